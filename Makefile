@@ -1,0 +1,112 @@
+# Everything a developer runs. Each target makes what it needs: an environment in .venv, the compiled
+# parts, Debian's packages. `make` alone says what there is.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+UV := $(or $(shell command -v uv 2>/dev/null),build/uv/bin/uv)
+BIN := .venv/bin
+COMPILER := cc
+SANITIZE :=
+CMAKE := $(BIN)/cmake
+C_FILES := find native tests bench -name '*.[ch]' -not -path '*/build/*'
+
+# command:package, as Debian names them. The first list builds, the second is for the tests.
+BUILD_TOOLS := cc:gcc python3:python3
+TEST_TOOLS := clang:clang aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu \
+	qemu-aarch64-static:qemu-user-static
+
+# What `make test` left out and why, one line each, printed at its end.
+LEFT_OUT := build/left-out.txt
+
+.PHONY: help setup build demo test lint format test-python test-native test-gpu clean
+.PHONY: packages test-packages
+
+help: ## say what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+setup: packages build ## make the environment in .venv, with `aliquot` in it
+	@echo "aliquot is ready: .venv/bin/aliquot --help"
+
+build: $(UV) ## build again what changed (Python files need no build)
+	@$(UV) sync --locked --quiet
+
+demo: setup ## three programs on one GPU, each held to its slice
+	@$(BIN)/python demo/demo.py
+
+test: setup test-packages ## everything: lint, types, layers, and all tests
+	@mkdir -p build && : > $(LEFT_OUT)
+	@$(MAKE) lint
+	@$(MAKE) test-native
+	@$(MAKE) test-python
+	@$(MAKE) test-gpu
+	@if [ -s $(LEFT_OUT) ]; then echo "Left out:"; sed 's/^/  /' $(LEFT_OUT); \
+	else echo "Nothing was left out."; fi
+
+lint: ## style, types and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(C_FILES) -print0 | xargs -0r $(BIN)/clang-format --dry-run -Werror
+
+format: ## put all sources into the one style
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format --quiet .
+	$(C_FILES) -print0 | xargs -0r $(BIN)/clang-format -i
+
+test-python: ## the tests that need no GPU
+	$(BIN)/pytest -m "not gpu"
+
+# The C tests in one build tree each: plain and under each sanitizer.
+test-native: $(addprefix build/native-,plain address thread) ## the C tests, plain and sanitized
+
+build/native-address: SANITIZE := address,undefined
+build/native-thread: SANITIZE := thread
+build/native-%: FORCE
+	@$(CMAKE) -S . -B $@ -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DALIQUOT_TESTS=ON \
+		-DCMAKE_C_COMPILER=$(COMPILER) -DALIQUOT_SANITIZE=$(SANITIZE) \
+		-DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
+	@$(CMAKE) --build $@ -- --quiet
+	$(BIN)/ctest --test-dir $@ --output-on-failure --no-tests=error -j 2
+FORCE:
+
+test-gpu: ## the tests on this machine's own GPU, if it has one
+	@mkdir -p build
+	@if $(BIN)/aliquot gpus >/dev/null 2>&1; then $(BIN)/pytest -m gpu -n 0; \
+	else echo "tests marked gpu: this machine has no GPU" >> $(LEFT_OUT); fi
+
+clean: ## remove all that was made
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- what the machine must have -------------------------------------------------------------------
+
+packages:
+	@$(call need,$(BUILD_TOOLS))
+
+test-packages:
+	@$(call need,$(TEST_TOOLS))
+
+build/uv/bin/uv:
+	@echo "uv is not installed: installing it in build/uv"
+	@python3 -m venv build/uv && build/uv/bin/pip install --quiet uv
+
+# $(call need,LIST): install the packages whose command is missing, or say which to install.
+define need
+set -- ; for pair in $(1); do \
+	command -v $${pair%%:*} >/dev/null || set -- "$$@" $${pair##*:}; done; \
+if command -v cc >/dev/null && ! echo '#include <stdlib.h>' | cc -E - >/dev/null 2>&1; then \
+	set -- "$$@" libc6-dev; fi; \
+if ! command -v uv >/dev/null && ! python3 -c 'import ensurepip' 2>/dev/null; then \
+	set -- "$$@" python3-venv; fi; \
+if [ $$# -gt 0 ]; then \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing: $$*"; apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$$@" >/dev/null; \
+	else \
+		echo "These packages are missing. As root: apt-get install $$*" >&2; exit 1; \
+	fi; \
+fi
+endef

@@ -1,0 +1,50 @@
+/* The arbiter proper: everything it knows, and the loop it lives in.
+ *
+ * Nothing here survives it: what must is in the state directory (state.h, aliquot/layout.h), and a
+ * new arbiter finds it there. It may be killed between any two lines.
+ */
+#ifndef ARBITER_ARBITER_H
+#define ARBITER_ARBITER_H
+
+#include "failure.h"
+#include "loop.h"
+#include "nvml.h"
+#include "state.h"
+
+#include <stdatomic.h>
+
+struct arbiter {
+	struct loop loop;
+	struct state *state;
+	struct nvml nvml;
+	uint64_t linger_ns; /* 0: for ever */
+
+	struct grant *grants;
+	unsigned grant_count;
+	struct timer linger;
+
+	unsigned live_count, ending_count; /* processes of all grants */
+	struct timer ending, measure;
+
+	struct connection *connections;
+	unsigned connection_count;
+	bool paused; /* no new connections for now */
+	struct timer resume;
+
+	struct watch control, signals;
+};
+
+/* What the parent must know of a child's start; in memory they share. */
+struct birth {
+	atomic_int ready; /* once: it listened */
+	char error[512];  /* why it did not come so far */
+};
+
+struct options;
+
+/* Lives until SIGTERM, `stop` or the linger is over; 0, or why not as an exit code. `announce` gets
+ * "ready" the first time it listens. */
+int arbiter_run(const struct options *options, struct state *state, struct birth *birth,
+                int announce);
+
+#endif

@@ -1,0 +1,193 @@
+#include "control.h"
+
+#include "connections.h"
+#include "grants.h"
+#include "identity.h"
+#include "log.h"
+#include "status.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define DRAIN_ROUNDS 64
+
+static void reply_failure(struct json *reply, const struct failure *failure)
+{
+	json_open(reply, NULL, '{');
+	json_string(reply, "error", failure->text);
+	json_string(reply, "code", failure->code);
+	json_close(reply, '}');
+}
+
+static bool make(struct connection *connection, const struct control_request *request,
+                 struct failure *failure)
+{
+	struct arbiter *arbiter = connection->arbiter;
+	struct identity owner;
+	int error = identity_of_peer(connection->watch.fd, &owner);
+	if (error)
+		return failure_set(failure, "cannot-make", "the arbiter cannot watch who asks: %s",
+		                   error == -EXDEV ? "another pid namespace" : strerror(-error));
+	struct grant *grant = grants_make(arbiter, request, &owner, failure);
+	if (!grant)
+		return false;
+	char directory[PATH_MAX + ALIQUOT_NAME_SIZE + 16];
+	snprintf(directory, sizeof(directory), "%s/grants/%s", arbiter->state->path, grant->name);
+	json_open(&connection->reply, NULL, '{');
+	json_string(&connection->reply, "name", grant->name);
+	json_string(&connection->reply, "directory", directory);
+	json_close(&connection->reply, '}');
+	return true;
+}
+
+static bool stop(struct connection *connection, struct failure *failure)
+{
+	struct arbiter *arbiter = connection->arbiter;
+	uint32_t uid = UINT32_MAX;
+	identity_uid_of_peer(connection->watch.fd, &uid);
+	if (uid != 0 && uid != geteuid())
+		return failure_set(failure, "not-allowed", "only the arbiter's own user may stop it");
+	grants_drop_removed(arbiter);
+	unsigned held = grants_held(arbiter);
+	if (held)
+		return failure_set(failure, "grants-left", "there are still %u grants", held);
+	log_event("ending: stop was asked for");
+	json_open(&connection->reply, NULL, '{');
+	json_bool(&connection->reply, "stopped", true);
+	json_close(&connection->reply, '}');
+	loop_stop(&arbiter->loop);
+	return true;
+}
+
+static bool answer(struct connection *connection, size_t length, struct failure *failure)
+{
+	struct control_request request;
+	const char *wrong;
+	if (control_parse(connection->request, length, &request, &wrong))
+		return failure_set(failure, "malformed", "%s", wrong);
+	switch (request.kind) {
+	case CONTROL_MAKE:
+		return make(connection, &request, failure);
+	case CONTROL_STOP:
+		return stop(connection, failure);
+	case CONTROL_STATUS:
+		status_write(connection->arbiter, &connection->reply);
+		return true;
+	}
+	return failure_set(failure, "malformed", "unknown request");
+}
+
+/* Unread bytes at the close would reset the connection, and the peer would not see all of the
+ * reply. */
+static void drain(struct connection *connection)
+{
+	for (int i = 0; i < DRAIN_ROUNDS; i++)
+		if (recv(connection->watch.fd, connection->request, sizeof(connection->request),
+		         MSG_DONTWAIT) <= 0)
+			return;
+}
+
+/* Sends what is left of the reply; the connection ends with it. */
+static void send_reply(struct connection *connection)
+{
+	struct json *reply = &connection->reply;
+	while (!reply->failed && connection->reply_sent < reply->used) {
+		ssize_t sent = send(connection->watch.fd, reply->text + connection->reply_sent,
+		                    reply->used - connection->reply_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (sent < 0 && errno == EINTR)
+			continue;
+		if (sent < 0 && errno == EAGAIN) {
+			loop_rewatch(&connection->arbiter->loop, &connection->watch, EPOLLOUT);
+			return;
+		}
+		if (sent < 0)
+			break;
+		connection->reply_sent += (size_t)sent;
+	}
+	drain(connection);
+	connection_close(connection);
+}
+
+/* The request's length when it is whole. -1: more must come; -2: more has come than one line. */
+static ssize_t whole_line(const struct connection *connection, bool at_end)
+{
+	const char *end = memchr(connection->request, '\n', connection->request_used);
+	size_t length = end ? (size_t)(end - connection->request) : 0;
+	if (!end)
+		return at_end || connection->request_used == sizeof(connection->request) ? -2 : -1;
+	return length + 1 == connection->request_used ? (ssize_t)length : -2;
+}
+
+static void on_request(struct connection *connection)
+{
+	ssize_t length = -1;
+	while (length == -1) {
+		ssize_t more = recv(connection->watch.fd, connection->request + connection->request_used,
+		                    sizeof(connection->request) - connection->request_used, MSG_DONTWAIT);
+		if (more < 0 && errno == EINTR)
+			continue;
+		if (more < 0 && errno == EAGAIN)
+			return;
+		if (more < 0 || (more == 0 && !connection->request_used)) {
+			connection_close(connection);
+			return;
+		}
+		connection->request_used += (size_t)more;
+		length = whole_line(connection, more == 0);
+	}
+	struct failure failure;
+	bool done = length >= 0 ? answer(connection, (size_t)length, &failure)
+	                        : failure_set(&failure, "malformed",
+	                                      "a request is one line of at most %u bytes with its end",
+	                                      CONTROL_LINE_MAX);
+	if (!done)
+		reply_failure(&connection->reply, &failure);
+	json_end(&connection->reply);
+	send_reply(connection);
+}
+
+static void on_ready(struct watch *watch, uint32_t events)
+{
+	struct connection *connection = CONTAINER(watch, struct connection, watch);
+	if (connection->reply.used && (events & (EPOLLERR | EPOLLHUP)))
+		connection_close(connection);
+	else if (connection->reply.used)
+		send_reply(connection);
+	else
+		on_request(connection);
+}
+
+static void on_connection(struct watch *watch, uint32_t events)
+{
+	(void)events;
+	struct arbiter *arbiter = CONTAINER(watch, struct arbiter, control);
+	connections_accept(arbiter, watch->fd, NULL, on_ready);
+}
+
+bool control_listen(struct arbiter *arbiter, struct failure *failure)
+{
+	/* Every user may ask root's arbiter for grants; what is theirs the kernel says. */
+	mode_t mode = geteuid() == 0 ? 0666 : 0600;
+	int fd = state_listen(arbiter->state->directory, "control", SOCK_STREAM, mode);
+	if (fd < 0)
+		return failure_set(failure, "state", "%s/control cannot be made: %s", arbiter->state->path,
+		                   strerror(-fd));
+	arbiter->control.ready = on_connection;
+	int error = loop_watch(&arbiter->loop, &arbiter->control, fd, EPOLLIN);
+	if (error) {
+		close(fd);
+		return failure_set(failure, "loop", "the control socket cannot be watched: %s",
+		                   strerror(-error));
+	}
+	return true;
+}
+
+void control_close(struct arbiter *arbiter)
+{
+	unlinkat(arbiter->state->directory, "control", 0);
+	loop_unwatch(&arbiter->loop, &arbiter->control);
+}

@@ -1,0 +1,208 @@
+#include "control_parse.h"
+
+#include "uuid.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+struct text {
+	const char *at;
+	size_t length;
+};
+
+static bool is(struct text text, const char *word)
+{
+	return text.length == strlen(word) && !memcmp(text.at, word, text.length);
+}
+
+/* Cuts the part before the next `separator` off *rest; *more: there was one. */
+static struct text cut(struct text *rest, char separator, bool *more)
+{
+	const char *end = rest->length ? memchr(rest->at, separator, rest->length) : NULL;
+	struct text part = {rest->at, end ? (size_t)(end - rest->at) : rest->length};
+	size_t used = part.length + (end != NULL);
+	*more = end != NULL;
+	rest->at += used;
+	rest->length -= used;
+	return part;
+}
+
+static bool is_alphanumeric(char c)
+{
+	return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+int control_is_name(const char *text, size_t len)
+{
+	if (len == 0 || len >= ALIQUOT_NAME_SIZE || !is_alphanumeric(text[0]))
+		return 0;
+	for (size_t i = 1; i < len; i++)
+		if (!is_alphanumeric(text[i]) && text[i] != '.' && text[i] != '_' && text[i] != '-')
+			return 0;
+	return 1;
+}
+
+static bool parse_number(struct text text, uint64_t most, uint64_t *out)
+{
+	uint64_t value = 0;
+	if (!text.length)
+		return false;
+	for (size_t i = 0; i < text.length; i++) {
+		if (text.at[i] < '0' || text.at[i] > '9')
+			return false;
+		uint64_t digit = (uint64_t)(text.at[i] - '0');
+		if (value > (most - digit) / 10)
+			return false;
+		value = value * 10 + digit;
+	}
+	*out = value;
+	return true;
+}
+
+struct word {
+	const char *text;
+	int value;
+};
+
+static const struct word policies[] = {{"elastic", ALIQUOT_ELASTIC}, {"hard", ALIQUOT_HARD}};
+static const struct word priorities[] = {{"normal", ALIQUOT_NORMAL},
+                                         {"latency", ALIQUOT_LATENCY},
+                                         {"background", ALIQUOT_BACKGROUND}};
+
+static bool parse_word(struct text text, const struct word *words, size_t count, int *out)
+{
+	for (size_t i = 0; i < count; i++) {
+		if (is(text, words[i].text)) {
+			*out = words[i].value;
+			return true;
+		}
+	}
+	return false;
+}
+
+enum key { MEMORY, COMPUTE, POLICY, PRIORITY, KEYS };
+
+/* One KEY=VALUE of a slice; what is wrong with it, or NULL. */
+static const char *parse_setting(struct text setting, unsigned *seen, struct control_slice *slice)
+{
+	static const char *const keys[KEYS] = {"memory", "compute", "policy", "priority"};
+	bool more;
+	struct text key = cut(&setting, '=', &more);
+	unsigned which = 0;
+	while (which < KEYS && !is(key, keys[which]))
+		which++;
+	if (!more || which == KEYS)
+		return "a slice has memory, compute, policy and priority";
+	if (*seen & 1u << which)
+		return "a slice's key comes twice";
+	*seen |= 1u << which;
+	uint64_t number = 0;
+	int value = 0;
+	switch ((enum key)which) {
+	case MEMORY:
+		if (!parse_number(setting, UINT64_MAX, &slice->memory_bytes))
+			return "memory is a number of bytes";
+		break;
+	case COMPUTE:
+		if (!parse_number(setting, 100, &number))
+			return "compute is a number of percent from 0 to 100";
+		slice->compute_percent = (uint32_t)number;
+		break;
+	case POLICY:
+		if (!parse_word(setting, policies, sizeof(policies) / sizeof(*policies), &value))
+			return "policy is elastic or hard";
+		slice->policy = (enum aliquot_policy)value;
+		break;
+	case PRIORITY:
+		if (!parse_word(setting, priorities, sizeof(priorities) / sizeof(*priorities), &value))
+			return "priority is latency, normal or background";
+		slice->priority = (enum aliquot_priority)value;
+		break;
+	case KEYS:
+		break;
+	}
+	return NULL;
+}
+
+static const char *parse_slice(struct text text, struct control_slice *slice)
+{
+	bool more;
+	unsigned seen = 0;
+	struct text uuid = cut(&text, ',', &more);
+	memset(slice, 0, sizeof(*slice));
+	if (!uuid_parse(uuid.at, uuid.length, slice->uuid))
+		return "a slice begins with its GPU's UUID: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+	while (more) {
+		const char *wrong = parse_setting(cut(&text, ',', &more), &seen, slice);
+		if (wrong)
+			return wrong;
+	}
+	if (!(seen & 1u << MEMORY))
+		return "a slice needs memory=BYTES";
+	if (slice->memory_bytes < CONTROL_LEAST_BYTES)
+		return "a slice's memory is at least 1 MiB";
+	return NULL;
+}
+
+static const char *add_slice(struct text text, struct control_request *out)
+{
+	if (out->slice_count == ALIQUOT_MAX_GPUS)
+		return "a grant has at most 16 slices";
+	struct control_slice *slice = &out->slices[out->slice_count];
+	const char *wrong = parse_slice(text, slice);
+	if (wrong)
+		return wrong;
+	for (uint32_t i = 0; i < out->slice_count; i++)
+		if (!memcmp(out->slices[i].uuid, slice->uuid, sizeof(slice->uuid)))
+			return "a grant has one slice of a GPU, not two";
+	out->slice_count++;
+	return NULL;
+}
+
+static const char *parse_make(struct text rest, bool more, struct control_request *out)
+{
+	while (more) {
+		const char *wrong = NULL;
+		struct text value = cut(&rest, ' ', &more);
+		bool has_value;
+		struct text key = cut(&value, '=', &has_value);
+		if (has_value && is(key, "name")) {
+			if (*out->name)
+				return "the name comes twice";
+			if (!control_is_name(value.at, value.length))
+				return "a name is 1 to 63 of A-Z a-z 0-9 . _ - and begins with a letter or digit";
+			memcpy(out->name, value.at, value.length);
+		} else if (has_value && is(key, "slice")) {
+			wrong = add_slice(value, out);
+		} else {
+			wrong = "make takes name=NAME and slice=...";
+		}
+		if (wrong)
+			return wrong;
+	}
+	if (!*out->name)
+		return "make needs name=NAME";
+	if (!out->slice_count)
+		return "make needs at least one slice=...";
+	return NULL;
+}
+
+int control_parse(const char *line, size_t len, struct control_request *out, const char **error)
+{
+	struct text rest = {line, len};
+	bool more;
+	memset(out, 0, sizeof(*out));
+	struct text verb = cut(&rest, ' ', &more);
+	*error = NULL;
+	if (is(verb, "make")) {
+		out->kind = CONTROL_MAKE;
+		*error = parse_make(rest, more, out);
+	} else if (is(verb, "status") && !more) {
+		out->kind = CONTROL_STATUS;
+	} else if (is(verb, "stop") && !more) {
+		out->kind = CONTROL_STOP;
+	} else {
+		*error = "a request is status, stop or make name=NAME slice=...";
+	}
+	return *error ? -1 : 0;
+}

@@ -1,0 +1,26 @@
+/* Why something was not done: one word for programs, one sentence for people. */
+#ifndef ARBITER_FAILURE_H
+#define ARBITER_FAILURE_H
+
+#include <stdarg.h>
+#include <stdio.h>
+
+struct failure {
+	const char *code; /* static text */
+	char text[512];
+};
+
+/* Always false, so that `return failure_set(...)` says both. */
+__attribute__((format(printf, 3, 4))) static inline _Bool failure_set(struct failure *failure,
+                                                                      const char *code,
+                                                                      const char *format, ...)
+{
+	va_list args;
+	va_start(args, format);
+	failure->code = code;
+	vsnprintf(failure->text, sizeof(failure->text), format, args);
+	va_end(args);
+	return 0;
+}
+
+#endif

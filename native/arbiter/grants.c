@@ -1,0 +1,326 @@
+#include "grants.h"
+
+#include "connections.h"
+#include "grant_files.h"
+#include "log.h"
+#include "processes.h"
+#include "tenants.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static struct grant *find(struct arbiter *arbiter, const char *name)
+{
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		if (!strcmp(grant->name, name))
+			return grant;
+	return NULL;
+}
+
+void grants_break(struct grant *grant, const char *part, const char *why)
+{
+	grant->usage = NULL;
+	if (*grant->broken)
+		return;
+	size_t named = strlen(part);
+	bool repeats = !strncmp(why, part, named) && why[named] == ':';
+	snprintf(grant->broken, sizeof(grant->broken), "%s%s%s", repeats ? "" : part,
+	         repeats ? "" : ": ", why);
+	log_event("grant %s is broken: %s", grant->name, grant->broken);
+}
+
+bool grants_check(struct grant *grant)
+{
+	if (*grant->broken)
+		return false;
+	if (grant->limits_pages.lost)
+		grants_break(grant, "limits", "cut short while in use");
+	else if (grant->usage_pages.lost)
+		grants_break(grant, "usage", "cut short while in use");
+	else {
+		const char *why = aliquot_usage_check(grant->usage, grant->usage_pages.size);
+		if (grant->usage_pages.lost)
+			why = "cut short while in use";
+		if (why)
+			grants_break(grant, "usage", why);
+	}
+	return !*grant->broken;
+}
+
+uint64_t grants_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu)
+{
+	uint64_t sum = 0;
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		for (uint32_t i = 0; grant->limits && i < grant->slice_count; i++)
+			if (grant->gpus[i] == gpu)
+				sum += atomic_load(&grant->limits->slices[i].limit_bytes);
+	return sum;
+}
+
+unsigned grants_held(struct arbiter *arbiter)
+{
+	unsigned held = 0;
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		held += grant->limits != NULL;
+	return held;
+}
+
+void grants_linger(struct arbiter *arbiter)
+{
+	if (grants_held(arbiter))
+		loop_timer_stop(&arbiter->linger);
+	else if (arbiter->linger_ns && !arbiter->linger.due)
+		loop_timer_set(&arbiter->loop, &arbiter->linger, loop_now() + arbiter->linger_ns);
+}
+
+static void on_owner_dead(struct watch *watch, uint32_t events)
+{
+	(void)events;
+	struct grant *grant = CONTAINER(watch, struct grant, owner);
+	loop_unwatch(&grant->arbiter->loop, watch);
+	log_event("grant %s: its owner (pid %d) is dead", grant->name, grant->limits->owner_pid);
+	grants_consider(grant);
+}
+
+static void on_connection(struct watch *watch, uint32_t events)
+{
+	(void)events;
+	struct grant *grant = CONTAINER(watch, struct grant, listener);
+	connections_accept(grant->arbiter, watch->fd, grant, tenants_on_ready);
+}
+
+static struct grant *create(struct arbiter *arbiter, const char *name)
+{
+	struct grant *grant = calloc(1, sizeof(*grant));
+	if (!grant)
+		return NULL;
+	grant->arbiter = arbiter;
+	grant->limits_fd = grant->usage_fd = -1;
+	grant->listener = (struct watch){.fd = -1, .ready = on_connection};
+	grant->owner = (struct watch){.fd = -1, .ready = on_owner_dead};
+	snprintf(grant->name, sizeof(grant->name), "%s", name);
+	return grant;
+}
+
+/* Lets go of the grant; its files stay. */
+static void release(struct grant *grant)
+{
+	struct arbiter *arbiter = grant->arbiter;
+	connections_close_of(arbiter, grant);
+	processes_release_all(grant);
+	loop_unwatch(&arbiter->loop, &grant->listener);
+	loop_unwatch(&arbiter->loop, &grant->owner);
+	grant_files_close(grant);
+	struct grant **link = &arbiter->grants;
+	while (*link && *link != grant)
+		link = &(*link)->next;
+	if (*link) {
+		*link = grant->next;
+		arbiter->grant_count--;
+	}
+	loop_free_later(&arbiter->loop, grant);
+}
+
+static void add(struct grant *grant)
+{
+	grant->next = grant->arbiter->grants;
+	grant->arbiter->grants = grant;
+	grant->arbiter->grant_count++;
+}
+
+/* 0, or -errno; the descriptors are the watches' or closed. */
+static int watch_both(struct grant *grant, int listener, int owner)
+{
+	struct loop *loop = &grant->arbiter->loop;
+	int error = 0;
+	if (listener >= 0) {
+		error = loop_watch(loop, &grant->listener, listener,
+		                   connections_listen_events(grant->arbiter));
+		if (error)
+			close(listener);
+	}
+	if (owner >= 0) {
+		int second = error ? error : loop_watch(loop, &grant->owner, owner, EPOLLIN);
+		if (second)
+			close(owner);
+		error = second;
+	}
+	return error;
+}
+
+static bool has_room(struct arbiter *arbiter, const struct control_slice *asked,
+                     const struct gpu *gpu, struct failure *failure)
+{
+	uint64_t granted = grants_granted_bytes(arbiter, gpu);
+	uint64_t left = granted < gpu->memory_bytes ? gpu->memory_bytes - granted : 0;
+	if (asked->memory_bytes <= left)
+		return true;
+	return failure_set(failure, "no-room",
+	                   "GPU %u (%s) has %llu bytes left of %llu (%llu granted): %llu asked",
+	                   gpu->index, gpu->uuid_text, (unsigned long long)left,
+	                   (unsigned long long)gpu->memory_bytes, (unsigned long long)granted,
+	                   (unsigned long long)asked->memory_bytes);
+}
+
+static bool may_make(struct arbiter *arbiter, const struct control_request *request,
+                     struct failure *failure)
+{
+	const struct grant *other = find(arbiter, request->name);
+	if (other)
+		return failure_set(failure, "name-in-use", "there is a grant named %s%s%s", request->name,
+		                   *other->broken ? ", and it is broken: " : "", other->broken);
+	if (arbiter->grant_count >= GRANTS_MOST)
+		return failure_set(failure, "cannot-make", "there are %u grants already", GRANTS_MOST);
+	for (uint32_t i = 0; i < request->slice_count; i++) {
+		const struct control_slice *asked = &request->slices[i];
+		const struct gpu *gpu = nvml_find(&arbiter->nvml, asked->uuid);
+		char uuid[UUID_TEXT_SIZE];
+		uuid_write(asked->uuid, uuid);
+		if (!gpu)
+			return failure_set(failure, "no-such-gpu", "this machine has no %s", uuid);
+		if (!has_room(arbiter, asked, gpu, failure))
+			return false;
+	}
+	return true;
+}
+
+struct grant *grants_make(struct arbiter *arbiter, const struct control_request *request,
+                          const struct identity *owner, struct failure *failure)
+{
+	int listener = -1;
+	grants_drop_removed(arbiter);
+	bool allowed = may_make(arbiter, request, failure);
+	struct grant *grant = allowed ? create(arbiter, request->name) : NULL;
+	if (allowed && !grant)
+		failure_set(failure, "cannot-make", "out of memory");
+	if (!grant) {
+		close(owner->pidfd);
+		return NULL;
+	}
+	grant->slice_count = request->slice_count;
+	for (uint32_t i = 0; i < request->slice_count; i++)
+		grant->gpus[i] = nvml_find(&arbiter->nvml, request->slices[i].uuid);
+	if (!grant_files_make(grant, request, owner, &listener, failure)) {
+		close(owner->pidfd);
+		free(grant);
+		return NULL;
+	}
+	add(grant);
+	int error = watch_both(grant, listener, owner->pidfd);
+	if (error) {
+		failure_set(failure, "cannot-make", "grant %s cannot be watched: %s", grant->name,
+		            strerror(-error));
+		state_remove_directory(arbiter->state, grant->name);
+		release(grant);
+		return NULL;
+	}
+	grants_linger(arbiter);
+	log_event("grant %s made: %u slices for pid %d, uid %u", grant->name, grant->slice_count,
+	          owner->pid, owner->uid);
+	return grant;
+}
+
+void grants_consider(struct grant *grant)
+{
+	struct arbiter *arbiter = grant->arbiter;
+	if (!grant->limits || grant->owner.fd >= 0 || grant->process_count)
+		return;
+	log_event("grant %s ended", grant->name);
+	state_remove_directory(arbiter->state, grant->name);
+	release(grant);
+	grants_linger(arbiter);
+}
+
+void grants_drop_removed(struct arbiter *arbiter)
+{
+	for (struct grant *grant = arbiter->grants, *next; grant; grant = next) {
+		struct stat status;
+		next = grant->next;
+		if (grant->limits || !fstatat(arbiter->state->grants, grant->name, &status, 0))
+			continue;
+		log_event("grant %s was removed", grant->name);
+		release(grant);
+	}
+}
+
+/* The GPUs of a recovered grant, and what it knows of their contexts. */
+static void find_gpus(struct grant *grant)
+{
+	for (uint32_t i = 0; i < grant->slice_count; i++) {
+		struct aliquot_slice_limits *slice = &grant->limits->slices[i];
+		struct gpu *gpu = nvml_find(&grant->arbiter->nvml, slice->uuid);
+		grant->gpus[i] = gpu;
+		if (!gpu) {
+			grants_break(grant, "limits", "a GPU that this machine does not have now");
+			continue;
+		}
+		uint64_t context = atomic_load(&slice->context_bytes);
+		if (context && (!gpu->context_bytes || context < gpu->context_bytes))
+			gpu->context_bytes = context;
+	}
+}
+
+static bool recover(struct arbiter *arbiter, const char *name, struct failure *failure)
+{
+	struct grant *grant = create(arbiter, name);
+	if (!grant)
+		return failure_set(failure, "memory", "out of memory");
+	int listener = -1, owner = -1;
+	int error = grant_files_open(grant, &listener);
+	if (error == -ENOTDIR || error == -ENOENT || error == -ELOOP) {
+		log_event("%s/grants/%s is no grant: left alone", arbiter->state->path, name);
+		free(grant);
+		return true;
+	}
+	add(grant);
+	if (!error && grant->limits) {
+		find_gpus(grant);
+		owner = identity_reopen(grant->limits->owner_pid, grant->limits->owner_start_time);
+		if (owner < 0 && owner != -ESRCH)
+			error = owner;
+	}
+	int watching = watch_both(grant, listener, owner);
+	if (!error)
+		error = watching;
+	if (!error && grant->limits)
+		error = processes_recover(grant);
+	if (error)
+		return failure_set(failure, "state", "grant %s cannot be recovered: %s", name,
+		                   strerror(-error));
+	log_event("grant %s recovered: %u processes, owner %s", name, grant->process_count,
+	          owner >= 0 ? "alive" : "dead");
+	grants_consider(grant);
+	return true;
+}
+
+bool grants_recover(struct arbiter *arbiter, struct failure *failure)
+{
+	int fd = openat(arbiter->state->grants, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+	if (!directory) {
+		failure_set(failure, "state", "%s/grants: %s", arbiter->state->path, strerror(errno));
+		if (fd >= 0)
+			close(fd);
+		return false;
+	}
+	bool sound = true;
+	struct dirent *entry;
+	while (sound && (entry = readdir(directory))) {
+		if (control_is_name(entry->d_name, strlen(entry->d_name)))
+			sound = recover(arbiter, entry->d_name, failure);
+	}
+	closedir(directory);
+	return sound;
+}
+
+void grants_close_all(struct arbiter *arbiter)
+{
+	while (arbiter->grants)
+		release(arbiter->grants);
+}

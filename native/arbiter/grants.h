@@ -1,0 +1,72 @@
+/* Grants: made on request, found again at a start, ended when nobody is left.
+ *
+ * A grant is a directory (state.h) with its two pages, its socket and its processes. Its owner is
+ * the process that asked for it. It ends when the owner is dead and no process of it lives or is
+ * ending.
+ *
+ * A grant whose files fail their check is broken: it takes no new process, its own are left alone,
+ * and its memory stays counted if `limits` can be read.
+ */
+#ifndef ARBITER_GRANTS_H
+#define ARBITER_GRANTS_H
+
+#include "aliquot/layout.h"
+#include "arbiter.h"
+#include "control_parse.h"
+#include "identity.h"
+#include "pages.h"
+
+#define GRANTS_MOST 1024u
+
+struct process;
+
+struct grant {
+	struct arbiter *arbiter;
+	struct grant *next;
+	char name[ALIQUOT_NAME_SIZE];
+	struct pages limits_pages, usage_pages;
+	struct aliquot_limits *limits; /* NULL: cannot be read */
+	struct aliquot_usage *usage;   /* NULL: cannot be trusted */
+	int limits_fd, usage_fd;       /* for tenants: read-only, read-write */
+	uint32_t slice_count;
+	struct gpu *gpus[ALIQUOT_MAX_GPUS]; /* NULL: this machine has it no more */
+	struct watch listener;
+	struct watch owner;                               /* its pidfd; -1: it is dead */
+	struct process *processes[ALIQUOT_MAX_PROCESSES]; /* by slot */
+	uint32_t process_end;                             /* one past the last used slot */
+	uint32_t process_count;
+	char broken[160]; /* why; empty: sound */
+};
+
+/* Takes owner->pidfd in either case. NULL and why not. */
+struct grant *grants_make(struct arbiter *arbiter, const struct control_request *request,
+                          const struct identity *owner, struct failure *failure);
+
+/* All grants of the state directory. */
+bool grants_recover(struct arbiter *arbiter, struct failure *failure);
+
+/* Closes everything and leaves the files: a later arbiter goes on from them. */
+void grants_close_all(struct arbiter *arbiter);
+
+/* Ends the grant if nobody is left in it. */
+void grants_consider(struct grant *grant);
+
+/* Lets go of broken grants whose directory a person has removed. */
+void grants_drop_removed(struct arbiter *arbiter);
+
+/* Checks the pages that others can touch; false: the grant is broken. */
+bool grants_check(struct grant *grant);
+
+/* Bytes of that GPU in all grants' limits. */
+uint64_t grants_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu);
+
+/* How many grants somebody may still be in. */
+unsigned grants_held(struct arbiter *arbiter);
+
+/* Starts or stops the wait for the arbiter's end. */
+void grants_linger(struct arbiter *arbiter);
+
+/* For good: the first reason stays. `part` names the file. */
+void grants_break(struct grant *grant, const char *part, const char *why);
+
+#endif

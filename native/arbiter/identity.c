@@ -1,0 +1,183 @@
+#include "identity.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Newer than the C library's headers may be. */
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+
+static ssize_t read_proc(int32_t pid, const char *file, char *out, size_t size)
+{
+	char path[64];
+	snprintf(path, sizeof(path), "/proc/%d/%s", pid, file);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	ssize_t used = read(fd, out, size - 1);
+	int error = errno;
+	close(fd);
+	if (used < 0)
+		return -error;
+	out[used] = 0;
+	return used;
+}
+
+static int start_time_of(int32_t pid, uint64_t *out)
+{
+	char stat[1024];
+	ssize_t used = read_proc(pid, "stat", stat, sizeof(stat));
+	if (used == -ENOENT)
+		return -ESRCH;
+	if (used < 0)
+		return (int)used;
+	/* The name, field 2, may hold anything; the last bracket ends it. */
+	char *at = strrchr(stat, ')');
+	for (int field = 2; at && field < 22; field++)
+		at = strchr(at + 1, ' ');
+	if (!at)
+		return -EIO;
+	*out = strtoull(at + 1, NULL, 10);
+	return 0;
+}
+
+static int open_pidfd(int32_t pid)
+{
+	int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+	if (fd < 0)
+		return errno == EINVAL ? -ESRCH : -errno;
+	return fd;
+}
+
+bool identity_is_alive(int pidfd)
+{
+	struct pollfd poller = {.fd = pidfd, .events = POLLIN};
+	return poll(&poller, 1, 0) == 0;
+}
+
+int identity_reopen(int32_t pid, uint64_t start_time)
+{
+	if (pid <= 0)
+		return -ESRCH;
+	int fd = open_pidfd(pid);
+	if (fd < 0)
+		return fd;
+	/* Alive after its start time was read: then it was this process that it was read from. */
+	uint64_t now = 0;
+	int error = start_time_of(pid, &now);
+	if (!error && (now != start_time || !identity_is_alive(fd)))
+		error = -ESRCH;
+	if (error) {
+		close(fd);
+		return error;
+	}
+	return fd;
+}
+
+static int credentials_of(int socket, struct ucred *out)
+{
+	socklen_t size = sizeof(*out);
+	return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, out, &size) ? -errno : 0;
+}
+
+int identity_uid_of_peer(int socket, uint32_t *uid)
+{
+	struct ucred credentials;
+	int error = credentials_of(socket, &credentials);
+	if (!error)
+		*uid = credentials.uid;
+	return error;
+}
+
+int identity_pid_of_peer(int socket, int32_t *pid)
+{
+	struct ucred credentials;
+	int error = credentials_of(socket, &credentials);
+	if (!error)
+		*pid = credentials.pid;
+	return error;
+}
+
+static int peer_pidfd(int socket, int32_t pid)
+{
+	int fd = -1;
+	socklen_t size = sizeof(fd);
+	if (!getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &size))
+		return fd;
+	if (errno == EMFILE || errno == ENFILE || errno == ENOMEM)
+		return -errno;
+	if (errno == ESRCH || errno == EINVAL)
+		return -ESRCH;
+	/* An older kernel. Same start time before and after: no other process took the pid
+	 * meanwhile. */
+	uint64_t before = 0, after = 0;
+	int error = start_time_of(pid, &before);
+	if (error)
+		return error;
+	fd = open_pidfd(pid);
+	if (fd < 0)
+		return fd;
+	error = start_time_of(pid, &after);
+	if (!error && before != after)
+		error = -ESRCH;
+	if (error) {
+		close(fd);
+		return error;
+	}
+	return fd;
+}
+
+int identity_of_peer(int socket, struct identity *out)
+{
+	struct ucred credentials;
+	int error = credentials_of(socket, &credentials);
+	if (error)
+		return error;
+	if (credentials.pid <= 0)
+		return -EXDEV;
+	int fd = peer_pidfd(socket, credentials.pid);
+	if (fd < 0)
+		return fd;
+	uint64_t start_time = 0;
+	error = start_time_of(credentials.pid, &start_time);
+	if (!error && !identity_is_alive(fd))
+		error = -ESRCH;
+	if (error) {
+		close(fd);
+		return error;
+	}
+	*out = (struct identity){
+		.pid = credentials.pid,
+		.uid = credentials.uid,
+		.start_time = start_time,
+		.pidfd = fd,
+	};
+	return 0;
+}
+
+void identity_name(int32_t pid, char name[PROCESS_NAME_SIZE])
+{
+	char comm[64];
+	ssize_t used = read_proc(pid, "comm", comm, sizeof(comm));
+	if (used > 0 && comm[used - 1] == '\n')
+		used--;
+	if (used <= 0) {
+		strcpy(name, "?");
+		return;
+	}
+	if (used > PROCESS_NAME_SIZE - 1)
+		used = PROCESS_NAME_SIZE - 1;
+	memcpy(name, comm, (size_t)used);
+	name[used] = 0;
+}

@@ -1,0 +1,180 @@
+#include "measure.h"
+
+#include "aliquot/ledger.h"
+#include "processes.h"
+
+#include <stdlib.h>
+
+#define PERIOD_NS (500 * MILLISECOND_NS)
+#define ATTEMPTS 4
+
+/* One process on one GPU, between two looks at its line in the ledger. */
+struct reading {
+	struct process *process;
+	uint32_t slice;
+	uint64_t before, most; /* what the ledger says the GPU holds for it */
+	uint64_t figure;       /* NVML's */
+	bool done;
+};
+
+static struct {
+	struct reading *readings;
+	size_t count, size;
+} batch;
+
+void measure_close(void)
+{
+	free(batch.readings);
+	batch.readings = NULL;
+	batch.count = batch.size = 0;
+}
+
+static void add_reading(struct process *process, uint32_t slice)
+{
+	if (batch.count == batch.size) {
+		size_t size = batch.size ? batch.size * 2 : 64;
+		struct reading *readings = realloc(batch.readings, size * sizeof(*readings));
+		if (!readings)
+			return; /* it is measured next time */
+		batch.readings = readings;
+		batch.size = size;
+	}
+	batch.readings[batch.count++] = (struct reading){.process = process, .slice = slice};
+}
+
+/* What the GPU holds for it by the ledger: managed memory may be elsewhere. */
+static uint64_t counted(const struct reading *reading)
+{
+	uint32_t slot = reading->process->slot;
+	struct aliquot_usage_slice *usage = &reading->process->grant->usage->slices[reading->slice];
+	uint64_t held = ledger_held(usage, slot), managed = atomic_load(&usage->entries[slot].managed);
+	return managed < held ? held - managed : 0;
+}
+
+/* The smallest figure of a process with a context and nothing else is what a context takes. */
+static void learn_context(struct reading *reading)
+{
+	struct process *process = reading->process;
+	struct grant *grant = process->grant;
+	struct gpu *gpu = grant->gpus[reading->slice];
+	uint32_t bit = 1u << reading->slice;
+	if (!reading->figure || process->measured & bit)
+		return;
+	process->measured |= bit;
+	uint64_t held = ledger_held(&grant->usage->slices[reading->slice], process->slot);
+	uint64_t expected = atomic_load(&grant->limits->slices[reading->slice].context_bytes);
+	if (held && held != ledger_round(expected))
+		return;
+	if (gpu->context_bytes && gpu->context_bytes <= reading->figure)
+		return;
+	gpu->context_bytes = reading->figure;
+	for (struct grant *each = grant->arbiter->grants; each; each = each->next)
+		for (uint32_t i = 0; each->limits && i < each->slice_count; i++)
+			if (each->gpus[i] == gpu)
+				atomic_store(&each->limits->slices[i].context_bytes, gpu->context_bytes);
+}
+
+static void settle(const struct reading *reading)
+{
+	struct process *process = reading->process;
+	struct grant *grant = process->grant;
+	_Atomic uint64_t *driver = &grant->limits->processes[process->slot]
+	                                .driver_bytes[reading->slice];
+	uint64_t *lower = &process->lower[reading->slice];
+	uint64_t now = reading->figure > reading->most ? reading->figure - reading->most : 0;
+	uint64_t known = atomic_load(driver);
+	bool believed = now >= known || now == *lower;
+	*lower = believed ? LOWER_NONE : now;
+	if (!believed || now == known)
+		return;
+	atomic_store(driver, now);
+	processes_sum_driver_bytes(grant, reading->slice);
+}
+
+/* One look at NVML between two looks at the ledger; false: NVML could not tell. */
+static bool look(struct arbiter *arbiter, const struct gpu *gpu, size_t *left)
+{
+	struct gpu_clients clients;
+	for (size_t i = 0; i < batch.count; i++) {
+		struct reading *reading = &batch.readings[i];
+		if (!reading->done)
+			reading->before = counted(reading);
+		if (reading->before > reading->most)
+			reading->most = reading->before;
+	}
+	if (!nvml_clients(&arbiter->nvml, gpu, &clients))
+		return false;
+	for (size_t i = 0; i < batch.count; i++) {
+		struct reading *reading = &batch.readings[i];
+		if (reading->done)
+			continue;
+		const struct gpu_client *client = gpu_client_find(&clients, reading->process->pid);
+		uint64_t after = counted(reading);
+		reading->figure = client ? client->bytes : 0;
+		if (after == reading->before)
+			reading->most = after;
+		else if (after > reading->most)
+			reading->most = after;
+		reading->done = after == reading->before;
+		*left -= reading->done;
+	}
+	return true;
+}
+
+/* Takes all readings of the batch, which are of one GPU. */
+static void take(struct arbiter *arbiter, const struct gpu *gpu, bool young)
+{
+	size_t left = batch.count;
+	for (int attempt = 0; left && attempt < ATTEMPTS; attempt++)
+		if (!look(arbiter, gpu, &left))
+			return;
+	for (size_t i = 0; i < batch.count; i++) {
+		struct reading *reading = &batch.readings[i];
+		if (reading->figure == NVML_UNKNOWN_BYTES || !grants_check(reading->process->grant))
+			continue;
+		settle(reading);
+		if (young && reading->done)
+			learn_context(reading);
+	}
+}
+
+void measure_process(struct process *process)
+{
+	struct grant *grant = process->grant;
+	for (uint32_t i = 0; i < grant->slice_count; i++) {
+		if (!grants_check(grant) || !grant->gpus[i])
+			continue;
+		batch.count = 0;
+		add_reading(process, i);
+		take(grant->arbiter, grant->gpus[i], true);
+	}
+}
+
+static void add_readings(struct grant *grant, const struct gpu *gpu)
+{
+	for (uint32_t i = 0; i < grant->slice_count; i++)
+		for (uint32_t slot = 0; grant->gpus[i] == gpu && slot < grant->process_end; slot++)
+			if (grant->processes[slot] && !grant->processes[slot]->ending)
+				add_reading(grant->processes[slot], i);
+}
+
+void measure_on_timer(struct timer *timer)
+{
+	struct arbiter *arbiter = CONTAINER(timer, struct arbiter, measure);
+	for (unsigned i = 0; i < arbiter->nvml.gpu_count; i++) {
+		struct gpu *gpu = &arbiter->nvml.gpus[i];
+		batch.count = 0;
+		for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+			if (grants_check(grant))
+				add_readings(grant, gpu);
+		if (batch.count)
+			take(arbiter, gpu, false);
+	}
+	measure_start(arbiter);
+}
+
+void measure_start(struct arbiter *arbiter)
+{
+	if (arbiter->live_count && !arbiter->measure.due)
+		loop_timer_set(&arbiter->loop, &arbiter->measure, loop_now() + PERIOD_NS);
+}

@@ -1,0 +1,22 @@
+/* What the driver takes by itself, found in NVML's figure for each process.
+ *
+ * NVML says what a process has on a GPU; the ledger says what it was given. The difference is the
+ * driver's: contexts, modules, local memory. A process that allocates meanwhile makes it look low
+ * (it reserves first, and gives back last), never high; so a rise is believed at once and a fall
+ * when it is seen twice.
+ */
+#ifndef ARBITER_MEASURE_H
+#define ARBITER_MEASURE_H
+
+#include "grants.h"
+
+/* Reads one process now, at its own word that it has just made a context. */
+void measure_process(struct process *process);
+
+/* Measures all every 500 ms, for as long as a process lives. */
+void measure_start(struct arbiter *arbiter);
+void measure_on_timer(struct timer *timer);
+
+void measure_close(void);
+
+#endif

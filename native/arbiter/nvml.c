@@ -1,0 +1,263 @@
+#include "nvml.h"
+
+#include "log.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct entry {
+	const char *name;
+	void *address; /* of the pointer to fill */
+};
+
+static bool look_up(struct nvml *nvml, const struct entry *entries, size_t count, const char *path,
+                    struct failure *failure)
+{
+	for (size_t i = 0; i < count; i++) {
+		void *symbol = dlsym(nvml->library, entries[i].name);
+		if (!symbol)
+			return failure_set(failure, "nvml", "%s has no %s: the driver is too old", path,
+			                   entries[i].name);
+		memcpy(entries[i].address, &symbol, sizeof(symbol));
+	}
+	return true;
+}
+
+/* _v2 and _v3 take the same structure; _v3 counts MIG instances right. */
+static nvml_list *look_up_list(struct nvml *nvml, const char *newer, const char *older)
+{
+	void *symbol = dlsym(nvml->library, newer);
+	if (!symbol)
+		symbol = dlsym(nvml->library, older);
+	nvml_list *list;
+	memcpy(&list, &symbol, sizeof(list));
+	return list;
+}
+
+static nvmlReturn_t read_memory(struct nvml *nvml, nvmlDevice_t device, uint64_t *total,
+                                uint64_t *used)
+{
+	if (nvml->memory_v2) {
+		nvmlMemory_v2_t memory = {.version = nvmlMemory_v2};
+		if (nvml->memory_v2(device, &memory) == NVML_SUCCESS && memory.reserved <= memory.total) {
+			*total = memory.total - memory.reserved;
+			*used = memory.used;
+			return NVML_SUCCESS;
+		}
+	}
+	nvmlMemory_t memory;
+	nvmlReturn_t result = nvml->memory(device, &memory);
+	if (result == NVML_SUCCESS) {
+		*total = memory.total;
+		*used = memory.used;
+	}
+	return result;
+}
+
+struct enumeration {
+	nvmlReturn_t (*init)(void);
+	nvmlReturn_t (*count)(unsigned *count);
+	nvmlReturn_t (*handle)(unsigned index, nvmlDevice_t *device);
+	nvmlReturn_t (*uuid)(nvmlDevice_t device, char *text, unsigned size);
+	nvmlReturn_t (*name)(nvmlDevice_t device, char *text, unsigned size);
+	nvmlReturn_t (*pci)(nvmlDevice_t device, nvmlPciInfo_t *pci);
+};
+
+static bool describe(struct nvml *nvml, const struct enumeration *calls, unsigned index,
+                     struct gpu *gpu)
+{
+	char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE] = "";
+	nvmlPciInfo_t pci = {0};
+	uint64_t used;
+	nvmlReturn_t result = calls->handle(index, &gpu->device);
+	if (result == NVML_SUCCESS)
+		result = calls->uuid(gpu->device, uuid, sizeof(uuid));
+	if (result == NVML_SUCCESS)
+		result = calls->name(gpu->device, gpu->name, sizeof(gpu->name));
+	if (result == NVML_SUCCESS)
+		result = calls->pci(gpu->device, &pci);
+	if (result == NVML_SUCCESS)
+		result = read_memory(nvml, gpu->device, &gpu->memory_bytes, &used);
+	if (result != NVML_SUCCESS) {
+		log_event("GPU %u is left out: NVML says: %s", index, nvml->error_string(result));
+		return false;
+	}
+	if (!uuid_parse(uuid, strnlen(uuid, sizeof(uuid)), gpu->uuid)) {
+		log_event("GPU %u is left out: \"%.80s\" is no GPU's UUID", index, uuid);
+		return false;
+	}
+	uuid_write(gpu->uuid, gpu->uuid_text);
+	memcpy(gpu->pci_bus_id, pci.busId, sizeof(gpu->pci_bus_id));
+	gpu->pci_bus_id[sizeof(gpu->pci_bus_id) - 1] = 0;
+	gpu->name[sizeof(gpu->name) - 1] = 0;
+	gpu->index = index;
+	return true;
+}
+
+static bool enumerate(struct nvml *nvml, const struct enumeration *calls, struct failure *failure)
+{
+	unsigned count = 0;
+	nvmlReturn_t result = calls->count(&count);
+	if (result != NVML_SUCCESS)
+		return failure_set(failure, "nvml", "NVML cannot count the GPUs: %s",
+		                   nvml->error_string(result));
+	nvml->gpus = calloc(count ? count : 1, sizeof(*nvml->gpus));
+	if (!nvml->gpus)
+		return failure_set(failure, "memory", "out of memory");
+	for (unsigned i = 0; i < count; i++) {
+		struct gpu gpu = {0};
+		if (describe(nvml, calls, i, &gpu))
+			nvml->gpus[nvml->gpu_count++] = gpu;
+	}
+	return true;
+}
+
+bool nvml_open(struct nvml *nvml, const char *path, struct failure *failure)
+{
+	memset(nvml, 0, sizeof(*nvml));
+	nvml->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!nvml->library)
+		return failure_set(failure, "nvml", "NVML cannot be loaded: %s", dlerror());
+	struct enumeration calls;
+	const struct entry needed[] = {
+		{"nvmlInit_v2", &calls.init},
+		{"nvmlShutdown", &nvml->shutdown},
+		{"nvmlErrorString", &nvml->error_string},
+		{"nvmlDeviceGetCount_v2", &calls.count},
+		{"nvmlDeviceGetHandleByIndex_v2", &calls.handle},
+		{"nvmlDeviceGetUUID", &calls.uuid},
+		{"nvmlDeviceGetName", &calls.name},
+		{"nvmlDeviceGetPciInfo_v3", &calls.pci},
+		{"nvmlDeviceGetMemoryInfo", &nvml->memory},
+	};
+	if (!look_up(nvml, needed, sizeof(needed) / sizeof(*needed), path, failure))
+		return false;
+	void *memory_v2 = dlsym(nvml->library, "nvmlDeviceGetMemoryInfo_v2");
+	memcpy(&nvml->memory_v2, &memory_v2, sizeof(memory_v2));
+	nvml->compute_list = look_up_list(nvml, "nvmlDeviceGetComputeRunningProcesses_v3",
+	                                  "nvmlDeviceGetComputeRunningProcesses_v2");
+	nvml->graphics_list = look_up_list(nvml, "nvmlDeviceGetGraphicsRunningProcesses_v3",
+	                                   "nvmlDeviceGetGraphicsRunningProcesses_v2");
+	if (!nvml->compute_list)
+		return failure_set(failure, "nvml", "%s cannot list processes: the driver is too old",
+		                   path);
+	nvmlReturn_t result = calls.init();
+	if (result != NVML_SUCCESS)
+		return failure_set(failure, "nvml", "NVML (%s) does not start: %s", path,
+		                   nvml->error_string(result));
+	return enumerate(nvml, &calls, failure);
+}
+
+void nvml_close(struct nvml *nvml)
+{
+	if (nvml->gpus)
+		nvml->shutdown();
+	free(nvml->gpus);
+	free(nvml->infos);
+	free(nvml->clients);
+	memset(nvml, 0, sizeof(*nvml));
+}
+
+struct gpu *nvml_find(struct nvml *nvml, const uint8_t uuid[16])
+{
+	for (unsigned i = 0; i < nvml->gpu_count; i++)
+		if (!memcmp(nvml->gpus[i].uuid, uuid, 16))
+			return &nvml->gpus[i];
+	return NULL;
+}
+
+bool nvml_used_bytes(struct nvml *nvml, const struct gpu *gpu, uint64_t *used)
+{
+	uint64_t total;
+	return read_memory(nvml, gpu->device, &total, used) == NVML_SUCCESS;
+}
+
+static bool make_room(struct nvml *nvml, unsigned count)
+{
+	if (count <= nvml->infos_size)
+		return true;
+	nvmlProcessInfo_t *infos = realloc(nvml->infos, count * sizeof(*infos));
+	if (!infos)
+		return false;
+	nvml->infos = infos;
+	nvml->infos_size = count;
+	return true;
+}
+
+/* Adds the processes of one list to nvml->clients. */
+static bool append(struct nvml *nvml, nvml_list *list, nvmlDevice_t device, size_t *used)
+{
+	unsigned count = 0;
+	nvmlReturn_t result = NVML_ERROR_INSUFFICIENT_SIZE;
+	/* The list may grow between two calls, but not for ever. */
+	for (int attempt = 0; attempt < 8 && result == NVML_ERROR_INSUFFICIENT_SIZE; attempt++) {
+		if (!make_room(nvml, count < 48 ? 64 : count + 16))
+			return false;
+		count = nvml->infos_size;
+		result = list(device, &count, nvml->infos);
+	}
+	if (result == NVML_ERROR_NOT_SUPPORTED)
+		count = 0;
+	else if (result != NVML_SUCCESS || count > nvml->infos_size)
+		return false;
+	if (*used + count > nvml->clients_size) {
+		size_t size = *used + count + 64;
+		struct gpu_client *clients = realloc(nvml->clients, size * sizeof(*clients));
+		if (!clients)
+			return false;
+		nvml->clients = clients;
+		nvml->clients_size = size;
+	}
+	for (unsigned i = 0; i < count; i++) {
+		const nvmlProcessInfo_t *info = &nvml->infos[i];
+		nvml->clients[(*used)++] = (struct gpu_client){.pid = (int32_t)info->pid,
+		                                               .bytes = info->usedGpuMemory};
+	}
+	return true;
+}
+
+static int by_pid(const void *left, const void *right)
+{
+	int32_t a = ((const struct gpu_client *)left)->pid, b = ((const struct gpu_client *)right)->pid;
+	return (a > b) - (a < b);
+}
+
+/* A process that computes and draws is in both lists, with all its bytes in each. */
+static size_t merge(struct gpu_client *clients, size_t count)
+{
+	size_t kept = 0;
+	for (size_t i = 0; i < count; i++) {
+		if (!kept || clients[kept - 1].pid != clients[i].pid) {
+			clients[kept++] = clients[i];
+			continue;
+		}
+		uint64_t *bytes = &clients[kept - 1].bytes;
+		if (*bytes == NVML_UNKNOWN_BYTES ||
+		    (clients[i].bytes != NVML_UNKNOWN_BYTES && clients[i].bytes > *bytes))
+			*bytes = clients[i].bytes;
+	}
+	return kept;
+}
+
+bool nvml_clients(struct nvml *nvml, const struct gpu *gpu, struct gpu_clients *out)
+{
+	size_t used = 0;
+	if (!append(nvml, nvml->compute_list, gpu->device, &used))
+		return false;
+	/* Who draws is good to know; a driver that does not say so is no reason to know nothing. */
+	if (nvml->graphics_list)
+		append(nvml, nvml->graphics_list, gpu->device, &used);
+	if (used)
+		qsort(nvml->clients, used, sizeof(*nvml->clients), by_pid);
+	*out = (struct gpu_clients){.clients = nvml->clients, .count = merge(nvml->clients, used)};
+	return true;
+}
+
+const struct gpu_client *gpu_client_find(const struct gpu_clients *clients, int32_t pid)
+{
+	struct gpu_client key = {.pid = pid};
+	if (!clients->count)
+		return NULL;
+	return bsearch(&key, clients->clients, clients->count, sizeof(key), by_pid);
+}

@@ -1,0 +1,62 @@
+#include "options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char usage[] =
+	"usage: aliquot-arbiter --state DIR --nvml PATH [--linger SECONDS] [--foreground]\n"
+	"  --state DIR        where grants live; one arbiter per directory\n"
+	"  --nvml PATH        the libnvidia-ml.so.1 to ask\n"
+	"  --linger SECONDS   end this long after the last grant ended (0: never)\n"
+	"  --foreground       stay here and log to stderr\n";
+
+#define LINGER_MOST 1000000000ul
+
+static bool parse_seconds(const char *text, unsigned *out)
+{
+	if (!*text || strspn(text, "0123456789") != strlen(text) || strlen(text) > 10)
+		return false;
+	unsigned long value = strtoul(text, NULL, 10);
+	*out = (unsigned)value;
+	return value <= LINGER_MOST;
+}
+
+static int wrong(const char *what, const char *which)
+{
+	fprintf(stderr, "aliquot-arbiter: %s%s\n%s", what, which, usage);
+	return EXIT_USAGE;
+}
+
+int options_parse(int argc, char **argv, struct options *out)
+{
+	memset(out, 0, sizeof(*out));
+	for (int i = 1; i < argc; i++) {
+		const char *option = argv[i];
+		if (!strcmp(option, "--help")) {
+			fputs(usage, stdout);
+			return 0;
+		}
+		if (!strcmp(option, "--foreground")) {
+			out->foreground = true;
+			continue;
+		}
+		bool known = !strcmp(option, "--state") || !strcmp(option, "--nvml") ||
+		             !strcmp(option, "--linger");
+		if (!known)
+			return wrong("unknown option ", option);
+		if (++i == argc)
+			return wrong("a value is missing after ", option);
+		if (!strcmp(option, "--state"))
+			out->state = argv[i];
+		else if (!strcmp(option, "--nvml"))
+			out->nvml = argv[i];
+		else if (!parse_seconds(argv[i], &out->linger_seconds))
+			return wrong("not a number of seconds: ", argv[i]);
+	}
+	if (!out->state || !*out->state)
+		return wrong("--state is missing", "");
+	if (!out->nvml || !*out->nvml)
+		return wrong("--nvml is missing", "");
+	return -1;
+}

@@ -1,0 +1,227 @@
+#include "state.h"
+
+#include "log.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LOCK_PATIENCE_MS 250
+#define BOOT_ID_SIZE 64
+
+/* A killed arbiter's lock goes with its last process, a moment after its first: wait that
+ * moment. */
+static bool take_lock(int fd)
+{
+	for (int waited = 0;; waited += 5) {
+		if (!flock(fd, LOCK_EX | LOCK_NB))
+			return true;
+		if ((errno != EWOULDBLOCK && errno != EINTR) || waited >= LOCK_PATIENCE_MS)
+			return false;
+		nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+	}
+}
+
+static bool open_directory(struct state *state, const char *path, struct failure *failure)
+{
+	if (mkdir(path, 0755) && errno != EEXIST)
+		return failure_set(failure, "state", "the state directory %s cannot be made: %s", path,
+		                   strerror(errno));
+	if (!realpath(path, state->path))
+		return failure_set(failure, "state", "the state directory %s cannot be used: %s", path,
+		                   strerror(errno));
+	state->directory = open(state->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (state->directory < 0)
+		return failure_set(failure, "state", "the state directory %s cannot be opened: %s",
+		                   state->path, strerror(errno));
+	struct stat status;
+	if (fstat(state->directory, &status))
+		return failure_set(failure, "state", "%s: %s", state->path, strerror(errno));
+	if (status.st_uid != geteuid() || (status.st_mode & S_IWOTH))
+		return failure_set(failure, "state",
+		                   "the state directory %s must belong to the arbiter's user and be "
+		                   "writable by nobody else",
+		                   state->path);
+	return true;
+}
+
+bool state_open(struct state *state, const char *path, struct failure *failure)
+{
+	state->directory = state->grants = state->lock = -1;
+	if (!open_directory(state, path, failure))
+		return false;
+	state->lock = openat(state->directory, "arbiter.lock", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	if (state->lock < 0)
+		return failure_set(failure, "state", "%s/arbiter.lock cannot be opened: %s", state->path,
+		                   strerror(errno));
+	if (!take_lock(state->lock))
+		return failure_set(failure, "locked", "an arbiter already runs for %s", state->path);
+	if (mkdirat(state->directory, "grants", 0755) && errno != EEXIST)
+		return failure_set(failure, "state", "%s/grants cannot be made: %s", state->path,
+		                   strerror(errno));
+	state->grants = openat(state->directory, "grants", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (state->grants < 0)
+		return failure_set(failure, "state", "%s/grants cannot be opened: %s", state->path,
+		                   strerror(errno));
+	return true;
+}
+
+/* A small file, whole or not at all. 0, or -errno. */
+static int write_file(int directory, const char *name, const char *text)
+{
+	char temporary[32];
+	snprintf(temporary, sizeof(temporary), ".%s", name);
+	int fd = openat(directory, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+	if (fd < 0)
+		return -errno;
+	size_t size = strlen(text);
+	ssize_t written = write(fd, text, size);
+	int error = written < 0 ? -errno : (size_t)written < size ? -ENOSPC : 0;
+	close(fd);
+	if (!error && renameat(directory, temporary, directory, name))
+		error = -errno;
+	if (error)
+		unlinkat(directory, temporary, 0);
+	return error;
+}
+
+bool state_write_pid(struct state *state, pid_t pid, struct failure *failure)
+{
+	char text[32];
+	snprintf(text, sizeof(text), "%d\n", (int)pid);
+	int error = write_file(state->directory, "arbiter.pid", text);
+	if (error)
+		return failure_set(failure, "state", "%s/arbiter.pid cannot be written: %s", state->path,
+		                   strerror(-error));
+	return true;
+}
+
+void state_remove_pid(struct state *state)
+{
+	unlinkat(state->directory, "arbiter.pid", 0);
+}
+
+int state_open_log(struct state *state)
+{
+	int fd = openat(state->directory, "arbiter.log", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
+	                0644);
+	return fd < 0 ? -errno : fd;
+}
+
+/* Empty when it cannot be read. */
+static void read_line(int directory, const char *path, char out[BOOT_ID_SIZE])
+{
+	out[0] = 0;
+	int fd = openat(directory, path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return;
+	ssize_t used = read(fd, out, BOOT_ID_SIZE - 1);
+	close(fd);
+	out[used > 0 ? used : 0] = 0;
+	out[strcspn(out, "\n")] = 0;
+}
+
+static void remove_contents(int parent, const char *name)
+{
+	int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+	if (!directory) {
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	struct dirent *entry;
+	while ((entry = readdir(directory)))
+		if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
+			unlinkat(fd, entry->d_name, 0);
+	closedir(directory);
+}
+
+void state_remove_half(struct state *state, const char *name)
+{
+	remove_contents(state->grants, name);
+	if (unlinkat(state->grants, name, AT_REMOVEDIR) && errno != ENOENT)
+		log_event("%s/grants/%s cannot be removed: %s", state->path, name, strerror(errno));
+}
+
+void state_remove_directory(struct state *state, const char *name)
+{
+	char dotted[NAME_MAX + 1];
+	snprintf(dotted, sizeof(dotted), ".ending-%s", name);
+	state_remove_half(state, dotted);
+	if (!renameat(state->grants, name, state->grants, dotted))
+		state_remove_half(state, dotted);
+	else if (errno != ENOENT)
+		log_event("%s/grants/%s cannot be removed: %s", state->path, name, strerror(errno));
+}
+
+static void clean_entries(struct state *state, bool also_whole)
+{
+	int fd = openat(state->grants, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+	if (!directory) {
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	struct dirent *entry;
+	while ((entry = readdir(directory))) {
+		const char *name = entry->d_name;
+		if (name[0] != '.' && also_whole)
+			state_remove_directory(state, name);
+		else if (name[0] == '.' && strcmp(name, ".") && strcmp(name, ".."))
+			state_remove_half(state, name);
+	}
+	closedir(directory);
+}
+
+void state_clean(struct state *state)
+{
+	char now[BOOT_ID_SIZE], then[BOOT_ID_SIZE];
+	read_line(AT_FDCWD, "/proc/sys/kernel/random/boot_id", now);
+	read_line(state->directory, "boot", then);
+	bool of_earlier_boot = *now && *then && strcmp(now, then);
+	if (of_earlier_boot)
+		log_event("the machine was started anew: the grants of before are over");
+	clean_entries(state, of_earlier_boot);
+	if (!*now || !strcmp(now, then))
+		return;
+	int error = write_file(state->directory, "boot", now);
+	if (error) {
+		/* Better no word than one that would end the grants of this boot too. */
+		unlinkat(state->directory, "boot", 0);
+		log_event("%s/boot cannot be written: %s", state->path, strerror(-error));
+	}
+}
+
+int state_listen(int directory, const char *name, int type, mode_t mode)
+{
+	/* Through /proc: a path of any length fits. Under another name first: what is there answers
+	 * until the new one does. */
+	char temporary[32];
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	snprintf(temporary, sizeof(temporary), ".%s", name);
+	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/%s", directory,
+	         temporary);
+	unlinkat(directory, temporary, 0);
+	int fd = socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return -errno;
+	if (bind(fd, (struct sockaddr *)&address, sizeof(address)) ||
+	    fchmodat(directory, temporary, mode, 0) || listen(fd, SOMAXCONN) ||
+	    renameat(directory, temporary, directory, name)) {
+		int error = -errno;
+		close(fd);
+		unlinkat(directory, temporary, 0);
+		return error;
+	}
+	return fd;
+}

@@ -1,0 +1,176 @@
+#include "status.h"
+
+#include "aliquot/ledger.h"
+#include "grants.h"
+#include "processes.h"
+
+#include <string.h>
+#include <unistd.h>
+
+/* Whether a grant holds this process on this GPU. */
+static bool is_known(struct arbiter *arbiter, const struct gpu *gpu, int32_t pid)
+{
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		for (uint32_t i = 0; i < grant->slice_count; i++)
+			for (uint32_t slot = 0; grant->gpus[i] == gpu && slot < grant->process_end; slot++)
+				if (grant->processes[slot] && grant->processes[slot]->pid == pid)
+					return true;
+	return false;
+}
+
+static void write_strangers(struct arbiter *arbiter, const struct gpu *gpu, struct json *out)
+{
+	struct gpu_clients clients = {0};
+	json_open(out, "strangers", '[');
+	if (!nvml_clients(&arbiter->nvml, gpu, &clients))
+		clients.count = 0;
+	for (size_t i = 0; i < clients.count; i++) {
+		const struct gpu_client *client = &clients.clients[i];
+		char name[PROCESS_NAME_SIZE];
+		if (is_known(arbiter, gpu, client->pid))
+			continue;
+		identity_name(client->pid, name);
+		json_open(out, NULL, '{');
+		json_number(out, "pid", (uint32_t)client->pid);
+		json_string(out, "name", name);
+		json_number(out, "bytes", client->bytes == NVML_UNKNOWN_BYTES ? 0 : client->bytes);
+		json_close(out, '}');
+	}
+	json_close(out, ']');
+}
+
+static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct json *out)
+{
+	uint64_t used = 0;
+	nvml_used_bytes(&arbiter->nvml, gpu, &used);
+	json_open(out, NULL, '{');
+	json_number(out, "index", gpu->index);
+	json_string(out, "uuid", gpu->uuid_text);
+	json_string(out, "name", gpu->name);
+	json_string(out, "pci_bus_id", gpu->pci_bus_id);
+	json_number(out, "memory_bytes", gpu->memory_bytes);
+	json_number(out, "used_bytes", used);
+	json_number(out, "granted_bytes", grants_granted_bytes(arbiter, gpu));
+	write_strangers(arbiter, gpu, out);
+	json_close(out, '}');
+}
+
+static void write_uuid(const struct aliquot_slice_limits *slice, struct json *out)
+{
+	char uuid[UUID_TEXT_SIZE];
+	uuid_write(slice->uuid, uuid);
+	json_string(out, "gpu", uuid);
+}
+
+static const char *policy_of(const struct aliquot_slice_limits *slice)
+{
+	return atomic_load(&slice->policy) == ALIQUOT_HARD ? "hard" : "elastic";
+}
+
+static const char *priority_of(const struct aliquot_slice_limits *slice)
+{
+	switch (atomic_load(&slice->priority)) {
+	case ALIQUOT_LATENCY:
+		return "latency";
+	case ALIQUOT_BACKGROUND:
+		return "background";
+	default:
+		return "normal";
+	}
+}
+
+static void write_slice(struct grant *grant, uint32_t i, struct json *out)
+{
+	const struct aliquot_slice_limits *slice = &grant->limits->slices[i];
+	uint64_t counted = grant->usage ? ledger_total(&grant->usage->slices[i]) : 0;
+	json_open(out, NULL, '{');
+	write_uuid(slice, out);
+	if (grant->gpus[i])
+		json_number(out, "index", grant->gpus[i]->index);
+	else
+		json_string(out, "index", NULL);
+	json_number(out, "memory_bytes", atomic_load(&slice->limit_bytes));
+	json_number(out, "compute_percent", atomic_load(&slice->compute_percent));
+	json_string(out, "policy", policy_of(slice));
+	json_string(out, "priority", priority_of(slice));
+	json_number(out, "counted_bytes", counted);
+	json_number(out, "driver_bytes", atomic_load(&slice->driver_bytes));
+	json_number(out, "headroom_bytes", atomic_load(&slice->headroom_bytes));
+	json_close(out, '}');
+}
+
+static void write_process(struct process *process, struct json *out)
+{
+	struct grant *grant = process->grant;
+	const struct aliquot_process *page = &grant->limits->processes[process->slot];
+	json_open(out, NULL, '{');
+	json_number(out, "pid", (uint32_t)process->pid);
+	json_number(out, "inner_pid", (uint32_t)page->inner_pid);
+	json_string(out, "name", process->name);
+	json_string(out, "state", process->ending ? "ending" : "live");
+	json_open(out, "slices", '[');
+	for (uint32_t i = 0; i < grant->slice_count; i++) {
+		uint64_t counted = 0;
+		if (grant->usage)
+			counted = ledger_held(&grant->usage->slices[i], process->slot);
+		json_open(out, NULL, '{');
+		write_uuid(&grant->limits->slices[i], out);
+		json_number(out, "counted_bytes", counted);
+		json_number(out, "driver_bytes", atomic_load(&page->driver_bytes[i]));
+		json_close(out, '}');
+	}
+	json_close(out, ']');
+	json_close(out, '}');
+}
+
+static void write_grant(struct grant *grant, struct json *out)
+{
+	const struct aliquot_limits *limits = grant->limits;
+	char directory[PATH_MAX + ALIQUOT_NAME_SIZE + 16];
+	grants_check(grant);
+	snprintf(directory, sizeof(directory), "%s/grants/%s", grant->arbiter->state->path,
+	         grant->name);
+	json_open(out, NULL, '{');
+	json_string(out, "name", grant->name);
+	json_string(out, "directory", directory);
+	json_number(out, "owner_pid", limits ? (uint32_t)limits->owner_pid : 0);
+	json_bool(out, "owner_alive", grant->owner.fd >= 0);
+	json_number(out, "owner_uid", limits ? limits->owner_uid : 0);
+	json_number(out, "created", limits ? limits->created_ns / SECOND_NS : 0);
+	json_string(out, "broken", *grant->broken ? grant->broken : NULL);
+	json_open(out, "slices", '[');
+	for (uint32_t i = 0; i < grant->slice_count; i++)
+		write_slice(grant, i, out);
+	json_close(out, ']');
+	json_open(out, "processes", '[');
+	for (uint32_t slot = 0; slot < grant->process_end; slot++) {
+		struct process *process = grant->processes[slot];
+		if (!process)
+			continue;
+		if (!process->ending) /* it may have renamed itself */
+			identity_name(process->pid, process->name);
+		write_process(process, out);
+	}
+	json_close(out, ']');
+	json_close(out, '}');
+}
+
+void status_write(struct arbiter *arbiter, struct json *out)
+{
+	grants_drop_removed(arbiter);
+	json_open(out, NULL, '{');
+	json_number(out, "version", ALIQUOT_VERSION);
+	/* `pid` is the parent, the one to signal; the other is this process. */
+	json_number(out, "pid", (uint64_t)getppid());
+	json_number(out, "serving_pid", (uint64_t)getpid());
+	json_string(out, "state", arbiter->state->path);
+	json_open(out, "gpus", '[');
+	for (unsigned i = 0; i < arbiter->nvml.gpu_count; i++)
+		write_gpu(arbiter, &arbiter->nvml.gpus[i], out);
+	json_close(out, ']');
+	json_open(out, "grants", '[');
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		write_grant(grant, out);
+	json_close(out, ']');
+	json_close(out, '}');
+}

@@ -1,0 +1,52 @@
+#include "uuid.h"
+
+#include <string.h>
+
+static const char form[] = "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+
+_Static_assert(sizeof(form) == UUID_TEXT_SIZE, "one form");
+
+static int digit_of(char c)
+{
+	if (c >= '0' && c <= '9')
+		return c - '0';
+	if (c >= 'a' && c <= 'f')
+		return c - 'a' + 10;
+	if (c >= 'A' && c <= 'F')
+		return c - 'A' + 10;
+	return -1;
+}
+
+bool uuid_parse(const char *text, size_t length, uint8_t uuid[16])
+{
+	if (length != UUID_TEXT_LENGTH)
+		return false;
+	unsigned digits = 0;
+	for (size_t i = 0; i < length; i++) {
+		if (form[i] != 'x') {
+			if (text[i] != form[i])
+				return false;
+			continue;
+		}
+		int digit = digit_of(text[i]);
+		if (digit < 0)
+			return false;
+		uint8_t *byte = &uuid[digits++ / 2];
+		*byte = (uint8_t)(*byte << 4 | digit);
+	}
+	return true;
+}
+
+void uuid_write(const uint8_t uuid[16], char text[UUID_TEXT_SIZE])
+{
+	static const char digits[] = "0123456789abcdef";
+	memcpy(text, form, UUID_TEXT_SIZE);
+	unsigned done = 0;
+	for (size_t i = 0; i < UUID_TEXT_LENGTH; i++) {
+		if (form[i] != 'x')
+			continue;
+		uint8_t byte = uuid[done / 2];
+		text[i] = digits[done % 2 ? byte & 15 : byte >> 4];
+		done++;
+	}
+}

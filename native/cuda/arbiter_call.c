@@ -1,0 +1,177 @@
+#define _GNU_SOURCE
+#include "arbiter_call.h"
+
+#include "aliquot/protocol.h"
+#include "forward.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ANSWER_SECONDS 5
+/* An arbiter that died is started again by its parent: who comes in between waits that long. */
+#define RESTART_MS 500
+#define RETRY_MS 5
+
+/* Long paths do not fit a socket's address; /proc/self/fd/N does. */
+static int connect_by_folder(int socket_fd, const char *directory)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int folder = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (folder < 0)
+		return -1;
+	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/socket", folder);
+	int result = connect(socket_fd, (struct sockaddr *)&address, sizeof(address));
+	int why = errno;
+	close(folder);
+	errno = why;
+	return result;
+}
+
+static int call(const char *directory, int seconds)
+{
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return -1;
+	struct timeval patience = {.tv_sec = seconds};
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+	if (connect_by_folder(fd, directory) == 0)
+		return fd;
+	int why = errno;
+	close(fd);
+	errno = why;
+	return -1;
+}
+
+/* One message out, one back; *count descriptors come with it, at most two. */
+static bool exchange(int fd, struct aliquot_message out, struct aliquot_message *in, int fds[2],
+                     int *count)
+{
+	if (send(fd, &out, sizeof(out), MSG_NOSIGNAL) != (ssize_t)sizeof(out))
+		return false;
+	char bytes[sizeof(struct aliquot_message)];
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(2 * sizeof(int))];
+	} control;
+	struct iovec part = {.iov_base = bytes, .iov_len = sizeof(bytes)};
+	struct msghdr message = {.msg_iov = &part,
+	                         .msg_iovlen = 1,
+	                         .msg_control = &control,
+	                         .msg_controllen = sizeof(control)};
+	ssize_t size;
+	do
+		size = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+	while (size < 0 && errno == EINTR);
+	*count = 0;
+	struct cmsghdr *header = size >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
+	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+		*count = (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+		memcpy(fds, CMSG_DATA(header), (size_t)*count * sizeof(int));
+	}
+	return size >= 0 && aliquot_message_read(bytes, (size_t)size, in) == 0;
+}
+
+static void *map(int fd, size_t size, int protection)
+{
+	if (lseek(fd, 0, SEEK_END) < (off_t)size)
+		return NULL;
+	void *memory = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+	return memory == MAP_FAILED ? NULL : memory;
+}
+
+static const char *accept_pages(const int fds[2], uint64_t slot, struct arbiter_welcome *out)
+{
+	const char *wrong;
+	out->limits = map(fds[0], sizeof(*out->limits), PROT_READ);
+	out->usage = map(fds[1], sizeof(*out->usage), PROT_READ | PROT_WRITE);
+	if (!out->limits || !out->usage)
+		wrong = "its pages cannot be mapped";
+	else if (slot >= ALIQUOT_MAX_PROCESSES)
+		wrong = "it gave a slot that cannot be";
+	else
+		wrong = aliquot_limits_check(out->limits, sizeof(*out->limits));
+	if (!wrong)
+		wrong = aliquot_usage_check(out->usage, sizeof(*out->usage));
+	if (!wrong) {
+		out->slot = (uint32_t)slot;
+		return NULL;
+	}
+	if (out->limits)
+		munmap((void *)out->limits, sizeof(*out->limits));
+	if (out->usage)
+		munmap(out->usage, sizeof(*out->usage));
+	return wrong;
+}
+
+/* An arbiter that died is started again within a tenth of a second, and refuses meanwhile. */
+static int call_patiently(const char *directory)
+{
+	struct timespec moment = {.tv_nsec = 10 * 1000 * 1000};
+	int fd = -1;
+	for (unsigned tries = 0; tries < 50; tries++) {
+		fd = call(directory, ANSWER_SECONDS);
+		if (fd >= 0 || errno != ECONNREFUSED)
+			break;
+		nanosleep(&moment, NULL);
+	}
+	return fd;
+}
+
+bool arbiter_hello(struct arbiter_welcome *out)
+{
+	const char *directory = forward_grant();
+	if (!directory) {
+		forward_say("this program has the slice's driver and no grant: start it with aliquot run");
+		return false;
+	}
+	int fd = call_patiently(directory);
+	if (fd < 0) {
+		forward_say(
+			"no arbiter answers for the grant %s (%s): no GPU is given; ask: aliquot doctor",
+			directory, strerror(errno));
+		return false;
+	}
+	struct aliquot_message answer;
+	int fds[2] = {-1, -1}, count = 0;
+	bool answered = exchange(fd, aliquot_message_make(ALIQUOT_HELLO, (uint64_t)getpid()), &answer,
+	                         fds, &count);
+	close(fd);
+	const char *wrong = NULL;
+	if (!answered)
+		wrong = "it gave no answer that can be understood";
+	else if (answer.kind == ALIQUOT_REFUSED)
+		wrong = answer.text[0] ? answer.text : "it refused";
+	else if (answer.kind != ALIQUOT_WELCOME || count != 2)
+		wrong = "it gave an answer that does not fit";
+	else
+		wrong = accept_pages(fds, answer.value, out);
+	for (int i = 0; i < count; i++)
+		close(fds[i]);
+	if (wrong)
+		forward_say("the arbiter of the grant %s gives no GPU: %s; ask: aliquot doctor", directory,
+		            wrong);
+	return !wrong;
+}
+
+void arbiter_measure(void)
+{
+	const char *directory = forward_grant();
+	int fd = directory ? call(directory, 1) : -1;
+	if (fd < 0)
+		return;
+	struct aliquot_message answer;
+	int fds[2] = {-1, -1}, count = 0;
+	exchange(fd, aliquot_message_make(ALIQUOT_MEASURE, 0), &answer, fds, &count);
+	for (int i = 0; i < count; i++)
+		close(fds[i]);
+	close(fd);
+}

@@ -1,0 +1,166 @@
+/* Arrays, mipmapped arrays and memory imported from another API. How the card lays an array out is
+ * its own affair: the texels are charged here, the padding the arbiter finds in NVML's figure. */
+#include "memory.h"
+#include "session.h"
+
+static uint64_t texel_bytes(CUarray_format format, unsigned channels)
+{
+	uint64_t size;
+	switch (format) {
+	case CU_AD_FORMAT_UNSIGNED_INT8:
+	case CU_AD_FORMAT_SIGNED_INT8:
+		size = 1;
+		break;
+	case CU_AD_FORMAT_UNSIGNED_INT16:
+	case CU_AD_FORMAT_SIGNED_INT16:
+	case CU_AD_FORMAT_HALF:
+		size = 2;
+		break;
+	default:
+		size = 4;
+	}
+	return size * (channels ? channels : 1);
+}
+
+static uint64_t extent(uint64_t length)
+{
+	return length ? length : 1;
+}
+
+static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned level)
+{
+	uint64_t bytes = texel_bytes(array->Format, array->NumChannels);
+	bool layered = array->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+	uint64_t depth = layered ? array->Depth : array->Depth >> level;
+	uint64_t sides[] = {extent(array->Width >> level), extent(array->Height >> level),
+	                    extent(depth)};
+	for (unsigned i = 0; i < 3; i++)
+		if (__builtin_mul_overflow(bytes, sides[i], &bytes))
+			return UINT64_MAX;
+	return bytes;
+}
+
+static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels)
+{
+	uint64_t sum = 0;
+	if (array->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
+		return 0; /* its memory comes by cuMemMapArrayAsync, from handles that are charged */
+	for (unsigned level = 0; level < (levels < 32 ? levels : 32); level++)
+		if (__builtin_add_overflow(sum, level_bytes(array, level), &sum))
+			return UINT64_MAX;
+	return memory_cost(sum);
+}
+
+/* False: let the driver answer alone. */
+static bool describe(struct memory_request *request, uint64_t bytes)
+{
+	CUcontext context = NULL;
+	*request = (struct memory_request){.table = &memory_arrays,
+	                                   .bytes = bytes,
+	                                   .kind = RECORD_PLAIN};
+	request->slice = session_slice_of_current_context();
+	if (bytes == 0 || request->slice == SESSION_NO_SLICE ||
+	    REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
+		return false;
+	request->of = context;
+	return true;
+}
+
+static uint64_t key_of(const void *handle)
+{
+	return (uint64_t)(uintptr_t)handle;
+}
+
+CUresult hook_array_create(__typeof__(&cuArrayCreate_v2) real, CUarray *array,
+                           const CUDA_ARRAY_DESCRIPTOR *wanted)
+{
+	struct memory_request request;
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!array || !wanted)
+		return real(array, wanted);
+	CUDA_ARRAY3D_DESCRIPTOR flat = {.Width = wanted->Width,
+	                                .Height = wanted->Height,
+	                                .Format = wanted->Format,
+	                                .NumChannels = wanted->NumChannels};
+	if (!describe(&request, array_bytes(&flat, 1)))
+		return real(array, wanted);
+	if (!memory_begin(&request))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = real(array, wanted);
+	return memory_end(&request, result, key_of(*array));
+}
+
+CUresult hook_array3d_create(__typeof__(&cuArray3DCreate_v2) real, CUarray *array,
+                             const CUDA_ARRAY3D_DESCRIPTOR *wanted)
+{
+	struct memory_request request;
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!array || !wanted || !describe(&request, array_bytes(wanted, 1)))
+		return real(array, wanted);
+	if (!memory_begin(&request))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = real(array, wanted);
+	return memory_end(&request, result, key_of(*array));
+}
+
+CUresult hook_mipmap_create(__typeof__(&cuMipmappedArrayCreate) real, CUmipmappedArray *array,
+                            const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned levels)
+{
+	struct memory_request request;
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!array || !wanted || !describe(&request, array_bytes(wanted, levels)))
+		return real(array, wanted, levels);
+	if (!memory_begin(&request))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = real(array, wanted, levels);
+	return memory_end(&request, result, key_of(*array));
+}
+
+CUresult hook_external_import(__typeof__(&cuImportExternalMemory) real, CUexternalMemory *memory,
+                              const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *wanted)
+{
+	struct memory_request request;
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!memory || !wanted || !describe(&request, wanted->size))
+		return real(memory, wanted);
+	request.table = &memory_imports;
+	if (!memory_begin(&request))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = real(memory, wanted);
+	return memory_end(&request, result, key_of(*memory));
+}
+
+/* Taken out first and put back if the driver refuses: see table.h. */
+#define DESTROY(table, real, handle)                                                               \
+	do {                                                                                           \
+		struct record record;                                                                      \
+		if (!session_is_open())                                                                    \
+			return CUDA_ERROR_NOT_INITIALIZED;                                                     \
+		if (!table_take(table, key_of(handle), &record))                                           \
+			return real(handle);                                                                   \
+		CUresult result = real(handle);                                                            \
+		if (result == CUDA_SUCCESS)                                                                \
+			session_uncharge(record.slice, record.bytes);                                          \
+		else                                                                                       \
+			table_put(table, &record);                                                             \
+		return result;                                                                             \
+	} while (0)
+
+CUresult hook_array_destroy(__typeof__(&cuArrayDestroy) real, CUarray array)
+{
+	DESTROY(&memory_arrays, real, array);
+}
+
+CUresult hook_mipmap_destroy(__typeof__(&cuMipmappedArrayDestroy) real, CUmipmappedArray array)
+{
+	DESTROY(&memory_arrays, real, array);
+}
+
+CUresult hook_external_destroy(__typeof__(&cuDestroyExternalMemory) real, CUexternalMemory memory)
+{
+	DESTROY(&memory_imports, real, memory);
+}

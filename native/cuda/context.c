@@ -1,0 +1,197 @@
+/* Contexts: each takes memory that no call of the program asks for.
+ *
+ * What one is expected to take (the arbiter learns it from the first) is charged before it is made,
+ * so that it is refused rather than made when there is no room; then the arbiter measures what it
+ * really took. One that does not fit after all is ended again, and the program told "out of
+ * memory", as a small card would. */
+#include "memory.h"
+#include "session.h"
+#include "table.h"
+
+static struct table contexts;
+
+/* Everything the creating calls have in common but the call itself. */
+struct creation {
+	uint32_t slice;
+	uint64_t expected;
+};
+
+static bool begin(struct creation *creation, CUdevice device)
+{
+	creation->slice = session_slice_of_device(device);
+	creation->expected = 0;
+	if (creation->slice == SESSION_NO_SLICE)
+		return true; /* no device of ours: the driver says what it thinks of that */
+	creation->expected = session_limits()->slices[creation->slice].context_bytes;
+	return creation->expected == 0 || session_charge(creation->slice, creation->expected);
+}
+
+/* True: the context stands. False: it did not fit, or was not made. */
+static bool end(const struct creation *creation, CUresult result, CUcontext context)
+{
+	struct record record = {
+		.key = (uint64_t)(uintptr_t)context,
+		.bytes = creation->expected,
+		.slice = creation->slice,
+		.kind = RECORD_PLAIN,
+		.handles = 1,
+	};
+	if (creation->slice == SESSION_NO_SLICE)
+		return result == CUDA_SUCCESS;
+	if (result != CUDA_SUCCESS) {
+		session_uncharge(creation->slice, creation->expected);
+		return false;
+	}
+	struct record earlier;
+	if (table_take(&contexts, record.key, &earlier)) {
+		/* Two threads retained the primary context at once: it was made, and charged, once. */
+		session_uncharge(creation->slice, creation->expected);
+		table_put(&contexts, &earlier);
+		return true;
+	}
+	table_put(&contexts, &record);
+	session_measure();
+	return !session_is_over(creation->slice);
+}
+
+static void forget(CUcontext context)
+{
+	struct record record;
+	memory_forget_context(context);
+	if (table_take(&contexts, (uint64_t)(uintptr_t)context, &record))
+		session_uncharge(record.slice, record.bytes);
+	session_measure();
+}
+
+static CUresult refuse(CUcontext *context)
+{
+	CUcontext made = *context;
+	REAL(cuCtxDestroy_v2)(made);
+	forget(made);
+	*context = NULL;
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* The creating calls differ in what stands between the context and the device. */
+#define CREATE(context, device, call)                                                              \
+	do {                                                                                           \
+		struct creation creation;                                                                  \
+		if (!session_is_open())                                                                    \
+			return CUDA_ERROR_NOT_INITIALIZED;                                                     \
+		if (!(context))                                                                            \
+			return call;                                                                           \
+		if (!begin(&creation, device))                                                             \
+			return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
+		CUresult result = call;                                                                    \
+		if (end(&creation, result, *(context)) || result != CUDA_SUCCESS)                          \
+			return result;                                                                         \
+		return refuse(context);                                                                    \
+	} while (0)
+
+CUresult hook_context_create(__typeof__(&cuCtxCreate_v2) real, CUcontext *context, unsigned flags,
+                             CUdevice device)
+{
+	CREATE(context, device, real(context, flags, device));
+}
+
+CUresult hook_context_create_v3(__typeof__(&cuCtxCreate_v3) real, CUcontext *context,
+                                CUexecAffinityParam *parameters, int count, unsigned flags,
+                                CUdevice device)
+{
+	CREATE(context, device, real(context, parameters, count, flags, device));
+}
+
+CUresult hook_context_create_v4(__typeof__(&cuCtxCreate_v4) real, CUcontext *context,
+                                CUctxCreateParams *parameters, unsigned flags, CUdevice device)
+{
+	CREATE(context, device, real(context, parameters, flags, device));
+}
+
+CUresult hook_context_destroy(__typeof__(&cuCtxDestroy_v2) real, CUcontext context)
+{
+	CUresult result = real(context);
+	if (result == CUDA_SUCCESS)
+		forget(context);
+	return result;
+}
+
+static bool attach(struct record *record, void *unused)
+{
+	(void)unused;
+	record->handles++;
+	return false;
+}
+
+CUresult hook_context_attach(__typeof__(&cuCtxAttach) real, CUcontext *context, unsigned flags)
+{
+	CUresult result = real(context, flags);
+	if (result == CUDA_SUCCESS)
+		table_change(&contexts, (uint64_t)(uintptr_t)*context, attach, NULL);
+	return result;
+}
+
+static bool detach(struct record *record, void *gone)
+{
+	*(bool *)gone = --record->handles == 0;
+	return false;
+}
+
+CUresult hook_context_detach(__typeof__(&cuCtxDetach) real, CUcontext context)
+{
+	bool gone = false;
+	CUresult result = real(context);
+	if (result == CUDA_SUCCESS)
+		table_change(&contexts, (uint64_t)(uintptr_t)context, detach, &gone);
+	if (gone)
+		forget(context);
+	return result;
+}
+
+static bool primary_is_active(CUdevice device)
+{
+	unsigned flags;
+	int active = 0;
+	return REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+static CUresult refuse_primary(CUcontext *context, CUdevice device)
+{
+	CUcontext made = *context;
+	REAL(cuDevicePrimaryCtxRelease_v2)(device);
+	if (!primary_is_active(device))
+		forget(made);
+	*context = NULL;
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static struct table primaries; /* device + 1 -> its primary context */
+
+CUresult hook_primary_retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context,
+                             CUdevice device)
+{
+	struct creation creation;
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!context || primary_is_active(device))
+		return real(context, device);
+	if (!begin(&creation, device))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = real(context, device);
+	bool stands = end(&creation, result, result == CUDA_SUCCESS ? *context : NULL);
+	if (result != CUDA_SUCCESS)
+		return result;
+	struct record primary = {.key = (uint64_t)device + 1, .of = *context};
+	table_put(&primaries, &primary);
+	return stands ? result : refuse_primary(context, device);
+}
+
+/* Release and reset: the context is gone when the device says so. */
+CUresult hook_primary_end(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice device)
+{
+	struct record primary;
+	CUresult result = real(device);
+	if (result == CUDA_SUCCESS && session_is_open() && !primary_is_active(device) &&
+	    table_take(&primaries, (uint64_t)device + 1, &primary))
+		forget(primary.of);
+	return result;
+}

@@ -1,0 +1,123 @@
+/* The first call, and the ways in which a program finds the driver's functions. */
+#define _GNU_SOURCE
+#include "aliquot/lock.h"
+#include "glibc_floor.h"
+#include "session.h"
+#include "visible.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define VISIBLE "CUDA_VISIBLE_DEVICES"
+
+const char forward_library[] = "libcuda.so.1";
+const int forward_error_missing = CUDA_ERROR_NOT_SUPPORTED;
+const int forward_error_no_library = CUDA_ERROR_NO_DEVICE;
+
+static struct aliquot_lock first;
+static _Atomic bool initialised; /* in this process or the one it was forked from */
+
+/* The driver reads the variable once, here; the program's own value is put back. */
+static CUresult init_with_our_devices(__typeof__(&cuInit) real, unsigned flags)
+{
+	char ours[VISIBLE_SIZE];
+	const char *value = getenv(VISIBLE);
+	char *theirs = value ? strdup(value) : NULL;
+	visible_devices(session_limits(), theirs, getenv("CUDA_DEVICE_ORDER"), ours);
+	setenv(VISIBLE, ours, 1);
+	CUresult result = real(flags);
+	if (theirs)
+		setenv(VISIBLE, theirs, 1);
+	else
+		unsetenv(VISIBLE);
+	free(theirs);
+	return result;
+}
+
+CUresult hook_init(__typeof__(&cuInit) real, unsigned flags)
+{
+	/* Again, or in a forked child, where the driver says what it says there. */
+	if (atomic_load(&initialised) || flags != 0)
+		return real(flags);
+	if (!session_open())
+		return CUDA_ERROR_SYSTEM_NOT_READY;
+	CUresult result = CUDA_SUCCESS;
+	aliquot_lock(&first);
+	if (!initialised) {
+		result = init_with_our_devices(real, flags);
+		if (result == CUDA_SUCCESS && !session_map_devices()) {
+			forward_say("the driver shows a GPU that is not in the grant; ask: aliquot doctor");
+			result = CUDA_ERROR_SYSTEM_NOT_READY;
+		} else if (result == CUDA_SUCCESS) {
+			atomic_store(&initialised, true);
+		}
+	}
+	aliquot_unlock(&first);
+	return result;
+}
+
+/* The driver decides what a name, a version and flags mean; where its answer is a function that we
+ * have a hook for, the program gets the hook. */
+CUresult hook_proc_address_v2(__typeof__(&cuGetProcAddress_v2) real, const char *symbol,
+                              void **function, int version, cuuint64_t flags,
+                              CUdriverProcAddressQueryResult *status)
+{
+	CUresult result = real(symbol, function, version, flags, status);
+	if (result == CUDA_SUCCESS)
+		*function = forward_substitute(*function);
+	return result;
+}
+
+CUresult hook_proc_address(__typeof__(&cuGetProcAddress) real, const char *symbol, void **function,
+                           int version, cuuint64_t flags)
+{
+	CUresult result = real(symbol, function, version, flags);
+	if (result == CUDA_SUCCESS)
+		*function = forward_substitute(*function);
+	return result;
+}
+
+/* dlopen, where the stand-in is preloaded: a preloaded library answers for its SONAME alone, and
+ * programs also ask for libcuda.so or for the driver's own file by its path. The assembly in
+ * dlopen_entry.S asks lookup_redirect and jumps on to the C library's dlopen, so that the caller
+ * stays the caller (its RUNPATH counts in the search). */
+void *lookup_next_dlopen;
+const char *lookup_redirect(const char *path);
+
+static bool is_named(const char *path, const char *library)
+{
+	const char *slash = strrchr(path, '/');
+	return strncmp(slash ? slash + 1 : path, library, strlen(library)) == 0;
+}
+
+static const char *stand_in(const char *name)
+{
+	static struct aliquot_lock lock;
+	static char folder[PATH_MAX], cuda[PATH_MAX + 32], nvml[PATH_MAX + 32];
+	aliquot_lock(&lock);
+	Dl_info info;
+	if (!folder[0] && dladdr((void *)&lookup_redirect, &info) && strchr(info.dli_fname, '/')) {
+		snprintf(folder, sizeof(folder), "%s", info.dli_fname);
+		*strrchr(folder, '/') = 0;
+		snprintf(cuda, sizeof(cuda), "%s", info.dli_fname);
+		snprintf(nvml, sizeof(nvml), "%s/libnvidia-ml.so.1", folder);
+	}
+	aliquot_unlock(&lock);
+	const char *path = name[3] == 'c' ? cuda : nvml;
+	return path[0] && access(path, R_OK) == 0 ? path : NULL;
+}
+
+const char *lookup_redirect(const char *path)
+{
+	if (!lookup_next_dlopen)
+		lookup_next_dlopen = dlsym(RTLD_NEXT, "dlopen");
+	const char *ours = NULL;
+	if (path && is_named(path, "libcuda.so"))
+		ours = stand_in("libcuda");
+	else if (path && is_named(path, "libnvidia-ml.so"))
+		ours = stand_in("libnvidia-ml");
+	return ours ? ours : path;
+}

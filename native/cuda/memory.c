@@ -1,0 +1,238 @@
+/* Pointers: cuMemAlloc and its kin, and what the program is told of the memory there is.
+ *
+ * Every input that the driver would refuse goes to the driver, so that its answer is the driver's
+ * own; a charge is made only for what it could give. */
+#include "memory.h"
+
+#include "aliquot/ledger.h"
+#include "pool.h"
+#include "session.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define LARGE_GRANULE (2 * MIB)
+#define PITCH_GRANULE 512u
+
+struct table memory_pointers, memory_arrays, memory_imports;
+
+/* Seen on a card: more than 1 MiB comes in whole granules of 2 MiB; less comes out of shared ones,
+ * whose slack the arbiter finds in NVML's figure. */
+uint64_t memory_cost(uint64_t bytes)
+{
+	if (bytes <= MIB)
+		return bytes;
+	uint64_t rounded = (bytes + LARGE_GRANULE - 1) / LARGE_GRANULE * LARGE_GRANULE;
+	return rounded < bytes ? UINT64_MAX : rounded;
+}
+
+bool memory_begin(const struct memory_request *request)
+{
+	if (!session_charge(request->slice, request->bytes))
+		return false;
+	if (request->kind == RECORD_MANAGED)
+		session_count_managed(request->slice, (int64_t)request->bytes);
+	return true;
+}
+
+static void give_back(uint32_t slice, uint64_t bytes, enum record_kind kind)
+{
+	if (kind == RECORD_POOLED)
+		return;
+	session_uncharge(slice, bytes);
+	if (kind == RECORD_MANAGED)
+		session_count_managed(slice, -(int64_t)bytes);
+}
+
+CUresult memory_end(const struct memory_request *request, CUresult result, uint64_t key)
+{
+	struct record record = {
+		.key = key,
+		.bytes = request->bytes,
+		.of = request->of,
+		.slice = request->slice,
+		.kind = (uint16_t)request->kind,
+	};
+	if (result != CUDA_SUCCESS)
+		give_back(request->slice, request->bytes, request->kind);
+	else
+		/* With no memory left for the record the charge simply stays until the process ends. */
+		table_put(request->table, &record);
+	return result;
+}
+
+struct context_sums {
+	uint64_t bytes[ALIQUOT_MAX_GPUS], managed[ALIQUOT_MAX_GPUS];
+};
+
+static void add_up(const struct record *record, void *argument)
+{
+	struct context_sums *sums = argument;
+	sums->bytes[record->slice] += ledger_round(record->bytes);
+	if (record->kind == RECORD_MANAGED)
+		sums->managed[record->slice] += record->bytes;
+}
+
+void memory_forget_context(CUcontext context)
+{
+	struct context_sums sums = {0};
+	table_take_of(&memory_pointers, context, add_up, &sums);
+	table_take_of(&memory_arrays, context, add_up, &sums);
+	table_take_of(&memory_imports, context, add_up, &sums);
+	for (uint32_t slice = 0; slice < ALIQUOT_MAX_GPUS; slice++) {
+		session_uncharge(slice, sums.bytes[slice]);
+		session_count_managed(slice, -(int64_t)sums.managed[slice]);
+	}
+}
+
+bool memory_put_pooled(CUdeviceptr pointer, uint64_t bytes, uint32_t slice, CUmemoryPool pool)
+{
+	struct record record = {.key = pointer,
+	                        .bytes = bytes,
+	                        .of = pool,
+	                        .slice = slice,
+	                        .kind = RECORD_POOLED};
+	return table_put(&memory_pointers, &record);
+}
+
+/* Fill in the current context and its slice; false: there is none, and the driver shall say so. */
+static bool in_current_context(struct memory_request *request)
+{
+	CUcontext context = NULL;
+	request->table = &memory_pointers;
+	request->slice = session_slice_of_current_context();
+	if (request->slice == SESSION_NO_SLICE || REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
+		return false;
+	request->of = context;
+	return true;
+}
+
+CUresult hook_alloc(__typeof__(&cuMemAlloc_v2) real, CUdeviceptr *pointer, size_t bytes)
+{
+	struct memory_request request = {.bytes = memory_cost(bytes), .kind = RECORD_PLAIN};
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!pointer || bytes == 0 || !in_current_context(&request))
+		return real(pointer, bytes);
+	if (!memory_begin(&request)) {
+		*pointer = 0;
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	CUresult result = real(pointer, bytes);
+	return memory_end(&request, result, *pointer);
+}
+
+CUresult hook_alloc_managed(__typeof__(&cuMemAllocManaged) real, CUdeviceptr *pointer, size_t bytes,
+                            unsigned flags)
+{
+	struct memory_request request = {.bytes = memory_cost(bytes), .kind = RECORD_MANAGED};
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!pointer || bytes == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) ||
+	    !in_current_context(&request))
+		return real(pointer, bytes, flags);
+	if (!memory_begin(&request)) {
+		*pointer = 0;
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	CUresult result = real(pointer, bytes, flags);
+	return memory_end(&request, result, *pointer);
+}
+
+CUresult hook_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, CUdeviceptr *pointer, size_t *pitch,
+                          size_t width, size_t height, unsigned element)
+{
+	struct memory_request request = {.kind = RECORD_PLAIN};
+	size_t row, expected;
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!pointer || !pitch || width == 0 || height == 0 ||
+	    (element != 4 && element != 8 && element != 16) || !in_current_context(&request) ||
+	    __builtin_add_overflow(width, PITCH_GRANULE - 1, &row) ||
+	    __builtin_mul_overflow(row / PITCH_GRANULE * PITCH_GRANULE, height, &expected))
+		return real(pointer, pitch, width, height, element);
+	request.bytes = memory_cost(expected);
+	if (!memory_begin(&request)) {
+		*pointer = *pitch = 0;
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	CUresult result = real(pointer, pitch, width, height, element);
+	if (result == CUDA_SUCCESS && memory_cost(*pitch * height) > request.bytes) {
+		/* A card with wider rows than those we know. */
+		uint64_t more = memory_cost(*pitch * height) - request.bytes;
+		if (!session_charge(request.slice, more)) {
+			REAL(cuMemFree_v2)(*pointer);
+			session_uncharge(request.slice, request.bytes);
+			*pointer = *pitch = 0;
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		}
+		request.bytes += more;
+	}
+	return memory_end(&request, result, *pointer);
+}
+
+CUresult hook_free(__typeof__(&cuMemFree_v2) real, CUdeviceptr pointer)
+{
+	struct record record;
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!table_take(&memory_pointers, pointer, &record))
+		return real(pointer);
+	CUresult result = real(pointer);
+	if (result != CUDA_SUCCESS)
+		table_put(&memory_pointers, &record);
+	else if (record.kind == RECORD_POOLED)
+		pool_freed(record.of, record.bytes);
+	else
+		give_back(record.slice, record.bytes, record.kind);
+	return result;
+}
+
+CUresult hook_free_async(__typeof__(&cuMemFreeAsync) real, CUdeviceptr pointer, CUstream stream)
+{
+	struct record record;
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (!table_take(&memory_pointers, pointer, &record))
+		return real(pointer, stream);
+	CUresult result = real(pointer, stream);
+	if (result != CUDA_SUCCESS)
+		table_put(&memory_pointers, &record);
+	else if (record.kind == RECORD_POOLED)
+		pool_freed_async(record.of, record.bytes);
+	else
+		give_back(record.slice, record.bytes, record.kind);
+	return result;
+}
+
+CUresult hook_total_memory(__typeof__(&cuDeviceTotalMem_v2) real, size_t *bytes, CUdevice device)
+{
+	CUresult result = real(bytes, device);
+	uint32_t slice = session_slice_of_device(device);
+	if (result == CUDA_SUCCESS && slice != SESSION_NO_SLICE)
+		*bytes = session_limits()->slices[slice].limit_bytes;
+	return result;
+}
+
+CUresult hook_total_memory_v1(__typeof__(&cuDeviceTotalMem) real, unsigned *bytes, CUdevice device)
+{
+	CUresult result = real(bytes, device);
+	uint32_t slice = session_slice_of_device(device);
+	if (result == CUDA_SUCCESS && slice != SESSION_NO_SLICE &&
+	    session_limits()->slices[slice].limit_bytes < *bytes)
+		*bytes = (unsigned)session_limits()->slices[slice].limit_bytes;
+	return result;
+}
+
+CUresult hook_memory_info(__typeof__(&cuMemGetInfo_v2) real, size_t *free_bytes,
+                          size_t *total_bytes)
+{
+	CUresult result = real(free_bytes, total_bytes);
+	uint32_t slice = session_is_open() ? session_slice_of_current_context() : SESSION_NO_SLICE;
+	if (result != CUDA_SUCCESS || slice == SESSION_NO_SLICE)
+		return result;
+	/* Others may have left less on the card than the slice still has. */
+	if (free_bytes && session_left(slice) < *free_bytes)
+		*free_bytes = session_left(slice);
+	if (total_bytes)
+		*total_bytes = session_limits()->slices[slice].limit_bytes;
+	return result;
+}

@@ -1,0 +1,214 @@
+#define _GNU_SOURCE
+#include "session.h"
+
+#include "aliquot/ledger.h"
+#include "aliquot/lock.h"
+#include "arbiter_call.h"
+#include "pool.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#define MAX_DEVICES 64
+/* Below this distance to the limit the driver's own share is read anew before memory is taken. */
+#define NEAR_LIMIT (UINT64_C(256) << 20)
+#define FRESH_NS (UINT64_C(10) * 1000 * 1000)
+
+struct session {
+	_Atomic bool open;
+	struct aliquot_lock ledger; /* threads take turns in this process's slot */
+	const struct aliquot_limits *limits;
+	struct aliquot_usage *usage;
+	uint32_t slot;
+	uint32_t slice_of_device[MAX_DEVICES];
+	_Atomic uint64_t measured_ns;
+};
+
+static struct aliquot_lock opening;
+static struct session *_Atomic page;
+
+static struct session *current(void)
+{
+	struct session *session = atomic_load_explicit(&page, memory_order_acquire);
+	if (!session || !atomic_load_explicit(&session->open, memory_order_acquire))
+		return NULL;
+	return session;
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+	return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+/* The page that a fork wipes: a child must not write into its parent's slot. */
+static struct session *wiped_page(void)
+{
+	struct session *session = atomic_load(&page);
+	if (session)
+		return session;
+	session = mmap(NULL, sizeof(*session), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+	               0);
+	if (session == MAP_FAILED) {
+		forward_say("no memory for the session");
+		return NULL;
+	}
+	if (madvise(session, sizeof(*session), MADV_WIPEONFORK) != 0) {
+		forward_say("this kernel cannot keep a forked child apart (needs Linux 4.14)");
+		munmap(session, sizeof(*session));
+		return NULL;
+	}
+	atomic_store_explicit(&page, session, memory_order_release);
+	return session;
+}
+
+bool session_open(void)
+{
+	if (current())
+		return true;
+	aliquot_lock(&opening);
+	struct session *session = wiped_page();
+	if (session && !session->open) {
+		struct arbiter_welcome welcome;
+		if (arbiter_hello(&welcome)) {
+			session->limits = welcome.limits;
+			session->usage = welcome.usage;
+			session->slot = welcome.slot;
+			for (unsigned i = 0; i < MAX_DEVICES; i++)
+				session->slice_of_device[i] = SESSION_NO_SLICE;
+			atomic_store_explicit(&session->open, true, memory_order_release);
+		}
+	}
+	aliquot_unlock(&opening);
+	return current() != NULL;
+}
+
+bool session_is_open(void)
+{
+	return current() != NULL;
+}
+
+const struct aliquot_limits *session_limits(void)
+{
+	return current()->limits;
+}
+
+static uint32_t slice_by_uuid(const struct aliquot_limits *limits, const CUuuid *uuid)
+{
+	for (uint32_t i = 0; i < limits->slice_count; i++)
+		if (memcmp(limits->slices[i].uuid, uuid->bytes, sizeof(limits->slices[i].uuid)) == 0)
+			return i;
+	return SESSION_NO_SLICE;
+}
+
+bool session_map_devices(void)
+{
+	struct session *session = current();
+	int count = 0;
+	if (!session || REAL(cuDeviceGetCount)(&count) != CUDA_SUCCESS || count > MAX_DEVICES)
+		return false;
+	for (int i = 0; i < count; i++) {
+		CUdevice device;
+		CUuuid uuid;
+		/* The second version tells a MIG instance from its card. */
+		__typeof__(&cuDeviceGetUuid) get_uuid = REAL(cuDeviceGetUuid_v2);
+		if (!get_uuid)
+			get_uuid = REAL(cuDeviceGetUuid);
+		if (REAL(cuDeviceGet)(&device, i) != CUDA_SUCCESS || device < 0 || device >= MAX_DEVICES ||
+		    get_uuid(&uuid, device) != CUDA_SUCCESS)
+			return false;
+		session->slice_of_device[device] = slice_by_uuid(session->limits, &uuid);
+		if (session->slice_of_device[device] == SESSION_NO_SLICE)
+			return false;
+	}
+	return true;
+}
+
+uint32_t session_slice_of_device(CUdevice device)
+{
+	struct session *session = current();
+	if (!session || device < 0 || device >= MAX_DEVICES)
+		return SESSION_NO_SLICE;
+	return session->slice_of_device[device];
+}
+
+uint32_t session_slice_of_current_context(void)
+{
+	CUdevice device;
+	if (REAL(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
+		return SESSION_NO_SLICE;
+	return session_slice_of_device(device);
+}
+
+uint64_t session_left(uint32_t slice)
+{
+	struct session *session = current();
+	uint64_t capacity = ledger_capacity(&session->limits->slices[slice]);
+	uint64_t total = ledger_total(&session->usage->slices[slice]);
+	return total < capacity ? capacity - total : 0;
+}
+
+bool session_reserve(uint32_t slice, uint64_t bytes)
+{
+	struct session *session = current();
+	aliquot_lock(&session->ledger);
+	bool fits = ledger_reserve(&session->usage->slices[slice], &session->limits->slices[slice],
+	                           session->slot, bytes);
+	aliquot_unlock(&session->ledger);
+	return fits;
+}
+
+bool session_charge(uint32_t slice, uint64_t bytes)
+{
+	uint64_t left = session_left(slice);
+	if (left < NEAR_LIMIT || left - NEAR_LIMIT < bytes)
+		session_driver_took();
+	if (session_reserve(slice, bytes))
+		return true;
+	/* The driver, too, gives up what its pools keep unused before it says "out of memory". */
+	return pools_trim() && session_reserve(slice, bytes);
+}
+
+void session_uncharge(uint32_t slice, uint64_t bytes)
+{
+	struct session *session = current();
+	if (!session || slice == SESSION_NO_SLICE || bytes == 0)
+		return;
+	aliquot_lock(&session->ledger);
+	ledger_release(&session->usage->slices[slice], session->slot, bytes);
+	aliquot_unlock(&session->ledger);
+}
+
+void session_count_managed(uint32_t slice, int64_t bytes)
+{
+	struct session *session = current();
+	if (session && slice != SESSION_NO_SLICE)
+		atomic_fetch_add(&session->usage->slices[slice].entries[session->slot].managed,
+		                 (uint64_t)bytes);
+}
+
+void session_measure(void)
+{
+	struct session *session = current();
+	if (!session)
+		return;
+	arbiter_measure();
+	atomic_store(&session->measured_ns, now_ns());
+}
+
+void session_driver_took(void)
+{
+	struct session *session = current();
+	if (session && now_ns() - atomic_load(&session->measured_ns) >= FRESH_NS)
+		session_measure();
+}
+
+bool session_is_over(uint32_t slice)
+{
+	struct session *session = current();
+	const struct aliquot_slice_limits *limits = &session->limits->slices[slice];
+	return ledger_total(&session->usage->slices[slice]) + limits->driver_bytes >
+	       limits->limit_bytes;
+}

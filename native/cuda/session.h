@@ -1,0 +1,54 @@
+/* This process's part in its grant.
+ *
+ * Opened by cuInit, the one call without which the driver does nothing: the arbiter is asked, the
+ * two pages are mapped, the connection is closed. After that the arbiter may die: limits and
+ * ledger are memory. A forked child finds no session (its page is wiped by the kernel at fork), as
+ * it finds no CUDA; an exec starts anew.
+ *
+ * Guarantees: with no session every counted call returns CUDA_ERROR_NOT_INITIALIZED, so nothing is
+ * taken that nobody counts. No lock of ours is held across a call into the driver.
+ */
+#ifndef ALIQUOT_SESSION_H
+#define ALIQUOT_SESSION_H
+
+#include "aliquot/layout.h"
+#include "hooked.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define SESSION_NO_SLICE UINT32_MAX
+
+/* Join the grant; false: it cannot be, and why was said on stderr. */
+bool session_open(void);
+bool session_is_open(void);
+
+/* Learn which of the driver's devices is which slice; false: one of them is none of ours. */
+bool session_map_devices(void);
+
+/* The grant's limits; valid while a session is open. */
+const struct aliquot_limits *session_limits(void);
+
+uint32_t session_slice_of_device(CUdevice device);
+uint32_t session_slice_of_current_context(void);
+
+/* Take memory of a slice, or give it back. Charging fails when the slice has no room, also after
+ * the pools gave up what they keep unused; reserving does not ask them. */
+bool session_charge(uint32_t slice, uint64_t bytes);
+bool session_reserve(uint32_t slice, uint64_t bytes);
+void session_uncharge(uint32_t slice, uint64_t bytes);
+void session_count_managed(uint32_t slice, int64_t bytes);
+
+/* What programs may still take of a slice. */
+uint64_t session_left(uint32_t slice);
+
+/* Have the arbiter read what the driver took for this process; returns when the limits tell it. */
+void session_measure(void);
+
+/* The same after a call that may have made the driver take memory; seldom enough to cost nothing. */
+void session_driver_took(void);
+
+/* Whether what is counted and what the driver took no longer fit the slice. */
+bool session_is_over(uint32_t slice);
+
+#endif

@@ -1,0 +1,164 @@
+#define _GNU_SOURCE
+#include "forward.h"
+
+#include "aliquot/lock.h"
+#include "glibc_floor.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* What the fitting step points the names at that this machine's driver does not have. */
+FORWARD_EXPORT void aliquot_absent(void);
+void aliquot_absent(void)
+{
+}
+
+static struct aliquot_lock loading;
+static _Atomic int loaded; /* 0 not tried, 1 there, -1 not to be had */
+
+static const char *const installed_at[] = {
+#if defined(__x86_64__)
+	"/usr/lib/x86_64-linux-gnu",
+#elif defined(__aarch64__)
+	"/usr/lib/aarch64-linux-gnu",
+#endif
+	"/usr/lib64",
+	"/usr/lib",
+	"/usr/local/nvidia/lib64",
+	"/usr/lib/wsl/lib",
+};
+
+void forward_say(const char *format, ...)
+{
+	char line[512] = "aliquot: ";
+	va_list arguments;
+	va_start(arguments, format);
+	int length = vsnprintf(line + 9, sizeof(line) - 10, format, arguments);
+	va_end(arguments);
+	if (length < 0)
+		return;
+	size_t size = strlen(line);
+	line[size++] = '\n';
+	ssize_t written = write(2, line, size);
+	(void)written;
+}
+
+const char *forward_grant(void)
+{
+	if (access("/run/aliquot/grant/limits", F_OK) == 0)
+		return "/run/aliquot/grant";
+	return getenv("ALIQUOT_GRANT");
+}
+
+/* stat() was given a new name in glibc 2.33: ask the kernel. */
+static bool identify(const char *path, struct stat *out)
+{
+	return syscall(SYS_newfstatat, AT_FDCWD, path, out, 0) == 0;
+}
+
+static bool is_other_file(const char *path, const char *self)
+{
+	struct stat theirs, ours;
+	if (!identify(path, &theirs))
+		return false;
+	return !self || !identify(self, &ours) || theirs.st_ino != ours.st_ino ||
+	       theirs.st_dev != ours.st_dev;
+}
+
+static bool try_folder(const char *folder, size_t length, const char *self, char path[PATH_MAX])
+{
+	if (length == 0)
+		return false;
+	int written = snprintf(path, PATH_MAX, "%.*s/%s", (int)length, folder, forward_library);
+	return written > 0 && written < PATH_MAX && is_other_file(path, self);
+}
+
+static bool find_library(char path[PATH_MAX])
+{
+	Dl_info info;
+	const char *self = dladdr((void *)&aliquot_absent, &info) ? info.dli_fname : NULL;
+	const char *folder = getenv("ALIQUOT_DRIVER_DIR");
+	if (folder && try_folder(folder, strlen(folder), self, path))
+		return true;
+	if (try_folder("/run/aliquot/driver", strlen("/run/aliquot/driver"), self, path))
+		return true;
+	for (const char *list = getenv("LD_LIBRARY_PATH"); list && *list;) {
+		size_t length = strcspn(list, ":;");
+		if (try_folder(list, length, self, path))
+			return true;
+		list += length + (list[length] != 0);
+	}
+	for (size_t i = 0; i < sizeof(installed_at) / sizeof(*installed_at); i++)
+		if (try_folder(installed_at[i], strlen(installed_at[i]), self, path))
+			return true;
+	return false;
+}
+
+static void fill(void *library)
+{
+	const char *name = forward_names;
+	for (unsigned slot = 0; slot < forward_known; slot++) {
+		forward_real[slot] = dlsym(library, name);
+		name += strlen(name) + 1;
+	}
+	for (unsigned slot = forward_known; slot < forward_count; slot++) {
+		name = forward_spares[slot - forward_known];
+		if (strncmp(name, "aliquot_", 8) != 0)
+			forward_real[slot] = dlsym(library, name);
+	}
+}
+
+static int open_library(void)
+{
+	char path[PATH_MAX];
+	if (!find_library(path)) {
+		forward_say("no %s of a driver found; ask: aliquot doctor", forward_library);
+		return -1;
+	}
+	/* dlmopen, since dlopen may be our own hook, which would lead back here. */
+	void *library = dlmopen(LM_ID_BASE, path, RTLD_NOW | RTLD_LOCAL);
+	if (!library) {
+		forward_say("the driver's %s cannot be opened: %s", path, dlerror());
+		return -1;
+	}
+	fill(library);
+	return 1;
+}
+
+bool forward_load(void)
+{
+	int state = atomic_load_explicit(&loaded, memory_order_acquire);
+	if (state)
+		return state > 0;
+	int before = errno;
+	aliquot_lock(&loading);
+	state = atomic_load(&loaded);
+	if (!state) {
+		state = open_library();
+		atomic_store_explicit(&loaded, state, memory_order_release);
+	}
+	aliquot_unlock(&loading);
+	errno = before;
+	return state > 0;
+}
+
+int forward_missing(void)
+{
+	return atomic_load(&loaded) > 0 ? forward_error_missing : forward_error_no_library;
+}
+
+/* Called by the jumps of forward_entry.h while their slot is empty. */
+void *forward_resolve(unsigned slot);
+void *forward_resolve(unsigned slot)
+{
+	forward_load();
+	void *function = forward_real[slot];
+	return function ? function : (void *)forward_missing;
+}

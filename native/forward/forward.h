@@ -1,0 +1,47 @@
+/* Forwarding to the library whose name we took: the part that both stand-ins share.
+ *
+ * The real library is opened at the first call of any of its functions and never before: a process
+ * that only has the stand-in mapped pays nothing for it. From then on a call that is not hooked is
+ * one load and one jump.
+ *
+ * Where the real library is looked for, first that exists and is not the stand-in itself:
+ * $ALIQUOT_DRIVER_DIR (set by whoever made the grant), /run/aliquot/driver (in containers), the
+ * folders of $LD_LIBRARY_PATH, the places where drivers are installed.
+ *
+ * Guarantees: nothing here exits, aborts, or touches a signal; a library that cannot be found
+ * makes every call return the API's own error, and says why once on stderr.
+ */
+#ifndef ALIQUOT_FORWARD_H
+#define ALIQUOT_FORWARD_H
+
+#include <stdbool.h>
+
+#define FORWARD_EXPORT __attribute__((visibility("default")))
+
+/* Each stand-in defines these: its real library's name, and what a call gives that cannot be made. */
+extern const char forward_library[];
+extern const int forward_error_missing;    /* this driver does not have the function */
+extern const int forward_error_no_library; /* there is no driver */
+
+/* Generated from the header. */
+extern void *forward_real[];
+extern const unsigned forward_known, forward_count;
+extern const char forward_names[];
+extern const char forward_spares[][64];
+/* Our function for the real library's `function`, or `function` itself where we have none. */
+void *forward_substitute(void *function);
+
+/* Open the real library and fill forward_real, once; true: it is there. */
+bool forward_load(void);
+
+/* What a function returns that the real library lacks. */
+int forward_missing(void);
+
+/* The grant's directory: /run/aliquot/grant where that is mounted (in containers), else
+ * $ALIQUOT_GRANT; NULL: there is none. */
+const char *forward_grant(void);
+
+/* One line on stderr, "aliquot: ...", with no buffer that a fork could print twice. */
+void forward_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif

@@ -1,0 +1,115 @@
+/* The two shared pages of a grant.
+ *
+ * `limits` is written by the arbiter alone and mapped read-only by every tenant: what the grant may
+ * use, and which processes hold it. `usage` is the ledger: tenants and the arbiter write it with
+ * the operations of ledger.h and in no other way.
+ *
+ * Both are files in the grant's directory, so that an arbiter that starts again finds everything
+ * in them. A tenant never opens them by path: the arbiter hands it the descriptors (protocol.h).
+ *
+ * Guarantees: sizes and offsets are fixed for a VERSION; a reader checks magic, version and size
+ * before anything else (aliquot_limits_check, aliquot_usage_check) and fails closed.
+ */
+#ifndef ALIQUOT_LAYOUT_H
+#define ALIQUOT_LAYOUT_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ALIQUOT_VERSION 1u
+#define ALIQUOT_LIMITS_MAGIC 0x314d494c51494c41ull /* "ALIQLIM1" */
+#define ALIQUOT_USAGE_MAGIC 0x3145535551494c41ull  /* "ALIQUSE1" */
+
+#define ALIQUOT_MAX_GPUS 16u
+#define ALIQUOT_MAX_PROCESSES 1024u
+#define ALIQUOT_NAME_SIZE 64u
+
+/* The ledger counts in units of what the driver hands out at the least. */
+#define ALIQUOT_UNIT 512u
+
+enum aliquot_policy { ALIQUOT_ELASTIC = 0, ALIQUOT_HARD = 1 };
+enum aliquot_priority { ALIQUOT_NORMAL = 0, ALIQUOT_LATENCY = 1, ALIQUOT_BACKGROUND = 2 };
+
+enum aliquot_process_state {
+	ALIQUOT_FREE = 0,   /* nobody holds this slot */
+	ALIQUOT_LIVE = 1,   /* its process is connected or was, and lives */
+	ALIQUOT_ENDING = 2, /* dead; the GPU may still hold its bytes for a moment */
+};
+
+/* One slice: a part of one GPU. */
+struct aliquot_slice_limits {
+	uint8_t uuid[16];
+	char pci_bus_id[32];              /* as NVML writes it */
+	uint64_t gpu_bytes;               /* the whole GPU's memory */
+	_Atomic uint64_t limit_bytes;     /* the slice's memory: a hard limit */
+	_Atomic uint64_t headroom_bytes;  /* kept for what the driver takes between two measurements */
+	_Atomic uint64_t driver_bytes;    /* what the driver took by itself: contexts, modules, ... */
+	_Atomic uint64_t context_bytes;   /* what one context is expected to take; 0: not yet known */
+	_Atomic uint32_t compute_percent; /* 0: an equal part of what the others leave */
+	_Atomic uint32_t policy;          /* enum aliquot_policy */
+	_Atomic uint32_t priority;        /* enum aliquot_priority */
+	uint32_t reserved[7];
+};
+
+/* One process of the grant, by the kernel's word. */
+struct aliquot_process {
+	_Atomic uint32_t state; /* enum aliquot_process_state */
+	int32_t pid;            /* in the arbiter's pid namespace */
+	int32_t inner_pid;      /* in its own: what the tenant calls itself */
+	uint32_t reserved;
+	uint64_t
+		start_time; /* /proc/PID/stat's field 22: tells a process from a later one of the same pid */
+	_Atomic uint64_t driver_bytes[ALIQUOT_MAX_GPUS]; /* its part of slices[i].driver_bytes */
+};
+
+struct aliquot_limits {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t size; /* sizeof(struct aliquot_limits) */
+	char name[ALIQUOT_NAME_SIZE];
+	uint32_t slice_count;
+	uint32_t owner_uid;
+	int32_t owner_pid; /* the process the grant was made for */
+	uint32_t reserved;
+	uint64_t owner_start_time;
+	uint64_t created_ns; /* CLOCK_REALTIME */
+	struct aliquot_slice_limits slices[ALIQUOT_MAX_GPUS];
+	struct aliquot_process processes[ALIQUOT_MAX_PROCESSES];
+};
+
+/* One process's line in the ledger of one slice: see ledger.h for the words. */
+struct aliquot_entry {
+	_Atomic uint64_t pending;
+	_Atomic uint64_t held;
+	_Atomic uint64_t managed; /* bytes of `held` that the GPU may keep elsewhere (managed memory) */
+	uint64_t reserved;
+};
+
+struct aliquot_usage_slice {
+	_Atomic uint64_t word; /* total, last writer and its turn in one: ledger.h */
+	uint64_t reserved[7];
+	struct aliquot_entry entries[ALIQUOT_MAX_PROCESSES];
+};
+
+struct aliquot_usage {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t size; /* sizeof(struct aliquot_usage) */
+	uint64_t reserved[6];
+	struct aliquot_usage_slice slices[ALIQUOT_MAX_GPUS];
+};
+
+_Static_assert(sizeof(struct aliquot_slice_limits) == 128, "part of the contract");
+_Static_assert(sizeof(struct aliquot_process) == 24 + 8 * ALIQUOT_MAX_GPUS, "part of the contract");
+_Static_assert(offsetof(struct aliquot_usage, slices) == 64, "part of the contract");
+
+/* What is wrong with a mapped page of `size` bytes; NULL: nothing. */
+const char *aliquot_limits_check(const struct aliquot_limits *limits, size_t size);
+const char *aliquot_usage_check(const struct aliquot_usage *usage, size_t size);
+
+/* A GPU's UUID as NVIDIA writes it: "GPU-" and 36 characters. */
+#define ALIQUOT_UUID_TEXT 41u
+void aliquot_uuid_text(const uint8_t uuid[16], char out[ALIQUOT_UUID_TEXT]);
+
+#endif

@@ -1,0 +1,44 @@
+#include "aliquot/layout.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const char *aliquot_limits_check(const struct aliquot_limits *limits, size_t size)
+{
+	if (size < sizeof(*limits))
+		return "limits: shorter than its layout";
+	if (limits->magic != ALIQUOT_LIMITS_MAGIC)
+		return "limits: not a limits file";
+	if (limits->version != ALIQUOT_VERSION || limits->size != sizeof(*limits))
+		return "limits: written by another version of Aliquot";
+	if (limits->slice_count == 0 || limits->slice_count > ALIQUOT_MAX_GPUS)
+		return "limits: a number of slices that cannot be";
+	if (!memchr(limits->name, 0, sizeof(limits->name)))
+		return "limits: a name without an end";
+	for (uint32_t i = 0; i < limits->slice_count; i++) {
+		const struct aliquot_slice_limits *slice = &limits->slices[i];
+		if (!memchr(slice->pci_bus_id, 0, sizeof(slice->pci_bus_id)))
+			return "limits: a PCI bus id without an end";
+		if (atomic_load(&slice->limit_bytes) > slice->gpu_bytes)
+			return "limits: a slice larger than its GPU";
+	}
+	return NULL;
+}
+
+const char *aliquot_usage_check(const struct aliquot_usage *usage, size_t size)
+{
+	if (size < sizeof(*usage))
+		return "usage: shorter than its layout";
+	if (usage->magic != ALIQUOT_USAGE_MAGIC)
+		return "usage: not a ledger";
+	if (usage->version != ALIQUOT_VERSION || usage->size != sizeof(*usage))
+		return "usage: written by another version of Aliquot";
+	return NULL;
+}
+
+void aliquot_uuid_text(const uint8_t uuid[16], char out[ALIQUOT_UUID_TEXT])
+{
+	char *at = out + sprintf(out, "GPU-");
+	for (unsigned i = 0; i < 16; i++)
+		at += sprintf(at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+}

@@ -1,0 +1,167 @@
+/* See ledger.h for the model; here are the words and the one loop that changes them.
+ *
+ *   word     slot:10  turn:16  units:38      units of 512 bytes: 128 TiB
+ *   held              turn:16  units:38
+ *   pending  minus:1  turn:16  units:38
+ *
+ * Turns wrap. A helper could be fooled only if it slept through exactly 65,536 changes of one slot
+ * that ended on the very units it had seen.
+ */
+#include "aliquot/ledger.h"
+
+#define UNITS_BITS 38
+#define TURN_BITS 16
+#define UNITS_MASK ((UINT64_C(1) << UNITS_BITS) - 1)
+#define TURN_MASK ((UINT64_C(1) << TURN_BITS) - 1)
+#define MINUS (UINT64_C(1) << 63)
+
+_Static_assert(ALIQUOT_MAX_PROCESSES <= 1u << (64 - UNITS_BITS - TURN_BITS), "slots fit the word");
+
+/* The tests stop or kill a process at each of these. */
+#ifdef LEDGER_TEST_POINTS
+void ledger_test_point(void);
+#define POINT() ledger_test_point()
+#else
+#define POINT() ((void)0)
+#endif
+
+static uint64_t units_of(uint64_t word)
+{
+	return word & UNITS_MASK;
+}
+
+static uint64_t turn_of(uint64_t word)
+{
+	return (word >> UNITS_BITS) & TURN_MASK;
+}
+
+static uint32_t slot_of(uint64_t word)
+{
+	return (uint32_t)(word >> (UNITS_BITS + TURN_BITS)) % ALIQUOT_MAX_PROCESSES;
+}
+
+static uint64_t pack(uint64_t turn, uint64_t units)
+{
+	return (turn & TURN_MASK) << UNITS_BITS | units;
+}
+
+static uint64_t pack_word(uint32_t slot, uint64_t turn, uint64_t units)
+{
+	return (uint64_t)slot << (UNITS_BITS + TURN_BITS) | pack(turn, units);
+}
+
+static uint64_t to_units(uint64_t bytes)
+{
+	uint64_t units = bytes / ALIQUOT_UNIT + (bytes % ALIQUOT_UNIT != 0);
+	return units > UNITS_MASK ? UNITS_MASK : units;
+}
+
+uint64_t ledger_round(uint64_t bytes)
+{
+	return to_units(bytes) * ALIQUOT_UNIT;
+}
+
+uint64_t ledger_capacity(const struct aliquot_slice_limits *limits)
+{
+	uint64_t limit = atomic_load_explicit(&limits->limit_bytes, memory_order_relaxed);
+	uint64_t taken = atomic_load_explicit(&limits->driver_bytes, memory_order_relaxed) +
+	                 atomic_load_explicit(&limits->headroom_bytes, memory_order_relaxed);
+	return taken < limit ? limit - taken : 0;
+}
+
+/* Whether the change that `word` tells of is still missing in `held` of its slot; *after: `held` with
+ * it. */
+static bool is_incomplete(const struct aliquot_usage_slice *usage, uint64_t word, uint64_t held,
+                          uint64_t *after)
+{
+	uint64_t turn = turn_of(word);
+	if (turn_of(held + (UINT64_C(1) << UNITS_BITS)) != turn)
+		return false;
+	POINT();
+	uint64_t pending = atomic_load(&usage->entries[slot_of(word)].pending);
+	if (turn_of(pending) != turn)
+		return false;
+	uint64_t units = units_of(held), delta = units_of(pending);
+	if (pending & MINUS)
+		units = delta < units ? units - delta : 0;
+	else
+		units = (units + delta) & UNITS_MASK;
+	*after = pack(turn, units);
+	return true;
+}
+
+/* Steps 1 and 4: bring `held` of the slot that `word` names up to the turn that `word` names. */
+static void complete(struct aliquot_usage_slice *usage, uint64_t word)
+{
+	struct aliquot_entry *entry = &usage->entries[slot_of(word)];
+	uint64_t held = atomic_load(&entry->held), after;
+	if (!is_incomplete(usage, word, held, &after))
+		return;
+	POINT();
+	atomic_compare_exchange_strong(&entry->held, &held, after);
+}
+
+/* One change of the total by `slot`. `capacity` is asked anew in each round; NULL: giving back. */
+static bool change(struct aliquot_usage_slice *usage, const struct aliquot_slice_limits *capacity,
+                   uint32_t slot, uint64_t units)
+{
+	struct aliquot_entry *entry = &usage->entries[slot];
+	uint64_t word = atomic_load(&usage->word);
+	for (;;) {
+		POINT();
+		complete(usage, word);
+		uint64_t held = atomic_load(&entry->held);
+		uint64_t turn = (turn_of(held) + 1) & TURN_MASK;
+		uint64_t total = units_of(word), delta = units, minus = 0;
+		if (capacity) {
+			uint64_t room = ledger_capacity(capacity) / ALIQUOT_UNIT;
+			if (delta > room || total > room - delta)
+				return false;
+			total += delta;
+		} else {
+			minus = MINUS;
+			if (delta > units_of(held))
+				delta = units_of(held);
+			total = delta < total ? total - delta : 0;
+		}
+		atomic_store_explicit(&entry->pending, minus | pack(turn, delta), memory_order_release);
+		POINT();
+		uint64_t next = pack_word(slot, turn, total);
+		if (atomic_compare_exchange_weak(&usage->word, &word, next)) {
+			POINT();
+			complete(usage, next);
+			return true;
+		}
+	}
+}
+
+bool ledger_reserve(struct aliquot_usage_slice *usage, const struct aliquot_slice_limits *limits,
+                    uint32_t slot, uint64_t bytes)
+{
+	return change(usage, limits, slot, to_units(bytes));
+}
+
+void ledger_release(struct aliquot_usage_slice *usage, uint32_t slot, uint64_t bytes)
+{
+	change(usage, NULL, slot, to_units(bytes));
+}
+
+void ledger_forget(struct aliquot_usage_slice *usage, uint32_t slot)
+{
+	change(usage, NULL, slot, UINT64_MAX);
+	atomic_store(&usage->entries[slot].managed, 0);
+}
+
+uint64_t ledger_total(const struct aliquot_usage_slice *usage)
+{
+	return units_of(atomic_load(&usage->word)) * ALIQUOT_UNIT;
+}
+
+uint64_t ledger_held(const struct aliquot_usage_slice *usage, uint32_t slot)
+{
+	uint64_t word = atomic_load(&usage->word);
+	uint64_t held = atomic_load(&usage->entries[slot].held), after;
+	if (slot_of(word) == slot && is_incomplete(usage, word, held, &after))
+		held = after;
+	return units_of(held) * ALIQUOT_UNIT;
+}

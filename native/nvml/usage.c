@@ -1,0 +1,180 @@
+/* What of the GPU the slice is, and who in the grant uses how much of it. */
+#include "view.h"
+
+#include <stdlib.h>
+
+nvmlReturn_t hook_memory(__typeof__(&nvmlDeviceGetMemoryInfo) real, nvmlDevice_t device,
+                         nvmlMemory_t *memory)
+{
+	nvmlReturn_t result = real(device, memory);
+	uint32_t slice = view_slice(device);
+	if (result != NVML_SUCCESS || slice == VIEW_NO_SLICE)
+		return result;
+	memory->total = view_open()->limits->slices[slice].limit_bytes;
+	memory->used = view_used(slice);
+	memory->free = memory->used < memory->total ? memory->total - memory->used : 0;
+	return result;
+}
+
+nvmlReturn_t hook_memory_v2(__typeof__(&nvmlDeviceGetMemoryInfo_v2) real, nvmlDevice_t device,
+                            nvmlMemory_v2_t *memory)
+{
+	nvmlReturn_t result = real(device, memory);
+	uint32_t slice = view_slice(device);
+	if (result != NVML_SUCCESS || slice == VIEW_NO_SLICE)
+		return result;
+	memory->total = view_open()->limits->slices[slice].limit_bytes;
+	memory->reserved = 0; /* the card's own reserve is not cut from the slice */
+	memory->used = view_used(slice);
+	memory->free = memory->used < memory->total ? memory->total - memory->used : 0;
+	return result;
+}
+
+/* One process of the slice at a time, from slot *next on; false: no more. */
+static bool next_process(uint32_t slice, uint32_t *next, nvmlProcessInfo_t *out)
+{
+	const struct aliquot_limits *limits = view_open()->limits;
+	for (; *next < ALIQUOT_MAX_PROCESSES; ++*next) {
+		uint64_t used = view_process_used(slice, *next);
+		if (used == 0)
+			continue;
+		out->pid = (unsigned)limits->processes[*next].inner_pid;
+		out->usedGpuMemory = used;
+		out->gpuInstanceId = out->computeInstanceId = 0xFFFFFFFF;
+		++*next;
+		return true;
+	}
+	return false;
+}
+
+static unsigned count_processes(uint32_t slice)
+{
+	nvmlProcessInfo_t info;
+	unsigned count = 0;
+	for (uint32_t slot = 0; next_process(slice, &slot, &info);)
+		count++;
+	return count;
+}
+
+/* NVML's own way: how many there are, and an error where the caller has no room for them. */
+static nvmlReturn_t announce(uint32_t slice, unsigned *count, const void *room)
+{
+	unsigned there = count_processes(slice), given = room ? *count : 0;
+	*count = there;
+	return there > given ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+nvmlReturn_t hook_processes(__typeof__(&nvmlDeviceGetComputeRunningProcesses_v3) real,
+                            nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos)
+{
+	uint32_t slice = view_slice(device);
+	if (slice == VIEW_NO_SLICE || !count)
+		return real(device, count, infos);
+	nvmlReturn_t result = announce(slice, count, infos);
+	unsigned room = *count, written = 0;
+	uint32_t slot = 0;
+	while (result == NVML_SUCCESS && written < room && next_process(slice, &slot, &infos[written]))
+		written++;
+	if (result == NVML_SUCCESS)
+		*count = written;
+	return result;
+}
+
+nvmlReturn_t hook_processes_v1(__typeof__(&nvmlDeviceGetComputeRunningProcesses) real,
+                               nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v1_t *infos)
+{
+	uint32_t slice = view_slice(device);
+	if (slice == VIEW_NO_SLICE || !count)
+		return real(device, count, infos);
+	nvmlReturn_t result = announce(slice, count, infos);
+	unsigned room = *count, written = 0;
+	nvmlProcessInfo_t info;
+	for (uint32_t slot = 0;
+	     result == NVML_SUCCESS && written < room && next_process(slice, &slot, &info);)
+		infos[written++] = (nvmlProcessInfo_v1_t){info.pid, info.usedGpuMemory};
+	if (result == NVML_SUCCESS)
+		*count = written;
+	return result;
+}
+
+/* Graphics and MPS clients are others': a grant's own processes are listed as compute. */
+nvmlReturn_t hook_no_processes(__typeof__(&nvmlDeviceGetGraphicsRunningProcesses_v3) real,
+                               nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos)
+{
+	if (view_slice(device) == VIEW_NO_SLICE || !count)
+		return real(device, count, infos);
+	*count = 0;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t hook_no_processes_v1(__typeof__(&nvmlDeviceGetGraphicsRunningProcesses) real,
+                                  nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v1_t *infos)
+{
+	if (view_slice(device) == VIEW_NO_SLICE || !count)
+		return real(device, count, infos);
+	*count = 0;
+	return NVML_SUCCESS;
+}
+
+/* Keep the grant's samples, under the pids its programs know. */
+static unsigned keep_ours(nvmlProcessUtilizationSample_t *samples, unsigned count)
+{
+	const struct aliquot_limits *limits = view_open()->limits;
+	unsigned kept = 0;
+	for (unsigned i = 0; i < count; i++) {
+		uint32_t slot = view_slot_of((int32_t)samples[i].pid);
+		if (slot == ALIQUOT_MAX_PROCESSES)
+			continue;
+		samples[kept] = samples[i];
+		samples[kept++].pid = (unsigned)limits->processes[slot].inner_pid;
+	}
+	return kept;
+}
+
+nvmlReturn_t hook_process_utilization(__typeof__(&nvmlDeviceGetProcessUtilization) real,
+                                      nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
+                                      unsigned *count, unsigned long long since)
+{
+	nvmlReturn_t result = real(device, samples, count, since);
+	if (result == NVML_SUCCESS && samples && view_slice(device) != VIEW_NO_SLICE)
+		*count = keep_ours(samples, *count);
+	return result;
+}
+
+/* The newest sample of each process counts. */
+static void add_up(const nvmlProcessUtilizationSample_t *samples, unsigned count,
+                   nvmlUtilization_t *sum)
+{
+	sum->gpu = sum->memory = 0;
+	for (unsigned i = 0; i < count; i++) {
+		bool newest = true;
+		for (unsigned j = 0; j < count; j++)
+			if (samples[j].pid == samples[i].pid && samples[j].timeStamp > samples[i].timeStamp)
+				newest = false;
+		if (newest) {
+			sum->gpu += samples[i].smUtil;
+			sum->memory += samples[i].memUtil;
+		}
+	}
+	sum->gpu = sum->gpu < 100 ? sum->gpu : 100;
+	sum->memory = sum->memory < 100 ? sum->memory : 100;
+}
+
+nvmlReturn_t hook_utilization(__typeof__(&nvmlDeviceGetUtilizationRates) real, nvmlDevice_t device,
+                              nvmlUtilization_t *rates)
+{
+	nvmlReturn_t result = real(device, rates);
+	if (result != NVML_SUCCESS || view_slice(device) == VIEW_NO_SLICE)
+		return result;
+	unsigned count = 0;
+	nvmlReturn_t asked = REAL(nvmlDeviceGetProcessUtilization)(device, NULL, &count, 0);
+	if (asked == NVML_ERROR_NOT_SUPPORTED || asked == NVML_ERROR_FUNCTION_NOT_FOUND)
+		return result; /* no figures by process on this card: the card's own */
+	nvmlProcessUtilizationSample_t *samples = calloc(count + 1, sizeof(*samples));
+	rates->gpu = rates->memory = 0;
+	if (samples && count &&
+	    REAL(nvmlDeviceGetProcessUtilization)(device, samples, &count, 0) == NVML_SUCCESS)
+		add_up(samples, keep_ours(samples, count), rates);
+	free(samples);
+	return result;
+}

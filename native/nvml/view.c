@@ -1,0 +1,105 @@
+#define _GNU_SOURCE
+#include "view.h"
+
+#include "aliquot/ledger.h"
+#include "aliquot/lock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static struct aliquot_lock opening;
+static struct view view;
+static _Atomic int opened; /* 0 not tried, 1 there, -1 not to be had */
+
+static const void *map(const char *directory, const char *name, size_t size)
+{
+	char path[PATH_MAX];
+	snprintf(path, sizeof(path), "%s/%s", directory, name);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return NULL;
+	void *memory = MAP_FAILED;
+	if (lseek(fd, 0, SEEK_END) >= (off_t)size)
+		memory = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+	close(fd);
+	return memory == MAP_FAILED ? NULL : memory;
+}
+
+static int open_pages(void)
+{
+	const char *directory = forward_grant();
+	if (!directory) {
+		forward_say("this program has the slice's NVML and no grant: start it with aliquot run");
+		return -1;
+	}
+	view.limits = map(directory, "limits", sizeof(*view.limits));
+	view.usage = map(directory, "usage", sizeof(*view.usage));
+	const char *wrong = NULL;
+	if (!view.limits || !view.usage)
+		wrong = strerror(errno);
+	if (!wrong)
+		wrong = aliquot_limits_check(view.limits, sizeof(*view.limits));
+	if (!wrong)
+		wrong = aliquot_usage_check(view.usage, sizeof(*view.usage));
+	if (wrong)
+		forward_say("the grant %s cannot be read: %s; ask: aliquot doctor", directory, wrong);
+	return wrong ? -1 : 1;
+}
+
+const struct view *view_open(void)
+{
+	if (!atomic_load_explicit(&opened, memory_order_acquire)) {
+		aliquot_lock(&opening);
+		if (!opened)
+			atomic_store_explicit(&opened, open_pages(), memory_order_release);
+		aliquot_unlock(&opening);
+	}
+	return opened > 0 ? &view : NULL;
+}
+
+nvmlReturn_t view_device(uint32_t slice, nvmlDevice_t *out)
+{
+	char uuid[ALIQUOT_UUID_TEXT];
+	aliquot_uuid_text(view.limits->slices[slice].uuid, uuid);
+	return REAL(nvmlDeviceGetHandleByUUID)(uuid, out);
+}
+
+uint32_t view_slice(nvmlDevice_t device)
+{
+	char theirs[NVML_DEVICE_UUID_V2_BUFFER_SIZE], ours[ALIQUOT_UUID_TEXT];
+	if (!view_open() || REAL(nvmlDeviceGetUUID)(device, theirs, sizeof(theirs)) != NVML_SUCCESS)
+		return VIEW_NO_SLICE;
+	for (uint32_t i = 0; i < view.limits->slice_count; i++) {
+		aliquot_uuid_text(view.limits->slices[i].uuid, ours);
+		if (strcmp(theirs, ours) == 0)
+			return i;
+	}
+	return VIEW_NO_SLICE;
+}
+
+uint64_t view_used(uint32_t slice)
+{
+	return ledger_total(&view.usage->slices[slice]) + view.limits->slices[slice].driver_bytes;
+}
+
+uint64_t view_process_used(uint32_t slice, uint32_t slot)
+{
+	const struct aliquot_process *process = &view.limits->processes[slot];
+	if (process->state != ALIQUOT_LIVE)
+		return 0;
+	return ledger_held(&view.usage->slices[slice], slot) + process->driver_bytes[slice];
+}
+
+uint32_t view_slot_of(int32_t pid)
+{
+	for (uint32_t slot = 0; slot < ALIQUOT_MAX_PROCESSES; slot++)
+		if (view.limits->processes[slot].state == ALIQUOT_LIVE &&
+		    view.limits->processes[slot].pid == pid)
+			return slot;
+	return ALIQUOT_MAX_PROCESSES;
+}

@@ -1,0 +1,321 @@
+/* Contexts: primary ones with their counts, created ones, and each thread's stack of them.
+ *
+ * A context takes its share of device memory when it is made and gives back all that was made in it
+ * when it ends. A destroyed context stays known, so that a thread that still has it on its stack is
+ * told so.
+ */
+#include "cuda_stream.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define DEPTH 64
+
+static __thread struct {
+	struct sim_context *stack[DEPTH];
+	int depth;
+} thread;
+
+static struct sim_context *top(void)
+{
+	return thread.depth ? thread.stack[thread.depth - 1] : NULL;
+}
+
+CUresult context_current(struct sim_context **context)
+{
+	*context = top();
+	if (!*context)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	return (*context)->live ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+CUresult context_get(CUcontext handle, struct sim_context **context)
+{
+	if (!handle)
+		return context_current(context);
+	*context = (struct sim_context *)handle;
+	return handle_is(handle, SIM_CONTEXT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+static CUresult make(CUdevice device, uint32_t flags, struct sim_context **out)
+{
+	uint32_t gpu = sim.devices[device].gpu;
+	SIM_TRY(memory_take(gpu, sim.machine.shape.context));
+	struct sim_context *context = calloc(1, sizeof(*context));
+	if (!context) {
+		machine_give(&sim.machine, gpu, sim.machine.shape.context);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	context->device = device;
+	context->gpu = gpu;
+	context->flags = flags;
+	context->api = 3020;
+	context->id = ++sim.next_id;
+	context->live = true;
+	context->references = 1;
+	context->limits[CU_LIMIT_STACK_SIZE] = 1024;
+	context->limits[CU_LIMIT_PRINTF_FIFO_SIZE] = 1048576;
+	context->limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8388608;
+	context->limits[CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = 2;
+	context->limits[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
+	context->limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
+	context->legacy = stream_make(context, 0, 0);
+	if (!context->legacy) {
+		free(context);
+		machine_give(&sim.machine, gpu, sim.machine.shape.context);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	context->next = sim.contexts;
+	sim.contexts = context;
+	handle_add(context, SIM_CONTEXT);
+	machine_count_contexts(&sim.machine, gpu, 1);
+	*out = context;
+	return CUDA_SUCCESS;
+}
+
+static bool gpu_in_use(uint32_t gpu)
+{
+	for (const struct sim_context *c = sim.contexts; c; c = c->next)
+		if (c->live && c->gpu == gpu)
+			return true;
+	return false;
+}
+
+static void end(struct sim_context *context)
+{
+	stream_end_context(context);
+	module_end_context(context);
+	array_end_context(context);
+	memory_end_context(context);
+	handle_remove(context);
+	context->live = false;
+	if (context->primary)
+		sim.devices[context->device].primary = NULL;
+	if (!gpu_in_use(context->gpu))
+		pool_end_gpu(context->gpu);
+	machine_count_contexts(&sim.machine, context->gpu, -1);
+	machine_give(&sim.machine, context->gpu, sim.machine.shape.context);
+}
+
+CUresult context_make_primary(CUdevice device, struct sim_context **context)
+{
+	struct sim_device *d = &sim.devices[device];
+	if (d->primary) {
+		d->primary->references++;
+	} else {
+		SIM_TRY(make(device, d->primary_flags, &d->primary));
+		d->primary->primary = true;
+	}
+	*context = d->primary;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
+{
+	SIM_ENTER();
+	if (!out)
+		return CUDA_ERROR_INVALID_VALUE;
+	SIM_DEVICE_CHECK(device);
+	return context_make_primary(device, (struct sim_context **)out);
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+	SIM_ENTER();
+	SIM_DEVICE_CHECK(device);
+	struct sim_context *primary = sim.devices[device].primary;
+	if (!primary)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (--primary->references == 0)
+		end(primary);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+{
+	return cuDevicePrimaryCtxRelease_v2(device);
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+	SIM_ENTER();
+	SIM_DEVICE_CHECK(device);
+	if (sim.devices[device].primary)
+		end(sim.devices[device].primary);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxReset(CUdevice device)
+{
+	return cuDevicePrimaryCtxReset_v2(device);
+}
+
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags)
+{
+	SIM_ENTER();
+	SIM_DEVICE_CHECK(device);
+	if (flags & ~(unsigned)CU_CTX_FLAGS_MASK)
+		return CUDA_ERROR_INVALID_VALUE;
+	sim.devices[device].primary_flags = flags;
+	if (sim.devices[device].primary)
+		sim.devices[device].primary->flags = flags;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned int flags)
+{
+	return cuDevicePrimaryCtxSetFlags_v2(device, flags);
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
+{
+	SIM_ENTER();
+	SIM_DEVICE_CHECK(device);
+	if (!flags && !active)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (flags)
+		*flags = sim.devices[device].primary_flags;
+	if (active)
+		*active = sim.devices[device].primary != NULL;
+	return CUDA_SUCCESS;
+}
+
+static CUresult push(struct sim_context *context)
+{
+	if (thread.depth == DEPTH)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	thread.stack[thread.depth++] = context;
+	return CUDA_SUCCESS;
+}
+
+static CUresult create(CUcontext *out, unsigned int flags, CUdevice device, uint32_t api)
+{
+	SIM_ENTER();
+	struct sim_context *context;
+	if (!out || flags & ~(unsigned)CU_CTX_FLAGS_MASK)
+		return CUDA_ERROR_INVALID_VALUE;
+	SIM_DEVICE_CHECK(device);
+	SIM_TRY(make(device, flags, &context));
+	context->api = api;
+	*out = (CUcontext)context;
+	return push(context);
+}
+
+CUresult cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device)
+{
+	return create(out, flags, device, 3010);
+}
+
+CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device)
+{
+	return create(out, flags, device, 3020);
+}
+
+CUresult cuCtxCreate_v3(CUcontext *out, CUexecAffinityParam *params, int count, unsigned int flags,
+                        CUdevice device)
+{
+	return params || count ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY
+	                       : create(out, flags, device, 3020);
+}
+
+CUresult cuCtxCreate_v4(CUcontext *out, CUctxCreateParams *params, unsigned int flags,
+                        CUdevice device)
+{
+	if (params && (params->execAffinityParams || params->cigParams))
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return create(out, flags, device, 3020);
+}
+
+static CUresult destroy(CUcontext handle)
+{
+	struct sim_context *context = (struct sim_context *)handle;
+	if (!handle)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!handle_is(handle, SIM_CONTEXT) || context->primary)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	end(context);
+	if (top() == context)
+		thread.depth--;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxDestroy_v2(CUcontext handle)
+{
+	SIM_ENTER();
+	return destroy(handle);
+}
+
+CUresult cuCtxDestroy(CUcontext handle)
+{
+	return cuCtxDestroy_v2(handle);
+}
+
+CUresult cuCtxAttach(CUcontext *out, unsigned int flags)
+{
+	SIM_ENTER();
+	SIM_CURRENT(context);
+	if (!out || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	context->references++;
+	*out = (CUcontext)context;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxDetach(CUcontext handle)
+{
+	SIM_ENTER();
+	struct sim_context *context = (struct sim_context *)handle;
+	if (!handle_is(handle, SIM_CONTEXT) || context != top())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	return --context->references ? CUDA_SUCCESS : destroy(handle);
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext handle)
+{
+	SIM_ENTER();
+	if (!handle)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!handle_is(handle, SIM_CONTEXT))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	return push((struct sim_context *)handle);
+}
+
+CUresult cuCtxPushCurrent(CUcontext handle)
+{
+	return cuCtxPushCurrent_v2(handle);
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *out)
+{
+	SIM_ENTER();
+	if (!thread.depth)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	struct sim_context *context = thread.stack[--thread.depth];
+	if (out)
+		*out = (CUcontext)context;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPopCurrent(CUcontext *out)
+{
+	return cuCtxPopCurrent_v2(out);
+}
+
+CUresult cuCtxSetCurrent(CUcontext handle)
+{
+	SIM_ENTER();
+	if (handle && !handle_is(handle, SIM_CONTEXT))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (thread.depth)
+		thread.depth--;
+	return handle ? push((struct sim_context *)handle) : CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *out)
+{
+	SIM_ENTER();
+	if (!out)
+		return CUDA_ERROR_INVALID_VALUE;
+	*out = (CUcontext)top();
+	return CUDA_SUCCESS;
+}

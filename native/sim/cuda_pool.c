@@ -1,0 +1,287 @@
+/* Memory pools: allocations in the order of a stream.
+ *
+ * A pool is a range of addresses in chunks of 32 MiB; a chunk holds device memory while something
+ * lies in it, and longer up to the release threshold: what passes that is given back when a stream,
+ * an event or a context was waited for. Memory freed in a stream can be had again by that stream at
+ * once, and by others when the stream has come to the free.
+ */
+#include "cuda_pool.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define UNIT 512u
+
+static struct sim_pool *pools;
+
+struct sim_pool *pool_make(CUdevice device, const CUmemPoolProps *properties)
+{
+	struct sim_pool *pool = calloc(1, sizeof(*pool));
+	if (!pool)
+		return NULL;
+	pool->device = device;
+	pool->gpu = sim.devices[device].gpu;
+	pool->chunks = memory_round(sim.machine.shape.memory, SIM_CHUNK) / SIM_CHUNK * 4;
+	pool->held = calloc(pool->chunks, 1);
+	pool->base = (uint64_t)memory_map(pool->chunks * SIM_CHUNK);
+	pool->properties = *properties;
+	pool->most = properties->maxSize ? properties->maxSize : UINT64_MAX;
+	pool->reuse[0] = pool->reuse[1] = pool->reuse[2] = 1;
+	if (!pool->held || !pool->base) {
+		free(pool->held);
+		free(pool);
+		return NULL;
+	}
+	pool->next = pools;
+	pools = pool;
+	handle_add(pool, SIM_POOL);
+	return pool;
+}
+
+struct sim_pool *pool_default(CUdevice device)
+{
+	struct sim_device *d = &sim.devices[device];
+	if (!d->default_pool) {
+		CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+		                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE,
+		                                          .id = device}};
+		d->default_pool = pool_make(device, &properties);
+		if (d->default_pool)
+			d->default_pool->is_default = true;
+		d->pool = d->pool ? d->pool : d->default_pool;
+	}
+	return d->default_pool;
+}
+
+struct sim_pool *pool_current(CUdevice device)
+{
+	struct sim_pool *pool = pool_default(device);
+	return sim.devices[device].pool ? sim.devices[device].pool : pool;
+}
+
+/* Whether `piece` no longer stands in the way of an allocation in `stream`. */
+static bool passed(const struct piece *piece, const struct sim_stream *stream)
+{
+	if (!piece->freed)
+		return false;
+	if (stream && stream->id == piece->stream_id)
+		return true;
+	for (struct sim_context *c = sim.contexts; c; c = c->next)
+		for (struct sim_stream *s = c->streams; s; s = s->next)
+			if (s->id == piece->stream_id)
+				return s->done >= piece->sequence;
+	return true;
+}
+
+/* Drops freed pieces that `stream` (NULL: anyone) need not wait for. */
+static void tidy(struct sim_pool *pool, const struct sim_stream *stream)
+{
+	for (struct piece **at = &pool->pieces; *at;) {
+		struct piece *piece = *at;
+		if (!passed(piece, stream)) {
+			at = &piece->next;
+			continue;
+		}
+		*at = piece->next;
+		free(piece);
+	}
+}
+
+void pool_shrink(struct sim_pool *pool, uint64_t keep)
+{
+	tidy(pool, NULL);
+	if (pool->reserved <= keep)
+		return;
+	uint8_t *lies = calloc(pool->chunks, 1);
+	if (!lies)
+		return;
+	for (const struct piece *p = pool->pieces; p; p = p->next)
+		for (uint64_t c = (p->base - pool->base) / SIM_CHUNK;
+		     c <= (p->base + p->size - 1 - pool->base) / SIM_CHUNK; c++)
+			lies[c] = 1;
+	for (uint64_t c = pool->chunks; c-- && pool->reserved > keep;) {
+		if (!pool->held[c] || lies[c])
+			continue;
+		pool->held[c] = 0;
+		pool->reserved -= SIM_CHUNK;
+		madvise((void *)(pool->base + c * SIM_CHUNK), SIM_CHUNK, MADV_DONTNEED);
+		machine_give(&sim.machine, pool->gpu, SIM_CHUNK);
+	}
+	free(lies);
+}
+
+void pool_settle(uint32_t gpu)
+{
+	for (struct sim_pool *pool = pools; pool; pool = pool->next)
+		if (pool->gpu == gpu)
+			pool_shrink(pool, pool->threshold);
+}
+
+/* Makes sure that the chunks under [base, base + size) hold memory. */
+static CUresult hold(struct sim_pool *pool, uint64_t base, uint64_t size)
+{
+	uint64_t first = (base - pool->base) / SIM_CHUNK,
+			 last = (base + size - 1 - pool->base) / SIM_CHUNK, more = 0;
+	for (uint64_t c = first; c <= last; c++)
+		more += pool->held[c] ? 0 : SIM_CHUNK;
+	if (pool->reserved + more > pool->most)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (more)
+		SIM_TRY(memory_take(pool->gpu, more));
+	memset(&pool->held[first], 1, last - first + 1);
+	pool->reserved += more;
+	if (pool->reserved > pool->reserved_high)
+		pool->reserved_high = pool->reserved;
+	return CUDA_SUCCESS;
+}
+
+static CUresult allocate(struct sim_pool *pool, struct sim_stream *stream, uint64_t size,
+                         uint64_t *out)
+{
+	uint64_t need = memory_round(size, UNIT), base = pool->base;
+	if (need > sim.machine.shape.memory)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	tidy(pool, stream);
+	struct piece **at = &pool->pieces;
+	for (; *at && (*at)->base - base < need; at = &(*at)->next)
+		base = memory_round((*at)->base + (*at)->size, UNIT);
+	if (base + need > pool->base + pool->chunks * SIM_CHUNK)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	SIM_TRY(hold(pool, base, need));
+	struct piece *piece = malloc(sizeof(*piece));
+	struct sim_range range = {.base = base,
+	                          .size = size,
+	                          .memory = SIM_POOLED,
+	                          .gpu = pool->gpu,
+	                          .owner = pool};
+	if (!piece || !range_add(&range)) {
+		free(piece);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*piece = (struct piece){.base = base, .size = size, .next = *at};
+	*at = piece;
+	pool->used += size;
+	if (pool->used > pool->used_high)
+		pool->used_high = pool->used;
+	*out = base;
+	return CUDA_SUCCESS;
+}
+
+static struct piece *find(struct sim_pool *pool, uint64_t base)
+{
+	struct piece *piece = pool->pieces;
+	while (piece->freed || piece->base != base)
+		piece = piece->next;
+	return piece;
+}
+
+/* cuMemFree of such memory gives its chunks back at once; as with the real driver, the pool's figure
+ * of bytes in use keeps counting it. */
+CUresult pool_free(struct sim_range *range)
+{
+	struct sim_pool *pool = range->owner;
+	struct piece *piece = find(pool, range->base);
+	piece->freed = true;
+	range_remove(range);
+	pool_shrink(pool, pool->threshold);
+	return CUDA_SUCCESS;
+}
+
+static CUresult ask(CUdeviceptr *address, size_t size, struct sim_pool *pool, CUstream handle)
+{
+	struct sim_stream *stream;
+	if (!address)
+		return CUDA_ERROR_INVALID_VALUE;
+	SIM_TRY(stream_get(handle, &stream));
+	if (!pool)
+		pool = pool_current(stream->context->device);
+	if (!pool)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*address = 0;
+	if (!size)
+		return CUDA_SUCCESS;
+	if (stream->capture)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	uint64_t base = 0;
+	CUresult result = allocate(pool, stream, size, &base);
+	*address = base;
+	return result;
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream stream)
+{
+	SIM_ENTER();
+	return ask(address, size, NULL, stream);
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool pool,
+                                 CUstream stream)
+{
+	SIM_ENTER();
+	if (!handle_is(pool, SIM_POOL))
+		return CUDA_ERROR_INVALID_VALUE;
+	return ask(address, size, (struct sim_pool *)pool, stream);
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
+{
+	SIM_ENTER();
+	struct sim_stream *stream;
+	if (!address)
+		return CUDA_SUCCESS;
+	SIM_TRY(stream_get(handle, &stream));
+	struct sim_range *range = range_exact(address);
+	if (!range || range->memory > SIM_MANAGED)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (stream->capture)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	if (range->memory != SIM_POOLED) {
+		stream_wait(stream);
+		range = range_exact(address);
+		return range ? memory_free(range) : CUDA_ERROR_INVALID_VALUE;
+	}
+	struct sim_pool *pool = range->owner;
+	struct piece *piece = find(pool, address);
+	piece->freed = true;
+	piece->stream_id = stream->id;
+	piece->sequence = stream->asked;
+	pool->used -= range->size;
+	range_remove(range);
+	return CUDA_SUCCESS;
+}
+
+void pool_empty(struct sim_pool *pool)
+{
+	for (struct piece *p = pool->pieces; p; p = p->next) {
+		if (!p->freed)
+			range_remove(range_exact(p->base));
+		p->freed = true;
+		p->stream_id = 0;
+	}
+	pool->used = 0;
+	pool_shrink(pool, 0);
+}
+
+void pool_end_gpu(uint32_t gpu)
+{
+	for (struct sim_pool *pool = pools; pool; pool = pool->next)
+		if (pool->gpu == gpu)
+			pool_empty(pool);
+}
+
+void pool_destroy(struct sim_pool *pool)
+{
+	for (struct sim_context *c = sim.contexts; c; c = c->next)
+		if (c->live && c->gpu == pool->gpu)
+			context_wait(c);
+	pool_empty(pool);
+	memory_unmap(pool->base, pool->chunks * SIM_CHUNK);
+	struct sim_pool **at = &pools;
+	while (*at != pool)
+		at = &(*at)->next;
+	*at = pool->next;
+	handle_remove(pool);
+	free(pool->held);
+	free(pool);
+}

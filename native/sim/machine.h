@@ -1,0 +1,133 @@
+/* What all processes of the simulated machine share: one file in ALIQUOT_SIMULATE_STATE.
+ *
+ * The model. The file holds, for each process, what it took of each GPU, and for each GPU the sum.
+ * A robust mutex in the file guards both; whoever gets it after a holder died adds the sums up
+ * again from the processes' own lines, so a process killed at any instruction leaves nothing
+ * behind.
+ *
+ * Who lives. Each process holds a POSIX record lock on the byte of its slot: the kernel drops it
+ * when the process ends (also as a zombie, also on exec) and a forked child does not have it.
+ * Whoever looks and finds a line without its lock clears the line (machine_reap). For that reason
+ * the file's descriptor is never closed: closing any descriptor of a file drops all of a process's
+ * locks on it.
+ *
+ * Guarantees: the sum of what processes hold never passes the GPU's capacity; what a dead process
+ * held is free for the next who looks.
+ */
+#ifndef SIM_MACHINE_H
+#define SIM_MACHINE_H
+
+#include "shape.h"
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#define SIM_MAGIC 0x31304d4953514c41ull /* "ALQSIM01" */
+#define SIM_MAX_PROCESSES 1024u
+#define SIM_NONE UINT32_MAX
+#define SIM_BUCKETS 16u
+#define SIM_BUCKET_NS 100000000ull /* of the history of use: 100 ms */
+
+/* How long something was busy lately: a ring of buckets by CLOCK_MONOTONIC. */
+struct sim_history {
+	uint64_t last; /* number of the newest bucket */
+	uint32_t busy_ns[SIM_BUCKETS];
+};
+
+/* One process's part of one GPU. */
+struct sim_part {
+	uint64_t bytes;   /* device memory it took, its contexts included */
+	uint64_t managed; /* managed memory that lies on the GPU */
+	uint64_t busy_ns; /* GPU time its kernels had */
+	uint64_t kernels; /* how many ended */
+	uint32_t contexts;
+	uint32_t reserved;
+	struct sim_history history;
+};
+
+struct sim_process {
+	uint32_t used;     /* 1: this line belongs to a process */
+	int32_t pid;       /* as it calls itself */
+	uint64_t token;    /* random for each program image: tells it from one it execs */
+	uint64_t since_us; /* CLOCK_REALTIME */
+	uint64_t reserved[5];
+	struct sim_part parts[SIM_MAX_GPUS];
+};
+
+enum sim_request_state { SIM_IDLE, SIM_QUEUED, SIM_RUNNING, SIM_DONE };
+
+/* A process's kernel that waits for the GPU's engine, has it, or had it. */
+struct sim_request {
+	uint32_t state; /* enum sim_request_state */
+	uint32_t reserved;
+	uint64_t ticket;
+	uint64_t ready_ns;
+	uint64_t duration_ns;
+	uint64_t end_ns;
+};
+
+struct sim_gpu {
+	uint64_t used; /* sum of all parts' bytes and managed */
+	uint64_t busy_ns;
+	uint32_t running; /* the process whose kernel runs; SIM_NONE */
+	uint32_t reserved;
+	uint64_t start_ns, end_ns; /* of that kernel; of the last one when none runs */
+	uint64_t tickets;
+	struct sim_history history;
+	struct sim_request requests[SIM_MAX_PROCESSES];
+};
+
+struct sim_map {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t size;
+	char model[16];
+	uint32_t count;
+	uint32_t high; /* processes from here on were never used */
+	uint64_t seed; /* of the GPUs' UUIDs */
+	pthread_mutex_t mutex;
+	struct sim_gpu gpus[SIM_MAX_GPUS];
+	struct sim_process processes[SIM_MAX_PROCESSES];
+};
+
+struct machine {
+	struct sim_shape shape;
+	struct sim_map *map;
+	int fd;
+	uint32_t slot; /* this process's line; SIM_NONE before machine_enter */
+};
+
+/* Opens the machine the environment names; false: `why` says what stands against it. */
+bool machine_open(struct machine *m, char *why, size_t size);
+
+void machine_lock(struct machine *m);
+void machine_unlock(struct machine *m);
+
+/* Gives this process a line; false: all are taken. */
+bool machine_enter(struct machine *m);
+
+/* Bytes programs can have of each GPU. */
+uint64_t machine_capacity(const struct machine *m);
+
+/* Takes `bytes` of the GPU for this process; false: they are not there, nothing changed. */
+bool machine_take(struct machine *m, uint32_t gpu, uint64_t bytes);
+void machine_give(struct machine *m, uint32_t gpu, uint64_t bytes);
+
+/* The same for managed memory; takes what fits and says how much that was. */
+uint64_t machine_take_managed(struct machine *m, uint32_t gpu, uint64_t bytes);
+void machine_give_managed(struct machine *m, uint32_t gpu, uint64_t bytes);
+
+void machine_count_contexts(struct machine *m, uint32_t gpu, int change);
+
+/* Bytes in use of the GPU, after clearing away the dead. */
+uint64_t machine_used(struct machine *m, uint32_t gpu);
+
+/* Clears the lines of dead processes. Precondition: the lock is held. */
+void machine_reap(struct machine *m);
+
+/* The pid of the line's process as the caller's pid namespace knows it; 0: it is dead. */
+pid_t machine_pid(struct machine *m, uint32_t slot);
+
+void machine_uuid(const struct machine *m, uint32_t gpu, uint8_t uuid[16]);
+
+#endif

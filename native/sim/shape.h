@@ -1,0 +1,48 @@
+/* The shape of the simulated machine: what its GPUs are and how they are arranged.
+ *
+ * Read from ALIQUOT_SIMULATE=MODEL:COUNT and shapes.conf, which lies beside the library. A machine
+ * is simulated only when both ALIQUOT_SIMULATE and ALIQUOT_SIMULATE_STATE are set: never silently.
+ */
+#ifndef SIM_SHAPE_H
+#define SIM_SHAPE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIM_MAX_GPUS 16u
+
+enum sim_links { SIM_PCIE, SIM_PAIRS, SIM_NVSWITCH };
+
+struct sim_shape {
+	char model[16];
+	uint32_t count; /* GPUs in this machine */
+	char name[64];
+	uint64_t memory;   /* bytes of the card */
+	uint64_t reserved; /* bytes no program gets */
+	uint64_t context;  /* bytes one context takes */
+	uint32_t major, minor;
+	uint32_t sms, cores;
+	uint64_t l2, shared;
+	uint32_t clock, memory_clock; /* MHz */
+	uint32_t bus;
+	uint32_t power; /* W */
+	uint32_t pcie_generation, pcie_lanes;
+	uint32_t device, subsystem;
+	enum sim_links links;
+	uint32_t link_count;
+	uint32_t buses[SIM_MAX_GPUS];
+	uint32_t numa[SIM_MAX_GPUS];
+	uint32_t on_switch;
+};
+
+/* The shape the environment asks for; false: `why` says what is missing or wrong. */
+bool shape_read(struct sim_shape *shape, char *why, size_t size);
+
+/* Whether two GPUs are joined by NVLink (through a switch or as a pair). */
+bool shape_linked(const struct sim_shape *shape, uint32_t a, uint32_t b);
+
+/* The GPU's address on the PCI bus, with a domain of `digits` hexadecimal digits. */
+void shape_bus_id(const struct sim_shape *shape, uint32_t gpu, int digits, char *out, size_t size);
+
+#endif

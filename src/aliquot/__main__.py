@@ -1,0 +1,6 @@
+"""`python -m aliquot` is `aliquot`."""
+
+from aliquot.cli import main
+
+if __name__ == "__main__":
+    main()

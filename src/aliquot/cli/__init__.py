@@ -1,0 +1,25 @@
+"""The `aliquot` command.
+
+`main` is all that is imported at start. The commands are in `app`, each in a module of its own, and
+what they need is imported when they run.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line; every AliquotError becomes a message and an exit code."""
+    try:
+        from aliquot.cli.app import run_app  # noqa: PLC0415 - `import aliquot.cli` costs nothing
+
+        run_app()
+    except ModuleNotFoundError as error:
+        if error.name not in {"typer", "rich"}:
+            raise
+        sys.stderr.write(
+            f"aliquot: {error.name} is not installed\n"
+            f"  Install it with: {sys.executable} -m pip install {error.name}\n"
+        )
+        sys.exit(1)

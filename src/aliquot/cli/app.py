@@ -1,0 +1,189 @@
+"""The commands' names, options and help; what they do is in the modules they import.
+
+Exit codes: 2 for a wrong use, 1 for what was refused or failed, 127 and 126 where the command to
+run does not exist or cannot be executed, and otherwise the command's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+import aliquot
+from aliquot.model.errors import (
+    AliquotError,
+    BadValueError,
+    CommandNotExecutableError,
+    CommandNotFoundError,
+)
+from aliquot.model.grant import Policy, Priority
+
+EXIT_CODES: dict[type[AliquotError], int] = {
+    BadValueError: 2,
+    CommandNotExecutableError: 126,
+    CommandNotFoundError: 127,
+}
+
+app = typer.Typer(
+    name="aliquot",
+    help="Give programs exact parts of GPUs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Without a GPU, every command works on a simulated machine: --simulate h100:8",
+)
+
+Simulate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL:COUNT",
+        envvar="ALIQUOT_SIMULATE",
+        help="Use simulated GPUs instead of this machine's, for example h100:8.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def _examples(*lines: str) -> str:
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def run_app() -> None:
+    """Run what the command line says."""
+    try:
+        app()
+    except AliquotError as error:
+        sys.stderr.write(f"aliquot: {error}\n")
+        sys.exit(EXIT_CODES.get(type(error), 1))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001 - typer's form
+    if wanted:
+        typer.echo(f"aliquot {aliquot.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Give programs exact parts of GPUs."""
+
+
+@app.command(
+    epilog=_examples("aliquot gpus", "aliquot gpus --simulate h100:8", "aliquot gpus --json")
+)
+def gpus(simulate: Simulate = None, *, json: Json = False) -> None:
+    """Show this machine's GPUs: memory, what is granted of it, links."""
+    from aliquot.cli.gpus import show_gpus  # noqa: PLC0415 - imported when needed
+
+    show_gpus(simulate, json=json)
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog=_examples(
+        "aliquot run --memory 8GiB -- python train.py",
+        "aliquot run --gpus 2 --memory 50% --name two-halves -- python train.py",
+        "aliquot run -- python train.py    (a whole GPU)",
+        "aliquot run --simulate h100:1 --memory 8G -- ./program",
+    ),
+)
+def run(  # noqa: PLR0913, PLR0917 - one for each option
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND", show_default=False, help="The command and its arguments, after --."
+        ),
+    ],
+    gpus: Annotated[
+        int, typer.Option(min=1, max=16, help="How many different GPUs to take a slice of.")
+    ] = 1,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AMOUNT",
+            help="Memory of each GPU, a hard limit: 8GiB, 8G (G is GiB here), 8192MiB, 50%. "
+            "Without it: whole GPUs.",
+        ),
+    ] = None,
+    compute: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=100,
+            metavar="PERCENT",
+            help="Share of each GPU's compute time. Without it: an equal part of what others "
+            "leave. Recorded, not enforced yet.",
+        ),
+    ] = None,
+    policy: Annotated[
+        Policy,
+        typer.Option(
+            help="elastic: may use compute that others leave idle; hard: never more than its "
+            "share. Recorded, not enforced yet."
+        ),
+    ] = Policy.ELASTIC,
+    priority: Annotated[
+        Priority, typer.Option(help="Whose work goes first. Recorded, not enforced yet.")
+    ] = Priority.NORMAL,
+    name: Annotated[
+        str | None,
+        typer.Option(help="A name for the grant. Without it: one made from the command's."),
+    ] = None,
+    simulate: Simulate = None,
+) -> None:
+    """Run a command in a slice of a GPU.
+
+    The command sees a GPU of that size, and is stopped at the limit by its own out-of-memory error.
+    It becomes this process: its exit code and signals are its own. All processes that it starts
+    share its slices; when the last one ends, the grant ends.
+    """
+    from aliquot.cli.run import run_command  # noqa: PLC0415 - imported when needed
+    from aliquot.model import Request, parse_amount  # noqa: PLC0415
+
+    request = Request(
+        gpus=gpus,
+        memory=None if memory is None else parse_amount(memory),
+        compute_percent=compute or 0,
+        policy=policy,
+        priority=priority,
+    )
+    run_command(request, command, name=name, simulate=simulate)
+
+
+@app.command(epilog=_examples("aliquot ps", "aliquot ps --watch", "aliquot ps --json"))
+def ps(
+    *,
+    json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on, once a second.")] = False,
+) -> None:
+    """Show the grants: their slices, limits, use and processes."""
+    from aliquot.cli.ps import show_grants  # noqa: PLC0415 - imported when needed
+
+    if json and watch:
+        raise BadValueError("--json and --watch do not go together", "Leave one of them out.")
+    show_grants(json=json, watch=watch)
+
+
+@app.command(epilog=_examples("aliquot doctor", "aliquot doctor --simulate h100:8"))
+def doctor(simulate: Simulate = None, *, json: Json = False) -> None:
+    """Say what works on this machine, what does not, and how to mend it.
+
+    Ends with exit code 1 if something is broken.
+    """
+    from aliquot.cli.doctor import examine  # noqa: PLC0415 - imported when needed
+
+    raise typer.Exit(0 if examine(simulate, json=json) else 1)

@@ -1,0 +1,57 @@
+"""`aliquot run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from aliquot import slices
+from aliquot.devices import check_version, parse_shape
+from aliquot.model import check_name, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aliquot.model import Request
+    from aliquot.slices import Made, State
+
+
+def run_command(
+    request: Request, command: Sequence[str], *, name: str | None, simulate: str | None
+) -> None:
+    """Make a grant and become the command in it. Nothing is made before the request is sound."""
+    slices.refuse_nested(os.environ)
+    if name is not None:
+        check_name(name)
+    state = slices.locate(parse_shape(simulate) if simulate else None)
+    program = slices.find_command(command[0])
+    driver = state.driver()
+    if state.shape is None:
+        check_version(driver)
+    slices.prepare(state)
+    library = slices.prepare_library(driver)
+    made = slices.make_grant(state.directory, driver, request, name, command[0])
+    _tell(made, request, state)
+    environment = slices.tenant_environment(os.environ, library, driver, made.directory)
+    slices.become(program, command, environment)
+
+
+def _tell(made: Made, request: Request, state: State) -> None:
+    """Say what was given where a person looks on, and always that it is simulated."""
+    kind = "simulated " if state.shape else ""
+    if state.shape or sys.stderr.isatty():
+        parts = [
+            f"{format_bytes(request.bytes_on(one.gpu))} of {kind}{one.gpu} ({one.gpu.model})"
+            for one in made.gpus
+        ]
+        _say(f"grant {made.name}: {', '.join(parts)}")
+    for one in made.gpus:
+        for stranger in one.strangers:
+            used = "memory" if stranger.bytes is None else format_bytes(stranger.bytes)
+            _say(f"{one.gpu} is also used outside Aliquot: {stranger.name} ({stranger.pid}) {used}")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"aliquot: {line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,156 @@
+"""The driver below the stand-in: the machine's own, or a simulated one.
+
+A driver is two libraries (CUDA and NVML) and, where it is simulated, the variables that choose the
+machine. The stand-in itself is never taken for a driver, wherever the environment points.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aliquot.devices import elf, linker
+from aliquot.devices.native import CUDA, NVML, native_file
+from aliquot.model.errors import BadValueError, DriverError, NoGpuError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OLDEST_CUDA = (11, 7)
+OLDEST_RELEASE = 515
+MAX_SIMULATED = 16
+STAND_IN_MARK = "aliquot_absent"  # a name that the stand-ins export and no driver does
+TRY_SIMULATED = "To try Aliquot without a GPU, add: --simulate h100:1"
+
+_SIMULATE = re.compile(r"(?P<model>[a-z0-9]+)(?::(?P<count>[1-9][0-9]?))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A simulated machine: `count` GPUs of `model`."""
+
+    model: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.model}:{self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The libraries of a driver; `variables` are what they need in a process's environment."""
+
+    cuda: Path
+    nvml: Path
+    shape: Shape | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_shape(text: str) -> Shape:
+    """Read `h100:8`, or `h100` for one."""
+    match = _SIMULATE.fullmatch(text.strip().lower())
+    if match is None:
+        raise BadValueError(
+            f"{text!r} is no simulated machine",
+            f"Write MODEL:COUNT, for example h100:8. Models: {', '.join(models())}.",
+        )
+    count = int(match["count"] or 1)
+    if count > MAX_SIMULATED:
+        raise BadValueError(
+            f"{text!r}: a simulated machine has at most {MAX_SIMULATED} GPUs",
+            f"Write for example {match['model']}:8.",
+        )
+    if match["model"] not in models():
+        raise BadValueError(
+            f"{text!r}: there is no simulated {match['model']!r}",
+            f"Models: {', '.join(models())}.",
+        )
+    return Shape(match["model"], count)
+
+
+def models() -> tuple[str, ...]:
+    """The models that can be simulated."""
+    lines = native_file("sim", "shapes.conf").read_text("utf-8").splitlines()
+    return tuple(line[1:].partition("]")[0] for line in lines if line.startswith("["))
+
+
+def simulated_driver(shape: Shape, meeting_place: Path) -> Driver:
+    """A simulated driver; all processes with the same `meeting_place` share its GPUs."""
+    return Driver(
+        cuda=native_file("sim", CUDA),
+        nvml=native_file("sim", NVML),
+        shape=shape,
+        variables={"ALIQUOT_SIMULATE": str(shape), "ALIQUOT_SIMULATE_STATE": str(meeting_place)},
+    )
+
+
+def find_driver(environment: Mapping[str, str] | None = None) -> Driver:
+    """The driver that a program started in this environment would find."""
+    environment = os.environ if environment is None else environment
+    cuda, nvml = (_first_real(name, environment) for name in (CUDA, NVML))
+    if cuda is None and nvml is None:
+        raise NoGpuError(
+            f"no GPU driver found: there is no {CUDA} on this machine",
+            f"Install NVIDIA's driver, R{OLDEST_RELEASE} or newer. {TRY_SIMULATED}",
+        )
+    if cuda is None or nvml is None:
+        present, missing = (nvml, CUDA) if cuda is None else (cuda, NVML)
+        raise DriverError(
+            f"the driver is not whole: {present} is here and {missing} is not",
+            "Install both of the same release; in a container, start it with the capabilities"
+            " compute and utility (NVIDIA_DRIVER_CAPABILITIES=compute,utility).",
+        )
+    return Driver(cuda=cuda, nvml=nvml)
+
+
+def ambient_driver() -> Driver:
+    """What a program in this very process's environment finds, be it a stand-in."""
+    cuda, nvml = (next(linker.find(name, os.environ), None) for name in (CUDA, NVML))
+    if cuda is None or nvml is None:
+        raise NoGpuError("no GPU driver found in this environment")
+    return Driver(cuda=cuda, nvml=nvml)
+
+
+def cuda_version(driver: Driver) -> tuple[int, int]:
+    """The newest CUDA that the driver knows, as it says itself."""
+    number = ctypes.c_int(0)
+    try:
+        code = ctypes.CDLL(str(driver.cuda)).cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError) as error:
+        raise DriverError(f"{driver.cuda} cannot be used: {error}", TRY_SIMULATED) from error
+    if code != 0:
+        raise DriverError(f"{driver.cuda} does not say its version: error {code}")
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def check_version(driver: Driver) -> tuple[int, int]:
+    """The CUDA version, or DriverError where it is too old for Aliquot."""
+    version = cuda_version(driver)
+    if version < OLDEST_CUDA:
+        raise DriverError(
+            f"the driver is too old: {driver.cuda.resolve()} knows CUDA {_dotted(version)},"
+            f" and Aliquot needs {_dotted(OLDEST_CUDA)}",
+            f"Install release R{OLDEST_RELEASE} or newer.",
+        )
+    return version
+
+
+def is_stand_in(path: Path) -> bool:
+    """Whether a library is one of ours."""
+    try:
+        return STAND_IN_MARK in elf.read_file(path).exported()
+    except (OSError, elf.ElfError):
+        return False
+
+
+def _first_real(name: str, environment: Mapping[str, str]) -> Path | None:
+    found = (path for path in linker.find(name, environment) if not is_stand_in(path))
+    return next(found, None)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,143 @@
+"""What GPUs there are, as NVML tells it: memory, identity, links, processes.
+
+nvidia-ml-py asks for its library by name; the driver's own file is loaded first by its path, and
+answers for the name. So one process sees one driver: the first that was asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from aliquot.devices.driver import TRY_SIMULATED
+from aliquot.devices.links import read_links
+from aliquot.model import Gpu, GpuProcess
+from aliquot.model.errors import DriverError, InstallationError, NoGpuError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aliquot.devices.driver import Driver
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """A machine's GPUs and the versions of its driver."""
+
+    driver_version: str
+    cuda_version: tuple[int, int]
+    gpus: tuple[Gpu, ...]
+
+
+def read_inventory(driver: Driver) -> Inventory:
+    """Ask NVML for all there is."""
+    with _nvml(driver) as nvml:
+        count = nvml.nvmlDeviceGetCount()
+        if count == 0:
+            raise NoGpuError("the driver is here, and no GPU", TRY_SIMULATED)
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        links = read_links(nvml, handles)
+        cuda = nvml.nvmlSystemGetCudaDriverVersion()
+        return Inventory(
+            driver_version=_text(nvml.nvmlSystemGetDriverVersion()),
+            cuda_version=(cuda // 1000, cuda % 1000 // 10),
+            gpus=tuple(
+                _gpu(nvml, index, handle, links=links[index])
+                for index, handle in enumerate(handles)
+            ),
+        )
+
+
+@contextmanager
+def _nvml(driver: Driver) -> Iterator[Any]:
+    os.environ.update(driver.variables)
+    try:
+        ctypes.CDLL(str(driver.nvml))
+    except OSError as error:
+        raise DriverError(f"{driver.nvml} cannot be used: {error}", TRY_SIMULATED) from error
+    try:
+        import pynvml  # noqa: PLC0415 - imported when needed
+    except ImportError as error:
+        raise InstallationError(
+            "nvidia-ml-py is not installed", "Install it with: pip install nvidia-ml-py"
+        ) from error
+    try:
+        pynvml.nvmlInit()
+        try:
+            yield pynvml
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise DriverError(
+            f"the driver does not answer ({driver.nvml}): {error}",
+            f"See what it says itself: nvidia-smi. {TRY_SIMULATED}",
+        ) from error
+
+
+def _gpu(nvml: Any, index: int, handle: Any, **known: Any) -> Gpu:
+    total, used = _memory(nvml, handle)
+    return Gpu(
+        index=index,
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        pci_bus_id=_text(nvml.nvmlDeviceGetPciInfo(handle).busId),
+        memory_bytes=total,
+        used_bytes=used,
+        processes=tuple(_processes(nvml, handle)),
+        mig=_is_mig(nvml, handle),
+        exclusive=_is_exclusive(nvml, handle),
+        **known,
+    )
+
+
+def _memory(nvml: Any, handle: Any) -> tuple[int, int]:
+    """What programs can have of a GPU, and what of it is used: the driver's own part is neither."""
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+    except nvml.NVMLError:  # before R510
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return memory.total, memory.used
+    return memory.total - memory.reserved, memory.used
+
+
+def _processes(nvml: Any, handle: Any) -> Iterator[GpuProcess]:
+    found: dict[int, int | None] = {}
+    for listing in (
+        nvml.nvmlDeviceGetComputeRunningProcesses,
+        nvml.nvmlDeviceGetGraphicsRunningProcesses,
+    ):
+        try:
+            found.update((entry.pid, entry.usedGpuMemory) for entry in listing(handle))
+        except nvml.NVMLError:
+            continue
+    for pid, used in sorted(found.items()):
+        yield GpuProcess(pid=pid, name=_process_name(nvml, pid), bytes=used)
+
+
+def _is_mig(nvml: Any, handle: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError:
+        return False
+
+
+def _is_exclusive(nvml: Any, handle: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetComputeMode(handle) != nvml.NVML_COMPUTEMODE_DEFAULT)
+    except nvml.NVMLError:
+        return False
+
+
+def _process_name(nvml: Any, pid: int) -> str:
+    try:
+        return PurePath(_text(nvml.nvmlSystemGetProcessName(pid))).name
+    except nvml.NVMLError:
+        return "?"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

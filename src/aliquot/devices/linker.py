@@ -1,0 +1,62 @@
+"""Which file the dynamic linker takes for a library's name, in a given environment.
+
+The order is the linker's own: LD_LIBRARY_PATH, the ldconfig cache, the standard folders. Files for
+another machine are passed over, as it does. A program's own run path is not known here.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aliquot.devices import elf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_MACHINE = {"x86_64": elf.X86_64, "aarch64": elf.AARCH64}.get(platform.machine())
+_STANDARD = (
+    f"/lib/{platform.machine()}-linux-gnu",
+    f"/usr/lib/{platform.machine()}-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/lib",
+    "/usr/lib",
+)
+_LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
+_CACHE_LINE = re.compile(r"\t(?P<name>\S+) \([^)]*\) => (?P<path>/.*)")
+
+
+def find(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
+    """All files of that name that would be taken, the one that is taken first."""
+    seen = set()
+    for path in _candidates(name, environment):
+        if path not in seen and elf.machine_of(path) == _MACHINE:
+            seen.add(path)
+            yield path
+
+
+def _candidates(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
+    for folder in re.split("[:;]", environment.get("LD_LIBRARY_PATH", "")):
+        if folder:
+            yield Path(folder) / name
+    yield from (path for found, path in _cache() if found == name)
+    yield from (Path(folder) / name for folder in _STANDARD)
+
+
+@cache
+def _cache() -> tuple[tuple[str, Path], ...]:
+    for program in _LDCONFIG:
+        try:
+            listing = subprocess.run(
+                [program, "-p"], capture_output=True, text=True, check=True, timeout=10
+            ).stdout
+        except (OSError, subprocess.SubprocessError):
+            continue
+        lines = map(_CACHE_LINE.fullmatch, listing.splitlines())
+        return tuple((line["name"], Path(line["path"])) for line in lines if line is not None)
+    return ()

@@ -1,0 +1,97 @@
+"""Slices, and the grants that hold them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from aliquot.model.errors import BadValueError
+
+MAX_SLICES = 16  # of one grant: ALIQUOT_MAX_GPUS in layout.h
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+
+
+class Policy(StrEnum):
+    """Whether a slice may use compute that others leave idle."""
+
+    ELASTIC = "elastic"
+    HARD = "hard"
+
+
+class Priority(StrEnum):
+    """Whose work goes first."""
+
+    LATENCY = "latency"
+    NORMAL = "normal"
+    BACKGROUND = "background"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of one GPU. `compute_percent` 0 is an equal part of what the others leave."""
+
+    gpu_uuid: str
+    memory_bytes: int
+    compute_percent: int = 0
+    policy: Policy = Policy.ELASTIC
+    priority: Priority = Priority.NORMAL
+
+
+@dataclass(frozen=True, slots=True)
+class SliceUse:
+    """What is used of one slice.
+
+    `counted_bytes` is what programs allocated, `driver_bytes` what the driver took by itself for
+    them (contexts, modules). Both count against the slice's limit.
+    """
+
+    gpu_uuid: str
+    counted_bytes: int
+    driver_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        """All that counts against the limit."""
+        return self.counted_bytes + self.driver_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of a grant, by the kernel's word. `state` is `live`, or `ending` once dead."""
+
+    pid: int
+    name: str
+    state: str
+    use: tuple[SliceUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The slices that one process tree holds; `slices[i]` is used as `use[i]` says."""
+
+    name: str
+    directory: str
+    owner_pid: int
+    owner_alive: bool
+    owner_uid: int
+    created: float
+    broken: str | None
+    slices: tuple[Slice, ...]
+    use: tuple[SliceUse, ...]
+    processes: tuple[Process, ...]
+
+    def bytes_on(self, gpu_uuid: str) -> int:
+        """What this grant holds of a GPU, used or not."""
+        return sum(part.memory_bytes for part in self.slices if part.gpu_uuid == gpu_uuid)
+
+
+def check_name(name: str) -> str:
+    """A grant's name as it is, or BadValueError."""
+    if _NAME.fullmatch(name) is None:
+        raise BadValueError(
+            f"{name!r} is no name for a grant",
+            "A name has 1 to 63 of A-Z a-z 0-9 . _ - and begins with a letter or a digit.",
+        )
+    return name

@@ -1,0 +1,105 @@
+"""Amounts of GPU memory as people write and read them.
+
+An amount is bytes, or a part in percent of whatever GPU it is asked of. `G` means GiB here, as
+`GiB` does: cards are sold and shown in powers of two. Only `GB` is a power of ten.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from aliquot.model.errors import BadValueError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+
+EXAMPLES = "8GiB, 8G (the same), 8192MiB, 50%"
+
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    **dict.fromkeys(("k", "ki", "kib"), KIB),
+    **dict.fromkeys(("m", "mi", "mib"), MIB),
+    **dict.fromkeys(("g", "gi", "gib"), GIB),
+    **dict.fromkeys(("t", "ti", "tib"), TIB),
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+_FORM = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*|%)", re.ASCII)
+_LONGEST = 32
+_SMALLEST = MIB
+_LARGEST = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """An amount of memory: bytes, or a part in percent of a GPU's memory."""
+
+    bytes: int | None = None
+    percent: Fraction | None = None
+
+    def of(self, total: int) -> int:
+        """The bytes this amount means on a GPU of `total` bytes."""
+        if self.percent is not None:
+            return int(total * self.percent / 100)
+        assert self.bytes is not None  # noqa: S101 - one of the two, by parse_amount
+        return self.bytes
+
+    def __str__(self) -> str:
+        if self.percent is not None:
+            return f"{float(self.percent):g}%"
+        return format_bytes(self.bytes or 0)
+
+
+def parse_amount(text: str) -> Amount:
+    """Read `8GiB`, `8G`, `8192MiB`, `50%` or plain bytes."""
+    match = _FORM.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    if match is None:
+        raise BadValueError(f"{text!r} is no amount of memory", f"Write for example {EXAMPLES}.")
+    number, unit = Fraction(match["number"]), match["unit"].lower()
+    if unit == "%":
+        return _percent(text, number)
+    if unit not in _FACTORS:
+        raise BadValueError(
+            f"{text!r}: there is no unit {match['unit']!r}", f"Write for example {EXAMPLES}."
+        )
+    return _bytes(text, int(number * _FACTORS[unit]))
+
+
+def _percent(text: str, number: Fraction) -> Amount:
+    if not 0 < number <= 100:
+        raise BadValueError(
+            f"{text!r} is not a part of a GPU", "Write more than 0% and at most 100%."
+        )
+    return Amount(percent=number)
+
+
+def _bytes(text: str, count: int) -> Amount:
+    if count < _SMALLEST:
+        raise BadValueError(
+            f"{text!r} is {count} bytes, and a slice has at least {format_bytes(_SMALLEST)}",
+            f"Write for example {EXAMPLES}.",
+        )
+    if count > _LARGEST:
+        raise BadValueError(
+            f"{text!r} is more memory than any GPU has", f"Write for example {EXAMPLES}."
+        )
+    return Amount(bytes=count)
+
+
+def format_bytes(count: int) -> str:
+    """Bytes for a person: at most one decimal, never rounded up to what is not there.
+
+    What this prints is an amount that `parse_amount` reads, and never more than `count`.
+    """
+    for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count >= factor:
+            whole, tenth = divmod(count * 10 // factor, 10)
+            return f"{whole} {unit}" if tenth == 0 else f"{whole}.{tenth} {unit}"
+    return f"{count} B"

@@ -1,0 +1,20 @@
+"""Make and watch grants on this machine."""
+
+from aliquot.slices.grants import Made, make_grant
+from aliquot.slices.library import prepare_library
+from aliquot.slices.run import become, find_command, refuse_nested, tenant_environment
+from aliquot.slices.state import State, locate, prepare, with_arbiter
+
+__all__ = [
+    "Made",
+    "State",
+    "become",
+    "find_command",
+    "locate",
+    "make_grant",
+    "prepare",
+    "prepare_library",
+    "refuse_nested",
+    "tenant_environment",
+    "with_arbiter",
+]

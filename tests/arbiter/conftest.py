@@ -1,0 +1,67 @@
+"""Fixtures: a fake NVML, an arbiter over it, tenants and owners that end with the test."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+import support
+from arbiter.rig import FAKE_SOURCE, Arbiter, Machine, Owner, Tenant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fake")
+    flags = ("-Wall", "-fvisibility=hidden")
+    return support.compile_library(folder, "libfake.so", FAKE_SOURCE.read_text(), *flags)
+
+
+@pytest.fixture
+def machine(short_tmp: Path, fake_nvml: Path) -> Machine:
+    return Machine(short_tmp, fake_nvml)
+
+
+@pytest.fixture
+def stopped_arbiter(native_dir: Path, short_tmp: Path, machine: Machine) -> Iterator[Arbiter]:
+    """An arbiter that is not yet started."""
+    arbiter = Arbiter(short_tmp / "state", native_dir / "bin" / "aliquot-arbiter", machine)
+    yield arbiter
+    arbiter.close()
+
+
+@pytest.fixture
+def arbiter(stopped_arbiter: Arbiter) -> Arbiter:
+    stopped_arbiter.start()
+    return stopped_arbiter
+
+
+@pytest.fixture
+def tenants() -> Iterator[Callable[[Path], Tenant]]:
+    """Starts tenants of a grant by its directory."""
+    with ExitStack() as ends:
+
+        def start(directory: Path) -> Tenant:
+            tenant = Tenant(directory)
+            ends.callback(tenant.close)
+            return tenant
+
+        yield start
+
+
+@pytest.fixture
+def owners() -> Iterator[Callable[[Path, str], Owner]]:
+    """Starts processes that ask for a grant."""
+    with ExitStack() as ends:
+
+        def start(state: Path, request: str) -> Owner:
+            owner = Owner(state, request)
+            ends.callback(owner.close)
+            return owner
+
+        yield start

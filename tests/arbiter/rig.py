@@ -1,0 +1,282 @@
+"""An arbiter over a machine that a text file describes, and tenants and owners in processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import support
+from arbiter import doors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FAKE_SOURCE = Path(__file__).parents[1] / "native" / "arbiter" / "fake_nvml.c"
+GPU_BYTES = 80 * support.GIB
+RESERVED_BYTES = support.GIB
+GPU = support.uuid_of(0)
+OTHER_GPU = support.uuid_of(1)
+
+
+class Machine:
+    """Two GPUs; what NVML says of them is what a test writes."""
+
+    def __init__(self, folder: Path, library: Path) -> None:
+        self.library = library
+        self.variables: dict[str, str] = {}  # more for the arbiter's environment
+        self._file = folder / "machine.txt"
+        self._lines: dict[tuple[str, int], str] = {}
+        self._gpus = [GPU, OTHER_GPU]
+        self._lists_fail = False
+        self._write()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**support.environment(FAKE_NVML=str(self._file)), **self.variables}
+
+    def list_process(
+        self, pid: int, size: int | str, gpu: str = GPU, kind: str = "process"
+    ) -> None:
+        self._lines[gpu, pid] = f"{kind} {gpu} {pid} {size}"
+        self._write()
+
+    def drop_process(self, pid: int, gpu: str = GPU) -> None:
+        del self._lines[gpu, pid]
+        self._write()
+
+    def fail_lists(self) -> None:
+        self._lists_fail = True
+        self._write()
+
+    def remove_gpu(self, gpu: str) -> None:
+        self._gpus.remove(gpu)
+        self._write()
+
+    def _write(self) -> None:
+        gpus = [f"gpu {gpu} {GPU_BYTES} {RESERVED_BYTES}" for gpu in self._gpus]
+        lines = [*gpus, *self._lines.values(), *(["broken"] if self._lists_fail else [])]
+        new = self._file.with_suffix(".new")
+        new.write_text("\n".join(lines) + "\n")
+        new.rename(self._file)
+
+
+@dataclass
+class Arbiter:
+    """An arbiter in the foreground, and what is asked of it."""
+
+    state: Path
+    program: Path
+    machine: Machine
+    process: subprocess.Popen[str] | None = None
+    log: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = self.state.with_suffix(".log")
+
+    def command(self, *options: str) -> list[str]:
+        nvml = str(self.machine.library)
+        return [str(self.program), "--state", str(self.state), "--nvml", nvml, *options]
+
+    def start(
+        self,
+        *options: str,
+        preexec_fn: Callable[[], object] | None = None,
+        user: int | None = None,
+    ) -> None:
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                self.command("--foreground", *options),
+                env=self.machine.environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                user=user,
+                preexec_fn=preexec_fn,  # noqa: PLW1509 - it sets a limit and nothing else
+            )
+        assert self.process.stdout
+        assert self.process.stdout.readline() == "ready\n", self.log.read_text()
+
+    def end(self) -> int:
+        """By request."""
+        assert self.process
+        self.process.send_signal(signal.SIGTERM)
+        return self._reap()
+
+    def kill(self) -> None:
+        """Both of its processes, at once and without a word."""
+        assert self.process
+        serving = os.pidfd_open(self.serving_pid())
+        self.pause_parent()
+        signal.pidfd_send_signal(serving, signal.SIGKILL)
+        self.process.kill()
+        self._reap()
+        os.close(serving)
+
+    def pause_parent(self) -> None:
+        """Until it is resumed it starts no other arbiter."""
+        assert self.process
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume_parent(self) -> None:
+        assert self.process
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill_is_done(self) -> None:
+        """Its parent has ended already."""
+        self._reap()
+
+    def _reap(self) -> int:
+        assert self.process
+        assert self.process.stdout
+        code = self.process.wait(20)
+        self.process.stdout.close()
+        self.process = None
+        return code
+
+    def close(self) -> None:
+        if self.process:
+            self.end()
+        log = self.log.read_text() if self.log.exists() else ""
+        assert "Sanitizer" not in log, log
+        assert "runtime error" not in log, log
+
+    def ask(self, request: str) -> dict[str, Any]:
+        return doors.ask(self.state, request.encode() + b"\n")
+
+    def status(self) -> dict[str, Any]:
+        return self.ask("status")
+
+    def serving_pid(self) -> int:
+        return int(self.status()["serving_pid"])
+
+    def grant(self, name: str) -> dict[str, Any] | None:
+        return next((one for one in self.status()["grants"] if one["name"] == name), None)
+
+    def counted(self, name: str = "a") -> int:
+        """Bytes in the ledger of the grant's first slice."""
+        grant = self.grant(name)
+        assert grant
+        return int(grant["slices"][0]["counted_bytes"])
+
+    def states(self, name: str = "a") -> list[str]:
+        """Of the grant's processes, in the order of their slots."""
+        grant = self.grant(name)
+        return [one["state"] for one in grant["processes"]] if grant else []
+
+    def answers(self) -> bool:
+        try:
+            self.status()
+        except (OSError, AssertionError):
+            return False
+        return True
+
+    def make(self, name: str = "a", memory: int = 8 * support.GIB, gpu: str = GPU) -> Path:
+        answer = self.ask(f"make name={name} slice={gpu},memory={memory}")
+        assert answer.get("name") == name, answer
+        return Path(answer["directory"])
+
+
+class Tenant:
+    """A process of a grant that does as it is told."""
+
+    def __init__(self, directory: Path) -> None:
+        program = str(Path(__file__).with_name("tenant_program.py"))
+        self._process = subprocess.Popen(
+            [sys.executable, "-E", "-S", program, str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.pid = self._process.pid
+        self._children: list[int] = []
+        self._await_here()
+
+    def _await_here(self) -> None:
+        _, stdout = self._pipes()
+        assert stdout.readline() == "here\n"
+
+    def tell(self, *words: object) -> str:
+        stdin, stdout = self._pipes()
+        stdin.write(" ".join(map(str, words)) + "\n")
+        stdin.flush()
+        return stdout.readline().rstrip("\n")
+
+    def hello(self) -> int:
+        """Its slot."""
+        kind, slot, *text = self.tell("hello").split()
+        assert int(kind) == doors.WELCOME, text
+        return int(slot)
+
+    def exec(self) -> None:
+        stdin, _ = self._pipes()
+        stdin.write("exec\n")
+        stdin.flush()
+        self._await_here()
+
+    def fork(self) -> tuple[int, int]:
+        """Its child's slot and pid; the child lives until it is killed."""
+        slot, pid = map(int, self.tell("fork").split())
+        self._children.append(pid)
+        return slot, pid
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(20)
+
+    def close(self) -> None:
+        for child in self._children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self.kill()
+        for pipe in self._pipes():
+            pipe.close()
+
+    def _pipes(self) -> tuple[IO[str], IO[str]]:
+        assert self._process.stdin
+        assert self._process.stdout
+        return self._process.stdin, self._process.stdout
+
+
+class Owner:
+    """A process that asks for a grant and lives until it is killed."""
+
+    def __init__(self, state: Path, request: str) -> None:
+        script = (
+            "import socket, sys, os\n"
+            "s = socket.socket(socket.AF_UNIX)\n"
+            "f = os.open(sys.argv[1], os.O_PATH)\n"
+            "s.connect(f'/proc/self/fd/{f}/control')\n"
+            "s.sendall(sys.argv[2].encode() + b'\\n')\n"
+            "print(s.recv(65536).decode(), end='', flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-E", "-S", "-c", script, str(state), request],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout
+        self.answer = json.loads(self.process.stdout.readline())
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.answer["directory"])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(20)
+
+    def close(self) -> None:
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe
+            pipe.close()

@@ -1,0 +1,214 @@
+"""Starting, going into the background, refusing, ending; and clients that say nothing."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from arbiter import doors
+from arbiter.rig import GPU, GPU_BYTES, OTHER_GPU, RESERVED_BYTES
+from support import GIB, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from arbiter.rig import Arbiter, Owner
+
+    Owners = Callable[[Path, str], Owner]
+
+USABLE = GPU_BYTES - RESERVED_BYTES
+
+
+class TestStart:
+    def test_says_ready_and_answers(self, arbiter: Arbiter) -> None:
+        status = arbiter.status()
+        assert arbiter.process
+        assert status["version"] == 1
+        assert status["pid"] == arbiter.process.pid
+        assert status["state"] == str(arbiter.state)
+        assert status["grants"] == []
+        assert (arbiter.state / "arbiter.pid").read_text() == f"{arbiter.process.pid}\n"
+
+    def test_shows_the_gpus_as_programs_can_have_them(self, arbiter: Arbiter) -> None:
+        first, second = arbiter.status()["gpus"]
+        assert first == {
+            "index": 0,
+            "uuid": GPU,
+            "name": 'Fake "GPU" 0',
+            "pci_bus_id": "00000000:00:00.0",
+            "memory_bytes": USABLE,
+            "used_bytes": 0,
+            "granted_bytes": 0,
+            "strangers": [],
+        }
+        assert second["uuid"] == OTHER_GPU
+
+    def test_a_second_one_is_refused(self, arbiter: Arbiter) -> None:
+        second = subprocess.run(
+            arbiter.command(),
+            env=arbiter.machine.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+        assert second.returncode == 3
+        assert f"an arbiter already runs for {arbiter.state}" in second.stderr
+
+    def test_goes_into_the_background_when_it_listens(self, stopped_arbiter: Arbiter) -> None:
+        started = subprocess.run(
+            stopped_arbiter.command(),
+            env=stopped_arbiter.machine.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+        assert (started.returncode, started.stdout, started.stderr) == (0, "ready\n", "")
+        pid = stopped_arbiter.status()["pid"]
+        assert os.getsid(pid) == pid
+        assert Path(f"/proc/{pid}/fd/2").readlink() == stopped_arbiter.state / "arbiter.log"
+        end = os.pidfd_open(pid)
+        assert stopped_arbiter.ask("stop") == {"stopped": True}
+        assert select.select([end], [], [], 20)[0]
+        os.close(end)
+        assert not (stopped_arbiter.state / "control").exists()
+        assert not (stopped_arbiter.state / "arbiter.pid").exists()
+
+    @pytest.mark.parametrize("where", ["background", "foreground"])
+    def test_without_nvml_it_says_so(self, stopped_arbiter: Arbiter, where: str) -> None:
+        command = [*stopped_arbiter.command(), "--nvml", "/nonexistent/libnvidia-ml.so.1"]
+        failed = subprocess.run(
+            command + ["--foreground"] * (where == "foreground"),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+        assert failed.returncode == 1
+        assert failed.stdout == ""
+        assert "NVML cannot be loaded: /nonexistent/libnvidia-ml.so.1" in failed.stderr
+
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            (["--nvml", "x"], "--state is missing"),
+            (["--state", "x"], "--nvml is missing"),
+            (["--state"], "a value is missing after --state"),
+            (["--state", "x", "--nvml", "x", "--linger", "-1"], "not a number of seconds: -1"),
+            (["--state", "x", "--nvml", "x", "--verbose"], "unknown option --verbose"),
+        ],
+    )
+    def test_a_wrong_command_line_is_explained(
+        self, stopped_arbiter: Arbiter, options: list[str], reason: str
+    ) -> None:
+        failed = subprocess.run(
+            [str(stopped_arbiter.program), *options],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+        assert failed.returncode == 2
+        assert reason in failed.stderr
+
+    def test_a_directory_that_others_can_write_is_refused(self, stopped_arbiter: Arbiter) -> None:
+        stopped_arbiter.state.mkdir()
+        stopped_arbiter.state.chmod(0o777)
+        failed = subprocess.run(
+            stopped_arbiter.command("--foreground"),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+        assert failed.returncode == 1
+        assert "writable by nobody else" in failed.stderr
+
+    def test_a_state_directory_may_have_a_long_path(
+        self, stopped_arbiter: Arbiter, tmp_path: Path
+    ) -> None:
+        stopped_arbiter.state = tmp_path / ("long" * 40)
+        stopped_arbiter.start()
+        directory = stopped_arbiter.make()
+        assert doors.exchange(directory, doors.hello_message()).kind == doors.WELCOME
+
+    def test_ends_itself_when_the_last_grant_is_over(
+        self, stopped_arbiter: Arbiter, owners: Owners
+    ) -> None:
+        stopped_arbiter.start("--linger", "1")
+        owner = owners(stopped_arbiter.state, f"make name=a slice={GPU},memory={GIB}")
+        assert stopped_arbiter.process
+        with pytest.raises(subprocess.TimeoutExpired):
+            stopped_arbiter.process.wait(1.5)
+        owner.kill()
+        assert stopped_arbiter.process.wait(20) == 0
+
+    def test_shows_the_simulated_machine(
+        self, stopped_arbiter: Arbiter, native_dir: Path, sim_env: dict[str, str]
+    ) -> None:
+        stopped_arbiter.machine.library = native_dir / "sim" / "libnvidia-ml.so.1"
+        stopped_arbiter.machine.variables.update(sim_env)
+        stopped_arbiter.start()
+        (gpu,) = stopped_arbiter.status()["gpus"]
+        assert "H100" in gpu["name"]
+        assert stopped_arbiter.make("a", gpu["memory_bytes"], gpu["uuid"]).is_dir()
+
+    def test_idle_it_uses_no_time(self, arbiter: Arbiter) -> None:
+        arbiter.make()
+        switches = Path(f"/proc/{arbiter.serving_pid()}/status")
+
+        def count() -> list[str]:
+            return [line for line in switches.read_text().splitlines() if "ctxt" in line]
+
+        def is_still() -> bool:
+            before = count()
+            select.select([], [], [], 0.7)  # longer than any period of its
+            return count() == before
+
+        wait_until(is_still)
+
+
+class TestSlowClients:
+    def test_a_silent_client_keeps_nobody_waiting_and_is_closed(self, arbiter: Arbiter) -> None:
+        directory = arbiter.make()
+        with ExitStack() as ends:
+            control = ends.enter_context(
+                doors.connected(arbiter.state, "control", socket.SOCK_STREAM)
+            )
+            control.sendall(b"stat")
+            tenant = ends.enter_context(doors.connected(directory, "socket", socket.SOCK_SEQPACKET))
+            begun = time.monotonic()
+            assert arbiter.grant("a")
+            assert doors.exchange(directory, doors.hello_message()).kind == doors.WELCOME
+            assert time.monotonic() - begun < 2
+            assert control.recv(100) == b""
+            assert doors.receive(tenant) is None
+            assert 3 < time.monotonic() - begun < 10
+
+    def test_more_clients_than_there_is_room_for_wait_their_turn(self, arbiter: Arbiter) -> None:
+        with ExitStack() as ends:
+            silent = [
+                ends.enter_context(doors.connected(arbiter.state, "control", socket.SOCK_STREAM))
+                for _ in range(300)
+            ]
+            late = ends.enter_context(doors.connected(arbiter.state, "control", socket.SOCK_STREAM))
+            late.sendall(b"status\n")
+            silent[0].close()
+            for connection in silent[1:100]:
+                connection.close()
+            assert doors.read_reply(late)["version"] == 1
+
+    def test_a_request_may_come_in_pieces(self, arbiter: Arbiter) -> None:
+        with doors.connected(arbiter.state, "control", socket.SOCK_STREAM) as connection:
+            for byte in b"status\n":
+                connection.send(bytes([byte]))
+            assert doors.read_reply(connection)["version"] == 1

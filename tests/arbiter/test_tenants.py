@@ -1,0 +1,274 @@
+"""A grant's socket: who gets a slot, and what a death gives back."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from arbiter import doors
+from arbiter.rig import GPU, OTHER_GPU
+from support import GIB, MIB, compile_library, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from arbiter.rig import Arbiter, Machine, Owner, Tenant
+
+    Tenants = Callable[[Path], Tenant]
+    Owners = Callable[[Path, str], Owner]
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root: other users, a small file system"
+)
+
+
+OLD_KERNEL = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/socket.h>
+
+int getsockopt(int fd, int level, int option, void *value, socklen_t *size)
+{
+    int (*real)(int, int, int, void *, socklen_t *) = dlsym(RTLD_NEXT, "getsockopt");
+    if (level == SOL_SOCKET && option == 77 /* SO_PEERPIDFD */) {
+        errno = ENOPROTOOPT;
+        return -1;
+    }
+    return real(fd, level, option, value, size);
+}
+"""
+
+
+@pytest.fixture
+def old_kernel(tmp_path: Path, native_dir: Path) -> Path:
+    """To be preloaded: what the kernel said before Linux 6.5."""
+    if b"__asan_init" in (native_dir / "bin" / "aliquot-arbiter").read_bytes():
+        pytest.skip("AddressSanitizer must be the first library")
+    return compile_library(tmp_path, "libold.so", OLD_KERNEL)
+
+
+class TestHello:
+    def test_gives_a_slot_and_the_pages(self, arbiter: Arbiter) -> None:
+        directory = arbiter.make()
+        answer = doors.exchange(directory, doors.message(doors.HELLO, 77))
+        assert (answer.kind, answer.value, len(answer.fds)) == (doors.WELCOME, 0, 2)
+        with pytest.raises(PermissionError):
+            mmap.mmap(answer.fds[0], 4096, mmap.MAP_SHARED, mmap.PROT_WRITE)
+        holding = doors.Holding.of(answer)
+        magic, version, size, name, slices, uid, owner, *_ = holding.limits.header()
+        assert magic.to_bytes(8, "little") == b"ALIQLIM1"
+        assert (version, size, slices) == (1, doors.LIMITS_SIZE, 1)
+        assert name.rstrip(b"\0") == b"a"
+        assert (uid, owner) == (os.getuid(), os.getpid())
+        assert holding.limits.slice().limit == 8 * GIB
+        assert holding.limits.process(0) == doors.Slot(1, os.getpid(), 77, (0,) * 16)
+        (process,) = (arbiter.grant("a") or {})["processes"]
+        assert (process["pid"], process["inner_pid"], process["state"]) == (os.getpid(), 77, "live")
+
+    @pytest.mark.parametrize(
+        ("data", "why"),
+        [
+            (b"x", doors.MALFORMED),
+            (doors.message(doors.HELLO, 1)[:-1], doors.MALFORMED),
+            (doors.message(doors.HELLO, 1) + b"\0", doors.MALFORMED),
+            (doors.message(doors.HELLO, 1) * 600, doors.MALFORMED),
+            (doors.message(doors.HELLO, 1, magic=7), doors.MALFORMED),
+            (doors.message(doors.HELLO, 1, version=2), doors.VERSION),
+            (doors.message(doors.HELLO, 0), doors.MALFORMED),
+            (doors.message(doors.HELLO, 1 << 40), doors.MALFORMED),
+            (doors.message(doors.WELCOME, 1), doors.MALFORMED),
+            (doors.message(99), doors.MALFORMED),
+            (doors.message(doors.HELLO, 1)[:-112] + b"x" * 112, doors.MALFORMED),
+            (doors.message(doors.MEASURE), doors.MALFORMED),
+        ],
+    )
+    def test_what_is_no_message_is_refused_and_closed(
+        self, arbiter: Arbiter, data: bytes, why: int
+    ) -> None:
+        directory = arbiter.make()
+        with doors.connected(directory, "socket", socket.SOCK_SEQPACKET) as connection:
+            connection.send(data)
+            answer = doors.receive(connection)
+            assert answer
+            assert (answer.kind, answer.value, answer.fds) == (doors.REFUSED, why, ())
+            assert answer.text
+            assert doors.receive(connection) is None
+        assert arbiter.states() == []
+
+    def test_each_process_has_its_slot_and_a_forked_child_its_own(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        directory = arbiter.make()
+        first, second = tenants(directory), tenants(directory)
+        assert (first.hello(), second.hello()) == (0, 1)
+        slot, child = first.fork()
+        assert slot == 2
+        first.tell("hold", 0, GIB)
+        first.kill()
+        wait_until(lambda: arbiter.states() == ["live", "live"])
+        assert arbiter.counted() == 0
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda: arbiter.states() == ["live"])
+        assert tenants(directory).hello() == 0
+
+    def test_after_exec_the_slot_is_kept_and_what_it_held_is_forgotten(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        directory = arbiter.make()
+        tenant, other = tenants(directory), tenants(directory)
+        assert (tenant.hello(), other.hello()) == (0, 1)
+        tenant.tell("hold", 0, 3 * GIB)
+        other.tell("hold", 0, GIB)
+        tenant.exec()
+        assert tenant.hello() == 0
+        assert arbiter.counted() == GIB
+        assert arbiter.states() == ["live", "live"]
+
+    def test_a_process_that_moves_to_another_grant_leaves_the_first(self, arbiter: Arbiter) -> None:
+        first, second = arbiter.make("a"), arbiter.make("b")
+        holding = doors.Holding.of(doors.exchange(first, doors.hello_message()))
+        holding.hold(0, GIB)
+        doors.Holding.of(doors.exchange(second, doors.hello_message()))
+        assert (arbiter.states("a"), arbiter.states("b")) == ([], ["live"])
+        assert arbiter.counted() == 0
+
+    @needs_root
+    def test_another_user_has_grants_of_its_own_only(
+        self, arbiter: Arbiter, tenants: Tenants, short_tmp: Path
+    ) -> None:
+        short_tmp.chmod(0o755)
+        tenant = tenants(arbiter.make("mine"))
+        request = f"make+name=theirs+slice={GPU},memory={GIB}"
+        refused, stopped, uid, welcomed = tenant.tell("as-nobody", arbiter.state, request).split()
+        assert refused == f"{doors.REFUSED}/{doors.OWNER}"
+        assert stopped == "not-allowed"
+        assert int(uid) == 65534
+        assert int(welcomed) == doors.WELCOME
+        wait_until(lambda: arbiter.grant("theirs") is None)
+
+    def test_a_kernel_that_has_no_pidfd_of_a_peer(
+        self, stopped_arbiter: Arbiter, tenants: Tenants, old_kernel: Path
+    ) -> None:
+        stopped_arbiter.machine.variables["LD_PRELOAD"] = str(old_kernel)
+        stopped_arbiter.start()
+        tenant = tenants(stopped_arbiter.make())
+        assert tenant.hello() == 0
+        tenant.tell("hold", 0, GIB)
+        tenant.kill()
+        wait_until(lambda: stopped_arbiter.counted() == 0)
+
+    def test_the_last_slot_is_the_last(self, arbiter: Arbiter, tenants: Tenants) -> None:
+        directory = arbiter.make()
+        parent = tenants(directory)
+        slots = [parent.fork()[0] for _ in range(doors.MAX_PROCESSES)]
+        assert slots == list(range(doors.MAX_PROCESSES))
+        answer = doors.exchange(directory, doors.hello_message())
+        assert (answer.kind, answer.value) == (doors.REFUSED, doors.FULL)
+        parent.close()
+        wait_until(lambda: arbiter.states() == [])
+        assert doors.exchange(directory, doors.hello_message()).kind == doors.WELCOME
+
+
+class TestDeath:
+    def test_what_a_killed_process_held_is_given_back(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        directory = arbiter.make()
+        tenant, survivor = tenants(directory), tenants(directory)
+        tenant.hello()
+        survivor.hello()
+        tenant.tell("hold", 0, 3 * GIB)
+        survivor.tell("hold", 0, 512)
+        assert arbiter.counted() == 3 * GIB + 512
+        tenant.kill()
+        wait_until(lambda: arbiter.counted() == 512)
+        assert arbiter.states() == ["live"]
+
+    def test_it_is_ending_while_the_gpu_holds_it(
+        self, arbiter: Arbiter, machine: Machine, tenants: Tenants
+    ) -> None:
+        directory = arbiter.make()
+        tenant = tenants(directory)
+        slot = tenant.hello()
+        watcher = doors.Holding.of(doors.exchange(directory, doors.hello_message()))
+        tenant.tell("hold", 0, 3 * GIB)
+        machine.list_process(tenant.pid, 3 * GIB + 500 * MIB)
+        assert tenant.tell("measure") == "measured"
+        tenant.kill()
+        wait_until(lambda: "ending" in arbiter.states())
+        assert arbiter.counted() == 3 * GIB
+        assert watcher.limits.process(slot).state == 2
+        assert watcher.limits.slice().driver == 500 * MIB
+        machine.drop_process(tenant.pid)
+        wait_until(lambda: arbiter.states() == ["live"])
+        assert arbiter.counted() == 0
+        assert watcher.limits.slice().driver == 0
+        assert watcher.limits.process(slot).state == 0
+
+    def test_each_gpu_gives_back_by_itself(
+        self, arbiter: Arbiter, machine: Machine, tenants: Tenants
+    ) -> None:
+        arbiter.ask(f"make name=a slice={GPU},memory={GIB} slice={OTHER_GPU},memory={GIB}")
+        tenant = tenants(arbiter.state / "grants" / "a")
+        tenant.hello()
+        tenant.tell("hold", 0, MIB)
+        tenant.tell("hold", 1, MIB)
+        machine.list_process(tenant.pid, MIB, OTHER_GPU)
+        tenant.kill()
+
+        def counts() -> list[int]:
+            grant = arbiter.grant("a")
+            assert grant
+            return [one["counted_bytes"] for one in grant["slices"]]
+
+        wait_until(lambda: counts() == [0, MIB])
+        machine.drop_process(tenant.pid, OTHER_GPU)
+        wait_until(lambda: counts() == [0, 0])
+
+    @pytest.mark.parametrize("nvml", ["lists it for ever", "cannot tell"])
+    def test_a_gpu_that_never_lets_go_is_waited_for_five_seconds(
+        self, arbiter: Arbiter, machine: Machine, tenants: Tenants, nvml: str
+    ) -> None:
+        tenant = tenants(arbiter.make())
+        tenant.hello()
+        tenant.tell("hold", 0, GIB)
+        machine.list_process(tenant.pid, GIB)
+        if nvml == "cannot tell":
+            machine.fail_lists()
+        tenant.kill()
+        dead_at = time.monotonic()
+        wait_until(lambda: arbiter.states() == [])
+        assert 4.5 < time.monotonic() - dead_at < 10
+        assert arbiter.counted() == 0
+        assert "dead for 5 s" in arbiter.log.read_text()
+
+    def test_a_grant_ends_with_its_owner_and_its_last_process(
+        self, arbiter: Arbiter, tenants: Tenants, owners: Owners
+    ) -> None:
+        owner = owners(arbiter.state, f"make name=a slice={GPU},memory={GIB}")
+        tenant = tenants(owner.directory)
+        tenant.hello()
+        owner.kill()
+        wait_until(lambda: not (arbiter.grant("a") or {})["owner_alive"])
+        assert arbiter.states() == ["live"]
+        tenant.kill()
+        wait_until(lambda: arbiter.grant("a") is None)
+        assert not owner.directory.exists()
+        assert arbiter.status()["gpus"][0]["granted_bytes"] == 0
+
+    def test_a_grant_without_processes_ends_with_its_owner(
+        self, arbiter: Arbiter, owners: Owners
+    ) -> None:
+        owner = owners(arbiter.state, f"make name=a slice={GPU},memory={GIB}")
+        owner.kill()
+        wait_until(lambda: arbiter.grant("a") is None)
+        assert not owner.directory.exists()
+        arbiter.make("a")

@@ -1,0 +1,77 @@
+"""Programs that run in slices."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conftest import Cli, aliquot_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROGRAM = Path(__file__).parents[2] / "demo" / "tenant.py"
+
+
+class Tenant:
+    """A program in a slice: `tenant.py`, started by `aliquot run`."""
+
+    def __init__(self, env: dict[str, str], options: tuple[str, ...], wants: str) -> None:
+        command = [aliquot_command(), "run", *options, "--", sys.executable, str(PROGRAM), wants]
+        self.process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def hear(self, event: str) -> dict[str, Any]:
+        """Wait for the program to say something."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            words: dict[str, Any] = json.loads(line)
+            if words["event"] == event:
+                return words
+        raise AssertionError(f"it ended before {event!r}: {self.process.communicate()[1]}")
+
+    def end(self) -> int:
+        """Let it go; its exit code."""
+        self.process.communicate(timeout=30)
+        return self.process.returncode
+
+
+class Tenants:
+    """Starts programs in slices of one machine."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self._env = env
+        self.started: list[Tenant] = []
+
+    def start(self, *options: str, wants: str = "0") -> Tenant:
+        tenant = Tenant(self._env, options, wants)
+        self.started.append(tenant)
+        return tenant
+
+
+@pytest.fixture
+def tenants(cli_env: dict[str, str]) -> Iterator[Tenants]:
+    running = Tenants(cli_env)
+    yield running
+    for tenant in running.started:
+        tenant.process.kill()
+        tenant.process.communicate()
+
+
+def grants_of(cli: Cli) -> dict[str, Any]:
+    """The grants that `aliquot ps` shows, by name."""
+    answer = cli("ps", "--json")
+    assert answer.returncode == 0, answer.stderr
+    machines = json.loads(answer.stdout)["machines"]
+    return {grant["name"]: grant for machine in machines for grant in machine["grants"]}

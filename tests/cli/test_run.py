@@ -1,0 +1,165 @@
+"""`aliquot run`, on simulated machines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cli.conftest import PROGRAM, Tenants, grants_of
+from conftest import Cli, aliquot_command
+from support import GIB, MIB, wait_until
+
+ONE = ("--simulate", "h100:1")
+FOUR = ("--simulate", "h100:4")
+
+
+def test_the_program_sees_its_slice_and_is_stopped_at_its_limit(tenants: Tenants) -> None:
+    greedy = tenants.start(*ONE, "--memory", "2GiB", wants="all")
+    assert greedy.hear("sees")["bytes"] == 2 * GIB
+    stopped = greedy.hear("stopped")
+    assert stopped["code"] == 2
+    assert 1 * GIB < stopped["bytes"] <= 2 * GIB
+    assert greedy.end() == 0
+
+
+def test_the_output_says_that_it_is_simulated(cli: Cli) -> None:
+    answer = cli("run", *ONE, "--memory", "8G", "--name", "mine", "--", "true")
+    assert answer.returncode == 0
+    assert "grant mine: 8 GiB of simulated GPU 0 (H100" in answer.stderr
+    assert answer.stdout == ""
+
+
+def test_the_variable_chooses_the_simulated_machine(cli: Cli) -> None:
+    answer = cli("run", "--", "true", env={"ALIQUOT_SIMULATE": "t4:2"})
+    assert answer.returncode == 0, answer.stderr
+    assert "simulated GPU 0 (Tesla T4)" in answer.stderr
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 255])
+def test_the_exit_code_is_the_commands(cli: Cli, code: int) -> None:
+    assert cli("run", *ONE, "--", "sh", "-c", f"exit {code}").returncode == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGPIPE])
+def test_the_signal_is_the_commands(cli: Cli, number: signal.Signals) -> None:
+    assert cli("run", *ONE, "--", "sh", "-c", f"kill -{number} $$").returncode == -number
+
+
+def test_arguments_and_streams_are_the_commands(cli_env: dict[str, str]) -> None:
+    answer = subprocess.run(
+        [aliquot_command(), "run", *ONE, "sh", "-c", 'cat; echo "$@" >&2', "-", "--memory", "a b"],
+        env=cli_env,
+        input="from outside\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout == "from outside\n"
+    assert answer.stderr.splitlines()[-1] == "--memory a b"
+
+
+def test_the_command_has_no_child_that_it_never_made(cli: Cli) -> None:
+    code = "import os\ntry: os.waitpid(-1, 0)\nexcept ChildProcessError: print('none')"
+    answer = cli("run", *ONE, "--", sys.executable, "-c", code)
+    assert answer.stdout == "none\n", answer.stderr
+
+
+def test_a_grant_lives_as_long_as_its_program(cli: Cli, tenants: Tenants) -> None:
+    options = ("--compute", "30", "--policy", "hard", "--priority", "latency")
+    tenant = tenants.start(*ONE, "--memory", "4GiB", "--name", "mine", *options, wants=str(GIB))
+    tenant.hear("stays")
+    grant = grants_of(cli)["mine"]
+    assert grant["owner_pid"] == tenant.process.pid
+    part = grant["slices"][0]
+    assert part["memory_bytes"] == 4 * GIB
+    assert part["counted_bytes"] == GIB
+    assert (part["compute_percent"], part["policy"], part["priority"]) == (30, "hard", "latency")
+    assert [process["pid"] for process in grant["processes"]] == [tenant.process.pid]
+    assert tenant.end() == 0
+    wait_until(lambda: "mine" not in grants_of(cli))
+
+
+def test_memory_returns_when_a_program_is_killed(cli: Cli, tenants: Tenants) -> None:
+    doomed = tenants.start(*ONE, "--memory", "70GiB", "--name", "doomed", wants=str(60 * GIB))
+    doomed.hear("stays")
+    refused = cli("run", *ONE, "--memory", "20GiB", "--", "true")
+    assert refused.returncode == 1
+    os.kill(doomed.process.pid, signal.SIGKILL)
+    wait_until(lambda: not grants_of(cli))
+    assert cli("run", *ONE, "--memory", "70GiB", "--", "true").returncode == 0
+
+
+def test_two_half_cards_are_one_grant(cli: Cli, tenants: Tenants) -> None:
+    tenant = tenants.start(*FOUR, "--gpus", "2", "--memory", "50%", "--name", "halves")
+    tenant.hear("stays")
+    slices = grants_of(cli)["halves"]["slices"]
+    assert len({part["gpu"] for part in slices}) == 2
+    assert [part["index"] for part in slices] == [0, 1]
+
+
+def test_programs_are_spread_by_free_memory(cli: Cli, tenants: Tenants) -> None:
+    for number in range(4):
+        tenants.start(*FOUR, "--memory", "8GiB", "--name", f"n{number}").hear("stays")
+    found = grants_of(cli).values()
+    assert sorted(grant["slices"][0]["index"] for grant in found) == [0, 1, 2, 3]
+
+
+def test_more_than_any_gpu_has(cli: Cli) -> None:
+    answer = cli("run", *ONE, "--memory", "100GiB", "--", "true")
+    assert answer.returncode == 1
+    assert "no GPU has 100 GiB: the largest is GPU 0 (H100" in answer.stderr
+
+
+def test_no_room_says_who_holds_it(cli: Cli, tenants: Tenants) -> None:
+    tenants.start(*ONE, "--memory", "75GiB", "--name", "large").hear("stays")
+    answer = cli("run", *ONE, "--memory", "8GiB", "--", "true")
+    assert answer.returncode == 1
+    assert "no GPU has 8 GiB left" in answer.stderr
+    assert "(grants: large 75 GiB)" in answer.stderr
+
+
+def test_a_whole_gpu_leaves_no_room(cli: Cli, tenants: Tenants) -> None:
+    tenants.start(*ONE, "--name", "whole").hear("stays")
+    answer = cli("run", *ONE, "--", "true")
+    assert answer.returncode == 1
+    assert "no GPU is whole" in answer.stderr
+
+
+def test_a_name_in_use(cli: Cli, tenants: Tenants) -> None:
+    tenants.start(*ONE, "--memory", "1GiB", "--name", "mine").hear("stays")
+    answer = cli("run", *ONE, "--memory", "1GiB", "--name", "mine", "--", "true")
+    assert answer.returncode == 1
+    assert "a grant named mine" in answer.stderr
+    assert "--name" in answer.stderr
+
+
+def test_many_that_start_at_once_all_find_room(cli: Cli) -> None:
+    """The first ones also race to start the arbiter, and all of them for the same GPUs."""
+    with ThreadPoolExecutor(8) as pool:
+        runs = [
+            pool.submit(cli, "run", *FOUR, "--memory", "50%", "--", "sh", "-c", "exit 7")
+            for _ in range(8)
+        ]
+        answers = [run.result() for run in runs]
+    assert [answer.returncode for answer in answers] == [7] * 8, [a.stderr for a in answers]
+
+
+def test_children_share_the_slice(cli: Cli) -> None:
+    code = (
+        "import subprocess, sys\n"
+        "one = subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=-1, stdout=-1, text=True)\n"
+        "assert any('stays' in line for line in one.stdout)\n"
+        "two = subprocess.run([sys.executable, *sys.argv[1:]], input='', capture_output=True,\n"
+        "    text=True)\n"
+        "print(two.stdout); one.communicate()\n"
+    )
+    program = str(PROGRAM)
+    command = [sys.executable, "-c", code, program, str(1200 * MIB)]
+    answer = cli("run", *ONE, "--memory", "3GiB", "--", *command)
+    assert '"stopped"' in answer.stdout, answer.stderr
+    assert '"code": 2' in answer.stdout

@@ -1,0 +1,149 @@
+"""What needs no GPU: help, wrong uses, what is imported when."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aliquot
+from conftest import Cli
+from support import compile_library
+
+OLD_DRIVER = "int cuDriverGetVersion(int *version) { *version = 11040; return 0; }"
+
+
+def test_version(cli: Cli) -> None:
+    answer = cli("--version")
+    assert answer.stdout == f"aliquot {aliquot.__version__}\n"
+    assert answer.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["gpus", "run", "ps", "doctor"])
+def test_every_command_has_help_with_an_example(cli: Cli, command: str) -> None:
+    answer = cli(command, "--help")
+    assert answer.returncode == 0
+    assert f"aliquot {command}" in answer.stdout.partition("Examples:")[2]
+
+
+def test_help_says_what_g_means(cli: Cli) -> None:
+    assert "G is GiB" in " ".join(cli("run", "--help").stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--nonsense"], "--nonsense"),
+        (["nonsense"], "nonsense"),
+        (["run"], "COMMAND"),
+        (["run", "--nonsense", "--", "true"], "--nonsense"),
+        (["run", "--memory", "8X", "--", "true"], "'8X'"),
+        (["run", "--memory", "0%", "--", "true"], "'0%'"),
+        (["run", "--gpus", "0", "--", "true"], "--gpus"),
+        (["run", "--compute", "101", "--", "true"], "--compute"),
+        (["run", "--policy", "soft", "--", "true"], "--policy"),
+        (["run", "--priority", "high", "--", "true"], "--priority"),
+        (["run", "--name", "a/b", "--", "true"], "'a/b'"),
+        (["run", "--simulate", "voodoo2:1", "--", "true"], "voodoo2"),
+        (["gpus", "--simulate", "h100:0"], "h100:0"),
+        (["ps", "--json", "--watch"], "--watch"),
+    ],
+)
+def test_a_wrong_use_names_the_thing(cli: Cli, arguments: list[str], named: str) -> None:
+    answer = cli(*arguments)
+    assert answer.returncode == 2
+    assert named in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_command_that_does_not_exist(cli: Cli) -> None:
+    answer = cli("run", "--simulate", "h100:1", "--", "no-such-command")
+    assert answer.returncode == 127
+    assert "no-such-command" in answer.stderr
+
+
+def test_a_command_that_may_not_be_executed(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("echo\n")
+    answer = cli("run", "--simulate", "h100:1", "--", str(tmp_path / "script"))
+    assert answer.returncode == 126
+    assert str(tmp_path / "script") in answer.stderr
+
+
+def test_a_command_that_the_kernel_refuses(cli: Cli, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("not a program\n")
+    script.chmod(0o755)
+    answer = cli("run", "--simulate", "h100:1", "--", str(script))
+    assert answer.returncode == 126
+
+
+def test_a_script_whose_interpreter_is_missing(cli: Cli, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    assert cli("run", "--simulate", "h100:1", "--", str(script)).returncode == 127
+
+
+def test_a_grant_inside_a_grant(cli: Cli) -> None:
+    answer = cli("run", "--", "true", env={"ALIQUOT_GRANT": "/run/aliquot/grants/outer"})
+    assert answer.returncode == 1
+    assert "already inside the grant outer" in answer.stderr
+
+
+def test_a_driver_that_is_too_old(cli: Cli, tmp_path: Path) -> None:
+    compile_library(tmp_path, "libcuda.so.1", OLD_DRIVER)
+    compile_library(tmp_path, "libnvidia-ml.so.1", "int any(void) { return 0; }")
+    answer = cli("run", "--", "true", env={"LD_LIBRARY_PATH": str(tmp_path)})
+    assert answer.returncode == 1
+    assert "too old" in answer.stderr
+    assert "R515" in answer.stderr
+
+
+def test_no_gpu_points_to_simulation(cli: Cli) -> None:
+    answer = cli("run", "--", "true", env={"ALIQUOT_SIMULATE": ""})
+    if answer.returncode == 0:
+        pytest.skip("this machine has a GPU")
+    assert answer.returncode == 1
+    assert "--simulate" in answer.stderr
+
+
+def test_a_state_directory_that_cannot_be_made(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    state = str(tmp_path / "file" / "state")
+    answer = cli("run", "--simulate", "h100:1", "--", "true", env={"ALIQUOT_STATE": state})
+    assert answer.returncode == 1
+    assert state in answer.stderr
+    assert "ALIQUOT_STATE" in answer.stderr
+
+
+def test_a_reader_that_goes_away_is_no_traceback(cli_env: dict[str, str]) -> None:
+    command = f"{Path(sys.executable).with_name('aliquot')} --help | true"
+    answer = subprocess.run(
+        ["bash", "-c", command], env=cli_env, capture_output=True, text=True, check=False
+    )
+    assert answer.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "unwanted"),
+    [
+        ("import aliquot.cli", "typer"),
+        ("import aliquot.slices", "typer rich pynvml"),
+        ("import aliquot.cli.app, aliquot.cli.run", "rich pynvml"),
+        ("import aliquot.cli.ps, aliquot.cli.gpus, aliquot.cli.doctor", "pynvml"),
+    ],
+)
+def test_libraries_are_imported_when_needed(code: str, unwanted: str) -> None:
+    check = f"import sys; {code}; assert not sys.modules.keys() & set({unwanted.split()!r})"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_a_missing_library_is_named() -> None:
+    hide = "import sys; sys.modules['typer'] = None; from aliquot.cli import main; main()"
+    answer = subprocess.run(
+        [sys.executable, "-c", hide], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("aliquot: typer is not installed\n")

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.model import Amount, Policy, Priority, Request, Slice, check_name
+from aliquot.model.errors import AliquotError, BadValueError
+from support import GIB, make_gpu
+
+
+def test_a_request_without_memory_is_for_the_whole_gpu() -> None:
+    gpu = make_gpu(memory=24 * GIB)
+    assert Request().slice_of(gpu) == Slice(gpu.uuid, 24 * GIB)
+
+
+def test_a_request_becomes_a_slice_with_all_it_asked_for() -> None:
+    request = Request(
+        memory=Amount(bytes=GIB),
+        compute_percent=30,
+        policy=Policy.HARD,
+        priority=Priority.LATENCY,
+    )
+    gpu = make_gpu(3)
+    assert request.slice_of(gpu) == Slice(gpu.uuid, GIB, 30, Policy.HARD, Priority.LATENCY)
+
+
+@pytest.mark.parametrize("gpus", [0, -1, 17])
+def test_a_grant_has_one_to_sixteen_gpus(gpus: int) -> None:
+    with pytest.raises(BadValueError, match=str(gpus)):
+        Request(gpus=gpus)
+
+
+@pytest.mark.parametrize("compute", [-1, 101])
+def test_compute_is_a_part(compute: int) -> None:
+    with pytest.raises(BadValueError, match=str(compute)):
+        Request(compute_percent=compute)
+
+
+@pytest.mark.parametrize("name", ["a", "train-1", "Two.Halves_2", "9", "x" * 63])
+def test_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "-a", "a/b", "a b", "ä", "a\n", "x" * 64])
+def test_what_is_no_name(name: str) -> None:
+    with pytest.raises(BadValueError):
+        check_name(name)
+
+
+@given(st.text())
+def test_no_name_can_leave_its_folder_or_its_line(name: str) -> None:
+    try:
+        check_name(name)
+    except BadValueError:
+        return
+    assert name not in {".", ".."}
+    assert not set(name) & set("/ \n=,")
+
+
+def test_an_error_says_the_way_out() -> None:
+    assert str(AliquotError("this is wrong", "Do that.")) == "this is wrong\n  Do that."
+    assert str(AliquotError("this is wrong")) == "this is wrong"

@@ -1,0 +1,182 @@
+/* An NVML that says what a text file says, so that a test decides when a dead process is no longer
+ * listed. The file is read anew at each question; replace it by a rename.
+ *
+ *   gpu UUID TOTAL_BYTES RESERVED_BYTES
+ *   process UUID PID BYTES|unknown         compute
+ *   drawing UUID PID BYTES|unknown         graphics
+ *   broken                                 every list fails
+ *
+ * FAKE_NVML names the file. Built by itself: the few types are NVML's, version 2 of each.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define API __attribute__((visibility("default")))
+
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, INSUFFICIENT_SIZE = 7, UNKNOWN = 999 };
+
+struct process_info {
+	unsigned pid;
+	unsigned long long bytes;
+	unsigned gpu_instance, compute_instance;
+};
+
+struct memory {
+	unsigned long long total, free, used;
+};
+
+struct memory_v2 {
+	unsigned version;
+	unsigned long long total, reserved, free, used;
+};
+
+struct pci_info {
+	char legacy[16];
+	unsigned domain, bus, device, id, subsystem;
+	char bus_id[32];
+};
+
+struct device {
+	char uuid[64];
+	unsigned long long total, reserved;
+};
+
+static struct device devices[16];
+static unsigned device_count;
+
+API const char *nvmlErrorString(int result)
+{
+	return result == SUCCESS ? "success" : "the fake says no";
+}
+
+static FILE *open_file(void)
+{
+	const char *path = getenv("FAKE_NVML");
+	return path ? fopen(path, "r") : NULL;
+}
+
+API int nvmlInit_v2(void)
+{
+	char line[256];
+	FILE *file = open_file();
+	if (!file)
+		return UNKNOWN;
+	device_count = 0;
+	while (device_count < 16 && fgets(line, sizeof(line), file)) {
+		struct device *device = &devices[device_count];
+		if (sscanf(line, "gpu %63s %llu %llu", device->uuid, &device->total, &device->reserved) ==
+		    3)
+			device_count++;
+	}
+	fclose(file);
+	return SUCCESS;
+}
+
+API int nvmlShutdown(void)
+{
+	return SUCCESS;
+}
+
+API int nvmlDeviceGetCount_v2(unsigned *count)
+{
+	*count = device_count;
+	return SUCCESS;
+}
+
+API int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **device)
+{
+	if (index >= device_count)
+		return INVALID_ARGUMENT;
+	*device = &devices[index];
+	return SUCCESS;
+}
+
+API int nvmlDeviceGetUUID(struct device *device, char *text, unsigned size)
+{
+	return snprintf(text, size, "%s", device->uuid) < (int)size ? SUCCESS : INSUFFICIENT_SIZE;
+}
+
+API int nvmlDeviceGetName(struct device *device, char *text, unsigned size)
+{
+	snprintf(text, size, "Fake \"GPU\" %d", (int)(device - devices));
+	return SUCCESS;
+}
+
+API int nvmlDeviceGetPciInfo_v3(struct device *device, struct pci_info *pci)
+{
+	memset(pci, 0, sizeof(*pci));
+	snprintf(pci->bus_id, sizeof(pci->bus_id), "00000000:%02X:00.0", (unsigned)(device - devices));
+	return SUCCESS;
+}
+
+/* The processes of `device` in lines that begin with `kind`. */
+static int list(const char *kind, const struct device *device, unsigned *count,
+                struct process_info *infos)
+{
+	char line[256], word[16], uuid[64], bytes[32];
+	unsigned pid, found = 0, room = *count;
+	FILE *file = open_file();
+	if (!file)
+		return UNKNOWN;
+	int result = SUCCESS;
+	while (fgets(line, sizeof(line), file)) {
+		if (!strncmp(line, "broken", 6))
+			result = UNKNOWN;
+		if (sscanf(line, "%15s %63s %u %31s", word, uuid, &pid, bytes) != 4 || strcmp(word, kind) ||
+		    strcmp(uuid, device->uuid))
+			continue;
+		if (found < room)
+			infos[found] = (struct process_info){
+				.pid = pid,
+				.bytes = strcmp(bytes, "unknown") ? strtoull(bytes, NULL, 10) : ~0ull,
+				.gpu_instance = ~0u,
+				.compute_instance = ~0u,
+			};
+		found++;
+	}
+	fclose(file);
+	*count = found;
+	return result == SUCCESS && found > room ? INSUFFICIENT_SIZE : result;
+}
+
+API int nvmlDeviceGetComputeRunningProcesses_v3(struct device *device, unsigned *count,
+                                                struct process_info *infos)
+{
+	return list("process", device, count, infos);
+}
+
+API int nvmlDeviceGetGraphicsRunningProcesses_v2(struct device *device, unsigned *count,
+                                                 struct process_info *infos)
+{
+	return list("drawing", device, count, infos);
+}
+
+static unsigned long long used_bytes(const struct device *device)
+{
+	struct process_info infos[256];
+	unsigned count = 256;
+	unsigned long long sum = 0;
+	if (list("process", device, &count, infos) != SUCCESS)
+		return 0;
+	for (unsigned i = 0; i < count; i++)
+		sum += infos[i].bytes == ~0ull ? 0 : infos[i].bytes;
+	return sum;
+}
+
+API int nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memory)
+{
+	memory->total = device->total;
+	memory->used = used_bytes(device) + device->reserved;
+	memory->free = memory->total - memory->used;
+	return SUCCESS;
+}
+
+API int nvmlDeviceGetMemoryInfo_v2(struct device *device, struct memory_v2 *memory)
+{
+	memory->total = device->total;
+	memory->reserved = device->reserved;
+	memory->used = used_bytes(device);
+	memory->free = memory->total - memory->reserved - memory->used;
+	return SUCCESS;
+}

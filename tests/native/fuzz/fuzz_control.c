@@ -1,0 +1,42 @@
+/* control_parse: what it accepts is within the bounds that the arbiter relies on. */
+#include "control_parse.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MUST(condition)                                                                            \
+	do {                                                                                           \
+		if (!(condition))                                                                          \
+			abort();                                                                               \
+	} while (0)
+
+static void check_slice(const struct control_request *request, uint32_t i)
+{
+	const struct control_slice *slice = &request->slices[i];
+	MUST(slice->memory_bytes >= CONTROL_LEAST_BYTES);
+	MUST(slice->compute_percent <= 100);
+	MUST(slice->policy == ALIQUOT_ELASTIC || slice->policy == ALIQUOT_HARD);
+	MUST(slice->priority <= ALIQUOT_BACKGROUND);
+	for (uint32_t other = 0; other < i; other++)
+		MUST(memcmp(request->slices[other].uuid, slice->uuid, sizeof(slice->uuid)));
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	struct control_request request;
+	const char *error = NULL;
+	if (control_parse((const char *)data, size, &request, &error)) {
+		MUST(error && *error);
+		return 0;
+	}
+	MUST(!error);
+	if (request.kind != CONTROL_MAKE)
+		return 0;
+	MUST(control_is_name(request.name, strnlen(request.name, sizeof(request.name))));
+	MUST(request.slice_count >= 1 && request.slice_count <= ALIQUOT_MAX_GPUS);
+	for (uint32_t i = 0; i < request.slice_count; i++)
+		check_slice(&request, i);
+	return 0;
+}

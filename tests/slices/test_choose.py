@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.model import Amount, Request
+from aliquot.model.errors import NoRoomError
+from aliquot.slices.choose import choose, left
+from support import GIB, MIB, make_grant, make_shared
+
+if TYPE_CHECKING:
+    from aliquot.slices.control import SharedGpu
+
+
+def ask(gpus: int = 1, gib: int | None = 8) -> Request:
+    return Request(gpus=gpus, memory=None if gib is None else Amount(bytes=gib * GIB))
+
+
+def indexes(request: Request, *gpus: SharedGpu) -> list[int]:
+    return [gpu.index for gpu in choose(request, gpus, ())]
+
+
+def test_the_gpu_with_most_left_is_chosen() -> None:
+    gpus = [make_shared(0, granted=40 * GIB), make_shared(1, granted=8 * GIB)]
+    assert indexes(ask(), *gpus) == [1]
+
+
+def test_of_equals_the_first_is_chosen() -> None:
+    assert indexes(ask(), *(make_shared(index) for index in range(4))) == [0]
+
+
+def test_an_idle_gpu_comes_before_one_that_is_used_outside_aliquot() -> None:
+    assert indexes(ask(), make_shared(0, outside=GIB), make_shared(1)) == [1]
+
+
+def test_an_idle_gpu_comes_before_one_that_the_driver_says_is_used() -> None:
+    assert indexes(ask(), make_shared(0, used=20 * GIB), make_shared(1)) == [1]
+
+
+def test_two_slices_are_on_two_gpus() -> None:
+    assert indexes(ask(gpus=2), make_shared(0), make_shared(1, granted=GIB)) == [0, 1]
+
+
+def test_two_halves_fill_a_gpu() -> None:
+    half = Request(memory=Amount(bytes=40 * GIB))
+    assert indexes(half, make_shared(0, granted=40 * GIB)) == [0]
+
+
+def test_a_whole_gpu_is_one_without_grants() -> None:
+    gpus = [make_shared(0, granted=MIB), make_shared(1, used=600 * MIB)]
+    assert indexes(ask(gib=None), *gpus) == [1]
+
+
+def test_a_desktop_on_a_gpu_does_not_keep_anyone_from_all_of_it() -> None:
+    assert indexes(ask(gib=None), make_shared(0, outside=200 * MIB)) == [0]
+
+
+def test_more_than_any_gpu_has() -> None:
+    with pytest.raises(NoRoomError) as caught:
+        choose(ask(gib=100), [make_shared(0), make_shared(1, memory=24 * GIB)], ())
+    assert caught.value.message == (
+        "no GPU has 100 GiB: the largest is GPU 0 (H100 80GB HBM3, 80 GiB)"
+    )
+
+
+def test_more_gpus_than_there_are() -> None:
+    with pytest.raises(NoRoomError, match="2 GPUs asked for, and this machine has 1"):
+        choose(ask(gpus=2), [make_shared()], ())
+
+
+def test_no_room_says_who_holds_what() -> None:
+    grants = [make_grant("a", gpu0=40 * GIB), make_grant("b", gpu0=37 * GIB, gpu1=78 * GIB)]
+    gpus = [
+        make_shared(0, granted=77 * GIB + 512 * MIB),
+        make_shared(1, granted=78 * GIB, outside=GIB),
+    ]
+    with pytest.raises(NoRoomError) as caught:
+        choose(ask(), gpus, grants)
+    assert caught.value.message.splitlines() == [
+        "no GPU has 8 GiB left:",
+        "  GPU 0: 2.5 GiB left (grants: a 40 GiB, b 37 GiB)",
+        "  GPU 1: 2 GiB left (grants: b 78 GiB; outside Aliquot: 1 GiB)",
+    ]
+    assert "aliquot ps" in str(caught.value.way_out)
+
+
+def test_no_room_for_all_of_several() -> None:
+    gpus = [make_shared(0), make_shared(1, granted=79 * GIB)]
+    with pytest.raises(NoRoomError, match="2 GPUs with 8 GiB left asked for, and there is 1"):
+        choose(ask(gpus=2), gpus, ())
+
+
+def test_no_whole_gpu() -> None:
+    with pytest.raises(NoRoomError, match="no GPU is whole"):
+        choose(ask(gib=None), [make_shared(0, granted=MIB)], ())
+
+
+SHARED = st.builds(
+    make_shared,
+    index=st.integers(0, 15),
+    memory=st.integers(1, 96).map(lambda gib: gib * GIB),
+    granted=st.integers(0, 96).map(lambda gib: gib * GIB),
+    outside=st.integers(0, 96).map(lambda gib: gib * GIB),
+    used=st.integers(0, 96).map(lambda gib: gib * GIB),
+)
+MACHINES = st.lists(SHARED, min_size=1, max_size=16, unique_by=lambda one: one.gpu.index)
+REQUESTS = st.builds(
+    Request,
+    gpus=st.integers(1, 16),
+    memory=st.none() | st.integers(1, 96).map(lambda gib: Amount(bytes=gib * GIB)),
+)
+
+
+@given(REQUESTS, MACHINES)
+def test_a_choice_fits_and_depends_on_nothing_but_the_question(
+    request_: Request, machine: list[SharedGpu]
+) -> None:
+    by_uuid = {one.gpu.uuid: one for one in machine}
+    try:
+        chosen = choose(request_, machine, ())
+    except NoRoomError as error:
+        assert error.way_out
+        return
+    assert len({gpu.uuid for gpu in chosen}) == request_.gpus
+    for gpu in chosen:
+        shared = by_uuid[gpu.uuid]
+        if request_.memory is None:
+            assert shared.granted_bytes == 0
+        else:
+            assert request_.bytes_on(gpu) <= left(shared)
+    assert choose(request_, list(reversed(machine)), ()) == chosen

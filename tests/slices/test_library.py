@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from aliquot.devices import CUDA, NVML, Driver, elf, native_file
+from aliquot.model.errors import DriverError, StateError
+from aliquot.slices import library
+from aliquot.slices.run import tenant_environment
+from slices.stand_ins import build_driver
+
+ALL_NAMES = {CUDA, "libcuda.so", NVML, "libnvidia-ml.so"}
+
+
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ALIQUOT_STATE", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def sim() -> Driver:
+    return Driver(cuda=native_file("sim", CUDA), nvml=native_file("sim", NVML))
+
+
+def with_names(driver: Driver, folder: Path, *names: str) -> Driver:
+    return Driver(cuda=build_driver(folder, *names), nvml=driver.nvml)
+
+
+def test_every_name_that_a_program_uses_is_there(sim: Driver) -> None:
+    folder = library.prepare_library(sim)
+    assert {path.name for path in folder.iterdir()} >= ALL_NAMES
+    assert (folder / "libcuda.so").resolve() == (folder / CUDA).resolve()
+
+
+def test_a_stand_in_exports_what_its_driver_does(sim: Driver, tmp_path: Path) -> None:
+    driver = with_names(sim, tmp_path / "d", "cuInit", "cuMemAlloc_v2", "cuFromTheFuture_v9")
+    exported = elf.read_file(library.prepare_library(driver) / CUDA).exported()
+    assert {"cuInit", "cuMemAlloc_v2", "cuFromTheFuture_v9"} == {
+        name for name in exported if name.startswith("cu")
+    }
+    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).cuFromTheFuture_v9"
+    path = str(library.prepare_library(driver) / CUDA)
+    subprocess.run([sys.executable, "-c", code, path], check=True)
+
+
+def test_it_is_made_once(sim: Driver) -> None:
+    first = library.prepare_library(sim)
+    before = (first / CUDA).lstat()
+    assert library.prepare_library(sim) == first
+    assert (first / CUDA).lstat() == before
+
+
+def test_another_driver_gets_another(sim: Driver, tmp_path: Path) -> None:
+    driver = with_names(sim, tmp_path / "d", "cuInit")
+    first = library.prepare_library(driver)
+    build_driver(tmp_path / "d", "cuInit", "cuNew")
+    assert library.prepare_library(driver) != first
+
+
+def test_a_damaged_one_is_made_anew(sim: Driver) -> None:
+    folder = library.prepare_library(sim)
+    (folder / "libcuda.so").unlink()
+    assert library.prepare_library(sim) == folder
+    assert (folder / "libcuda.so").is_file()
+
+
+def test_many_at_once_make_one(sim: Driver) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        folders = set(pool.map(library.prepare_library, [sim] * 16))
+    assert len(folders) == 1
+    assert {path.name for path in library.home().iterdir()} == {folders.pop().name}
+
+
+def test_where_nothing_may_run_the_cache_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(library, "_cache", lambda: cache)
+    real = os.statvfs
+
+    def statvfs(path: Path) -> object:
+        if Path(path).is_relative_to(cache):
+            return real(path)
+        return os.statvfs_result((*real(path)[:8], os.ST_NOEXEC, 255))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert library.home() == cache / "library"
+
+
+def test_a_driver_that_is_no_library(sim: Driver, tmp_path: Path) -> None:
+    (tmp_path / CUDA).write_text("no library")
+    with pytest.raises(DriverError, match="cannot be read"):
+        library.prepare_library(Driver(cuda=tmp_path / CUDA, nvml=sim.nvml))
+
+
+def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, sim: Driver, tmp_path: Path) -> None:
+    driver = with_names(sim, tmp_path / "d", "cuInit")
+
+    def full(_path: Path, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StateError, match="No space left"):
+        library.prepare_library(driver)
+    assert not any(library.home().iterdir())
+
+
+def test_a_driver_in_two_folders_is_brought_together(sim: Driver, tmp_path: Path) -> None:
+    shutil.copy(sim.cuda, tmp_path / CUDA)
+    apart = Driver(cuda=tmp_path / CUDA, nvml=sim.nvml)
+    folder = library.prepare_library(apart)
+    together = library.driver_directory(folder, apart)
+    assert (together / CUDA).resolve() == apart.cuda
+    assert (together / NVML).resolve() == sim.nvml.resolve()
+    assert library.driver_directory(folder, sim) == sim.cuda.parent
+
+
+def test_the_tenants_environment_keeps_what_was_there(sim: Driver) -> None:
+    before = {"LD_LIBRARY_PATH": "/a:/b", "LD_PRELOAD": "/c.so", "HOME": "/h"}
+    after = tenant_environment(before, Path("/lib"), sim, Path("/grants/g"))
+    assert after == {
+        "LD_LIBRARY_PATH": "/lib:/a:/b",
+        "LD_PRELOAD": "/lib/libcuda.so.1:/c.so",
+        "HOME": "/h",
+        "ALIQUOT_GRANT": "/grants/g",
+        "ALIQUOT_DRIVER_DIR": str(sim.cuda.parent),
+    }
+
+
+@pytest.mark.parametrize("character", " :;")
+def test_a_path_that_the_linker_would_cut(sim: Driver, character: str) -> None:
+    with pytest.raises(StateError, match="cannot be pointed to"):
+        tenant_environment({}, Path(f"/a{character}b"), sim, None)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from aliquot.devices import Shape
+from aliquot.model.errors import StateError
+from aliquot.slices import control, state
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ALIQUOT_STATE", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def as_user(monkeypatch: pytest.MonkeyPatch, uid: int = 1000) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+
+
+def test_the_override_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ALIQUOT_STATE", str(tmp_path / "mine"))
+    assert state.locate(None).directory == tmp_path / "mine"
+
+
+def test_root_has_one_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_user(monkeypatch, 0)
+    assert state.own_directory() == Path("/run/aliquot")
+
+
+def test_a_user_has_one_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    as_user(monkeypatch)
+    assert state.own_directory() == Path("/tmp/aliquot-1000")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert state.own_directory() == tmp_path / "aliquot"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    assert state.own_directory() == Path("/tmp/aliquot-1000")
+
+
+def test_the_machines_arbiter_is_used_where_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_user(monkeypatch)
+    monkeypatch.setattr(control, "answers", lambda directory: directory == state.SYSTEM)
+    assert state.locate(None).directory == state.SYSTEM
+    assert state.locate(Shape("h100", 1)).directory.is_relative_to("/tmp/aliquot-1000")
+
+
+def test_a_simulated_machine_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ALIQUOT_STATE", str(tmp_path / "mine"))
+    found = state.locate(Shape("h100", 8))
+    assert found.directory == tmp_path / "mine" / "simulated" / "h100-8"
+    state.prepare(found)
+    assert found.meeting_place.is_dir()
+    assert found.driver().variables == {
+        "ALIQUOT_SIMULATE": "h100:8",
+        "ALIQUOT_SIMULATE_STATE": str(found.meeting_place),
+    }
+
+
+def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ALIQUOT_STATE", str(tmp_path / "file" / "state"))
+    with pytest.raises(StateError, match="cannot be made") as caught:
+        state.prepare(state.locate(None))
+    assert "ALIQUOT_STATE" in str(caught.value.way_out)
+
+
+def test_a_folder_that_others_may_write_to(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(StateError, match="others may write") as caught:
+        state.make_directory(tmp_path / "open")
+    assert "chmod" in str(caught.value.way_out)
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StateError, match="not a folder of this user"):
+        state.make_directory(tmp_path / "link")
+
+
+def test_another_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    as_user(monkeypatch, os.getuid() + 1)
+    with pytest.raises(StateError, match="not a folder of this user"):
+        state.make_directory(tmp_path / "theirs")

@@ -1,0 +1,92 @@
+"""A tenant that does what it is told: one JSON line in, one out.
+
+    python -m standin.client [LIBRARY]
+
+A line is [method of Driver, arguments...]; the answer is what the method answers. A few words more
+are the process's own: fork, exec, race.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from standin.driver import Driver
+
+MIB = 1 << 20
+
+
+class Client(Driver):
+    """A driver's client, and a process that can fork, exec and have threads."""
+
+    def in_child(self, *calls: list[Any]) -> list[Any]:
+        """Fork; the child makes the calls and ends; its answers."""
+        out, into = os.pipe()
+        if child := os.fork():
+            os.close(into)
+            with os.fdopen(out) as answers:
+                told = json.load(answers)
+            os.waitpid(child, 0)
+            return list(told)
+        try:
+            told = [getattr(self, name)(*arguments) for name, *arguments in calls]
+            with os.fdopen(into, "w") as answers:
+                json.dump(told, answers)
+        finally:
+            os._exit(0)
+
+    def leave_child_behind(self) -> int:
+        """A child that does nothing and stays until it is killed; its pid."""
+        if child := os.fork():
+            return child
+        while True:
+            signal.pause()
+
+    def become_new(self) -> None:
+        """Exec the same program: the same pid, a new program."""
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+    def in_threads(self, count: int, sizes: list[int], rounds: int) -> list[int]:
+        """Threads that allocate all sizes and free them again; what codes they saw, sorted."""
+        context = self.current()[1]
+        seen: set[int] = set()
+
+        def work() -> None:
+            self.set_current(context)
+            for _ in range(rounds):
+                answers = [self.alloc(size) for size in sizes]
+                seen.update(code for code, _ in answers)
+                seen.update(self.free(p)[0] for code, p in answers if code == 0)
+
+        threads = [threading.Thread(target=work) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sorted(seen)
+
+    def fill_up(self, size: int) -> list[int]:
+        """Allocate pieces until one is refused: how many there were, and the refusal."""
+        count = 0
+        while (answer := self.alloc(size))[0] == 0:
+            count += 1
+        return [count, answer[0]]
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def main() -> None:
+    client = Client(*sys.argv[1:])
+    # Unbuffered, so that a program that this one becomes finds the lines meant for it.
+    for line in iter(open(0, "rb", buffering=0, closefd=False).readline, b""):  # noqa: PTH123, SIM115
+        name, *arguments = json.loads(line)
+        print(json.dumps(getattr(client, name)(*arguments)), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

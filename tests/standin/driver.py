@@ -1,0 +1,379 @@
+"""The driver API as a test speaks it: plain ctypes, every call answers [code, values...].
+
+Nothing but the standard library: it runs inside tenants, on whatever `libcuda.so.1` they find.
+A value that the driver did not write stays UNTOUCHED, so that a test sees whether it did.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Callable
+
+Answer = list[int]
+
+UNTOUCHED = 0x5555_5555
+PER_THREAD_DEFAULT_STREAM = 2
+PINNED = 1
+ON_DEVICE = 1
+RELEASE_THRESHOLD, RESERVED_NOW, USED_NOW = 4, 5, 7
+UINT8, UINT32, FLOAT = 1, 3, 0x20
+LAYERED = 1
+
+SPIN = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry aliquot_spin(.param .u64 aliquot_spin_param_0)
+{
+    ret;
+}
+"""
+
+
+class _Location(c.Structure):
+    _fields_ = (("type", c.c_int), ("id", c.c_int))
+
+
+class _AllocationProperties(c.Structure):
+    _fields_ = (
+        ("type", c.c_int),
+        ("handle_types", c.c_int),
+        ("location", _Location),
+        ("security", c.c_void_p),
+        ("flags", c.c_ubyte * 8),
+    )
+
+
+class _PoolProperties(c.Structure):
+    _fields_ = (
+        ("type", c.c_int),
+        ("handle_types", c.c_int),
+        ("location", _Location),
+        ("security", c.c_void_p),
+        ("most", c.c_size_t),
+        ("rest", c.c_ubyte * 56),
+    )
+
+
+class _Array(c.Structure):
+    _fields_ = (
+        ("width", c.c_size_t),
+        ("height", c.c_size_t),
+        ("format", c.c_int),
+        ("channels", c.c_uint),
+    )
+
+
+class _Array3D(c.Structure):
+    _fields_ = (
+        ("width", c.c_size_t),
+        ("height", c.c_size_t),
+        ("depth", c.c_size_t),
+        ("format", c.c_int),
+        ("channels", c.c_uint),
+        ("flags", c.c_uint),
+    )
+
+
+def _handle(value: int) -> c.c_void_p:
+    return c.c_void_p(value)
+
+
+def _size(value: int) -> c.c_size_t:
+    return c.c_size_t(value)
+
+
+def _address(value: int) -> c.c_uint64:
+    return c.c_uint64(value)
+
+
+def _physical(device: int) -> _AllocationProperties:
+    return _AllocationProperties(type=PINNED, location=_Location(ON_DEVICE, device))
+
+
+class Driver:
+    """The library by its name or path; `get` says how functions are looked up."""
+
+    def __init__(self, library: str = "libcuda.so.1") -> None:
+        self.library = c.CDLL(library)
+        self._per_thread = False
+
+    def use_per_thread_streams(self) -> Answer:
+        """From now on functions are looked up as programs built with that option do."""
+        self._per_thread = True
+        return [0]
+
+    def _function(self, name: str) -> Callable[..., int]:
+        if not self._per_thread:
+            return self.library[name]
+        base, _, version = name.partition("_v")
+        function, status = c.c_void_p(), c.c_int(-1)
+        wanted = 13000 if version != "1" else 3000
+        code = self.library.cuGetProcAddress_v2(
+            base.encode(),
+            c.byref(function),
+            wanted,
+            c.c_uint64(PER_THREAD_DEFAULT_STREAM),
+            c.byref(status),
+        )
+        if code or not function.value:
+            raise LookupError(f"{name}: code {code}, status {status.value}")
+        return c.CFUNCTYPE(c.c_int)(function.value)
+
+    def _call(self, name: str, *arguments: object) -> Answer:
+        return [self._function(name)(*arguments)]
+
+    def _make(self, name: str, *arguments: object) -> Answer:
+        """A call whose first argument takes what was made."""
+        made = c.c_uint64(UNTOUCHED)
+        return [self._function(name)(c.byref(made), *arguments), made.value]
+
+    # --- the machine
+
+    def init(self, flags: int = 0) -> Answer:
+        return self._call("cuInit", flags)
+
+    def count(self) -> Answer:
+        number = c.c_int(UNTOUCHED)
+        return [*self._call("cuDeviceGetCount", c.byref(number)), number.value]
+
+    def uuid(self, device: int) -> tuple[int, str]:
+        raw = (c.c_ubyte * 16)()
+        (code,) = self._call("cuDeviceGetUuid_v2", c.byref(raw), device)
+        return code, bytes(raw).hex()
+
+    def total(self, device: int) -> Answer:
+        return self._make("cuDeviceTotalMem_v2", device)
+
+    def info(self) -> Answer:
+        free, total = _size(UNTOUCHED), _size(UNTOUCHED)
+        return [
+            *self._call("cuMemGetInfo_v2", c.byref(free), c.byref(total)),
+            free.value,
+            total.value,
+        ]
+
+    # --- contexts
+
+    def retain(self, device: int = 0) -> Answer:
+        return self._make("cuDevicePrimaryCtxRetain", device)
+
+    def release(self, device: int = 0) -> Answer:
+        return self._call("cuDevicePrimaryCtxRelease_v2", device)
+
+    def reset(self, device: int = 0) -> Answer:
+        return self._call("cuDevicePrimaryCtxReset_v2", device)
+
+    def primary_state(self, device: int = 0) -> Answer:
+        flags, active = c.c_uint(UNTOUCHED), c.c_int(UNTOUCHED)
+        code = self._call("cuDevicePrimaryCtxGetState", device, c.byref(flags), c.byref(active))
+        return [*code, flags.value, active.value]
+
+    def create_context(self, device: int = 0, flags: int = 0) -> Answer:
+        return self._make("cuCtxCreate_v2", flags, device)
+
+    def destroy_context(self, context: int) -> Answer:
+        return self._call("cuCtxDestroy_v2", _handle(context))
+
+    def set_current(self, context: int) -> Answer:
+        return self._call("cuCtxSetCurrent", _handle(context))
+
+    def current(self) -> Answer:
+        return self._make("cuCtxGetCurrent")
+
+    def push(self, context: int) -> Answer:
+        return self._call("cuCtxPushCurrent_v2", _handle(context))
+
+    def pop(self) -> Answer:
+        return self._make("cuCtxPopCurrent_v2")
+
+    def device(self) -> Answer:
+        number = c.c_int(UNTOUCHED)
+        return [*self._call("cuCtxGetDevice", c.byref(number)), number.value]
+
+    def synchronize(self) -> Answer:
+        return self._call("cuCtxSynchronize")
+
+    def start(self, device: int = 0) -> Answer:
+        """What every program does first: init, the primary context, made current."""
+        code = self.init()
+        if code[0] == 0:
+            code = self.retain(device)
+        return code[:1] if code[0] else self.set_current(code[1])
+
+    # --- plain memory
+
+    def alloc(self, size: int) -> Answer:
+        return self._make("cuMemAlloc_v2", _size(size))
+
+    def alloc_pitch(self, width: int, height: int, element: int = 4) -> Answer:
+        pointer, pitch = _address(UNTOUCHED), _size(UNTOUCHED)
+        code = self._call(
+            "cuMemAllocPitch_v2",
+            c.byref(pointer),
+            c.byref(pitch),
+            _size(width),
+            _size(height),
+            element,
+        )
+        return [*code, pointer.value, pitch.value]
+
+    def alloc_managed(self, size: int, flags: int = 1) -> Answer:
+        return self._make("cuMemAllocManaged", _size(size), flags)
+
+    def free(self, pointer: int) -> Answer:
+        return self._call("cuMemFree_v2", _address(pointer))
+
+    def range_of(self, pointer: int) -> Answer:
+        base, size = _address(UNTOUCHED), _size(UNTOUCHED)
+        code = self._call(
+            "cuMemGetAddressRange_v2", c.byref(base), c.byref(size), _address(pointer)
+        )
+        return [*code, base.value, size.value]
+
+    def fill(self, pointer: int, value: int, size: int) -> Answer:
+        return self._call("cuMemsetD8_v2", _address(pointer), c.c_ubyte(value), _size(size))
+
+    def read(self, pointer: int, size: int) -> Answer:
+        data = (c.c_ubyte * size)()
+        return [*self._call("cuMemcpyDtoH_v2", data, _address(pointer), _size(size)), *data]
+
+    # --- in stream order
+
+    def alloc_async(self, size: int, stream: int = 0) -> Answer:
+        return self._make("cuMemAllocAsync", _size(size), _handle(stream))
+
+    def alloc_from(self, pool: int, size: int, stream: int = 0) -> Answer:
+        return self._make("cuMemAllocFromPoolAsync", _size(size), _handle(pool), _handle(stream))
+
+    def free_async(self, pointer: int, stream: int = 0) -> Answer:
+        return self._call("cuMemFreeAsync", _address(pointer), _handle(stream))
+
+    def create_pool(self, device: int = 0) -> Answer:
+        wanted = _PoolProperties(type=PINNED, location=_Location(ON_DEVICE, device))
+        return self._make("cuMemPoolCreate", c.byref(wanted))
+
+    def destroy_pool(self, pool: int) -> Answer:
+        return self._call("cuMemPoolDestroy", _handle(pool))
+
+    def trim_pool(self, pool: int, keep: int = 0) -> Answer:
+        return self._call("cuMemPoolTrimTo", _handle(pool), _size(keep))
+
+    def pool_attribute(self, pool: int, what: int) -> Answer:
+        value = c.c_uint64(UNTOUCHED)
+        return [
+            *self._call("cuMemPoolGetAttribute", _handle(pool), what, c.byref(value)),
+            value.value,
+        ]
+
+    def set_pool_attribute(self, pool: int, what: int, value: int) -> Answer:
+        return self._call(
+            "cuMemPoolSetAttribute", _handle(pool), what, c.byref(c.c_uint64(value))
+        )
+
+    def default_pool(self, device: int = 0) -> Answer:
+        return self._make("cuDeviceGetDefaultMemPool", device)
+
+    def device_pool(self, device: int = 0) -> Answer:
+        return self._make("cuDeviceGetMemPool", device)
+
+    def set_device_pool(self, pool: int, device: int = 0) -> Answer:
+        return self._call("cuDeviceSetMemPool", device, _handle(pool))
+
+    def create_stream(self, flags: int = 1) -> Answer:
+        return self._make("cuStreamCreate", flags)
+
+    def destroy_stream(self, stream: int) -> Answer:
+        return self._call("cuStreamDestroy_v2", _handle(stream))
+
+    def synchronize_stream(self, stream: int = 0) -> Answer:
+        return self._call("cuStreamSynchronize", _handle(stream))
+
+    def create_event(self, flags: int = 0) -> Answer:
+        return self._make("cuEventCreate", flags)
+
+    def record_event(self, event: int, stream: int = 0) -> Answer:
+        return self._call("cuEventRecord", _handle(event), _handle(stream))
+
+    def synchronize_event(self, event: int) -> Answer:
+        return self._call("cuEventSynchronize", _handle(event))
+
+    def destroy_event(self, event: int) -> Answer:
+        return self._call("cuEventDestroy_v2", _handle(event))
+
+    # --- physical memory and where it is mapped
+
+    def granularity(self, device: int = 0) -> Answer:
+        return self._make("cuMemGetAllocationGranularity", c.byref(_physical(device)), 0)
+
+    def create_physical(self, size: int, device: int = 0) -> Answer:
+        return self._make("cuMemCreate", _size(size), c.byref(_physical(device)), c.c_uint64(0))
+
+    def release_physical(self, handle: int) -> Answer:
+        return self._call("cuMemRelease", c.c_uint64(handle))
+
+    def reserve_addresses(self, size: int) -> Answer:
+        none = c.c_uint64(0)
+        return self._make("cuMemAddressReserve", _size(size), _size(0), none, none)
+
+    def free_addresses(self, address: int, size: int) -> Answer:
+        return self._call("cuMemAddressFree", _address(address), _size(size))
+
+    def map(self, address: int, size: int, handle: int, offset: int = 0) -> Answer:
+        return self._call(
+            "cuMemMap",
+            _address(address),
+            _size(size),
+            _size(offset),
+            c.c_uint64(handle),
+            c.c_uint64(0),
+        )
+
+    def unmap(self, address: int, size: int) -> Answer:
+        return self._call("cuMemUnmap", _address(address), _size(size))
+
+    def retain_physical(self, address: int) -> Answer:
+        return self._make("cuMemRetainAllocationHandle", _handle(address))
+
+    # --- work
+
+    def load_spin(self) -> Answer:
+        """A module with the one kernel that takes as long as it is told; the kernel."""
+        (code, module) = self._make("cuModuleLoadData", SPIN)
+        return [code, 0] if code else self._make("cuModuleGetFunction", _handle(module), b"aliquot_spin")
+
+    def spin(self, kernel: int, nanoseconds: int, times: int = 1) -> Answer:
+        """Launch it; returns when the last one is done."""
+        argument = c.c_uint64(nanoseconds)
+        arguments = (c.c_void_p * 1)(c.addressof(argument))
+        for _ in range(times):
+            (code,) = self._call(
+                "cuLaunchKernel", _handle(kernel), 1, 1, 1, 1, 1, 1, 0, None, arguments, None
+            )
+            if code:
+                return [code]
+        return self.synchronize()
+
+    # --- arrays
+
+    def create_array(
+        self, width: int, height: int, layout: int = FLOAT, channels: int = 4
+    ) -> Answer:
+        wanted = _Array(width, height, layout, channels)
+        return self._make("cuArrayCreate_v2", c.byref(wanted))
+
+    def create_array3d(
+        self, width: int, height: int, depth: int, channels: int = 4, flags: int = 0
+    ) -> Answer:
+        wanted = _Array3D(width, height, depth, FLOAT, channels, flags)
+        return self._make("cuArray3DCreate_v2", c.byref(wanted))
+
+    def destroy_array(self, array: int) -> Answer:
+        return self._call("cuArrayDestroy", _handle(array))
+
+    def create_mipmap(self, width: int, height: int, levels: int, channels: int = 4) -> Answer:
+        wanted = _Array3D(width, height, 0, FLOAT, channels, 0)
+        return self._make("cuMipmappedArrayCreate", c.byref(wanted), levels)
+
+    def destroy_mipmap(self, mipmap: int) -> Answer:
+        return self._call("cuMipmappedArrayDestroy", _handle(mipmap))

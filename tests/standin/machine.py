@@ -1,0 +1,250 @@
+"""A simulated machine with a real arbiter, grants on it, and tenants in them.
+
+The test's process owns the grants it makes. A tenant gets the environment that `aliquot run` gives
+a program, and nothing else tells it from any other program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import support
+from aliquot.devices import CUDA, NVML, elf
+from aliquot.model import Slice
+from aliquot.slices import control
+from aliquot.slices.fit import fit
+from standin import pages
+
+TESTS = Path(__file__).parent.parent
+GIB = 1 << 30
+MIB = 1 << 20
+CONTEXT = 518 * MIB  # of the simulated H100 (shapes.conf)
+
+OUT_OF_MEMORY = 2
+NOT_INITIALIZED = 3
+SYSTEM_NOT_READY = 802
+
+
+def fitted_library(folder: Path, native: Path, driver: Path) -> Path:
+    """Stand-ins under all their names, fitted to the libraries in the folder `driver`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (CUDA, NVML):
+        stand_in = (native / "lib" / name).read_bytes()
+        data = fit(stand_in, elf.read_file(driver / name)).data
+        (folder / name).write_bytes(stand_in if data is None else data)
+        (folder / name).chmod(0o755)
+        (folder / name.removesuffix(".1")).symlink_to(name)
+    return folder
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A grant that the test's process owns."""
+
+    name: str
+    directory: Path
+
+    def limits(self) -> pages.Limits:
+        return pages.map_page(self.directory / "limits", pages.Limits)
+
+    def usage(self) -> pages.Usage:
+        return pages.map_page(self.directory / "usage", pages.Usage)
+
+    def counted(self, slice_index: int = 0) -> int:
+        """What the ledger says that programs hold of a slice."""
+        return pages.bytes_in(self.usage().slices[slice_index].word)
+
+
+class Tenant:
+    """A process in a grant that makes the calls it is told to make: see client.py."""
+
+    def __init__(self, environment: dict[str, str], library: str = CUDA) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-m", "standin.client", library],
+            env={**environment, "PYTHONPATH": str(TESTS)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def tell(self, method: str, *arguments: object) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps([method, *arguments]) + "\n")
+        self.process.stdin.flush()
+
+    def __call__(self, method: str, *arguments: object) -> Any:
+        self.tell(method, *arguments)
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the tenant ended: {self.end()}")
+        return json.loads(line)
+
+    def start(self, device: int = 0) -> Tenant:
+        """Init, and the primary context of a device made current."""
+        assert self("start", device) == [0]
+        return self
+
+    def ok(self, method: str, *arguments: object) -> int:
+        """A call that must work; what it made."""
+        code, made, *_ = self(method, *arguments)
+        assert code == 0, f"{method}{arguments} gave {code}"
+        return int(made)
+
+    def does(self, method: str, *arguments: object) -> None:
+        """A call that must work and makes nothing."""
+        assert self(method, *arguments) == [0], f"{method}{arguments}"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def end(self) -> str:
+        """Let it end by itself; what it said on stderr."""
+        _, said = self.process.communicate(timeout=30)
+        return said
+
+
+@dataclass
+class Machine:
+    """One simulated machine: its shape, its arbiter, its grants."""
+
+    native: Path
+    library: Path
+    state: Path
+    meeting_place: Path
+    shape: str
+    driver: Path
+    arbiter: subprocess.Popen[str] | None = None
+    tenants: list[Tenant] = field(default_factory=list)
+    log: str = ""
+
+    # --- the arbiter
+
+    def start_arbiter(self) -> None:
+        program = self.native / "bin" / "aliquot-arbiter"
+        command = [str(program), "--state", str(self.state), "--foreground"]
+        command += ["--nvml", str(self.driver / NVML)]
+        with (self.state.parent / "arbiter.err").open("a") as log:
+            self.arbiter = subprocess.Popen(
+                command, env=self.bare(), stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        assert self.arbiter.stdout
+        assert self.arbiter.stdout.readline() == "ready\n", self.said()
+
+    def said(self) -> str:
+        """What the arbiters of this machine wrote."""
+        return (self.state.parent / "arbiter.err").read_text("utf-8")
+
+    def stop_arbiter(self, number: int = signal.SIGTERM) -> int:
+        """End the arbiter with its parent; the exit code."""
+        assert self.arbiter
+        serving = self.status()["serving_pid"] if number == signal.SIGKILL else None
+        self.arbiter.send_signal(number)
+        if serving:
+            gone = os.pidfd_open(serving)
+            signal.pidfd_send_signal(gone, number)
+            support.wait_until(lambda: not _lives(gone))
+            os.close(gone)
+        self.arbiter.communicate(timeout=30)
+        code = self.arbiter.returncode
+        self.arbiter = None
+        return code
+
+    def status(self) -> dict[str, Any]:
+        return control.ask(self.state, "status")
+
+    def grant_status(self, grant: Grant) -> dict[str, Any]:
+        (found,) = [one for one in self.status()["grants"] if one["name"] == grant.name]
+        return dict(found)
+
+    # --- grants
+
+    def uuids(self) -> list[str]:
+        return [gpu["uuid"] for gpu in self.status()["gpus"]]
+
+    def grant(self, *memory: int, on: tuple[int, ...] = (), name: str = "one") -> Grant:
+        """A grant with so many bytes of each GPU: of the first ones, or of those named by `on`."""
+        uuids = self.uuids()
+        slices = [
+            Slice(gpu_uuid=uuids[index], memory_bytes=size)
+            for index, size in zip(on or range(len(memory)), memory, strict=True)
+        ]
+        return Grant(name, control.make(self.state, name, slices))
+
+    # --- programs
+
+    def bare(self, **changes: str | None) -> dict[str, str]:
+        """The environment of a program on the simulated driver itself, with no slice."""
+        wanted: dict[str, str | None] = {
+            "LD_LIBRARY_PATH": str(self.driver),
+            "ALIQUOT_SIMULATE": self.shape,
+            "ALIQUOT_SIMULATE_STATE": str(self.meeting_place),
+        }
+        return support.environment(**{**wanted, **changes})
+
+    def inside(self, grant: Grant | None, **changes: str | None) -> dict[str, str]:
+        """The environment of a program in a grant."""
+        wanted: dict[str, str | None] = {
+            "LD_LIBRARY_PATH": str(self.library),
+            "LD_PRELOAD": str(self.library / CUDA),
+            "ALIQUOT_DRIVER_DIR": str(self.driver),
+            "ALIQUOT_GRANT": str(grant.directory) if grant else None,
+        }
+        return self.bare(**{**wanted, **changes})
+
+    def tenant(self, grant: Grant | None, **changes: str | None) -> Tenant:
+        return self._remember(Tenant(self.inside(grant, **changes)))
+
+    def stranger(self) -> Tenant:
+        """A program on the driver itself, past every grant."""
+        return self._remember(Tenant(self.bare()))
+
+    def run(
+        self, grant: Grant | None, *command: str, **changes: str | None
+    ) -> subprocess.CompletedProcess[str]:
+        """A command in a grant, to its end."""
+        return subprocess.run(
+            command,
+            env=self.inside(grant, **changes),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def python(self, grant: Grant | None, code: str, **changes: str | None) -> Any:
+        """Python code in a grant; what it prints as JSON."""
+        done = self.run(grant, sys.executable, "-c", code, **changes)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def _remember(self, tenant: Tenant) -> Tenant:
+        self.tenants.append(tenant)
+        return tenant
+
+    def close(self) -> None:
+        for tenant in self.tenants:
+            tenant.kill()
+        if self.arbiter and self.arbiter.poll() is None:
+            self.stop_arbiter()
+
+
+def _lives(pidfd: int) -> bool:
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        return False
+    return True

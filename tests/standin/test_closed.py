@@ -1,0 +1,193 @@
+"""Failing closed: with no grant, no arbiter or no trust there is no GPU, and the way out is told.
+
+Whoever runs already keeps its limits and goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+from pathlib import Path
+
+import pytest
+
+from standin.machine import GIB, MIB, OUT_OF_MEMORY, SYSTEM_NOT_READY, Grant, Machine, Tenant
+from support import wait_until
+
+LIMIT = 2 * GIB
+PIECE = 64 * MIB
+VERSION_AT, SIZE_AT, SLICE_COUNT_AT, LIMIT_AT = 8, 12, 80, 16 + 64 + 16 + 16 + 16 + 32 + 8
+
+
+@pytest.fixture
+def grant(machine: Machine) -> Grant:
+    return machine.grant(LIMIT)
+
+
+def refused(machine: Machine, tenant: Tenant) -> str:
+    """It gets no GPU, by no call, and the card knows nothing of it; what it said."""
+    before = machine.status()["gpus"] if machine.arbiter else None
+    assert tenant("init") == [SYSTEM_NOT_READY]
+    for call in (("retain",), ("create_context",), ("alloc", PIECE), ("create_physical", PIECE)):
+        assert tenant(*call)[0] != 0
+    for call in (("count",), ("info",), ("synchronize",)):
+        assert tenant(*call)[0] == 3
+    if before:
+        assert machine.status()["gpus"] == before
+    return tenant.end()
+
+
+def test_without_a_grant_there_is_no_gpu(machine: Machine) -> None:
+    said = refused(machine, machine.tenant(None))
+    assert "aliquot run" in said
+
+
+def test_a_grant_that_is_not_there_gives_no_gpu(machine: Machine, tmp_path: Path) -> None:
+    said = refused(machine, machine.tenant(Grant("gone", tmp_path / "gone")))
+    assert str(tmp_path / "gone") in said
+    assert "aliquot doctor" in said
+
+
+def test_without_an_arbiter_there_is_no_gpu(machine: Machine, grant: Grant) -> None:
+    machine.stop_arbiter(signal.SIGKILL)
+    said = refused(machine, machine.tenant(grant))
+    assert "no arbiter answers" in said
+    assert "aliquot doctor" in said
+
+
+def test_without_its_socket_there_is_no_gpu(machine: Machine, grant: Grant) -> None:
+    (grant.directory / "socket").unlink()
+    assert "aliquot doctor" in refused(machine, machine.tenant(grant))
+
+
+def test_someone_elses_socket_that_says_nothing_gives_no_gpu(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """A folder with the right names and nothing behind them."""
+    for name in ("limits", "usage", "socket"):
+        (tmp_path / name).touch()
+    assert "aliquot doctor" in refused(machine, machine.tenant(Grant("made-up", tmp_path)))
+
+
+def damage(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+DAMAGE = {
+    "limits of no layout": ("limits", 0, b"\0" * 8),
+    "limits of another version": ("limits", VERSION_AT, struct.pack("<I", 2)),
+    "limits of another size": ("limits", SIZE_AT, struct.pack("<I", 99)),
+    "limits of no slices": ("limits", SLICE_COUNT_AT, struct.pack("<I", 0)),
+    "limits of too many slices": ("limits", SLICE_COUNT_AT, struct.pack("<I", 17)),
+    "limits with a name that does not end": ("limits", 16, b"x" * 64),
+    "usage of no layout": ("usage", 0, b"junk"),
+    "usage of another version": ("usage", VERSION_AT, struct.pack("<I", 2)),
+    "usage of another size": ("usage", SIZE_AT, struct.pack("<I", 0)),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_pages_that_cannot_be_trusted_give_no_gpu(
+    machine: Machine, grant: Grant, what: str
+) -> None:
+    name, at, data = DAMAGE[what]
+    damage(grant.directory / name, at, data)
+    said = refused(machine, machine.tenant(grant))
+    assert "aliquot doctor" in said
+    assert name in said
+
+
+@pytest.mark.parametrize("name", ["limits", "usage"])
+@pytest.mark.parametrize("size", [0, 64])
+def test_pages_cut_short_give_no_gpu(
+    machine: Machine, grant: Grant, name: str, size: int
+) -> None:
+    os.truncate(grant.directory / name, size)
+    assert "aliquot doctor" in refused(machine, machine.tenant(grant))
+
+
+@pytest.mark.parametrize("what", ["limits of another version", "usage of no layout"])
+def test_a_monitor_of_pages_that_cannot_be_trusted_sees_no_gpu(
+    machine: Machine, grant: Grant, what: str
+) -> None:
+    name, at, data = DAMAGE[what]
+    damage(grant.directory / name, at, data)
+    code = (
+        "import ctypes, json; n = ctypes.CDLL('libnvidia-ml.so.1'); print(json.dumps(n.nvmlInit_v2()))"
+    )
+    assert machine.python(grant, code) != 0
+
+
+def test_a_tenant_cannot_write_its_limits(machine: Machine, grant: Grant) -> None:
+    tenant = machine.tenant(grant).start()
+    maps = Path(f"/proc/{tenant.pid}/maps").read_text("ascii")
+    modes = [line.split()[1] for line in maps.splitlines() if line.endswith("/limits")]
+    assert modes
+    assert all(mode == "r--s" for mode in modes)
+
+
+def test_a_tenant_goes_on_within_its_limit_when_the_arbiter_is_dead(
+    machine: Machine, grant: Grant
+) -> None:
+    tenant = machine.tenant(grant).start()
+    first = tenant.ok("alloc", PIECE)
+    machine.stop_arbiter(signal.SIGKILL)
+    count, code = tenant("fill_up", PIECE)
+    assert code == OUT_OF_MEMORY
+    assert (count + 1) * PIECE <= LIMIT
+    tenant.does("free", first)
+    tenant.ok("alloc", PIECE)
+    assert tenant("alloc", PIECE)[0] == OUT_OF_MEMORY
+    tenant.does("release")
+    tenant.start()
+    assert tenant("fill_up", PIECE)[1] == OUT_OF_MEMORY
+
+
+def test_an_arbiter_that_starts_again_finds_everything(machine: Machine, grant: Grant) -> None:
+    stays, dies = machine.tenant(grant).start(), machine.tenant(grant).start()
+    stays.ok("alloc", PIECE)
+    dies.ok("alloc", 4 * PIECE)
+    counted = grant.counted()
+    machine.stop_arbiter(signal.SIGKILL)
+    stays.ok("alloc", PIECE)
+    dies.kill()
+    machine.start_arbiter()
+    wait_until(lambda: grant.counted() < counted)
+    wait_until(lambda: len(machine.grant_status(grant)["processes"]) == 1)
+    newcomer = machine.tenant(grant).start()
+    newcomer.ok("alloc", PIECE)
+    assert {p["pid"] for p in machine.grant_status(grant)["processes"]} == {
+        stays.pid,
+        newcomer.pid,
+    }
+    for tenant in (newcomer, stays):
+        tenant.kill()
+    wait_until(lambda: grant.counted() == 0)
+
+
+def test_only_the_serving_process_killed_is_a_moment_that_newcomers_wait_out(
+    machine: Machine, grant: Grant
+) -> None:
+    """Its parent starts it again; who comes in between is not refused."""
+    stays = machine.tenant(grant).start()
+    newcomers = [machine.tenant(grant) for _ in range(4)]
+    for tenant in newcomers:
+        os.kill(machine.status()["serving_pid"], signal.SIGKILL)
+        assert tenant("init") == [0]
+    stays.ok("alloc", PIECE)
+
+
+def test_a_tenant_that_waits_for_a_stopped_arbiter_is_not_lost(
+    machine: Machine, grant: Grant
+) -> None:
+    """It is asked for figures near the limit; a program must not hang when it does not answer."""
+    tenant = machine.tenant(grant).start()
+    serving = machine.status()["serving_pid"]
+    os.kill(serving, signal.SIGSTOP)
+    try:
+        assert tenant("fill_up", PIECE * 4)[1] == OUT_OF_MEMORY
+    finally:
+        os.kill(serving, signal.SIGCONT)

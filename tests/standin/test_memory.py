@@ -1,0 +1,286 @@
+"""What is counted: every way to take memory is stopped at the limit and given back when freed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from standin.conftest import MakeMachine
+from standin.driver import RESERVED_NOW
+from standin.machine import CONTEXT, GIB, MIB, OUT_OF_MEMORY, Grant, Machine, Tenant
+
+LIMIT = 2 * GIB
+PIECE = 64 * MIB
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to take memory: PIECE at a time, and its way back."""
+
+    take: str
+    arguments: tuple[int, ...]
+    give: str
+    needs_pool: bool = False
+    settles: bool = False  # given back at the next synchronisation
+
+
+WAYS = {
+    "cuMemAlloc": Way("alloc", (PIECE,), "free"),
+    "cuMemAllocPitch": Way("alloc_pitch", (64 << 10, 1 << 10), "free"),
+    "cuMemAllocManaged": Way("alloc_managed", (PIECE,), "free"),
+    "cuMemAllocAsync": Way("alloc_async", (PIECE,), "free_async", settles=True),
+    "cuMemAllocAsync and cuMemFree": Way("alloc_async", (PIECE,), "free"),
+    "cuMemAllocFromPoolAsync": Way(
+        "alloc_from", (PIECE,), "free_async", needs_pool=True, settles=True
+    ),
+    "cuMemCreate": Way("create_physical", (PIECE,), "release_physical"),
+    "cuArrayCreate of one dimension": Way("create_array", (4 << 20, 0), "destroy_array"),
+    "cuArrayCreate of two": Way("create_array", (2048, 2048), "destroy_array"),
+    "cuArray3DCreate": Way("create_array3d", (256, 256, 64), "destroy_array"),
+    "cuArray3DCreate in layers": Way("create_array3d", (256, 256, 64, 4, 1), "destroy_array"),
+    "cuMipmappedArrayCreate": Way("create_mipmap", (2048, 2048, 1), "destroy_mipmap"),
+}
+
+
+@pytest.fixture
+def grant(machine: Machine) -> Grant:
+    return machine.grant(LIMIT)
+
+
+@pytest.fixture
+def tenant(machine: Machine, grant: Grant) -> Tenant:
+    return machine.tenant(grant).start()
+
+
+def used(tenant: Tenant) -> int:
+    """What a program sees in use of its GPU."""
+    _, free, total = tenant("info")
+    return int(total - free)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_each_way_is_counted_stopped_at_the_limit_and_given_back(
+    tenant: Tenant, grant: Grant, name: str
+) -> None:
+    way = WAYS[name]
+    before, counted_before = used(tenant), grant.counted()
+    arguments = way.arguments
+    if way.needs_pool:
+        arguments = (tenant.ok("create_pool"), *arguments)
+
+    taken = [tenant.ok(way.take, *arguments)]
+    assert grant.counted() - counted_before == PIECE
+    assert used(tenant) - before == PIECE
+
+    while (answer := tenant(way.take, *arguments))[0] == 0:
+        taken.append(answer[1])
+    assert answer[0] == OUT_OF_MEMORY
+    room = LIMIT - before
+    assert room - PIECE < len(taken) * PIECE <= room
+    assert used(tenant) <= LIMIT
+
+    for one in taken:
+        tenant.does(way.give, one)
+    if way.settles:
+        tenant.does("synchronize")
+    assert grant.counted() == counted_before
+    assert used(tenant) == before
+    tenant.ok(way.take, *arguments)
+
+
+def test_the_context_is_counted_before_the_program_asks_for_anything(
+    machine: Machine, grant: Grant
+) -> None:
+    tenant = machine.tenant(grant).start()
+    assert CONTEXT <= used(tenant) < CONTEXT + 64 * MIB
+
+
+def test_contexts_are_refused_where_no_room_is_left(machine: Machine, grant: Grant) -> None:
+    first, second = machine.tenant(grant).start(), machine.tenant(grant)
+    first.ok("alloc", LIMIT - used(first) - CONTEXT // 2)
+    second.does("init")
+    assert second("retain")[0] == OUT_OF_MEMORY
+    assert second("create_context")[0] == OUT_OF_MEMORY
+    assert second("primary_state")[2] == 0
+
+
+def test_a_context_that_ends_takes_its_memory_with_it(tenant: Tenant, grant: Grant) -> None:
+    before = used(tenant), grant.counted()
+    tenant.ok("create_context")
+    assert used(tenant) - before[0] >= CONTEXT
+    for take in (("alloc", PIECE), ("alloc_managed", PIECE), ("create_array", 2048, 2048)):
+        tenant.ok(*take)
+    (_, context) = tenant("pop")
+    tenant.does("destroy_context", context)
+    assert (used(tenant), grant.counted()) == before
+
+
+@pytest.mark.parametrize("ending", ["release", "reset"])
+def test_a_primary_context_that_ends_takes_its_memory_with_it(
+    tenant: Tenant, grant: Grant, ending: str
+) -> None:
+    tenant.ok("alloc", PIECE)
+    tenant.does(ending)
+    assert grant.counted() == 0
+    context = tenant.ok("retain")
+    tenant.does("set_current", context)
+    assert used(tenant) < CONTEXT + 64 * MIB
+
+
+def test_a_context_retained_twice_is_counted_once(tenant: Tenant, grant: Grant) -> None:
+    before = used(tenant)
+    tenant.ok("retain")
+    assert used(tenant) == before
+    tenant.does("release")
+    assert used(tenant) == before
+    tenant.ok("alloc", PIECE)
+
+
+def test_small_allocations_are_counted_by_the_unit(tenant: Tenant, grant: Grant) -> None:
+    before = grant.counted()
+    pointers = [tenant.ok("alloc", size) for size in (1, 512, 513, 1000)]
+    assert grant.counted() - before == (1 + 1 + 2 + 2) * 512
+    for pointer in pointers:
+        tenant.does("free", pointer)
+    assert grant.counted() == before
+
+
+def test_large_allocations_are_counted_by_the_page(tenant: Tenant, grant: Grant) -> None:
+    before = grant.counted()
+    tenant.ok("alloc", MIB + 1)
+    assert grant.counted() - before == 2 * MIB
+
+
+def test_one_piece_larger_than_the_slice_is_refused(tenant: Tenant, grant: Grant) -> None:
+    before = grant.counted()
+    for size in (LIMIT, LIMIT + 1, 1 << 40, (1 << 64) - 1):
+        assert tenant("alloc", size) == [OUT_OF_MEMORY, 0]
+        assert tenant("alloc_managed", size)[0] == OUT_OF_MEMORY
+        assert tenant("alloc_async", size)[0] == OUT_OF_MEMORY
+    assert grant.counted() == before
+
+
+def test_physical_memory_stays_counted_while_a_handle_or_a_mapping_is_left(
+    tenant: Tenant, grant: Grant
+) -> None:
+    before = grant.counted()
+    handle = tenant.ok("create_physical", PIECE)
+    first, second = (tenant.ok("reserve_addresses", PIECE) for _ in range(2))
+    tenant.does("map", first, PIECE, handle)
+    tenant.does("map", second, PIECE, handle)
+    again = tenant.ok("retain_physical", first)
+    assert again == handle
+    for leave in (
+        ("release_physical", handle),
+        ("unmap", first, PIECE),
+        ("release_physical", handle),
+    ):
+        tenant.does(*leave)
+        assert grant.counted() - before == PIECE, leave
+    tenant.does("unmap", second, PIECE)
+    assert grant.counted() == before
+    assert tenant("release_physical", handle)[0] != 0
+    assert grant.counted() == before
+
+
+def test_one_unmap_may_end_several_mappings(tenant: Tenant, grant: Grant) -> None:
+    before = grant.counted()
+    base = tenant.ok("reserve_addresses", 3 * PIECE)
+    for number in range(3):
+        handle = tenant.ok("create_physical", PIECE)
+        tenant.does("map", base + number * PIECE, PIECE, handle)
+        tenant.does("release_physical", handle)
+    assert grant.counted() - before == 3 * PIECE
+    assert tenant("unmap", base, PIECE // 2)[0] != 0
+    assert grant.counted() - before == 3 * PIECE
+    tenant.does("unmap", base, 2 * PIECE)
+    assert grant.counted() - before == PIECE
+    tenant.does("unmap", base + 2 * PIECE, PIECE)
+    assert grant.counted() == before
+
+
+def test_pools_are_counted_by_what_they_reserve(tenant: Tenant, grant: Grant) -> None:
+    before = grant.counted()
+    pool = tenant.ok("create_pool")
+    first, second = (tenant.ok("alloc_from", pool, MIB) for _ in range(2))
+    assert grant.counted() - before == tenant("pool_attribute", pool, RESERVED_NOW)[1] == 32 * MIB
+    tenant.does("free_async", first)
+    tenant.does("free_async", second)
+    tenant.does("synchronize_stream")
+    assert grant.counted() - before == tenant("pool_attribute", pool, RESERVED_NOW)[1]
+    tenant.does("destroy_pool", pool)
+    assert grant.counted() == before
+
+
+def test_what_a_pool_keeps_is_given_up_before_a_program_is_refused(
+    tenant: Tenant, grant: Grant
+) -> None:
+    pool = tenant.ok("default_pool")
+    tenant.does("set_pool_attribute", pool, 4, (1 << 64) - 1)
+    pointer = tenant.ok("alloc_async", GIB)
+    tenant.does("free_async", pointer)
+    tenant.does("synchronize")
+    assert grant.counted() >= GIB  # kept, and counted
+    tenant.ok("alloc", GIB)
+    assert grant.counted() <= LIMIT
+
+
+def test_pieces_of_a_destroyed_pool_stay_counted_until_they_are_freed(
+    tenant: Tenant, grant: Grant
+) -> None:
+    before = grant.counted()
+    pool = tenant.ok("create_pool")
+    pointer = tenant.ok("alloc_from", pool, PIECE)
+    tenant.does("destroy_pool", pool)
+    assert grant.counted() - before >= PIECE
+    tenant.does("free_async", pointer)
+    tenant.does("synchronize")
+    assert grant.counted() == before
+
+
+def test_programs_built_for_per_thread_streams_are_counted_alike(
+    tenant: Tenant, grant: Grant
+) -> None:
+    before = grant.counted()
+    tenant.does("use_per_thread_streams")
+    pointer = tenant.ok("alloc_async", PIECE)
+    pool = tenant.ok("create_pool")
+    other = tenant.ok("alloc_from", pool, PIECE)
+    assert grant.counted() - before == 2 * PIECE
+    assert tenant("alloc_async", LIMIT)[0] == OUT_OF_MEMORY
+    tenant.does("free_async", pointer)
+    tenant.does("free_async", other)
+    tenant.does("synchronize_stream")
+    assert grant.counted() == before
+
+
+def test_two_half_cards_are_two_limits(make_machine: MakeMachine) -> None:
+    machine = make_machine("h100:2")
+    grant = machine.grant(2 * GIB, 3 * GIB)
+    tenant = machine.tenant(grant)
+    tenant.does("init")
+    contexts = [tenant.ok("retain", device) for device in (0, 1)]
+    held = []
+    for device, size in ((0, 2 * GIB), (1, 3 * GIB)):
+        tenant.does("set_current", contexts[device])
+        assert tenant.ok("total", device) == size
+        count, code = tenant("fill_up", PIECE)
+        assert code == OUT_OF_MEMORY
+        assert size - CONTEXT - 3 * PIECE < count * PIECE <= size - CONTEXT
+        held.append(grant.counted(device))
+    assert held[1] - held[0] == GIB
+    # Physical memory is asked for by device, whatever context is current.
+    assert tenant("create_physical", PIECE, 0)[0] == OUT_OF_MEMORY
+    tenant.does("release", 0)
+    assert grant.counted(0) == 0
+    tenant.ok("create_physical", PIECE, 0)
+    assert tenant("create_physical", PIECE, 1)[0] == OUT_OF_MEMORY
+
+
+def test_a_neighbour_on_the_same_gpu_takes_nothing_of_ours(machine: Machine) -> None:
+    ours, theirs = machine.grant(2 * GIB, name="ours"), machine.grant(4 * GIB, name="theirs")
+    one, other = machine.tenant(ours).start(), machine.tenant(theirs).start()
+    assert other("fill_up", PIECE)[1] == OUT_OF_MEMORY
+    count, _ = one("fill_up", PIECE)
+    assert count * PIECE > 2 * GIB - CONTEXT - 3 * PIECE

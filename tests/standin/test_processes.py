@@ -1,0 +1,137 @@
+"""Processes of one grant: they share its ledger, and leave nothing in it when they go."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from standin.machine import CONTEXT, GIB, MIB, NOT_INITIALIZED, OUT_OF_MEMORY, Grant, Machine
+from support import wait_until
+
+LIMIT = 4 * GIB
+PIECE = 64 * MIB
+
+
+@pytest.fixture
+def grant(machine: Machine) -> Grant:
+    return machine.grant(LIMIT)
+
+
+def test_processes_share_the_limit(machine: Machine, grant: Grant) -> None:
+    first, second = machine.tenant(grant).start(), machine.tenant(grant).start()
+    first.ok("alloc", 2 * GIB)
+    assert second("alloc", 2 * GIB)[0] == OUT_OF_MEMORY
+    free = second("info")[1]
+    assert free == first("info")[1]
+    second.ok("alloc", free // PIECE * PIECE)
+    assert first("alloc", PIECE)[0] == OUT_OF_MEMORY
+
+
+def test_threads_share_the_ledger_and_lose_nothing(machine: Machine, grant: Grant) -> None:
+    tenant = machine.tenant(grant).start()
+    before = grant.counted()
+    assert tenant("in_threads", 16, [1, 4096, MIB, 3 * MIB], 25) == [0]
+    assert grant.counted() == before
+
+
+def test_threads_that_race_for_the_last_bytes_never_pass_the_limit(
+    machine: Machine, grant: Grant
+) -> None:
+    tenant = machine.tenant(grant).start()
+    before = grant.counted()
+    assert tenant("in_threads", 8, [GIB] * 4, 20) == [0, OUT_OF_MEMORY]
+    assert grant.counted() == before
+
+
+def test_a_forked_child_has_no_gpu_and_its_parent_keeps_its_own(
+    machine: Machine, grant: Grant
+) -> None:
+    tenant = machine.tenant(grant).start()
+    pointer = tenant.ok("alloc", PIECE)
+    counted = grant.counted()
+    calls = (
+        ("init",),
+        ("alloc", PIECE),
+        ("free", pointer),
+        ("alloc_async", PIECE),
+        ("create_physical", PIECE),
+        ("create_array", 64, 64),
+        ("create_context",),
+        ("retain",),
+        ("release",),
+        ("info",),
+        ("synchronize",),
+    )
+    answers = tenant("in_child", *calls)
+    assert [answer[0] for answer in answers] == [NOT_INITIALIZED] * len(calls)
+    assert grant.counted() == counted
+    tenant.does("fill", pointer, 1, PIECE)
+    tenant.does("free", pointer)
+    assert grant.counted() == counted - PIECE
+
+
+def test_a_child_forked_before_the_first_call_is_a_process_of_its_own(
+    machine: Machine, grant: Grant
+) -> None:
+    tenant = machine.tenant(grant)
+    assert tenant("in_child", ("start",), ("alloc", PIECE))[1][0] == 0
+    wait_until(lambda: grant.counted() == 0)
+    tenant.start().ok("alloc", PIECE)
+
+
+def test_an_exec_gives_back_what_the_program_held(machine: Machine, grant: Grant) -> None:
+    tenant = machine.tenant(grant).start()
+    tenant.ok("alloc", GIB)
+    pid = tenant("pid")
+    tenant.tell("become_new")
+    assert tenant("pid") == pid
+    tenant.start()
+    assert grant.counted() <= CONTEXT + PIECE
+    tenant.ok("alloc", 3 * GIB)
+    assert len(machine.grant_status(grant)["processes"]) == 1
+
+
+def test_a_killed_process_leaves_nothing(machine: Machine, grant: Grant) -> None:
+    survivor, victim = machine.tenant(grant).start(), machine.tenant(grant).start()
+    before = grant.counted()
+    survivor.ok("alloc", PIECE)
+    victim.ok("alloc", 2 * GIB)
+    victim.ok("alloc_async", PIECE)
+    victim.ok("create_physical", PIECE)
+    victim.kill()
+    wait_until(lambda: grant.counted() < before + PIECE)
+    wait_until(lambda: len(machine.grant_status(grant)["processes"]) == 1)
+    survivor.ok("alloc", 3 * GIB)
+
+
+def test_a_child_left_behind_keeps_no_bytes(machine: Machine, grant: Grant) -> None:
+    """It has all its parent's descriptors and mappings; death is the kernel's word all the same."""
+    tenant = machine.tenant(grant).start()
+    tenant.ok("alloc", 2 * GIB)
+    child = os.pidfd_open(tenant("leave_child_behind"))
+    try:
+        tenant.process.kill()
+        wait_until(lambda: grant.counted() == 0)
+        signal.pidfd_send_signal(child, signal.SIGKILL)  # it was there all the time
+    finally:
+        os.close(child)
+
+
+def test_who_ends_by_itself_leaves_nothing(machine: Machine, grant: Grant) -> None:
+    tenant = machine.tenant(grant).start()
+    tenant.ok("alloc", GIB)
+    tenant.end()
+    wait_until(lambda: grant.counted() == 0)
+    assert machine.grant_status(grant)["processes"] == []
+
+
+def test_a_program_of_one_process_may_use_all_of_its_slice_again_and_again(
+    machine: Machine, grant: Grant
+) -> None:
+    for _ in range(5):
+        tenant = machine.tenant(grant).start()
+        tenant.ok("alloc", LIMIT - CONTEXT - 2 * PIECE)
+        tenant.kill()
+        wait_until(lambda: grant.counted() == 0)

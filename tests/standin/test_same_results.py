@@ -1,0 +1,192 @@
+"""The stand-in over the driver answers as the driver alone: every sequence within the limits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from standin.conftest import MakeMachine
+from standin.machine import GIB, MIB, TESTS
+
+EXAMPLES = 300
+
+Call = list[Any]
+
+FITTING = [0, 1, 511, 512, 513, MIB, MIB + 1, 2 * MIB, 3 * MIB, 32 * MIB, 33 * MIB, 64 * MIB]
+# What no card has is within no limit: asked for only where all else is right, since the order in
+# which a driver looks at several wrongs is its own.
+SIZES = st.sampled_from([*FITTING, 1 << 50, (1 << 63) + 1, (1 << 64) - 1])
+FIT = st.sampled_from(FITTING)
+PAGES = st.sampled_from([0, 1, 2 * MIB, 4 * MIB, 3 * MIB, 64 * MIB, 1 << 50, (1 << 50) + 1])
+PICK = st.integers(0, 5)
+STREAM = st.integers(0, 2)
+SIDES = st.sampled_from([0, 1, 33, 1000, 2048])
+
+
+def call(name: str, *arguments: st.SearchStrategy[int]) -> st.SearchStrategy[Call]:
+    return st.tuples(st.just(name), *arguments).map(list)
+
+
+# The most telling ones stand twice.
+CALLS = st.one_of(
+    call("alloc", SIZES),
+    call("alloc", SIZES),
+    call("alloc_pitch", SIZES, SIDES, st.sampled_from([1, 3, 4, 8, 16])),
+    call("alloc_managed", SIZES, st.integers(0, 4)),
+    call("alloc_async", FIT, STREAM),
+    call("alloc_async", SIZES, st.just(0)),
+    call("alloc_from", FIT, PICK, STREAM),
+    call("free", PICK),
+    call("free", PICK),
+    call("free_pooled", PICK),
+    call("free_async", PICK, STREAM),
+    call("free_plain_async", PICK),
+    call("free_inside", PICK),
+    call("free_nothing"),
+    call("touch", PICK, st.integers(0, 255)),
+    call("create_context"),
+    call("destroy_context", PICK),
+    call("push", PICK),
+    call("pop"),
+    call("set_current", PICK),
+    call("current"),
+    call("retain"),
+    call("release"),
+    call("reset"),
+    call("synchronize"),
+    call("total_is_told"),
+    call("create_pool"),
+    call("default_pool"),
+    call("destroy_pool", PICK),
+    call("trim_pool", PICK, SIZES),
+    call("pool_figures", PICK),
+    call("set_threshold", PICK, SIZES),
+    call("use_pool", PICK),
+    call("create_stream"),
+    call("destroy_stream", PICK),
+    call("synchronize_stream", STREAM),
+    call("create_event"),
+    call("record_event", PICK, STREAM),
+    call("synchronize_event", PICK),
+    call("destroy_event", PICK),
+    call("create_physical", PAGES),
+    call("create_physical", PAGES),
+    call("release_physical", PICK),
+    call("map", PICK, PAGES),
+    call("map_twice_side_by_side", PICK, PICK),
+    call("unmap", PICK),
+    call("unmap_part", PICK),
+    call("retain_physical", PICK),
+    call("create_array", SIDES, SIDES, st.sampled_from([1, 2, 3, 4])),
+    call("create_array3d", SIDES, SIDES, st.sampled_from([0, 1, 8])),
+    call("create_mipmap", SIDES, SIDES, st.integers(0, 12)),
+    call("destroy_array", PICK),
+    call("destroy_mipmap", PICK),
+)
+
+
+class Runner:
+    """A process that runs sequences on one library."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-m", "standin.sequence", "libcuda.so.1"],
+            env={**environment, "PYTHONPATH": str(TESTS)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def tell(self, calls: list[Call]) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(calls) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout
+        return dict(json.loads(self.process.stdout.readline()))
+
+    def close(self) -> None:
+        self.process.communicate(timeout=30)
+
+
+@pytest.fixture
+def runners(make_machine: MakeMachine) -> Iterator[tuple[Runner, Runner]]:
+    """On the driver alone, and on the stand-in over it; each on a machine of its own."""
+    alone, sliced = make_machine("h100:1"), make_machine("h100:1")
+    pair = Runner(alone.bare()), Runner(sliced.inside(sliced.grant(60 * GIB)))
+    yield pair
+    for runner in pair:
+        runner.close()
+
+
+def compare(runners: tuple[Runner, Runner], calls: list[Call]) -> None:
+    for runner in runners:
+        runner.tell(calls)
+    alone, sliced = (runner.answer() for runner in runners)
+    assert sliced.get("died") == alone.get("died")
+    named = list(zip(calls, sliced["answers"], strict=True))
+    assert named == list(zip(calls, alone["answers"], strict=True))
+    assert sliced["left"] == 0, "freed by the driver, and still counted"
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(calls=st.lists(CALLS, min_size=5, max_size=40))
+def test_a_program_gets_the_same_answers(
+    runners: tuple[Runner, Runner], calls: list[Call]
+) -> None:
+    compare(runners, [["init"], ["retain"], *calls])
+
+
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(before=st.lists(CALLS, max_size=8), after=st.lists(CALLS, max_size=8))
+def test_a_program_that_begins_too_early_gets_the_same_answers(
+    runners: tuple[Runner, Runner], before: list[Call], after: list[Call]
+) -> None:
+    """Calls before init, and before there is a context."""
+    compare(runners, [*before, ["init"], *after])
+
+
+def test_every_call_by_itself_gets_the_same_answer(runners: tuple[Runner, Runner]) -> None:
+    """One example of each call, so that a hole in the simulated driver shows as one."""
+    for size in (1, 2 * MIB, 64 * MIB):
+        calls: list[Call] = [
+            ["init"],
+            ["retain"],
+            ["alloc", size],
+            ["alloc_pitch", 1000, 100, 4],
+            ["alloc_managed", size, 1],
+            ["alloc_async", size, 0],
+            ["create_pool"],
+            ["alloc_from", size, 0, 0],
+            ["pool_figures", 0],
+            ["create_physical", size],
+            ["map", 0, 2 * MIB],
+            ["create_array", 64, 64, 4],
+            ["create_array3d", 64, 64, 8],
+            ["create_mipmap", 64, 64, 3],
+            ["touch", 0, 7],
+            *[["free", 0]] * 4,
+            *[["free_async", 0, 0]] * 2,
+            ["synchronize"],
+            ["unmap", 0],
+            ["release_physical", 0],
+            ["destroy_array", 0],
+            ["destroy_mipmap", 0],
+        ]
+        compare(runners, calls)

@@ -1,0 +1,102 @@
+"""What tests share: builders of model values, a C compiler, waiting for something to be so."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from aliquot.model import Gpu, GpuProcess, Grant, Slice, SliceUse
+from aliquot.slices.control import SharedGpu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+_numbers = itertools.count(1)
+
+
+def wait_until(predicate: Callable[[], object], seconds: float = 20.0) -> None:
+    """Return as soon as it is so; fail if it is not within that time."""
+    deadline = time.monotonic() + seconds
+    while not predicate():
+        assert time.monotonic() < deadline, f"not so within {seconds} s: {predicate}"
+        time.sleep(0.005)
+
+
+def uuid_of(index: int) -> str:
+    return f"GPU-00000000-0000-0000-0000-{index:012x}"
+
+
+def make_gpu(index: int = 0, memory: int = 80 * GIB, used: int = 0) -> Gpu:
+    return Gpu(
+        index=index,
+        uuid=uuid_of(index),
+        name="NVIDIA H100 80GB HBM3",
+        pci_bus_id=f"00000000:{index:02X}:00.0",
+        memory_bytes=memory,
+        used_bytes=used,
+    )
+
+
+def make_shared(
+    index: int = 0, memory: int = 80 * GIB, *, granted: int = 0, outside: int = 0, used: int = 0
+) -> SharedGpu:
+    strangers = (GpuProcess(pid=7, name="stranger", bytes=outside),) if outside else ()
+    gpu = make_gpu(index, memory, used=used or outside)
+    return SharedGpu(gpu=gpu, granted_bytes=granted, strangers=strangers)
+
+
+def make_grant(name: str | None = None, **bytes_by_gpu: int) -> Grant:
+    """A grant by its bytes on each GPU: make_grant("a", gpu0=8 * GIB)."""
+    slices = tuple(
+        Slice(gpu_uuid=uuid_of(int(key.removeprefix("gpu"))), memory_bytes=size)
+        for key, size in bytes_by_gpu.items()
+    )
+    return Grant(
+        name=name or f"grant-{next(_numbers)}",
+        directory="/nowhere",
+        owner_pid=1,
+        owner_alive=True,
+        owner_uid=0,
+        created=0.0,
+        broken=None,
+        slices=slices,
+        use=tuple(SliceUse(part.gpu_uuid, 0, 0) for part in slices),
+        processes=(),
+    )
+
+
+def compile_library(
+    folder: Path, name: str, source: str, *flags: str, compiler: str = "gcc"
+) -> Path:
+    """A shared library from C source, with its name as its SONAME."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    command = [compiler, "-shared", "-fPIC", "-O1", f"-Wl,-soname,{name}", *flags]
+    command += ["-x", "c", "-", "-o", str(path)]
+    done = subprocess.run(command, input=source, text=True, check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def environment(**changes: str | None) -> dict[str, str]:
+    """This process's environment, less all that chooses a GPU, with changes (None: without it)."""
+    result = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("ALIQUOT_", "CUDA_", "LD_", "NVIDIA_"))
+    }
+    result.update({key: value for key, value in changes.items() if value is not None})
+    for key in (key for key, value in changes.items() if value is None):
+        result.pop(key, None)
+    return result
+
+
+def merged(*parts: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for part in parts for key, value in part.items()}
