@@ -7,7 +7,6 @@ MAKEFLAGS += --no-print-directory
 
 UV := $(or $(shell command -v uv 2>/dev/null),build/uv/bin/uv)
 BIN := .venv/bin
-COMPILER := cc
 SANITIZE :=
 CMAKE := $(BIN)/cmake
 C_FILES := find native tests bench -name '*.[ch]' -not -path '*/build/*'
@@ -20,7 +19,7 @@ TEST_TOOLS := clang:clang aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu \
 # What `make test` left out and why, one line each, printed at its end.
 LEFT_OUT := build/left-out.txt
 
-.PHONY: help setup build demo test lint format test-python test-native test-gpu clean
+.PHONY: help setup build demo test lint format test-python test-native test-gpu fuzz bench clean
 .PHONY: packages test-packages
 
 help: ## say what there is
@@ -59,18 +58,33 @@ format: ## put all sources into the one style
 test-python: ## the tests that need no GPU
 	$(BIN)/pytest -m "not gpu"
 
-# The C tests in one build tree each: plain and under each sanitizer.
-test-native: $(addprefix build/native-,plain address thread) ## the C tests, plain and sanitized
+# The C tests in one build tree each: plain, under each sanitizer, and for arm64 under emulation.
+TREES := plain address thread arm64
+test-native: $(addprefix build/native-,$(TREES)) fuzz ## the C tests: plain, sanitized, arm64, fuzzed
 
-build/native-address: SANITIZE := address,undefined
-build/native-thread: SANITIZE := thread
+build/native-address: OPTIONS := -DALIQUOT_SANITIZE=address,undefined
+build/native-thread: OPTIONS := -DALIQUOT_SANITIZE=thread
+build/native-arm64: OPTIONS := -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64.cmake
 build/native-%: FORCE
-	@$(CMAKE) -S . -B $@ -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DALIQUOT_TESTS=ON \
-		-DCMAKE_C_COMPILER=$(COMPILER) -DALIQUOT_SANITIZE=$(SANITIZE) \
-		-DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
+	@$(call configure,$@,$(OPTIONS))
 	@$(CMAKE) --build $@ -- --quiet
 	$(BIN)/ctest --test-dir $@ --output-on-failure --no-tests=error -j 2
 FORCE:
+
+# What reads a stranger's bytes, under clang's fuzzer; FUZZ_SECONDS=600 make fuzz for longer.
+FUZZ_SECONDS ?= 5
+FUZZERS := $(patsubst tests/native/fuzz/%.c,%,$(wildcard tests/native/fuzz/fuzz_*.c))
+fuzz: ## the fuzzers, FUZZ_SECONDS each
+	@$(call configure,build/fuzz,-DCMAKE_C_COMPILER=clang -DALIQUOT_FUZZ=ON)
+	@$(CMAKE) --build build/fuzz --target $(addsuffix _libfuzzer,$(FUZZERS)) -- --quiet
+	@for name in $(FUZZERS); do mkdir -p build/fuzz/found/$$name; \
+		echo "fuzzing: $$name for $(FUZZ_SECONDS) s"; \
+		build/fuzz/tests/native/fuzz/$${name}_libfuzzer -max_total_time=$(FUZZ_SECONDS) \
+			-artifact_prefix=build/fuzz/ build/fuzz/found/$$name tests/native/fuzz/corpus/$$name \
+			2>build/fuzz/$$name.log || { cat build/fuzz/$$name.log; exit 1; }; done
+
+bench: build/native-plain ## what Aliquot costs a program (docs/measured.md)
+	$(BIN)/python bench/native/cost.py --build build/native-plain
 
 test-gpu: ## the tests on this machine's own GPU, if it has one
 	@mkdir -p build
@@ -92,6 +106,12 @@ test-packages:
 build/uv/bin/uv:
 	@echo "uv is not installed: installing it in build/uv"
 	@python3 -m venv build/uv && build/uv/bin/pip install --quiet uv
+
+# $(call configure,TREE,OPTIONS): a build tree of the C code with its tests.
+define configure
+$(CMAKE) -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DALIQUOT_TESTS=ON \
+	-DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python $(2) >/dev/null
+endef
 
 # $(call need,LIST): install the packages whose command is missing, or say which to install.
 define need

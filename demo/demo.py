@@ -41,7 +41,7 @@ BAR = 12
 AT_ONCE = 2.0
 SIMULATED = "h100:1"
 
-ALIQUOT = str(Path(sys.executable).with_name("aliquot"))
+ALIQUOT = [sys.executable, "-m", "aliquot"]
 TENANT = str(Path(__file__).with_name("tenant.py"))
 
 
@@ -60,7 +60,7 @@ class Tenant:
 
     def start(self, options: list[str], environment: dict[str, str]) -> None:
         """Run it by `aliquot run`, whose process it becomes."""
-        command = [ALIQUOT, "run", "--name", self.name, "--memory", f"{self.limit}B", *options]
+        command = [*ALIQUOT, "run", "--name", self.name, "--memory", f"{self.limit}B", *options]
         self.process = subprocess.Popen(
             [*command, "--", sys.executable, TENANT, self.wants],
             env=environment,
@@ -223,14 +223,14 @@ class Demo:
 
     def refresh(self) -> None:
         """Read `aliquot ps` and draw the table."""
-        seen = aliquot_json(self.environment, "ps")["machines"]
-        self.states = [Path(machine["state"]) for machine in seen]
-        grants = {grant["name"]: grant for machine in seen for grant in machine["grants"]}
+        seen = aliquot_json(self.environment, "ps")
+        self.states = [Path(machine["state"]) for machine in seen["machines"]]
+        grants = {grant["name"]: grant for grant in seen["grants"]}
         for one in self.tenants:
             parts = grants.get(one.name, {}).get("slices", [])
             one.uses = sum(part["counted_bytes"] + part["driver_bytes"] for part in parts)
             self.places.update(str(part["index"]) for part in parts)
-        self.gpu_used = sum(gpu["used_bytes"] for machine in seen for gpu in machine["gpus"])
+        self.gpu_used = sum(gpu["used_bytes"] for gpu in seen["gpus"])
         if self.live is not None:
             self.live.update(self.table(), refresh=True)
 
@@ -269,7 +269,7 @@ class Demo:
 
 def aliquot_json(environment: dict[str, str], *arguments: str) -> Any:
     """What an `aliquot` command says, for programs."""
-    command = [ALIQUOT, *arguments, "--json"]
+    command = [*ALIQUOT, *arguments, "--json"]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if answer.returncode != 0:
         raise SystemExit(answer.stderr)
@@ -278,7 +278,7 @@ def aliquot_json(environment: dict[str, str], *arguments: str) -> Any:
 
 def has_gpu() -> bool:
     """Whether this machine has a GPU that Aliquot can use."""
-    answer = subprocess.run([ALIQUOT, "gpus", "--json"], capture_output=True, check=False)
+    answer = subprocess.run([*ALIQUOT, "gpus", "--json"], capture_output=True, check=False)
     return answer.returncode == 0
 
 

@@ -104,10 +104,9 @@ def grant_of(name: str) -> dict[str, Any]:
     output = subprocess.run(
         aliquot("ps", "--json"), capture_output=True, text=True, check=True
     ).stdout
-    for machine in json.loads(output)["machines"]:
-        for grant in machine["grants"]:
-            if grant["name"] == name:
-                return dict(grant)
+    for grant in json.loads(output)["grants"]:
+        if grant["name"] == name:
+            return dict(grant)
     raise SystemExit(f"aliquot ps does not show the grant {name}")
 
 

@@ -133,8 +133,11 @@ def cupy_program(*, asynchronous: bool) -> None:
 
 
 def numba_program() -> None:
-    import numba
     import numpy as np
+
+    if not hasattr(np, "row_stack"):
+        np.row_stack = np.vstack  # gone from NumPy 2.5; Numba 0.6x still looks for it
+    import numba
     from numba import cuda
 
     @cuda.jit

@@ -47,19 +47,26 @@ static double launches(const struct driver *driver)
 	return (now_ns() - start) / CALLS;
 }
 
-/* One allocation and its release, halved: the bar is for one hooked call. */
-static double allocations(const struct driver *driver)
+struct pair {
+	double allocation, release;
+};
+
+static struct pair allocations(const struct driver *driver)
 {
 	CUdeviceptr pointers[64];
-	double start = now_ns();
+	struct pair sum = {0};
 	for (unsigned i = 0; i < CALLS / 64; i++) {
+		double start = now_ns();
 		for (unsigned j = 0; j < 64; j++)
 			if (driver->allocate(&pointers[j], 4096) != CUDA_SUCCESS)
 				exit(2);
+		double between = now_ns();
 		for (unsigned j = 0; j < 64; j++)
 			driver->release(pointers[j]);
+		sum.allocation += between - start;
+		sum.release += now_ns() - between;
 	}
-	return (now_ns() - start) / (CALLS / 64 * 64) / 2;
+	return (struct pair){sum.allocation / CALLS, sum.release / CALLS};
 }
 
 int main(int count, char **arguments)
@@ -71,8 +78,12 @@ int main(int count, char **arguments)
 		return 1;
 	}
 	struct driver direct = open_driver(stub), through = open_driver(stand_in);
-	for (unsigned i = 0; i < ROUNDS; i++)
-		printf("launch %.2f %.2f\nallocation %.2f %.2f\n", launches(&direct), launches(&through),
-		       allocations(&direct), allocations(&through));
+	for (unsigned i = 0; i < ROUNDS; i++) {
+		double one = launches(&direct), other = launches(&through);
+		struct pair first = allocations(&direct), second = allocations(&through);
+		printf("launch %.2f %.2f\n", one, other);
+		printf("allocation %.2f %.2f\n", first.allocation, second.allocation);
+		printf("release %.2f %.2f\n", first.release, second.release);
+	}
 	return 0;
 }

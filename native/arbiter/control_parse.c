@@ -1,6 +1,6 @@
 #include "control_parse.h"
 
-#include "uuid.h"
+#include "aliquot/uuid.h"
 
 #include <stdbool.h>
 #include <string.h>
@@ -130,7 +130,7 @@ static const char *parse_slice(struct text text, struct control_slice *slice)
 	unsigned seen = 0;
 	struct text uuid = cut(&text, ',', &more);
 	memset(slice, 0, sizeof(*slice));
-	if (!uuid_parse(uuid.at, uuid.length, slice->uuid))
+	if (!aliquot_uuid_parse(uuid.at, uuid.length, slice->uuid))
 		return "a slice begins with its GPU's UUID: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
 	while (more) {
 		const char *wrong = parse_setting(cut(&text, ',', &more), &seen, slice);

@@ -180,8 +180,8 @@ static bool may_make(struct arbiter *arbiter, const struct control_request *requ
 	for (uint32_t i = 0; i < request->slice_count; i++) {
 		const struct control_slice *asked = &request->slices[i];
 		const struct gpu *gpu = nvml_find(&arbiter->nvml, asked->uuid);
-		char uuid[UUID_TEXT_SIZE];
-		uuid_write(asked->uuid, uuid);
+		char uuid[ALIQUOT_UUID_TEXT_SIZE];
+		aliquot_uuid_write(asked->uuid, uuid);
 		if (!gpu)
 			return failure_set(failure, "no-such-gpu", "this machine has no %s", uuid);
 		if (!has_room(arbiter, asked, gpu, failure))

@@ -60,7 +60,7 @@ static void append_quoted(struct json *json, const char *value)
 			escape[1] = *value;
 			append(json, escape, 2);
 		} else if ((unsigned char)*value < 0x20 || *value == 0x7f) {
-			snprintf(escape, sizeof(escape), "\\u%04x", (unsigned)*value);
+			snprintf(escape, sizeof(escape), "\\u%04x", (unsigned)(unsigned char)*value);
 			append(json, escape, 6);
 		} else {
 			append(json, value, length);

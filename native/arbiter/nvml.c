@@ -83,11 +83,11 @@ static bool describe(struct nvml *nvml, const struct enumeration *calls, unsigne
 		log_event("GPU %u is left out: NVML says: %s", index, nvml->error_string(result));
 		return false;
 	}
-	if (!uuid_parse(uuid, strnlen(uuid, sizeof(uuid)), gpu->uuid)) {
+	if (!aliquot_uuid_parse(uuid, strnlen(uuid, sizeof(uuid)), gpu->uuid)) {
 		log_event("GPU %u is left out: \"%.80s\" is no GPU's UUID", index, uuid);
 		return false;
 	}
-	uuid_write(gpu->uuid, gpu->uuid_text);
+	aliquot_uuid_write(gpu->uuid, gpu->uuid_text);
 	memcpy(gpu->pci_bus_id, pci.busId, sizeof(gpu->pci_bus_id));
 	gpu->pci_bus_id[sizeof(gpu->pci_bus_id) - 1] = 0;
 	gpu->name[sizeof(gpu->name) - 1] = 0;

@@ -7,7 +7,7 @@
 #define ARBITER_NVML_H
 
 #include "failure.h"
-#include "uuid.h"
+#include "aliquot/uuid.h"
 
 #include <nvml.h>
 #include <stdbool.h>
@@ -20,7 +20,7 @@ struct gpu {
 	unsigned index;
 	nvmlDevice_t device;
 	uint8_t uuid[16];
-	char uuid_text[UUID_TEXT_SIZE];
+	char uuid_text[ALIQUOT_UUID_TEXT_SIZE];
 	char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
 	char pci_bus_id[NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE];
 	uint64_t memory_bytes;  /* what programs can have: all, less what the driver reserves */

@@ -57,8 +57,8 @@ static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct jso
 
 static void write_uuid(const struct aliquot_slice_limits *slice, struct json *out)
 {
-	char uuid[UUID_TEXT_SIZE];
-	uuid_write(slice->uuid, uuid);
+	char uuid[ALIQUOT_UUID_TEXT_SIZE];
+	aliquot_uuid_write(slice->uuid, uuid);
 	json_string(out, "gpu", uuid);
 }
 

@@ -12,7 +12,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
-#include <time.h>
 #include <unistd.h>
 
 #define ANSWER_SECONDS 5
@@ -55,6 +54,7 @@ static int call(const char *directory, int seconds)
 static bool exchange(int fd, struct aliquot_message out, struct aliquot_message *in, int fds[2],
                      int *count)
 {
+	*count = 0;
 	if (send(fd, &out, sizeof(out), MSG_NOSIGNAL) != (ssize_t)sizeof(out))
 		return false;
 	char bytes[sizeof(struct aliquot_message)];
@@ -71,13 +71,18 @@ static bool exchange(int fd, struct aliquot_message out, struct aliquot_message 
 	do
 		size = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
 	while (size < 0 && errno == EINTR);
-	*count = 0;
 	struct cmsghdr *header = size >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
 	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
 		*count = (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
 		memcpy(fds, CMSG_DATA(header), (size_t)*count * sizeof(int));
 	}
-	return size >= 0 && aliquot_message_read(bytes, (size_t)size, in) == 0;
+	if (size == 0)
+		errno = ECONNRESET; /* closed without an answer */
+	else if (size > 0 && aliquot_message_read(bytes, (size_t)size, in) != 0)
+		errno = EPROTO;
+	else
+		return size > 0;
+	return false;
 }
 
 static void *map(int fd, size_t size, int protection)
@@ -112,18 +117,29 @@ static const char *accept_pages(const int fds[2], uint64_t slot, struct arbiter_
 	return wrong;
 }
 
-/* An arbiter that died is started again within a tenth of a second, and refuses meanwhile. */
-static int call_patiently(const char *directory)
+/* One call and its answer. To be refused or cut off while the arbiter is started again is none. */
+static bool ask_patiently(const char *directory, struct aliquot_message question,
+                          struct aliquot_message *answer, int fds[2], int *count)
 {
-	struct timespec moment = {.tv_nsec = 10 * 1000 * 1000};
-	int fd = -1;
-	for (unsigned tries = 0; tries < 50; tries++) {
-		fd = call(directory, ANSWER_SECONDS);
-		if (fd >= 0 || errno != ECONNREFUSED)
-			break;
+	struct timespec moment = {.tv_nsec = RETRY_MS * 1000 * 1000};
+	for (unsigned tries = 0; tries < RESTART_MS / RETRY_MS; tries++) {
+		int fd = call(directory, ANSWER_SECONDS);
+		if (fd < 0 && errno != ECONNREFUSED)
+			return false;
+		bool answered = fd >= 0 && exchange(fd, question, answer, fds, count);
+		int why = errno;
+		if (fd >= 0)
+			close(fd);
+		if (answered)
+			return true;
+		for (int i = 0; fd >= 0 && i < *count; i++)
+			close(fds[i]);
+		errno = why;
+		if (why != ECONNREFUSED && why != ECONNRESET && why != EPIPE)
+			return false;
 		nanosleep(&moment, NULL);
 	}
-	return fd;
+	return false;
 }
 
 bool arbiter_hello(struct arbiter_welcome *out)
@@ -133,22 +149,16 @@ bool arbiter_hello(struct arbiter_welcome *out)
 		forward_say("this program has the slice's driver and no grant: start it with aliquot run");
 		return false;
 	}
-	int fd = call_patiently(directory);
-	if (fd < 0) {
-		forward_say(
-			"no arbiter answers for the grant %s (%s): no GPU is given; ask: aliquot doctor",
-			directory, strerror(errno));
-		return false;
-	}
 	struct aliquot_message answer;
 	int fds[2] = {-1, -1}, count = 0;
-	bool answered = exchange(fd, aliquot_message_make(ALIQUOT_HELLO, (uint64_t)getpid()), &answer,
-	                         fds, &count);
-	close(fd);
+	if (!ask_patiently(directory, aliquot_message_make(ALIQUOT_HELLO, (uint64_t)getpid()), &answer,
+	                   fds, &count)) {
+		forward_say("no arbiter answers for the grant %s (%s): no GPU is given; ask: aliquot doctor",
+		            directory, strerror(errno));
+		return false;
+	}
 	const char *wrong = NULL;
-	if (!answered)
-		wrong = "it gave no answer that can be understood";
-	else if (answer.kind == ALIQUOT_REFUSED)
+	if (answer.kind == ALIQUOT_REFUSED)
 		wrong = answer.text[0] ? answer.text : "it refused";
 	else if (answer.kind != ALIQUOT_WELCOME || count != 2)
 		wrong = "it gave an answer that does not fit";

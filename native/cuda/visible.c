@@ -1,5 +1,7 @@
 #include "visible.h"
 
+#include "aliquot/uuid.h"
+
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,9 +29,9 @@ static uint32_t slice_by_word(const struct aliquot_limits *limits, const uint32_
 	uint32_t found = limits->slice_count;
 	if (length > 4 && strncmp(word, "GPU-", 4) == 0) {
 		for (uint32_t i = 0; i < limits->slice_count; i++) {
-			char text[ALIQUOT_UUID_TEXT];
-			aliquot_uuid_text(limits->slices[i].uuid, text);
-			if (length < ALIQUOT_UUID_TEXT && strncmp(text, word, length) == 0) {
+			char text[ALIQUOT_UUID_TEXT_SIZE];
+			aliquot_uuid_write(limits->slices[i].uuid, text);
+			if (length < ALIQUOT_UUID_TEXT_SIZE && strncmp(text, word, length) == 0) {
 				if (found != limits->slice_count)
 					return limits->slice_count; /* the beginning of two */
 				found = i;
@@ -67,7 +69,7 @@ void visible_devices(const struct aliquot_limits *limits, const char *wanted, co
 			break; /* as the driver: what follows an unknown one is not seen */
 		if (count++)
 			*at++ = ',';
-		aliquot_uuid_text(limits->slices[slice].uuid, at);
+		aliquot_uuid_write(limits->slices[slice].uuid, at);
 		at += strlen(at);
 	}
 }

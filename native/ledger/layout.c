@@ -1,6 +1,5 @@
 #include "aliquot/layout.h"
 
-#include <stdio.h>
 #include <string.h>
 
 const char *aliquot_limits_check(const struct aliquot_limits *limits, size_t size)
@@ -34,11 +33,4 @@ const char *aliquot_usage_check(const struct aliquot_usage *usage, size_t size)
 	if (usage->version != ALIQUOT_VERSION || usage->size != sizeof(*usage))
 		return "usage: written by another version of Aliquot";
 	return NULL;
-}
-
-void aliquot_uuid_text(const uint8_t uuid[16], char out[ALIQUOT_UUID_TEXT])
-{
-	char *at = out + sprintf(out, "GPU-");
-	for (unsigned i = 0; i < 16; i++)
-		at += sprintf(at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
 }

@@ -3,6 +3,7 @@
 
 #include "aliquot/ledger.h"
 #include "aliquot/lock.h"
+#include "aliquot/uuid.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -64,18 +65,18 @@ const struct view *view_open(void)
 
 nvmlReturn_t view_device(uint32_t slice, nvmlDevice_t *out)
 {
-	char uuid[ALIQUOT_UUID_TEXT];
-	aliquot_uuid_text(view.limits->slices[slice].uuid, uuid);
+	char uuid[ALIQUOT_UUID_TEXT_SIZE];
+	aliquot_uuid_write(view.limits->slices[slice].uuid, uuid);
 	return REAL(nvmlDeviceGetHandleByUUID)(uuid, out);
 }
 
 uint32_t view_slice(nvmlDevice_t device)
 {
-	char theirs[NVML_DEVICE_UUID_V2_BUFFER_SIZE], ours[ALIQUOT_UUID_TEXT];
+	char theirs[NVML_DEVICE_UUID_V2_BUFFER_SIZE], ours[ALIQUOT_UUID_TEXT_SIZE];
 	if (!view_open() || REAL(nvmlDeviceGetUUID)(device, theirs, sizeof(theirs)) != NVML_SUCCESS)
 		return VIEW_NO_SLICE;
 	for (uint32_t i = 0; i < view.limits->slice_count; i++) {
-		aliquot_uuid_text(view.limits->slices[i].uuid, ours);
+		aliquot_uuid_write(view.limits->slices[i].uuid, ours);
 		if (strcmp(theirs, ours) == 0)
 			return i;
 	}

@@ -37,22 +37,31 @@ CUresult context_get(CUcontext handle, struct sim_context **context)
 	return handle_is(handle, SIM_CONTEXT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-static CUresult make(CUdevice device, uint32_t flags, struct sim_context **out)
+/* Makes a context in `context`, or in new memory. A primary context keeps its handle when it ends
+ * and is made again: a thread that has it on its stack goes on. */
+static CUresult make(CUdevice device, uint32_t flags, struct sim_context *context,
+                     struct sim_context **out)
 {
 	uint32_t gpu = sim.devices[device].gpu;
 	SIM_TRY(memory_take(gpu, sim.machine.shape.context));
-	struct sim_context *context = calloc(1, sizeof(*context));
 	if (!context) {
-		machine_give(&sim.machine, gpu, sim.machine.shape.context);
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		context = calloc(1, sizeof(*context));
+		if (!context) {
+			machine_give(&sim.machine, gpu, sim.machine.shape.context);
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		}
+		context->next = sim.contexts;
+		sim.contexts = context;
 	}
-	context->device = device;
-	context->gpu = gpu;
-	context->flags = flags;
-	context->api = 3020;
-	context->id = ++sim.next_id;
-	context->live = true;
-	context->references = 1;
+	struct sim_context *next = context->next;
+	*context = (struct sim_context){.device = device,
+	                                .gpu = gpu,
+	                                .flags = flags,
+	                                .api = 3020,
+	                                .id = ++sim.next_id,
+	                                .live = true,
+	                                .references = 1,
+	                                .next = next};
 	context->limits[CU_LIMIT_STACK_SIZE] = 1024;
 	context->limits[CU_LIMIT_PRINTF_FIFO_SIZE] = 1048576;
 	context->limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8388608;
@@ -61,12 +70,10 @@ static CUresult make(CUdevice device, uint32_t flags, struct sim_context **out)
 	context->limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
 	context->legacy = stream_make(context, 0, 0);
 	if (!context->legacy) {
-		free(context);
+		context->live = false;
 		machine_give(&sim.machine, gpu, sim.machine.shape.context);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	context->next = sim.contexts;
-	sim.contexts = context;
 	handle_add(context, SIM_CONTEXT);
 	machine_count_contexts(&sim.machine, gpu, 1);
 	*out = context;
@@ -89,21 +96,26 @@ static void end(struct sim_context *context)
 	memory_end_context(context);
 	handle_remove(context);
 	context->live = false;
-	if (context->primary)
-		sim.devices[context->device].primary = NULL;
 	if (!gpu_in_use(context->gpu))
 		pool_end_gpu(context->gpu);
 	machine_count_contexts(&sim.machine, context->gpu, -1);
 	machine_give(&sim.machine, context->gpu, sim.machine.shape.context);
 }
 
-CUresult context_make_primary(CUdevice device, struct sim_context **context)
+/* The device's primary context, if it is there. */
+static struct sim_context *primary_of(CUdevice device)
+{
+	struct sim_context *primary = sim.devices[device].primary;
+	return primary && primary->live ? primary : NULL;
+}
+
+static CUresult retain_primary(CUdevice device, struct sim_context **context)
 {
 	struct sim_device *d = &sim.devices[device];
-	if (d->primary) {
+	if (primary_of(device)) {
 		d->primary->references++;
 	} else {
-		SIM_TRY(make(device, d->primary_flags, &d->primary));
+		SIM_TRY(make(device, d->primary_flags, d->primary, &d->primary));
 		d->primary->primary = true;
 	}
 	*context = d->primary;
@@ -116,14 +128,14 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
 	if (!out)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_DEVICE_CHECK(device);
-	return context_make_primary(device, (struct sim_context **)out);
+	return retain_primary(device, (struct sim_context **)out);
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
 	SIM_ENTER();
 	SIM_DEVICE_CHECK(device);
-	struct sim_context *primary = sim.devices[device].primary;
+	struct sim_context *primary = primary_of(device);
 	if (!primary)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (--primary->references == 0)
@@ -140,8 +152,8 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
 	SIM_ENTER();
 	SIM_DEVICE_CHECK(device);
-	if (sim.devices[device].primary)
-		end(sim.devices[device].primary);
+	if (primary_of(device))
+		end(primary_of(device));
 	return CUDA_SUCCESS;
 }
 
@@ -157,8 +169,8 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags)
 	if (flags & ~(unsigned)CU_CTX_FLAGS_MASK)
 		return CUDA_ERROR_INVALID_VALUE;
 	sim.devices[device].primary_flags = flags;
-	if (sim.devices[device].primary)
-		sim.devices[device].primary->flags = flags;
+	if (primary_of(device))
+		primary_of(device)->flags = flags;
 	return CUDA_SUCCESS;
 }
 
@@ -176,7 +188,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *a
 	if (flags)
 		*flags = sim.devices[device].primary_flags;
 	if (active)
-		*active = sim.devices[device].primary != NULL;
+		*active = primary_of(device) != NULL;
 	return CUDA_SUCCESS;
 }
 
@@ -195,7 +207,7 @@ static CUresult create(CUcontext *out, unsigned int flags, CUdevice device, uint
 	if (!out || flags & ~(unsigned)CU_CTX_FLAGS_MASK)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_DEVICE_CHECK(device);
-	SIM_TRY(make(device, flags, &context));
+	SIM_TRY(make(device, flags, NULL, &context));
 	context->api = api;
 	*out = (CUcontext)context;
 	return push(context);

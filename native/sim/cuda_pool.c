@@ -176,8 +176,8 @@ static struct piece *find(struct sim_pool *pool, uint64_t base)
 	return piece;
 }
 
-/* cuMemFree of such memory gives its chunks back at once; as with the real driver, the pool's figure
- * of bytes in use keeps counting it. */
+/* cuMemFree of such memory gives its chunks back at once; as with the real driver, the pool's
+ * figure of bytes in use keeps counting it. */
 CUresult pool_free(struct sim_range *range)
 {
 	struct sim_pool *pool = range->owner;

@@ -15,7 +15,6 @@ struct sim_stream *stream_make(struct sim_context *context, uint32_t flags, int 
 	stream->priority = priority;
 	stream->id = ++sim.next_id;
 	stream->live = true;
-	stream->pause_ns = 20000;
 	stream->next = context->streams;
 	context->streams = stream;
 	handle_add(stream, SIM_STREAM);

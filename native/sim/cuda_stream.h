@@ -99,7 +99,7 @@ struct sim_stream {
 	struct sim_op *head, *tail;
 	uint64_t asked, done;        /* sequence of the last operation asked for, and carried out */
 	uint64_t time_ns;            /* end of the last operation */
-	uint64_t pause_ns;           /* between two looks at a word it waits for */
+	uint64_t waiting_ns;         /* since when its head waits for a word; 0: it does not */
 	struct sim_capture *capture; /* NULL: it is not being captured */
 	struct sim_tips tips;
 	struct sim_stream *next;
@@ -120,6 +120,11 @@ void context_wait(struct sim_context *context);
 void context_drain(struct sim_context *context); /* what can end ends; the rest is forgotten */
 void stream_finish(struct sim_stream *stream, uint64_t time); /* its head ended, at that GPU time */
 void thread_start(void *(*body)(void *));                     /* with all signals blocked */
+
+/* cuda_value.c */
+bool value_reached(const struct sim_op *op);
+void value_write(const struct sim_op *op);
+uint64_t value_pause(uint64_t waited_ns); /* until the next look at a word waited for so long */
 
 /* cuda_hostfn.c */
 void host_ask(

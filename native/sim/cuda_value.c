@@ -3,6 +3,47 @@
 
 #include <sys/mman.h>
 
+#define PAUSE_MIN_NS 20000ull    /* between looks at a word a stream waits for ... */
+#define PAUSE_MAX_NS 250000ull   /* ... a 32nd of how long it has waited ... */
+#define PAUSE_LONG_NS 2000000ull /* ... and this, once it has waited for a second */
+#define LONG_NS 1000000000ull
+
+bool value_reached(const struct sim_op *op)
+{
+	uint64_t now = op->value.wide
+	                   ? __atomic_load_n((uint64_t *)op->value.address, __ATOMIC_ACQUIRE)
+	                   : __atomic_load_n((uint32_t *)op->value.address, __ATOMIC_ACQUIRE);
+	uint64_t value = op->value.value;
+	switch (op->value.flags & 3) {
+	case CU_STREAM_WAIT_VALUE_EQ:
+		return now == value;
+	case CU_STREAM_WAIT_VALUE_AND:
+		return now & value;
+	case CU_STREAM_WAIT_VALUE_NOR:
+		return op->value.wide ? ~(now | value) : (uint32_t)~(now | value);
+	default:
+		return op->value.wide ? (int64_t)(now - value) >= 0
+		                      : (int32_t)((uint32_t)now - (uint32_t)value) >= 0;
+	}
+}
+
+void value_write(const struct sim_op *op)
+{
+	if (op->value.wide)
+		__atomic_store_n((uint64_t *)op->value.address, op->value.value, __ATOMIC_RELEASE);
+	else
+		__atomic_store_n((uint32_t *)op->value.address, (uint32_t)op->value.value,
+		                 __ATOMIC_RELEASE);
+}
+
+uint64_t value_pause(uint64_t waited)
+{
+	if (waited > LONG_NS)
+		return PAUSE_LONG_NS;
+	uint64_t pause = waited / 32;
+	return pause < PAUSE_MIN_NS ? PAUSE_MIN_NS : pause > PAUSE_MAX_NS ? PAUSE_MAX_NS : pause;
+}
+
 static CUresult prepare(struct sim_op *op, enum sim_op_kind kind, uint64_t address, uint64_t value,
                         uint32_t flags, bool wide)
 {

@@ -4,12 +4,11 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #define NEVER UINT64_MAX
-#define AT_ONCE (64u << 10)     /* copies up to here need no other thread */
-#define PAUSE_MIN_NS 20000ull   /* between looks at a word: doubles from here ... */
-#define PAUSE_MAX_NS 1000000ull /* ... to here */
+#define AT_ONCE (64u << 10) /* copies up to here need no other thread */
 
 static pthread_cond_t work;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -57,39 +56,11 @@ void stream_finish(struct sim_stream *stream, uint64_t time)
 	stream->head = op->next;
 	if (!stream->head)
 		stream->tail = NULL;
-	stream->pause_ns = PAUSE_MIN_NS;
+	stream->waiting_ns = 0;
 	op_free(op);
 	pthread_cond_broadcast(&changed);
 	if (started)
 		pthread_cond_signal(&work);
-}
-
-static bool value_reached(const struct sim_op *op)
-{
-	uint64_t now = op->value.wide
-	                   ? __atomic_load_n((uint64_t *)op->value.address, __ATOMIC_ACQUIRE)
-	                   : __atomic_load_n((uint32_t *)op->value.address, __ATOMIC_ACQUIRE);
-	uint64_t value = op->value.value;
-	switch (op->value.flags & 3) {
-	case CU_STREAM_WAIT_VALUE_EQ:
-		return now == value;
-	case CU_STREAM_WAIT_VALUE_AND:
-		return now & value;
-	case CU_STREAM_WAIT_VALUE_NOR:
-		return op->value.wide ? ~(now | value) : (uint32_t)~(now | value);
-	default:
-		return op->value.wide ? (int64_t)(now - value) >= 0
-		                      : (int32_t)((uint32_t)now - (uint32_t)value) >= 0;
-	}
-}
-
-static void write_value(const struct sim_op *op)
-{
-	if (op->value.wide)
-		__atomic_store_n((uint64_t *)op->value.address, op->value.value, __ATOMIC_RELEASE);
-	else
-		__atomic_store_n((uint32_t *)op->value.address, (uint32_t)op->value.value,
-		                 __ATOMIC_RELEASE);
 }
 
 static uint64_t ready_time(const struct sim_stream *stream)
@@ -147,9 +118,10 @@ static bool step_wait(struct sim_stream *stream, uint64_t *wake)
 		stream_finish(stream, engine_now());
 		return true;
 	}
-	uint64_t when = engine_now() + stream->pause_ns;
-	if (stream->pause_ns < PAUSE_MAX_NS)
-		stream->pause_ns *= 2;
+	uint64_t now = engine_now();
+	if (!stream->waiting_ns)
+		stream->waiting_ns = now;
+	uint64_t when = now + value_pause(now - stream->waiting_ns);
 	if (when < *wake)
 		*wake = when;
 	return false;
@@ -186,7 +158,7 @@ static bool step(struct sim_stream *stream, uint64_t *wake)
 		op->event.event->time_ns = ready_time(stream);
 		break;
 	case SIM_OP_WRITE_VALUE:
-		write_value(op);
+		value_write(op);
 		break;
 	case SIM_OP_EMPTY:
 		break;
@@ -228,6 +200,7 @@ static bool round_of_work(uint64_t *wake)
 
 static void *worker_thread(void *unused)
 {
+	prctl(PR_SET_TIMERSLACK, 1ul); /* a kernel's end is noticed when it comes, not 50 us later */
 	pthread_mutex_lock(&sim.lock);
 	for (;;) {
 		uint64_t wake = NEVER;

@@ -152,13 +152,6 @@ static void leave(struct sim_gpu *gpu, uint32_t slot)
 	gpu->requests[slot].state = SIM_IDLE;
 }
 
-void engine_cancel(struct machine *m, uint32_t index)
-{
-	machine_lock(m);
-	leave(&m->map->gpus[index], m->slot);
-	machine_unlock(m);
-}
-
 void engine_forget(struct machine *m, uint32_t slot)
 {
 	for (uint32_t g = 0; g < m->map->count; g++)

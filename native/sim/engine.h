@@ -18,12 +18,9 @@ uint64_t engine_now(void); /* CLOCK_MONOTONIC in ns */
 /* Queues this process's kernel. Precondition: its last one was taken with engine_poll. */
 void engine_submit(struct machine *m, uint32_t gpu, uint64_t ready_ns, uint64_t duration_ns);
 
-/* Whether this process's kernel has ended: true, and *when is its end; else *when is the time to look
- * again. */
+/* Whether this process's kernel has ended: true, and *when is its end; else *when is the time to
+ * look again. */
 bool engine_poll(struct machine *m, uint32_t gpu, uint64_t *when);
-
-/* Removes this process's kernel. */
-void engine_cancel(struct machine *m, uint32_t gpu);
 
 /* For machine.c, with the lock held: a dead process leaves; a state left half-written is put
  * right. */

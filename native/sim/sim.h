@@ -43,7 +43,6 @@ enum sim_kind {
 	SIM_GRAPH,
 	SIM_NODE,
 	SIM_EXEC,
-	SIM_LINK,
 	SIM_USER_OBJECT,
 };
 
@@ -77,7 +76,6 @@ struct sim_context {
 	uint32_t flags, api;
 	uint64_t id;
 	bool primary, live;
-	bool broken;                /* its file-wide line was full when it was made */
 	int references;             /* cuCtxAttach, cuDevicePrimaryCtxRetain */
 	struct sim_stream *streams; /* all, the legacy one included */
 	struct sim_stream *legacy;
@@ -90,8 +88,8 @@ struct sim_context {
 };
 
 struct sim_device {
-	uint32_t gpu; /* in the machine */
-	struct sim_context *primary;
+	uint32_t gpu;                /* in the machine */
+	struct sim_context *primary; /* may have ended: then it is made again in its place */
 	uint32_t primary_flags;
 	struct sim_pool *default_pool, *pool;
 };
@@ -113,7 +111,7 @@ void sim_unlock(int *guard);
 /* First line of an entry point: the driver is ready, and its lock is held until the function
  * ends. */
 #define SIM_ENTER()                                                                                \
-	if (sim.state != SIM_READY)                                                                    \
+	if (__atomic_load_n(&sim.state, __ATOMIC_ACQUIRE) != SIM_READY)                                \
 		return CUDA_ERROR_NOT_INITIALIZED;                                                         \
 	pthread_mutex_lock(&sim.lock);                                                                 \
 	__attribute__((cleanup(sim_unlock), unused)) int sim_guard = 0
@@ -151,7 +149,6 @@ bool handle_is(const void *object, enum sim_kind kind);
 /* cuda_context.c */
 CUresult context_current(struct sim_context **context);
 CUresult context_get(CUcontext handle, struct sim_context **context); /* NULL: the current one */
-CUresult context_make_primary(CUdevice device, struct sim_context **context);
 
 /* cuda_range.c: all ranges by address */
 struct sim_range *range_add(const struct sim_range *range);

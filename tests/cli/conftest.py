@@ -73,5 +73,4 @@ def grants_of(cli: Cli) -> dict[str, Any]:
     """The grants that `aliquot ps` shows, by name."""
     answer = cli("ps", "--json")
     assert answer.returncode == 0, answer.stderr
-    machines = json.loads(answer.stdout)["machines"]
-    return {grant["name"]: grant for machine in machines for grant in machine["grants"]}
+    return {grant["name"]: grant for grant in json.loads(answer.stdout)["grants"]}

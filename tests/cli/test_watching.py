@@ -51,7 +51,7 @@ def test_ps_without_grants(cli: Cli) -> None:
     answer = cli("ps")
     assert answer.returncode == 0
     assert "No grants" in answer.stdout
-    assert json.loads(cli("ps", "--json").stdout) == {"machines": []}
+    assert json.loads(cli("ps", "--json").stdout) == {"grants": [], "gpus": [], "machines": []}
 
 
 def test_ps_as_a_table(cli: Cli, tenants: Tenants) -> None:
@@ -67,8 +67,13 @@ def test_ps_as_a_table(cli: Cli, tenants: Tenants) -> None:
 def test_ps_shows_every_machine(cli: Cli, tenants: Tenants) -> None:
     tenants.start(*ONE, "--name", "one").hear("stays")
     tenants.start("--simulate", "t4:2", "--name", "two").hear("stays")
-    machines = json.loads(cli("ps", "--json").stdout)["machines"]
-    assert {machine["simulated"] for machine in machines} == {"h100:1", "t4:2"}
+    answer = json.loads(cli("ps", "--json").stdout)
+    assert {machine["simulated"] for machine in answer["machines"]} == {"h100:1", "t4:2"}
+    assert {grant["name"]: grant["simulated"] for grant in answer["grants"]} == {
+        "one": "h100:1",
+        "two": "t4:2",
+    }
+    assert [gpu["simulated"] for gpu in answer["gpus"]].count("t4:2") == 2
 
 
 def test_ps_can_go_on(cli_env: dict[str, str], tenants: Tenants) -> None:

@@ -27,6 +27,7 @@ FIT = st.sampled_from(FITTING)
 PAGES = st.sampled_from([0, 1, 2 * MIB, 4 * MIB, 3 * MIB, 64 * MIB, 1 << 50, (1 << 50) + 1])
 PICK = st.integers(0, 5)
 STREAM = st.integers(0, 2)
+WIDTHS = st.sampled_from([0, 1, 512, 513, 1 << 16, 1 << 50, (1 << 64) - 1])
 SIDES = st.sampled_from([0, 1, 33, 1000, 2048])
 
 
@@ -38,7 +39,7 @@ def call(name: str, *arguments: st.SearchStrategy[int]) -> st.SearchStrategy[Cal
 CALLS = st.one_of(
     call("alloc", SIZES),
     call("alloc", SIZES),
-    call("alloc_pitch", SIZES, SIDES, st.sampled_from([1, 3, 4, 8, 16])),
+    call("alloc_pitch", WIDTHS, SIDES, st.sampled_from([1, 3, 4, 8, 16])),
     call("alloc_managed", SIZES, st.integers(0, 4)),
     call("alloc_async", FIT, STREAM),
     call("alloc_async", SIZES, st.just(0)),

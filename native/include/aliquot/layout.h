@@ -108,8 +108,4 @@ _Static_assert(offsetof(struct aliquot_usage, slices) == 64, "part of the contra
 const char *aliquot_limits_check(const struct aliquot_limits *limits, size_t size);
 const char *aliquot_usage_check(const struct aliquot_usage *usage, size_t size);
 
-/* A GPU's UUID as NVIDIA writes it: "GPU-" and 36 characters. */
-#define ALIQUOT_UUID_TEXT 41u
-void aliquot_uuid_text(const uint8_t uuid[16], char out[ALIQUOT_UUID_TEXT]);
-
 #endif

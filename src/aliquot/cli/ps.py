@@ -27,8 +27,7 @@ Machine = tuple["State", "Status"]
 def show_grants(*, json: bool, watch: bool) -> None:
     """Print every grant of every arbiter on this machine, once or again and again."""
     if json:
-        answer = {"machines": [_as_json(*machine) for machine in machines()]}
-        sys.stdout.write(json_module.dumps(answer, indent=2) + "\n")
+        sys.stdout.write(json_module.dumps(_as_json(machines()), indent=2) + "\n")
     elif watch:
         _watch()
     else:
@@ -58,8 +57,16 @@ def _watch() -> None:
             return
 
 
-def _as_json(state: State, seen: Status) -> dict[str, object]:
-    return {"simulated": None if state.shape is None else str(state.shape), **seen.answer}
+def _as_json(found: list[Machine]) -> dict[str, list[dict[str, object]]]:
+    """All grants in one list and all GPUs in another, each with the machine it is of."""
+    answer: dict[str, list[dict[str, object]]] = {"grants": [], "gpus": [], "machines": []}
+    for state, seen in found:
+        of = {"simulated": None if state.shape is None else str(state.shape)}
+        words = dict(seen.answer)
+        answer["grants"] += [{**of, **grant} for grant in words.pop("grants")]
+        answer["gpus"] += [{**of, **gpu} for gpu in words.pop("gpus")]
+        answer["machines"].append({**of, **words})
+    return answer
 
 
 def render(found: list[Machine]) -> RenderableType:

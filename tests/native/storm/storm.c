@@ -3,8 +3,8 @@
  *     storm PATH-OF-LIBCUDA THREADS SEED
  *
  * It is meant to be killed. Out of memory is an ordinary answer; any other error ends it with 1.
- * Some fork a child first, which calls the driver once (which must refuse) and then stays, left behind,
- * when its parent is killed. */
+ * Some fork a child first, which calls the driver (which must refuse) and then stays, left behind when
+ * its parent is killed, with all that it inherited, until standard input ends. */
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
@@ -20,9 +20,30 @@
 #define MIB (UINT64_C(1) << 20)
 enum { KEPT = 8 };
 
-static void *library;
 static CUcontext context;
-#define CALL(name) ((__typeof__(&name))dlsym(library, #name))
+
+/* Looked up once: a look-up takes the dynamic linker's lock, which would keep threads in step. */
+#define FUNCTIONS(X)                                                                               \
+	X(cuInit) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxCreate_v2) X(cuCtxDestroy_v2)  \
+	X(cuCtxSynchronize) X(cuMemAlloc_v2) X(cuMemAllocPitch_v2) X(cuMemAllocManaged)                \
+	X(cuMemFree_v2) X(cuMemAllocAsync) X(cuMemFreeAsync) X(cuStreamSynchronize)                    \
+	X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemAllocFromPoolAsync) X(cuMemCreate)               \
+	X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemRelease)           \
+	X(cuMemRetainAllocationHandle) X(cuArrayCreate_v2) X(cuArrayDestroy)
+#define POINTER(name) __typeof__(&name) name;
+static struct {
+	FUNCTIONS(POINTER)
+} call;
+
+static void look_up(const char *path)
+{
+	void *library = dlopen(path, RTLD_NOW);
+	if (!library)
+		fprintf(stderr, "storm: %s\n", dlerror());
+	CHECK(library);
+#define LOOK_UP(name) CHECK((call.name = (__typeof__(&name))dlsym(library, #name)));
+	FUNCTIONS(LOOK_UP)
+}
 
 static uint64_t roll(uint64_t *seed)
 {
@@ -39,24 +60,56 @@ static bool worked(CUresult result, const char *what)
 	return result == CUDA_SUCCESS;
 }
 
+#define WORKED(name, ...) worked(call.name(__VA_ARGS__), #name)
+
+/* Anything from a byte to pages, so that both ways of laying memory out are raced for. */
+static size_t some_bytes(uint64_t *seed)
+{
+	return roll(seed) % 4 ? roll(seed) % (24 * MIB) + 1 : roll(seed) % 4096 + 1;
+}
+
 static void plain(uint64_t *seed)
 {
 	CUdeviceptr pointers[KEPT];
 	unsigned count = 0;
-	while (count < KEPT &&
-	       worked(CALL(cuMemAlloc_v2)(&pointers[count], roll(seed) % (24 * MIB) + 1), "cuMemAlloc"))
+	while (count < KEPT && WORKED(cuMemAlloc_v2, &pointers[count], some_bytes(seed)))
 		count++;
 	while (count-- > 0)
-		worked(CALL(cuMemFree_v2)(pointers[count]), "cuMemFree");
+		WORKED(cuMemFree_v2, pointers[count]);
+}
+
+static void pitched_and_managed(uint64_t *seed)
+{
+	CUdeviceptr pitched, managed;
+	size_t pitch;
+	bool first = WORKED(cuMemAllocPitch_v2, &pitched, &pitch, roll(seed) % 4096 + 1,
+	                    roll(seed) % 2048 + 1, 4);
+	bool second = WORKED(cuMemAllocManaged, &managed, some_bytes(seed), CU_MEM_ATTACH_GLOBAL);
+	if (first)
+		WORKED(cuMemFree_v2, pitched);
+	if (second)
+		WORKED(cuMemFree_v2, managed);
 }
 
 static void in_stream_order(uint64_t *seed)
 {
 	CUdeviceptr pointer;
-	if (worked(CALL(cuMemAllocAsync)(&pointer, roll(seed) % (40 * MIB) + 1, NULL),
-	           "cuMemAllocAsync"))
-		worked(CALL(cuMemFreeAsync)(pointer, NULL), "cuMemFreeAsync");
-	worked(CALL(cuStreamSynchronize)(NULL), "cuStreamSynchronize");
+	if (WORKED(cuMemAllocAsync, &pointer, roll(seed) % (40 * MIB) + 1, NULL))
+		WORKED(cuMemFreeAsync, pointer, NULL);
+	WORKED(cuStreamSynchronize, NULL);
+}
+
+static void in_a_pool(uint64_t *seed)
+{
+	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                             .location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}}};
+	CUmemoryPool pool;
+	CUdeviceptr pointer;
+	if (!WORKED(cuMemPoolCreate, &pool, &properties))
+		return;
+	if (WORKED(cuMemAllocFromPoolAsync, &pointer, roll(seed) % (40 * MIB) + 1, pool, NULL))
+		WORKED(cuMemFree_v2, pointer);
+	WORKED(cuMemPoolDestroy, pool);
 }
 
 static void physical(uint64_t *seed)
@@ -64,72 +117,89 @@ static void physical(uint64_t *seed)
 	CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 	                                  .location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}}};
 	size_t bytes = (roll(seed) % 8 + 1) * 2 * MIB;
-	CUmemGenericAllocationHandle handle;
+	CUmemGenericAllocationHandle handle, again;
 	CUdeviceptr address;
-	if (!worked(CALL(cuMemCreate)(&handle, bytes, &properties, 0), "cuMemCreate"))
+	if (!WORKED(cuMemCreate, &handle, bytes, &properties, 0))
 		return;
-	if (worked(CALL(cuMemAddressReserve)(&address, bytes, 0, 0, 0), "cuMemAddressReserve")) {
-		worked(CALL(cuMemMap)(address, bytes, 0, handle, 0), "cuMemMap");
-		worked(CALL(cuMemRelease)(handle), "cuMemRelease");
-		worked(CALL(cuMemUnmap)(address, bytes), "cuMemUnmap");
-		worked(CALL(cuMemAddressFree)(address, bytes), "cuMemAddressFree");
+	if (WORKED(cuMemAddressReserve, &address, bytes, 0, 0, 0)) {
+		WORKED(cuMemMap, address, bytes, 0, handle, 0);
+		WORKED(cuMemRelease, handle);
+		if (WORKED(cuMemRetainAllocationHandle, &again, (void *)(uintptr_t)address))
+			WORKED(cuMemRelease, again);
+		WORKED(cuMemUnmap, address, bytes);
+		WORKED(cuMemAddressFree, address, bytes);
 	} else {
-		worked(CALL(cuMemRelease)(handle), "cuMemRelease");
+		WORKED(cuMemRelease, handle);
 	}
 }
 
-static void leave_a_child_behind(void)
+static void arrays(uint64_t *seed)
 {
-	pid_t parent = getpid();
-	if (fork() != 0)
-		return;
+	CUDA_ARRAY_DESCRIPTOR wanted = {.Width = roll(seed) % 1024 + 1,
+	                                .Height = roll(seed) % 1024 + 1,
+	                                .Format = CU_AD_FORMAT_FLOAT,
+	                                .NumChannels = 4};
+	CUarray array;
+	if (WORKED(cuArrayCreate_v2, &array, &wanted))
+		WORKED(cuArrayDestroy, array);
+}
+
+/* A context that ends with memory in it. */
+static void another_context(uint64_t *seed)
+{
+	CUcontext other;
 	CUdeviceptr pointer;
-	CHECK(CALL(cuMemAlloc_v2)(&pointer, MIB) == CUDA_ERROR_NOT_INITIALIZED);
-	/* Outlives its parent, with all that it inherited, by a moment that nobody waits for. */
-	while (getppid() == parent)
-		usleep(20000);
-	usleep(500000);
-	_exit(0);
+	if (!WORKED(cuCtxCreate_v2, &other, 0, 0))
+		return;
+	WORKED(cuMemAlloc_v2, &pointer, some_bytes(seed));
+	WORKED(cuCtxDestroy_v2, other);
+	WORKED(cuCtxSetCurrent, context);
 }
 
 static void *rage(void *argument)
 {
+	static void (*const ways[])(uint64_t *) = {
+		plain,    plain, plain, plain, pitched_and_managed, in_stream_order, in_a_pool,
+		physical, arrays};
 	uint64_t seed = (uint64_t)(uintptr_t)argument;
-	worked(CALL(cuCtxSetCurrent)(context), "cuCtxSetCurrent");
+	WORKED(cuCtxSetCurrent, context);
 	for (;;) {
-		switch (roll(&seed) % 4) {
-		case 0:
-			in_stream_order(&seed);
-			break;
-		case 1:
-			physical(&seed);
-			break;
-		default:
-			plain(&seed);
-		}
+		if (roll(&seed) % 256 == 0)
+			another_context(&seed);
+		ways[roll(&seed) % (sizeof(ways) / sizeof(*ways))](&seed);
 	}
 	return NULL;
+}
+
+static void leave_a_child_behind(void)
+{
+	if (fork() != 0)
+		return;
+	CUdeviceptr pointer;
+	char byte;
+	CHECK(call.cuMemAlloc_v2(&pointer, MIB) == CUDA_ERROR_NOT_INITIALIZED);
+	CHECK(call.cuInit(0) == CUDA_ERROR_NOT_INITIALIZED);
+	while (read(STDIN_FILENO, &byte, 1) > 0)
+		;
+	_exit(0);
 }
 
 int main(int count, char **arguments)
 {
 	CHECK(count == 4);
 	int threads = atoi(arguments[2]);
-	uint64_t seed = strtoull(arguments[3], NULL, 10) * 1000003 + 1;
-	library = dlopen(arguments[1], RTLD_NOW);
-	if (!library)
-		fprintf(stderr, "storm: %s\n", dlerror());
-	CHECK(library);
-	CHECK(CALL(cuInit)(0) == CUDA_SUCCESS);
+	uint64_t seed = strtoull(arguments[3], NULL, 10);
+	bool with_child = seed % 8 == 0;
+	look_up(arguments[1]);
+	CHECK(call.cuInit(0) == CUDA_SUCCESS);
 	/* Contexts cost memory too: wait in line for one. */
 	CUresult made;
-	while ((made = CALL(cuDevicePrimaryCtxRetain)(&context, 0)) == CUDA_ERROR_OUT_OF_MEMORY)
+	while ((made = call.cuDevicePrimaryCtxRetain(&context, 0)) == CUDA_ERROR_OUT_OF_MEMORY)
 		usleep(1000);
 	CHECK(made == CUDA_SUCCESS);
-	if (seed % 4 == 1)
+	if (with_child)
 		leave_a_child_behind();
-	puts("raging");
-	fflush(stdout);
+	CHECK(write(STDOUT_FILENO, ".", 1) == 1);
 	for (int i = 1; i < threads; i++) {
 		pthread_t thread;
 		CHECK(pthread_create(&thread, NULL, rage, (void *)(uintptr_t)roll(&seed)) == 0);

@@ -1,10 +1,10 @@
-#include "uuid.h"
+#include "aliquot/uuid.h"
 
 #include <string.h>
 
 static const char form[] = "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
 
-_Static_assert(sizeof(form) == UUID_TEXT_SIZE, "one form");
+_Static_assert(sizeof(form) == ALIQUOT_UUID_TEXT_SIZE, "one form");
 
 static int digit_of(char c)
 {
@@ -17,9 +17,9 @@ static int digit_of(char c)
 	return -1;
 }
 
-bool uuid_parse(const char *text, size_t length, uint8_t uuid[16])
+bool aliquot_uuid_parse(const char *text, size_t length, uint8_t uuid[16])
 {
-	if (length != UUID_TEXT_LENGTH)
+	if (length != ALIQUOT_UUID_TEXT_LENGTH)
 		return false;
 	unsigned digits = 0;
 	for (size_t i = 0; i < length; i++) {
@@ -37,12 +37,12 @@ bool uuid_parse(const char *text, size_t length, uint8_t uuid[16])
 	return true;
 }
 
-void uuid_write(const uint8_t uuid[16], char text[UUID_TEXT_SIZE])
+void aliquot_uuid_write(const uint8_t uuid[16], char text[ALIQUOT_UUID_TEXT_SIZE])
 {
 	static const char digits[] = "0123456789abcdef";
-	memcpy(text, form, UUID_TEXT_SIZE);
+	memcpy(text, form, ALIQUOT_UUID_TEXT_SIZE);
 	unsigned done = 0;
-	for (size_t i = 0; i < UUID_TEXT_LENGTH; i++) {
+	for (size_t i = 0; i < ALIQUOT_UUID_TEXT_LENGTH; i++) {
 		if (form[i] != 'x')
 			continue;
 		uint8_t byte = uuid[done / 2];

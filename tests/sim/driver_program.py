@@ -1,0 +1,254 @@
+"""The program of test_driver.py: cuda-bindings on the simulated driver, one call a line.
+
+Answers carry the driver's own codes; an address stands for what was allocated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from typing import Any
+
+from cuda.bindings import driver
+
+from sim.program import serve
+
+PTX = b"""
+.version 8.0
+.target sm_75
+.address_size 64
+// .entry in_a_comment()
+.visible .global .align 8 .b8 table[64];
+.visible .entry aliquot_spin(
+    .param .u64 nanoseconds
+)
+{
+    ret;
+}
+.visible .entry mixed(.param .u64 .ptr .global a, .param .u32 b, .param .align 8 .b8 c[24])
+.maxntid 256, 1, 1
+{
+    .shared .align 4 .b8 tile[128];
+    ret;
+}
+\0"""
+RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+GLOBAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+
+kept: dict[str, Any] = {}
+
+
+def plain(value: Any) -> Any:
+    """A result as JSON can have it: handles, addresses and enumerations are numbers."""
+    if value is None or type(value) in {bool, int, float, str}:
+        return value
+    if isinstance(value, bytes):
+        return value.rstrip(b"\0 ").decode()
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    return int(value)
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """A driver function by its name: [code, results...]; strings "$x" name what `keep` kept."""
+    real = [kept[a[1:]] if isinstance(a, str) and a.startswith("$") else a for a in arguments]
+    real = [a.encode() if isinstance(a, str) else a for a in real]
+    code, *results = getattr(driver, name)(*real)
+    return [int(code), *(plain(result) for result in results)]
+
+
+def keep(key: str, name: str, *arguments: Any) -> Any:
+    """As `call`, and its result gets a name."""
+    real = [kept[a[1:]] if isinstance(a, str) and a.startswith("$") else a for a in arguments]
+    real = [a.encode() if isinstance(a, str) else a for a in real]
+    code, *results = getattr(driver, name)(*real)
+    if results:
+        kept[key] = results[0]
+    return int(code)
+
+
+def done(result: tuple[Any, ...]) -> Any:
+    assert int(result[0]) == 0, result
+    return result[1] if len(result) > 1 else None
+
+
+def begin(device: int = 0) -> int:
+    """A primary context on the device, current in this thread."""
+    done(driver.cuInit(0))
+    kept["context"] = done(driver.cuDevicePrimaryCtxRetain(device))
+    done(driver.cuCtxSetCurrent(kept["context"]))
+    return 0
+
+
+def load() -> int:
+    kept["module"] = done(driver.cuModuleLoadData(PTX))
+    kept["spin"] = done(driver.cuModuleGetFunction(kept["module"], b"aliquot_spin"))
+    return 0
+
+
+def spin(nanoseconds: int, stream: str | None = None, times: int = 1) -> int:
+    target = kept[stream] if stream else 0
+    arguments = ((nanoseconds,), (ctypes.c_uint64,))
+    for _ in range(times):
+        done(driver.cuLaunchKernel(kept["spin"], 1, 1, 1, 1, 1, 1, 0, target, arguments, 0))
+    return 0
+
+
+def spin_timed(nanoseconds: int, times: int) -> list[float]:
+    """Spins to the end; when it began and ended, by the machine's clock."""
+    start = time.monotonic()
+    spin(nanoseconds, None, times)
+    done(driver.cuCtxSynchronize())
+    return [start, time.monotonic()]
+
+
+def round_trip(address: int, size: int) -> bool:
+    """Whether random bytes come back as they went."""
+    sent, got = bytearray(os.urandom(size)), bytearray(size)
+    done(driver.cuMemcpyHtoD(address, sent, size))
+    done(driver.cuMemcpyDtoH(got, address, size))
+    return sent == got
+
+
+def read(address: int, size: int) -> list[int]:
+    got = bytearray(size)
+    done(driver.cuMemcpyDtoH(got, address, size))
+    return list(got)
+
+
+def physical(key: str, size: int) -> int:
+    prop = driver.CUmemAllocationProp()
+    prop.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    prop.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    code, kept[key] = driver.cuMemCreate(size, prop, 0)
+    return int(code)
+
+
+def allow(address: int, size: int) -> int:
+    access = driver.CUmemAccessDesc()
+    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return int(driver.cuMemSetAccess(address, size, [access], 1)[0])
+
+
+def pool_figures() -> list[int]:
+    """Bytes that the default pool has reserved, and that are in use."""
+    pool = done(driver.cuDeviceGetDefaultMemPool(0))
+    which = driver.CUmemPool_attribute
+    reserved = which.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
+    used = which.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
+    return [int(done(driver.cuMemPoolGetAttribute(pool, item))) for item in (reserved, used)]
+
+
+def words(key: str) -> int:
+    """Pinned memory for words that streams wait for and write."""
+    kept[key] = int(done(driver.cuMemHostAlloc(4096, 0)))
+    return 0
+
+
+def word(key: str, index: int, value: int | None = None) -> int:
+    view = (ctypes.c_uint32 * 1024).from_address(kept[key])
+    if value is not None:
+        view[index] = value
+    return view[index]
+
+
+def wait_word(stream: str, key: str, index: int, value: int) -> int:
+    flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+    return int(driver.cuStreamWaitValue32(kept[stream], kept[key] + 4 * index, value, flags)[0])
+
+
+def write_word(stream: str, key: str, index: int, value: int) -> int:
+    return int(driver.cuStreamWriteValue32(kept[stream], kept[key] + 4 * index, value, 0)[0])
+
+
+def capture(stream: str, mode: str = "relaxed") -> int:
+    return int(
+        driver.cuStreamBeginCapture(kept[stream], GLOBAL if mode == "global" else RELAXED)[0]
+    )
+
+
+def end_capture(stream: str, key: str) -> list[int]:
+    """The code, and how many nodes and edges the graph has."""
+    code, graph = driver.cuStreamEndCapture(kept[stream])
+    if int(code):
+        return [int(code)]
+    kept[key] = graph
+    return [0, driver.cuGraphGetNodes(graph, 0)[-1], driver.cuGraphGetEdges(graph, 0)[-1]]
+
+
+def look_up(name: str, version: int, flags: int) -> list[Any]:
+    """cuGetProcAddress: the code, the status and which export it is."""
+    code, address, status = driver.cuGetProcAddress(name.encode(), version, flags)
+    if not address:
+        return [int(code), plain(status), None]
+    library = ctypes.CDLL("libcuda.so.1")
+    ends = ("", "_v2", "_v3", "_v4", "_ptsz", "_ptds", "_v2_ptsz", "_v2_ptds", "_v3_ptsz")
+    for end in ends:
+        export = getattr(library, name + end, None)
+        if export and ctypes.cast(export, ctypes.c_void_p).value == int(address):
+            return [int(code), plain(status), name + end]
+    return [int(code), plain(status), "?"]
+
+
+def exported(names: list[str]) -> list[str]:
+    """Those of the names that the library has."""
+    library = ctypes.CDLL("libcuda.so.1")
+    return [name for name in names if hasattr(library, name)]
+
+
+def in_forked_child(name: str, *arguments: Any) -> int:
+    """The code that a driver call gives in a child forked now."""
+    pid = os.fork()
+    if not pid:
+        os._exit(int(getattr(driver, name)(*arguments)[0]))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def start_many(count: int) -> float:
+    """Seconds until the last of so many processes, forked now, has its context."""
+    reader, writer = os.pipe()
+    hold_reader, hold_writer = os.pipe()
+    begun = time.monotonic()
+    children = []
+    for _ in range(count):
+        pid = os.fork()
+        if not pid:
+            os.close(hold_writer)
+            begin()
+            os.write(writer, b"x")
+            os.read(hold_reader, 1)
+            os._exit(0)
+        children.append(pid)
+    ready = 0
+    while ready < count:
+        ready += len(os.read(reader, count))
+    seconds = time.monotonic() - begun
+    os.close(hold_writer)
+    for pid in children:
+        os.waitpid(pid, 0)
+    return seconds
+
+
+def host_order(stream: str) -> list[int]:
+    """What three host functions between two spins saw of each other."""
+    seen: list[int] = []
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    functions = [kind(lambda _, number=number: seen.append(number)) for number in range(3)]
+    for function in functions:
+        spin(100_000, stream)
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        done(driver.cuLaunchHostFunc(kept[stream], address, 0))
+    done(driver.cuStreamSynchronize(kept[stream]))
+    return seen
+
+
+CALLS = (
+    call, keep, begin, load, spin, spin_timed, round_trip, read, physical, allow, pool_figures,
+    words, word, wait_word, write_word, capture, end_capture, look_up, exported, in_forked_child,
+    start_many, host_order,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    serve({function.__name__: function for function in CALLS})

@@ -1,0 +1,72 @@
+"""The program of test_nvml.py: nvidia-ml-py on the simulated NVML, one call a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pynvml
+
+from sim.program import serve
+
+MIB = 1 << 20
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """An NVML function by its name; its result, or "error CODE"."""
+    try:
+        return _plain(getattr(pynvml, name)(*arguments))
+    except pynvml.NVMLError as error:
+        return f"error {error.value}"
+
+
+def of(index: int, name: str, *arguments: Any) -> Any:
+    """The same of a device; a device as argument is written "#INDEX"."""
+    handles = [_device(a) if isinstance(a, str) and a.startswith("#") else a for a in arguments]
+    return call(name, _device(f"#{index}"), *handles)
+
+
+def memory(index: int) -> list[int]:
+    """Total, reserved, used and free in MiB, as the second form tells them."""
+    info = pynvml.nvmlDeviceGetMemoryInfo(_device(f"#{index}"), version=pynvml.nvmlMemory_v2)
+    return [figure // MIB for figure in (info.total, info.reserved, info.used, info.free)]
+
+
+def processes(index: int) -> dict[str, int]:
+    """MiB by pid."""
+    running = pynvml.nvmlDeviceGetComputeRunningProcesses(_device(f"#{index}"))
+    return {str(process.pid): process.usedGpuMemory // MIB for process in running}
+
+
+def busy_ms(index: int, pid: int) -> int:
+    """The GPU time that the process's kernels had."""
+    return int(pynvml.nvmlDeviceGetAccountingStats(_device(f"#{index}"), pid).time)
+
+
+def links(index: int) -> list[str]:
+    """Where each NVLink of the device leads: a PCI bus id."""
+    found = []
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        remote = of(index, "nvmlDeviceGetNvLinkRemotePciInfo", link)
+        if isinstance(remote, dict):
+            found.append(remote["busId"])
+    return found
+
+
+def _device(name: str) -> Any:
+    return pynvml.nvmlDeviceGetHandleByIndex(int(name[1:]))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if hasattr(value, "_fields_"):
+        return {name: _plain(getattr(value, name)) for name, *_ in value._fields_}
+    return value if isinstance(value, (int, float, str, type(None))) else str(value)
+
+
+CALLS = (call, of, memory, processes, busy_ms, links)
+
+if __name__ == "__main__":
+    serve({function.__name__: function for function in CALLS})

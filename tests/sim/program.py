@@ -1,0 +1,71 @@
+"""A program on the simulated machine, told line by line what to do.
+
+The program is one of the modules beside this one (`driver_program.py`, `nvml_program.py`): a loop
+that reads a call as JSON, makes it and answers. So a test holds several processes in its hands, and
+ends each when it wants to.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+class Program:
+    """One process of the simulated machine."""
+
+    def __init__(self, kind: str, env: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"sim.{kind}_program"],
+            env={**env, "PYTHONPATH": str(TESTS)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, call: str, *arguments: object) -> None:
+        """Send a call without waiting for its answer."""
+        pipe = _open(self._process.stdin)
+        pipe.write(json.dumps([call, *arguments]) + "\n")
+        pipe.flush()
+
+    def answer(self) -> Any:
+        line = _open(self._process.stdout).readline()
+        assert line, "the program has ended"
+        return json.loads(line)
+
+    def __call__(self, call: str, *arguments: object) -> Any:
+        self.ask(call, *arguments)
+        return self.answer()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self.kill()
+        _open(self._process.stdin).close()
+        _open(self._process.stdout).close()
+
+
+def _open(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
+
+
+def serve(calls: dict[str, Any]) -> None:
+    """The program's side: answer calls until the other side is gone."""
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        sys.stdout.write(json.dumps(calls[name](*arguments)) + "\n")
+        sys.stdout.flush()
