@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ANSWER_SECONDS 5
+#define ANSWER_MS 5000
 /* An arbiter that died is started again by its parent: who comes in between waits that long. */
 #define RESTART_MS 500
 #define RETRY_MS 5
@@ -34,12 +34,12 @@ static int connect_by_folder(int socket_fd, const char *directory)
 	return result;
 }
 
-static int call(const char *directory, int seconds)
+static int call(const char *directory, int patience_ms)
 {
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return -1;
-	struct timeval patience = {.tv_sec = seconds};
+	struct timeval patience = {.tv_sec = patience_ms / 1000, .tv_usec = patience_ms % 1000 * 1000};
 	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
 	if (connect_by_folder(fd, directory) == 0)
@@ -123,7 +123,7 @@ static bool ask_patiently(const char *directory, struct aliquot_message question
 {
 	struct timespec moment = {.tv_nsec = RETRY_MS * 1000 * 1000};
 	for (unsigned tries = 0; tries < RESTART_MS / RETRY_MS; tries++) {
-		int fd = call(directory, ANSWER_SECONDS);
+		int fd = call(directory, ANSWER_MS);
 		if (fd < 0 && errno != ECONNREFUSED)
 			return false;
 		bool answered = fd >= 0 && exchange(fd, question, answer, fds, count);
@@ -153,8 +153,9 @@ bool arbiter_hello(struct arbiter_welcome *out)
 	int fds[2] = {-1, -1}, count = 0;
 	if (!ask_patiently(directory, aliquot_message_make(ALIQUOT_HELLO, (uint64_t)getpid()), &answer,
 	                   fds, &count)) {
-		forward_say("no arbiter answers for the grant %s (%s): no GPU is given; ask: aliquot doctor",
-		            directory, strerror(errno));
+		forward_say(
+			"no arbiter answers for the grant %s (%s): no GPU is given; ask: aliquot doctor",
+			directory, strerror(errno));
 		return false;
 	}
 	const char *wrong = NULL;
@@ -172,16 +173,17 @@ bool arbiter_hello(struct arbiter_welcome *out)
 	return !wrong;
 }
 
-void arbiter_measure(void)
+bool arbiter_measure(int patience_ms)
 {
 	const char *directory = forward_grant();
-	int fd = directory ? call(directory, 1) : -1;
+	int fd = directory ? call(directory, patience_ms) : -1;
 	if (fd < 0)
-		return;
+		return false;
 	struct aliquot_message answer;
 	int fds[2] = {-1, -1}, count = 0;
-	exchange(fd, aliquot_message_make(ALIQUOT_MEASURE, 0), &answer, fds, &count);
+	bool answered = exchange(fd, aliquot_message_make(ALIQUOT_MEASURE, 0), &answer, fds, &count);
 	for (int i = 0; i < count; i++)
 		close(fds[i]);
 	close(fd);
+	return answered && answer.kind == ALIQUOT_MEASURED;
 }

@@ -15,7 +15,7 @@ struct arbiter_welcome {
 /* Join the grant; false: refused or unreachable, and why was said on stderr. */
 bool arbiter_hello(struct arbiter_welcome *out);
 
-/* Ask for a measurement and wait for it, a second at most. */
-void arbiter_measure(void);
+/* Ask for a measurement and wait for it, so long at most; false: it did not come. */
+bool arbiter_measure(int patience_ms);
 
 #endif

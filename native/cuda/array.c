@@ -134,33 +134,23 @@ CUresult hook_external_import(__typeof__(&cuImportExternalMemory) real, CUextern
 	return memory_end(&request, result, key_of(*memory));
 }
 
-/* Taken out first and put back if the driver refuses: see table.h. */
-#define DESTROY(table, real, handle)                                                               \
-	do {                                                                                           \
-		struct record record;                                                                      \
-		if (!session_is_open())                                                                    \
-			return CUDA_ERROR_NOT_INITIALIZED;                                                     \
-		if (!table_take(table, key_of(handle), &record))                                           \
-			return real(handle);                                                                   \
-		CUresult result = real(handle);                                                            \
-		if (result == CUDA_SUCCESS)                                                                \
-			session_uncharge(record.slice, record.bytes);                                          \
-		else                                                                                       \
-			table_put(table, &record);                                                             \
-		return result;                                                                             \
-	} while (0)
-
 CUresult hook_array_destroy(__typeof__(&cuArrayDestroy) real, CUarray array)
 {
-	DESTROY(&memory_arrays, real, array);
+	struct record record;
+	bool known = session_is_open() && table_take(&memory_arrays, key_of(array), &record);
+	return memory_freed(&memory_arrays, known ? &record : NULL, real(array));
 }
 
 CUresult hook_mipmap_destroy(__typeof__(&cuMipmappedArrayDestroy) real, CUmipmappedArray array)
 {
-	DESTROY(&memory_arrays, real, array);
+	struct record record;
+	bool known = session_is_open() && table_take(&memory_arrays, key_of(array), &record);
+	return memory_freed(&memory_arrays, known ? &record : NULL, real(array));
 }
 
 CUresult hook_external_destroy(__typeof__(&cuDestroyExternalMemory) real, CUexternalMemory memory)
 {
-	DESTROY(&memory_imports, real, memory);
+	struct record record;
+	bool known = session_is_open() && table_take(&memory_imports, key_of(memory), &record);
+	return memory_freed(&memory_imports, known ? &record : NULL, real(memory));
 }

@@ -9,6 +9,13 @@
 #include "table.h"
 
 static struct table contexts;
+static struct table primaries; /* device + 1 -> its primary context */
+
+static void remember(const struct record *record)
+{
+	struct record replaced;
+	table_put(&contexts, record, &replaced);
+}
 
 /* Everything the creating calls have in common but the call itself. */
 struct creation {
@@ -46,18 +53,20 @@ static bool end(const struct creation *creation, CUresult result, CUcontext cont
 	if (table_take(&contexts, record.key, &earlier)) {
 		/* Two threads retained the primary context at once: it was made, and charged, once. */
 		session_uncharge(creation->slice, creation->expected);
-		table_put(&contexts, &earlier);
+		remember(&earlier);
 		return true;
 	}
-	table_put(&contexts, &record);
+	remember(&record);
 	session_measure();
 	return !session_is_over(creation->slice);
 }
 
 static void forget(CUcontext context)
 {
+	struct memory_of_context memory;
 	struct record record;
-	memory_forget_context(context);
+	memory_take_context(context, &memory);
+	memory_give_back_context(&memory);
 	if (table_take(&contexts, (uint64_t)(uintptr_t)context, &record))
 		session_uncharge(record.slice, record.bytes);
 	session_measure();
@@ -107,11 +116,26 @@ CUresult hook_context_create_v4(__typeof__(&cuCtxCreate_v4) real, CUcontext *con
 	CREATE(context, device, real(context, parameters, flags, device));
 }
 
+/* Out of the books before the driver is asked: it may give the handle to another thread at once. */
 CUresult hook_context_destroy(__typeof__(&cuCtxDestroy_v2) real, CUcontext context)
 {
+	struct memory_of_context memory;
+	struct record record;
+	if (!session_is_open())
+		return real(context);
+	memory_take_context(context, &memory);
+	bool known = table_take(&contexts, (uint64_t)(uintptr_t)context, &record);
 	CUresult result = real(context);
-	if (result == CUDA_SUCCESS)
-		forget(context);
+	if (result != CUDA_SUCCESS) {
+		memory_keep_context(&memory);
+		if (known)
+			remember(&record);
+		return result;
+	}
+	memory_give_back_context(&memory);
+	if (known)
+		session_uncharge(record.slice, record.bytes);
+	session_measure();
 	return result;
 }
 
@@ -164,8 +188,6 @@ static CUresult refuse_primary(CUcontext *context, CUdevice device)
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static struct table primaries; /* device + 1 -> its primary context */
-
 CUresult hook_primary_retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context,
                              CUdevice device)
 {
@@ -180,8 +202,8 @@ CUresult hook_primary_retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUconte
 	bool stands = end(&creation, result, result == CUDA_SUCCESS ? *context : NULL);
 	if (result != CUDA_SUCCESS)
 		return result;
-	struct record primary = {.key = (uint64_t)device + 1, .of = *context};
-	table_put(&primaries, &primary);
+	struct record primary = {.key = (uint64_t)device + 1, .of = *context}, replaced;
+	table_put(&primaries, &primary, &replaced);
 	return stands ? result : refuse_primary(context, device);
 }
 

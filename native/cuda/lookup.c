@@ -42,13 +42,13 @@ CUresult hook_init(__typeof__(&cuInit) real, unsigned flags)
 	/* Again, or in a forked child, where the driver says what it says there. */
 	if (atomic_load(&initialised) || flags != 0)
 		return real(flags);
-	if (!session_open())
+	if (!session_join())
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	CUresult result = CUDA_SUCCESS;
 	aliquot_lock(&first);
 	if (!initialised) {
 		result = init_with_our_devices(real, flags);
-		if (result == CUDA_SUCCESS && !session_map_devices()) {
+		if (result == CUDA_SUCCESS && !session_open()) {
 			forward_say("the driver shows a GPU that is not in the grant; ask: aliquot doctor");
 			result = CUDA_ERROR_SYSTEM_NOT_READY;
 		} else if (result == CUDA_SUCCESS) {
@@ -93,31 +93,28 @@ static bool is_named(const char *path, const char *library)
 	return strncmp(slash ? slash + 1 : path, library, strlen(library)) == 0;
 }
 
-static const char *stand_in(const char *name)
+static char our_cuda[PATH_MAX], our_nvml[PATH_MAX + 32];
+
+/* Once, when we are loaded, while there is one thread; or by a dlopen that comes even before. */
+__attribute__((constructor)) static void find_ourselves(void)
 {
-	static struct aliquot_lock lock;
-	static char folder[PATH_MAX], cuda[PATH_MAX + 32], nvml[PATH_MAX + 32];
-	aliquot_lock(&lock);
 	Dl_info info;
-	if (!folder[0] && dladdr((void *)&lookup_redirect, &info) && strchr(info.dli_fname, '/')) {
-		snprintf(folder, sizeof(folder), "%s", info.dli_fname);
-		*strrchr(folder, '/') = 0;
-		snprintf(cuda, sizeof(cuda), "%s", info.dli_fname);
-		snprintf(nvml, sizeof(nvml), "%s/libnvidia-ml.so.1", folder);
-	}
-	aliquot_unlock(&lock);
-	const char *path = name[3] == 'c' ? cuda : nvml;
-	return path[0] && access(path, R_OK) == 0 ? path : NULL;
+	if (our_cuda[0] || !dladdr((void *)&lookup_redirect, &info) || !strchr(info.dli_fname, '/'))
+		return;
+	snprintf(our_cuda, sizeof(our_cuda), "%s", info.dli_fname);
+	snprintf(our_nvml, sizeof(our_nvml), "%.*s/libnvidia-ml.so.1",
+	         (int)(strrchr(our_cuda, '/') - our_cuda), our_cuda);
 }
 
 const char *lookup_redirect(const char *path)
 {
 	if (!lookup_next_dlopen)
 		lookup_next_dlopen = dlsym(RTLD_NEXT, "dlopen");
-	const char *ours = NULL;
+	const char *ours = "";
+	find_ourselves();
 	if (path && is_named(path, "libcuda.so"))
-		ours = stand_in("libcuda");
+		ours = our_cuda;
 	else if (path && is_named(path, "libnvidia-ml.so"))
-		ours = stand_in("libnvidia-ml");
-	return ours ? ours : path;
+		ours = our_nvml;
+	return ours[0] && access(ours, R_OK) == 0 ? ours : path;
 }

@@ -42,6 +42,19 @@ static void give_back(uint32_t slice, uint64_t bytes, enum record_kind kind)
 		session_count_managed(slice, -(int64_t)bytes);
 }
 
+/* With no memory left for the record its charge stays until the process ends. */
+static void remember(struct table *table, const struct record *record)
+{
+	struct record replaced;
+	table_put(table, record, &replaced);
+	if (replaced.key == 0)
+		return;
+	if (replaced.kind == RECORD_POOLED)
+		pool_freed_async(replaced.of, replaced.bytes);
+	else
+		give_back(replaced.slice, replaced.bytes, replaced.kind);
+}
+
 CUresult memory_end(const struct memory_request *request, CUresult result, uint64_t key)
 {
 	struct record record = {
@@ -54,9 +67,35 @@ CUresult memory_end(const struct memory_request *request, CUresult result, uint6
 	if (result != CUDA_SUCCESS)
 		give_back(request->slice, request->bytes, request->kind);
 	else
-		/* With no memory left for the record the charge simply stays until the process ends. */
-		table_put(request->table, &record);
+		remember(request->table, &record);
 	return result;
+}
+
+CUresult memory_freed(struct table *table, const struct record *record, CUresult result)
+{
+	if (record && result == CUDA_SUCCESS)
+		give_back(record->slice, record->bytes, record->kind);
+	else if (record)
+		remember(table, record);
+	return result;
+}
+
+void memory_put_pooled(CUdeviceptr pointer, uint64_t bytes, uint32_t slice, CUmemoryPool pool)
+{
+	struct record record = {.key = pointer,
+	                        .bytes = bytes,
+	                        .of = pool,
+	                        .slice = slice,
+	                        .kind = RECORD_POOLED};
+	remember(&memory_pointers, &record);
+}
+
+void memory_take_context(CUcontext context, struct memory_of_context *out)
+{
+	*out = (struct memory_of_context){0};
+	table_move_of(&memory_pointers, context, &out->pointers);
+	table_move_of(&memory_arrays, context, &out->arrays);
+	table_move_of(&memory_imports, context, &out->imports);
 }
 
 struct context_sums {
@@ -71,26 +110,28 @@ static void add_up(const struct record *record, void *argument)
 		sums->managed[record->slice] += record->bytes;
 }
 
-void memory_forget_context(CUcontext context)
+void memory_give_back_context(struct memory_of_context *memory)
 {
 	struct context_sums sums = {0};
-	table_take_of(&memory_pointers, context, add_up, &sums);
-	table_take_of(&memory_arrays, context, add_up, &sums);
-	table_take_of(&memory_imports, context, add_up, &sums);
+	table_empty(&memory->pointers, add_up, &sums);
+	table_empty(&memory->arrays, add_up, &sums);
+	table_empty(&memory->imports, add_up, &sums);
 	for (uint32_t slice = 0; slice < ALIQUOT_MAX_GPUS; slice++) {
 		session_uncharge(slice, sums.bytes[slice]);
 		session_count_managed(slice, -(int64_t)sums.managed[slice]);
 	}
 }
 
-bool memory_put_pooled(CUdeviceptr pointer, uint64_t bytes, uint32_t slice, CUmemoryPool pool)
+static void keep(const struct record *record, void *table)
 {
-	struct record record = {.key = pointer,
-	                        .bytes = bytes,
-	                        .of = pool,
-	                        .slice = slice,
-	                        .kind = RECORD_POOLED};
-	return table_put(&memory_pointers, &record);
+	remember(table, record);
+}
+
+void memory_keep_context(struct memory_of_context *memory)
+{
+	table_empty(&memory->pointers, keep, &memory_pointers);
+	table_empty(&memory->arrays, keep, &memory_arrays);
+	table_empty(&memory->imports, keep, &memory_imports);
 }
 
 /* Fill in the current context and its slice; false: there is none, and the driver shall say so. */
@@ -177,12 +218,9 @@ CUresult hook_free(__typeof__(&cuMemFree_v2) real, CUdeviceptr pointer)
 	if (!table_take(&memory_pointers, pointer, &record))
 		return real(pointer);
 	CUresult result = real(pointer);
-	if (result != CUDA_SUCCESS)
-		table_put(&memory_pointers, &record);
-	else if (record.kind == RECORD_POOLED)
-		pool_freed(record.of, record.bytes);
-	else
-		give_back(record.slice, record.bytes, record.kind);
+	if (record.kind != RECORD_POOLED || result != CUDA_SUCCESS)
+		return memory_freed(&memory_pointers, &record, result);
+	pool_freed(record.of, record.bytes);
 	return result;
 }
 
@@ -194,12 +232,9 @@ CUresult hook_free_async(__typeof__(&cuMemFreeAsync) real, CUdeviceptr pointer, 
 	if (!table_take(&memory_pointers, pointer, &record))
 		return real(pointer, stream);
 	CUresult result = real(pointer, stream);
-	if (result != CUDA_SUCCESS)
-		table_put(&memory_pointers, &record);
-	else if (record.kind == RECORD_POOLED)
-		pool_freed_async(record.of, record.bytes);
-	else
-		give_back(record.slice, record.bytes, record.kind);
+	if (record.kind != RECORD_POOLED || result != CUDA_SUCCESS)
+		return memory_freed(&memory_pointers, &record, result);
+	pool_freed_async(record.of, record.bytes);
 	return result;
 }
 

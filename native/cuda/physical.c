@@ -1,5 +1,8 @@
 /* Physical memory by handle (cuMemCreate): it is freed when its last handle is released and its
- * last mapping is gone, whichever comes last. Imported handles are their exporter's to count. */
+ * last mapping is gone, whichever comes last.
+ *
+ * Memory that was exported is counted here, where it was made, and not again where it is imported.
+ * It may outlive our last handle: then it is the driver's figure that tells, and is asked for. */
 #include "session.h"
 #include "table.h"
 
@@ -27,6 +30,13 @@ static bool count_mapping_out(struct record *record, void *out)
 	return is_gone(record);
 }
 
+static bool mark_exported(struct record *record, void *unused)
+{
+	(void)unused;
+	record->exported = 1;
+	return false;
+}
+
 static bool count_handle_in(struct record *record, void *unused)
 {
 	(void)unused;
@@ -39,6 +49,21 @@ static bool count_mapping_in(struct record *record, void *unused)
 	(void)unused;
 	record->mappings++;
 	return false;
+}
+
+static void remember(struct table *table, const struct record *record)
+{
+	struct record replaced;
+	table_put(table, record, &replaced);
+	if (replaced.key && table == &handles)
+		session_uncharge(replaced.slice, replaced.bytes);
+}
+
+static void give_back(const struct record *record)
+{
+	session_uncharge(record->slice, record->bytes);
+	if (record->exported)
+		session_measure();
 }
 
 /* The driver looks at the size before it looks for room. */
@@ -71,7 +96,7 @@ CUresult hook_handle_create(__typeof__(&cuMemCreate) real, CUmemGenericAllocatio
 		return result;
 	}
 	struct record record = {.key = *handle, .bytes = bytes, .slice = slice, .handles = 1};
-	table_put(&handles, &record);
+	remember(&handles, &record);
 	return result;
 }
 
@@ -85,10 +110,10 @@ CUresult hook_handle_release(__typeof__(&cuMemRelease) real, CUmemGenericAllocat
 	CUresult result = real(handle);
 	if (result == CUDA_SUCCESS) {
 		if (is_gone(&record))
-			session_uncharge(record.slice, record.bytes);
+			give_back(&record);
 	} else if (!table_change(&handles, handle, count_handle_in, NULL)) {
 		record.handles++;
-		table_put(&handles, &record);
+		remember(&handles, &record);
 	}
 	return result;
 }
@@ -102,14 +127,13 @@ CUresult hook_handle_retain(__typeof__(&cuMemRetainAllocationHandle) real,
 	return result;
 }
 
-CUresult hook_map(__typeof__(&cuMemMap) real, CUdeviceptr address, size_t bytes, size_t offset,
-                  CUmemGenericAllocationHandle handle, unsigned long long flags)
+CUresult hook_export(__typeof__(&cuMemExportToShareableHandle) real, void *shareable,
+                     CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                     unsigned long long flags)
 {
-	CUresult result = real(address, bytes, offset, handle, flags);
-	if (result == CUDA_SUCCESS && table_change(&handles, handle, count_mapping_in, NULL)) {
-		struct record mapping = {.key = address, .bytes = bytes, .of = (void *)(uintptr_t)handle};
-		table_put(&mappings, &mapping);
-	}
+	CUresult result = real(shareable, handle, type, flags);
+	if (result == CUDA_SUCCESS)
+		table_change(&handles, handle, mark_exported, NULL);
 	return result;
 }
 
@@ -117,19 +141,47 @@ static void unmapped(CUmemGenericAllocationHandle handle)
 {
 	struct record record;
 	if (table_change(&handles, handle, count_mapping_out, &record) && is_gone(&record))
-		session_uncharge(record.slice, record.bytes);
+		give_back(&record);
+}
+
+/* Counted before it is there: another thread may release the handle meanwhile. */
+CUresult hook_map(__typeof__(&cuMemMap) real, CUdeviceptr address, size_t bytes, size_t offset,
+                  CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+	bool known = table_change(&handles, handle, count_mapping_in, NULL);
+	CUresult result = real(address, bytes, offset, handle, flags);
+	if (known && result == CUDA_SUCCESS) {
+		struct record mapping = {.key = address, .bytes = bytes, .of = (void *)(uintptr_t)handle};
+		remember(&mappings, &mapping);
+	} else if (known) {
+		unmapped(handle);
+	}
+	return result;
+}
+
+static void keep_mapping(const struct record *mapping, void *unused)
+{
+	(void)unused;
+	remember(&mappings, mapping);
+}
+
+static void end_mapping(const struct record *mapping, void *unused)
+{
+	(void)unused;
+	unmapped((CUmemGenericAllocationHandle)(uintptr_t)mapping->of);
 }
 
 /* One call may end several mappings that lie side by side; the driver refuses to cut one. */
 CUresult hook_unmap(__typeof__(&cuMemUnmap) real, CUdeviceptr address, size_t bytes)
 {
-	CUresult result = real(address, bytes);
-	struct record mapping;
-	for (CUdeviceptr at = address; result == CUDA_SUCCESS && at < address + bytes;
-	     at += mapping.bytes) {
+	struct table taken = {0};
+	struct record mapping, replaced;
+	for (CUdeviceptr at = address; at - address < bytes; at += mapping.bytes) {
 		if (!table_take(&mappings, at, &mapping))
 			break;
-		unmapped((CUmemGenericAllocationHandle)(uintptr_t)mapping.of);
+		table_put(&taken, &mapping, &replaced);
 	}
+	CUresult result = real(address, bytes);
+	table_empty(&taken, result == CUDA_SUCCESS ? end_mapping : keep_mapping, NULL);
 	return result;
 }

@@ -2,51 +2,100 @@
 
 #include "aliquot/ledger.h"
 #include "aliquot/lock.h"
+#include "graph.h"
 #include "memory.h"
 #include "session.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #define GROWTH (UINT64_C(32) << 20)
-#define MAX_POOLS 256
 
 struct pool {
 	CUmemoryPool handle; /* NULL: an empty place */
-	uint32_t slice;
-	bool destroyed;     /* by the program; lives on in the driver until its memory is freed */
-	uint64_t charged;   /* in the ledger for it */
-	uint64_t in_flight; /* of that, for allocations whose outcome is not known yet */
-	uint64_t used;      /* by allocations that are not freed, in the ledger's units */
-	uint64_t changes;   /* of the two above: tells a figure that was asked for before */
+	uint32_t slice;      /* SESSION_NO_SLICE: none of ours, not counted */
+	bool destroyed;      /* by the program; lives on in the driver until its memory is freed */
+	uint64_t charged;    /* in the ledger for it */
+	uint64_t in_flight;  /* of that, for allocations whose outcome is not known yet */
+	uint64_t used;       /* by allocations that are not freed, in the ledger's units */
+	uint64_t changes;    /* of the two above: tells a figure that was asked for before */
 };
 
 static struct aliquot_lock lock;
-static struct pool pools[MAX_POOLS];
+static struct pool *pools;
+static unsigned places;
 static _Atomic bool dirty;
 
+/* Precondition of what returns a pool: the lock is held, and the pool is used under it alone. */
 static struct pool *find(CUmemoryPool handle)
 {
-	for (unsigned i = 0; i < MAX_POOLS; i++)
+	for (unsigned i = 0; i < places; i++)
 		if (pools[i].handle == handle)
 			return &pools[i];
 	return NULL;
 }
 
-static uint64_t attribute(CUmemoryPool pool, CUmemPool_attribute what)
+static bool is_counted(const struct pool *pool)
+{
+	return pool && !pool->destroyed && pool->slice != SESSION_NO_SLICE;
+}
+
+static struct pool *empty_place(void)
+{
+	struct pool *place = find(NULL);
+	if (place)
+		return place;
+	struct pool *more = realloc(pools, (places + 64) * sizeof(*pools));
+	if (!more)
+		return NULL;
+	memset(more + places, 0, 64 * sizeof(*pools));
+	pools = more;
+	places += 64;
+	return find(NULL);
+}
+
+/* No driver's handle is that small. */
+CUmemoryPool pool_of_graphs(CUdevice device)
+{
+	return (CUmemoryPool)((uintptr_t)device + 1);
+}
+
+static bool is_of_graphs(CUmemoryPool pool, CUdevice *device)
+{
+	*device = (CUdevice)((uintptr_t)pool - 1);
+	return (uintptr_t)pool < 4096;
+}
+
+static uint64_t reserved_by(CUmemoryPool pool)
 {
 	cuuint64_t value = 0;
-	REAL(cuMemPoolGetAttribute)(pool, what, &value);
+	CUdevice device;
+	if (is_of_graphs(pool, &device))
+		REAL(cuDeviceGetGraphMemAttribute)(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &value);
+	else
+		REAL(cuMemPoolGetAttribute)(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value);
 	return value;
 }
 
-static void remember(CUmemoryPool handle, uint32_t slice)
+static void trim(CUmemoryPool pool)
+{
+	CUdevice device;
+	if (is_of_graphs(pool, &device))
+		REAL(cuDeviceGraphMemTrim)(device);
+	else
+		REAL(cuMemPoolTrimTo)(pool, 0);
+}
+
+void pool_remember(CUmemoryPool handle, uint32_t slice)
 {
 	aliquot_lock(&lock);
 	struct pool *pool = find(handle);
-	if (!pool && (pool = find(NULL)))
+	if (!pool && (pool = empty_place()))
 		*pool = (struct pool){.handle = handle, .slice = slice};
 	aliquot_unlock(&lock);
 }
 
-/* A pool that the program did not make is the default one of some device. */
+/* A pool that the program neither made nor imported is the default one of some device. */
 static uint32_t slice_of_default(CUmemoryPool handle)
 {
 	int count = 0;
@@ -56,20 +105,19 @@ static uint32_t slice_of_default(CUmemoryPool handle)
 		if (REAL(cuDeviceGetDefaultMemPool)(&pool, device) == CUDA_SUCCESS && pool == handle)
 			return session_slice_of_device(device);
 	}
-	return session_slice_of_current_context();
+	return SESSION_NO_SLICE;
 }
 
-static uint32_t slice_of(CUmemoryPool handle)
+uint32_t pool_slice(CUmemoryPool handle)
 {
 	aliquot_lock(&lock);
 	struct pool *pool = find(handle);
 	uint32_t slice = pool ? pool->slice : SESSION_NO_SLICE;
 	aliquot_unlock(&lock);
-	if (slice != SESSION_NO_SLICE)
+	if (pool)
 		return slice;
 	slice = slice_of_default(handle);
-	if (slice != SESSION_NO_SLICE)
-		remember(handle, slice);
+	pool_remember(handle, slice);
 	return slice;
 }
 
@@ -79,15 +127,15 @@ static uint64_t ask_reserved(CUmemoryPool handle, uint64_t *change)
 {
 	aliquot_lock(&lock);
 	struct pool *pool = find(handle);
-	bool known = pool && !pool->destroyed;
+	bool known = is_counted(pool);
 	*change = pool ? pool->changes : 0;
 	aliquot_unlock(&lock);
-	return known ? attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) : 0;
+	return known ? reserved_by(handle) : 0;
 }
 
 /* Bring the charge to what the pool has; `landed` in-flight bytes are known now.
  * False: the pool has more than was charged, and the slice has no room for it. */
-static bool settle(CUmemoryPool handle, uint64_t landed)
+bool pool_end(CUmemoryPool handle, uint64_t landed)
 {
 	uint64_t change, reserved = ask_reserved(handle, &change), back = 0, more = 0;
 	aliquot_lock(&lock);
@@ -99,7 +147,7 @@ static bool settle(CUmemoryPool handle, uint64_t landed)
 		pool = find(handle);
 	}
 	uint32_t slice = pool ? pool->slice : SESSION_NO_SLICE;
-	if (pool && !pool->destroyed) {
+	if (is_counted(pool)) {
 		pool->changes++;
 		pool->in_flight -= landed;
 		uint64_t target = reserved + pool->in_flight;
@@ -120,62 +168,50 @@ static bool settle(CUmemoryPool handle, uint64_t landed)
 	return false;
 }
 
-/* Charge the step that the pool may need for `bytes`; 0: none was to be had. */
-static uint64_t begin(CUmemoryPool handle, uint32_t slice, uint64_t bytes)
-{
-	uint64_t step = (bytes + GROWTH - 1) / GROWTH * GROWTH;
-	if (step < bytes || !session_charge(slice, step))
-		return 0;
-	aliquot_lock(&lock);
-	struct pool *pool = find(handle);
-	if (pool) {
-		pool->charged += step;
-		pool->in_flight += step;
-		pool->changes++;
-	}
-	aliquot_unlock(&lock);
-	if (pool)
-		return step;
-	session_uncharge(slice, step);
-	return 0;
-}
-
-/* Whether the pool may serve `bytes` from what it keeps. */
+/* Whether the pool may serve `bytes` from what it keeps. The driver's own figure for what is used is
+ * no help: it leaves out what cuMemFree gave back (seen on a card). */
 static bool has_unused(CUmemoryPool handle, uint64_t bytes)
 {
-	uint64_t reserved = attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-	uint64_t used = attribute(handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+	CUdevice device;
+	if (is_of_graphs(handle, &device))
+		return false; /* a launch cannot be undone if it does not fit after all */
+	uint64_t reserved = reserved_by(handle);
+	aliquot_lock(&lock);
+	struct pool *pool = find(handle);
+	uint64_t used = pool ? pool->used : UINT64_MAX;
+	aliquot_unlock(&lock);
 	return reserved >= bytes && reserved - bytes >= used;
 }
 
-/* One of the four calls that allocate in stream order. */
-struct request {
-	__typeof__(&cuMemAllocAsync) allocate; /* from the device's current pool, or NULL */
-	__typeof__(&cuMemAllocFromPoolAsync) allocate_from;
-	CUdeviceptr *pointer;
-	size_t bytes;
-	CUmemoryPool pool;
-	CUstream stream;
-};
-
-static CUresult call(const struct request *request)
+bool pool_begin(CUmemoryPool handle, uint32_t slice, uint64_t bytes, uint64_t *step)
 {
-	if (request->allocate)
-		return request->allocate(request->pointer, request->bytes, request->stream);
-	return request->allocate_from(request->pointer, request->bytes, request->pool, request->stream);
+	uint64_t wanted = (bytes + GROWTH - 1) / GROWTH * GROWTH;
+	*step = 0;
+	pool_remember(handle, slice);
+	if (wanted < bytes)
+		return false;
+	/* What the pool keeps comes before having all pools give up what they keep. */
+	if (!session_reserve(slice, wanted)) {
+		if (has_unused(handle, bytes))
+			return true;
+		if (!session_charge(slice, wanted))
+			return false;
+	}
+	aliquot_lock(&lock);
+	struct pool *pool = find(handle);
+	if (pool) {
+		pool->charged += wanted;
+		pool->in_flight += wanted;
+		pool->changes++;
+		*step = wanted;
+	}
+	aliquot_unlock(&lock);
+	if (!pool)
+		session_uncharge(slice, wanted);
+	return pool != NULL;
 }
 
-static void undo(const struct request *request)
-{
-	bool per_thread = request->allocate == REAL(cuMemAllocAsync_ptsz) ||
-	                  request->allocate_from == REAL(cuMemAllocFromPoolAsync_ptsz);
-	(per_thread ? REAL(cuMemFreeAsync_ptsz) : REAL(cuMemFreeAsync))(*request->pointer,
-	                                                                request->stream);
-	*request->pointer = 0;
-	atomic_store(&dirty, true);
-}
-
-static void count_in(CUmemoryPool handle, uint32_t slice, CUdeviceptr pointer, uint64_t bytes)
+void pool_count_in(CUmemoryPool handle, uint32_t slice, CUdeviceptr pointer, uint64_t bytes)
 {
 	bytes = ledger_round(bytes);
 	aliquot_lock(&lock);
@@ -186,71 +222,11 @@ static void count_in(CUmemoryPool handle, uint32_t slice, CUdeviceptr pointer, u
 	memory_put_pooled(pointer, bytes, slice, handle);
 }
 
-static CUresult allocate(const struct request *request)
-{
-	uint32_t slice = request->pool ? slice_of(request->pool) : SESSION_NO_SLICE;
-	if (!request->pointer || request->bytes == 0 || slice == SESSION_NO_SLICE)
-		return call(request);
-	uint64_t step = begin(request->pool, slice, request->bytes);
-	if (step == 0 && !has_unused(request->pool, request->bytes)) {
-		*request->pointer = 0;
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	CUresult result = call(request);
-	if (!settle(request->pool, step) && result == CUDA_SUCCESS) {
-		undo(request);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	if (result == CUDA_SUCCESS)
-		count_in(request->pool, slice, *request->pointer, request->bytes);
-	return result;
-}
-
-CUresult hook_alloc_from_pool(__typeof__(&cuMemAllocFromPoolAsync) real, CUdeviceptr *pointer,
-                              size_t bytes, CUmemoryPool pool, CUstream stream)
-{
-	if (!session_is_open())
-		return CUDA_ERROR_NOT_INITIALIZED;
-	return allocate(&(struct request){.allocate_from = real,
-	                                  .pointer = pointer,
-	                                  .bytes = bytes,
-	                                  .pool = pool,
-	                                  .stream = stream});
-}
-
-CUresult hook_alloc_async(__typeof__(&cuMemAllocAsync) real, CUdeviceptr *pointer, size_t bytes,
-                          CUstream stream)
-{
-	CUdevice device;
-	CUmemoryPool pool = NULL;
-	if (!session_is_open())
-		return CUDA_ERROR_NOT_INITIALIZED;
-	if (REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
-		REAL(cuDeviceGetMemPool)(&pool, device);
-	return allocate(&(struct request){.allocate = real,
-	                                  .pointer = pointer,
-	                                  .bytes = bytes,
-	                                  .pool = pool,
-	                                  .stream = stream});
-}
-
-CUresult hook_pool_create(__typeof__(&cuMemPoolCreate) real, CUmemoryPool *handle,
-                          const CUmemPoolProps *properties)
-{
-	CUresult result = real(handle, properties);
-	if (result == CUDA_SUCCESS && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-		remember(*handle, session_slice_of_device(properties->location.id));
-	return result;
-}
-
-CUresult hook_pool_destroy(__typeof__(&cuMemPoolDestroy) real, CUmemoryPool handle)
+void pool_destroyed(CUmemoryPool handle)
 {
 	uint64_t back = 0;
-	CUresult result = real(handle);
-	if (result != CUDA_SUCCESS)
-		return result;
 	aliquot_lock(&lock);
-	struct pool *pool = handle ? find(handle) : NULL;
+	struct pool *pool = find(handle);
 	uint32_t slice = pool ? pool->slice : SESSION_NO_SLICE;
 	if (pool) {
 		/* What it keeps unused is gone now; what is used goes as it is freed. */
@@ -262,15 +238,6 @@ CUresult hook_pool_destroy(__typeof__(&cuMemPoolDestroy) real, CUmemoryPool hand
 	}
 	aliquot_unlock(&lock);
 	session_uncharge(slice, back);
-	return result;
-}
-
-CUresult hook_pool_trim(__typeof__(&cuMemPoolTrimTo) real, CUmemoryPool handle, size_t keep)
-{
-	CUresult result = real(handle, keep);
-	if (result == CUDA_SUCCESS && handle)
-		settle(handle, 0);
-	return result;
 }
 
 /* Of a destroyed pool no figure can be asked: its charge goes by what is freed. True: it was one. */
@@ -297,7 +264,7 @@ static bool count_out(CUmemoryPool handle, uint64_t bytes)
 void pool_freed(CUmemoryPool handle, uint64_t bytes)
 {
 	if (!count_out(handle, bytes))
-		settle(handle, 0);
+		pool_end(handle, 0);
 }
 
 void pool_freed_async(CUmemoryPool handle, uint64_t bytes)
@@ -306,15 +273,16 @@ void pool_freed_async(CUmemoryPool handle, uint64_t bytes)
 		atomic_store(&dirty, true);
 }
 
-static unsigned list(CUmemoryPool out[MAX_POOLS])
+/* The next pool that can be asked, from place *at on; NULL: no more. */
+static CUmemoryPool next(unsigned *at)
 {
-	unsigned count = 0;
+	CUmemoryPool handle = NULL;
 	aliquot_lock(&lock);
-	for (unsigned i = 0; i < MAX_POOLS; i++)
-		if (pools[i].handle && !pools[i].destroyed)
-			out[count++] = pools[i].handle;
+	for (; *at < places && !handle; ++*at)
+		if (is_counted(&pools[*at]))
+			handle = pools[*at].handle;
 	aliquot_unlock(&lock);
-	return count;
+	return handle;
 }
 
 void pools_settle(void)
@@ -322,16 +290,16 @@ void pools_settle(void)
 	if (!atomic_load_explicit(&dirty, memory_order_relaxed) || !session_is_open() ||
 	    !atomic_exchange(&dirty, false))
 		return;
-	CUmemoryPool handles[MAX_POOLS];
-	for (unsigned i = list(handles); i-- > 0;)
-		settle(handles[i], 0);
+	unsigned at = 0;
+	for (CUmemoryPool handle; (handle = next(&at));)
+		pool_end(handle, 0);
 }
 
 static uint64_t charged_in_all(void)
 {
 	uint64_t sum = 0;
 	aliquot_lock(&lock);
-	for (unsigned i = 0; i < MAX_POOLS; i++)
+	for (unsigned i = 0; i < places; i++)
 		sum += pools[i].charged;
 	aliquot_unlock(&lock);
 	return sum;
@@ -339,11 +307,12 @@ static uint64_t charged_in_all(void)
 
 bool pools_trim(void)
 {
-	CUmemoryPool handles[MAX_POOLS];
 	uint64_t before = charged_in_all();
-	for (unsigned i = list(handles); i-- > 0;) {
-		REAL(cuMemPoolTrimTo)(handles[i], 0);
-		settle(handles[i], 0);
+	unsigned at = 0;
+	for (CUmemoryPool handle; (handle = next(&at));) {
+		trim(handle);
+		pool_end(handle, 0);
 	}
+	graphs_were_trimmed();
 	return charged_in_all() < before;
 }

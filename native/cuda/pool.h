@@ -14,6 +14,25 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* A pool that the program made or imported; SESSION_NO_SLICE: its memory is not ours to count. */
+void pool_remember(CUmemoryPool pool, uint32_t slice);
+/* The program ended it; what is allocated from it lives on until it is freed. */
+void pool_destroyed(CUmemoryPool pool);
+/* The slice whose memory a pool is of. */
+uint32_t pool_slice(CUmemoryPool pool);
+
+/* The memory that a device's graphs allocate, as a pool like the others: what they reserve of the card
+ * is known by another name. */
+CUmemoryPool pool_of_graphs(CUdevice device);
+
+/* Before a pool may grow by `bytes`: charge the step, and say it in *step. False: there is no room. */
+bool pool_begin(CUmemoryPool pool, uint32_t slice, uint64_t bytes, uint64_t *step);
+/* After it: charge what the pool has now. False: that is more than there is room for. */
+bool pool_end(CUmemoryPool pool, uint64_t step);
+
+/* An allocation of this pool was made: the pool is charged for it, its pointer is remembered. */
+void pool_count_in(CUmemoryPool pool, uint32_t slice, CUdeviceptr pointer, uint64_t bytes);
+
 /* An allocation of `bytes` of this pool was freed, now or in stream order. */
 void pool_freed(CUmemoryPool pool, uint64_t bytes);
 void pool_freed_async(CUmemoryPool pool, uint64_t bytes);

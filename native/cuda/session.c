@@ -14,15 +14,21 @@
 /* Below this distance to the limit the driver's own share is read anew before memory is taken. */
 #define NEAR_LIMIT (UINT64_C(256) << 20)
 #define FRESH_NS (UINT64_C(10) * 1000 * 1000)
+/* How long an answer is waited for, and how long none is asked for after one did not come: a hung
+ * arbiter must not stop its tenants. */
+#define MEASURE_MS 1000
+#define MEASURE_AGAIN_MS 50
+#define SILENCE_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 
 struct session {
-	_Atomic bool open;
+	_Atomic bool joined;        /* the arbiter let us in: the pages are mapped */
+	_Atomic bool open;          /* and the driver shows no other devices than the grant's */
 	struct aliquot_lock ledger; /* threads take turns in this process's slot */
 	const struct aliquot_limits *limits;
 	struct aliquot_usage *usage;
 	uint32_t slot;
 	uint32_t slice_of_device[MAX_DEVICES];
-	_Atomic uint64_t measured_ns;
+	_Atomic uint64_t measure_at_ns; /* not before */
 };
 
 static struct aliquot_lock opening;
@@ -31,7 +37,7 @@ static struct session *_Atomic page;
 static struct session *current(void)
 {
 	struct session *session = atomic_load_explicit(&page, memory_order_acquire);
-	if (!session || !atomic_load_explicit(&session->open, memory_order_acquire))
+	if (!session || !atomic_load_explicit(&session->joined, memory_order_acquire))
 		return NULL;
 	return session;
 }
@@ -64,13 +70,13 @@ static struct session *wiped_page(void)
 	return session;
 }
 
-bool session_open(void)
+bool session_join(void)
 {
 	if (current())
 		return true;
 	aliquot_lock(&opening);
 	struct session *session = wiped_page();
-	if (session && !session->open) {
+	if (session && !session->joined) {
 		struct arbiter_welcome welcome;
 		if (arbiter_hello(&welcome)) {
 			session->limits = welcome.limits;
@@ -78,7 +84,7 @@ bool session_open(void)
 			session->slot = welcome.slot;
 			for (unsigned i = 0; i < MAX_DEVICES; i++)
 				session->slice_of_device[i] = SESSION_NO_SLICE;
-			atomic_store_explicit(&session->open, true, memory_order_release);
+			atomic_store_explicit(&session->joined, true, memory_order_release);
 		}
 	}
 	aliquot_unlock(&opening);
@@ -87,7 +93,8 @@ bool session_open(void)
 
 bool session_is_open(void)
 {
-	return current() != NULL;
+	struct session *session = current();
+	return session && atomic_load_explicit(&session->open, memory_order_acquire);
 }
 
 const struct aliquot_limits *session_limits(void)
@@ -103,7 +110,7 @@ static uint32_t slice_by_uuid(const struct aliquot_limits *limits, const CUuuid 
 	return SESSION_NO_SLICE;
 }
 
-bool session_map_devices(void)
+bool session_open(void)
 {
 	struct session *session = current();
 	int count = 0;
@@ -123,6 +130,7 @@ bool session_map_devices(void)
 		if (session->slice_of_device[device] == SESSION_NO_SLICE)
 			return false;
 	}
+	atomic_store_explicit(&session->open, true, memory_order_release);
 	return true;
 }
 
@@ -142,6 +150,22 @@ uint32_t session_slice_of_current_context(void)
 	return session_slice_of_device(device);
 }
 
+bool session_device_of_stream(CUstream stream, CUdevice *device)
+{
+	CUcontext context;
+	/* The default streams are the current context's. */
+	if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
+		return REAL(cuCtxGetDevice)(device) == CUDA_SUCCESS;
+	if (REAL(cuStreamGetDevice))
+		return REAL(cuStreamGetDevice)(stream, device) == CUDA_SUCCESS;
+	if (REAL(cuStreamGetCtx)(stream, &context) != CUDA_SUCCESS ||
+	    REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+		return false;
+	bool known = REAL(cuCtxGetDevice)(device) == CUDA_SUCCESS;
+	REAL(cuCtxPopCurrent_v2)(&context);
+	return known;
+}
+
 uint64_t session_left(uint32_t slice)
 {
 	struct session *session = current();
@@ -153,6 +177,9 @@ uint64_t session_left(uint32_t slice)
 bool session_reserve(uint32_t slice, uint64_t bytes)
 {
 	struct session *session = current();
+	uint64_t left = session_left(slice);
+	if (left < NEAR_LIMIT || left - NEAR_LIMIT < bytes)
+		session_driver_took();
 	aliquot_lock(&session->ledger);
 	bool fits = ledger_reserve(&session->usage->slices[slice], &session->limits->slices[slice],
 	                           session->slot, bytes);
@@ -162,9 +189,6 @@ bool session_reserve(uint32_t slice, uint64_t bytes)
 
 bool session_charge(uint32_t slice, uint64_t bytes)
 {
-	uint64_t left = session_left(slice);
-	if (left < NEAR_LIMIT || left - NEAR_LIMIT < bytes)
-		session_driver_took();
 	if (session_reserve(slice, bytes))
 		return true;
 	/* The driver, too, gives up what its pools keep unused before it says "out of memory". */
@@ -189,20 +213,24 @@ void session_count_managed(uint32_t slice, int64_t bytes)
 		                 (uint64_t)bytes);
 }
 
+static void measure(struct session *session, int patience_ms)
+{
+	bool answered = arbiter_measure(patience_ms);
+	atomic_store(&session->measure_at_ns, now_ns() + (answered ? FRESH_NS : SILENCE_NS));
+}
+
 void session_measure(void)
 {
 	struct session *session = current();
-	if (!session)
-		return;
-	arbiter_measure();
-	atomic_store(&session->measured_ns, now_ns());
+	if (session)
+		measure(session, MEASURE_MS);
 }
 
 void session_driver_took(void)
 {
 	struct session *session = current();
-	if (session && now_ns() - atomic_load(&session->measured_ns) >= FRESH_NS)
-		session_measure();
+	if (session && now_ns() >= atomic_load(&session->measure_at_ns))
+		measure(session, MEASURE_AGAIN_MS);
 }
 
 bool session_is_over(uint32_t slice)

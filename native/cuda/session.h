@@ -20,17 +20,21 @@
 #define SESSION_NO_SLICE UINT32_MAX
 
 /* Join the grant; false: it cannot be, and why was said on stderr. */
+bool session_join(void);
+
+/* Learn which of the driver's devices is which slice, and with that open the session; false: one of
+ * them is none of ours. */
 bool session_open(void);
 bool session_is_open(void);
-
-/* Learn which of the driver's devices is which slice; false: one of them is none of ours. */
-bool session_map_devices(void);
 
 /* The grant's limits; valid while a session is open. */
 const struct aliquot_limits *session_limits(void);
 
 uint32_t session_slice_of_device(CUdevice device);
 uint32_t session_slice_of_current_context(void);
+
+/* The device that work in a stream runs on; false: there is none. */
+bool session_device_of_stream(CUstream stream, CUdevice *device);
 
 /* Take memory of a slice, or give it back. Charging fails when the slice has no room, also after
  * the pools gave up what they keep unused; reserving does not ask them. */

@@ -57,15 +57,22 @@ static struct record *find(struct table *table, uint64_t key)
 	return record->key ? record : NULL;
 }
 
-bool table_put(struct table *table, const struct record *record)
+static bool put(struct table *table, const struct record *record, struct record *replaced)
 {
+	if (table->used * 2 >= table->capacity && !grow(table))
+		return false;
+	struct record *place = &table->places[seek(table, record->key)];
+	*replaced = *place;
+	table->used += place->key == 0;
+	*place = *record;
+	return true;
+}
+
+bool table_put(struct table *table, const struct record *record, struct record *replaced)
+{
+	replaced->key = 0;
 	aliquot_lock(&table->lock);
-	bool room = table->used * 2 < table->capacity || grow(table);
-	if (room) {
-		struct record *place = &table->places[seek(table, record->key)];
-		table->used += place->key == 0;
-		*place = *record;
-	}
+	bool room = put(table, record, replaced);
 	aliquot_unlock(&table->lock);
 	return room;
 }
@@ -103,26 +110,23 @@ bool table_change(struct table *table, uint64_t key, bool (*change)(struct recor
 	return record != NULL;
 }
 
-void table_take_of(struct table *table, const void *of, void (*each)(const struct record *, void *),
-                   void *argument)
+void table_move_of(struct table *from, const void *of, struct table *to)
 {
-	aliquot_lock(&table->lock);
-	for (uint64_t i = 0; i < table->capacity; i++)
+	struct record replaced;
+	aliquot_lock(&from->lock);
+	for (uint64_t i = 0; i < from->capacity; i++)
 		/* Removing moves a later record here: look again. */
-		while (table->places[i].key && table->places[i].of == of) {
-			each(&table->places[i], argument);
-			remove_at(table, i);
-		}
-	aliquot_unlock(&table->lock);
+		while (from->places[i].key && from->places[i].of == of &&
+		       put(to, &from->places[i], &replaced))
+			remove_at(from, i);
+	aliquot_unlock(&from->lock);
 }
 
-unsigned table_list(struct table *table, struct record *out, unsigned most)
+void table_empty(struct table *table, void (*each)(const struct record *, void *), void *argument)
 {
-	unsigned count = 0;
-	aliquot_lock(&table->lock);
-	for (uint64_t i = 0; i < table->capacity && count < most; i++)
+	for (uint64_t i = 0; i < table->capacity; i++)
 		if (table->places[i].key)
-			out[count++] = table->places[i];
-	aliquot_unlock(&table->lock);
-	return count;
+			each(&table->places[i], argument);
+	free(table->places);
+	*table = (struct table){0};
 }

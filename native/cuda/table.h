@@ -22,7 +22,7 @@ struct record {
 	void *of;       /* its context, its pool, or its physical handle */
 	uint32_t slice;
 	uint16_t kind;
-	uint16_t reserved;
+	uint16_t exported; /* physical memory: another may hold it too */
 	uint32_t handles;  /* physical memory: handles given out and not released */
 	uint32_t mappings; /* physical memory: places where it is mapped */
 };
@@ -33,8 +33,9 @@ struct table {
 	uint64_t capacity, used; /* capacity is a power of two or zero */
 };
 
-/* False: no memory for it. Replaces a record of the same key. */
-bool table_put(struct table *table, const struct record *record);
+/* False: no memory for it. A record of the same key is replaced and handed out in *replaced (its key is
+ * 0 if there was none): what it stood for is gone, and its freeing went past us. */
+bool table_put(struct table *table, const struct record *record, struct record *replaced);
 
 /* Remove the record of `key` and hand it out; false: there is none. */
 bool table_take(struct table *table, uint64_t key, struct record *out);
@@ -45,11 +46,10 @@ bool table_get(struct table *table, uint64_t key, struct record *out);
 bool table_change(struct table *table, uint64_t key, bool (*change)(struct record *, void *),
                   void *argument);
 
-/* Remove every record that belongs to `of`, calling `each` with it before it goes. */
-void table_take_of(struct table *table, const void *of, void (*each)(const struct record *, void *),
-                   void *argument);
+/* Move every record that belongs to `of` into another table. */
+void table_move_of(struct table *from, const void *of, struct table *to);
 
-/* Copy up to `most` records out; returns how many. */
-unsigned table_list(struct table *table, struct record *out, unsigned most);
+/* Call `each` with every record and leave the table empty, with no memory of its own. */
+void table_empty(struct table *table, void (*each)(const struct record *, void *), void *argument);
 
 #endif

@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include "forward.h"
 
-#include "aliquot/lock.h"
 #include "glibc_floor.h"
 
 #include <dlfcn.h>
@@ -13,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /* What the fitting step points the names at that this machine's driver does not have. */
 FORWARD_EXPORT void aliquot_absent(void);
@@ -20,8 +21,7 @@ void aliquot_absent(void)
 {
 }
 
-static struct aliquot_lock loading;
-static _Atomic int loaded; /* 0 not tried, 1 there, -1 not to be had */
+_Atomic int forward_loaded;
 
 static const char *const installed_at[] = {
 #if defined(__x86_64__)
@@ -72,86 +72,80 @@ static bool is_other_file(const char *path, const char *self)
 	       theirs.st_dev != ours.st_dev;
 }
 
-static bool try_folder(const char *folder, size_t length, const char *self, char path[PATH_MAX])
+/* Open the library in a folder: NULL if it has none, or only ourselves, by whatever path. */
+static void *try_folder(const char *folder, size_t length, const char *self)
 {
-	if (length == 0)
-		return false;
+	char path[PATH_MAX];
 	int written = snprintf(path, PATH_MAX, "%.*s/%s", (int)length, folder, forward_library);
-	return written > 0 && written < PATH_MAX && is_other_file(path, self);
+	if (length == 0 || written < 0 || written >= PATH_MAX || !is_other_file(path, self))
+		return NULL;
+	/* dlmopen, since dlopen may be our own hook, which would lead back here. */
+	void *library = dlmopen(LM_ID_BASE, path, RTLD_NOW | RTLD_LOCAL);
+	if (!library)
+		forward_say("the driver's %s cannot be opened: %s", path, dlerror());
+	else if (!dlsym(library, "aliquot_absent"))
+		return library;
+	return NULL;
 }
 
-static bool find_library(char path[PATH_MAX])
+static void *open_library(void)
 {
 	Dl_info info;
-	const char *self = dladdr((void *)&aliquot_absent, &info) ? info.dli_fname : NULL;
+	const char *self = dladdr((void *)&forward_load, &info) ? info.dli_fname : NULL;
 	const char *folder = getenv("ALIQUOT_DRIVER_DIR");
-	if (folder && try_folder(folder, strlen(folder), self, path))
-		return true;
-	if (try_folder("/run/aliquot/driver", strlen("/run/aliquot/driver"), self, path))
-		return true;
-	for (const char *list = getenv("LD_LIBRARY_PATH"); list && *list;) {
+	void *library = folder ? try_folder(folder, strlen(folder), self) : NULL;
+	if (!library)
+		library = try_folder("/run/aliquot/driver", strlen("/run/aliquot/driver"), self);
+	for (const char *list = getenv("LD_LIBRARY_PATH"); !library && list && *list;) {
 		size_t length = strcspn(list, ":;");
-		if (try_folder(list, length, self, path))
-			return true;
+		library = try_folder(list, length, self);
 		list += length + (list[length] != 0);
 	}
-	for (size_t i = 0; i < sizeof(installed_at) / sizeof(*installed_at); i++)
-		if (try_folder(installed_at[i], strlen(installed_at[i]), self, path))
-			return true;
-	return false;
+	for (size_t i = 0; !library && i < sizeof(installed_at) / sizeof(*installed_at); i++)
+		library = try_folder(installed_at[i], strlen(installed_at[i]), self);
+	return library;
+}
+
+/* The jumps read a slot while it is written; whoever finds a function there finds its library whole. */
+static void set(unsigned slot, void *function)
+{
+	__atomic_store_n(&forward_real[slot], function, __ATOMIC_RELEASE);
 }
 
 static void fill(void *library)
 {
 	const char *name = forward_names;
 	for (unsigned slot = 0; slot < forward_known; slot++) {
-		forward_real[slot] = dlsym(library, name);
+		set(slot, dlsym(library, name));
 		name += strlen(name) + 1;
 	}
 	for (unsigned slot = forward_known; slot < forward_count; slot++) {
 		name = forward_spares[slot - forward_known];
 		if (strncmp(name, "aliquot_", 8) != 0)
-			forward_real[slot] = dlsym(library, name);
+			set(slot, dlsym(library, name));
 	}
 }
 
-static int open_library(void)
-{
-	char path[PATH_MAX];
-	if (!find_library(path)) {
-		forward_say("no %s of a driver found; ask: aliquot doctor", forward_library);
-		return -1;
-	}
-	/* dlmopen, since dlopen may be our own hook, which would lead back here. */
-	void *library = dlmopen(LM_ID_BASE, path, RTLD_NOW | RTLD_LOCAL);
-	if (!library) {
-		forward_say("the driver's %s cannot be opened: %s", path, dlerror());
-		return -1;
-	}
-	fill(library);
-	return 1;
-}
-
+/* With no lock, as the loader has one of its own: two threads may do this at once, and both fill in
+ * the same. */
 bool forward_load(void)
 {
-	int state = atomic_load_explicit(&loaded, memory_order_acquire);
+	int state = atomic_load_explicit(&forward_loaded, memory_order_acquire);
 	if (state)
 		return state > 0;
-	int before = errno;
-	aliquot_lock(&loading);
-	state = atomic_load(&loaded);
-	if (!state) {
-		state = open_library();
-		atomic_store_explicit(&loaded, state, memory_order_release);
-	}
-	aliquot_unlock(&loading);
+	int before = errno, expected = 0;
+	void *library = open_library();
+	if (library)
+		fill(library);
+	if (atomic_compare_exchange_strong(&forward_loaded, &expected, library ? 1 : -1) && !library)
+		forward_say("no %s of a driver found; ask: aliquot doctor", forward_library);
 	errno = before;
-	return state > 0;
+	return atomic_load(&forward_loaded) > 0;
 }
 
 int forward_missing(void)
 {
-	return atomic_load(&loaded) > 0 ? forward_error_missing : forward_error_no_library;
+	return atomic_load(&forward_loaded) > 0 ? forward_error_missing : forward_error_no_library;
 }
 
 /* Called by the jumps of forward_entry.h while their slot is empty. */

@@ -14,6 +14,7 @@
 #ifndef ALIQUOT_FORWARD_H
 #define ALIQUOT_FORWARD_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #define FORWARD_EXPORT __attribute__((visibility("default")))
@@ -31,8 +32,18 @@ extern const char forward_spares[][64];
 /* Our function for the real library's `function`, or `function` itself where we have none. */
 void *forward_substitute(void *function);
 
+/* Whether forward_real is filled: 0 not tried, 1 it is, -1 there is no library. */
+extern _Atomic int forward_loaded;
+
 /* Open the real library and fill forward_real, once; true: it is there. */
 bool forward_load(void);
+
+/* The first line of every hook: a hook uses more than its own slot, so all must be filled. */
+static inline void forward_begin(void)
+{
+	if (__builtin_expect(atomic_load_explicit(&forward_loaded, memory_order_acquire) <= 0, 0))
+		forward_load();
+}
 
 /* What a function returns that the real library lacks. */
 int forward_missing(void);

@@ -81,7 +81,8 @@ forward_slow:
 \name:
 	hint #34 /* bti c */
 	adrp x16, forward_real+8*\slot
-	ldr x16, [x16, :lo12:forward_real+8*\slot]
+	add x16, x16, :lo12:forward_real+8*\slot
+	ldar x16, [x16]
 	cbz x16, 1f
 	br x16
 1:	mov w17, #\slot

@@ -45,10 +45,26 @@ nvmlReturn_t hook_by_text(__typeof__(&nvmlDeviceGetHandleByUUID) real, const cha
 	return result;
 }
 
+nvmlReturn_t hook_by_uuid(__typeof__(&nvmlDeviceGetHandleByUUIDV) real, const nvmlUUID_t *uuid,
+                          nvmlDevice_t *device)
+{
+	nvmlReturn_t result = real(uuid, device);
+	if (result == NVML_SUCCESS && view_slice(*device) == VIEW_NO_SLICE)
+		return NVML_ERROR_NOT_FOUND;
+	return result;
+}
+
 nvmlReturn_t hook_index(__typeof__(&nvmlDeviceGetIndex) real, nvmlDevice_t device, unsigned *index)
 {
 	nvmlReturn_t result = real(device, index);
 	if (result == NVML_SUCCESS)
 		*index = view_slice(device);
 	return result;
+}
+
+FORWARD_EXPORT const char *nvmlErrorString(nvmlReturn_t result)
+{
+	forward_begin();
+	__typeof__(&nvmlErrorString) real = REAL(nvmlErrorString);
+	return real ? real(result) : "no NVIDIA management library was found";
 }

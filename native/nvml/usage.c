@@ -116,6 +116,18 @@ nvmlReturn_t hook_no_processes_v1(__typeof__(&nvmlDeviceGetGraphicsRunningProces
 	return NVML_SUCCESS;
 }
 
+nvmlReturn_t hook_no_details(__typeof__(&nvmlDeviceGetRunningProcessDetailList) real,
+                             nvmlDevice_t device, nvmlProcessDetailList_t *list)
+{
+	return view_slice(device) == VIEW_NO_SLICE ? real(device, list) : NVML_ERROR_NOT_SUPPORTED;
+}
+
+nvmlReturn_t hook_no_utilization_info(__typeof__(&nvmlDeviceGetProcessesUtilizationInfo) real,
+                                      nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info)
+{
+	return view_slice(device) == VIEW_NO_SLICE ? real(device, info) : NVML_ERROR_NOT_SUPPORTED;
+}
+
 /* Keep the grant's samples, under the pids its programs know. */
 static unsigned keep_ours(nvmlProcessUtilizationSample_t *samples, unsigned count)
 {

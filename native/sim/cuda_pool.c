@@ -176,6 +176,36 @@ static struct piece *find(struct sim_pool *pool, uint64_t base)
 	return piece;
 }
 
+static void discard(struct sim_pool *pool)
+{
+	for (struct sim_context *c = sim.contexts; c; c = c->next)
+		if (c->live && c->gpu == pool->gpu)
+			context_wait(c);
+	pool_empty(pool);
+	memory_unmap(pool->base, pool->chunks * SIM_CHUNK);
+	struct sim_pool **at = &pools;
+	while (*at != pool)
+		at = &(*at)->next;
+	*at = pool->next;
+	free(pool->held);
+	free(pool);
+}
+
+/* What a pool still gives out keeps it alive; it cannot be named any more. */
+static bool is_in_use(const struct sim_pool *pool)
+{
+	for (const struct piece *p = pool->pieces; p; p = p->next)
+		if (!p->freed)
+			return true;
+	return false;
+}
+
+static void end_if_unused(struct sim_pool *pool)
+{
+	if (pool->destroyed && !is_in_use(pool))
+		discard(pool);
+}
+
 /* cuMemFree of such memory gives its chunks back at once; as with the real driver, the pool's
  * figure of bytes in use keeps counting it. */
 CUresult pool_free(struct sim_range *range)
@@ -185,6 +215,7 @@ CUresult pool_free(struct sim_range *range)
 	piece->freed = true;
 	range_remove(range);
 	pool_shrink(pool, pool->threshold);
+	end_if_unused(pool);
 	return CUDA_SUCCESS;
 }
 
@@ -248,6 +279,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
 	piece->sequence = stream->asked;
 	pool->used -= range->size;
 	range_remove(range);
+	end_if_unused(pool);
 	return CUDA_SUCCESS;
 }
 
@@ -272,16 +304,7 @@ void pool_end_gpu(uint32_t gpu)
 
 void pool_destroy(struct sim_pool *pool)
 {
-	for (struct sim_context *c = sim.contexts; c; c = c->next)
-		if (c->live && c->gpu == pool->gpu)
-			context_wait(c);
-	pool_empty(pool);
-	memory_unmap(pool->base, pool->chunks * SIM_CHUNK);
-	struct sim_pool **at = &pools;
-	while (*at != pool)
-		at = &(*at)->next;
-	*at = pool->next;
 	handle_remove(pool);
-	free(pool->held);
-	free(pool);
+	pool->destroyed = true;
+	end_if_unused(pool);
 }

@@ -18,6 +18,7 @@ struct sim_pool {
 	CUdevice device;
 	uint32_t gpu;
 	bool is_default;
+	bool destroyed; /* by the program; it goes with the last allocation in it */
 	CUmemPoolProps properties;
 	uint64_t base, chunks;
 	uint8_t *held; /* for each chunk: it holds device memory */

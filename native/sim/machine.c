@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define ROUND_NS 20000000l /* of a wait for the lock */
+
 #define VERSION 1u
 #define BASELINE (3328ull << 10) /* what the driver itself holds of a GPU nobody uses */
 
@@ -140,9 +142,25 @@ static void add_up(struct sim_map *map)
 	}
 }
 
+/* In rounds: the kernel wakes one waiter for each unlock, and a waiter that is killed between its
+ * waking and its taking the lock leaves the others asleep with nobody to wake them. */
+static int lock_in_rounds(pthread_mutex_t *mutex)
+{
+	int result;
+	do {
+		struct timespec until;
+		clock_gettime(CLOCK_REALTIME, &until);
+		until.tv_nsec += ROUND_NS;
+		until.tv_sec += until.tv_nsec / 1000000000;
+		until.tv_nsec %= 1000000000;
+		result = pthread_mutex_timedlock(mutex, &until);
+	} while (result == ETIMEDOUT);
+	return result;
+}
+
 void machine_lock(struct machine *m)
 {
-	if (pthread_mutex_lock(&m->map->mutex) == EOWNERDEAD) {
+	if (lock_in_rounds(&m->map->mutex) == EOWNERDEAD) {
 		add_up(m->map);
 		engine_mend(m);
 		pthread_mutex_consistent(&m->map->mutex);

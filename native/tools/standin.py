@@ -11,8 +11,9 @@ Every name the header declares, and every name in the extra file, becomes a slot
 - ``names.c``    the names by slot, as one text: no relocation, so loading costs nothing;
 - ``hooks.c``    for each hooked symbol an exported function that calls what the list names.
 
-A line of the list is ``symbol implementation`` or ``symbol then:function``. An implementation gets
-the driver's function and then the arguments; a ``then`` function is called after a success.
+A line of the list is ``symbol implementation``, ``symbol then:function`` or ``symbol own``. An
+implementation gets the driver's function and then the arguments; a ``then`` function is called after
+a success; an ``own`` symbol is written by hand, name and all.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 SPARES = 256
 SPARE_SIZE = 64
+OWN = "own"
 
 PROTOTYPE = r"\b{result}\s+({prefix}\w+)\s*\(([^;{{}}]*?)\)\s*;"
 NAME_IN_PARAMETER = re.compile(r"(\w+)\s*(?:\[[^\]]*\]\s*)*$")
@@ -55,7 +57,7 @@ def words(path: str) -> list[list[str]]:
 def read_hooks(path: str, known: dict[str, str]) -> list[Hook]:
     hooks = []
     for symbol, implementation in words(path):
-        if symbol not in known:
+        if symbol not in known and implementation != OWN:
             raise SystemExit(f"{path}: {symbol} is not declared in the header")
         then = implementation.startswith("then:")
         hooks.append(Hook(symbol, implementation.removeprefix("then:"), then))
@@ -143,10 +145,9 @@ def hooks_source(hooks: list[Hook], known: dict[str, str], result: str) -> str:
         )
         functions.append(
             f"FORWARD_EXPORT {result} {hook.symbol}({', '.join(parameters) or 'void'})\n{{\n"
+            f"\tforward_begin();\n"
             f"\t__typeof__(&{hook.symbol}) real = REAL({hook.symbol});\n"
-            f"\tif (__builtin_expect(!real, 0)) {{\n\t\tforward_load();\n"
-            f"\t\treal = REAL({hook.symbol});\n"
-            f"\t\tif (!real)\n\t\t\treturn forward_missing();\n\t}}\n{call}\n}}\n"
+            f"\tif (__builtin_expect(!real, 0))\n\t\treturn forward_missing();\n{call}\n}}\n"
         )
         table.append(
             f"\tif (function == forward_real[SLOT_{hook.symbol}])\n"
@@ -183,7 +184,8 @@ def main() -> None:
     (out / "slots.h").write_text(slots_header(names))
     (out / "forward.S").write_text(forward_assembly(names, {hook.symbol for hook in hooks}))
     (out / "names.c").write_text(names_source(names))
-    (out / "hooks.c").write_text(hooks_source(hooks, known, args.result))
+    generated = [hook for hook in hooks if hook.implementation != OWN]
+    (out / "hooks.c").write_text(hooks_source(generated, known, args.result))
 
 
 if __name__ == "__main__":

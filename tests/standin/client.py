@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from standin.driver import Driver
@@ -62,11 +63,20 @@ class Client(Driver):
                 seen.update(code for code, _ in answers)
                 seen.update(self.free(p)[0] for code, p in answers if code == 0)
 
-        threads = [threading.Thread(target=work) for _ in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        _run_threads(work, count)
+        return sorted(seen)
+
+    def begin_in_threads(self, count: int) -> list[int]:
+        """Threads that make the process's first call at once; the codes they saw, sorted."""
+        seen: set[int] = set()
+        together = threading.Barrier(count)
+
+        def begin() -> None:
+            together.wait()
+            seen.update(self.start())
+            seen.update(self.alloc(MIB)[:1])
+
+        _run_threads(begin, count)
         return sorted(seen)
 
     def fill_up(self, size: int) -> list[int]:
@@ -80,10 +90,18 @@ class Client(Driver):
         return os.getpid()
 
 
+def _run_threads(work: Callable[[], None], count: int) -> None:
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def main() -> None:
     client = Client(*sys.argv[1:])
     # Unbuffered, so that a program that this one becomes finds the lines meant for it.
-    for line in iter(open(0, "rb", buffering=0, closefd=False).readline, b""):  # noqa: PTH123, SIM115
+    for line in iter(open(0, "rb", buffering=0, closefd=False).readline, b""):  # noqa: SIM115
         name, *arguments = json.loads(line)
         print(json.dumps(getattr(client, name)(*arguments)), flush=True)  # noqa: T201
 

@@ -31,7 +31,9 @@ def library(native_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_machine(native_dir: Path, library: Path, short_tmp: Path) -> Iterator[MakeMachine]:
     made: list[Machine] = []
 
-    def make(shape: str = "h100:1", *, driver: Path | None = None, fitted: Path = library) -> Machine:
+    def make(
+        shape: str = "h100:1", *, driver: Path | None = None, fitted: Path = library
+    ) -> Machine:
         place = short_tmp / f"machine{len(made)}"
         (place / "gpus").mkdir(parents=True)
         machine = Machine(

@@ -267,9 +267,7 @@ class Driver:
         ]
 
     def set_pool_attribute(self, pool: int, what: int, value: int) -> Answer:
-        return self._call(
-            "cuMemPoolSetAttribute", _handle(pool), what, c.byref(c.c_uint64(value))
-        )
+        return self._call("cuMemPoolSetAttribute", _handle(pool), what, c.byref(c.c_uint64(value)))
 
     def default_pool(self, device: int = 0) -> Answer:
         return self._make("cuDeviceGetDefaultMemPool", device)
@@ -340,7 +338,11 @@ class Driver:
     def load_spin(self) -> Answer:
         """A module with the one kernel that takes as long as it is told; the kernel."""
         (code, module) = self._make("cuModuleLoadData", SPIN)
-        return [code, 0] if code else self._make("cuModuleGetFunction", _handle(module), b"aliquot_spin")
+        return (
+            [code, 0]
+            if code
+            else self._make("cuModuleGetFunction", _handle(module), b"aliquot_spin")
+        )
 
     def spin(self, kernel: int, nanoseconds: int, times: int = 1) -> Answer:
         """Launch it; returns when the last one is done."""

@@ -108,7 +108,7 @@ def main() -> None:
             ("edges", edges),
         )
     }
-    answers = [known[name](*arguments) for name, *arguments in question]  # type: ignore[operator]
+    answers = [known[name](*arguments) for name, *arguments in question]
     json.dump(answers, sys.stdout)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -102,9 +103,7 @@ def test_pages_that_cannot_be_trusted_give_no_gpu(
 
 @pytest.mark.parametrize("name", ["limits", "usage"])
 @pytest.mark.parametrize("size", [0, 64])
-def test_pages_cut_short_give_no_gpu(
-    machine: Machine, grant: Grant, name: str, size: int
-) -> None:
+def test_pages_cut_short_give_no_gpu(machine: Machine, grant: Grant, name: str, size: int) -> None:
     os.truncate(grant.directory / name, size)
     assert "aliquot doctor" in refused(machine, machine.tenant(grant))
 
@@ -115,9 +114,7 @@ def test_a_monitor_of_pages_that_cannot_be_trusted_sees_no_gpu(
 ) -> None:
     name, at, data = DAMAGE[what]
     damage(grant.directory / name, at, data)
-    code = (
-        "import ctypes, json; n = ctypes.CDLL('libnvidia-ml.so.1'); print(json.dumps(n.nvmlInit_v2()))"
-    )
+    code = "import ctypes; print(ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2())"
     assert machine.python(grant, code) != 0
 
 
@@ -191,3 +188,30 @@ def test_a_tenant_that_waits_for_a_stopped_arbiter_is_not_lost(
         assert tenant("fill_up", PIECE * 4)[1] == OUT_OF_MEMORY
     finally:
         os.kill(serving, signal.SIGCONT)
+
+
+def test_an_arbiter_that_hangs_does_not_stop_its_tenants(machine: Machine, grant: Grant) -> None:
+    tenant = machine.tenant(grant).start()
+    tenant("fill_up", PIECE)
+    serving = machine.status()["serving_pid"]
+    os.kill(serving, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        for _ in range(100):
+            assert tenant("alloc", PIECE)[0] == OUT_OF_MEMORY
+        assert time.monotonic() - began < 2
+    finally:
+        os.kill(serving, signal.SIGCONT)
+
+
+WHAT_IS_WRONG = """
+import ctypes, json
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+nvml.nvmlErrorString.restype = ctypes.c_char_p
+nvml.nvmlInit_v2()
+print(json.dumps(nvml.nvmlErrorString(12).decode()))
+"""
+
+
+def test_nvml_gives_its_errors_a_text_also_with_no_driver(machine: Machine, grant: Grant) -> None:
+    assert machine.python(grant, WHAT_IS_WRONG, ALIQUOT_DRIVER_DIR=None)

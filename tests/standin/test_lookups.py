@@ -78,9 +78,7 @@ def test_a_version_is_no_hindrance_where_it_is_none_in_the_driver(
 ) -> None:
     names = [*exported(machine.driver / name)[:50], "cuNoSuch"]
     questions = [["by_version", names, version] for version in ("GLIBC_2.17", name, "X")]
-    alone, found = (
-        ask(env, name, *questions) for env in (machine.bare(), machine.inside(grant))
-    )
+    alone, found = (ask(env, name, *questions) for env in (machine.bare(), machine.inside(grant)))
     assert [[key for key, at in answer.items() if at] for answer in found] == [
         [key for key, at in answer.items() if at] for answer in alone
     ]
@@ -104,7 +102,18 @@ def program_that_links(folder: Path, names: list[str], libraries: list[Path]) ->
         "}",
     ]
     program = folder / "program"
-    command = ["gcc", "-std=gnu11", "-fno-builtin", "-x", "c", "-", "-o", str(program), "-x", "none"]
+    command = [
+        "gcc",
+        "-std=gnu11",
+        "-fno-builtin",
+        "-x",
+        "c",
+        "-",
+        "-o",
+        str(program),
+        "-x",
+        "none",
+    ]
     subprocess.run(
         [*command, *map(str, libraries), "-ldl"], input="\n".join(lines), text=True, check=True
     )
@@ -164,7 +173,9 @@ def test_the_odd_questions_are_answered_as_by_the_driver(machine: Machine, grant
 
 
 def test_a_look_up_needs_no_grant(machine: Machine) -> None:
-    (found,) = ask(machine.inside(None), CUDA, ["by_driver", ["cuMemAlloc", "cuInit"], [13000], [0]])
+    (found,) = ask(
+        machine.inside(None), CUDA, ["by_driver", ["cuMemAlloc", "cuInit"], [13000], [0]]
+    )
     assert [answer[3:5] for answer in found] == [[0, 0], [0, 0]]
 
 

@@ -29,6 +29,17 @@ def test_processes_share_the_limit(machine: Machine, grant: Grant) -> None:
     assert first("alloc", PIECE)[0] == OUT_OF_MEMORY
 
 
+def test_threads_that_make_the_first_call_at_once_are_one_process(
+    machine: Machine, grant: Grant
+) -> None:
+    tenant = machine.tenant(grant)
+    assert tenant("begin_in_threads", 16) == [0]
+    assert len(machine.grant_status(grant)["processes"]) == 1
+    (used,) = machine.grant_status(grant)["slices"]
+    in_use = used["counted_bytes"] + used["driver_bytes"]
+    assert CONTEXT + 16 * MIB <= in_use <= CONTEXT + 16 * MIB + PIECE
+
+
 def test_threads_share_the_ledger_and_lose_nothing(machine: Machine, grant: Grant) -> None:
     tenant = machine.tenant(grant).start()
     before = grant.counted()

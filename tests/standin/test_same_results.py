@@ -144,9 +144,7 @@ def compare(runners: tuple[Runner, Runner], calls: list[Call]) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(calls=st.lists(CALLS, min_size=5, max_size=40))
-def test_a_program_gets_the_same_answers(
-    runners: tuple[Runner, Runner], calls: list[Call]
-) -> None:
+def test_a_program_gets_the_same_answers(runners: tuple[Runner, Runner], calls: list[Call]) -> None:
     compare(runners, [["init"], ["retain"], *calls])
 
 

@@ -185,11 +185,13 @@ print(json.dumps([total, int(d.cuMemFree(pointer)[0]), refused, info[2]]))
 
 
 @pytest.mark.parametrize("command", ["gpustat", "nvitop"])
-def test_monitors_started_by_aliquot_run_show_the_slice(cli_env: dict[str, str], command: str) -> None:
+def test_monitors_started_by_aliquot_run_show_the_slice(
+    cli_env: dict[str, str], command: str
+) -> None:
     flags = {"gpustat": ["--no-color"], "nvitop": ["--once"]}[command]
+    options = ["run", "--simulate", "h100:1", "--memory", "8GiB"]
     done = subprocess.run(
-        [tool("aliquot"), "run", "--simulate", "h100:1", "--memory", "8GiB", "--"]
-        + [tool(command), *flags],
+        [tool("aliquot"), *options, "--", tool(command), *flags],
         env={**cli_env, "TERM": "xterm", "COLUMNS": "140"},
         capture_output=True,
         text=True,

@@ -29,18 +29,18 @@ PROCESSES = 64
 THREADS = 8
 SECONDS = float(os.environ.get("ALIQUOT_STORM_SECONDS", "30"))
 KILLS = int(os.environ.get("ALIQUOT_STORM_KILLS", "1000"))
-# Room for every process's context and for less than what they all try to take beside it.
-LIMIT = PROCESSES * CONTEXT + 8 * GIB
+# How much room there is, and for what part of the time: for every process's context and less than
+# what they all try to take beside it; for a part of the contexts alone.
+ROOMS = {
+    "every context": (PROCESSES * CONTEXT + 8 * GIB, 1.0),
+    "a part of the contexts": (PROCESSES // 4 * CONTEXT + 2 * GIB, 0.2),
+}
 
 SOURCES = TESTS / "native" / "storm"
 NATIVE = TESTS.parent / "native"
 COMPLAINT = re.compile(r"Sanitizer|runtime error|not true:|storm: ")
-# A report ends the process, so that it is seen; a killed tenant cannot be asked for its leaks.
-SANITIZERS = {
-    "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
-    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
-    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
-}
+# A killed tenant cannot be asked for its leaks.
+SANITIZERS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
 
 
 def sanitizer_of(native: Path) -> list[str]:
@@ -56,7 +56,9 @@ def sanitizer_of(native: Path) -> list[str]:
 def headers() -> Path:
     """The folder with cuda.h."""
     finder = NATIVE / "tools" / "find_headers.py"
-    found = subprocess.run([sys.executable, str(finder)], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, str(finder)], capture_output=True, text=True, check=True
+    )
     return Path(found.stdout.strip())
 
 
@@ -189,29 +191,29 @@ def taken(limits: pages.Limits) -> list[int]:
 
 
 @pytest.mark.timeout(SECONDS * 4 + 300)
+@pytest.mark.parametrize("room", ROOMS)
 def test_never_over_the_limit_and_nothing_left(
-    make_machine: MakeMachine, programs: Path, tmp_path: Path
+    make_machine: MakeMachine, programs: Path, tmp_path: Path, room: str
 ) -> None:
+    limit, part = ROOMS[room]
     machine = make_machine("h100:1")
-    grant = machine.grant(LIMIT)
+    grant = machine.grant(limit)
     storm = Storm(programs / "storm", machine, grant, tmp_path)
     try:
         with watched(programs / "watch", machine, grant) as seen:
             for _ in range(PROCESSES):
                 storm.add()
-            rage(storm, SECONDS, KILLS)
+            rage(storm, SECONDS * part, int(KILLS * part))
             assert machine.status()["grants"][0]["broken"] is None
             storm.kill_all()
             limits, usage = grant.limits(), grant.usage()
             wait_until(lambda: not taken(limits), 30)
         (most,) = seen
-        print(most, (tmp_path / "raged").stat().st_size)
-        assert most.limit == LIMIT
+        assert most.limit == limit
         assert most.looks > 100
-        assert 0 < most.ledger <= LIMIT
-        assert 0 < most.nvml_processes <= LIMIT
-        assert most.nvml_gpu <= LIMIT
-        assert most.ledger > LIMIT * 0.8, "they never came near the limit"
+        assert limit * 0.8 < most.ledger <= limit
+        assert 0 < most.nvml_processes <= limit
+        assert most.nvml_gpu <= limit
 
         assert grant.counted() == 0
         assert limits.slices[0].driver_bytes == 0
@@ -222,10 +224,7 @@ def test_never_over_the_limit_and_nothing_left(
         assert newcomer is None or newcomer("alloc", GIB)[0] == 0
 
         assert not COMPLAINT.search(storm.words()), storm.words()
-        assert (tmp_path / "raged").stat().st_size > PROCESSES
-    except AssertionError:
-        Path("/tmp/storm-dump").write_text(str([(i, limits.processes[i].state, limits.processes[i].pid, Path(f"/proc/{limits.processes[i].pid}/stat").read_text() if Path(f"/proc/{limits.processes[i].pid}").exists() else "gone") for i in taken(limits)])+machine.said())
-        raise
+        assert (tmp_path / "raged").stat().st_size >= PROCESSES // 4, "hardly any began"
     finally:
         storm.close()
     machine.close()

@@ -36,7 +36,9 @@ int main(void)
 		                        .bytes = (seed >> 40) + 1,
 		                        .of = (void *)(uintptr_t)(key % 5 + 1)};
 		if (kind < 4) {
-			CHECK(table_put(&table, &record));
+			struct record replaced;
+			CHECK(table_put(&table, &record, &replaced));
+			CHECK(expected[key] ? replaced.bytes == expected[key] : replaced.key == 0);
 			expected[key] = record.bytes;
 			owner[key] = key % 5 + 1;
 		} else if (kind < 7) {
@@ -45,7 +47,9 @@ int main(void)
 			expected[key] = 0;
 		} else if (seed >> 54 == 1008) {
 			uint64_t sum = 0, wanted = total_of(3);
-			table_take_of(&table, (void *)3, sum_up, &sum);
+			struct table taken = {0};
+			table_move_of(&table, (void *)3, &taken);
+			table_empty(&taken, sum_up, &sum);
 			CHECK(sum == wanted && total_of(3) == 0);
 		}
 		CHECK(table_get(&table, key * 512, &record) == (expected[key] != 0));

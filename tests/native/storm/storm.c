@@ -3,8 +3,8 @@
  *     storm PATH-OF-LIBCUDA THREADS SEED
  *
  * It is meant to be killed. Out of memory is an ordinary answer; any other error ends it with 1.
- * Some fork a child first, which calls the driver (which must refuse) and then stays, left behind when
- * its parent is killed, with all that it inherited, until standard input ends. */
+ * Some fork a child first, which calls the driver (which must refuse) and then stays, left behind
+ * when its parent is killed, with all that it inherited, until standard input ends. */
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
@@ -23,13 +23,16 @@ enum { KEPT = 8 };
 static CUcontext context;
 
 /* Looked up once: a look-up takes the dynamic linker's lock, which would keep threads in step. */
-#define FUNCTIONS(X)                                                                               \
-	X(cuInit) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxCreate_v2) X(cuCtxDestroy_v2)  \
-	X(cuCtxSynchronize) X(cuMemAlloc_v2) X(cuMemAllocPitch_v2) X(cuMemAllocManaged)                \
-	X(cuMemFree_v2) X(cuMemAllocAsync) X(cuMemFreeAsync) X(cuStreamSynchronize)                    \
-	X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemAllocFromPoolAsync) X(cuMemCreate)               \
-	X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemRelease)           \
-	X(cuMemRetainAllocationHandle) X(cuArrayCreate_v2) X(cuArrayDestroy)
+/* clang-format off */
+#define FUNCTIONS(X) \
+	X(cuInit) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxCreate_v2) X(cuCtxDestroy_v2) \
+	X(cuMemAlloc_v2) X(cuMemAllocPitch_v2) X(cuMemAllocManaged) X(cuMemFree_v2) \
+	X(cuMemAllocAsync) X(cuMemFreeAsync) X(cuStreamSynchronize) \
+	X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemAllocFromPoolAsync) \
+	X(cuMemCreate) X(cuMemRelease) X(cuMemRetainAllocationHandle) \
+	X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) \
+	X(cuArrayCreate_v2) X(cuArrayDestroy)
+/* clang-format on */
 #define POINTER(name) __typeof__(&name) name;
 static struct {
 	FUNCTIONS(POINTER)
@@ -158,9 +161,9 @@ static void another_context(uint64_t *seed)
 
 static void *rage(void *argument)
 {
-	static void (*const ways[])(uint64_t *) = {
-		plain,    plain, plain, plain, pitched_and_managed, in_stream_order, in_a_pool,
-		physical, arrays};
+	static void (*const ways[])(
+		uint64_t *) = {plain,           plain,     plain,    plain, pitched_and_managed,
+		               in_stream_order, in_a_pool, physical, arrays};
 	uint64_t seed = (uint64_t)(uintptr_t)argument;
 	WORKED(cuCtxSetCurrent, context);
 	for (;;) {
@@ -184,6 +187,21 @@ static void leave_a_child_behind(void)
 	_exit(0);
 }
 
+static void *begin(void *unused)
+{
+	CHECK(call.cuInit(0) == CUDA_SUCCESS);
+	return unused;
+}
+
+/* The first call is raced for as well. */
+static void begin_together(void)
+{
+	pthread_t other;
+	CHECK(pthread_create(&other, NULL, begin, NULL) == 0);
+	begin(NULL);
+	CHECK(pthread_join(other, NULL) == 0);
+}
+
 int main(int count, char **arguments)
 {
 	CHECK(count == 4);
@@ -191,7 +209,7 @@ int main(int count, char **arguments)
 	uint64_t seed = strtoull(arguments[3], NULL, 10);
 	bool with_child = seed % 8 == 0;
 	look_up(arguments[1]);
-	CHECK(call.cuInit(0) == CUDA_SUCCESS);
+	begin_together();
 	/* Contexts cost memory too: wait in line for one. */
 	CUresult made;
 	while ((made = call.cuDevicePrimaryCtxRetain(&context, 0)) == CUDA_ERROR_OUT_OF_MEMORY)

@@ -87,7 +87,7 @@ int main(int count, char **arguments)
 		at_most(&whole, by_gpu(gpu) - at_first);
 		looks++;
 	}
-	printf("%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", looks, ledger, processes,
-	       whole, atomic_load(&limits->slices[0].limit_bytes));
+	printf("%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", looks, ledger,
+	       processes, whole, atomic_load(&limits->slices[0].limit_bytes));
 	return 0;
 }
