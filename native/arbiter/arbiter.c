@@ -2,12 +2,12 @@
 
 #include "connections.h"
 #include "control.h"
+#include "ending.h"
 #include "grants.h"
 #include "log.h"
 #include "measure.h"
 #include "options.h"
 #include "pages.h"
-#include "processes.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -106,7 +106,7 @@ int arbiter_run(const struct options *options, struct state *state, struct birth
 		.state = state,
 		.linger_ns = options->linger_seconds * SECOND_NS,
 		.linger.fire = on_linger_over,
-		.ending.fire = processes_on_ending_timer,
+		.ending.fire = ending_on_timer,
 		.measure.fire = measure_on_timer,
 		.resume.fire = connections_on_resume,
 		.control.fd = -1,

@@ -27,8 +27,8 @@ struct arbiter {
 	struct timer ending, measure;
 
 	struct connection *connections;
-	unsigned connection_count;
-	bool paused; /* no new connections for now */
+	unsigned control_count, tenant_count; /* of them */
+	bool paused;                          /* no new connections for now */
 	struct timer resume;
 
 	struct watch control, signals;

@@ -10,24 +10,58 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define CONNECTIONS_MOST 256u
+#define CONTROL_MOST 64u
+#define TENANTS_MOST 512u
+#define OF_GRANT_MOST 32u
+#define FIRST_PATIENCE_NS (1 * SECOND_NS)
 #define PATIENCE_NS (5 * SECOND_NS)
 #define PAUSE_NS (100 * MILLISECOND_NS)
 
-uint32_t connections_listen_events(struct arbiter *arbiter)
+static bool has_place(const struct arbiter *arbiter, const struct grant *grant)
 {
-	return arbiter->paused ? 0 : EPOLLIN;
+	if (!grant)
+		return arbiter->control_count < CONTROL_MOST;
+	return arbiter->tenant_count < TENANTS_MOST && grant->connection_count < OF_GRANT_MOST;
+}
+
+uint32_t connections_listen_events(const struct arbiter *arbiter, const struct grant *grant)
+{
+	return arbiter->paused || !has_place(arbiter, grant) ? 0 : EPOLLIN;
+}
+
+static void rewatch(struct arbiter *arbiter, struct grant *grant)
+{
+	loop_rewatch(&arbiter->loop, grant ? &grant->listener : &arbiter->control,
+	             connections_listen_events(arbiter, grant));
+}
+
+static void rewatch_grants(struct arbiter *arbiter)
+{
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		rewatch(arbiter, grant);
+}
+
+/* One more or one less; who listens when it takes the last place or leaves it stops or goes on. */
+static void count(struct arbiter *arbiter, struct grant *grant, int change)
+{
+	bool had_place = has_place(arbiter, grant), all_had = arbiter->tenant_count < TENANTS_MOST;
+	if (grant) {
+		grant->connection_count += (unsigned)change;
+		arbiter->tenant_count += (unsigned)change;
+	} else {
+		arbiter->control_count += (unsigned)change;
+	}
+	if (all_had != (arbiter->tenant_count < TENANTS_MOST))
+		rewatch_grants(arbiter);
+	else if (had_place != has_place(arbiter, grant))
+		rewatch(arbiter, grant);
 }
 
 static void set_paused(struct arbiter *arbiter, bool paused)
 {
-	if (arbiter->paused == paused)
-		return;
 	arbiter->paused = paused;
-	uint32_t events = connections_listen_events(arbiter);
-	loop_rewatch(&arbiter->loop, &arbiter->control, events);
-	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
-		loop_rewatch(&arbiter->loop, &grant->listener, events);
+	rewatch(arbiter, NULL);
+	rewatch_grants(arbiter);
 }
 
 void connections_on_resume(struct timer *timer)
@@ -56,19 +90,27 @@ static int add(struct arbiter *arbiter, int fd, struct grant *grant,
 		free(connection);
 		return error;
 	}
-	loop_timer_set(&arbiter->loop, &connection->patience, loop_now() + PATIENCE_NS);
+	loop_timer_set(&arbiter->loop, &connection->patience, loop_now() + FIRST_PATIENCE_NS);
 	connection->next = arbiter->connections;
 	if (connection->next)
 		connection->next->previous = connection;
 	arbiter->connections = connection;
-	arbiter->connection_count++;
+	count(arbiter, grant, 1);
 	return 0;
+}
+
+void connection_heard(struct connection *connection)
+{
+	if (connection->heard)
+		return;
+	connection->heard = true;
+	loop_timer_set(&connection->arbiter->loop, &connection->patience, loop_now() + PATIENCE_NS);
 }
 
 void connections_accept(struct arbiter *arbiter, int listener, struct grant *grant,
                         void (*ready)(struct watch *watch, uint32_t events))
 {
-	while (arbiter->connection_count < CONNECTIONS_MOST) {
+	while (has_place(arbiter, grant)) {
 		int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 		int error = fd < 0 ? -errno : add(arbiter, fd, grant, ready);
 		if (!error || error == -ECONNABORTED || error == -EINTR)
@@ -82,7 +124,6 @@ void connections_accept(struct arbiter *arbiter, int listener, struct grant *gra
 		}
 		return;
 	}
-	set_paused(arbiter, true);
 }
 
 void connection_close(struct connection *connection)
@@ -97,10 +138,8 @@ void connection_close(struct connection *connection)
 		connection->previous->next = connection->next;
 	else
 		arbiter->connections = connection->next;
-	arbiter->connection_count--;
+	count(arbiter, connection->grant, -1);
 	loop_free_later(&arbiter->loop, connection);
-	if (!arbiter->resume.due)
-		set_paused(arbiter, false);
 }
 
 void connections_close_of(struct arbiter *arbiter, struct grant *grant)

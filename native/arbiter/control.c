@@ -139,6 +139,7 @@ static void on_request(struct connection *connection)
 		connection->request_used += (size_t)more;
 		length = whole_line(connection, more == 0);
 	}
+	connection_heard(connection);
 	struct failure failure;
 	bool done = length >= 0 ? answer(connection, (size_t)length, &failure)
 	                        : failure_set(&failure, "malformed",

@@ -141,7 +141,7 @@ static int watch_both(struct grant *grant, int listener, int owner)
 	int error = 0;
 	if (listener >= 0) {
 		error = loop_watch(loop, &grant->listener, listener,
-		                   connections_listen_events(grant->arbiter));
+		                   connections_listen_events(grant->arbiter, grant));
 		if (error)
 			close(listener);
 	}

@@ -31,6 +31,7 @@ struct grant {
 	uint32_t slice_count;
 	struct gpu *gpus[ALIQUOT_MAX_GPUS]; /* NULL: this machine has it no more */
 	struct watch listener;
+	unsigned connection_count;
 	struct watch owner;                               /* its pidfd; -1: it is dead */
 	struct process *processes[ALIQUOT_MAX_PROCESSES]; /* by slot */
 	uint32_t process_end;                             /* one past the last used slot */

@@ -34,7 +34,21 @@ static ssize_t read_proc(int32_t pid, const char *file, char *out, size_t size)
 	return used;
 }
 
-static int start_time_of(int32_t pid, uint64_t *out)
+/* What a process's `stat` says that is of use here. */
+struct stat_line {
+	uint64_t start_time;
+	struct image image;
+};
+
+/* The number of that field, from the bracket that ends field 2; NULL: there are not that many. */
+static const char *stat_field(const char *at, int number)
+{
+	for (int field = 2; at && field < number; field++)
+		at = strchr(at + 1, ' ');
+	return at;
+}
+
+static int read_stat(int32_t pid, struct stat_line *out)
 {
 	char stat[1024];
 	ssize_t used = read_proc(pid, "stat", stat, sizeof(stat));
@@ -43,13 +57,48 @@ static int start_time_of(int32_t pid, uint64_t *out)
 	if (used < 0)
 		return (int)used;
 	/* The name, field 2, may hold anything; the last bracket ends it. */
-	char *at = strrchr(stat, ')');
-	for (int field = 2; at && field < 22; field++)
-		at = strchr(at + 1, ' ');
-	if (!at)
+	const char *name_end = strrchr(stat, ')');
+	const char *start = stat_field(name_end, 22), *code = stat_field(name_end, 26);
+	char *rest;
+	if (!start || !code)
 		return -EIO;
-	*out = strtoull(at + 1, NULL, 10);
+	struct image image;
+	image.start_code = strtoull(code + 1, &rest, 10);
+	image.end_code = strtoull(rest, &rest, 10);
+	image.start_stack = strtoull(rest, NULL, 10);
+	/* To those who may not know, the kernel says that the stack is at 0 and the code at 1. */
+	if (!image.start_stack)
+		image = (struct image){0};
+	*out = (struct stat_line){.start_time = strtoull(start + 1, NULL, 10), .image = image};
 	return 0;
+}
+
+static int start_time_of(int32_t pid, uint64_t *out)
+{
+	struct stat_line line;
+	int error = read_stat(pid, &line);
+	if (!error)
+		*out = line.start_time;
+	return error;
+}
+
+bool identity_is_reused(int32_t pid, uint64_t start_time)
+{
+	uint64_t now;
+	return !start_time_of(pid, &now) && now != start_time;
+}
+
+struct image identity_image(int32_t pid)
+{
+	struct stat_line line;
+	return read_stat(pid, &line) ? (struct image){0} : line.image;
+}
+
+bool identity_is_other_image(const struct image *one, const struct image *other)
+{
+	return one->start_stack && other->start_stack &&
+	       (one->start_code != other->start_code || one->end_code != other->end_code ||
+	        one->start_stack != other->start_stack);
 }
 
 static int open_pidfd(int32_t pid)
@@ -149,8 +198,8 @@ int identity_of_peer(int socket, struct identity *out)
 	int fd = peer_pidfd(socket, credentials.pid);
 	if (fd < 0)
 		return fd;
-	uint64_t start_time = 0;
-	error = start_time_of(credentials.pid, &start_time);
+	struct stat_line line;
+	error = read_stat(credentials.pid, &line);
 	if (!error && !identity_is_alive(fd))
 		error = -ESRCH;
 	if (error) {
@@ -160,7 +209,8 @@ int identity_of_peer(int socket, struct identity *out)
 	*out = (struct identity){
 		.pid = credentials.pid,
 		.uid = credentials.uid,
-		.start_time = start_time,
+		.start_time = line.start_time,
+		.image = line.image,
 		.pidfd = fd,
 	};
 	return 0;

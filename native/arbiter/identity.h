@@ -12,11 +12,18 @@
 
 #define PROCESS_NAME_SIZE 16 /* the kernel's own length of a task's name */
 
+/* The program that a process runs, which exec changes and nothing else does: where the kernel put
+ * it. All zero: the kernel does not say. */
+struct image {
+	uint64_t start_code, end_code, start_stack; /* /proc/PID/stat's fields 26 to 28 */
+};
+
 struct identity {
 	int32_t pid;
 	uint32_t uid;
 	uint64_t start_time; /* /proc/PID/stat's field 22 */
-	int pidfd;           /* the holder's to close */
+	struct image image;
+	int pidfd; /* the holder's to close */
 };
 
 /* The process that connected `socket`. 0; -ESRCH: it is dead; -EXDEV: it is in a pid namespace that
@@ -32,6 +39,14 @@ int identity_pid_of_peer(int socket, int32_t *pid);
 int identity_reopen(int32_t pid, uint64_t start_time);
 
 bool identity_is_alive(int pidfd);
+
+/* Whether the pid is another, later process's by now. */
+bool identity_is_reused(int32_t pid, uint64_t start_time);
+
+/* The program that the process runs now. */
+struct image identity_image(int32_t pid);
+/* False also when the kernel does not say of one of them. */
+bool identity_is_other_image(const struct image *one, const struct image *other);
 
 /* The process's name as the kernel has it; "?" when it is gone. Any bytes may be in it. */
 void identity_name(int32_t pid, char name[PROCESS_NAME_SIZE]);

@@ -110,6 +110,8 @@ static bool look(struct arbiter *arbiter, const struct gpu *gpu, size_t *left)
 			continue;
 		const struct gpu_client *client = gpu_client_find(&clients, reading->process->pid);
 		uint64_t after = counted(reading);
+		uint32_t bit = 1u << reading->slice, *listed = &reading->process->listed;
+		*listed = client ? *listed | bit : *listed & ~bit;
 		reading->figure = client ? client->bytes : 0;
 		if (after == reading->before)
 			reading->most = after;
@@ -138,7 +140,7 @@ static void take(struct arbiter *arbiter, const struct gpu *gpu, bool young)
 	}
 }
 
-void measure_process(struct process *process)
+void measure_process(struct process *process, bool young)
 {
 	struct grant *grant = process->grant;
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
@@ -146,7 +148,7 @@ void measure_process(struct process *process)
 			continue;
 		batch.count = 0;
 		add_reading(process, i);
-		take(grant->arbiter, grant->gpus[i], true);
+		take(grant->arbiter, grant->gpus[i], young);
 	}
 }
 
@@ -169,6 +171,11 @@ void measure_on_timer(struct timer *timer)
 				add_readings(grant, gpu);
 		if (batch.count)
 			take(arbiter, gpu, false);
+	}
+	for (struct grant *grant = arbiter->grants, *next; grant; grant = next) {
+		next = grant->next;
+		if (grants_check(grant))
+			processes_drop_replaced(grant);
 	}
 	measure_start(arbiter);
 }

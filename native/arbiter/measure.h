@@ -10,10 +10,11 @@
 
 #include "grants.h"
 
-/* Reads one process now, at its own word that it has just made a context. */
-void measure_process(struct process *process);
+/* Reads one process now. `young`: at its own word that it has just made a context. */
+void measure_process(struct process *process, bool young);
 
-/* Measures all every 500 ms, for as long as a process lives. */
+/* Measures all every 500 ms, for as long as a process lives, and lets go of those that have become
+ * programs which use no GPU. */
 void measure_start(struct arbiter *arbiter);
 void measure_on_timer(struct timer *timer);
 

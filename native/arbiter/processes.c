@@ -1,6 +1,7 @@
 #include "processes.h"
 
 #include "aliquot/ledger.h"
+#include "ending.h"
 #include "log.h"
 #include "measure.h"
 
@@ -9,9 +10,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
-
-#define ENDING_POLL_NS (2 * MILLISECOND_NS)
-#define ENDING_PATIENCE_NS (5 * SECOND_NS)
 
 static struct aliquot_process *page_of(const struct process *process)
 {
@@ -27,7 +25,7 @@ void processes_sum_driver_bytes(struct grant *grant, uint32_t slice)
 	atomic_store(&grant->limits->slices[slice].driver_bytes, sum);
 }
 
-static void give_back(struct process *process, uint32_t slice)
+void processes_give_back(struct process *process, uint32_t slice)
 {
 	struct grant *grant = process->grant;
 	if (grants_check(grant))
@@ -41,7 +39,7 @@ static void give_back(struct process *process, uint32_t slice)
 static void give_all_back(struct process *process)
 {
 	for (uint32_t slice = 0; slice < process->grant->slice_count; slice++)
-		give_back(process, slice);
+		processes_give_back(process, slice);
 }
 
 static void discard(struct process *process)
@@ -57,25 +55,10 @@ static void discard(struct process *process)
 	loop_free_later(&arbiter->loop, process);
 }
 
-/* Nothing is counted for it any more: the slot is free for another. */
-static void leave(struct process *process)
+void processes_leave(struct process *process)
 {
 	atomic_store(&page_of(process)->state, ALIQUOT_FREE);
 	discard(process);
-}
-
-static void begin_ending(struct process *process)
-{
-	struct arbiter *arbiter = process->grant->arbiter;
-	atomic_store(&page_of(process)->state, ALIQUOT_ENDING);
-	loop_unwatch(&arbiter->loop, &process->death);
-	process->ending = true;
-	process->owed = (1u << process->grant->slice_count) - 1;
-	process->deadline = loop_now() + ENDING_PATIENCE_NS;
-	arbiter->live_count--;
-	arbiter->ending_count++;
-	/* At once, but after this round: deaths that came together share one look at NVML. */
-	loop_timer_set(&arbiter->loop, &arbiter->ending, loop_now());
 }
 
 static void on_death(struct watch *watch, uint32_t events)
@@ -84,7 +67,7 @@ static void on_death(struct watch *watch, uint32_t events)
 	struct process *process = CONTAINER(watch, struct process, death);
 	log_event("grant %s: process %d is dead (slot %u)", process->grant->name, process->pid,
 	          process->slot);
-	begin_ending(process);
+	ending_begin(process);
 }
 
 static struct process *add(struct grant *grant, uint32_t slot, int32_t pid, uint64_t start_time)
@@ -112,32 +95,59 @@ static bool is_same(const struct process *process, const struct identity *who)
 	return !process->ending && process->pid == who->pid && process->start_time == who->start_time;
 }
 
-static void begin_again(struct process *process, int32_t inner_pid)
+/* Whether NVML says that none of the grant's GPUs has anything of it. */
+static bool is_off_the_gpus(const struct process *process)
+{
+	struct grant *grant = process->grant;
+	for (uint32_t i = 0; i < grant->slice_count; i++) {
+		struct gpu_clients clients;
+		if (!grant->gpus[i])
+			continue;
+		if (!nvml_clients(&grant->arbiter->nvml, grant->gpus[i], &clients) ||
+		    gpu_client_find(&clients, process->pid))
+			return false;
+	}
+	return true;
+}
+
+static bool holds_nothing(const struct process *process)
+{
+	struct grant *grant = process->grant;
+	if (!grants_check(grant))
+		return false;
+	for (uint32_t slice = 0; slice < grant->slice_count; slice++)
+		if (ledger_held(&grant->usage->slices[slice], process->slot))
+			return false;
+	return is_off_the_gpus(process);
+}
+
+static void begin_again(struct process *process)
 {
 	log_event("grant %s: process %d became another program (slot %u)", process->grant->name,
 	          process->pid, process->slot);
 	give_all_back(process);
 	process->measured = 0;
 	identity_name(process->pid, process->name);
-	page_of(process)->inner_pid = inner_pid;
 }
 
-/* By exec it may also have moved here from another grant. */
-static void leave_other_grants(struct grant *grant, const struct identity *who)
+/* Where it is since an earlier HELLO, in whichever grant: it is in one at most. */
+static struct process *find_earlier(struct arbiter *arbiter, const struct identity *who)
 {
-	for (struct grant *other = grant->arbiter->grants, *next; other; other = next) {
-		next = other->next;
-		for (uint32_t slot = 0; other != grant && slot < other->process_end; slot++) {
-			struct process *process = other->processes[slot];
-			if (!process || !is_same(process, who))
-				continue;
-			log_event("grant %s: process %d went to grant %s", other->name, who->pid, grant->name);
-			give_all_back(process);
-			leave(process);
-			grants_consider(other);
-			break;
-		}
-	}
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		for (uint32_t slot = 0; slot < grant->process_end; slot++)
+			if (grant->processes[slot] && is_same(grant->processes[slot], who))
+				return grant->processes[slot];
+	return NULL;
+}
+
+/* Out of its grant, to the one named. */
+static void move_away(struct process *process, const struct grant *to)
+{
+	struct grant *from = process->grant;
+	log_event("grant %s: process %d went to grant %s", from->name, process->pid, to->name);
+	give_all_back(process);
+	processes_leave(process);
+	grants_consider(from);
 }
 
 static void write_slot(struct process *process, int32_t inner_pid)
@@ -150,39 +160,78 @@ static void write_slot(struct process *process, int32_t inner_pid)
 	atomic_store(&page->state, ALIQUOT_LIVE);
 }
 
-enum aliquot_refusal processes_join(struct grant *grant, const struct identity *who,
-                                    int32_t inner_pid, uint32_t *slot)
+/* A process that is in no grant. NULL: there is no room for it. */
+static struct process *join_anew(struct grant *grant, const struct identity *who, int32_t inner_pid)
 {
-	for (uint32_t i = 0; i < grant->process_end; i++) {
-		struct process *process = grant->processes[i];
-		if (!process || !is_same(process, who))
-			continue;
-		begin_again(process, inner_pid);
-		close(who->pidfd);
-		*slot = i;
-		return 0;
-	}
-	leave_other_grants(grant, who);
-	uint32_t free_slot = 0;
-	while (free_slot < ALIQUOT_MAX_PROCESSES && grant->processes[free_slot])
-		free_slot++;
+	uint32_t slot = 0;
+	while (slot < ALIQUOT_MAX_PROCESSES && grant->processes[slot])
+		slot++;
 	struct process *process = NULL;
-	if (free_slot < ALIQUOT_MAX_PROCESSES)
-		process = add(grant, free_slot, who->pid, who->start_time);
+	if (slot < ALIQUOT_MAX_PROCESSES)
+		process = add(grant, slot, who->pid, who->start_time);
 	if (!process) {
 		close(who->pidfd);
-		return ALIQUOT_REFUSED_FULL;
+		return NULL;
 	}
 	if (loop_watch(&grant->arbiter->loop, &process->death, who->pidfd, EPOLLIN)) {
 		close(who->pidfd);
 		discard(process);
-		return ALIQUOT_REFUSED_FULL;
+		return NULL;
 	}
+	process->image = who->image;
 	write_slot(process, inner_pid);
 	measure_start(grant->arbiter);
-	log_event("grant %s: process %d joined (slot %u)", grant->name, who->pid, free_slot);
-	*slot = free_slot;
+	log_event("grant %s: process %d joined (slot %u)", grant->name, who->pid, slot);
+	return process;
+}
+
+enum aliquot_refusal processes_join(struct grant *grant, const struct identity *who,
+                                    int32_t inner_pid, uint32_t *slot)
+{
+	struct process *process = find_earlier(grant->arbiter, who);
+	bool is_other = process && identity_is_other_image(&process->image, &who->image);
+	if (process && !is_other && !holds_nothing(process)) {
+		log_event("grant %s: process %d refused: it is in grant %s already", grant->name, who->pid,
+		          process->grant->name);
+		close(who->pidfd);
+		return ALIQUOT_REFUSED_TWICE;
+	}
+	if (process && process->grant == grant) {
+		close(who->pidfd);
+		if (is_other)
+			begin_again(process);
+		process->image = who->image;
+		page_of(process)->inner_pid = inner_pid;
+	} else {
+		if (process)
+			move_away(process, grant);
+		process = join_anew(grant, who, inner_pid);
+		if (!process)
+			return ALIQUOT_REFUSED_FULL;
+	}
+	/* A child of the old program may keep its memory on the GPU: that counts here from now on. */
+	if (is_other)
+		measure_process(process, false);
+	*slot = process->slot;
 	return 0;
+}
+
+void processes_drop_replaced(struct grant *grant)
+{
+	for (uint32_t slot = 0; slot < grant->process_end; slot++) {
+		struct process *process = grant->processes[slot];
+		if (!process || process->ending || process->listed)
+			continue;
+		/* First the image, then NVML: what it lists no more now is the old program's. */
+		struct image image = identity_image(process->pid);
+		if (!identity_is_other_image(&process->image, &image) || !is_off_the_gpus(process))
+			continue;
+		log_event("grant %s: process %d became another program, which uses no GPU (slot %u)",
+		          grant->name, process->pid, slot);
+		give_all_back(process);
+		processes_leave(process);
+	}
+	grants_consider(grant);
 }
 
 struct process *processes_find(struct grant *grant, int32_t pid)
@@ -212,11 +261,12 @@ static int recover(struct grant *grant, uint32_t slot)
 		return -ENOMEM;
 	}
 	if (pidfd < 0) {
-		begin_ending(process);
+		ending_begin(process);
 		return 0;
 	}
 	/* What it held when its context was young is not known now. */
 	process->measured = UINT32_MAX;
+	process->image = identity_image(process->pid);
 	int error = loop_watch(&grant->arbiter->loop, &process->death, pidfd, EPOLLIN);
 	if (error)
 		close(pidfd);
@@ -241,67 +291,4 @@ void processes_release_all(struct grant *grant)
 	for (uint32_t slot = 0; slot < ALIQUOT_MAX_PROCESSES; slot++)
 		if (grant->processes[slot])
 			discard(grant->processes[slot]);
-}
-
-/* Gives back what the GPU of `slice` holds no more. `clients` NULL: NVML could not tell. */
-static void settle_slice(struct process *process, uint32_t slice, const struct gpu_clients *clients)
-{
-	if (clients && !gpu_client_find(clients, process->pid)) {
-		give_back(process, slice);
-	} else if (loop_now() >= process->deadline) {
-		log_event("grant %s: GPU %u still lists process %d, dead for 5 s: its bytes are given back",
-		          process->grant->name, process->grant->gpus[slice]->index, process->pid);
-		give_back(process, slice);
-	}
-}
-
-static void settle_gpu(struct arbiter *arbiter, struct gpu *gpu)
-{
-	struct gpu_clients clients;
-	bool asked = false, told = false;
-	for (struct grant *grant = arbiter->grants; grant; grant = grant->next) {
-		for (uint32_t i = 0; i < grant->slice_count; i++) {
-			for (uint32_t slot = 0; grant->gpus[i] == gpu && slot < grant->process_end; slot++) {
-				struct process *process = grant->processes[slot];
-				if (!process || !process->ending || !(process->owed & 1u << i))
-					continue;
-				if (!asked)
-					told = nvml_clients(&arbiter->nvml, gpu, &clients);
-				asked = true;
-				settle_slice(process, i, told ? &clients : NULL);
-			}
-		}
-	}
-}
-
-/* Frees the slots of those that nothing is owed for; a GPU that is gone holds nothing. */
-static void settle_grant(struct grant *grant)
-{
-	for (uint32_t slot = 0; slot < grant->process_end; slot++) {
-		struct process *process = grant->processes[slot];
-		if (!process || !process->ending)
-			continue;
-		for (uint32_t i = 0; i < grant->slice_count; i++)
-			if (!grant->gpus[i] && process->owed & 1u << i)
-				give_back(process, i);
-		if (process->owed)
-			continue;
-		log_event("grant %s: all that process %d held is given back (slot %u)", grant->name,
-		          process->pid, slot);
-		leave(process);
-	}
-	grants_consider(grant);
-}
-
-void processes_on_ending_timer(struct timer *timer)
-{
-	struct arbiter *arbiter = CONTAINER(timer, struct arbiter, ending);
-	for (unsigned i = 0; i < arbiter->nvml.gpu_count; i++)
-		settle_gpu(arbiter, &arbiter->nvml.gpus[i]);
-	for (struct grant *grant = arbiter->grants, *next; grant; grant = next) {
-		next = grant->next;
-		settle_grant(grant);
-	}
-	if (arbiter->ending_count)
-		loop_timer_set(&arbiter->loop, timer, loop_now() + ENDING_POLL_NS);
 }

@@ -78,6 +78,11 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid)
 		return refuse(connection, ALIQUOT_REFUSED_OWNER, "grant %s is another user's", grant->name);
 	}
 	enum aliquot_refusal refusal = processes_join(grant, &who, (int32_t)inner_pid, &slot);
+	if (refusal == ALIQUOT_REFUSED_TWICE)
+		return refuse(
+			connection, refusal,
+			"process %d is in already: a second copy of the driver library in one program",
+			who.pid);
 	if (refusal)
 		return refuse(connection, refusal, "grant %s has all the processes it may have",
 		              grant->name);
@@ -94,7 +99,7 @@ static bool on_measure(struct connection *connection)
 		process = processes_find(connection->grant, pid);
 	if (!process)
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "MEASURE before HELLO");
-	measure_process(process);
+	measure_process(process, true);
 	struct aliquot_message measured = aliquot_message_make(ALIQUOT_MEASURED, 0);
 	return send_message(connection->watch.fd, &measured, NULL, 0);
 }
@@ -129,6 +134,8 @@ void tenants_on_ready(struct watch *watch, uint32_t events)
 		ssize_t size = recv(watch->fd, bytes, sizeof(bytes), MSG_TRUNC | MSG_DONTWAIT);
 		if (size < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
+		if (size > 0)
+			connection_heard(connection);
 		if (size <= 0 || !on_bytes(connection, bytes, (size_t)size)) {
 			connection_close(connection);
 			return;

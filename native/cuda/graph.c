@@ -1,5 +1,5 @@
-#include "graph.h"
-
+/* Memory that graphs allocate: a node says how much, and the card gives it when the graph is launched
+ * or uploaded for the first time (seen on a card), keeping it until the program has it trimmed. */
 #include "pool.h"
 #include "session.h"
 #include "table.h"
@@ -10,11 +10,6 @@
 static struct table executables;
 static _Atomic bool any;
 static _Atomic uint32_t trims = 1;
-
-void graphs_were_trimmed(void)
-{
-	atomic_fetch_add(&trims, 1);
-}
 
 struct need {
 	uint64_t bytes;
@@ -135,7 +130,7 @@ CUresult hook_graph_trim(__typeof__(&cuDeviceGraphMemTrim) real, CUdevice device
 {
 	CUresult result = real(device);
 	if (result == CUDA_SUCCESS && session_is_open()) {
-		graphs_were_trimmed();
+		atomic_fetch_add(&trims, 1); /* what had its memory may have to ask for it again */
 		pool_end(pool_of_graphs(device), 0);
 	}
 	return result;

@@ -2,7 +2,6 @@
 
 #include "aliquot/ledger.h"
 #include "aliquot/lock.h"
-#include "graph.h"
 #include "memory.h"
 #include "session.h"
 
@@ -75,15 +74,6 @@ static uint64_t reserved_by(CUmemoryPool pool)
 	else
 		REAL(cuMemPoolGetAttribute)(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value);
 	return value;
-}
-
-static void trim(CUmemoryPool pool)
-{
-	CUdevice device;
-	if (is_of_graphs(pool, &device))
-		REAL(cuDeviceGraphMemTrim)(device);
-	else
-		REAL(cuMemPoolTrimTo)(pool, 0);
 }
 
 void pool_remember(CUmemoryPool handle, uint32_t slice)
@@ -305,14 +295,17 @@ static uint64_t charged_in_all(void)
 	return sum;
 }
 
+/* Not what graphs keep: one that was launched can be launched again. */
 bool pools_trim(void)
 {
 	uint64_t before = charged_in_all();
 	unsigned at = 0;
+	CUdevice device;
 	for (CUmemoryPool handle; (handle = next(&at));) {
-		trim(handle);
+		if (is_of_graphs(handle, &device))
+			continue;
+		REAL(cuMemPoolTrimTo)(handle, 0);
 		pool_end(handle, 0);
 	}
-	graphs_were_trimmed();
 	return charged_in_all() < before;
 }

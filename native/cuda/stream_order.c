@@ -35,21 +35,21 @@ static void undo(const struct request *request)
 }
 
 /* In a capture nothing is allocated: a node is made, and its memory comes when the graph is launched
- * (graph.c). */
+ * (graph.c). Asked before anything else: even a question about a pool would end the capture. */
 static bool is_capturing(const struct request *request)
 {
 	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-	(is_per_thread(request) ? REAL(cuStreamIsCapturing_ptsz)
-	                        : REAL(cuStreamIsCapturing))(request->stream, &status);
-	return status != CU_STREAM_CAPTURE_STATUS_NONE;
+	CUresult result = (is_per_thread(request)
+	                       ? REAL(cuStreamIsCapturing_ptsz)
+	                       : REAL(cuStreamIsCapturing))(request->stream, &status);
+	return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 static CUresult allocate(const struct request *request)
 {
 	uint32_t slice = request->pool ? pool_slice(request->pool) : SESSION_NO_SLICE;
 	uint64_t step;
-	if (!request->pointer || request->bytes == 0 || slice == SESSION_NO_SLICE ||
-	    is_capturing(request))
+	if (!request->pointer || request->bytes == 0 || slice == SESSION_NO_SLICE)
 		return call(request);
 	if (!pool_begin(request->pool, slice, request->bytes, &step)) {
 		*request->pointer = 0;
@@ -68,29 +68,31 @@ static CUresult allocate(const struct request *request)
 CUresult hook_alloc_from_pool(__typeof__(&cuMemAllocFromPoolAsync) real, CUdeviceptr *pointer,
                               size_t bytes, CUmemoryPool pool, CUstream stream)
 {
+	struct request request = {.allocate_from = real,
+	                          .pointer = pointer,
+	                          .bytes = bytes,
+	                          .pool = pool,
+	                          .stream = stream};
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	return allocate(&(struct request){.allocate_from = real,
-	                                  .pointer = pointer,
-	                                  .bytes = bytes,
-	                                  .pool = pool,
-	                                  .stream = stream});
+	return is_capturing(&request) ? call(&request) : allocate(&request);
 }
 
 CUresult hook_alloc_async(__typeof__(&cuMemAllocAsync) real, CUdeviceptr *pointer, size_t bytes,
                           CUstream stream)
 {
+	struct request request = {.allocate = real,
+	                          .pointer = pointer,
+	                          .bytes = bytes,
+	                          .stream = stream};
 	CUdevice device;
-	CUmemoryPool pool = NULL;
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
+	if (is_capturing(&request))
+		return call(&request);
 	if (session_device_of_stream(stream, &device))
-		REAL(cuDeviceGetMemPool)(&pool, device);
-	return allocate(&(struct request){.allocate = real,
-	                                  .pointer = pointer,
-	                                  .bytes = bytes,
-	                                  .pool = pool,
-	                                  .stream = stream});
+		REAL(cuDeviceGetMemPool)(&request.pool, device);
+	return allocate(&request);
 }
 
 CUresult hook_pool_create(__typeof__(&cuMemPoolCreate) real, CUmemoryPool *handle,

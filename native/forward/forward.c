@@ -153,6 +153,6 @@ void *forward_resolve(unsigned slot);
 void *forward_resolve(unsigned slot)
 {
 	forward_load();
-	void *function = forward_real[slot];
+	void *function = __atomic_load_n(&forward_real[slot], __ATOMIC_RELAXED);
 	return function ? function : (void *)forward_missing;
 }

@@ -91,7 +91,9 @@ enum {{
 \tSLOT_COUNT = SLOT_SPARES + {SPARES},
 }};
 extern void *forward_real[SLOT_COUNT];
-#define REAL(name) ((__typeof__(&name))forward_real[SLOT_##name])
+/* Two threads may fill the slots at once, with the same. */
+#define REAL(name) \\
+\t((__typeof__(&name))__atomic_load_n(&forward_real[SLOT_##name], __ATOMIC_RELAXED))
 """
 
 
@@ -150,7 +152,7 @@ def hooks_source(hooks: list[Hook], known: dict[str, str], result: str) -> str:
             f"\tif (__builtin_expect(!real, 0))\n\t\treturn forward_missing();\n{call}\n}}\n"
         )
         table.append(
-            f"\tif (function == forward_real[SLOT_{hook.symbol}])\n"
+            f"\tif (function == (void *)REAL({hook.symbol}))\n"
             f"\t\treturn (void *){hook.symbol};"
         )
     joined_declarations = "\n".join(declarations)

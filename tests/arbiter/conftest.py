@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import support
+from aliquot import devices
 from arbiter.rig import FAKE_SOURCE, Arbiter, Machine, Owner, Tenant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def native_dir() -> Path:
+    """The compiled parts: those of a build named by ALIQUOT_TEST_NATIVE, or the installed ones."""
+    named = os.environ.get("ALIQUOT_TEST_NATIVE")
+    return Path(named) if named else devices.native_dir()
 
 
 @pytest.fixture(scope="session")

@@ -51,8 +51,8 @@ class Machine:
         del self._lines[gpu, pid]
         self._write()
 
-    def fail_lists(self) -> None:
-        self._lists_fail = True
+    def fail_lists(self, *, fail: bool = True) -> None:
+        self._lists_fail = fail
         self._write()
 
     def remove_gpu(self, gpu: str) -> None:
@@ -196,6 +196,7 @@ class Tenant:
             bufsize=1,
         )
         self.pid = self._process.pid
+        self.directory = directory
         self._children: list[int] = []
         self._await_here()
 
@@ -215,11 +216,13 @@ class Tenant:
         assert int(kind) == doors.WELCOME, text
         return int(slot)
 
-    def exec(self) -> None:
-        stdin, _ = self._pipes()
-        stdin.write("exec\n")
-        stdin.flush()
-        self._await_here()
+    def exec(self, directory: Path | None = None) -> None:
+        """Into the same program again, as a tenant of that grant."""
+        assert self.tell("exec", directory or self.directory) == "here"
+
+    def become_cat(self) -> None:
+        """Into a program that never calls CUDA; it echoes what it is told."""
+        assert self.tell("become-cat\nmeow") == "meow"
 
     def fork(self) -> tuple[int, int]:
         """Its child's slot and pid; the child lives until it is killed."""

@@ -56,8 +56,11 @@ class Tenant:
         say(" ".join(as_nobody(self.directory, Path(state), request.replace("+", " "))))
         os._exit(0)
 
-    def exec(self) -> str:
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    def exec(self, directory: str) -> str:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:-1], directory])
+
+    def become_cat(self) -> str:
+        os.execv("/bin/cat", ["cat"])
 
 
 def main() -> None:
@@ -70,6 +73,7 @@ def main() -> None:
         "fork": tenant.fork,
         "as-nobody": tenant.as_nobody,
         "exec": tenant.exec,
+        "become-cat": tenant.become_cat,
     }
     say("here")
     for line in sys.stdin:

@@ -15,7 +15,7 @@ import pytest
 
 from arbiter import doors
 from arbiter.rig import GPU, GPU_BYTES, OTHER_GPU, RESERVED_BYTES
-from support import GIB, wait_until
+from support import GIB, MIB, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,7 +192,18 @@ class TestSlowClients:
             assert time.monotonic() - begun < 2
             assert control.recv(100) == b""
             assert doors.receive(tenant) is None
-            assert 3 < time.monotonic() - begun < 10
+            assert 0.8 < time.monotonic() - begun < 4
+
+    def test_who_has_said_something_has_more_time(self, arbiter: Arbiter) -> None:
+        directory = arbiter.make()
+        with doors.connected(directory, "socket", socket.SOCK_SEQPACKET) as tenant:
+            begun = time.monotonic()
+            tenant.send(doors.hello_message())
+            answer = doors.receive(tenant)
+            assert answer
+            doors.Holding.of(answer)
+            assert doors.receive(tenant) is None
+            assert 4 < time.monotonic() - begun < 9
 
     def test_more_clients_than_there_is_room_for_wait_their_turn(self, arbiter: Arbiter) -> None:
         with ExitStack() as ends:
@@ -206,6 +217,48 @@ class TestSlowClients:
             for connection in silent[1:100]:
                 connection.close()
             assert doors.read_reply(late)["version"] == 1
+
+    @staticmethod
+    def take_places(ends: ExitStack, directory: Path, count: int) -> list[socket.socket]:
+        return [
+            ends.enter_context(doors.connected(directory, "socket", socket.SOCK_SEQPACKET))
+            for _ in range(count)
+        ]
+
+    def test_a_tenant_that_takes_all_places_keeps_only_itself_waiting(
+        self, arbiter: Arbiter
+    ) -> None:
+        greedy, other = arbiter.make("greedy"), arbiter.make("other")
+        descriptors = Path(f"/proc/{arbiter.serving_pid()}/fd")
+        before = len(list(descriptors.iterdir()))
+        with ExitStack() as ends:
+            silent = self.take_places(ends, greedy, 300)
+            begun = time.monotonic()
+            assert doors.exchange(other, doors.hello_message()).kind == doors.WELCOME
+            assert len(arbiter.status()["grants"]) == 2
+            assert time.monotonic() - begun < 0.7
+            wait_until(lambda: len(list(descriptors.iterdir())) > before + 20)
+            assert len(list(descriptors.iterdir())) < before + 40
+            for connection in silent[:32]:
+                assert doors.receive(connection) is None
+            for connection in silent[32:]:
+                connection.close()
+            assert doors.exchange(greedy, doors.measure_message()).kind == doors.REFUSED
+
+    def test_many_tenants_that_take_all_places_leave_some_for_control(
+        self, arbiter: Arbiter
+    ) -> None:
+        grants = [arbiter.make(f"g{number}", MIB) for number in range(18)]
+        with ExitStack() as ends:
+            for directory in grants:
+                self.take_places(ends, directory, 80)
+            begun = time.monotonic()
+            for _ in range(3):
+                assert len(arbiter.status()["grants"]) == 18
+            assert time.monotonic() - begun < 0.7
+        for directory in grants:
+            answer = doors.exchange(directory, doors.measure_message())
+            assert answer.kind == doors.REFUSED
 
     def test_a_request_may_come_in_pieces(self, arbiter: Arbiter) -> None:
         with doors.connected(arbiter.state, "control", socket.SOCK_STREAM) as connection:

@@ -33,6 +33,7 @@ enum aliquot_refusal {
 	ALIQUOT_REFUSED_OWNER = 3,  /* another user's grant */
 	ALIQUOT_REFUSED_FULL = 4,   /* ALIQUOT_MAX_PROCESSES are in */
 	ALIQUOT_REFUSED_BROKEN = 5, /* the grant's files cannot be trusted */
+	ALIQUOT_REFUSED_TWICE = 6,  /* the same program is in already, and holds something */
 };
 
 struct aliquot_message {

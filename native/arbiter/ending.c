@@ -1,0 +1,116 @@
+#include "ending.h"
+
+#include "log.h"
+#include "processes.h"
+
+#define POLL_NS (2 * MILLISECOND_NS)
+#define LATE_POLL_NS (500 * MILLISECOND_NS)
+#define PATIENCE_NS (5 * SECOND_NS)
+
+void ending_begin(struct process *process)
+{
+	struct arbiter *arbiter = process->grant->arbiter;
+	atomic_store(&process->grant->limits->processes[process->slot].state, ALIQUOT_ENDING);
+	loop_unwatch(&arbiter->loop, &process->death);
+	process->ending = true;
+	process->owed = (1u << process->grant->slice_count) - 1;
+	process->dead_at = loop_now();
+	for (uint32_t slice = 0; slice < process->grant->slice_count; slice++)
+		process->deadline[slice] = process->dead_at + PATIENCE_NS;
+	arbiter->live_count--;
+	arbiter->ending_count++;
+	/* At once, but after this round: deaths that came together share one look at NVML. */
+	loop_timer_set(&arbiter->loop, &arbiter->ending, loop_now());
+}
+
+static bool is_late(const struct process *process, uint64_t now)
+{
+	return now >= process->dead_at + PATIENCE_NS;
+}
+
+static void say_late(struct process *process, uint32_t slice)
+{
+	if (process->said_late)
+		return;
+	process->said_late = true;
+	log_event("grant %s: GPU %u still holds memory of dead process %d: a child of it may live",
+	          process->grant->name, process->grant->gpus[slice]->index, process->pid);
+}
+
+/* Gives back what the GPU of `slice` holds no more. `clients` NULL: NVML could not tell. */
+static void settle_slice(struct process *process, uint32_t slice, const struct gpu_clients *clients)
+{
+	uint64_t now = loop_now();
+	bool late = is_late(process, now);
+	if (clients && !gpu_client_find(clients, process->pid)) {
+		processes_give_back(process, slice);
+	} else if (clients && !(late && identity_is_reused(process->pid, process->start_time))) {
+		process->deadline[slice] = now + PATIENCE_NS;
+		if (late)
+			say_late(process, slice);
+	} else if (now >= process->deadline[slice]) {
+		/* NVML names clients by their pid: of one that another process has now it tells nothing. */
+		log_event("grant %s: NVML cannot tell whether GPU %u holds process %d, dead for 5 s: its "
+		          "bytes are given back",
+		          process->grant->name, process->grant->gpus[slice]->index, process->pid);
+		processes_give_back(process, slice);
+	}
+}
+
+static void settle_gpu(struct arbiter *arbiter, struct gpu *gpu)
+{
+	struct gpu_clients clients;
+	bool asked = false, told = false;
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next) {
+		for (uint32_t i = 0; i < grant->slice_count; i++) {
+			for (uint32_t slot = 0; grant->gpus[i] == gpu && slot < grant->process_end; slot++) {
+				struct process *process = grant->processes[slot];
+				if (!process || !process->ending || !(process->owed & 1u << i))
+					continue;
+				if (!asked)
+					told = nvml_clients(&arbiter->nvml, gpu, &clients);
+				asked = true;
+				settle_slice(process, i, told ? &clients : NULL);
+			}
+		}
+	}
+}
+
+/* Frees the slots of those that nothing is owed for; a GPU that is gone holds nothing. Whether one
+ * is left that should be gone soon. */
+static bool settle_grant(struct grant *grant)
+{
+	uint64_t now = loop_now();
+	bool soon = false;
+	for (uint32_t slot = 0; slot < grant->process_end; slot++) {
+		struct process *process = grant->processes[slot];
+		if (!process || !process->ending)
+			continue;
+		for (uint32_t i = 0; i < grant->slice_count; i++)
+			if (!grant->gpus[i] && process->owed & 1u << i)
+				processes_give_back(process, i);
+		if (process->owed) {
+			soon = soon || !is_late(process, now);
+			continue;
+		}
+		log_event("grant %s: all that process %d held is given back (slot %u)", grant->name,
+		          process->pid, slot);
+		processes_leave(process);
+	}
+	grants_consider(grant);
+	return soon;
+}
+
+void ending_on_timer(struct timer *timer)
+{
+	struct arbiter *arbiter = CONTAINER(timer, struct arbiter, ending);
+	for (unsigned i = 0; i < arbiter->nvml.gpu_count; i++)
+		settle_gpu(arbiter, &arbiter->nvml.gpus[i]);
+	bool soon = false;
+	for (struct grant *grant = arbiter->grants, *next; grant; grant = next) {
+		next = grant->next;
+		soon = settle_grant(grant) || soon;
+	}
+	if (arbiter->ending_count)
+		loop_timer_set(&arbiter->loop, timer, loop_now() + (soon ? POLL_NS : LATE_POLL_NS));
+}
