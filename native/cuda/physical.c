@@ -1,8 +1,9 @@
 /* Physical memory by handle (cuMemCreate): it is freed when its last handle is released and its
  * last mapping is gone, whichever comes last.
  *
- * Memory that was exported is counted here, where it was made, and not again where it is imported.
- * It may outlive our last handle: then it is the driver's figure that tells, and is asked for. */
+ * Memory that was exported is counted here, where it was made, and not again where it is imported. It
+ * may outlive our last handle, and no figure of the driver's tells whether it does (tried on a card:
+ * NVML does not count it for an importer). So its charge stays until this process ends. */
 #include "session.h"
 #include "table.h"
 
@@ -61,9 +62,8 @@ static void remember(struct table *table, const struct record *record)
 
 static void give_back(const struct record *record)
 {
-	session_uncharge(record->slice, record->bytes);
-	if (record->exported)
-		session_measure();
+	if (!record->exported)
+		session_uncharge(record->slice, record->bytes);
 }
 
 /* The driver looks at the size before it looks for room. */

@@ -222,7 +222,7 @@ class Tenant:
 
     def become_cat(self) -> None:
         """Into a program that never calls CUDA; it echoes what it is told."""
-        assert self.tell("become-cat\nmeow") == "meow"
+        assert self.tell("become-cat") == "here"
 
     def fork(self) -> tuple[int, int]:
         """Its child's slot and pid; the child lives until it is killed."""

@@ -60,7 +60,7 @@ class Tenant:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:-1], directory])
 
     def become_cat(self) -> str:
-        os.execv("/bin/cat", ["cat"])
+        os.execv("/bin/sh", ["sh", "-c", "echo here; exec cat"])
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""One process and its programs: exec, a second copy of the driver library, a program without CUDA."""
+"""One process and its programs: exec, a second copy of the driver library, one without CUDA."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ UNTOUCHED = 0x5555_5555
 PER_THREAD_DEFAULT_STREAM = 2
 PINNED = 1
 ON_DEVICE = 1
+FILE_DESCRIPTOR = 1
 RELEASE_THRESHOLD, RESERVED_NOW, USED_NOW = 4, 5, 7
 UINT8, UINT32, FLOAT = 1, 3, 0x20
 LAYERED = 1
@@ -309,6 +310,17 @@ class Driver:
 
     def release_physical(self, handle: int) -> Answer:
         return self._call("cuMemRelease", c.c_uint64(handle))
+
+    def create_shareable(self, size: int, device: int = 0) -> Answer:
+        """Physical memory that can be given away as a file descriptor."""
+        wanted = _physical(device)
+        wanted.handle_types = FILE_DESCRIPTOR
+        return self._make("cuMemCreate", _size(size), c.byref(wanted), c.c_uint64(0))
+
+    def export_physical(self, handle: int) -> Answer:
+        return self._make(
+            "cuMemExportToShareableHandle", c.c_uint64(handle), FILE_DESCRIPTOR, c.c_uint64(0)
+        )
 
     def reserve_addresses(self, size: int) -> Answer:
         none = c.c_uint64(0)

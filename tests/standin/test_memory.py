@@ -284,3 +284,11 @@ def test_a_neighbour_on_the_same_gpu_takes_nothing_of_ours(machine: Machine) -> 
     assert other("fill_up", PIECE)[1] == OUT_OF_MEMORY
     count, _ = one("fill_up", PIECE)
     assert count * PIECE > 2 * GIB - CONTEXT - 3 * PIECE
+
+
+def test_what_was_exported_stays_counted(grant: Grant, tenant: Tenant) -> None:
+    before = grant.counted()
+    handle = tenant.ok("create_shareable", PIECE)
+    tenant.ok("export_physical", handle)
+    tenant.does("release_physical", handle)
+    assert grant.counted() == before + PIECE
