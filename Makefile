@@ -19,7 +19,7 @@ TEST_TOOLS := clang:clang aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu \
 # What `make test` left out and why, one line each, printed at its end.
 LEFT_OUT := build/left-out.txt
 
-.PHONY: help setup build demo test lint format test-python test-native test-gpu fuzz bench clean
+.PHONY: help setup build demo test lint format test-python test-native test-storm test-gpu fuzz bench clean
 .PHONY: packages test-packages
 
 help: ## say what there is
@@ -39,6 +39,7 @@ test: setup test-packages ## everything: lint, types, layers, and all tests
 	@$(MAKE) lint
 	@$(MAKE) test-native
 	@$(MAKE) test-python
+	@$(MAKE) test-storm
 	@$(MAKE) test-gpu
 	@if [ -s $(LEFT_OUT) ]; then echo "Left out:"; sed 's/^/  /' $(LEFT_OUT); \
 	else echo "Nothing was left out."; fi
@@ -85,6 +86,12 @@ fuzz: ## the fuzzers, FUZZ_SECONDS each
 
 bench: build/native-plain ## what Aliquot costs a program (docs/measured.md)
 	$(BIN)/python bench/native/cost.py --build build/native-plain
+
+# The race of tests/storm once more, shorter, with everything under a sanitizer.
+test-storm: build/native-address build/native-thread ## the race, under each sanitizer
+	@for name in address thread; do echo "the storm, with the $$name sanitizer"; \
+		ALIQUOT_TEST_NATIVE=$(CURDIR)/build/native-$$name/_native \
+		ALIQUOT_STORM_SECONDS=8 ALIQUOT_STORM_KILLS=150 $(BIN)/pytest -q -n 0 tests/storm; done
 
 test-gpu: ## the tests on this machine's own GPU, if it has one
 	@mkdir -p build

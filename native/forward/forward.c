@@ -148,7 +148,7 @@ int forward_missing(void)
 	return atomic_load(&forward_loaded) > 0 ? forward_error_missing : forward_error_no_library;
 }
 
-/* Called by the jumps of forward_entry.h while their slot is empty. */
+/* Called by the jumps of forward_entry.inc while their slot is empty. */
 void *forward_resolve(unsigned slot);
 void *forward_resolve(unsigned slot)
 {

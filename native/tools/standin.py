@@ -12,8 +12,8 @@ Every name the header declares, and every name in the extra file, becomes a slot
 - ``hooks.c``    for each hooked symbol an exported function that calls what the list names.
 
 A line of the list is ``symbol implementation``, ``symbol then:function`` or ``symbol own``. An
-implementation gets the driver's function and then the arguments; a ``then`` function is called after
-a success; an ``own`` symbol is written by hand, name and all.
+implementation gets the driver's function and then the arguments; a ``then`` function is called
+after a success; an ``own`` symbol is written by hand, name and all.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def spare_name(index: int) -> str:
 
 
 def forward_assembly(names: list[str], hooked: set[str]) -> str:
-    lines = ['#include "forward_entry.h"', ""]
+    lines = ['#include "forward_entry.inc"', ""]
     lines += [f"FORWARD {name}, {i}" for i, name in enumerate(names) if name not in hooked]
     lines += [f"FORWARD {spare_name(i)}, {len(names) + i}" for i in range(SPARES)]
     return "\n".join([*lines, "FORWARD_END", ""])
@@ -152,8 +152,7 @@ def hooks_source(hooks: list[Hook], known: dict[str, str], result: str) -> str:
             f"\tif (__builtin_expect(!real, 0))\n\t\treturn forward_missing();\n{call}\n}}\n"
         )
         table.append(
-            f"\tif (function == (void *)REAL({hook.symbol}))\n"
-            f"\t\treturn (void *){hook.symbol};"
+            f"\tif (function == (void *)REAL({hook.symbol}))\n\t\treturn (void *){hook.symbol};"
         )
     joined_declarations = "\n".join(declarations)
     joined_functions = "\n".join(functions)
