@@ -5,23 +5,29 @@
 #include "memory.h"
 
 #include "aliquot/ledger.h"
+#include "page.h"
 #include "pool.h"
 #include "session.h"
 
-#define MIB (UINT64_C(1) << 20)
-#define LARGE_GRANULE (2 * MIB)
 #define PITCH_GRANULE 512u
 
 struct table memory_pointers, memory_arrays, memory_imports;
 
-/* Seen on a card: more than 1 MiB comes in whole granules of 2 MiB; less comes out of shared ones,
- * whose slack the arbiter finds in NVML's figure. */
+/* Seen on a card: more than 1 MiB comes in whole pages of 2 MiB. */
 uint64_t memory_cost(uint64_t bytes)
 {
-	if (bytes <= MIB)
+	if (bytes <= PAGE_LARGEST)
 		return bytes;
-	uint64_t rounded = (bytes + LARGE_GRANULE - 1) / LARGE_GRANULE * LARGE_GRANULE;
+	uint64_t rounded = (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 	return rounded < bytes ? UINT64_MAX : rounded;
+}
+
+/* A pointer's charge: its own pages, or the one that it may share. */
+static void set_cost(struct memory_request *request, uint64_t bytes)
+{
+	bool small = bytes <= PAGE_LARGEST;
+	request->bytes = small ? PAGE_BYTES : memory_cost(bytes);
+	request->kind = small ? RECORD_SMALL : RECORD_PLAIN;
 }
 
 bool memory_begin(const struct memory_request *request)
@@ -33,13 +39,14 @@ bool memory_begin(const struct memory_request *request)
 	return true;
 }
 
-static void give_back(uint32_t slice, uint64_t bytes, enum record_kind kind)
+static void give_back(const struct record *record)
 {
-	if (kind == RECORD_POOLED)
+	if (record->kind == RECORD_POOLED ||
+	    (record->kind == RECORD_SMALL && !page_count_out(record->key)))
 		return;
-	session_uncharge(slice, bytes);
-	if (kind == RECORD_MANAGED)
-		session_count_managed(slice, -(int64_t)bytes);
+	session_uncharge(record->slice, record->bytes);
+	if (record->kind == RECORD_MANAGED)
+		session_count_managed(record->slice, -(int64_t)record->bytes);
 }
 
 /* With no memory left for the record its charge stays until the process ends. */
@@ -52,7 +59,7 @@ static void remember(struct table *table, const struct record *record)
 	if (replaced.kind == RECORD_POOLED)
 		pool_freed_async(replaced.of, replaced.bytes);
 	else
-		give_back(replaced.slice, replaced.bytes, replaced.kind);
+		give_back(&replaced);
 }
 
 CUresult memory_end(const struct memory_request *request, CUresult result, uint64_t key)
@@ -64,9 +71,14 @@ CUresult memory_end(const struct memory_request *request, CUresult result, uint6
 		.slice = request->slice,
 		.kind = (uint16_t)request->kind,
 	};
-	if (result != CUDA_SUCCESS)
-		give_back(request->slice, request->bytes, request->kind);
-	else
+	if (request->kind == RECORD_SMALL) {
+		/* Charged for a page that was not made, or is charged already. */
+		if (result != CUDA_SUCCESS || !page_count_in(key))
+			session_uncharge(request->slice, request->bytes);
+	} else if (result != CUDA_SUCCESS) {
+		give_back(&record);
+	}
+	if (result == CUDA_SUCCESS)
 		remember(request->table, &record);
 	return result;
 }
@@ -74,7 +86,7 @@ CUresult memory_end(const struct memory_request *request, CUresult result, uint6
 CUresult memory_freed(struct table *table, const struct record *record, CUresult result)
 {
 	if (record && result == CUDA_SUCCESS)
-		give_back(record->slice, record->bytes, record->kind);
+		give_back(record);
 	else if (record)
 		remember(table, record);
 	return result;
@@ -105,6 +117,8 @@ struct context_sums {
 static void add_up(const struct record *record, void *argument)
 {
 	struct context_sums *sums = argument;
+	if (record->kind == RECORD_SMALL && !page_count_out(record->key))
+		return;
 	sums->bytes[record->slice] += ledger_round(record->bytes);
 	if (record->kind == RECORD_MANAGED)
 		sums->managed[record->slice] += record->bytes;
@@ -148,7 +162,8 @@ static bool in_current_context(struct memory_request *request)
 
 CUresult hook_alloc(__typeof__(&cuMemAlloc_v2) real, CUdeviceptr *pointer, size_t bytes)
 {
-	struct memory_request request = {.bytes = memory_cost(bytes), .kind = RECORD_PLAIN};
+	struct memory_request request;
+	set_cost(&request, bytes);
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (!pointer || bytes == 0 || !in_current_context(&request))
@@ -181,7 +196,7 @@ CUresult hook_alloc_managed(__typeof__(&cuMemAllocManaged) real, CUdeviceptr *po
 CUresult hook_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, CUdeviceptr *pointer, size_t *pitch,
                           size_t width, size_t height, unsigned element)
 {
-	struct memory_request request = {.kind = RECORD_PLAIN};
+	struct memory_request request;
 	size_t row, expected;
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
@@ -190,7 +205,7 @@ CUresult hook_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, CUdeviceptr *poi
 	    __builtin_add_overflow(width, PITCH_GRANULE - 1, &row) ||
 	    __builtin_mul_overflow(row / PITCH_GRANULE * PITCH_GRANULE, height, &expected))
 		return real(pointer, pitch, width, height, element);
-	request.bytes = memory_cost(expected);
+	set_cost(&request, expected);
 	if (!memory_begin(&request)) {
 		*pointer = *pitch = 0;
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -206,6 +221,7 @@ CUresult hook_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, CUdeviceptr *poi
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		}
 		request.bytes += more;
+		request.kind = RECORD_PLAIN;
 	}
 	return memory_end(&request, result, *pointer);
 }

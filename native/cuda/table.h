@@ -12,6 +12,7 @@
 
 enum record_kind {
 	RECORD_PLAIN = 1, /* its bytes are charged to its slice */
+	RECORD_SMALL,     /* its page is charged, once for all that lie in it: page.h */
 	RECORD_MANAGED,   /* as plain, and counted as managed */
 	RECORD_POOLED,    /* its pool is charged, not itself */
 };

@@ -137,10 +137,14 @@ def test_a_context_retained_twice_is_counted_once(tenant: Tenant, grant: Grant) 
     tenant.ok("alloc", PIECE)
 
 
-def test_small_allocations_are_counted_by_the_unit(tenant: Tenant, grant: Grant) -> None:
+def test_small_allocations_are_counted_by_the_page_they_share(
+    tenant: Tenant, grant: Grant
+) -> None:
     before = grant.counted()
     pointers = [tenant.ok("alloc", size) for size in (1, 512, 513, 1000)]
-    assert grant.counted() - before == (1 + 1 + 2 + 2) * 512
+    assert grant.counted() - before == 2 * MIB
+    pointers += [tenant.ok("alloc", MIB) for _ in range(3)]  # two pages' worth
+    assert grant.counted() - before == 4 * MIB
     for pointer in pointers:
         tenant.does("free", pointer)
     assert grant.counted() == before
