@@ -37,7 +37,7 @@ class TestMake:
         assert usage.stat().st_size == doors.USAGE_SIZE
         assert usage.stat().st_blocks * 512 >= doors.USAGE_SIZE
         assert limits.stat().st_mode & 0o777 == 0o444
-        assert usage.stat().st_mode & 0o777 == 0o600
+        assert usage.stat().st_mode & 0o777 == 0o644
         assert (directory / "socket").is_socket()
         grant = arbiter.grant("a.b-c_9")
         assert grant

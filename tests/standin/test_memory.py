@@ -137,9 +137,7 @@ def test_a_context_retained_twice_is_counted_once(tenant: Tenant, grant: Grant) 
     tenant.ok("alloc", PIECE)
 
 
-def test_small_allocations_are_counted_by_the_page_they_share(
-    tenant: Tenant, grant: Grant
-) -> None:
+def test_small_allocations_are_counted_by_the_page_they_share(tenant: Tenant, grant: Grant) -> None:
     before = grant.counted()
     pointers = [tenant.ok("alloc", size) for size in (1, 512, 513, 1000)]
     assert grant.counted() - before == 2 * MIB
