@@ -1,6 +1,7 @@
 /* Arrays, mipmapped arrays and memory imported from another API. How the card lays an array out is
  * its own affair: the texels are charged here, the padding the arbiter finds in NVML's figure. */
 #include "memory.h"
+#include "page.h"
 #include "session.h"
 
 static uint64_t texel_bytes(CUarray_format format, unsigned channels)
@@ -48,16 +49,17 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned level
 	for (unsigned level = 0; level < (levels < 32 ? levels : 32); level++)
 		if (__builtin_add_overflow(sum, level_bytes(array, level), &sum))
 			return UINT64_MAX;
-	return memory_cost(sum);
+	return sum;
 }
 
 /* False: let the driver answer alone. */
 static bool describe(struct memory_request *request, uint64_t bytes)
 {
 	CUcontext context = NULL;
+	bool small = bytes <= PAGE_LARGEST;
 	*request = (struct memory_request){.table = &memory_arrays,
-	                                   .bytes = bytes,
-	                                   .kind = RECORD_PLAIN};
+	                                   .bytes = small ? bytes : memory_cost(bytes),
+	                                   .kind = small ? RECORD_FILLING : RECORD_PLAIN};
 	request->slice = session_slice_of_current_context();
 	if (bytes == 0 || request->slice == SESSION_NO_SLICE ||
 	    REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
@@ -128,6 +130,8 @@ CUresult hook_external_import(__typeof__(&cuImportExternalMemory) real, CUextern
 	if (!memory || !wanted || !describe(&request, wanted->size))
 		return real(memory, wanted);
 	request.table = &memory_imports;
+	request.bytes = wanted->size;
+	request.kind = RECORD_PLAIN;
 	if (!memory_begin(&request))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = real(memory, wanted);

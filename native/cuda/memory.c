@@ -10,6 +10,7 @@
 #include "session.h"
 
 #define PITCH_GRANULE 512u
+#define MANAGED_GRANULE (UINT64_C(64) << 10)
 
 struct table memory_pointers, memory_arrays, memory_imports;
 
@@ -30,21 +31,39 @@ static void set_cost(struct memory_request *request, uint64_t bytes)
 	request->kind = small ? RECORD_SMALL : RECORD_PLAIN;
 }
 
+/* What is charged before the driver is asked: of what shares pages, a page. */
+static uint64_t charge_of(const struct memory_request *request)
+{
+	return request->kind == RECORD_FILLING ? PAGE_BYTES : request->bytes;
+}
+
 bool memory_begin(const struct memory_request *request)
 {
-	if (!session_charge(request->slice, request->bytes))
+	if (!session_charge(request->slice, charge_of(request)))
 		return false;
 	if (request->kind == RECORD_MANAGED)
 		session_count_managed(request->slice, (int64_t)request->bytes);
 	return true;
 }
 
+/* What is no longer needed of the charge without this record. */
+static uint64_t give_back_bytes(const struct record *record)
+{
+	switch (record->kind) {
+	case RECORD_POOLED:
+		return 0;
+	case RECORD_SMALL:
+		return page_count_out(record->key) ? PAGE_BYTES : 0;
+	case RECORD_FILLING:
+		return page_empty(record->slice, record->bytes) ? PAGE_BYTES : 0;
+	default:
+		return ledger_round(record->bytes);
+	}
+}
+
 static void give_back(const struct record *record)
 {
-	if (record->kind == RECORD_POOLED ||
-	    (record->kind == RECORD_SMALL && !page_count_out(record->key)))
-		return;
-	session_uncharge(record->slice, record->bytes);
+	session_uncharge(record->slice, give_back_bytes(record));
 	if (record->kind == RECORD_MANAGED)
 		session_count_managed(record->slice, -(int64_t)record->bytes);
 }
@@ -71,13 +90,15 @@ CUresult memory_end(const struct memory_request *request, CUresult result, uint6
 		.slice = request->slice,
 		.kind = (uint16_t)request->kind,
 	};
-	if (request->kind == RECORD_SMALL) {
-		/* Charged for a page that was not made, or is charged already. */
-		if (result != CUDA_SUCCESS || !page_count_in(key))
-			session_uncharge(request->slice, request->bytes);
-	} else if (result != CUDA_SUCCESS) {
-		give_back(&record);
-	}
+	bool needed = result == CUDA_SUCCESS;
+	if (needed && request->kind == RECORD_SMALL)
+		needed = page_count_in(key);
+	else if (needed && request->kind == RECORD_FILLING)
+		needed = page_fill(request->slice, request->bytes);
+	if (!needed)
+		session_uncharge(request->slice, charge_of(request));
+	if (result != CUDA_SUCCESS && request->kind == RECORD_MANAGED)
+		session_count_managed(request->slice, -(int64_t)request->bytes);
 	if (result == CUDA_SUCCESS)
 		remember(request->table, &record);
 	return result;
@@ -117,9 +138,7 @@ struct context_sums {
 static void add_up(const struct record *record, void *argument)
 {
 	struct context_sums *sums = argument;
-	if (record->kind == RECORD_SMALL && !page_count_out(record->key))
-		return;
-	sums->bytes[record->slice] += ledger_round(record->bytes);
+	sums->bytes[record->slice] += give_back_bytes(record);
 	if (record->kind == RECORD_MANAGED)
 		sums->managed[record->slice] += record->bytes;
 }
@@ -179,7 +198,8 @@ CUresult hook_alloc(__typeof__(&cuMemAlloc_v2) real, CUdeviceptr *pointer, size_
 CUresult hook_alloc_managed(__typeof__(&cuMemAllocManaged) real, CUdeviceptr *pointer, size_t bytes,
                             unsigned flags)
 {
-	struct memory_request request = {.bytes = memory_cost(bytes), .kind = RECORD_MANAGED};
+	uint64_t granules = bytes / MANAGED_GRANULE + (bytes % MANAGED_GRANULE != 0);
+	struct memory_request request = {.bytes = granules * MANAGED_GRANULE, .kind = RECORD_MANAGED};
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (!pointer || bytes == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) ||

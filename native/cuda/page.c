@@ -1,5 +1,6 @@
 #include "page.h"
 
+#include "aliquot/layout.h"
 #include "table.h"
 
 static struct table pages;
@@ -41,4 +42,33 @@ bool page_count_out(uint64_t address)
 	table_change(&pages, key_of(address), take_one, &last);
 	aliquot_unlock(&lock);
 	return last;
+}
+
+static struct {
+	uint64_t bytes, pages;
+} filled[ALIQUOT_MAX_GPUS];
+
+static uint64_t pages_for(uint64_t bytes)
+{
+	return (bytes + PAGE_BYTES - 1) / PAGE_BYTES;
+}
+
+bool page_fill(uint32_t slice, uint64_t bytes)
+{
+	aliquot_lock(&lock);
+	filled[slice].bytes += bytes;
+	bool more = pages_for(filled[slice].bytes) > filled[slice].pages;
+	filled[slice].pages += more;
+	aliquot_unlock(&lock);
+	return more;
+}
+
+bool page_empty(uint32_t slice, uint64_t bytes)
+{
+	aliquot_lock(&lock);
+	filled[slice].bytes -= bytes < filled[slice].bytes ? bytes : filled[slice].bytes;
+	bool less = pages_for(filled[slice].bytes) < filled[slice].pages;
+	filled[slice].pages -= less;
+	aliquot_unlock(&lock);
+	return less;
 }

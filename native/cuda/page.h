@@ -14,8 +14,12 @@
 
 /* Count the allocation at `address` in; true: it is the first in its page. */
 bool page_count_in(uint64_t address);
-
 /* Count it out; true: it was the last. */
 bool page_count_out(uint64_t address);
+
+/* The same for what has no address, small arrays: they fill pages one after the other (seen on a card).
+ * True: with these bytes a page more is needed; without them, a page less. */
+bool page_fill(uint32_t slice, uint64_t bytes);
+bool page_empty(uint32_t slice, uint64_t bytes);
 
 #endif

@@ -13,6 +13,7 @@
 enum record_kind {
 	RECORD_PLAIN = 1, /* its bytes are charged to its slice */
 	RECORD_SMALL,     /* its page is charged, once for all that lie in it: page.h */
+	RECORD_FILLING,   /* its bytes fill pages that are charged: page.h */
 	RECORD_MANAGED,   /* as plain, and counted as managed */
 	RECORD_POOLED,    /* its pool is charged, not itself */
 };

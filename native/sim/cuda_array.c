@@ -1,4 +1,5 @@
-/* Arrays and mipmapped arrays: rows of elements in pages of device memory of their own. */
+/* Arrays and mipmapped arrays: rows of elements in pages of device memory. As on a card, those of up to
+ * 1 MiB fill pages that they share. */
 #include "cuda_copy.h"
 
 #include <string.h>
@@ -7,7 +8,7 @@ struct sim_array {
 	CUDA_ARRAY3D_DESCRIPTOR descriptor;
 	struct sim_context *context;
 	uint64_t base, size;
-	uint64_t taken; /* of the GPU: 0 for a level */
+	uint64_t taken; /* bytes, as take() has them: 0 for a level */
 	size_t pitch, height;
 	struct sim_mipmap *mipmap; /* whose level it is; NULL */
 	struct sim_array *next;
@@ -23,6 +24,32 @@ struct sim_mipmap {
 
 static struct sim_array *arrays; /* levels not included */
 static struct sim_mipmap *mipmaps;
+
+static uint64_t shared_bytes[SIM_MAX_GPUS];
+
+static CUresult take(uint32_t gpu, uint64_t bytes)
+{
+	if (bytes > SIM_MIB)
+		return memory_take(gpu, memory_round(bytes, SIM_PAGE));
+	uint64_t more = memory_round(shared_bytes[gpu] + bytes, SIM_PAGE) -
+	                memory_round(shared_bytes[gpu], SIM_PAGE);
+	if (more)
+		SIM_TRY(memory_take(gpu, more));
+	shared_bytes[gpu] += bytes;
+	return CUDA_SUCCESS;
+}
+
+static void give(uint32_t gpu, uint64_t bytes)
+{
+	uint64_t less = memory_round(bytes, SIM_PAGE);
+	if (bytes <= SIM_MIB) {
+		less = memory_round(shared_bytes[gpu], SIM_PAGE) -
+		       memory_round(shared_bytes[gpu] - bytes, SIM_PAGE);
+		shared_bytes[gpu] -= bytes;
+	}
+	if (less)
+		machine_give(&sim.machine, gpu, less);
+}
 
 static size_t element_size(const CUDA_ARRAY3D_DESCRIPTOR *d)
 {
@@ -99,7 +126,7 @@ static void end(struct sim_array *array)
 	range_remove(range_exact(array->base));
 	memory_unmap(array->base, array->size);
 	if (array->taken)
-		machine_give(&sim.machine, array->context->gpu, array->taken);
+		give(array->context->gpu, array->taken);
 	free(array);
 }
 
@@ -121,11 +148,10 @@ CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *d)
 	SIM_TRY(capture_unsafe());
 	uint64_t taken;
 	SIM_TRY(bytes_of(d, &taken));
-	taken = memory_round(taken, SIM_PAGE);
-	SIM_TRY(memory_take(context->gpu, taken));
+	SIM_TRY(take(context->gpu, taken));
 	CUresult result = make(context, d, taken, &array);
 	if (result) {
-		machine_give(&sim.machine, context->gpu, taken);
+		give(context->gpu, taken);
 		return result;
 	}
 	array->next = arrays;
@@ -194,7 +220,7 @@ static void end_mipmap(struct sim_mipmap *mipmap)
 		if (mipmap->level[i])
 			end(mipmap->level[i]);
 	handle_remove(mipmap);
-	machine_give(&sim.machine, mipmap->context->gpu, mipmap->taken);
+	give(mipmap->context->gpu, mipmap->taken);
 	free(mipmap->level);
 	free(mipmap);
 }
@@ -222,8 +248,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
 		SIM_TRY(bytes_of(&own, &size));
 		taken += size;
 	}
-	taken = memory_round(taken, SIM_PAGE);
-	SIM_TRY(memory_take(context->gpu, taken));
+	SIM_TRY(take(context->gpu, taken));
 	struct sim_mipmap *mipmap = calloc(1, sizeof(*mipmap));
 	*mipmap = (struct sim_mipmap){.context = context, .levels = levels, .taken = taken};
 	mipmap->level = calloc(levels, sizeof(*mipmap->level));

@@ -248,7 +248,8 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags
 	                          .context = context,
 	                          .gpu = context->gpu,
 	                          .flags = flags};
-	range.taken = machine_take_managed(&sim.machine, context->gpu, whole);
+	range.taken = machine_take_managed(&sim.machine, context->gpu,
+	                                   memory_round(size, SIM_MANAGED_PAGE));
 	range_add(&range);
 	*address = range.base;
 	return CUDA_SUCCESS;

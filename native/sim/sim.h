@@ -27,6 +27,7 @@
 #define SIM_DRIVER_VERSION 13000
 #define SIM_MIB (1ull << 20)
 #define SIM_PAGE (2 * SIM_MIB) /* what device memory comes in */
+#define SIM_MANAGED_PAGE (64ull << 10)
 
 enum sim_kind {
 	SIM_CONTEXT = 1,
