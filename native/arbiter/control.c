@@ -35,11 +35,14 @@ static bool make(struct connection *connection, const struct control_request *re
 	struct grant *grant = grants_make(arbiter, request, &owner, failure);
 	if (!grant)
 		return false;
-	char directory[PATH_MAX + ALIQUOT_NAME_SIZE + 16];
+	char directory[PATH_MAX + ALIQUOT_NAME_SIZE + 16], marked[sizeof(directory) + 24];
 	snprintf(directory, sizeof(directory), "%s/grants/%s", arbiter->state->path, grant->name);
+	snprintf(marked, sizeof(marked), "%s#%llx", directory,
+	         (unsigned long long)grant->limits->created_ns);
 	json_open(&connection->reply, NULL, '{');
 	json_string(&connection->reply, "name", grant->name);
 	json_string(&connection->reply, "directory", directory);
+	json_string(&connection->reply, "grant", marked); /* told from a later one of the same name */
 	json_close(&connection->reply, '}');
 	return true;
 }

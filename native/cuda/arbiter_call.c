@@ -142,10 +142,21 @@ static bool ask_patiently(const char *directory, struct aliquot_message question
 	return false;
 }
 
+static void say_unanswered(const char *directory)
+{
+	if (errno == ENOENT)
+		forward_say("the grant %s has ended: no GPU is given", directory);
+	else
+		forward_say(
+			"no arbiter answers for the grant %s (%s): no GPU is given; ask: aliquot doctor",
+			directory, strerror(errno));
+}
+
 bool arbiter_hello(struct arbiter_welcome *out)
 {
-	const char *directory = forward_grant();
-	if (!directory) {
+	char directory[PATH_MAX];
+	uint64_t created;
+	if (!forward_grant(directory, &created)) {
 		forward_say("this program has the slice's driver and no grant: start it with aliquot run");
 		return false;
 	}
@@ -153,9 +164,7 @@ bool arbiter_hello(struct arbiter_welcome *out)
 	int fds[2] = {-1, -1}, count = 0;
 	if (!ask_patiently(directory, aliquot_message_make(ALIQUOT_HELLO, (uint64_t)getpid()), &answer,
 	                   fds, &count)) {
-		forward_say(
-			"no arbiter answers for the grant %s (%s): no GPU is given; ask: aliquot doctor",
-			directory, strerror(errno));
+		say_unanswered(directory);
 		return false;
 	}
 	const char *wrong = NULL;
@@ -165,18 +174,20 @@ bool arbiter_hello(struct arbiter_welcome *out)
 		wrong = "it gave an answer that does not fit";
 	else
 		wrong = accept_pages(fds, answer.value, out);
+	if (!wrong && created && out->limits->created_ns != created)
+		wrong = "the one this program was started in has ended, and this one has its name";
 	for (int i = 0; i < count; i++)
 		close(fds[i]);
 	if (wrong)
-		forward_say("the arbiter of the grant %s gives no GPU: %s; ask: aliquot doctor", directory,
-		            wrong);
+		forward_say("the grant %s gives no GPU: %s; ask: aliquot doctor", directory, wrong);
 	return !wrong;
 }
 
 bool arbiter_measure(int patience_ms)
 {
-	const char *directory = forward_grant();
-	int fd = directory ? call(directory, patience_ms) : -1;
+	char directory[PATH_MAX];
+	uint64_t created;
+	int fd = forward_grant(directory, &created) ? call(directory, patience_ms) : -1;
 	if (fd < 0)
 		return false;
 	struct aliquot_message answer;

@@ -50,11 +50,23 @@ void forward_say(const char *format, ...)
 	(void)written;
 }
 
-const char *forward_grant(void)
+bool forward_grant(char directory[PATH_MAX], uint64_t *created)
 {
+	const char *given = getenv("ALIQUOT_GRANT");
+	*created = 0;
 	if (access("/run/aliquot/grant/limits", F_OK) == 0)
-		return "/run/aliquot/grant";
-	return getenv("ALIQUOT_GRANT");
+		given = "/run/aliquot/grant";
+	if (!given)
+		return false;
+	const char *mark = strrchr(given, '#');
+	size_t length = mark ? (size_t)(mark - given) : strlen(given);
+	if (length >= PATH_MAX)
+		return false;
+	memcpy(directory, given, length);
+	directory[length] = 0;
+	if (mark)
+		*created = strtoull(mark + 1, NULL, 16);
+	return true;
 }
 
 /* stat() was given a new name in glibc 2.33: ask the kernel. */

@@ -14,8 +14,10 @@
 #ifndef ALIQUOT_FORWARD_H
 #define ALIQUOT_FORWARD_H
 
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 #define FORWARD_EXPORT __attribute__((visibility("default")))
 
@@ -48,9 +50,10 @@ static inline void forward_begin(void)
 /* What a function returns that the real library lacks. */
 int forward_missing(void);
 
-/* The grant's directory: /run/aliquot/grant where that is mounted (in containers), else
- * $ALIQUOT_GRANT; NULL: there is none. */
-const char *forward_grant(void);
+/* The grant's directory: /run/aliquot/grant where that is mounted (in containers), else what
+ * $ALIQUOT_GRANT says before its `#`; after it stands when the grant was made, which tells it from a
+ * later one of the same name (*created is 0 where that is not said). False: there is no grant. */
+bool forward_grant(char directory[PATH_MAX], uint64_t *created);
 
 /* One line on stderr, "aliquot: ...", with no buffer that a fork could print twice. */
 void forward_say(const char *format, ...) __attribute__((format(printf, 1, 2)));

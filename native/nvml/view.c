@@ -33,8 +33,9 @@ static const void *map(const char *directory, const char *name, size_t size)
 
 static int open_pages(void)
 {
-	const char *directory = forward_grant();
-	if (!directory) {
+	char directory[PATH_MAX];
+	uint64_t created;
+	if (!forward_grant(directory, &created)) {
 		forward_say("this program has the slice's NVML and no grant: start it with aliquot run");
 		return -1;
 	}
@@ -47,6 +48,8 @@ static int open_pages(void)
 		wrong = aliquot_limits_check(view.limits, sizeof(*view.limits));
 	if (!wrong)
 		wrong = aliquot_usage_check(view.usage, sizeof(*view.usage));
+	if (!wrong && created && view.limits->created_ns != created)
+		wrong = "it has ended, and another has its name";
 	if (wrong)
 		forward_say("the grant %s cannot be read: %s; ask: aliquot doctor", directory, wrong);
 	return wrong ? -1 : 1;

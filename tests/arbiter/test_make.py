@@ -31,6 +31,8 @@ class TestMake:
             request + f",priority=latency slice={OTHER_GPU},memory={GIB},priority=background"
         )
         directory = arbiter.state / "grants" / "a.b-c_9"
+        marked = answer.pop("grant")
+        assert marked.startswith(f"{directory}#")
         assert answer == {"name": "a.b-c_9", "directory": str(directory)}
         limits, usage = directory / "limits", directory / "usage"
         assert limits.stat().st_size == doors.LIMITS_SIZE

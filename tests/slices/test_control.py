@@ -125,9 +125,9 @@ def test_a_status_is_read(play: Play, short_tmp: Path) -> None:
 
 
 def test_a_grant_is_asked_for_in_one_line(play: Play, short_tmp: Path) -> None:
-    played = play(b'{"name":"a","directory":"/d"}\n')
+    played = play(b'{"name":"a","directory":"/d","grant":"/d#5"}\n')
     parts = [Slice(make_gpu(0).uuid, GIB), Slice(make_gpu(1).uuid, GIB, 30, Policy.HARD)]
-    assert control.make(short_tmp, "a", parts) == Path("/d")
+    assert control.make(short_tmp, "a", parts) == "/d#5"
     (question,) = played.questions
     assert question == (
         b"make name=a"
@@ -194,8 +194,8 @@ def test_a_directory_deeper_than_a_sockets_path(
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     monkeypatch.chdir(deep)
-    played = Played(Path(), b'{"name":"a","directory":"/d"}\n')
+    played = Played(Path(), b'{"name":"a","directory":"/d","grant":"/d#5"}\n')
     try:
-        assert control.make(deep, "a", []) == Path("/d")
+        assert control.make(deep, "a", []) == "/d#5"
     finally:
         played.end()

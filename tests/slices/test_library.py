@@ -123,12 +123,12 @@ def test_a_driver_in_two_folders_is_brought_together(sim: Driver, tmp_path: Path
 
 def test_the_tenants_environment_keeps_what_was_there(sim: Driver) -> None:
     before = {"LD_LIBRARY_PATH": "/a:/b", "LD_PRELOAD": "/c.so", "HOME": "/h"}
-    after = tenant_environment(before, Path("/lib"), sim, Path("/grants/g"))
+    after = tenant_environment(before, Path("/lib"), sim, "/grants/g#5")
     assert after == {
         "LD_LIBRARY_PATH": "/lib:/a:/b",
         "LD_PRELOAD": "/lib/libcuda.so.1:/c.so",
         "HOME": "/h",
-        "ALIQUOT_GRANT": "/grants/g",
+        "ALIQUOT_GRANT": "/grants/g#5",
         "ALIQUOT_DRIVER_DIR": str(sim.cuda.parent),
     }
 

@@ -55,6 +55,7 @@ class Grant:
 
     name: str
     directory: Path
+    marked: str = ""  # told from a later one of the same name
 
     def limits(self) -> pages.Limits:
         return pages.map_page(self.directory / "limits", pages.Limits)
@@ -186,7 +187,8 @@ class Machine:
             Slice(gpu_uuid=uuids[index], memory_bytes=size)
             for index, size in zip(on or range(len(memory)), memory, strict=True)
         ]
-        return Grant(name, control.make(self.state, name, slices))
+        marked = control.make(self.state, name, slices)
+        return Grant(name, Path(marked.partition("#")[0]), marked)
 
     # --- programs
 
@@ -206,7 +208,7 @@ class Machine:
             "LD_LIBRARY_PATH": str(self.library),
             "LD_PRELOAD": str(self.library / CUDA),
             "ALIQUOT_DRIVER_DIR": str(self.driver),
-            "ALIQUOT_GRANT": str(grant.directory) if grant else None,
+            "ALIQUOT_GRANT": grant.marked or str(grant.directory) if grant else None,
         }
         return self.bare(**{**wanted, **changes})
 

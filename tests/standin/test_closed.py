@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from standin.machine import GIB, MIB, OUT_OF_MEMORY, SYSTEM_NOT_READY, Grant, Machine, Tenant
+from standin.machine import (
+    GIB,
+    MIB,
+    NOT_INITIALIZED,
+    OUT_OF_MEMORY,
+    SYSTEM_NOT_READY,
+    Grant,
+    Machine,
+    Tenant,
+)
 from support import wait_until
 
 LIMIT = 2 * GIB
@@ -47,7 +56,15 @@ def test_without_a_grant_there_is_no_gpu(machine: Machine) -> None:
 def test_a_grant_that_is_not_there_gives_no_gpu(machine: Machine, tmp_path: Path) -> None:
     said = refused(machine, machine.tenant(Grant("gone", tmp_path / "gone")))
     assert str(tmp_path / "gone") in said
-    assert "aliquot doctor" in said
+    assert "has ended" in said
+
+
+def test_a_later_grant_of_the_same_name_is_another(machine: Machine, grant: Grant) -> None:
+    earlier = Grant(grant.name, grant.directory, f"{grant.directory}#1234")
+    tenant = machine.tenant(earlier)
+    assert tenant("init") == [SYSTEM_NOT_READY]
+    assert tenant("alloc", PIECE)[0] == NOT_INITIALIZED
+    assert "has ended" in tenant.end()
 
 
 def test_without_an_arbiter_there_is_no_gpu(machine: Machine, grant: Grant) -> None:

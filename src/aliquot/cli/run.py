@@ -33,7 +33,7 @@ def run_command(
     library = slices.prepare_library(driver)
     made = slices.make_grant(state.directory, driver, request, name, command[0])
     _tell(made, request, state)
-    environment = slices.tenant_environment(os.environ, library, driver, made.directory)
+    environment = slices.tenant_environment(os.environ, library, driver, made.marked)
     slices.become(program, command, environment)
 
 

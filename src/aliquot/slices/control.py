@@ -92,12 +92,15 @@ def status(directory: Path) -> Status:
         ) from error
 
 
-def make(directory: Path, name: str, slices: Sequence[Slice]) -> Path:
-    """Make a grant that this process owns; its directory."""
+def make(directory: Path, name: str, slices: Sequence[Slice]) -> str:
+    """Make a grant that this process owns; what names it to a tenant: `DIRECTORY#MARK`.
+
+    The mark tells it from a later grant of the same name.
+    """
     answer = ask(directory, " ".join([f"make name={name}", *map(_slice_words, slices)]))
     try:
-        return Path(answer["directory"])
-    except (KeyError, TypeError) as error:
+        return str(answer["grant"])
+    except KeyError as error:
         raise ArbiterError(f"the arbiter in {directory} made no grant: {answer}") from error
 
 

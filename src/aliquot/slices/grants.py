@@ -26,7 +26,7 @@ class Made:
     """A grant that this process owns."""
 
     name: str
-    directory: Path
+    marked: str  # as `control.make` names it
     gpus: tuple[control.SharedGpu, ...]
 
 
@@ -58,9 +58,9 @@ def make_grant(
 def _make(state: Path, request: Request, name: str) -> Made:
     seen = control.status(state)
     gpus = choose(request, seen.gpus, seen.grants)
-    directory = control.make(state, name, [request.slice_of(gpu) for gpu in gpus])
+    marked = control.make(state, name, [request.slice_of(gpu) for gpu in gpus])
     chosen = {gpu.uuid for gpu in gpus}
-    return Made(name, directory, tuple(one for one in seen.gpus if one.gpu.uuid in chosen))
+    return Made(name, marked, tuple(one for one in seen.gpus if one.gpu.uuid in chosen))
 
 
 def _name_in_use(name: str) -> NameInUseError:

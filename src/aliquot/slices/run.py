@@ -34,8 +34,9 @@ DRIVER_DIRECTORY = "ALIQUOT_DRIVER_DIR"
 def refuse_nested(environment: Mapping[str, str]) -> None:
     """A grant inside a grant would hold what the outer one already holds."""
     if grant := environment.get(GRANT):
+        directory, _, _ = grant.partition("#")
         raise NestedError(
-            f"already inside the grant {Path(grant).name}",
+            f"already inside the grant {Path(directory).name}",
             "Run the command as it is: it is held to that grant's limits.",
         )
 
@@ -50,7 +51,7 @@ def find_command(command: str) -> str:
 
 
 def tenant_environment(
-    environment: Mapping[str, str], library: Path, driver: Driver, grant: Path | None
+    environment: Mapping[str, str], library: Path, driver: Driver, grant: str | None
 ) -> dict[str, str]:
     """The environment in which the stand-ins are found first; without a grant, for a look only."""
     for character in " :;":
@@ -64,7 +65,7 @@ def tenant_environment(
     result["LD_PRELOAD"] = _before(str(library / "libcuda.so.1"), environment.get("LD_PRELOAD"))
     result[DRIVER_DIRECTORY] = str(driver_directory(library, driver))
     if grant is not None:
-        result[GRANT] = str(grant)
+        result[GRANT] = grant
     return result
 
 
