@@ -144,12 +144,12 @@ static bool ask_patiently(const char *directory, struct aliquot_message question
 
 static void say_unanswered(const char *directory)
 {
-	if (errno == ENOENT)
+	const char *why = strerror(errno);
+	if (access(directory, F_OK) != 0)
 		forward_say("the grant %s has ended: no GPU is given", directory);
 	else
-		forward_say(
-			"no arbiter answers for the grant %s (%s): no GPU is given; ask: aliquot doctor",
-			directory, strerror(errno));
+		forward_say("no arbiter answers for the grant %s (%s): no GPU; ask: aliquot doctor",
+		            directory, why);
 }
 
 bool arbiter_hello(struct arbiter_welcome *out)

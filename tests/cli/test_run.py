@@ -138,6 +138,30 @@ def test_a_name_in_use(cli: Cli, tenants: Tenants) -> None:
     assert "--name" in answer.stderr
 
 
+def test_cuda_visible_devices_names_the_machines_gpus(cli: Cli) -> None:
+    code = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+    command = ("--", sys.executable, "-c", code)
+    answer = cli("run", *FOUR, "--gpus", "2", *command, env={"CUDA_VISIBLE_DEVICES": "3,1"})
+    assert answer.returncode == 0, answer.stderr
+    assert "of simulated GPU 1 " in answer.stderr
+    assert "of simulated GPU 3 " in answer.stderr
+    assert answer.stdout == "None\n"
+
+
+def test_cuda_visible_devices_leaves_too_few(cli: Cli) -> None:
+    arguments = ("run", *FOUR, "--gpus", "3", "--", "true")
+    answer = cli(*arguments, env={"CUDA_VISIBLE_DEVICES": "3,1"})
+    assert answer.returncode == 1
+    assert "3 GPUs asked for, and there are 2" in answer.stderr
+    assert "CUDA_VISIBLE_DEVICES=3,1" in answer.stderr
+
+
+def test_cuda_visible_devices_names_no_gpu(cli: Cli) -> None:
+    answer = cli("run", *ONE, "--", "true", env={"CUDA_VISIBLE_DEVICES": "-1"})
+    assert answer.returncode == 1
+    assert "CUDA_VISIBLE_DEVICES is '-1'" in answer.stderr
+
+
 def test_many_that_start_at_once_all_find_room(cli: Cli) -> None:
     """The first ones also race to start the arbiter, and all of them for the same GPUs."""
     with ThreadPoolExecutor(8) as pool:

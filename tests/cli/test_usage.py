@@ -21,15 +21,16 @@ def test_version(cli: Cli) -> None:
     assert answer.returncode == 0
 
 
-@pytest.mark.parametrize("command", ["gpus", "run", "ps", "doctor"])
+@pytest.mark.parametrize("command", ["gpus", "run", "ps", "doctor", "arbiter"])
 def test_every_command_has_help_with_an_example(cli: Cli, command: str) -> None:
     answer = cli(command, "--help")
     assert answer.returncode == 0
     assert f"aliquot {command}" in answer.stdout.partition("Examples:")[2]
 
 
-def test_help_says_what_g_means(cli: Cli) -> None:
-    assert "G is GiB" in " ".join(cli("run", "--help").stdout.split())
+def test_help_says_what_units_mean(cli: Cli) -> None:
+    words = " ".join(cli("run", "--help").stdout.split())
+    assert "G and M mean GiB and MiB; GB and MB are decimal" in words
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,12 @@ def test_a_command_that_may_not_be_executed(cli: Cli, tmp_path: Path) -> None:
     assert str(tmp_path / "script") in answer.stderr
 
 
+def test_a_folder_is_no_command(cli: Cli, tmp_path: Path) -> None:
+    answer = cli("run", "--simulate", "h100:1", "--", str(tmp_path))
+    assert answer.returncode == 126
+    assert answer.stderr == f"aliquot: {tmp_path} is a folder\n"
+
+
 def test_a_command_that_the_kernel_refuses(cli: Cli, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("not a program\n")
@@ -109,21 +116,67 @@ def test_no_gpu_points_to_simulation(cli: Cli) -> None:
     assert "--simulate" in answer.stderr
 
 
-def test_a_state_directory_that_cannot_be_made(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [["run", "--simulate", "h100:1", "--", "true"], ["arbiter", "--simulate", "h100:1"], ["ps"]],
+)
+def test_a_state_directory_that_cannot_be_made(
+    cli: Cli, tmp_path: Path, arguments: list[str]
+) -> None:
     (tmp_path / "file").touch()
     state = str(tmp_path / "file" / "state")
-    answer = cli("run", "--simulate", "h100:1", "--", "true", env={"ALIQUOT_STATE": state})
+    answer = cli(*arguments, env={"ALIQUOT_STATE": state})
     assert answer.returncode == 1
-    assert state in answer.stderr
-    assert "ALIQUOT_STATE" in answer.stderr
+    assert f"the folder {state} cannot be made" in answer.stderr
+    assert f"ALIQUOT_STATE is {state}" in answer.stderr
+
+
+def test_a_state_directory_that_the_linker_cannot_name(cli: Cli, aliquot_state: Path) -> None:
+    state = aliquot_state.with_name("a b")
+    answer = cli("run", "--simulate", "h100:1", "--", "true", env={"ALIQUOT_STATE": str(state)})
+    assert answer.returncode == 1
+    assert "without spaces or colons" in answer.stderr
+    assert not list(state.glob("simulated/h100-1/*/*"))  # no arbiter, no grant
+
+
+def in_shell(cli_env: dict[str, str], line: str) -> subprocess.CompletedProcess[str]:
+    """A line of the shell; `aliquot` is ours."""
+    path = f"{Path(sys.executable).parent}:{cli_env['PATH']}"
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        env={**cli_env, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_a_reader_that_goes_away_is_no_traceback(cli_env: dict[str, str]) -> None:
-    command = f"{Path(sys.executable).with_name('aliquot')} --help | true"
-    answer = subprocess.run(
-        ["bash", "-c", command], env=cli_env, capture_output=True, text=True, check=False
-    )
-    assert answer.stderr == ""
+    assert in_shell(cli_env, "aliquot --help | true").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("aliquot gpus --simulate h100:1 >/dev/full", "No space left on device"),
+        ("aliquot gpus --simulate h100:1 --json >/dev/full", "No space left on device"),
+        ("aliquot --help >/dev/full", "No space left on device"),
+        ("aliquot ps --json >&-", "standard output is closed"),
+        ("aliquot ps >&-", "standard output is closed"),
+    ],
+)
+def test_output_that_cannot_be_written(cli_env: dict[str, str], line: str, words: str) -> None:
+    answer = in_shell(cli_env, line)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("aliquot: standard output ")
+    assert answer.stderr.endswith(f"{words}\n")
+    assert answer.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", ">&-"])
+def test_a_command_runs_whatever_becomes_of_our_words(cli_env: dict[str, str], where: str) -> None:
+    line = f"aliquot run --simulate h100:1 -- sh -c 'exit 7' {where}"
+    assert in_shell(cli_env, line).returncode == 7
 
 
 @pytest.mark.parametrize(

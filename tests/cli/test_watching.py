@@ -1,16 +1,29 @@
-"""`aliquot gpus`, `ps` and `doctor`, on simulated machines."""
+"""`aliquot gpus`, `ps`, `doctor` and `arbiter`, on simulated machines."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cli.conftest import PROGRAM, Tenants
+import pytest
+from rich.console import Console
+
+from aliquot.cli.ps import render
+from aliquot.devices import Shape
+from aliquot.model import Grant
+from aliquot.slices import State, control, examine
+from aliquot.slices.control import Status
+from aliquot.slices.state import SYSTEM
+from cli.conftest import PROGRAM, Tenants, grants_of
 from conftest import Cli, aliquot_command
-from support import GIB, merged, wait_until
+from support import GIB, make_grant, make_shared, merged, wait_until
 
 ONE = ("--simulate", "h100:1")
 
@@ -76,6 +89,80 @@ def test_ps_shows_every_machine(cli: Cli, tenants: Tenants) -> None:
     assert [gpu["simulated"] for gpu in answer["gpus"]].count("t4:2") == 2
 
 
+def test_ps_says_null_where_compute_is_an_equal_part(cli: Cli, tenants: Tenants) -> None:
+    tenants.start(*ONE, "--memory", "1GiB", "--name", "mine").hear("stays")
+    assert grants_of(cli)["mine"]["slices"][0]["compute_percent"] is None
+
+
+def seen_by_ps(*grants: Grant) -> str:
+    console = Console(width=160)
+    with console.capture() as shown:
+        status = Status(pid=1, gpus=(make_shared(),), grants=grants, answer={})
+        console.print(render([(State(Path("/nowhere")), status)]))
+    return shown.get()
+
+
+def test_ps_names_users_where_there_are_several() -> None:
+    mine, theirs = make_grant("mine", gpu0=GIB), make_grant("theirs", gpu0=GIB)
+    assert "User" not in seen_by_ps(mine, theirs)
+    shown = seen_by_ps(mine, replace(theirs, owner_uid=4_000_000))
+    assert "User" in shown
+    assert "root" in shown
+    assert "4000000" in shown
+
+
+def kill_arbiter(state: Path) -> None:
+    """Kill an arbiter, and first its parent, which would start it again."""
+    inner = control.status(state).pid
+    for pid in (int((state / "arbiter.pid").read_text("ascii")), inner):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not control.answers(state))
+
+
+def test_grants_whose_arbiter_died_are_shown_again(
+    cli: Cli, tenants: Tenants, aliquot_state: Path
+) -> None:
+    tenants.start(*ONE, "--memory", "8GiB", "--name", "mine", wants=str(GIB)).hear("stays")
+    kill_arbiter(aliquot_state / "simulated" / "h100-1")
+    (found,) = findings(cli, *ONE)["arbiter"]
+    assert found["health"] == "warning"
+    assert "mine" in found["detail"]
+    assert "aliquot ps" in found["mend"]
+    part = grants_of(cli)["mine"]["slices"][0]
+    assert part["memory_bytes"] == 8 * GIB
+    assert part["counted_bytes"] >= GIB
+
+
+def test_gpus_show_what_is_granted_also_where_the_arbiter_died(
+    cli: Cli, tenants: Tenants, aliquot_state: Path
+) -> None:
+    tenants.start(*ONE, "--memory", "8GiB").hear("stays")
+    kill_arbiter(aliquot_state / "simulated" / "h100-1")
+    answer = json.loads(cli("gpus", *ONE, "--json").stdout)
+    assert answer["gpus"][0]["granted_bytes"] == 8 * GIB
+
+
+def test_an_arbiter_in_the_foreground(
+    cli: Cli, cli_env: dict[str, str], aliquot_state: Path
+) -> None:
+    state = aliquot_state / "simulated" / "h100-1"
+    command = [aliquot_command(), "arbiter", *ONE]
+    with subprocess.Popen(
+        command, env=cli_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as serving:
+        wait_until(lambda: control.answers(state))
+        assert int((state / "arbiter.pid").read_text("ascii")) == serving.pid
+        assert cli("run", *ONE, "--", "true").returncode == 0
+        second = cli("arbiter", *ONE)
+        assert second.returncode == 1
+        assert f"an arbiter already serves {state}" in second.stderr
+        serving.terminate()
+        _, log = serving.communicate(timeout=20)
+        assert serving.returncode == 0, log
+    assert not control.answers(state)
+
+
 def test_ps_can_go_on(cli_env: dict[str, str], tenants: Tenants) -> None:
     tenants.start(*ONE, "--name", "mine").hear("stays")
     command = ["timeout", "--signal=INT", "3", aliquot_command(), "ps", "--watch"]
@@ -112,8 +199,31 @@ def test_doctor_says_how_to_mend(cli: Cli, aliquot_state: Path) -> None:
     answer = cli("doctor", *ONE, "--json")
     assert answer.returncode == 1
     broken = [one for one in json.loads(answer.stdout)["findings"] if one["health"] == "broken"]
-    assert broken[0]["subject"] == "state"
+    assert [one["subject"] for one in broken] == ["state"]
     assert "chmod" in broken[0]["mend"]
+    assert f"ALIQUOT_STATE is {aliquot_state}" in broken[0]["mend"]
+
+
+def test_doctor_goes_no_further_without_a_state_directory(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    answer = cli("doctor", *ONE, "--json", env={"ALIQUOT_STATE": str(tmp_path / "file")})
+    assert answer.returncode == 1
+    assert answer.stderr == ""
+    last = json.loads(answer.stdout)["findings"][-1]
+    assert (last["subject"], last["health"]) == ("state", "broken")
+
+
+def test_doctor_says_where_users_do_not_know_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def subjects(where: State) -> list[str]:
+        return [finding.subject for finding in examine._users(where)]
+
+    own = State(Path("/tmp/aliquot-1000"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert subjects(own) == []
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert subjects(own) == ["users"]
+    assert subjects(State(SYSTEM)) == []
+    assert subjects(replace(own, shape=Shape("h100", 1))) == []
 
 
 def test_who_slips_past_is_named(

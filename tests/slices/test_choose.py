@@ -58,6 +58,14 @@ def test_a_desktop_on_a_gpu_does_not_keep_anyone_from_all_of_it() -> None:
     assert indexes(ask(gib=None), make_shared(0, outside=200 * MIB)) == [0]
 
 
+def test_what_is_outside_is_not_left_beside_the_grants() -> None:
+    shared = make_shared(0, granted=40 * GIB, outside=34 * GIB)
+    assert left(shared) == 6 * GIB
+    with pytest.raises(NoRoomError, match="no GPU has 8 GiB left"):
+        choose(ask(), [shared], ())
+    assert left(make_shared(0, granted=60 * GIB, outside=60 * GIB)) == 0
+
+
 def test_more_than_any_gpu_has() -> None:
     with pytest.raises(NoRoomError) as caught:
         choose(ask(gib=100), [make_shared(0), make_shared(1, memory=24 * GIB)], ())
@@ -67,7 +75,7 @@ def test_more_than_any_gpu_has() -> None:
 
 
 def test_more_gpus_than_there_are() -> None:
-    with pytest.raises(NoRoomError, match="2 GPUs asked for, and this machine has 1"):
+    with pytest.raises(NoRoomError, match="2 GPUs asked for, and there is 1"):
         choose(ask(gpus=2), [make_shared()], ())
 
 
@@ -82,7 +90,7 @@ def test_no_room_says_who_holds_what() -> None:
     assert caught.value.message.splitlines() == [
         "no GPU has 8 GiB left:",
         "  GPU 0: 2.5 GiB left (grants: a 40 GiB, b 37 GiB)",
-        "  GPU 1: 2 GiB left (grants: b 78 GiB; outside Aliquot: 1 GiB)",
+        "  GPU 1: 1 GiB left (grants: b 78 GiB; outside Aliquot: 1 GiB)",
     ]
     assert "aliquot ps" in str(caught.value.way_out)
 

@@ -63,7 +63,14 @@ def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("ALIQUOT_STATE", str(tmp_path / "file" / "state"))
     with pytest.raises(StateError, match="cannot be made") as caught:
         state.prepare(state.locate(None))
-    assert "ALIQUOT_STATE" in str(caught.value.way_out)
+    assert f"ALIQUOT_STATE is {tmp_path / 'file' / 'state'}" in str(caught.value.way_out)
+
+
+def test_grants_on_disk(tmp_path: Path) -> None:
+    assert state.State(tmp_path).grants == []
+    for name in ("b", "a", ".half-made"):
+        (tmp_path / "grants" / name).mkdir(parents=True)
+    assert state.State(tmp_path).grants == ["a", "b"]
 
 
 def test_a_folder_that_others_may_write_to(tmp_path: Path) -> None:

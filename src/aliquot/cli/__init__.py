@@ -6,11 +6,15 @@ what they need is imported when they run.
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 
 def main() -> None:
     """Run the command line; every AliquotError becomes a message and an exit code."""
+    if sys.stderr is None:  # so Python has it where it was closed
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the end
     try:
         from aliquot.cli.app import run_app  # noqa: PLC0415 - `import aliquot.cli` costs nothing
 

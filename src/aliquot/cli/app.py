@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -18,6 +20,7 @@ from aliquot.model.errors import (
     BadValueError,
     CommandNotExecutableError,
     CommandNotFoundError,
+    OutputError,
 )
 from aliquot.model.grant import Policy, Priority
 
@@ -35,7 +38,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Without a GPU, every command works on a simulated machine: --simulate h100:8",
+    epilog="Without a GPU, try gpus, run, doctor and arbiter on a simulated machine: "
+    "--simulate h100:8. What runs there is shown by ps too.",
 )
 
 Simulate = Annotated[
@@ -56,13 +60,29 @@ def _examples(*lines: str) -> str:
 def run_app() -> None:
     """Run what the command line says."""
     try:
-        app()
+        with _output_checked():
+            app()
     except AliquotError as error:
         sys.stderr.write(f"aliquot: {error}\n")
         sys.exit(EXIT_CODES.get(type(error), 1))
-    except BrokenPipeError:
+
+
+@contextmanager
+def _output_checked() -> Iterator[None]:
+    """Write out all that was printed; where that fails, forget it, so that it fails only once."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or sys.stdout is None:  # then it is not the output's
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        if isinstance(error, BrokenPipeError):  # the reader has seen enough
+            sys.exit(1)
+        raise OutputError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001 - typer's form
@@ -115,8 +135,8 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         str | None,
         typer.Option(
             metavar="AMOUNT",
-            help="Memory of each GPU, a hard limit: 8GiB, 8G (G is GiB here), 8192MiB, 50%. "
-            "Without it: whole GPUs.",
+            help="Memory of each GPU, a hard limit: 8GiB, 8192MiB, 50%. G and M mean GiB and MiB; "
+            "GB and MB are decimal. Without it: whole GPUs.",
         ),
     ] = None,
     compute: Annotated[
@@ -148,8 +168,13 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     """Run a command in a slice of a GPU.
 
     The command sees a GPU of that size, and is stopped at the limit by its own out-of-memory error.
-    It becomes this process: its exit code and signals are its own. All processes that it starts
-    share its slices; when the last one ends, the grant ends.
+    It becomes this process: its exit code and signals are its own.
+
+    All processes that it starts share its slices. The grant ends when the command and every process
+    that has used the GPU are gone; one that makes its first CUDA call after that is refused.
+
+    Where CUDA_VISIBLE_DEVICES is set, the GPUs are chosen among those it names, by index as in
+    `aliquot gpus` or by UUID. The command does not get it: inside, its slices are the GPUs.
     """
     from aliquot.cli.run import run_command  # noqa: PLC0415 - imported when needed
     from aliquot.model import Request, parse_amount  # noqa: PLC0415
@@ -187,3 +212,15 @@ def doctor(simulate: Simulate = None, *, json: Json = False) -> None:
     from aliquot.cli.doctor import examine  # noqa: PLC0415 - imported when needed
 
     raise typer.Exit(0 if examine(simulate, json=json) else 1)
+
+
+@app.command(epilog=_examples("sudo aliquot arbiter", "aliquot arbiter --simulate h100:8"))
+def arbiter(simulate: Simulate = None) -> None:
+    """Run the arbiter of this machine in the foreground, until it is stopped.
+
+    As root it serves all users. Without it, each user's `aliquot run` starts one that does not know
+    of the others.
+    """
+    from aliquot.cli.arbiter import serve  # noqa: PLC0415 - imported when needed
+
+    serve(simulate)

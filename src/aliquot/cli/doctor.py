@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from aliquot import slices
-from aliquot.cli.tables import console, new_table
+from aliquot.cli.tables import console, new_table, print_json
 from aliquot.devices import parse_shape
 from aliquot.slices.examine import Finding, Health
 from aliquot.slices.examine import examine as find
@@ -30,7 +28,7 @@ def examine(simulate: str | None, *, json: bool) -> bool:
             "well": well,
             "findings": [asdict(finding) for finding in findings],
         }
-        sys.stdout.write(json_module.dumps(answer, indent=2) + "\n")
+        print_json(answer)
     else:
         _print(findings, shape, well=well)
     return well

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from aliquot import devices, slices
-from aliquot.cli.tables import console, memory, new_table
+from aliquot.cli.tables import console, memory, new_table, print_json
 from aliquot.model import format_bytes
 from aliquot.model.errors import ArbiterError
 from aliquot.slices import control
@@ -34,8 +32,7 @@ def show_gpus(simulate: str | None, *, json: bool) -> None:
             slices.prepare(state)
         inventory, granted = devices.read_inventory(state.driver()), _granted(state)
     if json:
-        answer = _as_json(inventory, granted, shape)
-        sys.stdout.write(json_module.dumps(answer, indent=2) + "\n")
+        print_json(_as_json(inventory, granted, shape))
         return
     console().print(_table(inventory, granted, shape))
     if any(gpu.links for gpu in inventory.gpus):
@@ -43,8 +40,9 @@ def show_gpus(simulate: str | None, *, json: bool) -> None:
 
 
 def _granted(state: State) -> dict[str, int]:
-    """What grants hold of each GPU, if there is an arbiter to say so."""
+    """What grants hold of each GPU; without an arbiter there are none."""
     try:
+        slices.revive(state)
         found = control.status(state.directory).gpus
     except ArbiterError:
         return {}

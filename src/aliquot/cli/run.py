@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aliquot import slices
@@ -53,5 +54,6 @@ def _tell(made: Made, request: Request, state: State) -> None:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"aliquot: {line}\n")
-    sys.stderr.flush()
+    with suppress(OSError):  # the command matters more than our word about it
+        sys.stderr.write(f"aliquot: {line}\n")
+        sys.stderr.flush()

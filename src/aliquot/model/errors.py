@@ -53,6 +53,10 @@ class InstallationError(AliquotError):
     """A file of Aliquot itself is missing or is not what it should be."""
 
 
+class OutputError(AliquotError):
+    """Standard output does not take what is written to it."""
+
+
 class CommandNotFoundError(AliquotError):
     """The command to run does not exist."""
 

@@ -1,9 +1,10 @@
 """Make and watch grants on this machine."""
 
+from aliquot.slices.arbiter import revive, running, serve
 from aliquot.slices.grants import Made, make_grant
 from aliquot.slices.library import prepare_library
 from aliquot.slices.run import become, find_command, refuse_nested, tenant_environment
-from aliquot.slices.state import State, locate, prepare, with_arbiter
+from aliquot.slices.state import State, locate, prepare
 
 __all__ = [
     "Made",
@@ -15,6 +16,8 @@ __all__ = [
     "prepare",
     "prepare_library",
     "refuse_nested",
+    "revive",
+    "running",
+    "serve",
     "tenant_environment",
-    "with_arbiter",
 ]

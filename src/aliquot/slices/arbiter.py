@@ -1,4 +1,4 @@
-"""Starting the arbiter of a state directory when none answers.
+"""Starting the arbiter of a state directory when none answers, or becoming it.
 
 The program goes into the background by itself, as nobody's child (the process that starts it goes
 on to become a tenant, which must not find a child that it never made), and returns when it listens.
@@ -11,14 +11,18 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from aliquot.devices import native_file
 from aliquot.model.errors import ArbiterError
-from aliquot.slices import control
+from aliquot.slices import control, state
+from aliquot.slices.run import become
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from aliquot.devices import Driver
+    from aliquot.slices.state import State
 
 LOG = "arbiter.log"
 LINGER_SECONDS = 60
@@ -34,11 +38,36 @@ def ensure(directory: Path, driver: Driver) -> None:
         start(directory, driver)
 
 
+def revive(where: State) -> None:
+    """Start the arbiter again where it died and left grants of ours; it takes them up."""
+    ours = where.directory.is_relative_to(state.own_directory())
+    if ours and where.grants and not control.answers(where.directory):
+        state.prepare(where)
+        start(where.directory, where.driver())
+
+
+def running() -> Iterator[State]:
+    """Every state directory in which an arbiter answers; one that left grants is started again."""
+    for where in state.known():
+        revive(where)
+        if control.answers(where.directory):
+            yield where
+
+
+def serve(directory: Path, driver: Driver) -> NoReturn:
+    """Become the arbiter, until it is stopped."""
+    if control.answers(directory):
+        raise ArbiterError(
+            f"an arbiter already serves {directory}",
+            "One that `aliquot run` started ends a minute after its last grant: aliquot ps",
+        )
+    command = [*_command(directory, driver), "--foreground"]
+    become(command[0], command, _environment(driver))
+
+
 def start(directory: Path, driver: Driver) -> None:
     """Start an arbiter and wait until one answers: this one, or one that was quicker."""
-    program = str(native_file("bin", "aliquot-arbiter"))
-    command = [program, "--state", str(directory), "--nvml", str(driver.nvml)]
-    command += ["--linger", str(LINGER_SECONDS)]
+    command = [*_command(directory, driver), "--linger", str(LINGER_SECONDS)]
     deadline = time.monotonic() + _START_SECONDS
     try:
         done = subprocess.run(
@@ -58,6 +87,11 @@ def start(directory: Path, driver: Driver) -> None:
         if time.monotonic() > deadline:
             raise _not_started(directory, f"it does not answer; see {directory / LOG}")
         time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _command(directory: Path, driver: Driver) -> list[str]:
+    program = str(native_file("bin", "aliquot-arbiter"))
+    return [program, "--state", str(directory), "--nvml", str(driver.nvml)]
 
 
 def _environment(driver: Driver) -> dict[str, str]:

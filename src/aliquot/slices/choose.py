@@ -1,8 +1,9 @@
 """Which GPUs answer a request: a pure decision over what the arbiter told.
 
-A GPU has left what no other grant holds; and not more than what programs outside every grant leave.
-Of those that have enough left, the ones with the most memory really free come first, then the lower
-index. So equal questions get equal answers, and nobody is put on a busy GPU beside an idle one.
+A GPU has left what no grant holds and no program outside every grant uses. Of those that have
+enough left, the ones with the most memory really free come first, then the lower index. So equal
+questions get equal answers, and nobody is put on a busy GPU beside an idle one. A whole GPU is one
+that no grant holds a part of, whoever uses it outside.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def choose(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant])
     """The GPUs for a request, as many different ones as it asks for; NoRoomError, with figures."""
     if request.gpus > len(gpus):
         raise NoRoomError(
-            f"{_count(request.gpus)} asked for, and this machine has {len(gpus)}",
+            f"{_count(request.gpus)} asked for, and there {_is(len(gpus))}",
             "Ask for fewer with --gpus.",
         )
     large = [one for one in gpus if request.bytes_on(one.gpu) <= one.gpu.memory_bytes]
@@ -40,7 +41,7 @@ def choose(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant])
 
 def left(one: SharedGpu) -> int:
     """What a new slice can have of a GPU."""
-    return max(0, one.gpu.memory_bytes - max(one.granted_bytes, outside(one)))
+    return max(0, one.gpu.memory_bytes - one.granted_bytes - outside(one))
 
 
 def outside(one: SharedGpu) -> int:
@@ -49,9 +50,8 @@ def outside(one: SharedGpu) -> int:
 
 
 def really_free(one: SharedGpu) -> int:
-    """What would be free if every grant used all it may."""
-    unused = one.gpu.memory_bytes - max(one.granted_bytes + outside(one), one.gpu.used_bytes)
-    return max(0, unused)
+    """What is left, and no more than what the driver itself says is unused."""
+    return min(left(one), max(0, one.gpu.memory_bytes - one.gpu.used_bytes))
 
 
 def _fits(request: Request, one: SharedGpu) -> bool:

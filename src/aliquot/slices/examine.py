@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from aliquot import devices
 from aliquot.devices import CUDA, NVML
 from aliquot.model import format_bytes
-from aliquot.model.errors import AliquotError
+from aliquot.model.errors import AliquotError, StateError
 from aliquot.slices import arbiter, control, library, state
 from aliquot.slices.run import GRANT, tenant_environment
 
@@ -75,9 +75,12 @@ def examine(where: State) -> Iterator[Finding]:
     """All findings, in the order in which one depends on the other."""
     yield from _checked("installation", _installation)
     yield from _checked("kernel", _kernel)
-    yield from _checked("state", lambda: _state(where))
     try:
+        yield from _state(where)
         driver = where.driver()
+    except StateError as error:
+        yield _broken("state", error)
+        return
     except AliquotError as error:
         yield _broken("driver", error)
         return
@@ -86,6 +89,7 @@ def examine(where: State) -> Iterator[Finding]:
     yield from _checked("library", lambda: _library(driver))
     yield from _checked("names", lambda: _names(driver))
     yield from _checked("arbiter", lambda: _arbiter(where))
+    yield from _users(where)
     yield Finding(
         "compute",
         Health.WARNING,
@@ -148,7 +152,7 @@ def _state(where: State) -> Iterator[Finding]:
     room = free.f_bavail * free.f_frsize
     detail = f"{where.directory} ({format_bytes(room)} free)"
     if room < 16 << 20:
-        yield Finding("state", Health.BROKEN, detail, state.CHOOSE_ANOTHER)
+        yield Finding("state", Health.BROKEN, detail, state.choose_another())
     else:
         yield Finding("state", Health.OK, detail)
 
@@ -226,21 +230,43 @@ def _names(driver: Driver) -> Iterator[Finding]:
             yield Finding("names", Health.OK, f"{detail} to match the driver")
 
 
+def _no_arbiter(where: State) -> Finding:
+    if names := where.grants:
+        return Finding(
+            "arbiter",
+            Health.WARNING,
+            f"none runs, and there are grants: {', '.join(names)}",
+            "Start it again with: aliquot ps",
+        )
+    return Finding("arbiter", Health.OK, "none runs; `aliquot run` starts one")
+
+
+def _users(where: State) -> Iterator[Finding]:
+    if where.shape is None and os.geteuid() != 0 and where.directory != state.SYSTEM:
+        yield Finding(
+            "users",
+            Health.WARNING,
+            "this machine has no arbiter for all users: yours does not know of others' grants",
+            "If others use its GPUs too, run one as root: aliquot arbiter (see docs/support.md)",
+        )
+
+
 def _arbiter(where: State) -> Iterator[Finding]:
     log = where.directory / arbiter.LOG
     try:
         seen = control.status(where.directory)
     except control.NoArbiterError:
-        yield Finding("arbiter", Health.OK, "none runs; `aliquot run` starts one")
+        yield _no_arbiter(where)
         return
-    yield Finding("arbiter", Health.OK, f"pid {seen.pid}, {len(seen.grants)} grants, log {log}")
+    kept = f", log {log}" if log.exists() else ""  # in the foreground it keeps none
+    yield Finding("arbiter", Health.OK, f"pid {seen.pid}, {len(seen.grants)} grants{kept}")
     for grant in seen.grants:
         if grant.broken is not None:
             yield Finding(
                 "arbiter",
                 Health.BROKEN,
                 f"grant {grant.name}: {grant.broken}",
-                f"End its processes; see {log}.",
+                "End its processes; the arbiter's log says more.",
             )
     for one in seen.gpus:
         for stranger in one.strangers:

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import NameInUseError
+from aliquot.model.errors import NameInUseError, NoRoomError
 from aliquot.slices import arbiter, control
 from aliquot.slices.choose import choose
+from aliquot.slices.visible import VISIBLE, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from aliquot.devices import Driver
-    from aliquot.model import Request
+    from aliquot.model import Gpu, Request
 
 _TRIES = 16
 
@@ -57,10 +58,20 @@ def make_grant(
 
 def _make(state: Path, request: Request, name: str) -> Made:
     seen = control.status(state)
-    gpus = choose(request, seen.gpus, seen.grants)
+    gpus = _choose(request, seen, os.environ.get(VISIBLE))
     marked = control.make(state, name, [request.slice_of(gpu) for gpu in gpus])
     chosen = {gpu.uuid for gpu in gpus}
     return Made(name, marked, tuple(one for one in seen.gpus if one.gpu.uuid in chosen))
+
+
+def _choose(request: Request, seen: control.Status, named: str | None) -> list[Gpu]:
+    try:
+        return choose(request, visible(seen.gpus, named), seen.grants)
+    except NoRoomError as error:
+        if named is None:
+            raise
+        note = f"Only the GPUs of {VISIBLE}={named} were looked at."
+        raise NoRoomError(error.message, f"{error.way_out}\n  {note}") from error
 
 
 def _name_in_use(name: str) -> NameInUseError:

@@ -31,6 +31,11 @@ _NAMES = {CUDA: "libcuda.so", NVML: "libnvidia-ml.so"}
 def prepare_library(driver: Driver) -> Path:
     """The folder of stand-ins for that driver."""
     folder = home() / _key(driver)
+    if any(character in str(folder) for character in " :;"):
+        raise StateError(
+            f"the dynamic linker cannot be pointed to {folder}",
+            f"Set {state.OVERRIDE} to a folder of your own, without spaces or colons.",
+        )
     if not _is_whole(folder):
         _make(folder, driver)
     return folder
@@ -59,7 +64,7 @@ def home() -> Path:
             state.make_directory(folder)
             if not os.statvfs(folder).f_flag & os.ST_NOEXEC:
                 return folder
-    raise StateError("no folder to keep a library in", state.CHOOSE_ANOTHER)
+    raise StateError("no folder to keep a library in", state.choose_another())
 
 
 def _cache() -> Path:
@@ -98,7 +103,7 @@ def _make(folder: Path, driver: Driver) -> None:
                 _rename(new, folder)
     except OSError as error:
         raise StateError(
-            f"the folder {folder} cannot be made: {error.strerror}", state.CHOOSE_ANOTHER
+            f"the folder {folder} cannot be made: {error.strerror}", state.choose_another()
         ) from error
 
 

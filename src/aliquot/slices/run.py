@@ -13,14 +13,9 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from aliquot.model.errors import (
-    CommandNotExecutableError,
-    CommandNotFoundError,
-    NestedError,
-    StateError,
-)
+from aliquot.model.errors import CommandNotExecutableError, CommandNotFoundError, NestedError
 from aliquot.slices.library import driver_directory
-from aliquot.slices.state import CHOOSE_ANOTHER
+from aliquot.slices.visible import VISIBLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,22 +40,19 @@ def find_command(command: str) -> str:
     """The program file that a command's name means."""
     if found := shutil.which(command):
         return found
+    if os.sep in command and Path(command).is_dir():
+        raise CommandNotExecutableError(f"{command} is a folder")
     if shutil.which(command, os.F_OK) is None:
         raise CommandNotFoundError(f"{command}: command not found")
-    raise CommandNotExecutableError(f"{command}: permission denied, or a folder")
+    raise CommandNotExecutableError(f"{command}: permission denied")
 
 
 def tenant_environment(
     environment: Mapping[str, str], library: Path, driver: Driver, grant: str | None
 ) -> dict[str, str]:
     """The environment in which the stand-ins are found first; without a grant, for a look only."""
-    for character in " :;":
-        if character in str(library):
-            raise StateError(
-                f"the dynamic linker cannot be pointed to {library}: it has {character!r} in it",
-                CHOOSE_ANOTHER,
-            )
     result = {**environment, **driver.variables}
+    result.pop(VISIBLE, None)  # it spoke of the machine's GPUs
     result["LD_LIBRARY_PATH"] = _before(str(library), environment.get("LD_LIBRARY_PATH"))
     result["LD_PRELOAD"] = _before(str(library / "libcuda.so.1"), environment.get("LD_PRELOAD"))
     result[DRIVER_DIRECTORY] = str(driver_directory(library, driver))

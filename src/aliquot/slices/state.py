@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 SYSTEM = Path("/run/aliquot")
 OVERRIDE = "ALIQUOT_STATE"
-CHOOSE_ANOTHER = f"Set {OVERRIDE} to a folder of your own."
-
+_GRANTS = "grants"
 _SIMULATED = "simulated"
 
 
@@ -46,6 +45,15 @@ class State:
         """Where the processes of a simulated machine meet."""
         return self.directory / "machine"
 
+    @property
+    def grants(self) -> list[str]:
+        """The names of the grants on disk, whether or not an arbiter runs."""
+        try:
+            found = [folder.name for folder in (self.directory / _GRANTS).iterdir()]
+        except OSError:
+            return []
+        return sorted(name for name in found if not name.startswith("."))  # those are half made
+
     def driver(self) -> Driver:
         """The driver whose GPUs this state is about."""
         if self.shape is None:
@@ -58,15 +66,27 @@ def locate(shape: Shape | None) -> State:
     if shape is not None:
         name = f"{shape.model}-{shape.count}"
         return State(own_directory() / _SIMULATED / name, shape)
-    if OVERRIDE not in os.environ and control.answers(SYSTEM):
+    if not override() and control.answers(SYSTEM):
         return State(SYSTEM)
     return State(own_directory())
 
 
+def override() -> str | None:
+    """The state directory that the environment names, if it does."""
+    return os.environ.get(OVERRIDE) or None
+
+
+def choose_another() -> str:
+    """The way out of a state directory that is no good."""
+    if named := override():
+        return f"{OVERRIDE} is {named}: set it to a folder of your own."
+    return f"Set {OVERRIDE} to a folder of your own."
+
+
 def own_directory() -> Path:
     """This user's own state directory."""
-    if override := os.environ.get(OVERRIDE):
-        return Path(override).absolute()
+    if named := override():
+        return Path(named).absolute()
     if os.geteuid() == 0:
         return SYSTEM
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -75,11 +95,13 @@ def own_directory() -> Path:
     return Path(f"/tmp/aliquot-{os.geteuid()}")  # noqa: S108 - checked by prepare to be ours
 
 
-def with_arbiter() -> Iterator[State]:
-    """Every state directory of this machine that we can see and in which an arbiter answers."""
+def known() -> Iterator[State]:
+    """Every state directory that we can see, of this machine and of simulated ones."""
     own = own_directory()
-    for directory in dict.fromkeys((own,) if OVERRIDE in os.environ else (SYSTEM, own)):
-        yield from (state for state in _below(directory) if control.answers(state.directory))
+    if override():
+        make_directory(own)  # a name that somebody wrote is checked before nothing is found there
+    for directory in dict.fromkeys((own,) if override() else (SYSTEM, own)):
+        yield from _below(directory)
 
 
 def prepare(state: State) -> None:
@@ -104,13 +126,14 @@ def make_directory(directory: Path) -> None:
         found = directory.lstat()
     except OSError as error:
         raise StateError(
-            f"the folder {directory} cannot be made: {error.strerror}", CHOOSE_ANOTHER
+            f"the folder {directory} cannot be made: {error.strerror}", choose_another()
         ) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise StateError(f"{directory} is not a folder of this user", CHOOSE_ANOTHER)
+        raise StateError(f"{directory} is not a folder of this user", choose_another())
     if found.st_mode & 0o022:
         raise StateError(
-            f"others may write to {directory}", f"Mend it with: chmod go-w {directory}"
+            f"others may write to {directory}",
+            f"Mend it with: chmod go-w {directory}\n  Or: {choose_another()}",
         )
 
 
