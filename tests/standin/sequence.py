@@ -327,7 +327,7 @@ class Sequence:
 
 def held_by_us() -> int | None:
     """What the grant's ledger has for this process; None: there is no grant."""
-    grant = os.environ.get("ALIQUOT_GRANT")
+    grant, _, _ = os.environ.get("ALIQUOT_GRANT", "").partition("#")
     if not grant:
         return None
     limits, usage = map_page(Path(grant, "limits"), Limits), map_page(Path(grant, "usage"), Usage)
