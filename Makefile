@@ -109,6 +109,12 @@ packages:
 
 test-packages:
 	@$(call need,$(TEST_TOOLS))
+	@set --; \
+	echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return !d && n; }' \
+		| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null || set -- "$$@" libclang-rt-dev; \
+	echo '#include <stdlib.h>' | aarch64-linux-gnu-gcc -E - >/dev/null 2>&1 \
+		|| set -- "$$@" libc6-dev-arm64-cross; \
+	$(install)
 
 build/uv/bin/uv:
 	@echo "uv is not installed: installing it in build/uv"
@@ -120,14 +126,8 @@ $(CMAKE) -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DALIQUOT_TESTS
 	-DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python $(2) >/dev/null
 endef
 
-# $(call need,LIST): install the packages whose command is missing, or say which to install.
-define need
-set -- ; for pair in $(1); do \
-	command -v $${pair%%:*} >/dev/null || set -- "$$@" $${pair##*:}; done; \
-if command -v cc >/dev/null && ! echo '#include <stdlib.h>' | cc -E - >/dev/null 2>&1; then \
-	set -- "$$@" libc6-dev; fi; \
-if ! command -v uv >/dev/null && ! python3 -c 'import ensurepip' 2>/dev/null; then \
-	set -- "$$@" python3-venv; fi; \
+# Install the packages in $@, or say which to install.
+define install
 if [ $$# -gt 0 ]; then \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing: $$*"; apt-get update -qq; \
@@ -136,4 +136,15 @@ if [ $$# -gt 0 ]; then \
 		echo "These packages are missing. As root: apt-get install $$*" >&2; exit 1; \
 	fi; \
 fi
+endef
+
+# $(call need,LIST): install the packages whose command is missing, or say which to install.
+define need
+set -- ; for pair in $(1); do \
+	command -v $${pair%%:*} >/dev/null || set -- "$$@" $${pair##*:}; done; \
+if command -v cc >/dev/null && ! echo '#include <stdlib.h>' | cc -E - >/dev/null 2>&1; then \
+	set -- "$$@" libc6-dev; fi; \
+if ! command -v uv >/dev/null && ! python3 -c 'import ensurepip' 2>/dev/null; then \
+	set -- "$$@" python3-venv; fi; \
+$(install)
 endef
