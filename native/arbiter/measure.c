@@ -52,7 +52,7 @@ static uint64_t counted(const struct reading *reading)
 }
 
 /* The smallest figure of a process with a context and nothing else is what a context takes. */
-static void learn_context(struct reading *reading)
+static void learn_context(struct reading *reading, uint64_t for_context)
 {
 	struct process *process = reading->process;
 	struct grant *grant = process->grant;
@@ -63,7 +63,7 @@ static void learn_context(struct reading *reading)
 	process->measured |= bit;
 	uint64_t held = ledger_held(&grant->usage->slices[reading->slice], process->slot);
 	uint64_t expected = atomic_load(&grant->limits->slices[reading->slice].context_bytes);
-	if (held && held != ledger_round(expected))
+	if (held && held != ledger_round(expected) && held != for_context)
 		return;
 	if (gpu->context_bytes && gpu->context_bytes <= reading->figure)
 		return;
@@ -124,7 +124,7 @@ static bool look(struct arbiter *arbiter, const struct gpu *gpu, size_t *left)
 }
 
 /* Takes all readings of the batch, which are of one GPU. */
-static void take(struct arbiter *arbiter, const struct gpu *gpu, bool young)
+static void take(struct arbiter *arbiter, const struct gpu *gpu, bool young, uint64_t for_context)
 {
 	size_t left = batch.count;
 	for (int attempt = 0; left && attempt < ATTEMPTS; attempt++)
@@ -136,11 +136,11 @@ static void take(struct arbiter *arbiter, const struct gpu *gpu, bool young)
 			continue;
 		settle(reading);
 		if (young && reading->done)
-			learn_context(reading);
+			learn_context(reading, for_context);
 	}
 }
 
-void measure_process(struct process *process, bool young)
+void measure_process(struct process *process, bool young, uint64_t for_context)
 {
 	struct grant *grant = process->grant;
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
@@ -148,7 +148,7 @@ void measure_process(struct process *process, bool young)
 			continue;
 		batch.count = 0;
 		add_reading(process, i);
-		take(grant->arbiter, grant->gpus[i], young);
+		take(grant->arbiter, grant->gpus[i], young, for_context);
 	}
 }
 
@@ -170,7 +170,7 @@ void measure_on_timer(struct timer *timer)
 			if (grants_check(grant))
 				add_readings(grant, gpu);
 		if (batch.count)
-			take(arbiter, gpu, false);
+			take(arbiter, gpu, false, 0);
 	}
 	for (struct grant *grant = arbiter->grants, *next; grant; grant = next) {
 		next = grant->next;

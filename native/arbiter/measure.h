@@ -11,7 +11,7 @@
 #include "grants.h"
 
 /* Reads one process now. `young`: at its own word that it has just made a context. */
-void measure_process(struct process *process, bool young);
+void measure_process(struct process *process, bool young, uint64_t for_context);
 
 /* Measures all every 500 ms, for as long as a process lives, and lets go of those that have become
  * programs which use no GPU. */

@@ -211,7 +211,7 @@ enum aliquot_refusal processes_join(struct grant *grant, const struct identity *
 	}
 	/* A child of the old program may keep its memory on the GPU: that counts here from now on. */
 	if (is_other)
-		measure_process(process, false);
+		measure_process(process, false, 0);
 	*slot = process->slot;
 	return 0;
 }

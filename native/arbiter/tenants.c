@@ -91,7 +91,7 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid)
 	return send_message(connection->watch.fd, &welcome, fds, 2);
 }
 
-static bool on_measure(struct connection *connection)
+static bool on_measure(struct connection *connection, uint64_t for_context)
 {
 	int32_t pid = 0;
 	struct process *process = NULL;
@@ -99,7 +99,7 @@ static bool on_measure(struct connection *connection)
 		process = processes_find(connection->grant, pid);
 	if (!process)
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "MEASURE before HELLO");
-	measure_process(process, true);
+	measure_process(process, true, for_context);
 	struct aliquot_message measured = aliquot_message_make(ALIQUOT_MEASURED, 0);
 	return send_message(connection->watch.fd, &measured, NULL, 0);
 }
@@ -118,7 +118,7 @@ static bool on_bytes(struct connection *connection, const void *bytes, size_t si
 	case ALIQUOT_HELLO:
 		return on_hello(connection, message.value);
 	case ALIQUOT_MEASURE:
-		return on_measure(connection);
+		return on_measure(connection, message.value);
 	default:
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "not a message for the arbiter");
 	}

@@ -183,7 +183,7 @@ bool arbiter_hello(struct arbiter_welcome *out)
 	return !wrong;
 }
 
-bool arbiter_measure(int patience_ms)
+bool arbiter_measure(int patience_ms, uint64_t for_context)
 {
 	char directory[PATH_MAX];
 	uint64_t created;
@@ -192,7 +192,8 @@ bool arbiter_measure(int patience_ms)
 		return false;
 	struct aliquot_message answer;
 	int fds[2] = {-1, -1}, count = 0;
-	bool answered = exchange(fd, aliquot_message_make(ALIQUOT_MEASURE, 0), &answer, fds, &count);
+	bool answered = exchange(fd, aliquot_message_make(ALIQUOT_MEASURE, for_context), &answer, fds,
+	                         &count);
 	for (int i = 0; i < count; i++)
 		close(fds[i]);
 	close(fd);

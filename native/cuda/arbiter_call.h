@@ -16,6 +16,6 @@ struct arbiter_welcome {
 bool arbiter_hello(struct arbiter_welcome *out);
 
 /* Ask for a measurement and wait for it, so long at most; false: it did not come. */
-bool arbiter_measure(int patience_ms);
+bool arbiter_measure(int patience_ms, uint64_t for_context);
 
 #endif

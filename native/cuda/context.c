@@ -1,12 +1,19 @@
 /* Contexts: each takes memory that no call of the program asks for.
  *
- * What one is expected to take (the arbiter learns it from the first) is charged before it is made,
- * so that it is refused rather than made when there is no room; then the arbiter measures what it
- * really took. One that does not fit after all is ended again, and the program told "out of
+ * What one is expected to take is charged before it is made, so that it is refused rather than made
+ * when there is no room; then the arbiter measures what was really taken. What one takes is learned
+ * from the first: it is made with all that is left of the slice held for it, while others that would
+ * make one wait. A context that does not fit after all is ended again, and the program told "out of
  * memory", as a small card would. */
+#define _GNU_SOURCE
+#include "aliquot/ledger.h"
 #include "memory.h"
 #include "session.h"
 #include "table.h"
+
+#include <time.h>
+
+#define LEARNING_MS 5000
 
 static struct table contexts;
 static struct table primaries; /* device + 1 -> its primary context */
@@ -20,17 +27,47 @@ static void remember(const struct record *record)
 /* Everything the creating calls have in common but the call itself. */
 struct creation {
 	uint32_t slice;
-	uint64_t expected;
+	uint64_t expected; /* charged for it */
+	bool learning;     /* it is the first: what it takes is not known */
 };
+
+/* Hold all that is left, or wait for the one who does: then it is known what a context takes. */
+static bool hold_all(struct creation *creation, const _Atomic uint64_t *context_bytes)
+{
+	struct timespec moment = {.tv_nsec = 1000 * 1000};
+	for (unsigned tries = 0; tries < LEARNING_MS && !*context_bytes; tries++) {
+		uint64_t left = session_left(creation->slice) / ALIQUOT_UNIT * ALIQUOT_UNIT;
+		if (left && session_reserve(creation->slice, left)) {
+			creation->expected = left;
+			return true;
+		}
+		nanosleep(&moment, NULL);
+	}
+	return false;
+}
 
 static bool begin(struct creation *creation, CUdevice device)
 {
-	creation->slice = session_slice_of_device(device);
-	creation->expected = 0;
+	*creation = (struct creation){.slice = session_slice_of_device(device)};
 	if (creation->slice == SESSION_NO_SLICE)
 		return true; /* no device of ours: the driver says what it thinks of that */
-	creation->expected = session_limits()->slices[creation->slice].context_bytes;
-	return creation->expected == 0 || session_charge(creation->slice, creation->expected);
+	const _Atomic uint64_t *known = &session_limits()->slices[creation->slice].context_bytes;
+	creation->learning = !*known && hold_all(creation, known);
+	if (creation->learning || !*known)
+		return true; /* nobody tells what a context takes: it is found when it is there */
+	creation->expected = ledger_round(*known);
+	return session_charge(creation->slice, creation->expected);
+}
+
+/* Keep of what was held for the first context what it took. */
+static uint64_t settle(const struct creation *creation)
+{
+	session_measure_context(creation->expected);
+	uint64_t took = ledger_round(session_limits()->slices[creation->slice].context_bytes);
+	if (took > creation->expected)
+		took = creation->expected;
+	session_uncharge(creation->slice, creation->expected - took);
+	return took;
 }
 
 /* True: the context stands. False: it did not fit, or was not made. */
@@ -56,6 +93,8 @@ static bool end(const struct creation *creation, CUresult result, CUcontext cont
 		remember(&earlier);
 		return true;
 	}
+	if (creation->learning)
+		record.bytes = settle(creation);
 	remember(&record);
 	session_measure();
 	return !session_is_over(creation->slice);

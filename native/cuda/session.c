@@ -213,9 +213,9 @@ void session_count_managed(uint32_t slice, int64_t bytes)
 		                 (uint64_t)bytes);
 }
 
-static void measure(struct session *session, int patience_ms)
+static void measure(struct session *session, int patience_ms, uint64_t for_context)
 {
-	bool answered = arbiter_measure(patience_ms);
+	bool answered = arbiter_measure(patience_ms, for_context);
 	atomic_store(&session->measure_at_ns, now_ns() + (answered ? FRESH_NS : SILENCE_NS));
 }
 
@@ -223,14 +223,21 @@ void session_measure(void)
 {
 	struct session *session = current();
 	if (session)
-		measure(session, MEASURE_MS);
+		measure(session, MEASURE_MS, 0);
+}
+
+void session_measure_context(uint64_t held)
+{
+	struct session *session = current();
+	if (session)
+		measure(session, MEASURE_MS, held);
 }
 
 void session_driver_took(void)
 {
 	struct session *session = current();
 	if (session && now_ns() >= atomic_load(&session->measure_at_ns))
-		measure(session, MEASURE_AGAIN_MS);
+		measure(session, MEASURE_AGAIN_MS, 0);
 }
 
 bool session_is_over(uint32_t slice)

@@ -49,6 +49,10 @@ uint64_t session_left(uint32_t slice);
 /* Have the arbiter read what the driver took for this process; returns when the limits tell it. */
 void session_measure(void);
 
+/* The same just after a context was made, for which so many bytes are held: the arbiter learns from it
+ * what a context takes. */
+void session_measure_context(uint64_t held);
+
 /* The same after a call that may have made the driver take memory; seldom enough to cost nothing. */
 void session_driver_took(void);
 

@@ -22,7 +22,7 @@
 enum aliquot_kind {
 	ALIQUOT_HELLO = 1,    /* value: the tenant's pid in its own namespace */
 	ALIQUOT_WELCOME = 2,  /* value: its slot; carries two descriptors */
-	ALIQUOT_MEASURE = 3,  /* */
+	ALIQUOT_MEASURE = 3,  /* value: bytes that the sender holds for a context just made; 0: none */
 	ALIQUOT_MEASURED = 4, /* */
 	ALIQUOT_REFUSED = 5,  /* value: enum aliquot_refusal; text: why, for a person */
 };
