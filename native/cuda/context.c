@@ -14,6 +14,9 @@
 #include <time.h>
 
 #define LEARNING_MS 5000
+#define GIVING_BACK_MS 100
+
+static _Atomic unsigned learners; /* threads that hold a slice for a first context */
 
 static struct table contexts;
 static struct table primaries; /* device + 1 -> its primary context */
@@ -22,6 +25,8 @@ static void remember(const struct record *record)
 {
 	struct record replaced;
 	table_put(&contexts, record, &replaced);
+	if (replaced.key) /* another thread has charged for the same context */
+		session_uncharge(replaced.slice, replaced.bytes);
 }
 
 /* Everything the creating calls have in common but the call itself. */
@@ -37,10 +42,34 @@ static bool hold_all(struct creation *creation, const _Atomic uint64_t *context_
 	struct timespec moment = {.tv_nsec = 1000 * 1000};
 	for (unsigned tries = 0; tries < LEARNING_MS && !*context_bytes; tries++) {
 		uint64_t left = session_left(creation->slice) / ALIQUOT_UNIT * ALIQUOT_UNIT;
+		atomic_fetch_add(&learners, 1);
 		if (left && session_reserve(creation->slice, left)) {
 			creation->expected = left;
 			return true;
 		}
+		atomic_fetch_sub(&learners, 1);
+		nanosleep(&moment, NULL);
+	}
+	return false;
+}
+
+/* While the first context is made everything is held for it: who finds it made already must not go on
+ * before that is over. */
+static void wait_for_learner(void)
+{
+	struct timespec moment = {.tv_nsec = 1000 * 1000};
+	for (unsigned tries = 0; tries < LEARNING_MS && atomic_load(&learners); tries++)
+		nanosleep(&moment, NULL);
+}
+
+/* With patience: what is held for the first context is given back only after it is known what one
+ * takes. */
+static bool charge(const struct creation *creation)
+{
+	struct timespec moment = {.tv_nsec = 1000 * 1000};
+	for (unsigned tries = 0; tries < GIVING_BACK_MS; tries++) {
+		if (session_charge(creation->slice, creation->expected))
+			return true;
 		nanosleep(&moment, NULL);
 	}
 	return false;
@@ -56,7 +85,7 @@ static bool begin(struct creation *creation, CUdevice device)
 	if (creation->learning || !*known)
 		return true; /* nobody tells what a context takes: it is found when it is there */
 	creation->expected = ledger_round(*known);
-	return session_charge(creation->slice, creation->expected);
+	return charge(creation);
 }
 
 /* Keep of what was held for the first context what it took. */
@@ -70,8 +99,7 @@ static uint64_t settle(const struct creation *creation)
 	return took;
 }
 
-/* True: the context stands. False: it did not fit, or was not made. */
-static bool end(const struct creation *creation, CUresult result, CUcontext context)
+static bool finish(const struct creation *creation, CUresult result, CUcontext context)
 {
 	struct record record = {
 		.key = (uint64_t)(uintptr_t)context,
@@ -98,6 +126,15 @@ static bool end(const struct creation *creation, CUresult result, CUcontext cont
 	remember(&record);
 	session_measure();
 	return !session_is_over(creation->slice);
+}
+
+/* True: the context stands. False: it did not fit, or was not made. */
+static bool end(const struct creation *creation, CUresult result, CUcontext context)
+{
+	bool stands = finish(creation, result, context);
+	if (creation->learning)
+		atomic_fetch_sub(&learners, 1);
+	return stands;
 }
 
 static void forget(CUcontext context)
@@ -233,8 +270,10 @@ CUresult hook_primary_retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUconte
 	struct creation creation;
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!context || primary_is_active(device))
+	if (!context || primary_is_active(device)) {
+		wait_for_learner();
 		return real(context, device);
+	}
 	if (!begin(&creation, device))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = real(context, device);
