@@ -198,7 +198,7 @@ CUresult cuArrayDestroy(CUarray handle)
 	struct sim_array *array = (struct sim_array *)handle;
 	if (!handle_is(handle, SIM_ARRAY) || array->mipmap)
 		return CUDA_ERROR_INVALID_HANDLE;
-	context_wait(array->context);
+	SIM_TRY(context_wait(array->context));
 	struct sim_array **at = &arrays;
 	while (*at && *at != array)
 		at = &(*at)->next;
@@ -286,7 +286,7 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray handle)
 	struct sim_mipmap *mipmap = (struct sim_mipmap *)handle;
 	if (!handle_is(handle, SIM_MIPMAP))
 		return CUDA_ERROR_INVALID_HANDLE;
-	context_wait(mipmap->context);
+	SIM_TRY(context_wait(mipmap->context));
 	struct sim_mipmap **at = &mipmaps;
 	while (*at && *at != mipmap)
 		at = &(*at)->next;

@@ -176,17 +176,24 @@ CUresult capture_add(struct sim_capture *capture, struct sim_stream *stream,
 	return tips_add(&stream->tips, node) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult capture_refuses_legacy(const struct sim_stream *stream)
+/* The capture that work in this stream would depend on without saying so; NULL: there is none. */
+static struct sim_capture *implicit(const struct sim_stream *stream)
 {
 	if (!captures || stream != stream->context->legacy)
+		return NULL;
+	for (const struct sim_stream *s = stream->context->streams; s; s = s->next)
+		if (s->capture && !(s->flags & CU_STREAM_NON_BLOCKING))
+			return s->capture;
+	return NULL;
+}
+
+CUresult capture_refuses_legacy(const struct sim_stream *stream)
+{
+	struct sim_capture *capture = implicit(stream);
+	if (!capture)
 		return CUDA_SUCCESS;
-	for (const struct sim_stream *s = stream->context->streams; s; s = s->next) {
-		if (!s->capture || s->flags & CU_STREAM_NON_BLOCKING)
-			continue;
-		s->capture->spoiled = true;
-		return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-	}
-	return CUDA_SUCCESS;
+	capture->spoiled = true;
+	return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
 }
 
 CUresult capture_refuses_sync(const struct sim_stream *stream)
@@ -315,7 +322,8 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *statu
 	if (!status)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_TRY(stream_get(handle, &stream));
-	SIM_TRY(capture_refuses_legacy(stream));
+	if (implicit(stream)) /* to ask is refused, and spoils nothing */
+		return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
 	const struct sim_capture *capture = stream->capture;
 	*status = !capture           ? CU_STREAM_CAPTURE_STATUS_NONE
 	          : capture->spoiled ? CU_STREAM_CAPTURE_STATUS_INVALIDATED

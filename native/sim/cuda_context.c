@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define DEPTH 64
+#define CONNECTIONS 8u
 
 static __thread struct {
 	struct sim_context *stack[DEPTH];
@@ -21,12 +22,18 @@ static struct sim_context *top(void)
 	return thread.depth ? thread.stack[thread.depth - 1] : NULL;
 }
 
-CUresult context_current(struct sim_context **context)
+CUresult context_top(struct sim_context **context)
 {
 	*context = top();
 	if (!*context)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	return (*context)->live ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+CUresult context_current(struct sim_context **context)
+{
+	SIM_TRY(context_top(context));
+	return (*context)->fault;
 }
 
 CUresult context_get(CUcontext handle, struct sim_context **context)
@@ -35,6 +42,14 @@ CUresult context_get(CUcontext handle, struct sim_context **context)
 		return context_current(context);
 	*context = (struct sim_context *)handle;
 	return handle_is(handle, SIM_CONTEXT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+/* How many hardware queues a new context has. */
+static uint32_t connections(void)
+{
+	const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+	long count = text ? strtol(text, NULL, 10) : 0;
+	return count >= 1 && count <= SIM_MAX_QUEUES ? (uint32_t)count : CONNECTIONS;
 }
 
 /* Makes a context in `context`, or in new memory. A primary context keeps its handle when it ends
@@ -61,6 +76,7 @@ static CUresult make(CUdevice device, uint32_t flags, struct sim_context *contex
 	                                .id = ++sim.next_id,
 	                                .live = true,
 	                                .references = 1,
+	                                .queue_count = connections(),
 	                                .next = next};
 	context->limits[CU_LIMIT_STACK_SIZE] = 1024;
 	context->limits[CU_LIMIT_PRINTF_FIFO_SIZE] = 1048576;

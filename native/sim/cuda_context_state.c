@@ -4,7 +4,8 @@
 CUresult cuCtxGetDevice(CUdevice *device)
 {
 	SIM_ENTER();
-	SIM_CURRENT(context);
+	struct sim_context *context;
+	SIM_TRY(context_top(&context));
 	if (!device)
 		return CUDA_ERROR_INVALID_VALUE;
 	*device = context->device;
@@ -139,7 +140,7 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 static CUresult synchronise(struct sim_context *context)
 {
 	SIM_TRY(capture_unsafe());
-	context_wait(context);
+	SIM_TRY(context_wait(context));
 	pool_settle(context->gpu);
 	return CUDA_SUCCESS;
 }

@@ -153,9 +153,7 @@ CUresult copy_ask(CUDA_MEMCPY3D copy, CUstream handle, bool wait)
 		wait = pageable(op.copy.dstMemoryType, op.copy.dstHost) ||
 		       pageable(op.copy.srcMemoryType, op.copy.srcHost);
 	SIM_TRY(stream_ask(stream, &op));
-	if (wait)
-		stream_wait(stream);
-	return CUDA_SUCCESS;
+	return wait ? stream_wait(stream) : CUDA_SUCCESS;
 }
 
 CUresult set_ask(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t element, size_t width,

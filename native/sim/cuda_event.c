@@ -14,7 +14,7 @@ void event_release(struct sim_event *event)
 static CUresult get(CUevent handle, struct sim_event **event)
 {
 	*event = (struct sim_event *)handle;
-	return handle_is(handle, SIM_EVENT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+	return handle_is(handle, SIM_EVENT) ? (*event)->context->fault : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult cuEventCreate(CUevent *out, unsigned int flags)
@@ -119,8 +119,9 @@ CUresult cuEventSynchronize(CUevent handle)
 		return CUDA_ERROR_CAPTURED_EVENT;
 	uint32_t gpu = event->context->gpu;
 	event->references++;
-	event_wait(event);
+	CUresult result = event_wait(event);
 	event_release(event);
+	SIM_TRY(result);
 	pool_settle(gpu);
 	return CUDA_SUCCESS;
 }

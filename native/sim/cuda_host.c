@@ -54,7 +54,7 @@ CUresult cuMemFreeHost(void *address)
 	if (!range || range->memory != SIM_HOST)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_TRY(capture_unsafe());
-	context_wait(range->context);
+	SIM_TRY(context_wait(range->context));
 	range = range_exact((uint64_t)address);
 	return range ? memory_free(range) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -87,6 +87,7 @@ CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned int flags)
 				   : CUDA_ERROR_INVALID_VALUE;
 	if (!is_mapped(base, size))
 		return CUDA_ERROR_INVALID_VALUE;
+	SIM_TRY(capture_unsafe());
 	struct sim_range range = {.base = base,
 	                          .size = size,
 	                          .memory = SIM_REGISTERED,
@@ -109,7 +110,7 @@ CUresult cuMemHostUnregister(void *address)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!range || range->memory != SIM_REGISTERED)
 		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-	context_wait(range->context);
+	SIM_TRY(context_wait(range->context));
 	range = range_exact((uint64_t)address);
 	return range ? memory_free(range) : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }

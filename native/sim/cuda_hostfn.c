@@ -4,15 +4,9 @@
  */
 #include "cuda_stream.h"
 
-#include <stdlib.h>
-
 static pthread_cond_t calls = PTHREAD_COND_INITIALIZER;
 
-/* A stream whose head is a host function. */
-static struct call {
-	struct sim_stream *stream;
-	struct call *next;
-} *first, **last = &first;
+static struct sim_op *first, **last = &first; /* to be run, linked as in a queue */
 
 static void run(struct sim_stream *stream)
 {
@@ -25,23 +19,22 @@ static void run(struct sim_stream *stream)
 		op.host.function(op.host.data);
 	pthread_mutex_lock(&sim.lock);
 	stream->busy = false;
-	stream_finish(stream, engine_now());
+	stream_finish(stream, machine_now());
 }
 
 static void *host_thread(void *unused)
 {
 	pthread_mutex_lock(&sim.lock);
 	for (;;) {
-		struct call *call = first;
-		if (!call) {
+		struct sim_op *op = first;
+		if (!op) {
 			pthread_cond_wait(&calls, &sim.lock);
 			continue;
 		}
-		first = call->next;
+		first = op->behind;
 		if (!first)
 			last = &first;
-		run(call->stream);
-		free(call);
+		run(op->stream);
 	}
 	return unused;
 }
@@ -49,13 +42,8 @@ static void *host_thread(void *unused)
 void host_ask(struct sim_stream *stream)
 {
 	static bool started;
-	struct call *call = stream->head->submitted ? NULL : malloc(sizeof(*call));
-	if (!call)
-		return;
-	stream->head->submitted = true;
-	*call = (struct call){stream, NULL};
-	*last = call;
-	last = &call->next;
+	*last = stream->head;
+	last = &stream->head->behind;
 	if (!started)
 		thread_start(host_thread);
 	started = true;

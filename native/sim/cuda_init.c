@@ -112,10 +112,25 @@ static CUresult choose_devices(void)
 	return sim.count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
+/* What this machine's driver is to lack, from ALIQUOT_SIMULATE_WITHOUT. */
+static CUresult leave_out(void)
+{
+	const char *without = getenv("ALIQUOT_SIMULATE_WITHOUT");
+	if (!without || !*without)
+		return CUDA_SUCCESS;
+	sim.without_stream_operations = !strcmp(without, "stream-memory-operations");
+	if (sim.without_stream_operations)
+		return CUDA_SUCCESS;
+	fprintf(stderr, "aliquot: simulated driver: no GPU: ALIQUOT_SIMULATE_WITHOUT: %s: %s\n",
+	        without, "only stream-memory-operations can be left out");
+	return CUDA_ERROR_NO_DEVICE;
+}
+
 static CUresult start(void)
 {
 	static bool opened;
 	char why[256];
+	SIM_TRY(leave_out());
 	if (!opened && !machine_open(&sim.machine, why, sizeof(why))) {
 		fprintf(stderr, "aliquot: simulated driver: no GPU: %s\n", why);
 		return CUDA_ERROR_NO_DEVICE;

@@ -49,13 +49,39 @@ static CUresult keep(struct sim_arguments *out, const struct sim_entry *entry, v
 	return CUDA_SUCCESS;
 }
 
-static uint64_t duration(const struct sim_entry *entry, void **parameters, const char *buffer)
+static uint64_t word(const struct sim_entry *entry, size_t index, void **parameters,
+                     const char *buffer)
 {
-	uint64_t ns = SIM_KERNEL_NS;
-	if (!strcmp(entry->name, SIM_SPIN) && entry->count >= 1 &&
-	    entry->parameters[0].size == sizeof(ns))
-		memcpy(&ns, argument(entry, 0, parameters, buffer), sizeof(ns));
-	return ns;
+	uint64_t word;
+	memcpy(&word, argument(entry, index, parameters, buffer), sizeof(word));
+	return word;
+}
+
+static uint64_t at_most_for_ever(uint64_t ns)
+{
+	return ns > INT64_MAX ? SIM_NEVER : ns;
+}
+
+/* What a kernel does, by its name and parameters: see cuda_module.h. */
+static void read_action(struct sim_op *op, const struct sim_entry *entry, void **parameters,
+                        const char *buffer)
+{
+	size_t words = 0;
+	while (words < entry->count && entry->parameters[words].size == sizeof(uint64_t))
+		words++;
+	op->kernel.duration_ns = SIM_KERNEL_NS;
+	if (!strcmp(entry->name, SIM_FAULT))
+		op->kernel.action = SIM_ACT_FAULT;
+	else if (!strcmp(entry->name, SIM_SPIN) && words >= 1)
+		op->kernel.duration_ns = at_most_for_ever(word(entry, 0, parameters, buffer));
+	else if (!strcmp(entry->name, SIM_WAIT) && words >= 2)
+		op->kernel.action = SIM_ACT_WAIT;
+	else if (!strcmp(entry->name, SIM_SET) && words >= 2)
+		op->kernel.action = SIM_ACT_SET;
+	if (op->kernel.action == SIM_ACT_WAIT || op->kernel.action == SIM_ACT_SET) {
+		op->kernel.address = word(entry, 0, parameters, buffer);
+		op->kernel.value = word(entry, 1, parameters, buffer);
+	}
 }
 
 CUresult launch_prepare(struct sim_op *op, struct sim_function *function, const unsigned grid[3],
@@ -81,7 +107,7 @@ CUresult launch_prepare(struct sim_op *op, struct sim_function *function, const 
 	memcpy(op->kernel.grid, grid, sizeof(op->kernel.grid));
 	memcpy(op->kernel.block, block, sizeof(op->kernel.block));
 	op->kernel.shared = shared;
-	op->kernel.duration_ns = duration(entry, parameters, buffer);
+	read_action(op, entry, parameters, buffer);
 	return keep_arguments ? keep(&op->kernel.arguments, entry, parameters, buffer) : CUDA_SUCCESS;
 }
 

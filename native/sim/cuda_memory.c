@@ -265,7 +265,7 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_TRY(capture_unsafe());
 	if (range->context)
-		context_wait(range->context);
+		SIM_TRY(context_wait(range->context));
 	range = range_exact(address);
 	return range ? memory_free(range) : CUDA_ERROR_INVALID_VALUE;
 }

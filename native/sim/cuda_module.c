@@ -175,7 +175,7 @@ CUresult cuModuleUnload(CUmodule handle)
 	if (module->library)
 		return CUDA_ERROR_NOT_PERMITTED;
 	SIM_TRY(capture_unsafe());
-	context_wait(module->context);
+	SIM_TRY(context_wait(module->context));
 	if (handle_is(handle, SIM_MODULE))
 		module_unload(module);
 	return CUDA_SUCCESS;

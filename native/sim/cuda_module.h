@@ -2,8 +2,15 @@
  *
  * The simulation runs no code. Of a kernel it knows its name and its parameters, which it needs to
  * copy arguments and to answer questions; of a variable in global memory its size and first bytes'
- * place. A kernel takes 10 microseconds, except `aliquot_spin(u64 nanoseconds)`, which takes as
- * long as its argument says.
+ * place. A kernel takes 10 microseconds and does nothing, except those of these names:
+ *
+ *	aliquot_spin(u64 nanoseconds)           takes that long (from 2^63 on: for ever)
+ *	aliquot_wait(u64 address, u64 value)    spins until the word at `address` is at least `value`
+ *	aliquot_set(u64 address, u64 value)     writes the word at its end
+ *	aliquot_fault()                         makes an illegal access at its end
+ *
+ * The words have 64 bits and lie in device memory (of any GPU), managed memory or pinned host
+ * memory; an address that is none of this, or not a multiple of 8, is an illegal access as well.
  */
 #ifndef SIM_MODULE_H
 #define SIM_MODULE_H
@@ -11,6 +18,9 @@
 #include "cuda_stream.h"
 
 #define SIM_SPIN "aliquot_spin"
+#define SIM_WAIT "aliquot_wait"
+#define SIM_SET "aliquot_set"
+#define SIM_FAULT "aliquot_fault"
 #define SIM_KERNEL_NS 10000ull
 
 struct sim_parameter {

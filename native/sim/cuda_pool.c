@@ -268,7 +268,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
 	if (stream->capture)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (range->memory != SIM_POOLED) {
-		stream_wait(stream);
+		SIM_TRY(stream_wait(stream));
 		range = range_exact(address);
 		return range ? memory_free(range) : CUDA_ERROR_INVALID_VALUE;
 	}

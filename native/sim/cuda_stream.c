@@ -13,6 +13,7 @@ struct sim_stream *stream_make(struct sim_context *context, uint32_t flags, int 
 	stream->context = context;
 	stream->flags = flags;
 	stream->priority = priority;
+	stream->queue = context->next_queue++ % context->queue_count;
 	stream->id = ++sim.next_id;
 	stream->live = true;
 	stream->next = context->streams;
@@ -71,7 +72,9 @@ CUresult stream_get(CUstream handle, struct sim_stream **stream)
 {
 	if ((uintptr_t)handle > 2) {
 		*stream = (struct sim_stream *)handle;
-		return handle_is(handle, SIM_STREAM) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+		if (!handle_is(handle, SIM_STREAM))
+			return CUDA_ERROR_INVALID_HANDLE;
+		return (*stream)->context->fault;
 	}
 	SIM_CURRENT(context);
 	if (handle == CU_STREAM_PER_THREAD || (!handle && sim_per_thread()))
@@ -106,6 +109,7 @@ CUresult cuStreamDestroy_v2(CUstream handle)
 	struct sim_stream *stream = (struct sim_stream *)handle;
 	if (!handle_is(handle, SIM_STREAM) || stream == stream->context->legacy)
 		return CUDA_ERROR_INVALID_HANDLE;
+	SIM_TRY(stream->context->fault);
 	forget(stream);
 	sweep(stream->context);
 	return CUDA_SUCCESS;
@@ -132,7 +136,7 @@ CUresult cuStreamSynchronize(CUstream handle)
 	SIM_TRY(stream_get(handle, &stream));
 	SIM_TRY(capture_refuses_sync(stream));
 	struct sim_context *context = stream->context;
-	stream_wait(stream);
+	SIM_TRY(stream_wait(stream));
 	pool_settle(context->gpu);
 	return CUDA_SUCCESS;
 }

@@ -1,12 +1,18 @@
-/* Words in memory that streams wait for and write. A stream that waits costs the GPU nothing. */
+/* Words in memory that streams wait for and write.
+ *
+ * A stream that waits costs the GPU nothing. The worker looks at its word again and again: soon
+ * while the wait is young, since somebody may be about to write it, and less often later.
+ */
 #include "cuda_stream.h"
 
 #include <sys/mman.h>
 
-#define PAUSE_MIN_NS 20000ull    /* between looks at a word a stream waits for ... */
-#define PAUSE_MAX_NS 250000ull   /* ... a 32nd of how long it has waited ... */
-#define PAUSE_LONG_NS 2000000ull /* ... and this, once it has waited for a second */
-#define LONG_NS 1000000000ull
+#define PAUSE_MIN_NS 20000ull    /* between looks at a word: a 32nd of how long it was waited for */
+#define PAUSE_SOON_NS 100000ull  /* ... but no more than this ... */
+#define SOON_NS 100000000ull     /* ... for so long, ... */
+#define PAUSE_LATER_NS 250000ull /* ... than this ... */
+#define LATER_NS 1000000000ull   /* ... for so long, and then */
+#define PAUSE_LONG_NS 2000000ull
 
 bool value_reached(const struct sim_op *op)
 {
@@ -38,10 +44,18 @@ void value_write(const struct sim_op *op)
 
 uint64_t value_pause(uint64_t waited)
 {
-	if (waited > LONG_NS)
+	if (waited > LATER_NS)
 		return PAUSE_LONG_NS;
-	uint64_t pause = waited / 32;
-	return pause < PAUSE_MIN_NS ? PAUSE_MIN_NS : pause > PAUSE_MAX_NS ? PAUSE_MAX_NS : pause;
+	uint64_t pause = waited / 32, most = waited > SOON_NS ? PAUSE_LATER_NS : PAUSE_SOON_NS;
+	return pause < PAUSE_MIN_NS ? PAUSE_MIN_NS : pause > most ? most : pause;
+}
+
+bool value_writable(uint64_t address, uint64_t size)
+{
+	if (!range_covers(address, size, PROT_WRITE))
+		return false;
+	const struct sim_range *range = range_find(address);
+	return range->memory != SIM_REGISTERED || !(range->flags & CU_MEMHOSTREGISTER_READ_ONLY);
 }
 
 static CUresult prepare(struct sim_op *op, enum sim_op_kind kind, uint64_t address, uint64_t value,
@@ -49,13 +63,10 @@ static CUresult prepare(struct sim_op *op, enum sim_op_kind kind, uint64_t addre
 {
 	uint32_t known = kind == SIM_OP_WAIT_VALUE ? 3u | CU_STREAM_WAIT_VALUE_FLUSH
 	                                           : (uint32_t)CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER;
-	int access = kind == SIM_OP_WAIT_VALUE ? PROT_READ : PROT_WRITE;
 	uint64_t size = wide ? 8 : 4;
-	if (flags & ~known || address % size || !range_covers(address, size, access))
-		return CUDA_ERROR_INVALID_VALUE;
-	const struct sim_range *range = range_find(address);
-	if (kind == SIM_OP_WRITE_VALUE && range->memory == SIM_REGISTERED &&
-	    range->flags & CU_MEMHOSTREGISTER_READ_ONLY)
+	bool usable = kind == SIM_OP_WAIT_VALUE ? range_covers(address, size, PROT_READ)
+	                                        : value_writable(address, size);
+	if (flags & ~known || address % size || !usable)
 		return CUDA_ERROR_INVALID_VALUE;
 	*op = (struct sim_op){.kind = kind};
 	op->value.address = address;
@@ -71,6 +82,8 @@ static CUresult ask(CUstream in, enum sim_op_kind kind, uint64_t address, uint64
 	SIM_ENTER();
 	struct sim_stream *stream;
 	struct sim_op op;
+	if (sim.without_stream_operations)
+		return CUDA_ERROR_NOT_SUPPORTED;
 	SIM_TRY(stream_get(in, &stream));
 	SIM_TRY(prepare(&op, kind, address, value, flags, wide));
 	return stream_ask(stream, &op);
@@ -152,6 +165,8 @@ CUresult cuStreamBatchMemOp_v2(CUstream in, unsigned int count, CUstreamBatchMem
 	SIM_ENTER();
 	struct sim_stream *stream;
 	struct sim_op op;
+	if (sim.without_stream_operations)
+		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!params || !count || count > 256 || flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_TRY(stream_get(in, &stream));

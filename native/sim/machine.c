@@ -17,8 +17,14 @@
 
 #define ROUND_NS 20000000l /* of a wait for the lock */
 
-#define VERSION 1u
 #define BASELINE (3328ull << 10) /* what the driver itself holds of a GPU nobody uses */
+
+uint64_t machine_now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
 
 static uint64_t image_token(void)
 {
@@ -53,14 +59,14 @@ static void make_mutex(pthread_mutex_t *mutex)
 static void fill(struct sim_map *map, const struct sim_shape *shape, const char *folder)
 {
 	map->magic = SIM_MAGIC;
-	map->version = VERSION;
+	map->version = SIM_VERSION;
 	map->size = sizeof(*map);
 	memcpy(map->model, shape->model, sizeof(map->model));
 	map->count = shape->count;
 	map->seed = hash(0xcbf29ce484222325ull, folder);
 	make_mutex(&map->mutex);
 	for (uint32_t g = 0; g < SIM_MAX_GPUS; g++)
-		map->gpus[g].running = SIM_NONE;
+		map->gpus[g].running = map->gpus[g].last = SIM_NONE;
 }
 
 /* A complete file under a name of its own, then linked to its real name: it is whole or not
@@ -94,7 +100,7 @@ static bool check(const struct machine *m, char *why, size_t size)
 		snprintf(why, size, "the state file has the wrong size: remove it");
 		return false;
 	}
-	if (m->map->magic != SIM_MAGIC || m->map->version != VERSION) {
+	if (m->map->magic != SIM_MAGIC || m->map->version != SIM_VERSION) {
 		snprintf(why, size, "the state file is not one of this version: remove it");
 		return false;
 	}
@@ -133,12 +139,14 @@ bool machine_open(struct machine *m, char *why, size_t size)
 static void add_up(struct sim_map *map)
 {
 	for (uint32_t g = 0; g < map->count; g++) {
-		uint64_t used = 0;
+		uint64_t used = 0, busy_ns = map->gpus[g].ended_ns;
 		for (uint32_t i = 0; i < map->high; i++) {
 			const struct sim_part *part = &map->processes[i].parts[g];
 			used += map->processes[i].used ? part->bytes + part->managed : 0;
+			busy_ns += map->processes[i].used ? part->busy_ns : 0;
 		}
 		map->gpus[g].used = used;
+		map->gpus[g].busy_ns = busy_ns;
 	}
 }
 
@@ -190,6 +198,21 @@ pid_t machine_pid(struct machine *m, uint32_t slot)
 	return lock.l_pid > 0 ? lock.l_pid : p->pid;
 }
 
+/* Takes a dead process's line away; what it had of the GPUs' time stays known. */
+static void bury(struct sim_map *map, struct sim_process *p)
+{
+	struct sim_ended *ended = &map->ended[map->ended_count % SIM_ENDED];
+	ended->pid = p->pid;
+	p->used = 0;
+	for (uint32_t g = 0; g < map->count; g++) {
+		const struct sim_part *part = &p->parts[g];
+		ended->busy_ns[g] = part->busy_ns;
+		map->gpus[g].ended_ns += part->busy_ns;
+		map->gpus[g].used -= part->bytes + part->managed;
+	}
+	map->ended_count++;
+}
+
 void machine_reap(struct machine *m)
 {
 	for (uint32_t i = 0; i < m->map->high; i++) {
@@ -197,9 +220,7 @@ void machine_reap(struct machine *m)
 		if (!p->used || machine_pid(m, i))
 			continue;
 		engine_forget(m, i);
-		p->used = 0;
-		for (uint32_t g = 0; g < m->map->count; g++)
-			m->map->gpus[g].used -= p->parts[g].bytes + p->parts[g].managed;
+		bury(m->map, p);
 	}
 }
 

@@ -12,7 +12,8 @@
  * locks on it.
  *
  * Guarantees: the sum of what processes hold never passes the GPU's capacity; what a dead process
- * held is free for the next who looks.
+ * held is free for the next who looks; a GPU's busy time is the sum of its processes' and of what
+ * the dead had. The last SIM_ENDED of the dead can still be read about.
  */
 #ifndef SIM_MACHINE_H
 #define SIM_MACHINE_H
@@ -23,8 +24,11 @@
 #include <sys/types.h>
 
 #define SIM_MAGIC 0x31304d4953514c41ull /* "ALQSIM01" */
+#define SIM_VERSION 2u
 #define SIM_MAX_PROCESSES 1024u
+#define SIM_ENDED 256u
 #define SIM_NONE UINT32_MAX
+#define SIM_NEVER UINT64_MAX
 #define SIM_BUCKETS 16u
 #define SIM_BUCKET_NS 100000000ull /* of the history of use: 100 ms */
 
@@ -54,25 +58,33 @@ struct sim_process {
 	struct sim_part parts[SIM_MAX_GPUS];
 };
 
-enum sim_request_state { SIM_IDLE, SIM_QUEUED, SIM_RUNNING, SIM_DONE };
+/* A process that has ended. */
+struct sim_ended {
+	int32_t pid;
+	uint32_t reserved;
+	uint64_t busy_ns[SIM_MAX_GPUS];
+};
+
+enum sim_request_state { SIM_IDLE, SIM_QUEUED, SIM_DONE };
 
 /* A process's kernel that waits for the GPU's engine, has it, or had it. */
 struct sim_request {
 	uint32_t state; /* enum sim_request_state */
-	uint32_t reserved;
-	uint64_t ticket;
+	uint32_t more;  /* 1: the process has another kernel for when this one ends */
 	uint64_t ready_ns;
-	uint64_t duration_ns;
+	uint64_t left_ns; /* of its duration; SIM_NEVER: it spins, and its end is not known */
 	uint64_t end_ns;
+	uint64_t noted_ns; /* when that was written down */
 };
 
 struct sim_gpu {
-	uint64_t used; /* sum of all parts' bytes and managed */
-	uint64_t busy_ns;
-	uint32_t running; /* the process whose kernel runs; SIM_NONE */
-	uint32_t reserved;
-	uint64_t start_ns, end_ns; /* of that kernel; of the last one when none runs */
-	uint64_t tickets;
+	uint64_t used;     /* sum of all parts' bytes and managed */
+	uint64_t busy_ns;  /* sum of all parts' busy_ns, and ended_ns */
+	uint64_t ended_ns; /* what processes that have ended had of it */
+	uint32_t running;  /* the process that has the engine; SIM_NONE */
+	uint32_t last;     /* the one that had it before */
+	uint64_t time_ns;  /* what happened before is written down */
+	uint64_t slice_ns; /* end of the running process's slice */
 	struct sim_history history;
 	struct sim_request requests[SIM_MAX_PROCESSES];
 };
@@ -88,6 +100,8 @@ struct sim_map {
 	pthread_mutex_t mutex;
 	struct sim_gpu gpus[SIM_MAX_GPUS];
 	struct sim_process processes[SIM_MAX_PROCESSES];
+	uint64_t ended_count; /* ever; the newest is at (ended_count - 1) % SIM_ENDED */
+	struct sim_ended ended[SIM_ENDED];
 };
 
 struct machine {
@@ -96,6 +110,9 @@ struct machine {
 	int fd;
 	uint32_t slot; /* this process's line; SIM_NONE before machine_enter */
 };
+
+/* The GPUs' clock: CLOCK_MONOTONIC in ns. */
+uint64_t machine_now(void);
 
 /* Opens the machine the environment names; false: `why` says what stands against it. */
 bool machine_open(struct machine *m, char *why, size_t size);

@@ -16,12 +16,8 @@ static unsigned long long now_us(void)
 /* Percent of the last second that process `slot` had the GPU. Precondition: the lock is held. */
 static unsigned int use(uint32_t slot, uint32_t index)
 {
-	const struct sim_gpu *gpu = &nvml.machine.map->gpus[index];
-	uint64_t now = engine_now();
-	uint64_t busy = engine_busy(&nvml.machine.map->processes[slot].parts[index].history, now,
-	                            WINDOW_NS);
-	if (gpu->running == slot && gpu->start_ns < now)
-		busy += now - gpu->start_ns;
+	const struct sim_part *part = &nvml.machine.map->processes[slot].parts[index];
+	uint64_t busy = engine_busy(&part->history, machine_now(), WINDOW_NS);
 	return busy >= WINDOW_NS ? 100 : (unsigned int)(busy * 100 / WINDOW_NS);
 }
 

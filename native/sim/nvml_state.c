@@ -19,10 +19,7 @@ static unsigned int use(uint32_t index)
 	machine_lock(&nvml.machine);
 	engine_advance(&nvml.machine, index);
 	const struct sim_gpu *gpu = &nvml.machine.map->gpus[index];
-	uint64_t now = engine_now();
-	uint64_t busy = engine_busy(&gpu->history, now, WINDOW_NS);
-	if (gpu->running != SIM_NONE && gpu->start_ns < now)
-		busy += now - gpu->start_ns;
+	uint64_t busy = engine_busy(&gpu->history, machine_now(), WINDOW_NS);
 	machine_unlock(&nvml.machine);
 	return busy >= WINDOW_NS ? 100 : (unsigned int)(busy * 100 / WINDOW_NS);
 }

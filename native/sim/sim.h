@@ -71,6 +71,15 @@ struct sim_range {
 	void *owner; /* the block, pool or physical memory behind it */
 };
 
+#define SIM_MAX_QUEUES 32
+
+/* One hardware queue: see cuda_stream.h. */
+struct sim_queue {
+	struct sim_op *first, *last; /* not yet issued */
+	uint64_t time_ns;            /* when the last one was issued */
+	uint64_t waiting_ns;         /* since when its first one waits for a word; 0: it does not */
+};
+
 struct sim_context {
 	CUdevice device;
 	uint32_t gpu;
@@ -80,6 +89,9 @@ struct sim_context {
 	int references;             /* cuCtxAttach, cuDevicePrimaryCtxRetain */
 	struct sim_stream *streams; /* all, the legacy one included */
 	struct sim_stream *legacy;
+	struct sim_queue queues[2][SIM_MAX_QUEUES]; /* of work, and of copies */
+	uint32_t queue_count, next_queue;
+	CUresult fault; /* the error that ended all work in it; CUDA_SUCCESS: none */
 	struct sim_module *modules;
 	struct sim_block *blocks;
 	uint64_t limits[CU_LIMIT_MAX];
@@ -102,6 +114,7 @@ extern struct sim {
 	struct sim_device devices[SIM_MAX_GPUS];
 	struct sim_context *contexts; /* also destroyed ones: a thread may still name them */
 	uint64_t next_id;
+	bool without_stream_operations; /* ALIQUOT_SIMULATE_WITHOUT says so */
 	pthread_mutex_t lock;
 } sim;
 
@@ -149,6 +162,7 @@ bool handle_is(const void *object, enum sim_kind kind);
 
 /* cuda_context.c */
 CUresult context_current(struct sim_context **context);
+CUresult context_top(struct sim_context **context); /* the same for one that a fault has ended */
 CUresult context_get(CUcontext handle, struct sim_context **context); /* NULL: the current one */
 
 /* cuda_range.c: all ranges by address */

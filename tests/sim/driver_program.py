@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import time
 from typing import Any
 
 from cuda.bindings import driver
 
+from sim.pages import PAGE, PAGES
 from sim.program import serve
 
 PTX = b"""
@@ -26,6 +28,9 @@ PTX = b"""
 {
     ret;
 }
+.visible .entry aliquot_wait(.param .u64 address, .param .u64 value) { ret; }
+.visible .entry aliquot_set(.param .u64 address, .param .u64 value) { ret; }
+.visible .entry aliquot_fault() { ret; }
 .visible .entry mixed(.param .u64 .ptr .global a, .param .u32 b, .param .align 8 .b8 c[24])
 .maxntid 256, 1, 1
 {
@@ -35,6 +40,8 @@ PTX = b"""
 \0"""
 RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 GLOBAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+
+NON_BLOCKING = 1
 
 kept: dict[str, Any] = {}
 
@@ -83,8 +90,27 @@ def begin(device: int = 0) -> int:
 
 def load() -> int:
     kept["module"] = done(driver.cuModuleLoadData(PTX))
-    kept["spin"] = done(driver.cuModuleGetFunction(kept["module"], b"aliquot_spin"))
+    for name in ("spin", "wait", "set", "fault"):
+        function = driver.cuModuleGetFunction(kept["module"], f"aliquot_{name}".encode())
+        kept[name] = done(function)
     return 0
+
+
+def launch(name: str, stream: str | None = None, *words: int | str) -> int:
+    """One of the kernels that `load` found; "page+8" stands for an address in a page."""
+    target = kept[stream] if stream else 0
+    values = tuple(_address(word) if isinstance(word, str) else word for word in words)
+    arguments = (values, (ctypes.c_uint64,) * len(values)) if values else 0
+    return int(driver.cuLaunchKernel(kept[name], 1, 1, 1, 1, 1, 1, 0, target, arguments, 0)[0])
+
+
+def _address(place: str) -> int:
+    key, _, offset = place.partition("+")
+    return int(kept[key]) + int(offset or 0)
+
+
+def attribute(number: int) -> int:
+    return int(done(driver.cuDeviceGetAttribute(driver.CUdevice_attribute(number), 0)))
 
 
 def spin(nanoseconds: int, stream: str | None = None, times: int = 1) -> int:
@@ -95,12 +121,38 @@ def spin(nanoseconds: int, stream: str | None = None, times: int = 1) -> int:
     return 0
 
 
+def pass_by() -> int:
+    """Run a kernel beside everything else, to its end: by then all that can go on has gone on."""
+    context = done(driver.cuCtxCreate(None, 0, 0))
+    module = done(driver.cuModuleLoadData(PTX))
+    function = done(driver.cuModuleGetFunction(module, b"mixed"))
+    arguments = ((0, 0, 0, 0, 0), (ctypes.c_uint64, ctypes.c_uint32, *[ctypes.c_uint64] * 3))
+    done(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0))
+    done(driver.cuCtxSynchronize())
+    done(driver.cuCtxDestroy(context))
+    return 0
+
+
 def spin_timed(nanoseconds: int, times: int) -> list[float]:
     """Spins to the end; when it began and ended, by the machine's clock."""
     start = time.monotonic()
     spin(nanoseconds, None, times)
     done(driver.cuCtxSynchronize())
     return [start, time.monotonic()]
+
+
+def spins_took(nanoseconds: int, times: int) -> float:
+    """GPU time in ms of so many spins, back to back: they wait until all of them are asked for."""
+    kept["timed"] = done(driver.cuStreamCreate(NON_BLOCKING))
+    words("gate")
+    wait_word("timed", "gate", 0, 1)
+    before, after = (done(driver.cuEventCreate(0)) for _ in range(2))
+    done(driver.cuEventRecord(before, kept["timed"]))
+    spin(nanoseconds, "timed", times)
+    done(driver.cuEventRecord(after, kept["timed"]))
+    word("gate", 0, 1)
+    done(driver.cuEventSynchronize(after))
+    return float(done(driver.cuEventElapsedTime(before, after)))
 
 
 def round_trip(address: int, size: int) -> bool:
@@ -141,26 +193,81 @@ def pool_figures() -> list[int]:
     return [int(done(driver.cuMemPoolGetAttribute(pool, item))) for item in (reserved, used)]
 
 
-def words(key: str) -> int:
-    """Pinned memory for words that streams wait for and write."""
-    kept[key] = int(done(driver.cuMemHostAlloc(4096, 0)))
-    return 0
+def words(key: str, kind: str = "pinned") -> int:
+    """Memory for words that the GPU waits for and writes, of a kind in PAGES; the driver's code."""
+    code, kept[key], kept[f"{key} here"] = PAGES[kind]()
+    return code
 
 
 def word(key: str, index: int, value: int | None = None) -> int:
-    view = (ctypes.c_uint32 * 1024).from_address(kept[key])
+    """A word as this process sees it; changed if a value is given."""
+    view = (ctypes.c_uint64 * (PAGE // 8)).from_address(kept[f"{key} here"])
     if value is not None:
         view[index] = value
     return view[index]
 
 
+def wait_until_word(key: str, index: int, value: int) -> int:
+    """Wait for a word that the GPU writes."""
+    deadline = time.monotonic() + 20
+    while word(key, index) != value:
+        assert time.monotonic() < deadline, (key, index, word(key, index))
+        time.sleep(0.0001)
+    return 0
+
+
+def open_after(key: str, nanoseconds: int) -> float:
+    """Set a page's first word to 1 not before that time has passed; the seconds that it took."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < nanoseconds / 1e9:
+        pass
+    waited = time.monotonic() - begun
+    word(key, 0, 1)
+    return waited
+
+
 def wait_word(stream: str, key: str, index: int, value: int) -> int:
     flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-    return int(driver.cuStreamWaitValue32(kept[stream], kept[key] + 4 * index, value, flags)[0])
+    return int(driver.cuStreamWaitValue64(kept[stream], kept[key] + 8 * index, value, flags)[0])
 
 
 def write_word(stream: str, key: str, index: int, value: int) -> int:
-    return int(driver.cuStreamWriteValue32(kept[stream], kept[key] + 4 * index, value, 0)[0])
+    return int(driver.cuStreamWriteValue64(kept[stream], kept[key] + 8 * index, value, 0)[0])
+
+
+def operate(symbol: str, stream: str | None, place: str, value: int) -> int:
+    """An exported stream memory operation by its symbol; a wait is for at least the value."""
+    flags = 0
+    wide = ctypes.c_uint64 if "64" in symbol else ctypes.c_uint32
+    function = getattr(ctypes.CDLL("libcuda.so.1"), symbol)
+    target = ctypes.c_void_p(int(kept[stream])) if stream else None
+    return int(function(target, ctypes.c_uint64(_address(place)), wide(value), flags))
+
+
+def batch(symbol: str, stream: str, *operations: tuple[str, str, int]) -> int:
+    """("wait64" or "write32"..., place, value), ... in one call."""
+    kinds = {"wait32": 1, "write32": 2, "wait64": 4, "write64": 5}
+    packed = b"".join(
+        struct.pack("<IxxxxQQIxxxxQ8x", kinds[kind], _address(place), value, 0, 0)
+        for kind, place, value in operations
+    )
+    function = getattr(ctypes.CDLL("libcuda.so.1"), symbol)
+    return int(function(ctypes.c_void_p(int(kept[stream])), len(operations), packed, 0))
+
+
+def gate_delays(stream: str, times: int) -> list[float]:
+    """Seconds from the opening of each of so many gates until the mark behind it was there."""
+    words("delays")
+    delays = []
+    for number in range(1, times + 1):
+        wait_word(stream, "delays", 0, number)
+        write_word(stream, "delays", 1, number)
+        opened = time.monotonic()
+        word("delays", 0, number)
+        while word("delays", 1) != number:
+            pass
+        delays.append(time.monotonic() - opened)
+    return delays
 
 
 def capture(stream: str, mode: str = "relaxed") -> int:
@@ -245,9 +352,10 @@ def host_order(stream: str) -> list[int]:
 
 
 CALLS = (
-    call, keep, begin, load, spin, spin_timed, round_trip, read, physical, allow, pool_figures,
-    words, word, wait_word, write_word, capture, end_capture, look_up, exported, in_forked_child,
-    start_many, host_order,
+    call, keep, begin, load, launch, attribute, spin, pass_by, spin_timed, spins_took, round_trip,
+    read, physical, allow, pool_figures, words, word, wait_until_word, open_after, wait_word,
+    write_word, operate, batch, gate_delays, capture, end_capture, look_up, exported,
+    in_forked_child, start_many, host_order,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,0 +1,81 @@
+/* The engine alone, for test_engine.py: its processes are numbers and its clock is the test's. */
+#include "engine.c"
+
+#define PROCESSES 8u
+
+static struct sim_map map;
+static struct machine machines[PROCESSES];
+static uint64_t now;
+
+uint64_t machine_now(void)
+{
+	return now;
+}
+
+void machine_lock(struct machine *m)
+{
+	(void)m;
+}
+
+void machine_unlock(struct machine *m)
+{
+	(void)m;
+}
+
+void machine_reap(struct machine *m)
+{
+	(void)m;
+}
+
+pid_t machine_pid(struct machine *m, uint32_t slot)
+{
+	(void)m;
+	return (pid_t)slot + 1;
+}
+
+void paper_reset(void)
+{
+	memset(&map, 0, sizeof(map));
+	map.count = 1;
+	map.high = PROCESSES;
+	map.gpus[0].running = map.gpus[0].last = SIM_NONE;
+	for (uint32_t i = 0; i < PROCESSES; i++)
+		machines[i] = (struct machine){.map = &map, .slot = i};
+}
+
+void paper_clock(uint64_t ns)
+{
+	now = ns;
+}
+
+void paper_submit(uint32_t process, uint64_t ready_ns, uint64_t duration_ns, bool more)
+{
+	engine_submit(&machines[process], 0, ready_ns, duration_ns, more);
+}
+
+/* The kernel's end; 0: it has not ended. */
+uint64_t paper_end(uint32_t process)
+{
+	uint64_t when;
+	return engine_poll(&machines[process], 0, &when) ? when : 0;
+}
+
+void paper_release(uint32_t process)
+{
+	engine_release(&machines[process], 0);
+}
+
+void paper_leave(uint32_t process)
+{
+	engine_leave(&machines[process], 0);
+}
+
+uint64_t paper_busy(uint32_t process)
+{
+	return map.processes[process].parts[0].busy_ns;
+}
+
+uint64_t paper_gpu_busy(void)
+{
+	return map.gpus[0].busy_ns;
+}

@@ -1,0 +1,154 @@
+"""GPU time on a simulated machine, read from the file that all its processes share.
+
+A second witness for tests of compute shares: what the simulated engine itself wrote down, to the
+nanosecond, whatever the arbiter or a tenant says. The layout is that of native/sim/machine.h
+(test_gpu_time.py compares them). Reading takes no lock and disturbs nobody: a snapshot counts when
+the GPU's sum is that of its processes.
+
+A process that has ended is still in it, as long as no more than 256 others have ended since; one
+that did not call itself by its pid here (another pid namespace) is listed as it called itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+MAGIC, VERSION = 0x31304D4953514C41, 2
+MAX_GPUS, MAX_PROCESSES, MAX_ENDED, BUCKETS = 16, 1024, 256, 16
+NONE, NEVER = (1 << 32) - 1, (1 << 64) - 1
+QUEUED = 1
+MUTEX_SIZE = {"x86_64": 40, "aarch64": 48}[platform.machine()]
+
+U32, U64 = ctypes.c_uint32, ctypes.c_uint64
+
+
+class History(ctypes.Structure):
+    _fields_ = (("last", U64), ("busy_ns", U32 * BUCKETS))
+
+
+class Part(ctypes.Structure):
+    _fields_ = (
+        ("bytes", U64),
+        ("managed", U64),
+        ("busy_ns", U64),
+        ("kernels", U64),
+        ("contexts", U32),
+        ("reserved", U32),
+        ("history", History),
+    )
+
+
+class Process(ctypes.Structure):
+    _fields_ = (
+        ("used", U32),
+        ("pid", ctypes.c_int32),
+        ("token", U64),
+        ("since_us", U64),
+        ("reserved", U64 * 5),
+        ("parts", Part * MAX_GPUS),
+    )
+
+
+class Ended(ctypes.Structure):
+    _fields_ = (("pid", ctypes.c_int32), ("reserved", U32), ("busy_ns", U64 * MAX_GPUS))
+
+
+class Request(ctypes.Structure):
+    _fields_ = (
+        ("state", U32),
+        ("more", U32),
+        ("ready_ns", U64),
+        ("left_ns", U64),
+        ("end_ns", U64),
+        ("noted_ns", U64),
+    )
+
+
+class Engine(ctypes.Structure):
+    _fields_ = (
+        ("used", U64),
+        ("busy_ns", U64),
+        ("ended_ns", U64),
+        ("running", U32),
+        ("last", U32),
+        ("time_ns", U64),
+        ("slice_ns", U64),
+        ("history", History),
+        ("requests", Request * MAX_PROCESSES),
+    )
+
+
+class Map(ctypes.Structure):
+    _fields_ = (
+        ("magic", U64),
+        ("version", U32),
+        ("size", U32),
+        ("model", ctypes.c_char * 16),
+        ("count", U32),
+        ("high", U32),
+        ("seed", U64),
+        ("mutex", ctypes.c_uint8 * MUTEX_SIZE),
+        ("gpus", Engine * MAX_GPUS),
+        ("processes", Process * MAX_PROCESSES),
+        ("ended_count", U64),
+        ("ended", Ended * MAX_ENDED),
+    )
+
+
+@dataclass(frozen=True)
+class GpuTime:
+    """Nanoseconds that kernels had since the machine was made."""
+
+    processes: dict[tuple[int, int], int]  # by pid and the GPU's index
+    gpus: dict[int, int]
+
+
+def busy_ns(state_dir: Path) -> dict[tuple[int, int], int]:
+    """What each process had of each GPU that it used."""
+    return read(state_dir).processes
+
+
+def read(state_dir: Path) -> GpuTime:
+    """All figures of one moment; `state_dir` is what ALIQUOT_SIMULATE_STATE names."""
+    while True:
+        now = time.monotonic_ns()
+        shared = Map.from_buffer_copy((state_dir / "machine").read_bytes())
+        assert (shared.magic, shared.version) == (MAGIC, VERSION)
+        found = _sum_up(shared, now)
+        if found:
+            return found
+
+
+def _sum_up(shared: Map, now: int) -> GpuTime | None:
+    """None: it was read in the middle of a change."""
+    living = [line for line in shared.processes[: shared.high] if line.used]
+    processes: Counter[tuple[int, int]] = Counter()
+    gpus: dict[int, int] = {}
+    for index, gpu in enumerate(shared.gpus[: shared.count]):
+        if gpu.busy_ns != gpu.ended_ns + sum(line.parts[index].busy_ns for line in living):
+            return None
+        gpus[index] = gpu.busy_ns
+        for line in living:
+            processes[line.pid, index] += line.parts[index].busy_ns
+        for line in shared.ended[: min(shared.ended_count, MAX_ENDED)]:
+            processes[line.pid, index] += line.busy_ns[index]
+        if gpu.running != NONE:
+            unwritten = _unwritten(gpu, now)
+            gpus[index] += unwritten
+            processes[shared.processes[gpu.running].pid, index] += unwritten
+    return GpuTime({key: figure for key, figure in processes.items() if figure}, gpus)
+
+
+def _unwritten(gpu: Engine, now: int) -> int:
+    """What the kernel that runs had since somebody last looked."""
+    request = gpu.requests[gpu.running]
+    if request.state != QUEUED:
+        return 0
+    since: int = gpu.time_ns
+    end = now if request.left_ns == NEVER else min(now, since + request.left_ns)
+    return max(end - since, 0)
