@@ -19,7 +19,7 @@ TEST_TOOLS := clang:clang aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu \
 # What `make test` left out and why, one line each, printed at its end.
 LEFT_OUT := build/left-out.txt
 
-.PHONY: help setup build demo test lint format test-python test-native test-storm test-gpu fuzz bench clean
+.PHONY: help setup build demo test lint format test-python test-native test-shares test-storm test-gpu fuzz bench clean
 .PHONY: packages test-packages
 
 help: ## say what there is
@@ -39,6 +39,7 @@ test: setup test-packages ## everything: lint, types, layers, and all tests
 	@$(MAKE) lint
 	@$(MAKE) test-native
 	@$(MAKE) test-python
+	@$(MAKE) test-shares
 	@$(MAKE) test-storm
 	@$(MAKE) test-gpu
 	@if [ -s $(LEFT_OUT) ]; then echo "Left out:"; sed 's/^/  /' $(LEFT_OUT); \
@@ -57,7 +58,7 @@ format: ## put all sources into the one style
 	$(C_FILES) -print0 | xargs -0r $(BIN)/clang-format -i
 
 test-python: ## the tests that need no GPU
-	$(BIN)/pytest -m "not gpu"
+	$(BIN)/pytest -m "not gpu and not shares"
 	@[ "$$(id -u)" = 0 ] || echo "tests that need another user or a small disk: not root" >> $(LEFT_OUT)
 
 # The C tests in one build tree each: plain, under each sanitizer, and for arm64 under emulation.
@@ -87,6 +88,10 @@ fuzz: ## the fuzzers, FUZZ_SECONDS each
 
 bench: build/native-plain ## what Aliquot costs a program (docs/measured.md)
 	$(BIN)/python bench/native/cost.py --build build/native-plain
+
+# Programs that keep simulated GPUs busy need the machine for themselves.
+test-shares: build ## compute shares on simulated GPUs, one test after the other
+	$(BIN)/pytest -q -n 0 -m shares tests/credit
 
 # The race of tests/storm once more, shorter, with everything under a sanitizer.
 test-storm: build/native-address build/native-thread ## the race, under each sanitizer

@@ -8,7 +8,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from aliquot.model import Gpu, GpuProcess, Grant, Slice, SliceUse
+from aliquot.model import ComputeUse, Gpu, GpuProcess, Grant, Slice, SliceUse
 from aliquot.slices.control import SharedGpu
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def make_grant(name: str | None = None, **bytes_by_gpu: int) -> Grant:
         broken=None,
         slices=slices,
         use=tuple(SliceUse(part.gpu_uuid, 0, 0) for part in slices),
+        compute=tuple(ComputeUse() for _ in slices),
         processes=(),
     )
 

@@ -4,6 +4,7 @@
 #include "control.h"
 #include "ending.h"
 #include "grants.h"
+#include "keeper.h"
 #include "log.h"
 #include "measure.h"
 #include "options.h"
@@ -71,10 +72,17 @@ static bool begin(struct arbiter *arbiter, const struct options *options, struct
 	int error = pages_guard();
 	if (error)
 		return failure_set(failure, "signals", "SIGBUS cannot be caught: %s", strerror(-error));
-	if (!open_loop(arbiter, failure) || !nvml_open(&arbiter->nvml, options->nvml, failure))
+	if (!pair_try(failure) || !open_loop(arbiter, failure) ||
+	    !nvml_open(&arbiter->nvml, options->nvml, failure))
 		return false;
+	error = credit_start(&arbiter->credit, arbiter->nvml.gpu_count);
+	if (error)
+		return failure_set(failure, "memory", "no thread for credit: %s", strerror(-error));
 	state_clean(arbiter->state);
-	return grants_recover(arbiter, failure) && control_listen(arbiter, failure);
+	if (!grants_recover(arbiter, failure) || !control_listen(arbiter, failure))
+		return false;
+	keeper_drop_unclaimed(arbiter->keeper);
+	return true;
 }
 
 static void announce_ready(struct birth *birth, int announce)
@@ -87,11 +95,20 @@ static void announce_ready(struct birth *birth, int announce)
 		close(announce);
 }
 
+/* From now on nobody is gated. */
+static void open_gates(struct arbiter *arbiter)
+{
+	credit_stop(&arbiter->credit);
+	keeper_open_gates(arbiter->keeper);
+}
+
 static void end(struct arbiter *arbiter)
 {
+	open_gates(arbiter);
 	connections_close_all(arbiter);
 	control_close(arbiter);
 	grants_close_all(arbiter);
+	credit_free(&arbiter->credit);
 	loop_unwatch(&arbiter->loop, &arbiter->signals);
 	measure_close();
 	nvml_close(&arbiter->nvml);
@@ -99,11 +116,12 @@ static void end(struct arbiter *arbiter)
 }
 
 int arbiter_run(const struct options *options, struct state *state, struct birth *birth,
-                int announce)
+                struct keeper *keeper, int announce)
 {
 	struct failure failure;
 	struct arbiter arbiter = {
 		.state = state,
+		.keeper = keeper,
 		.linger_ns = options->linger_seconds * SECOND_NS,
 		.linger.fire = on_linger_over,
 		.ending.fire = ending_on_timer,
@@ -114,6 +132,7 @@ int arbiter_run(const struct options *options, struct state *state, struct birth
 	};
 	prepare_process();
 	if (!begin(&arbiter, options, &failure)) {
+		open_gates(&arbiter);
 		snprintf(birth->error, sizeof(birth->error), "%s", failure.text);
 		return EXIT_FAILED;
 	}

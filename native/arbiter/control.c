@@ -4,6 +4,7 @@
 #include "grants.h"
 #include "identity.h"
 #include "log.h"
+#include "resize.h"
 #include "status.h"
 
 #include <errno.h>
@@ -47,6 +48,32 @@ static bool make(struct connection *connection, const struct control_request *re
 	return true;
 }
 
+static bool resize_grant(struct connection *connection, const struct control_request *request,
+                         struct failure *failure)
+{
+	struct resized resized;
+	uint32_t uid = UINT32_MAX;
+	identity_uid_of_peer(connection->watch.fd, &uid);
+	if (!resize(connection->arbiter, request, uid, &resized, failure))
+		return false;
+	struct json *reply = &connection->reply;
+	json_open(reply, NULL, '{');
+	json_string(reply, "name", request->name);
+	json_open(reply, "slices", '[');
+	for (uint32_t i = 0; i < request->slice_count; i++) {
+		char uuid[ALIQUOT_UUID_TEXT_SIZE];
+		aliquot_uuid_write(request->slices[i].uuid, uuid);
+		json_open(reply, NULL, '{');
+		json_string(reply, "gpu", uuid);
+		json_number(reply, "memory_bytes", resized.slices[i].memory_bytes);
+		json_bool(reply, "reached", resized.slices[i].reached);
+		json_close(reply, '}');
+	}
+	json_close(reply, ']');
+	json_close(reply, '}');
+	return true;
+}
+
 static bool stop(struct connection *connection, struct failure *failure)
 {
 	struct arbiter *arbiter = connection->arbiter;
@@ -75,6 +102,8 @@ static bool answer(struct connection *connection, size_t length, struct failure 
 	switch (request.kind) {
 	case CONTROL_MAKE:
 		return make(connection, &request, failure);
+	case CONTROL_RESIZE:
+		return resize_grant(connection, &request, failure);
 	case CONTROL_STOP:
 		return stop(connection, failure);
 	case CONTROL_STATUS:

@@ -2,7 +2,6 @@
 
 #include "aliquot/uuid.h"
 
-#include <stdbool.h>
 #include <string.h>
 
 struct text {
@@ -80,67 +79,80 @@ static bool parse_word(struct text text, const struct word *words, size_t count,
 	return false;
 }
 
-enum key { MEMORY, COMPUTE, POLICY, PRIORITY, KEYS };
+static const struct {
+	const char *text;
+	enum control_given key;
+} keys[] = {{"memory", CONTROL_MEMORY},
+            {"compute", CONTROL_COMPUTE},
+            {"policy", CONTROL_POLICY},
+            {"priority", CONTROL_PRIORITY}};
 
-/* One KEY=VALUE of a slice; what is wrong with it, or NULL. */
-static const char *parse_setting(struct text setting, unsigned *seen, struct control_slice *slice)
+#define KEYS (sizeof(keys) / sizeof(*keys))
+
+static const char *parse_value(enum control_given key, struct text text,
+                               struct control_slice *slice)
 {
-	static const char *const keys[KEYS] = {"memory", "compute", "policy", "priority"};
-	bool more;
-	struct text key = cut(&setting, '=', &more);
-	unsigned which = 0;
-	while (which < KEYS && !is(key, keys[which]))
-		which++;
-	if (!more || which == KEYS)
-		return "a slice has memory, compute, policy and priority";
-	if (*seen & 1u << which)
-		return "a slice's key comes twice";
-	*seen |= 1u << which;
 	uint64_t number = 0;
 	int value = 0;
-	switch ((enum key)which) {
-	case MEMORY:
-		if (!parse_number(setting, UINT64_MAX, &slice->memory_bytes))
+	switch (key) {
+	case CONTROL_MEMORY:
+		if (!parse_number(text, UINT64_MAX, &slice->memory_bytes))
 			return "memory is a number of bytes";
+		if (slice->memory_bytes < CONTROL_LEAST_BYTES)
+			return "a slice's memory is at least 1 MiB";
 		break;
-	case COMPUTE:
-		if (!parse_number(setting, 100, &number))
+	case CONTROL_COMPUTE:
+		if (!parse_number(text, 100, &number))
 			return "compute is a number of percent from 0 to 100";
 		slice->compute_percent = (uint32_t)number;
 		break;
-	case POLICY:
-		if (!parse_word(setting, policies, sizeof(policies) / sizeof(*policies), &value))
+	case CONTROL_POLICY:
+		if (!parse_word(text, policies, sizeof(policies) / sizeof(*policies), &value))
 			return "policy is elastic or hard";
 		slice->policy = (enum aliquot_policy)value;
 		break;
-	case PRIORITY:
-		if (!parse_word(setting, priorities, sizeof(priorities) / sizeof(*priorities), &value))
+	case CONTROL_PRIORITY:
+		if (!parse_word(text, priorities, sizeof(priorities) / sizeof(*priorities), &value))
 			return "priority is latency, normal or background";
 		slice->priority = (enum aliquot_priority)value;
-		break;
-	case KEYS:
 		break;
 	}
 	return NULL;
 }
 
-static const char *parse_slice(struct text text, struct control_slice *slice)
+/* One KEY=VALUE of a slice; what is wrong with it, or NULL. */
+static const char *parse_setting(struct text setting, struct control_slice *slice)
 {
 	bool more;
-	unsigned seen = 0;
+	struct text key = cut(&setting, '=', &more);
+	size_t which = 0;
+	while (which < KEYS && !is(key, keys[which].text))
+		which++;
+	if (!more || which == KEYS)
+		return "a slice has memory, compute, policy and priority";
+	if (slice->given & keys[which].key)
+		return "a slice's key comes twice";
+	slice->given |= keys[which].key;
+	return parse_value(keys[which].key, setting, slice);
+}
+
+static const char *parse_slice(struct text text, enum control_kind kind,
+                               struct control_slice *slice)
+{
+	bool more;
 	struct text uuid = cut(&text, ',', &more);
 	memset(slice, 0, sizeof(*slice));
 	if (!aliquot_uuid_parse(uuid.at, uuid.length, slice->uuid))
 		return "a slice begins with its GPU's UUID: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
 	while (more) {
-		const char *wrong = parse_setting(cut(&text, ',', &more), &seen, slice);
+		const char *wrong = parse_setting(cut(&text, ',', &more), slice);
 		if (wrong)
 			return wrong;
 	}
-	if (!(seen & 1u << MEMORY))
+	if (kind == CONTROL_MAKE && !(slice->given & CONTROL_MEMORY))
 		return "a slice needs memory=BYTES";
-	if (slice->memory_bytes < CONTROL_LEAST_BYTES)
-		return "a slice's memory is at least 1 MiB";
+	if (!slice->given)
+		return "a slice needs something that is to change";
 	return NULL;
 }
 
@@ -149,7 +161,7 @@ static const char *add_slice(struct text text, struct control_request *out)
 	if (out->slice_count == ALIQUOT_MAX_GPUS)
 		return "a grant has at most 16 slices";
 	struct control_slice *slice = &out->slices[out->slice_count];
-	const char *wrong = parse_slice(text, slice);
+	const char *wrong = parse_slice(text, out->kind, slice);
 	if (wrong)
 		return wrong;
 	for (uint32_t i = 0; i < out->slice_count; i++)
@@ -159,31 +171,50 @@ static const char *add_slice(struct text text, struct control_request *out)
 	return NULL;
 }
 
-static const char *parse_make(struct text rest, bool more, struct control_request *out)
+static const char *parse_name(struct text text, struct control_request *out)
 {
+	if (*out->name)
+		return "the name comes twice";
+	if (!control_is_name(text.at, text.length))
+		return "a name is 1 to 63 of A-Z a-z 0-9 . _ - and begins with a letter or digit";
+	memcpy(out->name, text.at, text.length);
+	return NULL;
+}
+
+static const char *parse_gradual(struct text text, struct control_request *out)
+{
+	if (out->gradual)
+		return "gradual comes twice";
+	out->gradual = is(text, "1");
+	return out->gradual ? NULL : "gradual is 1 or not given";
+}
+
+/* What follows `make` and `resize`. */
+static const char *parse_grant(struct text rest, bool more, struct control_request *out)
+{
+	bool resizes = out->kind == CONTROL_RESIZE;
 	while (more) {
 		const char *wrong = NULL;
 		struct text value = cut(&rest, ' ', &more);
 		bool has_value;
 		struct text key = cut(&value, '=', &has_value);
-		if (has_value && is(key, "name")) {
-			if (*out->name)
-				return "the name comes twice";
-			if (!control_is_name(value.at, value.length))
-				return "a name is 1 to 63 of A-Z a-z 0-9 . _ - and begins with a letter or digit";
-			memcpy(out->name, value.at, value.length);
-		} else if (has_value && is(key, "slice")) {
+		if (has_value && is(key, "name"))
+			wrong = parse_name(value, out);
+		else if (has_value && is(key, "slice"))
 			wrong = add_slice(value, out);
-		} else {
-			wrong = "make takes name=NAME and slice=...";
-		}
+		else if (has_value && resizes && is(key, "gradual"))
+			wrong = parse_gradual(value, out);
+		else
+			wrong = resizes ? "resize takes name=NAME, gradual=1 and slice=..."
+			                : "make takes name=NAME and slice=...";
 		if (wrong)
 			return wrong;
 	}
 	if (!*out->name)
-		return "make needs name=NAME";
+		return resizes ? "resize needs name=NAME" : "make needs name=NAME";
 	if (!out->slice_count)
-		return "make needs at least one slice=...";
+		return resizes ? "resize needs at least one slice=..."
+		               : "make needs at least one slice=...";
 	return NULL;
 }
 
@@ -194,15 +225,15 @@ int control_parse(const char *line, size_t len, struct control_request *out, con
 	memset(out, 0, sizeof(*out));
 	struct text verb = cut(&rest, ' ', &more);
 	*error = NULL;
-	if (is(verb, "make")) {
-		out->kind = CONTROL_MAKE;
-		*error = parse_make(rest, more, out);
+	if (is(verb, "make") || is(verb, "resize")) {
+		out->kind = is(verb, "make") ? CONTROL_MAKE : CONTROL_RESIZE;
+		*error = parse_grant(rest, more, out);
 	} else if (is(verb, "status") && !more) {
 		out->kind = CONTROL_STATUS;
 	} else if (is(verb, "stop") && !more) {
 		out->kind = CONTROL_STOP;
 	} else {
-		*error = "a request is status, stop or make name=NAME slice=...";
+		*error = "a request is status, stop, or make or resize with name=NAME slice=...";
 	}
 	return *error ? -1 : 0;
 }

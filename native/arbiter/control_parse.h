@@ -3,7 +3,9 @@
  *   status
  *   stop
  *   make name=NAME slice=UUID,memory=BYTES[,compute=PERCENT][,policy=WORD][,priority=WORD] ...
+ *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
  *
+ * A slice to be resized names what is to change, at least one thing; the rest stays as it is.
  * Words are parted by exactly one space; each key comes once; numbers are decimal digits and
  * nothing else. What is not named is refused: a request is understood whole or not at all.
  */
@@ -12,13 +14,24 @@
 
 #include "aliquot/layout.h"
 
+#include <stdbool.h>
+
 #define CONTROL_LINE_MAX 4096u
 #define CONTROL_LEAST_BYTES (UINT64_C(1) << 20)
 
-enum control_kind { CONTROL_STATUS, CONTROL_STOP, CONTROL_MAKE };
+enum control_kind { CONTROL_STATUS, CONTROL_STOP, CONTROL_MAKE, CONTROL_RESIZE };
+
+/* What a slice names, a bit each. */
+enum control_given {
+	CONTROL_MEMORY = 1,
+	CONTROL_COMPUTE = 2,
+	CONTROL_POLICY = 4,
+	CONTROL_PRIORITY = 8,
+};
 
 struct control_slice {
 	uint8_t uuid[16];
+	uint32_t given; /* of enum control_given; what is not given is 0 */
 	uint64_t memory_bytes;
 	uint32_t compute_percent;
 	enum aliquot_policy policy;
@@ -28,6 +41,7 @@ struct control_slice {
 struct control_request {
 	enum control_kind kind;
 	char name[ALIQUOT_NAME_SIZE];
+	bool gradual; /* resize: as far as what is in use allows */
 	uint32_t slice_count;
 	struct control_slice slices[ALIQUOT_MAX_GPUS];
 };

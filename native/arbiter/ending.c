@@ -10,6 +10,7 @@
 void ending_begin(struct process *process)
 {
 	struct arbiter *arbiter = process->grant->arbiter;
+	processes_drop_pages(process);
 	atomic_store(&process->grant->limits->processes[process->slot].state, ALIQUOT_ENDING);
 	loop_unwatch(&arbiter->loop, &process->death);
 	process->ending = true;

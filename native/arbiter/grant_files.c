@@ -1,5 +1,7 @@
 #include "grant_files.h"
 
+#include "aliquot/ledger.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -7,9 +9,6 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#define HEADROOM_MOST (UINT64_C(32) << 20)
-#define HEADROOM_PART 64
 
 /* A peer of another user is refused with a reason, so it must be able to ask. */
 static mode_t socket_mode(void)
@@ -30,14 +29,6 @@ static int make_file(int directory, const char *name, size_t size, mode_t mode)
 		return error;
 	}
 	return fd;
-}
-
-static uint64_t headroom_of(uint64_t limit)
-{
-	uint64_t headroom = limit / HEADROOM_PART;
-	if (headroom > HEADROOM_MOST)
-		headroom = HEADROOM_MOST;
-	return headroom - headroom % ALIQUOT_UNIT;
 }
 
 static void fill_limits(struct grant *grant, const struct control_request *request,
@@ -62,7 +53,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 		memcpy(slice->pci_bus_id, gpu->pci_bus_id, sizeof(slice->pci_bus_id));
 		slice->gpu_bytes = gpu->memory_bytes;
 		atomic_store(&slice->limit_bytes, asked->memory_bytes);
-		atomic_store(&slice->headroom_bytes, headroom_of(asked->memory_bytes));
+		atomic_store(&slice->headroom_bytes, ledger_headroom(asked->memory_bytes));
 		atomic_store(&slice->context_bytes, gpu->context_bytes);
 		atomic_store(&slice->compute_percent, asked->compute_percent);
 		atomic_store(&slice->policy, (uint32_t)asked->policy);

@@ -4,6 +4,7 @@
 #include "grant_files.h"
 #include "log.h"
 #include "processes.h"
+#include "room.h"
 #include "tenants.h"
 
 #include <dirent.h>
@@ -15,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static struct grant *find(struct arbiter *arbiter, const char *name)
+struct grant *grants_find(struct arbiter *arbiter, const char *name)
 {
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
 		if (!strcmp(grant->name, name))
@@ -114,6 +115,7 @@ static void release(struct grant *grant)
 	struct arbiter *arbiter = grant->arbiter;
 	connections_close_of(arbiter, grant);
 	processes_release_all(grant);
+	credit_remove_grant(grant);
 	loop_unwatch(&arbiter->loop, &grant->listener);
 	loop_unwatch(&arbiter->loop, &grant->owner);
 	grant_files_close(grant);
@@ -154,24 +156,10 @@ static int watch_both(struct grant *grant, int listener, int owner)
 	return error;
 }
 
-static bool has_room(struct arbiter *arbiter, const struct control_slice *asked,
-                     const struct gpu *gpu, struct failure *failure)
-{
-	uint64_t granted = grants_granted_bytes(arbiter, gpu);
-	uint64_t left = granted < gpu->memory_bytes ? gpu->memory_bytes - granted : 0;
-	if (asked->memory_bytes <= left)
-		return true;
-	return failure_set(failure, "no-room",
-	                   "GPU %u (%s) has %llu bytes left of %llu (%llu granted): %llu asked",
-	                   gpu->index, gpu->uuid_text, (unsigned long long)left,
-	                   (unsigned long long)gpu->memory_bytes, (unsigned long long)granted,
-	                   (unsigned long long)asked->memory_bytes);
-}
-
 static bool may_make(struct arbiter *arbiter, const struct control_request *request,
                      struct failure *failure)
 {
-	const struct grant *other = find(arbiter, request->name);
+	const struct grant *other = grants_find(arbiter, request->name);
 	if (other)
 		return failure_set(failure, "name-in-use", "there is a grant named %s%s%s", request->name,
 		                   *other->broken ? ", and it is broken: " : "", other->broken);
@@ -179,12 +167,14 @@ static bool may_make(struct arbiter *arbiter, const struct control_request *requ
 		return failure_set(failure, "cannot-make", "there are %u grants already", GRANTS_MOST);
 	for (uint32_t i = 0; i < request->slice_count; i++) {
 		const struct control_slice *asked = &request->slices[i];
-		const struct gpu *gpu = nvml_find(&arbiter->nvml, asked->uuid);
+		struct gpu *gpu = nvml_find(&arbiter->nvml, asked->uuid);
 		char uuid[ALIQUOT_UUID_TEXT_SIZE];
 		aliquot_uuid_write(asked->uuid, uuid);
 		if (!gpu)
 			return failure_set(failure, "no-such-gpu", "this machine has no %s", uuid);
-		if (!has_room(arbiter, asked, gpu, failure))
+		if (!room_for_memory(arbiter, gpu, asked->memory_bytes, NULL, failure) ||
+		    !room_for_compute(arbiter, gpu, asked, NULL, failure) ||
+		    !room_for_policy(arbiter, gpu, asked->policy, failure))
 			return false;
 	}
 	return true;
@@ -213,6 +203,8 @@ struct grant *grants_make(struct arbiter *arbiter, const struct control_request 
 	}
 	add(grant);
 	int error = watch_both(grant, listener, owner->pidfd);
+	if (!error)
+		error = credit_add_grant(grant);
 	if (error) {
 		failure_set(failure, "cannot-make", "grant %s cannot be watched: %s", grant->name,
 		            strerror(-error));
@@ -288,6 +280,8 @@ static bool recover(struct arbiter *arbiter, const char *name, struct failure *f
 	int watching = watch_both(grant, listener, owner);
 	if (!error)
 		error = watching;
+	if (!error && grant->limits)
+		error = credit_add_grant(grant);
 	if (!error && grant->limits)
 		error = processes_recover(grant);
 	if (error)

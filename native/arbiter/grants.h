@@ -20,6 +20,12 @@
 
 struct process;
 
+/* What the log has been told of (findings.h). */
+struct findings {
+	uint64_t fallbacks[ALIQUOT_MAX_GPUS], exemptions[ALIQUOT_MAX_GPUS];
+	uint64_t fallback_at;
+};
+
 struct grant {
 	struct arbiter *arbiter;
 	struct grant *next;
@@ -36,12 +42,17 @@ struct grant {
 	struct process *processes[ALIQUOT_MAX_PROCESSES]; /* by slot */
 	uint32_t process_end;                             /* one past the last used slot */
 	uint32_t process_count;
+	struct credit_grant *credit; /* its slices as contenders; NULL: `limits` cannot be read */
+	struct findings findings;
 	char broken[160]; /* why; empty: sound */
 };
 
 /* Takes owner->pidfd in either case. NULL and why not. */
 struct grant *grants_make(struct arbiter *arbiter, const struct control_request *request,
                           const struct identity *owner, struct failure *failure);
+
+/* NULL: there is none of that name. */
+struct grant *grants_find(struct arbiter *arbiter, const char *name);
 
 /* All grants of the state directory. */
 bool grants_recover(struct arbiter *arbiter, struct failure *failure);

@@ -1,6 +1,7 @@
 #include "measure.h"
 
 #include "aliquot/ledger.h"
+#include "findings.h"
 #include "processes.h"
 
 #include <stdlib.h>
@@ -177,6 +178,8 @@ void measure_on_timer(struct timer *timer)
 		if (grants_check(grant))
 			processes_drop_replaced(grant);
 	}
+	credit_wake(&arbiter->credit); /* a ring may have been lost */
+	findings_look(arbiter);
 	measure_start(arbiter);
 }
 

@@ -13,8 +13,8 @@
 /* Reads one process now. `young`: at its own word that it has just made a context. */
 void measure_process(struct process *process, bool young, uint64_t for_context);
 
-/* Measures all every 500 ms, for as long as a process lives, and lets go of those that have become
- * programs which use no GPU. */
+/* Measures all every 500 ms, for as long as a process lives, lets go of those that have become
+ * programs which use no GPU, and has credit and findings look too. */
 void measure_start(struct arbiter *arbiter);
 void measure_on_timer(struct timer *timer);
 

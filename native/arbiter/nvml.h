@@ -25,6 +25,7 @@ struct gpu {
 	char pci_bus_id[NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE];
 	uint64_t memory_bytes;  /* what programs can have: all, less what the driver reserves */
 	uint64_t context_bytes; /* what one context takes, the smallest seen; 0: not yet known */
+	uint32_t gates;         /* enum aliquot_gates: what the process found that tried them last */
 };
 
 struct gpu_client {

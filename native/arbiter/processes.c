@@ -42,10 +42,26 @@ static void give_all_back(struct process *process)
 		processes_give_back(process, slice);
 }
 
+/* Out of the turns. Its pages stay kept for an arbiter that comes after this one. */
+static void stop_gating(struct process *process)
+{
+	credit_remove_process(process);
+	process->kept = NULL;
+}
+
+void processes_drop_pages(struct process *process)
+{
+	struct kept *kept = process->kept;
+	stop_gating(process);
+	if (kept)
+		keeper_drop(process->grant->arbiter->keeper, kept);
+}
+
 static void discard(struct process *process)
 {
 	struct grant *grant = process->grant;
 	struct arbiter *arbiter = grant->arbiter;
+	stop_gating(process);
 	loop_unwatch(&arbiter->loop, &process->death);
 	*(process->ending ? &arbiter->ending_count : &arbiter->live_count) -= 1;
 	grant->processes[process->slot] = NULL;
@@ -58,6 +74,7 @@ static void discard(struct process *process)
 void processes_leave(struct process *process)
 {
 	atomic_store(&page_of(process)->state, ALIQUOT_FREE);
+	processes_drop_pages(process);
 	discard(process);
 }
 
@@ -185,34 +202,78 @@ static struct process *join_anew(struct grant *grant, const struct identity *who
 	return process;
 }
 
-enum aliquot_refusal processes_join(struct grant *grant, const struct identity *who,
-                                    int32_t inner_pid, uint32_t *slot)
+static struct keeping keeping_of(const struct process *process)
 {
-	struct process *process = find_earlier(grant->arbiter, who);
-	bool is_other = process && identity_is_other_image(&process->image, &who->image);
-	if (process && !is_other && !holds_nothing(process)) {
+	struct keeping whose = {
+		.slot = process->slot,
+		.pid = process->pid,
+		.start_time = process->start_time,
+	};
+	memcpy(whose.grant, process->grant->name, sizeof(whose.grant));
+	return whose;
+}
+
+/* New pages in place of those it had. 0, or -errno: it has none. */
+static int give_pages(struct process *process, struct pair_fds *fds)
+{
+	struct grant *grant = process->grant;
+	struct keeping whose = keeping_of(process);
+	processes_drop_pages(process);
+	memset(process->gates, 0, sizeof(process->gates));
+	int error = keeper_make(grant->arbiter->keeper, &whose, grant->slice_count, &process->kept,
+	                        fds);
+	if (error)
+		return error;
+	error = credit_add_process(process);
+	if (error) {
+		pair_close(fds);
+		processes_drop_pages(process);
+	}
+	return error;
+}
+
+/* The same process again, as another program or because its answer was lost. */
+static void join_again(struct process *process, const struct identity *who, int32_t inner_pid)
+{
+	close(who->pidfd);
+	if (identity_is_other_image(&process->image, &who->image))
+		begin_again(process);
+	process->image = who->image;
+	page_of(process)->inner_pid = inner_pid;
+}
+
+enum aliquot_refusal processes_join(struct grant *grant, const struct identity *who,
+                                    int32_t inner_pid, struct seat *seat, int *error)
+{
+	struct process *earlier = find_earlier(grant->arbiter, who), *process = NULL;
+	bool is_other = earlier && identity_is_other_image(&earlier->image, &who->image);
+	*error = 0;
+	if (earlier && !is_other && !holds_nothing(earlier)) {
 		log_event("grant %s: process %d refused: it is in grant %s already", grant->name, who->pid,
-		          process->grant->name);
+		          earlier->grant->name);
 		close(who->pidfd);
 		return ALIQUOT_REFUSED_TWICE;
 	}
-	if (process && process->grant == grant) {
-		close(who->pidfd);
-		if (is_other)
-			begin_again(process);
-		process->image = who->image;
-		page_of(process)->inner_pid = inner_pid;
+	if (earlier && earlier->grant == grant) {
+		process = earlier;
+		join_again(process, who, inner_pid);
 	} else {
-		if (process)
-			move_away(process, grant);
+		if (earlier)
+			move_away(earlier, grant);
 		process = join_anew(grant, who, inner_pid);
 		if (!process)
 			return ALIQUOT_REFUSED_FULL;
 	}
+	*error = give_pages(process, &seat->pages);
+	if (*error) {
+		log_event("grant %s: no pages for process %d: %s", grant->name, who->pid,
+		          strerror(-*error));
+		return ALIQUOT_REFUSED_FULL;
+	}
 	/* A child of the old program may keep its memory on the GPU: that counts here from now on. */
 	if (is_other)
 		measure_process(process, false, 0);
-	*slot = process->slot;
+	seat->slot = process->slot;
 	return 0;
 }
 
@@ -244,6 +305,19 @@ struct process *processes_find(struct grant *grant, int32_t pid)
 	return NULL;
 }
 
+/* The pages that an earlier arbiter gave it, from the parent's hands. 0, or -errno. */
+static int find_pages(struct process *process)
+{
+	struct grant *grant = process->grant;
+	struct keeping whose = keeping_of(process);
+	process->kept = keeper_claim(grant->arbiter->keeper, &whose, grant->slice_count);
+	if (process->kept)
+		return credit_add_process(process);
+	log_event("grant %s: the pages of process %d are lost: no turns for it", grant->name,
+	          process->pid);
+	return 0;
+}
+
 /* 0, or -errno: the kernel could not tell whether it lives. */
 static int recover(struct grant *grant, uint32_t slot)
 {
@@ -268,9 +342,11 @@ static int recover(struct grant *grant, uint32_t slot)
 	process->measured = UINT32_MAX;
 	process->image = identity_image(process->pid);
 	int error = loop_watch(&grant->arbiter->loop, &process->death, pidfd, EPOLLIN);
-	if (error)
+	if (error) {
 		close(pidfd);
-	return error;
+		return error;
+	}
+	return find_pages(process);
 }
 
 int processes_recover(struct grant *grant)

@@ -1,6 +1,7 @@
 #include "status.h"
 
 #include "aliquot/ledger.h"
+#include "findings.h"
 #include "grants.h"
 #include "processes.h"
 
@@ -52,6 +53,10 @@ static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct jso
 	json_number(out, "used_bytes", used);
 	json_number(out, "granted_bytes", grants_granted_bytes(arbiter, gpu));
 	write_strangers(arbiter, gpu, out);
+	json_open(out, "compute", '{');
+	json_bool(out, "contended",
+	          credit_is_contended(&arbiter->credit, (unsigned)(gpu - arbiter->nvml.gpus)));
+	json_close(out, '}');
 	json_close(out, '}');
 }
 
@@ -79,6 +84,47 @@ static const char *priority_of(const struct aliquot_slice_limits *slice)
 	}
 }
 
+static const char *state_of(const struct credit_figures *figures)
+{
+	static const char *const names[] = {
+		[CONTENDER_OUT] = "out",       [CONTENDER_HOLDS] = "holds",
+		[CONTENDER_DRAINS] = "drains", [CONTENDER_OVERDUE] = "overdue",
+		[CONTENDER_EXEMPT] = "exempt",
+	};
+	if (!figures->active)
+		return "idle";
+	return figures->contended ? names[figures->state] : "alone";
+}
+
+static uint64_t quantile_ns(const struct credit_figures *figures, double part)
+{
+	return (uint64_t)(turns_wait_quantile(&figures->turns, part) * (double)SECOND_NS);
+}
+
+static void write_compute(struct grant *grant, uint32_t i, struct json *out)
+{
+	static const char *const gates[] = {"untried", "work", "fail"};
+	struct credit_figures figures;
+	uint32_t why;
+	credit_read(grant, i, &figures);
+	json_open(out, "compute", '{');
+	json_string(out, "gates", gates[findings_gates(grant, i, &why)]);
+	json_number(out, "why", why);
+	json_string(out, "state", state_of(&figures));
+	json_number(out, "weight_percent", (uint64_t)(figures.weight + 0.5));
+	json_number(out, "used_ns", figures.held.all_ns);
+	json_number(out, "handovers", figures.turns.handovers);
+	json_number(out, "fallbacks", figures.turns.fallbacks);
+	json_number(out, "backlog", figures.backlog);
+	json_number(out, "waits", figures.turns.waits);
+	json_number(out, "waited_ns", figures.turns.waited_ns);
+	json_number(out, "wait_p50_ns", quantile_ns(&figures, 0.5));
+	json_number(out, "wait_p99_ns", quantile_ns(&figures, 0.99));
+	json_number(out, "recent_used_ns", figures.held.lately_ns);
+	json_number(out, "recent_ns", figures.held.of_ns);
+	json_close(out, '}');
+}
+
 static void write_slice(struct grant *grant, uint32_t i, struct json *out)
 {
 	const struct aliquot_slice_limits *slice = &grant->limits->slices[i];
@@ -96,6 +142,7 @@ static void write_slice(struct grant *grant, uint32_t i, struct json *out)
 	json_number(out, "counted_bytes", counted);
 	json_number(out, "driver_bytes", atomic_load(&slice->driver_bytes));
 	json_number(out, "headroom_bytes", atomic_load(&slice->headroom_bytes));
+	write_compute(grant, i, out);
 	json_close(out, '}');
 }
 
@@ -158,12 +205,15 @@ static void write_grant(struct grant *grant, struct json *out)
 void status_write(struct arbiter *arbiter, struct json *out)
 {
 	grants_drop_removed(arbiter);
+	credit_look(&arbiter->credit);
 	json_open(out, NULL, '{');
 	json_number(out, "version", ALIQUOT_VERSION);
 	/* `pid` is the parent, the one to signal; the other is this process. */
 	json_number(out, "pid", (uint64_t)getppid());
 	json_number(out, "serving_pid", (uint64_t)getpid());
 	json_string(out, "state", arbiter->state->path);
+	json_number(out, "now_ns", loop_now());
+	json_number(out, "credit_cpu_ns", credit_cpu_ns(&arbiter->credit));
 	json_open(out, "gpus", '[');
 	for (unsigned i = 0; i < arbiter->nvml.gpu_count; i++)
 		write_gpu(arbiter, &arbiter->nvml.gpus[i], out);

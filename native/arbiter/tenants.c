@@ -15,11 +15,12 @@
 
 /* A talker gets this many answers before the others have their turn. */
 #define MESSAGES_PER_TURN 8
+#define FDS_MOST 4
 
 static bool send_message(int fd, const struct aliquot_message *message, const int *fds,
                          size_t count)
 {
-	char control[CMSG_SPACE(2 * sizeof(int))] __attribute__((aligned(8))) = {0};
+	char control[CMSG_SPACE(FDS_MOST * sizeof(int))] __attribute__((aligned(8))) = {0};
 	struct iovec part = {.iov_base = (void *)message, .iov_len = sizeof(*message)};
 	struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1};
 	if (count) {
@@ -57,7 +58,7 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid)
 {
 	struct grant *grant = connection->grant;
 	struct identity who;
-	uint32_t slot = 0;
+	struct seat seat;
 	if (!grants_check(grant))
 		return refuse(connection, ALIQUOT_REFUSED_BROKEN, "grant %s is broken: %.60s", grant->name,
 		              grant->broken);
@@ -77,31 +78,50 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid)
 		log_event("grant %s: process %d of uid %u refused", grant->name, who.pid, who.uid);
 		return refuse(connection, ALIQUOT_REFUSED_OWNER, "grant %s is another user's", grant->name);
 	}
-	enum aliquot_refusal refusal = processes_join(grant, &who, (int32_t)inner_pid, &slot);
+	enum aliquot_refusal refusal = processes_join(grant, &who, (int32_t)inner_pid, &seat, &error);
 	if (refusal == ALIQUOT_REFUSED_TWICE)
 		return refuse(
 			connection, refusal,
 			"process %d is in already: a second copy of the driver library in one program",
 			who.pid);
+	if (refusal && error)
+		return refuse(connection, refusal, "the arbiter has no pages for one more process: %s",
+		              strerror(-error));
 	if (refusal)
 		return refuse(connection, refusal, "grant %s has all the processes it may have",
 		              grant->name);
-	struct aliquot_message welcome = aliquot_message_make(ALIQUOT_WELCOME, slot);
-	int fds[2] = {grant->limits_fd, grant->usage_fd};
-	return send_message(connection->watch.fd, &welcome, fds, 2);
+	struct aliquot_message welcome = aliquot_message_make(ALIQUOT_WELCOME, seat.slot);
+	int fds[] = {grant->limits_fd, grant->usage_fd, seat.pages.credit, seat.pages.work};
+	bool sent = send_message(connection->watch.fd, &welcome, fds, FDS_MOST);
+	pair_close(&seat.pages);
+	return sent;
+}
+
+/* The process of this grant that the kernel says is speaking, or NULL. */
+static struct process *speaker(struct connection *connection)
+{
+	int32_t pid = 0;
+	if (identity_pid_of_peer(connection->watch.fd, &pid))
+		return NULL;
+	return processes_find(connection->grant, pid);
 }
 
 static bool on_measure(struct connection *connection, uint64_t for_context)
 {
-	int32_t pid = 0;
-	struct process *process = NULL;
-	if (!identity_pid_of_peer(connection->watch.fd, &pid))
-		process = processes_find(connection->grant, pid);
+	struct process *process = speaker(connection);
 	if (!process)
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "MEASURE before HELLO");
 	measure_process(process, true, for_context);
 	struct aliquot_message measured = aliquot_message_make(ALIQUOT_MEASURED, 0);
 	return send_message(connection->watch.fd, &measured, NULL, 0);
+}
+
+static bool on_ring(struct connection *connection)
+{
+	if (!speaker(connection))
+		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "RING before HELLO");
+	credit_wake(&connection->arbiter->credit);
+	return true;
 }
 
 /* False: the connection is over. */
@@ -119,6 +139,8 @@ static bool on_bytes(struct connection *connection, const void *bytes, size_t si
 		return on_hello(connection, message.value);
 	case ALIQUOT_MEASURE:
 		return on_measure(connection, message.value);
+	case ALIQUOT_RING:
+		return on_ring(connection);
 	default:
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "not a message for the arbiter");
 	}

@@ -1,4 +1,4 @@
-/* What tenants say at their grant's socket: HELLO and MEASURE (aliquot/protocol.h).
+/* What tenants say at their grant's socket: HELLO, MEASURE and RING (aliquot/protocol.h).
  *
  * A message is data from a stranger until the kernel has said who sent it; its text is never read.
  */

@@ -18,6 +18,8 @@
 /* An arbiter that died is started again by its parent: who comes in between waits that long. */
 #define RESTART_MS 500
 #define RETRY_MS 5
+/* What WELCOME carries. */
+enum { LIMITS, USAGE, CREDIT, WORK, PAGES };
 
 /* Long paths do not fit a socket's address; /proc/self/fd/N does. */
 static int connect_by_folder(int socket_fd, const char *directory)
@@ -34,9 +36,10 @@ static int connect_by_folder(int socket_fd, const char *directory)
 	return result;
 }
 
+/* With no patience nothing is waited for, not even for the arbiter to take the call. */
 static int call(const char *directory, int patience_ms)
 {
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | (patience_ms ? 0 : SOCK_NONBLOCK), 0);
 	if (fd < 0)
 		return -1;
 	struct timeval patience = {.tv_sec = patience_ms / 1000, .tv_usec = patience_ms % 1000 * 1000};
@@ -50,8 +53,8 @@ static int call(const char *directory, int patience_ms)
 	return -1;
 }
 
-/* One message out, one back; *count descriptors come with it, at most two. */
-static bool exchange(int fd, struct aliquot_message out, struct aliquot_message *in, int fds[2],
+/* One message out, one back; *count descriptors come with it, at most PAGES. */
+static bool exchange(int fd, struct aliquot_message out, struct aliquot_message *in, int fds[PAGES],
                      int *count)
 {
 	*count = 0;
@@ -60,7 +63,7 @@ static bool exchange(int fd, struct aliquot_message out, struct aliquot_message 
 	char bytes[sizeof(struct aliquot_message)];
 	union {
 		struct cmsghdr header;
-		char space[CMSG_SPACE(2 * sizeof(int))];
+		char space[CMSG_SPACE(PAGES * sizeof(int))];
 	} control;
 	struct iovec part = {.iov_base = bytes, .iov_len = sizeof(bytes)};
 	struct msghdr message = {.msg_iov = &part,
@@ -93,33 +96,57 @@ static void *map(int fd, size_t size, int protection)
 	return memory == MAP_FAILED ? NULL : memory;
 }
 
-static const char *accept_pages(const int fds[2], uint64_t slot, struct arbiter_welcome *out)
+static void unmap(const void *memory, size_t size)
 {
-	const char *wrong;
-	out->limits = map(fds[0], sizeof(*out->limits), PROT_READ);
-	out->usage = map(fds[1], sizeof(*out->usage), PROT_READ | PROT_WRITE);
-	if (!out->limits || !out->usage)
-		wrong = "its pages cannot be mapped";
-	else if (slot >= ALIQUOT_MAX_PROCESSES)
-		wrong = "it gave a slot that cannot be";
-	else
-		wrong = aliquot_limits_check(out->limits, sizeof(*out->limits));
+	if (memory)
+		munmap((void *)memory, size);
+}
+
+static void give_up_pages(const struct arbiter_welcome *pages, size_t work_size)
+{
+	unmap(pages->limits, sizeof(*pages->limits));
+	unmap(pages->usage, sizeof(*pages->usage));
+	unmap(pages->credit, ALIQUOT_CREDIT_SIZE);
+	unmap(pages->work, work_size);
+}
+
+static const char *check_pages(const struct arbiter_welcome *pages, size_t work_size)
+{
+	if (!pages->limits || !pages->usage || !pages->credit || !pages->work)
+		return "its pages cannot be mapped";
+	const char *wrong = aliquot_usage_check(pages->usage, sizeof(*pages->usage));
 	if (!wrong)
-		wrong = aliquot_usage_check(out->usage, sizeof(*out->usage));
+		wrong = aliquot_credit_check(pages->credit, ALIQUOT_CREDIT_SIZE);
+	if (!wrong)
+		wrong = aliquot_work_check(pages->work, pages->limits->slice_count, work_size);
+	return wrong;
+}
+
+static const char *accept_pages(const int fds[PAGES], uint64_t slot, struct arbiter_welcome *out)
+{
+	*out = (struct arbiter_welcome){.slot = (uint32_t)slot};
+	out->limits = map(fds[LIMITS], sizeof(*out->limits), PROT_READ);
+	const char *wrong = "its pages cannot be mapped";
+	size_t work_size = 0;
+	if (slot >= ALIQUOT_MAX_PROCESSES)
+		wrong = "it gave a slot that cannot be";
+	else if (out->limits)
+		wrong = aliquot_limits_check(out->limits, sizeof(*out->limits));
 	if (!wrong) {
-		out->slot = (uint32_t)slot;
-		return NULL;
+		work_size = out->limits->slice_count * (size_t)ALIQUOT_WORK_SIZE;
+		out->usage = map(fds[USAGE], sizeof(*out->usage), PROT_READ | PROT_WRITE);
+		out->credit = map(fds[CREDIT], ALIQUOT_CREDIT_SIZE, PROT_READ);
+		out->work = map(fds[WORK], work_size, PROT_READ | PROT_WRITE);
+		wrong = check_pages(out, work_size);
 	}
-	if (out->limits)
-		munmap((void *)out->limits, sizeof(*out->limits));
-	if (out->usage)
-		munmap(out->usage, sizeof(*out->usage));
+	if (wrong)
+		give_up_pages(out, work_size);
 	return wrong;
 }
 
 /* One call and its answer. To be refused or cut off while the arbiter is started again is none. */
 static bool ask_patiently(const char *directory, struct aliquot_message question,
-                          struct aliquot_message *answer, int fds[2], int *count)
+                          struct aliquot_message *answer, int fds[PAGES], int *count)
 {
 	struct timespec moment = {.tv_nsec = RETRY_MS * 1000 * 1000};
 	for (unsigned tries = 0; tries < RESTART_MS / RETRY_MS; tries++) {
@@ -161,7 +188,7 @@ bool arbiter_hello(struct arbiter_welcome *out)
 		return false;
 	}
 	struct aliquot_message answer;
-	int fds[2] = {-1, -1}, count = 0;
+	int fds[PAGES], count = 0;
 	if (!ask_patiently(directory, aliquot_message_make(ALIQUOT_HELLO, (uint64_t)getpid()), &answer,
 	                   fds, &count)) {
 		say_unanswered(directory);
@@ -170,7 +197,7 @@ bool arbiter_hello(struct arbiter_welcome *out)
 	const char *wrong = NULL;
 	if (answer.kind == ALIQUOT_REFUSED)
 		wrong = answer.text[0] ? answer.text : "it refused";
-	else if (answer.kind != ALIQUOT_WELCOME || count != 2)
+	else if (answer.kind != ALIQUOT_WELCOME || count != PAGES)
 		wrong = "it gave an answer that does not fit";
 	else
 		wrong = accept_pages(fds, answer.value, out);
@@ -191,11 +218,23 @@ bool arbiter_measure(int patience_ms, uint64_t for_context)
 	if (fd < 0)
 		return false;
 	struct aliquot_message answer;
-	int fds[2] = {-1, -1}, count = 0;
+	int fds[PAGES], count = 0;
 	bool answered = exchange(fd, aliquot_message_make(ALIQUOT_MEASURE, for_context), &answer, fds,
 	                         &count);
 	for (int i = 0; i < count; i++)
 		close(fds[i]);
 	close(fd);
 	return answered && answer.kind == ALIQUOT_MEASURED;
+}
+
+void arbiter_ring(void)
+{
+	char directory[PATH_MAX];
+	uint64_t created;
+	int fd = forward_grant(directory, &created) ? call(directory, 0) : -1;
+	if (fd < 0)
+		return;
+	struct aliquot_message ring = aliquot_message_make(ALIQUOT_RING, 0);
+	send(fd, &ring, sizeof(ring), MSG_NOSIGNAL | MSG_DONTWAIT);
+	close(fd);
 }

@@ -7,6 +7,7 @@
  * memory", as a small card would. */
 #define _GNU_SOURCE
 #include "aliquot/ledger.h"
+#include "gate.h"
 #include "memory.h"
 #include "session.h"
 #include "table.h"
@@ -14,7 +15,7 @@
 #include <time.h>
 
 #define LEARNING_MS 5000
-#define GIVING_BACK_MS 100
+#define GIVING_BACK_MS 1000
 
 static _Atomic unsigned learners; /* threads that hold a slice for a first context */
 
@@ -128,19 +129,22 @@ static bool finish(const struct creation *creation, CUresult result, CUcontext c
 	return !session_is_over(creation->slice);
 }
 
-/* True: the context stands. False: it did not fit, or was not made. */
-static bool end(const struct creation *creation, CUresult result, CUcontext context)
+/* Success: the context stands, with its gates. Else it was not made, or must not stand. */
+static CUresult end(const struct creation *creation, CUresult result, CUcontext context,
+                    CUdevice device)
 {
-	bool stands = finish(creation, result, context);
+	CUresult gated = result == CUDA_SUCCESS ? gate_context_made(context, device) : result;
+	bool fits = finish(creation, result, context);
 	if (creation->learning)
 		atomic_fetch_sub(&learners, 1);
-	return stands;
+	return gated == CUDA_SUCCESS && !fits ? CUDA_ERROR_OUT_OF_MEMORY : gated;
 }
 
 static void forget(CUcontext context)
 {
 	struct memory_of_context memory;
 	struct record record;
+	gate_context_ended(context, true);
 	memory_take_context(context, &memory);
 	memory_give_back_context(&memory);
 	if (table_take(&contexts, (uint64_t)(uintptr_t)context, &record))
@@ -148,13 +152,14 @@ static void forget(CUcontext context)
 	session_measure();
 }
 
-static CUresult refuse(CUcontext *context)
+static CUresult refuse(CUcontext *context, CUresult why)
 {
 	CUcontext made = *context;
+	gate_context_ending(made);
 	REAL(cuCtxDestroy_v2)(made);
 	forget(made);
 	*context = NULL;
-	return CUDA_ERROR_OUT_OF_MEMORY;
+	return why;
 }
 
 /* The creating calls differ in what stands between the context and the device. */
@@ -167,10 +172,11 @@ static CUresult refuse(CUcontext *context)
 			return call;                                                                           \
 		if (!begin(&creation, device))                                                             \
 			return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
-		CUresult result = call;                                                                    \
-		if (end(&creation, result, *(context)) || result != CUDA_SUCCESS)                          \
+		CUresult made = call;                                                                      \
+		CUresult result = end(&creation, made, *(context), device);                                \
+		if (result == CUDA_SUCCESS || made != CUDA_SUCCESS)                                        \
 			return result;                                                                         \
-		return refuse(context);                                                                    \
+		return refuse(context, result);                                                            \
 	} while (0)
 
 CUresult hook_context_create(__typeof__(&cuCtxCreate_v2) real, CUcontext *context, unsigned flags,
@@ -201,7 +207,9 @@ CUresult hook_context_destroy(__typeof__(&cuCtxDestroy_v2) real, CUcontext conte
 		return real(context);
 	memory_take_context(context, &memory);
 	bool known = table_take(&contexts, (uint64_t)(uintptr_t)context, &record);
+	gate_context_ending(context);
 	CUresult result = real(context);
+	gate_context_ended(context, result == CUDA_SUCCESS);
 	if (result != CUDA_SUCCESS) {
 		memory_keep_context(&memory);
 		if (known)
@@ -239,11 +247,14 @@ static bool detach(struct record *record, void *gone)
 CUresult hook_context_detach(__typeof__(&cuCtxDetach) real, CUcontext context)
 {
 	bool gone = false;
+	gate_context_ending(context);
 	CUresult result = real(context);
 	if (result == CUDA_SUCCESS)
 		table_change(&contexts, (uint64_t)(uintptr_t)context, detach, &gone);
 	if (gone)
 		forget(context);
+	else
+		gate_context_ended(context, false);
 	return result;
 }
 
@@ -254,14 +265,29 @@ static bool primary_is_active(CUdevice device)
 	return REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-static CUresult refuse_primary(CUcontext *context, CUdevice device)
+static CUresult refuse_primary(CUcontext *context, CUdevice device, CUresult why)
 {
 	CUcontext made = *context;
+	gate_context_ending(made);
 	REAL(cuDevicePrimaryCtxRelease_v2)(device);
 	if (!primary_is_active(device))
 		forget(made);
+	else
+		gate_context_ended(made, false);
 	*context = NULL;
-	return CUDA_ERROR_OUT_OF_MEMORY;
+	return why;
+}
+
+/* It is there already, or another thread is making it. */
+static CUresult retain_again(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context,
+                             CUdevice device)
+{
+	wait_for_learner();
+	CUresult result = real(context, device);
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = gate_context_made(*context, device);
+	return result == CUDA_SUCCESS ? result : refuse_primary(context, device, result);
 }
 
 CUresult hook_primary_retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context,
@@ -270,28 +296,36 @@ CUresult hook_primary_retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUconte
 	struct creation creation;
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!context || primary_is_active(device)) {
-		wait_for_learner();
+	if (!context)
 		return real(context, device);
-	}
+	if (primary_is_active(device))
+		return retain_again(real, context, device);
 	if (!begin(&creation, device))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = real(context, device);
-	bool stands = end(&creation, result, result == CUDA_SUCCESS ? *context : NULL);
-	if (result != CUDA_SUCCESS)
-		return result;
+	CUresult made = real(context, device);
+	CUresult result = end(&creation, made, made == CUDA_SUCCESS ? *context : NULL, device);
+	if (made != CUDA_SUCCESS)
+		return made;
 	struct record primary = {.key = (uint64_t)device + 1, .of = *context}, replaced;
 	table_put(&primaries, &primary, &replaced);
-	return stands ? result : refuse_primary(context, device);
+	return result == CUDA_SUCCESS ? result : refuse_primary(context, device, result);
 }
 
 /* Release and reset: the context is gone when the device says so. */
 CUresult hook_primary_end(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice device)
 {
 	struct record primary;
+	bool known = session_is_open() && table_get(&primaries, (uint64_t)device + 1, &primary);
+	if (known)
+		gate_context_ending(primary.of);
 	CUresult result = real(device);
-	if (result == CUDA_SUCCESS && session_is_open() && !primary_is_active(device) &&
-	    table_take(&primaries, (uint64_t)device + 1, &primary))
+	if (!known)
+		return result;
+	bool gone = result == CUDA_SUCCESS && !primary_is_active(device) &&
+	            table_take(&primaries, (uint64_t)device + 1, &primary);
+	if (gone)
 		forget(primary.of);
+	else
+		gate_context_ended(primary.of, false);
 	return result;
 }

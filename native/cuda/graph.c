@@ -1,5 +1,7 @@
-/* Memory that graphs allocate: a node says how much, and the card gives it when the graph is launched
- * or uploaded for the first time (seen on a card), keeping it until the program has it trimmed. */
+/* Graphs: launched as one, by a cost of their own; and the memory that they allocate. A node says how
+ * much, and the card gives it when the graph is launched or uploaded for the first time (seen on a
+ * card), keeping it until the program has it trimmed. */
+#include "gate.h"
 #include "pool.h"
 #include "session.h"
 #include "table.h"
@@ -92,6 +94,8 @@ CUresult hook_graph_destroy(__typeof__(&cuGraphExecDestroy) real, CUgraphExec ex
 	bool known = atomic_load_explicit(&any, memory_order_relaxed) &&
 	             table_take(&executables, (uint64_t)(uintptr_t)executable, &record);
 	CUresult result = real(executable);
+	if (result == CUDA_SUCCESS)
+		gate_forget_key(cost_key(executable, 1));
 	if (known && result != CUDA_SUCCESS)
 		table_put(&executables, &record, &replaced);
 	else if (known)
@@ -105,8 +109,9 @@ static bool has_memory(struct record *record, void *trim)
 	return false;
 }
 
-/* Launch and upload are the same to us: the first since a trim takes the memory. */
-CUresult hook_graph_launch(__typeof__(&cuGraphLaunch) real, CUgraphExec executable, CUstream stream)
+/* Launch and upload are the same to the memory: the first since a trim takes it. */
+static CUresult with_memory(__typeof__(&cuGraphLaunch) real, CUgraphExec executable,
+                            CUstream stream)
 {
 	struct record record;
 	uint64_t step;
@@ -124,6 +129,22 @@ CUresult hook_graph_launch(__typeof__(&cuGraphLaunch) real, CUgraphExec executab
 	if (result == CUDA_SUCCESS)
 		table_change(&executables, record.key, has_memory, &trim);
 	return result;
+}
+
+CUresult hook_graph_launch(__typeof__(&cuGraphLaunch) real, CUgraphExec executable, CUstream stream)
+{
+	GATED(stream, false, cost_key(executable, 1), true, with_memory(real, executable, stream));
+}
+
+CUresult hook_graph_launch_ptsz(__typeof__(&cuGraphLaunch) real, CUgraphExec executable,
+                                CUstream stream)
+{
+	GATED(stream, true, cost_key(executable, 1), true, with_memory(real, executable, stream));
+}
+
+CUresult hook_graph_upload(__typeof__(&cuGraphUpload) real, CUgraphExec executable, CUstream stream)
+{
+	return with_memory(real, executable, stream);
 }
 
 CUresult hook_graph_trim(__typeof__(&cuDeviceGraphMemTrim) real, CUdevice device)

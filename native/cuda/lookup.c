@@ -1,6 +1,7 @@
 /* The first call, and the ways in which a program finds the driver's functions. */
 #define _GNU_SOURCE
 #include "aliquot/lock.h"
+#include "gate.h"
 #include "glibc_floor.h"
 #include "session.h"
 #include "visible.h"
@@ -52,6 +53,7 @@ CUresult hook_init(__typeof__(&cuInit) real, unsigned flags)
 			forward_say("the driver shows a GPU that is not in the grant; ask: aliquot doctor");
 			result = CUDA_ERROR_SYSTEM_NOT_READY;
 		} else if (result == CUDA_SUCCESS) {
+			gates_start();
 			atomic_store(&initialised, true);
 		}
 	}

@@ -26,6 +26,8 @@ struct session {
 	struct aliquot_lock ledger; /* threads take turns in this process's slot */
 	const struct aliquot_limits *limits;
 	struct aliquot_usage *usage;
+	const struct aliquot_credit *credit;
+	struct aliquot_work_slice *work;
 	uint32_t slot;
 	uint32_t slice_of_device[MAX_DEVICES];
 	_Atomic uint64_t measure_at_ns; /* not before */
@@ -49,24 +51,29 @@ static uint64_t now_ns(void)
 	return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
+void *session_wiped_memory(size_t size)
+{
+	void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (memory == MAP_FAILED) {
+		forward_say("no memory for the session");
+		return NULL;
+	}
+	if (madvise(memory, size, MADV_WIPEONFORK) != 0) {
+		forward_say("this kernel cannot keep a forked child apart (needs Linux 4.14)");
+		munmap(memory, size);
+		return NULL;
+	}
+	return memory;
+}
+
 /* The page that a fork wipes: a child must not write into its parent's slot. */
 static struct session *wiped_page(void)
 {
 	struct session *session = atomic_load(&page);
-	if (session)
-		return session;
-	session = mmap(NULL, sizeof(*session), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-	               0);
-	if (session == MAP_FAILED) {
-		forward_say("no memory for the session");
-		return NULL;
+	if (!session) {
+		session = session_wiped_memory(sizeof(*session));
+		atomic_store_explicit(&page, session, memory_order_release);
 	}
-	if (madvise(session, sizeof(*session), MADV_WIPEONFORK) != 0) {
-		forward_say("this kernel cannot keep a forked child apart (needs Linux 4.14)");
-		munmap(session, sizeof(*session));
-		return NULL;
-	}
-	atomic_store_explicit(&page, session, memory_order_release);
 	return session;
 }
 
@@ -81,6 +88,8 @@ bool session_join(void)
 		if (arbiter_hello(&welcome)) {
 			session->limits = welcome.limits;
 			session->usage = welcome.usage;
+			session->credit = welcome.credit;
+			session->work = welcome.work;
 			session->slot = welcome.slot;
 			for (unsigned i = 0; i < MAX_DEVICES; i++)
 				session->slice_of_device[i] = SESSION_NO_SLICE;
@@ -100,6 +109,16 @@ bool session_is_open(void)
 const struct aliquot_limits *session_limits(void)
 {
 	return current()->limits;
+}
+
+const struct aliquot_credit *session_credit(void)
+{
+	return current()->credit;
+}
+
+struct aliquot_work_slice *session_work(void)
+{
+	return current()->work;
 }
 
 static uint32_t slice_by_uuid(const struct aliquot_limits *limits, const CUuuid *uuid)

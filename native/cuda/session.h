@@ -1,8 +1,8 @@
 /* This process's part in its grant.
  *
  * Opened by cuInit, the one call without which the driver does nothing: the arbiter is asked, the
- * two pages are mapped, the connection is closed. After that the arbiter may die: limits and
- * ledger are memory. A forked child finds no session (its page is wiped by the kernel at fork), as
+ * pages are mapped, the connection is closed. After that the arbiter may die: limits, ledger and
+ * credit are memory. A forked child finds no session (its page is wiped by the kernel at fork), as
  * it finds no CUDA; an exec starts anew.
  *
  * Guarantees: with no session every counted call returns CUDA_ERROR_NOT_INITIALIZED, so nothing is
@@ -11,7 +11,7 @@
 #ifndef ALIQUOT_SESSION_H
 #define ALIQUOT_SESSION_H
 
-#include "aliquot/layout.h"
+#include "aliquot/credit.h"
 #include "hooked.h"
 
 #include <stdbool.h>
@@ -27,8 +27,15 @@ bool session_join(void);
 bool session_open(void);
 bool session_is_open(void);
 
-/* The grant's limits; valid while a session is open. */
+/* The grant's limits, and this process's pages of credit.h, `work` for each slice; valid while a
+ * session is open. */
 const struct aliquot_limits *session_limits(void);
+const struct aliquot_credit *session_credit(void);
+struct aliquot_work_slice *session_work(void);
+
+/* Zeroed memory that is zeroed again in a forked child: it must not go on where its parent is.
+ * NULL: there is none, and why was said on stderr. */
+void *session_wiped_memory(size_t size);
 
 uint32_t session_slice_of_device(CUdevice device);
 uint32_t session_slice_of_current_context(void);

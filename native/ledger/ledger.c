@@ -63,7 +63,8 @@ uint64_t ledger_round(uint64_t bytes)
 
 uint64_t ledger_capacity(const struct aliquot_slice_limits *limits)
 {
-	uint64_t limit = atomic_load_explicit(&limits->limit_bytes, memory_order_relaxed);
+	/* In one order with the word: see reserve and ledger_set_limit. */
+	uint64_t limit = atomic_load(&limits->limit_bytes);
 	uint64_t taken = atomic_load_explicit(&limits->driver_bytes, memory_order_relaxed) +
 	                 atomic_load_explicit(&limits->headroom_bytes, memory_order_relaxed);
 	return taken < limit ? limit - taken : 0;
@@ -101,9 +102,10 @@ static void complete(struct aliquot_usage_slice *usage, uint64_t word)
 	atomic_compare_exchange_strong(&entry->held, &held, after);
 }
 
-/* One change of the total by `slot`. `capacity` is asked anew in each round; NULL: giving back. */
+/* One change of the total by `slot`. `capacity` is asked anew in each round; NULL: giving back.
+ * *units_now: the total with it. */
 static bool change(struct aliquot_usage_slice *usage, const struct aliquot_slice_limits *capacity,
-                   uint32_t slot, uint64_t units)
+                   uint32_t slot, uint64_t units, uint64_t *units_now)
 {
 	struct aliquot_entry *entry = &usage->entries[slot];
 	uint64_t word = atomic_load(&usage->word);
@@ -130,25 +132,41 @@ static bool change(struct aliquot_usage_slice *usage, const struct aliquot_slice
 		if (atomic_compare_exchange_weak(&usage->word, &word, next)) {
 			POINT();
 			complete(usage, next);
+			*units_now = total;
 			return true;
 		}
 	}
 }
 
+static void give_back(struct aliquot_usage_slice *usage, uint32_t slot, uint64_t units)
+{
+	uint64_t ignored;
+	change(usage, NULL, slot, units, &ignored);
+}
+
 bool ledger_reserve(struct aliquot_usage_slice *usage, const struct aliquot_slice_limits *limits,
                     uint32_t slot, uint64_t bytes)
 {
-	return change(usage, limits, slot, to_units(bytes));
+	uint64_t units = to_units(bytes), now;
+	if (!change(usage, limits, slot, units, &now))
+		return false;
+	POINT();
+	/* Who lowers the limit writes it and then reads the total: either it has seen this reservation
+	 * there, or this sees the new limit here. */
+	if (now <= ledger_capacity(limits) / ALIQUOT_UNIT)
+		return true;
+	give_back(usage, slot, units);
+	return false;
 }
 
 void ledger_release(struct aliquot_usage_slice *usage, uint32_t slot, uint64_t bytes)
 {
-	change(usage, NULL, slot, to_units(bytes));
+	give_back(usage, slot, to_units(bytes));
 }
 
 void ledger_forget(struct aliquot_usage_slice *usage, uint32_t slot)
 {
-	change(usage, NULL, slot, UINT64_MAX);
+	give_back(usage, slot, UINT64_MAX);
 	atomic_store(&usage->entries[slot].managed, 0);
 }
 

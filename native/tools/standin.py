@@ -11,9 +11,13 @@ Every name the header declares, and every name in the extra file, becomes a slot
 - ``names.c``    the names by slot, as one text: no relocation, so loading costs nothing;
 - ``hooks.c``    for each hooked symbol an exported function that calls what the list names.
 
-A line of the list is ``symbol implementation``, ``symbol then:function`` or ``symbol own``. An
-implementation gets the driver's function and then the arguments; a ``then`` function is called
-after a success; an ``own`` symbol is written by hand, name and all.
+A line of the list is a symbol and what happens around it, in any of these words:
+
+- ``before:function``  is called first, with nothing;
+- ``implementation``   is called in the driver's place, with its function and the arguments;
+- ``then:function``    is called after a success, with nothing;
+- ``failed:function``  is called after anything else, with the result;
+- ``own``              alone: the symbol is written by hand, name and all.
 """
 
 from __future__ import annotations
@@ -36,8 +40,10 @@ FUNCTION_POINTER = re.compile(r"\(\s*\*\s*(\w+)\s*\)")
 @dataclass(frozen=True)
 class Hook:
     symbol: str
-    implementation: str
-    then: bool
+    implementation: str  # "": the driver's own
+    before: str
+    then: str
+    failed: str
 
 
 def prototypes(args: argparse.Namespace) -> dict[str, str]:
@@ -54,13 +60,23 @@ def words(path: str) -> list[list[str]]:
     return [line for line in lines if line]
 
 
+def read_hook(path: str, symbol: str, around: list[str]) -> Hook:
+    parts = {"": "", "before": "", "then": "", "failed": ""}
+    for word in around:
+        when, _, function = word.rpartition(":")
+        if parts.get(when) != "":
+            raise SystemExit(f"{path}: {symbol} cannot have {word}")
+        parts[when] = function
+    return Hook(symbol, parts[""], parts["before"], parts["then"], parts["failed"])
+
+
 def read_hooks(path: str, known: dict[str, str]) -> list[Hook]:
-    hooks = []
-    for symbol, implementation in words(path):
-        if symbol not in known and implementation != OWN:
-            raise SystemExit(f"{path}: {symbol} is not declared in the header")
-        then = implementation.startswith("then:")
-        hooks.append(Hook(symbol, implementation.removeprefix("then:"), then))
+    hooks = [read_hook(path, symbol, around) for symbol, *around in words(path)]
+    for hook in hooks:
+        if hook.symbol not in known and hook.implementation != OWN:
+            raise SystemExit(f"{path}: {hook.symbol} is not declared in the header")
+    if len({hook.symbol for hook in hooks}) < len(hooks):
+        raise SystemExit(f"{path}: a symbol stands there twice")
     return hooks
 
 
@@ -125,38 +141,62 @@ const char forward_spares[][{SPARE_SIZE}] = {{
 """
 
 
+def declarations(hook: Hook, parameters: list[str], result: str) -> list[str]:
+    """Of the functions that a hook names."""
+    listed = ", ".join([f"__typeof__(&{hook.symbol}) real", *parameters])
+    named = [
+        (hook.before, f"void {hook.before}(void);"),
+        (hook.implementation, f"{result} {hook.implementation}({listed});"),
+        (hook.then, f"void {hook.then}(void);"),
+        (hook.failed, f"void {hook.failed}({result} result);"),
+    ]
+    return [text for name, text in named if name]
+
+
+def hook_function(hook: Hook, parameters: list[str], result: str) -> str:
+    arguments = [argument_name(parameter) for parameter in parameters]
+    call = (
+        f"{hook.implementation}({', '.join(['real', *arguments])})"
+        if hook.implementation
+        else f"real({', '.join(arguments)})"
+    )
+    lines = [
+        "forward_begin();",
+        f"__typeof__(&{hook.symbol}) real = REAL({hook.symbol});",
+        "if (__builtin_expect(!real, 0))",
+        "\treturn forward_missing();",
+    ]
+    if hook.before:
+        lines.append(f"{hook.before}();")
+    if hook.then or hook.failed:
+        lines.append(f"{result} result = {call};")
+        if hook.then:
+            lines += ["if (result == 0)", f"\t{hook.then}();"]
+        if hook.failed:
+            lines += ["if (result != 0)", f"\t{hook.failed}(result);"]
+        call = "result"
+    body = "".join(f"\t{line}\n" for line in [*lines, f"return {call};"])
+    signature = f"{hook.symbol}({', '.join(parameters) or 'void'})"
+    return f"FORWARD_EXPORT {result} {signature}\n{{\n{body}}}\n"
+
+
 def hooks_source(hooks: list[Hook], known: dict[str, str], result: str) -> str:
-    declared: set[str] = set()
-    declarations, functions, table = [], [], []
+    declared: dict[str, str] = {}  # by name: an implementation may serve several symbols
+    functions = []
     for hook in hooks:
+        if hook.implementation == OWN:
+            continue
         parameters = split_parameters(known[hook.symbol])
-        arguments = [argument_name(parameter) for parameter in parameters]
-        if hook.implementation not in declared:
-            declared.add(hook.implementation)
-            listed = ", ".join([f"__typeof__(&{hook.symbol}) real", *parameters])
-            declarations.append(
-                f"void {hook.implementation}(void);"
-                if hook.then
-                else f"{result} {hook.implementation}({listed});"
-            )
-        call = (
-            f"\t{result} result = real({', '.join(arguments)});\n"
-            f"\tif (result == 0)\n\t\t{hook.implementation}();\n\treturn result;"
-            if hook.then
-            else f"\treturn {hook.implementation}({', '.join(['real', *arguments])});"
-        )
-        functions.append(
-            f"FORWARD_EXPORT {result} {hook.symbol}({', '.join(parameters) or 'void'})\n{{\n"
-            f"\tforward_begin();\n"
-            f"\t__typeof__(&{hook.symbol}) real = REAL({hook.symbol});\n"
-            f"\tif (__builtin_expect(!real, 0))\n\t\treturn forward_missing();\n{call}\n}}\n"
-        )
-        table.append(
-            f"\tif (function == (void *)REAL({hook.symbol}))\n\t\treturn (void *){hook.symbol};"
-        )
-    joined_declarations = "\n".join(declarations)
+        for text in declarations(hook, parameters, result):
+            declared.setdefault(text.partition("(")[0], text)
+        functions.append(hook_function(hook, parameters, result))
+    table = "\n".join(
+        f"\tif (function == (void *)REAL({hook.symbol}))\n\t\treturn (void *){hook.symbol};"
+        for hook in hooks
+        if hook.symbol in known
+    )
+    joined_declarations = "\n".join(declared.values())
     joined_functions = "\n".join(functions)
-    joined_table = "\n".join(table)
     return f"""#include "hooked.h"
 
 {joined_declarations}
@@ -166,7 +206,7 @@ void *forward_substitute(void *function)
 {{
 \tif (!function)
 \t\treturn 0;
-{joined_table}
+{table}
 \treturn function;
 }}
 """
@@ -185,8 +225,7 @@ def main() -> None:
     (out / "slots.h").write_text(slots_header(names))
     (out / "forward.S").write_text(forward_assembly(names, {hook.symbol for hook in hooks}))
     (out / "names.c").write_text(names_source(names))
-    generated = [hook for hook in hooks if hook.implementation != OWN]
-    (out / "hooks.c").write_text(hooks_source(generated, known, args.result))
+    (out / "hooks.c").write_text(hooks_source(hooks, known, args.result))
 
 
 if __name__ == "__main__":

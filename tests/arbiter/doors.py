@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 MESSAGE = struct.Struct("<IHHQ112s")
 MAGIC = 0x4D514C41
-HELLO, WELCOME, MEASURE, MEASURED, REFUSED = 1, 2, 3, 4, 5
+PROTOCOL = 2
+HELLO, WELCOME, MEASURE, MEASURED, RING, REFUSED = 1, 2, 3, 4, 5, 6
 MALFORMED, VERSION, OWNER, FULL, BROKEN, TWICE = 1, 2, 3, 4, 5, 6
 
 MAX_GPUS = 16
@@ -36,6 +37,17 @@ USAGE_SIZE = 64 + MAX_GPUS * USAGE_SLICE_SIZE
 
 UNIT = 512
 UNITS_BITS = 38
+
+CREDIT_HEADER = struct.Struct("<QII48x")
+CREDIT_SLICE = struct.Struct("<QIIII40x")
+CREDIT_STRIDE = CREDIT_SLICE.size + 128 * 16
+CREDIT_SIZE = WORK_SIZE = 1 << 16
+WORK_HEADER = struct.Struct("<QII")
+WORK_FIELDS = {"opened": 16, "closed": 24, "launches": 32, "gates": 40, "why": 44, "marks_end": 48}
+WORK_QUANTA, QUANTA, WORK_MARKS = 128, 2048, 128 + 2048 * 8
+OPEN = 1 << 62
+ALONE, TURNS, YIELD = 0, 1, 2
+GATES_WORK, GATES_FAIL = 1, 2
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,7 @@ class Slot:
     driver: tuple[int, ...]
 
 
-def message(kind: int, value: int = 0, *, magic: int = MAGIC, version: int = 1) -> bytes:
+def message(kind: int, value: int = 0, *, magic: int = MAGIC, version: int = PROTOCOL) -> bytes:
     return MESSAGE.pack(magic, version, kind, value, b"")
 
 
@@ -78,6 +90,12 @@ def hello_message() -> bytes:
 
 def measure_message() -> bytes:
     return message(MEASURE)
+
+
+def ring(directory: Path) -> None:
+    """As a process that is at work again says it: nothing is waited for."""
+    with connected(directory, "socket", socket.SOCK_SEQPACKET) as connection:
+        connection.send(message(RING))
 
 
 @contextmanager
@@ -95,12 +113,12 @@ def connected(directory: Path, name: str, kind: socket.SocketKind) -> Iterator[s
 
 def receive(connection: socket.socket) -> Answer | None:
     """None: the arbiter closed the connection."""
-    room = socket.CMSG_SPACE(2 * array.array("i").itemsize)
+    room = socket.CMSG_SPACE(4 * array.array("i").itemsize)
     data, ancillary, _, _ = connection.recvmsg(MESSAGE.size + 1, room, socket.MSG_CMSG_CLOEXEC)
     if not data:
         return None
     magic, version, kind, value, text = MESSAGE.unpack(data)
-    assert (magic, version) == (MAGIC, 1)
+    assert (magic, version) == (MAGIC, PROTOCOL)
     fds = array.array("i")
     for _, _, payload in ancillary:
         fds.frombytes(payload)
@@ -191,20 +209,110 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class CreditWords:
+    """One slice of a credit page."""
+
+    credit: int
+    pace: int
+    ring: int
+    quantum_ns: int
+
+    @property
+    def is_open(self) -> bool:
+        return (self.credit, self.pace, self.ring) == (OPEN, ALONE, 0)
+
+
+class Credit:
+    """`credit` as a tenant maps it."""
+
+    def __init__(self, fd: int) -> None:
+        self._page = mmap.mmap(fd, CREDIT_SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
+
+    def header(self) -> tuple[Any, ...]:
+        return CREDIT_HEADER.unpack_from(self._page)
+
+    def slice(self, index: int = 0) -> CreditWords:
+        at = CREDIT_HEADER.size + index * CREDIT_STRIDE
+        _, pace, ring_word, quantum_ns, _ = CREDIT_SLICE.unpack_from(self._page, at)
+        return CreditWords(self.credit(index), pace, ring_word, quantum_ns)
+
+    def credit(self, index: int = 0) -> int:
+        """In the machine's own form: a word that is read whole."""
+        at = CREDIT_HEADER.size + index * CREDIT_STRIDE
+        return int(struct.unpack_from("@Q", self._page, at)[0])
+
+
+class Work:
+    """One slice of `work` as a stand-in and its GPU write it: all work in one stream."""
+
+    def __init__(self, fd: int, index: int = 0) -> None:
+        self._page = mmap.mmap(fd, (index + 1) * WORK_SIZE)
+        self._at = index * WORK_SIZE
+
+    def header(self) -> tuple[Any, ...]:
+        return WORK_HEADER.unpack_from(self._page, self._at)
+
+    def get(self, field: str) -> int:
+        wide = WORK_FIELDS[field] < WORK_FIELDS["gates"]
+        return self._load("@Q" if wide else "@I", WORK_FIELDS[field])
+
+    def set(self, field: str, value: int) -> None:
+        wide = WORK_FIELDS[field] < WORK_FIELDS["gates"]
+        self._store("@Q" if wide else "@I", WORK_FIELDS[field], value)
+
+    def done(self) -> int:
+        return self._load("@Q", WORK_MARKS)
+
+    def launch(self, expected_ns: int = 500_000) -> None:
+        """One more quantum, opened, launched and closed."""
+        quantum = self.get("opened") + 1
+        self.set("marks_end", 1)
+        self.set("opened", quantum)
+        self.set("launches", self.get("launches") + 1)
+        at = WORK_QUANTA + quantum % QUANTA * 8
+        self._store("@I", at, quantum)
+        self._store("@I", at + 4, expected_ns)
+        self._store("@Q", WORK_MARKS + 8, quantum)
+        self.set("closed", quantum)
+
+    def finish(self) -> None:
+        """The GPU comes to the end of one more."""
+        self._store("@Q", WORK_MARKS, self.done() + 1)
+
+    def scribble(self, data: bytes) -> None:
+        self._page[self._at : self._at + len(data)] = data
+
+    def _load(self, form: str, at: int) -> int:
+        return int(struct.unpack_from(form, self._page, self._at + at)[0])
+
+    def _store(self, form: str, at: int, value: int) -> None:
+        struct.pack_into(form, self._page, self._at + at, value)
+
+
+@dataclass(frozen=True)
 class Holding:
-    """What a WELCOME gives: a slot and the two pages."""
+    """What a WELCOME gives: a slot and the four pages."""
 
     slot: int
     limits: Limits
     usage: Usage
+    credit: Credit
+    works: tuple[Work, ...]
 
     @staticmethod
     def of(answer: Answer) -> Holding:
         assert answer.kind == WELCOME, answer
-        limits_fd, usage_fd = answer.fds
-        holding = Holding(answer.value, Limits(limits_fd), Usage(usage_fd))
-        os.close(limits_fd)
-        os.close(usage_fd)
+        limits_fd, usage_fd, credit_fd, work_fd = answer.fds
+        slices = os.fstat(work_fd).st_size // WORK_SIZE
+        holding = Holding(
+            answer.value,
+            Limits(limits_fd),
+            Usage(usage_fd),
+            Credit(credit_fd),
+            tuple(Work(work_fd, index) for index in range(slices)),
+        )
+        for fd in answer.fds:
+            os.close(fd)
         return holding
 
     def hold(self, index: int, size: int) -> None:

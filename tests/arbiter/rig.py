@@ -55,6 +55,10 @@ class Machine:
         self._lists_fail = fail
         self._write()
 
+    def lose_nvml(self) -> None:
+        """No arbiter can start any more."""
+        self._file.unlink()
+
     def remove_gpu(self, gpu: str) -> None:
         self._gpus.remove(gpu)
         self._write()
@@ -159,6 +163,17 @@ class Arbiter:
     def grant(self, name: str) -> dict[str, Any] | None:
         return next((one for one in self.status()["grants"] if one["name"] == name), None)
 
+    def compute(self, name: str = "a", index: int = 0) -> dict[str, Any]:
+        """What is told of the compute of a grant's slice."""
+        grant = self.grant(name)
+        assert grant
+        compute = grant["slices"][index]["compute"]
+        assert isinstance(compute, dict)
+        return compute
+
+    def is_contended(self, index: int = 0) -> bool:
+        return bool(self.status()["gpus"][index]["compute"]["contended"])
+
     def counted(self, name: str = "a") -> int:
         """Bytes in the ledger of the grant's first slice."""
         grant = self.grant(name)
@@ -215,6 +230,23 @@ class Tenant:
         kind, slot, *text = self.tell("hello").split()
         assert int(kind) == doors.WELCOME, text
         return int(slot)
+
+    def run(self, index: int = 0) -> None:
+        """Joins and has work without an end."""
+        self.hello()
+        assert self.tell("run", index) == "runs"
+
+    def credit(self, index: int = 0) -> doors.CreditWords:
+        credit, pace, ring = map(int, self.tell("credit", index).split())
+        return doors.CreditWords(credit, pace, ring, 0)
+
+    def done(self, index: int = 0) -> int:
+        """Quanta that are over."""
+        return int(self.tell("done", index))
+
+    def opened_at(self, index: int = 0) -> int:
+        """When its gates stand open: the monotonic clock's nanoseconds."""
+        return int(self.tell("await-open", index))
 
     def exec(self, directory: Path | None = None) -> None:
         """Into the same program again, as a tenant of that grant."""
@@ -283,3 +315,21 @@ class Owner:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe
             pipe.close()
+
+
+def contend(
+    arbiter: Arbiter, tenants: Callable[[Path], Tenant], shares: tuple[int, int] = (0, 0)
+) -> tuple[Tenant, Tenant]:
+    """Two grants of one GPU, `a` and `b`, with a process each; turns are taken between them."""
+    pair = []
+    for name, share in zip("ab", shares, strict=True):
+        answer = arbiter.ask(
+            f"make name={name} slice={GPU},memory={64 * support.MIB},compute={share}"
+        )
+        assert "directory" in answer, answer
+        pair.append(tenants(Path(answer["directory"])))
+        pair[-1].run()
+    support.wait_until(arbiter.is_contended)
+    for tenant in pair:
+        support.wait_until(lambda: tenant.credit().credit < doors.OPEN)  # noqa: B023 - called here
+    return pair[0], pair[1]

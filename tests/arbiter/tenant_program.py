@@ -1,7 +1,7 @@
 """A tenant in a process of its own, told what to do by lines on stdin; one line back for each.
 
-It speaks the grant socket's protocol and writes its own line of the ledger, and nothing else: what
-a stand-in does, without a driver.
+It speaks the grant socket's protocol, writes its own line of the ledger and its own page of work,
+and nothing else: what a stand-in and its GPU do, without a driver.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,21 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from arbiter.doors import MEASURED, WELCOME, Holding, ask, exchange, hello_message, measure_message
+from arbiter.doors import (
+    GATES_WORK,
+    MEASURED,
+    WELCOME,
+    Holding,
+    ask,
+    exchange,
+    hello_message,
+    measure_message,
+    ring,
+)
+
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+AHEAD = 4  # quanta that a running tenant has in its queue
+QUANTUM_S = 0.0003
 
 
 class Tenant:
@@ -26,6 +42,8 @@ class Tenant:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.holding: Holding | None = None
+        self.resting = threading.Event()
+        self.runners: list[threading.Thread] = []
 
     def hello(self) -> str:
         answer = exchange(self.directory, hello_message())
@@ -41,6 +59,80 @@ class Tenant:
         assert self.holding
         self.holding.hold(int(slice_index), int(size))
         return "held"
+
+    def gates(self, index: str, found: str, why: str) -> str:
+        assert self.holding
+        self.holding.works[int(index)].set("why", int(why))
+        self.holding.works[int(index)].set("gates", int(found))
+        return "said"
+
+    def launch(self, index: str, quanta: str) -> str:
+        """Work that the GPU never comes to the end of."""
+        assert self.holding
+        for _ in range(int(quanta)):
+            self.holding.works[int(index)].launch()
+        return "launched"
+
+    def run(self, index: str) -> str:
+        """Work without an end, done as credit comes."""
+        self.gates(index, str(GATES_WORK), "0")
+        self.resting.clear()
+        self.runners.append(threading.Thread(target=self._run, args=(int(index),), daemon=True))
+        self.runners[-1].start()
+        return "runs"
+
+    def _run(self, index: int) -> None:
+        assert self.holding
+        work, credit = self.holding.works[index], self.holding.credit
+        while not self.resting.wait(QUANTUM_S):
+            while work.get("opened") < work.done() + AHEAD:
+                work.launch()
+            if credit.slice(index).ring:
+                ring(self.directory)
+            if credit.credit(index) > work.done():
+                work.finish()
+
+    def rest(self) -> str:
+        """What is launched is done; nothing more comes."""
+        assert self.holding
+        self.resting.set()
+        for runner in self.runners:
+            runner.join()
+        self.runners.clear()
+        for work in self.holding.works:
+            while work.done() < work.get("opened"):
+                work.finish()
+        return "rests"
+
+    def catch_up(self, index: str) -> str:
+        """The GPU comes to the end of what there is credit for."""
+        assert self.holding
+        work, credit = self.holding.works[int(index)], self.holding.credit
+        while work.done() < min(credit.credit(int(index)), work.get("closed")):
+            work.finish()
+        return "caught up"
+
+    def done(self, index: str) -> str:
+        assert self.holding
+        return str(self.holding.works[int(index)].done())
+
+    def credit(self, index: str) -> str:
+        assert self.holding
+        words = self.holding.credit.slice(int(index))
+        return f"{words.credit} {words.pace} {words.ring}"
+
+    def await_open(self, index: str) -> str:
+        """The time, in nanoseconds, at which its gates were seen open."""
+        assert self.holding
+        deadline = time.monotonic() + 10
+        while not self.holding.credit.slice(int(index)).is_open:
+            if time.monotonic() > deadline:
+                return "never"
+        return str(time.monotonic_ns())
+
+    def ring(self) -> str:
+        ring(self.directory)
+        return "rung"
 
     def fork(self) -> str | None:
         """The child answers in its parent's place."""
@@ -70,6 +162,15 @@ def main() -> None:
         "hello": tenant.hello,
         "measure": tenant.measure,
         "hold": tenant.hold,
+        "gates": tenant.gates,
+        "launch": tenant.launch,
+        "run": tenant.run,
+        "rest": tenant.rest,
+        "catch-up": tenant.catch_up,
+        "done": tenant.done,
+        "credit": tenant.credit,
+        "await-open": tenant.await_open,
+        "ring": tenant.ring,
         "fork": tenant.fork,
         "as-nobody": tenant.as_nobody,
         "exec": tenant.exec,
@@ -84,17 +185,19 @@ def main() -> None:
 
 
 def as_nobody(directory: Path, state: Path, request: str) -> list[str]:
-    """What another user is told: at this grant's socket, at `stop`, and in a grant of its own."""
+    """What another user is told: at this grant's socket, by `stop` and `resize`, in its own."""
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
     stranger = exchange(directory, hello_message())
     stopped = ask(state, b"stop\n")
+    resized = ask(state, f"resize name={directory.name} slice={GPU},compute=1\n".encode())
     made = ask(state, request.encode() + b"\n")
     grants = ask(state, b"status\n")["grants"]
     uid = next(one["owner_uid"] for one in grants if one["name"] == made["name"])
     own = exchange(Path(made["directory"]), hello_message())
-    return [f"{stranger.kind}/{stranger.value}", stopped["code"], str(uid), str(own.kind)]
+    refusals = [stopped["code"], resized["code"]]
+    return [f"{stranger.kind}/{stranger.value}", *refusals, str(uid), str(own.kind)]
 
 
 def say(text: str) -> None:

@@ -48,6 +48,7 @@ class TestStart:
             "used_bytes": 0,
             "granted_bytes": 0,
             "strangers": [],
+            "compute": {"contended": False},
         }
         assert second["uuid"] == OTHER_GPU
 

@@ -71,7 +71,7 @@ class TestHello:
     def test_gives_a_slot_and_the_pages(self, arbiter: Arbiter) -> None:
         directory = arbiter.make()
         answer = doors.exchange(directory, doors.message(doors.HELLO, 77))
-        assert (answer.kind, answer.value, len(answer.fds)) == (doors.WELCOME, 0, 2)
+        assert (answer.kind, answer.value, len(answer.fds)) == (doors.WELCOME, 0, 4)
         with pytest.raises(PermissionError):
             mmap.mmap(answer.fds[0], 4096, mmap.MAP_SHARED, mmap.PROT_WRITE)
         holding = doors.Holding.of(answer)
@@ -93,13 +93,14 @@ class TestHello:
             (doors.message(doors.HELLO, 1) + b"\0", doors.MALFORMED),
             (doors.message(doors.HELLO, 1) * 600, doors.MALFORMED),
             (doors.message(doors.HELLO, 1, magic=7), doors.MALFORMED),
-            (doors.message(doors.HELLO, 1, version=2), doors.VERSION),
+            (doors.message(doors.HELLO, 1, version=1), doors.VERSION),
             (doors.message(doors.HELLO, 0), doors.MALFORMED),
             (doors.message(doors.HELLO, 1 << 40), doors.MALFORMED),
             (doors.message(doors.WELCOME, 1), doors.MALFORMED),
             (doors.message(99), doors.MALFORMED),
             (doors.message(doors.HELLO, 1)[:-112] + b"x" * 112, doors.MALFORMED),
             (doors.message(doors.MEASURE), doors.MALFORMED),
+            (doors.message(doors.RING), doors.MALFORMED),
         ],
     )
     def test_what_is_no_message_is_refused_and_closed(
@@ -138,9 +139,11 @@ class TestHello:
         short_tmp.chmod(0o755)
         tenant = tenants(arbiter.make("mine"))
         request = f"make+name=theirs+slice={GPU},memory={GIB}"
-        refused, stopped, uid, welcomed = tenant.tell("as-nobody", arbiter.state, request).split()
+        told = tenant.tell("as-nobody", arbiter.state, request)
+        refused, stopped, resized, uid, welcomed = told.split()
         assert refused == f"{doors.REFUSED}/{doors.OWNER}"
         assert stopped == "not-allowed"
+        assert resized == "not-yours"
         assert int(uid) == 65534
         assert int(welcomed) == doors.WELCOME
         wait_until(lambda: arbiter.grant("theirs") is None)

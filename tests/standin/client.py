@@ -2,7 +2,7 @@
 
     python -m standin.client [LIBRARY]
 
-A line is [method of Driver, arguments...]; the answer is what the method answers. A few words more
+A line is [method of Worker, arguments...]; the answer is what the method answers. A few words more
 are the process's own: fork, exec, race.
 """
 
@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from standin.driver import Driver
+from standin.worker import Worker, run_threads
 
 MIB = 1 << 20
 
 
-class Client(Driver):
+class Client(Worker):
     """A driver's client, and a process that can fork, exec and have threads."""
 
     def in_child(self, *calls: list[Any]) -> list[Any]:
@@ -56,14 +57,14 @@ class Client(Driver):
         context = self.current()[1]
         seen: set[int] = set()
 
-        def work() -> None:
+        def work(_number: int) -> None:
             self.set_current(context)
             for _ in range(rounds):
                 answers = [self.alloc(size) for size in sizes]
                 seen.update(code for code, _ in answers)
                 seen.update(self.free(p)[0] for code, p in answers if code == 0)
 
-        _run_threads(work, count)
+        run_threads(work, count)
         return sorted(seen)
 
     def begin_in_threads(self, count: int) -> list[int]:
@@ -71,12 +72,12 @@ class Client(Driver):
         seen: set[int] = set()
         together = threading.Barrier(count)
 
-        def begin() -> None:
+        def begin(_number: int) -> None:
             together.wait()
             seen.update(self.start())
             seen.update(self.alloc(MIB)[:1])
 
-        _run_threads(begin, count)
+        run_threads(begin, count)
         return sorted(seen)
 
     def fill_up(self, size: int) -> list[int]:
@@ -86,16 +87,22 @@ class Client(Driver):
             count += 1
         return [count, answer[0]]
 
+    def descriptors(self) -> list[str]:
+        """What this process has open."""
+        return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+
+    def use_up_descriptors(self) -> int:
+        """Open files until there can be no more; how many."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        self.held: list[int] = []
+        try:
+            while True:
+                self.held.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            return len(self.held)
+
     def pid(self) -> int:
         return os.getpid()
-
-
-def _run_threads(work: Callable[[], None], count: int) -> None:
-    threads = [threading.Thread(target=work) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def main() -> None:

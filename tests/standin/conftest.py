@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from aliquot import devices
-from standin.machine import Machine, fitted_library
+from standin.by_hand import Arbiter
+from standin.gated import Gated
+from standin.machine import CONTEXT, GIB, Machine, fitted_library
 
 MakeMachine = Callable[..., Machine]
+MakeGated = Callable[..., Gated]
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +60,40 @@ def make_machine(native_dir: Path, library: Path, short_tmp: Path) -> Iterator[M
 def machine(make_machine: MakeMachine) -> Machine:
     """One simulated H100."""
     return make_machine("h100:1")
+
+
+@pytest.fixture
+def make_gated(native_dir: Path, library: Path, short_tmp: Path) -> Iterator[MakeGated]:
+    """Makes machines whose arbiter is the test's own hand."""
+    made: list[Gated] = []
+
+    def make(shape: str = "h100:1", *, policy: int = 0) -> Gated:
+        place = short_tmp / f"gated{len(made)}"
+        (place / "gpus").mkdir(parents=True)
+        machine = Machine(
+            native=native_dir,
+            library=library,
+            state=place / "state",
+            meeting_place=place / "gpus",
+            shape=shape,
+            driver=native_dir / "sim",
+        )
+        arbiter = Arbiter(
+            place / "grant",
+            machine.uuids_by_an_arbiter(),
+            memory=64 * GIB,
+            context_bytes=CONTEXT,
+            policy=policy,
+        )
+        made.append(Gated(machine, arbiter))
+        return made[-1]
+
+    yield make
+    for gated in made:
+        gated.close()
+
+
+@pytest.fixture
+def gated(make_gated: MakeGated) -> Gated:
+    """One simulated H100, its credit in the test's hand."""
+    return make_gated()

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import support
 from aliquot.devices import CUDA, NVML, elf
@@ -92,6 +95,13 @@ class Tenant:
 
     def __call__(self, method: str, *arguments: object) -> Any:
         self.tell(method, *arguments)
+        return self.answer()
+
+    def has_answered(self) -> bool:
+        assert self.process.stdout
+        return can_read(self.process.stdout)
+
+    def answer(self) -> Any:
         assert self.process.stdout
         line = self.process.stdout.readline()
         if not line:
@@ -168,6 +178,19 @@ class Machine:
         self.arbiter = None
         return code
 
+    @contextmanager
+    def stopped_arbiter(self) -> Iterator[None]:
+        """Neither it nor its parent does anything; the parent would start another."""
+        assert self.arbiter
+        pids = self.arbiter.pid, self.status()["serving_pid"]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in reversed(pids):
+                os.kill(pid, signal.SIGCONT)
+
     def status(self) -> dict[str, Any]:
         return control.ask(self.state, "status")
 
@@ -180,6 +203,13 @@ class Machine:
     def uuids(self) -> list[str]:
         return [gpu["uuid"] for gpu in self.status()["gpus"]]
 
+    def uuids_by_an_arbiter(self) -> list[str]:
+        """In hexadecimal digits, from an arbiter that is started for that alone."""
+        self.start_arbiter()
+        uuids = [uuid.removeprefix("GPU-").replace("-", "") for uuid in self.uuids()]
+        self.stop_arbiter()
+        return uuids
+
     def grant(self, *memory: int, on: tuple[int, ...] = (), name: str = "one") -> Grant:
         """A grant with so many bytes of each GPU: of the first ones, or of those named by `on`."""
         uuids = self.uuids()
@@ -187,8 +217,13 @@ class Machine:
             Slice(gpu_uuid=uuids[index], memory_bytes=size)
             for index, size in zip(on or range(len(memory)), memory, strict=True)
         ]
-        marked = control.make(self.state, name, slices)
-        return Grant(name, Path(marked.partition("#")[0]), marked)
+        return self.made(control.make(self.state, name, slices))
+
+    @staticmethod
+    def made(marked: str) -> Grant:
+        """What the arbiter's answer names."""
+        directory = Path(marked.partition("#")[0])
+        return Grant(directory.name, directory, marked)
 
     # --- programs
 
@@ -247,6 +282,10 @@ class Machine:
             tenant.kill()
         if self.arbiter and self.arbiter.poll() is None:
             self.stop_arbiter()
+
+
+def can_read(pipe: IO[str]) -> bool:
+    return bool(select.select([pipe], [], [], 0)[0])
 
 
 def _lives(pidfd: int) -> bool:

@@ -1,4 +1,4 @@
-"""The two shared pages of a grant, mirrored from native/include/aliquot/layout.h and ledger.c."""
+"""The shared pages, mirrored from native/include/aliquot: layout.h (and ledger.c) and credit.h."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ MAX_PROCESSES = 1024
 UNIT = 512
 UNITS_BITS = 38
 FREE, LIVE, ENDING = range(3)
+
+VERSION = 1
+LIMITS_MAGIC, USAGE_MAGIC = 0x314D494C51494C41, 0x3145535551494C41
+CREDIT_MAGIC, WORK_MAGIC = 0x3144455243514C41, 0x314B524F57514C41
+CREDIT_SIZE = WORK_SIZE = 65536
+OPEN = 1 << 62
+QUANTA, MARKS, TIMINGS = 2048, 3064, 128
+ALONE, TURNS, YIELD = range(3)
+UNTRIED, GATES_WORK, GATES_FAIL = range(3)
+ELASTIC, HARD = range(2)
 
 _Page = TypeVar("_Page", bound=c.Structure)
 
@@ -84,6 +94,57 @@ class Usage(c.Structure):
         ("size", c.c_uint32),
         ("reserved", c.c_uint64 * 6),
         ("slices", UsageSlice * MAX_GPUS),
+    )
+
+
+class Timing(c.Structure):
+    _fields_ = (("quantum", c.c_uint64), ("busy_ns", c.c_uint64))
+
+
+class CreditSlice(c.Structure):
+    _fields_ = (
+        ("credit", c.c_uint64),
+        ("pace", c.c_uint32),
+        ("ring", c.c_uint32),
+        ("quantum_ns", c.c_uint32),
+        ("timed", c.c_uint32),
+        ("reserved", c.c_uint64 * 5),
+        ("timings", Timing * TIMINGS),
+    )
+
+
+class Credit(c.Structure):
+    _fields_ = (
+        ("magic", c.c_uint64),
+        ("version", c.c_uint32),
+        ("size", c.c_uint32),
+        ("reserved", c.c_uint64 * 6),
+        ("slices", CreditSlice * MAX_GPUS),
+    )
+
+
+class Quantum(c.Structure):
+    _fields_ = (("marks", c.c_uint32), ("expected_ns", c.c_uint32))
+
+
+class Mark(c.Structure):
+    _fields_ = (("done", c.c_uint64), ("asked", c.c_uint64))
+
+
+class WorkSlice(c.Structure):
+    _fields_ = (
+        ("magic", c.c_uint64),
+        ("version", c.c_uint32),
+        ("size", c.c_uint32),
+        ("opened", c.c_uint64),
+        ("closed", c.c_uint64),
+        ("launches", c.c_uint64),
+        ("gates", c.c_uint32),
+        ("why", c.c_uint32),
+        ("marks_end", c.c_uint32),
+        ("reserved", c.c_uint32 * 19),
+        ("quanta", Quantum * QUANTA),
+        ("marks", Mark * MARKS),
     )
 
 

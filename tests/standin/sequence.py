@@ -16,17 +16,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from standin.driver import UNTOUCHED, Answer, Driver
+from standin.driver import UNTOUCHED, Answer
 from standin.pages import LIVE, Limits, Usage, bytes_in, map_page
+from standin.worker import Worker
 
 UNKNOWN = 0x7DEAD0000
 PAGE = 2 << 20
+NOT_READY = 600
 
 
 class Sequence:
     """The things made so far, by kind, and the calls on them."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Worker) -> None:
         self.driver = driver
         self.things: dict[str, list[tuple[int, int]]] = {}  # kind -> (value, its context)
         self.mappings: list[tuple[int, int]] = []
@@ -49,9 +51,10 @@ class Sequence:
         self.things[kind] = [thing for thing in things if thing[0] != value]
 
     def forget_context(self, context: int) -> None:
-        for kind in ("pointer", "array", "mipmap", "stream", "event"):
+        for kind in ("pointer", "array", "mipmap", "stream", "event", "graph", "executable"):
             things = self.things.get(kind, [])
             self.things[kind] = [thing for thing in things if thing[1] != context]
+        self.driver.kernels.pop(context, None)
 
     def end(self, kind: str, number: int, call: str, *more: int) -> Answer:
         """Free a thing, and at once again."""
@@ -302,6 +305,54 @@ class Sequence:
     def destroy_mipmap(self, number: int) -> Answer:
         return self.end("mipmap", number, "destroy_mipmap")
 
+    # --- work
+
+    def launch(self, symbol: str, stream: int) -> Answer:
+        """Through one entry point, a kernel that touches no memory; its context's own."""
+        context = self.driver.current()[1]
+        if context and context not in self.driver.kernels:
+            self.driver.load_kernels()
+        return self.driver.spin_by(symbol, self._default_or(stream))
+
+    def fill_async(self, symbol: str, number: int, stream: int) -> Answer:
+        pointer = self.pick("pointer", number)
+        return self.driver.fill_by(symbol, pointer, self._default_or(stream))
+
+    def create_blocking_stream(self) -> Answer:
+        return self.keep("stream", self.driver.create_stream(0))[:1]
+
+    def wait_event(self, number: int, stream: int) -> Answer:
+        return self.driver.wait_event(self.pick("event", number), self._default_or(stream))
+
+    def query_stream(self, stream: int) -> Answer:
+        """Whether it is done already depends on the moment: that is not told."""
+        code = self.driver.query_stream(self._default_or(stream))[0]
+        return [0 if code == NOT_READY else code]
+
+    def begin_capture(self, stream: int, mode: int) -> Answer:
+        return self.driver.begin_capture(self._default_or(stream), mode)
+
+    def end_capture(self, stream: int) -> Answer:
+        code, graph = self.driver.end_capture(self._default_or(stream))
+        if code or not graph:
+            return [code, bool(graph)]
+        self.things.setdefault("graph", []).append((graph, self.driver.current()[1]))
+        return [code, *self.driver.node_types(graph)]
+
+    def instantiate(self, number: int) -> Answer:
+        return self.keep("executable", self.driver.instantiate(self.pick("graph", number)))[:1]
+
+    def launch_graph(self, number: int, stream: int) -> Answer:
+        executable = self.pick("executable", number)
+        return self.driver.launch_graph(executable, self._default_or(stream))
+
+    def destroy_executable(self, number: int) -> Answer:
+        return self.end("executable", number, "destroy_executable")
+
+    def _default_or(self, number: int) -> int:
+        """Zero, one and two are the default streams by all their names."""
+        return number if number <= 2 else self.pick("stream", number - 3)
+
     # --- the end
 
     def give_all_back(self) -> None:
@@ -338,14 +389,14 @@ def held_by_us() -> int | None:
     )
 
 
-def run(driver: Driver, calls: list[list[Any]]) -> dict[str, Any]:
+def run(driver: Worker, calls: list[list[Any]]) -> dict[str, Any]:
     sequence = Sequence(driver)
     answers = [getattr(sequence, name)(*arguments) for name, *arguments in calls]
     sequence.give_all_back()
     return {"answers": answers, "left": held_by_us()}
 
 
-def in_child(driver: Driver, calls: list[list[Any]]) -> dict[str, Any]:
+def in_child(driver: Worker, calls: list[list[Any]]) -> dict[str, Any]:
     out, into = os.pipe()
     if child := os.fork():
         os.close(into)
@@ -359,7 +410,7 @@ def in_child(driver: Driver, calls: list[list[Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    driver = Driver(sys.argv[1])
+    driver = Worker(sys.argv[1])
     for line in sys.stdin:
         print(json.dumps(in_child(driver, json.loads(line))), flush=True)  # noqa: T201
 

@@ -199,26 +199,18 @@ def test_a_tenant_that_waits_for_a_stopped_arbiter_is_not_lost(
 ) -> None:
     """It is asked for figures near the limit; a program must not hang when it does not answer."""
     tenant = machine.tenant(grant).start()
-    serving = machine.status()["serving_pid"]
-    os.kill(serving, signal.SIGSTOP)
-    try:
+    with machine.stopped_arbiter():
         assert tenant("fill_up", PIECE * 4)[1] == OUT_OF_MEMORY
-    finally:
-        os.kill(serving, signal.SIGCONT)
 
 
 def test_an_arbiter_that_hangs_does_not_stop_its_tenants(machine: Machine, grant: Grant) -> None:
     tenant = machine.tenant(grant).start()
     tenant("fill_up", PIECE)
-    serving = machine.status()["serving_pid"]
-    os.kill(serving, signal.SIGSTOP)
-    try:
+    with machine.stopped_arbiter():
         began = time.monotonic()
         for _ in range(100):
             assert tenant("alloc", PIECE)[0] == OUT_OF_MEMORY
         assert time.monotonic() - began < 2
-    finally:
-        os.kill(serving, signal.SIGCONT)
 
 
 WHAT_IS_WRONG = """

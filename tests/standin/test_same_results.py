@@ -31,7 +31,7 @@ WIDTHS = st.sampled_from([0, 1, 512, 513, 1 << 16, 1 << 50, (1 << 64) - 1])
 SIDES = st.sampled_from([0, 1, 33, 1000, 2048])
 
 
-def call(name: str, *arguments: st.SearchStrategy[int]) -> st.SearchStrategy[Call]:
+def call(name: str, *arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Call]:
     return st.tuples(st.just(name), *arguments).map(list)
 
 
@@ -93,6 +93,44 @@ CALLS = st.one_of(
 )
 
 
+KERNELS = [
+    f"{name}{thread}"
+    for name in ("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel")
+    for thread in ("", "_ptsz")
+]
+FILLS = ["cuMemsetD8Async", "cuMemsetD32Async_ptsz"]
+ANY_STREAM = st.integers(0, 6)  # the default ones by every name, and some of those made
+
+WORK = st.one_of(
+    call("launch", st.sampled_from(KERNELS), ANY_STREAM),
+    call("launch", st.sampled_from(KERNELS), ANY_STREAM),
+    call("launch", st.sampled_from(KERNELS), ANY_STREAM),
+    call("fill_async", st.sampled_from(FILLS), PICK, ANY_STREAM),
+    call("create_stream"),
+    call("create_blocking_stream"),
+    call("destroy_stream", PICK),
+    call("query_stream", ANY_STREAM),
+    call("synchronize_stream", STREAM),
+    call("synchronize"),
+    call("create_event"),
+    call("record_event", PICK, STREAM),
+    call("wait_event", PICK, ANY_STREAM),
+    call("synchronize_event", PICK),
+    call("begin_capture", ANY_STREAM, st.integers(0, 2)),
+    call("begin_capture", ANY_STREAM, st.integers(0, 2)),
+    call("end_capture", ANY_STREAM),
+    call("end_capture", ANY_STREAM),
+    call("instantiate", PICK),
+    call("launch_graph", PICK, ANY_STREAM),
+    call("destroy_executable", PICK),
+    call("create_context"),
+    call("destroy_context", PICK),
+    call("set_current", PICK),
+    call("retain"),
+    call("reset"),
+)
+
+
 class Runner:
     """A process that runs sequences on one library."""
 
@@ -146,6 +184,20 @@ def compare(runners: tuple[Runner, Runner], calls: list[Call]) -> None:
 @given(calls=st.lists(CALLS, min_size=5, max_size=40))
 def test_a_program_gets_the_same_answers(runners: tuple[Runner, Runner], calls: list[Call]) -> None:
     compare(runners, [["init"], ["retain"], *calls])
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(calls=st.lists(WORK, min_size=5, max_size=60))
+def test_a_program_at_work_gets_the_same_answers(
+    runners: tuple[Runner, Runner], calls: list[Call]
+) -> None:
+    """Launches, fills, streams, events, captures and graphs, in several contexts."""
+    start: list[Call] = [["init"], ["retain"], ["alloc", MIB], ["create_stream"], ["create_event"]]
+    compare(runners, [*start, ["create_blocking_stream"], *calls])
 
 
 @settings(

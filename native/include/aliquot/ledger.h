@@ -11,7 +11,9 @@
  *   4. completes it as in 1.
  *
  * Guarantees.
- *   - The total never passes the capacity at the instant of 3.
+ *   - The total never passes the capacity at the instant of 3, as it was read just before. A
+ *     reservation that does not fit the capacity as it is just after is given back and fails: none
+ *     stands above a limit that was lowered meanwhile.
  *   - A process killed between any two instructions leaves a total that is the sum of all `held`
  *     once the next one has done step 1: ledger_forget gives back exactly what it held.
  *   - Lock-free between processes: a stopped or dead process keeps nobody waiting.
@@ -41,6 +43,14 @@ void ledger_release(struct aliquot_usage_slice *usage, uint32_t slot, uint64_t b
 
 /* Give back all that `slot` holds. For a slot whose process is dead. */
 void ledger_forget(struct aliquot_usage_slice *usage, uint32_t slot);
+
+/* What is kept free of a slice of that size for the driver. */
+uint64_t ledger_headroom(uint64_t limit);
+
+/* Makes `bytes` the limit, and the headroom that of it. False: more is in use, and the limit is as
+ * before. *used: what is in use, the driver's part included. For the one who writes the limits. */
+bool ledger_set_limit(struct aliquot_usage_slice *usage, struct aliquot_slice_limits *limits,
+                      uint64_t bytes, uint64_t *used);
 
 uint64_t ledger_total(const struct aliquot_usage_slice *usage);
 uint64_t ledger_held(const struct aliquot_usage_slice *usage, uint32_t slot);

@@ -1,12 +1,16 @@
 /* What a tenant's process and the arbiter say to each other.
  *
  * One SOCK_SEQPACKET socket per grant, `socket` in its directory. A tenant connects, says HELLO and
- * gets WELCOME with two descriptors (limits, read-only; usage, read-write), then closes: nothing of
- * ours stays in its descriptor table, and a forked child or an exec inherits nothing. Who it is the
- * kernel tells the arbiter (SO_PEERCRED, a pidfd); a message never says.
+ * gets WELCOME with four descriptors (limits, read-only; usage, read-write; credit, sealed; work,
+ * read-write), then closes: nothing of ours stays in its descriptor table, and a forked child or an
+ * exec inherits nothing. Who it is the kernel tells the arbiter (SO_PEERCRED, a pidfd); a message
+ * never says.
  *
  * MEASURE asks the arbiter to read the caller's figures from NVML now, and is answered with MEASURED
  * when limits.slices[].driver_bytes holds them. A tenant sends it after it made a context.
+ *
+ * RING says that a process is at work again after the arbiter stopped looking (credit.h); there is no
+ * answer, and the sender waits for none.
  *
  * Every message has this one size and form; anything else is answered with REFUSED and closed.
  */
@@ -17,14 +21,15 @@
 #include <stdint.h>
 
 #define ALIQUOT_MESSAGE_MAGIC 0x4d514c41u /* "ALQM" */
-#define ALIQUOT_PROTOCOL 1u
+#define ALIQUOT_PROTOCOL 2u
 
 enum aliquot_kind {
 	ALIQUOT_HELLO = 1,    /* value: the tenant's pid in its own namespace */
-	ALIQUOT_WELCOME = 2,  /* value: its slot; carries two descriptors */
+	ALIQUOT_WELCOME = 2,  /* value: its slot; carries four descriptors */
 	ALIQUOT_MEASURE = 3,  /* value: bytes that the sender holds for a context just made; 0: none */
 	ALIQUOT_MEASURED = 4, /* */
-	ALIQUOT_REFUSED = 5,  /* value: enum aliquot_refusal; text: why, for a person */
+	ALIQUOT_RING = 5,     /* */
+	ALIQUOT_REFUSED = 6,  /* value: enum aliquot_refusal; text: why, for a person */
 };
 
 enum aliquot_refusal {

@@ -1,4 +1,5 @@
-/* Preloaded into the arbiter: kills it at its Nth step that changes something outside it.
+/* Preloaded into the arbiter: kills it at its Nth step that changes something outside it. Its parent,
+ * which ends with no other process, goes on.
  *
  * KILL_AT names a file with the number; while there is none nothing is counted. The file is removed
  * before the kill, so that the arbiter that follows lives.
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -23,6 +25,10 @@ static void step(void)
 {
 	const char *path = getenv("KILL_AT");
 	char number[16] = "";
+	int ends_with_parent = 0;
+	prctl(PR_GET_PDEATHSIG, &ends_with_parent);
+	if (!ends_with_parent)
+		return;
 	int fd = path ? (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC) : -1;
 	if (fd < 0)
 		return;
@@ -45,6 +51,7 @@ static void step(void)
 		return real arguments;                                                                     \
 	}
 
+STEP(int, memfd_create, (const char *name, unsigned flags), (name, flags))
 STEP(int, mkdirat, (int fd, const char *path, mode_t mode), (fd, path, mode))
 STEP(int, posix_fallocate, (int fd, off_t at, off_t size), (fd, at, size))
 STEP(int, fchmod, (int fd, mode_t mode), (fd, mode))

@@ -13,7 +13,13 @@
 static void check_slice(const struct control_request *request, uint32_t i)
 {
 	const struct control_slice *slice = &request->slices[i];
-	MUST(slice->memory_bytes >= CONTROL_LEAST_BYTES);
+	unsigned all = CONTROL_MEMORY | CONTROL_COMPUTE | CONTROL_POLICY | CONTROL_PRIORITY;
+	MUST(slice->given && !(slice->given & ~all));
+	MUST(request->kind == CONTROL_RESIZE || slice->given & CONTROL_MEMORY);
+	if (slice->given & CONTROL_MEMORY)
+		MUST(slice->memory_bytes >= CONTROL_LEAST_BYTES);
+	else
+		MUST(!slice->memory_bytes);
 	MUST(slice->compute_percent <= 100);
 	MUST(slice->policy == ALIQUOT_ELASTIC || slice->policy == ALIQUOT_HARD);
 	MUST(slice->priority <= ALIQUOT_BACKGROUND);
@@ -32,7 +38,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	}
 	MUST(!error);
-	if (request.kind != CONTROL_MAKE)
+	MUST(!request.gradual || request.kind == CONTROL_RESIZE);
+	if (request.kind != CONTROL_MAKE && request.kind != CONTROL_RESIZE)
 		return 0;
 	MUST(control_is_name(request.name, strnlen(request.name, sizeof(request.name))));
 	MUST(request.slice_count >= 1 && request.slice_count <= ALIQUOT_MAX_GPUS);

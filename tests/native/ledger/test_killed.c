@@ -21,11 +21,14 @@ struct shared {
 	struct aliquot_usage_slice usage;
 };
 
-static int die_at = -1;
+static int die_at = -1, lower_at = -1;
+static struct aliquot_slice_limits *lowered;
 
 void ledger_test_point(void);
 void ledger_test_point(void)
 {
+	if (lower_at >= 0 && lower_at-- == 0)
+		lowered->limit_bytes = 35 * ALIQUOT_UNIT;
 	if (die_at >= 0 && die_at-- == 0)
 		raise(SIGKILL);
 }
@@ -44,6 +47,18 @@ static void reserve_and_release(struct shared *s)
 {
 	reserve(s);
 	release(s);
+}
+
+/* At each step in turn the limit falls below what it would reserve. */
+static int lower_step;
+
+static void reserve_under_a_falling_limit(struct shared *s)
+{
+	lowered = &s->limits;
+	lower_at = lower_step;
+	bool stands = ledger_reserve(&s->usage, &s->limits, DEAD, 30 * ALIQUOT_UNIT);
+	if (stands || ledger_total(&s->usage) != 30 * ALIQUOT_UNIT)
+		_exit(1);
 }
 
 static void forget_another(struct shared *s)
@@ -76,6 +91,8 @@ static bool killed_at(void (*operation)(struct shared *), int step)
 	}
 	int status;
 	CHECK(waitpid(child, &status, 0) == child);
+	CHECK(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
+	s->limits.limit_bytes = 100 * ALIQUOT_UNIT;
 	check_sum(s);
 	CHECK(ledger_reserve(&s->usage, &s->limits, SURVIVOR, 3 * ALIQUOT_UNIT));
 	check_sum(s);
@@ -90,19 +107,23 @@ static bool killed_at(void (*operation)(struct shared *), int step)
 	return WIFSIGNALED(status);
 }
 
-static void try_all(void (*operation)(struct shared *))
+/* How many steps it has. */
+static int try_all(void (*operation)(struct shared *))
 {
 	int step = 0;
 	while (killed_at(operation, step))
 		CHECK(++step < STEPS);
-	CHECK(step > 2);
+	return step;
 }
 
 int main(void)
 {
-	try_all(reserve);
-	try_all(release);
-	try_all(reserve_and_release);
-	try_all(forget_another);
+	int steps = try_all(reserve);
+	CHECK(steps > 2);
+	CHECK(try_all(release) > 2);
+	CHECK(try_all(reserve_and_release) > steps);
+	CHECK(try_all(forget_another) > 2);
+	for (lower_step = 0; lower_step < steps; lower_step++)
+		CHECK(try_all(reserve_under_a_falling_limit) > 0);
 	return 0;
 }

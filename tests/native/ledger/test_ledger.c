@@ -62,6 +62,39 @@ static void giving_back_never_takes_from_others(void)
 	CHECK(ledger_total(&usage) == 0);
 }
 
+static void a_limit_is_never_lowered_below_what_is_in_use(void)
+{
+	uint64_t used = 0, mib = UINT64_C(1) << 20;
+	start(100 * mib);
+	limits.driver_bytes = 10 * mib;
+	CHECK(ledger_reserve(&usage, &limits, 0, 50 * mib));
+	CHECK(!ledger_set_limit(&usage, &limits, 60 * mib - 1, &used));
+	CHECK(used == 60 * mib);
+	CHECK(limits.limit_bytes == 100 * mib && limits.headroom_bytes == 0);
+	CHECK(ledger_set_limit(&usage, &limits, 60 * mib, &used));
+	CHECK(limits.limit_bytes == 60 * mib && limits.headroom_bytes == ledger_headroom(60 * mib));
+	CHECK(!ledger_reserve(&usage, &limits, 0, 1));
+	CHECK(ledger_set_limit(&usage, &limits, 200 * mib, &used));
+	CHECK(ledger_reserve(&usage, &limits, 0, 100 * mib));
+}
+
+static void a_limit_below_what_the_driver_took_may_be_raised(void)
+{
+	uint64_t used;
+	start(100 * ALIQUOT_UNIT);
+	limits.driver_bytes = 300 * ALIQUOT_UNIT;
+	CHECK(!ledger_set_limit(&usage, &limits, 99 * ALIQUOT_UNIT, &used));
+	CHECK(ledger_set_limit(&usage, &limits, 200 * ALIQUOT_UNIT, &used));
+	CHECK(used == 300 * ALIQUOT_UNIT);
+}
+
+static void headroom_follows_the_limit(void)
+{
+	CHECK(ledger_headroom(UINT64_C(64) << 20) == UINT64_C(1) << 20);
+	CHECK(ledger_headroom(UINT64_C(80) << 30) == UINT64_C(32) << 20);
+	CHECK(ledger_headroom((UINT64_C(1) << 20) + 7) % ALIQUOT_UNIT == 0);
+}
+
 static void turns_may_wrap(void)
 {
 	start(100 * ALIQUOT_UNIT);
@@ -80,6 +113,9 @@ int main(void)
 	what_the_driver_took_and_the_headroom_reduce_what_is_left();
 	sizes_that_cannot_be_are_refused();
 	giving_back_never_takes_from_others();
+	a_limit_is_never_lowered_below_what_is_in_use();
+	a_limit_below_what_the_driver_took_may_be_raised();
+	headroom_follows_the_limit();
 	turns_may_wrap();
 	return 0;
 }

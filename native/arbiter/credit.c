@@ -1,0 +1,374 @@
+#include "credit.h"
+
+#include "processes.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NICE (-10)
+/* However soon it must look again, the others have the lock in between. */
+#define LEAST_SLEEP_NS UINT64_C(10000)
+
+struct credit_slice {
+	struct credit_grant *grant;
+	uint32_t index;
+	bool takes_part; /* its GPU is here */
+	struct contender contender;
+	struct recent recent;
+	bool was_exempt;
+	uint64_t fallbacks, exemptions;
+	int32_t culprit;
+};
+
+struct credit_grant {
+	struct credit_grant *next;
+	struct credit_process *processes;
+	uint32_t slice_count;
+	struct credit_slice slices[];
+};
+
+struct credit_process {
+	struct credit_process *next;
+	int32_t pid;
+	struct worker workers[]; /* by slice */
+};
+
+static struct credit *credit_of(const struct grant *grant)
+{
+	return &grant->arbiter->credit;
+}
+
+static struct turns *turns_of(const struct grant *grant, uint32_t slice)
+{
+	return &credit_of(grant)->gpus[grant->gpus[slice] - grant->arbiter->nvml.gpus];
+}
+
+static struct recent_view view_of(const struct credit_slice *slice)
+{
+	const struct contender *contender = &slice->contender;
+	struct recent_view view = {
+		.alone = contender->active && !contender->turns->contended,
+		.held_ns = contender->figures.used_ns,
+	};
+	for (const struct worker *worker = contender->workers; worker; worker = worker->next)
+		view.launches += atomic_load_explicit(&worker->work->launches, memory_order_relaxed);
+	return view;
+}
+
+static int32_t culprit_of(const struct credit_slice *slice)
+{
+	const struct credit_process *process = slice->grant->processes;
+	while (process && !process->workers[slice->index].pending)
+		process = process->next;
+	return process ? process->pid : 0;
+}
+
+/* What a look at the turns has changed, for those who ask later. */
+static void note(struct credit_slice *slice, uint64_t now)
+{
+	const struct contender *contender = &slice->contender;
+	struct recent_view view = view_of(slice);
+	recent_look(&slice->recent, &view, now);
+	if (slice->fallbacks != contender->figures.fallbacks)
+		slice->culprit = culprit_of(slice);
+	slice->fallbacks = contender->figures.fallbacks;
+	bool exempt = contender->state == CONTENDER_EXEMPT;
+	slice->exemptions += exempt && !slice->was_exempt;
+	slice->was_exempt = exempt;
+}
+
+/* When to look again. */
+static uint64_t look(struct credit *credit)
+{
+	uint64_t now = loop_now(), next = TURNS_NEVER;
+	for (unsigned i = 0; i < credit->gpu_count; i++) {
+		struct turns *turns = &credit->gpus[i];
+		uint64_t then = turns_look(turns, now);
+		if (then < next)
+			next = then;
+		for (struct contender *contender = turns->contenders; contender;
+		     contender = contender->next)
+			note(CONTAINER(contender, struct credit_slice, contender), now);
+	}
+	return next < now + LEAST_SLEEP_NS ? now + LEAST_SLEEP_NS : next;
+}
+
+/* Returns at `until`, or when it is woken. */
+static void sleep_until(struct credit *credit, uint64_t until)
+{
+	struct timespec at = {.tv_sec = (time_t)(until / SECOND_NS),
+	                      .tv_nsec = (long)(until % SECOND_NS)};
+	int error = 0;
+	while (!credit->woken && !error) {
+		if (until == TURNS_NEVER)
+			pthread_cond_wait(&credit->wake, &credit->lock);
+		else
+			error = pthread_cond_timedwait(&credit->wake, &credit->lock, &at);
+	}
+	credit->woken = false;
+}
+
+/* To be late costs the GPU's time: on the dot, and before others, as far as we may. */
+static void be_punctual(void)
+{
+	struct sched_param least = {.sched_priority = sched_get_priority_min(SCHED_RR)};
+	prctl(PR_SET_NAME, "aliquot-credit");
+	prctl(PR_SET_TIMERSLACK, 1);
+	if (sched_setscheduler(0, SCHED_RR, &least))
+		setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
+}
+
+static void *run(void *argument)
+{
+	struct credit *credit = argument;
+	be_punctual();
+	pthread_mutex_lock(&credit->lock);
+	while (!credit->stopping)
+		sleep_until(credit, look(credit));
+	pthread_mutex_unlock(&credit->lock);
+	return NULL;
+}
+
+static int start_thread(struct credit *credit)
+{
+	sigset_t all, before;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	int error = -pthread_create(&credit->thread, NULL, run, credit);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return error;
+}
+
+/* Whoever has the lock has it with the thread's own priority: no busy machine makes it wait. */
+static void init_lock(pthread_mutex_t *lock)
+{
+	pthread_mutexattr_t inheriting;
+	pthread_mutexattr_init(&inheriting);
+	pthread_mutexattr_setprotocol(&inheriting, PTHREAD_PRIO_INHERIT);
+	if (pthread_mutex_init(lock, &inheriting))
+		pthread_mutex_init(lock, NULL);
+	pthread_mutexattr_destroy(&inheriting);
+}
+
+int credit_start(struct credit *credit, unsigned gpu_count)
+{
+	pthread_condattr_t monotonic;
+	credit->gpus = calloc(gpu_count ? gpu_count : 1, sizeof(*credit->gpus));
+	if (!credit->gpus)
+		return -ENOMEM;
+	credit->gpu_count = gpu_count;
+	for (unsigned i = 0; i < gpu_count; i++)
+		turns_init(&credit->gpus[i], loop_now());
+	init_lock(&credit->lock);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&credit->wake, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	int error = start_thread(credit);
+	credit->running = !error;
+	return error;
+}
+
+static void wake(struct credit *credit)
+{
+	credit->woken = true;
+	pthread_cond_signal(&credit->wake);
+}
+
+void credit_wake(struct credit *credit)
+{
+	pthread_mutex_lock(&credit->lock);
+	wake(credit);
+	pthread_mutex_unlock(&credit->lock);
+}
+
+void credit_look(struct credit *credit)
+{
+	pthread_mutex_lock(&credit->lock);
+	look(credit);
+	wake(credit); /* it may have to look again sooner than the thread knows */
+	pthread_mutex_unlock(&credit->lock);
+}
+
+void credit_stop(struct credit *credit)
+{
+	if (!credit->running)
+		return;
+	pthread_mutex_lock(&credit->lock);
+	credit->stopping = true;
+	wake(credit);
+	pthread_mutex_unlock(&credit->lock);
+	pthread_join(credit->thread, NULL);
+	credit->running = false;
+}
+
+void credit_free(struct credit *credit)
+{
+	free(credit->gpus);
+	credit->gpus = NULL;
+	credit->gpu_count = 0;
+}
+
+static struct turns_settings settings_of(const struct aliquot_slice_limits *limits)
+{
+	return (struct turns_settings){
+		.percent = atomic_load(&limits->compute_percent),
+		.policy = (enum aliquot_policy)atomic_load(&limits->policy),
+		.priority = (enum aliquot_priority)atomic_load(&limits->priority),
+	};
+}
+
+int credit_add_grant(struct grant *grant)
+{
+	struct credit *credit = credit_of(grant);
+	struct credit_grant *added = calloc(1, sizeof(*added) +
+	                                           grant->slice_count * sizeof(*added->slices));
+	if (!added)
+		return -ENOMEM;
+	added->slice_count = grant->slice_count;
+	struct contender *joint = NULL;
+	pthread_mutex_lock(&credit->lock);
+	for (uint32_t i = 0; i < grant->slice_count; i++) {
+		struct credit_slice *slice = &added->slices[i];
+		struct turns_settings settings = settings_of(&grant->limits->slices[i]);
+		slice->grant = added;
+		slice->index = i;
+		slice->takes_part = grant->gpus[i] != NULL;
+		if (!slice->takes_part)
+			continue;
+		turns_add(turns_of(grant, i), &slice->contender, &settings, joint, loop_now());
+		joint = &slice->contender;
+	}
+	added->next = credit->grants;
+	credit->grants = added;
+	wake(credit);
+	pthread_mutex_unlock(&credit->lock);
+	grant->credit = added;
+	return 0;
+}
+
+void credit_change_grant(struct grant *grant)
+{
+	struct credit *credit = credit_of(grant);
+	if (!grant->credit)
+		return;
+	pthread_mutex_lock(&credit->lock);
+	for (uint32_t i = 0; i < grant->slice_count; i++) {
+		struct turns_settings settings = settings_of(&grant->limits->slices[i]);
+		if (grant->credit->slices[i].takes_part)
+			turns_change(&grant->credit->slices[i].contender, &settings);
+	}
+	wake(credit);
+	pthread_mutex_unlock(&credit->lock);
+}
+
+void credit_remove_grant(struct grant *grant)
+{
+	struct credit *credit = credit_of(grant);
+	struct credit_grant *removed = grant->credit;
+	if (!removed)
+		return;
+	pthread_mutex_lock(&credit->lock);
+	for (uint32_t i = 0; i < removed->slice_count; i++)
+		if (removed->slices[i].takes_part)
+			turns_remove(&removed->slices[i].contender);
+	struct credit_grant **link = &credit->grants;
+	while (*link != removed)
+		link = &(*link)->next;
+	*link = removed->next;
+	wake(credit);
+	pthread_mutex_unlock(&credit->lock);
+	free(removed);
+	grant->credit = NULL;
+}
+
+int credit_add_process(struct process *process)
+{
+	struct grant *grant = process->grant;
+	struct credit *credit = credit_of(grant);
+	struct credit_process *added = calloc(1, sizeof(*added) +
+	                                             grant->slice_count * sizeof(*added->workers));
+	if (!added)
+		return -ENOMEM;
+	const struct pair *pair = &process->kept->pair;
+	added->pid = process->pid;
+	pthread_mutex_lock(&credit->lock);
+	for (uint32_t i = 0; i < grant->slice_count; i++)
+		if (grant->credit->slices[i].takes_part)
+			turns_enter(&grant->credit->slices[i].contender, &added->workers[i], &pair->work[i],
+			            &pair->credit->slices[i], loop_now());
+	added->next = grant->credit->processes;
+	grant->credit->processes = added;
+	wake(credit);
+	pthread_mutex_unlock(&credit->lock);
+	process->credit = added;
+	return 0;
+}
+
+void credit_remove_process(struct process *process)
+{
+	struct grant *grant = process->grant;
+	struct credit *credit = credit_of(grant);
+	struct credit_process *removed = process->credit;
+	if (!removed)
+		return;
+	pthread_mutex_lock(&credit->lock);
+	for (uint32_t i = 0; i < grant->slice_count; i++)
+		if (grant->credit->slices[i].takes_part)
+			turns_leave(&grant->credit->slices[i].contender, &removed->workers[i]);
+	struct credit_process **link = &grant->credit->processes;
+	while (*link != removed)
+		link = &(*link)->next;
+	*link = removed->next;
+	wake(credit);
+	pthread_mutex_unlock(&credit->lock);
+	free(removed);
+	process->credit = NULL;
+}
+
+void credit_read(struct grant *grant, uint32_t slice, struct credit_figures *out)
+{
+	struct credit *credit = credit_of(grant);
+	struct credit_slice *read = grant->credit ? &grant->credit->slices[slice] : NULL;
+	*out = (struct credit_figures){0};
+	if (!read || !read->takes_part)
+		return;
+	pthread_mutex_lock(&credit->lock);
+	struct recent_view view = view_of(read);
+	*out = (struct credit_figures){
+		.state = read->contender.state,
+		.active = read->contender.active,
+		.contended = read->contender.turns->contended,
+		.weight = read->contender.weight,
+		.turns = read->contender.figures,
+		.held = recent_read(&read->recent, &view, loop_now()),
+		.backlog = turns_backlog(&read->contender),
+		.exemptions = read->exemptions,
+		.culprit = read->culprit,
+	};
+	pthread_mutex_unlock(&credit->lock);
+}
+
+bool credit_is_contended(struct credit *credit, unsigned gpu)
+{
+	pthread_mutex_lock(&credit->lock);
+	bool contended = credit->gpus[gpu].contended;
+	pthread_mutex_unlock(&credit->lock);
+	return contended;
+}
+
+uint64_t credit_cpu_ns(const struct credit *credit)
+{
+	clockid_t clock;
+	struct timespec used;
+	if (pthread_getcpuclockid(credit->thread, &clock) || clock_gettime(clock, &used))
+		return 0;
+	return (uint64_t)used.tv_sec * SECOND_NS + (uint64_t)used.tv_nsec;
+}

@@ -1,0 +1,243 @@
+#include "turns_parts.h"
+#include "turns_work.h"
+
+/* All contenders' windows together; longer where many would have windows too short to be worth the
+ * GPU's change from one process to another (150 us on an H200). */
+#define ROUND_NS (20 * MILLISECOND_NS)
+#define WINDOW_USUAL_NS (5 * MILLISECOND_NS)
+
+#define LOOK_LEAST_NS (15 * MICROSECOND_NS)
+#define LOOK_HOLDER_NS (200 * MICROSECOND_NS)
+#define LOOK_BESIDE_LATENCY_NS (100 * MICROSECOND_NS)
+
+void turns_init(struct turns *turns, uint64_t now)
+{
+	*turns = (struct turns){.looked_at = now, .round_ns = ROUND_NS};
+}
+
+/* Whether it can be the next to hold its GPU. */
+static bool may_lead(const struct contender *contender)
+{
+	if (!contender->turns->contended || !contender_may_hold(contender))
+		return false;
+	EACH(other, contender->turns)
+	if (other->pending && contender_class(other) < contender_class(contender))
+		return false;
+	return true;
+}
+
+/* A grant on several GPUs begins on the first of them on which it has work and others too. */
+static bool follows_joint(const struct contender *contender)
+{
+	for (struct contender *other = contender->joint; other != contender; other = other->joint)
+		if (other->turns < contender->turns && may_lead(other))
+			return true;
+	return false;
+}
+
+static bool is_before(const struct contender *one, const struct contender *other)
+{
+	if (!other || one->called != other->called)
+		return !other || one->called;
+	if (contender_class(one) != contender_class(other))
+		return contender_class(one) < contender_class(other);
+	return one->used < other->used;
+}
+
+static struct contender *choose(const struct turns *turns)
+{
+	struct contender *best = NULL;
+	EACH(contender, turns)
+	if (contender != turns->holder && contender_may_hold(contender) &&
+	    (contender->called || !follows_joint(contender)) && is_before(contender, best))
+		best = contender;
+	return best;
+}
+
+/* Whether the holder has no work and is not expected to come back at once. */
+static bool is_away(const struct contender *holder, uint64_t now)
+{
+	if (holder->pending)
+		return false;
+	return holder->gap_ns > TURNS_GAP_MOST_NS ||
+	       now - holder->idle_at > 2 * holder->gap_ns + 50 * MICROSECOND_NS;
+}
+
+static bool comes_in_at_once(const struct contender *next, const struct contender *holder)
+{
+	return contender_class(next) < contender_class(holder) || (next->called && !holder->called);
+}
+
+static void consider_holder(struct turns *turns, const struct contender *next, uint64_t now)
+{
+	struct contender *holder = turns->holder;
+	bool spent = contender_is_hard(holder) && holder->spent;
+	bool over = now - holder->since >= holder->window_ns;
+	/* One that is still behind goes on: the other overran by more than a window makes good. */
+	bool behind = next && is_before(holder, next);
+	if (spent ||
+	    (next && (comes_in_at_once(next, holder) || is_away(holder, now) || (over && !behind))))
+		contender_end_window(holder, next && comes_in_at_once(next, holder), now);
+	else if (over)
+		contender_begin_window(holder, now);
+	if (holder->state == CONTENDER_DRAINS)
+		contender_move_on(holder, now);
+}
+
+static bool is_clear_for(const struct turns *turns, const struct contender *next)
+{
+	if (contender_class(next) == 0)
+		return true;
+	EACH(contender, turns)
+	if (contender != next && contender->state == CONTENDER_DRAINS)
+		return false;
+	return true;
+}
+
+/* When there is something to see: how far the holder or one that drains is, or who comes. */
+static uint64_t next_look(const struct turns *turns, uint64_t now)
+{
+	uint64_t most = turns_have_latency(turns) ? LOOK_BESIDE_LATENCY_NS : LOOK_HOLDER_NS,
+			 wait = most;
+	EACH(contender, turns)
+	{
+		uint64_t mine = most, in_state = now - contender->since;
+		if (contender->state == CONTENDER_DRAINS) {
+			/* Just before it should be over, then often, then ever less often. */
+			uint64_t soon = contender->in_hand_ns * 3 / 4;
+			mine = in_state < soon ? soon - in_state : in_state / 16;
+		} else if (contender->state == CONTENDER_HOLDS) {
+			mine = contender->pending ? contender_in_hand(contender) / 2 : LOOK_LEAST_NS;
+			if (in_state + mine > contender->window_ns && in_state < contender->window_ns)
+				mine = contender->window_ns - in_state;
+		} else if (contender_is_hard(contender) && contender->pending && contender->spent) {
+			double missing = contender_tokens_most(contender) / 2 - contender->tokens;
+			mine = missing > 0 ? (uint64_t)(missing / contender_token_rate(contender)) : 0;
+		}
+		wait = mine < wait ? mine : wait;
+	}
+	return now + (wait > LOOK_LEAST_NS ? wait : LOOK_LEAST_NS);
+}
+
+static bool needs_turns(const struct turns *turns)
+{
+	unsigned active = 0;
+	EACH(contender, turns)
+	{
+		if (!contender->active || !turns_is_gated(contender))
+			continue;
+		if (contender_is_hard(contender) && contender->state != CONTENDER_EXEMPT)
+			return true;
+		active++;
+	}
+	return active > 1;
+}
+
+/* Nobody contends: who is at work has its gates open; the others ring when they begin. */
+static void settle(struct turns *turns, uint64_t now)
+{
+	turns->holder = NULL;
+	EACH(contender, turns)
+	{
+		bool only = !turns->contenders->next && !contender_is_hard(contender);
+		if (contender->state != CONTENDER_OUT && contender->state != CONTENDER_EXEMPT)
+			contender_set_state(contender, CONTENDER_OUT, now);
+		if (contender->active || only)
+			contender_open_gates(contender);
+		else
+			contender_hold_out(contender);
+		contender->waits_at = 0;
+		contender->called = false;
+	}
+}
+
+static void begin_turns(struct turns *turns, uint64_t now)
+{
+	EACH(contender, turns)
+	{
+		if (contender->state == CONTENDER_EXEMPT)
+			continue;
+		/* Who was alone has work in hand for which it needs no credit: it begins. */
+		if (contender->pending && !contender_is_drained(contender) && !turns->holder)
+			contender_begin_window(contender, now);
+		EACH_WORKER(worker, contender)
+		work_limit(worker, contender == turns->holder);
+	}
+}
+
+static void take_turns(struct turns *turns, uint64_t now)
+{
+	unsigned active = 0;
+	EACH(contender, turns)
+	{
+		contender_move_on(contender, now);
+		active += contender->active;
+	}
+	turns->round_ns = active * WINDOW_USUAL_NS > ROUND_NS ? active * WINDOW_USUAL_NS : ROUND_NS;
+	struct contender *next = choose(turns);
+	if (turns->holder)
+		consider_holder(turns, next, now);
+	if (!turns->holder && next && is_clear_for(turns, next))
+		contender_begin_window(next, now);
+	EACH(contender, turns)
+	{
+		if (contender == turns->holder)
+			contender_give(contender, now);
+		else if (contender->state == CONTENDER_OUT)
+			contender_hold_out(contender);
+		bool waits = contender->pending && contender->state == CONTENDER_OUT;
+		if (waits && !contender->waits_at)
+			contender->waits_at = now;
+		else if (!waits && contender->state == CONTENDER_OUT)
+			contender->waits_at = 0;
+	}
+}
+
+uint64_t turns_look(struct turns *turns, uint64_t now)
+{
+	uint64_t passed = now > turns->looked_at ? now - turns->looked_at : 0;
+	bool had_it_alone = turns_on_the_gpu(turns) == 1;
+	turns->looked_at = now;
+	turns_charge(turns, passed);
+	EACH(contender, turns)
+	contender_look(contender, had_it_alone && contender_is_on_the_gpu(contender), now);
+	bool needed = needs_turns(turns);
+	if (needed && !turns->contended)
+		begin_turns(turns, now);
+	turns->contended = needed;
+	if (!needed) {
+		settle(turns, now);
+		return TURNS_NEVER;
+	}
+	take_turns(turns, now);
+	return next_look(turns, now);
+}
+
+uint64_t turns_backlog(const struct contender *contender)
+{
+	uint64_t sum = 0;
+	EACH_WORKER(worker, contender)
+	if (worker->pending)
+		sum += worker->opened - worker->done;
+	return sum;
+}
+
+/* Where a bucket ends, in seconds. */
+static double bucket_end(unsigned bucket)
+{
+	if (bucket < 4)
+		return (bucket + 1) * 1e-6;
+	unsigned doublings = bucket / 4 + 1;
+	return (double)((UINT64_C(4) + bucket % 4 + 1) << (doublings - 2)) * 1e-6;
+}
+
+double turns_wait_quantile(const struct turns_figures *figures, double part)
+{
+	double wanted = (double)figures->waits * part, seen = 0;
+	for (unsigned i = 0; figures->waits && i < TURNS_WAITS; i++) {
+		seen += (double)figures->waits_in[i];
+		if (seen >= wanted)
+			return bucket_end(i);
+	}
+	return 0;
+}

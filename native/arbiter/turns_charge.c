@@ -1,0 +1,156 @@
+#include "turns_parts.h"
+#include "turns_work.h"
+
+/* A contender without work for this long is not looked at before it rings. */
+#define ASLEEP_NS (50 * MILLISECOND_NS)
+/* An arrival within this part of the period is at its time. */
+#define REGULAR_PART 10
+#define GAP_COUNTED_NS (2 * MILLISECOND_NS)
+
+/* The quarter of a doubling that a wait falls into. */
+static unsigned wait_bucket(uint64_t waited_ns)
+{
+	uint64_t us = waited_ns / MICROSECOND_NS;
+	if (us < 4)
+		return (unsigned)us;
+	unsigned doublings = 63 - (unsigned)__builtin_clzll(us);
+	unsigned bucket = 4 * (doublings - 1) + (unsigned)(us >> (doublings - 2) & 3);
+	return bucket < TURNS_WAITS ? bucket : TURNS_WAITS - 1;
+}
+
+void contender_count_wait(struct contender *contender, uint64_t now)
+{
+	uint64_t waited = now - contender->waits_at;
+	contender->figures.waits++;
+	contender->figures.waited_ns += waited;
+	contender->figures.waits_in[wait_bucket(waited)]++;
+	contender->waits_at = 0;
+}
+
+/* Some come at regular times: a service that renders frames, a control loop, a batch every so often. */
+static void notice_arrival(struct contender *contender, uint64_t now)
+{
+	uint64_t period = now - contender->arrived_at;
+	contender->arrived_at = now;
+	uint64_t off = period > contender->period_ns ? period - contender->period_ns
+	                                             : contender->period_ns - period;
+	contender->regular = off < contender->period_ns / REGULAR_PART ? contender->regular + 1 : 0;
+	contender->period_ns = contender->regular ? (contender->period_ns * 7 + period) / 8 : period;
+}
+
+/* The least that those of its class have used who have work now; below 0: there are none. */
+static double least_used(const struct contender *contender)
+{
+	double least = -1;
+	EACH(other, contender->turns)
+	{
+		bool contends = other != contender && other->pending &&
+		                contender_class(other) / 2 == contender_class(contender) / 2;
+		if (contends && (least < 0 || other->used < least))
+			least = other->used;
+	}
+	return least;
+}
+
+/* It comes back after a while. Nobody saves up what it did not use, and what one used long ago is not
+ * held against it: a round's worth either way. */
+static void join_in(struct contender *contender)
+{
+	double least = least_used(contender), round = (double)contender->turns->round_ns / 100;
+	if (least < 0)
+		return;
+	if (contender->used < least - round)
+		contender->used = least - round;
+	else if (contender->used > least + round)
+		contender->used = least + round;
+}
+
+/* It ran out of work, or has some again: how soon does it usually come back? */
+static void notice_pending(struct contender *contender, bool pending, uint64_t now)
+{
+	if (pending && contender->idle_at) {
+		uint64_t gap = now - contender->idle_at;
+		if (gap > TURNS_GAP_MOST_NS) {
+			notice_arrival(contender, now);
+			join_in(contender);
+		}
+		if (gap > GAP_COUNTED_NS)
+			gap = GAP_COUNTED_NS;
+		contender->gap_ns = (contender->gap_ns * 4 + gap) / 5;
+		contender->idle_at = 0;
+	} else if (!pending && !contender->idle_at) {
+		contender->idle_at = now;
+	}
+	contender->pending = pending;
+}
+
+static void notice_active(struct contender *contender, bool moved, uint64_t now)
+{
+	if (contender->pending || moved)
+		contender->active_at = now;
+	contender->active = contender->pending || now - contender->active_at < ASLEEP_NS;
+}
+
+/* Whether none of its other processes had work at the last look. */
+static bool works_alone(const struct contender *contender, const struct worker *worker)
+{
+	EACH_WORKER(other, contender)
+	if (other != worker && other->timed_at)
+		return false;
+	return true;
+}
+
+void contender_look(struct contender *contender, bool had_it_alone, uint64_t now)
+{
+	bool pending = false, moved = false;
+	EACH_WORKER(worker, contender)
+	{
+		uint64_t done = worker->done;
+		work_look(worker, now);
+		work_time(worker, done, had_it_alone && works_alone(contender, worker), now);
+		pending |= worker->pending;
+		moved |= worker->gated && worker->moved_at == now;
+	}
+	notice_pending(contender, pending, now);
+	notice_active(contender, moved, now);
+}
+
+/* Whether a sibling that it may be waiting for is being called in and not there yet. */
+static bool waits_for_joint(const struct contender *contender)
+{
+	for (struct contender *other = contender->joint; other != contender; other = other->joint)
+		if (other->called && contender_may_hold(other))
+			return true;
+	return false;
+}
+
+/* What `hard` overran it owes to the clock. Others may use more than their part, and owe no more than
+ * they can save. */
+static void count_tokens(struct contender *contender, double passed, double used)
+{
+	double most = contender_tokens_most(contender);
+	contender->tokens += passed * contender_token_rate(contender) - used;
+	if (contender->tokens > most)
+		contender->tokens = most;
+	if (contender->tokens < -most && !contender_is_hard(contender))
+		contender->tokens = -most;
+	if (contender->tokens <= 0)
+		contender->spent = true;
+	else if (contender->tokens >= most / 2)
+		contender->spent = false;
+}
+
+/* The time since the last look belongs to who was on the GPU, in equal parts where they were beside
+ * each other. */
+void turns_charge(struct turns *turns, uint64_t passed)
+{
+	unsigned count = turns->contended ? turns_on_the_gpu(turns) : 0;
+	EACH(contender, turns)
+	{
+		bool was = count && contender_is_on_the_gpu(contender) && !waits_for_joint(contender);
+		double part = was ? (double)passed / count : 0;
+		contender->figures.used_ns += (uint64_t)part;
+		contender->used += part / contender->weight;
+		count_tokens(contender, (double)passed, part);
+	}
+}

@@ -1,0 +1,136 @@
+#include "turns_parts.h"
+
+#include "turns_work.h"
+
+/* So many arrivals in a row must have been at their time, and the next is waited for that long. */
+#define REGULAR_LEAST 4u
+#define DUE_PATIENCE_NS (300 * MICROSECOND_NS)
+/* What a latency slice may save up of its part, to come in with. */
+#define LATENCY_SAVED_NS (200 * MILLISECOND_NS)
+
+bool contender_is_hard(const struct contender *contender)
+{
+	return contender->settings.policy == ALIQUOT_HARD;
+}
+
+bool turns_is_gated(const struct contender *contender)
+{
+	EACH_WORKER(worker, contender)
+	if (worker->gated)
+		return true;
+	return false;
+}
+
+/* Whose work goes first: a lower one comes in while a higher one holds. */
+int contender_class(const struct contender *contender)
+{
+	switch (contender->settings.priority) {
+	case ALIQUOT_LATENCY:
+		return contender->spent ? 1 : 0;
+	case ALIQUOT_BACKGROUND:
+		return 2;
+	default:
+		return 1;
+	}
+}
+
+bool contender_may_hold(const struct contender *contender)
+{
+	if (!contender->pending || contender->state == CONTENDER_OVERDUE ||
+	    contender->state == CONTENDER_EXEMPT)
+		return false;
+	return !contender_is_hard(contender) || !contender->spent;
+}
+
+bool contender_is_drained(const struct contender *contender)
+{
+	EACH_WORKER(worker, contender)
+	if (!work_is_drained(worker))
+		return false;
+	return true;
+}
+
+bool contender_is_on_the_gpu(const struct contender *contender)
+{
+	return contender->state == CONTENDER_HOLDS || contender->state == CONTENDER_DRAINS ||
+	       contender->state == CONTENDER_OVERDUE;
+}
+
+bool turns_have_latency(const struct turns *turns)
+{
+	EACH(contender, turns)
+	if (contender->settings.priority == ALIQUOT_LATENCY && contender->active)
+		return true;
+	return false;
+}
+
+uint64_t contender_in_hand(const struct contender *contender)
+{
+	uint64_t most = 0;
+	EACH_WORKER(worker, contender)
+	{
+		uint64_t ns = work_in_hand(worker);
+		most = ns > most ? ns : most;
+	}
+	return most;
+}
+
+struct turns_due turns_due(const struct turns *turns, uint64_t now)
+{
+	struct turns_due next = {.in_ns = TURNS_NEVER};
+	EACH(contender, turns)
+	{
+		uint64_t due = contender->arrived_at + contender->period_ns;
+		if (contender_class(contender) != 0 || contender->pending ||
+		    contender->regular < REGULAR_LEAST || now > due + DUE_PATIENCE_NS)
+			continue;
+		uint64_t in = due > now ? due - now : 0;
+		if (in < next.in_ns)
+			next = (struct turns_due){.in_ns = in, .period_ns = contender->period_ns};
+	}
+	return next;
+}
+
+unsigned turns_on_the_gpu(const struct turns *turns)
+{
+	unsigned count = 0;
+	EACH(contender, turns)
+	count += contender_is_on_the_gpu(contender);
+	return count;
+}
+
+/* Who asked for no percentage has an equal part of what the others leave. Those in the background get
+ * what is left of the GPU's time anyway, and share that by what they asked for. */
+void turns_weigh(struct turns *turns)
+{
+	double asked[2] = {0, 0};
+	unsigned without[2] = {0, 0};
+	EACH(contender, turns)
+	{
+		int background = contender->settings.priority == ALIQUOT_BACKGROUND;
+		asked[background] += contender->settings.percent;
+		without[background] += !contender->settings.percent;
+	}
+	EACH(contender, turns)
+	{
+		int background = contender->settings.priority == ALIQUOT_BACKGROUND;
+		double left = asked[background] < 100 ? 100 - asked[background] : 0;
+		contender->weight = contender->settings.percent;
+		if (!contender->settings.percent)
+			contender->weight = left / without[background];
+		if (contender->weight < 1)
+			contender->weight = 1;
+	}
+}
+
+/* The part of the GPU that tokens come in by. */
+double contender_token_rate(const struct contender *contender)
+{
+	return contender->weight / 100;
+}
+
+double contender_tokens_most(const struct contender *contender)
+{
+	uint64_t saved = contender_is_hard(contender) ? contender->turns->round_ns : LATENCY_SAVED_NS;
+	return (double)saved * contender_token_rate(contender);
+}

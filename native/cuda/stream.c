@@ -1,0 +1,39 @@
+/* Streams that come and go, as far as gates must know of them. */
+#include "gate.h"
+
+static CUresult made(CUresult result, unsigned flags)
+{
+	if (result == CUDA_SUCCESS && !(flags & CU_STREAM_NON_BLOCKING))
+		gate_blocking_stream();
+	return result;
+}
+
+CUresult hook_stream_create(__typeof__(&cuStreamCreate) real, CUstream *stream, unsigned flags)
+{
+	return made(real(stream, flags), flags);
+}
+
+CUresult hook_stream_create_with_priority(__typeof__(&cuStreamCreateWithPriority) real,
+                                          CUstream *stream, unsigned flags, int priority)
+{
+	return made(real(stream, flags, priority), flags);
+}
+
+/* Before the driver is asked: it may give the handle to another thread at once. */
+CUresult hook_stream_destroy(__typeof__(&cuStreamDestroy_v2) real, CUstream stream)
+{
+	gate_stream_ending(stream);
+	return real(stream);
+}
+
+CUresult hook_green_destroy(__typeof__(&cuGreenCtxDestroy) real, CUgreenCtx green)
+{
+	CUcontext context = NULL;
+	if (!green || !REAL(cuCtxFromGreenCtx) ||
+	    REAL(cuCtxFromGreenCtx)(&context, green) != CUDA_SUCCESS)
+		return real(green);
+	gate_context_ending(context);
+	CUresult result = real(green);
+	gate_context_ended(context, result == CUDA_SUCCESS);
+	return result;
+}

@@ -1,0 +1,37 @@
+/* The limit of a slice, changed while programs reserve in it: see ledger_reserve for their part. */
+#include "aliquot/ledger.h"
+
+#define HEADROOM_MOST (UINT64_C(32) << 20)
+#define HEADROOM_PART 64
+
+uint64_t ledger_headroom(uint64_t limit)
+{
+	uint64_t headroom = limit / HEADROOM_PART;
+	if (headroom > HEADROOM_MOST)
+		headroom = HEADROOM_MOST;
+	return headroom - headroom % ALIQUOT_UNIT;
+}
+
+static uint64_t in_use(const struct aliquot_usage_slice *usage,
+                       const struct aliquot_slice_limits *limits)
+{
+	return ledger_total(usage) + atomic_load(&limits->driver_bytes);
+}
+
+bool ledger_set_limit(struct aliquot_usage_slice *usage, struct aliquot_slice_limits *limits,
+                      uint64_t bytes, uint64_t *used)
+{
+	uint64_t before = atomic_load(&limits->limit_bytes);
+	*used = in_use(usage, limits);
+	if (bytes < before && *used > bytes)
+		return false; /* nobody's reservation fails for a limit that will not stand */
+	/* A swap: an emulator that makes a plain store of a store lets the read below pass it. */
+	atomic_exchange(&limits->limit_bytes, bytes);
+	*used = in_use(usage, limits);
+	if (bytes < before && *used > bytes) {
+		atomic_store(&limits->limit_bytes, before);
+		return false;
+	}
+	atomic_store(&limits->headroom_bytes, ledger_headroom(bytes));
+	return true;
+}

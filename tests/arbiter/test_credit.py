@@ -1,0 +1,348 @@
+"""Credit: the pages of a process, turns between grants, and what is told of them."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from arbiter import doors
+from arbiter.rig import GPU, OTHER_GPU, contend
+from support import GIB, compile_library, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from arbiter.rig import Arbiter, Tenant
+
+    Tenants = Callable[[Path], Tenant]
+
+F_ADD_SEALS, F_GET_SEALS = 1033, 1034
+SEAL, SHRINK, GROW, FUTURE_WRITE = 1, 2, 4, 16
+SOON_NS = 100_000_000
+
+NO_SEALS = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+
+int fcntl64(int fd, int command, ...)
+{
+    errno = EINVAL;
+    return -1;
+}
+
+int fcntl(int fd, int command, ...)
+{
+    errno = EINVAL;
+    return -1;
+}
+"""
+
+
+class TestPages:
+    @pytest.fixture
+    def answer(self, arbiter: Arbiter) -> doors.Answer:
+        slices = f"slice={GPU},memory={GIB} slice={OTHER_GPU},memory={GIB}"
+        directory = Path(arbiter.ask(f"make name=a {slices}")["directory"])
+        return doors.exchange(directory, doors.hello_message())
+
+    def test_begin_open_and_empty(self, answer: doors.Answer) -> None:
+        holding = doors.Holding.of(answer)
+        magic, version, size = holding.credit.header()
+        assert magic.to_bytes(8, "little") == b"ALQCRED1"
+        assert (version, size) == (1, doors.CREDIT_SIZE)
+        for index in range(doors.MAX_GPUS):
+            words = holding.credit.slice(index)
+            assert words.is_open
+            assert words.quantum_ns == 700_000
+        assert len(holding.works) == 2
+        for work in holding.works:
+            magic, version, size = work.header()
+            assert magic.to_bytes(8, "little") == b"ALQWORK1"
+            assert (version, size) == (1, doors.WORK_SIZE)
+            assert [work.get(field) for field in doors.WORK_FIELDS] == [0] * 6
+
+    def test_are_sealed_and_allocated_in_full(self, answer: doors.Answer) -> None:
+        credit, work = answer.fds[2:]
+        seals = SEAL | SHRINK | GROW
+        assert fcntl.fcntl(credit, F_GET_SEALS) & (seals | FUTURE_WRITE) == seals | FUTURE_WRITE
+        assert fcntl.fcntl(work, F_GET_SEALS) & (seals | FUTURE_WRITE) == seals
+        for fd, size in ((credit, doors.CREDIT_SIZE), (work, 2 * doors.WORK_SIZE)):
+            status = os.fstat(fd)
+            assert (status.st_size, status.st_blocks * 512) == (size, size)
+            for other in (0, size - 4096, size + 4096):
+                with pytest.raises(PermissionError):
+                    os.ftruncate(fd, other)
+            with pytest.raises(PermissionError):
+                fcntl.fcntl(fd, F_ADD_SEALS, 8)
+
+    def test_the_tenant_cannot_write_its_credit(self, answer: doors.Answer) -> None:
+        credit = answer.fds[2]
+        with pytest.raises(PermissionError):
+            mmap.mmap(credit, doors.CREDIT_SIZE, mmap.MAP_SHARED, mmap.PROT_WRITE)
+        with pytest.raises(PermissionError):
+            os.pwrite(credit, b"x", 64)
+        again = os.open(f"/proc/self/fd/{credit}", os.O_RDWR)
+        with pytest.raises(PermissionError):
+            mmap.mmap(again, doors.CREDIT_SIZE, mmap.MAP_SHARED, mmap.PROT_WRITE)
+        os.close(again)
+
+    def test_each_program_has_its_own(self, arbiter: Arbiter, tenants: Tenants) -> None:
+        directory = arbiter.make()
+        tenant = tenants(directory)
+        for _ in range(2):  # an exec in between
+            tenant.hello()
+            assert tenant.done() == 0
+            tenant.tell("launch", 0, 3)
+            tenant.tell("rest")
+            assert tenant.done() == 3
+            tenant.exec()
+        tenant.hello()
+        slot, _ = tenant.fork()
+        assert slot == 1
+        assert arbiter.states() == ["live", "live"]
+
+    def test_no_page_of_a_dead_process_is_kept(self, arbiter: Arbiter, tenants: Tenants) -> None:
+        directory = arbiter.make()
+
+        def kept() -> list[int]:
+            """Pages of credit in both of the arbiter's processes."""
+            pids = (arbiter.serving_pid(), arbiter.status()["pid"])
+            maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+            return [text.count("aliquot-credit") for text in maps]
+
+        tenant, other = tenants(directory), tenants(directory)
+        tenant.hello()
+        other.hello()
+        assert kept() == [2, 2]
+        tenant.exec()
+        tenant.hello()
+        wait_until(lambda: kept() == [2, 2])
+        tenant.kill()
+        wait_until(lambda: kept() == [1, 1])
+        other.become_cat()
+        wait_until(lambda: kept() == [0, 0])
+
+    def test_a_kernel_that_cannot_seal_is_refused(
+        self, stopped_arbiter: Arbiter, tmp_path: Path, native_dir: Path
+    ) -> None:
+        if b"__asan_init" in (native_dir / "bin" / "aliquot-arbiter").read_bytes():
+            pytest.skip("AddressSanitizer must be the first library")
+        library = compile_library(tmp_path, "libnoseals.so", NO_SEALS)
+        failed = subprocess.run(
+            stopped_arbiter.command("--foreground"),
+            env={**stopped_arbiter.machine.environment, "LD_PRELOAD": str(library)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+        assert failed.returncode == 1
+        assert "sealed against writing (needs Linux 5.1)" in failed.stderr
+
+    def test_a_stopped_parent_costs_newcomers_their_place_and_nobody_else_anything(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        directory = arbiter.make()
+        first, late = tenants(directory), tenants(directory)
+        first.hello()
+        arbiter.pause_parent()
+        try:
+            begun = time.monotonic()
+            kind, why, *text = late.tell("hello").split()
+            assert 0.9 < time.monotonic() - begun < 5
+            assert (int(kind), int(why)) == (doors.REFUSED, doors.FULL)
+            assert "no pages for one more process" in " ".join(text)
+            assert first.tell("measure") == "measured"
+        finally:
+            arbiter.resume_parent()
+        assert late.hello() == 1
+        late.run()
+
+
+class TestTurns:
+    @pytest.fixture
+    def pair(self, arbiter: Arbiter, tenants: Tenants) -> tuple[Tenant, Tenant]:
+        """Two grants of one GPU, each with a process that has work without an end."""
+        return contend(arbiter, tenants)
+
+    def test_are_taken_when_two_have_work(
+        self, arbiter: Arbiter, pair: tuple[Tenant, Tenant]
+    ) -> None:
+        assert not arbiter.is_contended(1)
+        for name, tenant in zip("ab", pair, strict=True):
+            wait_until(lambda: tenant.credit().credit < doors.OPEN)  # noqa: B023 - called here
+            assert tenant.credit().pace in (doors.TURNS, doors.YIELD)
+            compute = arbiter.compute(name)
+            assert compute["gates"] == "work"
+            assert compute["weight_percent"] == 50
+            turns = ("out", "holds", "drains")
+            wait_until(lambda: arbiter.compute(name)["state"] in turns)  # noqa: B023
+            before, handovers = tenant.done(), compute["handovers"]
+            wait_until(lambda: tenant.done() > before + 20)  # noqa: B023 - called here
+            wait_until(lambda: arbiter.compute(name)["handovers"] > handovers + 2)  # noqa: B023
+
+    def test_end_when_one_rests_and_begin_when_it_rings(
+        self, arbiter: Arbiter, pair: tuple[Tenant, Tenant]
+    ) -> None:
+        first, second = pair
+        second.tell("rest")
+        wait_until(lambda: not arbiter.is_contended())
+        first.opened_at()
+        assert arbiter.compute("a")["state"] == "alone"
+        wait_until(lambda: arbiter.compute("b")["state"] == "idle")
+        assert second.credit().ring == 1
+        assert second.tell("run", 0) == "runs"
+        wait_until(arbiter.is_contended)
+
+    def test_a_killed_process_leaves_at_once(
+        self, arbiter: Arbiter, pair: tuple[Tenant, Tenant]
+    ) -> None:
+        first, second = pair
+        killed_at = time.monotonic_ns()
+        second.kill()
+        assert first.opened_at() - killed_at < 10 * SOON_NS
+        assert not arbiter.is_contended()
+        assert arbiter.compute("b")["gates"] == "untried"
+
+    def test_one_that_does_not_come_to_its_end_is_named(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        culprit, other = tenants(arbiter.make("a", GIB)), tenants(arbiter.make("b", GIB))
+        other.run()
+        culprit.hello()
+        culprit.tell("gates", 0, doors.GATES_WORK, 0)
+        culprit.tell("launch", 0, 1000)
+        wait_until(lambda: arbiter.compute("a")["fallbacks"])
+        assert arbiter.compute("a")["state"] == "overdue"
+        assert arbiter.compute("a")["backlog"] == 1000
+        before = other.done()
+        wait_until(lambda: other.done() > before + 20)
+        line = (
+            rf"grant a: process {culprit.pid} was late at the end of its turn on GPU 0: "
+            r"the others go on beside it \(\d+ times so far\)"
+        )
+        wait_until(lambda: re.search(line, arbiter.log.read_text()))
+        for times in (2, 3):
+            culprit.tell("catch-up", 0)
+            wait_until(lambda: arbiter.compute("a")["fallbacks"] >= times)  # noqa: B023
+        assert arbiter.compute("a")["state"] == "exempt"
+        assert culprit.credit().is_open
+        exempt = "grant a was late too often on GPU 0: its gates stand open for a while"
+        wait_until(lambda: exempt in arbiter.log.read_text())
+
+    def test_gates_that_fail_are_told(self, arbiter: Arbiter, tenants: Tenants) -> None:
+        first, second = tenants(arbiter.make("a", GIB)), tenants(arbiter.make("b", GIB))
+        second.run()
+        first.hello()
+        first.tell("gates", 0, doors.GATES_FAIL, 801)
+        first.tell("launch", 0, 8)
+        compute = arbiter.compute("a")
+        assert (compute["gates"], compute["why"]) == ("fail", 801)
+        said = f"grant a: process {first.pid} has no gates on GPU 0 (the driver says 801)"
+        wait_until(lambda: said in arbiter.log.read_text())
+        assert not arbiter.is_contended()
+        assert arbiter.log.read_text().count(said) == 1
+
+    @pytest.mark.parametrize("rubbish", [b"\xff" * doors.WORK_SIZE, bytes(doors.WORK_SIZE)])
+    def test_a_scribbled_page_harms_nobody_else(
+        self, arbiter: Arbiter, pair: tuple[Tenant, Tenant], tenants: Tenants, rubbish: bytes
+    ) -> None:
+        directory = arbiter.make("c", GIB)
+        holding = doors.Holding.of(doors.exchange(directory, doors.hello_message()))
+        holding.works[0].scribble(rubbish)
+        holding.works[0].set("gates", doors.GATES_WORK)
+        doors.ring(directory)
+        before = [tenant.done() for tenant in pair]
+        wait_until(lambda: all(one.done() > n + 50 for one, n in zip(pair, before, strict=True)))
+        assert tenants(directory).hello() == 1
+
+    def test_a_ring_of_a_stranger_is_refused(self, arbiter: Arbiter, tenants: Tenants) -> None:
+        directory, other = arbiter.make("a", GIB), arbiter.make("b", GIB)
+        doors.Holding.of(doors.exchange(other, doors.hello_message()))
+        answer = doors.exchange(directory, doors.message(doors.RING))
+        assert (answer.kind, answer.value) == (doors.REFUSED, doors.MALFORMED)
+        tenant = tenants(directory)
+        tenant.hello()
+        assert tenant.tell("ring") == "rung"
+
+    def test_cost_nothing_when_nobody_contends(
+        self, arbiter: Arbiter, pair: tuple[Tenant, Tenant]
+    ) -> None:
+        pair[1].tell("rest")
+        wait_until(lambda: not arbiter.is_contended())
+        first = arbiter.status()
+        wait_until(lambda: arbiter.status()["now_ns"] > first["now_ns"] + 1_000_000_000)
+        last = arbiter.status()
+        # Each status is a look; those above and the timer's are all there are.
+        used, passed = (last[key] - first[key] for key in ("credit_cpu_ns", "now_ns"))
+        assert used < passed / 20
+
+
+class TestFigures:
+    def test_of_one_that_never_came(self, arbiter: Arbiter) -> None:
+        arbiter.make()
+        status = arbiter.status()
+        assert abs(status["now_ns"] - time.monotonic_ns()) < 10**10
+        assert status["credit_cpu_ns"] >= 0
+        compute = arbiter.compute()
+        del compute["recent_ns"]
+        assert compute == {
+            "gates": "untried",
+            "why": 0,
+            "state": "idle",
+            "weight_percent": 100,
+            "used_ns": 0,
+            "handovers": 0,
+            "fallbacks": 0,
+            "backlog": 0,
+            "waits": 0,
+            "waited_ns": 0,
+            "wait_p50_ns": 0,
+            "wait_p99_ns": 0,
+            "recent_used_ns": 0,
+        }
+
+    def test_of_two_that_contend(self, arbiter: Arbiter, tenants: Tenants) -> None:
+        contend(arbiter, tenants, shares=(75, 25))
+        first, begun = arbiter.compute("a"), arbiter.status()["now_ns"]
+        wait_until(lambda: arbiter.status()["now_ns"] > begun + 1_500_000_000)
+        status = arbiter.status()
+        both = {one["name"]: one["slices"][0]["compute"] for one in status["grants"]}
+        assert (both["a"]["weight_percent"], both["b"]["weight_percent"]) == (75, 25)
+        for one in both.values():
+            assert 900_000_000 < one["recent_ns"] < 1_700_000_000
+            assert one["recent_used_ns"] <= one["recent_ns"]
+            assert one["waits"] > 5
+            assert one["waited_ns"] > 0
+            assert 0 < one["wait_p50_ns"] <= one["wait_p99_ns"]
+        used = [one["recent_used_ns"] for one in both.values()]
+        assert 0.5 < sum(used) / both["a"]["recent_ns"] < 1.1
+        assert both["a"]["used_ns"] > first["used_ns"] + 300_000_000
+
+    def test_of_one_alone_count_the_time_in_which_it_launched(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        tenant = tenants(arbiter.make())
+        tenant.run()
+        wait_until(lambda: arbiter.compute()["state"] == "alone")
+
+        def share() -> float:
+            compute = arbiter.compute()
+            return float(compute["recent_used_ns"] / compute["recent_ns"])
+
+        wait_until(lambda: arbiter.compute()["recent_ns"] > 900_000_000 and share() > 0.9)
+        before = arbiter.compute()["used_ns"]
+        assert before > 800_000_000
+        tenant.tell("rest")
+        wait_until(lambda: arbiter.compute()["state"] == "idle")
+        wait_until(lambda: share() == 0)
+        assert arbiter.compute()["used_ns"] < before + 2_000_000_000

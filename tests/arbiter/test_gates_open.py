@@ -1,0 +1,115 @@
+"""An arbiter that ends, in whichever way, while turns are taken: every gate is open at once."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from arbiter import doors
+from arbiter.rig import contend
+from support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from arbiter.rig import Arbiter, Machine, Tenant
+
+    Tenants = Callable[[Path], Tenant]
+
+SOON_NS = 100_000_000
+
+
+class TestArbiterDeath:
+    def test_opens_all_gates_and_turns_go_on_with_the_same_pages(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        pair = contend(arbiter, tenants)
+        for _ in range(2):  # the second time with pages that a child has inherited
+            serving = arbiter.serving_pid()
+            arbiter.pause_parent()
+            os.kill(serving, signal.SIGKILL)
+            shut = [tenant.credit().credit < doors.OPEN for tenant in pair]
+            assert all(shut)
+            resumed_at = time.monotonic_ns()
+            arbiter.resume_parent()
+            wait_until(arbiter.answers)
+            said = "the gates of 2 processes are open until the arbiter is back"
+            assert said in arbiter.log.read_text()
+            assert time.monotonic_ns() - resumed_at < 50 * SOON_NS
+            assert arbiter.serving_pid() != serving
+            wait_until(arbiter.is_contended)
+            for name, tenant in zip("ab", pair, strict=True):
+                wait_until(lambda: tenant.credit().credit < doors.OPEN)  # noqa: B023 - called here
+                done = tenant.done()
+                wait_until(lambda: tenant.done() > done + 20)  # noqa: B023 - called here
+                wait_until(lambda: arbiter.compute(name)["handovers"] > 2)  # noqa: B023
+        assert "are lost" not in arbiter.log.read_text()
+
+    def test_opens_them_within_100_ms_also_when_no_other_can_start(
+        self, arbiter: Arbiter, machine: Machine, tenants: Tenants
+    ) -> None:
+        pair = contend(arbiter, tenants)
+        serving, parent = arbiter.serving_pid(), arbiter.process
+        assert parent
+        machine.lose_nvml()
+        os.kill(serving, signal.SIGKILL)
+        killed_at = time.monotonic_ns()
+        assert pair[0].opened_at() - killed_at < SOON_NS
+        assert parent.wait(20) == 1
+        arbiter.kill_is_done()
+        assert all(tenant.credit().is_open for tenant in pair)
+
+    def test_one_that_is_stopped_is_as_good_as_dead(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        pair = contend(arbiter, tenants)
+        stopped = arbiter.serving_pid()
+        os.kill(stopped, signal.SIGSTOP)
+        wait_until(lambda: arbiter.answers() and arbiter.serving_pid() != stopped)
+        assert f"the arbiter (pid {stopped}) is stopped: killed" in arbiter.log.read_text()
+        wait_until(arbiter.is_contended)
+        before = [tenant.done() for tenant in pair]
+        wait_until(lambda: all(one.done() > n + 20 for one, n in zip(pair, before, strict=True)))
+
+    def test_of_the_parent_opens_them_too(self, arbiter: Arbiter, tenants: Tenants) -> None:
+        pair = contend(arbiter, tenants)
+        serving = os.pidfd_open(arbiter.serving_pid())
+        assert arbiter.process
+        killed_at = time.monotonic_ns()
+        arbiter.process.kill()
+        assert all(tenant.opened_at() - killed_at < 5 * SOON_NS for tenant in pair)
+        assert select.select([serving], [], [], 20)[0]
+        os.close(serving)
+        arbiter.kill_is_done()
+        assert all(tenant.credit().is_open for tenant in pair)
+
+    def test_by_request_opens_them(self, arbiter: Arbiter, tenants: Tenants) -> None:
+        pair = contend(arbiter, tenants)
+        assert arbiter.end() == 0
+        assert all(tenant.credit().is_open for tenant in pair)
+
+    def test_of_both_leaves_processes_without_turns(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        """Their pages are gone with the arbiter's processes; a new program has new ones."""
+        first, second = contend(arbiter, tenants)
+        arbiter.end()
+        arbiter.start()
+        assert arbiter.states("a") == ["live"]
+        lost = f"grant a: the pages of process {first.pid} are lost: no turns for it"
+        assert lost in arbiter.log.read_text()
+        assert not arbiter.is_contended()
+        for tenant in (first, second):
+            tenant.tell("rest")
+            tenant.exec()
+            tenant.run()
+        wait_until(arbiter.is_contended)
+
+    def test_a_name_by_which_the_parent_is_not_killed_with_it(self, arbiter: Arbiter) -> None:
+        status = arbiter.status()
+        names = [Path(f"/proc/{status[key]}/comm").read_text() for key in ("pid", "serving_pid")]
+        assert names == ["aliquot-keeper\n", "aliquot-arbiter\n"]

@@ -1,0 +1,165 @@
+"""A simulated machine whose GPUs are loaded by tenants, and two witnesses of what each one had.
+
+The GPU's own: the simulated engine counts the nanoseconds that each process's kernels had, on
+paper, so a machine that is slow or busy does not change it. The arbiter's: how long each slice held
+the GPU.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import support
+from aliquot.model import Policy, Priority, Slice
+from aliquot.slices import control
+from sim import gpu_time
+from standin.machine import GIB, TESTS, Grant, Machine
+
+KEPT_BUSY = 0.85
+
+
+class Tenant:
+    """A process of a grant that loads its GPUs: see load.py."""
+
+    def __init__(self, grant: Grant, environment: dict[str, str], kind: str, **options: int):
+        self.grant = grant
+        words = [f"{key}={value}" for key, value in options.items()]
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-m", "credit.load", kind, *words],
+            env={**environment, "PYTHONPATH": str(TESTS)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.listen() == "ready"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def listen(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def tell(self, word: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+
+    def go(self) -> Tenant:
+        self.tell("go")
+        return self
+
+    def count(self) -> int:
+        """Bursts that are done."""
+        self.tell("count")
+        return int(self.listen())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What tenants had, in the order they were asked for: ns by the GPU's count, and held."""
+
+    busy_ns: list[int]
+    used_ns: list[int]
+
+    @property
+    def gpu(self) -> list[float]:
+        """Percent of what all of them had, by the GPU's own count."""
+        return _percent(self.busy_ns)
+
+    @property
+    def arbiter(self) -> list[float]:
+        """Percent of the time that all of them held the GPU."""
+        return _percent(self.used_ns)
+
+    @property
+    def kept_busy(self) -> bool:
+        """Whether this machine was quick enough for every program to use what it held."""
+        pairs = zip(self.busy_ns, self.used_ns, strict=True)
+        return all(busy > KEPT_BUSY * used for busy, used in pairs)
+
+
+class Card:
+    """The machine, its grants and its tenants."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.tenants: list[Tenant] = []
+
+    def grant(
+        self,
+        name: str,
+        compute: int = 0,
+        policy: Policy = Policy.ELASTIC,
+        priority: Priority = Priority.NORMAL,
+        gpus: int = 1,
+    ) -> Grant:
+        slices = [
+            Slice(uuid, 8 * GIB, compute, policy, priority) for uuid in self.machine.uuids()[:gpus]
+        ]
+        return self.machine.made(control.make(self.machine.state, name, slices))
+
+    def tenant(
+        self, grant: Grant, kind: str = "spin", *, connections: int | None = None, **options: int
+    ) -> Tenant:
+        changes = {"CUDA_DEVICE_MAX_CONNECTIONS": None if connections is None else str(connections)}
+        tenant = Tenant(grant, self.machine.inside(grant, **changes), kind, **options)
+        self.tenants.append(tenant)
+        return tenant
+
+    def share(self, name: str, compute: int = 0, kind: str = "spin", **options: int) -> Tenant:
+        """A tenant in a grant of its own, at work."""
+        return self.tenant(self.grant(name, compute), kind, **options).go()
+
+    def resize(self, tenant: Tenant, **settings: object) -> None:
+        words = "".join(f",{key}={value}" for key, value in settings.items())
+        slices = " ".join(f"slice={uuid}{words}" for uuid in self.machine.uuids()[:1])
+        control.ask(self.machine.state, f"resize name={tenant.grant.name} {slices}")
+
+    # --- the witnesses
+
+    def compute(self, tenant: Tenant, index: int = 0) -> dict[str, Any]:
+        """What the arbiter says of a tenant's slice."""
+        return dict(self.machine.grant_status(tenant.grant)["slices"][index]["compute"])
+
+    def busy_ns(self, tenant: Tenant, gpu: int = 0) -> int:
+        return gpu_time.busy_ns(self.machine.meeting_place).get((tenant.pid, gpu), 0)
+
+    def shares(self, *tenants: Tenant, gpu_seconds: float = 2.0, settled: float = 0.3) -> Shares:
+        """What they had of so many seconds of GPU time, after some for the turns to settle."""
+        self._spend(tenants, settled)
+        busy, used = self._figures(tenants)
+        self._spend(tenants, gpu_seconds)
+        busy_then, used_then = self._figures(tenants)
+        return Shares(_differences(busy, busy_then), _differences(used, used_then))
+
+    def _figures(self, tenants: tuple[Tenant, ...]) -> tuple[list[int], list[int]]:
+        used = [self.compute(one)["used_ns"] for one in tenants]
+        return [self.busy_ns(one) for one in tenants], used
+
+    def _spend(self, tenants: tuple[Tenant, ...], seconds: float) -> None:
+        """Until the tenants had so much GPU time together."""
+        start = sum(map(self.busy_ns, tenants))
+        support.wait_until(
+            lambda: sum(map(self.busy_ns, tenants)) - start >= seconds * 1e9, seconds=60
+        )
+
+    def close(self) -> None:
+        for tenant in self.tenants:
+            tenant.kill()
+
+
+def _differences(before: list[int], after: list[int]) -> list[int]:
+    return [then - now for now, then in zip(before, after, strict=True)]
+
+
+def _percent(parts: list[int]) -> list[float]:
+    return [100 * part / sum(parts) for part in parts]

@@ -1,0 +1,105 @@
+"""Shares of compute time hold, whatever the programs do: counted in simulated GPU time."""
+
+from __future__ import annotations
+
+import pytest
+
+from aliquot.model import Policy, Priority
+from credit.card import Card, Shares, Tenant
+
+pytestmark = pytest.mark.shares
+
+BY_ARBITER = 1.5
+# The simulated engine stands still while this machine has no time for it, and the arbiter's clock
+# does not: then a program uses less than it holds. More it must never have.
+BY_GPU = 4.0
+MORE = 1.05
+
+
+def assert_near(shares: Shares, asked: list[float]) -> None:
+    assert shares.arbiter == pytest.approx(asked, abs=BY_ARBITER), shares
+    for busy, used in zip(shares.busy_ns, shares.used_ns, strict=True):
+        assert busy <= MORE * used, shares
+    if shares.kept_busy:
+        assert shares.gpu == pytest.approx(asked, abs=BY_GPU), shares
+
+
+def fallbacks(card: Card, *tenants: Tenant) -> int:
+    return sum(card.compute(one)["fallbacks"] for one in tenants)
+
+
+@pytest.mark.parametrize("asked", [[50, 50], [30, 70], [10, 90], [50, 30, 20]])
+def test_what_was_asked_for_is_what_each_one_gets(card: Card, asked: list[float]) -> None:
+    tenants = [card.share(f"t{number}", int(part)) for number, part in enumerate(asked)]
+    assert_near(card.shares(*tenants), asked)
+    assert fallbacks(card, *tenants) == 0
+
+
+def test_eight_equal_parts_for_eight_that_ask_for_none(card: Card) -> None:
+    tenants = [card.share(f"t{number}") for number in range(8)]
+    shares = card.shares(*tenants, gpu_seconds=4, settled=0.5)
+    assert_near(shares, [12.5] * 8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("spin", {"streams": 4}),
+        ("spin", {"streams": 40, "burst": 120, "ns": 50_000}),
+        ("spin", {"streams": 40, "burst": 120, "ns": 50_000, "connections": 1}),
+        ("spin", {"ns": 20_000, "burst": 200}),
+        ("spin", {"ns": 3_000_000, "burst": 4}),
+        ("graph", {}),
+        ("graph", {"nodes": 40}),
+        ("memset", {}),
+    ],
+    ids=str,
+)
+def test_every_way_of_working_is_held_to_its_share(
+    card: Card, kind: str, options: dict[str, int]
+) -> None:
+    one = card.share("one", 30, kind, **options)
+    other = card.share("other", 70)
+    assert_near(card.shares(one, other), [30, 70])
+    assert fallbacks(card, one, other) == 0
+
+
+def test_several_processes_of_a_grant_have_one_share(card: Card) -> None:
+    both = card.grant("both", 40)
+    first, second = card.tenant(both).go(), card.tenant(both).go()
+    other = card.share("other", 60)
+    shares = card.shares(first, second, other)
+    held, _, rest = shares.used_ns
+    assert 100 * held / (held + rest) == pytest.approx(40, abs=BY_ARBITER), shares
+    assert sum(shares.busy_ns[:2]) <= MORE * held, shares
+    assert min(shares.busy_ns) > 0.1 * max(shares.busy_ns), shares
+
+
+def test_a_hard_slice_is_held_alone_and_beside_others(card: Card) -> None:
+    capped = card.tenant(card.grant("capped", 30, Policy.HARD)).go()
+    card.shares(capped, gpu_seconds=0.2, settled=0.1)
+    before = card.compute(capped)["used_ns"], card.machine.status()["now_ns"]
+    card.shares(capped, gpu_seconds=1, settled=0)
+    after = card.compute(capped)["used_ns"], card.machine.status()["now_ns"]
+    ratio = 100 * (after[0] - before[0]) / (after[1] - before[1])
+    assert ratio == pytest.approx(30, abs=BY_ARBITER)
+    beside = card.share("beside", 10)
+    assert_near(card.shares(capped, beside), [30, 70])
+
+
+def test_background_has_what_the_others_leave(card: Card) -> None:
+    behind = card.tenant(card.grant("behind", priority=Priority.BACKGROUND)).go()
+    ahead = card.share("ahead", 10)
+    shares = card.shares(behind, ahead)
+    assert shares.gpu[0] < 3, shares
+    ahead.tell("pause")
+    assert card.shares(behind, ahead, gpu_seconds=0.5).gpu[0] > 97
+
+
+def test_latency_is_served_at_once_beside_background(card: Card) -> None:
+    card.tenant(card.grant("behind", priority=Priority.BACKGROUND)).go()
+    served = card.tenant(card.grant("served", priority=Priority.LATENCY), "request").go()
+    card.shares(served, gpu_seconds=0.2, settled=0.05)
+    figures = card.compute(served)
+    # Behind the other's 20 ms window it would wait ten times as long.
+    assert figures["wait_p50_ns"] <= 2_000_000, figures
