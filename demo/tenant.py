@@ -1,7 +1,12 @@
-"""A small GPU program: takes memory by the driver's API and says what happens, a line at a time.
+"""A small GPU program: takes memory and works, by the driver's API, and says what happens.
 
-    tenant.py BYTES      take that much, in steps, then stay until standard input ends
+    tenant.py BYTES      take that much, in steps, then do as standard input says until it ends
     tenant.py all        take until there is no more
+
+    take BYTES           have that much
+    free BYTES           give back so much, or a little more
+    work                 keep the GPU busy
+    rest                 no more
 
 It knows nothing of Aliquot: it loads libcuda.so.1 as any CUDA program does.
 """
@@ -10,12 +15,39 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
+import select
 import sys
+import time
 
 STEP = 256 << 20
 SMALLEST_STEP = 2 << 20
 PAGE = 4 << 10
 OUT_OF_MEMORY = 2
+
+KERNEL_NS = 250_000
+BATCH = 8  # kernels between two events
+AHEAD = 8  # batches that the GPU has before it: it never waits for the program
+REPORT_SECONDS = 0.02
+# Occupies the GPU for so long; a simulated one knows it by its name.
+SPIN = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry aliquot_spin(.param .u64 nanoseconds)
+{
+    .reg .pred %waiting;
+    .reg .b64 %now, %end, %length;
+    ld.param.u64 %length, [nanoseconds];
+    mov.u64 %now, %globaltimer;
+    add.u64 %end, %now, %length;
+again:
+    mov.u64 %now, %globaltimer;
+    setp.lt.u64 %waiting, %now, %end;
+    @%waiting bra again;
+    ret;
+}
+\0"""
 
 
 class CudaError(Exception):
@@ -31,28 +63,103 @@ class Cuda:
 
     def __init__(self) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
-        self._call("cuInit", 0)
+        self.call("cuInit", 0)
         self._device, context = ctypes.c_int(), ctypes.c_void_p()
-        self._call("cuDeviceGet", ctypes.byref(self._device), 0)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
-        self._call("cuCtxSetCurrent", context)
+        self.call("cuDeviceGet", ctypes.byref(self._device), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
+        self.call("cuCtxSetCurrent", context)
 
     def total(self) -> int:
         """The memory of the GPU, as this program sees it."""
         size = ctypes.c_size_t()
-        self._call("cuDeviceTotalMem_v2", ctypes.byref(size), self._device)
+        self.call("cuDeviceTotalMem_v2", ctypes.byref(size), self._device)
         return size.value
 
-    def take(self, size: int) -> None:
+    def take(self, size: int) -> ctypes.c_uint64:
         """Allocate memory, and write to its beginning: a simulated GPU's is the machine's own."""
         address = ctypes.c_uint64()
-        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
-        self._call("cuMemsetD8_v2", address, 1, ctypes.c_size_t(min(size, PAGE)))
+        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        self.call("cuMemsetD8_v2", address, 1, ctypes.c_size_t(min(size, PAGE)))
+        return address
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def call(self, name: str, *arguments: object) -> None:
+        """A driver function by its name."""
         code = getattr(self._driver, name)(*arguments)
         if code != 0:
             raise CudaError(name, code)
+
+
+class Memory:
+    """What this program has allocated."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda = cuda
+        self._pieces: list[tuple[ctypes.c_uint64, int]] = []
+
+    @property
+    def held(self) -> int:
+        """All of it, in bytes."""
+        return sum(size for _, size in self._pieces)
+
+    def take(self, goal: int) -> None:
+        """Take up to the goal, in steps that get smaller where there is no more."""
+        step = STEP
+        while self.held < goal:
+            size = min(step, goal - self.held)
+            try:
+                self._pieces.append((self._cuda.take(size), size))
+            except CudaError as error:
+                if error.code != OUT_OF_MEMORY or size <= SMALLEST_STEP:
+                    say("stopped", bytes=self.held, code=error.code)
+                    return
+                step //= 2
+                continue
+            say("holds", bytes=self.held)
+
+    def free(self, size: int) -> None:
+        """Give back whole pieces until it is so much."""
+        goal = self.held - size
+        while self._pieces and self.held > goal:
+            address, _ = self._pieces.pop()
+            self._cuda.call("cuMemFree_v2", address)
+
+
+class Work:
+    """Kernels, one after the other, and always some ahead of the GPU."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda = cuda
+        module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        cuda.call("cuModuleLoadData", ctypes.byref(module), SPIN)
+        cuda.call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"aliquot_spin")
+        self._nanoseconds = ctypes.c_uint64(KERNEL_NS)
+        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._nanoseconds))
+        self._events = [ctypes.c_void_p() for _ in range(AHEAD)]
+        for event in self._events:
+            cuda.call("cuEventCreate", ctypes.byref(event), 2)
+        self._started = 0
+
+    def start_batch(self) -> None:
+        """Ask for one more batch, then wait for the oldest that the GPU has."""
+        for _ in range(BATCH):
+            self._cuda.call(
+                "cuLaunchKernel", self._kernel, 1, 1, 1, 1, 1, 1, 0, None, self._arguments, None
+            )
+        self._cuda.call("cuEventRecord", self._events[self._started % AHEAD], None)
+        self._started += 1
+        if self._started >= AHEAD:
+            self._cuda.call("cuEventSynchronize", self._events[self._started % AHEAD])
+
+    def until_told(self) -> None:
+        """Keep the GPU busy until there is another command, or none will come."""
+        reported = time.monotonic()
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            self.start_batch()
+            if time.monotonic() - reported > REPORT_SECONDS:
+                reported = time.monotonic()
+                kernels = max(0, self._started - AHEAD + 1) * BATCH
+                say("did", kernels=kernels, at_ns=time.monotonic_ns())
+        self._cuda.call("cuCtxSynchronize")
 
 
 def say(event: str, **values: int) -> None:
@@ -60,32 +167,37 @@ def say(event: str, **values: int) -> None:
     print(json.dumps({"event": event, **values}), flush=True)
 
 
-def take(cuda: Cuda, goal: int) -> int:
-    """Take memory up to the goal, in steps that get smaller where there is no more; what it got."""
-    held, step = 0, STEP
-    while held < goal:
-        size = min(step, goal - held)
-        try:
-            cuda.take(size)
-        except CudaError as error:
-            if error.code != OUT_OF_MEMORY or size <= SMALLEST_STEP:
-                say("stopped", bytes=held, code=error.code)
-                break
-            step //= 2
-            continue
-        held += size
-        say("holds", bytes=held)
-    return held
+def next_command() -> list[str]:
+    """A line of standard input; nothing behind it is taken from where `select` sees it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (more := os.read(sys.stdin.fileno(), 1)):
+            return []
+        line += more
+    return line.decode().split()
 
 
 def main(wanted: str) -> None:
-    """Take memory, then stay."""
+    """Take memory, then do as one is told."""
     cuda = Cuda()
     say("sees", bytes=cuda.total())
-    held = take(cuda, sys.maxsize if wanted == "all" else int(wanted))
-    say("stays", bytes=held)
-    sys.stdin.read()
-    say("ends", bytes=held)
+    memory, work = Memory(cuda), None
+    memory.take(sys.maxsize if wanted == "all" else int(wanted))
+    say("stays", bytes=memory.held)
+    while command := next_command():
+        match command:
+            case ["take", size]:
+                memory.take(int(size))
+            case ["free", size]:
+                memory.free(int(size))
+            case ["work"]:
+                work = work or Work(cuda)
+                say("works")
+                work.until_told()
+                say("rests")
+                continue
+        say("stays", bytes=memory.held)
+    say("ends", bytes=memory.held)
 
 
 if __name__ == "__main__":

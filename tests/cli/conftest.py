@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from aliquot.slices import control
 from conftest import Cli, aliquot_command
+from support import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +45,12 @@ class Tenant:
             if words["event"] == event:
                 return words
         raise AssertionError(f"it ended before {event!r}: {self.process.communicate()[1]}")
+
+    def tell(self, command: str, size: int) -> None:
+        """Have the program do something more."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{command} {size}\n")
+        self.process.stdin.flush()
 
     def end(self) -> int:
         """Let it go; its exit code."""
@@ -74,3 +85,12 @@ def grants_of(cli: Cli) -> dict[str, Any]:
     answer = cli("ps", "--json")
     assert answer.returncode == 0, answer.stderr
     return {grant["name"]: grant for grant in json.loads(answer.stdout)["grants"]}
+
+
+def kill_arbiter(state: Path) -> None:
+    """Kill an arbiter, and first its parent, which would start it again."""
+    inner = control.status(state).pid
+    for pid in (int((state / "arbiter.pid").read_text("ascii")), inner):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not control.answers(state))

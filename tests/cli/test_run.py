@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from cli.conftest import PROGRAM, Tenants, grants_of
 from conftest import Cli, aliquot_command
+from slices.played import Played, gpu_words, status_words
 from support import GIB, MIB, wait_until
 
 ONE = ("--simulate", "h100:1")
@@ -25,6 +27,11 @@ def test_the_program_sees_its_slice_and_is_stopped_at_its_limit(tenants: Tenants
     assert stopped["code"] == 2
     assert 1 * GIB < stopped["bytes"] <= 2 * GIB
     assert greedy.end() == 0
+
+
+def test_the_output_says_what_was_given(cli: Cli) -> None:
+    answer = cli("run", *ONE, "--memory", "8G", "--compute", "30%", "--name", "mine", "--", "true")
+    assert "grant mine: 8 GiB and 30% of the compute time of simulated GPU 0 (H100" in answer.stderr
 
 
 def test_the_output_says_that_it_is_simulated(cli: Cli) -> None:
@@ -128,6 +135,47 @@ def test_a_whole_gpu_leaves_no_room(cli: Cli, tenants: Tenants) -> None:
     answer = cli("run", *ONE, "--", "true")
     assert answer.returncode == 1
     assert "no GPU is whole" in answer.stderr
+
+
+def test_no_compute_time_left_says_who_has_it(cli: Cli, tenants: Tenants) -> None:
+    tenants.start(*ONE, "--memory", "8GiB", "--compute", "60", "--name", "large").hear("stays")
+    answer = cli("run", *ONE, "--memory", "8GiB", "--compute", "50", "--", "true")
+    assert answer.returncode == 1
+    assert "no GPU has 8 GiB and 50% of its compute time left" in answer.stderr
+    assert "(grants: large 8 GiB 60%)" in answer.stderr
+    for share in (("--compute", "40"), ("--compute", "equal"), ("--priority", "background")):
+        assert cli("run", *ONE, "--memory", "8GiB", *share, "--", "true").returncode == 0
+
+
+def test_a_gpu_without_compute_time_left_is_passed_over(cli: Cli, tenants: Tenants) -> None:
+    tenants.start(*FOUR, "--memory", "1GiB", "--compute", "90", "--name", "large").hear("stays")
+    taken = grants_of(cli)["large"]["slices"][0]["index"]
+    environment = {"CUDA_VISIBLE_DEVICES": f"{taken},{(taken + 1) % 4}"}
+    for compute in ("10", "40"):  # a second slice of the same GPU, and one that it has no room for
+        answer = cli(
+            *("run", *FOUR, "--memory", "77GiB", "--compute", compute, "--", "true"),
+            env=environment,
+        )
+        assert f"simulated GPU {(taken + 1) % 4} " in answer.stderr
+    only = {"CUDA_VISIBLE_DEVICES": str(taken)}
+    answer = cli("run", *FOUR, "--memory", "1GiB", "--compute", "40", "--", "true", env=only)
+    assert answer.returncode == 1
+    assert "1 GiB and 40% of its compute time left" in answer.stderr
+
+
+def test_hard_is_refused_where_shares_do_not_hold(cli: Cli, aliquot_state: Path) -> None:
+    state = aliquot_state / "simulated" / "h100-1"
+    for folder in (aliquot_state, state.parent, state):
+        folder.mkdir(mode=0o700)
+    refusal = {"error": "GPU 0 has no gates", "code": "unsupported"}
+    status = status_words(gpus=[{**gpu_words(), "granted_bytes": 0}])
+    played = Played(state, lambda asked: refusal if asked.startswith("make") else status)
+    try:
+        answer = cli("run", *ONE, "--compute", "30", "--policy", "hard", "--", "true")
+    finally:
+        played.end()
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("aliquot: GPU 0 has no gates\n  Use --policy elastic.")
 
 
 def test_a_name_in_use(cli: Cli, tenants: Tenants) -> None:

@@ -21,7 +21,9 @@ def test_version(cli: Cli) -> None:
     assert answer.returncode == 0
 
 
-@pytest.mark.parametrize("command", ["gpus", "run", "ps", "doctor", "arbiter"])
+@pytest.mark.parametrize(
+    "command", ["gpus", "run", "ps", "top", "resize", "metrics", "doctor", "arbiter"]
+)
 def test_every_command_has_help_with_an_example(cli: Cli, command: str) -> None:
     answer = cli(command, "--help")
     assert answer.returncode == 0
@@ -50,6 +52,9 @@ def test_help_says_what_units_mean(cli: Cli) -> None:
         (["run", "--simulate", "voodoo2:1", "--", "true"], "voodoo2"),
         (["gpus", "--simulate", "h100:0"], "h100:0"),
         (["ps", "--json", "--watch"], "--watch"),
+        (["top", "--once", "-n", "3"], "--once"),
+        (["top", "--interval", "0"], "--interval"),
+        (["metrics", "--simulate", "voodoo2"], "voodoo2"),
     ],
 )
 def test_a_wrong_use_names_the_thing(cli: Cli, arguments: list[str], named: str) -> None:
@@ -163,6 +168,7 @@ def test_a_reader_that_goes_away_is_no_traceback(cli_env: dict[str, str]) -> Non
         ("aliquot --help >/dev/full", "No space left on device"),
         ("aliquot ps --json >&-", "standard output is closed"),
         ("aliquot ps >&-", "standard output is closed"),
+        ("aliquot metrics >/dev/full", "No space left on device"),
     ],
 )
 def test_output_that_cannot_be_written(cli_env: dict[str, str], line: str, words: str) -> None:
@@ -185,7 +191,8 @@ def test_a_command_runs_whatever_becomes_of_our_words(cli_env: dict[str, str], w
         ("import aliquot.cli", "typer"),
         ("import aliquot.slices", "typer rich pynvml"),
         ("import aliquot.cli.app, aliquot.cli.run", "rich pynvml"),
-        ("import aliquot.cli.ps, aliquot.cli.gpus, aliquot.cli.doctor", "pynvml"),
+        ("import aliquot.cli.ps, aliquot.cli.gpus, aliquot.cli.doctor", "rich pynvml"),
+        ("import aliquot.cli.top, aliquot.cli.resize, aliquot.cli.metrics", "rich pynvml"),
     ],
 )
 def test_libraries_are_imported_when_needed(code: str, unwanted: str) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from rich.console import Console
 from aliquot.cli.ps import render
 from aliquot.devices import Shape
 from aliquot.model import Grant
-from aliquot.slices import State, control, examine
+from aliquot.slices import Machine, State, control, examine
 from aliquot.slices.control import Status
 from aliquot.slices.state import SYSTEM
-from cli.conftest import PROGRAM, Tenants, grants_of
+from cli.conftest import PROGRAM, Tenants, grants_of, kill_arbiter
+from cli.terminal import Terminal
 from conftest import Cli, aliquot_command
 from support import GIB, make_grant, make_shared, merged, wait_until
 
@@ -98,7 +98,7 @@ def seen_by_ps(*grants: Grant) -> str:
     console = Console(width=160)
     with console.capture() as shown:
         status = Status(pid=1, gpus=(make_shared(),), grants=grants, answer={})
-        console.print(render([(State(Path("/nowhere")), status)]))
+        console.print(render([Machine(State(Path("/nowhere")), status)]))
     return shown.get()
 
 
@@ -109,15 +109,6 @@ def test_ps_names_users_where_there_are_several() -> None:
     assert "User" in shown
     assert "root" in shown
     assert "4000000" in shown
-
-
-def kill_arbiter(state: Path) -> None:
-    """Kill an arbiter, and first its parent, which would start it again."""
-    inner = control.status(state).pid
-    for pid in (int((state / "arbiter.pid").read_text("ascii")), inner):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not control.answers(state))
 
 
 def test_grants_whose_arbiter_died_are_shown_again(
@@ -165,10 +156,14 @@ def test_an_arbiter_in_the_foreground(
 
 def test_ps_can_go_on(cli_env: dict[str, str], tenants: Tenants) -> None:
     tenants.start(*ONE, "--name", "mine").hear("stays")
-    command = ["timeout", "--signal=INT", "3", aliquot_command(), "ps", "--watch"]
-    answer = subprocess.run(command, env=cli_env, capture_output=True, text=True, check=False)
-    assert "mine" in answer.stdout
-    assert "Traceback" not in answer.stderr
+    terminal = Terminal([aliquot_command(), "ps", "--watch"], cli_env)
+    try:
+        terminal.wait_for("mine")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
+    assert "Traceback" not in terminal.shown
 
 
 def findings(cli: Cli, *arguments: str) -> dict[str, list[dict[str, Any]]]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model import Amount, format_bytes, parse_amount
+from aliquot.model import Amount, format_bytes, format_share, parse_amount, parse_share
 from aliquot.model.errors import BadValueError
 from support import GIB, MIB
 
@@ -93,3 +93,24 @@ def test_any_text_is_an_amount_or_a_clear_error(text: str) -> None:
 def test_parts_never_add_up_to_more_than_the_whole(parts: int, total: int) -> None:
     part = Amount(percent=Fraction(100, parts))
     assert part.of(total) * parts <= total
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("30", 30), ("30%", 30), (" 30 % ", 30), ("1", 1), ("100", 100), ("equal", 0), ("Equal", 0)],
+)
+def test_shares(text: str, expected: int) -> None:
+    assert parse_share(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0", "101", "-1", "12.5", "half", "30 GiB", "%", "1e1", "٣٠"])
+def test_what_is_no_share(text: str) -> None:
+    with pytest.raises(BadValueError) as caught:
+        parse_share(text)
+    assert repr(text) in caught.value.message
+    assert "equal" in str(caught.value.way_out)
+
+
+@given(st.integers(0, 100))
+def test_a_share_that_is_printed_can_be_read(percent: int) -> None:
+    assert parse_share(format_share(percent)) == percent

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model import Amount, Policy, Priority, Request, Slice, check_name
+from aliquot.model import Amount, Change, ComputeUse, Policy, Priority, Request, Slice, check_name
 from aliquot.model.errors import AliquotError, BadValueError
 from support import GIB, make_gpu
 
@@ -35,6 +35,24 @@ def test_a_grant_has_one_to_sixteen_gpus(gpus: int) -> None:
 def test_compute_is_a_part(compute: int) -> None:
     with pytest.raises(BadValueError, match=str(compute)):
         Request(compute_percent=compute)
+
+
+def test_a_background_slice_takes_no_compute_time_from_the_others() -> None:
+    uuid = make_gpu().uuid
+    assert Slice(uuid, GIB, 30).reserved_percent == 30
+    assert Slice(uuid, GIB, 30, priority=Priority.BACKGROUND).reserved_percent == 0
+
+
+def test_a_change_changes_something() -> None:
+    with pytest.raises(BadValueError) as caught:
+        Change()
+    assert "--compute equal" in str(caught.value)
+    assert Change(compute_percent=0).memory is None
+
+
+def test_what_a_slice_got_is_a_part_of_the_time_that_passed() -> None:
+    assert ComputeUse(recent_used_seconds=0.25, recent_seconds=0.5).got_ratio == 0.5
+    assert ComputeUse().got_ratio is None
 
 
 @pytest.mark.parametrize("name", ["a", "train-1", "Two.Halves_2", "9", "x" * 63])

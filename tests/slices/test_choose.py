@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model import Amount, Request
+from aliquot.model import Amount, Grant, Priority, Request, Slice
 from aliquot.model.errors import NoRoomError
-from aliquot.slices.choose import choose, left
-from support import GIB, MIB, make_grant, make_shared
+from aliquot.slices.choose import choose, compute_left, left
+from support import GIB, MIB, make_grant, make_shared, uuid_of
 
 if TYPE_CHECKING:
     from aliquot.slices.control import SharedGpu
@@ -104,6 +105,62 @@ def test_no_room_for_all_of_several() -> None:
 def test_no_whole_gpu() -> None:
     with pytest.raises(NoRoomError, match="no GPU is whole"):
         choose(ask(gib=None), [make_shared(0, granted=MIB)], ())
+
+
+def sharing(percent: int, gpu: int = 0, *, name: str = "a", priority: str = "normal") -> Grant:
+    """A grant of 8 GiB and that part of the compute time of a GPU."""
+    part = Slice(uuid_of(gpu), 8 * GIB, percent, priority=Priority(priority))
+    return replace(make_grant(name, **{f"gpu{gpu}": 8 * GIB}), slices=(part,))
+
+
+def ask_compute(percent: int, **more: str) -> Request:
+    return replace(
+        ask(), compute_percent=percent, priority=Priority(more.get("priority", "normal"))
+    )
+
+
+def test_a_gpu_without_enough_compute_time_left_is_passed_over() -> None:
+    gpus = [make_shared(0, granted=8 * GIB), make_shared(1, granted=16 * GIB)]
+    (chosen,) = choose(ask_compute(50), gpus, [sharing(60)])
+    assert chosen.index == 1
+    (chosen,) = choose(ask_compute(40), gpus, [sharing(60)])
+    assert chosen.index == 0
+
+
+def test_an_equal_part_and_a_background_slice_need_no_compute_time_left() -> None:
+    gpus, full = [make_shared(0)], [sharing(100)]
+    assert choose(ask_compute(0), gpus, full)
+    assert choose(ask_compute(50, priority="background"), gpus, full)
+
+
+def test_a_background_slice_takes_no_compute_time() -> None:
+    grants = [sharing(80, priority="background"), sharing(70)]
+    assert compute_left(make_shared(0), grants) == 30
+
+
+def test_at_equal_memory_the_gpu_with_fewer_slices_is_chosen() -> None:
+    gpus = [make_shared(0, granted=16 * GIB), make_shared(1, granted=16 * GIB)]
+    grants = [make_grant(gpu0=8 * GIB), make_grant(gpu0=8 * GIB), make_grant(gpu1=16 * GIB)]
+    (chosen,) = choose(ask(), gpus, grants)
+    assert chosen.index == 1
+
+
+def test_no_compute_time_left_says_who_has_it() -> None:
+    grants = [sharing(60), sharing(30, name="b"), make_grant("c", gpu0=GIB)]
+    with pytest.raises(NoRoomError) as caught:
+        choose(ask_compute(20), [make_shared(0, granted=17 * GIB)], grants)
+    assert caught.value.message.splitlines() == [
+        "no GPU has 8 GiB and 20% of its compute time left:",
+        "  GPU 0: 63 GiB and 10% left (grants: a 8 GiB 60%, b 8 GiB 30%, c 1 GiB)",
+    ]
+    assert str(caught.value.way_out).startswith("Ask for less with --compute (or")
+
+
+def test_no_gpu_has_both_says_both() -> None:
+    gpus = [make_shared(0, granted=8 * GIB), make_shared(1, granted=79 * GIB)]
+    with pytest.raises(NoRoomError) as caught:
+        choose(ask_compute(50), gpus, [sharing(60)])
+    assert str(caught.value.way_out).startswith("Ask for less with --memory or --compute (or")
 
 
 SHARED = st.builds(

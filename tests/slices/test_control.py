@@ -3,47 +3,36 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aliquot.model import Policy, Priority, Slice
-from aliquot.model.errors import ArbiterError, NameInUseError, StateError
+from aliquot.model import ComputeUse, Gates, Policy, Priority, Slice, Turn
+from aliquot.model.errors import (
+    ArbiterError,
+    InUseError,
+    NameInUseError,
+    NoSuchGrantError,
+    NotYoursError,
+    StateError,
+    UnsupportedError,
+)
 from aliquot.slices import control
+from aliquot.slices.control import Resized, SliceChange
+from slices.played import (
+    SECOND,
+    Played,
+    compute_words,
+    gpu_words,
+    grant_words,
+    slice_words,
+    status_words,
+)
 from support import GIB, make_gpu
 
-Play = Callable[[bytes], "Played"]
-
-
-class Played:
-    """An arbiter that gives one answer to every question, and keeps the questions."""
-
-    def __init__(self, directory: Path, answer: bytes) -> None:
-        self.questions: list[bytes] = []
-        self._answer = answer
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._server.bind(str(directory / "control"))
-        self._server.listen()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            with connection:
-                self.questions.append(connection.makefile("rb").readline())
-                connection.sendall(self._answer)
-
-    def end(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self._thread.join()
+Play = Callable[[bytes], Played]
 
 
 @pytest.fixture
@@ -64,64 +53,53 @@ def refusal(code: str) -> bytes:
 
 
 def test_a_status_is_read(play: Play, short_tmp: Path) -> None:
-    use = {"counted_bytes": 5, "driver_bytes": 7}
-    answer = {
-        "version": 1,
-        "pid": 42,
-        "state": str(short_tmp),
-        "gpus": [
-            {
-                "index": 0,
-                "uuid": "GPU-x",
-                "name": "NVIDIA H100",
-                "pci_bus_id": "0:0",
-                "memory_bytes": 80 * GIB,
-                "used_bytes": GIB,
-                "granted_bytes": 8 * GIB,
-                "strangers": [{"pid": 9, "name": "stray", "bytes": 3}],
-            }
-        ],
-        "grants": [
-            {
-                "name": "a",
-                "directory": "/d",
-                "owner_pid": 1,
-                "owner_alive": True,
-                "owner_uid": 0,
-                "created": 1,
-                "broken": None,
-                "slices": [
-                    {
-                        "gpu": "GPU-x",
-                        "index": 0,
-                        "memory_bytes": 8 * GIB,
-                        "compute_percent": 30,
-                        "policy": "hard",
-                        "priority": "latency",
-                        "headroom_bytes": 0,
-                        **use,
-                    }
-                ],
-                "processes": [
-                    {
-                        "pid": 2,
-                        "inner_pid": 2,
-                        "name": "python",
-                        "state": "live",
-                        "slices": [{"gpu": "GPU-x", **use}],
-                    }
-                ],
-            }
-        ],
-    }
+    part = slice_words(
+        compute_percent=30,
+        policy="hard",
+        priority="latency",
+        counted_bytes=5,
+        driver_bytes=7,
+        compute=compute_words(
+            state="holds",
+            used_ns=5 * SECOND,
+            handovers=9,
+            fallbacks=2,
+            backlog=3,
+            waits=4,
+            waited_ns=SECOND,
+            wait_p50_ns=SECOND // 2,
+            wait_p99_ns=SECOND // 4,
+            recent_used_ns=SECOND // 4,
+        ),
+    )
+    gpu = gpu_words(contended=True, strangers=[{"pid": 9, "name": "stray", "bytes": 3}])
+    answer = status_words(grant_words("a", part), gpus=[gpu], now=70.5, cpu=0.25)
     play(json.dumps(answer).encode() + b"\n")
     seen = control.status(short_tmp)
     assert seen.answer == answer
+    assert (seen.now, seen.credit_cpu_seconds) == (70.5, 0.25)
+    assert seen.gpus[0].contended
     assert seen.gpus[0].strangers[0].name == "stray"
     grant = seen.grants[0]
-    assert grant.slices == (Slice("GPU-x", 8 * GIB, 30, Policy.HARD, Priority.LATENCY),)
+    uuid = make_gpu().uuid
+    assert grant.slices == (Slice(uuid, 8 * GIB, 30, Policy.HARD, Priority.LATENCY),)
     assert grant.use[0].used_bytes == 12
-    assert grant.processes[0].use[0].used_bytes == 12
+    assert grant.compute[0] == ComputeUse(
+        gates=Gates.WORK,
+        turn=Turn.HOLDS,
+        weight_percent=50,
+        used_seconds=5.0,
+        handovers=9,
+        fallbacks=2,
+        backlog_quanta=3,
+        waits=4,
+        waited_seconds=1.0,
+        wait_p50_seconds=0.5,
+        wait_p99_seconds=0.25,
+        recent_used_seconds=0.25,
+        recent_seconds=1.0,
+    )
+    assert grant.compute[0].got_ratio == 0.25
 
 
 def test_a_grant_is_asked_for_in_one_line(play: Play, short_tmp: Path) -> None:
@@ -130,12 +108,36 @@ def test_a_grant_is_asked_for_in_one_line(play: Play, short_tmp: Path) -> None:
     assert control.make(short_tmp, "a", parts) == "/d#5"
     (question,) = played.questions
     assert question == (
-        b"make name=a"
-        b" slice=GPU-00000000-0000-0000-0000-000000000000,memory=1073741824,compute=0,"
-        b"policy=elastic,priority=normal"
-        b" slice=GPU-00000000-0000-0000-0000-000000000001,memory=1073741824,compute=30,"
-        b"policy=hard,priority=normal\n"
+        "make name=a"
+        " slice=GPU-00000000-0000-0000-0000-000000000000,memory=1073741824,compute=0,"
+        "policy=elastic,priority=normal"
+        " slice=GPU-00000000-0000-0000-0000-000000000001,memory=1073741824,compute=30,"
+        "policy=hard,priority=normal"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "gradual", "words"),
+    [
+        ({"memory_bytes": GIB}, False, "name=a slice=UUID,memory=1073741824"),
+        ({"compute_percent": 0}, False, "name=a slice=UUID,compute=0"),
+        ({"policy": Policy.HARD}, True, "name=a gradual=1 slice=UUID,policy=hard"),
+        (
+            {"compute_percent": 40, "priority": Priority.LATENCY},
+            False,
+            "name=a slice=UUID,compute=40,priority=latency",
+        ),
+    ],
+)
+def test_a_change_names_only_what_changes(
+    play: Play, short_tmp: Path, change: dict[str, Any], words: str, *, gradual: bool
+) -> None:
+    uuid = make_gpu().uuid
+    part = {"gpu": uuid, "memory_bytes": GIB, "reached": False}
+    played = play(json.dumps({"name": "a", "slices": [part]}).encode() + b"\n")
+    done = control.resize(short_tmp, "a", [SliceChange(uuid, **change)], gradual=gradual)
+    assert done == (Resized(uuid, GIB, reached=False),)
+    assert played.questions == [f"resize {words}".replace("UUID", uuid)]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +146,10 @@ def test_a_grant_is_asked_for_in_one_line(play: Play, short_tmp: Path) -> None:
         ("name-in-use", NameInUseError),
         ("no-room", control.RoomTakenError),
         ("cannot-make", StateError),
+        ("no-such-grant", NoSuchGrantError),
+        ("in-use", InUseError),
+        ("not-yours", NotYoursError),
+        ("unsupported", UnsupportedError),
         ("malformed", ArbiterError),
         ("never heard of", ArbiterError),
     ],

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 import aliquot
+from aliquot.cli.simulate_app import explain, simulate_app
 from aliquot.model.errors import (
     AliquotError,
     BadValueError,
@@ -23,6 +24,7 @@ from aliquot.model.errors import (
     OutputError,
 )
 from aliquot.model.grant import Policy, Priority
+from aliquot.model.units import EQUAL
 
 EXIT_CODES: dict[type[AliquotError], int] = {
     BadValueError: 2,
@@ -39,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Without a GPU, try gpus, run, doctor and arbiter on a simulated machine: "
-    "--simulate h100:8. What runs there is shown by ps too.",
+    "--simulate h100:8. What runs there is shown by ps and top too.",
 )
 
 Simulate = Annotated[
@@ -53,8 +55,26 @@ Simulate = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
+def _block(title: str, *lines: str) -> str:
+    """Lines that stay as they are."""
+    return "\n".join(["\b", title, *(f"  {line}" for line in lines)])
+
+
 def _examples(*lines: str) -> str:
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+    return _block("Examples:", *lines)
+
+
+STATES = _block(
+    "State:",
+    "idle      it has no work",
+    "alone     nobody else has work",
+    "out       it has no credit now",
+    "holds     it has the GPU",
+    "drains    it gets no more credit, and has not come to its end",
+    "overdue   the same for too long: the others go on beside it",
+    "exempt    it was overdue too often: it takes no turns for a while",
+    "no gates  its share does not hold here: aliquot doctor",
+)
 
 
 def run_app() -> None:
@@ -118,6 +138,10 @@ def gpus(simulate: Simulate = None, *, json: Json = False) -> None:
         "aliquot run --memory 8GiB -- python train.py",
         "aliquot run --gpus 2 --memory 50% --name two-halves -- python train.py",
         "aliquot run -- python train.py    (a whole GPU)",
+        "aliquot run --memory 20GiB --compute 30 -- python train.py",
+        "aliquot run --memory 20GiB --compute 30 --policy hard -- python benchmark.py",
+        "aliquot run --memory 8GiB --priority latency --compute 40 -- python serve.py",
+        "aliquot run --memory 40GiB --priority background -- python train.py",
         "aliquot run --simulate h100:1 --memory 8G -- ./program",
     ),
 )
@@ -140,24 +164,26 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         ),
     ] = None,
     compute: Annotated[
-        int | None,
+        str,
         typer.Option(
-            min=1,
-            max=100,
             metavar="PERCENT",
-            help="Share of each GPU's compute time. Without it: an equal part of what others "
-            "leave. Recorded, not enforced yet.",
+            help="Share of each GPU's compute time, 1 to 100, while others have work too; or "
+            "equal: an equal part of what the others leave.",
         ),
-    ] = None,
+    ] = EQUAL,
     policy: Annotated[
         Policy,
         typer.Option(
-            help="elastic: may use compute that others leave idle; hard: never more than its "
-            "share. Recorded, not enforced yet."
+            help="elastic: may also use the time that others leave idle; hard: never more than "
+            "its share, also on an idle GPU."
         ),
     ] = Policy.ELASTIC,
     priority: Annotated[
-        Priority, typer.Option(help="Whose work goes first. Recorded, not enforced yet.")
+        Priority,
+        typer.Option(
+            help="latency: takes the GPU as soon as it has work, within its share; background: "
+            "runs only in what all others leave."
+        ),
     ] = Priority.NORMAL,
     name: Annotated[
         str | None,
@@ -177,12 +203,12 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     `aliquot gpus` or by UUID. The command does not get it: inside, its slices are the GPUs.
     """
     from aliquot.cli.run import run_command  # noqa: PLC0415 - imported when needed
-    from aliquot.model import Request, parse_amount  # noqa: PLC0415
+    from aliquot.model import Request, parse_amount, parse_share  # noqa: PLC0415
 
     request = Request(
         gpus=gpus,
         memory=None if memory is None else parse_amount(memory),
-        compute_percent=compute or 0,
+        compute_percent=parse_share(compute),
         policy=policy,
         priority=priority,
     )
@@ -195,12 +221,121 @@ def ps(
     json: Json = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on, once a second.")] = False,
 ) -> None:
-    """Show the grants: their slices, limits, use and processes."""
+    """Show the grants: their slices, limits, use and processes.
+
+    Compute is the share that was asked for, Got the part of the GPU's time that the slice had in
+    about the last second. Who does not keep to its turns is named below.
+    """
     from aliquot.cli.ps import show_grants  # noqa: PLC0415 - imported when needed
 
     if json and watch:
         raise BadValueError("--json and --watch do not go together", "Leave one of them out.")
     show_grants(json=json, watch=watch)
+
+
+@app.command(
+    epilog=STATES
+    + "\n\n"
+    + _examples(
+        "aliquot top", "aliquot top --interval 0.2", "aliquot top --once", "aliquot top -n 60 >log"
+    )
+)
+def top(
+    *,
+    interval: Annotated[
+        float,
+        typer.Option("--interval", "-i", min=0.1, max=3600, help="Seconds between two looks."),
+    ] = 1.0,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="End after so many looks.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="The same as -n 1.")] = False,
+) -> None:
+    """Show live what every slice gets of its GPU. q or Ctrl-C ends it.
+
+    Asked is the share of compute time that was asked for, with the policy and the priority where
+    they are not elastic and normal; Got is what the slice had since the last look. Backlog counts
+    the quanta of work it waits for; a wait is from having work to having credit; a fall-back is a
+    time that it did not come to its end and others ran beside it.
+
+    Where the output is no terminal, each slice is a line of words with a value each.
+    """
+    from aliquot.cli.top import show_top  # noqa: PLC0415 - imported when needed
+
+    if once and count is not None:
+        raise BadValueError("--once and -n do not go together", "Leave one of them out.")
+    show_top(interval, 1 if once else count)
+
+
+@app.command(
+    epilog=_examples(
+        "aliquot resize mine --compute 50",
+        "aliquot resize mine --compute equal --policy elastic",
+        "aliquot resize mine --memory 16GiB",
+        "aliquot resize mine --memory 4GiB --wait    (as the program frees)",
+        "aliquot resize mine --priority background",
+    )
+)
+def resize(  # noqa: PLR0913, PLR0917 - one for each option
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The grant, as in aliquot ps.")],
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AMOUNT", help="New memory limit of each slice: 8GiB, 50% (of its GPU)."
+        ),
+    ] = None,
+    compute: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="New share of compute time, 1 to 100; or equal: an equal part of what the others "
+            "leave, as without --compute in aliquot run.",
+        ),
+    ] = None,
+    policy: Annotated[
+        Policy | None, typer.Option(help="New policy, as in aliquot run.", show_default=False)
+    ] = None,
+    priority: Annotated[
+        Priority | None, typer.Option(help="New priority, as in aliquot run.", show_default=False)
+    ] = None,
+    simulate: Simulate = None,
+    *,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait",
+            help="Where the programs use more than the new memory limit: lower it as they free, "
+            "and wait until it is reached. Ctrl-C leaves it where it is.",
+        ),
+    ] = False,
+) -> None:
+    """Change a grant while its program runs: all its slices.
+
+    Compute, policy and priority count from the next window, memory at once. What is not given stays
+    as it is. A memory limit below what is in use is refused, or reached with --wait.
+    """
+    from aliquot.cli.resize import resize_grant  # noqa: PLC0415 - imported when needed
+    from aliquot.model import Change, parse_amount, parse_share  # noqa: PLC0415
+
+    change = Change(
+        memory=None if memory is None else parse_amount(memory),
+        compute_percent=None if compute is None else parse_share(compute),
+        policy=policy,
+        priority=priority,
+    )
+    raise typer.Exit(resize_grant(name, change, wait=wait, simulate=simulate))
+
+
+@app.command(epilog=_examples("aliquot metrics", "aliquot metrics --simulate h100:8"))
+def metrics(simulate: Simulate = None) -> None:
+    """Print what the arbiter knows as Prometheus text.
+
+    Times are in seconds, memory is in bytes, shares are ratios. A slice is told by its grant and
+    its GPU's UUID; aliquot_slice_info has its policy and priority.
+    """
+    from aliquot.cli.metrics import show_metrics  # noqa: PLC0415 - imported when needed
+
+    show_metrics(simulate)
 
 
 @app.command(epilog=_examples("aliquot doctor", "aliquot doctor --simulate h100:8"))
@@ -224,3 +359,12 @@ def arbiter(simulate: Simulate = None) -> None:
     from aliquot.cli.arbiter import serve  # noqa: PLC0415 - imported when needed
 
     serve(simulate)
+
+
+app.add_typer(simulate_app, name="simulate")
+app.command(
+    epilog=_examples(
+        "aliquot explain --nodes NODES.csv --gpus 8",
+        "aliquot explain --nodes NODES.csv --pods PODS.csv --compute 50 --cpu 4",
+    )
+)(explain)

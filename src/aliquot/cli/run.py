@@ -41,9 +41,12 @@ def run_command(
 def _tell(made: Made, request: Request, state: State) -> None:
     """Say what was given where a person looks on, and always that it is simulated."""
     kind = "simulated " if state.shape else ""
+    share = request.compute_percent
+    compute = f" and {share}% of the compute time" if share else ""
     if state.shape or sys.stderr.isatty():
         parts = [
-            f"{format_bytes(request.bytes_on(one.gpu))} of {kind}{one.gpu} ({one.gpu.model})"
+            f"{format_bytes(request.bytes_on(one.gpu))}{compute} of {kind}{one.gpu}"
+            f" ({one.gpu.model})"
             for one in made.gpus
         ]
         _say(f"grant {made.name}: {', '.join(parts)}")

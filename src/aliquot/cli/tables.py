@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+NOTHING = "–"  # noqa: RUF001 - a dash that stands for nothing
+
 _WIDE = 160  # where no terminal says how wide it is
 
 
@@ -28,15 +30,26 @@ def console() -> Console:
 
 def print_json(answer: object) -> None:
     """An answer for programs."""
-    _output().write(json.dumps(answer, indent=2) + "\n")
+    print_text(json.dumps(answer, indent=2) + "\n")
 
 
-def new_table(*columns: str, title: str | None = None) -> Table:
-    """A table in the one style."""
+def print_text(text: str) -> None:
+    """Text as it is."""
+    _output().write(text)
+
+
+def new_table(*columns: str, title: str | None = None, tight: bool = False) -> Table:
+    """A table in the one style; a tight one for many columns."""
     from rich import box  # noqa: PLC0415 - imported when needed
     from rich.table import Table  # noqa: PLC0415
 
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        pad_edge=False,
+        padding=(0, 1, 0, 0) if tight else (0, 1),
+    )
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
@@ -45,8 +58,30 @@ def new_table(*columns: str, title: str | None = None) -> Table:
 def memory(used: int, total: int) -> str:
     """What is used of a whole, with its part in percent."""
     if used == 0 or total == 0:
-        return "–"  # noqa: RUF001 - a dash that stands for nothing
+        return NOTHING
     return f"{format_bytes(used)} ({used * 100 // total}%)"
+
+
+def percent(ratio: float | None) -> str:
+    """A part of a whole, to a tenth of a percent."""
+    return NOTHING if ratio is None else f"{ratio * 100:.1f}%"
+
+
+def rate(by_second: float | None) -> str:
+    """How often something happens in a second."""
+    return NOTHING if by_second is None else f"{by_second:.1f}"
+
+
+def milliseconds(seconds: float) -> str:
+    """A time in milliseconds, to three digits."""
+    return NOTHING if seconds == 0 else f"{seconds * 1000:.3g}"
+
+
+def used_of(used: int, limit: int) -> str:
+    """What is used of a limit, in as few words as can be: `1.5/8 GiB`."""
+    used_words, limit_words = format_bytes(used), format_bytes(limit)
+    unit = limit_words.rpartition(" ")[2]
+    return f"{used_words.removesuffix(f' {unit}')}/{limit_words}"
 
 
 def _output() -> TextIO:

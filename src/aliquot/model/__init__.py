@@ -1,5 +1,7 @@
 """The nouns and their units, as immutable values: no input, no output, no other layer."""
 
+from aliquot.model.change import Change
+from aliquot.model.compute import ComputeUse, Gates, Turn
 from aliquot.model.gpu import Gpu, GpuProcess, Link
 from aliquot.model.grant import (
     MAX_SLICES,
@@ -12,11 +14,14 @@ from aliquot.model.grant import (
     check_name,
 )
 from aliquot.model.request import Request
-from aliquot.model.units import Amount, format_bytes, parse_amount
+from aliquot.model.units import Amount, format_bytes, format_share, parse_amount, parse_share
 
 __all__ = [
     "MAX_SLICES",
     "Amount",
+    "Change",
+    "ComputeUse",
+    "Gates",
     "Gpu",
     "GpuProcess",
     "Grant",
@@ -27,7 +32,10 @@ __all__ = [
     "Request",
     "Slice",
     "SliceUse",
+    "Turn",
     "check_name",
     "format_bytes",
+    "format_share",
     "parse_amount",
+    "parse_share",
 ]

@@ -37,6 +37,22 @@ class NameInUseError(AliquotError):
     """A grant with this name exists."""
 
 
+class NoSuchGrantError(AliquotError):
+    """No grant has this name, or more than one has."""
+
+
+class InUseError(AliquotError):
+    """A limit was to go below what is in use."""
+
+
+class NotYoursError(AliquotError):
+    """The grant is another user's."""
+
+
+class UnsupportedError(AliquotError):
+    """This GPU or its driver cannot do what was asked for."""
+
+
 class NestedError(AliquotError):
     """A grant was asked for from inside a grant."""
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from aliquot.model.errors import BadValueError
+
+if TYPE_CHECKING:
+    from aliquot.model.compute import ComputeUse
 
 MAX_SLICES = 16  # of one grant: ALIQUOT_MAX_GPUS in layout.h
 
@@ -37,6 +41,11 @@ class Slice:
     compute_percent: int = 0
     policy: Policy = Policy.ELASTIC
     priority: Priority = Priority.NORMAL
+
+    @property
+    def reserved_percent(self) -> int:
+        """The compute time that no other slice can have; a background one gets what is left."""
+        return 0 if self.priority is Priority.BACKGROUND else self.compute_percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The slices that one process tree holds; `slices[i]` is used as `use[i]` says."""
+    """The slices that one process tree holds; `use[i]` and `compute[i]` are of `slices[i]`."""
 
     name: str
     directory: str
@@ -80,11 +89,16 @@ class Grant:
     broken: str | None
     slices: tuple[Slice, ...]
     use: tuple[SliceUse, ...]
+    compute: tuple[ComputeUse, ...]
     processes: tuple[Process, ...]
 
     def bytes_on(self, gpu_uuid: str) -> int:
         """What this grant holds of a GPU, used or not."""
         return sum(part.memory_bytes for part in self.slices if part.gpu_uuid == gpu_uuid)
+
+    def reserved_percent_on(self, gpu_uuid: str) -> int:
+        """What this grant has of a GPU's compute time that no other can have."""
+        return sum(part.reserved_percent for part in self.slices if part.gpu_uuid == gpu_uuid)
 
 
 def check_name(name: str) -> str:

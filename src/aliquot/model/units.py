@@ -1,7 +1,10 @@
-"""Amounts of GPU memory as people write and read them.
+"""Amounts of memory and shares of compute time, as people write and read them.
 
 An amount is bytes, or a part in percent of whatever GPU it is asked of. `G` means GiB here, as
 `GiB` does: cards are sold and shown in powers of two. Only `GB` is a power of ten.
+
+A share is whole percent of a GPU's compute time, or `equal`: an equal part of what the others
+leave, written 0 wherever it is a number.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
 
+EQUAL = "equal"
 EXAMPLES = "8GiB, 8G (the same), 8192MiB, 50%"
 
 _FACTORS = {
@@ -32,6 +36,7 @@ _FACTORS = {
     "tb": 10**12,
 }
 _FORM = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*|%)", re.ASCII)
+_SHARE = re.compile(r"(?P<percent>[0-9]{1,3})\s*%?", re.ASCII)
 _LONGEST = 32
 _SMALLEST = MIB
 _LARGEST = 1 << 60
@@ -103,3 +108,22 @@ def format_bytes(count: int) -> str:
             whole, tenth = divmod(count * 10 // factor, 10)
             return f"{whole} {unit}" if tenth == 0 else f"{whole}.{tenth} {unit}"
     return f"{count} B"
+
+
+def parse_share(text: str) -> int:
+    """Read `30`, `30%` or `equal` as percent; `equal` is 0."""
+    if text.strip().lower() == EQUAL:
+        return 0
+    match = _SHARE.fullmatch(text.strip())
+    if match is None or not 1 <= int(match["percent"]) <= 100:
+        raise BadValueError(
+            f"{text!r} is no share of a GPU's compute time",
+            f"Write --compute with 1 to 100 (whole percent), or {EQUAL} for an equal part of what"
+            " the others leave.",
+        )
+    return int(match["percent"])
+
+
+def format_share(percent: int) -> str:
+    """A share for a person."""
+    return f"{percent}%" if percent else EQUAL

@@ -1,9 +1,11 @@
-"""Which GPUs answer a request: a pure decision over what the arbiter told.
+"""Which GPUs answer a request: what the arbiter told, put to the one brain (placement).
 
-A GPU has left what no grant holds and no program outside every grant uses. Of those that have
-enough left, the ones with the most memory really free come first, then the lower index. So equal
-questions get equal answers, and nobody is put on a busy GPU beside an idle one. A whole GPU is one
-that no grant holds a part of, whoever uses it outside.
+A GPU has left the memory that no grant holds and no program outside every grant uses, and the
+compute time that no slice asked for; `background` slices only get what others leave, and take none
+of it. Of the GPUs that have enough left, the ones with the most memory really free come first, then
+those with fewer slices, then the lower index. So equal questions get equal answers, and nobody is
+put on a busy GPU beside an idle one. A whole GPU is one that no grant holds a part of, whoever uses
+it outside.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.model import format_bytes
 from aliquot.model.errors import NoRoomError
+from aliquot.placement.machine import Card, choose_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from aliquot.model import Gpu, Grant, Request
     from aliquot.slices.control import SharedGpu
 
-ASK_LESS = "Ask for less with --memory, or wait until a grant ends: aliquot ps"
+WAIT = "or wait until a grant ends: aliquot ps"
 
 
 def choose(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant]) -> list[Gpu]:
@@ -32,11 +35,24 @@ def choose(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant])
     large = [one for one in gpus if request.bytes_on(one.gpu) <= one.gpu.memory_bytes]
     if len(large) < request.gpus:
         raise NoRoomError(_too_small(request, gpus, len(large)), "Ask for less with --memory.")
-    fitting = [one for one in large if _fits(request, one)]
+    fitting = [one for one in large if _fits(request, one, grants)]
     if len(fitting) < request.gpus:
-        raise NoRoomError(_no_room(request, gpus, grants, len(fitting)), ASK_LESS)
-    fitting.sort(key=lambda one: (-really_free(one), one.gpu.index))
-    return sorted((one.gpu for one in fitting[: request.gpus]), key=lambda gpu: gpu.index)
+        raise NoRoomError(
+            _no_room(request, gpus, grants, len(fitting)), _ask_less(request, large, grants)
+        )
+    chosen = choose_gpus(request, [_card(one, grants) for one in fitting], by="spread")
+    assert chosen is not None  # noqa: S101 - all of them fit, by the lines above
+    return chosen
+
+
+def _card(one: SharedGpu, grants: Sequence[Grant]) -> Card:
+    return Card(
+        gpu=one.gpu,
+        bytes_left=left(one),
+        percent_left=compute_left(one, grants),
+        unused_bytes=max(0, one.gpu.memory_bytes - one.gpu.used_bytes),
+        holders=_slices_on(one, grants),
+    )
 
 
 def left(one: SharedGpu) -> int:
@@ -44,20 +60,44 @@ def left(one: SharedGpu) -> int:
     return max(0, one.gpu.memory_bytes - one.granted_bytes - outside(one))
 
 
+def compute_left(one: SharedGpu, grants: Sequence[Grant]) -> int:
+    """The percent of a GPU's compute time that a new slice can ask for."""
+    return max(0, 100 - sum(grant.reserved_percent_on(one.gpu.uuid) for grant in grants))
+
+
 def outside(one: SharedGpu) -> int:
     """What programs outside every grant use, as far as the driver says."""
     return sum(stranger.bytes or 0 for stranger in one.strangers)
 
 
-def really_free(one: SharedGpu) -> int:
-    """What is left, and no more than what the driver itself says is unused."""
-    return min(left(one), max(0, one.gpu.memory_bytes - one.gpu.used_bytes))
+def figures(one: SharedGpu, grants: Sequence[Grant], *, with_compute: bool) -> str:
+    """What is left of a GPU, and who has the rest."""
+    here = [grant for grant in grants if grant.bytes_on(one.gpu.uuid)]
+    holders = [_holding(grant, one.gpu, with_compute=with_compute) for grant in here]
+    parts = [f"grants: {', '.join(holders)}"] if holders else []
+    if one.strangers:
+        parts.append(f"outside Aliquot: {format_bytes(outside(one))}")
+    reasons = f" ({'; '.join(parts)})" if parts else ""
+    compute = f" and {compute_left(one, grants)}%" if with_compute else ""
+    return f"{one.gpu}: {format_bytes(left(one))}{compute} left{reasons}"
 
 
-def _fits(request: Request, one: SharedGpu) -> bool:
+def _fits(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> bool:
+    return _has_memory(request, one) and _has_compute(request, one, grants)
+
+
+def _has_memory(request: Request, one: SharedGpu) -> bool:
     if request.memory is None:  # a whole GPU is one that no grant holds a part of
         return one.granted_bytes == 0
     return request.bytes_on(one.gpu) <= left(one)
+
+
+def _has_compute(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> bool:
+    return request.slice_of(one.gpu).reserved_percent <= compute_left(one, grants)
+
+
+def _slices_on(one: SharedGpu, grants: Sequence[Grant]) -> int:
+    return sum(part.gpu_uuid == one.gpu.uuid for grant in grants for part in grant.slices)
 
 
 def _too_small(request: Request, gpus: Sequence[SharedGpu], enough: int) -> str:
@@ -75,30 +115,37 @@ def _no_room(
     if request.memory is None:
         wanted = "no GPU is whole" if request.gpus == 1 else _short(request, enough, "whole")
     else:
-        have = f"with {request.memory} left"
+        parts = f"{request.memory}{_and_compute(request)} left"
         wanted = (
-            f"no GPU has {request.memory} left"
-            if request.gpus == 1
-            else _short(request, enough, have)
+            f"no GPU has {parts}" if request.gpus == 1 else _short(request, enough, f"with {parts}")
         )
-    return "\n".join([f"{wanted}:", *(f"  {_figures(one, grants)}" for one in gpus)])
+    with_compute = bool(request.compute_percent)
+    lines = (f"  {figures(one, grants, with_compute=with_compute)}" for one in gpus)
+    return "\n".join([f"{wanted}:", *lines])
+
+
+def _ask_less(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant]) -> str:
+    """The way out, by what there is too little of."""
+    short = [one for one in gpus if not _has_memory(request, one)]
+    options = ["--memory"] if short else []
+    if not all(_has_compute(request, one, grants) for one in gpus):
+        options.append("--compute (or leave it out for an equal part of what the others leave)")
+    return f"Ask for less with {' or '.join(options)}, {WAIT}"
+
+
+def _and_compute(request: Request) -> str:
+    percent = request.compute_percent
+    return f" and {percent}% of its compute time" if percent else ""
 
 
 def _short(request: Request, enough: int, what: str) -> str:
     return f"{_count(request.gpus)} {what} asked for, and there {_is(enough)}"
 
 
-def _figures(one: SharedGpu, grants: Sequence[Grant]) -> str:
-    holders = [
-        f"{grant.name} {format_bytes(held)}"
-        for grant in grants
-        if (held := grant.bytes_on(one.gpu.uuid))
-    ]
-    parts = [f"grants: {', '.join(holders)}"] if holders else []
-    if one.strangers:
-        parts.append(f"outside Aliquot: {format_bytes(outside(one))}")
-    reasons = f" ({'; '.join(parts)})" if parts else ""
-    return f"{one.gpu}: {format_bytes(left(one))} left{reasons}"
+def _holding(grant: Grant, gpu: Gpu, *, with_compute: bool) -> str:
+    percent = grant.reserved_percent_on(gpu.uuid) if with_compute else 0
+    compute = f" {percent}%" if percent else ""
+    return f"{grant.name} {format_bytes(grant.bytes_on(gpu.uuid))}{compute}"
 
 
 def _count(number: int) -> str:

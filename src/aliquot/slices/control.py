@@ -15,14 +15,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aliquot.model import Gpu, GpuProcess, Grant, Policy, Priority, Process, Slice, SliceUse
-from aliquot.model.errors import AliquotError, ArbiterError, NameInUseError, NoRoomError, StateError
+from aliquot.model import (
+    ComputeUse,
+    Gates,
+    Gpu,
+    GpuProcess,
+    Grant,
+    Policy,
+    Priority,
+    Process,
+    Slice,
+    SliceUse,
+    Turn,
+)
+from aliquot.model.errors import (
+    AliquotError,
+    ArbiterError,
+    InUseError,
+    NameInUseError,
+    NoRoomError,
+    NoSuchGrantError,
+    NotYoursError,
+    StateError,
+    UnsupportedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PROTOCOL = 1
 ASK_DOCTOR = "See what is wrong with: aliquot doctor"
+END_ALL = "End all grants, so that it ends too, and try again."
 
 
 class NoArbiterError(ArbiterError):
@@ -39,26 +62,66 @@ _REFUSALS: dict[str, type[AliquotError]] = {
     "name-in-use": NameInUseError,
     "no-room": RoomTakenError,
     "cannot-make": StateError,
+    "no-such-grant": NoSuchGrantError,
+    "in-use": InUseError,
+    "not-yours": NotYoursError,
+    "unsupported": UnsupportedError,
 }
+_WAYS_OUT = {
+    "in-use": "Free memory in the program, or lower the limit as it frees: add --wait",
+    "not-yours": "Ask its owner, or root.",
+    "unsupported": "Use --policy elastic. docs/support.md says where compute shares hold.",
+}
+_NANOSECONDS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class SharedGpu:
-    """A GPU, what of it is granted, and who uses it outside every grant."""
+    """A GPU, what of it is granted, and who uses it outside every grant.
+
+    `contended`: slices take turns on it.
+    """
 
     gpu: Gpu
     granted_bytes: int
     strangers: tuple[GpuProcess, ...]
+    contended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """All an arbiter knows, at one instant; `answer` is its own words."""
+    """All an arbiter knows, at one instant; `answer` is its own words.
+
+    `now` is a clock's, in seconds: differences of it have a meaning, itself it has none.
+    `credit_cpu_seconds` is the processor time that giving credit has cost.
+    """
 
     pid: int
     gpus: tuple[SharedGpu, ...]
     grants: tuple[Grant, ...]
     answer: dict[str, Any]
+    now: float = 0.0
+    credit_cpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SliceChange:
+    """New settings of one slice; what is None stays as it is."""
+
+    gpu_uuid: str
+    memory_bytes: int | None = None
+    compute_percent: int | None = None
+    policy: Policy | None = None
+    priority: Priority | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """A slice's memory limit after a change; `reached`: it is what was asked for."""
+
+    gpu_uuid: str
+    memory_bytes: int
+    reached: bool
 
 
 def answers(directory: Path) -> bool:
@@ -78,17 +141,20 @@ def status(directory: Path) -> Status:
             raise ArbiterError(
                 f"the arbiter in {directory} speaks version {answer['version']},"
                 f" and this program {PROTOCOL}",
-                "End all grants, so that it ends too, and try again.",
+                END_ALL,
             )
         return Status(
             pid=answer["pid"],
             gpus=tuple(map(_gpu, answer["gpus"])),
             grants=tuple(map(_grant, answer["grants"])),
             answer=answer,
+            now=answer["now_ns"] / _NANOSECONDS,
+            credit_cpu_seconds=answer["credit_cpu_ns"] / _NANOSECONDS,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ArbiterError(
-            f"the arbiter in {directory} answers what cannot be read: {error!r}", ASK_DOCTOR
+            f"the arbiter in {directory} answers what cannot be read: {error!r}",
+            f"It may be of another version of Aliquot. {END_ALL}",
         ) from error
 
 
@@ -97,11 +163,29 @@ def make(directory: Path, name: str, slices: Sequence[Slice]) -> str:
 
     The mark tells it from a later grant of the same name.
     """
-    answer = ask(directory, " ".join([f"make name={name}", *map(_slice_words, slices)]))
+    answer = ask(directory, " ".join([f"make name={name}", *map(_words, slices)]))
     try:
         return str(answer["grant"])
     except KeyError as error:
         raise ArbiterError(f"the arbiter in {directory} made no grant: {answer}") from error
+
+
+def resize(
+    directory: Path, name: str, changes: Sequence[SliceChange], *, gradual: bool = False
+) -> tuple[Resized, ...]:
+    """Change slices of a grant while its programs run: all of them, or none.
+
+    A memory limit below what is in use is refused; where it may be `gradual`, it becomes what is in
+    use now, and the caller asks again.
+    """
+    words = [f"resize name={name}", *(["gradual=1"] if gradual else []), *map(_words, changes)]
+    answer = ask(directory, " ".join(words))
+    try:
+        return tuple(
+            Resized(part["gpu"], part["memory_bytes"], part["reached"]) for part in answer["slices"]
+        )
+    except (KeyError, TypeError) as error:
+        raise ArbiterError(f"the arbiter in {directory} resized nothing: {answer}") from error
 
 
 def stop(directory: Path) -> None:
@@ -123,8 +207,8 @@ def ask(directory: Path, line: str) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise ArbiterError(f"the arbiter in {directory} answers no object", ASK_DOCTOR)
     if "error" in answer:
-        kind = _REFUSALS.get(answer.get("code", ""), ArbiterError)
-        raise kind(str(answer["error"]))
+        code = answer.get("code", "")
+        raise _REFUSALS.get(code, ArbiterError)(str(answer["error"]), _WAYS_OUT.get(code))
     return answer
 
 
@@ -158,11 +242,16 @@ def _read_all(connection: socket.socket) -> bytes:
     return bytes(answer)
 
 
-def _slice_words(part: Slice) -> str:
-    return (
-        f"slice={part.gpu_uuid},memory={part.memory_bytes},compute={part.compute_percent},"
-        f"policy={part.policy},priority={part.priority}"
-    )
+def _words(part: Slice | SliceChange) -> str:
+    """A slice's settings in one word, less those that stay as they are."""
+    settings = {
+        "memory": part.memory_bytes,
+        "compute": part.compute_percent,
+        "policy": part.policy,
+        "priority": part.priority,
+    }
+    given = (f",{key}={value}" for key, value in settings.items() if value is not None)
+    return f"slice={part.gpu_uuid}{''.join(given)}"
 
 
 def _gpu(words: dict[str, Any]) -> SharedGpu:
@@ -180,6 +269,7 @@ def _gpu(words: dict[str, Any]) -> SharedGpu:
             GpuProcess(pid=one["pid"], name=one["name"], bytes=one["bytes"])
             for one in words["strangers"]
         ),
+        contended=words["compute"]["contended"],
     )
 
 
@@ -203,6 +293,7 @@ def _grant(words: dict[str, Any]) -> Grant:
             for part in words["slices"]
         ),
         use=tuple(map(_use, words["slices"])),
+        compute=tuple(_compute(part["compute"]) for part in words["slices"]),
         processes=tuple(
             Process(
                 pid=one["pid"],
@@ -220,4 +311,23 @@ def _use(part: dict[str, Any]) -> SliceUse:
         gpu_uuid=part["gpu"],
         counted_bytes=part["counted_bytes"],
         driver_bytes=part["driver_bytes"],
+    )
+
+
+def _compute(words: dict[str, Any]) -> ComputeUse:
+    return ComputeUse(
+        gates=Gates(words["gates"]),
+        why=words["why"],
+        turn=Turn(words["state"]),
+        weight_percent=words["weight_percent"],
+        used_seconds=words["used_ns"] / _NANOSECONDS,
+        handovers=words["handovers"],
+        fallbacks=words["fallbacks"],
+        backlog_quanta=words["backlog"],
+        waits=words["waits"],
+        waited_seconds=words["waited_ns"] / _NANOSECONDS,
+        wait_p50_seconds=words["wait_p50_ns"] / _NANOSECONDS,
+        wait_p99_seconds=words["wait_p99_ns"] / _NANOSECONDS,
+        recent_used_seconds=words["recent_used_ns"] / _NANOSECONDS,
+        recent_seconds=words["recent_ns"] / _NANOSECONDS,
     )

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from aliquot import devices
 from aliquot.devices import CUDA, NVML
-from aliquot.model import format_bytes
+from aliquot.model import Gates, format_bytes
 from aliquot.model.errors import AliquotError, StateError
-from aliquot.slices import arbiter, control, library, state
+from aliquot.slices import arbiter, control, gates, library, state
 from aliquot.slices.run import GRANT, tenant_environment
 
 if TYPE_CHECKING:
@@ -90,12 +90,7 @@ def examine(where: State) -> Iterator[Finding]:
     yield from _checked("names", lambda: _names(driver))
     yield from _checked("arbiter", lambda: _arbiter(where))
     yield from _users(where)
-    yield Finding(
-        "compute",
-        Health.WARNING,
-        "shares, policies and priorities are recorded and not enforced yet",
-        "Memory limits hold; programs share compute as the GPU itself shares it.",
-    )
+    yield from _checked("compute", lambda: _compute(where, driver))
 
 
 def _checked(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -277,3 +272,45 @@ def _arbiter(where: State) -> Iterator[Finding]:
                 f"{stranger.name} ({stranger.pid}) uses {used} outside every grant",
                 "It slipped past Aliquot, or was started without it: start it with `aliquot run`.",
             )
+
+
+def _compute(where: State, driver: Driver) -> Iterator[Finding]:
+    """Whether compute shares hold: by what programs found, else by what the driver offers."""
+    try:
+        seen = control.status(where.directory)
+    except control.NoArbiterError:
+        tried = {}
+    else:
+        tried = gates.tried(seen)
+    failed = {place: found for place, found in tried.items() if found.gates is Gates.FAIL}
+    worked = [place for place, found in tried.items() if found.gates is Gates.WORK]
+    for place, found in failed.items():
+        yield Finding(
+            "compute",
+            Health.WARNING,
+            f"shares do not hold on {place}: {gates.driver_words(found.why)}",
+            gates.WITHOUT,
+        )
+    if worked:
+        yield Finding("compute", Health.OK, f"shares hold: tried on {', '.join(worked)}")
+    if not tried:
+        yield from _compute_untried(driver)
+
+
+def _compute_untried(driver: Driver) -> Iterator[Finding]:
+    offered = gates.offered(driver)
+    missing = [f"GPU {index}" for index, has in enumerate(offered or []) if not has]
+    if missing:
+        yield Finding(
+            "compute",
+            Health.WARNING,
+            f"shares do not hold on {', '.join(missing)}: no 64-bit stream memory operations there",
+            gates.WITHOUT,
+        )
+    else:
+        able = "" if offered is None else "; the driver has what it takes"
+        yield Finding(
+            "compute",
+            Health.OK,
+            f"shares are not tried yet{able}: the first program in a slice tries them",
+        )

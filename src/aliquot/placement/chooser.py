@@ -1,0 +1,162 @@
+"""One request to GPUs: the cheapest place by a strategy, kept up to date as the books change.
+
+For each shape of demand the cost of every node is remembered; a decision brings up to date the rows
+that changed since the shape was last asked for, and takes the lowest. So a decision costs what has
+changed, not the size of the cluster, and the answer is the same as if all were computed anew.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.placement.demand import Demand, Near, Placement
+from aliquot.placement.fit import gpus_that_fit, nodes_that_fit, rows_of
+from aliquot.placement.links import closest
+from aliquot.placement.strategies import tightest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from aliquot.placement.books import Books
+    from aliquot.placement.snapshot import Bools, Ints
+    from aliquot.placement.strategies import Strategy
+
+SHAPES_KEPT = 512
+EQUAL = 1e-8
+WEAKER_FIRST = 1000.0
+CUT_FIRST = 500.0
+
+
+@dataclass(slots=True)
+class _Remembered:
+    version: int
+    cost: NDArray[np.float64]
+    gpu: Ints
+    models: Bools | None
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """Where to be, seen from the placements of another grant."""
+
+    near: Near
+    others: tuple[Placement, ...]
+
+
+class Chooser:
+    """A strategy at work on books."""
+
+    def __init__(self, books: Books, by: Strategy, *, seed: int = 0) -> None:
+        self.books = books
+        self._by = by
+        self._random = random.Random(seed)  # noqa: S311 - ties, not secrets
+        self._shapes: dict[Demand, _Remembered] = {}
+
+    def choose(self, demand: Demand, relations: Sequence[Relation] = ()) -> Placement | None:
+        """The cheapest place for the demand; None where there is none. Takes nothing."""
+        known = self._known(demand)
+        if not relations:
+            return self._pick(demand, known.cost, known.gpu)
+        allowed = _allowed(self.books, relations)
+        every = np.arange(self.books.hardware.size)
+        return self._pick(demand, *self._costs(demand, every, known.models, allowed), allowed)
+
+    def place(self, demand: Demand, relations: Sequence[Relation] = ()) -> Placement | None:
+        """Choose, and take it."""
+        placement = self.choose(demand, relations)
+        if placement is not None:
+            self.books.take(placement, demand)
+        return placement
+
+    def costs(self, demand: Demand) -> NDArray[np.float64]:
+        """What each node would cost; infinite where it does not fit."""
+        return self._known(demand).cost.copy()
+
+    def _known(self, demand: Demand) -> _Remembered:
+        books = self.books
+        known = self._shapes.pop(demand, None)
+        rows = None if known is None else books.changed_since(known.version)
+        if known is None or rows is None or len(rows) == books.hardware.size:
+            models = books.hardware.models_allowed(demand.models) if demand.models else None
+            rows = np.arange(books.hardware.size)
+            known = _Remembered(0, *self._costs(demand, rows, models, None), models)
+        elif len(rows):
+            known.cost[rows], known.gpu[rows] = self._costs(demand, rows, known.models, None)
+        known.version = books.version
+        self._shapes[demand] = known  # the last asked for is the last to be forgotten
+        if len(self._shapes) > SHAPES_KEPT:
+            del self._shapes[next(iter(self._shapes))]
+        return known
+
+    def _costs(
+        self, demand: Demand, index: Ints, models: Bools | None, allowed: Bools | None
+    ) -> tuple[NDArray[np.float64], Ints]:
+        rows = rows_of(self.books, index)
+        fits = gpus_that_fit(rows, demand)
+        if allowed is not None:
+            fits &= allowed[index]
+        nodes = nodes_that_fit(rows, demand, fits, models)
+        if allowed is not None and not demand.gpus:
+            nodes &= allowed[index].any(axis=1)
+        if demand.gpus == 1:
+            cost = np.where(fits, self._by.one(rows, demand, fits), np.inf)
+            if demand.thrifty:
+                cost += CUT_FIRST * rows.free
+            gpu = cost.argmin(axis=1)
+            best = cost[np.arange(len(index)), gpu]
+        else:
+            gpu = np.zeros(len(index), dtype=np.int64)
+            best = self._by.several(rows, demand, tightest(rows, demand, fits))
+        if demand.thrifty:
+            best = best + WEAKER_FIRST * self.books.hardware.strength[index]
+        return np.where(nodes, best, np.inf), gpu
+
+    def _pick(
+        self,
+        demand: Demand,
+        cost: NDArray[np.float64],
+        gpu: Ints,
+        allowed: Bools | None = None,
+    ) -> Placement | None:
+        lowest = cost.min(initial=np.inf)
+        if lowest == np.inf:
+            return None
+        equal = np.flatnonzero(cost <= lowest + EQUAL)
+        node = int(equal[self._random.randrange(len(equal))])
+        if demand.gpus == 1 and not self._by.any_gpu:
+            return Placement(node, (int(gpu[node]),))
+        return Placement(node, self._gpus_of(node, demand, allowed))
+
+    def _gpus_of(self, node: int, demand: Demand, allowed: Bools | None) -> tuple[int, ...]:
+        if not demand.gpus:
+            return ()
+        rows = rows_of(self.books, np.array([node]))
+        fits = gpus_that_fit(rows, demand)
+        if allowed is not None:
+            fits &= allowed[node]
+        candidates = [int(gpu) for gpu in np.flatnonzero(fits[0])]
+        if self._by.any_gpu:
+            return tuple(sorted(self._random.sample(candidates, demand.gpus)))
+        left = {gpu: int(rows.size_left[0, gpu]) for gpu in candidates}
+        return closest(self.books.hardware.links[node], left, demand.gpus)
+
+
+def _allowed(books: Books, relations: Sequence[Relation]) -> Bools:
+    """The GPUs that all relations leave."""
+    allowed = books.hardware.present.copy()
+    for relation in relations:
+        nodes = [one.node for one in relation.others]
+        cards = [(one.node, gpu) for one in relation.others for gpu in one.gpus]
+        mask = np.zeros_like(allowed)
+        if relation.near in (Near.SAME_NODE, Near.OTHER_NODE):
+            mask[nodes] = True
+        for card in cards if relation.near in (Near.SAME_GPU, Near.OTHER_GPU) else ():
+            mask[card] = True
+        allowed &= mask if relation.near in (Near.SAME_GPU, Near.SAME_NODE) else ~mask
+    return allowed

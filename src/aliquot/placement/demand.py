@@ -1,0 +1,127 @@
+"""What a request takes of a node, in numbers that can be compared.
+
+A GPU's compute time is 1000 thousandths. A demand names how many different GPUs it needs on one
+node and what it takes of each; equal demands are one shape, and get equal answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from aliquot.model.errors import BadValueError
+
+WHOLE_MILLI = 1000
+
+
+class Kind(IntEnum):
+    """What a GPU is used as. The first grant decides; it is free again when the last one ends."""
+
+    FREE = 0
+    WHOLE = 1
+    SHARED = 2
+    SLICED = 3
+
+
+class Near(StrEnum):
+    """Where a request wants to be, seen from a grant that exists."""
+
+    SAME_GPU = "same-gpu"
+    OTHER_GPU = "other-gpu"
+    SAME_NODE = "same-node"
+    OTHER_NODE = "other-node"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one worker needs on one node.
+
+    `milli` and `gpu_bytes` are taken of each of `gpus` different GPUs; a WHOLE one takes all of
+    both. No `models` means any. `thrifty` work (experiments, inference) prefers weaker cards, and
+    those that are cut already.
+    """
+
+    gpus: int = 1
+    kind: Kind = Kind.WHOLE
+    milli: int = WHOLE_MILLI
+    gpu_bytes: int = 0
+    cpu_milli: int = 0
+    ram_bytes: int = 0
+    models: frozenset[str] = field(default_factory=frozenset)
+    thrifty: bool = False
+
+    def __post_init__(self) -> None:
+        if self.gpus < 0 or min(self.gpu_bytes, self.cpu_milli, self.ram_bytes) < 0:
+            raise BadValueError("a demand cannot be negative")
+        if self.gpus and self.kind is Kind.FREE:
+            raise BadValueError("a demand for GPUs needs a kind: whole, shared or sliced")
+        if not 0 <= self.milli <= WHOLE_MILLI:
+            raise BadValueError(f"{self.milli} is not a part of a GPU's 1000 thousandths")
+
+    @property
+    def total_milli(self) -> int:
+        """Thousandths on all its GPUs."""
+        return self.gpus * (WHOLE_MILLI if self.kind is Kind.WHOLE else self.milli)
+
+    def __str__(self) -> str:
+        if not self.gpus:
+            return f"no GPU, {self.cpu_milli / 1000:g} CPU"
+        count = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
+        part = "whole" if self.kind is Kind.WHOLE else f"{self.milli / 10:g}% of each"
+        on = f" of {' or '.join(sorted(self.models))}" if self.models else ""
+        return f"{count} ({part}){on}"
+
+
+def whole(gpus: int = 1, *, cpu_milli: int = 0, ram_bytes: int = 0) -> Demand:
+    """Whole GPUs."""
+    return Demand(gpus=gpus, cpu_milli=cpu_milli, ram_bytes=ram_bytes)
+
+
+def sliced(milli: int, gpu_bytes: int = 0, *, gpus: int = 1, cpu_milli: int = 0) -> Demand:
+    """A part of each of some GPUs."""
+    return Demand(
+        gpus=gpus, kind=Kind.SLICED, milli=milli, gpu_bytes=gpu_bytes, cpu_milli=cpu_milli
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The answer to a request: a node, and which of its GPUs."""
+
+    node: int
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Requests that are placed all together or not at all.
+
+    `seconds` is how long it runs, declared or estimated. `name` tells it from all others.
+    """
+
+    name: str
+    members: tuple[Demand, ...]
+    seconds: float = 3600.0
+    queue: str = ""
+    priority: int = 0
+    submitted: float = 0.0
+
+    @property
+    def milli(self) -> int:
+        """Thousandths of all members."""
+        return sum(member.total_milli for member in self.members)
+
+    @property
+    def gpu_bytes(self) -> int:
+        """GPU memory that all members name."""
+        return sum(member.gpus * member.gpu_bytes for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A gang that runs, or will; `end` is expected, not promised."""
+
+    gang: Gang
+    placements: tuple[Placement, ...]
+    start: float
+    end: float

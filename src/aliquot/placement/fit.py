@@ -1,0 +1,117 @@
+"""Where a demand fits, for many nodes at once, and what is missing where it does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind
+
+if TYPE_CHECKING:
+    from aliquot.placement.books import Books
+    from aliquot.placement.snapshot import Bools, Ints
+
+
+class Lack(StrEnum):
+    """What keeps a request from a node, the most lasting first."""
+
+    TAKEN_OUT = "other work's affinity keeps it away"
+    MODEL = "another GPU model"
+    TOO_FEW = "fewer GPUs than asked for"
+    TOO_SMALL = "GPUs with less memory than asked for"
+    CPU = "not enough CPU left"
+    RAM = "not enough memory of the node left"
+    KIND = "GPUs in use as another kind"
+    GPU = "not enough left on enough GPUs"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some nodes of the books, as they are now.
+
+    `size_left` is what counts of a GPU: thousandths of compute or of memory, whichever is less.
+    """
+
+    index: Ints
+    model: Ints
+    present: Bools
+    milli: Ints
+    bytes: Ints
+    gpu_bytes: Ints
+    free: Bools
+    kind: Ints
+    size_left: Ints
+    cpu: Ints
+    ram: Ints
+
+
+def rows_of(books: Books, index: Ints) -> Rows:
+    """These rows of the books."""
+    hardware = books.hardware
+    milli, left = books.milli_left[index], books.bytes_left[index]
+    total = hardware.gpu_bytes[index]
+    present = hardware.present[index]
+    kind = books.kind[index].astype(np.int64)
+    return Rows(
+        index=index,
+        model=hardware.model[index],
+        present=present,
+        milli=milli,
+        bytes=left,
+        gpu_bytes=total,
+        free=present & (kind == Kind.FREE),
+        kind=kind,
+        size_left=sizes_left(milli, left, total[:, None]),
+        cpu=books.cpu_left[index],
+        ram=books.ram_left[index],
+    )
+
+
+def sizes_left(milli: Ints, left: Ints, total: Ints) -> Ints:
+    """Thousandths of compute or of memory, whichever is less; nodes may not know their memory."""
+    if not total.any():
+        return milli
+    share = left * WHOLE_MILLI // np.maximum(total, 1)
+    return np.where(total > 0, np.minimum(milli, share), milli)
+
+
+def gpus_that_fit(rows: Rows, demand: Demand) -> Bools:
+    """Which GPUs can give one part of the demand, whatever their node's CPU."""
+    enough = rows.bytes >= demand.gpu_bytes
+    if demand.kind is Kind.WHOLE:
+        return np.asarray(rows.free & (rows.milli == WHOLE_MILLI) & enough)
+    usable = rows.free | (rows.kind == demand.kind)
+    return np.asarray(rows.present & usable & (rows.milli >= demand.milli) & enough)
+
+
+def nodes_that_fit(rows: Rows, demand: Demand, gpus: Bools, models: Bools | None) -> Bools:
+    """Which nodes can hold the demand, given the GPUs that can."""
+    fits = (rows.cpu >= demand.cpu_milli) & (rows.ram >= demand.ram_bytes)
+    if demand.gpus:
+        fits &= gpus.sum(axis=1) >= demand.gpus
+    return fits if models is None else fits & models[rows.index]
+
+
+def lack_of(  # noqa: PLR0911 - one for each lack
+    books: Books, node: int, demand: Demand
+) -> Lack | None:
+    """What this node lacks for the demand; None where it fits."""
+    rows = rows_of(books, np.array([node], dtype=np.int64))
+    hardware = books.hardware
+    if demand.models and hardware.models[int(rows.model[0])] not in demand.models:
+        return Lack.MODEL
+    if int(rows.present.sum()) < demand.gpus:
+        return Lack.TOO_FEW
+    if demand.gpus and int(rows.gpu_bytes[0]) < demand.gpu_bytes:
+        return Lack.TOO_SMALL
+    if int(rows.cpu[0]) < demand.cpu_milli:
+        return Lack.CPU
+    if int(rows.ram[0]) < demand.ram_bytes:
+        return Lack.RAM
+    if int(gpus_that_fit(rows, demand).sum()) >= demand.gpus:
+        return None
+    usable = rows.free if demand.kind is Kind.WHOLE else rows.free | (rows.kind == demand.kind)
+    return Lack.KIND if int((usable & rows.present).sum()) < demand.gpus else Lack.GPU

@@ -1,0 +1,276 @@
+"""A trace over time: gangs come, wait, run and end; the brain decides at each of these moments.
+
+The clock is the trace's. At every moment at which something came or ended:
+
+1. what ended gives back;
+2. the queues say whose turn it is;
+3. `backfill` decides what starts now and what is promised for later;
+4. where nothing helps a gang that has a right to its quota, `preempt` makes room;
+5. what is allocated and who waits is written down.
+
+`ONE_BY_ONE` is how a scheduler works that knows no gangs: each member takes what it finds and holds
+it. It is here to be compared with, nothing else.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.placement.backfill import Plan, plan_starts
+from aliquot.placement.books import Books
+from aliquot.placement.chooser import Chooser
+from aliquot.placement.demand import Gang, Running
+from aliquot.placement.fit import rows_of
+from aliquot.placement.outlook import outlook
+from aliquot.placement.preempt import preempt
+from aliquot.placement.queues import Resources, in_turn, usage
+from aliquot.placement.snapshot import empty
+from aliquot.placement.strategies import Fragmentation, strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from aliquot.placement.demand import Demand, Placement
+    from aliquot.placement.queues import Queue
+    from aliquot.placement.snapshot import NodeSpec
+    from aliquot.simulate.trace import Arrival
+
+
+class Discipline(StrEnum):
+    """How gangs are treated."""
+
+    GANGS = "gangs"
+    ONE_BY_ONE = "one-by-one"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The cluster at one moment.
+
+    `held` is allocated to gangs that do not run yet, `lost` the part of what is left that nothing
+    likely to come will use.
+    """
+
+    time: float
+    allocated: float
+    held: float
+    lost: float
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of a gang: its `promise` is the first start that it was told."""
+
+    gang: Gang
+    start: float | None = None
+    end: float | None = None
+    promise: float | None = None
+    evictions: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A whole simulation."""
+
+    strategy: str
+    seed: int
+    capacity_milli: int
+    seconds: float
+    samples: tuple[Sample, ...] = field(repr=False)
+    fates: tuple[Fate, ...] = field(repr=False)
+
+    @property
+    def allocated(self) -> float:
+        """The part of all GPU time that gangs ran in, until the last one came or ended."""
+        spans = zip(self.samples, self.samples[1:], strict=False)
+        area = sum((one.allocated - one.held) * (then.time - one.time) for one, then in spans)
+        length = self.samples[-1].time - self.samples[0].time if self.samples else 0.0
+        return area / length if length else 0.0
+
+    @property
+    def waits(self) -> list[float]:
+        """How long those that ran waited, in order."""
+        return sorted(
+            fate.start - fate.gang.submitted for fate in self.fates if fate.start is not None
+        )
+
+    @property
+    def placed(self) -> int:
+        """How many gangs ran."""
+        return sum(fate.start is not None for fate in self.fates)
+
+
+class _World:
+    def __init__(
+        self, nodes: Sequence[NodeSpec], arrivals: Sequence[Arrival], by: str, seed: int
+    ) -> None:
+        start = empty(nodes)
+        mix: Counter[Demand] = Counter()
+        for one in arrivals:
+            mix.update(one.gang.members)
+        self.books = Books(start)
+        likely = {demand: float(n) for demand, n in mix.items()}
+        self.by = strategy(by, start.hardware, likely)
+        self.measure = Fragmentation(outlook(likely, start.hardware))
+        self.every = np.arange(start.hardware.size)
+        self.chooser = Chooser(self.books, self.by, seed=seed)
+        self.ran = {one.gang.name: one.ran for one in arrivals}
+        self.fates = {one.gang.name: Fate(one.gang) for one in arrivals}
+        self.total = Resources(
+            start.hardware.total_milli,
+            int((start.hardware.gpu_bytes * start.hardware.gpu_count).sum()),
+        )
+        self.waiting: dict[str, Gang] = {}
+        self.running: dict[str, Running] = {}
+        self.partly: dict[str, list[Placement]] = {}
+        self.promised: tuple[Running, ...] = ()
+        self.ends: list[tuple[float, str, float]] = []
+
+    def begin(self, one: Running, now: float) -> None:
+        for placement, member in zip(one.placements, one.gang.members, strict=True):
+            self.books.take(placement, member)
+        self._started(one, now)
+
+    def _started(self, one: Running, now: float) -> None:
+        name = one.gang.name
+        self.waiting.pop(name, None)
+        self.running[name] = one
+        end = now + self.ran[name]
+        heapq.heappush(self.ends, (end, name, now))
+        self._note(name, start=now, end=end, reason="")
+
+    def end(self, name: str, begun: float) -> None:
+        one = self.running.get(name)
+        if one is None or one.start != begun:  # it was evicted, and may run again
+            return
+        del self.running[name]
+        self._give(one)
+
+    def evict(self, one: Running, reason: str) -> None:
+        name = one.gang.name
+        del self.running[name]
+        self._give(one)
+        self.waiting[name] = one.gang
+        fate = self.fates[name]
+        self._note(name, start=None, end=None, evictions=fate.evictions + 1, reason=reason)
+
+    def _give(self, one: Running) -> None:
+        for placement, member in zip(one.placements, one.gang.members, strict=True):
+            self.books.give(placement, member)
+
+    def _note(self, name: str, **new: object) -> None:
+        fate = self.fates[name]
+        known = {slot: getattr(fate, slot) for slot in Fate.__slots__}
+        self.fates[name] = Fate(**{**known, **new})
+
+    def decide(self, now: float, queues: Mapping[str, Queue]) -> None:
+        """Whose turn it is, who starts, what is promised, and who must end for it."""
+        used = usage(one.gang for one in self.running.values())
+        order, refused = in_turn(list(self.waiting.values()), queues, used, self.total)
+        running = list(self.running.values())
+        plan = plan_starts(self.books, running, self.promised, order, now, by=self.by)
+        self._carry_out(plan, now)
+        for name, reason in refused.items():
+            self._note(name, reason=reason)
+        if queues:
+            self._ask_back(order, now, queues)
+
+    def _carry_out(self, plan: Plan, now: float) -> None:
+        for one in plan.starts:
+            self.begin(one, now)
+        self.promised = plan.reservations
+        for one in plan.reservations:
+            if self.fates[one.gang.name].promise is None:
+                self._note(one.gang.name, promise=one.start)
+        for name, reason in plan.reasons.items():
+            self._note(name, reason=reason)
+
+    def _ask_back(self, order: Sequence[Gang], now: float, queues: Mapping[str, Queue]) -> None:
+        for gang in order:
+            if gang.name not in self.waiting:
+                continue
+            found = preempt(self.books, gang, list(self.running.values()), queues, now)
+            if found is None:
+                continue
+            for one in found.victims:
+                self.evict(one, found.to_victims[one.gang.name])
+            self.begin(Running(gang, found.placements, now, now + gang.seconds), now)
+            self.promised = ()
+
+    def decide_one_by_one(self, now: float) -> None:
+        """In turn, a member of each gang takes the place that it finds, and holds it."""
+        moved = True
+        while moved:
+            moved = False
+            for gang in list(self.waiting.values()):
+                held = self.partly.setdefault(gang.name, [])
+                placement = self.chooser.place(gang.members[len(held)])
+                if placement is None:
+                    continue
+                moved = True
+                held.append(placement)
+                if len(held) == len(gang.members):
+                    del self.partly[gang.name]
+                    self._started(Running(gang, tuple(held), now, now + gang.seconds), now)
+
+    def sample(self, now: float) -> Sample:
+        total = max(1, self.total.milli)
+        allocated = total - int(self.books.milli_left[self.books.hardware.present].sum())
+        held = sum(
+            member.total_milli
+            for name, placements in self.partly.items()
+            for member, _ in zip(self.waiting[name].members, placements, strict=False)
+        )
+        lost = self.measure.lost(rows_of(self.books, self.every))
+        return Sample(now, allocated / total, held / total, lost, len(self.waiting))
+
+
+def simulate(  # noqa: PLR0913 - one for each option of the command
+    nodes: Sequence[NodeSpec],
+    arrivals: Sequence[Arrival],
+    *,
+    by: str = "fragmentation",
+    seed: int = 42,
+    queues: Mapping[str, Queue] | None = None,
+    discipline: Discipline = Discipline.GANGS,
+    progress: Callable[[float], None] | None = None,
+) -> Run:
+    """Run a trace to its end."""
+    begun = time.perf_counter()
+    world = _World(nodes, arrivals, by, seed)
+    coming = sorted(arrivals, key=lambda one: (one.gang.submitted, one.gang.name), reverse=True)
+    samples: list[Sample] = []
+    while coming or world.ends:
+        now = min(
+            [one.gang.submitted for one in coming[-1:]] + [end for end, _, _ in world.ends[:1]]
+        )
+        while world.ends and world.ends[0][0] <= now:
+            _, name, started = heapq.heappop(world.ends)
+            world.end(name, started)
+        while coming and coming[-1].gang.submitted <= now:
+            gang = coming.pop().gang
+            world.waiting[gang.name] = gang
+        if discipline is Discipline.GANGS:
+            world.decide(now, queues or {})
+        else:
+            world.decide_one_by_one(now)
+        samples.append(world.sample(now))
+        if progress is not None:
+            progress(1 - len(coming) / max(1, len(arrivals)))
+    return Run(
+        strategy=by,
+        seed=seed,
+        capacity_milli=world.total.milli,
+        seconds=time.perf_counter() - begun,
+        samples=tuple(samples),
+        fates=tuple(world.fates.values()),
+    )

@@ -1,0 +1,92 @@
+"""Made-up clusters and days, the same for the same seed.
+
+`day` is a mix of three: experiments come in the working hours, short and thrifty, parts of a GPU;
+training comes all day as gangs of whole GPUs that run for hours; inference comes early, in small
+slices, and stays.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from aliquot.model.units import GIB
+from aliquot.placement.demand import Demand, Gang, Kind
+from aliquot.placement.snapshot import NodeSpec
+from aliquot.simulate.trace import Arrival, links
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HOUR = 3600.0
+CARD = 80 * GIB
+
+
+def cluster(nodes: int, *, gpus: int = 8, rack: int = 4) -> list[NodeSpec]:
+    """Nodes of one model in racks, a quarter of them (at least one of two) of a weaker one."""
+    weak = nodes // 4
+    return [
+        NodeSpec(
+            name=f"node-{number:03}",
+            gpus=gpus,
+            model="L40S" if number < weak else "H100",
+            cpu_milli=16_000 * gpus,
+            ram_bytes=128 * GIB * gpus,
+            gpu_bytes=CARD // 2 if number < weak else CARD,
+            rack=f"rack-{number // rack}",
+            links=() if number < weak else links("nvswitch", gpus),
+            strength=0.0 if number < weak else 1.0,
+        )
+        for number in range(nodes)
+    ]
+
+
+def day(nodes: int, seed: int = 42, *, load: float = 1.0, hours: int = 24) -> list[Arrival]:
+    """A day of experiments, training and inference for so many nodes of 8 GPUs."""
+    chance = random.Random(seed)  # noqa: S311 - a made-up day, not a secret
+    arrivals = [
+        *_inference(chance, round(12 * nodes * load), hours),
+        *_training(chance, round(4.8 * nodes * load * hours / 24), hours),
+        *_experiments(chance, round(42 * nodes * load * hours / 24), hours),
+    ]
+    return sorted(arrivals, key=lambda one: (one.gang.submitted, one.gang.name))
+
+
+def _inference(chance: random.Random, count: int, hours: int) -> Iterator[Arrival]:
+    for number in range(count):
+        milli = chance.choice((100, 150, 250, 400))
+        came = chance.uniform(0, 2 * HOUR)
+        member = _slice(milli, thrifty=True)
+        gang = Gang(f"serve-{number}", (member,), hours * HOUR, "inference", 10, came)
+        yield Arrival(gang, hours * HOUR - came)
+
+
+def _training(chance: random.Random, count: int, hours: int) -> Iterator[Arrival]:
+    for number in range(count):
+        members = chance.choice((1, 1, 2, 2, 4))
+        each = Demand(gpus=chance.choice((2, 4, 8)), cpu_milli=8000)
+        declared = chance.choice((1, 2, 4, 6)) * HOUR
+        came = chance.uniform(0, hours * HOUR)
+        gang = Gang(f"train-{number}", (each,) * members, declared, "training", 5, came)
+        yield Arrival(gang, declared * chance.uniform(0.5, 1.0))
+
+
+def _experiments(chance: random.Random, count: int, hours: int) -> Iterator[Arrival]:
+    for number in range(count):
+        milli = chance.choice((200, 300, 500, 500, 1000))
+        came = min(hours * HOUR, max(0.0, chance.gauss(0.55, 0.16) * hours * HOUR))
+        declared = chance.choice((0.5, 1, 2)) * HOUR
+        member = _slice(milli, thrifty=True)
+        gang = Gang(f"try-{number}", (member,), declared, "experiments", 0, came)
+        yield Arrival(gang, declared * chance.uniform(0.2, 1.0))
+
+
+def _slice(milli: int, *, thrifty: bool) -> Demand:
+    return Demand(
+        gpus=1,
+        kind=Kind.SLICED,
+        milli=milli,
+        gpu_bytes=CARD // 2 * milli // 1000,
+        cpu_milli=2000,
+        thrifty=thrifty,
+    )

@@ -1,0 +1,214 @@
+"""Replay of the openb trace: requests come one by one and stay.
+
+Pods are sorted by name and shuffled by the seed, each comes once; then uniform draws with
+replacement follow, until the next one's GPU demand would pass `arrive` times the nodes' GPUs (the
+list itself comes whole, also where it asks for more than that). Each is placed when it comes or
+refused for good: never retried, moved or removed. The strategy knows the list's mix of shapes and
+not the order.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.model.errors import BadValueError
+from aliquot.model.units import MIB
+from aliquot.placement.books import Books
+from aliquot.placement.chooser import Chooser
+from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind
+from aliquot.placement.fit import rows_of
+from aliquot.placement.outlook import outlook
+from aliquot.placement.snapshot import NodeSpec, empty
+from aliquot.placement.strategies import Fragmentation, strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from aliquot.placement.outlook import Mix
+
+NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+POINTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A request of the list."""
+
+    name: str
+    demand: Demand
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a replay came to.
+
+    `lost` is the part of what was left in the end that nothing of the list's mix would use.
+    `course` has (arrived, allocated) in parts of all GPUs, in order.
+    """
+
+    strategy: str
+    seed: int
+    capacity_milli: int
+    placed_milli: int
+    placed: int
+    refused: int
+    refused_milli: int
+    lost: float
+    seconds: float
+    course: tuple[tuple[float, float], ...] = field(repr=False)
+
+    @property
+    def allocated(self) -> float:
+        """The part of all GPUs' thousandths that was placed."""
+        return self.placed_milli / self.capacity_milli if self.capacity_milli else 0.0
+
+
+def read_nodes(path: Path) -> list[NodeSpec]:
+    """The nodes of a list."""
+    return [
+        NodeSpec(
+            name=row["sn"],
+            gpus=_number(row, "gpu", path),
+            model=row["model"],
+            cpu_milli=_number(row, "cpu_milli", path),
+            ram_bytes=_number(row, "memory_mib", path) * MIB,
+        )
+        for row in read_rows(path, NODE_COLUMNS)
+    ]
+
+
+def read_pods(path: Path) -> list[Pod]:
+    """The pods of a list, sorted by name."""
+    pods = [
+        Pod(
+            row["name"],
+            Demand(
+                gpus=(gpus := _number(row, "num_gpu", path)),
+                kind=_kind(gpus, milli := _number(row, "gpu_milli", path)),
+                milli=_milli(gpus, milli),
+                cpu_milli=_number(row, "cpu_milli", path),
+                ram_bytes=_number(row, "memory_mib", path) * MIB,
+                models=frozenset(filter(None, (row.get("gpu_spec") or "").split("|"))),
+            ),
+        )
+        for row in read_rows(path, POD_COLUMNS)
+    ]
+    return sorted(pods, key=lambda pod: pod.name)
+
+
+def mix_of(pods: Sequence[Pod]) -> Mix:
+    """How often each shape is in a list."""
+    return {demand: float(n) for demand, n in Counter(pod.demand for pod in pods).items()}
+
+
+def stream(pods: Sequence[Pod], capacity_milli: int, arrive: float, seed: int) -> Iterator[Pod]:
+    """The pods in the order in which they come."""
+    if not pods:
+        return
+    chance = random.Random(seed)  # noqa: S311 - a shuffle, not a secret
+    order = list(pods)
+    chance.shuffle(order)
+    limit = arrive * capacity_milli
+    arrived = sum(pod.demand.total_milli for pod in pods)
+    yield from order
+    while arrived:
+        pod = pods[chance.randrange(len(pods))]
+        arrived += pod.demand.total_milli
+        if arrived > limit:
+            return
+        yield pod
+
+
+def replay(  # noqa: PLR0913 - one for each option of the command
+    nodes: Sequence[NodeSpec],
+    pods: Sequence[Pod],
+    *,
+    by: str = "fragmentation",
+    arrive: float = 1.3,
+    seed: int = 42,
+    progress: Callable[[float], None] | None = None,
+) -> Replay:
+    """Let the pods come, and place them by this strategy."""
+    begun = time.perf_counter()
+    start = empty(nodes)
+    capacity = start.hardware.total_milli
+    mix = mix_of(pods)
+    chooser = Chooser(Books(start), strategy(by, start.hardware, mix), seed=seed)
+    arriving = list(stream(pods, capacity, arrive, seed))
+    every = max(1, len(arriving) // POINTS)
+    placed = refused = placed_milli = refused_milli = arrived_milli = 0
+    course = [(0.0, 0.0)]
+    for number, pod in enumerate(arriving, 1):
+        milli = pod.demand.total_milli
+        arrived_milli += milli
+        if chooser.place(pod.demand) is None:
+            refused += 1
+            refused_milli += milli
+        else:
+            placed += 1
+            placed_milli += milli
+        if number % every == 0 or number == len(arriving):
+            course.append((arrived_milli / (capacity or 1), placed_milli / (capacity or 1)))
+            if progress is not None:
+                progress(number / len(arriving))
+    return Replay(
+        strategy=by,
+        seed=seed,
+        capacity_milli=capacity,
+        placed_milli=placed_milli,
+        placed=placed,
+        refused=refused,
+        refused_milli=refused_milli,
+        lost=_lost(chooser.books, mix),
+        seconds=time.perf_counter() - begun,
+        course=tuple(course),
+    )
+
+
+def _lost(books: Books, mix: Mix) -> float:
+    rows = rows_of(books, np.arange(books.hardware.size))
+    return Fragmentation(outlook(mix, books.hardware)).lost(rows)
+
+
+def _kind(gpus: int, milli: int) -> Kind:
+    if not gpus:
+        return Kind.FREE
+    return Kind.SLICED if gpus == 1 and milli < WHOLE_MILLI else Kind.WHOLE
+
+
+def _milli(gpus: int, milli: int) -> int:
+    if not gpus:
+        return 0
+    return milli if gpus == 1 else WHOLE_MILLI
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The lines of a CSV file that must have these columns."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in columns if name not in (reader.fieldnames or ())]
+            if missing:
+                raise BadValueError(
+                    f"{path} has no column {', '.join(missing)}",
+                    f"Its first line must name at least: {','.join(columns)}",
+                )
+            return list(reader)
+    except OSError as error:
+        raise BadValueError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _number(row: dict[str, str], column: str, path: Path) -> int:
+    try:
+        return int(float(row[column] or 0))
+    except ValueError as error:
+        raise BadValueError(f"{path}: {row[column]!r} is no number for {column}") from error

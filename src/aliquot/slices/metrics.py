@@ -1,0 +1,231 @@
+"""What an arbiter knows, as Prometheus text (format 0.0.4): a pure function of its status.
+
+Units are seconds, bytes and ratios; what only grows ends in `_total`. A slice is told by its grant
+and its GPU; what can change while it lives (policy, priority) stands in `aliquot_slice_info` alone,
+so that a resize begins no new series.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from aliquot.model import Gates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from aliquot.model import ComputeUse, Slice, SliceUse
+    from aliquot.slices.control import SharedGpu, Status
+
+T = TypeVar("T")
+
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One slice and all that is known of it."""
+
+    labels: dict[str, str]
+    granted: Slice
+    use: SliceUse
+    compute: ComputeUse
+
+
+@dataclass(frozen=True, slots=True)
+class _Family(Generic[T]):
+    """A metric; `value` of a thing that has none is None."""
+
+    name: str
+    kind: str
+    help: str
+    value: Callable[[T], float | None]
+
+
+_ARBITER: tuple[_Family[Status], ...] = (
+    _Family(
+        "aliquot_arbiter_credit_cpu_seconds_total",
+        "counter",
+        "Processor time that giving credit has cost.",
+        lambda seen: seen.credit_cpu_seconds,
+    ),
+)
+_GPU: tuple[_Family[SharedGpu], ...] = (
+    _Family(
+        "aliquot_gpu_memory_bytes",
+        "gauge",
+        "Memory that programs can have of the GPU.",
+        lambda one: one.gpu.memory_bytes,
+    ),
+    _Family(
+        "aliquot_gpu_memory_used_bytes",
+        "gauge",
+        "Memory of the GPU that is used, by the driver's word.",
+        lambda one: one.gpu.used_bytes,
+    ),
+    _Family(
+        "aliquot_gpu_memory_granted_bytes",
+        "gauge",
+        "Memory of the GPU that is granted, used or not.",
+        lambda one: one.granted_bytes,
+    ),
+    _Family(
+        "aliquot_gpu_contended",
+        "gauge",
+        "1: slices take turns on the GPU.",
+        lambda one: int(one.contended),
+    ),
+    _Family(
+        "aliquot_strangers",
+        "gauge",
+        "Processes that use the GPU outside every grant.",
+        lambda one: len(one.strangers),
+    ),
+    _Family(
+        "aliquot_stranger_memory_bytes",
+        "gauge",
+        "Memory that is used outside every grant, as far as the driver says.",
+        lambda one: sum(stranger.bytes or 0 for stranger in one.strangers),
+    ),
+)
+_SLICE: tuple[_Family[_Part], ...] = (
+    _Family(
+        "aliquot_slice_memory_limit_bytes",
+        "gauge",
+        "The slice's memory: a hard limit.",
+        lambda part: part.granted.memory_bytes,
+    ),
+    _Family(
+        "aliquot_slice_memory_used_bytes",
+        "gauge",
+        "What counts against the limit: what programs allocated and what the driver took for them.",
+        lambda part: part.use.used_bytes,
+    ),
+    _Family(
+        "aliquot_slice_compute_share_ratio",
+        "gauge",
+        "The share of the GPU's time that was asked for; none: an equal part of what is left.",
+        lambda part: part.granted.compute_percent / 100 or None,
+    ),
+    _Family(
+        "aliquot_slice_compute_weight_ratio",
+        "gauge",
+        "The share of the GPU's time that the slice has by what was asked for it and the others;"
+        " of a background slice, the share of what all others leave.",
+        lambda part: part.compute.weight_percent / 100,
+    ),
+    _Family(
+        "aliquot_slice_gated",
+        "gauge",
+        "1: the slice's compute share holds; 0: this GPU cannot wait for credit; none: not tried.",
+        lambda part: {Gates.WORK: 1, Gates.FAIL: 0}.get(part.compute.gates),
+    ),
+    _Family(
+        "aliquot_slice_gpu_seconds_total",
+        "counter",
+        "Time for which the slice held the GPU.",
+        lambda part: part.compute.used_seconds,
+    ),
+    _Family(
+        "aliquot_slice_handovers_total",
+        "counter",
+        "Windows that the slice had.",
+        lambda part: part.compute.handovers,
+    ),
+    _Family(
+        "aliquot_slice_fallbacks_total",
+        "counter",
+        "Times that the slice did not come to its end within the bound: others ran beside it.",
+        lambda part: part.compute.fallbacks,
+    ),
+    _Family(
+        "aliquot_slice_backlog_quanta",
+        "gauge",
+        "Quanta of work that the slice has asked for and that are not over.",
+        lambda part: part.compute.backlog_quanta,
+    ),
+)
+_WAIT = "aliquot_slice_credit_wait_seconds"
+
+
+def exposition(seen: Status | None) -> str:
+    """The metrics of a machine; None: no arbiter runs there."""
+    lines = [*_head("aliquot_arbiter_up", "gauge", "1: an arbiter answers.")]
+    lines.append(_sample("aliquot_arbiter_up", {}, int(seen is not None)))
+    if seen is not None:
+        parts = list(_parts(seen))
+        lines += _families(_ARBITER, [({}, seen)])
+        lines += _gpu_info(seen.gpus)
+        lines += _families(_GPU, [(_gpu_labels(one), one) for one in seen.gpus])
+        lines += _slice_info(parts)
+        lines += _families(_SLICE, [(part.labels, part) for part in parts])
+        lines += _waits(parts)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _parts(seen: Status) -> Iterator[_Part]:
+    indexes = {one.gpu.uuid: str(one.gpu.index) for one in seen.gpus}
+    for grant in seen.grants:
+        for part, use, compute in zip(grant.slices, grant.use, grant.compute, strict=True):
+            labels = {
+                "grant": grant.name,
+                "gpu": part.gpu_uuid,
+                "index": indexes.get(part.gpu_uuid, ""),
+            }
+            yield _Part(labels, part, use, compute)
+
+
+def _families(
+    families: Sequence[_Family[T]], things: Sequence[tuple[dict[str, str], T]]
+) -> Iterator[str]:
+    for family in families:
+        valued = [(labels, family.value(thing)) for labels, thing in things]
+        samples = [
+            _sample(family.name, labels, value) for labels, value in valued if value is not None
+        ]
+        if samples:
+            yield from _head(family.name, family.kind, family.help)
+            yield from samples
+
+
+def _gpu_info(gpus: Sequence[SharedGpu]) -> Iterator[str]:
+    yield from _head("aliquot_gpu_info", "gauge", "1 for every GPU, with its model.")
+    for one in gpus:
+        yield _sample("aliquot_gpu_info", {**_gpu_labels(one), "model": one.gpu.model}, 1)
+
+
+def _slice_info(parts: Sequence[_Part]) -> Iterator[str]:
+    if not parts:
+        return
+    yield from _head("aliquot_slice_info", "gauge", "1 for every slice, with its settings.")
+    for part in parts:
+        settings = {"policy": str(part.granted.policy), "priority": str(part.granted.priority)}
+        yield _sample("aliquot_slice_info", {**part.labels, **settings}, 1)
+
+
+def _waits(parts: Sequence[_Part]) -> Iterator[str]:
+    if not parts:
+        return
+    yield from _head(_WAIT, "summary", "How long the slice waited for credit, each time.")
+    for part in parts:
+        compute = part.compute
+        yield _sample(_WAIT, {**part.labels, "quantile": "0.5"}, compute.wait_p50_seconds)
+        yield _sample(_WAIT, {**part.labels, "quantile": "0.99"}, compute.wait_p99_seconds)
+        yield _sample(f"{_WAIT}_sum", part.labels, compute.waited_seconds)
+        yield _sample(f"{_WAIT}_count", part.labels, compute.waits)
+
+
+def _gpu_labels(one: SharedGpu) -> dict[str, str]:
+    return {"gpu": one.gpu.uuid, "index": str(one.gpu.index)}
+
+
+def _head(name: str, kind: str, words: str) -> Iterator[str]:
+    yield f"# HELP {name} {words.translate(_HELP_ESCAPES)}"
+    yield f"# TYPE {name} {kind}"
+
+
+def _sample(name: str, labels: dict[str, str], value: float) -> str:
+    words = ",".join(f'{key}="{text.translate(_ESCAPES)}"' for key, text in labels.items())
+    return f"{name}{{{words}}} {value}" if words else f"{name} {value}"

@@ -1,0 +1,69 @@
+"""What happened between two looks at an arbiter: pure differences of what only grows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aliquot.model import ComputeUse, Grant
+    from aliquot.slices.control import Status
+
+Key = tuple[str, float, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a slice got; None where there is nothing to compare with."""
+
+    got_ratio: float | None = None
+    handovers_per_second: float | None = None
+
+
+def key(grant: Grant, gpu_uuid: str) -> Key:
+    """What tells a slice from every other, also from one of a later grant of the same name."""
+    return grant.name, grant.created, gpu_uuid
+
+
+def slice_rates(before: Status | None, after: Status) -> dict[Key, Rates]:
+    """What each slice got since the look before; at the first look, what it had lately."""
+    earlier = {} if before is None else _slices(before)
+    seconds = _seconds(before, after)
+    return {
+        which: _rates(earlier.get(which), now, seconds) for which, now in _slices(after).items()
+    }
+
+
+def credit_cpu_ratio(before: Status | None, after: Status) -> float | None:
+    """The part of one processor core that giving credit cost since the look before."""
+    seconds = _seconds(before, after)
+    if before is None or seconds is None:
+        return None
+    return _grown(before.credit_cpu_seconds, after.credit_cpu_seconds, seconds)
+
+
+def _slices(seen: Status) -> dict[Key, ComputeUse]:
+    return {
+        key(grant, part.gpu_uuid): compute
+        for grant in seen.grants
+        for part, compute in zip(grant.slices, grant.compute, strict=True)
+    }
+
+
+def _seconds(before: Status | None, after: Status) -> float | None:
+    """The time between the two; None where there was none."""
+    return after.now - before.now if before is not None and after.now > before.now else None
+
+
+def _rates(before: ComputeUse | None, now: ComputeUse, seconds: float | None) -> Rates:
+    if before is None or seconds is None:
+        return Rates(got_ratio=now.got_ratio)
+    return Rates(
+        got_ratio=_grown(before.used_seconds, now.used_seconds, seconds),
+        handovers_per_second=_grown(before.handovers, now.handovers, seconds),
+    )
+
+
+def _grown(before: float, now: float, seconds: float) -> float | None:
+    """Growth by the second; None where it began anew: the arbiter did."""
+    return (now - before) / seconds if now >= before else None

@@ -1,0 +1,258 @@
+"""What `aliquot ps`, `top`, `metrics` and `doctor` say of compute shares, by a played arbiter."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cli.terminal import Terminal
+from conftest import Cli, aliquot_command
+from slices.played import (
+    SECOND,
+    Played,
+    compute_words,
+    gpu_words,
+    grant_words,
+    slice_words,
+    status_words,
+)
+from support import GIB
+
+Play = Callable[..., Played]
+
+
+@pytest.fixture
+def play(aliquot_state: Path) -> Iterator[Play]:
+    """Plays the arbiter of this machine, with these words for every question."""
+    playing: list[Played] = []
+
+    def start(answer: Callable[[str], Any]) -> Played:
+        aliquot_state.mkdir(mode=0o700)
+        playing.append(Played(aliquot_state, answer))
+        return playing[-1]
+
+    yield start
+    for one in playing:
+        one.end()
+
+
+def shared(*, turns: tuple[str, str] = ("holds", "out")) -> Callable[[str], Any]:
+    """Two slices of a GPU, 70 % and an equal part; each look is a second after the one before."""
+    looks = itertools.count()
+
+    def answer(question: str) -> Any:
+        now = next(looks) if question == "status" else 0
+        first = slice_words(
+            compute_percent=70,
+            compute=compute_words(
+                state=turns[0],
+                weight_percent=70,
+                used_ns=now * 7 * SECOND // 10,
+                handovers=50 * now,
+                recent_used_ns=7 * SECOND // 10,
+            ),
+        )
+        second = slice_words(
+            compute=compute_words(
+                state=turns[1],
+                weight_percent=30,
+                used_ns=now * 3 * SECOND // 10,
+                handovers=50 * now,
+                fallbacks=3,
+                backlog=12,
+                waits=40,
+                waited_ns=SECOND,
+                wait_p50_ns=SECOND // 100,
+                wait_p99_ns=SECOND // 4,
+                recent_used_ns=3 * SECOND // 10,
+            )
+        )
+        grants = (grant_words("a", first), grant_words("b", second, pids=(43,)))
+        gpus = [gpu_words(contended=True), gpu_words(1)]
+        return status_words(*grants, gpus=gpus, now=now, cpu=0.04 * now)
+
+    return answer
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The cells of a table's rows, by the grant they begin with."""
+    split = [[cell for cell in line.strip().split("  ") if cell] for line in text.splitlines()]
+    return {cells[0].strip(): [cell.strip() for cell in cells] for cells in split if cells}
+
+
+def test_ps_shows_what_was_asked_for_and_what_was_got(cli: Cli, play: Play) -> None:
+    play(shared())
+    found = rows(cli("ps").stdout)
+    assert found["a"][4:6] == ["70%", "70.0%"]
+    assert found["b"][4:6] == ["equal", "30.0%"]
+
+
+def test_ps_names_the_culprit(cli: Cli, play: Play) -> None:
+    play(shared(turns=("out", "overdue")))
+    assert (
+        "grant b: process python (43) has not come to its end on GPU 0: the others go on beside it"
+        in cli("ps").stdout
+    )
+
+
+def test_ps_for_programs_has_seconds_and_ratios(cli: Cli, play: Play) -> None:
+    play(shared())
+    answer = json.loads(cli("ps", "--json").stdout)
+    first, second = (grant["slices"][0]["compute"] for grant in answer["grants"])
+    assert first["asked_ratio"] == 0.7
+    used = second.pop("used_seconds_total")
+    handovers = second.pop("handovers_total")
+    assert used == pytest.approx(0.3 * handovers / 50)
+    assert second == {
+        "asked_ratio": None,
+        "weight_ratio": 0.3,
+        "got_ratio": 0.3,
+        "fallbacks_total": 3,
+        "backlog_quanta": 12,
+        "wait_seconds": {"p50": 0.01, "p99": 0.25, "count": 40, "sum": 1.0},
+        "state": "out",
+        "gates": "work",
+        "why": None,
+    }
+    assert answer["gpus"][0]["compute"] == {"contended": True}
+    assert "credit_cpu_seconds_total" in answer["machines"][0]
+
+
+def test_top_in_a_file_has_a_line_for_each_slice_and_look(cli: Cli, play: Play) -> None:
+    play(shared())
+    lines = cli("top", "-n", "2", "--interval", "0.1").stdout.splitlines()
+    told = [dict(word.split("=") for word in line.split()[1:]) for line in lines]
+    assert [words["grant"] for words in told] == ["a", "b"] * 2
+    assert [words["got"] for words in told] == ["70.0%", "30.0%"] * 2
+    assert told[1] == {
+        "gpu": "0",
+        "grant": "b",
+        "asked": "equal",
+        "got": "30.0%",
+        "memory_used_bytes": str(GIB),
+        "memory_limit_bytes": str(8 * GIB),
+        "backlog": "12",
+        "handovers_per_second": "50.0",
+        "wait_p50_seconds": "0.010000",
+        "wait_p99_seconds": "0.250000",
+        "fallbacks": "3",
+        "policy": "elastic",
+        "priority": "normal",
+        "state": "out",
+        "gates": "work",
+        "contended": "yes",
+    }
+
+
+def test_top_on_a_terminal_goes_on_until_q(play: Play, cli_env: dict[str, str]) -> None:
+    play(shared(turns=("exempt", "out")))
+    terminal = Terminal([aliquot_command(), "top", "--interval", "0.1"], cli_env)
+    try:
+        terminal.wait_for("GPU 0 · H100 80GB HBM3 · 1 GiB of 80 GiB used · contended")
+        terminal.wait_for("credit 4.0% of a core")
+        terminal.wait_for("GPU 1 · H100 80GB HBM3 · 1 GiB of 80 GiB used · not contended")
+        terminal.wait_for("grant a: process python (42) was overdue too often on GPU 0")
+        terminal.press("q")
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
+    cells = next(line.split() for line in terminal.shown.splitlines() if " 50.0 " in line)
+    assert cells[:3] == ["a", "70%", "70.0%"]
+    assert cells[-1] == "exempt"
+    assert "Traceback" not in terminal.shown
+
+
+def test_top_on_a_terminal_once_leaves_what_it_showed(play: Play, cli_env: dict[str, str]) -> None:
+    play(shared())
+    terminal = Terminal([aliquot_command(), "top", "--once", "--interval", "0.1"], cli_env)
+    try:
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
+    assert "10/250" in terminal.shown
+
+
+def test_top_ends_at_an_interrupt(play: Play, cli_env: dict[str, str]) -> None:
+    play(shared())
+    command = [aliquot_command(), "top", "--interval", "0.1"]
+    with subprocess.Popen(
+        command, env=cli_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as top:
+        assert top.stdout is not None
+        assert "grant=a" in top.stdout.readline()  # as soon as there is one
+        top.send_signal(signal.SIGINT)
+        _, errors = top.communicate(timeout=30)
+    assert (top.returncode, errors) == (0, "")
+
+
+def test_top_without_an_arbiter(cli: Cli) -> None:
+    answer = cli("top", "--once", "--interval", "0.1")
+    assert (answer.returncode, answer.stdout) == (0, "")
+
+
+def test_metrics_can_be_scraped(cli: Cli, play: Play) -> None:
+    play(shared())
+    families = {one.name: one for one in text_string_to_metric_families(cli("metrics").stdout)}
+    shares = families["aliquot_slice_compute_share_ratio"].samples
+    assert [(sample.labels["grant"], sample.value) for sample in shares] == [("a", 0.7)]
+    assert families["aliquot_arbiter_up"].samples[0].value == 1
+
+
+def test_metrics_where_no_arbiter_runs(cli: Cli) -> None:
+    answer = cli("metrics")
+    assert answer.returncode == 0
+    assert "aliquot_arbiter_up 0\n" in answer.stdout
+
+
+def compute_findings(cli: Cli, *arguments: str) -> list[dict[str, Any]]:
+    answer = json.loads(cli("doctor", "--json", *arguments).stdout)
+    return [one for one in answer["findings"] if one["subject"] == "compute"]
+
+
+def test_doctor_where_nobody_has_tried_asks_the_driver(cli: Cli) -> None:
+    (found,) = compute_findings(cli, "--simulate", "h100:2")
+    assert found["health"] == "ok"
+    assert "not tried yet; the driver has what it takes" in found["detail"]
+
+
+@pytest.mark.parametrize(
+    ("gates", "health", "words"),
+    [
+        (("work", "untried"), ["ok"], ["shares hold: tried on GPU 0"]),
+        (
+            ("fail", "fail"),
+            ["warning"],
+            ["shares do not hold on GPU 0: the driver said 801 (not supported)"],
+        ),
+    ],
+)
+def test_doctor_says_what_programs_found(
+    cli: Cli,
+    aliquot_state: Path,
+    gates: tuple[str, str],
+    health: list[str],
+    words: list[str],
+) -> None:
+    grants = [
+        grant_words(str(number), slice_words(compute=compute_words(gates=word, why=801)))
+        for number, word in enumerate(gates)
+    ]
+    state = aliquot_state / "simulated" / "h100-1"
+    for folder in (aliquot_state, state.parent, state):
+        folder.mkdir(mode=0o700)
+    played = Played(state, lambda _: status_words(*grants))
+    try:
+        found = compute_findings(cli, "--simulate", "h100:1")
+    finally:
+        played.end()
+    assert [one["health"] for one in found] == health
+    assert [one["detail"] for one in found] == words
+    assert all(one["mend"] for one in found if one["health"] == "warning")

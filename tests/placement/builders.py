@@ -1,0 +1,56 @@
+"""Builders for tests of placement: small clusters and what is asked of them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from aliquot.placement.books import Books
+from aliquot.placement.demand import Demand, Gang, Kind
+from aliquot.placement.snapshot import NodeSpec, empty
+
+GIB = 1 << 30
+
+
+def node(name: str = "a", gpus: int = 4, **more: object) -> NodeSpec:
+    settings: dict[str, object] = {"cpu_milli": 64_000, "ram_bytes": 256 * GIB, **more}
+    return NodeSpec(name=name, gpus=gpus, **settings)  # type: ignore[arg-type]
+
+
+def cluster(*gpus: int, **more: object) -> Books:
+    return Books(empty([node(f"n{i}", count, **more) for i, count in enumerate(gpus)]))
+
+
+def gang(name: str, *members: Demand, **more: object) -> Gang:
+    return Gang(name, members, **more)  # type: ignore[arg-type]
+
+
+def node_specs() -> st.SearchStrategy[list[NodeSpec]]:
+    one = st.builds(
+        NodeSpec,
+        name=st.just("n"),
+        gpus=st.integers(0, 3),
+        model=st.sampled_from(["T4", "H100"]),
+        cpu_milli=st.sampled_from([4000, 8000]),
+        ram_bytes=st.sampled_from([8 * GIB, 16 * GIB]),
+        gpu_bytes=st.sampled_from([16 * GIB, 80 * GIB]),
+        rack=st.sampled_from(["r1", "r2"]),
+        unhealthy=st.sampled_from([frozenset(), frozenset(), frozenset({0})]),
+    )
+    return st.lists(one, min_size=1, max_size=3)
+
+
+def demands() -> st.SearchStrategy[Demand]:
+    part = st.builds(
+        Demand,
+        gpus=st.integers(1, 2),
+        kind=st.sampled_from([Kind.SHARED, Kind.SLICED]),
+        milli=st.sampled_from([0, 250, 300, 500, 700, 1000]),
+        gpu_bytes=st.sampled_from([0, 4 * GIB, 10 * GIB, 40 * GIB]),
+        cpu_milli=st.sampled_from([0, 1000, 3000]),
+        ram_bytes=st.sampled_from([0, 4 * GIB]),
+        models=st.sampled_from([frozenset(), frozenset({"T4"})]),
+        thrifty=st.booleans(),
+    )
+    entire = st.builds(Demand, gpus=st.integers(1, 3), cpu_milli=st.sampled_from([0, 2000]))
+    none = st.just(Demand(gpus=0, kind=Kind.FREE, milli=0, cpu_milli=2000))
+    return st.one_of(part, entire, none)

@@ -1,0 +1,147 @@
+"""One request: which card, and why."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aliquot.model.errors import BadValueError
+from aliquot.placement.books import Books, OverTakenError
+from aliquot.placement.chooser import Chooser, Relation
+from aliquot.placement.demand import Demand, Kind, Near, Placement, sliced, whole
+from aliquot.placement.explain import explain, refusal
+from aliquot.placement.fit import Lack, rows_of
+from aliquot.placement.outlook import Mix, outlook
+from aliquot.placement.snapshot import empty
+from aliquot.placement.strategies import Fragmentation, strategy
+from placement.builders import GIB, cluster, node
+
+
+def chooser(books: Books, name: str = "fragmentation", mix: Mix | None = None) -> Chooser:
+    return Chooser(books, strategy(name, books.hardware, mix), seed=1)
+
+
+def test_whole_gpus_are_kept_for_those_who_need_them() -> None:
+    books = cluster(8, 2)
+    asks = chooser(books, mix={whole(8): 1, sliced(500): 3})
+    assert [asks.place(sliced(500)).node for _ in range(4)] == [1, 1, 1, 1]  # type: ignore[union-attr]
+    assert asks.place(whole(8)) is not None
+
+
+def test_a_cut_card_is_filled_before_another_is_cut() -> None:
+    asks = chooser(cluster(4))
+    first = asks.place(sliced(500))
+    assert asks.place(sliced(500)) == first
+
+
+def test_thrifty_work_goes_to_the_weaker_card() -> None:
+    nodes = [node("strong", 2, model="H100", strength=1.0), node("weak", 2, model="T4")]
+    asks = chooser(Books(empty(nodes)))
+    small = Demand(gpus=1, kind=Kind.SLICED, milli=300, thrifty=True)
+    assert {asks.place(small).node for _ in range(6)} == {1}  # type: ignore[union-attr]
+
+
+def test_spread_goes_where_the_most_is_left_and_pack_where_the_least_is() -> None:
+    for name, expected in (("spread", 1), ("pack", 0)):
+        books = cluster(4, 4)
+        books.take(Placement(0, (0,)), whole())
+        found = chooser(books, name).choose(sliced(500))
+        assert found is not None
+        assert found.node == expected
+
+
+@pytest.mark.parametrize(
+    ("near", "expected"),
+    [
+        (Near.SAME_GPU, {(0, (1,))}),
+        (Near.OTHER_GPU, {(0, (0,)), (1, (0,)), (1, (1,))}),
+        (Near.SAME_NODE, {(0, (0,)), (0, (1,))}),
+        (Near.OTHER_NODE, {(1, (0,)), (1, (1,))}),
+    ],
+)
+def test_a_request_can_be_near_or_far_from_a_grant(
+    near: Near, expected: set[tuple[int, tuple[int, ...]]]
+) -> None:
+    books = cluster(2, 2)
+    grant = Placement(0, (1,))
+    books.take(grant, sliced(100))
+    found = {
+        (one.node, one.gpus)
+        for seed in range(20)
+        if (
+            one := Chooser(books, strategy("random", books.hardware), seed=seed).choose(
+                sliced(100), [Relation(near, (grant,))]
+            )
+        )
+    }
+    assert found == expected
+
+
+def test_a_gpu_is_locked_to_the_kind_that_came_first() -> None:
+    books = cluster(1)
+    asks = chooser(books)
+    shared = Demand(gpus=1, kind=Kind.SHARED, milli=250)
+    place = asks.place(shared)
+    assert place is not None
+    assert asks.choose(sliced(100)) is None
+    assert "another kind" in refusal(asks, sliced(100))
+    books.give(place, shared)
+    assert asks.choose(sliced(100)) is not None
+
+
+def test_nothing_goes_to_a_gpu_that_is_not_healthy() -> None:
+    books = Books(empty([node("n", 2, unhealthy=frozenset({0}))]))
+    asks = chooser(books)
+    assert asks.choose(whole(2)) is None
+    assert asks.choose(sliced(0)) == asks.choose(whole()) == Placement(0, (1,))
+    assert books.hardware.total_milli == 1000
+
+
+def test_what_is_left_is_lost_where_nothing_that_comes_can_use_it() -> None:
+    books = cluster(1)
+    measure = Fragmentation(outlook({sliced(600): 1.0}, books.hardware))
+    books.take(Placement(0, (0,)), sliced(300))
+    assert measure.lost(rows_of(books, np.array([0]))) == pytest.approx(1 - 600 / 700, abs=0.01)
+    books.take(Placement(0, (0,)), sliced(200))
+    assert measure.lost(rows_of(books, np.array([0]))) == 1
+
+
+def test_what_does_not_fit_cannot_be_taken() -> None:
+    books = cluster(1)
+    books.take(Placement(0, (0,)), sliced(600))
+    with pytest.raises(OverTakenError):
+        books.take(Placement(0, (0,)), sliced(600))
+
+
+def test_every_node_is_accounted_for() -> None:
+    nodes = [
+        node("small", 1, gpu_bytes=8 * GIB, model="T4"),
+        node("other", 1, gpu_bytes=80 * GIB, model="A100"),
+        node("busy", 1, gpu_bytes=80 * GIB, model="T4", cpu_milli=500),
+        node("none", 0, model="T4"),
+        node("full", 1, gpu_bytes=80 * GIB, model="T4"),
+    ]
+    books = Books(empty(nodes))
+    books.take(Placement(4, (0,)), sliced(900, 70 * GIB))
+    ask = Demand(
+        gpus=1,
+        kind=Kind.SLICED,
+        milli=500,
+        gpu_bytes=16 * GIB,
+        cpu_milli=1000,
+        models=frozenset({"T4"}),
+    )
+    said = explain(chooser(books), ask)
+    assert said.placement is None
+    assert dict(said.examples) == {
+        Lack.TOO_SMALL: 0,
+        Lack.MODEL: 1,
+        Lack.CPU: 2,
+        Lack.TOO_FEW: 3,
+        Lack.GPU: 4,
+    }
+
+
+def test_an_unknown_strategy_is_told_by_name() -> None:
+    with pytest.raises(BadValueError, match="luck"):
+        strategy("luck", cluster(1).hardware)

@@ -1,0 +1,129 @@
+"""Queues, preemption and moving: whose turn it is and who makes room."""
+
+from __future__ import annotations
+
+from aliquot.placement.books import Books
+from aliquot.placement.defragment import Held, plan_moves
+from aliquot.placement.demand import Demand, Gang, Kind, Placement, Running, sliced, whole
+from aliquot.placement.preempt import preempt
+from aliquot.placement.queues import Queue, Resources, in_turn
+from aliquot.placement.snapshot import empty
+from placement.builders import GIB, cluster, gang, node
+
+TOTAL = Resources(8000, 0)
+
+
+def run(books: Books, one: Gang, start: float, *gpus: int) -> Running:
+    placements = tuple(Placement(0, (gpu,)) for gpu in gpus)
+    for placement, member in zip(placements, one.members, strict=True):
+        books.take(placement, member)
+    return Running(one, placements, start, start + one.seconds)
+
+
+def test_the_queue_with_the_smaller_weighted_share_goes_first() -> None:
+    queues = {"a": Queue("a", weight=1), "b": Queue("b", weight=3)}
+    used = {"a": Resources(1000), "b": Resources(2000)}
+    waiting = [gang(f"{q}{i}", whole(), queue=q, submitted=i) for q in "ab" for i in (1, 2)]
+    order, _ = in_turn(waiting, queues, used, TOTAL)
+    assert [one.name for one in order] == ["b1", "a1", "b2", "a2"]
+
+
+def test_memory_counts_where_it_is_the_larger_share() -> None:
+    queues = {"a": Queue("a"), "b": Queue("b")}
+    used = {"a": Resources(1000, 70), "b": Resources(3000, 10)}
+    waiting = [gang("a", whole(), queue="a"), gang("b", whole(), queue="b")]
+    order, _ = in_turn(waiting, queues, used, Resources(8000, 100))
+    assert [one.name for one in order] == ["b", "a"]
+
+
+def test_in_a_queue_priority_comes_before_age() -> None:
+    waiting = [gang("old", whole(), submitted=1), gang("high", whole(), submitted=9, priority=5)]
+    order, _ = in_turn(waiting, {}, {}, TOTAL)
+    assert [one.name for one in order] == ["high", "old"]
+
+
+def test_a_queue_at_its_limit_waits_and_is_told_so() -> None:
+    queues = {"a": Queue("a", limit=Resources(1000, 0))}
+    order, refused = in_turn(
+        [gang("one", whole(), queue="a"), gang("two", whole(), queue="a", submitted=1)],
+        queues,
+        {},
+        TOTAL,
+    )
+    assert [one.name for one in order] == ["one"]
+    assert "limit" in refused["two"]
+
+
+def test_a_queue_gets_its_quota_back_from_the_one_that_borrowed_it() -> None:
+    books = cluster(4)
+    queues = {
+        "own": Queue("own", quota=Resources(2000, 0)),
+        "guest": Queue("guest", quota=Resources(2000, 0)),
+    }
+    running = [
+        run(books, gang("early", whole(), whole(), queue="guest"), 0, 0, 1),
+        run(books, gang("late", whole(), queue="guest"), 80, 2),
+        run(books, gang("later", whole(), queue="guest"), 90, 3),
+    ]
+    found = preempt(books, gang("back", whole(), queue="own"), running, queues, now=100)
+    assert found is not None
+    assert [one.gang.name for one in found.victims] == ["later"]
+    assert "borrowed" in found.to_victims["later"]
+    assert "later" in found.to_gang
+
+
+def test_a_queue_within_its_quota_is_left_alone() -> None:
+    books = cluster(1)
+    queues = {"own": Queue("own", quota=Resources(1000, 0)), "other": Queue("other", quota=TOTAL)}
+    running = [run(books, gang("runs", whole(), queue="other"), 0, 0)]
+    assert preempt(books, gang("new", whole(), queue="own"), running, queues, now=1) is None
+
+
+def test_a_higher_priority_ends_whole_gangs_and_the_least_work() -> None:
+    books = cluster(4)
+    running = [
+        run(books, gang("pair", whole(), whole()), 0, 0, 1),
+        run(books, gang("fresh", whole()), 95, 2),
+        run(books, gang("same", whole(), priority=5), 99, 3),
+    ]
+    urgent = gang("urgent", whole(), whole(), whole(), priority=5)
+    found = preempt(books, urgent, running, {}, now=100)
+    assert found is not None
+    assert {one.gang.name for one in found.victims} == {"pair", "fresh"}
+    small = preempt(books, gang("small", whole(), priority=5), running, {}, now=100)
+    assert small is not None
+    assert [one.gang.name for one in small.victims] == ["fresh"]
+
+
+def test_with_many_candidates_those_not_needed_are_spared() -> None:
+    books = cluster(14)
+    running = [run(books, gang(f"g{i}", whole()), i, i) for i in range(14)]
+    found = preempt(books, gang("urgent", whole(), whole(), priority=1), running, {}, now=100)
+    assert found is not None
+    assert {one.gang.name for one in found.victims} == {"g13", "g12"}
+
+
+def test_the_cheapest_moves_make_room_for_a_whole_gpu() -> None:
+    books = Books(empty([node("a", 2, gpu_bytes=80 * GIB), node("b", 1, gpu_bytes=80 * GIB)]))
+    held = []
+    for name, place, gib in (("big", (0, 0), 40), ("small", (0, 1), 10), ("other", (1, 0), 30)):
+        demand = sliced(400, gib * GIB)
+        placement = Placement(place[0], (place[1],))
+        books.take(placement, demand)
+        held.append(Held(name, demand, placement))
+    plan = plan_moves(books, whole(), held)
+    assert plan is not None
+    assert [move.name for move in plan.moves] == ["small"]
+    assert plan.bytes == 10 * GIB
+    assert plan.placement == Placement(0, (1,))
+    for move, one in zip(plan.moves, [held[1]], strict=True):
+        books.take(move.target, one.demand)
+        books.give(move.source, one.demand)
+    assert books.fits(plan.placement, whole())
+
+
+def test_there_is_no_plan_where_nothing_can_move() -> None:
+    books = cluster(1)
+    demand = Demand(gpus=1, kind=Kind.SLICED, milli=600)
+    books.take(Placement(0, (0,)), demand)
+    assert plan_moves(books, whole(), [Held("it", demand, Placement(0, (0,)))]) is None

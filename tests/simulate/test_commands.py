@@ -1,0 +1,82 @@
+"""`aliquot simulate`, `compare` and `explain`, by their options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from aliquot.cli.simulate_app import explain, simulate_app
+from aliquot.model.errors import BadValueError
+from simulate.test_openb import NODES, PODS
+
+app = typer.Typer()
+app.add_typer(simulate_app, name="simulate")
+app.command()(explain)
+
+
+@pytest.fixture
+def lists(tmp_path: Path) -> list[str]:
+    nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
+    nodes.write_text(NODES)
+    pods.write_text(PODS)
+    return ["--nodes", str(nodes), "--pods", str(pods)]
+
+
+def said(*words: str) -> str:
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_replay_is_told_as_one_object(lists: list[str]) -> None:
+    answer = json.loads(said("simulate", *lists, "--strategy", "pack", "--seed", "7", "--json"))
+    assert {"allocated", "placed", "refused", "seconds"} <= set(answer)
+    assert answer["strategy"] == "pack"
+    assert 0 < answer["allocated"] <= 1
+
+
+def test_a_replay_is_told_as_a_table_and_a_picture(lists: list[str], tmp_path: Path) -> None:
+    picture = tmp_path / "course.svg"
+    assert "Allocated" in said("simulate", *lists, "--plot", str(picture))
+    assert picture.read_text().startswith("<svg")
+
+
+def test_a_made_up_day_needs_no_files() -> None:
+    answer = json.loads(said("simulate", "--day", "1", "--json"))
+    assert answer["placed"] > 0
+    assert answer["wait_p95_seconds"] >= 0
+
+
+def test_strategies_are_compared(lists: list[str]) -> None:
+    words = ("compare", *lists, "--strategies", "pack,random", "--seeds", "1-2,9", "--json")
+    rows = json.loads(said("simulate", *words))
+    assert [row["strategy"] for row in rows] == ["pack", "random"]
+    assert [run["seed"] for run in rows[0]["runs"]] == [1, 2, 9]
+
+
+def test_a_request_is_explained(lists: list[str]) -> None:
+    found = json.loads(said("explain", *lists[:2], "--model", "A10", "--json"))
+    assert (found["node"], found["gpus"]) == ("n1", [0])
+    assert found["refused"] == {"another GPU model": 1}
+    assert "nowhere" in said("explain", *lists[:2], "--gpus", "3")
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["--strategy", "luck"], "luck"),
+        (["--nodes", "/nowhere.csv"], "nowhere"),
+    ],
+)
+def test_wrong_use_is_told(lists: list[str], words: list[str], wrong: str) -> None:
+    with pytest.raises(BadValueError, match=wrong):
+        CliRunner().invoke(app, ["simulate", *lists, *words], catch_exceptions=False)
+
+
+def test_nothing_to_simulate_is_told() -> None:
+    with pytest.raises(BadValueError, match="nothing to simulate"):
+        CliRunner().invoke(app, ["simulate", "--seed", "1"], catch_exceptions=False)

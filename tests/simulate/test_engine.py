@@ -1,0 +1,118 @@
+"""Traces over time, and the stories that docs/placement.md tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aliquot.model.errors import BadValueError
+from aliquot.placement.demand import Gang, whole
+from aliquot.placement.queues import Queue, Resources
+from aliquot.placement.snapshot import NodeSpec
+from aliquot.simulate.engine import Discipline, Run, simulate
+from aliquot.simulate.generate import cluster, day
+from aliquot.simulate.plot import Line, draw
+from aliquot.simulate.trace import Arrival, read_gangs, read_nodes
+
+
+def job(name: str, gpus: int, came: float, seconds: float, **more: object) -> Arrival:
+    gang = Gang(name, (whole(),) * gpus, seconds, submitted=came, **more)  # type: ignore[arg-type]
+    return Arrival(gang, seconds)
+
+
+def starts(run: Run) -> dict[str, float | None]:
+    return {fate.gang.name: fate.start for fate in run.fates}
+
+
+FOUR_GPUS = [NodeSpec("a", 2), NodeSpec("b", 2)]
+
+
+def test_two_free_gpus_a_job_of_four_and_a_job_of_two() -> None:
+    """The big one is promised a start, the small one runs meanwhile; one by one, none runs."""
+    arrivals = [job("busy", 2, 0, 600), job("four", 4, 10, 900), job("two", 2, 20, 500)]
+    ours = simulate(FOUR_GPUS, arrivals)
+    assert starts(ours) == {"busy": 0, "four": 600, "two": 20}
+    others = simulate(FOUR_GPUS, arrivals, discipline=Discipline.ONE_BY_ONE)
+    assert starts(others) == {"busy": 0, "four": None, "two": None}
+    assert others.samples[-1].held == 1.0
+
+
+def test_two_half_started_gangs() -> None:
+    """One by one, each holds half and waits for the other's half, for ever; ours take turns."""
+    arrivals = [job("first", 3, 0, 100), job("second", 3, 0, 100)]
+    stuck = simulate(FOUR_GPUS, arrivals, discipline=Discipline.ONE_BY_ONE)
+    assert starts(stuck) == {"first": None, "second": None}
+    assert stuck.samples[-1].held == 1.0
+    assert starts(simulate(FOUR_GPUS, arrivals)) == {"first": 0, "second": 100}
+
+
+def test_a_gang_that_can_never_run_is_told_why_and_holds_up_nobody() -> None:
+    arrivals = [job("five", 5, 0, 100), job("four", 4, 1, 100)]
+    run = simulate(FOUR_GPUS, arrivals)
+    assert starts(run) == {"five": None, "four": 1}
+    assert run.fates[0].reason == "it asks for 5 GPUs, and there are 4"
+
+
+def test_a_quota_is_given_back_when_its_queue_asks() -> None:
+    queues = {
+        "own": Queue("own", quota=Resources(2000, 0)),
+        "guest": Queue("guest", quota=Resources(2000, 0)),
+    }
+    arrivals = [
+        job("g1", 2, 0, 1000, queue="guest"),
+        job("g2", 2, 1, 1000, queue="guest"),
+        job("mine", 2, 100, 50, queue="own"),
+    ]
+    run = simulate(FOUR_GPUS, arrivals, queues=queues)
+    fates = {fate.gang.name: fate for fate in run.fates}
+    assert fates["mine"].start == 100
+    assert fates["g2"].evictions == 1
+    assert fates["g2"].start == 150
+    assert fates["g1"].evictions == 0
+
+
+@pytest.mark.parametrize("by", ["fragmentation", "spread"])
+def test_a_day_of_experiments_training_and_inference(by: str) -> None:
+    """All of it runs, nobody starts after the promise, and nothing is over the brim."""
+    arrivals = day(2, seed=3, load=0.5)
+    run = simulate(cluster(2), arrivals, by=by)
+    fits = [one for one in arrivals if one.gang.milli <= run.capacity_milli]
+    assert run.placed == len(fits)
+    for fate in run.fates:
+        if fate.promise is not None and fate.start is not None:
+            assert fate.start <= fate.promise
+    assert all(0 <= sample.allocated <= 1 for sample in run.samples)
+    assert starts(simulate(cluster(2), arrivals, by=by)) == starts(run)
+
+
+def test_a_trace_of_ours_is_read_with_its_gangs_and_links(tmp_path: Path) -> None:
+    nodes, gangs = tmp_path / "nodes.csv", tmp_path / "gangs.csv"
+    nodes.write_text("name,gpus,model,gpu_memory_mib,links\na,4,H100,81920,nvlink-pairs\nb,2,,,\n")
+    gangs.write_text(
+        "gang,submitted,seconds,members,gpus,milli,gpu_memory_mib,queue,ran\n"
+        "t,5,60,2,1,1000,,train,30\n"
+        "t,5,60,1,1,500,1024,train,\n"
+        "s,1,10,,,250,,,\n"
+    )
+    specs = read_nodes(nodes)
+    assert specs[0].links[0][1] > specs[0].links[0][2]
+    first, second = read_gangs(gangs)
+    assert (first.gang.name, first.gang.milli, first.ran) == ("s", 250, 10)
+    assert [member.total_milli for member in second.gang.members] == [1000, 1000, 500]
+    assert (second.gang.queue, second.ran) == ("train", 30)
+    assert simulate(specs, [first, second]).placed == 2
+
+
+def test_a_trace_with_a_word_for_a_number_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "gangs.csv"
+    path.write_text("gang,submitted,seconds\ng,now,60\n")
+    with pytest.raises(BadValueError, match="'now'"):
+        read_gangs(path)
+
+
+def test_a_picture_has_every_line_and_its_name() -> None:
+    svg = draw("Title <1>", "hours", "%", [Line("one", [(0, 0), (1, 0.5)], steps=True)])
+    assert svg.startswith("<svg")
+    assert "Title &lt;1&gt;" in svg
+    assert svg.count("<polyline") == 1
