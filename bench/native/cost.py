@@ -2,7 +2,9 @@
 
     python bench/native/cost.py --build build/native-plain [--real]
 
-- a hooked launch and a hooked allocation over the stub driver, in nanoseconds (bars: 10 and 200);
+- over the stub driver, in nanoseconds: a launch on the free path, with the gates and marks of the
+  quanta that it fills (bar: 10), a call that would close a quantum where none is to be closed (bar:
+  10), and an allocation (bar: 200);
 - the start of a process that never calls CUDA (bar: 1 ms) and the first CUDA call (bar: 5 ms), over
   the same without Aliquot, in alternating pairs;
 - 128 processes started at once: when the last had its first CUDA call answered (bar: 2 s).
@@ -167,6 +169,8 @@ def main() -> int:
     table = Table()
     added = calls(options.build.resolve())
     table.row("a launch over the stub", added["launch"], 10, "ns")
+    table.row("a launch into the default stream", added["launch-default"], 10, "ns")
+    table.row("a query of a stream", added["query"], 10, "ns")
     table.row("an allocation over the stub", added["allocation"], 200, "ns")
     table.row("a free over the stub", added["release"], 200, "ns")
     table.row("the start of a process that never calls CUDA", starts(options.pairs * 5), 1, "ms")

@@ -37,6 +37,24 @@ EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+	(void)attribute, (void)device;
+	*value = 1;
+	return CUDA_SUCCESS;
+}
+
+/* One context, always current, and one stream in it. */
+#define CONTEXT ((CUcontext)(uintptr_t)0x1000)
+#define STREAM ((CUstream)(uintptr_t)0x3000)
+
+EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
+{
+	(void)flags, (void)device;
+	*context = CONTEXT;
+	return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 {
 	*device = 0;
@@ -45,7 +63,87 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 
 EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
 {
-	*context = (CUcontext)(uintptr_t)0x1000;
+	*context = CONTEXT;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)
+{
+	(void)flags;
+	*stream = STREAM;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
+{
+	(void)stream;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamQuery(CUstream stream)
+{
+	(void)stream;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
+{
+	(void)stream;
+	*context = CONTEXT;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetFlags(CUstream stream, unsigned *flags)
+{
+	*flags = stream == STREAM ? CU_STREAM_NON_BLOCKING : 0;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetId(CUstream stream, unsigned long long *id)
+{
+	*id = (uintptr_t)stream;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+	(void)stream;
+	*status = CU_STREAM_CAPTURE_STATUS_NONE;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+	*mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned flags)
+{
+	(void)pointer, (void)bytes, (void)flags;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsigned flags)
+{
+	(void)flags;
+	*device = (CUdeviceptr)(uintptr_t)pointer;
+	return CUDA_SUCCESS;
+}
+
+/* Work takes no time here: a wait is over at once, and a mark is reached when it is asked for. */
+EXPORT CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, cuuint64_t value,
+                                       unsigned flags)
+{
+	(void)stream, (void)address, (void)value, (void)flags;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, cuuint64_t value,
+                                        unsigned flags)
+{
+	(void)stream, (void)flags;
+	*(volatile cuuint64_t *)(uintptr_t)address = value;
 	return CUDA_SUCCESS;
 }
 
