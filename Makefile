@@ -31,7 +31,7 @@ setup: packages build ## make the environment in .venv, with `aliquot` in it
 build: $(UV) ## build again what changed (Python files need no build)
 	@$(UV) sync --locked --quiet
 
-demo: setup ## three programs on one GPU, each held to its slice
+demo: setup ## two acts on one GPU: programs held to their memory, then to their shares of its time
 	@$(BIN)/python demo/demo.py
 
 test: setup test-packages ## everything: lint, types, layers, and all tests

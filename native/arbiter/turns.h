@@ -19,8 +19,8 @@
  * called in on theirs, because their kernels may wait for one another.
  *
  * No clock, no system call, no lock: time comes in, the time to look again goes out, and the pages
- * are memory. Guarantee: whatever the work pages say, every contender with work holds the GPU again
- * within the sum of the others' windows and bounds.
+ * are memory. Guarantee: whatever the work pages say, every contender with work that is not in the
+ * background holds the GPU again within the sum of the others' windows and bounds.
  */
 #ifndef ARBITER_TURNS_H
 #define ARBITER_TURNS_H

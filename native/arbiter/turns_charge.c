@@ -52,17 +52,26 @@ static double least_used(const struct contender *contender)
 	return least;
 }
 
-/* It comes back after a while. Nobody saves up what it did not use, and what one used long ago is not
- * held against it: a round's worth either way. */
-static void join_in(struct contender *contender)
+/* A round's worth of what is counted in `used`. */
+static double round_of(const struct contender *contender)
 {
-	double least = least_used(contender), round = (double)contender->turns->round_ns / 100;
-	if (least < 0)
-		return;
-	if (contender->used < least - round)
-		contender->used = least - round;
-	else if (contender->used > least + round)
-		contender->used = least + round;
+	return (double)contender->turns->round_ns / 100;
+}
+
+/* It comes back after a while: nobody saves up what it did not use. */
+static void forget_savings(struct contender *contender)
+{
+	double least = least_used(contender);
+	if (least >= 0 && contender->used < least - round_of(contender))
+		contender->used = least - round_of(contender);
+}
+
+/* It was not there for long: what it used before is not held against it. */
+static void forget_debt(struct contender *contender)
+{
+	double least = least_used(contender);
+	if (least >= 0 && contender->used > least + round_of(contender))
+		contender->used = least + round_of(contender);
 }
 
 /* It ran out of work, or has some again: how soon does it usually come back? */
@@ -72,7 +81,7 @@ static void notice_pending(struct contender *contender, bool pending, uint64_t n
 		uint64_t gap = now - contender->idle_at;
 		if (gap > TURNS_GAP_MOST_NS) {
 			notice_arrival(contender, now);
-			join_in(contender);
+			forget_savings(contender);
 		}
 		if (gap > GAP_COUNTED_NS)
 			gap = GAP_COUNTED_NS;
@@ -88,26 +97,30 @@ static void notice_active(struct contender *contender, bool moved, uint64_t now)
 {
 	if (contender->pending || moved)
 		contender->active_at = now;
-	contender->active = contender->pending || now - contender->active_at < ASLEEP_NS;
+	bool active = contender->pending || now - contender->active_at < ASLEEP_NS;
+	if (active && !contender->active)
+		forget_debt(contender);
+	contender->active = active;
 }
 
-/* Whether none of its other processes had work at the last look. */
-static bool works_alone(const struct contender *contender, const struct worker *worker)
+/* Its processes that had work at the last look: the card shares what it holds between them. */
+static unsigned count_busy(const struct contender *contender)
 {
-	EACH_WORKER(other, contender)
-	if (other != worker && other->timed_at)
-		return false;
-	return true;
+	unsigned count = 0;
+	EACH_WORKER(worker, contender)
+	count += worker->timed_at != 0;
+	return count;
 }
 
 void contender_look(struct contender *contender, bool had_it_alone, uint64_t now)
 {
 	bool pending = false, moved = false;
+	unsigned busy = count_busy(contender);
 	EACH_WORKER(worker, contender)
 	{
 		uint64_t done = worker->done;
 		work_look(worker, now);
-		work_time(worker, done, had_it_alone && works_alone(contender, worker), now);
+		work_time(worker, done, had_it_alone ? busy : 0, now);
 		pending |= worker->pending;
 		moved |= worker->gated && worker->moved_at == now;
 	}

@@ -71,12 +71,12 @@ uint64_t work_in_hand(const struct worker *worker)
 	return sum;
 }
 
-void work_time(struct worker *worker, uint64_t done_before, bool had_it_alone, uint64_t now)
+void work_time(struct worker *worker, uint64_t done_before, unsigned sharers, uint64_t now)
 {
 	/* One that has nothing left to do at this look may have been idle since any time. */
-	bool measured = had_it_alone && worker->timed_at && worker->done < credit_of(worker);
+	bool measured = sharers && worker->timed_at && worker->done < credit_of(worker);
 	if (measured)
-		worker->busy_ns += now - worker->timed_at;
+		worker->busy_ns += (now - worker->timed_at) / sharers;
 	worker->timed_at = worker->pending ? now : 0;
 	if (worker->done == done_before && (measured || !worker->timed_at))
 		return;

@@ -13,9 +13,9 @@ bool work_is_drained(const struct worker *worker);
 /* How long what it has credit for and has not done should take. */
 uint64_t work_in_hand(const struct worker *worker);
 
-/* Write down what its quanta took since the last look, for the process to learn from; it had the GPU
- * for itself since then, or not. */
-void work_time(struct worker *worker, uint64_t done_before, bool had_it_alone, uint64_t now);
+/* Write down what its quanta took since the last look, for the process to learn from. So many processes
+ * of its slice shared the GPU since then; 0: others were there too, and nobody can tell. */
+void work_time(struct worker *worker, uint64_t done_before, unsigned sharers, uint64_t now);
 
 /* Credit for so much work beyond what is done, two quanta at least; but for none that would not be over
  * when somebody else is due, unless it is too long to be ever. Never takes any back. */

@@ -7,12 +7,77 @@
  * as well. */
 #include "gate.h"
 
+/* A stream by any of its names goes out of our hands. */
+static void let_go(struct gates *all, CUstream stream, bool per_thread)
+{
+	if (!gate_is_default(stream)) {
+		gate_let_go(all, (uint64_t)(uintptr_t)stream);
+	} else if (!gate_is_legacy(stream, per_thread)) {
+		struct gate_context *context = gate_current_context(all);
+		if (context)
+			gate_let_go(all, gate_thread_key(all, context));
+	}
+}
+
+static struct gate_context *context_of(struct gates *all, CUstream stream)
+{
+	CUcontext handle = NULL;
+	if (gate_is_default(stream))
+		return gate_current_context(all);
+	bool known = REAL(cuStreamGetCtx) && REAL(cuStreamGetCtx)(stream, &handle) == CUDA_SUCCESS;
+	return known ? gate_find_context(all, handle) : NULL;
+}
+
+static struct gate_context *begins(CUstream stream, bool per_thread)
+{
+	struct gates *all = gates_here();
+	if (!all)
+		return NULL;
+	gate_closing_always();
+	atomic_fetch_add(&all->captures, 1);
+	let_go(all, stream, per_thread);
+	struct gate_context *context = context_of(all, stream);
+	if (context) {
+		atomic_fetch_add(&context->beginning, 1);
+		gate_wait_untouched(context->gate, &context->legacy);
+	}
+	return context;
+}
+
+static void begun(struct gate_context *context, CUresult result)
+{
+	struct gates *all = gates_here();
+	if (context)
+		atomic_fetch_sub(&context->beginning, 1);
+	if (all && result != CUDA_SUCCESS)
+		atomic_fetch_sub(&all->captures, 1);
+}
+
+/* One that ends in another way stays counted, which costs streams that wait for events some time. */
+static CUresult ended(CUresult result)
+{
+	struct gates *all = gates_here();
+	bool ended = result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED ||
+	             result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+	if (all && ended)
+		atomic_fetch_sub(&all->captures, 1);
+	return result;
+}
+
+static void joining(CUstream stream, bool per_thread)
+{
+	struct gates *all = atomic_load_explicit(&gates_page, memory_order_acquire);
+	gate_beside();
+	if (all && atomic_load(&all->captures) > 0 && gates_here())
+		let_go(all, stream, per_thread);
+}
+
 /* The beginning calls differ in what follows the stream. */
 #define BEGIN(per_thread, call)                                                                    \
 	do {                                                                                           \
-		struct gate_context *context = gate_capture_begins(stream, per_thread);                    \
+		struct gate_context *context = begins(stream, per_thread);                                 \
 		CUresult result = call;                                                                    \
-		gate_capture_begun(context, result);                                                       \
+		begun(context, result);                                                                    \
 		return result;                                                                             \
 	} while (0)
 
@@ -81,24 +146,24 @@ CUresult hook_begin_cig_ptsz(__typeof__(&cuStreamBeginCaptureToCig) real, CUstre
 
 CUresult hook_end_capture(__typeof__(&cuStreamEndCapture) real, CUstream stream, CUgraph *graph)
 {
-	return gate_capture_ended(real(stream, graph));
+	return ended(real(stream, graph));
 }
 
 CUresult hook_end_cig(__typeof__(&cuStreamEndCaptureToCig) real, CUstream stream)
 {
-	return gate_capture_ended(real(stream));
+	return ended(real(stream));
 }
 
 CUresult hook_wait_event(__typeof__(&cuStreamWaitEvent) real, CUstream stream, CUevent event,
                          unsigned flags)
 {
-	gate_joining(stream, false);
+	joining(stream, false);
 	return real(stream, event, flags);
 }
 
 CUresult hook_wait_event_ptsz(__typeof__(&cuStreamWaitEvent) real, CUstream stream, CUevent event,
                               unsigned flags)
 {
-	gate_joining(stream, true);
+	joining(stream, true);
 	return real(stream, event, flags);
 }

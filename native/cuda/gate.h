@@ -71,14 +71,6 @@ void gate_failed(CUresult result);
 void gate_other_contexts(void);
 /* A stream that is not CU_STREAM_NON_BLOCKING was made. */
 void gate_blocking_stream(void);
-/* The driver is about to end a stream. */
-void gate_stream_ending(CUstream stream);
-/* A stream is about to begin a capture; the driver has answered; a capture may have ended (the result
- * is the driver's); a stream is about to wait for an event, and may join one. capture.c has why. */
-struct gate_context *gate_capture_begins(CUstream stream, bool per_thread);
-void gate_capture_begun(struct gate_context *context, CUresult result);
-CUresult gate_capture_ended(CUresult result);
-void gate_joining(CUstream stream, bool per_thread);
 /* An executable graph is gone. */
 void gate_forget_key(uint64_t key);
 

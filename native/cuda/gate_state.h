@@ -321,6 +321,11 @@ void gate_touch_end(struct gate *gate);
 /* Wait until nobody touches a place. */
 void gate_wait_untouched(struct gate *gate, const struct gate_stream *stream);
 
+/* stream.c */
+
+/* A stream goes out of our hands: its mark goes in now, and then nobody touches it any more. */
+void gate_let_go(struct gates *all, uint64_t key);
+
 /* gate_context.c */
 
 /* The calling thread's context, and any, if it is known. */

@@ -88,6 +88,7 @@ def test_waiting_ends_when_the_limit_is_reached(cli: Cli, arbiter: Callable[...,
     arbiter()
     answer = cli("resize", "a", "--memory", "5GiB", "--wait")
     assert answer.returncode == 0, answer.stderr
+    assert answer.stderr == "aliquot: grant a: waiting, 4 GiB to go\n"
     assert answer.stdout.splitlines() == [
         "grant a, GPU 0: memory 8 GiB → 5 GiB",
         "grant a, GPU 1: memory 8 GiB → 5 GiB",
@@ -107,6 +108,7 @@ def test_a_person_sees_how_much_is_to_go_and_can_leave(
     finally:
         terminal.close()
     assert "keeps the limit that it has now, 8 GiB of GPU 0, 8 GiB of GPU 1" in terminal.shown
+    assert "The way back: aliquot resize a --memory 8GiB" in terminal.shown
     assert "Traceback" not in terminal.shown
 
 
@@ -126,9 +128,12 @@ def test_a_running_grant_is_changed(cli: Cli, tenants: Tenants) -> None:
     )
     part = slice_of(cli, "mine")
     assert (part["compute_percent"], part["policy"], part["priority"]) == (40, "hard", "latency")
-    assert cli("resize", "mine", "--compute", "equal").returncode == 0
+    answer = cli("resize", "mine", "--compute", "equal")
+    assert answer.returncode == 2
+    assert "Add --policy elastic" in answer.stderr
+    assert cli("resize", "mine", "--compute", "equal", "--policy", "elastic").returncode == 0
     part = slice_of(cli, "mine")
-    assert (part["compute_percent"], part["policy"]) == (None, "hard")
+    assert (part["compute_percent"], part["policy"]) == (None, "elastic")
 
 
 def test_a_program_has_more_memory_at_once(cli: Cli, tenants: Tenants) -> None:

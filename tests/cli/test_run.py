@@ -34,6 +34,21 @@ def test_the_output_says_what_was_given(cli: Cli) -> None:
     assert "grant mine: 8 GiB and 30% of the compute time of simulated GPU 0 (H100" in answer.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--priority", "background"), ", in the background: only what the others leave\n"),
+        (("--priority", "latency", "--policy", "hard"), ", policy hard, priority latency\n"),
+    ],
+)
+def test_the_output_names_what_is_not_ordinary(
+    cli: Cli, options: tuple[str, ...], words: str
+) -> None:
+    answer = cli("run", *ONE, "--memory", "8G", "--compute", "30", *options, "--", "true")
+    assert words in answer.stderr
+    assert ("30%" in answer.stderr) is ("background" not in options)
+
+
 def test_the_output_says_that_it_is_simulated(cli: Cli) -> None:
     answer = cli("run", *ONE, "--memory", "8G", "--name", "mine", "--", "true")
     assert answer.returncode == 0

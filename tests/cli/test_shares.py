@@ -108,6 +108,7 @@ def test_ps_for_programs_has_seconds_and_ratios(cli: Cli, play: Play) -> None:
     answer = json.loads(cli("ps", "--json").stdout)
     first, second = (grant["slices"][0]["compute"] for grant in answer["grants"])
     assert first["asked_ratio"] == 0.7
+    assert first["wait_seconds"] == {"p50": None, "p99": None, "count": 0, "sum": 0.0}
     used = second.pop("used_seconds_total")
     handovers = second.pop("handovers_total")
     assert used == pytest.approx(0.3 * handovers / 50)
@@ -132,6 +133,7 @@ def test_top_in_a_file_has_a_line_for_each_slice_and_look(cli: Cli, play: Play) 
     told = [dict(word.split("=") for word in line.split()[1:]) for line in lines]
     assert [words["grant"] for words in told] == ["a", "b"] * 2
     assert [words["got"] for words in told] == ["70.0%", "30.0%"] * 2
+    assert (told[0]["wait_p50_seconds"], told[0]["wait_p99_seconds"]) == ("-", "-")
     assert told[1] == {
         "gpu": "0",
         "grant": "b",
@@ -208,8 +210,21 @@ def test_metrics_can_be_scraped(cli: Cli, play: Play) -> None:
 
 def test_metrics_where_no_arbiter_runs(cli: Cli) -> None:
     answer = cli("metrics")
-    assert answer.returncode == 0
+    assert (answer.returncode, answer.stderr) == (0, "")
     assert "aliquot_arbiter_up 0\n" in answer.stdout
+
+
+def test_metrics_where_only_simulated_machines_run(cli: Cli, aliquot_state: Path) -> None:
+    state = aliquot_state / "simulated" / "h100-1"
+    for folder in (aliquot_state, state.parent, state):
+        folder.mkdir(mode=0o700)
+    played = Played(state, lambda _: status_words())
+    try:
+        answer = cli("metrics")
+    finally:
+        played.end()
+    assert "aliquot_arbiter_up 0\n" in answer.stdout
+    assert answer.stderr == "aliquot: only simulated machines run here: add --simulate h100:1\n"
 
 
 def compute_findings(cli: Cli, *arguments: str) -> list[dict[str, Any]]:

@@ -47,6 +47,7 @@ def test_help_says_what_units_mean(cli: Cli) -> None:
         (["run", "--gpus", "0", "--", "true"], "--gpus"),
         (["run", "--compute", "101", "--", "true"], "--compute"),
         (["run", "--policy", "soft", "--", "true"], "--policy"),
+        (["run", "--policy", "hard", "--", "true"], "add --compute PERCENT"),
         (["run", "--priority", "high", "--", "true"], "--priority"),
         (["run", "--name", "a/b", "--", "true"], "'a/b'"),
         (["run", "--simulate", "voodoo2:1", "--", "true"], "voodoo2"),

@@ -80,25 +80,52 @@ class Gpu:
 Burst = Callable[[], None]
 
 
+class Ahead:
+    """Keeps one burst in the streams while the next is launched: the GPU always has work.
+
+    So a machine that has no time for a program for a moment does not make it idle.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.streams: list[c.c_void_p | None] = [*gpu.streams] or [None]
+        self.events = [[self._event() for _ in self.streams] for _ in range(2)]
+        self.bursts = 0
+
+    def _event(self) -> c.c_void_p:
+        event = c.c_void_p()
+        self.gpu.call("cuEventCreate", c.byref(event), 0)
+        return event
+
+    def wait(self) -> None:
+        """A burst has been launched: wait for the one before it."""
+        for event, stream in zip(self.events[self.bursts % 2], self.streams, strict=True):
+            self.gpu.call("cuEventRecord", event, stream)
+        self.bursts += 1
+        for event in self.events[self.bursts % 2] if self.bursts > 1 else []:
+            self.gpu.call("cuEventSynchronize", event)
+
+
 def spin(library: c.CDLL, options: dict[str, int]) -> Burst:
-    """Kernels of `ns`, `burst` of them over `streams` (0: the default one), then a wait for all."""
+    """Kernels of `ns`, `burst` of them over `streams` (0: the default one)."""
     gpu = Gpu(library, 0, options.get("streams", 0))
-    function = gpu.function("aliquot_spin")
-    ns, burst = options.get("ns", 200_000), options.get("burst", 50)
+    function, ahead = gpu.function("aliquot_spin"), Ahead(gpu)
+    ns, burst = options.get("ns", 200_000), options.get("burst", 100)
 
     def once() -> None:
         gpu.enter()
         for number in range(burst):
             stream = gpu.streams[number % len(gpu.streams)] if gpu.streams else None
             gpu.launch(function, stream, ns)
-        gpu.synchronize()
+        ahead.wait()
 
     return once
 
 
 def graph(library: c.CDLL, options: dict[str, int]) -> Burst:
-    """A captured graph of `nodes` kernels of `ns`, launched `burst` times, then a wait."""
+    """A captured graph of `nodes` kernels of `ns`, launched `burst` times."""
     gpu = Gpu(library, 0, 1)
+    ahead = Ahead(gpu)
     function, stream = gpu.function("aliquot_spin"), gpu.streams[0]
     made, executable = c.c_void_p(), c.c_void_p()
     gpu.call("cuStreamBeginCapture_v2", stream, RELAXED)
@@ -111,7 +138,7 @@ def graph(library: c.CDLL, options: dict[str, int]) -> Burst:
         gpu.enter()
         for _ in range(options.get("burst", 10)):
             gpu.call("cuGraphLaunch", executable, stream)
-        gpu.synchronize()
+        ahead.wait()
 
     return once
 
@@ -120,14 +147,15 @@ def memset(library: c.CDLL, options: dict[str, int]) -> Burst:
     """Fills between kernels, on the default stream."""
     gpu = Gpu(library, 0, 0)
     function, size = gpu.function("aliquot_spin"), options.get("bytes", 4096)
+    ahead = Ahead(gpu)
     address = gpu.words(size // 8)
 
     def once() -> None:
         gpu.enter()
-        for _ in range(options.get("burst", 25)):
+        for _ in range(options.get("burst", 100)):
             gpu.call("cuMemsetD8Async", c.c_uint64(address), 1, c.c_size_t(size), None)
             gpu.launch(function, None, options.get("ns", 200_000))
-        gpu.synchronize()
+        ahead.wait()
 
     return once
 
@@ -201,11 +229,13 @@ def never(library: c.CDLL, options: dict[str, int]) -> Burst:
 
 def request(library: c.CDLL, options: dict[str, int]) -> Burst:
     """One short kernel, waited for, and then nothing for a while: an inference service."""
-    once = spin(library, {**options, "burst": 1, "ns": options.get("ns", 500_000)})
-    pause = threading.Event()
+    gpu = Gpu(library, 0, 0)
+    function, pause = gpu.function("aliquot_spin"), threading.Event()
 
     def serve() -> None:
-        once()
+        gpu.enter()
+        gpu.launch(function, None, options.get("ns", 500_000))
+        gpu.synchronize()
         pause.wait(options.get("every_ms", 10) / 1000)
 
     return serve

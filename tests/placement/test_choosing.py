@@ -84,7 +84,8 @@ def test_a_gpu_is_locked_to_the_kind_that_came_first() -> None:
     place = asks.place(shared)
     assert place is not None
     assert asks.choose(sliced(100)) is None
-    assert "another kind" in refusal(asks, sliced(100))
+    assert "1 node: room only on GPUs in use as another kind: shared" in refusal(asks, sliced(100))
+    assert "not enough left" in refusal(asks, sliced(800))  # the kind is not what is in the way
     books.give(place, shared)
     assert asks.choose(sliced(100)) is not None
 

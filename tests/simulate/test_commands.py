@@ -62,7 +62,31 @@ def test_a_request_is_explained(lists: list[str]) -> None:
     found = json.loads(said("explain", *lists[:2], "--model", "A10", "--json"))
     assert (found["node"], found["gpus"]) == ("n1", [0])
     assert found["refused"] == {"another GPU model": 1}
-    assert "nowhere" in said("explain", *lists[:2], "--gpus", "3")
+    nowhere = CliRunner().invoke(app, ["explain", *lists[:2], "--gpus", "3"])
+    assert nowhere.exit_code == 1
+    assert "nowhere" in nowhere.output
+    assert "1 node: " in said("explain", *lists[:2], "--model", "A10")
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["--model", "Voodoo2"], "There are: A10"),
+        (["--memory", "8GiB"], "Leave out --memory"),
+        (["--memory", "50%"], "Write for example 8GiB"),
+    ],
+)
+def test_a_request_that_no_node_can_answer_is_told(
+    lists: list[str], words: list[str], wrong: str
+) -> None:
+    with pytest.raises(BadValueError) as caught:
+        CliRunner().invoke(app, ["explain", *lists[:2], *words], catch_exceptions=False)
+    assert wrong in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [["--gpus", "0"], ["--compute", "0"]])
+def test_nothing_is_no_request(lists: list[str], words: list[str]) -> None:
+    assert CliRunner().invoke(app, ["explain", *lists[:2], *words]).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -70,6 +94,9 @@ def test_a_request_is_explained(lists: list[str]) -> None:
     [
         (["--strategy", "luck"], "luck"),
         (["--nodes", "/nowhere.csv"], "nowhere"),
+        (["--pods", "/nowhere.csv"], "cannot be read: No such file or directory$"),
+        (["--day", "1"], "--day makes its own"),
+        (["compare", "--seeds", "5-1"], "'5-1'"),
     ],
 )
 def test_wrong_use_is_told(lists: list[str], words: list[str], wrong: str) -> None:

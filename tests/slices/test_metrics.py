@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -62,8 +63,8 @@ def test_every_figure_is_there_with_its_unit() -> None:
         "aliquot_gpu_memory_used_bytes": [(of_gpu, GIB)],
         "aliquot_gpu_memory_granted_bytes": [(of_gpu, 8 * GIB)],
         "aliquot_gpu_contended": [(of_gpu, 1)],
-        "aliquot_strangers": [(of_gpu, 1)],
-        "aliquot_stranger_memory_bytes": [(of_gpu, GIB)],
+        "aliquot_gpu_stranger_processes": [(of_gpu, 1)],
+        "aliquot_gpu_stranger_memory_bytes": [(of_gpu, GIB)],
         "aliquot_slice_info": [({**OF_SLICE, "policy": "hard", "priority": "latency"}, 1)],
         "aliquot_slice_memory_limit_bytes": [(OF_SLICE, 8 * GIB)],
         "aliquot_slice_memory_used_bytes": [(OF_SLICE, GIB + 5)],
@@ -108,6 +109,13 @@ def test_an_equal_part_has_no_share_and_an_untried_slice_is_neither_gated_nor_no
     assert found["aliquot_slice_gated"] == [(OF_SLICE, 0)]
 
 
+def test_who_never_waited_has_no_quantiles() -> None:
+    found = samples(exposition(replace(status(), grants=(make_grant("a", gpu0=GIB),))))
+    quantiles = [value for _, value in found["aliquot_slice_credit_wait_seconds"]]
+    assert list(map(math.isnan, quantiles)) == [True, True]
+    assert found["aliquot_slice_credit_wait_seconds_count"] == [(OF_SLICE, 0)]
+
+
 def test_a_machine_without_an_arbiter_is_down() -> None:
     assert samples(exposition(None)) == {"aliquot_arbiter_up": [({}, 0)]}
 
@@ -128,4 +136,4 @@ def test_any_label_and_any_value_can_be_read_back(name: str, size: int, seconds:
     assert found["aliquot_gpu_info"][0][0]["model"] == gpu.model
     assert found["aliquot_gpu_memory_used_bytes"][0][1] == size
     assert found["aliquot_arbiter_credit_cpu_seconds_total"][0][1] == seconds
-    assert found["aliquot_stranger_memory_bytes"][0][1] == 0
+    assert found["aliquot_gpu_stranger_memory_bytes"][0][1] == 0

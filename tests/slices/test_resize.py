@@ -11,6 +11,7 @@ import pytest
 from aliquot.model import Amount, Change, Policy, parse_amount
 from aliquot.model.errors import (
     AliquotError,
+    BadValueError,
     InUseError,
     NoRoomError,
     NoSuchGrantError,
@@ -61,13 +62,13 @@ def changes_asked(played: Played) -> list[str]:
 
 def test_every_slice_is_changed_and_percent_are_of_its_gpu(play: Play) -> None:
     machine, played = play(answer(40 * GIB, reached=True))
-    change = Change(memory=parse_amount("50%"), policy=Policy.HARD)
+    change = Change(memory=parse_amount("50%"), compute_percent=30, policy=Policy.HARD)
     done = resize(machine, machine.seen.grants[0], change)
     assert [part.memory_bytes for part in done] == [40 * GIB] * 2
     (asked,) = changes_asked(played)
     assert asked == (
-        f"resize name=a slice=GPU0,memory={40 * GIB},policy=hard"
-        f" slice=GPU1,memory={40 * GIB},policy=hard"
+        f"resize name=a slice=GPU0,memory={40 * GIB},compute=30,policy=hard"
+        f" slice=GPU1,memory={40 * GIB},compute=30,policy=hard"
     )
 
 
@@ -97,18 +98,42 @@ def test_no_room_says_who_has_it(play: Play) -> None:
     error = refused(play, "no-room", Change(compute_percent=60))
     assert isinstance(error, NoRoomError)
     assert error.message.splitlines() == [
-        "no room beside the others for what grant a should get:",
-        "  GPU 0: 72 GiB and 45% left (grants: other 8 GiB 55%)",
-        "  GPU 1: 80 GiB and 100% left",
+        "no room for what grant a should get:",
+        "  GPU 0: 60% asked, 45% left (grants: other 8 GiB 55%)",
     ]
     assert "aliquot ps" in str(error.way_out)
 
 
+def test_no_room_says_which_part_is_short(play: Play) -> None:
+    error = refused(play, "no-room", Change(memory=parse_amount("75GiB"), compute_percent=20))
+    assert error.message.splitlines()[1:] == [
+        "  GPU 0: 75 GiB asked, 72 GiB left (grants: other 8 GiB)",
+    ]
+
+
+def test_more_memory_than_the_gpu_has(play: Play) -> None:
+    error = refused(play, "no-room", Change(memory=parse_amount("200GiB")))
+    assert error.message.splitlines()[1:] == [
+        "  GPU 0: 200 GiB asked, the GPU has 80 GiB (grants: other 8 GiB)",
+        "  GPU 1: 200 GiB asked, the GPU has 80 GiB",
+    ]
+
+
 def test_what_this_gpu_cannot_do_is_refused_in_the_arbiters_words(play: Play) -> None:
-    error = refused(play, "unsupported", Change(policy=Policy.HARD))
+    error = refused(play, "unsupported", Change(compute_percent=30, policy=Policy.HARD))
     assert type(error) is UnsupportedError
     assert error.message == "the arbiter's own words"
     assert "--policy elastic" in str(error.way_out)
+
+
+def test_hard_without_a_share_is_refused_and_with_the_slices_own_is_not(play: Play) -> None:
+    machine, played = play({"name": "other", "slices": []})
+    equal, shared = machine.seen.grants
+    with pytest.raises(BadValueError, match="--policy hard needs a share: add --compute PERCENT"):
+        resize(machine, equal, Change(policy=Policy.HARD))
+    assert changes_asked(played) == []
+    resize(machine, shared, Change(policy=Policy.HARD))
+    assert changes_asked(played) == ["resize name=other slice=GPU0,policy=hard"]
 
 
 def test_waiting_goes_down_as_the_program_frees(play: Play) -> None:

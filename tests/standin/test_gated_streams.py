@@ -173,7 +173,7 @@ def test_a_threads_stream_is_marked_by_its_own_thread(gated: Gated, tenant: Tena
     """Another thread cannot name it: the first time it does without, from then on it need not."""
     launch = ["launch", "cuLaunchKernel_ptsz", 0]
     gated.take_turns(tenant, credit=1000)
-    tenant("in_thread", "a", *[launch] * 9)
+    tenant("in_thread", "a", *[launch] * 11)  # the last one did not stand alone
     before = gated.arbiter.asked()
     tenant("query_stream")  # another thread's call closes the quantum
     assert gated.arbiter.asked() == before

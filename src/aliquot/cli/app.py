@@ -40,8 +40,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Without a GPU, try gpus, run, doctor and arbiter on a simulated machine: "
-    "--simulate h100:8. What runs there is shown by ps and top too.",
+    epilog="Without a GPU, try gpus, run, resize, metrics, doctor and arbiter on a simulated "
+    "machine: --simulate h100:8. What runs there is shown by ps and top too.",
 )
 
 Simulate = Annotated[
@@ -167,8 +167,8 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         str,
         typer.Option(
             metavar="PERCENT",
-            help="Share of each GPU's compute time, 1 to 100, while others have work too; or "
-            "equal: an equal part of what the others leave.",
+            help="Share of each GPU's compute time in whole percent, 1 to 100, while others have "
+            "work too; or equal: an equal part of what the others leave.",
         ),
     ] = EQUAL,
     policy: Annotated[
@@ -182,7 +182,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         Priority,
         typer.Option(
             help="latency: takes the GPU as soon as it has work, within its share; background: "
-            "runs only in what all others leave."
+            "runs only while no other slice has work."
         ),
     ] = Priority.NORMAL,
     name: Annotated[
@@ -288,8 +288,8 @@ def resize(  # noqa: PLR0913, PLR0917 - one for each option
         str | None,
         typer.Option(
             metavar="PERCENT",
-            help="New share of compute time, 1 to 100; or equal: an equal part of what the others "
-            "leave, as without --compute in aliquot run.",
+            help="New share of compute time in whole percent, 1 to 100; or equal: an equal part of "
+            "what the others leave, as without --compute in aliquot run.",
         ),
     ] = None,
     policy: Annotated[
@@ -326,7 +326,14 @@ def resize(  # noqa: PLR0913, PLR0917 - one for each option
     raise typer.Exit(resize_grant(name, change, wait=wait, simulate=simulate))
 
 
-@app.command(epilog=_examples("aliquot metrics", "aliquot metrics --simulate h100:8"))
+@app.command(
+    epilog=_examples(
+        "aliquot metrics",
+        "aliquot metrics --simulate h100:8",
+        "cd /var/lib/node_exporter && aliquot metrics >aliquot.tmp && mv aliquot.tmp aliquot.prom",
+        "    (from cron, for node_exporter --collector.textfile.directory=/var/lib/node_exporter)",
+    )
+)
 def metrics(simulate: Simulate = None) -> None:
     """Print what the arbiter knows as Prometheus text.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from aliquot import slices
 from aliquot.cli.tables import print_text
 from aliquot.devices import parse_shape
@@ -18,3 +20,13 @@ def show_metrics(simulate: str | None) -> None:
     except control.NoArbiterError:
         seen = None
     print_text(exposition(seen))
+    if seen is None and simulate is None:
+        _point_to_simulated()
+
+
+def _point_to_simulated() -> None:
+    """Where only simulated machines run, one of them may be what was meant."""
+    shapes = sorted(str(one.state.shape) for one in slices.machines() if one.state.shape)
+    if shapes:
+        ways = " or ".join(f"--simulate {shape}" for shape in shapes)
+        sys.stderr.write(f"aliquot: only simulated machines run here: add {ways}\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aliquot import slices
 from aliquot.cli.tables import console
 from aliquot.devices import parse_shape
-from aliquot.model import check_name, format_bytes, format_share
+from aliquot.model import check_name, format_bytes, format_share, parse_amount
 from aliquot.model.errors import BadValueError
 from aliquot.slices.resize import lower, resize
 
@@ -49,7 +49,8 @@ def _wait(machine: Machine, grant: Grant, change: Change) -> int:
         for progress in _shown(lower(machine, grant, change), grant):
             done = progress.slices
     except KeyboardInterrupt:
-        sys.stderr.write(f"aliquot: no longer waiting: {_where_it_is(machine, grant, done)}\n")
+        where = _where_it_is(machine, grant, done)
+        sys.stderr.write(f"aliquot: no longer waiting: {where}\n  {_way_back(grant)}\n")
         return INTERRUPTED
     _tell(machine, grant, change, done)
     return 0
@@ -63,10 +64,23 @@ def _where_it_is(machine: Machine, grant: Grant, done: tuple[Resized, ...]) -> s
     return f"grant {grant.name} keeps the limit that it has now, {limits}"
 
 
+def _way_back(grant: Grant) -> str:
+    """How to get the limits from before; all slices of a grant can only get the same."""
+    limits = {part.memory_bytes for part in grant.slices}
+    amount = _written(limits.pop()) if len(limits) == 1 else "AMOUNT"
+    return f"The way back: aliquot resize {grant.name} --memory {amount}"
+
+
+def _written(count: int) -> str:
+    """Bytes as an option that means exactly them."""
+    short = format_bytes(count).replace(" ", "")
+    return short if parse_amount(short).bytes == count else str(count)
+
+
 def _shown(progress: Iterator[Progress], grant: Grant) -> Iterator[Progress]:
-    """The same, with the bytes to go on a terminal."""
+    """The same, with the bytes to go on a terminal; else a line that says that it waits."""
     if not console().is_terminal:
-        yield from progress
+        yield from _announced(progress, grant)
         return
     from rich.progress import BarColumn, TextColumn  # noqa: PLC0415 - imported when needed
     from rich.progress import Progress as Display  # noqa: PLC0415
@@ -83,6 +97,15 @@ def _shown(progress: Iterator[Progress], grant: Grant) -> Iterator[Progress]:
                 completed=start - one.limit_bytes,
             )
             yield one
+
+
+def _announced(progress: Iterator[Progress], grant: Grant) -> Iterator[Progress]:
+    for number, one in enumerate(progress):
+        if number == 0 and one.left_bytes:
+            sys.stderr.write(f"aliquot: grant {grant.name}: waiting,")
+            sys.stderr.write(f" {format_bytes(one.left_bytes)} to go\n")
+            sys.stderr.flush()
+        yield one
 
 
 def _tell(machine: Machine, grant: Grant, change: Change, done: tuple[Resized, ...]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aliquot import slices
 from aliquot.devices import check_version, parse_shape
-from aliquot.model import check_name, format_bytes
+from aliquot.model import Policy, Priority, check_name, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,8 @@ def run_command(
 def _tell(made: Made, request: Request, state: State) -> None:
     """Say what was given where a person looks on, and always that it is simulated."""
     kind = "simulated " if state.shape else ""
-    share = request.compute_percent
+    background = request.priority is Priority.BACKGROUND
+    share = 0 if background else request.compute_percent
     compute = f" and {share}% of the compute time" if share else ""
     if state.shape or sys.stderr.isatty():
         parts = [
@@ -49,11 +50,23 @@ def _tell(made: Made, request: Request, state: State) -> None:
             f" ({one.gpu.model})"
             for one in made.gpus
         ]
-        _say(f"grant {made.name}: {', '.join(parts)}")
+        _say(f"grant {made.name}: {', '.join(parts)}{_settings(request)}")
     for one in made.gpus:
         for stranger in one.strangers:
             used = "memory" if stranger.bytes is None else format_bytes(stranger.bytes)
             _say(f"{one.gpu} is also used outside Aliquot: {stranger.name} ({stranger.pid}) {used}")
+
+
+def _settings(request: Request) -> str:
+    """The policy and the priority, where they are not the ordinary ones."""
+    hard = f", policy {request.policy}" if request.policy is not Policy.ELASTIC else ""
+    match request.priority:
+        case Priority.NORMAL:
+            return hard
+        case Priority.BACKGROUND:
+            return f"{hard}, in the background: only what the others leave"
+        case priority:
+            return f"{hard}, priority {priority}"
 
 
 def _say(line: str) -> None:

@@ -14,7 +14,7 @@ from aliquot.model.errors import BadValueError, InstallationError, OutputError
 try:
     from aliquot.placement.books import Books
     from aliquot.placement.chooser import Chooser
-    from aliquot.placement.explain import explain
+    from aliquot.placement.explain import count_nodes, explain
     from aliquot.placement.snapshot import empty
     from aliquot.placement.strategies import STRATEGIES, strategy
     from aliquot.simulate import generate, openb, trace
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from aliquot.placement.demand import Demand
-    from aliquot.placement.snapshot import NodeSpec
+    from aliquot.placement.snapshot import Hardware, NodeSpec
     from aliquot.simulate.engine import Run
     from aliquot.simulate.openb import Pod, Replay
 
@@ -46,6 +46,13 @@ class Source:
     nodes: Path | None = None
     pods: Path | None = None
     day: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.day is not None and (self.nodes or self.pods):
+            raise BadValueError(
+                "--day makes its own nodes and requests",
+                "Leave it out, or leave out --nodes and --pods.",
+            )
 
     def files(self) -> tuple[Path, Path]:
         """Both files, or BadValueError."""
@@ -130,13 +137,14 @@ def run_comparison(  # noqa: PLR0913 - one for each option
 
 def explain_request(  # noqa: PLR0913 - one for each option
     source: Source, demand: Demand, *, by: str, arrive: float, seed: int, json: bool
-) -> None:
-    """Where a request would go on these nodes, after a list has come if one is given."""
+) -> bool:
+    """Say where a request would go on these nodes, after a list has come; whether it fits."""
     _check_strategies([by])
     if source.nodes is None:
         raise BadValueError("there are no nodes", "Give --nodes NODES.csv.")
     reader = openb.read_nodes if "sn" in _first_line(source.nodes) else trace.read_nodes
     start = empty(reader(source.nodes))
+    _check_nodes(source.nodes, start.hardware, demand)
     pods = [] if source.pods is None else openb.read_pods(source.pods)
     chooser = Chooser(Books(start), strategy(by, start.hardware, openb.mix_of(pods)), seed=seed)
     if pods:
@@ -158,7 +166,7 @@ def explain_request(  # noqa: PLR0913 - one for each option
                 "refused": {str(lack): count for lack, count in said.lacks},
             }
         )
-        return
+        return place is not None
     where = "nowhere" if place is None else f"{names[place.node]}, GPU {_list(place.gpus)}"
     lines = [f"{demand}: {where}"]
     for node, more in said.runners_up:
@@ -166,8 +174,23 @@ def explain_request(  # noqa: PLR0913 - one for each option
         lines.append(f"  {names[node]} {also}")
     example = dict(said.examples)
     for lack, count in said.lacks:
-        lines.append(f"  {count} nodes: {lack} (such as {names[example[lack]]})")
+        lines.append(f"  {count_nodes(count)}: {lack} (such as {names[example[lack]]})")
     print_text("\n".join(lines) + "\n")
+    return place is not None
+
+
+def _check_nodes(path: Path, hardware: Hardware, demand: Demand) -> None:
+    """Refuse what no node of the list can say anything about."""
+    if demand.models and not demand.models & set(hardware.models):
+        there = ", ".join(sorted(filter(None, hardware.models))) or "none: no node names its model"
+        raise BadValueError(
+            f"{path} has no GPU model {' or '.join(sorted(demand.models))}", f"There are: {there}."
+        )
+    if demand.gpu_bytes and not hardware.gpu_bytes.any():
+        raise BadValueError(
+            f"no node of {path} says how much memory its GPUs have",
+            "Leave out --memory, or add the column gpu_memory_mib to a list in our format.",
+        )
 
 
 def _list(gpus: Sequence[int]) -> str:
@@ -324,8 +347,10 @@ def _first_line(path: Path) -> list[str]:
     try:
         with path.open(encoding="utf-8") as file:
             return file.readline().strip().split(",")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadValueError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise BadValueError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadValueError(f"{path} cannot be read: it is no text") from error
 
 
 @contextmanager

@@ -40,7 +40,8 @@ simulate_app = typer.Typer(
     invoke_without_command=True,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Replay a trace through the placement of Aliquot.",
+    help="Replay a trace through the placement of Aliquot: a cluster on paper, not a simulated GPU"
+    " (--simulate).",
 )
 
 
@@ -59,8 +60,9 @@ def simulate(  # noqa: PLR0913, PLR0917 - one for each option
 ) -> None:
     """Replay a trace through the placement of Aliquot.
 
-    With openb's lists, requests come one by one and stay: it shows how much of the GPUs is
-    allocated in the end. With a trace that has durations, it shows use and waiting over time.
+    This is a cluster on paper, not a simulated GPU (--simulate). With openb's lists, requests come
+    one by one and stay: it shows how much of the GPUs is allocated in the end. With a trace that
+    has durations, it shows use and waiting over time.
     """
     if context.invoked_subcommand is not None:
         return
@@ -99,10 +101,13 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
 
 def explain(  # noqa: PLR0913, PLR0917 - one for each option
     nodes: Nodes = None,
-    pods: Pods = None,
-    gpus: Annotated[int, typer.Option(min=0, help="How many different GPUs of one node.")] = 1,
+    pods: Annotated[
+        Path | None,
+        typer.Option(metavar="PODS.csv", help="What comes before: openb's list of pods only."),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="How many different GPUs of one node.")] = 1,
     compute: Annotated[
-        float, typer.Option(min=0, max=100, help="Percent of each GPU; 100 is whole GPUs.")
+        float, typer.Option(min=0.1, max=100, help="Percent of each GPU; 100 is whole GPUs.")
     ] = 100,
     memory: Annotated[
         str | None, typer.Option(metavar="AMOUNT", help="Memory of each GPU, for example 8GiB.")
@@ -117,7 +122,8 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
 ) -> None:
     """Say where a request would go, and why not elsewhere.
 
-    With --pods, after so much of that list has come as --arrive says.
+    With --pods, after so much of that list has come as --arrive says. Ends with exit code 1 if it
+    fits nowhere.
     """
     from aliquot.cli.simulate import Source, explain_request  # noqa: PLC0415 - when needed
     from aliquot.placement.demand import Demand, Kind  # noqa: PLC0415
@@ -125,13 +131,24 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     whole = compute == 100 and memory is None
     demand = Demand(
         gpus=gpus,
-        kind=(Kind.WHOLE if whole else Kind.SLICED) if gpus else Kind.FREE,
-        milli=round(compute * 10) if gpus else 0,
-        gpu_bytes=0 if memory is None else (parse_amount(memory).bytes or 0),
+        kind=Kind.WHOLE if whole else Kind.SLICED,
+        milli=round(compute * 10),
+        gpu_bytes=0 if memory is None else _bytes(memory),
         cpu_milli=round(cpu * 1000),
         models=frozenset(filter(None, model.split("|"))),
     )
-    explain_request(Source(nodes, pods), demand, by=by, arrive=arrive, seed=seed, json=json)
+    source = Source(nodes, pods)
+    fits = explain_request(source, demand, by=by, arrive=arrive, seed=seed, json=json)
+    raise typer.Exit(0 if fits else 1)
+
+
+def _bytes(memory: str) -> int:
+    amount = parse_amount(memory)
+    if amount.bytes is None:
+        raise BadValueError(
+            f"{memory} is of no one GPU: the nodes' GPUs differ", "Write for example 8GiB."
+        )
+    return amount.bytes
 
 
 def _numbers(text: str) -> list[int]:
@@ -139,7 +156,10 @@ def _numbers(text: str) -> list[int]:
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            found.extend(range(int(first), int(last or first) + 1))
+            numbers = range(int(first), int(last or first) + 1)
+            if not numbers:
+                raise BadValueError(f"{part!r} are no seeds", "Write the lower one first: 1-5.")
+            found.extend(numbers)
     except ValueError as error:
         raise BadValueError(f"{text!r} are no seeds", "Write 42-51, or 1,2,3.") from error
     return found

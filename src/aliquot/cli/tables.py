@@ -72,9 +72,9 @@ def rate(by_second: float | None) -> str:
     return NOTHING if by_second is None else f"{by_second:.1f}"
 
 
-def milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float | None) -> str:
     """A time in milliseconds, to three digits."""
-    return NOTHING if seconds == 0 else f"{seconds * 1000:.3g}"
+    return NOTHING if seconds is None else f"{seconds * 1000:.3g}"
 
 
 def used_of(used: int, limit: int) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aliquot import slices
 from aliquot.cli.keys import waiting
 from aliquot.cli.ps import strangers
-from aliquot.cli.tables import console, milliseconds, new_table, percent, rate, used_of
+from aliquot.cli.tables import NOTHING, console, milliseconds, new_table, percent, rate, used_of
 from aliquot.model import Gates, Policy, Priority, format_bytes, format_share
 from aliquot.slices.culprits import culprits
 from aliquot.slices.rates import Rates, credit_cpu_ratio, key, slice_rates
@@ -200,8 +200,8 @@ def _words(machine: Machine, one: SharedGpu, row: Row) -> Iterator[str]:
         "memory_limit_bytes": row.part.memory_bytes,
         "backlog": compute.backlog_quanta,
         "handovers_per_second": rate(rates.handovers_per_second),
-        "wait_p50_seconds": f"{compute.wait_p50_seconds:.6f}",
-        "wait_p99_seconds": f"{compute.wait_p99_seconds:.6f}",
+        "wait_p50_seconds": _seconds(compute.wait_p50_seconds),
+        "wait_p99_seconds": _seconds(compute.wait_p99_seconds),
         "fallbacks": compute.fallbacks,
         "policy": row.part.policy,
         "priority": row.part.priority,
@@ -209,4 +209,8 @@ def _words(machine: Machine, one: SharedGpu, row: Row) -> Iterator[str]:
         "gates": compute.gates,
         "contended": "yes" if one.contended else "no",
     }
-    yield from (f"{name}={value}" for name, value in values.items())
+    yield from (f"{name}={'-' if value == NOTHING else value}" for name, value in values.items())
+
+
+def _seconds(time: float | None) -> str:
+    return NOTHING if time is None else f"{time:.6f}"

@@ -31,7 +31,8 @@ class ComputeUse:
     """What a slice got of its GPU's time. All but `recent_*` and `backlog_quanta` only grows.
 
     `why` is the driver's code where `gates` fail. `weight_percent` is the part of the GPU that the
-    slice has by what was asked for it and for the others. `recent_*` are of about the last second.
+    slice has by what was asked for it and for the others. `recent_*` are of about the last
+    second. The quantiles of the waits are None where it never waited.
     """
 
     gates: Gates = Gates.UNTRIED
@@ -44,8 +45,8 @@ class ComputeUse:
     backlog_quanta: int = 0
     waits: int = 0
     waited_seconds: float = 0.0
-    wait_p50_seconds: float = 0.0
-    wait_p99_seconds: float = 0.0
+    wait_p50_seconds: float | None = None
+    wait_p99_seconds: float | None = None
     recent_used_seconds: float = 0.0
     recent_seconds: float = 0.0
 

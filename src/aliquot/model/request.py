@@ -33,6 +33,8 @@ class Request:
                 f"{self.compute_percent} is not a part of a GPU's compute",
                 "Write 1 to 100 (percent), or leave it out for an equal part.",
             )
+        if self.policy is Policy.HARD and not self.compute_percent:
+            raise BadValueError("--policy hard needs a share: add --compute PERCENT")
 
     def bytes_on(self, gpu: Gpu) -> int:
         """The bytes this request means on that GPU."""

@@ -65,10 +65,17 @@ def explain(
     )
 
 
+def count_nodes(count: int) -> str:
+    """So many nodes, in words."""
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
 def refusal(chooser: Chooser, demand: Demand) -> str:
     """One sentence on why a demand fits nowhere."""
     said = explain(chooser, demand)
     if said.placement is not None:
         return "it fits"
-    parts = [f"{count} nodes: {lack}" for lack, count in said.lacks]
-    return f"{demand} fits on none of {chooser.books.hardware.size} nodes ({'; '.join(parts)})"
+    parts = [f"{count_nodes(count)}: {lack}" for lack, count in said.lacks]
+    return (
+        f"{demand} fits on none of {count_nodes(chooser.books.hardware.size)} ({'; '.join(parts)})"
+    )

@@ -24,7 +24,8 @@ class Lack(StrEnum):
     TOO_SMALL = "GPUs with less memory than asked for"
     CPU = "not enough CPU left"
     RAM = "not enough memory of the node left"
-    KIND = "GPUs in use as another kind"
+    SHARED = "room only on GPUs in use as another kind: shared, and it asks for sliced"
+    SLICED = "room only on GPUs in use as another kind: sliced, and it asks for shared"
     GPU = "not enough left on enough GPUs"
 
 
@@ -113,5 +114,10 @@ def lack_of(  # noqa: PLR0911 - one for each lack
         return Lack.RAM
     if int(gpus_that_fit(rows, demand).sum()) >= demand.gpus:
         return None
-    usable = rows.free if demand.kind is Kind.WHOLE else rows.free | (rows.kind == demand.kind)
-    return Lack.KIND if int((usable & rows.present).sum()) < demand.gpus else Lack.GPU
+    if demand.kind is Kind.WHOLE:
+        return Lack.GPU
+    room = (rows.milli >= demand.milli) & (rows.bytes >= demand.gpu_bytes)
+    room &= rows.present & (rows.kind != Kind.WHOLE)
+    if int(room.sum()) < demand.gpus:
+        return Lack.GPU
+    return Lack.SHARED if demand.kind is Kind.SLICED else Lack.SLICED

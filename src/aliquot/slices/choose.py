@@ -72,14 +72,19 @@ def outside(one: SharedGpu) -> int:
 
 def figures(one: SharedGpu, grants: Sequence[Grant], *, with_compute: bool) -> str:
     """What is left of a GPU, and who has the rest."""
+    compute = f" and {compute_left(one, grants)}%" if with_compute else ""
+    who = holders(one, grants, with_compute=with_compute)
+    return f"{one.gpu}: {format_bytes(left(one))}{compute} left{who}"
+
+
+def holders(one: SharedGpu, grants: Sequence[Grant], *, with_compute: bool) -> str:
+    """Who has a part of a GPU, in brackets; nothing where nobody has."""
     here = [grant for grant in grants if grant.bytes_on(one.gpu.uuid)]
-    holders = [_holding(grant, one.gpu, with_compute=with_compute) for grant in here]
-    parts = [f"grants: {', '.join(holders)}"] if holders else []
+    held = [_holding(grant, one.gpu, with_compute=with_compute) for grant in here]
+    parts = [f"grants: {', '.join(held)}"] if held else []
     if one.strangers:
         parts.append(f"outside Aliquot: {format_bytes(outside(one))}")
-    reasons = f" ({'; '.join(parts)})" if parts else ""
-    compute = f" and {compute_left(one, grants)}%" if with_compute else ""
-    return f"{one.gpu}: {format_bytes(left(one))}{compute} left{reasons}"
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _fits(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> bool:

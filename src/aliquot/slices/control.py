@@ -326,8 +326,8 @@ def _compute(words: dict[str, Any]) -> ComputeUse:
         backlog_quanta=words["backlog"],
         waits=words["waits"],
         waited_seconds=words["waited_ns"] / _NANOSECONDS,
-        wait_p50_seconds=words["wait_p50_ns"] / _NANOSECONDS,
-        wait_p99_seconds=words["wait_p99_ns"] / _NANOSECONDS,
+        wait_p50_seconds=words["wait_p50_ns"] / _NANOSECONDS if words["waits"] else None,
+        wait_p99_seconds=words["wait_p99_ns"] / _NANOSECONDS if words["waits"] else None,
         recent_used_seconds=words["recent_used_ns"] / _NANOSECONDS,
         recent_seconds=words["recent_ns"] / _NANOSECONDS,
     )

@@ -78,13 +78,13 @@ _GPU: tuple[_Family[SharedGpu], ...] = (
         lambda one: int(one.contended),
     ),
     _Family(
-        "aliquot_strangers",
+        "aliquot_gpu_stranger_processes",
         "gauge",
         "Processes that use the GPU outside every grant.",
         lambda one: len(one.strangers),
     ),
     _Family(
-        "aliquot_stranger_memory_bytes",
+        "aliquot_gpu_stranger_memory_bytes",
         "gauge",
         "Memory that is used outside every grant, as far as the driver says.",
         lambda one: sum(stranger.bytes or 0 for stranger in one.strangers),
@@ -211,8 +211,11 @@ def _waits(parts: Sequence[_Part]) -> Iterator[str]:
     yield from _head(_WAIT, "summary", "How long the slice waited for credit, each time.")
     for part in parts:
         compute = part.compute
-        yield _sample(_WAIT, {**part.labels, "quantile": "0.5"}, compute.wait_p50_seconds)
-        yield _sample(_WAIT, {**part.labels, "quantile": "0.99"}, compute.wait_p99_seconds)
+        for quantile, value in (
+            ("0.5", compute.wait_p50_seconds),
+            ("0.99", compute.wait_p99_seconds),
+        ):
+            yield _sample(_WAIT, {**part.labels, "quantile": quantile}, value)
         yield _sample(f"{_WAIT}_sum", part.labels, compute.waited_seconds)
         yield _sample(f"{_WAIT}_count", part.labels, compute.waits)
 
@@ -226,6 +229,8 @@ def _head(name: str, kind: str, words: str) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
 
 
-def _sample(name: str, labels: dict[str, str], value: float) -> str:
+def _sample(name: str, labels: dict[str, str], value: float | None) -> str:
+    """A line; a summary that has seen nothing has NaN for its quantiles."""
     words = ",".join(f'{key}="{text.translate(_ESCAPES)}"' for key, text in labels.items())
-    return f"{name}{{{words}}} {value}" if words else f"{name} {value}"
+    told = "NaN" if value is None else value
+    return f"{name}{{{words}}} {told}" if words else f"{name} {told}"

@@ -11,23 +11,24 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from aliquot.model import Change, format_bytes
+from aliquot.model import Change, Policy, format_bytes
 from aliquot.model.errors import (
     AliquotError,
+    BadValueError,
     InUseError,
     NoRoomError,
     NoSuchGrantError,
     StateError,
 )
 from aliquot.slices import arbiter, control
-from aliquot.slices.choose import figures
+from aliquot.slices.choose import compute_left, holders, left
 from aliquot.slices.control import Resized, SliceChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from aliquot.model import Grant, Slice
-    from aliquot.slices.control import Status
+    from aliquot.slices.control import SharedGpu, Status
     from aliquot.slices.machines import Machine
 
 _STEP_SECONDS = 0.1
@@ -87,16 +88,32 @@ def _in_use(seen: Status, grant: Grant, changes: list[SliceChange]) -> list[str]
 
 def _no_room(seen: Status, grant: Grant, changes: list[SliceChange]) -> list[str]:
     others = [one for one in seen.grants if one.name != grant.name]
-    with_compute = any(change.compute_percent or change.priority for change in changes)
-    beside = {
-        one.gpu.uuid: replace(one, granted_bytes=sum(x.bytes_on(one.gpu.uuid) for x in others))
-        for one in seen.gpus
-    }
-    lines = [
-        f"  {figures(beside[change.gpu_uuid], others, with_compute=with_compute)}"
-        for change in changes
-    ]
-    return [f"no room beside the others for what grant {grant.name} should get:", *lines]
+    gpus = {one.gpu.uuid: one for one in seen.gpus}
+    lines = []
+    for part, change in zip(grant.slices, changes, strict=True):
+        one = gpus[part.gpu_uuid]
+        beside = replace(one, granted_bytes=sum(x.bytes_on(one.gpu.uuid) for x in others))
+        memory = _memory_short(beside, change.memory_bytes or 0)
+        compute = _compute_short(compute_left(beside, others), part, change)
+        if memory or compute:
+            who = holders(beside, others, with_compute=bool(compute))
+            lines.append(f"  {one.gpu}: {'; '.join([*memory, *compute])}{who}")
+    return [f"no room for what grant {grant.name} should get:", *lines] if lines else []
+
+
+def _memory_short(beside: SharedGpu, asked: int) -> list[str]:
+    words = f"{format_bytes(asked)} asked"
+    if asked > beside.gpu.memory_bytes:
+        return [f"{words}, the GPU has {format_bytes(beside.gpu.memory_bytes)}"]
+    return [f"{words}, {format_bytes(left(beside))} left"] if asked > left(beside) else []
+
+
+def _compute_short(percent_left: int, part: Slice, change: SliceChange) -> list[str]:
+    percent = part.compute_percent if change.compute_percent is None else change.compute_percent
+    asked = replace(
+        part, compute_percent=percent, priority=change.priority or part.priority
+    ).reserved_percent
+    return [f"{asked}% asked, {percent_left}% left"] if asked > percent_left else []
 
 
 def lower(machine: Machine, grant: Grant, change: Change) -> Iterator[Progress]:
@@ -135,6 +152,8 @@ def _wait_for_arbiter(machine: Machine) -> None:
 
 
 def _slice_changes(machine: Machine, grant: Grant, change: Change) -> list[SliceChange]:
+    for part in grant.slices:
+        _check_share(grant, part, change)
     return [
         SliceChange(
             gpu_uuid=part.gpu_uuid,
@@ -145,6 +164,18 @@ def _slice_changes(machine: Machine, grant: Grant, change: Change) -> list[Slice
         )
         for part in grant.slices
     ]
+
+
+def _check_share(grant: Grant, part: Slice, change: Change) -> None:
+    """A hard slice needs a share: refuse a change that would leave it without one."""
+    kept = part.compute_percent if change.compute_percent is None else change.compute_percent
+    if change.policy is Policy.HARD and not kept:
+        raise BadValueError("--policy hard needs a share: add --compute PERCENT")
+    if change.compute_percent == 0 and (change.policy or part.policy) is Policy.HARD:
+        raise BadValueError(
+            f"grant {grant.name} has the policy hard, and that needs a share",
+            "Add --policy elastic, or give --compute a percentage.",
+        )
 
 
 def _bytes(machine: Machine, part: Slice, change: Change) -> int | None:

@@ -146,6 +146,20 @@ static void long_quanta_are_made_good(void)
 	CHECK(all_fallbacks() == 0);
 }
 
+static void what_a_long_burst_overran_is_made_good_after_a_pause(void)
+{
+	static const struct program bursts = {.quantum_ns = 8 * MS,
+	                                      .depth = 10,
+	                                      .burst = 10,
+	                                      .think_ns = 1 * MS};
+	begin(28);
+	add(30, &bursts);
+	add(70, &busy);
+	card_run(&card, 300 * MS);
+	run_noted(8 * SEC);
+	NEAR(said(0), 30, 1);
+}
+
 static void no_percentage_is_an_equal_part_of_the_rest(void)
 {
 	begin(5);
@@ -489,6 +503,7 @@ int main(void)
 		shares_hold_for_any_programs(seed);
 	every_second_holds();
 	long_quanta_are_made_good();
+	what_a_long_burst_overran_is_made_good_after_a_pause();
 	no_percentage_is_an_equal_part_of_the_rest();
 	unused_goes_to_the_others_and_comes_back();
 	hard_holds_alone_and_beside_others();
