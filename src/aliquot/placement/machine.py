@@ -38,6 +38,7 @@ class Card:
 
 def choose_gpus(request: Request, cards: Sequence[Card], *, by: str = "pack") -> list[Gpu] | None:
     """The GPUs for a request, by index, as many as it asks for; None where they are too few."""
+    cards = sorted(cards, key=lambda card: card.gpu.index)
     fitting = {number: card for number, card in enumerate(cards) if fits(request, card)}
     if len(fitting) < request.gpus:
         return None
