@@ -93,8 +93,10 @@ struct gate {
 	_Atomic uint64_t spent_ns;          /* what its launches cost so far */
 	_Atomic uint64_t key;               /* of all its launches, or GATE_MIXED */
 	_Atomic uint64_t unknown;           /* launches whose cost is not known */
-	_Atomic uint64_t before;            /* what was launched last */
-	uint32_t index;                     /* the slice's */
+	_Atomic uint64_t counted;           /* launches that are in spent_ns */
+	_Atomic uint64_t alone_until; /* this launch is one too many; 0: it was not opened alone */
+	_Atomic uint64_t before;      /* what was launched last */
+	uint32_t index;               /* the slice's */
 	const struct aliquot_credit_slice *credit;
 	struct aliquot_work_slice *work;
 
@@ -226,6 +228,7 @@ ALWAYS_INLINE void gate_add(_Atomic uint64_t *sum, uint64_t part)
 ALWAYS_INLINE void gate_count(struct gate *gate, uint64_t key, uint32_t ns)
 {
 	gate_add(&gate->work->launches, 1);
+	gate_add(&gate->counted, 1);
 	if (!ns) {
 		ns = atomic_load_explicit(&gate->costs.unknown_ns, memory_order_relaxed);
 		gate_add(&gate->unknown, 1);
@@ -257,11 +260,22 @@ ALWAYS_INLINE bool gate_count_free(struct gate *gate, uint64_t open, uint64_t ke
 {
 	const struct aliquot_credit_slice *credit = gate->credit;
 	uint32_t pace = atomic_load_explicit(&credit->pace, memory_order_relaxed);
+	if (atomic_load_explicit(&credit->ring, memory_order_relaxed))
+		return false;
+	/* Alone a quantum is so many launches of any kind. */
+	if (pace == ALIQUOT_ALONE && !is_graph) {
+		uint64_t number = atomic_load_explicit(&gate->work->launches, memory_order_relaxed);
+		if (number >= atomic_load_explicit(&gate->alone_until, memory_order_relaxed))
+			return false;
+		atomic_store_explicit(&gate->work->launches, number + 1, memory_order_relaxed);
+		return true;
+	}
+	if (pace != ALIQUOT_ALONE && atomic_load_explicit(&gate->alone_until, memory_order_relaxed))
+		return false; /* it was opened alone */
 	uint64_t cost_key = gate_cost_key(gate, key, is_graph);
 	struct cost *cost = cost_find(&gate->costs, cost_key);
 	uint32_t ns = cost_of(cost);
-	if (atomic_load_explicit(&credit->ring, memory_order_relaxed) || (is_graph && !ns) ||
-	    !gate_has_room(gate, pace, ns))
+	if ((is_graph && !ns) || !gate_has_room(gate, pace, ns))
 		return false;
 	if (pace != ALIQUOT_ALONE) {
 		uint32_t number = cost ? atomic_load_explicit(&cost->launches, memory_order_relaxed) + 1

@@ -153,6 +153,30 @@ static uint64_t launches_of(const struct gate *gate)
 	return atomic_load_explicit(&gate->work->launches, memory_order_relaxed);
 }
 
+/* Launches that were only numbered count as unknown ones. */
+static void count_the_rest(struct gate *gate)
+{
+	uint64_t all = launches_of(gate) - gate->first_launch;
+	uint64_t counted = atomic_load_explicit(&gate->counted, memory_order_relaxed);
+	if (all <= counted)
+		return;
+	gate_add(&gate->counted, all - counted);
+	gate_add(&gate->unknown, all - counted);
+	gate_add(&gate->spent_ns,
+	         (all - counted) * atomic_load_explicit(&gate->costs.unknown_ns, memory_order_relaxed));
+	atomic_store_explicit(&gate->key, GATE_MIXED, memory_order_relaxed);
+}
+
+/* The first launch that has no room in a quantum that is opened now. */
+static uint64_t alone_until(const struct gate *gate)
+{
+	uint32_t pace = atomic_load_explicit(&gate->credit->pace, memory_order_relaxed);
+	uint32_t each = atomic_load_explicit(&gate->costs.unknown_ns, memory_order_relaxed);
+	if (pace != ALIQUOT_ALONE)
+		return 0;
+	return launches_of(gate) + gate_budget(gate, pace) / (each ? each : 1) + 1;
+}
+
 static void open_next(struct gate *gate, uint64_t key)
 {
 	uint64_t quantum = ++gate->opened;
@@ -162,6 +186,8 @@ static void open_next(struct gate *gate, uint64_t key)
 	gate->graphs = 0;
 	atomic_store_explicit(&gate->spent_ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&gate->unknown, 0, memory_order_relaxed);
+	atomic_store_explicit(&gate->counted, 0, memory_order_relaxed);
+	atomic_store_explicit(&gate->alone_until, alone_until(gate), memory_order_relaxed);
 	atomic_store_explicit(&gate->key, key, memory_order_relaxed);
 	atomic_store_explicit(&gate->work->opened, quantum, memory_order_release);
 	atomic_store_explicit(&gate->open, quantum, memory_order_release);
@@ -201,6 +227,7 @@ void quantum_close(struct gate *gate)
 	uint64_t quantum = atomic_load_explicit(&gate->open, memory_order_relaxed);
 	if (!quantum || !may_go_on(gate))
 		return;
+	count_the_rest(gate);
 	/* Nobody launches into it any more without coming here first. */
 	atomic_store_explicit(&gate->open, 0, memory_order_relaxed);
 	atomic_fetch_and(&atomic_load(&gates_page)->open, ~(1u << gate->index));
@@ -248,7 +275,9 @@ static bool must_close(const struct gate *gate, const struct gate_launch *launch
 	uint64_t open = atomic_load_explicit(&gate->open, memory_order_relaxed);
 	if (!open || launches_of(gate) == gate->first_launch)
 		return false;
-	return gate->is_solo || gate_must_yield(gate, pace, open) ||
+	bool was_alone = atomic_load_explicit(&gate->alone_until, memory_order_relaxed) != 0;
+	return gate->is_solo || was_alone != (pace == ALIQUOT_ALONE) ||
+	       gate_must_yield(gate, pace, open) ||
 	       (is_unknown_graph(launch, cost) && gate->graphs >= UNKNOWN_GRAPHS) ||
 	       !gate_has_room(gate, pace, cost_of(cost));
 }
@@ -257,6 +286,8 @@ void quantum_add(struct gate *gate, struct gate_stream *stream, struct gate_laun
 {
 	uint32_t pace = atomic_load_explicit(&gate->credit->pace, memory_order_relaxed);
 	learn_from_arbiter(gate);
+	if (atomic_load_explicit(&gate->open, memory_order_relaxed))
+		count_the_rest(gate);
 	uint64_t key = gate_cost_key(gate, launch->key, launch->is_graph);
 	struct cost *cost = pace == ALIQUOT_ALONE && !launch->is_graph ? cost_find(&gate->costs, key)
 	                                                               : cost_place(&gate->costs, key);

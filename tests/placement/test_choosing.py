@@ -34,6 +34,13 @@ def test_a_cut_card_is_filled_before_another_is_cut() -> None:
     assert asks.place(sliced(500)) == first
 
 
+def test_fgd_takes_the_gpu_that_fits_and_not_its_like_of_another_kind() -> None:
+    books = cluster(2)
+    books.take(Placement(0, (0,)), Demand(gpus=1, kind=Kind.SHARED, milli=500))
+    books.take(Placement(0, (1,)), sliced(500))
+    assert chooser(books, "fgd").choose(sliced(300)) == Placement(0, (1,))
+
+
 def test_thrifty_work_goes_to_the_weaker_card() -> None:
     nodes = [node("strong", 2, model="H100", strength=1.0), node("weak", 2, model="T4")]
     asks = chooser(Books(empty(nodes)))

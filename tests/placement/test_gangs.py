@@ -6,9 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aliquot.model.errors import BadValueError
 from aliquot.placement.backfill import plan_starts
 from aliquot.placement.books import Books
-from aliquot.placement.demand import Demand, Gang, Placement, Running, sliced, whole
+from aliquot.placement.demand import Demand, Gang, Kind, Placement, Running, sliced, whole
 from aliquot.placement.gangs import plan_gang
 from aliquot.placement.links import Reach, rank
 from aliquot.placement.snapshot import NodeSpec, empty
@@ -92,6 +93,53 @@ def test_two_gangs_that_each_need_most_of_the_cluster_take_turns() -> None:
 def test_a_gang_that_can_never_run_is_told_so() -> None:
     plan = plan_starts(cluster(2), [], (), [gang("big", whole(3))], now=0)
     assert plan.reasons == {"big": "it asks for 3 GPUs, and there are 2"}
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_a_gang_that_runs_for_no_time_or_for_ever_is_refused(seconds: float) -> None:
+    with pytest.raises(BadValueError, match="'g' cannot run for"):
+        gang("g", whole(), seconds=seconds)
+
+
+def test_a_gang_without_members_is_refused() -> None:
+    with pytest.raises(BadValueError, match="no members"):
+        gang("g")
+
+
+def only_cpu(milli: int) -> Demand:
+    return Demand(gpus=0, kind=Kind.FREE, milli=0, cpu_milli=milli)
+
+
+@pytest.mark.parametrize("nodes", [3, 8])
+def test_members_that_need_nothing_fit_on_any_number_of_nodes(nodes: int) -> None:
+    books = cluster(*[1] * nodes)
+    assert plan_gang(books, gang("g", only_cpu(0), only_cpu(0), whole())) is not None
+
+
+def test_a_large_gang_without_a_place_is_told_that_not_all_ways_were_tried() -> None:
+    large = gang("large", *[only_cpu(60)] * 600, *[only_cpu(61)] * 600)
+    small = gang("small", sliced(600), sliced(500))
+    plan = plan_starts(cluster(1), [], (), [large, small], now=0)
+    assert plan.starts == ()
+    assert plan.reasons["large"].startswith("no way was found")
+    assert plan.reasons["small"].startswith("not all its members fit")
+
+
+def test_what_starts_now_takes_nobodys_reservation() -> None:
+    books = cluster(2, 2)
+    busy = Running(gang("busy", whole(2), seconds=600), (placed_on(books, 0),), 0, 600)
+    four, other = (gang(name, *[whole()] * 4, seconds=1000) for name in ("four", "other"))
+    small = [gang(f"s{i}", sliced(10), seconds=10) for i in range(70)]
+    plan = plan_starts(books, [busy], (), [four, *small, other], now=10)
+    assert len(plan.starts) == 70
+    assert {one.gang.name: one.start for one in plan.reservations} == {"four": 600, "other": 1600}
+
+
+def test_with_all_reservations_given_the_next_is_told_how_many_there_are() -> None:
+    waiting = [gang(f"g{i}", whole(), seconds=10) for i in range(66)]
+    plan = plan_starts(cluster(1), [], (), waiting, now=0)
+    assert len(plan.reservations) == 64
+    assert plan.reasons["g65"] == "64 gangs are promised a start before it"
 
 
 gangs_ = st.builds(

@@ -54,6 +54,43 @@ def test_a_queue_at_its_limit_waits_and_is_told_so() -> None:
     assert "limit" in refused["two"]
 
 
+def test_small_work_does_not_overtake_what_waits_for_its_queues_limit() -> None:
+    queues = {"a": Queue("a", limit=Resources(4000, 0))}
+    used = {"a": Resources(2000)}
+    waiting = [
+        gang("huge", whole(5), queue="a"),
+        gang("big", whole(3), queue="a", submitted=1),
+        gang("small", whole(), queue="a", submitted=2),
+        gang("other", whole(), queue="b", submitted=3),
+    ]
+    order, refused = in_turn(waiting, queues, used, TOTAL)
+    assert [one.name for one in order] == ["other"]
+    assert refused == {
+        "huge": "it asks for more than queue 'a's limit",
+        "big": "queue 'a' is at its limit",
+        "small": "queue 'a' is at its limit",
+    }
+
+
+def test_what_has_a_promise_is_charged_to_its_queues_limit_first() -> None:
+    queues = {"a": Queue("a", limit=Resources(4000, 0))}
+    waiting = [
+        gang("new", whole(2), queue="a", priority=1),
+        gang("promised", whole(3), queue="a"),
+    ]
+    order, refused = in_turn(waiting, queues, {}, TOTAL, {"promised"})
+    assert [one.name for one in order] == ["promised"]
+    assert set(refused) == {"new"}
+
+
+def test_nobody_ends_for_a_gang_that_fits_or_that_nothing_makes_room_for() -> None:
+    books = cluster(3)
+    running = [run(books, gang("low", whole()), 0, 0), run(books, gang("lower", whole()), 0, 1)]
+    assert preempt(books, gang("fits", whole(), priority=5), running, {}, now=1) is None
+    assert preempt(books, gang("four", whole(4), priority=5), running, {}, now=1) is None
+    assert preempt(books, gang("two", whole(2), priority=5), running, {}, now=1) is not None
+
+
 def test_a_queue_gets_its_quota_back_from_the_one_that_borrowed_it() -> None:
     books = cluster(4)
     queues = {

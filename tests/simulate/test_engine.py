@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from aliquot.model.errors import BadValueError
+from aliquot.placement.backfill import Plan, plan_starts
 from aliquot.placement.demand import Gang, whole
 from aliquot.placement.queues import Queue, Resources
 from aliquot.placement.snapshot import NodeSpec
+from aliquot.simulate import engine
 from aliquot.simulate.engine import Discipline, Run, simulate
 from aliquot.simulate.generate import cluster, day
 from aliquot.simulate.plot import Line, draw
@@ -72,6 +74,35 @@ def test_a_quota_is_given_back_when_its_queue_asks() -> None:
     assert fates["g1"].evictions == 0
 
 
+def test_a_promise_that_a_preemption_breaks_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One promise is kept, the other moves back, and no overrun is blamed for it."""
+    plans: list[tuple[float, Plan]] = []
+
+    def spy(*asked: object, **more: object) -> Plan:
+        plan = plan_starts(*asked, **more)  # type: ignore[arg-type]
+        plans.append((asked[4], plan))  # type: ignore[arg-type]
+        return plan
+
+    monkeypatch.setattr(engine, "plan_starts", spy)
+    queues = {name: Queue(name, quota=Resources(2000, 0)) for name in ("own", "guest")}
+    arrivals = [
+        job("g1", 2, 0, 1000, queue="guest"),
+        job("g2", 2, 5, 95, queue="guest"),
+        job("next", 2, 10, 100, queue="guest"),
+        job("last", 2, 20, 1000, queue="guest"),
+        job("mine", 2, 50, 500, queue="own"),
+    ]
+    run = simulate(FOUR_GPUS, arrivals, queues=queues)
+    at_50 = [plan for now, plan in plans if now == 50]
+    was, then = ({one.gang.name: one.start for one in plan.reservations} for plan in at_50)
+    assert was["next"] == 100
+    assert then["next"] == 550
+    reason = at_50[1].reasons["next"]
+    assert reason.startswith("work with a right to its place was put before it; ")
+    assert starts(run)["mine"] == 50
+    assert starts(run)["next"] == 550
+
+
 @pytest.mark.parametrize("by", ["fragmentation", "spread"])
 def test_a_day_of_experiments_training_and_inference(by: str) -> None:
     """All of it runs, nobody starts after the promise, and nothing is over the brim."""
@@ -108,6 +139,27 @@ def test_a_trace_with_a_word_for_a_number_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "gangs.csv"
     path.write_text("gang,submitted,seconds\ng,now,60\n")
     with pytest.raises(BadValueError, match="'now'"):
+        read_gangs(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "column"),
+    [
+        ("h,1,,1,", "seconds"),
+        ("h,1,0,1,", "seconds"),
+        ("h,1,-5,1,", "seconds"),
+        ("h,1,nan,1,", "seconds"),
+        ("h,1,60,1,0", "ran"),
+        ("h,1,60,1,inf", "ran"),
+        ("h,1,60,0,", "members"),
+    ],
+)
+def test_a_time_that_is_not_above_zero_is_refused_with_its_line(
+    tmp_path: Path, line: str, column: str
+) -> None:
+    path = tmp_path / "gangs.csv"
+    path.write_text(f"gang,submitted,seconds,members,ran\ng,0,60,1,\n\n{line}\n")
+    with pytest.raises(BadValueError, match=f"gangs.csv, line 4: {column} must be"):
         read_gangs(path)
 
 
