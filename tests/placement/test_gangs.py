@@ -118,7 +118,7 @@ def test_members_that_need_nothing_fit_on_any_number_of_nodes(nodes: int) -> Non
 
 def test_a_large_gang_without_a_place_is_told_that_not_all_ways_were_tried() -> None:
     large = gang("large", *[only_cpu(60)] * 600, *[only_cpu(61)] * 600)
-    small = gang("small", sliced(600), sliced(500))
+    small = gang("small", only_cpu(40_000), only_cpu(41_000))
     plan = plan_starts(cluster(1), [], (), [large, small], now=0)
     assert plan.starts == ()
     assert plan.reasons["large"].startswith("no way was found")

@@ -66,7 +66,7 @@ def test_small_work_does_not_overtake_what_waits_for_its_queues_limit() -> None:
     order, refused = in_turn(waiting, queues, used, TOTAL)
     assert [one.name for one in order] == ["other"]
     assert refused == {
-        "huge": "it asks for more than queue 'a's limit",
+        "huge": "it asks for more than queue 'a''s limit",
         "big": "queue 'a' is at its limit",
         "small": "queue 'a' is at its limit",
     }

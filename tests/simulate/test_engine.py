@@ -86,21 +86,20 @@ def test_a_promise_that_a_preemption_breaks_says_so(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(engine, "plan_starts", spy)
     queues = {name: Queue(name, quota=Resources(2000, 0)) for name in ("own", "guest")}
     arrivals = [
-        job("g1", 2, 0, 1000, queue="guest"),
+        job("g1", 2, 0, 150, queue="guest"),
         job("g2", 2, 5, 95, queue="guest"),
-        job("next", 2, 10, 100, queue="guest"),
+        job("next", 2, 10, 1000, queue="guest"),
         job("last", 2, 20, 1000, queue="guest"),
         job("mine", 2, 50, 500, queue="own"),
     ]
     run = simulate(FOUR_GPUS, arrivals, queues=queues)
     at_50 = [plan for now, plan in plans if now == 50]
     was, then = ({one.gang.name: one.start for one in plan.reservations} for plan in at_50)
-    assert was["next"] == 100
-    assert then["next"] == 550
+    assert was == {"next": 100, "last": 150, "mine": 1100}
+    assert then == {"g2": 550, "next": 645, "last": 150}
     reason = at_50[1].reasons["next"]
     assert reason.startswith("work with a right to its place was put before it; ")
-    assert starts(run)["mine"] == 50
-    assert starts(run)["next"] == 550
+    assert starts(run) == {"g1": 0, "g2": 550, "next": 645, "last": 150, "mine": 50}
 
 
 @pytest.mark.parametrize("by", ["fragmentation", "spread"])

@@ -4,7 +4,7 @@ Conservative backfill over a timeline of what will be free. Each gang, in its qu
 the earliest start at which all its members fit for as long as it runs, with everything that was
 promised before it left in place. So a start that was promised is only ever moved forward by this
 module: later and smaller work runs in the gaps, or waits. What can move it back is work that runs
-longer than it said; that is told in the reason.
+longer than it said, and a preemption; that is told in the reason.
 
 No gang holds anything before all of it can start, so gangs cannot wait for each other's halves.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 from aliquot.placement.books import Books
 from aliquot.placement.demand import Gang, Kind, Running
-from aliquot.placement.gangs import plan_gang
+from aliquot.placement.gangs import has_no_way, plan_gang
 from aliquot.placement.snapshot import ABSENT, Snapshot
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 RESERVATIONS = 64
 OVERRUN = 0.1
+OVERRAN = "other work runs longer than it said"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,12 @@ def plan_starts(  # noqa: PLR0913 - the whole question
     now: float,
     *,
     by: Strategy | None = None,
+    blame: str = OVERRAN,
 ) -> Plan:
     """Decide for all that wait, in their order; `promised` is what the last plan reserved.
 
-    A gang of one goes where the strategy says.
+    A gang of one goes where the strategy says. `blame` is what a promise that can no longer be kept
+    was broken by.
     """
     after = books.copy()
     starts = [] if promised else _fitting_now(after, waiting, now, by)
@@ -67,18 +70,17 @@ def plan_starts(  # noqa: PLR0913 - the whole question
             line.give(before)
         found = line.earliest(gang, before, by)
         if found is None:
-            reasons[gang.name] = _why_never(books, gang)
+            reasons[gang.name] = _why_never(line.at_last, gang)
             continue
         if found.start <= now:
             line.take(found)
             starts.append(found)
-        elif before is not None or len(line.reserved) < RESERVATIONS:
+        elif before is not None or len(line.promises) < RESERVATIONS:
             line.take(found)
-            reasons[gang.name] = _why_later(gang, found, late=gang.name in moved)
+            reasons[gang.name] = _why_later(gang, found, blame if gang.name in moved else "")
         else:
-            reasons[gang.name] = f"{RESERVATIONS} gangs before it wait for a start of their own"
-    reserved = tuple(one for one in line.reserved if one.start > now)
-    return Plan(tuple(starts), reserved, reasons)
+            reasons[gang.name] = f"{len(line.promises)} gangs are promised a start before it"
+    return Plan(tuple(starts), line.promises, reasons)
 
 
 def _fitting_now(
@@ -99,7 +101,7 @@ def _fitting_now(
 def _still_possible(
     line: Timeline, promised: Sequence[Running], waiting: Sequence[Gang]
 ) -> dict[str, Running]:
-    """Put the old promises into the timeline, all but those that overrunning work has broken."""
+    """Put the old promises into the timeline, all but those that can no longer be kept."""
     names = {gang.name: gang for gang in waiting}
     kept = {}
     for one in sorted(promised, key=lambda each: each.start):
@@ -125,6 +127,16 @@ class Timeline:
             at = self._index_of(_expected_end(one, now))
             for state in self._states[at:]:
                 _give(state, one)
+
+    @property
+    def promises(self) -> tuple[Running, ...]:
+        """What is reserved for later: not what starts now."""
+        return tuple(one for one in self.reserved if one.start > self.now)
+
+    @property
+    def at_last(self) -> Books:
+        """The books when all has ended."""
+        return self._states[-1]
 
     def take(self, one: Running) -> None:
         """Write a start or a reservation in."""
@@ -222,9 +234,11 @@ def _why_never(books: Books, gang: Gang) -> str:
     total = books.hardware.total_milli
     if gang.milli > total:
         return f"it asks for {gang.milli / 1000:g} GPUs, and there are {total / 1000:g}"
-    return "not all its members fit together, even when all that runs has ended"
+    if has_no_way(books, gang):
+        return "not all its members fit together, even when all that runs has ended"
+    return "no way was found to fit all its members together, even when all that runs has ended"
 
 
-def _why_later(gang: Gang, found: Running, *, late: bool) -> str:
-    wait = "other work runs longer than it said; " if late else ""
+def _why_later(gang: Gang, found: Running, blame: str) -> str:
+    wait = f"{blame}; " if blame else ""
     return f"{wait}all {len(gang.members)} members fit together at {found.start:g} s"

@@ -6,6 +6,7 @@ node and what it takes of each; equal demands are one shape, and get equal answe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
@@ -105,6 +106,12 @@ class Gang:
     queue: str = ""
     priority: int = 0
     submitted: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.members:
+            raise BadValueError(f"gang {self.name!r} has no members")
+        if not (self.seconds > 0 and math.isfinite(self.seconds)):
+            raise BadValueError(f"gang {self.name!r} cannot run for {self.seconds:g} seconds")
 
     @property
     def milli(self) -> int:

@@ -53,7 +53,7 @@ class Fgd:
     def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
         """For each GPU that fits and differs from those before it; the others cost no less."""
         left = np.where(rows.present, rows.size_left, 0)
-        tried = fits & _first_of_its_size(rows, left)
+        tried = fits & _first_of_its_size(rows, left, fits)
         row, gpu = np.nonzero(tried)
         after = left[row].copy()
         after[np.arange(len(row)), gpu] -= _part(demand)
@@ -102,8 +102,9 @@ def _points(fall: Floats) -> Floats:
     return np.asarray(-np.floor(100 / (1 + np.exp(-fall / _SCALE))), dtype=np.float64)
 
 
-def _first_of_its_size(rows: Rows, left: Ints) -> Bools:
+def _first_of_its_size(rows: Rows, left: Ints, fits: Bools) -> Bools:
+    """Which GPUs have none before them that fits and has as much left."""
     key = np.where(rows.free, -1 - left, left)
     same = key[:, :, None] == key[:, None, :]
     earlier = np.tri(left.shape[1], k=-1, dtype=bool)
-    return np.asarray(~(same & earlier).any(axis=2))
+    return np.asarray(~(same & earlier & fits[:, None, :]).any(axis=2))

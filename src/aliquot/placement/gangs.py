@@ -4,14 +4,15 @@ Places are tried from near to far: one node, one rack, one block, anywhere; the 
 members fit has the best slowest link there is between nodes. On one node the GPUs are chosen for
 the best slowest link among them. Of equally near places the one with the least to spare is taken.
 
-Members are placed largest first. Where that fails and the case is small, a search over all ways
-follows, so that a small gang is refused only if there is no way. For a gang of few members every
-set of a node's GPUs is weighed, and not only the first that fits.
+Members are placed largest first. Where that fails and the case is small (16 members, 32 nodes), a
+search over all ways follows, so that a small gang is refused only if there is no way. For a gang of
+few members every set of a node's GPUs is weighed, and not only the first that fits.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -34,13 +35,15 @@ if TYPE_CHECKING:
     from aliquot.placement.strategies import Strategy
 
 SEARCH_STEPS = 20_000
+SEARCHED_MEMBERS, SEARCHED_NODES = 16, 32
+ANY_NUMBER = 1 << 31  # more than there are members, and the sum over all nodes is an int64
 SMALL = 4
 NODES_WEIGHED = 64
 STEPS_ON_A_NODE = 200
 
 
 def plan_gang(books: Books, gang: Gang, by: Strategy | None = None) -> tuple[Placement, ...] | None:
-    """Placements for all members, in their order; None where not all fit. Takes nothing.
+    """Placements for all members, in their order; None where no way is found. Takes nothing.
 
     A gang of one goes where the strategy says, if there is one.
     """
@@ -49,7 +52,7 @@ def plan_gang(books: Books, gang: Gang, by: Strategy | None = None) -> tuple[Pla
         return None if alone is None else (alone,)
     counts = Counter(gang.members)
     room = {demand: capacity(books, demand) for demand in counts}
-    if any(int(room[demand].sum()) < count for demand, count in counts.items()):
+    if _too_many(room, counts):
         return None
     trial = books.copy()
     if len(gang.members) <= SMALL:
@@ -62,7 +65,36 @@ def plan_gang(books: Books, gang: Gang, by: Strategy | None = None) -> tuple[Pla
             return _in_order(gang.members, placed)
     if len(counts) == 1:
         return None  # equal members fill what there is room for: no other way can do more
-    return _search(trial, gang.members)
+    return _search(trial, gang.members, _Steps()) if _is_small(books, gang) else None
+
+
+def has_no_way(books: Books, gang: Gang) -> bool:
+    """Whether a gang that `plan_gang` found no way for has none: False where not all were tried."""
+    counts = Counter(gang.members)
+    room = {demand: capacity(books, demand) for demand in counts}
+    if len(counts) == 1 or _too_many(room, counts):
+        return True
+    steps = _Steps()
+    return (
+        _is_small(books, gang)
+        and _search(books.copy(), gang.members, steps) is None
+        and steps.left >= 0
+    )
+
+
+def _too_many(room: dict[Demand, Ints], counts: Counter[Demand]) -> bool:
+    return any(int(room[demand].sum()) < count for demand, count in counts.items())
+
+
+def _is_small(books: Books, gang: Gang) -> bool:
+    return len(gang.members) <= SEARCHED_MEMBERS and books.hardware.size <= SEARCHED_NODES
+
+
+@dataclass(slots=True)
+class _Steps:
+    """How many more ways a search may try; below 0 it has given up."""
+
+    left: int = SEARCH_STEPS
 
 
 def capacity(books: Books, demand: Demand) -> Ints:
@@ -71,7 +103,7 @@ def capacity(books: Books, demand: Demand) -> Ints:
     fits = gpus_that_fit(rows, demand)
     models = books.hardware.models_allowed(demand.models) if demand.models else None
     nodes = nodes_that_fit(rows, demand, fits, models)
-    limit = np.full(len(rows.index), np.iinfo(np.int64).max // 4)
+    limit = np.full(len(rows.index), ANY_NUMBER)
     if demand.cpu_milli:
         limit = np.minimum(limit, rows.cpu // demand.cpu_milli)
     if demand.ram_bytes:
@@ -244,7 +276,7 @@ def _on_one_node(
         for link, gpus in _sets_of_gpus(trial.hardware.links[node], trial, node):
             if link <= best_link:
                 break
-            found = _search(trial, members, STEPS_ON_A_NODE, (node, gpus))
+            found = _search(trial, members, _Steps(STEPS_ON_A_NODE), (node, gpus))
             if found is not None:
                 best, best_link = found, link
                 break
@@ -276,7 +308,7 @@ def _ordered_sets(links: Links) -> list[tuple[int, tuple[int, ...]]]:
 def _search(
     trial: Books,
     members: Sequence[Demand],
-    steps: int = SEARCH_STEPS,
+    steps: _Steps,
     within: tuple[int, tuple[int, ...]] | None = None,
 ) -> tuple[Placement, ...] | None:
     """Every way, until one is found or the steps are used up."""
@@ -284,12 +316,11 @@ def _search(
     found: list[Placement] = []
 
     def descend(depth: int) -> bool:
-        nonlocal steps
         if depth == len(order):
             return True
         for placement in _ways(trial, members[order[depth]], within):
-            steps -= 1
-            if steps < 0:
+            steps.left -= 1
+            if steps.left < 0:
                 return False
             trial.take(placement, members[order[depth]])
             found.append(placement)

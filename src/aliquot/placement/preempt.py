@@ -42,11 +42,15 @@ def preempt(
     queues: Mapping[str, Queue],
     now: float,
 ) -> Preemption | None:
-    """The way to make room that loses the least work; None where there is no right, or no way."""
+    """The way to make room that loses the least work; None without a right, a way, or a need."""
+    if plan_gang(books, gang) is not None:
+        return None
     reasons = _rights(gang, running, queues)
     candidates = sorted(
         (one for one in running if one.gang.name in reasons), key=lambda one: _work(one, now)
     )
+    if not candidates or not _makes_room(books, gang, candidates):
+        return None
     victims = (
         _least(books, gang, candidates, queues, running, now)
         if len(candidates) <= ALL_WAYS

@@ -4,7 +4,8 @@ A queue's share is its dominant one: of all GPUs' compute or of all GPUs' memory
 divided by its weight. The queue with the smallest share goes first, with the gang of its highest
 priority that waits longest; then it counts as having it, and the next is asked. What a queue has
 within its quota is its own. Above it, up to its limit, it borrows what others leave, and may be
-asked for it back (see `preempt`).
+asked for it back (see `preempt`). At the first gang that would be over the limit a queue stops, so
+that smaller ones do not overtake it; what has the promise of a start goes on, and is charged first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from aliquot.placement.demand import Gang
 
@@ -61,12 +62,18 @@ def in_turn(
     queues: Mapping[str, Queue],
     used: Mapping[str, Resources],
     total: Resources,
+    promised: Collection[str] = (),
 ) -> tuple[list[Gang], dict[str, str]]:
     """All that wait in the order of their turns; and why not, for those over a limit."""
     lines: dict[str, list[Gang]] = {gang.queue: [] for gang in waiting}
     for gang in sorted(waiting, key=lambda one: (-one.priority, one.submitted, one.name)):
         lines[gang.queue].append(gang)
     has = {name: used.get(name, Resources()) for name in lines}
+    charged = dict(has)
+    for gang in waiting:
+        if gang.name in promised:
+            charged[gang.queue] += needs(gang)
+    stopped: set[str] = set()
     order: list[Gang] = []
     refused: dict[str, str] = {}
     while any(lines.values()):
@@ -75,10 +82,17 @@ def in_turn(
             key=lambda one: (share(has[one], total) / _queue(queues, one).weight, one),
         )
         gang = lines[name].pop(0)
-        limit = _queue(queues, name).limit
-        if limit is not None and not (has[name] + needs(gang)).within(limit):
-            refused[gang.name] = f"queue {name!r} is at its limit"
-            continue
+        if gang.name not in promised:
+            limit = _queue(queues, name).limit
+            if limit is not None and not needs(gang).within(limit):
+                refused[gang.name] = f"it asks for more than queue {name!r}'s limit"
+                continue
+            more = charged[name] + needs(gang)
+            if name in stopped or (limit is not None and not more.within(limit)):
+                refused[gang.name] = f"queue {name!r} is at its limit"
+                stopped.add(name)
+                continue
+            charged[name] = more
         has[name] += needs(gang)
         order.append(gang)
     return order, refused

@@ -5,7 +5,8 @@ The clock is the trace's. At every moment at which something came or ended:
 1. what ended gives back;
 2. the queues say whose turn it is;
 3. `backfill` decides what starts now and what is promised for later;
-4. where nothing helps a gang that has a right to its quota, `preempt` makes room;
+4. where nothing helps a gang that has a right to its quota, `preempt` makes room, and what that
+   leaves is planned again;
 5. what is allocated and who waits is written down.
 
 `ONE_BY_ONE` is how a scheduler works that knows no gangs: each member takes what it finds and holds
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aliquot.placement.backfill import Plan, plan_starts
+from aliquot.placement.backfill import OVERRAN, Plan, plan_starts
 from aliquot.placement.books import Books
 from aliquot.placement.chooser import Chooser
 from aliquot.placement.demand import Gang, Running
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from aliquot.placement.queues import Queue
     from aliquot.placement.snapshot import NodeSpec
     from aliquot.simulate.trace import Arrival
+
+
+PREEMPTED = "work with a right to its place was put before it"
 
 
 class Discipline(StrEnum):
@@ -174,15 +178,27 @@ class _World:
 
     def decide(self, now: float, queues: Mapping[str, Queue]) -> None:
         """Whose turn it is, who starts, what is promised, and who must end for it."""
-        used = usage(one.gang for one in self.running.values())
-        order, refused = in_turn(list(self.waiting.values()), queues, used, self.total)
+        order = self._plan(now, queues, OVERRAN)
+        if queues and (ended := self._ask_back(order, now, queues)):
+            self._plan(now, queues, PREEMPTED)
+            for name, reason in ended.items():
+                if name in self.waiting:
+                    self._note(name, reason=f"{reason}; {self.fates[name].reason}")
+
+    def _plan(self, now: float, queues: Mapping[str, Queue], blame: str) -> list[Gang]:
         running = list(self.running.values())
-        plan = plan_starts(self.books, running, self.promised, order, now, by=self.by)
+        order, refused = in_turn(
+            list(self.waiting.values()),
+            queues,
+            usage(one.gang for one in running),
+            self.total,
+            {one.gang.name for one in self.promised},
+        )
+        plan = plan_starts(self.books, running, self.promised, order, now, by=self.by, blame=blame)
         self._carry_out(plan, now)
         for name, reason in refused.items():
             self._note(name, reason=reason)
-        if queues:
-            self._ask_back(order, now, queues)
+        return order
 
     def _carry_out(self, plan: Plan, now: float) -> None:
         for one in plan.starts:
@@ -194,7 +210,11 @@ class _World:
         for name, reason in plan.reasons.items():
             self._note(name, reason=reason)
 
-    def _ask_back(self, order: Sequence[Gang], now: float, queues: Mapping[str, Queue]) -> None:
+    def _ask_back(
+        self, order: Sequence[Gang], now: float, queues: Mapping[str, Queue]
+    ) -> dict[str, str]:
+        """End what must make room and start what it is for; who ended, and why."""
+        ended: dict[str, str] = {}
         for gang in order:
             if gang.name not in self.waiting:
                 continue
@@ -203,8 +223,9 @@ class _World:
                 continue
             for one in found.victims:
                 self.evict(one, found.to_victims[one.gang.name])
+            ended.update(found.to_victims)
             self.begin(Running(gang, found.placements, now, now + gang.seconds), now)
-            self.promised = ()
+        return ended
 
     def decide_one_by_one(self, now: float) -> None:
         """In turn, a member of each gang takes the place that it finds, and holds it."""

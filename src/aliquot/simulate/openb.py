@@ -193,6 +193,11 @@ def _milli(gpus: int, milli: int) -> int:
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """The lines of a CSV file that must have these columns."""
+    return [row for _, row in numbered_rows(path, columns)]
+
+
+def numbered_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+    """The same, each with the number of its line."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -202,7 +207,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
                     f"{path} has no column {', '.join(missing)}",
                     f"Its first line must name at least: {','.join(columns)}",
                 )
-            return list(reader)
+            return [(reader.line_num, row) for row in reader]
     except OSError as error:
         raise BadValueError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -7,11 +7,12 @@ Gangs: `gang,submitted,seconds` and, where they matter, `members,gpus,milli,kind
 cpu_milli,memory_mib,models,thrifty,queue,priority,ran`. A line is so many equal members; lines of
 the same gang are one gang. `kind` is whole, shared or sliced (the default: whole for 1000 milli,
 else sliced), `models` are separated by |, `ran` is how long it really takes, where that is not what
-was declared in `seconds`.
+was declared in `seconds`. Both must be more than 0; an empty `ran` is what was declared.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from aliquot.model.units import MIB
 from aliquot.placement.demand import WHOLE_MILLI, Demand, Gang, Kind
 from aliquot.placement.links import Reach
 from aliquot.placement.snapshot import NodeSpec
-from aliquot.simulate.openb import read_rows
+from aliquot.simulate.openb import numbered_rows, read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,9 +61,10 @@ def read_nodes(path: Path) -> list[NodeSpec]:
 def read_gangs(path: Path) -> list[Arrival]:
     """The gangs of a trace in the order in which they come."""
     gangs: dict[str, Arrival] = {}
-    for row in read_rows(path, ("gang", "submitted", "seconds")):
-        members = (_demand(row, path),) * int(_value(row, "members", path, 1))
-        name, seconds = row["gang"], _value(row, "seconds", path)
+    for line, row in numbered_rows(path, ("gang", "submitted", "seconds")):
+        members = (_demand(row, path),) * int(_above_zero(row, "members", path, line, 1))
+        name, seconds = row["gang"], _above_zero(row, "seconds", path, line)
+        ran = _above_zero(row, "ran", path, line, seconds)
         if name in gangs:
             known = gangs[name]
             more = replace(known.gang, members=known.gang.members + members)
@@ -76,7 +78,7 @@ def read_gangs(path: Path) -> list[Arrival]:
             priority=int(_value(row, "priority", path)),
             submitted=_value(row, "submitted", path),
         )
-        gangs[name] = Arrival(gang, _value(row, "ran", path, seconds))
+        gangs[name] = Arrival(gang, ran)
     return sorted(gangs.values(), key=lambda one: (one.gang.submitted, one.gang.name))
 
 
@@ -122,3 +124,14 @@ def _value(row: dict[str, str], column: str, path: Path, default: float = 0.0) -
         return float(text)
     except ValueError as error:
         raise BadValueError(f"{path}: {text!r} is no number for {column}") from error
+
+
+def _above_zero(
+    row: dict[str, str], column: str, path: Path, line: int, default: float = 0.0
+) -> float:
+    value = _value(row, column, path, default)
+    if not (value > 0 and math.isfinite(value)):
+        raise BadValueError(
+            f"{path}, line {line}: {column} must be a number above 0, not {row.get(column)!r}"
+        )
+    return value
