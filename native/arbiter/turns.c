@@ -20,9 +20,9 @@ static bool may_lead(const struct contender *contender)
 {
 	if (!contender->turns->contended || !contender_may_hold(contender))
 		return false;
-	EACH(other, contender->turns)
-	if (other->pending && contender_class(other) < contender_class(contender))
-		return false;
+	EACH (other, contender->turns)
+		if (other->pending && contender_class(other) < contender_class(contender))
+			return false;
 	return true;
 }
 
@@ -47,10 +47,10 @@ static bool is_before(const struct contender *one, const struct contender *other
 static struct contender *choose(const struct turns *turns)
 {
 	struct contender *best = NULL;
-	EACH(contender, turns)
-	if (contender != turns->holder && contender_may_hold(contender) &&
-	    (contender->called || !follows_joint(contender)) && is_before(contender, best))
-		best = contender;
+	EACH (contender, turns)
+		if (contender != turns->holder && contender_may_hold(contender) &&
+		    (contender->called || !follows_joint(contender)) && is_before(contender, best))
+			best = contender;
 	return best;
 }
 
@@ -88,9 +88,9 @@ static bool is_clear_for(const struct turns *turns, const struct contender *next
 {
 	if (contender_class(next) == 0)
 		return true;
-	EACH(contender, turns)
-	if (contender != next && contender->state == CONTENDER_DRAINS)
-		return false;
+	EACH (contender, turns)
+		if (contender != next && contender->state == CONTENDER_DRAINS)
+			return false;
 	return true;
 }
 
@@ -99,8 +99,7 @@ static uint64_t next_look(const struct turns *turns, uint64_t now)
 {
 	uint64_t most = turns_have_latency(turns) ? LOOK_BESIDE_LATENCY_NS : LOOK_HOLDER_NS,
 			 wait = most;
-	EACH(contender, turns)
-	{
+	EACH (contender, turns) {
 		uint64_t mine = most, in_state = now - contender->since;
 		if (contender->state == CONTENDER_DRAINS) {
 			/* Just before it should be over, then often, then ever less often. */
@@ -122,8 +121,7 @@ static uint64_t next_look(const struct turns *turns, uint64_t now)
 static bool needs_turns(const struct turns *turns)
 {
 	unsigned active = 0;
-	EACH(contender, turns)
-	{
+	EACH (contender, turns) {
 		if (!contender->active || !turns_is_gated(contender))
 			continue;
 		if (contender_is_hard(contender) && contender->state != CONTENDER_EXEMPT)
@@ -137,8 +135,7 @@ static bool needs_turns(const struct turns *turns)
 static void settle(struct turns *turns, uint64_t now)
 {
 	turns->holder = NULL;
-	EACH(contender, turns)
-	{
+	EACH (contender, turns) {
 		bool only = !turns->contenders->next && !contender_is_hard(contender);
 		if (contender->state != CONTENDER_OUT && contender->state != CONTENDER_EXEMPT)
 			contender_set_state(contender, CONTENDER_OUT, now);
@@ -153,23 +150,21 @@ static void settle(struct turns *turns, uint64_t now)
 
 static void begin_turns(struct turns *turns, uint64_t now)
 {
-	EACH(contender, turns)
-	{
+	EACH (contender, turns) {
 		if (contender->state == CONTENDER_EXEMPT)
 			continue;
 		/* Who was alone has work in hand for which it needs no credit: it begins. */
 		if (contender->pending && !contender_is_drained(contender) && !turns->holder)
 			contender_begin_window(contender, now);
-		EACH_WORKER(worker, contender)
-		work_limit(worker, contender == turns->holder);
+		EACH_WORKER (worker, contender)
+			work_limit(worker, contender == turns->holder);
 	}
 }
 
 static void take_turns(struct turns *turns, uint64_t now)
 {
 	unsigned active = 0;
-	EACH(contender, turns)
-	{
+	EACH (contender, turns) {
 		contender_move_on(contender, now);
 		active += contender->active;
 	}
@@ -179,8 +174,7 @@ static void take_turns(struct turns *turns, uint64_t now)
 		consider_holder(turns, next, now);
 	if (!turns->holder && next && is_clear_for(turns, next))
 		contender_begin_window(next, now);
-	EACH(contender, turns)
-	{
+	EACH (contender, turns) {
 		if (contender == turns->holder)
 			contender_give(contender, now);
 		else if (contender->state == CONTENDER_OUT)
@@ -199,8 +193,8 @@ uint64_t turns_look(struct turns *turns, uint64_t now)
 	bool had_it_alone = turns_on_the_gpu(turns) == 1;
 	turns->looked_at = now;
 	turns_charge(turns, passed);
-	EACH(contender, turns)
-	contender_look(contender, had_it_alone && contender_is_on_the_gpu(contender), now);
+	EACH (contender, turns)
+		contender_look(contender, had_it_alone && contender_is_on_the_gpu(contender), now);
 	bool needed = needs_turns(turns);
 	if (needed && !turns->contended)
 		begin_turns(turns, now);
@@ -216,9 +210,9 @@ uint64_t turns_look(struct turns *turns, uint64_t now)
 uint64_t turns_backlog(const struct contender *contender)
 {
 	uint64_t sum = 0;
-	EACH_WORKER(worker, contender)
-	if (worker->pending)
-		sum += worker->opened - worker->done;
+	EACH_WORKER (worker, contender)
+		if (worker->pending)
+			sum += worker->opened - worker->done;
 	return sum;
 }
 

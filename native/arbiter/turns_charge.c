@@ -42,8 +42,7 @@ static void notice_arrival(struct contender *contender, uint64_t now)
 static double least_used(const struct contender *contender)
 {
 	double least = -1;
-	EACH(other, contender->turns)
-	{
+	EACH (other, contender->turns) {
 		bool contends = other != contender && other->pending &&
 		                contender_class(other) / 2 == contender_class(contender) / 2;
 		if (contends && (least < 0 || other->used < least))
@@ -107,8 +106,8 @@ static void notice_active(struct contender *contender, bool moved, uint64_t now)
 static unsigned count_busy(const struct contender *contender)
 {
 	unsigned count = 0;
-	EACH_WORKER(worker, contender)
-	count += worker->timed_at != 0;
+	EACH_WORKER (worker, contender)
+		count += worker->timed_at != 0;
 	return count;
 }
 
@@ -116,8 +115,7 @@ void contender_look(struct contender *contender, bool had_it_alone, uint64_t now
 {
 	bool pending = false, moved = false;
 	unsigned busy = count_busy(contender);
-	EACH_WORKER(worker, contender)
-	{
+	EACH_WORKER (worker, contender) {
 		uint64_t done = worker->done;
 		work_look(worker, now);
 		work_time(worker, done, had_it_alone ? busy : 0, now);
@@ -158,8 +156,7 @@ static void count_tokens(struct contender *contender, double passed, double used
 void turns_charge(struct turns *turns, uint64_t passed)
 {
 	unsigned count = turns->contended ? turns_on_the_gpu(turns) : 0;
-	EACH(contender, turns)
-	{
+	EACH (contender, turns) {
 		bool was = count && contender_is_on_the_gpu(contender) && !waits_for_joint(contender);
 		double part = was ? (double)passed / count : 0;
 		contender->figures.used_ns += (uint64_t)part;

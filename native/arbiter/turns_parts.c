@@ -15,9 +15,9 @@ bool contender_is_hard(const struct contender *contender)
 
 bool turns_is_gated(const struct contender *contender)
 {
-	EACH_WORKER(worker, contender)
-	if (worker->gated)
-		return true;
+	EACH_WORKER (worker, contender)
+		if (worker->gated)
+			return true;
 	return false;
 }
 
@@ -44,9 +44,9 @@ bool contender_may_hold(const struct contender *contender)
 
 bool contender_is_drained(const struct contender *contender)
 {
-	EACH_WORKER(worker, contender)
-	if (!work_is_drained(worker))
-		return false;
+	EACH_WORKER (worker, contender)
+		if (!work_is_drained(worker))
+			return false;
 	return true;
 }
 
@@ -58,17 +58,16 @@ bool contender_is_on_the_gpu(const struct contender *contender)
 
 bool turns_have_latency(const struct turns *turns)
 {
-	EACH(contender, turns)
-	if (contender->settings.priority == ALIQUOT_LATENCY && contender->active)
-		return true;
+	EACH (contender, turns)
+		if (contender->settings.priority == ALIQUOT_LATENCY && contender->active)
+			return true;
 	return false;
 }
 
 uint64_t contender_in_hand(const struct contender *contender)
 {
 	uint64_t most = 0;
-	EACH_WORKER(worker, contender)
-	{
+	EACH_WORKER (worker, contender) {
 		uint64_t ns = work_in_hand(worker);
 		most = ns > most ? ns : most;
 	}
@@ -78,8 +77,7 @@ uint64_t contender_in_hand(const struct contender *contender)
 struct turns_due turns_due(const struct turns *turns, uint64_t now)
 {
 	struct turns_due next = {.in_ns = TURNS_NEVER};
-	EACH(contender, turns)
-	{
+	EACH (contender, turns) {
 		uint64_t due = contender->arrived_at + contender->period_ns;
 		if (contender_class(contender) != 0 || contender->pending ||
 		    contender->regular < REGULAR_LEAST || now > due + DUE_PATIENCE_NS)
@@ -94,8 +92,8 @@ struct turns_due turns_due(const struct turns *turns, uint64_t now)
 unsigned turns_on_the_gpu(const struct turns *turns)
 {
 	unsigned count = 0;
-	EACH(contender, turns)
-	count += contender_is_on_the_gpu(contender);
+	EACH (contender, turns)
+		count += contender_is_on_the_gpu(contender);
 	return count;
 }
 
@@ -105,14 +103,12 @@ void turns_weigh(struct turns *turns)
 {
 	double asked[2] = {0, 0};
 	unsigned without[2] = {0, 0};
-	EACH(contender, turns)
-	{
+	EACH (contender, turns) {
 		int background = contender->settings.priority == ALIQUOT_BACKGROUND;
 		asked[background] += contender->settings.percent;
 		without[background] += !contender->settings.percent;
 	}
-	EACH(contender, turns)
-	{
+	EACH (contender, turns) {
 		int background = contender->settings.priority == ALIQUOT_BACKGROUND;
 		double left = asked[background] < 100 ? 100 - asked[background] : 0;
 		contender->weight = contender->settings.percent;

@@ -33,8 +33,7 @@ static uint32_t quantum_of(const struct turns *turns)
 
 void contender_hold_out(struct contender *contender)
 {
-	EACH_WORKER(worker, contender)
-	{
+	EACH_WORKER (worker, contender) {
 		work_set_pace(worker, ALIQUOT_TURNS);
 		work_set_ring(worker, !contender->active);
 		work_set_quantum(worker, quantum_of(contender->turns));
@@ -46,8 +45,7 @@ void contender_give(struct contender *contender, uint64_t now)
 {
 	bool beside = turns_have_latency(contender->turns);
 	struct turns_due due = turns_due(contender->turns, now);
-	EACH_WORKER(worker, contender)
-	{
+	EACH_WORKER (worker, contender) {
 		work_set_ring(worker, false);
 		work_set_pace(worker, ALIQUOT_TURNS);
 		work_set_quantum(worker, quantum_of(contender->turns));
@@ -57,8 +55,8 @@ void contender_give(struct contender *contender, uint64_t now)
 
 void contender_open_gates(struct contender *contender)
 {
-	EACH_WORKER(worker, contender)
-	work_open(worker);
+	EACH_WORKER (worker, contender)
+		work_open(worker);
 }
 
 void contender_set_state(struct contender *contender, enum contender_state state, uint64_t now)
@@ -67,13 +65,11 @@ void contender_set_state(struct contender *contender, enum contender_state state
 	contender->since = now;
 }
 
-/* `at_once`: what it has credit for and has not begun is taken back. */
 void contender_end_window(struct contender *contender, bool at_once, uint64_t now)
 {
 	struct turns *turns = contender->turns;
 	turns->holder = NULL;
-	EACH_WORKER(worker, contender)
-	{
+	EACH_WORKER (worker, contender) {
 		work_set_pace(worker, ALIQUOT_YIELD);
 		if (at_once)
 			work_take_back(worker);
@@ -91,8 +87,7 @@ void contender_end_window(struct contender *contender, bool at_once, uint64_t no
 static uint64_t window_of(const struct contender *contender)
 {
 	double weights = 0, used = 0;
-	EACH(other, contender->turns)
-	{
+	EACH (other, contender->turns) {
 		if (!other->active || contender_class(other) / 2 != contender_class(contender) / 2)
 			continue;
 		weights += other->weight;
@@ -169,9 +164,9 @@ static void help_joint(struct contender *contender, uint64_t now)
 	for (struct contender *other = contender->joint; other != contender; other = other->joint) {
 		if (other->state != CONTENDER_OUT || !other->pending)
 			continue;
-		EACH_WORKER(worker, other)
-		if (worker->pending)
-			work_limit(worker, 1);
+		EACH_WORKER (worker, other)
+			if (worker->pending)
+				work_limit(worker, 1);
 		other->in_hand_ns = contender_in_hand(other);
 		contender_set_state(other, CONTENDER_DRAINS, now);
 	}

@@ -22,10 +22,10 @@ static uint32_t state_of(struct gate_context *context)
 
 struct gate_context *gate_find_context(struct gates *all, CUcontext handle)
 {
-	EACH_CONTEXT(context, all)
-	if (atomic_load_explicit(&context->handle, memory_order_relaxed) == handle &&
-	    state_of(context) != GATE_CONTEXT_EMPTY && state_of(context) != GATE_CONTEXT_ENDED)
-		return context;
+	EACH_CONTEXT (context, all)
+		if (atomic_load_explicit(&context->handle, memory_order_relaxed) == handle &&
+		    state_of(context) != GATE_CONTEXT_EMPTY && state_of(context) != GATE_CONTEXT_ENDED)
+			return context;
 	return NULL;
 }
 
@@ -43,8 +43,7 @@ static void find_only(struct gates *all)
 {
 	struct gate_context *only = NULL;
 	unsigned count = atomic_load(&all->has_others);
-	EACH_CONTEXT(context, all)
-	{
+	EACH_CONTEXT (context, all) {
 		uint32_t state = state_of(context);
 		count += state != GATE_CONTEXT_EMPTY && state != GATE_CONTEXT_ENDED;
 		if (state == GATE_CONTEXT_GATED || state == GATE_CONTEXT_PLAIN)
@@ -283,8 +282,7 @@ void gate_tidy_up(struct gate *gate)
 {
 	struct gates *all = atomic_load(&gates_page);
 	atomic_store(&gate->has_ended, 0);
-	EACH_CONTEXT(context, all)
-	{
+	EACH_CONTEXT (context, all) {
 		if (state_of(context) != GATE_CONTEXT_ENDED || context->gate != gate)
 			continue;
 		settle_marks(all, context);

@@ -104,8 +104,7 @@ static uint64_t a_key_of(struct gates *all, const struct gate_context *context)
 	uint64_t found = 0;
 	aliquot_lock(&all->lock);
 	for (unsigned i = 0; i < GATE_STREAM_SETS && !found; i++)
-		EACH_WAY(place, all->streams[i])
-		{
+		EACH_WAY (place, all->streams[i]) {
 			uint64_t key = atomic_load_explicit(&place->key, memory_order_relaxed);
 			if (key > GATE_LEAVING && place->context == context)
 				found = key;
@@ -148,15 +147,15 @@ static bool may_go(const struct gate_stream *place, struct gate *gate)
 /* A place in the key's set. Precondition: the lock; `gate` is taken or NULL. */
 static struct gate_stream *make_room(struct gates *all, struct gate *gate, uint64_t key)
 {
-	EACH_WAY(place, gate_set(all, key))
-	if (atomic_load_explicit(&place->key, memory_order_acquire) == 0 && !is_touched(all, place))
-		return place;
-	EACH_WAY(place, gate_set(all, key))
-	if (may_go(place, gate)) {
-		atomic_store(&place->key, GATE_LEAVING);
-		give_mark(gate, place);
-		return place;
-	}
+	EACH_WAY (place, gate_set(all, key))
+		if (atomic_load_explicit(&place->key, memory_order_acquire) == 0 && !is_touched(all, place))
+			return place;
+	EACH_WAY (place, gate_set(all, key))
+		if (may_go(place, gate)) {
+			atomic_store(&place->key, GATE_LEAVING);
+			give_mark(gate, place);
+			return place;
+		}
 	return NULL;
 }
 
