@@ -59,6 +59,7 @@ format: ## put all sources into the one style
 
 test-python: ## the tests that need no GPU
 	$(BIN)/pytest -m "not gpu and not shares"
+	@[ -n "$${ALIQUOT_TRACES:-}" ] || echo "tests on openb's lists: ALIQUOT_TRACES names no folder" >> $(LEFT_OUT)
 	@[ "$$(id -u)" = 0 ] || echo "tests that need another user or a small disk: not root" >> $(LEFT_OUT)
 
 # The C tests in one build tree each: plain, under each sanitizer, and for arm64 under emulation.

@@ -9,6 +9,8 @@ from standin.by_hand import Arbiter
 from standin.machine import Grant, Machine, Tenant
 from support import wait_until
 
+LOOKS = 60  # some milliseconds of them: many times what the GPU takes for a kernel that may start
+
 
 @dataclass(frozen=True)
 class Gated:
@@ -50,7 +52,7 @@ class Gated:
 
     def stays_out(self, tenant: Tenant, *words: int) -> None:
         """The kernels that write these words do not run, though the GPU has nothing else to do."""
-        for _ in range(20):
+        for _ in range(LOOKS):
             assert not any(tenant("read_words", *words))
 
     def settles(self, tenant: Tenant) -> None:
