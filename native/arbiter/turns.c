@@ -2,7 +2,7 @@
 #include "turns_work.h"
 
 /* All contenders' windows together; longer where many would have windows too short to be worth the
- * GPU's change from one process to another (150 us on an H200). */
+ * GPU's change from one process to another. */
 #define ROUND_NS (20 * MILLISECOND_NS)
 #define WINDOW_USUAL_NS (5 * MILLISECOND_NS)
 
@@ -97,8 +97,8 @@ static bool is_clear_for(const struct turns *turns, const struct contender *next
 /* When there is something to see: how far the holder or one that drains is, or who comes. */
 static uint64_t next_look(const struct turns *turns, uint64_t now)
 {
-	uint64_t most = turns_have_latency(turns) ? LOOK_BESIDE_LATENCY_NS : LOOK_HOLDER_NS,
-			 wait = most;
+	uint64_t most = turns_have_latency(turns) ? LOOK_BESIDE_LATENCY_NS : LOOK_HOLDER_NS;
+	uint64_t wait = most;
 	EACH (contender, turns) {
 		uint64_t mine = most, in_state = now - contender->since;
 		if (contender->state == CONTENDER_DRAINS) {
@@ -156,8 +156,9 @@ static void begin_turns(struct turns *turns, uint64_t now)
 		/* Who was alone has work in hand for which it needs no credit: it begins. */
 		if (contender->pending && !contender_is_drained(contender) && !turns->holder)
 			contender_begin_window(contender, now);
+		/* What another has begun is waited for, and charged. */
 		EACH_WORKER (worker, contender)
-			work_limit(worker, contender == turns->holder);
+			work_limit(worker, worker->pending);
 	}
 }
 

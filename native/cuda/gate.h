@@ -9,8 +9,8 @@
  * what is left of it, needs nothing but to be counted: that is gate_is_free, some nanoseconds. All
  * else goes the long way, gate_before: close, open, gate. A quantum is closed
  *   - by the launch that would make it too long, or that must stand alone to be measured,
- *   - while turns are taken also by the calls in which a program stops to wait (gate_closing), and by
- *     the next launch when the arbiter says YIELD,
+ *   - while turns are taken also right after a launch that stands alone or fills it, by the calls in
+ *     which a program stops to wait (gate_closing), and by the next launch when the arbiter says YIELD,
  *   - by the beginning of a capture, and the end of a stream or a context that it used.
  *
  * What a program must not notice:
@@ -25,8 +25,8 @@
  *     same quantum.
  *   - Errors. Ours are swallowed: a gate or a mark that the driver refuses is left out.
  *   - Threads. Whoever has the lock of a gate may stand in the driver for as long as the GPU has no
- *     credit, because its queue is full. So the lock is only tried, by launches for 20 ms in all;
- *     who does not get it goes on without a gate.
+ *     credit, because its queue is full. So the lock is only tried, by launches for 20 ms, or for
+ *     100 ms while turns are taken; who does not get it goes on without a gate.
  *
  * The per-thread default stream has no name in another thread, so its mark can be put in only by its
  * own. Where another thread closes the quantum, it does without; from then on such a stream is marked
