@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#1b6ca8", "#e07a1f", "#3a9d5d", "#a23b72", "#7a7a7a", "#c9a227", "#5b5ea6", "#9b2335")
 CREDIT, OTHER, MUTED = COLOURS[0], COLOURS[1], COLOURS[4]
+LATENCY_TICKS = (0.5, 1, 2, 4, 8)  # milliseconds
 
 
 def new(width: float, height: float) -> tuple[Figure, Axes]:
@@ -39,12 +40,19 @@ def new(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+def legend_above(axes: Axes, labels: list[str]) -> None:
+    """Where it hides no curve."""
+    place = {"loc": "lower right", "bbox_to_anchor": (1, 1)}
+    axes.legend(labels, fontsize=8, ncols=len(labels), frameon=False, **place)
+
+
 def accuracy(cases: Cases) -> Figure | None:
     """How far each program's share is off what was asked, by both witnesses."""
     rows = [case for _, case in named(cases, "accuracy:")]
     if not rows:
         return None
     figure, axes = new(8, 1.2 + 0.24 * len(rows))
+    furthest = 4.0
     for number, case in enumerate(rows):
         place = len(rows) - number
         worst = case["worst_second"]
@@ -56,12 +64,13 @@ def accuracy(cases: Cases) -> Figure | None:
                 if got is not None
             ]
             axes.plot(off, [place] * len(off), shape, color=colour, markersize=4)
+            furthest = max(furthest, *map(abs, off)) if off else furthest
     axes.plot([], [], "o", color=CREDIT, label="by the arbiter")
     axes.plot([], [], "s", color=OTHER, label="by the programs' speed")
     axes.plot([], [], color=MUTED, linewidth=5, alpha=0.35, label="worst second")
     axes.axvspan(-0.5, 0.5, color=CREDIT, alpha=0.08)
     axes.set_yticks(range(len(rows), 0, -1), [case["label"] for case in rows], fontsize=8)
-    axes.set_xlim(-4, 4)
+    axes.set_xlim(-1.05 * furthest, 1.05 * furthest)
     axes.set_xlabel("percentage points off what was asked (band: ± 0.5)")
     axes.legend(loc="lower left", fontsize=8)
     return figure
@@ -95,7 +104,7 @@ def idle(cases: Cases) -> Figure | None:
             axes.step(seconds, values, color=colour, linewidth=1, where="post", label=name)
         axes.set_xlabel("seconds")
         axes.set_ylabel("products per second, bins of 10 ms")
-        axes.legend(["works all the time", "comes and goes"], loc="upper right", fontsize=8)
+        legend_above(axes, ["works all the time", "comes and goes"])
         return figure
     return None
 
@@ -111,6 +120,8 @@ def latency(cases: Cases) -> Figure | None:
             axes.plot(values, ratios, color=next(colours), linewidth=1.4, label=f"{way}{beside}")
         axes.axhline(0.99, color=MUTED, linewidth=0.8, linestyle=":")
         axes.set_xscale("log")
+        axes.set_xticks(LATENCY_TICKS, map(str, LATENCY_TICKS))
+        axes.minorticks_off()
         axes.set_xlabel("milliseconds of an inference step (dotted: p99)")
         axes.set_ylabel("part of all steps")
         axes.legend(loc="lower right", fontsize=8)
@@ -124,7 +135,9 @@ def overhead(cases: Cases) -> Figure | None:
         return None
     figure, axes = new(6.5, 0.9 + 0.45 * len(rows))
     ratios = [[100 * (1 - ratio) for ratio in case["ratios"]] for _, case in rows]
-    axes.boxplot(ratios, orientation="horizontal", widths=0.5, whis=(0, 100))
+    middle = {"color": CREDIT, "linewidth": 2}
+    axes.boxplot(ratios, orientation="horizontal", widths=0.5, whis=(0, 100), medianprops=middle)
+    axes.invert_yaxis()
     axes.set_yticks(range(1, len(rows) + 1), [label for label, _ in rows])
     axes.axvline(0.5, color=OTHER, linewidth=1)
     axes.axvline(0, color=MUTED, linewidth=1)
@@ -199,7 +212,7 @@ def curve(case: dict[str, Any], alone: float) -> Figure:
     axes.set_ylim(0, 110)
     axes.set_xlabel("seconds")
     axes.set_ylabel("speed, % of alone, bins of 100 ms")
-    axes.legend(["first program", "second program"], loc="upper right", fontsize=8)
+    legend_above(axes, ["first program", "second program"])
     return figure
 
 

@@ -45,6 +45,12 @@ def compact(values: Sequence[float | None]) -> str:
     return f"{min(known):.2f} to {max(known):.2f}"
 
 
+def clocks(together: float | None, alone: Iterable[float | None]) -> str:
+    """Of the card while all worked, and while each kind was alone."""
+    kinds = dict.fromkeys(alone)
+    return f"{figures([together], 0)} ({figures(kinds, 0)})"
+
+
 def accuracy(cases: Cases) -> str:
     rows = [
         (
@@ -52,6 +58,7 @@ def accuracy(cases: Cases) -> str:
             compact(case["got"]),
             f"{case['worst_second']:.2f}",
             compact(case["got_by_speed"]),
+            clocks(case["sm_mhz"], case["sm_mhz_alone"]),
             percent(case["summed"]),
             f"{case['credit_cpu_percent']:.1f} %",
             str(sum(case["fallbacks"])),
@@ -63,6 +70,7 @@ def accuracy(cases: Cases) -> str:
         "got, by the arbiter",
         "worst second off by",
         "got, by their speed",
+        "SM clock, MHz (alone)",
         "summed speed",
         "arbiter's CPU",
         "fall-backs",
@@ -71,8 +79,13 @@ def accuracy(cases: Cases) -> str:
 
 
 def conserved(cases: Cases) -> str:
+    def spread(case: dict[str, Any], way: str) -> str:
+        whole = statistics.mean(case["alone"])
+        rounds = [rate / whole for rate in case["rates"][way]]
+        return f"{percent(case['summed'][way])} ({percent(min(rounds))} to {percent(max(rounds))})"
+
     rows = [
-        (label, percent(case["summed"]["credit"]), percent(case["summed"]["time-slicing"]))
+        (label, spread(case, "credit"), spread(case, "time-slicing"))
         for label, case in named(cases, "conserved:")
     ]
     return markdown(("programs", "with credit", "time-slicing"), rows) if rows else ""
@@ -185,10 +198,17 @@ def isolation(cases: Cases) -> str:
             percent(case["asked"]),
             percent(case["alone_in_slice"], 2),
             f"{percent(min(case['beside_others']), 2)} to {percent(max(case['beside_others']), 2)}",
+            figures(case["sm_mhz"].values(), 0),
         )
         for label, case in named(cases, "isolation:")
     ]
-    heads = ("hard slices", "asked", "one alone in its slice", "each beside the others")
+    heads = (
+        "hard slices",
+        "asked",
+        "one alone in its slice",
+        "each beside the others",
+        "SM clock, MHz: whole card / one in its slice / all",
+    )
     return markdown(heads, rows) if rows else ""
 
 

@@ -34,6 +34,7 @@ PAIRS: dict[str, tuple[Spec, Spec]] = {
     "tiny+mm": (TINY, MM[0]),
     "four+mm": (FOUR, MM[0]),
     "train+mm": (TRAIN[0], MM[0]),
+    "train+decode": (TRAIN[0], DECODE[0]),
 }
 SPLITS = ((30, 70), (10, 90), (50, 50))
 
@@ -107,7 +108,8 @@ def measure(context: Context, row: Row, seconds: float) -> None:
     """Both witnesses' words on one row."""
     alone = {spec: context.speeds.of(spec).rate for spec in row.programs}
     shares = dict(zip(row.programs, row.shares, strict=True))
-    seen = together(context.stage, shares, seconds, idle=row.idle)
+    with context.speeds.card() as card:
+        seen = together(context.stage, shares, seconds, idle=row.idle)
     got = by_arbiter(seen, row, seen.start, seen.end)
     worst = max(
         abs(one - wanted)
@@ -125,6 +127,8 @@ def measure(context: Context, row: Row, seconds: float) -> None:
         "got_by_speed": told,
         "speeds": [round(speeds[spec], 4) for spec in row.programs],
         "summed": round(sum(speeds.values()), 4),
+        "sm_mhz": card.sm_mhz(),
+        "sm_mhz_alone": [context.speeds.of(spec).sm_mhz for spec in row.programs],
         "credit_cpu_percent": round(100 * seen.credit_cpu_ratio(), 2),
         "handovers_per_second": round(seen.handovers_per_second(), 1),
         "fallbacks": [seen.fallbacks(spec) for spec in row.programs],

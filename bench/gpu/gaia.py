@@ -36,7 +36,7 @@ FRAMEWORKS = {
     "JAX, mm": Spec("mm", framework="jax"),
     "CuPy, mm": Spec("mm", framework="cupy"),
 }
-PAIRS, QUICK_PAIRS = 10, 4
+PAIRS, QUICK_PAIRS = 20, 6
 
 SLICES = (1, 2, 3, 4, 5, 8)
 BOUND_BY = {"compute": "mm", "memory": "memory"}
@@ -141,15 +141,22 @@ def measure_isolation(context: Context, specs: list[Spec]) -> None:
     shares = dict.fromkeys(specs, Share(100 // len(specs), Policy.HARD))
     first = {specs[0]: shares[specs[0]]}
     idle = {spec: share for spec, share in shares.items() if spec not in first}
-    one = together(context.stage, first, ISOLATION_SECONDS, idle=idle)
+    with context.speeds.card() as card_of_one:
+        one = together(context.stage, first, ISOLATION_SECONDS, idle=idle)
     alone = one.rate(specs[0]) / whole
-    seen = together(context.stage, shares, ISOLATION_SECONDS)
+    with context.speeds.card() as card_of_all:
+        seen = together(context.stage, shares, ISOLATION_SECONDS)
     beside = [seen.rate(spec) / whole for spec in specs]
     context.found = {
         "count": len(specs),
         "asked": 100 // len(specs) / 100,
         "alone_in_slice": alone,
         "beside_others": beside,
+        "sm_mhz": {
+            "whole": context.speeds.of(specs[0]).sm_mhz,
+            "alone_in_slice": card_of_one.sm_mhz(),
+            "beside_others": card_of_all.sm_mhz(),
+        },
         "fallbacks": [seen.fallbacks(spec) for spec in specs],
         "raw": seen.raw(),
     }

@@ -206,12 +206,17 @@ def answers(stage: Stage, specs: Mapping[Spec, Share], end: float) -> dict[Spec,
     return {spec: stage[spec].answer(deadline - time.monotonic()) for spec in specs}
 
 
-class Busy(threading.Thread):
-    """How busy the GPU is by NVML's word, while a `with` lasts; None where it cannot be asked."""
+class Card(threading.Thread):
+    """NVML's word on the GPU while a `with` lasts; None where it cannot be asked.
+
+    How busy it is, and how fast it clocks: below its power limit a card is faster, and so is a
+    program that has a part of it.
+    """
 
     def __init__(self, *, simulated: bool) -> None:
         super().__init__(daemon=True)
-        self.percents, self.over, self.simulated = list[int](), threading.Event(), simulated
+        self.percents, self.clocks = list[int](), list[int]()
+        self.over, self.simulated = threading.Event(), simulated
 
     def run(self) -> None:
         try:
@@ -221,6 +226,8 @@ class Busy(threading.Thread):
             handle = pynvml.nvmlDeviceGetHandleByIndex(0)
             while not self.over.wait(NVML_SECONDS):
                 self.percents.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+                clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+                self.clocks.append(clock)
         except Exception as error:  # noqa: BLE001 - a witness more, and no case depends on it
             print(f"NVML cannot be asked: {error}", flush=True)
 
@@ -234,9 +241,16 @@ class Busy(threading.Thread):
         if not self.simulated:
             self.join()
 
-    def percent(self) -> float | None:
-        later = self.percents[len(self.percents) // 2 :]
-        return statistics.median(later) if later else None
+    def busy_percent(self) -> float | None:
+        return later_median(self.percents)
+
+    def sm_mhz(self) -> float | None:
+        return later_median(self.clocks)
+
+
+def later_median(values: Sequence[float]) -> float | None:
+    later = values[len(values) // 2 :]
+    return statistics.median(later) if later else None
 
 
 @dataclass(frozen=True)
@@ -246,6 +260,7 @@ class Alone:
     when: float
     rate: float
     busy_percent: float | None
+    sm_mhz: float | None
 
 
 @dataclass
@@ -260,10 +275,14 @@ class Speeds:
         """Of this program's kind, where it runs."""
         all_known = self.known.setdefault((spec.kind, spec.where), [])
         if not all_known or time.monotonic() - all_known[-1].when > FRESH_SECONDS:
-            with Busy(simulated=self.stage.simulate is not None) as busy:
+            with self.card() as card:
                 seen = together(self.stage, {spec: Share()}, self.seconds, sampled=False)
-            all_known.append(Alone(time.monotonic(), seen.rate(spec), busy.percent()))
+            now, rate = time.monotonic(), seen.rate(spec)
+            all_known.append(Alone(now, rate, card.busy_percent(), card.sm_mhz()))
         return all_known[-1]
+
+    def card(self) -> Card:
+        return Card(simulated=self.stage.simulate is not None)
 
     def keeps_busy(self, spec: Spec) -> bool:
         """Whether it keeps the GPU busy when it is alone."""
@@ -277,6 +296,7 @@ class Speeds:
                 "where": where,
                 "rate": round(one.rate, 3),
                 "busy_percent": one.busy_percent,
+                "sm_mhz": one.sm_mhz,
                 "when": round(one.when, 1),
             }
             for (kind, where), all_known in self.known.items()

@@ -9,6 +9,7 @@ says that it is ready. Whatever else is printed in this process goes to standard
     {"do": "run", "at": T, "seconds": S}    work from T (CLOCK_MONOTONIC) on, for S seconds
     {..., "every": P}                       one step every P seconds; each one's latency is told
     {..., "on": A, "off": B}                by turns at work for A seconds and idle for B
+    {..., "core": N}                        launch from this core
     {"do": "illegal"}, {"do": "forever"}    a kernel that faults, a kernel that never ends
 
 What is told of a run is what this program saw on its own clock: how many units of work were known
@@ -24,7 +25,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any, Protocol
 
 Answer = dict[str, Any]
@@ -66,6 +67,17 @@ def wait_until(when: float) -> None:
     while (left := when - time.monotonic()) > 0:
         if left > SPIN_SECONDS:
             time.sleep(left - SPIN_SECONDS)
+
+
+@contextlib.contextmanager
+def launching_from(core: int | None) -> Iterator[None]:
+    """This thread is on that core meanwhile; None: on any."""
+    usual = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, usual if core is None else {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, usual)
 
 
 def run(workload: Workload, command: Answer) -> Answer:
@@ -129,7 +141,8 @@ def by_turns(
 def perform(workload: Workload, command: Answer) -> Answer:
     match command["do"]:
         case "run":
-            return run(workload, command)
+            with launching_from(command.get("core")):
+                return run(workload, command)
         case "illegal":
             return {"error": workload.illegal()}
         case "forever":

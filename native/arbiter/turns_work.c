@@ -5,8 +5,10 @@
 #define STALE_NS UINT64_C(2000000)
 #define AHEAD_LEAST 2u
 #define AHEAD_MOST 64u
-/* The part by which a quantum may take longer than expected where somebody else is due. */
-#define DUE_MARGIN 4u
+/* The part by which a quantum may take longer than expected where somebody else is due. A small one:
+ * what is held back before each arrival is time that nobody uses, and a quantum that is late costs who
+ * comes no more than it is late by. */
+#define DUE_MARGIN 8u
 #define STRETCH_MOST 16
 #define STRETCH_DECAY 0.99
 
