@@ -16,11 +16,17 @@ BUILD_TOOLS := cc:gcc python3:python3
 TEST_TOOLS := clang:clang aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu \
 	qemu-aarch64-static:qemu-user-static
 
+# What the nodes of a cluster run on; Kubernetes itself is built (tests/cluster/programs.py).
+CLUSTER_TOOLS := containerd:containerd runc:runc /usr/lib/cni/ptp:containernetworking-plugins \
+	busybox:busybox-static iptables:iptables conntrack:conntrack ip:iproute2 openssl:openssl
+CLUSTER = PYTHONPATH=tests UV=$(UV) $(BIN)/python -m cluster
+
 # What `make test` left out and why, one line each, printed at its end.
 LEFT_OUT := build/left-out.txt
 
 .PHONY: help setup build demo test lint format test-python test-native test-shares test-storm test-gpu fuzz bench clean
-.PHONY: packages test-packages
+.PHONY: test-cluster kubernetes cluster cluster-down
+.PHONY: packages test-packages cluster-packages
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -41,6 +47,7 @@ test: setup test-packages ## everything: lint, types, layers, and all tests
 	@$(MAKE) test-python
 	@$(MAKE) test-shares
 	@$(MAKE) test-storm
+	@$(MAKE) test-cluster
 	@$(MAKE) test-gpu
 	@if [ -s $(LEFT_OUT) ]; then echo "Left out:"; sed 's/^/  /' $(LEFT_OUT); \
 	else echo "Nothing was left out."; fi
@@ -57,8 +64,8 @@ format: ## put all sources into the one style
 	$(BIN)/ruff format --quiet .
 	$(C_FILES) -print0 | xargs -0r $(BIN)/clang-format -i
 
-test-python: ## the tests that need no GPU
-	$(BIN)/pytest -m "not gpu and not shares"
+test-python: ## the tests that need no GPU and no cluster
+	$(BIN)/pytest -m "not gpu and not shares and not cluster"
 	@[ -n "$${ALIQUOT_TRACES:-}" ] || echo "tests on openb's lists: ALIQUOT_TRACES names no folder" >> $(LEFT_OUT)
 	@[ "$$(id -u)" = 0 ] || echo "tests that need another user or a small disk: not root" >> $(LEFT_OUT)
 
@@ -106,6 +113,23 @@ test-gpu: ## the tests on this machine's own GPU, if it has one
 	@if $(BIN)/aliquot gpus >/dev/null 2>&1; then $(BIN)/pytest -m gpu -n 0; \
 	else echo "tests marked gpu: this machine has no GPU" >> $(LEFT_OUT); fi
 
+# ALIQUOT_REQUIRE_CLUSTER=1: a machine that cannot run one fails.
+test-cluster: build ## the tests on a real Kubernetes, one after the other
+	@mkdir -p build
+	@why="$$($(CLUSTER).obstacles)"; \
+	if [ -z "$$why" ]; then $(MAKE) kubernetes; $(BIN)/pytest -n 0 -m cluster tests/cluster; \
+	elif [ -n "$${ALIQUOT_REQUIRE_CLUSTER:-}" ]; then echo "a real Kubernetes $$why" >&2; exit 1; \
+	else echo "tests on a real Kubernetes: it $$why" >> $(LEFT_OUT); fi
+
+kubernetes: build cluster-packages ## build Kubernetes for the tests, once: 10 minutes
+	@$(CLUSTER).programs
+
+cluster: kubernetes ## leave a real Kubernetes running, to play with
+	@$(CLUSTER).play up
+
+cluster-down: ## end what `make cluster` left running
+	@$(CLUSTER).play down
+
 clean: ## remove all that was made
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -124,6 +148,9 @@ test-packages:
 		|| set -- "$$@" libc6-dev-arm64-cross; \
 	$(install)
 
+cluster-packages:
+	@$(call need,$(CLUSTER_TOOLS))
+
 build/uv/bin/uv:
 	@echo "uv is not installed: installing it in build/uv"
 	@python3 -m venv build/uv && build/uv/bin/pip install --quiet uv
@@ -134,10 +161,12 @@ $(CMAKE) -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DALIQUOT_TESTS
 	-DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python $(2) >/dev/null
 endef
 
-# Install the packages in $@, or say which to install.
+# Install the packages in $@, or say which to install. Their services are not started.
 define install
 if [ $$# -gt 0 ]; then \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		policy=/usr/sbin/policy-rc.d; [ -e $$policy ] || { trap "rm -f $$policy" EXIT; \
+			printf '#!/bin/sh\nexit 101\n' > $$policy; chmod 755 $$policy; }; \
 		echo "installing: $$*"; apt-get update -qq; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$$@" >/dev/null; \
 	else \

@@ -1,0 +1,53 @@
+"""A cluster to play with: `make cluster` leaves one running, `make cluster-down` ends it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cluster import registry
+from cluster.cluster import Cluster
+from cluster.control_plane import kubeconfig_in
+from cluster.programs import find_programs, kubernetes_version
+
+EXAMPLE = Path(__file__).with_name("example.yaml")
+
+
+def up() -> None:
+    """Start one, unless one was left running."""
+    for place in registry.kept() or [_start()]:
+        print(_invitation(place))
+
+
+def down() -> None:
+    """End all that were left running."""
+    places = registry.kept()
+    for place in places:
+        place.remove()
+        print(f"ended: the cluster in {place.folder}")
+    if not places:
+        print("no cluster was left running")
+
+
+def _start() -> registry.Place:
+    cluster = Cluster()
+    cluster.start()
+    cluster.keep()
+    return cluster.place
+
+
+def _invitation(place: registry.Place) -> str:
+    kubectl = find_programs().path("kubectl")
+    return f"""\
+Kubernetes {kubernetes_version()} runs, in {place.folder}. In a shell as root:
+  export KUBECONFIG={kubeconfig_in(place)}
+  alias kubectl={kubectl}
+  kubectl apply -f {EXAMPLE}
+  kubectl logs -f example
+`make cluster-down` ends it."""
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("action", choices=["up", "down"])
+    {"up": up, "down": down}[parser.parse_args().action]()

@@ -1,0 +1,199 @@
+"""Kubernetes' programs, built once from the modules in binaries/ and kept for the next time.
+
+    make kubernetes     builds what is missing
+
+They lie in the user's cache folder, by version and architecture; `ALIQUOT_KUBERNETES_BIN` names a
+folder of ready ones. The versions and checksums of all sources are in go.mod and go.sum. The folder
+appears whole or not at all, and one build serves all who wait for it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+MODULES = Path(__file__).parent / "binaries"
+NAMES = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubectl",
+    "kubelet",
+    "kwok",
+)
+_GO = (1, 26)
+_ETCD = "go.etcd.io/etcd/server/v3"  # a program too, which Go would call `server`
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class ProgramsError(RuntimeError):
+    """Kubernetes' programs are not there and could not be built."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """A folder with all of NAMES."""
+
+    folder: Path
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    @property
+    def missing(self) -> list[str]:
+        return [name for name in NAMES if not os.access(self.path(name), os.X_OK)]
+
+
+def find_programs() -> Programs:
+    """The programs as they are; an error says how to get them."""
+    named = os.environ.get("ALIQUOT_KUBERNETES_BIN")
+    programs = Programs(Path(named) if named else _cache() / _key())
+    if programs.missing:
+        origin = "ALIQUOT_KUBERNETES_BIN" if named else "`make kubernetes` builds them"
+        raise ProgramsError(f"{programs.folder} has no {', '.join(programs.missing)} ({origin})")
+    return programs
+
+
+def provide_programs() -> Programs:
+    """The programs, built now where they are not yet."""
+    if os.environ.get("ALIQUOT_KUBERNETES_BIN"):
+        return find_programs()
+    cache = _cache()
+    cache.mkdir(parents=True, exist_ok=True)
+    with _locked(cache / "lock"):
+        programs = Programs(cache / _key())
+        if programs.missing:
+            _build(programs)
+        return programs
+
+
+def kubernetes_version() -> str:
+    return _required("kubernetes", "k8s.io/kubernetes")
+
+
+def _build(programs: Programs) -> None:
+    go = _find_go()
+    for killed in programs.folder.parent.glob("building-*"):
+        shutil.rmtree(killed)
+    with tempfile.TemporaryDirectory(dir=programs.folder.parent, prefix="building-") as folder:
+        for module in ("kubernetes", "kwok"):
+            _build_module(go, module, Path(folder))
+        shutil.rmtree(programs.folder, ignore_errors=True)
+        ready = Path(folder, "bin")
+        ready.rename(programs.folder)
+    _say(f"ready in {programs.folder}")
+
+
+def _build_module(go: list[str], module: str, folder: Path) -> None:
+    packages = _tools(module)
+    _say(f"building {module}: {', '.join(_name(each) for each in packages)}")
+    version = kubernetes_version()
+    major, minor = version.removeprefix("v").split(".")[:2]
+    values = {
+        "k8s.io/component-base/version.gitVersion": version,
+        "k8s.io/component-base/version.gitMajor": major,
+        "k8s.io/component-base/version.gitMinor": minor,
+        "k8s.io/client-go/pkg/version.gitVersion": version,
+    }
+    link = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in values.items())])
+    command = [*go, "build", "-v", "-mod=readonly", "-trimpath", "-buildvcs=false"]
+    command += ["-ldflags", link, "-o", str(folder / "bin") + "/", *packages]
+    environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
+    with subprocess.Popen(
+        command, cwd=MODULES / module, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        end = _tell_progress(process.stderr)
+    if process.returncode:
+        raise ProgramsError(f"building {module} failed:\n{end}")
+    if _ETCD in packages:
+        Path(folder, "bin", "server").rename(Path(folder, "bin", "etcd"))
+
+
+def _tell_progress(lines: Iterator[str]) -> str:
+    """Say now and then how far it is; the last lines, for when it fails."""
+    began = told = time.monotonic()
+    compiled = 0
+    last: list[str] = []
+    for line in lines:
+        last = [*last[-20:], line]
+        compiled += not line.startswith("go: downloading")
+        if time.monotonic() > told + 15:
+            told = time.monotonic()
+            _say(f"  after {told - began:.0f} s: {compiled} packages compiled; {line.strip()}")
+    return "".join(last)
+
+
+def _find_go() -> list[str]:
+    """This machine's Go, or the one that the dependency group `cluster` brings."""
+    if (found := shutil.which("go")) and _is_new_enough(found):
+        return [found]
+    uv = shutil.which(os.environ.get("UV", "uv"))
+    if uv is None:
+        raise ProgramsError(f"Go {_GO[0]}.{_GO[1]} or newer is needed; install it, or uv to get it")
+    project = ["--project", str(MODULES.parents[2]), "--locked", "--only-group=cluster"]
+    return [str(Path(uv).absolute()), "run", "--isolated", *project, "go"]
+
+
+def _is_new_enough(go: str) -> bool:
+    said = subprocess.run([go, "version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"go(\d+)\.(\d+)", said)
+    return match is not None and (int(match[1]), int(match[2])) >= _GO
+
+
+def _tools(module: str) -> list[str]:
+    text = (MODULES / module / "go.mod").read_text("utf-8")
+    block = re.search(r"^tool \(\n(.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    return block[1].split() if block else re.findall(r"^tool (\S+)$", text, re.MULTILINE)
+
+
+def _name(package: str) -> str:
+    return "etcd" if package == _ETCD else Path(package).name
+
+
+def _required(module: str, path: str) -> str:
+    text = (MODULES / module / "go.mod").read_text("utf-8")
+    match = re.search(rf"^(?:require )?\s*{re.escape(path)} (v\S+)", text, re.MULTILINE)
+    assert match, f"{module}/go.mod does not require {path}"
+    return match[1]
+
+
+def _key() -> str:
+    kwok = _required("kwok", "sigs.k8s.io/kwok")
+    return f"{kubernetes_version()}-kwok-{kwok}-{ARCHITECTURES[platform.machine()]}"
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "aliquot", "kubernetes")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        provide_programs()
+    except ProgramsError as error:
+        sys.exit(str(error))
