@@ -14,18 +14,19 @@ C_FILES := find native tests bench -name '*.[ch]' -not -path '*/build/*'
 # command:package, as Debian names them. The first list builds, the second is for the tests.
 BUILD_TOOLS := cc:gcc python3:python3
 TEST_TOOLS := clang:clang aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu \
-	qemu-aarch64-static:qemu-user-static
+	qemu-aarch64-static:qemu-user-static musl-gcc:musl-tools
 
 # What the nodes of a cluster run on; Kubernetes itself is built (tests/cluster/programs.py).
 CLUSTER_TOOLS := containerd:containerd runc:runc /usr/lib/cni/ptp:containernetworking-plugins \
 	busybox:busybox-static iptables:iptables conntrack:conntrack ip:iproute2 openssl:openssl
 CLUSTER = PYTHONPATH=tests UV=$(UV) $(BIN)/python -m cluster
+CHART = PYTHONPATH=tests UV=$(UV) $(BIN)/python -m kubernetes.chart
 
 # What `make test` left out and why, one line each, printed at its end.
 LEFT_OUT := build/left-out.txt
 
 .PHONY: help setup build demo test lint format test-python test-native test-shares test-storm test-gpu fuzz bench clean
-.PHONY: test-cluster kubernetes cluster cluster-down
+.PHONY: test-cluster kubernetes manifest cluster cluster-down
 .PHONY: packages test-packages cluster-packages
 
 help: ## say what there is
@@ -44,6 +45,7 @@ test: setup test-packages ## everything: lint, types, layers, and all tests
 	@mkdir -p build && : > $(LEFT_OUT)
 	@$(MAKE) lint
 	@$(MAKE) test-native
+	@[ -n "$$($(CLUSTER).obstacles)" ] || $(MAKE) kubernetes
 	@$(MAKE) test-python
 	@$(MAKE) test-shares
 	@$(MAKE) test-storm
@@ -67,6 +69,7 @@ format: ## put all sources into the one style
 test-python: ## the tests that need no GPU and no cluster
 	$(BIN)/pytest -m "not gpu and not shares and not cluster"
 	@[ -n "$${ALIQUOT_TRACES:-}" ] || echo "tests on openb's lists: ALIQUOT_TRACES names no folder" >> $(LEFT_OUT)
+	@$(CHART) find >/dev/null 2>&1 || echo "tests of the chart: there is no Helm (make kubernetes)" >> $(LEFT_OUT)
 	@[ "$$(id -u)" = 0 ] || echo "tests that need another user or a small disk: not root" >> $(LEFT_OUT)
 
 # The C tests in one build tree each: plain, under each sanitizer, and for arm64 under emulation.
@@ -121,8 +124,12 @@ test-cluster: build ## the tests on a real Kubernetes, one after the other
 	elif [ -n "$${ALIQUOT_REQUIRE_CLUSTER:-}" ]; then echo "a real Kubernetes $$why" >&2; exit 1; \
 	else echo "tests on a real Kubernetes: it $$why" >> $(LEFT_OUT); fi
 
-kubernetes: build cluster-packages ## build Kubernetes for the tests, once: 10 minutes
+kubernetes: build cluster-packages ## build Kubernetes and Helm for the tests, once: 12 minutes
 	@$(CLUSTER).programs
+	@$(CHART) build
+
+manifest: kubernetes ## write deploy/aliquot.yaml anew, from the chart
+	@$(CHART) write
 
 cluster: kubernetes ## leave a real Kubernetes running, to play with
 	@$(CLUSTER).play up

@@ -24,15 +24,37 @@ static void reply_failure(struct json *reply, const struct failure *failure)
 	json_close(reply, '}');
 }
 
+/* Root and the arbiter's own user may do what concerns more than a grant of one's own. */
+static bool is_master(const struct connection *connection)
+{
+	uint32_t uid = UINT32_MAX;
+	identity_uid_of_peer(connection->watch.fd, &uid);
+	return uid == 0 || uid == geteuid();
+}
+
+/* Who owns the grant that is asked for: the process that asks, or nobody (grants_make). */
+static bool find_owner(const struct connection *connection, bool kept, struct identity *owner,
+                       struct failure *failure)
+{
+	*owner = (struct identity){.pidfd = -1};
+	if (kept && !is_master(connection))
+		return failure_set(failure, "not-allowed",
+		                   "only root and the arbiter's own user may make a grant that is kept");
+	int error = kept ? identity_uid_of_peer(connection->watch.fd, &owner->uid)
+	                 : identity_of_peer(connection->watch.fd, owner);
+	if (error)
+		return failure_set(failure, "cannot-make", "the arbiter cannot watch who asks: %s",
+		                   error == -EXDEV ? "another pid namespace" : strerror(-error));
+	return true;
+}
+
 static bool make(struct connection *connection, const struct control_request *request,
                  struct failure *failure)
 {
 	struct arbiter *arbiter = connection->arbiter;
 	struct identity owner;
-	int error = identity_of_peer(connection->watch.fd, &owner);
-	if (error)
-		return failure_set(failure, "cannot-make", "the arbiter cannot watch who asks: %s",
-		                   error == -EXDEV ? "another pid namespace" : strerror(-error));
+	if (!find_owner(connection, request->kept, &owner, failure))
+		return false;
 	struct grant *grant = grants_make(arbiter, request, &owner, failure);
 	if (!grant)
 		return false;
@@ -74,12 +96,27 @@ static bool resize_grant(struct connection *connection, const struct control_req
 	return true;
 }
 
+static bool end_grant(struct connection *connection, const struct control_request *request,
+                      struct failure *failure)
+{
+	uint32_t left;
+	if (!is_master(connection))
+		return failure_set(failure, "not-allowed",
+		                   "only root and the arbiter's own user may end a grant");
+	if (!grants_end(connection->arbiter, request->name, &left, failure))
+		return false;
+	json_open(&connection->reply, NULL, '{');
+	json_string(&connection->reply, "name", request->name);
+	json_bool(&connection->reply, "ended", !left);
+	json_number(&connection->reply, "processes", left);
+	json_close(&connection->reply, '}');
+	return true;
+}
+
 static bool stop(struct connection *connection, struct failure *failure)
 {
 	struct arbiter *arbiter = connection->arbiter;
-	uint32_t uid = UINT32_MAX;
-	identity_uid_of_peer(connection->watch.fd, &uid);
-	if (uid != 0 && uid != geteuid())
+	if (!is_master(connection))
 		return failure_set(failure, "not-allowed", "only the arbiter's own user may stop it");
 	grants_drop_removed(arbiter);
 	unsigned held = grants_held(arbiter);
@@ -104,6 +141,8 @@ static bool answer(struct connection *connection, size_t length, struct failure 
 		return make(connection, &request, failure);
 	case CONTROL_RESIZE:
 		return resize_grant(connection, &request, failure);
+	case CONTROL_END:
+		return end_grant(connection, &request, failure);
 	case CONTROL_STOP:
 		return stop(connection, failure);
 	case CONTROL_STATUS:

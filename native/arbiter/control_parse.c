@@ -181,41 +181,64 @@ static const char *parse_name(struct text text, struct control_request *out)
 	return NULL;
 }
 
-static const char *parse_gradual(struct text text, struct control_request *out)
+/* A setting that is 1 or not given. */
+static const char *parse_switch(struct text text, bool *out)
 {
-	if (out->gradual)
-		return "gradual comes twice";
-	out->gradual = is(text, "1");
-	return out->gradual ? NULL : "gradual is 1 or not given";
+	if (*out)
+		return "a setting comes twice";
+	*out = is(text, "1");
+	return *out ? NULL : "kept and gradual are 1 or not given";
 }
 
-/* What follows `make` and `resize`. */
+/* What a request about a grant takes, for people. */
+static const char *const takes[] = {
+	[CONTROL_MAKE] = "make takes name=NAME, kept=1 and slice=...",
+	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1 and slice=...",
+	[CONTROL_END] = "end takes name=NAME",
+};
+
+static const char *parse_word_of_grant(struct text value, struct control_request *out)
+{
+	bool has_value;
+	struct text key = cut(&value, '=', &has_value);
+	if (has_value && is(key, "name"))
+		return parse_name(value, out);
+	if (has_value && out->kind != CONTROL_END && is(key, "slice"))
+		return add_slice(value, out);
+	if (has_value && out->kind == CONTROL_MAKE && is(key, "kept"))
+		return parse_switch(value, &out->kept);
+	if (has_value && out->kind == CONTROL_RESIZE && is(key, "gradual"))
+		return parse_switch(value, &out->gradual);
+	return takes[out->kind];
+}
+
+/* What follows `make`, `resize` and `end`. */
 static const char *parse_grant(struct text rest, bool more, struct control_request *out)
 {
-	bool resizes = out->kind == CONTROL_RESIZE;
 	while (more) {
-		const char *wrong = NULL;
-		struct text value = cut(&rest, ' ', &more);
-		bool has_value;
-		struct text key = cut(&value, '=', &has_value);
-		if (has_value && is(key, "name"))
-			wrong = parse_name(value, out);
-		else if (has_value && is(key, "slice"))
-			wrong = add_slice(value, out);
-		else if (has_value && resizes && is(key, "gradual"))
-			wrong = parse_gradual(value, out);
-		else
-			wrong = resizes ? "resize takes name=NAME, gradual=1 and slice=..."
-			                : "make takes name=NAME and slice=...";
+		const char *wrong = parse_word_of_grant(cut(&rest, ' ', &more), out);
 		if (wrong)
 			return wrong;
 	}
 	if (!*out->name)
-		return resizes ? "resize needs name=NAME" : "make needs name=NAME";
-	if (!out->slice_count)
-		return resizes ? "resize needs at least one slice=..."
-		               : "make needs at least one slice=...";
+		return "a request about a grant needs name=NAME";
+	if (!out->slice_count && out->kind != CONTROL_END)
+		return "make and resize need at least one slice=...";
 	return NULL;
+}
+
+static bool find_kind(struct text verb, enum control_kind *kind)
+{
+	static const char *const verbs[] = {
+		[CONTROL_STATUS] = "status", [CONTROL_STOP] = "stop", [CONTROL_MAKE] = "make",
+		[CONTROL_RESIZE] = "resize", [CONTROL_END] = "end",
+	};
+	for (size_t i = 0; i < sizeof(verbs) / sizeof(*verbs); i++) {
+		*kind = (enum control_kind)i;
+		if (is(verb, verbs[i]))
+			return true;
+	}
+	return false;
 }
 
 int control_parse(const char *line, size_t len, struct control_request *out, const char **error)
@@ -225,15 +248,10 @@ int control_parse(const char *line, size_t len, struct control_request *out, con
 	memset(out, 0, sizeof(*out));
 	struct text verb = cut(&rest, ' ', &more);
 	*error = NULL;
-	if (is(verb, "make") || is(verb, "resize")) {
-		out->kind = is(verb, "make") ? CONTROL_MAKE : CONTROL_RESIZE;
+	bool known = find_kind(verb, &out->kind);
+	if (known && out->kind >= CONTROL_MAKE)
 		*error = parse_grant(rest, more, out);
-	} else if (is(verb, "status") && !more) {
-		out->kind = CONTROL_STATUS;
-	} else if (is(verb, "stop") && !more) {
-		out->kind = CONTROL_STOP;
-	} else {
-		*error = "a request is status, stop, or make or resize with name=NAME slice=...";
-	}
+	else if (!known || more)
+		*error = "a request is status, stop, or make, resize or end with name=NAME";
 	return *error ? -1 : 0;
 }

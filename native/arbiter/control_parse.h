@@ -2,8 +2,9 @@
  *
  *   status
  *   stop
- *   make name=NAME slice=UUID,memory=BYTES[,compute=PERCENT][,policy=WORD][,priority=WORD] ...
+ *   make name=NAME [kept=1] slice=UUID,memory=BYTES[,compute=PERCENT][,policy=WORD][,priority=WORD] ...
  *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
+ *   end name=NAME
  *
  * A slice to be resized names what is to change, at least one thing; the rest stays as it is.
  * Words are parted by exactly one space; each key comes once; numbers are decimal digits and
@@ -19,7 +20,7 @@
 #define CONTROL_LINE_MAX 4096u
 #define CONTROL_LEAST_BYTES (UINT64_C(1) << 20)
 
-enum control_kind { CONTROL_STATUS, CONTROL_STOP, CONTROL_MAKE, CONTROL_RESIZE };
+enum control_kind { CONTROL_STATUS, CONTROL_STOP, CONTROL_MAKE, CONTROL_RESIZE, CONTROL_END };
 
 /* What a slice names, a bit each. */
 enum control_given {
@@ -41,6 +42,7 @@ struct control_slice {
 struct control_request {
 	enum control_kind kind;
 	char name[ALIQUOT_NAME_SIZE];
+	bool kept;    /* make: until `end`, whoever is in it */
 	bool gradual; /* resize: as far as what is in use allows */
 	uint32_t slice_count;
 	struct control_slice slices[ALIQUOT_MAX_GPUS];

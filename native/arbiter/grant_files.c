@@ -44,6 +44,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 	limits->owner_uid = owner->uid;
 	limits->owner_pid = owner->pid;
 	limits->owner_start_time = owner->start_time;
+	atomic_store(&limits->life, request->kept ? ALIQUOT_KEPT : ALIQUOT_OWNED);
 	limits->created_ns = (uint64_t)now.tv_sec * SECOND_NS + (uint64_t)now.tv_nsec;
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		const struct control_slice *asked = &request->slices[i];

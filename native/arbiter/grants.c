@@ -80,6 +80,11 @@ void grants_linger(struct arbiter *arbiter)
 		loop_timer_set(&arbiter->loop, &arbiter->linger, loop_now() + arbiter->linger_ns);
 }
 
+enum aliquot_life grants_life(const struct grant *grant)
+{
+	return grant->limits ? (enum aliquot_life)atomic_load(&grant->limits->life) : ALIQUOT_OWNED;
+}
+
 static void on_owner_dead(struct watch *watch, uint32_t events)
 {
 	(void)events;
@@ -190,14 +195,14 @@ struct grant *grants_make(struct arbiter *arbiter, const struct control_request 
 	if (allowed && !grant)
 		failure_set(failure, "cannot-make", "out of memory");
 	if (!grant) {
-		close(owner->pidfd);
+		identity_close(owner);
 		return NULL;
 	}
 	grant->slice_count = request->slice_count;
 	for (uint32_t i = 0; i < request->slice_count; i++)
 		grant->gpus[i] = nvml_find(&arbiter->nvml, request->slices[i].uuid);
 	if (!grant_files_make(grant, request, owner, &listener, failure)) {
-		close(owner->pidfd);
+		identity_close(owner);
 		free(grant);
 		return NULL;
 	}
@@ -213,20 +218,49 @@ struct grant *grants_make(struct arbiter *arbiter, const struct control_request 
 		return NULL;
 	}
 	grants_linger(arbiter);
-	log_event("grant %s made: %u slices for pid %d, uid %u", grant->name, grant->slice_count,
-	          owner->pid, owner->uid);
+	if (request->kept)
+		log_event("grant %s made: %u slices, kept", grant->name, grant->slice_count);
+	else
+		log_event("grant %s made: %u slices for pid %d, uid %u", grant->name, grant->slice_count,
+		          owner->pid, owner->uid);
 	return grant;
 }
 
-void grants_consider(struct grant *grant)
+static void end(struct grant *grant)
 {
 	struct arbiter *arbiter = grant->arbiter;
-	if (!grant->limits || grant->owner.fd >= 0 || grant->process_count)
-		return;
 	log_event("grant %s ended", grant->name);
 	state_remove_directory(arbiter->state, grant->name);
 	release(grant);
 	grants_linger(arbiter);
+}
+
+void grants_consider(struct grant *grant)
+{
+	bool wanted = grant->owner.fd >= 0 || grants_life(grant) == ALIQUOT_KEPT;
+	if (grant->limits && !wanted && !grant->process_count)
+		end(grant);
+}
+
+bool grants_end(struct arbiter *arbiter, const char *name, uint32_t *left, struct failure *failure)
+{
+	grants_drop_removed(arbiter);
+	struct grant *grant = grants_find(arbiter, name);
+	*left = 0;
+	if (!grant)
+		return true;
+	if (!grant->limits) { /* it says of nobody that they are in it */
+		end(grant);
+		return true;
+	}
+	if (grants_life(grant) == ALIQUOT_OWNED)
+		return failure_set(failure, "not-kept", "grant %s ends with its command (pid %d)", name,
+		                   grant->limits->owner_pid);
+	if (atomic_exchange(&grant->limits->life, ALIQUOT_ENDED) == ALIQUOT_KEPT)
+		log_event("grant %s is kept no more: %u processes are left", name, grant->process_count);
+	*left = grant->process_count;
+	grants_consider(grant);
+	return true;
 }
 
 void grants_drop_removed(struct arbiter *arbiter)
@@ -260,6 +294,9 @@ static void find_gpus(struct grant *grant)
 
 static bool recover(struct arbiter *arbiter, const char *name, struct failure *failure)
 {
+	/* What starts containers makes an empty folder where there is none to mount. */
+	if (!unlinkat(arbiter->state->grants, name, AT_REMOVEDIR))
+		return true;
 	struct grant *grant = create(arbiter, name);
 	if (!grant)
 		return failure_set(failure, "memory", "out of memory");
@@ -287,8 +324,9 @@ static bool recover(struct arbiter *arbiter, const char *name, struct failure *f
 	if (error)
 		return failure_set(failure, "state", "grant %s cannot be recovered: %s", name,
 		                   strerror(-error));
-	log_event("grant %s recovered: %u processes, owner %s", name, grant->process_count,
-	          owner >= 0 ? "alive" : "dead");
+	static const char *const lives[] = {"its owner dead", "kept", "kept no more"};
+	log_event("grant %s recovered: %u processes, %s", name, grant->process_count,
+	          owner >= 0 ? "its owner alive" : lives[grants_life(grant)]);
 	grants_consider(grant);
 	return true;
 }

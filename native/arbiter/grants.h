@@ -4,6 +4,10 @@
  * the process that asked for it. It ends when the owner is dead and no process of it lives or is
  * ending.
  *
+ * A kept grant has no owner: it is a container's, in which programs come and go, and it stays until
+ * its end is asked for. From then on it takes nobody in, and ends with its last process. Whoever
+ * reaches its socket may join it, under any uid: it is shown to that container alone.
+ *
  * A grant whose files fail their check is broken: it takes no new process, its own are left alone,
  * and its memory stays counted if `limits` can be read.
  */
@@ -38,7 +42,7 @@ struct grant {
 	struct gpu *gpus[ALIQUOT_MAX_GPUS]; /* NULL: this machine has it no more */
 	struct watch listener;
 	unsigned connection_count;
-	struct watch owner;                               /* its pidfd; -1: it is dead */
+	struct watch owner; /* its pidfd; -1: it is dead, or the grant is kept */
 	struct process *processes[ALIQUOT_MAX_PROCESSES]; /* by slot */
 	uint32_t process_end;                             /* one past the last used slot */
 	uint32_t process_count;
@@ -47,9 +51,17 @@ struct grant {
 	char broken[160]; /* why; empty: sound */
 };
 
-/* Takes owner->pidfd in either case. NULL and why not. */
+/* Takes owner->pidfd in either case. NULL and why not. For a grant that is to be kept `owner` has a
+ * uid alone (pid 0, pidfd -1). */
 struct grant *grants_make(struct arbiter *arbiter, const struct control_request *request,
                           const struct identity *owner, struct failure *failure);
+
+/* A kept grant takes nobody in any more. *left: processes that are still in it; with none it is gone,
+ * as it is where there was no such grant. One that cannot be read goes at once. */
+bool grants_end(struct arbiter *arbiter, const char *name, uint32_t *left, struct failure *failure);
+
+/* What it lives by; one that cannot be read has an owner for all we know. */
+enum aliquot_life grants_life(const struct grant *grant);
 
 /* NULL: there is none of that name. */
 struct grant *grants_find(struct arbiter *arbiter, const char *name);

@@ -216,6 +216,12 @@ int identity_of_peer(int socket, struct identity *out)
 	return 0;
 }
 
+void identity_close(const struct identity *identity)
+{
+	if (identity->pidfd >= 0)
+		close(identity->pidfd);
+}
+
 void identity_name(int32_t pid, char name[PROCESS_NAME_SIZE])
 {
 	char comm[64];

@@ -30,6 +30,9 @@ struct identity {
  * this process does not see; another -errno: the kernel could not tell. */
 int identity_of_peer(int socket, struct identity *out);
 
+/* Lets go of its pidfd, if it has one. */
+void identity_close(const struct identity *identity);
+
 /* The uid that connected `socket`. */
 int identity_uid_of_peer(int socket, uint32_t *uid);
 /* The pid that connected `socket`, dead or alive. */

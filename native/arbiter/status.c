@@ -180,7 +180,12 @@ static void write_grant(struct grant *grant, struct json *out)
 	json_open(out, NULL, '{');
 	json_string(out, "name", grant->name);
 	json_string(out, "directory", directory);
-	json_number(out, "owner_pid", limits ? (uint32_t)limits->owner_pid : 0);
+	static const char *const lives[] = {"owned", "kept", "ended"};
+	json_string(out, "life", lives[grants_life(grant)]);
+	if (grants_life(grant) == ALIQUOT_OWNED)
+		json_number(out, "owner_pid", limits ? (uint32_t)limits->owner_pid : 0);
+	else
+		json_string(out, "owner_pid", NULL);
 	json_bool(out, "owner_alive", grant->owner.fd >= 0);
 	json_number(out, "owner_uid", limits ? limits->owner_uid : 0);
 	json_number(out, "created", limits ? limits->created_ns / SECOND_NS : 0);

@@ -51,7 +51,8 @@ __attribute__((format(printf, 3, 4))) static bool refuse(struct connection *conn
 
 static bool may_join(const struct grant *grant, uint32_t uid)
 {
-	return uid == grant->limits->owner_uid || uid == 0 || uid == geteuid();
+	return grants_life(grant) == ALIQUOT_KEPT || uid == grant->limits->owner_uid || uid == 0 ||
+	       uid == geteuid();
 }
 
 static bool on_hello(struct connection *connection, uint64_t inner_pid)
@@ -62,6 +63,9 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid)
 	if (!grants_check(grant))
 		return refuse(connection, ALIQUOT_REFUSED_BROKEN, "grant %s is broken: %.60s", grant->name,
 		              grant->broken);
+	if (grants_life(grant) == ALIQUOT_ENDED)
+		return refuse(connection, ALIQUOT_REFUSED_ENDED, "grant %s takes nobody in any more",
+		              grant->name);
 	if (inner_pid == 0 || inner_pid > INT32_MAX)
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "HELLO carries the sender's own pid");
 	int error = identity_of_peer(connection->watch.fd, &who);

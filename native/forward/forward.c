@@ -15,6 +15,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* Only glibc has it, as only with glibc the driver can be loaded: elsewhere we can say so. */
+#pragma weak dlmopen
+
 /* What the fitting step points the names at that this machine's driver does not have. */
 FORWARD_EXPORT void aliquot_absent(void);
 void aliquot_absent(void)
@@ -52,10 +55,10 @@ void forward_say(const char *format, ...)
 
 bool forward_grant(char directory[PATH_MAX], uint64_t *created)
 {
-	const char *given = getenv("ALIQUOT_GRANT");
+	const char *given = secure_getenv("ALIQUOT_GRANT");
 	*created = 0;
-	if (access("/run/aliquot/grant/limits", F_OK) == 0)
-		given = "/run/aliquot/grant";
+	if (!given && access(FORWARD_GRANT, F_OK) == 0)
+		given = FORWARD_GRANT;
 	if (!given)
 		return false;
 	const char *mark = strrchr(given, '#');
@@ -103,12 +106,14 @@ static void *try_folder(const char *folder, size_t length, const char *self)
 static void *open_library(void)
 {
 	Dl_info info;
+	if (!dlmopen)
+		return NULL;
 	const char *self = dladdr((void *)&forward_load, &info) ? info.dli_fname : NULL;
-	const char *folder = getenv("ALIQUOT_DRIVER_DIR");
+	const char *folder = secure_getenv("ALIQUOT_DRIVER_DIR");
 	void *library = folder ? try_folder(folder, strlen(folder), self) : NULL;
 	if (!library)
-		library = try_folder("/run/aliquot/driver", strlen("/run/aliquot/driver"), self);
-	for (const char *list = getenv("LD_LIBRARY_PATH"); !library && list && *list;) {
+		library = try_folder(FORWARD_DRIVER, strlen(FORWARD_DRIVER), self);
+	for (const char *list = secure_getenv("LD_LIBRARY_PATH"); !library && list && *list;) {
 		size_t length = strcspn(list, ":;");
 		library = try_folder(list, length, self);
 		list += length + (list[length] != 0);
@@ -150,7 +155,10 @@ bool forward_load(void)
 	if (library)
 		fill(library);
 	if (atomic_compare_exchange_strong(&forward_loaded, &expected, library ? 1 : -1) && !library)
-		forward_say("no %s of a driver found; ask: aliquot doctor", forward_library);
+		forward_say(dlmopen ? "no %s of a driver found; ask: aliquot doctor"
+		                    : "%s needs glibc, and this program's C library is another (musl?): "
+		                      "no GPU; use an image with glibc",
+		            forward_library);
 	errno = before;
 	return atomic_load(&forward_loaded) > 0;
 }

@@ -5,8 +5,9 @@
  * one load and one jump.
  *
  * Where the real library is looked for, first that exists and is not the stand-in itself:
- * $ALIQUOT_DRIVER_DIR (set by whoever made the grant), /run/aliquot/driver (in containers), the
- * folders of $LD_LIBRARY_PATH, the places where drivers are installed.
+ * $ALIQUOT_DRIVER_DIR (set by whoever made the grant), FORWARD_DRIVER (in containers, whose programs
+ * may be started in any environment), the folders of $LD_LIBRARY_PATH, the places where drivers are
+ * installed. A program that runs with more rights than its user has (setuid) looks at no variable.
  *
  * Guarantees: nothing here exits, aborts, or touches a signal; a library that cannot be found
  * makes every call return the API's own error, and says why once on stderr.
@@ -18,6 +19,10 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+/* Where a container is shown the driver's own files, and its grant: places that only root can make. */
+#define FORWARD_DRIVER "/usr/local/aliquot/driver"
+#define FORWARD_GRANT "/run/aliquot/grant"
 
 #define FORWARD_EXPORT __attribute__((visibility("default")))
 
@@ -50,9 +55,9 @@ static inline void forward_begin(void)
 /* What a function returns that the real library lacks. */
 int forward_missing(void);
 
-/* The grant's directory: /run/aliquot/grant where that is mounted (in containers), else what
- * $ALIQUOT_GRANT says before its `#`; after it stands when the grant was made, which tells it from a
- * later one of the same name (*created is 0 where that is not said). False: there is no grant. */
+/* The grant's directory: what $ALIQUOT_GRANT says before its `#`, else FORWARD_GRANT if there is one;
+ * after the `#` stands when the grant was made, which tells it from a later one of the same name
+ * (*created is 0 where that is not said). False: there is no grant. */
 bool forward_grant(char directory[PATH_MAX], uint64_t *created);
 
 /* One line on stderr, "aliquot: ...", with no buffer that a fork could print twice. */

@@ -12,6 +12,8 @@ const char *aliquot_limits_check(const struct aliquot_limits *limits, size_t siz
 		return "limits: written by another version of Aliquot";
 	if (limits->slice_count == 0 || limits->slice_count > ALIQUOT_MAX_GPUS)
 		return "limits: a number of slices that cannot be";
+	if (atomic_load(&limits->life) > ALIQUOT_ENDED)
+		return "limits: a life that cannot be";
 	if (!memchr(limits->name, 0, sizeof(limits->name)))
 		return "limits: a name without an end";
 	for (uint32_t i = 0; i < limits->slice_count; i++) {

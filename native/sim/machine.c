@@ -3,19 +3,11 @@
 
 #include "engine.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#define ROUND_NS 20000000l /* of a wait for the lock */
 
 #define BASELINE (3328ull << 10) /* what the driver itself holds of a GPU nobody uses */
 
@@ -26,114 +18,11 @@ uint64_t machine_now(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static uint64_t image_token(void)
+static uint64_t own_token(void)
 {
 	uint64_t token;
 	memcpy(&token, (const void *)getauxval(AT_RANDOM), sizeof(token));
-	return token;
-}
-
-static uint64_t hash(uint64_t h, const char *text)
-{
-	for (; *text; text++)
-		h = (h ^ (uint8_t)*text) * 0x100000001b3ull;
-	return h;
-}
-
-static struct sim_map *map_file(int fd)
-{
-	void *map = mmap(NULL, sizeof(struct sim_map), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	return map == MAP_FAILED ? NULL : map;
-}
-
-static void make_mutex(pthread_mutex_t *mutex)
-{
-	pthread_mutexattr_t attributes;
-	pthread_mutexattr_init(&attributes);
-	pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-	pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-	pthread_mutex_init(mutex, &attributes);
-	pthread_mutexattr_destroy(&attributes);
-}
-
-static void fill(struct sim_map *map, const struct sim_shape *shape, const char *folder)
-{
-	map->magic = SIM_MAGIC;
-	map->version = SIM_VERSION;
-	map->size = sizeof(*map);
-	memcpy(map->model, shape->model, sizeof(map->model));
-	map->count = shape->count;
-	map->seed = hash(0xcbf29ce484222325ull, folder);
-	make_mutex(&map->mutex);
-	for (uint32_t g = 0; g < SIM_MAX_GPUS; g++)
-		map->gpus[g].running = map->gpus[g].last = SIM_NONE;
-}
-
-/* A complete file under a name of its own, then linked to its real name: it is whole or not
- * there. */
-static int create(const struct sim_shape *shape, const char *folder, const char *path)
-{
-	char own[PATH_MAX];
-	snprintf(own, sizeof(own), "%.4000s.XXXXXX", path);
-	int fd = mkostemp(own, O_CLOEXEC);
-	if (fd < 0)
-		return -1;
-	int error = posix_fallocate(fd, 0, sizeof(struct sim_map));
-	struct sim_map *map = error ? NULL : map_file(fd);
-	if (map) {
-		fill(map, shape, folder);
-		munmap(map, sizeof(*map));
-		error = fchmod(fd, 0666) || link(own, path) ? errno : 0;
-	} else if (!error) {
-		error = errno;
-	}
-	unlink(own);
-	close(fd);
-	errno = error;
-	return error && error != EEXIST ? -1 : 0;
-}
-
-static bool check(const struct machine *m, char *why, size_t size)
-{
-	struct stat st;
-	if (fstat(m->fd, &st) || (size_t)st.st_size != sizeof(struct sim_map)) {
-		snprintf(why, size, "the state file has the wrong size: remove it");
-		return false;
-	}
-	if (m->map->magic != SIM_MAGIC || m->map->version != SIM_VERSION) {
-		snprintf(why, size, "the state file is not one of this version: remove it");
-		return false;
-	}
-	if (m->map->count != m->shape.count || strcmp(m->map->model, m->shape.model)) {
-		snprintf(why, size, "this state holds a machine of %.16s:%u, not %s:%u", m->map->model,
-		         m->map->count, m->shape.model, m->shape.count);
-		return false;
-	}
-	return true;
-}
-
-bool machine_open(struct machine *m, char *why, size_t size)
-{
-	memset(m, 0, sizeof(*m));
-	m->fd = -1;
-	m->slot = SIM_NONE;
-	if (!shape_read(&m->shape, why, size))
-		return false;
-	char folder[PATH_MAX], path[PATH_MAX + 16];
-	if (!realpath(getenv("ALIQUOT_SIMULATE_STATE"), folder)) {
-		snprintf(why, size, "ALIQUOT_SIMULATE_STATE: %s", strerror(errno));
-		return false;
-	}
-	snprintf(path, sizeof(path), "%s/machine", folder);
-	m->fd = open(path, O_RDWR | O_CLOEXEC);
-	if (m->fd < 0 && errno == ENOENT && !create(&m->shape, folder, path))
-		m->fd = open(path, O_RDWR | O_CLOEXEC);
-	m->map = m->fd < 0 ? NULL : map_file(m->fd);
-	if (!m->map) {
-		snprintf(why, size, "cannot open the state in ALIQUOT_SIMULATE_STATE: %s", strerror(errno));
-		return false;
-	}
-	return check(m, why, size);
+	return token ^ (uint64_t)getpid() * 0x9e3779b97f4a7c15ull;
 }
 
 static void add_up(struct sim_map *map)
@@ -150,39 +39,80 @@ static void add_up(struct sim_map *map)
 	}
 }
 
-/* In rounds: the kernel wakes one waiter for each unlock, and a waiter that is killed between its
- * waking and its taking the lock leaves the others asleep with nobody to wake them. */
-static int lock_in_rounds(pthread_mutex_t *mutex)
+static struct flock byte_lock(uint32_t byte, short type)
 {
-	int result;
-	do {
-		struct timespec until;
-		clock_gettime(CLOCK_REALTIME, &until);
-		until.tv_nsec += ROUND_NS;
-		until.tv_sec += until.tv_nsec / 1000000000;
-		until.tv_nsec %= 1000000000;
-		result = pthread_mutex_timedlock(mutex, &until);
-	} while (result == ETIMEDOUT);
-	return result;
+	return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+}
+
+/* Whether who has a ticket for the lock lives. Its own record locks the kernel tells no process. */
+static bool lives(void *machine, uint32_t ticket)
+{
+	const struct machine *m = machine;
+	uint32_t number = ticket % SIM_SEATS;
+	const struct sim_seat *seat = &m->map->seats[number];
+	struct flock lock = byte_lock(SIM_MAX_PROCESSES + number, F_WRLCK);
+	if (__atomic_load_n(&seat->turn, __ATOMIC_ACQUIRE) != ticket / SIM_SEATS)
+		return false;
+	if (__atomic_load_n(&seat->token, __ATOMIC_ACQUIRE) == own_token())
+		return true;
+	return fcntl(m->fd, F_GETLK, &lock) || lock.l_type != F_UNLCK;
+}
+
+/* A seat of this library's own; false: all are taken. A seat with our token is another library's of
+ * this process: they have the record lock together. */
+static bool take_seat(struct machine *m)
+{
+	uint64_t token = own_token();
+	for (uint32_t i = 0; i < SIM_SEATS; i++) {
+		uint32_t number = ((uint32_t)getpid() + i) % SIM_SEATS;
+		struct sim_seat *seat = &m->map->seats[number];
+		struct flock lock = byte_lock(SIM_MAX_PROCESSES + number, F_WRLCK);
+		uint64_t before = __atomic_load_n(&seat->token, __ATOMIC_ACQUIRE);
+		if (before == token || fcntl(m->fd, F_SETLK, &lock) ||
+		    !__atomic_compare_exchange_n(&seat->token, &before, token, false, __ATOMIC_ACQ_REL,
+		                                 __ATOMIC_RELAXED))
+			continue;
+		uint32_t turn = seat->turn + 1 < SIM_TURNS ? seat->turn + 1 : 1;
+		__atomic_store_n(&seat->turn, turn, __ATOMIC_RELEASE);
+		m->ticket = turn * SIM_SEATS + number;
+		return true;
+	}
+	return false;
+}
+
+static struct machine *opened;
+
+/* A forked child has no record locks, and whoever held the threads' lock is not in it. */
+static void forked(void)
+{
+	opened->ticket = 0;
+	pthread_mutex_init(&opened->threads, NULL);
+}
+
+bool machine_sit_down(struct machine *m)
+{
+	if (!opened)
+		pthread_atfork(NULL, NULL, forked);
+	opened = m;
+	pthread_mutex_init(&m->threads, NULL);
+	return take_seat(m);
 }
 
 void machine_lock(struct machine *m)
 {
-	if (lock_in_rounds(&m->map->mutex) == EOWNERDEAD) {
+	pthread_mutex_lock(&m->threads);
+	while (!m->ticket && !take_seat(m))
+		usleep(1000);
+	if (lock_take(&m->map->lock, m->ticket, lives, m)) {
 		add_up(m->map);
 		engine_mend(m);
-		pthread_mutex_consistent(&m->map->mutex);
 	}
 }
 
 void machine_unlock(struct machine *m)
 {
-	pthread_mutex_unlock(&m->map->mutex);
-}
-
-static struct flock byte_lock(uint32_t slot, short type)
-{
-	return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = slot, .l_len = 1};
+	lock_give(&m->map->lock);
+	pthread_mutex_unlock(&m->threads);
 }
 
 pid_t machine_pid(struct machine *m, uint32_t slot)
@@ -190,7 +120,7 @@ pid_t machine_pid(struct machine *m, uint32_t slot)
 	const struct sim_process *p = &m->map->processes[slot];
 	if (!p->used)
 		return 0;
-	if (p->pid == getpid() && p->token == image_token())
+	if (p->token == own_token())
 		return p->pid;
 	struct flock lock = byte_lock(slot, F_WRLCK);
 	if (fcntl(m->fd, F_GETLK, &lock) || lock.l_type == F_UNLCK)
@@ -251,7 +181,7 @@ bool machine_enter(struct machine *m)
 		clock_gettime(CLOCK_REALTIME, &now);
 		memset(p->parts, 0, sizeof(p->parts[0]) * m->map->count);
 		p->pid = getpid();
-		p->token = image_token();
+		p->token = own_token();
 		p->since_us = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
 		p->used = 1;
 		if (m->map->high <= slot)

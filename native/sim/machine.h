@@ -1,15 +1,21 @@
-/* What all processes of the simulated machine share: one file in ALIQUOT_SIMULATE_STATE.
+/* What all processes of the simulated machine share: the file `machine` in its meeting place.
+ *
+ * Where that is. ALIQUOT_SIMULATE=MODEL:COUNT and ALIQUOT_SIMULATE_STATE=DIR name it, and who comes
+ * first makes the machine. Where neither is set it is SIM_SHOWN, if there is a machine in it: what a
+ * container is shown, whose programs may be started in any environment. So a machine is simulated
+ * where somebody said so, and never silently.
  *
  * The model. The file holds, for each process, what it took of each GPU, and for each GPU the sum.
- * A robust mutex in the file guards both; whoever gets it after a holder died adds the sums up
+ * A lock in the file (lock.h) guards both; whoever gets it after a holder died adds the sums up
  * again from the processes' own lines, so a process killed at any instruction leaves nothing
  * behind.
  *
- * Who lives. Each process holds a POSIX record lock on the byte of its slot: the kernel drops it
- * when the process ends (also as a zombie, also on exec) and a forked child does not have it.
+ * Who lives. Each process that uses a GPU holds a POSIX record lock on the byte of its slot, and
+ * each library that has the file open one on the byte of its seat at the lock: the kernel drops them
+ * when the process ends (also as a zombie, also on exec) and a forked child does not have them.
  * Whoever looks and finds a line without its lock clears the line (machine_reap). For that reason
  * the file's descriptor is never closed: closing any descriptor of a file drops all of a process's
- * locks on it.
+ * locks on it. A record lock names its process to each caller by that caller's own pid namespace.
  *
  * Guarantees: the sum of what processes hold never passes the GPU's capacity; what a dead process
  * held is free for the next who looks; a GPU's busy time is the sum of its processes' and of what
@@ -18,14 +24,18 @@
 #ifndef SIM_MACHINE_H
 #define SIM_MACHINE_H
 
+#include "lock.h"
 #include "shape.h"
 
 #include <pthread.h>
 #include <sys/types.h>
 
 #define SIM_MAGIC 0x31304d4953514c41ull /* "ALQSIM01" */
-#define SIM_VERSION 2u
+#define SIM_VERSION 3u
+#define SIM_SHOWN "/run/aliquot/machine"
 #define SIM_MAX_PROCESSES 1024u
+#define SIM_SEATS 4096u
+#define SIM_TURNS (1u << 19) /* of a seat */
 #define SIM_ENDED 256u
 #define SIM_NONE UINT32_MAX
 #define SIM_NEVER UINT64_MAX
@@ -50,9 +60,9 @@ struct sim_part {
 };
 
 struct sim_process {
-	uint32_t used;     /* 1: this line belongs to a process */
-	int32_t pid;       /* as it calls itself */
-	uint64_t token;    /* random for each program image: tells it from one it execs */
+	uint32_t used;  /* 1: this line belongs to a process */
+	int32_t pid;    /* as it calls itself */
+	uint64_t token; /* its own: tells it from one it execs or forks, and from another namespace's */
 	uint64_t since_us; /* CLOCK_REALTIME */
 	uint64_t reserved[5];
 	struct sim_part parts[SIM_MAX_GPUS];
@@ -63,6 +73,14 @@ struct sim_ended {
 	int32_t pid;
 	uint32_t reserved;
 	uint64_t busy_ns[SIM_MAX_GPUS];
+};
+
+/* At the lock: one for each library that has the file open. A ticket for the lock is a seat and its
+ * turn, so that a dead process's is never the next one's. */
+struct sim_seat {
+	uint64_t token; /* its process's */
+	uint32_t turn;  /* goes up each time it is taken, from 1 to SIM_TURNS and over again */
+	uint32_t reserved;
 };
 
 enum sim_request_state { SIM_IDLE, SIM_QUEUED, SIM_DONE };
@@ -97,25 +115,32 @@ struct sim_map {
 	uint32_t count;
 	uint32_t high; /* processes from here on were never used */
 	uint64_t seed; /* of the GPUs' UUIDs */
-	pthread_mutex_t mutex;
+	struct sim_lock lock;
 	struct sim_gpu gpus[SIM_MAX_GPUS];
 	struct sim_process processes[SIM_MAX_PROCESSES];
 	uint64_t ended_count; /* ever; the newest is at (ended_count - 1) % SIM_ENDED */
 	struct sim_ended ended[SIM_ENDED];
+	struct sim_seat seats[SIM_SEATS];
 };
 
 struct machine {
 	struct sim_shape shape;
 	struct sim_map *map;
+	int place; /* the folder the file is in */
 	int fd;
-	uint32_t slot; /* this process's line; SIM_NONE before machine_enter */
+	uint32_t slot;           /* this process's line; SIM_NONE before machine_enter */
+	uint32_t ticket;         /* for the lock; 0 in a forked child before its first look */
+	pthread_mutex_t threads; /* one of this process at a time */
 };
 
 /* The GPUs' clock: CLOCK_MONOTONIC in ns. */
 uint64_t machine_now(void);
 
-/* Opens the machine the environment names; false: `why` says what stands against it. */
+/* Opens the machine; false: `why` says what stands against it. */
 bool machine_open(struct machine *m, char *why, size_t size);
+
+/* For machine_open: a place at the lock; false: all are taken. */
+bool machine_sit_down(struct machine *m);
 
 void machine_lock(struct machine *m);
 void machine_unlock(struct machine *m);

@@ -63,7 +63,16 @@ nvmlReturn_t nvml_device(nvmlDevice_t device, uint32_t *index)
 	if (d < nvml.devices || d >= nvml.devices + nvml.machine.shape.count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*index = d->index;
-	return NVML_SUCCESS;
+	return health_of(&nvml.machine, *index).lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+}
+
+static nvmlReturn_t give(uint32_t index, nvmlDevice_t *device)
+{
+	uint32_t ignored;
+	nvmlReturn_t result = nvml_device((nvmlDevice_t)&nvml.devices[index], &ignored);
+	if (result == NVML_SUCCESS)
+		*device = (nvmlDevice_t)&nvml.devices[index];
+	return result;
 }
 
 nvmlReturn_t nvml_copy(char *out, unsigned int length, const char *text)
@@ -151,8 +160,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *dev
 {
 	NVML_READY();
 	NVML_NEED(device && index < nvml.machine.shape.count);
-	*device = (nvmlDevice_t)&nvml.devices[index];
-	return NVML_SUCCESS;
+	return give(index, device);
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
@@ -167,10 +175,8 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 	for (uint32_t i = 0; i < nvml.machine.shape.count; i++) {
 		char own[48];
 		nvml_uuid(i, own);
-		if (!strcmp(own, uuid)) {
-			*device = (nvmlDevice_t)&nvml.devices[i];
-			return NVML_SUCCESS;
-		}
+		if (!strcmp(own, uuid))
+			return give(i, device);
 	}
 	return NVML_ERROR_NOT_FOUND;
 }
@@ -182,10 +188,8 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *devi
 	NVML_NEED(id && device);
 	NVML_NEED(sscanf(id, "%x:%x:%x", &domain, &bus, &slot) == 3);
 	for (uint32_t i = 0; i < nvml.machine.shape.count; i++)
-		if (!domain && !slot && nvml.machine.shape.buses[i] == bus) {
-			*device = (nvmlDevice_t)&nvml.devices[i];
-			return NVML_SUCCESS;
-		}
+		if (!domain && !slot && nvml.machine.shape.buses[i] == bus)
+			return give(i, device);
 	return NVML_ERROR_NOT_FOUND;
 }
 
@@ -199,12 +203,10 @@ nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *devic
 	NVML_READY();
 	NVML_NEED(serial && device);
 	for (uint32_t i = 0; i < nvml.machine.shape.count; i++) {
-		char own[32];
+		char own[32] = "";
 		nvmlDeviceGetSerial((nvmlDevice_t)&nvml.devices[i], own, sizeof(own));
-		if (!strcmp(own, serial)) {
-			*device = (nvmlDevice_t)&nvml.devices[i];
-			return NVML_SUCCESS;
-		}
+		if (!strcmp(own, serial))
+			return give(i, device);
 	}
 	return NVML_ERROR_NOT_FOUND;
 }

@@ -15,6 +15,7 @@
 #pragma GCC visibility pop
 
 #include "engine.h"
+#include "health.h"
 #include "machine.h"
 
 struct nvml_device {

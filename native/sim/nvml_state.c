@@ -300,7 +300,8 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorTyp
 	NVML_DEVICE(index, device);
 	NVML_NEED(count && type < NVML_MEMORY_ERROR_TYPE_COUNT &&
 	          counter < NVML_ECC_COUNTER_TYPE_COUNT);
-	*count = 0;
+	bool uncorrected = type == NVML_MEMORY_ERROR_TYPE_UNCORRECTED;
+	*count = uncorrected ? health_of(&nvml.machine, index).errors : 0;
 	return NVML_SUCCESS;
 }
 

@@ -114,15 +114,9 @@ static bool read_choice(struct sim_shape *s, const char *choice)
 	return s->count >= 1 && s->count <= SIM_MAX_GPUS;
 }
 
-bool shape_read(struct sim_shape *shape, char *why, size_t size)
+bool shape_read(struct sim_shape *shape, const char *choice, char *why, size_t size)
 {
-	const char *choice = getenv("ALIQUOT_SIMULATE");
-	const char *state = getenv("ALIQUOT_SIMULATE_STATE");
 	memset(shape, 0, sizeof(*shape));
-	if (!choice || !*choice || !state || !*state) {
-		snprintf(why, size, "set ALIQUOT_SIMULATE=MODEL:COUNT and ALIQUOT_SIMULATE_STATE=DIR");
-		return false;
-	}
 	if (!read_choice(shape, choice)) {
 		snprintf(why, size, "ALIQUOT_SIMULATE=%.40s is not MODEL:COUNT with 1 to %u GPUs", choice,
 		         SIM_MAX_GPUS);

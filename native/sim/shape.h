@@ -1,7 +1,6 @@
 /* The shape of the simulated machine: what its GPUs are and how they are arranged.
  *
- * Read from ALIQUOT_SIMULATE=MODEL:COUNT and shapes.conf, which lies beside the library. A machine
- * is simulated only when both ALIQUOT_SIMULATE and ALIQUOT_SIMULATE_STATE are set: never silently.
+ * A model and a count, and what shapes.conf, which lies beside the library, says of the model.
  */
 #ifndef SIM_SHAPE_H
 #define SIM_SHAPE_H
@@ -36,8 +35,8 @@ struct sim_shape {
 	uint32_t on_switch;
 };
 
-/* The shape the environment asks for; false: `why` says what is missing or wrong. */
-bool shape_read(struct sim_shape *shape, char *why, size_t size);
+/* The shape of MODEL:COUNT, or of MODEL for one; false: `why` says what is missing or wrong. */
+bool shape_read(struct sim_shape *shape, const char *choice, char *why, size_t size);
 
 /* Whether two GPUs are joined by NVLink (through a switch or as a pair). */
 bool shape_linked(const struct sim_shape *shape, uint32_t a, uint32_t b);

@@ -11,7 +11,7 @@ import pytest
 
 import support
 from aliquot import devices
-from arbiter.rig import FAKE_SOURCE, Arbiter, Machine, Owner, Tenant
+from arbiter.rig import FAKE_SOURCE, KILLER_SOURCE, Arbiter, Machine, Owner, Rounds, Tenant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,3 +74,17 @@ def owners() -> Iterator[Callable[[Path, str], Owner]]:
             return owner
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def killer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, source = tmp_path_factory.mktemp("killer"), KILLER_SOURCE.read_text()
+    return support.compile_library(folder, "libkill.so", source, "-fvisibility=hidden")
+
+
+@pytest.fixture
+def rounds(short_tmp: Path, native_dir: Path, fake_nvml: Path, killer: Path) -> Rounds:
+    program = native_dir / "bin" / "aliquot-arbiter"
+    if b"__asan_init" in program.read_bytes():
+        pytest.skip("AddressSanitizer must be the first library")
+    return Rounds(short_tmp, program, fake_nvml, killer)

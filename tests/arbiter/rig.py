@@ -18,7 +18,9 @@ from arbiter import doors
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAKE_SOURCE = Path(__file__).parents[1] / "native" / "arbiter" / "fake_nvml.c"
+_NATIVE = Path(__file__).parents[1] / "native" / "arbiter"
+FAKE_SOURCE = _NATIVE / "fake_nvml.c"
+KILLER_SOURCE = _NATIVE / "kill_at.c"
 GPU_BYTES = 80 * support.GIB
 RESERVED_BYTES = support.GIB
 GPU = support.uuid_of(0)
@@ -315,6 +317,40 @@ class Owner:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe
             pipe.close()
+
+
+class Rounds:
+    """Arbiters of one machine, each killed one step later than the one before."""
+
+    def __init__(self, folder: Path, program: Path, nvml: Path, killer: Path) -> None:
+        self._folder = folder
+        self._program = program
+        self._order = folder / "kill_at"
+        self._machine = Machine(folder, nvml)
+        self._machine.variables.update(LD_PRELOAD=str(killer), KILL_AT=str(self._order))
+
+    def start(self, number: int) -> Arbiter:
+        arbiter = Arbiter(self._folder / f"state{number}", self._program, self._machine)
+        arbiter.start()
+        return arbiter
+
+    def kill_at(self, step: int) -> None:
+        self._order.write_text(str(step))
+
+    def was_killed(self, arbiter: Arbiter) -> bool:
+        """Whether there were that many steps; from now on nobody is killed, and it answers."""
+        killed = not self._order.exists()
+        self._order.unlink(missing_ok=True)
+        support.wait_until(arbiter.answers)
+        return killed
+
+
+def check_whole(arbiter: Arbiter) -> None:
+    """Each directory is a sound grant, and each grant a directory."""
+    grants = arbiter.status()["grants"]
+    names = sorted(os.listdir(arbiter.state / "grants"))  # noqa: PTH208 - dotted names too
+    assert names == sorted(one["name"] for one in grants)
+    assert [one["broken"] for one in grants] == [None] * len(grants)
 
 
 def contend(

@@ -148,6 +148,15 @@ class Tenant:
         say(" ".join(as_nobody(self.directory, Path(state), request.replace("+", " "))))
         os._exit(0)
 
+    def become_nobody(self) -> str:
+        become_nobody()
+        return "nobody"
+
+    def ask(self, state: str, request: str) -> str:
+        """At the control socket, in one word."""
+        answer = ask(Path(state), request.replace("+", " ").encode() + b"\n")
+        return str(answer.get("code", "done"))
+
     def exec(self, directory: str) -> str:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:-1], directory])
 
@@ -173,6 +182,8 @@ def main() -> None:
         "ring": tenant.ring,
         "fork": tenant.fork,
         "as-nobody": tenant.as_nobody,
+        "become-nobody": tenant.become_nobody,
+        "ask": tenant.ask,
         "exec": tenant.exec,
         "become-cat": tenant.become_cat,
     }
@@ -184,11 +195,15 @@ def main() -> None:
             say(answer)
 
 
-def as_nobody(directory: Path, state: Path, request: str) -> list[str]:
-    """What another user is told: at this grant's socket, by `stop` and `resize`, in its own."""
+def become_nobody() -> None:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
+
+
+def as_nobody(directory: Path, state: Path, request: str) -> list[str]:
+    """What another user is told: at this grant's socket, by `stop` and `resize`, in its own."""
+    become_nobody()
     stranger = exchange(directory, hello_message())
     stopped = ask(state, b"stop\n")
     resized = ask(state, f"resize name={directory.name} slice={GPU},compute=1\n".encode())

@@ -12,71 +12,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
-import support
 from arbiter import doors
-from arbiter.rig import GPU, Arbiter, Machine
+from arbiter.rig import GPU, check_whole
 from support import GIB, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from arbiter.rig import Owner, Tenant
+    from arbiter.rig import Owner, Rounds, Tenant
 
     Tenants = Callable[[Path], Tenant]
     Owners = Callable[[Path, str], Owner]
 
-KILLER = Path(__file__).parents[1] / "native" / "arbiter" / "kill_at.c"
 REQUEST = f"make name=a slice={GPU},memory={GIB}"
-
-
-@pytest.fixture(scope="session")
-def killer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("killer")
-    return support.compile_library(folder, "libkill.so", KILLER.read_text(), "-fvisibility=hidden")
-
-
-class Rounds:
-    """Arbiters of one machine, each killed one step later than the one before."""
-
-    def __init__(self, folder: Path, program: Path, nvml: Path, killer: Path) -> None:
-        self._folder = folder
-        self._program = program
-        self._order = folder / "kill_at"
-        self._machine = Machine(folder, nvml)
-        self._machine.variables.update(LD_PRELOAD=str(killer), KILL_AT=str(self._order))
-
-    def start(self, number: int) -> Arbiter:
-        arbiter = Arbiter(self._folder / f"state{number}", self._program, self._machine)
-        arbiter.start()
-        return arbiter
-
-    def kill_at(self, step: int) -> None:
-        self._order.write_text(str(step))
-
-    def was_killed(self, arbiter: Arbiter) -> bool:
-        """Whether there were that many steps; from now on nobody is killed, and it answers."""
-        killed = not self._order.exists()
-        self._order.unlink(missing_ok=True)
-        wait_until(arbiter.answers)
-        return killed
-
-
-@pytest.fixture
-def rounds(short_tmp: Path, native_dir: Path, fake_nvml: Path, killer: Path) -> Rounds:
-    program = native_dir / "bin" / "aliquot-arbiter"
-    if b"__asan_init" in program.read_bytes():
-        pytest.skip("AddressSanitizer must be the first library")
-    return Rounds(short_tmp, program, fake_nvml, killer)
-
-
-def check_whole(arbiter: Arbiter) -> None:
-    """Each directory is a sound grant, and each grant a directory."""
-    grants = arbiter.status()["grants"]
-    names = sorted(os.listdir(arbiter.state / "grants"))  # noqa: PTH208 - dotted names too
-    assert names == sorted(one["name"] for one in grants)
-    assert [one["broken"] for one in grants] == [None] * len(grants)
 
 
 def test_while_it_makes_a_grant(rounds: Rounds) -> None:

@@ -124,11 +124,12 @@ def test_two_half_cards_are_one_grant(cli: Cli, tenants: Tenants) -> None:
     assert [part["index"] for part in slices] == [0, 1]
 
 
-def test_programs_are_spread_by_free_memory(cli: Cli, tenants: Tenants) -> None:
-    for number in range(4):
-        tenants.start(*FOUR, "--memory", "8GiB", "--name", f"n{number}").hear("stays")
-    found = grants_of(cli).values()
-    assert sorted(grant["slices"][0]["index"] for grant in found) == [0, 1, 2, 3]
+def test_a_cut_gpu_is_filled_before_another_is_cut(cli: Cli, tenants: Tenants) -> None:
+    for number, size in enumerate(("30GiB", "30GiB", "40GiB", "8GiB")):
+        tenants.start(*FOUR, "--memory", size, "--name", f"n{number}").hear("stays")
+    found = grants_of(cli)
+    indexes = [found[f"n{number}"]["slices"][0]["index"] for number in range(4)]
+    assert indexes == [0, 0, 1, 0]
 
 
 def test_more_than_any_gpu_has(cli: Cli) -> None:
@@ -166,12 +167,12 @@ def test_a_gpu_without_compute_time_left_is_passed_over(cli: Cli, tenants: Tenan
     tenants.start(*FOUR, "--memory", "1GiB", "--compute", "90", "--name", "large").hear("stays")
     taken = grants_of(cli)["large"]["slices"][0]["index"]
     environment = {"CUDA_VISIBLE_DEVICES": f"{taken},{(taken + 1) % 4}"}
-    for compute in ("10", "40"):  # a second slice of the same GPU, and one that it has no room for
+    for compute, expected in (("10", taken), ("40", (taken + 1) % 4)):
         answer = cli(
             *("run", *FOUR, "--memory", "77GiB", "--compute", compute, "--", "true"),
             env=environment,
         )
-        assert f"simulated GPU {(taken + 1) % 4} " in answer.stderr
+        assert f"simulated GPU {expected} " in answer.stderr
     only = {"CUDA_VISIBLE_DEVICES": str(taken)}
     answer = cli("run", *FOUR, "--memory", "1GiB", "--compute", "40", "--", "true", env=only)
     assert answer.returncode == 1

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from aliquot.cli.ps import render
 from aliquot.devices import Shape
-from aliquot.model import Grant
+from aliquot.model import Grant, Life
 from aliquot.slices import Machine, State, control, examine
 from aliquot.slices.control import Status
 from aliquot.slices.state import SYSTEM
@@ -109,6 +109,12 @@ def test_ps_names_users_where_there_are_several() -> None:
     assert "User" in shown
     assert "root" in shown
     assert "4000000" in shown
+
+
+def test_ps_tells_a_grant_that_is_kept_from_one_whose_command_has_ended() -> None:
+    over = replace(make_grant("over", gpu0=GIB), owner_alive=False)
+    assert "its command has ended" in seen_by_ps(over)
+    assert "no GPU use yet" in seen_by_ps(replace(over, owner_pid=None, life=Life.KEPT))
 
 
 def test_grants_whose_arbiter_died_are_shown_again(

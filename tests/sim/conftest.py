@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,11 +26,13 @@ def start(sim_env: dict[str, str]) -> Iterator[Start]:
     """Starts a program on the test's own simulated machine: start("driver", shape="h200:1")."""
     started: list[Program] = []
 
-    def start_program(kind: str, shape: str | None = None, **variables: str) -> Program:
+    def start_program(
+        kind: str, shape: str | None = None, inside: Sequence[str] = (), **variables: str
+    ) -> Program:
         env = {**sim_env, **variables}
         if shape:
             env["ALIQUOT_SIMULATE"] = shape
-        program = Program(kind, env)
+        program = Program(kind, env, inside)
         started.append(program)
         return program
 

@@ -12,17 +12,15 @@ that did not call itself by its pid here (another pid namespace) is listed as it
 from __future__ import annotations
 
 import ctypes
-import platform
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-MAGIC, VERSION = 0x31304D4953514C41, 2
-MAX_GPUS, MAX_PROCESSES, MAX_ENDED, BUCKETS = 16, 1024, 256, 16
+MAGIC, VERSION = 0x31304D4953514C41, 3
+MAX_GPUS, MAX_PROCESSES, MAX_ENDED, MAX_SEATS, BUCKETS = 16, 1024, 256, 4096, 16
 NONE, NEVER = (1 << 32) - 1, (1 << 64) - 1
 QUEUED = 1
-MUTEX_SIZE = {"x86_64": 40, "aarch64": 48}[platform.machine()]
 
 U32, U64 = ctypes.c_uint32, ctypes.c_uint64
 
@@ -56,6 +54,10 @@ class Process(ctypes.Structure):
 
 class Ended(ctypes.Structure):
     _fields_ = (("pid", ctypes.c_int32), ("reserved", U32), ("busy_ns", U64 * MAX_GPUS))
+
+
+class Seat(ctypes.Structure):
+    _fields_ = (("token", U64), ("turn", U32), ("reserved", U32))
 
 
 class Request(ctypes.Structure):
@@ -92,11 +94,12 @@ class Map(ctypes.Structure):
         ("count", U32),
         ("high", U32),
         ("seed", U64),
-        ("mutex", ctypes.c_uint8 * MUTEX_SIZE),
+        ("lock", U32 * 2),
         ("gpus", Engine * MAX_GPUS),
         ("processes", Process * MAX_PROCESSES),
         ("ended_count", U64),
         ("ended", Ended * MAX_ENDED),
+        ("seats", Seat * MAX_SEATS),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pynvml
@@ -9,6 +10,9 @@ import pynvml
 from sim.program import serve
 
 MIB = 1 << 20
+
+kept: dict[str, Any] = {}
+watched: dict[int, int] = {}  # indexes by handle
 
 
 def call(name: str, *arguments: Any) -> Any:
@@ -52,6 +56,26 @@ def links(index: int) -> list[str]:
     return found
 
 
+def watch(*indexes: int) -> None:
+    """From now on wait for what befalls these devices."""
+    kept["set"] = pynvml.nvmlEventSetCreate()
+    types = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
+    for index in indexes:
+        device = _device(f"#{index}")
+        pynvml.nvmlDeviceRegisterEvents(device, types, kept["set"])
+        watched[ctypes.addressof(device.contents)] = index
+
+
+def wait(milliseconds: int) -> list[int] | str:
+    """The next event: its device, its type, its number; or "error CODE"."""
+    try:
+        event = pynvml.nvmlEventSetWait_v2(kept["set"], milliseconds)
+    except pynvml.NVMLError as error:
+        return f"error {error.value}"
+    # By its handle: of a device that is lost nothing can be asked.
+    return [watched[ctypes.addressof(event.device.contents)], event.eventType, event.eventData]
+
+
 def _device(name: str) -> Any:
     return pynvml.nvmlDeviceGetHandleByIndex(int(name[1:]))
 
@@ -66,7 +90,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (int, float, str, type(None))) else str(value)
 
 
-CALLS = (call, of, memory, processes, busy_ms, links)
+CALLS = (call, of, memory, processes, busy_ms, links, watch, wait)
 
 if __name__ == "__main__":
     serve({function.__name__: function for function in CALLS})

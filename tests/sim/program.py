@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,11 +18,11 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 class Program:
-    """One process of the simulated machine."""
+    """One process of the simulated machine, started by itself or by the command `inside`."""
 
-    def __init__(self, kind: str, env: dict[str, str]) -> None:
+    def __init__(self, kind: str, env: dict[str, str], inside: Sequence[str] = ()) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"sim.{kind}_program"],
+            [*inside, sys.executable, "-m", f"sim.{kind}_program"],
             env={**env, "PYTHONPATH": str(TESTS)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

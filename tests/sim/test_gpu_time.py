@@ -19,6 +19,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "sim_part": gpu_time.Part,
     "sim_process": gpu_time.Process,
     "sim_ended": gpu_time.Ended,
+    "sim_seat": gpu_time.Seat,
     "sim_request": gpu_time.Request,
     "sim_gpu": gpu_time.Engine,
     "sim_map": gpu_time.Map,

@@ -93,6 +93,7 @@ def grant_words(name: str, *slices: dict[str, Any], pids: tuple[int, ...] = (42,
     return {
         "name": name,
         "directory": f"/nowhere/{name}",
+        "life": "owned",
         "owner_pid": 1,
         "owner_alive": True,
         "owner_uid": 0,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.model import ComputeUse, Gates, Policy, Priority, Slice, Turn
+from aliquot.model import ComputeUse, Gates, Life, Policy, Priority, Slice, Turn
 from aliquot.model.errors import (
     ArbiterError,
     InUseError,
@@ -114,6 +114,28 @@ def test_a_grant_is_asked_for_in_one_line(play: Play, short_tmp: Path) -> None:
         " slice=GPU-00000000-0000-0000-0000-000000000001,memory=1073741824,compute=30,"
         "policy=hard,priority=normal"
     )
+
+
+def test_a_kept_grant_is_asked_for_and_ended(play: Play, short_tmp: Path) -> None:
+    played = play(b'{"name":"a","directory":"/d","grant":"/d#5"}\n')
+    assert control.make(short_tmp, "a", [], kept=True) == "/d#5"
+    assert played.questions == ["make name=a kept=1"]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_end_says_whether_the_grant_is_gone(
+    play: Play, short_tmp: Path, *, ended: bool
+) -> None:
+    played = play(json.dumps({"name": "a", "ended": ended, "processes": 1}).encode() + b"\n")
+    assert control.end(short_tmp, "a") is ended
+    assert played.questions == ["end name=a"]
+
+
+def test_a_kept_grant_has_no_owner(play: Play, short_tmp: Path) -> None:
+    words = {**grant_words("a", slice_words()), "life": "kept", "owner_pid": None}
+    play(json.dumps(status_words(words)).encode() + b"\n")
+    (grant,) = control.status(short_tmp).grants
+    assert (grant.life, grant.owner_pid) == (Life.KEPT, None)
 
 
 @pytest.mark.parametrize(

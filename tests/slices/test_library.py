@@ -5,13 +5,14 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from aliquot.devices import CUDA, NVML, Driver, elf, native_file
-from aliquot.model.errors import DriverError, StateError
-from aliquot.slices import library
+from aliquot.devices import CUDA, NVML, Driver, Shape, elf, native_file
+from aliquot.model.errors import DriverError, NestedError, StateError
+from aliquot.slices import library, run
 from aliquot.slices.run import tenant_environment
 from slices.stand_ins import build_driver
 
@@ -36,6 +37,17 @@ def test_every_name_that_a_program_uses_is_there(sim: Driver) -> None:
     folder = library.prepare_library(sim)
     assert {path.name for path in folder.iterdir()} >= ALL_NAMES
     assert (folder / "libcuda.so").resolve() == (folder / CUDA).resolve()
+
+
+def test_it_can_be_mounted_elsewhere(sim: Driver, tmp_path: Path) -> None:
+    """Nothing in it points outside; nor does a simulated driver beside it."""
+    (tmp_path / "host").mkdir()
+    simulated = replace(sim, shape=Shape("h100", 1))
+    folder = library.prepare_library(simulated, tmp_path / "host")
+    assert folder.is_relative_to(tmp_path / "host")
+    for path in (*folder.iterdir(), *library.prepared_driver(folder).iterdir()):
+        assert path.resolve().parent == path.parent
+    assert (library.prepared_driver(folder) / "shapes.conf").is_file()
 
 
 def test_a_stand_in_exports_what_its_driver_does(sim: Driver, tmp_path: Path) -> None:
@@ -74,7 +86,7 @@ def test_many_at_once_make_one(sim: Driver) -> None:
     with ThreadPoolExecutor(8) as pool:
         folders = set(pool.map(library.prepare_library, [sim] * 16))
     assert len(folders) == 1
-    assert {path.name for path in library.home().iterdir()} == {folders.pop().name}
+    assert list(library.home().iterdir()) == [folders.pop().parent]
 
 
 def test_where_nothing_may_run_the_cache_is_used(
@@ -132,6 +144,16 @@ def test_the_tenants_environment_keeps_what_was_there(sim: Driver) -> None:
         "ALIQUOT_GRANT": "/grants/g#5",
         "ALIQUOT_DRIVER_DIR": str(sim.cuda.parent),
     }
+
+
+def test_in_a_container_with_a_grant_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "SHOWN_GRANT", tmp_path / "grant")
+    run.refuse_nested({})
+    (tmp_path / "grant").mkdir()
+    with pytest.raises(NestedError, match="of this container"):
+        run.refuse_nested({})
 
 
 @pytest.mark.parametrize("character", " :;")

@@ -35,9 +35,8 @@ NOT_INITIALIZED = 3
 SYSTEM_NOT_READY = 802
 
 # For builds with ThreadSanitizer: a report ends the process, so that it is seen. It does not know
-# that a timed lock whose owner died is held (the simulated machine has one), nor the locks inside
-# the dynamic linker, whose memory dladdr hands to another thread.
-TSAN_OPTIONS = "halt_on_error=1:report_mutex_bugs=0:ignore_noninstrumented_modules=1"
+# the locks inside the dynamic linker, whose memory dladdr hands to another thread.
+TSAN_OPTIONS = "halt_on_error=1:ignore_noninstrumented_modules=1"
 
 
 def fitted_library(folder: Path, native: Path, driver: Path) -> Path:

@@ -62,7 +62,7 @@ class Limits(c.Structure):
         ("slice_count", c.c_uint32),
         ("owner_uid", c.c_uint32),
         ("owner_pid", c.c_int32),
-        ("reserved", c.c_uint32),
+        ("life", c.c_uint32),
         ("owner_start_time", c.c_uint64),
         ("created_ns", c.c_uint64),
         ("slices", SliceLimits * MAX_GPUS),

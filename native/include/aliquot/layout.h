@@ -31,6 +31,13 @@
 enum aliquot_policy { ALIQUOT_ELASTIC = 0, ALIQUOT_HARD = 1 };
 enum aliquot_priority { ALIQUOT_NORMAL = 0, ALIQUOT_LATENCY = 1, ALIQUOT_BACKGROUND = 2 };
 
+/* What a grant lives by. */
+enum aliquot_life {
+	ALIQUOT_OWNED = 0, /* its owner: it ends when that process and all others of it are gone */
+	ALIQUOT_KEPT = 1,  /* the word of who made it, whoever is in it */
+	ALIQUOT_ENDED = 2, /* the processes that are left: it was kept, and takes nobody in any more */
+};
+
 enum aliquot_process_state {
 	ALIQUOT_FREE = 0,   /* nobody holds this slot */
 	ALIQUOT_LIVE = 1,   /* its process is connected or was, and lives */
@@ -69,9 +76,9 @@ struct aliquot_limits {
 	uint32_t size; /* sizeof(struct aliquot_limits) */
 	char name[ALIQUOT_NAME_SIZE];
 	uint32_t slice_count;
-	uint32_t owner_uid;
-	int32_t owner_pid; /* the process the grant was made for */
-	uint32_t reserved;
+	uint32_t owner_uid;    /* who made it */
+	int32_t owner_pid;     /* the process the grant was made for; 0: none, it is kept */
+	_Atomic uint32_t life; /* enum aliquot_life */
 	uint64_t owner_start_time;
 	uint64_t created_ns; /* CLOCK_REALTIME */
 	struct aliquot_slice_limits slices[ALIQUOT_MAX_GPUS];

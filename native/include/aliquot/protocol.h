@@ -39,6 +39,7 @@ enum aliquot_refusal {
 	ALIQUOT_REFUSED_FULL = 4,   /* ALIQUOT_MAX_PROCESSES are in */
 	ALIQUOT_REFUSED_BROKEN = 5, /* the grant's files cannot be trusted */
 	ALIQUOT_REFUSED_TWICE = 6,  /* the same program is in already, and holds something */
+	ALIQUOT_REFUSED_ENDED = 7,  /* the grant takes nobody in any more */
 };
 
 struct aliquot_message {

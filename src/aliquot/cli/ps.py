@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot import slices
 from aliquot.cli.tables import console, new_table, percent, print_json
-from aliquot.model import format_bytes, format_share
+from aliquot.model import Life, format_bytes, format_share
 from aliquot.slices.culprits import culprits
 
 if TYPE_CHECKING:
@@ -159,7 +159,11 @@ def _processes(grant: Grant) -> str:
         + (" ending" if process.state == "ending" else "")
         for process in grant.processes
     ]
-    return "\n".join(words) or ("no GPU use yet" if grant.owner_alive else "its command has ended")
+    return "\n".join(words) or ("its command has ended" if _is_over(grant) else "no GPU use yet")
+
+
+def _is_over(grant: Grant) -> bool:
+    return not grant.owner_alive and grant.life is Life.OWNED
 
 
 def strangers(gpus: tuple[SharedGpu, ...]) -> list[str]:

@@ -107,6 +107,20 @@ def find_driver(environment: Mapping[str, str] | None = None) -> Driver:
     return Driver(cuda=cuda, nvml=nvml)
 
 
+def driver_below(root: Path) -> Driver:
+    """The driver of another file system, which is seen at `root`: a container's host."""
+    cuda, nvml = (
+        next((path for path in linker.find_below(root, name) if not is_stand_in(path)), None)
+        for name in (CUDA, NVML)
+    )
+    if cuda is None or nvml is None:
+        raise NoGpuError(
+            f"no GPU driver found below {root}",
+            f"Install NVIDIA's driver there, R{OLDEST_RELEASE} or newer. {TRY_SIMULATED}",
+        )
+    return Driver(cuda=cuda, nvml=nvml)
+
+
 def ambient_driver() -> Driver:
     """What a program in this very process's environment finds, be it a stand-in."""
     cuda, nvml = (next(linker.find(name, os.environ), None) for name in (CUDA, NVML))

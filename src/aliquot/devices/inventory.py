@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.devices.driver import TRY_SIMULATED
 from aliquot.devices.links import read_links
-from aliquot.model import Gpu, GpuProcess
+from aliquot.model import Gpu, GpuProcess, Link
 from aliquot.model.errors import DriverError, InstallationError, NoGpuError
 
 if TYPE_CHECKING:
@@ -33,27 +33,48 @@ class Inventory:
     gpus: tuple[Gpu, ...]
 
 
-def read_inventory(driver: Driver) -> Inventory:
-    """Ask NVML for all there is."""
-    with _nvml(driver) as nvml:
-        count = nvml.nvmlDeviceGetCount()
-        if count == 0:
+def read_inventory(driver: Driver, *, but_lost: bool = False) -> Inventory:
+    """Ask NVML for all there is; GPUs that do not answer are an error, or left out (`but_lost`)."""
+    with nvml_session(driver) as nvml:
+        handles = dict(_handles(nvml, but_lost=but_lost))
+        if not handles:
             raise NoGpuError("the driver is here, and no GPU", TRY_SIMULATED)
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        links = read_links(nvml, handles)
+        links = _links(nvml, handles)
         cuda = nvml.nvmlSystemGetCudaDriverVersion()
         return Inventory(
             driver_version=_text(nvml.nvmlSystemGetDriverVersion()),
             cuda_version=(cuda // 1000, cuda % 1000 // 10),
             gpus=tuple(
-                _gpu(nvml, index, handle, links=links[index])
-                for index, handle in enumerate(handles)
+                _gpu(nvml, index, handle, links=links[index]) for index, handle in handles.items()
             ),
         )
 
 
+def _handles(nvml: Any, *, but_lost: bool) -> Iterator[tuple[int, Any]]:
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            nvml.nvmlDeviceGetMemoryInfo(handle)
+        except nvml.NVMLError:
+            if not but_lost:
+                raise
+        else:
+            yield index, handle
+
+
+def _links(nvml: Any, handles: dict[int, Any]) -> dict[int, tuple[Link, ...]]:
+    """By index: those of GPUs that are left out are left out too."""
+    indexes = list(handles)
+    found = read_links(nvml, list(handles.values()))
+    return {
+        index: tuple(Link(indexes[link.index], link.kind) for link in links)
+        for index, links in zip(indexes, found, strict=True)
+    }
+
+
 @contextmanager
-def _nvml(driver: Driver) -> Iterator[Any]:
+def nvml_session(driver: Driver) -> Iterator[Any]:
+    """NVML of that driver, as nvidia-ml-py has it; DriverError where it does not answer."""
     os.environ.update(driver.variables)
     try:
         ctypes.CDLL(str(driver.nvml))

@@ -40,6 +40,14 @@ def find(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
             yield path
 
 
+def find_below(root: Path, name: str) -> Iterator[Path]:
+    """All files of that name in the standard folders of another file system."""
+    for folder in _STANDARD:
+        path = root / folder.lstrip("/") / name
+        if elf.machine_of(path) == _MACHINE:
+            yield path
+
+
 def _candidates(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
     for folder in re.split("[:;]", environment.get("LD_LIBRARY_PATH", "")):
         if folder:

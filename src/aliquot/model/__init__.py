@@ -6,6 +6,7 @@ from aliquot.model.gpu import Gpu, GpuProcess, Link
 from aliquot.model.grant import (
     MAX_SLICES,
     Grant,
+    Life,
     Policy,
     Priority,
     Process,
@@ -25,6 +26,7 @@ __all__ = [
     "Gpu",
     "GpuProcess",
     "Grant",
+    "Life",
     "Link",
     "Policy",
     "Priority",

@@ -32,6 +32,18 @@ class Priority(StrEnum):
     BACKGROUND = "background"
 
 
+class Life(StrEnum):
+    """What a grant lives by.
+
+    An owned one by the process that made it, a kept one by the word of who made it. An ended one
+    was kept: it takes nobody in any more and goes with its last process.
+    """
+
+    OWNED = "owned"
+    KEPT = "kept"
+    ENDED = "ended"
+
+
 @dataclass(frozen=True, slots=True)
 class Slice:
     """A part of one GPU. `compute_percent` 0 is an equal part of what the others leave."""
@@ -82,7 +94,7 @@ class Grant:
 
     name: str
     directory: str
-    owner_pid: int
+    owner_pid: int | None  # None: it is kept
     owner_alive: bool
     owner_uid: int
     created: float
@@ -91,6 +103,7 @@ class Grant:
     use: tuple[SliceUse, ...]
     compute: tuple[ComputeUse, ...]
     processes: tuple[Process, ...]
+    life: Life = Life.OWNED
 
     def bytes_on(self, gpu_uuid: str) -> int:
         """What this grant holds of a GPU, used or not."""

@@ -65,9 +65,12 @@ def serve(directory: Path, driver: Driver) -> NoReturn:
     become(command[0], command, _environment(driver))
 
 
-def start(directory: Path, driver: Driver) -> None:
-    """Start an arbiter and wait until one answers: this one, or one that was quicker."""
-    command = [*_command(directory, driver), "--linger", str(LINGER_SECONDS)]
+def start(directory: Path, driver: Driver, *, linger: int = LINGER_SECONDS) -> None:
+    """Start an arbiter and wait until one answers: this one, or one that was quicker.
+
+    It ends so many seconds after its last grant; 0: it stays.
+    """
+    command = [*_command(directory, driver), "--linger", str(linger)]
     deadline = time.monotonic() + _START_SECONDS
     try:
         done = subprocess.run(

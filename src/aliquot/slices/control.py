@@ -2,7 +2,7 @@
 
 The socket is `control` in the directory: one line out, one JSON object back, then both close. The
 process that asks for a grant is its owner by the kernel's word; so `make` is called by the process
-that will become the tenant.
+that will become the tenant. A grant that is `kept` has no owner: it stays until `end`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from aliquot.model import (
     Gpu,
     GpuProcess,
     Grant,
+    Life,
     Policy,
     Priority,
     Process,
@@ -70,6 +71,8 @@ _REFUSALS: dict[str, type[AliquotError]] = {
 _WAYS_OUT = {
     "in-use": "Free memory in the program, or lower the limit as it frees: add --wait",
     "not-yours": "Ask its owner, or root.",
+    "not-allowed": "Ask as root.",
+    "not-kept": "End its command.",
     "unsupported": "Use --policy elastic. docs/support.md says where compute shares hold.",
 }
 _NANOSECONDS = 1_000_000_000
@@ -158,16 +161,30 @@ def status(directory: Path) -> Status:
         ) from error
 
 
-def make(directory: Path, name: str, slices: Sequence[Slice]) -> str:
-    """Make a grant that this process owns; what names it to a tenant: `DIRECTORY#MARK`.
+def make(directory: Path, name: str, slices: Sequence[Slice], *, kept: bool = False) -> str:
+    """Make a grant; what names it to a tenant: `DIRECTORY#MARK`.
 
-    The mark tells it from a later grant of the same name.
+    The mark tells it from a later grant of the same name. This process owns it, or, where it is
+    `kept`, nobody: then it stays until `end`, and only root and the arbiter's user may make it.
     """
-    answer = ask(directory, " ".join([f"make name={name}", *map(_words, slices)]))
+    words = [f"make name={name}", *(["kept=1"] if kept else []), *map(_words, slices)]
+    answer = ask(directory, " ".join(words))
     try:
         return str(answer["grant"])
     except KeyError as error:
         raise ArbiterError(f"the arbiter in {directory} made no grant: {answer}") from error
+
+
+def end(directory: Path, name: str) -> bool:
+    """Keep a grant no more: no process joins it from now on.
+
+    True: it is gone, or was before. False: it goes with the last of the processes in it.
+    """
+    answer = ask(directory, f"end name={name}")
+    try:
+        return bool(answer["ended"])
+    except KeyError as error:
+        raise ArbiterError(f"the arbiter in {directory} ended nothing: {answer}") from error
 
 
 def resize(
@@ -280,6 +297,7 @@ def _grant(words: dict[str, Any]) -> Grant:
         owner_pid=words["owner_pid"],
         owner_alive=words["owner_alive"],
         owner_uid=words["owner_uid"],
+        life=Life(words["life"]),
         created=words["created"],
         broken=words["broken"],
         slices=tuple(

@@ -1,8 +1,12 @@
 """The folder that a tenant's linker finds first: stand-ins under every name a program uses.
 
 One folder per driver file and stand-in build, made once and then only read; each is made beside its
-place and renamed into it, so that no one sees half of one. Where a stand-in fits the driver as it
-is, the folder has a link to it.
+place and renamed into it, so that no one sees half of one.
+
+    KEY/lib/      the stand-ins, fitted to the driver: files, and links from one name to another
+    KEY/driver/   the driver's own two libraries: links to them, or a simulated driver's files
+
+`lib` can be mounted into a container: nothing in it points outside. So can a simulated `driver`.
 """
 
 from __future__ import annotations
@@ -23,14 +27,15 @@ from aliquot.slices.fit import Fitted, fit
 if TYPE_CHECKING:
     from aliquot.devices import Driver
 
-_FORM = b"1"  # of the folder; another one is another folder
-_DRIVER = "driver"
+_FORM = b"2"  # of the folder; another one is another folder
+_LIBRARY, _DRIVER = "lib", "driver"
+_SHAPES = "shapes.conf"  # what a simulated driver looks for beside itself
 _NAMES = {CUDA: "libcuda.so", NVML: "libnvidia-ml.so"}
 
 
-def prepare_library(driver: Driver) -> Path:
-    """The folder of stand-ins for that driver."""
-    folder = home() / _key(driver)
+def prepare_library(driver: Driver, where: Path | None = None) -> Path:
+    """The folder of stand-ins for that driver, at home or in a folder that is there."""
+    folder = (where or home()) / _key(driver)
     if any(character in str(folder) for character in " :;"):
         raise StateError(
             f"the dynamic linker cannot be pointed to {folder}",
@@ -38,13 +43,18 @@ def prepare_library(driver: Driver) -> Path:
         )
     if not _is_whole(folder):
         _make(folder, driver)
-    return folder
+    return folder / _LIBRARY
 
 
-def driver_directory(folder: Path, driver: Driver) -> Path:
-    """A folder with the driver's own two libraries: theirs, or links beside the stand-ins."""
+def driver_directory(library: Path, driver: Driver) -> Path:
+    """A folder with the driver's own two libraries: theirs, or the one beside the stand-ins'."""
     together = driver.cuda.parent == driver.nvml.parent
-    return driver.cuda.parent if together else folder / _DRIVER
+    return driver.cuda.parent if together else prepared_driver(library)
+
+
+def prepared_driver(library: Path) -> Path:
+    """The driver's two libraries as `prepare_library` has put them beside the stand-ins."""
+    return library.parent / _DRIVER
 
 
 def fit_to(driver: Driver) -> dict[str, Fitted]:
@@ -86,8 +96,8 @@ def _key(driver: Driver) -> str:
 
 
 def _is_whole(folder: Path) -> bool:
-    names = [*_NAMES, *_NAMES.values(), *(f"{_DRIVER}/{name}" for name in _NAMES)]
-    return all((folder / name).is_file() for name in names)
+    stand_ins = (folder / _LIBRARY / name for name in [*_NAMES, *_NAMES.values()])
+    return all(path.is_file() for path in [*stand_ins, *(folder / _DRIVER / n for n in _NAMES)])
 
 
 def _make(folder: Path, driver: Driver) -> None:
@@ -95,7 +105,6 @@ def _make(folder: Path, driver: Driver) -> None:
     try:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as name:
             new = Path(name) / folder.name
-            new.mkdir(mode=0o755)
             _fill(new, driver, fitted)
             if folder.exists() and not _is_whole(folder):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -108,17 +117,21 @@ def _make(folder: Path, driver: Driver) -> None:
 
 
 def _fill(new: Path, driver: Driver, fitted: dict[str, Fitted]) -> None:
+    for folder in (new, new / _LIBRARY, new / _DRIVER):
+        folder.mkdir()
+        folder.chmod(0o755)  # whatever the umask says
     for name, short_name in _NAMES.items():
-        data = fitted[name].data
-        if data is None:
-            (new / name).symlink_to(native_file("lib", name))
-        else:
-            (new / name).write_bytes(data)
-            (new / name).chmod(0o755)
-        (new / short_name).symlink_to(name)
-    (new / _DRIVER).mkdir()
-    (new / _DRIVER / CUDA).symlink_to(driver.cuda)
-    (new / _DRIVER / NVML).symlink_to(driver.nvml)
+        file = new / _LIBRARY / name
+        file.write_bytes(fitted[name].data or native_file("lib", name).read_bytes())
+        file.chmod(0o755)
+        file.with_name(short_name).symlink_to(name)
+    if driver.shape is None:
+        (new / _DRIVER / CUDA).symlink_to(driver.cuda)
+        (new / _DRIVER / NVML).symlink_to(driver.nvml)
+    else:
+        for source in (driver.cuda, driver.nvml, driver.cuda.with_name(_SHAPES)):
+            shutil.copyfile(source, new / _DRIVER / source.name)
+            (new / _DRIVER / source.name).chmod(0o755)
 
 
 def _rename(new: Path, folder: Path) -> None:

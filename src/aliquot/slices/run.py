@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 
 GRANT = "ALIQUOT_GRANT"
 DRIVER_DIRECTORY = "ALIQUOT_DRIVER_DIR"
+SHOWN_GRANT = Path("/run/aliquot/grant")  # a container's own
 
 
 def refuse_nested(environment: Mapping[str, str]) -> None:
     """A grant inside a grant would hold what the outer one already holds."""
-    if grant := environment.get(GRANT):
-        directory, _, _ = grant.partition("#")
+    grant = environment.get(GRANT)
+    if grant or SHOWN_GRANT.is_dir():
+        name = Path(grant.partition("#")[0]).name if grant else "of this container"
         raise NestedError(
-            f"already inside the grant {Path(directory).name}",
+            f"already inside the grant {name}",
             "Run the command as it is: it is held to that grant's limits.",
         )
 

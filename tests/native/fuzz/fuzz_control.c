@@ -39,9 +39,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	MUST(!error);
 	MUST(!request.gradual || request.kind == CONTROL_RESIZE);
-	if (request.kind != CONTROL_MAKE && request.kind != CONTROL_RESIZE)
+	MUST(!request.kept || request.kind == CONTROL_MAKE);
+	if (request.kind < CONTROL_MAKE)
 		return 0;
 	MUST(control_is_name(request.name, strnlen(request.name, sizeof(request.name))));
+	if (request.kind == CONTROL_END) {
+		MUST(!request.slice_count);
+		return 0;
+	}
 	MUST(request.slice_count >= 1 && request.slice_count <= ALIQUOT_MAX_GPUS);
 	for (uint32_t i = 0; i < request.slice_count; i++)
 		check_slice(&request, i);

@@ -1,0 +1,226 @@
+"""Grants that are kept: a container's, in which programs come and go until its end is asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from arbiter import doors
+from arbiter.rig import GPU, check_whole
+from support import GIB, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from arbiter.rig import Arbiter, Machine, Owner, Rounds, Tenant
+
+    Tenants = Callable[[Path], Tenant]
+    Owners = Callable[[Path, str], Owner]
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
+
+REQUEST = f"make name=pod kept=1 slice={GPU},memory={8 * GIB},compute=30"
+END = "end name=pod"
+GONE = {"name": "pod", "ended": True, "processes": 0}
+
+
+def keep(arbiter: Arbiter) -> Path:
+    answer = arbiter.ask(REQUEST)
+    assert answer.get("name") == "pod", answer
+    return Path(answer["directory"])
+
+
+def pod(arbiter: Arbiter) -> dict[str, Any]:
+    grant = arbiter.grant("pod")
+    assert grant
+    return grant
+
+
+def nobody_is_left(arbiter: Arbiter) -> bool:
+    """Also while an arbiter takes the place of one that was killed."""
+    with suppress(OSError, AssertionError):
+        return arbiter.states("pod") == []
+    return False
+
+
+class TestKept:
+    def test_it_stays_when_its_maker_and_its_processes_are_gone(
+        self, arbiter: Arbiter, tenants: Tenants, owners: Owners
+    ) -> None:
+        maker = owners(arbiter.state, REQUEST)
+        grant = pod(arbiter)
+        assert (grant["life"], grant["owner_pid"], grant["owner_alive"]) == ("kept", None, False)
+        assert grant["owner_uid"] == os.getuid()
+        maker.kill()
+        for _ in range(2):
+            tenant = tenants(maker.directory)
+            tenant.hello()
+            tenant.tell("hold", 0, GIB)
+            assert arbiter.counted("pod") == GIB
+            tenant.kill()
+            wait_until(lambda: pod(arbiter)["processes"] == [])
+        assert arbiter.counted("pod") == 0
+        assert pod(arbiter)["life"] == "kept"
+        assert arbiter.status()["gpus"][0]["granted_bytes"] == 8 * GIB
+
+    def test_an_arbiter_with_one_is_not_stopped_and_does_not_leave(self, arbiter: Arbiter) -> None:
+        arbiter.end()
+        arbiter.start("--linger", "1")
+        keep(arbiter)
+        assert arbiter.ask("stop")["code"] == "grants-left"
+        log = arbiter.log.read_text()
+        wait_until(lambda: arbiter.ask(END) == GONE)
+        assert "no grant for" not in log
+        assert arbiter.process
+        assert arbiter.process.wait(20) == 0
+        arbiter.kill_is_done()
+
+    @needs_root
+    def test_any_user_may_join_and_only_the_arbiter_s_may_make_and_end(
+        self, arbiter: Arbiter, tenants: Tenants, short_tmp: Path
+    ) -> None:
+        short_tmp.chmod(0o755)
+        directory = keep(arbiter)
+        tenant = tenants(directory)
+        assert tenant.tell("become-nobody") == "nobody"
+        assert tenant.hello() == 0
+        tenant.tell("hold", 0, GIB)
+        assert arbiter.counted("pod") == GIB
+        other = REQUEST.replace("pod", "other").replace(" ", "+")
+        assert tenant.tell("ask", arbiter.state, other) == "not-allowed"
+        assert tenant.tell("ask", arbiter.state, "end+name=pod") == "not-allowed"
+        resized = f"resize+name=pod+slice={GPU},compute=1"
+        assert tenant.tell("ask", arbiter.state, resized) == "not-yours"
+        assert [one["name"] for one in arbiter.status()["grants"]] == ["pod"]
+
+    def test_it_can_be_resized(self, arbiter: Arbiter) -> None:
+        keep(arbiter)
+        answer = arbiter.ask(f"resize name=pod slice={GPU},memory={4 * GIB},compute=50")
+        assert answer["slices"] == [{"gpu": GPU, "memory_bytes": 4 * GIB, "reached": True}]
+        assert pod(arbiter)["slices"][0]["compute_percent"] == 50
+
+    def test_it_outlives_the_arbiter_and_its_parent(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        directory = keep(arbiter)
+        tenant = tenants(directory)
+        tenant.hello()
+        tenant.tell("hold", 0, GIB)
+        os.kill(arbiter.serving_pid(), signal.SIGKILL)
+        wait_until(arbiter.answers)
+        assert arbiter.counted("pod") == GIB
+        arbiter.kill()
+        tenant.kill()
+        arbiter.start()
+        wait_until(lambda: pod(arbiter)["processes"] == [])
+        assert (pod(arbiter)["life"], arbiter.counted("pod")) == ("kept", 0)
+        assert tenants(directory).hello() == 0
+
+
+class TestEnd:
+    def test_with_nobody_in_it_it_is_gone_at_once(self, arbiter: Arbiter) -> None:
+        directory = keep(arbiter)
+        assert arbiter.ask(END) == GONE
+        assert arbiter.grant("pod") is None
+        assert not directory.exists()
+        assert arbiter.ask(END) == GONE
+        keep(arbiter)
+
+    def test_it_goes_with_its_last_process_and_takes_nobody_in(
+        self, arbiter: Arbiter, machine: Machine, tenants: Tenants
+    ) -> None:
+        directory = keep(arbiter)
+        first, last = tenants(directory), tenants(directory)
+        for tenant in (first, last):
+            tenant.hello()
+            tenant.tell("hold", 0, GIB)
+        assert arbiter.ask(END) == {"name": "pod", "ended": False, "processes": 2}
+        assert pod(arbiter)["life"] == "ended"
+        answer = doors.exchange(directory, doors.hello_message())
+        assert (answer.kind, answer.value) == (doors.REFUSED, doors.ENDED)
+        assert last.tell("measure") == "measured"
+        first.kill()
+        wait_until(lambda: arbiter.counted("pod") == GIB)
+        assert arbiter.ask(END) == {"name": "pod", "ended": False, "processes": 1}
+        machine.list_process(last.pid, GIB)
+        last.kill()
+        wait_until(lambda: arbiter.states("pod") == ["ending"])
+        assert arbiter.ask(REQUEST)["code"] == "name-in-use"
+        machine.drop_process(last.pid)
+        wait_until(lambda: arbiter.ask(END) == GONE)
+        assert not directory.exists()
+        assert arbiter.status()["gpus"][0]["granted_bytes"] == 0
+
+    def test_one_that_never_was_has_ended(self, arbiter: Arbiter) -> None:
+        assert arbiter.ask(END) == GONE
+
+    def test_a_grant_with_an_owner_is_not_ended(self, arbiter: Arbiter) -> None:
+        arbiter.make("a")
+        answer = arbiter.ask("end name=a")
+        assert answer["code"] == "not-kept"
+        assert str(os.getpid()) in answer["error"]
+        assert arbiter.grant("a")
+
+    def test_what_was_asked_for_is_known_to_the_next_arbiter(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        directory = keep(arbiter)
+        tenant = tenants(directory)
+        tenant.hello()
+        arbiter.ask(END)
+        arbiter.kill()
+        arbiter.start()
+        assert pod(arbiter)["life"] == "ended"
+        answer = doors.exchange(directory, doors.hello_message())
+        assert (answer.kind, answer.value) == (doors.REFUSED, doors.ENDED)
+        arbiter.kill()
+        tenant.kill()
+        arbiter.start()
+        wait_until(lambda: arbiter.grant("pod") is None)
+        assert not directory.exists()
+
+    def test_one_that_cannot_be_read_goes_at_once(self, arbiter: Arbiter) -> None:
+        directory = keep(arbiter)
+        arbiter.kill()
+        (directory / "limits").chmod(0o600)
+        (directory / "limits").write_bytes(b"rubbish")
+        arbiter.start()
+        assert pod(arbiter)["broken"]
+        assert arbiter.ask(END) == GONE
+        keep(arbiter)
+
+    def test_an_empty_folder_of_that_name_is_nobody_s(self, arbiter: Arbiter) -> None:
+        """What starts a container makes the folder that it cannot find."""
+        folder = arbiter.state / "grants" / "pod"
+        arbiter.kill()
+        folder.mkdir()
+        arbiter.start()
+        assert arbiter.status()["grants"] == []
+        folder.mkdir(exist_ok=True)
+        assert keep(arbiter) == folder
+
+
+def test_the_arbiter_killed_while_it_ends_one(rounds: Rounds, tenants: Tenants) -> None:
+    step = 0
+    killed = True
+    while killed:
+        step += 1
+        arbiter = rounds.start(step)
+        tenant = tenants(keep(arbiter))
+        tenant.hello()
+        rounds.kill_at(step)
+        with suppress(OSError, AssertionError):  # the answer may never come
+            arbiter.ask(END)
+        tenant.kill()
+        wait_until(lambda: nobody_is_left(arbiter))  # noqa: B023 - called before the next round
+        killed = rounds.was_killed(arbiter)
+        check_whole(arbiter)
+        assert arbiter.ask(END) == GONE
+        assert arbiter.grant("pod") is None
+        arbiter.end()
+    assert step > 10, "the arbiter was not killed where it should be"

@@ -1,0 +1,99 @@
+"""Simulated GPUs that turn sick and well again, as a test says it in the meeting place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sim.conftest import Start
+from sim.program import Program
+
+TIMEOUT, LOST = "error 10", "error 15"
+XID, DOUBLE_BIT = 8, 2
+UNCORRECTED, VOLATILE, AGGREGATE = 1, 0, 1
+
+Say = Callable[[str], None]
+
+
+@pytest.fixture
+def nvml(start: Start) -> Program:
+    program = start("nvml", shape="h100:2")
+    assert program("call", "nvmlInit") is None
+    return program
+
+
+@pytest.fixture
+def say(sim_env: dict[str, str]) -> Say:
+    def append(text: str) -> None:
+        with (Path(sim_env["ALIQUOT_SIMULATE_STATE"]) / "health").open("a") as file:
+            file.write(text)
+
+    return append
+
+
+def errors(nvml: Program, index: int) -> list[int]:
+    name = "nvmlDeviceGetTotalEccErrors"
+    return [nvml("of", index, name, UNCORRECTED, which) for which in (VOLATILE, AGGREGATE)]
+
+
+def test_who_waits_is_told_what_happens_from_then_on(nvml: Program, say: Say) -> None:
+    say("0 xid 13\n")
+    nvml("watch", 0, 1)
+    assert nvml("wait", 1) == TIMEOUT
+    nvml.ask("wait", 20_000)
+    say("1 xid 79\n0 ecc 2\n1 xid 48\n")
+    assert nvml.answer() == [1, XID, 79]
+    assert nvml("wait", 20_000) == [0, DOUBLE_BIT, 0]
+    assert nvml("wait", 20_000) == [1, XID, 48]
+    assert nvml("wait", 1) == TIMEOUT
+
+
+def test_a_gpu_that_nobody_watches_tells_nobody(nvml: Program, say: Say) -> None:
+    nvml("watch", 1)
+    say("0 xid 79\n1 xid 31\n")
+    assert nvml("wait", 20_000) == [1, XID, 31]
+
+
+def test_memory_errors_are_counted_until_it_is_well(nvml: Program, say: Say) -> None:
+    assert errors(nvml, 0) == [0, 0]
+    say("0 ecc 2\n0 ecc 1\n")
+    assert errors(nvml, 0) == [3, 3]
+    assert errors(nvml, 1) == [0, 0]
+    say("0 well\n")
+    assert errors(nvml, 0) == [0, 0]
+
+
+def test_a_gpu_that_fell_off_the_bus_answers_nothing(nvml: Program, say: Say) -> None:
+    uuids = [nvml("of", index, "nvmlDeviceGetUUID") for index in range(2)]
+    nvml("watch", 0, 1)
+    say("1 xid 79\n1 lost\n")
+    assert nvml("call", "nvmlDeviceGetCount") == 2
+    assert nvml("call", "nvmlDeviceGetHandleByIndex", 1) == LOST
+    assert nvml("call", "nvmlDeviceGetHandleByUUID", uuids[1]) == LOST
+    assert nvml("of", 0, "nvmlDeviceGetUUID") == uuids[0]
+    assert nvml("wait", 20_000) == [1, XID, 79]
+    assert nvml("wait", 1) == LOST
+    say("1 well\n")
+    assert nvml("of", 1, "nvmlDeviceGetUUID") == uuids[1]
+    assert nvml("wait", 1) == TIMEOUT
+
+
+@pytest.mark.parametrize(
+    "text", ["0 xid", "9999 lost\n", "nonsense\n", "0 sick\n", "\n", "-1 lost\n"]
+)
+def test_what_says_nothing_changes_nothing(nvml: Program, say: Say, text: str) -> None:
+    nvml("watch", 0)
+    say(text)
+    assert nvml("wait", 1) == TIMEOUT
+    assert nvml("of", 0, "nvmlDeviceGetIndex") == 0
+
+
+def test_programs_go_on(start: Start, nvml: Program, say: Say) -> None:
+    program = start("driver", shape="h100:2")
+    program("begin")
+    say("0 xid 79\n0 lost\n")
+    assert program("call", "cuMemAlloc", 1 << 20)[0] == 0
+    say("0 well\n")
+    assert list(nvml("processes", 0)) == [str(program.pid)]
