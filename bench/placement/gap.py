@@ -1,8 +1,10 @@
-"""How far gangs are from the best there is: the slowest link found, against all ways tried.
+"""How far decisions are from the best there is, against all ways tried on small random clusters.
 
     python bench/placement/gap.py [--cases 300]
 
-Small random clusters, partly full, with racks and NVLink pairs; gangs of two to four members.
+Gangs of two or three members: the slowest link. Requests for two or three GPUs by `fragmentation`:
+what the choice costs by that strategy's own measure, in thousandths of a GPU. Moves that make room:
+the bytes to be moved. Clusters have three nodes, partly full, with racks and NVLink pairs.
 """
 
 from __future__ import annotations
@@ -11,33 +13,48 @@ import argparse
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, permutations
+
+import numpy as np
 
 from aliquot.placement.books import Books
+from aliquot.placement.chooser import Chooser
+from aliquot.placement.defragment import Held, plan_moves
 from aliquot.placement.demand import Demand, Gang, Placement, sliced, whole
+from aliquot.placement.fit import rows_of
 from aliquot.placement.gangs import plan_gang
+from aliquot.placement.outlook import ANYTHING, outlook
 from aliquot.placement.snapshot import NodeSpec, empty
+from aliquot.placement.strategies import Fragmentation
 from aliquot.placement.topology import slowest_link
 from aliquot.simulate.trace import links
 
+GIB = 1 << 30
 DEMANDS = (whole(1), whole(2), sliced(300), sliced(600), sliced(500, gpus=2))
+SEVERAL = (whole(2), whole(3), sliced(300, gpus=2), sliced(500, gpus=3), sliced(600, gpus=2))
+SLICES, MOVABLE = 10, 4
+NO_WAY, MISSED, BEST = "no way, and said so", "a way was missed", "the best"
+
+
+def placements(books: Books, demand: Demand) -> Iterator[Placement]:
+    for node in range(books.hardware.size):
+        for gpus in combinations(range(int(books.hardware.gpu_count[node])), demand.gpus):
+            if books.fits(Placement(node, gpus), demand):
+                yield Placement(node, gpus)
 
 
 def ways(books: Books, members: Sequence[Demand]) -> Iterator[tuple[Placement, ...]]:
     if not members:
         yield ()
         return
-    for node in range(books.hardware.size):
-        for gpus in combinations(range(int(books.hardware.gpu_count[node])), members[0].gpus):
-            place = Placement(node, gpus)
-            if books.fits(place, members[0]):
-                books.take(place, members[0])
-                for rest in ways(books, members[1:]):
-                    yield (place, *rest)
-                books.give(place, members[0])
+    for place in placements(books, members[0]):
+        books.take(place, members[0])
+        for rest in ways(books, members[1:]):
+            yield (place, *rest)
+        books.give(place, members[0])
 
 
-def case(chance: random.Random) -> tuple[Books, tuple[Demand, ...]]:
+def partly_full(chance: random.Random) -> Books:
     nodes = [
         NodeSpec(f"n{i}", 4, rack=f"r{chance.randrange(2)}", links=links("nvlink-pairs", 4))
         for i in range(3)
@@ -48,25 +65,98 @@ def case(chance: random.Random) -> tuple[Books, tuple[Demand, ...]]:
         place = Placement(chance.randrange(3), tuple(chance.sample(range(4), demand.gpus)))
         if books.fits(place, demand):
             books.take(place, demand)
-    return books, tuple(chance.choice(DEMANDS) for _ in range(chance.randint(2, 3)))
+    return books
+
+
+def gang(chance: random.Random) -> str:
+    books = partly_full(chance)
+    members = tuple(chance.choice(DEMANDS) for _ in range(chance.randint(2, 3)))
+    ours = plan_gang(books, Gang("g", members))
+    best = max((slowest_link(books.hardware, way) for way in ways(books, members)), default=-1)
+    if ours is None:
+        return NO_WAY if best < 0 else MISSED
+    mine = slowest_link(books.hardware, ours)
+    return BEST if mine == best else f"link {mine}, best {best}"
+
+
+def request(chance: random.Random) -> str:
+    books, demand = partly_full(chance), chance.choice(SEVERAL)
+    by = Fragmentation(outlook(ANYTHING, books.hardware))
+
+    def cost(place: Placement) -> float:
+        rows = rows_of(books, np.array([place.node]))
+        chosen = np.zeros_like(rows.present)
+        chosen[0, list(place.gpus)] = True
+        return float(by.several(rows, demand, chosen)[0])
+
+    ours = Chooser(books, by).choose(demand)
+    best = min(map(cost, placements(books, demand)), default=None)
+    if ours is None or best is None:
+        return NO_WAY if best is None else MISSED
+    more = cost(ours) - best
+    return BEST if more < 1e-6 else f"at most {next(n for n in (10, 50, 1000) if more < n)} more"
+
+
+def moves(chance: random.Random) -> str:
+    books = Books(empty([NodeSpec(f"n{i}", 2, gpu_bytes=80 * GIB) for i in range(3)]))
+    held = []
+    for number in range(SLICES):
+        demand = sliced(chance.choice((200, 400, 600)), chance.choice((5, 10, 20, 40)) * GIB)
+        place = Placement(chance.randrange(3), (chance.randrange(2),))
+        if books.fits(place, demand):
+            books.take(place, demand)
+            held.append(Held(f"h{number}", demand, place))
+    wanted = chance.choice((whole(2), sliced(700, 50 * GIB), sliced(900, 70 * GIB, gpus=2)))
+    held = held[:MOVABLE]
+    best, ours = cheapest(books, wanted, held), plan_moves(books, wanted, held)
+    if ours is None or best is None:
+        return NO_WAY if best is None else MISSED
+    if not best:
+        return "it fits as it is"
+    return BEST if ours.bytes == best else "more bytes than the best"
+
+
+def cheapest(books: Books, wanted: Demand, held: Sequence[Held]) -> int | None:
+    """The fewest bytes that, moved in any order to any places, make room."""
+    subsets = (way for size in range(len(held) + 1) for way in combinations(held, size))
+    costs = sorted(
+        (sum(one.demand.gpu_bytes for one in way), i, way) for i, way in enumerate(subsets)
+    )
+    for cost, _, way in costs:
+        if any(can_move(books.copy(), wanted, order) for order in permutations(way)):
+            return cost
+    return None
+
+
+def moved_bytes(way: Sequence[Held]) -> int:
+    return sum(one.demand.gpu_bytes for one in way)
+
+
+def can_move(books: Books, wanted: Demand, order: Sequence[Held]) -> bool:
+    if not order:
+        return any(True for _ in placements(books, wanted))
+    first = order[0]
+    for place in list(placements(books, first.demand)):
+        books.take(place, first.demand)
+        books.give(first.placement, first.demand)
+        found = can_move(books, wanted, order[1:])
+        books.take(first.placement, first.demand, known_to_fit=True)
+        books.give(place, first.demand)
+        if found:
+            return True
+    return False
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--cases", type=int, default=300)
-    chance = random.Random(1)  # noqa: S311 - cases, not secrets
-    found: Counter[str] = Counter()
-    for _ in range(options.parse_args().cases):
-        books, members = case(chance)
-        ours = plan_gang(books, Gang("g", members))
-        best = max((slowest_link(books.hardware, way) for way in ways(books, members)), default=-1)
-        if ours is None:
-            found["no way, and said so" if best < 0 else "a way was missed"] += 1
-        else:
-            mine = slowest_link(books.hardware, ours)
-            found["the best link" if mine == best else f"link {mine}, best {best}"] += 1
-    for what, count in found.most_common():
-        print(f"{count:6}  {what}")
+    cases = options.parse_args().cases
+    for name, case in (("gangs", gang), ("requests", request), ("moves", moves)):
+        chance = random.Random(1)  # noqa: S311 - cases, not secrets
+        found = Counter(case(chance) for _ in range(cases))
+        print(name)
+        for what, count in found.most_common():
+            print(f"{count:6}  {what}")
 
 
 if __name__ == "__main__":

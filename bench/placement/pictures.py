@@ -15,6 +15,7 @@ from aliquot.placement.snapshot import NodeSpec
 from aliquot.simulate import generate, openb
 from aliquot.simulate.engine import Discipline, Run, simulate
 from aliquot.simulate.plot import Line, draw
+from aliquot.simulate.report import outcome_of
 from aliquot.simulate.trace import Arrival
 
 HOUR = 3600.0
@@ -53,7 +54,7 @@ def day(nodes: int, load: float) -> str:
     lines = []
     for name in ("fragmentation", "spread"):
         run = simulate(generate.cluster(nodes), generate.day(nodes, load=load), by=name)
-        mean = sum(run.waits) / len(run.waits) / 60
+        mean = outcome_of(run.fates).wait_mean / 60
         points = [(one.time / HOUR, one.allocated) for one in run.samples]
         label = f"{name}: {run.allocated:.1%} of GPU time, mean wait {mean:.1f} min"
         lines.append(Line(label, points, steps=True))
@@ -71,9 +72,9 @@ def main() -> None:
         (chosen.into / name).write_text(picture, encoding="utf-8")
         print(chosen.into / name, flush=True)
 
-    free = [("busy", 2, 0, 600.0), ("four", 4, 10, 900.0), ("two", 2, 20, 500.0)]
+    free = [("busy", 2, 0.0, 600.0), ("four", 4, 10.0, 900.0), ("two", 2, 20.0, 500.0)]
     write("two-free-gpus.svg", story("2 free GPUs, a job of 4 and a job of 2", free, 1500))
-    half = [("first", 3, 0, 100.0), ("second", 3, 0, 100.0)]
+    half = [("first", 3, 0.0, 100.0), ("second", 3, 0.0, 100.0)]
     write("half-started.svg", story("Two gangs of 3 on 4 GPUs", half, 200))
     write("day.svg", day(4, 1.0))
     for pods in ("default", "gpushare100") if chosen.traces else ():

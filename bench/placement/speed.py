@@ -1,11 +1,18 @@
-"""How fast the brain decides: one request, a gang of 512, and a stream with releases.
+"""How fast the brain decides: requests with releases, a gang of 512, starts among many gangs.
 
-    python bench/placement/speed.py [--nodes 100,1000,5000,20000] [--json]
+    python bench/placement/speed.py [--nodes 100,1000,5000,20000] [--runs 3] [--json] [--check]
 
-Clusters of 8-GPU nodes in racks of 16, two thirds full of a mix of slices and whole GPUs. A request
-is timed from the question to the written placement, with a release of an older one after it, so
-that the cluster stays as full as it is. The columns with `cpu` count this thread's own time, which
-is what a machine that does nothing else would take. `limits.json` has what must hold.
+Clusters of 8-GPU nodes in racks of 16. Requests: two thirds full of a mix of slices and whole GPUs;
+each is timed from the question to the written placement, with a release of an older one after it,
+so that the cluster stays as full as it is. `gang512`: 512 whole GPUs on a free cluster. `plan`: a
+gang runs on every two nodes, each with its own end, and takes all GPUs of them; a gang of a tenth
+of the cluster is promised a start, and 8 small ones wait behind it or run before it. `replan`: of
+100 mixed gangs that wait there 64 have their promises already, and nothing has changed. `gpus16`: a
+gang of two times 4 GPUs on a node of 16 with links without any order, seen for the first time.
+
+Each run is a process of its own; the median of the runs is told, and in brackets the least and the
+most. Names with `cpu` count the thread's own time, which is what a machine that does nothing else
+would take. `limits.json` has what must hold.
 """
 
 from __future__ import annotations
@@ -14,14 +21,18 @@ import argparse
 import json
 import random
 import resource
+import subprocess
 import sys
 import time
+from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from statistics import median, quantiles
 
+from aliquot.placement.backfill import plan_starts
 from aliquot.placement.books import Books
 from aliquot.placement.chooser import Chooser
-from aliquot.placement.demand import Demand, Gang, Placement, sliced, whole
+from aliquot.placement.demand import Demand, Gang, Placement, Running, sliced, whole
 from aliquot.placement.gangs import plan_gang
 from aliquot.placement.snapshot import NodeSpec, empty
 from aliquot.placement.strategies import strategy
@@ -68,22 +79,26 @@ def cluster(count: int) -> Books:
     )
 
 
-def measure(count: int) -> dict[str, float]:
+Measured = dict[str, float]
+
+
+def measure(count: int) -> Measured:
+    return {
+        "nodes": count,
+        **requests(count),
+        **gang_of_512(count),
+        **start_among_many(count),
+        **on_16_gpus(),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def requests(count: int) -> Measured:
     chance = random.Random(1)  # noqa: S311 - a mix, not a secret
     shapes, weights = list(MIX), list(MIX.values())
     books = cluster(count)
     chooser = Chooser(books, strategy("fragmentation", books.hardware, MIX), seed=1)
-    held: list[tuple[Placement, Demand]] = []
-    goal = books.hardware.total_milli * 2 // 3
-    used = 0
-    while used < goal:  # filled by hand: how it came to be so is not what is measured
-        demand = chance.choices(shapes, weights)[0]
-        node = chance.randrange(count)
-        gpus = tuple(chance.sample(range(8), demand.gpus))
-        if books.fits(Placement(node, gpus), demand):
-            books.take(Placement(node, gpus), demand)
-            held.append((Placement(node, gpus), demand))
-            used += demand.total_milli
+    held = filled(books, chance)
     for demand in shapes:
         chooser.choose(demand)
     took, cpu = [], []
@@ -97,45 +112,122 @@ def measure(count: int) -> dict[str, float]:
         if placement is not None:
             held.append((placement, demand))
         books.give(*held.pop(chance.randrange(len(held))))
-    stream = REQUESTS / (time.perf_counter() - begun)
-    stream_cpu = REQUESTS / (time.thread_time() - begun_cpu)
-    free = cluster(count)
-    gangs, gangs_cpu = [], []
-    for _ in range(5):
-        start, start_cpu = time.perf_counter(), time.thread_time()
-        plan_gang(free, Gang("g", (whole(1, cpu_milli=8000),) * 512))
-        gangs_cpu.append(time.thread_time() - start_cpu)
-        gangs.append(time.perf_counter() - start)
     return {
-        "nodes": count,
         "p50_ms": 1e3 * median(took),
         "p99_ms": 1e3 * quantiles(took, n=100)[98],
         "p99_cpu_ms": 1e3 * quantiles(cpu, n=100)[98],
-        "per_s": stream,
-        "per_cpu_s": stream_cpu,
-        "gang512_ms": 1e3 * median(gangs),
-        "gang512_cpu_ms": 1e3 * median(gangs_cpu),
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "per_s": REQUESTS / (time.perf_counter() - begun),
+        "per_cpu_s": REQUESTS / (time.thread_time() - begun_cpu),
     }
+
+
+def filled(books: Books, chance: random.Random) -> list[tuple[Placement, Demand]]:
+    """Two thirds full, by hand: how it came to be so is not what is measured."""
+    shapes, weights = list(MIX), list(MIX.values())
+    held = []
+    left = books.hardware.total_milli * 2 // 3
+    while left > 0:
+        demand = chance.choices(shapes, weights)[0]
+        place = Placement(
+            chance.randrange(books.hardware.size), tuple(chance.sample(range(8), demand.gpus))
+        )
+        if books.fits(place, demand):
+            books.take(place, demand)
+            held.append((place, demand))
+            left -= demand.total_milli
+    return held
+
+
+def gang_of_512(count: int) -> Measured:
+    free = cluster(count)
+    took, cpu = timed(lambda: plan_gang(free, Gang("g", (whole(1, cpu_milli=8000),) * 512)), 5)
+    return {"gang512_ms": took, "gang512_cpu_ms": cpu}
+
+
+def start_among_many(count: int) -> Measured:
+    """Gangs of two nodes run everywhere; ends are two seconds apart."""
+    books = cluster(count)
+    running = []
+    for first in range(0, count - 1, 2):
+        end = 3600.0 + first
+        one = Gang(f"r{first}", (whole(8, cpu_milli=8000),) * 2, end)
+        places = Placement(first, tuple(range(8))), Placement(first + 1, tuple(range(8)))
+        running.append(Running(one, places, 0, end))
+        books.take_gang(running[-1])
+    by = strategy("fragmentation", books.hardware, MIX)
+    big = Gang("big", (whole(8, cpu_milli=8000),) * max(1, count // 10), 3600)
+    small = [Gang(f"s{i}", (sliced(100, cpu_milli=1000),), 600) for i in range(8)]
+    plan = timed(lambda: plan_starts(books, running, (), [big, *small], 0, by=by), 3)
+    mixed = [
+        Gang(f"w{i}", (whole(1 + i % 8, cpu_milli=1000),) * (1 + i % 3), 600.0 * (1 + i % 7))
+        for i in range(100)
+    ]
+    promised = plan_starts(books, running, (), mixed, 0, by=by).reservations
+    again = timed(lambda: plan_starts(books, running, promised, mixed, 1, by=by), 3)
+    return {
+        "running": len(running),
+        "plan_ms": plan[0],
+        "plan_cpu_ms": plan[1],
+        "replan_ms": again[0],
+        "replan_cpu_ms": again[1],
+    }
+
+
+def on_16_gpus() -> Measured:
+    chance = random.Random(1)  # noqa: S311 - links, not secrets
+    table = [[0] * 16 for _ in range(16)]
+    for a, b in combinations(range(16), 2):
+        table[a][b] = table[b][a] = chance.choice((10, 12, 104, 118))
+    books = Books(empty([NodeSpec("n", 16, links=tuple(map(tuple, table)))]))
+    took, cpu = timed(lambda: plan_gang(books, Gang("g", (whole(4),) * 2)), 1)
+    return {"gpus16_ms": took, "gpus16_cpu_ms": cpu}
+
+
+def timed(act: Callable[[], object], times: int) -> tuple[float, float]:
+    """The median, by the clock and of the thread's own time, in milliseconds."""
+    took, cpu = [], []
+    for _ in range(times):
+        start, start_cpu = time.perf_counter(), time.thread_time()
+        act()
+        cpu.append(1e3 * (time.thread_time() - start_cpu))
+        took.append(1e3 * (time.perf_counter() - start))
+    return median(took), median(cpu)
+
+
+def in_a_process(count: int) -> Measured:
+    """So that the peak of memory is of this size alone."""
+    command = [sys.executable, __file__, "--one", str(count)]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: Measured = json.loads(answer.stdout)
+    return found
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--nodes", default="100,1000,5000,20000")
+    options.add_argument("--runs", type=int, default=3)
+    options.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options.add_argument("--json", action="store_true")
     options.add_argument("--check", action="store_true", help="fail where limits.json is passed")
     chosen = options.parse_args()
-    rows = [measure(int(count)) for count in chosen.nodes.split(",")]
+    if chosen.one is not None:
+        print(json.dumps(measure(chosen.one)))
+        return 0
+    sizes = [int(count) for count in chosen.nodes.split(",")]
+    runs = [[in_a_process(count) for _ in range(chosen.runs)] for count in sizes]
+    rows = [{name: median(run[name] for run in of_size) for name in of_size[0]} for of_size in runs]
     if chosen.json:
         print(json.dumps(rows, indent=1))
     else:
-        print("  ".join(f"{name:>14}" for name in rows[0]))
-        for row in rows:
-            print("  ".join(f"{value:14.2f}" for value in row.values()))
+        for row, of_size in zip(rows, runs, strict=True):
+            print(f"{row['nodes']:g} nodes")
+            for name in list(row)[1:]:
+                found = [run[name] for run in of_size]
+                print(f"  {name:15} {row[name]:10.2f}  ({min(found):.2f} to {max(found):.2f})")
     return check(rows) if chosen.check else 0
 
 
-def check(rows: list[dict[str, float]]) -> int:
+def check(rows: list[Measured]) -> int:
     limits = json.loads(Path(__file__).with_name("limits.json").read_text(encoding="utf-8"))
     failed = 0
     for row in rows:

@@ -24,6 +24,10 @@ def gang(name: str, *members: Demand, **more: object) -> Gang:
     return Gang(name, members, **more)  # type: ignore[arg-type]
 
 
+def only_cpu(milli: int) -> Demand:
+    return Demand(gpus=0, kind=Kind.FREE, milli=0, cpu_milli=milli)
+
+
 def node_specs() -> st.SearchStrategy[list[NodeSpec]]:
     one = st.builds(
         NodeSpec,

@@ -9,7 +9,7 @@ from aliquot.model.errors import BadValueError
 from aliquot.placement.books import Books, OverTakenError
 from aliquot.placement.chooser import Chooser, Relation
 from aliquot.placement.demand import Demand, Kind, Near, Placement, sliced, whole
-from aliquot.placement.explain import explain, refusal
+from aliquot.placement.explain import explain
 from aliquot.placement.fit import Lack, rows_of
 from aliquot.placement.outlook import Mix, outlook
 from aliquot.placement.snapshot import empty
@@ -91,8 +91,8 @@ def test_a_gpu_is_locked_to_the_kind_that_came_first() -> None:
     place = asks.place(shared)
     assert place is not None
     assert asks.choose(sliced(100)) is None
-    assert "1 node: room only on GPUs in use as another kind: shared" in refusal(asks, sliced(100))
-    assert "not enough left" in refusal(asks, sliced(800))  # the kind is not what is in the way
+    assert dict(explain(asks, sliced(100)).lacks) == {Lack.SHARED: 1}
+    assert dict(explain(asks, sliced(800)).lacks) == {Lack.GPU: 1}  # the kind is not in the way
     books.give(place, shared)
     assert asks.choose(sliced(100)) is not None
 
@@ -148,6 +148,31 @@ def test_every_node_is_accounted_for() -> None:
         Lack.TOO_FEW: 3,
         Lack.GPU: 4,
     }
+
+
+def test_what_an_affinity_leaves_out_is_told_as_such() -> None:
+    """Costs, the next best and the lacks are those of the nodes that the affinity leaves."""
+    books = cluster(4, 4, 4, 1)
+    grant = Placement(0, (0,))
+    books.take(grant, whole())
+    away = [Relation(Near.OTHER_NODE, (grant,))]
+    said = explain(chooser(books, "pack"), whole(2), away)
+    assert said.placement is not None
+    assert said.placement.node in (1, 2)
+    assert [(node, cost) for node, cost in said.runners_up] == [(3 - said.placement.node, 0.0)]
+    assert dict(said.lacks) == {Lack.TAKEN_OUT: 1, Lack.TOO_FEW: 1}
+    assert dict(said.examples) == {Lack.TAKEN_OUT: 0, Lack.TOO_FEW: 3}
+    near = [Relation(Near.SAME_GPU, (grant,))]
+    assert dict(explain(chooser(books), sliced(100), near).lacks) == {Lack.TAKEN_OUT: 4}
+
+
+def test_spread_takes_the_emptiest_cards_also_where_several_are_asked_for() -> None:
+    books = cluster(4)
+    for gpu, milli in enumerate((300, 100, 0, 200)):
+        books.take(Placement(0, (gpu,)), sliced(milli))
+    two = sliced(500, gpus=2)
+    assert chooser(books, "spread").choose(two) == Placement(0, (1, 2))
+    assert chooser(books, "pack").choose(two) == Placement(0, (0, 3))
 
 
 def test_an_unknown_strategy_is_told_by_name() -> None:

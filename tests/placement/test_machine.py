@@ -16,8 +16,8 @@ def card(index: int, *, left: int = 80, percent: int = 100, holders: int = 0) ->
     return Card(gpu, left * GIB, percent, left * GIB, holders)
 
 
-def chosen(request: Request, *cards: Card, by: str = "pack") -> list[int] | None:
-    found = choose_gpus(request, cards, by=by)
+def chosen(request: Request, *cards: Card) -> list[int] | None:
+    found = choose_gpus(request, cards)
     return None if found is None else [gpu.index for gpu in found]
 
 
@@ -27,7 +27,13 @@ def part(gib: int = 8, gpus: int = 1, compute: int = 0) -> Request:
 
 def test_a_slice_goes_to_a_card_that_is_cut_already() -> None:
     assert chosen(part(), card(0), card(1, left=40, holders=1)) == [1]
-    assert chosen(part(), card(0), card(1, left=40, holders=1), by="spread") == [0]
+
+
+def test_a_card_in_trouble_comes_last_also_where_it_is_cut() -> None:
+    cut = card(1, left=40, holders=1)
+    assert chosen(part(), card(0), replace(cut, strangers=True)) == [0]
+    assert chosen(part(), card(0), replace(cut, gpu=replace(cut.gpu, exclusive=True))) == [0]
+    assert chosen(part(), replace(cut, strangers=True)) == [1]
 
 
 def test_of_cut_cards_the_tightest_that_has_enough_is_taken() -> None:

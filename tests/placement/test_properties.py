@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from aliquot.placement.books import Books
+from aliquot.placement.books import Books, Bundle
 from aliquot.placement.chooser import Chooser
-from aliquot.placement.demand import Demand, Gang, Kind, Placement
+from aliquot.placement.demand import Demand, Gang, Kind, Placement, Running
 from aliquot.placement.explain import explain
-from aliquot.placement.fit import lack_of
+from aliquot.placement.fit import lacks_of
 from aliquot.placement.gangs import capacity, plan_gang
 from aliquot.placement.snapshot import NodeSpec, empty
 from aliquot.placement.strategies import STRATEGIES, strategy
@@ -25,12 +25,13 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 class Events(RuleBasedStateMachine):
     """Requests and gangs come and go; the books are checked by adding up what is held."""
 
-    held = Bundle("held")
+    held = stateful.Bundle("held")
 
     @initialize(nodes=node_specs(), name=st.sampled_from(sorted(STRATEGIES)))
     def begin(self, nodes: list[NodeSpec], name: str) -> None:
         self.books = Books(empty(nodes))
-        self.chooser = Chooser(self.books, strategy(name, self.books.hardware), seed=1)
+        self.by = strategy(name, self.books.hardware)
+        self.chooser = Chooser(self.books, self.by, seed=1)
         self.alive: dict[int, list[tuple[Placement, Demand]]] = {}
         self.count = 0
 
@@ -44,7 +45,9 @@ class Events(RuleBasedStateMachine):
     @rule(target=held, members=st.lists(demands(), min_size=1, max_size=3))
     def gang(self, members: list[Demand]) -> int:
         before = self.books.snapshot()
-        placed = plan_gang(self.books, Gang("g", tuple(members)))
+        one = Gang("g", tuple(members))
+        placed = plan_gang(self.books, one, self.by, seed=1)
+        assert plan_gang(Books(before), one, self.by, seed=1) == placed
         assert np.array_equal(before.milli_left, self.books.milli_left)
         assert (placed is not None) == can_place(self.books, members)
         pairs = list(zip(placed or (), members, strict=False))
@@ -64,13 +67,22 @@ class Events(RuleBasedStateMachine):
         fits = {one.node for one in placements(self.books, demand)}
         refused = self.books.hardware.size - len(fits)
         assert sum(count for _, count in said.lacks) == refused
-        for node in range(self.books.hardware.size):
-            assert (lack_of(self.books, node, demand) is None) == (node in fits)
+        lacks = lacks_of(self.books, demand)
+        assert {node for node, lack in enumerate(lacks) if lack is None} == fits
 
     @rule(demand=demands())
     def the_remembered_is_the_fresh(self, demand: Demand) -> None:
-        fresh = Chooser(self.books, self.chooser._by).costs(demand)
-        assert np.array_equal(self.chooser.costs(demand), fresh)
+        """Another that knows the picture and nothing of what led to it gives the same answer."""
+        fresh = Chooser(Books(self.books.snapshot()), self.by, seed=1)
+        assert np.array_equal(self.chooser.costs(demand), fresh.costs(demand))
+        assert fresh.choose(demand) == self.chooser.choose(demand)
+
+    @rule(target=held, demand=demands())
+    def what_is_explained_comes_next(self, demand: Demand) -> int:
+        said = explain(self.chooser, demand)
+        placement = self.chooser.place(demand)
+        assert said.placement == placement
+        return self._hold([] if placement is None else [(placement, demand)])
 
     def _hold(self, pairs: list[tuple[Placement, Demand]]) -> int:
         self.count += 1
@@ -99,6 +111,8 @@ class Events(RuleBasedStateMachine):
         assert (memory[hardware.present] >= 0).all()
         assert (cpu >= 0).all()
         assert (ram >= 0).all()
+        assert np.array_equal(cpu, self.books.cpu_left)
+        assert np.array_equal(ram, self.books.ram_left)
         assert all(len(one) == 1 for one in kinds.values())
         assert np.array_equal(milli, self.books.milli_left)
         assert np.array_equal(memory, self.books.bytes_left)
@@ -134,9 +148,52 @@ def test_capacity_is_how_many_really_fit(nodes: list[NodeSpec], demand: Demand) 
 def test_the_same_snapshot_and_seed_give_the_same_answer(
     name: str, nodes: list[NodeSpec], stream: list[Demand], seed: int
 ) -> None:
-    def answers() -> list[Placement | None]:
+    def answers(asked_before: int) -> list[Placement | None]:
         books = Books(empty(nodes))
         chooser = Chooser(books, strategy(name, books.hardware), seed=seed)
-        return [chooser.place(demand) for demand in stream]
+        found = []
+        for demand in stream:
+            for _ in range(asked_before):
+                chooser.choose(demand)
+            found.append(chooser.place(demand))
+        return found
 
-    assert answers() == answers()
+    assert answers(0) == answers(2)
+
+
+@QUICK
+@given(nodes=node_specs(), stream=st.lists(demands(), max_size=8))
+def test_equal_pictures_have_equal_fingerprints(
+    nodes: list[NodeSpec], stream: list[Demand]
+) -> None:
+    books = Books(empty(nodes))
+    known = books.fingerprint
+    chooser = Chooser(books, strategy("random", books.hardware))
+    pairs = [(placement, one) for one in stream if (placement := chooser.place(one))]
+    taken = [Running(Gang("g", (one,)), (placement,), 0, 1) for placement, one in pairs]
+    full = books.snapshot()
+    assert Books(full).fingerprint == books.fingerprint
+    books.give_all(Bundle.of(books.hardware, taken))
+    books.take_all(Bundle.of(books.hardware, taken))
+    assert books.fingerprint == Books(full).fingerprint
+    assert np.array_equal(books.kind, full.kind)
+    books.give_all(Bundle.of(books.hardware, taken))
+    assert books.fingerprint == known
+    assert (books.kind == Kind.FREE).all()
+    assert np.array_equal(books.bytes_left, empty(nodes).bytes_left)
+
+
+def test_random_takes_every_gpu_in_the_end() -> None:
+    """Also where every request takes what the last one gave back, and no seed changes."""
+    books = Books(empty([NodeSpec(f"n{i}", 2) for i in range(4)]))
+    chooser = Chooser(books, strategy("random", books.hardware), seed=3)
+    half = Demand(kind=Kind.SLICED, milli=500)
+    held = [chooser.place(half) for _ in range(8)]
+    seen = set(held)
+    for _ in range(60):
+        first = held.pop(0)
+        assert first is not None
+        books.give(first, half)
+        held.append(chooser.place(half))
+        seen.add(held[-1])
+    assert len(seen) == 8

@@ -1,16 +1,18 @@
-"""Queues, preemption and moving: whose turn it is and who makes room."""
+"""Queues and preemption: whose turn it is and who makes room."""
 
 from __future__ import annotations
 
+import pytest
+
+from aliquot.model.errors import BadValueError
 from aliquot.placement.books import Books
-from aliquot.placement.defragment import Held, plan_moves
-from aliquot.placement.demand import Demand, Gang, Kind, Placement, Running, sliced, whole
+from aliquot.placement.demand import Gang, Placement, Running, whole
 from aliquot.placement.preempt import preempt
-from aliquot.placement.queues import Queue, Resources, in_turn
+from aliquot.placement.queues import Bound, Queue, Resources, in_turn, needs, usage
 from aliquot.placement.snapshot import empty
 from placement.builders import GIB, cluster, gang, node
 
-TOTAL = Resources(8000, 0)
+EIGHT = cluster(8).hardware
 
 
 def run(books: Books, one: Gang, start: float, *gpus: int) -> Running:
@@ -24,7 +26,7 @@ def test_the_queue_with_the_smaller_weighted_share_goes_first() -> None:
     queues = {"a": Queue("a", weight=1), "b": Queue("b", weight=3)}
     used = {"a": Resources(1000), "b": Resources(2000)}
     waiting = [gang(f"{q}{i}", whole(), queue=q, submitted=i) for q in "ab" for i in (1, 2)]
-    order, _ = in_turn(waiting, queues, used, TOTAL)
+    order, _ = in_turn(waiting, queues, used, EIGHT)
     assert [one.name for one in order] == ["b1", "a1", "b2", "a2"]
 
 
@@ -32,30 +34,53 @@ def test_memory_counts_where_it_is_the_larger_share() -> None:
     queues = {"a": Queue("a"), "b": Queue("b")}
     used = {"a": Resources(1000, 70), "b": Resources(3000, 10)}
     waiting = [gang("a", whole(), queue="a"), gang("b", whole(), queue="b")]
-    order, _ = in_turn(waiting, queues, used, Resources(8000, 100))
+    hardware = Books(empty([node("n", 8, gpu_bytes=12)])).hardware
+    order, _ = in_turn(waiting, queues, used, hardware)
     assert [one.name for one in order] == ["b", "a"]
+
+
+def test_a_whole_gpu_counts_with_all_its_memory() -> None:
+    nodes = [node("a", 2, gpu_bytes=80 * GIB, model="H100"), node("b", 2, gpu_bytes=16 * GIB)]
+    books = Books(empty(nodes))
+    waits = gang("waits", whole(2))
+    assert needs(waits, books.hardware) == Resources(2000, 160 * GIB)
+    runs = Running(waits, (Placement(1, (0, 1)),), 0, 10)
+    assert usage([runs], books.hardware) == {"": Resources(2000, 32 * GIB)}
+
+
+def test_a_limit_of_memory_holds_for_whole_gpus_and_one_of_compute_says_nothing_of_it() -> None:
+    hardware = Books(empty([node("n", 8, gpu_bytes=80 * GIB)])).hardware
+    waiting = [gang(f"g{i}", whole(), queue="q", submitted=i) for i in range(3)]
+    for limit, allowed in ((Bound(None, 160 * GIB), 2), (Bound(1000), 1), (Bound(), 3)):
+        order, _ = in_turn(waiting, {"q": Queue("q", limit=limit)}, {}, hardware)
+        assert len(order) == allowed
+
+
+def test_a_queue_without_weight_is_refused() -> None:
+    with pytest.raises(BadValueError, match="'q' cannot have the weight 0"):
+        Queue("q", weight=0)
 
 
 def test_in_a_queue_priority_comes_before_age() -> None:
     waiting = [gang("old", whole(), submitted=1), gang("high", whole(), submitted=9, priority=5)]
-    order, _ = in_turn(waiting, {}, {}, TOTAL)
+    order, _ = in_turn(waiting, {}, {}, EIGHT)
     assert [one.name for one in order] == ["high", "old"]
 
 
 def test_a_queue_at_its_limit_waits_and_is_told_so() -> None:
-    queues = {"a": Queue("a", limit=Resources(1000, 0))}
+    queues = {"a": Queue("a", limit=Bound(1000))}
     order, refused = in_turn(
         [gang("one", whole(), queue="a"), gang("two", whole(), queue="a", submitted=1)],
         queues,
         {},
-        TOTAL,
+        EIGHT,
     )
     assert [one.name for one in order] == ["one"]
     assert "limit" in refused["two"]
 
 
 def test_small_work_does_not_overtake_what_waits_for_its_queues_limit() -> None:
-    queues = {"a": Queue("a", limit=Resources(4000, 0))}
+    queues = {"a": Queue("a", limit=Bound(4000))}
     used = {"a": Resources(2000)}
     waiting = [
         gang("huge", whole(5), queue="a"),
@@ -63,7 +88,7 @@ def test_small_work_does_not_overtake_what_waits_for_its_queues_limit() -> None:
         gang("small", whole(), queue="a", submitted=2),
         gang("other", whole(), queue="b", submitted=3),
     ]
-    order, refused = in_turn(waiting, queues, used, TOTAL)
+    order, refused = in_turn(waiting, queues, used, EIGHT)
     assert [one.name for one in order] == ["other"]
     assert refused == {
         "huge": "it asks for more than queue 'a''s limit",
@@ -73,12 +98,12 @@ def test_small_work_does_not_overtake_what_waits_for_its_queues_limit() -> None:
 
 
 def test_what_has_a_promise_is_charged_to_its_queues_limit_first() -> None:
-    queues = {"a": Queue("a", limit=Resources(4000, 0))}
+    queues = {"a": Queue("a", limit=Bound(4000))}
     waiting = [
         gang("new", whole(2), queue="a", priority=1),
         gang("promised", whole(3), queue="a"),
     ]
-    order, refused = in_turn(waiting, queues, {}, TOTAL, {"promised"})
+    order, refused = in_turn(waiting, queues, {}, EIGHT, {"promised"})
     assert [one.name for one in order] == ["promised"]
     assert set(refused) == {"new"}
 
@@ -94,8 +119,8 @@ def test_nobody_ends_for_a_gang_that_fits_or_that_nothing_makes_room_for() -> No
 def test_a_queue_gets_its_quota_back_from_the_one_that_borrowed_it() -> None:
     books = cluster(4)
     queues = {
-        "own": Queue("own", quota=Resources(2000, 0)),
-        "guest": Queue("guest", quota=Resources(2000, 0)),
+        "own": Queue("own", quota=Bound(2000)),
+        "guest": Queue("guest", quota=Bound(2000)),
     }
     running = [
         run(books, gang("early", whole(), whole(), queue="guest"), 0, 0, 1),
@@ -111,7 +136,7 @@ def test_a_queue_gets_its_quota_back_from_the_one_that_borrowed_it() -> None:
 
 def test_a_queue_within_its_quota_is_left_alone() -> None:
     books = cluster(1)
-    queues = {"own": Queue("own", quota=Resources(1000, 0)), "other": Queue("other", quota=TOTAL)}
+    queues = {"own": Queue("own", quota=Bound(1000)), "other": Queue("other", quota=Bound(8000))}
     running = [run(books, gang("runs", whole(), queue="other"), 0, 0)]
     assert preempt(books, gang("new", whole(), queue="own"), running, queues, now=1) is None
 
@@ -140,27 +165,28 @@ def test_with_many_candidates_those_not_needed_are_spared() -> None:
     assert {one.gang.name for one in found.victims} == {"g13", "g12"}
 
 
-def test_the_cheapest_moves_make_room_for_a_whole_gpu() -> None:
-    books = Books(empty([node("a", 2, gpu_bytes=80 * GIB), node("b", 1, gpu_bytes=80 * GIB)]))
-    held = []
-    for name, place, gib in (("big", (0, 0), 40), ("small", (0, 1), 10), ("other", (1, 0), 30)):
-        demand = sliced(400, gib * GIB)
-        placement = Placement(place[0], (place[1],))
-        books.take(placement, demand)
-        held.append(Held(name, demand, placement))
-    plan = plan_moves(books, whole(), held)
-    assert plan is not None
-    assert [move.name for move in plan.moves] == ["small"]
-    assert plan.bytes == 10 * GIB
-    assert plan.placement == Placement(0, (1,))
-    for move, one in zip(plan.moves, [held[1]], strict=True):
-        books.take(move.target, one.demand)
-        books.give(move.source, one.demand)
-    assert books.fits(plan.placement, whole())
+@pytest.mark.parametrize("starts", [(0, 50), (50, 0)])
+def test_who_must_end_does_not_depend_on_the_order_in_which_they_came(
+    starts: tuple[float, float],
+) -> None:
+    """Both must go, the queue keeps its quota until the last of them, whichever that is."""
+    books = cluster(4)
+    queues = {"own": Queue("own", quota=Bound(4000)), "guest": Queue("guest", quota=Bound(2000))}
+    running = [
+        run(books, gang("three", whole(), whole(), whole(), queue="guest"), starts[0], 0, 1, 2),
+        run(books, gang("one", whole(), queue="guest"), starts[1], 3),
+    ]
+    found = preempt(books, gang("back", *[whole()] * 4, queue="own"), running, queues, now=100)
+    assert found is not None
+    assert {one.gang.name for one in found.victims} == {"three", "one"}
 
 
-def test_there_is_no_plan_where_nothing_can_move() -> None:
-    books = cluster(1)
-    demand = Demand(gpus=1, kind=Kind.SLICED, milli=600)
-    books.take(Placement(0, (0,)), demand)
-    assert plan_moves(books, whole(), [Held("it", demand, Placement(0, (0,)))]) is None
+def test_a_queue_gives_no_more_than_it_borrows() -> None:
+    books = cluster(4)
+    queues = {"own": Queue("own", quota=Bound(4000)), "guest": Queue("guest", quota=Bound(2000))}
+    running = [run(books, gang(f"g{i}", whole(), queue="guest"), 0, i) for i in range(4)]
+    asked = [gang(f"back{n}", *[whole()] * n, queue="own") for n in (2, 3)]
+    two = preempt(books, asked[0], running, queues, now=100)
+    assert two is not None
+    assert len(two.victims) == 2
+    assert preempt(books, asked[1], running, queues, now=100) is None

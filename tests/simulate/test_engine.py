@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from aliquot.model.errors import BadValueError
 from aliquot.placement.backfill import Plan, plan_starts
 from aliquot.placement.demand import Gang, whole
-from aliquot.placement.queues import Queue, Resources
+from aliquot.placement.queues import Bound, Queue
 from aliquot.placement.snapshot import NodeSpec
+from aliquot.placement.strategies import STRATEGIES
 from aliquot.simulate import engine
 from aliquot.simulate.engine import Discipline, Run, simulate
 from aliquot.simulate.generate import cluster, day
 from aliquot.simulate.plot import Line, draw
-from aliquot.simulate.trace import Arrival, read_gangs, read_nodes
+from aliquot.simulate.trace import Arrival, read_gangs, read_nodes, read_queues
+from placement.builders import demands, node_specs
 
 
 def job(name: str, gpus: int, came: float, seconds: float, **more: object) -> Arrival:
@@ -58,8 +63,8 @@ def test_a_gang_that_can_never_run_is_told_why_and_holds_up_nobody() -> None:
 
 def test_a_quota_is_given_back_when_its_queue_asks() -> None:
     queues = {
-        "own": Queue("own", quota=Resources(2000, 0)),
-        "guest": Queue("guest", quota=Resources(2000, 0)),
+        "own": Queue("own", quota=Bound(2000)),
+        "guest": Queue("guest", quota=Bound(2000)),
     }
     arrivals = [
         job("g1", 2, 0, 1000, queue="guest"),
@@ -72,6 +77,28 @@ def test_a_quota_is_given_back_when_its_queue_asks() -> None:
     assert fates["g2"].evictions == 1
     assert fates["g2"].start == 150
     assert fates["g1"].evictions == 0
+    assert fates["mine"].told == ((100, "starts in place of g2: 0.06 GPU hours of work are lost"),)
+    assert fates["g2"].told == (
+        (100, "ended for mine: queue 'guest' borrowed what is 'own''s own"),
+    )
+    assert fates["g1"].told == ()
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [("fragmentation", {1.0}), ("pack", {1.0}), ("spread", {10.0}), ("random", {1.0, 10.0})],
+)
+def test_the_strategy_and_the_seed_reach_gangs_of_several_members(
+    by: str, expected: set[float]
+) -> None:
+    """A pair goes to the small node or to the large one; on the large, the next has to wait."""
+    nodes = [NodeSpec("large", 4), NodeSpec("small", 2)]
+    large = Arrival(Gang("four", (whole(4),), 5, submitted=1), 5)
+    arrivals = [job("pair", 2, 0, 10), large]
+    runs = [simulate(nodes, arrivals, by=by, seed=seed) for seed in range(12)]
+    assert {starts(run)["four"] for run in runs} == expected
+    again = simulate(nodes, arrivals, by=by, seed=5)
+    assert starts(again) == starts(runs[5])
 
 
 def test_a_promise_that_a_preemption_breaks_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +111,7 @@ def test_a_promise_that_a_preemption_breaks_says_so(monkeypatch: pytest.MonkeyPa
         return plan
 
     monkeypatch.setattr(engine, "plan_starts", spy)
-    queues = {name: Queue(name, quota=Resources(2000, 0)) for name in ("own", "guest")}
+    queues = {name: Queue(name, quota=Bound(2000)) for name in ("own", "guest")}
     arrivals = [
         job("g1", 2, 0, 150, queue="guest"),
         job("g2", 2, 5, 95, queue="guest"),
@@ -116,6 +143,53 @@ def test_a_day_of_experiments_training_and_inference(by: str) -> None:
     assert starts(simulate(cluster(2), arrivals, by=by)) == starts(run)
 
 
+arrivals_ = st.lists(
+    st.builds(
+        lambda members, came, seconds, part, queue, priority: (
+            Gang("", tuple(members), seconds, queue, priority, came),
+            part * seconds,
+        ),
+        members=st.lists(demands(), min_size=1, max_size=3),
+        came=st.sampled_from([0.0, 0.0, 7.0, 20.0, 33.0]),
+        seconds=st.sampled_from([10.0, 25.0, 60.0]),
+        part=st.sampled_from([0.3, 1.0]),
+        queue=st.sampled_from(["own", "guest"]),
+        priority=st.integers(0, 1),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    nodes=node_specs(),
+    made=arrivals_,
+    by=st.sampled_from(sorted(STRATEGIES)),
+    queues=st.sampled_from([{}, {"own": Queue("own", quota=Bound(2000)), "guest": Queue("guest")}]),
+)
+def test_in_any_trace_all_run_or_are_told_why_not(
+    nodes: list[NodeSpec], made: list[tuple[Gang, float]], by: str, queues: dict[str, Queue]
+) -> None:
+    """Taking what is not there would raise; who is promised a start has it then, or is told."""
+    arrivals = [
+        Arrival(replace(gang, name=f"g{number}"), ran) for number, (gang, ran) in enumerate(made)
+    ]
+    run = simulate(nodes, arrivals, by=by, queues=queues)
+    ran = {one.gang.name: one.ran for one in arrivals}
+    told = [fate for fate in run.fates if fate.told]
+    for fate in run.fates:
+        if fate.start is None:
+            assert fate.reason
+            continue
+        assert fate.start >= fate.gang.submitted
+        assert fate.end == fate.start + ran[fate.gang.name]
+        assert fate.promise is None or fate.start <= fate.promise or told
+    assert sum(fate.evictions for fate in run.fates) == 0 or queues
+    assert run.samples == () or run.samples[-1].allocated == 0
+    again = simulate(nodes, arrivals, by=by, queues=queues)
+    assert again.fates == run.fates
+
+
 def test_a_trace_of_ours_is_read_with_its_gangs_and_links(tmp_path: Path) -> None:
     nodes, gangs = tmp_path / "nodes.csv", tmp_path / "gangs.csv"
     nodes.write_text("name,gpus,model,gpu_memory_mib,links\na,4,H100,81920,nvlink-pairs\nb,2,,,\n")
@@ -132,6 +206,38 @@ def test_a_trace_of_ours_is_read_with_its_gangs_and_links(tmp_path: Path) -> Non
     assert [member.total_milli for member in second.gang.members] == [1000, 1000, 500]
     assert (second.gang.queue, second.ran) == ("train", 30)
     assert simulate(specs, [first, second]).placed == 2
+
+
+def test_queues_are_read_with_what_is_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "queues.csv"
+    path.write_text(
+        "name,weight,quota_gpus,quota_memory_mib,limit_gpus,limit_memory_mib\n"
+        "train,2,1.5,,4,\n"
+        "serve,,,1024,,2048\n"
+        "try,,,,,\n"
+    )
+    assert read_queues(path) == {
+        "train": Queue("train", 2, Bound(1500, None), Bound(4000, None)),
+        "serve": Queue("serve", 1, Bound(None, 1 << 30), Bound(None, 2 << 30)),
+        "try": Queue("try", 1, Bound(0, 0), Bound()),
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("a,0,", "line 2: weight must be"),
+        ("a,-1,", "line 2: weight must be"),
+        ("a,1,-2", "line 2: quota_gpus cannot be -2"),
+        ("a,1,many", "'many' is no number for quota_gpus"),
+        ("a,1,\na,2,", "line 3: queue 'a' is there already"),
+    ],
+)
+def test_a_wrong_queue_is_refused_with_its_line(tmp_path: Path, line: str, wrong: str) -> None:
+    path = tmp_path / "queues.csv"
+    path.write_text(f"name,weight,quota_gpus\n{line}\n")
+    with pytest.raises(BadValueError, match=wrong):
+        read_queues(path)
 
 
 def test_a_trace_with_a_word_for_a_number_is_refused(tmp_path: Path) -> None:

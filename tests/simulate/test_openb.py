@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,8 @@ def test_the_openb_lists_come_to_the_known_figures(
 ) -> None:
     folder = Path(os.environ["ALIQUOT_TRACES"]) / "openb"
     nodes = read_nodes(folder / "openb_node_list_gpu_node.csv")
+    begun = time.process_time()
     result = replay(nodes, read_pods(folder / f"openb_pod_list_{pods}.csv"), by=name, seed=42)
+    assert time.process_time() - begun < 60
     assert abs(100 * result.allocated - expected) <= within
     assert result.placed + result.refused > 10_000

@@ -24,9 +24,17 @@ def indexes(request: Request, *gpus: SharedGpu) -> list[int]:
     return [gpu.index for gpu in choose(request, gpus, ())]
 
 
-def test_the_gpu_with_most_left_is_chosen() -> None:
-    gpus = [make_shared(0, granted=40 * GIB), make_shared(1, granted=8 * GIB)]
-    assert indexes(ask(), *gpus) == [1]
+def test_a_gpu_that_is_cut_already_is_filled_before_another_is_cut() -> None:
+    gpus = [make_shared(0), make_shared(1, granted=8 * GIB), make_shared(2, granted=40 * GIB)]
+    grants = [make_grant(gpu1=8 * GIB), make_grant(gpu2=40 * GIB)]
+    assert [gpu.index for gpu in choose(ask(), gpus, grants)] == [2]
+    assert [gpu.index for gpu in choose(ask(gib=60), gpus, grants)] == [1]
+    assert [gpu.index for gpu in choose(ask(gib=76), gpus, grants)] == [0]
+
+
+def test_a_gpu_that_is_cut_comes_last_where_a_stranger_uses_it() -> None:
+    gpus = [make_shared(0), make_shared(1, granted=8 * GIB, outside=GIB)]
+    assert [gpu.index for gpu in choose(ask(), gpus, [make_grant(gpu1=8 * GIB)])] == [0]
 
 
 def test_of_equals_the_first_is_chosen() -> None:
@@ -138,11 +146,11 @@ def test_a_background_slice_takes_no_compute_time() -> None:
     assert compute_left(make_shared(0), grants) == 30
 
 
-def test_at_equal_memory_the_gpu_with_fewer_slices_is_chosen() -> None:
+def test_of_equally_cut_gpus_the_first_is_chosen() -> None:
     gpus = [make_shared(0, granted=16 * GIB), make_shared(1, granted=16 * GIB)]
     grants = [make_grant(gpu0=8 * GIB), make_grant(gpu0=8 * GIB), make_grant(gpu1=16 * GIB)]
     (chosen,) = choose(ask(), gpus, grants)
-    assert chosen.index == 1
+    assert chosen.index == 0
 
 
 def test_no_compute_time_left_says_who_has_it() -> None:

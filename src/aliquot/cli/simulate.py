@@ -1,4 +1,4 @@
-"""`aliquot simulate`, `aliquot simulate compare` and `aliquot explain`: what they print."""
+"""`aliquot simulate` and `aliquot simulate compare`: what they print."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aliquot.cli.tables import console, new_table, percent, print_json, print_text
+from aliquot.cli.tables import NOTHING, console, new_table, percent, print_json
 from aliquot.model.errors import BadValueError, InstallationError, OutputError
 
 try:
-    from aliquot.placement.books import Books
-    from aliquot.placement.chooser import Chooser
-    from aliquot.placement.explain import count_nodes, explain
-    from aliquot.placement.snapshot import empty
-    from aliquot.placement.strategies import STRATEGIES, strategy
+    from aliquot.placement.strategies import STRATEGIES
     from aliquot.simulate import generate, openb, trace
     from aliquot.simulate.compare import compare
     from aliquot.simulate.engine import simulate
     from aliquot.simulate.plot import Line, draw
+    from aliquot.simulate.report import by_queue, outcome_of
 except ImportError as error:
     if error.name != "numpy":
         raise
@@ -31,21 +28,24 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from aliquot.placement.demand import Demand
-    from aliquot.placement.snapshot import Hardware, NodeSpec
+    from aliquot.placement.queues import Queue
+    from aliquot.placement.snapshot import NodeSpec
     from aliquot.simulate.engine import Run
     from aliquot.simulate.openb import Pod, Replay
+    from aliquot.simulate.report import Outcome
 
 HOUR = 3600.0
+OUTCOME = ("Ran", "Never ran", "Evictions", "Mean wait", "95% wait")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where nodes and requests come from: files, or a made-up day on so many nodes."""
+    """Where nodes, requests and queues come from: files, or a made-up day on so many nodes."""
 
     nodes: Path | None = None
     pods: Path | None = None
     day: int | None = None
+    queues: Path | None = None
 
     def __post_init__(self) -> None:
         if self.day is not None and (self.nodes or self.pods):
@@ -67,14 +67,20 @@ class Source:
     @property
     def is_openb(self) -> bool:
         """Whether the files are lists of the openb trace."""
-        return self.day is None and "num_gpu" in _first_line(self.files()[1])
+        is_openb = self.day is None and "num_gpu" in first_line(self.files()[1])
+        if is_openb and self.queues is not None:
+            raise BadValueError(
+                f"the pods of {self.pods} have no queues: they come one by one, and stay",
+                "Leave out --queues, or give --pods in our format.",
+            )
+        return is_openb
 
 
 def run_simulation(  # noqa: PLR0913 - one for each option
     source: Source, *, by: str, arrive: float, seed: int, json: bool, plot: Path | None
 ) -> None:
     """Replay a list of the openb trace, or run a trace over time, and print what came of it."""
-    _check_strategies([by])
+    check_strategies([by])
     if source.is_openb:
         nodes, pods = _openb(source)
         with _progress(f"{by}, seed {seed}", shown=not json) as tell:
@@ -82,9 +88,9 @@ def run_simulation(  # noqa: PLR0913 - one for each option
         _write(plot, lambda: _course([replay]))
         _show_replay(replay, json=json)
         return
-    specs, arrivals = _timed(source, seed)
+    specs, arrivals, queues = _timed(source, seed)
     with _progress(f"{by}, seed {seed}", shown=not json) as tell:
-        run = simulate(specs, arrivals, by=by, seed=seed, progress=tell)
+        run = simulate(specs, arrivals, by=by, seed=seed, queues=queues, progress=tell)
     _write(plot, lambda: _over_time(run))
     _show_run(run, json=json)
 
@@ -99,7 +105,7 @@ def run_comparison(  # noqa: PLR0913 - one for each option
     plot: Path | None,
 ) -> None:
     """Several strategies and seeds side by side."""
-    _check_strategies(strategies)
+    check_strategies(strategies)
     if not source.is_openb:
         _compare_over_time(source, strategies, seeds, json=json)
         return
@@ -135,69 +141,8 @@ def run_comparison(  # noqa: PLR0913 - one for each option
     console().print(table)
 
 
-def explain_request(  # noqa: PLR0913 - one for each option
-    source: Source, demand: Demand, *, by: str, arrive: float, seed: int, json: bool
-) -> bool:
-    """Say where a request would go on these nodes, after a list has come; whether it fits."""
-    _check_strategies([by])
-    if source.nodes is None:
-        raise BadValueError("there are no nodes", "Give --nodes NODES.csv.")
-    reader = openb.read_nodes if "sn" in _first_line(source.nodes) else trace.read_nodes
-    start = empty(reader(source.nodes))
-    _check_nodes(source.nodes, start.hardware, demand)
-    pods = [] if source.pods is None else openb.read_pods(source.pods)
-    chooser = Chooser(Books(start), strategy(by, start.hardware, openb.mix_of(pods)), seed=seed)
-    if pods:
-        come = 0
-        for pod in openb.stream(pods, 0, arrive, seed):
-            come += pod.demand.total_milli
-            if come > arrive * start.hardware.total_milli:
-                break
-            chooser.place(pod.demand)
-    said = explain(chooser, demand)
-    names = start.hardware.names
-    place = said.placement
-    if json:
-        print_json(
-            {
-                "node": None if place is None else names[place.node],
-                "gpus": [] if place is None else list(place.gpus),
-                "others": [{"node": names[n], "costs_more": more} for n, more in said.runners_up],
-                "refused": {str(lack): count for lack, count in said.lacks},
-            }
-        )
-        return place is not None
-    where = "nowhere" if place is None else f"{names[place.node]}, GPU {_list(place.gpus)}"
-    lines = [f"{demand}: {where}"]
-    for node, more in said.runners_up:
-        also = "is as good" if more <= 1e-6 else f"fits, and costs {more:.4g} more"
-        lines.append(f"  {names[node]} {also}")
-    example = dict(said.examples)
-    for lack, count in said.lacks:
-        lines.append(f"  {count_nodes(count)}: {lack} (such as {names[example[lack]]})")
-    print_text("\n".join(lines) + "\n")
-    return place is not None
-
-
-def _check_nodes(path: Path, hardware: Hardware, demand: Demand) -> None:
-    """Refuse what no node of the list can say anything about."""
-    if demand.models and not demand.models & set(hardware.models):
-        there = ", ".join(sorted(filter(None, hardware.models))) or "none: no node names its model"
-        raise BadValueError(
-            f"{path} has no GPU model {' or '.join(sorted(demand.models))}", f"There are: {there}."
-        )
-    if demand.gpu_bytes and not hardware.gpu_bytes.any():
-        raise BadValueError(
-            f"no node of {path} says how much memory its GPUs have",
-            "Leave out --memory, or add the column gpu_memory_mib to a list in our format.",
-        )
-
-
-def _list(gpus: Sequence[int]) -> str:
-    return ", ".join(map(str, gpus)) or "none"
-
-
-def _check_strategies(names: Sequence[str]) -> None:
+def check_strategies(names: Sequence[str]) -> None:
+    """Refuse a name that is no strategy's."""
     for name in names:
         if name not in STRATEGIES:
             raise BadValueError(
@@ -210,11 +155,22 @@ def _openb(source: Source) -> tuple[list[NodeSpec], list[Pod]]:
     return openb.read_nodes(nodes), openb.read_pods(pods)
 
 
-def _timed(source: Source, seed: int) -> tuple[list[NodeSpec], list[trace.Arrival]]:
+def _timed(
+    source: Source, seed: int
+) -> tuple[list[NodeSpec], list[trace.Arrival], dict[str, Queue]]:
     if source.day is not None:
-        return generate.cluster(source.day), generate.day(source.day, seed)
-    nodes, gangs = source.files()
-    return trace.read_nodes(nodes), trace.read_gangs(gangs)
+        specs, arrivals = generate.cluster(source.day), generate.day(source.day, seed)
+    else:
+        nodes, gangs = source.files()
+        specs, arrivals = trace.read_nodes(nodes), trace.read_gangs(gangs)
+    queues = {} if source.queues is None else trace.read_queues(source.queues)
+    for gang in (one.gang for one in arrivals if queues):
+        if gang.queue not in queues:
+            raise BadValueError(
+                f"{source.queues} has no queue {gang.queue!r}, which gang {gang.name!r} is in",
+                f"There are: {', '.join(queues)}. Add a line for it.",
+            )
+    return specs, arrivals, queues
 
 
 def _compare_over_time(
@@ -224,23 +180,13 @@ def _compare_over_time(
     with _progress("comparing", shown=not json) as tell:
         for name in strategies:
             for seed in seeds:
-                runs.append(simulate(*_timed(source, seed), by=name, seed=seed))
+                specs, arrivals, queues = _timed(source, seed)
+                runs.append(simulate(specs, arrivals, by=name, seed=seed, queues=queues))
                 tell(len(runs) / (len(strategies) * len(seeds)))
     if json:
         print_json([_run_words(run) for run in runs])
         return
-    table = new_table("Strategy", "Seed", "GPU time used", "Ran", "Mean wait", "95% wait")
-    for run in runs:
-        words = _run_words(run)
-        table.add_row(
-            run.strategy,
-            str(run.seed),
-            percent(run.allocated),
-            str(run.placed),
-            f"{words['wait_mean_seconds'] / 60:.1f} min",
-            f"{words['wait_p95_seconds'] / 60:.1f} min",
-        )
-    console().print(table)
+    _print_runs(runs)
 
 
 def _show_replay(replay: Replay, *, json: bool) -> None:
@@ -275,42 +221,67 @@ def _replay_words(replay: Replay) -> dict[str, Any]:
 
 
 def _show_run(run: Run, *, json: bool) -> None:
-    words = _run_words(run)
+    queues = by_queue(run.fates)
     if json:
-        print_json(words)
+        told = [
+            {"gang": fate.gang.name, "time": time, "told": words}
+            for fate in run.fates
+            for time, words in fate.told
+        ]
+        answer = _run_words(run)
+        answer["queues"] = {name: _outcome_words(one) for name, one in queues.items()}
+        answer["preemptions"] = sorted(told, key=lambda one: (one["time"], one["gang"]))
+        print_json(answer)
         return
-    table = new_table(
-        "Strategy", "Seed", "GPU time used", "Ran", "Waiting", "Mean wait", "95% wait"
-    )
-    table.add_row(
-        run.strategy,
-        str(run.seed),
-        percent(run.allocated),
-        str(run.placed),
-        str(words["refused"]),
-        f"{words['wait_mean_seconds'] / 60:.1f} min",
-        f"{words['wait_p95_seconds'] / 60:.1f} min",
-    )
-    console().print(table)
+    _print_runs([run])
+    if len(queues) > 1:
+        table = new_table("Queue", *OUTCOME)
+        for name, one in queues.items():
+            table.add_row(name or NOTHING, *_cells(one))
+        console().print(table)
     for fate in run.fates:
+        for time, words in fate.told:
+            console().print(f"{fate.gang.name}, at {time:g} s: {words}")
         if fate.start is None:
             console().print(f"{fate.gang.name} never ran: {fate.reason}")
 
 
+def _print_runs(runs: Sequence[Run]) -> None:
+    table = new_table("Strategy", "Seed", "GPU time used", *OUTCOME)
+    for run in runs:
+        cells = _cells(outcome_of(run.fates))
+        table.add_row(run.strategy, str(run.seed), percent(run.allocated), *cells)
+    console().print(table)
+
+
+def _cells(outcome: Outcome) -> tuple[str, ...]:
+    return (
+        str(outcome.ran),
+        str(outcome.never_ran),
+        str(outcome.evictions),
+        f"{outcome.wait_mean / 60:.1f} min",
+        f"{outcome.wait_p95 / 60:.1f} min",
+    )
+
+
+def _outcome_words(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "placed": outcome.ran,
+        "refused": outcome.never_ran,
+        "evictions": outcome.evictions,
+        "wait_mean_seconds": outcome.wait_mean,
+        "wait_p95_seconds": outcome.wait_p95,
+        "completion_mean_seconds": outcome.completion_mean,
+    }
+
+
 def _run_words(run: Run) -> dict[str, Any]:
-    waits = run.waits
-    ends = [fate.end - fate.gang.submitted for fate in run.fates if fate.end is not None]
     return {
         "strategy": run.strategy,
         "seed": run.seed,
         "allocated": run.allocated,
-        "placed": run.placed,
-        "refused": len(run.fates) - run.placed,
+        **_outcome_words(outcome_of(run.fates)),
         "lost_mean": sum(one.lost for one in run.samples) / max(1, len(run.samples)),
-        "evictions": sum(fate.evictions for fate in run.fates),
-        "wait_mean_seconds": sum(waits) / len(waits) if waits else 0.0,
-        "wait_p95_seconds": waits[int(0.95 * (len(waits) - 1))] if waits else 0.0,
-        "completion_mean_seconds": sum(ends) / len(ends) if ends else 0.0,
         "capacity_milli": run.capacity_milli,
         "seconds": run.seconds,
     }
@@ -343,7 +314,8 @@ def _write(path: Path | None, picture: Callable[[], str]) -> None:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _first_line(path: Path) -> list[str]:
+def first_line(path: Path) -> list[str]:
+    """The columns of a CSV file."""
     try:
         with path.open(encoding="utf-8") as file:
             return file.readline().strip().split(",")

@@ -21,6 +21,13 @@ Day = Annotated[
     int | None,
     typer.Option(metavar="NODES", min=1, help="No files: a made-up day on so many nodes."),
 ]
+Queues = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="QUEUES.csv",
+        help="Weights, quotas and limits of the queues that the gangs name (our format, or --day).",
+    ),
+]
 Arrive = Annotated[
     float,
     typer.Option(
@@ -51,6 +58,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one for each option
     nodes: Nodes = None,
     pods: Pods = None,
     day: Day = None,
+    queues: Queues = None,
     by: StrategyName = "fragmentation",
     arrive: Arrive = 1.3,
     seed: Seed = 42,
@@ -62,13 +70,13 @@ def simulate(  # noqa: PLR0913, PLR0917 - one for each option
 
     This is a cluster on paper, not a simulated GPU (--simulate). With openb's lists, requests come
     one by one and stay: it shows how much of the GPUs is allocated in the end. With a trace that
-    has durations, it shows use and waiting over time.
+    has durations, it shows use and waiting over time, for each queue.
     """
     if context.invoked_subcommand is not None:
         return
     from aliquot.cli.simulate import Source, run_simulation  # noqa: PLC0415 - when needed
 
-    source = Source(nodes, pods, day)
+    source = Source(nodes, pods, day, queues)
     run_simulation(source, by=by, arrive=arrive, seed=seed, json=json, plot=plot)
 
 
@@ -77,6 +85,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     nodes: Nodes = None,
     pods: Pods = None,
     day: Day = None,
+    queues: Queues = None,
     strategies: Annotated[
         str, typer.Option(help="Names with commas between them.")
     ] = "fragmentation,fgd,best-fit,random",
@@ -90,7 +99,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     from aliquot.cli.simulate import Source, run_comparison  # noqa: PLC0415 - when needed
 
     run_comparison(
-        Source(nodes, pods, day),
+        Source(nodes, pods, day, queues),
         strategies=[name.strip() for name in strategies.split(",")],
         seeds=_numbers(seeds),
         arrive=arrive,
@@ -125,7 +134,8 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     With --pods, after so much of that list has come as --arrive says. Ends with exit code 1 if it
     fits nowhere.
     """
-    from aliquot.cli.simulate import Source, explain_request  # noqa: PLC0415 - when needed
+    from aliquot.cli.explain import explain_request  # noqa: PLC0415 - when needed
+    from aliquot.cli.simulate import Source  # noqa: PLC0415
     from aliquot.placement.demand import Demand, Kind  # noqa: PLC0415
 
     whole = compute == 100 and memory is None

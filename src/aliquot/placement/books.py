@@ -7,50 +7,75 @@ another kind when the last that holds it gave back.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind, Placement
-from aliquot.placement.snapshot import Snapshot
+from aliquot.placement.snapshot import ABSENT, CHANGING, Snapshot
 
 if TYPE_CHECKING:
-    from aliquot.placement.snapshot import Hardware, Ints
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from aliquot.placement.demand import Running
+    from aliquot.placement.snapshot import Hardware, Ints, NodeSpec
+
+_64_BITS = (1 << 64) - 1
 
 
 class OverTakenError(Exception):
     """A placement takes what is not there: a defect of the caller."""
 
 
+@dataclass(frozen=True, slots=True)
+class NodeLeft:
+    """What is left of each GPU of a node, what it is used as, and how many hold it."""
+
+    milli: tuple[int, ...]
+    bytes: tuple[int, ...]
+    kind: tuple[Kind, ...]
+    holders: tuple[int, ...]
+
+
 class Books:
     """Nodes and what is left of them, changed in place."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.hardware: Hardware = snapshot.hardware
-        self.milli_left = snapshot.milli_left.copy()
-        self.bytes_left = snapshot.bytes_left.copy()
-        self.kind = snapshot.kind.copy()
-        self.holders = snapshot.holders.copy()
-        self.cpu_left = snapshot.cpu_left.copy()
-        self.ram_left = snapshot.ram_left.copy()
+    milli_left: Ints
+    bytes_left: Ints
+    kind: NDArray[np.int8]
+    holders: Ints
+    cpu_left: Ints
+    ram_left: Ints
+
+    def __init__(self, picture: Snapshot | Books, fingerprint: int | None = None) -> None:
+        self.hardware: Hardware = picture.hardware
+        for name in CHANGING:
+            setattr(self, name, getattr(picture, name).copy())
         self._changes: list[int] = []
         self._first_change = 0
+        self._fingerprint = fingerprint
 
     def snapshot(self) -> Snapshot:
         """The picture as it is now."""
-        return Snapshot(
-            hardware=self.hardware,
-            milli_left=self.milli_left.copy(),
-            bytes_left=self.bytes_left.copy(),
-            kind=self.kind.copy(),
-            holders=self.holders.copy(),
-            cpu_left=self.cpu_left.copy(),
-            ram_left=self.ram_left.copy(),
-        )
+        return Snapshot(self.hardware, **{name: getattr(self, name).copy() for name in CHANGING})
 
     def copy(self) -> Books:
         """Another working copy, for what may be thrown away."""
-        return Books(self.snapshot())
+        return Books(self, self._fingerprint)
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that equal pictures share, whatever led to them."""
+        if self._fingerprint is None:
+            column = np.arange(1, self.holders.shape[1] + 1)
+            rows = ((self.milli_left + self.holders) * column).sum(axis=1)
+            rows = (rows + self.cpu_left + self.ram_left).astype(np.uint64)
+            self._fingerprint = int((rows * _weights(len(rows))).sum())
+        return self._fingerprint
 
     @property
     def version(self) -> int:
@@ -102,24 +127,172 @@ class Books:
         """Take a placement out again."""
         self._add(placement, demand, -1)
 
+    def take_gang(self, one: Running, *, known_to_fit: bool = False) -> None:
+        """Write all members of a gang in."""
+        for placement, member in zip(one.placements, one.gang.members, strict=True):
+            self.take(placement, member, known_to_fit=known_to_fit)
+
+    def take_gang_if_it_fits(self, one: Running) -> bool:
+        """Write a gang in, all of it or nothing; whether it was."""
+        taken: list[tuple[Placement, Demand]] = []
+        for placement, member in zip(one.placements, one.gang.members, strict=True):
+            if not self.fits(placement, member):
+                for pair in taken:
+                    self.give(*pair)
+                return False
+            self.take(placement, member, known_to_fit=True)
+            taken.append((placement, member))
+        return True
+
+    def give_gang(self, one: Running) -> None:
+        """Take a gang out again."""
+        for placement, member in zip(one.placements, one.gang.members, strict=True):
+            self.give(placement, member)
+
+    def lower_to(self, other: Books, nodes: Ints) -> None:
+        """Keep only what is left in the other books too, on these nodes."""
+        mine, theirs = self.kind[nodes], other.kind[nodes]
+        neither = (mine != Kind.FREE) & (theirs != Kind.FREE) & (mine != theirs)
+        for name in ("milli_left", "bytes_left", "cpu_left", "ram_left"):
+            kept = getattr(self, name)
+            kept[nodes] = np.minimum(kept[nodes], getattr(other, name)[nodes])
+        self.milli_left[nodes] = np.where(neither, ABSENT, self.milli_left[nodes])
+        self.kind[nodes] = np.maximum(mine, theirs)
+        self.holders[nodes] = np.maximum(self.holders[nodes], other.holders[nodes])
+        self._fingerprint = None
+        self._note(*nodes.tolist())
+
+    def take_all(self, bundle: Bundle) -> None:
+        """Write many placements in at once, which are known to fit."""
+        self._add_all(bundle, 1)
+        self.kind[bundle.gpus] = bundle.kind
+
+    def set_node(self, node: int, left: NodeLeft, spec: NodeSpec | None = None) -> None:
+        """This node is now so, whatever was taken before: for books that follow a cluster.
+
+        With a `spec` it is another node; the hardware must have a place for it
+        (`Hardware.has_place_for`).
+        """
+        before = self._row_number(node) if self._fingerprint is not None else 0
+        if spec is not None:
+            self.hardware = self.hardware.with_node(node, spec)
+            self.cpu_left[node], self.ram_left[node] = spec.cpu_milli, spec.ram_bytes
+        gone = ~self.hardware.present[node]
+        for mine, now in (
+            (self.milli_left, left.milli),
+            (self.bytes_left, left.bytes),
+            (self.kind, left.kind),
+            (self.holders, left.holders),
+        ):
+            mine[node] = 0
+            mine[node, : len(now)] = now
+        self.milli_left[node, gone] = self.bytes_left[node, gone] = ABSENT
+        if self._fingerprint is not None:
+            more = self._row_number(node) - before
+            weight = int(_weights(self.hardware.size)[node])
+            self._fingerprint = (self._fingerprint + more * weight) & _64_BITS
+        self._note(node)
+
+    def _row_number(self, node: int) -> int:
+        """What a row adds to the fingerprint, before its weight."""
+        column = np.arange(1, self.holders.shape[1] + 1)
+        gpus = ((self.milli_left[node] + self.holders[node]) * column).sum()
+        return int(gpus + self.cpu_left[node] + self.ram_left[node])
+
+    def give_all(self, bundle: Bundle) -> None:
+        """Take many placements out at once."""
+        self._add_all(bundle, -1)
+        gpus = bundle.gpus
+        self.kind[gpus] = np.where(self.holders[gpus] > 0, self.kind[gpus], Kind.FREE)
+
+    def _add_all(self, bundle: Bundle, sign: int) -> None:
+        self.cpu_left[bundle.nodes] -= sign * bundle.cpu
+        self.ram_left[bundle.nodes] -= sign * bundle.ram
+        self.milli_left[bundle.gpus] -= sign * bundle.milli
+        self.bytes_left[bundle.gpus] -= sign * bundle.bytes
+        self.holders[bundle.gpus] += sign * bundle.holders
+        self._fingerprint = None
+        self._note(*bundle.nodes.tolist())
+
     def _add(self, placement: Placement, demand: Demand, sign: int) -> None:
         node = placement.node
         self.cpu_left[node] -= sign * demand.cpu_milli
         self.ram_left[node] -= sign * demand.ram_bytes
-        is_whole = demand.kind is Kind.WHOLE
-        milli = WHOLE_MILLI if is_whole else demand.milli
-        size = int(self.hardware.gpu_bytes[node]) if is_whole else demand.gpu_bytes
+        milli, size = self.hardware.taken_of_each(node, demand)
         kind, free = int(demand.kind), int(Kind.FREE)
         for gpu in placement.gpus:
             self.milli_left[node, gpu] -= sign * milli
             self.bytes_left[node, gpu] -= sign * size
             self.holders[node, gpu] += sign
             self.kind[node, gpu] = kind if self.holders[node, gpu] else free
+        if self._fingerprint is not None:
+            columns = sum(placement.gpus) + len(placement.gpus)
+            less = demand.cpu_milli + demand.ram_bytes + columns * (milli - 1)
+            weight = int(_weights(self.hardware.size)[node])
+            self._fingerprint = (self._fingerprint - sign * less * weight) & _64_BITS
         self._note(node)
 
-    def _note(self, node: int) -> None:
-        self._changes.append(node)
+    def _note(self, *nodes: int) -> None:
+        self._changes.extend(nodes)
         keep = max(4096, 4 * self.hardware.size)
         if len(self._changes) > 2 * keep:
             self._first_change += len(self._changes) - keep
             del self._changes[:-keep]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What many placements take, added up by node and by GPU."""
+
+    nodes: Ints
+    cpu: Ints
+    ram: Ints
+    gpus: tuple[Ints, Ints]
+    milli: Ints
+    bytes: Ints
+    holders: Ints
+    kind: Ints
+
+    @classmethod
+    def of(cls, hardware: Hardware, gangs: Iterable[Running]) -> Bundle:
+        """Of gangs where they run, or will."""
+        by_node: dict[int, list[int]] = {}
+        by_gpu: dict[tuple[int, int], list[int]] = {}
+        for one in gangs:
+            for placement, demand in zip(one.placements, one.gang.members, strict=True):
+                node = by_node.setdefault(placement.node, [0, 0])
+                node[0] += demand.cpu_milli
+                node[1] += demand.ram_bytes
+                milli, size = hardware.taken_of_each(placement.node, demand)
+                for number in placement.gpus:
+                    gpu = by_gpu.setdefault((placement.node, number), [0, 0, 0, int(demand.kind)])
+                    gpu[0] += milli
+                    gpu[1] += size
+                    gpu[2] += 1
+        nodes, gpus, where = (
+            _table(by_node.values(), 2),
+            _table(by_gpu.values(), 4),
+            _table(by_gpu, 2),
+        )
+        return cls(
+            nodes=np.array(list(by_node), dtype=np.int64),
+            cpu=nodes[:, 0],
+            ram=nodes[:, 1],
+            gpus=(where[:, 0], where[:, 1]),
+            milli=gpus[:, 0],
+            bytes=gpus[:, 1],
+            holders=gpus[:, 2],
+            kind=gpus[:, 3],
+        )
+
+
+def _table(rows: Iterable[Iterable[int]], columns: int) -> Ints:
+    return np.array([tuple(row) for row in rows], dtype=np.int64).reshape(-1, columns)
+
+
+@lru_cache(maxsize=8)
+def _weights(size: int) -> NDArray[np.uint64]:
+    """A number for each node, of which sums say little."""
+    mixed = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    return np.asarray(mixed ^ (mixed >> np.uint64(27)))

@@ -3,12 +3,15 @@
 For each shape of demand the cost of every node is remembered; a decision brings up to date the rows
 that changed since the shape was last asked for, and takes the lowest. So a decision costs what has
 changed, not the size of the cluster, and the answer is the same as if all were computed anew.
+
+Chance decides between equal costs. It is drawn from the seed and the books' fingerprint, so asking
+changes nothing: the same picture, seed and request have one answer, however often they are asked.
 """
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aliquot.placement.books import Books
+    from aliquot.placement.fit import Rows
     from aliquot.placement.snapshot import Bools, Ints
     from aliquot.placement.strategies import Strategy
 
@@ -55,17 +59,13 @@ class Chooser:
     def __init__(self, books: Books, by: Strategy, *, seed: int = 0) -> None:
         self.books = books
         self._by = by
-        self._random = random.Random(seed)  # noqa: S311 - ties, not secrets
+        self._seed = seed
         self._shapes: dict[Demand, _Remembered] = {}
 
     def choose(self, demand: Demand, relations: Sequence[Relation] = ()) -> Placement | None:
         """The cheapest place for the demand; None where there is none. Takes nothing."""
-        known = self._known(demand)
-        if not relations:
-            return self._pick(demand, known.cost, known.gpu)
-        allowed = _allowed(self.books, relations)
-        every = np.arange(self.books.hardware.size)
-        return self._pick(demand, *self._costs(demand, every, known.models, allowed), allowed)
+        cost, gpu, allowed = self._weigh(demand, relations)
+        return self._pick(demand, cost, gpu, allowed)
 
     def place(self, demand: Demand, relations: Sequence[Relation] = ()) -> Placement | None:
         """Choose, and take it."""
@@ -74,9 +74,20 @@ class Chooser:
             self.books.take(placement, demand)
         return placement
 
-    def costs(self, demand: Demand) -> NDArray[np.float64]:
+    def costs(self, demand: Demand, relations: Sequence[Relation] = ()) -> NDArray[np.float64]:
         """What each node would cost; infinite where it does not fit."""
-        return self._known(demand).cost.copy()
+        return self._weigh(demand, relations)[0].copy()
+
+    def _weigh(
+        self, demand: Demand, relations: Sequence[Relation]
+    ) -> tuple[NDArray[np.float64], Ints, Bools | None]:
+        """The cost of each node, the GPU meant there, and which GPUs the relations leave."""
+        known = self._known(demand)
+        if not relations:
+            return known.cost, known.gpu, None
+        allowed = _allowed(self.books, relations)
+        every = np.arange(self.books.hardware.size)
+        return *self._costs(demand, every, known.models, allowed), allowed
 
     def _known(self, demand: Demand) -> _Remembered:
         books = self.books
@@ -87,6 +98,8 @@ class Chooser:
             rows = np.arange(books.hardware.size)
             known = _Remembered(0, *self._costs(demand, rows, models, None), models)
         elif len(rows):
+            if demand.models:  # a row may have another node since
+                known.models = books.hardware.models_allowed(demand.models)
             known.cost[rows], known.gpu[rows] = self._costs(demand, rows, known.models, None)
         known.version = books.version
         self._shapes[demand] = known  # the last asked for is the last to be forgotten
@@ -104,36 +117,48 @@ class Chooser:
         nodes = nodes_that_fit(rows, demand, fits, models)
         if allowed is not None and not demand.gpus:
             nodes &= allowed[index].any(axis=1)
+        cost, gpu = np.full(len(index), np.inf), np.zeros(len(index), dtype=np.int64)
+        some = np.flatnonzero(nodes)
+        if len(some) == len(index):
+            return self._costs_where_it_fits(demand, rows, fits)
+        if len(some):
+            rows = rows_of(self.books, index[some])
+            cost[some], gpu[some] = self._costs_where_it_fits(demand, rows, fits[some])
+        return cost, gpu
+
+    def _costs_where_it_fits(
+        self, demand: Demand, rows: Rows, fits: Bools
+    ) -> tuple[NDArray[np.float64], Ints]:
+        every = np.arange(len(rows.index))
         if demand.gpus == 1:
             cost = np.where(fits, self._by.one(rows, demand, fits), np.inf)
             if demand.thrifty:
                 cost += CUT_FIRST * rows.free
             gpu = cost.argmin(axis=1)
-            best = cost[np.arange(len(index)), gpu]
+            best = cost[every, gpu]
         else:
-            gpu = np.zeros(len(index), dtype=np.int64)
+            gpu = np.zeros_like(every)
             best = self._by.several(rows, demand, tightest(rows, demand, fits))
         if demand.thrifty:
-            best = best + WEAKER_FIRST * self.books.hardware.strength[index]
-        return np.where(nodes, best, np.inf), gpu
+            best = best + WEAKER_FIRST * self.books.hardware.strength[rows.index]
+        return best, gpu
 
     def _pick(
-        self,
-        demand: Demand,
-        cost: NDArray[np.float64],
-        gpu: Ints,
-        allowed: Bools | None = None,
+        self, demand: Demand, cost: NDArray[np.float64], gpu: Ints, allowed: Bools | None
     ) -> Placement | None:
         lowest = cost.min(initial=np.inf)
         if lowest == np.inf:
             return None
         equal = np.flatnonzero(cost <= lowest + EQUAL)
-        node = int(equal[self._random.randrange(len(equal))])
-        if demand.gpus == 1 and not self._by.any_gpu:
+        chance = drawn(self.books, self._seed)
+        node = int(equal[chance.randrange(len(equal))])
+        if demand.gpus == 1 and self._by.lean:
             return Placement(node, (int(gpu[node]),))
-        return Placement(node, self._gpus_of(node, demand, allowed))
+        return Placement(node, self._gpus_of(node, demand, allowed, chance))
 
-    def _gpus_of(self, node: int, demand: Demand, allowed: Bools | None) -> tuple[int, ...]:
+    def _gpus_of(
+        self, node: int, demand: Demand, allowed: Bools | None, chance: Random
+    ) -> tuple[int, ...]:
         if not demand.gpus:
             return ()
         rows = rows_of(self.books, np.array([node]))
@@ -141,10 +166,15 @@ class Chooser:
         if allowed is not None:
             fits &= allowed[node]
         candidates = [int(gpu) for gpu in np.flatnonzero(fits[0])]
-        if self._by.any_gpu:
-            return tuple(sorted(self._random.sample(candidates, demand.gpus)))
-        left = {gpu: int(rows.size_left[0, gpu]) for gpu in candidates}
+        if not self._by.lean:
+            return tuple(sorted(chance.sample(candidates, demand.gpus)))
+        left = {gpu: self._by.lean * int(rows.size_left[0, gpu]) for gpu in candidates}
         return closest(self.books.hardware.links[node], left, demand.gpus)
+
+
+def drawn(books: Books, seed: int) -> Random:
+    """Chance that is the same for the same picture and seed."""
+    return Random(seed << 64 ^ books.fingerprint)  # noqa: S311 - ties, not secrets
 
 
 def _allowed(books: Books, relations: Sequence[Relation]) -> Bools:

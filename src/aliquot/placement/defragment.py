@@ -1,19 +1,27 @@
 """Room by moving: which slices to move so that a waiting request fits, and what that costs.
 
 A plan, nothing more: who moves is told from where to where, in an order in which each move fits
-when it comes. The cost is the bytes that are moved; the cheapest nodes are tried first.
+when it comes, beside all that is still there. The cost is the bytes that are moved.
+
+Who leaves a GPU is the cheapest choice of all (up to 10 that hold it), and so are the GPUs of a
+node that are cleared (up to 256 sets). Where they go is by best-fit, the largest first, which may
+miss a way; then the next cheapest offer is tried, 64 in all. So a plan can always be carried out,
+it is the cheapest where those who leave find a place at once, and None does not prove that there is
+no way. Nobody is moved for the CPU or the memory of a node.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations, islice
+from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aliquot.placement.chooser import Chooser, Relation
-from aliquot.placement.demand import Kind, Near, Placement
-from aliquot.placement.fit import Lack, gpus_that_fit, lack_of, rows_of
+from aliquot.placement.demand import WHOLE_MILLI, Kind, Near, Placement
+from aliquot.placement.fit import Lack, lacks_of
 from aliquot.placement.strategies import strategy
 
 if TYPE_CHECKING:
@@ -22,7 +30,10 @@ if TYPE_CHECKING:
     from aliquot.placement.books import Books
     from aliquot.placement.demand import Demand
 
-NODES_TRIED = 32
+OFFERS_TRIED = 64
+OFFERS_OF_A_NODE = 4
+ALL_LEAVERS = 10
+ALL_SETS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,80 +68,99 @@ class Moves:
         return sum(move.bytes for move in self.moves)
 
 
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """GPUs of one node that would have room, if these left."""
+
+    cost: int
+    target: Placement
+    leaving: tuple[Held, ...]
+
+
 def plan_moves(books: Books, demand: Demand, held: Sequence[Held]) -> Moves | None:
-    """The cheapest moves that make room on one node; None where there are none."""
-    best: Moves | None = None
+    """The cheapest moves that make room on one node; None where none were found."""
     by_node: dict[int, list[Held]] = {}
     for one in held:
         by_node.setdefault(one.placement.node, []).append(one)
-    never = (Lack.MODEL, Lack.TOO_FEW, Lack.TOO_SMALL)
-    nodes = [node for node in by_node if lack_of(books, node, demand) not in never]
-    offers = [offer for node in nodes for offer in _ways(books, demand, node, by_node[node])]
-    offers.sort(key=lambda offer: (offer[0], offer[1].node, offer[1].gpus))
-    for cost, target, leaving in offers[:NODES_TRIED]:
-        if best is not None and cost >= best.bytes:
-            break
-        found = _carry_out(books, demand, target, leaving)
-        if found is not None and (best is None or found.bytes < best.bytes):
-            best = found
-    return best
+    lacks = lacks_of(books, demand)
+    never = (Lack.MODEL, Lack.TOO_FEW, Lack.TOO_SMALL, Lack.CPU, Lack.RAM)
+    nodes = [node for node, lack in enumerate(lacks) if lack not in never]
+    offers = [
+        offer for node in nodes for offer in _offers(books, demand, node, by_node.get(node, []))
+    ]
+    offers.sort(key=lambda offer: (offer.cost, offer.target.node, offer.target.gpus))
+    found = (_carry_out(books, demand, offer) for offer in offers[:OFFERS_TRIED])
+    return next((moves for moves in found if moves is not None), None)
 
 
-def _ways(
-    books: Books, demand: Demand, node: int, held: Sequence[Held]
-) -> Iterator[tuple[int, Placement, tuple[Held, ...]]]:
-    """Ways to empty enough of one node: the GPUs that cost the least, cleared as far as needed."""
-    costs = []
-    for gpu in np.flatnonzero(books.hardware.present[node]):
-        leaving = _leaving(books, demand, node, int(gpu), held)
+def _offers(books: Books, demand: Demand, node: int, held: Sequence[Held]) -> Iterator[_Offer]:
+    """The cheapest ways to clear enough GPUs of one node."""
+    by_gpu: dict[int, tuple[Held, ...]] = {}
+    for gpu in map(int, np.flatnonzero(books.hardware.present[node])):
+        there = [one for one in held if gpu in one.placement.gpus]
+        leaving = _leaving(books, demand, (node, gpu), there)
         if leaving is not None:
-            costs.append((sum(_bytes(books, one) for one in leaving), int(gpu), leaving))
-    costs.sort(key=lambda cost: cost[:2])
-    if len(costs) < demand.gpus:
-        return
-    chosen = costs[: demand.gpus]
-    unique = {one.name: one for _, _, leaving in chosen for one in leaving}
-    total = sum(_bytes(books, one) for one in unique.values())
-    yield total, Placement(node, tuple(sorted(gpu for _, gpu, _ in chosen))), tuple(unique.values())
+            by_gpu[gpu] = leaving
+    gpus = sorted(by_gpu, key=lambda gpu: (_cost(books, by_gpu[gpu]), gpu))
+    sets_weighed = ALL_SETS if comb(len(gpus), demand.gpus) <= ALL_SETS else 1
+    offers = []
+    for chosen in islice(combinations(gpus, demand.gpus), sets_weighed):
+        leaving = tuple({one.name: one for gpu in chosen for one in by_gpu[gpu]}.values())
+        target = Placement(node, tuple(sorted(chosen)))
+        offers.append(_Offer(_cost(books, leaving), target, leaving))
+    offers.sort(key=lambda offer: (offer.cost, offer.target.gpus))
+    yield from offers[:OFFERS_OF_A_NODE]
 
 
 def _leaving(
-    books: Books, demand: Demand, node: int, gpu: int, held: Sequence[Held]
+    books: Books, demand: Demand, gpu: tuple[int, int], there: Sequence[Held]
 ) -> tuple[Held, ...] | None:
-    """Who must leave a GPU for a part of the demand, the smallest first; None: it is not enough."""
-    trial = books.copy()
-    index = np.array([node])
-    there = sorted(
-        (one for one in held if gpu in one.placement.gpus), key=lambda one: _bytes(books, one)
-    )
-    for count in range(len(there) + 1):
-        if gpus_that_fit(rows_of(trial, index), demand)[0, gpu]:
-            return tuple(there[:count])
-        if count < len(there):
-            trial.give(there[count].placement, there[count].demand)
-    return None
+    """The cheapest who must leave a GPU for a part of the demand; None: it would not be enough."""
+    there = sorted(there, key=lambda one: _cost(books, [one]))
+    if not _has_room(books, demand, gpu, there):
+        return None
+    if len(there) <= ALL_LEAVERS:
+        ways = (way for size in range(len(there) + 1) for way in combinations(there, size))
+        enough = [way for way in ways if _has_room(books, demand, gpu, way)]
+        return min(enough, key=lambda way: _cost(books, way))
+    leaving = list(there)
+    for one in reversed(there):
+        fewer = [other for other in leaving if other is not one]
+        if _has_room(books, demand, gpu, fewer):
+            leaving = fewer
+    return tuple(leaving)
 
 
-def _carry_out(
-    books: Books, demand: Demand, target: Placement, leaving: Sequence[Held]
-) -> Moves | None:
+def _has_room(books: Books, demand: Demand, gpu: tuple[int, int], leaving: Sequence[Held]) -> bool:
+    """Whether a GPU has room for a part of the demand when these have left it."""
+    taken = [books.hardware.taken_of_each(gpu[0], one.demand) for one in leaving]
+    milli = int(books.milli_left[gpu]) + sum(one[0] for one in taken)
+    left = int(books.bytes_left[gpu]) + sum(one[1] for one in taken)
+    is_free = int(books.holders[gpu]) == len(leaving)
+    if demand.kind is Kind.WHOLE:
+        return is_free and milli == WHOLE_MILLI and left >= demand.gpu_bytes
+    usable = is_free or int(books.kind[gpu]) == demand.kind
+    return usable and milli >= demand.milli and left >= demand.gpu_bytes
+
+
+def _carry_out(books: Books, demand: Demand, offer: _Offer) -> Moves | None:
     """Move each away in turn, beside all the others, and see whether the request fits then."""
     trial = books.copy()
     chooser = Chooser(trial, strategy("best-fit", trial.hardware))
-    elsewhere = (Relation(Near.OTHER_GPU, (target,)),)
+    elsewhere = (Relation(Near.OTHER_GPU, (offer.target,)),)
     moves = []
-    for one in sorted(leaving, key=lambda held: -_bytes(books, held)):
+    for one in sorted(offer.leaving, key=lambda held: -_cost(books, [held])):
         place = chooser.place(one.demand, elsewhere)
         if place is None:
             return None
-        moves.append(Move(one.name, one.placement, place, _bytes(books, one)))
+        moves.append(Move(one.name, one.placement, place, _cost(books, [one])))
         trial.give(one.placement, one.demand)
-    return Moves(tuple(moves), target) if trial.fits(target, demand) else None
+    return Moves(tuple(moves), offer.target) if trial.fits(offer.target, demand) else None
 
 
-def _bytes(books: Books, one: Held) -> int:
-    if one.demand.kind is Kind.WHOLE:
-        each = int(books.hardware.gpu_bytes[one.placement.node])
-    else:
-        each = one.demand.gpu_bytes
-    return each * one.demand.gpus
+def _cost(books: Books, leaving: Sequence[Held]) -> int:
+    """The bytes that have to be moved."""
+    return sum(
+        one.demand.gpus * books.hardware.taken_of_each(one.placement.node, one.demand)[1]
+        for one in leaving
+    )

@@ -118,11 +118,6 @@ class Gang:
         """Thousandths of all members."""
         return sum(member.total_milli for member in self.members)
 
-    @property
-    def gpu_bytes(self) -> int:
-        """GPU memory that all members name."""
-        return sum(member.gpus * member.gpu_bytes for member in self.members)
-
 
 @dataclass(frozen=True, slots=True)
 class Running:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aliquot.placement.fit import Lack, lack_of
+from aliquot.placement.fit import Lack, lacks_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,22 +40,18 @@ def explain(
     chooser: Chooser, demand: Demand, relations: Sequence[Relation] = (), *, top: int = 3
 ) -> Explanation:
     """Decide as the chooser does, and say why. Takes nothing."""
-    costs = chooser.costs(demand)
+    costs = chooser.costs(demand, relations)
     placement = chooser.choose(demand, relations)
-    fits = np.isfinite(costs)
-    order = [int(node) for node in np.argsort(costs, kind="stable") if fits[node]]
     lowest = None if placement is None else float(costs[placement.node])
+    order = (int(node) for node in np.argsort(costs, kind="stable") if np.isfinite(costs[node]))
     others = [node for node in order if placement is None or node != placement.node]
     lacks: Counter[Lack] = Counter()
     examples: dict[Lack, int] = {}
-    for node in np.flatnonzero(~fits):
-        lack = lack_of(chooser.books, int(node), demand)
-        if lack is not None:
-            lacks[lack] += 1
-            examples.setdefault(lack, int(node))
-    if placement is None and others:
-        lacks[Lack.TAKEN_OUT] = len(others)
-        examples[Lack.TAKEN_OUT] = others[0]
+    of_itself = lacks_of(chooser.books, demand)
+    for node in map(int, np.flatnonzero(~np.isfinite(costs))):
+        lack = of_itself[node] or Lack.TAKEN_OUT
+        lacks[lack] += 1
+        examples.setdefault(lack, node)
     return Explanation(
         placement=placement,
         cost=lowest,
@@ -68,14 +64,3 @@ def explain(
 def count_nodes(count: int) -> str:
     """So many nodes, in words."""
     return "1 node" if count == 1 else f"{count} nodes"
-
-
-def refusal(chooser: Chooser, demand: Demand) -> str:
-    """One sentence on why a demand fits nowhere."""
-    said = explain(chooser, demand)
-    if said.placement is not None:
-        return "it fits"
-    parts = [f"{count_nodes(count)}: {lack}" for lack, count in said.lacks]
-    return (
-        f"{demand} fits on none of {count_nodes(chooser.books.hardware.size)} ({'; '.join(parts)})"
-    )

@@ -33,7 +33,7 @@ _CPU_PART = 0.3
 class Fgd:
     """The gradient of the expected fragmentation."""
 
-    any_gpu = False
+    lean = 1
 
     def __init__(self, hardware: Hardware, mix: Mix) -> None:
         shapes = list(mix)

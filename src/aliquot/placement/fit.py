@@ -50,15 +50,24 @@ class Rows:
 
 
 def rows_of(books: Books, index: Ints) -> Rows:
-    """These rows of the books."""
+    """These rows of the books, as they are now."""
+    return _rows(books, index, index)
+
+
+def all_rows(books: Books) -> Rows:
+    """All rows, for use before the books change: nothing is copied."""
+    return _rows(books, np.arange(books.hardware.size), slice(None))
+
+
+def _rows(books: Books, index: Ints, part: Ints | slice) -> Rows:
     hardware = books.hardware
-    milli, left = books.milli_left[index], books.bytes_left[index]
-    total = hardware.gpu_bytes[index]
-    present = hardware.present[index]
-    kind = books.kind[index].astype(np.int64)
+    milli, left = books.milli_left[part], books.bytes_left[part]
+    total = hardware.gpu_bytes[part]
+    present = hardware.present[part]
+    kind = books.kind[part].astype(np.int64)
     return Rows(
         index=index,
-        model=hardware.model[index],
+        model=hardware.model[part],
         present=present,
         milli=milli,
         bytes=left,
@@ -66,8 +75,8 @@ def rows_of(books: Books, index: Ints) -> Rows:
         free=present & (kind == Kind.FREE),
         kind=kind,
         size_left=sizes_left(milli, left, total[:, None]),
-        cpu=books.cpu_left[index],
-        ram=books.ram_left[index],
+        cpu=books.cpu_left[part],
+        ram=books.ram_left[part],
     )
 
 
@@ -96,28 +105,27 @@ def nodes_that_fit(rows: Rows, demand: Demand, gpus: Bools, models: Bools | None
     return fits if models is None else fits & models[rows.index]
 
 
-def lack_of(  # noqa: PLR0911 - one for each lack
-    books: Books, node: int, demand: Demand
-) -> Lack | None:
-    """What this node lacks for the demand; None where it fits."""
-    rows = rows_of(books, np.array([node], dtype=np.int64))
-    hardware = books.hardware
-    if demand.models and hardware.models[int(rows.model[0])] not in demand.models:
-        return Lack.MODEL
-    if int(rows.present.sum()) < demand.gpus:
-        return Lack.TOO_FEW
-    if demand.gpus and int(rows.gpu_bytes[0]) < demand.gpu_bytes:
-        return Lack.TOO_SMALL
-    if int(rows.cpu[0]) < demand.cpu_milli:
-        return Lack.CPU
-    if int(rows.ram[0]) < demand.ram_bytes:
-        return Lack.RAM
-    if int(gpus_that_fit(rows, demand).sum()) >= demand.gpus:
-        return None
-    if demand.kind is Kind.WHOLE:
-        return Lack.GPU
-    room = (rows.milli >= demand.milli) & (rows.bytes >= demand.gpu_bytes)
-    room &= rows.present & (rows.kind != Kind.WHOLE)
-    if int(room.sum()) < demand.gpus:
-        return Lack.GPU
-    return Lack.SHARED if demand.kind is Kind.SLICED else Lack.SLICED
+def lacks_of(books: Books, demand: Demand) -> list[Lack | None]:
+    """What each node lacks for the demand; None where it fits."""
+    rows = all_rows(books)
+    room = rows.present & (rows.kind != Kind.WHOLE)
+    room &= (rows.milli >= demand.milli) & (rows.bytes >= demand.gpu_bytes)
+    too_few = gpus_that_fit(rows, demand).sum(axis=1) < demand.gpus
+    lacks: list[tuple[Lack, Bools]] = [
+        (Lack.TOO_FEW, rows.present.sum(axis=1) < demand.gpus),
+        (Lack.TOO_SMALL, (rows.gpu_bytes < demand.gpu_bytes) & bool(demand.gpus)),
+        (Lack.CPU, rows.cpu < demand.cpu_milli),
+        (Lack.RAM, rows.ram < demand.ram_bytes),
+        (
+            Lack.SHARED if demand.kind is Kind.SLICED else Lack.SLICED,
+            (demand.kind is not Kind.WHOLE) & too_few & (room.sum(axis=1) >= demand.gpus),
+        ),
+        (Lack.GPU, too_few),
+    ]
+    if demand.models:
+        lacks.insert(0, (Lack.MODEL, ~books.hardware.models_allowed(demand.models)))
+    found: list[Lack | None] = [None] * len(rows.index)
+    for lack, nodes in reversed(lacks):
+        for node in np.flatnonzero(nodes):
+            found[node] = lack
+    return found

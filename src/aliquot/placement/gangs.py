@@ -2,27 +2,26 @@
 
 Places are tried from near to far: one node, one rack, one block, anywhere; the first in which all
 members fit has the best slowest link there is between nodes. On one node the GPUs are chosen for
-the best slowest link among them. Of equally near places the one with the least to spare is taken.
+the best slowest link among them. Of equally near places the strategy's lean decides: what has the
+least to spare first, or the most, or any; and chance (under a seed) where they are equal.
 
 Members are placed largest first. Where that fails and the case is small (16 members, 32 nodes), a
 search over all ways follows, so that a small gang is refused only if there is no way. For a gang of
-few members every set of a node's GPUs is weighed, and not only the first that fits.
+few members all sets of a node's GPUs are weighed, and not only the first that fits.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aliquot.placement.chooser import Chooser
+from aliquot.placement.chooser import Chooser, drawn
 from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind, Placement
-from aliquot.placement.fit import gpus_that_fit, nodes_that_fit, rows_of
-from aliquot.placement.links import closest, slowest_within
+from aliquot.placement.fit import all_rows, gpus_that_fit, nodes_that_fit, rows_of
+from aliquot.placement.links import closest, near_sets, slowest_within
+from aliquot.placement.ways import Part, Steps, largest_first, search
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,31 +40,52 @@ SMALL = 4
 NODES_WEIGHED = 64
 STEPS_ON_A_NODE = 200
 
+Room = dict[Demand, "Ints"]
 
-def plan_gang(books: Books, gang: Gang, by: Strategy | None = None) -> tuple[Placement, ...] | None:
+
+def plan_gang(
+    books: Books, gang: Gang, by: Strategy | None = None, *, seed: int = 0
+) -> tuple[Placement, ...] | None:
     """Placements for all members, in their order; None where no way is found. Takes nothing.
 
-    A gang of one goes where the strategy says, if there is one.
+    A gang of one goes where the strategy says, if there is one. Without one, what has the least to
+    spare comes first, and of equals the first.
     """
     if by is not None and len(gang.members) == 1:
-        alone = Chooser(books, by).choose(gang.members[0])
+        alone = Chooser(books, by, seed=seed).choose(gang.members[0])
         return None if alone is None else (alone,)
     counts = Counter(gang.members)
-    room = {demand: capacity(books, demand) for demand in counts}
+    room = {demand: capacity(books, demand) for demand in counts} if may_hold(books, gang) else {}
     if _too_many(room, counts):
         return None
+    return _together(books, gang, room, counts, _Taste(books, by, seed))
+
+
+def _together(
+    books: Books, gang: Gang, room: Room, counts: Counter[Demand], taste: _Taste
+) -> tuple[Placement, ...] | None:
     trial = books.copy()
     if len(gang.members) <= SMALL:
-        near = _on_one_node(trial, gang.members, room, counts)
+        near = _on_one_node(trial, gang.members, room, counts, taste)
         if near is not None:
             return near
-    for domain in _domains(books.hardware, room, counts):
-        placed = _fill(trial, domain, room, counts)
+    for domain in _domains(books.hardware, room, counts, taste):
+        placed = _fill(trial, domain, room, counts, taste)
         if placed is not None:
             return _in_order(gang.members, placed)
     if len(counts) == 1:
         return None  # equal members fill what there is room for: no other way can do more
-    return _search(trial, gang.members, _Steps()) if _is_small(books, gang) else None
+    return search(trial, gang.members, Steps(SEARCH_STEPS)) if _is_small(books, gang) else None
+
+
+def may_hold(books: Books, gang: Gang) -> bool:
+    """Whether there is enough in all, wherever it is: quick to say no."""
+    present = books.hardware.present
+    whole = sum(member.gpus for member in gang.members if member.kind is Kind.WHOLE)
+    return (
+        int(books.milli_left[present].sum()) >= gang.milli
+        and int((present & (books.kind == Kind.FREE)).sum()) >= whole
+    )
 
 
 def has_no_way(books: Books, gang: Gang) -> bool:
@@ -74,32 +94,41 @@ def has_no_way(books: Books, gang: Gang) -> bool:
     room = {demand: capacity(books, demand) for demand in counts}
     if len(counts) == 1 or _too_many(room, counts):
         return True
-    steps = _Steps()
+    steps = Steps(SEARCH_STEPS)
     return (
         _is_small(books, gang)
-        and _search(books.copy(), gang.members, steps) is None
+        and search(books.copy(), gang.members, steps) is None
         and steps.left >= 0
     )
 
 
-def _too_many(room: dict[Demand, Ints], counts: Counter[Demand]) -> bool:
-    return any(int(room[demand].sum()) < count for demand, count in counts.items())
+class _Taste:
+    """Which of equally near places comes first."""
+
+    def __init__(self, books: Books, by: Strategy | None, seed: int) -> None:
+        self.lean = 1 if by is None else by.lean
+        self._random = (
+            None if by is None else np.random.default_rng(drawn(books, seed).getrandbits(64))
+        )
+
+    def order(self, *keys: Ints | Floats) -> Ints:
+        """Positions by these keys, the first decides first; of equals any, or the first."""
+        size = len(keys[0])
+        ties = np.arange(size) if self._random is None else self._random.permutation(size)
+        return np.lexsort((ties, *reversed(keys)))
+
+
+def _too_many(room: Room, counts: Counter[Demand]) -> bool:
+    return not room or any(int(room[one].sum()) < count for one, count in counts.items())
 
 
 def _is_small(books: Books, gang: Gang) -> bool:
     return len(gang.members) <= SEARCHED_MEMBERS and books.hardware.size <= SEARCHED_NODES
 
 
-@dataclass(slots=True)
-class _Steps:
-    """How many more ways a search may try; below 0 it has given up."""
-
-    left: int = SEARCH_STEPS
-
-
 def capacity(books: Books, demand: Demand) -> Ints:
     """How many of one demand fit on each node."""
-    rows = rows_of(books, np.arange(books.hardware.size))
+    rows = all_rows(books)
     fits = gpus_that_fit(rows, demand)
     models = books.hardware.models_allowed(demand.models) if demand.models else None
     nodes = nodes_that_fit(rows, demand, fits, models)
@@ -129,32 +158,27 @@ def _parts_of_gpus(milli: Ints, left: Ints, demand: Demand, fits: Bools) -> Ints
 
 def _by_gpus(demand: Demand, parts: Ints) -> Ints:
     """The most demands such that each gets its parts of different GPUs."""
-    if demand.gpus == 1:
-        return np.asarray(parts.sum(axis=1))
-    most = np.asarray(parts.sum(axis=1) // demand.gpus)
-    while True:
-        enough = np.minimum(parts, most[:, None]).sum(axis=1) >= demand.gpus * most
-        if enough.all():
-            return most
-        most = np.where(enough, most, most - 1)
+    low, high = np.zeros(len(parts), dtype=np.int64), parts.sum(axis=1) // demand.gpus
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        enough = np.minimum(parts, middle[:, None]).sum(axis=1) >= demand.gpus * middle
+        low, high = np.where(enough, middle, low), np.where(enough, high, middle - 1)
+    return low
 
 
 def _domains(
-    hardware: Hardware, room: dict[Demand, Ints], counts: Counter[Demand]
+    hardware: Hardware, room: Room, counts: Counter[Demand], taste: _Taste
 ) -> Iterator[Ints]:
-    """Sets of nodes that may have room for all, near ones first, those with less to spare first."""
-    nodes, spare = _with_room(np.arange(hardware.size), room, counts)
-    for node in _well_linked(hardware, nodes, spare, counts):
+    """Sets of nodes that may have room for all, near ones first, then as it is liked."""
+    for node in _nodes_in_order(hardware, room, counts, taste)[0]:
         yield np.array([node])
     for groups in (hardware.rack, hardware.block, np.zeros_like(hardware.rack)):
         found, spare = _with_room(groups, room, counts)
-        for group in found[np.argsort(spare[found], kind="stable")]:
+        for group in found[taste.order(taste.lean * spare)]:
             yield np.flatnonzero(groups == group)
 
 
-def _with_room(
-    groups: Ints, room: dict[Demand, Ints], counts: Counter[Demand]
-) -> tuple[Ints, Floats]:
+def _with_room(groups: Ints, room: Room, counts: Counter[Demand]) -> tuple[Ints, Floats]:
     """The groups of nodes that have room for each demand by itself; and what each has in all."""
     size = int(groups.max(initial=0)) + 1
     enough = np.ones(size, dtype=bool)
@@ -163,31 +187,38 @@ def _with_room(
         inside = np.bincount(groups, weights=room[demand], minlength=size)
         enough &= inside >= count
         spare += inside * demand.total_milli
-    return np.flatnonzero(enough), spare
+    found = np.flatnonzero(enough)
+    return found, spare[found]
 
 
-def _well_linked(
-    hardware: Hardware, nodes: Ints, spare: Floats, counts: Counter[Demand]
-) -> list[int]:
-    """Nodes in the order of their slowest link between as many GPUs as are wanted."""
-    wanted = sum(demand.gpus * count for demand, count in counts.items())
+def _nodes_in_order(
+    hardware: Hardware, room: Room, counts: Counter[Demand], taste: _Taste
+) -> tuple[Ints, Ints]:
+    """Nodes with room for all, by the best slowest link that they could have; and these links."""
+    nodes, spare = _with_room(np.arange(hardware.size), room, counts)
+    if not len(nodes):
+        return nodes, nodes
+    apart = [demand.gpus * n for demand, n in counts.items() if demand.kind is Kind.WHOLE]
+    wanted = max(sum(apart), *(demand.gpus for demand in counts))  # others may share GPUs
+    best = np.array([_best_link(links, wanted) for links in hardware.link_tables])
+    links = best[hardware.link_table[nodes]]
+    order = taste.order(-links, taste.lean * spare)
+    return nodes[order], links[order]
 
-    def order(node: int) -> tuple[int, float]:
-        links = hardware.links[node]
-        gpus = closest(links, dict.fromkeys(range(len(links)), 0), min(wanted, len(links)))
-        return -slowest_within(links, gpus), float(spare[node])
 
-    return sorted((int(node) for node in nodes), key=order)
+def _best_link(links: Links, count: int) -> int:
+    gpus = closest(links, dict.fromkeys(range(len(links)), 0), min(count, len(links)))
+    return slowest_within(links, gpus)
 
 
 def _fill(
-    trial: Books, domain: Ints, room: dict[Demand, Ints], counts: Counter[Demand]
+    trial: Books, domain: Ints, room: Room, counts: Counter[Demand], taste: _Taste
 ) -> dict[Demand, list[Placement]] | None:
-    """Place all in these nodes, or leave the books as they were."""
+    """Place all in these nodes, the roomiest first, or leave the books as they were."""
     placed: dict[Demand, list[Placement]] = {demand: [] for demand in counts}
-    for demand in sorted(counts, key=_largest_first):
-        order = domain[np.argsort(-room[demand][domain], kind="stable")]
-        for node in order:
+    for demand in sorted(counts, key=largest_first):
+        roomy = -room[demand][domain] if taste.lean else np.zeros_like(domain)
+        for node in domain[taste.order(roomy)]:
             _put_on_node(trial, int(node), demand, counts[demand], placed[demand])
             if len(placed[demand]) == counts[demand]:
                 break
@@ -259,24 +290,27 @@ def _even(trial: Books, node: int, demand: Demand) -> tuple[int, ...] | None:
 
 
 def _on_one_node(
-    trial: Books, members: Sequence[Demand], room: dict[Demand, Ints], counts: Counter[Demand]
+    trial: Books,
+    members: Sequence[Demand],
+    room: Room,
+    counts: Counter[Demand],
+    taste: _Taste,
 ) -> tuple[Placement, ...] | None:
     """All members on the one node and the set of its GPUs with the best slowest link."""
-    nodes, spare = _with_room(np.arange(trial.hardware.size), room, counts)
     best: tuple[Placement, ...] | None = None
     best_link = -1
-    seen = set()
-    for node in _well_linked(trial.hardware, nodes, spare, counts):
-        state = _state(trial, node)
+    seen: set[tuple[object, ...]] = set()
+    for node, at_best in zip(*_nodes_in_order(trial.hardware, room, counts, taste), strict=True):
+        if at_best <= best_link or len(seen) == NODES_WEIGHED:
+            break
+        state = _state(trial, int(node))
         if state in seen:
             continue
         seen.add(state)
-        if len(seen) > NODES_WEIGHED:
-            break
-        for link, gpus in _sets_of_gpus(trial.hardware.links[node], trial, node):
+        for link, gpus in _sets_of_gpus(trial.hardware, int(node)):
             if link <= best_link:
                 break
-            found = _search(trial, members, _Steps(STEPS_ON_A_NODE), (node, gpus))
+            found = search(trial, members, Steps(STEPS_ON_A_NODE), Part(int(node), gpus))
             if found is not None:
                 best, best_link = found, link
                 break
@@ -285,83 +319,19 @@ def _on_one_node(
 
 def _state(trial: Books, node: int) -> tuple[object, ...]:
     arrays = (trial.milli_left, trial.bytes_left, trial.kind)
-    rest = (int(trial.cpu_left[node]), int(trial.ram_left[node]), int(trial.hardware.model[node]))
-    return (trial.hardware.links[node], *(array[node].tobytes() for array in arrays), *rest)
+    of_node = (trial.cpu_left, trial.ram_left, trial.hardware.model, trial.hardware.link_table)
+    return *(array[node].tobytes() for array in arrays), *(int(one[node]) for one in of_node)
 
 
-def _sets_of_gpus(links: Links, trial: Books, node: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Sets of a node's GPUs by their slowest link; where all links are equal, all GPUs."""
-    every = tuple(range(int(trial.hardware.gpu_count[node])))
-    if len({links[a][b] for a, b in combinations(range(len(links)), 2)}) < 2:
-        return [(slowest_within(links, every), every)]
-    return _ordered_sets(links)
-
-
-@lru_cache(maxsize=64)
-def _ordered_sets(links: Links) -> list[tuple[int, tuple[int, ...]]]:
-    gpus = range(len(links))
-    sets = [chosen for size in range(1, len(links) + 1) for chosen in combinations(gpus, size)]
-    rated = [(slowest_within(links, chosen), chosen) for chosen in sets]
-    return sorted(rated, key=lambda one: (-one[0], len(one[1]), one[1]))
-
-
-def _search(
-    trial: Books,
-    members: Sequence[Demand],
-    steps: _Steps,
-    within: tuple[int, tuple[int, ...]] | None = None,
-) -> tuple[Placement, ...] | None:
-    """Every way, until one is found or the steps are used up."""
-    order = sorted(range(len(members)), key=lambda i: _largest_first(members[i]))
-    found: list[Placement] = []
-
-    def descend(depth: int) -> bool:
-        if depth == len(order):
-            return True
-        for placement in _ways(trial, members[order[depth]], within):
-            steps.left -= 1
-            if steps.left < 0:
-                return False
-            trial.take(placement, members[order[depth]])
-            found.append(placement)
-            done = descend(depth + 1)
-            trial.give(placement, members[order[depth]])
-            if done:
-                return True
-            found.pop()
-        return False
-
-    if not descend(0):
-        return None
-    by_member = dict(zip(order, found, strict=True))
-    return tuple(by_member[i] for i in range(len(members)))
-
-
-def _ways(
-    trial: Books, demand: Demand, within: tuple[int, tuple[int, ...]] | None
-) -> Iterator[Placement]:
-    """All placements of a demand that differ in more than which of two equal GPUs they take."""
-    index = np.arange(trial.hardware.size) if within is None else np.array([within[0]])
-    rows = rows_of(trial, index)
-    fits = gpus_that_fit(rows, demand)
-    models = trial.hardware.models_allowed(demand.models) if demand.models else None
-    for row in np.flatnonzero(nodes_that_fit(rows, demand, fits, models)):
-        seen = set()
-        usable = np.flatnonzero(fits[row]) if within is None else within[1]
-        gpus = [int(gpu) for gpu in usable if fits[row, gpu]]
-        for chosen in combinations(gpus, demand.gpus):
-            states = sorted(
-                (int(rows.milli[row, g]), int(rows.bytes[row, g]), int(rows.kind[row, g]))
-                for g in chosen
-            )
-            if within is None and tuple(states) in seen:
-                continue
-            seen.add(tuple(states))
-            yield Placement(int(index[row]), chosen)
-
-
-def _largest_first(demand: Demand) -> tuple[int, int, int, int]:
-    return -demand.total_milli, -demand.gpus, -demand.gpu_bytes, -demand.cpu_milli
+def _sets_of_gpus(hardware: Hardware, node: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Sets of a node's GPUs, those without a slow link first; without links, all GPUs."""
+    links = hardware.links[node]
+    if not links:
+        every = tuple(range(int(hardware.gpu_count[node])))
+        yield slowest_within(links, every), every
+    for link, sets in near_sets(links):
+        for gpus in sets:
+            yield link, gpus
 
 
 def _undo(trial: Books, placed: dict[Demand, list[Placement]]) -> None:

@@ -1,15 +1,15 @@
 """The brain on one machine: which of its GPUs answer a request. Needs no numpy.
 
-A card has left the smaller part of its memory and its compute time. `pack`: a slice goes to a card
-that is cut already, the one with the least left that still has enough, so that whole cards stay
-whole. `spread`: it goes where the most is really free. Either way a card that programs outside use
-up comes last, a whole GPU is one that nobody holds, and several GPUs are chosen for the best
-slowest link among those that are equally good.
+A card has left the smaller part of its memory and its compute time. A slice goes to a card that is
+cut already, the one with the least left that still has enough, so that whole cards stay whole for
+those who need all of one. A card in trouble comes last, cut or not: one that a program outside
+Aliquot uses, or that has less free than the books say, or that lets in one process at a time. A
+whole GPU is one that nobody holds, and several GPUs are chosen for the best slowest link among
+those that are equally good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Card:
     """A GPU with what a new slice can have of it.
 
-    `unused_bytes` is what the driver itself says nobody uses, `holders` how many slices it has.
+    `unused_bytes` is what the driver itself says nobody uses, `holders` how many slices it has,
+    `strangers` whether programs outside every grant use it.
     """
 
     gpu: Gpu
@@ -34,15 +35,16 @@ class Card:
     percent_left: int
     unused_bytes: int
     holders: int
+    strangers: bool = False
 
 
-def choose_gpus(request: Request, cards: Sequence[Card], *, by: str = "pack") -> list[Gpu] | None:
+def choose_gpus(request: Request, cards: Sequence[Card]) -> list[Gpu] | None:
     """The GPUs for a request, by index, as many as it asks for; None where they are too few."""
     cards = sorted(cards, key=lambda card: card.gpu.index)
     fitting = {number: card for number, card in enumerate(cards) if fits(request, card)}
     if len(fitting) < request.gpus:
         return None
-    order = {number: ORDERS[by](request, card) for number, card in fitting.items()}
+    order = {number: _packed(request, card) for number, card in fitting.items()}
     steps = {key: step for step, key in enumerate(sorted(set(order.values())))}
     left = {number: steps[key] for number, key in order.items()}
     chosen = closest(_links(cards), left, request.gpus)
@@ -59,29 +61,22 @@ def fits(request: Request, card: Card) -> bool:
 
 
 def _packed(request: Request, card: Card) -> tuple[int, ...]:
-    """Smaller is better: really free, then cut already, the tightest first; uncut, the emptiest."""
+    """Smaller is better: not in trouble, then cut already and tight; uncut, the emptiest."""
     if request.memory is None or not card.holders:
-        return _crowded(request, card), True, -_spare(card)
-    return _crowded(request, card), False, _spare(card)
+        return _in_trouble(request, card), True, -_spare(card)
+    return _in_trouble(request, card), False, _spare(card)
 
 
-def _spread(request: Request, card: Card) -> tuple[int, ...]:
-    """Smaller is better: really free, the most left in bytes, the fewest others."""
-    free = min(card.bytes_left, card.unused_bytes)
-    return _crowded(request, card), -free, card.holders
-
-
-def _crowded(request: Request, card: Card) -> bool:
-    return card.unused_bytes < request.bytes_on(card.gpu)
+def _in_trouble(request: Request, card: Card) -> bool:
+    """Whether another card is better, cut or not."""
+    not_ours = card.gpu.mig or card.gpu.exclusive
+    return card.strangers or not_ours or card.unused_bytes < request.bytes_on(card.gpu)
 
 
 def _spare(card: Card) -> int:
     """Percent of memory or of compute time, whichever is less."""
     free = min(card.bytes_left, card.unused_bytes)
     return min(100 * free // max(1, card.gpu.memory_bytes), card.percent_left)
-
-
-ORDERS: dict[str, Callable[[Request, Card], tuple[int, ...]]] = {"pack": _packed, "spread": _spread}
 
 
 def _links(cards: Sequence[Card]) -> Links:

@@ -13,13 +13,15 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from aliquot.placement.gangs import plan_gang
-from aliquot.placement.queues import Queue, Resources, borrows, needs, usage
+from aliquot.placement.queues import Resources, borrows, needs, queue_of, takes, usage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from aliquot.placement.books import Books
     from aliquot.placement.demand import Gang, Placement, Running
+    from aliquot.placement.queues import Queue
+    from aliquot.placement.strategies import Strategy
 
 ALL_WAYS = 10
 
@@ -35,36 +37,33 @@ class Preemption:
     to_victims: Mapping[str, str]
 
 
-def preempt(
+def preempt(  # noqa: PLR0913 - the whole question
     books: Books,
     gang: Gang,
     running: Sequence[Running],
     queues: Mapping[str, Queue],
     now: float,
+    *,
+    by: Strategy | None = None,
+    seed: int = 0,
 ) -> Preemption | None:
     """The way to make room that loses the least work; None without a right, a way, or a need."""
-    if plan_gang(books, gang) is not None:
+    case = _Case(books, gang, running, queues, now)
+    reasons = case.rights()
+    candidates = sorted((one for one in running if one.gang.name in reasons), key=case.work)
+    if not candidates or case.has_room(()) or not case.has_room(candidates):
         return None
-    reasons = _rights(gang, running, queues)
-    candidates = sorted(
-        (one for one in running if one.gang.name in reasons), key=lambda one: _work(one, now)
-    )
-    if not candidates or not _makes_room(books, gang, candidates):
-        return None
-    victims = (
-        _least(books, gang, candidates, queues, running, now)
-        if len(candidates) <= ALL_WAYS
-        else _cheapest_first(books, gang, candidates, queues, running)
-    )
-    if not victims:
-        return None
-    placements = plan_gang(_without(books, victims), gang)
+    if len(candidates) <= ALL_WAYS:
+        victims = next(_all_ways(case, candidates), ())
+    else:
+        victims = _cheapest_first(case, candidates)
+    placements = plan_gang(case.without(victims), gang, by, seed=seed) if victims else None
     if placements is None:
         return None
-    lost = sum(_work(one, now) for one in victims)
+    lost = sum(case.work(one) for one in victims)
     names = ", ".join(one.gang.name for one in victims)
     return Preemption(
-        victims=tuple(victims),
+        victims=victims,
         placements=placements,
         lost=lost,
         to_gang=f"starts in place of {names}: {lost / 3.6e6:.2f} GPU hours of work are lost",
@@ -72,98 +71,95 @@ def preempt(
     )
 
 
-def _rights(gang: Gang, running: Sequence[Running], queues: Mapping[str, Queue]) -> dict[str, str]:
-    """Whom this gang may ask to end, and why."""
-    used = usage(one.gang for one in running)
-    own = queues.get(gang.queue, Queue(gang.queue))
-    covered = (used.get(gang.queue, Resources()) + needs(gang)).within(own.quota)
-    reasons = {}
-    for one in running:
-        other = one.gang
-        if other.queue == gang.queue:
-            if other.priority < gang.priority:
+class _Case:
+    """A gang that asks, and all that runs."""
+
+    def __init__(
+        self,
+        books: Books,
+        gang: Gang,
+        running: Sequence[Running],
+        queues: Mapping[str, Queue],
+        now: float,
+    ) -> None:
+        self._books = books
+        self._gang = gang
+        self._running = running
+        self._queues = queues
+        self._now = now
+        self._used = usage(running, books.hardware)
+
+    def work(self, one: Running) -> float:
+        """What is lost if it ends."""
+        return one.gang.milli * max(0.0, self._now - one.start)
+
+    def rights(self) -> dict[str, str]:
+        """Whom this gang may ask to end, and why."""
+        gang = self._gang
+        own = self._used.get(gang.queue, Resources())
+        quota = queue_of(self._queues, gang.queue).quota
+        covered = quota.covers(own + needs(gang, self._books.hardware))
+        reasons = {}
+        for one in self._running:
+            other = one.gang
+            if other.queue == gang.queue:
+                if other.priority < gang.priority:
+                    reasons[other.name] = (
+                        f"ended for {gang.name}, whose priority {gang.priority} is above"
+                        f" {other.priority}"
+                    )
+            elif covered and borrows(queue_of(self._queues, other.queue), self._used[other.queue]):
                 reasons[other.name] = (
-                    f"ended for {gang.name}, whose priority {gang.priority} is above"
-                    f" {other.priority}"
+                    f"ended for {gang.name}: queue {other.queue!r} borrowed what is"
+                    f" {gang.queue!r}'s own"
                 )
-        elif covered and borrows(queues.get(other.queue, Queue(other.queue)), used[other.queue]):
-            reasons[other.name] = (
-                f"ended for {gang.name}: queue {other.queue!r} borrowed what is"
-                f" {gang.queue!r}'s own"
-            )
-    return reasons
+        return reasons
+
+    def fair(self, victims: Sequence[Running]) -> bool:
+        """Whether no other queue gives more than it borrows, but for the gang that ends last."""
+        for name in {one.gang.queue for one in victims} - {self._gang.queue}:
+            taken = [takes(one, self._books.hardware) for one in victims if one.gang.queue == name]
+            left = self._used[name]
+            for one in taken:
+                left -= one
+            queue = queue_of(self._queues, name)
+            if not any(borrows(queue, left + last) for last in taken):
+                return False
+        return True
+
+    def has_room(self, victims: Sequence[Running]) -> bool:
+        """Whether the gang fits when these have ended."""
+        return plan_gang(self.without(victims), self._gang) is not None
+
+    def without(self, victims: Sequence[Running]) -> Books:
+        """The books when these have ended."""
+        trial = self._books.copy()
+        for one in victims:
+            trial.give_gang(one)
+        return trial
 
 
-def _least(  # noqa: PLR0913, PLR0917 - the same question with one thing more
-    books: Books,
-    gang: Gang,
-    candidates: Sequence[Running],
-    queues: Mapping[str, Queue],
-    running: Sequence[Running],
-    now: float,
-) -> list[Running]:
+def _all_ways(case: _Case, candidates: Sequence[Running]) -> Iterator[tuple[Running, ...]]:
+    """All fair ways that make room, the one that loses the least first."""
     ways = sorted(
         (way for size in range(1, len(candidates) + 1) for way in combinations(candidates, size)),
-        key=lambda way: (sum(_work(one, now) for one in way), len(way)),
+        key=lambda way: (sum(map(case.work, way)), len(way)),
     )
-    for way in ways:
-        if _fair(way, gang, queues, running) and _makes_room(books, gang, way):
-            return list(way)
-    return []
+    return (way for way in ways if case.fair(way) and case.has_room(way))
 
 
-def _cheapest_first(
-    books: Books,
-    gang: Gang,
-    candidates: Sequence[Running],
-    queues: Mapping[str, Queue],
-    running: Sequence[Running],
-) -> list[Running]:
+def _cheapest_first(case: _Case, candidates: Sequence[Running]) -> tuple[Running, ...]:
     victims: list[Running] = []
     for one in candidates:
-        if not _fair([*victims, one], gang, queues, running):
+        if not case.fair([*victims, one]):
             continue
         victims.append(one)
-        if _makes_room(books, gang, victims):
+        if case.has_room(victims):
             break
     else:
-        return []
+        return ()
     for one in reversed(victims[:-1]):
         fewer = [other for other in victims if other is not one]
-        if _makes_room(books, gang, fewer):
+        if case.has_room(fewer):
             victims = fewer
-    return victims
-
-
-def _fair(
-    victims: Sequence[Running],
-    gang: Gang,
-    queues: Mapping[str, Queue],
-    running: Sequence[Running],
-) -> bool:
-    """Whether each victim of another queue was borrowing when its turn to end came."""
-    ended: set[str] = set()
-    for one in victims:
-        if one.gang.queue != gang.queue:
-            used = usage(each.gang for each in running if each.gang.name not in ended)
-            queue = queues.get(one.gang.queue, Queue(one.gang.queue))
-            if not borrows(queue, used.get(one.gang.queue, Resources())):
-                return False
-        ended.add(one.gang.name)
-    return True
-
-
-def _makes_room(books: Books, gang: Gang, victims: Sequence[Running]) -> bool:
-    return plan_gang(_without(books, victims), gang) is not None
-
-
-def _without(books: Books, victims: Sequence[Running]) -> Books:
-    trial = books.copy()
-    for one in victims:
-        for placement, member in zip(one.placements, one.gang.members, strict=True):
-            trial.give(placement, member)
-    return trial
-
-
-def _work(one: Running, now: float) -> float:
-    return one.gang.milli * max(0.0, now - one.start)
+    return tuple(victims)

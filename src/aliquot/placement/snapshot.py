@@ -6,20 +6,25 @@ healthy. What is left of one that is not is -1, so that nothing fits it, not eve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from aliquot.placement.demand import WHOLE_MILLI, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
+    from aliquot.placement.demand import Demand
+    from aliquot.placement.links import Links
+
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
+
+_Value = TypeVar("_Value")
 
 ABSENT = -1
 CHANGING = ("milli_left", "bytes_left", "kind", "holders", "cpu_left", "ram_left")
@@ -41,18 +46,24 @@ class NodeSpec:
     gpu_bytes: int = 0
     rack: str = ""
     block: str = ""
-    links: tuple[tuple[int, ...], ...] = ()
+    links: Links = ()
     strength: float = 0.0
     unhealthy: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What does not change while work comes and goes."""
+    """What does not change while work comes and goes.
+
+    `link_tables` are those that differ, and `link_table` says which of them a node has.
+    """
 
     names: tuple[str, ...]
     models: tuple[str, ...]
-    links: tuple[tuple[tuple[int, ...], ...], ...]
+    model_bytes: tuple[int, ...]
+    links: tuple[Links, ...]
+    link_tables: tuple[Links, ...]
+    link_table: Ints
     gpu_count: Ints
     model: Ints
     rack: Ints
@@ -72,6 +83,55 @@ class Hardware:
     def total_milli(self) -> int:
         """Thousandths of all healthy GPUs."""
         return int(self.present.sum()) * WHOLE_MILLI
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of all healthy GPUs."""
+        return int((self.present.sum(axis=1) * self.gpu_bytes).sum())
+
+    def largest_gpu(self, wanted: frozenset[str]) -> int:
+        """The memory of the largest GPU of these models, or of any where none is named."""
+        sizes = zip(self.models, self.model_bytes, strict=True)
+        return max((size for model, size in sizes if not wanted or model in wanted), default=0)
+
+    def taken_of_each(self, node: int, demand: Demand) -> tuple[int, int]:
+        """Thousandths and bytes that a demand takes of each of its GPUs on this node."""
+        if demand.kind is Kind.WHOLE:
+            return WHOLE_MILLI, int(self.gpu_bytes[node])
+        return demand.milli, demand.gpu_bytes
+
+    def has_place_for(self, spec: NodeSpec) -> bool:
+        """Whether a node like this can be in a row: its model is known, and it is not too wide."""
+        return spec.model in self.models and spec.gpus <= self.present.shape[1]
+
+    def with_node(self, node: int, spec: NodeSpec) -> Hardware:
+        """The same with this node in that row, which has a place for it; rack and block stay."""
+        model = self.models.index(spec.model)
+        tables = self.link_tables
+        if spec.links not in tables:
+            tables = (*tables, spec.links)
+        values = {
+            "link_table": tables.index(spec.links),
+            "gpu_count": spec.gpus,
+            "model": model,
+            "gpu_bytes": spec.gpu_bytes,
+            "cpu_milli": spec.cpu_milli,
+            "ram_bytes": spec.ram_bytes,
+            "strength": spec.strength,
+            "present": _present(spec, self.present.shape[1]),
+        }
+        changed = {name: getattr(self, name).copy() for name in values}
+        for name, value in values.items():
+            changed[name][node] = value
+        largest = max(self.model_bytes[model], spec.gpu_bytes)
+        return replace(
+            self,
+            names=_with(self.names, node, spec.name),
+            model_bytes=_with(self.model_bytes, model, largest),
+            links=_with(self.links, node, spec.links),
+            link_tables=tables,
+            **changed,
+        )
 
     def models_allowed(self, wanted: frozenset[str]) -> Bools:
         """Which nodes have one of these models."""
@@ -93,12 +153,6 @@ class Snapshot:
     def __post_init__(self) -> None:
         for name in CHANGING:
             getattr(self, name).flags.writeable = False
-
-    @property
-    def allocated_milli(self) -> int:
-        """Thousandths that are taken."""
-        left = self.milli_left[self.hardware.present]
-        return self.hardware.total_milli - int(left.sum())
 
 
 def empty(nodes: Sequence[NodeSpec]) -> Snapshot:
@@ -122,10 +176,17 @@ def _hardware(nodes: Sequence[NodeSpec]) -> Hardware:
     models = _numbered(node.model for node in nodes)
     racks = _numbered((node.block, node.rack or node.name) for node in nodes)
     blocks = _numbered(node.block for node in nodes)
+    tables = _numbered(node.links for node in nodes)
+    sizes = dict.fromkeys(models, 0)
+    for node in nodes:
+        sizes[node.model] = max(sizes[node.model], node.gpu_bytes)
     return Hardware(
         names=tuple(node.name for node in nodes),
-        models=tuple(str(name) for name in models),
+        models=tuple(models),
+        model_bytes=tuple(sizes.values()),
         links=tuple(node.links for node in nodes),
+        link_tables=tuple(tables),
+        link_table=_ints(tables[node.links] for node in nodes),
         gpu_count=counts,
         model=_ints(models[node.model] for node in nodes),
         rack=_ints(racks[node.block, node.rack or node.name] for node in nodes),
@@ -134,21 +195,24 @@ def _hardware(nodes: Sequence[NodeSpec]) -> Hardware:
         cpu_milli=_ints(node.cpu_milli for node in nodes),
         ram_bytes=_ints(node.ram_bytes for node in nodes),
         strength=np.array([node.strength for node in nodes], dtype=np.float64),
-        present=np.array(
-            [
-                [gpu < node.gpus and gpu not in node.unhealthy for gpu in range(widest)]
-                for node in nodes
-            ]
-        ).reshape(len(nodes), widest),
+        present=np.array([_present(node, widest) for node in nodes]).reshape(len(nodes), widest),
     )
 
 
-def _ints(values: object) -> Ints:
-    return np.fromiter(values, dtype=np.int64)  # type: ignore[call-overload, no-any-return]
+def _present(node: NodeSpec, widest: int) -> list[bool]:
+    return [gpu < node.gpus and gpu not in node.unhealthy for gpu in range(widest)]
 
 
-def _numbered(values: object) -> Mapping[object, int]:
-    seen: dict[object, int] = {}
-    for value in values:  # type: ignore[attr-defined]
+def _with(values: tuple[_Value, ...], place: int, value: _Value) -> tuple[_Value, ...]:
+    return (*values[:place], value, *values[place + 1 :])
+
+
+def _ints(values: Iterable[int]) -> Ints:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _numbered(values: Iterable[_Value]) -> dict[_Value, int]:
+    seen: dict[_Value, int] = {}
+    for value in values:
         seen.setdefault(value, len(seen))
     return seen

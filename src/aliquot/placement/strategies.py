@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 
 
 PACKED = 1e-3  # of what is left of a node, in a measure of thousandths
+CARD = 1e-12  # of what is left of a card, in a measure of 1: decides between cards, not nodes
 
 
 class Strategy(Protocol):
     """Costs of places."""
 
-    any_gpu: bool
-    """The card is left to chance too."""
+    lean: int
+    """1: the fuller first; -1: the emptier first; 0: any, and the card is left to chance too.
+
+    So cards are taken where several are asked for, and places of a gang that are equally near."""
 
     def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
         """For each node and GPU, the cost of taking the one GPU asked for there."""
@@ -58,7 +61,7 @@ def tightest(rows: Rows, demand: Demand, fits: Bools) -> Bools:
 class Random:
     """Anywhere."""
 
-    any_gpu = True
+    lean = 0
 
     def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:  # noqa: ARG002 - Strategy
         """All the same."""
@@ -75,16 +78,14 @@ class BestFit:
     `pack` looks at GPUs first and `spread` is its opposite.
     """
 
-    any_gpu = False
-
-    def __init__(self, hardware: Hardware, *, cpu: float, gpu: float, card: float = 1e-12) -> None:
-        self._cpu = cpu / max(1, int(hardware.cpu_milli.max(initial=0)))
-        self._gpu = gpu / (WHOLE_MILLI * max(1, int(hardware.gpu_count.max(initial=0))))
-        self._card = card
+    def __init__(self, hardware: Hardware, *, cpu: float, gpu: float, lean: int = 1) -> None:
+        self.lean = lean
+        self._cpu = lean * cpu / max(1, int(hardware.cpu_milli.max(initial=0)))
+        self._gpu = lean * gpu / (WHOLE_MILLI * max(1, int(hardware.gpu_count.max(initial=0))))
 
     def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:  # noqa: ARG002 - Strategy
         """The node's cost, and a little for the card's own rest."""
-        return self._node(rows)[:, None] + self._card * rows.size_left
+        return self._node(rows)[:, None] + self.lean * CARD * rows.size_left
 
     def several(self, rows: Rows, demand: Demand, chosen: Bools) -> Floats:  # noqa: ARG002
         """The node's cost; what the demand itself takes is the same everywhere."""
@@ -100,7 +101,7 @@ class Fragmentation:
     Places that lose about the same are told apart by what is left of the node, the least first.
     """
 
-    any_gpu = False
+    lean = 1
 
     def __init__(self, ahead: Outlook) -> None:
         self._ahead = ahead
@@ -196,7 +197,7 @@ STRATEGIES: dict[str, Callable[[Hardware, Mix], Strategy]] = {
     "fgd": Fgd,
     "best-fit": lambda hardware, _: BestFit(hardware, cpu=0.5, gpu=0.5),
     "pack": lambda hardware, _: BestFit(hardware, cpu=0.01, gpu=1.0),
-    "spread": lambda hardware, _: BestFit(hardware, cpu=-0.01, gpu=-1.0, card=-1e-12),
+    "spread": lambda hardware, _: BestFit(hardware, cpu=0.01, gpu=1.0, lean=-1),
     "random": lambda *_: Random(),
 }
 

@@ -25,7 +25,7 @@ def slowest_link(hardware: Hardware, placements: Sequence[Placement]) -> int:
 def across(hardware: Hardware, nodes: Sequence[int]) -> int:
     """The slowest way between these nodes."""
     if len(nodes) < 2:
-        return int(Reach.NVLINK) + 99
+        return int(Reach.ITSELF)
     if len({int(hardware.rack[node]) for node in nodes}) == 1:
         return int(Reach.RACK)
     if len({int(hardware.block[node]) for node in nodes}) == 1:

@@ -1,5 +1,6 @@
 """Traces through the brain: replay, generate, measure, compare.
 
 `openb` reads and replays the lists of the openb trace; `trace` is our own format, `engine` runs it
-over time; `compare` runs several strategies and seeds. Paths are always the caller's.
+over time and `report` puts what came of it into figures; `compare` runs several strategies and
+seeds; `generate` makes up days. Paths are always the caller's.
 """

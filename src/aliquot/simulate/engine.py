@@ -1,6 +1,6 @@
 """A trace over time: gangs come, wait, run and end; the brain decides at each of these moments.
 
-The clock is the trace's. At every moment at which something came or ended:
+The clock is the trace's. At every moment at which something came, ended or is promised to start:
 
 1. what ended gives back;
 2. the queues say whose turn it is;
@@ -16,22 +16,21 @@ it. It is here to be compared with, nothing else.
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from aliquot.placement.backfill import OVERRAN, Plan, plan_starts
 from aliquot.placement.books import Books
 from aliquot.placement.chooser import Chooser
 from aliquot.placement.demand import Gang, Running
-from aliquot.placement.fit import rows_of
+from aliquot.placement.fit import all_rows
 from aliquot.placement.outlook import outlook
 from aliquot.placement.preempt import preempt
-from aliquot.placement.queues import Resources, in_turn, usage
+from aliquot.placement.queues import in_turn, usage
 from aliquot.placement.snapshot import empty
 from aliquot.placement.strategies import Fragmentation, strategy
 
@@ -71,7 +70,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of a gang: its `promise` is the first start that it was told."""
+    """What became of a gang.
+
+    `promise` is the first start that it was told, `reason` why it waits in the end, and `told` what
+    it heard of preemptions, its own and those for it, with the times.
+    """
 
     gang: Gang
     start: float | None = None
@@ -79,6 +82,7 @@ class Fate:
     promise: float | None = None
     evictions: int = 0
     reason: str = ""
+    told: tuple[tuple[float, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +105,6 @@ class Run:
         return area / length if length else 0.0
 
     @property
-    def waits(self) -> list[float]:
-        """How long those that ran waited, in order."""
-        return sorted(
-            fate.start - fate.gang.submitted for fate in self.fates if fate.start is not None
-        )
-
-    @property
     def placed(self) -> int:
         """How many gangs ran."""
         return sum(fate.start is not None for fate in self.fates)
@@ -125,14 +122,11 @@ class _World:
         likely = {demand: float(n) for demand, n in mix.items()}
         self.by = strategy(by, start.hardware, likely)
         self.measure = Fragmentation(outlook(likely, start.hardware))
-        self.every = np.arange(start.hardware.size)
         self.chooser = Chooser(self.books, self.by, seed=seed)
         self.ran = {one.gang.name: one.ran for one in arrivals}
         self.fates = {one.gang.name: Fate(one.gang) for one in arrivals}
-        self.total = Resources(
-            start.hardware.total_milli,
-            int((start.hardware.gpu_bytes * start.hardware.gpu_count).sum()),
-        )
+        self.seed = seed
+        self.total_milli = start.hardware.total_milli
         self.waiting: dict[str, Gang] = {}
         self.running: dict[str, Running] = {}
         self.partly: dict[str, list[Placement]] = {}
@@ -140,8 +134,7 @@ class _World:
         self.ends: list[tuple[float, str, float]] = []
 
     def begin(self, one: Running, now: float) -> None:
-        for placement, member in zip(one.placements, one.gang.members, strict=True):
-            self.books.take(placement, member)
+        self.books.take_gang(one)
         self._started(one, now)
 
     def _started(self, one: Running, now: float) -> None:
@@ -157,44 +150,47 @@ class _World:
         if one is None or one.start != begun:  # it was evicted, and may run again
             return
         del self.running[name]
-        self._give(one)
+        self.books.give_gang(one)
 
-    def evict(self, one: Running, reason: str) -> None:
+    def evict(self, one: Running, now: float, reason: str) -> None:
         name = one.gang.name
         del self.running[name]
-        self._give(one)
+        self.books.give_gang(one)
         self.waiting[name] = one.gang
-        fate = self.fates[name]
-        self._note(name, start=None, end=None, evictions=fate.evictions + 1, reason=reason)
+        self._note(name, start=None, end=None, evictions=self.fates[name].evictions + 1)
+        self._tell(name, now, reason)
 
-    def _give(self, one: Running) -> None:
-        for placement, member in zip(one.placements, one.gang.members, strict=True):
-            self.books.give(placement, member)
+    def _tell(self, name: str, now: float, what: str) -> None:
+        self._note(name, told=(*self.fates[name].told, (now, what)))
 
     def _note(self, name: str, **new: object) -> None:
-        fate = self.fates[name]
-        known = {slot: getattr(fate, slot) for slot in Fate.__slots__}
-        self.fates[name] = Fate(**{**known, **new})
+        self.fates[name] = replace(self.fates[name], **new)  # type: ignore[arg-type]
 
     def decide(self, now: float, queues: Mapping[str, Queue]) -> None:
         """Whose turn it is, who starts, what is promised, and who must end for it."""
         order = self._plan(now, queues, OVERRAN)
-        if queues and (ended := self._ask_back(order, now, queues)):
+        if queues and self._ask_back(order, now, queues):
             self._plan(now, queues, PREEMPTED)
-            for name, reason in ended.items():
-                if name in self.waiting:
-                    self._note(name, reason=f"{reason}; {self.fates[name].reason}")
 
     def _plan(self, now: float, queues: Mapping[str, Queue], blame: str) -> list[Gang]:
         running = list(self.running.values())
         order, refused = in_turn(
             list(self.waiting.values()),
             queues,
-            usage(one.gang for one in running),
-            self.total,
+            usage(running, self.books.hardware),
+            self.books.hardware,
             {one.gang.name for one in self.promised},
         )
-        plan = plan_starts(self.books, running, self.promised, order, now, by=self.by, blame=blame)
+        plan = plan_starts(
+            self.books,
+            running,
+            self.promised,
+            order,
+            now,
+            by=self.by,
+            seed=self.seed,
+            blame=blame,
+        )
         self._carry_out(plan, now)
         for name, reason in refused.items():
             self._note(name, reason=reason)
@@ -210,22 +206,22 @@ class _World:
         for name, reason in plan.reasons.items():
             self._note(name, reason=reason)
 
-    def _ask_back(
-        self, order: Sequence[Gang], now: float, queues: Mapping[str, Queue]
-    ) -> dict[str, str]:
-        """End what must make room and start what it is for; who ended, and why."""
-        ended: dict[str, str] = {}
+    def _ask_back(self, order: Sequence[Gang], now: float, queues: Mapping[str, Queue]) -> bool:
+        """End what must make room, start what it is for, and tell both; whether anything ended."""
+        any_ended = False
         for gang in order:
             if gang.name not in self.waiting:
                 continue
-            found = preempt(self.books, gang, list(self.running.values()), queues, now)
+            running = list(self.running.values())
+            found = preempt(self.books, gang, running, queues, now, by=self.by, seed=self.seed)
             if found is None:
                 continue
             for one in found.victims:
-                self.evict(one, found.to_victims[one.gang.name])
-            ended.update(found.to_victims)
+                self.evict(one, now, found.to_victims[one.gang.name])
             self.begin(Running(gang, found.placements, now, now + gang.seconds), now)
-        return ended
+            self._tell(gang.name, now, found.to_gang)
+            any_ended = True
+        return any_ended
 
     def decide_one_by_one(self, now: float) -> None:
         """In turn, a member of each gang takes the place that it finds, and holds it."""
@@ -244,15 +240,16 @@ class _World:
                     self._started(Running(gang, tuple(held), now, now + gang.seconds), now)
 
     def sample(self, now: float) -> Sample:
-        total = max(1, self.total.milli)
-        allocated = total - int(self.books.milli_left[self.books.hardware.present].sum())
+        left = int(self.books.milli_left[self.books.hardware.present].sum())
+        total = max(1, self.total_milli)
         held = sum(
             member.total_milli
             for name, placements in self.partly.items()
             for member, _ in zip(self.waiting[name].members, placements, strict=False)
         )
-        lost = self.measure.lost(rows_of(self.books, self.every))
-        return Sample(now, allocated / total, held / total, lost, len(self.waiting))
+        lost = self.measure.lost(all_rows(self.books))
+        allocated = (self.total_milli - left) / total
+        return Sample(now, allocated, held / total, lost, len(self.waiting))
 
 
 def simulate(  # noqa: PLR0913 - one for each option of the command
@@ -270,9 +267,13 @@ def simulate(  # noqa: PLR0913 - one for each option of the command
     world = _World(nodes, arrivals, by, seed)
     coming = sorted(arrivals, key=lambda one: (one.gang.submitted, one.gang.name), reverse=True)
     samples: list[Sample] = []
+    now = -math.inf
     while coming or world.ends:
         now = min(
-            [one.gang.submitted for one in coming[-1:]] + [end for end, _, _ in world.ends[:1]]
+            *(one.gang.submitted for one in coming[-1:]),
+            *(end for end, _, _ in world.ends[:1]),
+            *(one.start for one in world.promised if one.start > now),
+            math.inf,
         )
         while world.ends and world.ends[0][0] <= now:
             _, name, started = heapq.heappop(world.ends)
@@ -290,7 +291,7 @@ def simulate(  # noqa: PLR0913 - one for each option of the command
     return Run(
         strategy=by,
         seed=seed,
-        capacity_milli=world.total.milli,
+        capacity_milli=world.total_milli,
         seconds=time.perf_counter() - begun,
         samples=tuple(samples),
         fates=tuple(world.fates.values()),

@@ -1,8 +1,8 @@
 """Made-up clusters and days, the same for the same seed.
 
 `day` is a mix of three: experiments come in the working hours, short and thrifty, parts of a GPU;
-training comes all day as gangs of whole GPUs that run for hours; inference comes early, in small
-slices, and stays.
+training comes all day as gangs of whole GPUs, half of all at most, that run for hours; inference
+comes early, in small slices, and stays.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def day(nodes: int, seed: int = 42, *, load: float = 1.0, hours: int = 24) -> li
     chance = random.Random(seed)  # noqa: S311 - a made-up day, not a secret
     arrivals = [
         *_inference(chance, round(12 * nodes * load), hours),
-        *_training(chance, round(4.8 * nodes * load * hours / 24), hours),
+        *_training(chance, round(4.8 * nodes * load * hours / 24), hours, 8 * nodes // 2),
         *_experiments(chance, round(42 * nodes * load * hours / 24), hours),
     ]
     return sorted(arrivals, key=lambda one: (one.gang.submitted, one.gang.name))
@@ -61,10 +61,10 @@ def _inference(chance: random.Random, count: int, hours: int) -> Iterator[Arriva
         yield Arrival(gang, hours * HOUR - came)
 
 
-def _training(chance: random.Random, count: int, hours: int) -> Iterator[Arrival]:
+def _training(chance: random.Random, count: int, hours: int, most: int) -> Iterator[Arrival]:
     for number in range(count):
-        members = chance.choice((1, 1, 2, 2, 4))
-        each = Demand(gpus=chance.choice((2, 4, 8)), cpu_milli=8000)
+        each = Demand(gpus=min(chance.choice((2, 4, 8)), most), cpu_milli=8000)
+        members = min(chance.choice((1, 1, 2, 2, 4)), most // each.gpus)
         declared = chance.choice((1, 2, 4, 6)) * HOUR
         came = chance.uniform(0, hours * HOUR)
         gang = Gang(f"train-{number}", (each,) * members, declared, "training", 5, came)

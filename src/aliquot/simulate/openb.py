@@ -9,24 +9,21 @@ not the order.
 
 from __future__ import annotations
 
-import csv
 import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from aliquot.model.errors import BadValueError
 from aliquot.model.units import MIB
 from aliquot.placement.books import Books
 from aliquot.placement.chooser import Chooser
 from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind
-from aliquot.placement.fit import rows_of
+from aliquot.placement.fit import all_rows
 from aliquot.placement.outlook import outlook
 from aliquot.placement.snapshot import NodeSpec, empty
 from aliquot.placement.strategies import Fragmentation, strategy
+from aliquot.simulate.rows import read_rows, value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -77,12 +74,12 @@ def read_nodes(path: Path) -> list[NodeSpec]:
     return [
         NodeSpec(
             name=row["sn"],
-            gpus=_number(row, "gpu", path),
+            gpus=int(value(row, "gpu", path)),
             model=row["model"],
-            cpu_milli=_number(row, "cpu_milli", path),
-            ram_bytes=_number(row, "memory_mib", path) * MIB,
+            cpu_milli=int(value(row, "cpu_milli", path)),
+            ram_bytes=int(value(row, "memory_mib", path)) * MIB,
         )
-        for row in read_rows(path, NODE_COLUMNS)
+        for _, row in read_rows(path, NODE_COLUMNS)
     ]
 
 
@@ -92,15 +89,15 @@ def read_pods(path: Path) -> list[Pod]:
         Pod(
             row["name"],
             Demand(
-                gpus=(gpus := _number(row, "num_gpu", path)),
-                kind=_kind(gpus, milli := _number(row, "gpu_milli", path)),
+                gpus=(gpus := int(value(row, "num_gpu", path))),
+                kind=_kind(gpus, milli := int(value(row, "gpu_milli", path))),
                 milli=_milli(gpus, milli),
-                cpu_milli=_number(row, "cpu_milli", path),
-                ram_bytes=_number(row, "memory_mib", path) * MIB,
+                cpu_milli=int(value(row, "cpu_milli", path)),
+                ram_bytes=int(value(row, "memory_mib", path)) * MIB,
                 models=frozenset(filter(None, (row.get("gpu_spec") or "").split("|"))),
             ),
         )
-        for row in read_rows(path, POD_COLUMNS)
+        for _, row in read_rows(path, POD_COLUMNS)
     ]
     return sorted(pods, key=lambda pod: pod.name)
 
@@ -175,8 +172,7 @@ def replay(  # noqa: PLR0913 - one for each option of the command
 
 
 def _lost(books: Books, mix: Mix) -> float:
-    rows = rows_of(books, np.arange(books.hardware.size))
-    return Fragmentation(outlook(mix, books.hardware)).lost(rows)
+    return Fragmentation(outlook(mix, books.hardware)).lost(all_rows(books))
 
 
 def _kind(gpus: int, milli: int) -> Kind:
@@ -189,31 +185,3 @@ def _milli(gpus: int, milli: int) -> int:
     if not gpus:
         return 0
     return milli if gpus == 1 else WHOLE_MILLI
-
-
-def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The lines of a CSV file that must have these columns."""
-    return [row for _, row in numbered_rows(path, columns)]
-
-
-def numbered_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """The same, each with the number of its line."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in columns if name not in (reader.fieldnames or ())]
-            if missing:
-                raise BadValueError(
-                    f"{path} has no column {', '.join(missing)}",
-                    f"Its first line must name at least: {','.join(columns)}",
-                )
-            return [(reader.line_num, row) for row in reader]
-    except OSError as error:
-        raise BadValueError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _number(row: dict[str, str], column: str, path: Path) -> int:
-    try:
-        return int(float(row[column] or 0))
-    except ValueError as error:
-        raise BadValueError(f"{path}: {row[column]!r} is no number for {column}") from error

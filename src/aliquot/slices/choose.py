@@ -2,10 +2,10 @@
 
 A GPU has left the memory that no grant holds and no program outside every grant uses, and the
 compute time that no slice asked for; `background` slices only get what others leave, and take none
-of it. Of the GPUs that have enough left, the ones with the most memory really free come first, then
-those with fewer slices, then the lower index. So equal questions get equal answers, and nobody is
-put on a busy GPU beside an idle one. A whole GPU is one that no grant holds a part of, whoever uses
-it outside.
+of it. Of the GPUs that have enough left, those that are cut already come first, the tightest of them
+before the others, so that whole GPUs stay whole; one that programs outside every grant use comes
+last. Equal questions get equal answers: of equals it is the lower index. A whole GPU is one that no
+grant holds a part of, whoever uses it outside.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def choose(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant])
         raise NoRoomError(
             _no_room(request, gpus, grants, len(fitting)), _ask_less(request, large, grants)
         )
-    chosen = choose_gpus(request, [_card(one, grants) for one in fitting], by="spread")
+    chosen = choose_gpus(request, [_card(one, grants) for one in fitting])
     assert chosen is not None  # noqa: S101 - all of them fit, by the lines above
     return chosen
 
@@ -52,6 +52,7 @@ def _card(one: SharedGpu, grants: Sequence[Grant]) -> Card:
         percent_left=compute_left(one, grants),
         unused_bytes=max(0, one.gpu.memory_bytes - one.gpu.used_bytes),
         holders=_slices_on(one, grants),
+        strangers=bool(one.strangers),
     )
 
 
