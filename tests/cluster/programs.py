@@ -60,7 +60,7 @@ class Programs:
 def find_programs() -> Programs:
     """The programs as they are; an error says how to get them."""
     named = os.environ.get("ALIQUOT_KUBERNETES_BIN")
-    programs = Programs(Path(named) if named else _cache() / _key())
+    programs = Programs(Path(named) if named else cache_folder() / _key())
     if programs.missing:
         origin = "ALIQUOT_KUBERNETES_BIN" if named else "`make kubernetes` builds them"
         raise ProgramsError(f"{programs.folder} has no {', '.join(programs.missing)} ({origin})")
@@ -71,9 +71,9 @@ def provide_programs() -> Programs:
     """The programs, built now where they are not yet."""
     if os.environ.get("ALIQUOT_KUBERNETES_BIN"):
         return find_programs()
-    cache = _cache()
+    cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
-    with _locked(cache / "lock"):
+    with locked(cache / "lock"):
         programs = Programs(cache / _key())
         if programs.missing:
             _build(programs)
@@ -81,23 +81,23 @@ def provide_programs() -> Programs:
 
 
 def kubernetes_version() -> str:
-    return _required("kubernetes", "k8s.io/kubernetes")
+    return required("kubernetes", "k8s.io/kubernetes")
 
 
 def _build(programs: Programs) -> None:
-    go = _find_go()
+    go = find_go()
     for killed in programs.folder.parent.glob("building-*"):
         shutil.rmtree(killed)
     with tempfile.TemporaryDirectory(dir=programs.folder.parent, prefix="building-") as folder:
         for module in ("kubernetes", "kwok"):
-            _build_module(go, module, Path(folder))
+            build_module(go, module, Path(folder))
         shutil.rmtree(programs.folder, ignore_errors=True)
         ready = Path(folder, "bin")
         ready.rename(programs.folder)
     _say(f"ready in {programs.folder}")
 
 
-def _build_module(go: list[str], module: str, folder: Path) -> None:
+def build_module(go: list[str], module: str, folder: Path) -> None:
     packages = _tools(module)
     _say(f"building {module}: {', '.join(_name(each) for each in packages)}")
     version = kubernetes_version()
@@ -137,7 +137,7 @@ def _tell_progress(lines: Iterator[str]) -> str:
     return "".join(last)
 
 
-def _find_go() -> list[str]:
+def find_go() -> list[str]:
     """This machine's Go, or the one that the dependency group `cluster` brings."""
     if (found := shutil.which("go")) and _is_new_enough(found):
         return [found]
@@ -164,7 +164,7 @@ def _name(package: str) -> str:
     return "etcd" if package == _ETCD else Path(package).name
 
 
-def _required(module: str, path: str) -> str:
+def required(module: str, path: str) -> str:
     text = (MODULES / module / "go.mod").read_text("utf-8")
     match = re.search(rf"^(?:require )?\s*{re.escape(path)} (v\S+)", text, re.MULTILINE)
     assert match, f"{module}/go.mod does not require {path}"
@@ -172,17 +172,17 @@ def _required(module: str, path: str) -> str:
 
 
 def _key() -> str:
-    kwok = _required("kwok", "sigs.k8s.io/kwok")
+    kwok = required("kwok", "sigs.k8s.io/kwok")
     return f"{kubernetes_version()}-kwok-{kwok}-{ARCHITECTURES[platform.machine()]}"
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base, "aliquot", "kubernetes")
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,0 +1,120 @@
+"""`aliquot node`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aliquot.model.errors import BadValueError, InstallationError
+
+EXAMPLES = (
+    "aliquot node --node-name worker-1 --kubeconfig /etc/kubernetes/agent.conf",
+    "aliquot node --simulate h100:4 --shares 3",
+    "aliquot node --names aliquot,tencent",
+)
+
+
+def node(  # noqa: PLR0913, PLR0917 - one for each option
+    node_name: Annotated[
+        str, typer.Option(envvar="NODE_NAME", help="This node, as the cluster calls it.")
+    ] = "",
+    names: Annotated[
+        str,
+        typer.Option(
+            metavar="PRESETS",
+            envvar="ALIQUOT_NAMES",
+            help="By which names pods ask for GPUs: aliquot, tencent, tuya, nvidia, aliyun; "
+            "several with commas.",
+        ),
+    ] = "aliquot",
+    shares: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=64,
+            envvar="ALIQUOT_SHARES",
+            help="How many containers share a shared GPU, each with an equal part of its memory.",
+        ),
+    ] = 2,
+    simulate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL:COUNT",
+            envvar="ALIQUOT_SIMULATE",
+            help="Use simulated GPUs instead of this machine's, for example h100:8.",
+        ),
+    ] = None,
+    state: Annotated[
+        Path,
+        typer.Option(envvar="ALIQUOT_STATE", help="The arbiter's directory, with all grants."),
+    ] = Path("/run/aliquot"),
+    home: Annotated[
+        Path,
+        typer.Option(
+            envvar="ALIQUOT_HOME",
+            help="What outlives a restart of the node: what pods hold, and the libraries that "
+            "containers get. The kubelet must see it, and --state, by the same paths.",
+        ),
+    ] = Path("/var/lib/aliquot"),
+    kubelet_dir: Annotated[
+        Path,
+        typer.Option(
+            envvar="KUBELET_DIR", help="The kubelet's own, with device-plugins and pod-resources."
+        ),
+    ] = Path("/var/lib/kubelet"),
+    driver_root: Annotated[
+        Path,
+        typer.Option(
+            envvar="ALIQUOT_DRIVER_ROOT", help="Where the node's file system, with its driver, is."
+        ),
+    ] = Path("/"),
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option(help="How to reach the API server. Without it: as a pod, or KUBECONFIG."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address of metrics and probes.")] = "0.0.0.0",  # noqa: S104
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="The port of metrics and probes.")
+    ] = 9440,
+) -> None:
+    """Run the agent of a Kubernetes node: its GPUs, for containers.
+
+    It offers whole, shared and sliced GPUs to the kubelet, runs the node's arbiter, makes grants
+    for containers, and tells the cluster in the node's GPUNode object.
+
+    /metrics is for Prometheus; /healthz and /readyz are probes.
+    """
+    if not node_name:
+        raise BadValueError(
+            "the name of this node is not known", "Give --node-name, or set NODE_NAME."
+        )
+    try:
+        from aliquot.kubernetes.log import set_up_log  # noqa: PLC0415 - needs the extra
+        from aliquot.kubernetes.node.agent import run_agent  # noqa: PLC0415
+        from aliquot.kubernetes.node.machine import Options  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise InstallationError(
+            f"{error.name} is not installed",
+            "What runs on a cluster needs more: pip install 'aliquot[kubernetes]'",
+        ) from error
+    from aliquot.devices import parse_shape  # noqa: PLC0415
+    from aliquot.kubernetes.presets import choose_presets  # noqa: PLC0415
+
+    options = Options(
+        node=node_name,
+        presets=choose_presets(name.strip() for name in names.split(",")),
+        shares=shares,
+        shape=parse_shape(simulate) if simulate else None,
+        state=state.absolute(),
+        home=home.absolute(),
+        kubelet=kubelet_dir,
+        driver_root=driver_root,
+        kubeconfig=kubeconfig,
+        host=host,
+        port=port,
+    )
+    set_up_log()
+    asyncio.run(run_agent(options))

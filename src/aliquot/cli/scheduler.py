@@ -1,0 +1,77 @@
+"""`aliquot scheduler`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aliquot.model.errors import BadValueError, InstallationError
+
+EXAMPLES = (
+    "aliquot scheduler --kubeconfig ~/.kube/config --port 8080",
+    "aliquot scheduler --tls-cert tls.crt --tls-key tls.key --names aliquot,aliyun",
+)
+
+
+def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option(help="How to reach the API server. Without it: as a pod, or KUBECONFIG."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",  # noqa: S104
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8443,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key to it.")] = None,
+    names: Annotated[
+        str,
+        typer.Option(
+            metavar="PRESETS",
+            help="By which names pods ask for GPUs: aliquot, tencent, tuya, nvidia, aliyun; "
+            "several with commas.",
+        ),
+    ] = "aliquot",
+    strategy: Annotated[
+        str, typer.Option(help="fragmentation, pack, spread, best-fit, random or fgd.")
+    ] = "fragmentation",
+    lease: Annotated[
+        str, typer.Option(help="The Lease by which replicas agree who decides.")
+    ] = "aliquot-scheduler",
+    namespace: Annotated[
+        str, typer.Option(help="Where the Lease is. Without it: the namespace it runs in.")
+    ] = "",
+) -> None:
+    """Run the scheduler extender: which GPUs pods get, for kube-scheduler.
+
+    It needs the GPUNode objects that `aliquot node` writes. /readyz says whether this replica
+    decides, /metrics is for Prometheus.
+    """
+    if (tls_cert is None) != (tls_key is None):
+        raise BadValueError(
+            "--tls-cert and --tls-key go together", "Give both, or none for plain HTTP."
+        )
+    try:
+        from aliquot.kubernetes.log import set_up_log  # noqa: PLC0415 - needs the extra
+        from aliquot.kubernetes.scheduler.run import Options, serve  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise InstallationError(
+            f"{error.name} is not installed",
+            "What runs on a cluster needs more: pip install 'aliquot[kubernetes]'",
+        ) from error
+    options = Options(
+        kubeconfig=kubeconfig,
+        host=host,
+        port=port,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        presets=tuple(name.strip() for name in names.split(",")),
+        strategy=strategy,
+        lease=lease,
+        namespace=namespace,
+    )
+    set_up_log()
+    asyncio.run(serve(options))

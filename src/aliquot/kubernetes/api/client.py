@@ -1,0 +1,269 @@
+"""Requests to the API server, typed.
+
+Configuration and authentication (kubeconfig, the pod's service account with its rotating token,
+client certificates, exec plug-ins) are lightkube's. An `ApiError` has the server's status, reason
+and message; one with status 0 says that the server was not reached or did not answer.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+
+import httpx2
+import msgspec
+from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.kubeconfig import KubeConfig
+from lightkube.config.models import User
+from lightkube.core.exceptions import ConfigError
+
+from aliquot.kubernetes.api.objects import BINDINGS, ApiObject, Binding, Resource
+from aliquot.model.errors import AliquotError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+T = TypeVar("T", bound=ApiObject)
+
+SECONDS = 10.0  # a request that takes longer has failed
+PAGE = 500
+MERGE = "application/merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+JSON = "application/json"
+
+
+class ApiError(AliquotError):
+    """The API server refused a request, failed, or was not reached (status 0)."""
+
+    def __init__(self, status: int, reason: str, message: str, way_out: str | None = None) -> None:
+        super().__init__(message, way_out)
+        self.status = status
+        self.reason = reason
+
+    @property
+    def not_found(self) -> bool:
+        """There is no such object."""
+        return self.status == 404
+
+    @property
+    def conflict(self) -> bool:
+        """Somebody was faster: it exists already, or has changed."""
+        return self.status == 409
+
+    @property
+    def expired(self) -> bool:
+        """The server no longer knows the version asked for."""
+        return self.status == 410
+
+    @property
+    def passing(self) -> bool:
+        """It may work later as it is: the server is away, busy, or failing."""
+        return self.status in {0, 429} or self.status >= 500
+
+
+class _Details(msgspec.Struct):
+    code: int | None = None
+    reason: str = ""
+    message: str = ""
+
+
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    next: str = msgspec.field(name="continue", default="")
+
+
+class _Page(msgspec.Struct, Generic[T]):
+    metadata: _ListMeta
+    items: list[T] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[T]):
+    """All objects asked for, as they were at one version."""
+
+    items: list[T]
+    version: str
+
+
+class Client:
+    """One API server, as one user. Close it at the end (`async with`)."""
+
+    def __init__(self, http: httpx2.AsyncClient, namespace: str = "default") -> None:
+        self._http = http
+        self.namespace = namespace
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._http.aclose()
+
+    async def get(self, of: Resource[T], name: str, namespace: str = "") -> T:
+        """One object."""
+        return _decode(await self._request("GET", of.path(namespace, name)), of.type)
+
+    async def list(
+        self, of: Resource[T], namespace: str = "", *, labels: str = "", fields: str = ""
+    ) -> Listing[T]:
+        """All objects, of a namespace or of all, that the selectors leave. Fetched in pages."""
+        page_type = _Page[of.type]  # type: ignore[name-defined] # a type known at run time
+        query: dict[str, str | int] = {"limit": PAGE, **_selectors(labels, fields)}
+        items: list[T] = []
+        while True:
+            body = await self._request("GET", of.path(namespace), query=query)
+            page = _decode(body, cast("type[_Page[T]]", page_type))
+            items += page.items or []
+            if not page.metadata.next:
+                return Listing(items, page.metadata.resource_version)
+            query["continue"] = page.metadata.next
+
+    async def create(self, of: Resource[T], one: T) -> T:
+        """Make an object, in the namespace that it names."""
+        path = of.path(one.metadata.namespace)
+        return _decode(await self._request("POST", path, _encode(of, one)), of.type)
+
+    async def bind(self, binding: Binding) -> None:
+        """Give a pod its node, and the binding's annotations."""
+        meta = binding.metadata
+        path = BINDINGS.path(meta.namespace, meta.name, "binding")
+        await self._request("POST", path, _encode(BINDINGS, binding))
+
+    async def replace(self, of: Resource[T], one: T) -> T:
+        """Write all of an object; a conflict where it has changed since it was read."""
+        path = of.path(one.metadata.namespace, one.metadata.name)
+        return _decode(await self._request("PUT", path, _encode(of, one)), of.type)
+
+    async def patch(
+        self,
+        of: Resource[T],
+        name: str,
+        patch: Mapping[str, Any],
+        *,
+        namespace: str = "",
+        sub: str = "",
+    ) -> T:
+        """Merge this into an object (`sub`: into its `status`); None takes a field out."""
+        body = msgspec.json.encode(patch)
+        path = of.path(namespace, name, sub)
+        return _decode(await self._request("PATCH", path, body, content=MERGE), of.type)
+
+    async def apply(self, of: Resource[T], one: T, *, manager: str, sub: str = "") -> T:
+        """Make an object, or make its fields those of `one`, whoever wrote them before."""
+        meta = one.metadata
+        query: dict[str, str | int] = {"fieldManager": manager, "force": "true"}
+        path = of.path(meta.namespace, meta.name, sub)
+        body = await self._request("PATCH", path, _encode(of, one), content=APPLY, query=query)
+        return _decode(body, of.type)
+
+    async def delete(self, of: Resource[T], name: str, namespace: str = "") -> None:
+        """Take an object away; it is no error where it is gone already."""
+        try:
+            await self._request("DELETE", of.path(namespace, name))
+        except ApiError as error:
+            if not error.not_found:
+                raise
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, query: Mapping[str, str | int], silence: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The lines of an answer as they come; it has failed where none comes for so long."""
+        timeout = httpx2.Timeout(SECONDS, read=silence)
+        try:
+            async with self._http.stream(
+                "GET", path, params=dict(query), timeout=timeout
+            ) as answer:
+                if answer.status_code >= 400:
+                    raise _refused("GET", path, answer.status_code, await answer.aread())
+                yield _lines(answer)
+        except (httpx2.HTTPError, ConfigError) as error:
+            raise _unreached("GET", path, error) from error
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        content: str = JSON,
+        query: Mapping[str, str | int] | None = None,
+    ) -> bytes:
+        headers = {"Accept": JSON}
+        if body is not None:
+            headers["Content-Type"] = content
+        try:
+            answer = await self._http.request(
+                method, path, content=body, headers=headers, params=dict(query) if query else None
+            )
+        except (httpx2.HTTPError, ConfigError) as error:
+            raise _unreached(method, path, error) from error
+        if answer.status_code >= 400:
+            raise _refused(method, path, answer.status_code, answer.content)
+        return answer.content
+
+
+def connect(kubeconfig: Path | None = None) -> Client:
+    """A client by a kubeconfig file; without one, as the pod it runs in, or as KUBECONFIG says."""
+    try:
+        found = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
+        one = found.get()
+    except (ConfigError, KeyError, msgspec.MsgspecError) as error:
+        raise AliquotError(
+            f"no way to the API server: {error}",
+            "Give --kubeconfig FILE, set KUBECONFIG, or run in a pod with a service account.",
+        ) from error
+    assert one is not None  # noqa: S101 - `get` without a default raises
+    one = one._replace(user=one.user or User())
+    http = AsyncClient(one, ConnectionParams(timeout=httpx2.Timeout(SECONDS)))
+    return Client(http, one.namespace)
+
+
+def _selectors(labels: str, fields: str) -> dict[str, str]:
+    given = {"labelSelector": labels, "fieldSelector": fields}
+    return {name: value for name, value in given.items() if value}
+
+
+def _encode(of: Resource[T], one: T) -> bytes:
+    head = {"apiVersion": of.api_version, "kind": of.kind}
+    return msgspec.json.encode({**head, **msgspec.to_builtins(one)})
+
+
+_Decoded = TypeVar("_Decoded")
+
+
+def _decode(body: bytes, into: type[_Decoded]) -> _Decoded:
+    try:
+        return msgspec.json.decode(body, type=into)
+    except msgspec.DecodeError as error:
+        raise ApiError(
+            0, "Unreadable", f"the API server's answer cannot be read: {error}"
+        ) from error
+
+
+async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    rest = b""
+    async for chunk in answer.aiter_bytes():
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            if line:
+                yield line
+
+
+def _refused(method: str, path: str, status: int, body: bytes) -> ApiError:
+    try:
+        said = msgspec.json.decode(body, type=_Details)
+    except msgspec.DecodeError:
+        said = _Details(message=body[:200].decode(errors="replace"))
+    text = said.message or "no reason given"
+    return ApiError(status, said.reason or str(status), f"{method} {path}: {status}: {text}")
+
+
+def _unreached(method: str, path: str, error: Exception) -> ApiError:
+    why = str(error) or type(error).__name__
+    return ApiError(0, "Unreachable", f"{method} {path}: the API server does not answer: {why}")

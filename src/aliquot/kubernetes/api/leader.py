@@ -1,0 +1,166 @@
+"""Who of several replicas is the one that acts: the holder of a Lease.
+
+The holder renews its lease every `retry` seconds. Another takes it when it has not seen it change
+for `duration` seconds by its own clock, so clocks need not agree. A holder that could not renew for
+`deadline` seconds, which is less, says that it has lost before another can have it. Every write
+names the version that was read: of two who take a lease at once, one is refused. At the end it is
+given back, so that the next need not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from aliquot.kubernetes.api.client import ApiError
+from aliquot.kubernetes.api.objects import LEASES, Lease, LeaseSpec, Meta
+
+if TYPE_CHECKING:
+    from aliquot.kubernetes.api.client import Client
+
+RELEASE_SECONDS = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long a lease holds, when its holder gives up, and how often it renews, in seconds."""
+
+    duration: float = 15.0
+    deadline: float = 10.0
+    retry: float = 2.0
+
+
+USUAL = Times()
+
+
+class Elector:
+    """One replica's part in the election. `on_change` hears True when it leads, False when not."""
+
+    def __init__(  # noqa: PLR0913 - the lease, who, and who hears of it
+        self,
+        client: Client,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        on_change: Callable[[bool], None],
+        times: Times = USUAL,
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._name = name
+        self.identity = identity
+        self._on_change = on_change
+        self._times = times
+        self._seen: LeaseSpec | None = None
+        self._seen_at = 0.0
+        self._renewed = 0.0
+        self._leading = False
+
+    @property
+    def leading(self) -> bool:
+        """This replica is the one."""
+        return self._leading
+
+    @property
+    def holder(self) -> str:
+        """Who holds the lease, as last seen."""
+        return (self._seen and self._seen.holder_identity) or ""
+
+    async def run(self) -> None:
+        """Take part, until cancelled; the lease is given back then."""
+        try:
+            while True:
+                started = time.monotonic()
+                try:
+                    async with asyncio.timeout(self._patience()):
+                        won = await self._try(started)
+                except (ApiError, TimeoutError) as error:
+                    _log.info("the lease was not renewed", lease=self._name, why=str(error))
+                    won = self._leading and self._patience() > 0
+                self._set(leading=won)
+                await asyncio.sleep(self._pause())
+        finally:
+            await self._release()
+
+    def _patience(self) -> float:
+        """Seconds in which a renewal must succeed."""
+        if not self._leading:
+            return self._times.deadline
+        return max(0.0, self._renewed + self._times.deadline - time.monotonic())
+
+    def _pause(self) -> float:
+        return self._times.retry * random.uniform(0.8, 1.2)  # noqa: S311 - chance, not secrets
+
+    async def _try(self, started: float) -> bool:
+        lease = await self._read()
+        if lease is None:
+            fresh = Lease(Meta(name=self._name, namespace=self._namespace), self._spec(None))
+            return self._took(await self._client.create(LEASES, fresh), started)
+        self._look(lease.spec)
+        if lease.spec.holder_identity not in {self.identity, "", None} and not self._run_out():
+            return False
+        ours = msgspec.structs.replace(lease, spec=self._spec(lease.spec))
+        return self._took(await self._client.replace(LEASES, ours), started)
+
+    async def _read(self) -> Lease | None:
+        try:
+            return await self._client.get(LEASES, self._name, self._namespace)
+        except ApiError as error:
+            if error.not_found:
+                return None
+            raise
+
+    def _look(self, spec: LeaseSpec) -> None:
+        if spec != self._seen:
+            self._seen, self._seen_at = spec, time.monotonic()
+
+    def _run_out(self) -> bool:
+        return time.monotonic() - self._seen_at > self._times.duration
+
+    def _took(self, lease: Lease, started: float) -> bool:
+        self._look(lease.spec)
+        self._renewed = started
+        return True
+
+    def _spec(self, before: LeaseSpec | None) -> LeaseSpec:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        mine = before is not None and before.holder_identity == self.identity
+        changes = (before.lease_transitions or 0) if before else 0
+        return LeaseSpec(
+            holder_identity=self.identity,
+            lease_duration_seconds=max(1, round(self._times.duration)),
+            acquire_time=before.acquire_time if before and mine else now,
+            renew_time=now,
+            lease_transitions=changes if mine or before is None else changes + 1,
+        )
+
+    def _set(self, *, leading: bool) -> None:
+        if leading != self._leading:
+            self._leading = leading
+            _log.info("leads" if leading else "does not lead", lease=self._name, who=self.identity)
+            self._on_change(leading)
+
+    async def _release(self) -> None:
+        if not self._leading:
+            return
+        self._set(leading=False)
+        with suppress(ApiError, TimeoutError):
+            async with asyncio.timeout(RELEASE_SECONDS):
+                lease = await self._read()
+                if lease is not None and lease.spec.holder_identity == self.identity:
+                    free = msgspec.structs.replace(
+                        lease.spec, holder_identity="", lease_duration_seconds=1
+                    )
+                    await self._client.replace(LEASES, msgspec.structs.replace(lease, spec=free))

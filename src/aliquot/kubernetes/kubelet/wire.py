@@ -1,0 +1,150 @@
+"""The methods of the kubelet's interfaces: their paths, and how their messages are written.
+
+The kubelet dials a plugin's socket with the authority `localhost`, and so do we dial its own: the
+path of a socket is no authority that every server takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+from aliquot.kubernetes.kubelet import deviceplugin_pb2 as plugin
+from aliquot.kubernetes.kubelet import podresources_pb2 as resources
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION = "v1beta1"
+REGISTRATION = "v1beta1.Registration"
+DEVICE_PLUGIN = "v1beta1.DevicePlugin"
+POD_RESOURCES = "v1.PodResourcesLister"
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+
+LARGEST = 64 << 20  # a node has thousands of device ids
+_OPTIONS = (("grpc.max_receive_message_length", LARGEST), ("grpc.max_send_message_length", LARGEST))
+# A kubelet that is just starting does not listen yet: try again soon.
+_SOON = tuple(
+    (f"grpc.{which}_reconnect_backoff_ms", milliseconds)
+    for which, milliseconds in (("initial", 20), ("min", 20), ("max", 200))
+)
+
+Asked = TypeVar("Asked")
+Answered = TypeVar("Answered")
+Context = Any  # grpc.aio.ServicerContext, which has no types
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[Asked, Answered]):
+    """One method of a service; `streams`: it answers more than once."""
+
+    service: str
+    name: str
+    asked: type[Asked]
+    answered: type[Answered]
+    streams: bool = False
+
+    def on(self, channel: grpc.aio.Channel) -> Callable[..., Any]:
+        """This method of whoever listens there."""
+        kind = channel.unary_stream if self.streams else channel.unary_unary
+        called: Callable[..., Any] = kind(
+            f"/{self.service}/{self.name}",
+            request_serializer=_write,
+            response_deserializer=_reader(self.answered),
+        )
+        return called
+
+    def by(self, answer: Callable[[Asked, Context], Any]) -> Handler:
+        """This method, answered by that function."""
+        return Handler(self, answer)
+
+
+Answer = Callable[[Any, Context], Awaitable[Any] | AsyncIterator[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A method and who answers it."""
+
+    method: Method[Any, Any]
+    answer: Answer
+
+    @property
+    def handler(self) -> Any:
+        """As a server takes it."""
+        method = self.method
+        kind = (
+            grpc.unary_stream_rpc_method_handler
+            if method.streams
+            else grpc.unary_unary_rpc_method_handler
+        )
+        return kind(
+            self.answer, request_deserializer=_reader(method.asked), response_serializer=_write
+        )
+
+
+REGISTER = Method(REGISTRATION, "Register", plugin.RegisterRequest, plugin.Empty)
+OPTIONS = Method(DEVICE_PLUGIN, "GetDevicePluginOptions", plugin.Empty, plugin.DevicePluginOptions)
+LIST_AND_WATCH = Method(
+    DEVICE_PLUGIN, "ListAndWatch", plugin.Empty, plugin.ListAndWatchResponse, streams=True
+)
+PREFERRED = Method(
+    DEVICE_PLUGIN,
+    "GetPreferredAllocation",
+    plugin.PreferredAllocationRequest,
+    plugin.PreferredAllocationResponse,
+)
+ALLOCATE = Method(DEVICE_PLUGIN, "Allocate", plugin.AllocateRequest, plugin.AllocateResponse)
+PRE_START = Method(
+    DEVICE_PLUGIN,
+    "PreStartContainer",
+    plugin.PreStartContainerRequest,
+    plugin.PreStartContainerResponse,
+)
+LIST = Method(
+    POD_RESOURCES, "List", resources.ListPodResourcesRequest, resources.ListPodResourcesResponse
+)
+GET = Method(
+    POD_RESOURCES, "Get", resources.GetPodResourcesRequest, resources.GetPodResourcesResponse
+)
+
+
+def dial(socket: Path) -> grpc.aio.Channel:
+    """A channel to a unix socket; it is opened by the first call."""
+    options = (*_OPTIONS, *_SOON, ("grpc.default_authority", "localhost"))
+    return grpc.aio.insecure_channel(f"unix:{socket}", options=options)
+
+
+def server(*handlers: Handler) -> grpc.aio.Server:
+    """A server of these methods; it listens nowhere yet."""
+    made = grpc.aio.server(options=_OPTIONS)
+    by_service: dict[str, dict[str, Any]] = {}
+    for one in handlers:
+        by_service.setdefault(one.method.service, {})[one.method.name] = one.handler
+    made.add_generic_rpc_handlers(
+        tuple(
+            grpc.method_handlers_generic_handler(service, methods)
+            for service, methods in by_service.items()
+        )
+    )
+    return made
+
+
+def listen(made: grpc.aio.Server, socket: Path) -> None:
+    """Let a server listen on a unix socket; what was left there is removed."""
+    socket.unlink(missing_ok=True)
+    made.add_insecure_port(f"unix:{socket}")
+
+
+def _write(message: Any) -> bytes:
+    written: bytes = message.SerializeToString()
+    return written
+
+
+def _reader(kind: type[Any]) -> Callable[[bytes], Any]:
+    read: Callable[[bytes], Any] = kind.FromString
+    return read

@@ -1,0 +1,23 @@
+"""The words of Aliquot on Kubernetes, as people and other programs write them."""
+
+from __future__ import annotations
+
+GROUP = "aliquot.io"
+VERSION = "v1alpha1"
+
+# Annotations on pods. The first four may be changed while the pod runs.
+POLICY = f"{GROUP}/policy"
+PRIORITY = f"{GROUP}/priority"
+COMPUTE = f"{GROUP}/compute"
+MEMORY = f"{GROUP}/memory"
+GPUS = f"{GROUP}/gpus"
+MODELS = f"{GROUP}/models"
+PLAN = f"{GROUP}/plan"
+ROOM = f"{GROUP}/room"  # when there was room again for a pod that waits: wakes kube-scheduler
+
+# 256 MiB, the unit in which the kubelet counts GPU memory; a GPU's compute is 100 units.
+MEMORY_UNIT = 256 << 20
+CORE_UNITS = 100
+
+SCHEDULER = "aliquot"  # who says so in events, and holds the lease
+AGENT = "aliquot-node"

@@ -1,0 +1,155 @@
+"""What a running pod's annotations make of its slices.
+
+The kubelet fixes a pod's device ids for its life, so the books hold these rules. Growth first takes
+that many free units of the card out of the counts, or is refused. A shrink gives nothing back
+before the pod ends: the kubelet could not give it to another. Every change, done or refused, is
+answered with an event on the pod; what was refused is tried again when the pod says something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from aliquot.kubernetes.node.books import OverTakenError
+from aliquot.kubernetes.node.held import Settings
+from aliquot.kubernetes.pods import BadRequestError, settings_of
+from aliquot.model import Policy, Priority, format_bytes, format_share
+from aliquot.model.errors import AliquotError, NoSuchGrantError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aliquot.kubernetes.node.events import Events
+    from aliquot.kubernetes.node.grants import Grants
+    from aliquot.kubernetes.node.held import Held
+    from aliquot.kubernetes.node.record import Record
+    from aliquot.kubernetes.node.roster import Guest, Roster
+    from aliquot.kubernetes.node.units import Card
+
+_log = structlog.get_logger(__name__)
+
+
+def wanted_by(guest: Guest, held: Held, cards: Mapping[str, Card]) -> Settings:
+    """What the pod says its container is to have now; BadRequestError where that makes no sense."""
+    said = settings_of(guest.pod)
+    if held.kind != "sliced" and (said.memory or said.compute is not None):
+        raise BadRequestError(
+            "OnlySlices",
+            f"container {held.owner.container!r} has {held.kind} GPUs: they have one size",
+            "Take the annotations for memory and compute away.",
+        )
+    asked = {one.container: one.compute for one in guest.requests}
+    compute = asked.get(held.owner.container, held.asked.compute)
+    if held.kind == "sliced" and said.compute is not None:
+        compute = said.compute
+    if said.policy is Policy.HARD and not compute:
+        raise BadRequestError(
+            "HardWithoutCompute",
+            f"container {held.owner.container!r} has no share of compute that it could be held to",
+            "Say how much with the annotation for compute, or take the policy away.",
+        )
+    memory = held.asked.memory
+    if said.memory is not None:
+        memory = tuple(said.memory.of(cards[part.gpu].memory) for part in held.parts)
+    return Settings(memory, compute, said.policy, said.priority)
+
+
+def resized(held: Held, to: Settings) -> Held:
+    """What the books count then: what was asked for, or more."""
+    idle = to.priority is Priority.BACKGROUND
+    share = 0 if idle else max(held.asked.compute, to.compute)
+    parts = tuple(
+        msgspec.structs.replace(part, memory=max(asked, size), reserved=share)
+        for part, asked, size in zip(held.parts, held.asked.memory, to.memory, strict=True)
+    )
+    if held.kind != "sliced":
+        parts = held.parts
+    return msgspec.structs.replace(held, now=to, parts=parts)
+
+
+class Resizer:
+    """Brings grants to what the pods say."""
+
+    def __init__(self, record: Record, roster: Roster, grants: Grants, events: Events) -> None:
+        self._record = record
+        self._roster = roster
+        self._grants = grants
+        self._events = events
+        self._turn = asyncio.Lock()
+        self._answered: dict[str, dict[str, str]] = {}  # by grant: the annotations refused
+
+    async def look(self) -> None:
+        """Do what pods ask for that has not been done."""
+        books = self._record.books
+        for held in list(books.held.values()):
+            guest = self._roster.get(held.owner.uid)
+            if guest is not None and guest.live and held.sure and held.name in books.held:
+                await self.follow(guest, held.name)
+
+    async def follow(self, guest: Guest, name: str) -> None:
+        """Bring one container's grant to what its pod says; an init container's stays."""
+        async with self._turn:
+            books = self._record.books
+            held = books.held.get(name)
+            if held is not None and not books.ends_first(held):
+                await self._follow(guest, held)
+
+    async def _follow(self, guest: Guest, held: Held) -> None:
+        notes = guest.pod.metadata.annotations
+        try:
+            to = wanted_by(guest, held, self._record.books.cards)
+            if to != held.now and self._answered.get(held.name) != notes:
+                await self._change(held, to)
+                self._events.say(guest, "Resized", _told(held, to), warning=False)
+        except BadRequestError as error:
+            self._refuse(guest, held, error.reason, str(error))
+        except (OverTakenError, AliquotError) as error:
+            text = f"container {held.owner.container!r} stays as it is: {_sentence(error)}"
+            self._refuse(guest, held, "ResizeRefused", text)
+
+    async def _change(self, held: Held, to: Settings) -> None:
+        done = resized(held, to)
+        with self._record.changing() as books:
+            books.change(done)
+        try:
+            await self._grants.change(done, to)
+        except NoSuchGrantError:
+            pass  # its container has not started: it will be made like this
+        except AliquotError:
+            with self._record.changing() as books:
+                books.change(held)
+            raise
+
+    def _refuse(self, guest: Guest, held: Held, reason: str, text: str) -> None:
+        notes = guest.pod.metadata.annotations
+        if self._answered.get(held.name) != notes:
+            self._answered[held.name] = dict(notes)
+            self._events.say(guest, reason, text)
+
+
+def _told(held: Held, to: Settings) -> str:
+    """What changed, in words."""
+    was = held.now
+    changes = []
+    if was.memory != to.memory:
+        changes.append(f"memory {_sizes(was)} to {_sizes(to)}")
+    if was.compute != to.compute:
+        changes.append(f"compute {format_share(was.compute)} to {format_share(to.compute)}")
+    if was.policy != to.policy:
+        changes.append(f"policy {was.policy} to {to.policy}")
+    if was.priority != to.priority:
+        changes.append(f"priority {was.priority} to {to.priority}")
+    return f"container {held.owner.container!r}: {', '.join(changes)}"
+
+
+def _sizes(settings: Settings) -> str:
+    return " and ".join(format_bytes(size) for size in dict.fromkeys(settings.memory))
+
+
+def _sentence(error: Exception) -> str:
+    text = error.message if isinstance(error, AliquotError) else str(error)
+    return text.replace("\n", " ").rstrip(".")

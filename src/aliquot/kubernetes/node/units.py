@@ -1,0 +1,169 @@
+"""Cards, what is used of them, and the units in which the kubelet counts what is free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aliquot.kubernetes.names import CORE_UNITS
+from aliquot.kubernetes.presets import SLOTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from aliquot.kubernetes.node.held import Held
+    from aliquot.kubernetes.plan import Kind
+    from aliquot.kubernetes.presets import Preset, Role
+
+_LETTERS: dict[Role, str] = {"whole": "g", "shared": "s", "core": "c", "memory": "m", "slot": "n"}
+_KINDS: dict[Role, Kind] = {
+    "whole": "whole",
+    "shared": "shared",
+    "core": "sliced",
+    "memory": "sliced",
+    "slot": "sliced",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU of this node. `why` it is not healthy is empty where it is."""
+
+    uuid: str
+    index: int
+    memory: int
+    why: str = ""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether new containers may come here."""
+        return not self.why
+
+    def __str__(self) -> str:
+        return f"GPU {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A resource that the kubelet counts in units, one device id each."""
+
+    resource: str
+    role: Role
+    prefix: str
+    memory_unit: int
+
+    def units(self, card: Card, shares: int) -> int:
+        """Of a card that is free."""
+        return self.free(card, None, Use(), shares)
+
+    def free(self, card: Card, kind: Kind | None, used: Use, shares: int) -> int:
+        """Units of a card that is well and has this kind."""
+        if kind not in {None, _KINDS[self.role]}:
+            return 0
+        left = card.memory - used.memory
+        match self.role:
+            case "whole":
+                return 1 if kind is None else 0
+            case "shared":
+                return min(shares - used.parts, left // (card.memory // shares))
+            case "core":
+                return CORE_UNITS - used.reserved
+            case "memory":
+                return left // self.memory_unit
+            case "slot":
+                return max(0, SLOTS - used.parts)
+
+    def id(self, number: int) -> str:
+        """The device id of this number."""
+        return f"{self.prefix}{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What is used of a card; `parts` counts the containers."""
+
+    memory: int = 0
+    reserved: int = 0
+    parts: int = 0
+
+    def __add__(self, other: Use) -> Use:
+        return Use(
+            self.memory + other.memory, self.reserved + other.reserved, self.parts + other.parts
+        )
+
+    def __sub__(self, other: Use) -> Use:
+        return Use(
+            self.memory - other.memory, self.reserved - other.reserved, self.parts - other.parts
+        )
+
+    def most(self, other: Use) -> Use:
+        """The larger of both, each figure for itself."""
+        return Use(
+            max(self.memory, other.memory),
+            max(self.reserved, other.reserved),
+            max(self.parts, other.parts),
+        )
+
+
+NOTHING = Use()
+
+
+def offers_of(presets: Iterable[Preset]) -> tuple[Offer, ...]:
+    """What these presets let the kubelet count. Ids are short, and unique across resources."""
+    found = []
+    for number, preset in enumerate(presets):
+        first = preset.name[:2] if number else ""
+        found += [
+            Offer(name, role, f"{first}{_LETTERS[role]}", preset.memory_unit)
+            for name, role in preset.roles.items()
+        ]
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainUse:
+    """What containers use of each card that got ids on from each other: those of one pod.
+
+    `most` is what they use at most at any time; `last`, what those use that run in the end.
+    """
+
+    most: dict[str, Use]
+    last: dict[str, Use]
+
+
+def use_of(chain: Sequence[Held]) -> ChainUse:
+    """Of containers in the order in which the kubelet asked for them.
+
+    The kubelet gives on ids of init containers alone, and those end before the next begins.
+    """
+    last: dict[str, Use] = {}
+    most: dict[str, Use] = {}
+    for at, held in enumerate(chain):
+        ends = any(held.shares(later) for later in chain[at + 1 :])
+        for part in held.parts:
+            now = last.get(part.gpu, NOTHING) + Use(part.memory, part.reserved, 1)
+            most[part.gpu] = most.get(part.gpu, NOTHING).most(now)
+            if not ends:
+                last[part.gpu] = now
+    return ChainUse(most, last)
+
+
+def chains_of(helds: Iterable[Held]) -> list[list[Held]]:
+    """Those that share ids, directly or through others, together; each in their order."""
+    every = list(helds)
+    leader = list(range(len(every)))
+
+    def find(at: int) -> int:
+        while leader[at] != at:
+            at = leader[at]
+        return at
+
+    first: dict[str, int] = {}
+    for at, held in enumerate(every):
+        for id_ in (id_ for ids in held.units.values() for id_ in ids):
+            one, other = find(first.setdefault(id_, at)), find(at)
+            leader[max(one, other)] = min(one, other)
+    chains: dict[int, list[Held]] = {}
+    for at, held in enumerate(every):
+        chains.setdefault(find(at), []).append(held)
+    return list(chains.values())

@@ -1,0 +1,144 @@
+"""A pod gets its node and its plan in one step.
+
+The plan is made for the node that kube-scheduler chose, from what is known at this moment. Where
+the agent there could take one of the pod's containers for another's that is not reported yet, the
+pod is held back until that one is, or for `PATIENCE` seconds: then kube-scheduler tries again.
+
+From before the API server is asked until the pod is seen with its node, or is gone, the plan counts
+in the books. Where the API server does not answer, it may still have bound the pod: the plan goes
+on to count for a while.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aliquot.kubernetes.api.client import ApiError
+from aliquot.kubernetes.api.objects import PODS, Binding, Meta, Target
+from aliquot.kubernetes.names import PLAN
+from aliquot.kubernetes.pods import BadRequestError
+from aliquot.kubernetes.scheduler.cluster import Reserved
+from aliquot.kubernetes.scheduler.parts import confused, plan_of
+from aliquot.kubernetes.scheduler.planner import RESERVED_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aliquot.kubernetes.api.client import Client
+    from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.scheduler.changes import Changes
+    from aliquot.kubernetes.scheduler.parts import Parts
+    from aliquot.kubernetes.scheduler.planner import Planner
+
+PATIENCE = 3.0  # kube-scheduler itself waits 5 s for an extender
+SEEN_SECONDS = 300.0  # a pod that was bound is seen so long before that
+
+
+class NotBoundError(Exception):
+    """Why a pod was not bound; kube-scheduler tries again."""
+
+
+class Binder:
+    """Binds pods. `find` has the pods as they were last seen, by name and namespace.
+
+    `held_back` is how many wait now.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        planner: Planner,
+        changes: Changes,
+        find: Callable[[str, str], Pod | None],
+    ) -> None:
+        self._client = client
+        self._planner = planner
+        self._cluster = planner.cluster
+        self._changes = changes
+        self._find = find
+        self.held_back = 0
+
+    async def bind(self, namespace: str, name: str, uid: str, node: str) -> None:
+        """Give a pod its node and its plan; NotBoundError where it cannot be."""
+        pod = await self._pod(namespace, name, uid)
+        if pod.spec.node_name == node:
+            return
+        if pod.spec.node_name:
+            raise NotBoundError(f"pod {pod.key} is bound to node {pod.spec.node_name} already")
+        parts = await self._plan(pod, node)
+        await self._ask(pod, node, parts)
+
+    async def _pod(self, namespace: str, name: str, uid: str) -> Pod:
+        pod = self._find(name, namespace)
+        if pod is None or pod.metadata.uid != uid:
+            try:
+                pod = await self._client.get(PODS, name, namespace)
+            except ApiError as error:
+                raise NotBoundError(f"pod {namespace}/{name}: {error.message}") from error
+        if pod.metadata.uid != uid:
+            raise NotBoundError(f"pod {namespace}/{name} is another one by now")
+        return pod
+
+    async def _plan(self, pod: Pod, node: str) -> Parts:
+        """What the pod gets, once nobody can be confused with it; it counts when this returns."""
+        uid = pod.metadata.uid
+        try:
+            requests = self._planner.requests(pod)
+        except BadRequestError as error:
+            raise NotBoundError(str(error)) from error
+        if not requests:
+            return ()
+        deadline = self._cluster.now() + PATIENCE
+        while True:
+            parts = self._planner.plan(requests, node, {uid})
+            if parts is None:
+                self._cluster.forget(uid)
+                raise NotBoundError(f"node {node} has no room for pod {pod.key} any more")
+            who = self._confused(uid, node, parts)
+            if not who:
+                break
+            left = deadline - self._cluster.now()
+            if left <= 0:
+                self._cluster.forget(uid)
+                raise NotBoundError(f"pod {pod.key} is held back on node {node}: {who}")
+            await self._hold_back(left)
+        self._count(pod, node, parts, SEEN_SECONDS)
+        return parts
+
+    def _count(self, pod: Pod, node: str, parts: Parts, seconds: float) -> None:
+        until = self._cluster.now() + seconds
+        self._cluster.reserve(pod.metadata.uid, Reserved(pod.key, node, parts, until, sure=True))
+
+    async def _hold_back(self, seconds: float) -> None:
+        self.held_back += 1
+        try:
+            await self._changes.wait(seconds)
+        finally:
+            self.held_back -= 1
+
+    def _confused(self, uid: str, node: str, parts: Parts) -> str:
+        for other, theirs in self._cluster.unreported(node):
+            pair = confused(parts, theirs) if other != uid else None
+            if pair is not None:
+                ours, its = pair
+                return (
+                    f"its container {ours.container!r} could be taken for {its.container!r} of the"
+                    f" pod with UID {other}, which the node has not reported yet"
+                )
+        return ""
+
+    async def _ask(self, pod: Pod, node: str, parts: Parts) -> None:
+        meta = pod.metadata
+        notes = {PLAN: plan_of(parts).encode()} if parts else {}
+        binding = Binding(
+            Meta(name=meta.name, namespace=meta.namespace, uid=meta.uid, annotations=notes),
+            Target(node),
+        )
+        try:
+            await self._client.bind(binding)
+        except ApiError as error:
+            if error.passing:
+                self._count(pod, node, parts, RESERVED_SECONDS)
+            else:
+                self._cluster.forget(meta.uid)
+            raise NotBoundError(f"pod {pod.key}: {error.message}") from error

@@ -1,0 +1,24 @@
+"""Waiting for the cluster to change."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+
+class Changes:
+    """A bell that is rung at every change; all who wait for it hear it."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def ring(self) -> None:
+        """Something has changed."""
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def wait(self, seconds: float) -> None:
+        """Until the next change, or so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._next.wait()

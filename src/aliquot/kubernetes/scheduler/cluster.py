@@ -1,0 +1,334 @@
+"""All nodes with GPUs and who has what of them, kept up to date by what the API server tells.
+
+Three things make a node's row in the books: its `GPUNode`, the pods bound to it that have a plan,
+and what is reserved on it for pods that are on their way (`reserve`). A change of one of them marks
+the row; the row alone is made anew before the next question. So the books are at any time what they
+would be if all were read from scratch, and a change costs the same on five nodes and on five
+thousand. Only a GPU model that no node had before, a node with more GPUs than any other, or many
+more nodes make all rows anew.
+
+No input or output, no clock but the one that is given.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.kubernetes.presets import ALIQUOT, SLOTS
+from aliquot.kubernetes.scheduler.parts import planned_parts
+from aliquot.kubernetes.scheduler.rows import left_of, named_parts, spec_of
+from aliquot.placement.books import Books, NodeLeft
+from aliquot.placement.chooser import Chooser
+from aliquot.placement.snapshot import NodeSpec, empty
+from aliquot.placement.strategies import strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from aliquot.kubernetes.api.objects import GpuNode, Pod
+    from aliquot.kubernetes.presets import Preset
+    from aliquot.kubernetes.scheduler.parts import Parts
+    from aliquot.placement.snapshot import Snapshot
+    from aliquot.placement.strategies import Strategy
+
+SPARE = 0.1  # rows more than nodes, so that a new node does not make all rows anew
+NOTHING_LEFT = NodeLeft((), (), (), ())
+NO_SIZE = -1
+ALIKE = 256  # nodes that differ, whose empty pictures are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What a pod that is on its way will have; forgotten at `until`.
+
+    `pod` is for people. `sure`: it is being bound, or is bound and not yet seen so.
+    """
+
+    pod: str
+    node: str
+    parts: Parts
+    until: float
+    sure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes of a node's GPUs, and into how many shares a shared one is cut."""
+
+    gpu_bytes: int
+    shares: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    node: str
+    parts: Parts
+
+
+class Cluster:
+    """The books of all nodes, and who is on their way to them."""
+
+    def __init__(
+        self,
+        *,
+        presets: Sequence[Preset] = (ALIQUOT,),
+        by: str = "fragmentation",
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._presets = presets
+        self._most_holders = SLOTS if any(one.per_card for one in presets) else None
+        self._by = by
+        self.now = now
+        self._nodes: dict[str, GpuNode] = {}
+        self._unserved: set[str] = set()
+        self._bound: dict[str, _Bound] = {}
+        self._reserved: dict[str, Reserved] = {}
+        self._here: defaultdict[str, set[str]] = defaultdict(set)  # UIDs of both, by node
+        self._rows: dict[str, int] = {}
+        self._specs: dict[str, NodeSpec] = {}
+        self._free_rows: list[int] = []
+        self._strengths: dict[str, float] = {}
+        self._stale: set[str] = set()
+        self._next_old = math.inf
+        self._lefts: dict[str, NodeLeft] = {}
+        self._sizes: dict[Size, int] = {}
+        self._size_of: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._empty: OrderedDict[NodeSpec, tuple[Snapshot, Strategy]] = OrderedDict()
+        self._chooser = self._rebuilt()
+
+    # --- what the API server tells ----------------------------------------------------------------
+
+    def set_node(self, name: str, node: GpuNode | None) -> None:
+        """A node's GPUs are now so; None: it has none any more."""
+        if node is None:
+            self._nodes.pop(name, None)
+        else:
+            self._nodes[name] = node
+        self._stale.add(name)
+
+    def set_served(self, name: str, *, served: bool) -> None:
+        """Whether the kubelet of a node has devices to give: without its agent it has none."""
+        if served == (name not in self._unserved):
+            return
+        (self._unserved.discard if served else self._unserved.add)(name)
+        self._stale.add(name)
+
+    def set_pod(self, uid: str, pod: Pod | None) -> None:
+        """A pod is now so; None: it is gone. One that has ended holds what its node names, only."""
+        before = self._bound.pop(uid, None)
+        if before is not None:
+            self._leave(uid, before.node)
+        if pod is None or pod.ended:
+            self.forget(uid)
+        elif pod.spec.node_name:
+            self.forget(uid)
+            parts = planned_parts(pod, self._presets)
+            if parts:
+                self._bound[uid] = _Bound(pod.spec.node_name, parts)
+                self._come(uid, pod.spec.node_name)
+
+    # --- who is on their way ----------------------------------------------------------------------
+
+    def reserve(self, uid: str, reserved: Reserved) -> None:
+        """Count this for a pod, instead of what was reserved for it before."""
+        self.forget(uid)
+        if uid not in self._bound:
+            self._reserved[uid] = reserved
+            self._next_old = min(self._next_old, reserved.until)
+            self._come(uid, reserved.node)
+
+    def forget(self, uid: str) -> None:
+        """Count no more what is reserved for a pod."""
+        before = self._reserved.pop(uid, None)
+        if before is not None:
+            self._leave(uid, before.node)
+
+    def forget_all(self) -> None:
+        """Count no more what is reserved for anybody."""
+        for uid in list(self._reserved):
+            self.forget(uid)
+
+    def reserved(self, uid: str) -> Reserved | None:
+        """What is reserved for a pod."""
+        self._forget_old()
+        return self._reserved.get(uid)
+
+    def unreported(self, node: str) -> Iterator[tuple[str, Parts]]:
+        """Pods of a node of which it has not named all containers yet, with those it has not.
+
+        Bound, or being bound; by UID.
+        """
+        known = self._nodes.get(node)
+        named = named_parts(known.status) if known else {}
+        for uid in self._here.get(node, ()):
+            bound, reserved = self._bound.get(uid), self._reserved.get(uid)
+            if bound is None and not (reserved and reserved.sure):
+                continue
+            parts = bound.parts if bound else reserved.parts if reserved else ()
+            missing = tuple(one for one in parts if one.container not in named.get(uid, {}))
+            if missing:
+                yield uid, missing
+
+    # --- the books --------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> Mapping[str, GpuNode]:
+        """All nodes, by name."""
+        return self._nodes
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """The row of each node in the books; brought up to date by `chooser`."""
+        return self._rows
+
+    @property
+    def sizes(self) -> Mapping[Size, int]:
+        """The sizes that nodes have or had, numbered."""
+        return self._sizes
+
+    @property
+    def size_of(self) -> NDArray[np.int64]:
+        """The number of each row's size; brought up to date by `chooser`."""
+        return self._size_of
+
+    @property
+    def chooser(self) -> Chooser:
+        """The brain at work on the books as they are now."""
+        self._forget_old()
+        if self._stale:
+            if all(self._write(name) for name in self._stale):
+                self._stale.clear()
+            else:
+                self._chooser = self._rebuilt()
+        return self._chooser
+
+    def alone(self, name: str, without: Collection[str] = ()) -> Chooser | None:
+        """The brain on one node, as row 0, as it would be without what these pods have, by UID.
+
+        None where the node has no GPUs to give.
+        """
+        if not self._is_there(name):
+            return None
+        node = self._nodes[name]
+        picture, by = self._alike(replace(self._spec(node), name=""))
+        books = Books(picture)
+        books.set_node(0, self._left(name, node, without))
+        return Chooser(books, by)
+
+    def _alike(self, spec: NodeSpec) -> tuple[Snapshot, Strategy]:
+        """A node like this, empty, and the strategy for it. There are few that differ."""
+        found = self._empty.get(spec)
+        if found is None:
+            picture = empty([spec])
+            found = picture, strategy(self._by, picture.hardware)
+            self._empty[spec] = found
+            if len(self._empty) > ALIKE:
+                self._empty.popitem(last=False)
+        return found
+
+    def _left(self, name: str, node: GpuNode, without: Collection[str] = ()) -> NodeLeft:
+        planned = {uid: self._parts(uid) for uid in self._here.get(name, ())}
+        most = self._most_holders
+        return left_of(node.status, planned, most_holders=most, without=without)
+
+    def _parts(self, uid: str) -> Parts:
+        bound = self._bound.get(uid)
+        return bound.parts if bound else self._reserved[uid].parts
+
+    def _write(self, name: str) -> bool:
+        """Make a node's row anew; whether there is a place for it."""
+        if not self._is_there(name):
+            self._clear(name)
+            return True
+        node = self._nodes[name]
+        books, spec = self._chooser.books, self._spec(node)
+        if not books.hardware.has_place_for(spec):
+            return False
+        row = self._rows.get(name)
+        if row is None:
+            if not self._free_rows:
+                return False
+            row = self._rows[name] = self._free_rows.pop()
+        same = self._specs.get(name) == spec
+        self._specs[name] = spec
+        self._size_of[row] = self._number(spec, node)
+        left = self._lefts[name] = self._left(name, node)
+        books.set_node(row, left, None if same else spec)
+        return True
+
+    def _number(self, spec: NodeSpec, node: GpuNode) -> int:
+        return self._sizes.setdefault(Size(spec.gpu_bytes, node.status.shares), len(self._sizes))
+
+    def _clear(self, name: str) -> None:
+        self._specs.pop(name, None)
+        self._lefts.pop(name, None)
+        row = self._rows.pop(name, None)
+        if row is not None:
+            self._chooser.books.set_node(row, NOTHING_LEFT, _unused(row))
+            self._size_of[row] = NO_SIZE
+            self._free_rows.append(row)
+
+    def _rebuilt(self) -> Chooser:
+        """The books anew, with rows to spare. What is left of a node is counted only if stale."""
+        named = {name: one for name, one in self._nodes.items() if self._is_there(name)}
+        sizes: dict[str, int] = defaultdict(int)
+        for one in named.values():
+            spec = spec_of(one)
+            sizes[spec.model] = max(sizes[spec.model], spec.gpu_bytes)
+        weakest_first = sorted(sizes, key=lambda model: (sizes[model], model))
+        self._strengths = {model: float(rank) for rank, model in enumerate(weakest_first)}
+        self._specs = {name: self._spec(one) for name, one in named.items()}
+        self._rows = {name: row for row, name in enumerate(named)}
+        spare = range(len(named), len(named) + 16 + int(SPARE * len(named)))
+        self._free_rows = list(reversed(spare))
+        books = Books(empty([*self._specs.values(), *map(_unused, spare)]))
+        self._size_of = np.full(books.hardware.size, NO_SIZE)
+        self._lefts = {name: left for name, left in self._lefts.items() if name in named}
+        for name, row in self._rows.items():
+            node = named[name]
+            if name in self._stale or name not in self._lefts:
+                self._lefts[name] = self._left(name, node)
+            self._size_of[row] = self._number(self._specs[name], node)
+            books.set_node(row, self._lefts[name])
+        self._stale.clear()
+        return Chooser(books, strategy(self._by, books.hardware))
+
+    def _is_there(self, name: str) -> bool:
+        node = self._nodes.get(name)
+        return node is not None and bool(node.status.gpus) and name not in self._unserved
+
+    def _spec(self, node: GpuNode) -> NodeSpec:
+        spec = spec_of(node)
+        return replace(spec, strength=self._strengths.get(spec.model, 0.0))
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _come(self, uid: str, node: str) -> None:
+        self._here[node].add(uid)
+        self._stale.add(node)
+
+    def _leave(self, uid: str, node: str) -> None:
+        self._here[node].discard(uid)
+        if not self._here[node]:
+            del self._here[node]
+        self._stale.add(node)
+
+    def _forget_old(self) -> None:
+        now = self.now()
+        if now < self._next_old:
+            return
+        for uid in [uid for uid, one in self._reserved.items() if one.until <= now]:
+            self.forget(uid)
+        self._next_old = min((one.until for one in self._reserved.values()), default=math.inf)
+
+
+def _unused(row: int) -> NodeSpec:
+    return NodeSpec(f"\0{row}", 0)

@@ -1,0 +1,167 @@
+"""The extender over HTTP: what kube-scheduler asks, health, and metrics.
+
+kube-scheduler takes HTTP 200 alone for an answer; anything else is a failure after which it tries
+the pod again. So a replica that may not decide answers 503, and is not ready.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+from aliquot.kubernetes.pods import BadRequestError
+from aliquot.kubernetes.scheduler.bind import NotBoundError
+from aliquot.kubernetes.scheduler.messages import (
+    BindingArgs,
+    BindingResult,
+    ExtenderArgs,
+    FilterResult,
+    HostPriority,
+    MetaVictims,
+    PreemptionArgs,
+    PreemptionResult,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
+
+    from aliquot.kubernetes.scheduler.bind import Binder
+    from aliquot.kubernetes.scheduler.metrics import Metrics
+    from aliquot.kubernetes.scheduler.planner import Planner
+    from aliquot.kubernetes.scheduler.waiting import Waiting
+
+NAMES_WANTED = "the extender is sent nodes and not their names: set nodeCacheCapable: true"
+
+_log = structlog.get_logger(__name__)
+
+
+class Readiness(Protocol):
+    """Whether this replica may decide."""
+
+    def why_not(self) -> str:
+        """What is missing; nothing where it may."""
+
+
+class Extender:
+    """The answers to kube-scheduler's questions."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        binder: Binder,
+        waiting: Waiting,
+        metrics: Metrics,
+        readiness: Readiness,
+    ) -> None:
+        self._planner = planner
+        self._binder = binder
+        self._waiting = waiting
+        self._metrics = metrics
+        self._readiness = readiness
+
+    def app(self) -> Starlette:
+        """To be served."""
+        return Starlette(
+            routes=[
+                Route("/filter", self._when_ready(self._filter), methods=["POST"]),
+                Route("/prioritize", self._when_ready(self._prioritize), methods=["POST"]),
+                Route("/bind", self._when_ready(self._bind), methods=["POST"]),
+                Route("/preempt", self._when_ready(self._preempt), methods=["POST"]),
+                Route("/healthz", _healthz),
+                Route("/readyz", self._readyz),
+                Route("/metrics", self._show_metrics),
+            ]
+        )
+
+    async def _filter(self, request: Request) -> Response:
+        with self._metrics.deciding("filter") as count:
+            args = msgspec.json.decode(await request.body(), type=ExtenderArgs)
+            if args.node_names is None:
+                count("error")
+                return _json(FilterResult([], error=NAMES_WANTED))
+            answer = self._planner.filter(args.pod, args.node_names)
+            if answer.names:
+                count("fits")
+                self._waiting.done(args.pod.metadata.uid)
+            else:
+                count("bad request" if answer.bad else "no room")
+                self._waiting.refused(args.pod, answer)
+            return _json(
+                FilterResult(list(answer.names), failed_and_unresolvable_nodes=dict(answer.refused))
+            )
+
+    async def _prioritize(self, request: Request) -> Response:
+        with self._metrics.deciding("prioritize") as count:
+            args = msgspec.json.decode(await request.body(), type=ExtenderArgs)
+            scores = self._planner.scores(args.pod, args.node_names or [])
+            count("scored")
+            return _json([HostPriority(name, score) for name, score in scores])
+
+    async def _bind(self, request: Request) -> Response:
+        with self._metrics.deciding("bind") as count:
+            args = msgspec.json.decode(await request.body(), type=BindingArgs)
+            try:
+                await self._binder.bind(args.pod_namespace, args.pod_name, args.pod_uid, args.node)
+            except NotBoundError as error:
+                count("failed")
+                _log.info("not bound", pod=f"{args.pod_namespace}/{args.pod_name}", why=str(error))
+                return _json(BindingResult(str(error)))
+            count("bound")
+            self._waiting.done(args.pod_uid)
+            return _json(BindingResult())
+
+    async def _preempt(self, request: Request) -> Response:
+        with self._metrics.deciding("preempt") as count:
+            args = msgspec.json.decode(await request.body(), type=PreemptionArgs)
+            asked = args.node_name_to_meta_victims or {}
+            victims = {node: _uids(one) for node, one in asked.items()}
+            try:
+                spared = self._planner.spared(args.pod, victims)
+            except BadRequestError:
+                spared = []
+            count("allowed" if spared else "vetoed")
+            found = {node: asked[node] for node in spared}
+            return _json(
+                PreemptionResult({node: one for node, one in found.items() if one is not None})
+            )
+
+    async def _readyz(self, _: Request) -> Response:
+        why = self._readiness.why_not()
+        return Response(why or "ready", 503 if why else 200)
+
+    async def _show_metrics(self, _: Request) -> Response:
+        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    def _when_ready(
+        self, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def checked(request: Request) -> Response:
+            why = self._readiness.why_not()
+            if why:
+                return Response(why, 503)
+            try:
+                return await answer(request)
+            except msgspec.DecodeError as error:
+                return Response(f"not understood: {error}", 400)
+
+        return checked
+
+
+async def _healthz(_: Request) -> Response:
+    return Response("alive")
+
+
+def _json(message: object) -> Response:
+    return Response(msgspec.json.encode(message), media_type="application/json")
+
+
+def _uids(victims: MetaVictims | None) -> list[str]:
+    return [one.uid for one in (victims.pods if victims else None) or ()]

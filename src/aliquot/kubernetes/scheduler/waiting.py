@@ -1,0 +1,115 @@
+"""Pods that found no room: what they are told, and when they are woken.
+
+A pod gets an event when the reasons change, and otherwise once in a while: not at every try.
+
+kube-scheduler tries a pod that an extender refused again when something happens that it knows of.
+It does not know of `GPUNode`: a slice that ends beside others changes nothing that it sees, and a
+pod's end comes to it before the GPU is free. So when a pod that waits would find room, its
+annotation `aliquot.io/room` is written, and kube-scheduler tries it again at once; a few at a time,
+those that have waited longest first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import structlog
+
+from aliquot.kubernetes.api.client import ApiError
+from aliquot.kubernetes.api.objects import PODS
+from aliquot.kubernetes.names import ROOM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aliquot.kubernetes.api.client import Client
+    from aliquot.kubernetes.api.events import Recorder
+    from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.scheduler.changes import Changes
+    from aliquot.kubernetes.scheduler.planner import Answer, Planner
+
+TELL_AGAIN = 120.0  # seconds until the same reasons are told again
+WAKE_AGAIN = 5.0
+WOKEN_AT_ONCE = 10
+LOOKED_AT = 50  # pods in one pass
+SETTLE = 0.1  # changes come in bursts
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Waits:
+    pod: Pod
+    reasons: frozenset[str] = frozenset()
+    told: float = 0.0
+    woken: float = 0.0
+
+
+class Waiting:
+    """The pods that wait for room, those that have waited longest first."""
+
+    def __init__(
+        self,
+        client: Client,
+        planner: Planner,
+        recorder: Recorder,
+        changes: Changes,
+        leading: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._planner = planner
+        self._recorder = recorder
+        self._changes = changes
+        self._leading = leading
+        self._waits: dict[str, _Waits] = {}
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def refused(self, pod: Pod, answer: Answer) -> None:
+        """A pod found no room."""
+        one = self._waits.setdefault(pod.metadata.uid, _Waits(pod))
+        one.pod = pod
+        now, reasons = self._planner.cluster.now(), frozenset(answer.refused.values())
+        if reasons != one.reasons or now - one.told >= TELL_AGAIN:
+            one.reasons, one.told = reasons, now
+            self._recorder.record(PODS, pod, "Warning", answer.reason, answer.message)
+
+    def done(self, uid: str) -> None:
+        """A pod waits no more: it found room, has a node, or is gone."""
+        self._waits.pop(uid, None)
+
+    async def run(self) -> None:
+        """Wake pods when there is room for them, until cancelled."""
+        while True:
+            await self._changes.wait(WAKE_AGAIN)
+            await asyncio.sleep(SETTLE)
+            if self._waits and self._leading():
+                await self._wake()
+
+    async def _wake(self) -> None:
+        now = self._planner.cluster.now()
+        woken = 0
+        for one in list(self._waits.values())[:LOOKED_AT]:
+            if now - one.woken < WAKE_AGAIN or not self._planner.fits(one.pod):
+                continue
+            one.woken = now
+            await self._write(one.pod)
+            woken += 1
+            if woken == WOKEN_AT_ONCE:
+                return
+
+    async def _write(self, pod: Pod) -> None:
+        meta = pod.metadata
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        patch = {"metadata": {"uid": meta.uid, "annotations": {ROOM: stamp}}}
+        try:
+            await self._client.patch(PODS, meta.name, patch, namespace=meta.namespace)
+        except ApiError as error:
+            if error.not_found or error.conflict:
+                self.done(meta.uid)
+            else:
+                _log.info("a pod was not woken", pod=pod.key, why=error.message)

@@ -1,0 +1,144 @@
+"""`aliquot scheduler` beside a cluster: its replicas, GPUs on paper, the way from kube-scheduler.
+
+A Service would send kube-scheduler to the replica that is ready; here `Gateway` does.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from aliquot.kubernetes.api.objects import GpuNode
+from aliquot.kubernetes.presets import ALIQUOT
+from cluster.cluster import Cluster
+from cluster.servers import Server, answers
+from conftest import aliquot_command
+
+GPU_NODES = "/apis/aliquot.io/v1alpha1/gpunodes"
+CRD = Path(__file__).parents[2] / "deploy" / "crds" / "gpunode.yaml"
+_FIRST_PORT = 8441
+
+
+class Replica:
+    """A process of `aliquot scheduler`."""
+
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        self.address = cluster.host_address, _FIRST_PORT + number
+        self.url = "http://{}:{}".format(*self.address)
+        self.server: Server = cluster.server(
+            f"extender-{number}",
+            aliquot_command(),
+            "scheduler",
+            f"--kubeconfig={cluster.kubeconfig}",
+            f"--host={self.address[0]}",
+            f"--port={self.address[1]}",
+            "--namespace=kube-system",
+        )
+        self.server.ready = lambda: answers(f"{self.url}/healthz")
+
+    @property
+    def ready(self) -> bool:
+        return answers(f"{self.url}/readyz")
+
+
+class Gateway:
+    """Sends every call to a replica that is ready."""
+
+    def __init__(self, address: str, replicas: Sequence[Replica]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            wbufsize = 1 << 16  # an answer in one piece: two would wait for each other
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                code, answer = _ask_ready(replicas, self.path, body)
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer((address, 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self.url = f"http://{address}:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _ask_ready(replicas: Iterable[Replica], path: str, body: bytes) -> tuple[int, bytes]:
+    for one in replicas:
+        if not one.ready:
+            continue
+        connection = http.client.HTTPConnection(*one.address, timeout=10)
+        with suppress(OSError, http.client.HTTPException), closing(connection):
+            connection.request("POST", path, body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+    return 503, b"no replica is ready"
+
+
+def scheduler_config(url: str, resources: Sequence[str] = ALIQUOT.resources) -> dict[str, Any]:
+    """What kube-scheduler must know of the extender."""
+    return {
+        "percentageOfNodesToScore": 100,
+        "extenders": [
+            {
+                "urlPrefix": url,
+                "filterVerb": "filter",
+                "prioritizeVerb": "prioritize",
+                "bindVerb": "bind",
+                "preemptVerb": "preempt",
+                "weight": 100,
+                "httpTimeout": "10s",
+                "nodeCacheCapable": True,
+                "managedResources": [
+                    {"name": name, "ignoredByScheduler": True} for name in resources
+                ],
+            }
+        ],
+    }
+
+
+def install_crd(cluster: Cluster) -> None:
+    """Make the API server know GPUNodes."""
+    cluster.kubectl("apply", f"--filename={CRD}")
+    cluster.kubectl("wait", "--for=condition=established", "crd/gpunodes.aliquot.io")
+
+
+def write_gpus(cluster: Cluster, node: GpuNode) -> None:
+    """What a node's agent would write."""
+    name = node.metadata.name
+    body: Mapping[str, Any] = {
+        "apiVersion": "aliquot.io/v1alpha1",
+        "kind": "GPUNode",
+        "metadata": {"name": name},
+    }
+    known = {one["metadata"]["name"] for one in cluster.api.get(GPU_NODES)["items"]}
+    if name not in known:
+        cluster.api.create(GPU_NODES, body)
+    status = json.loads(msgspec.json.encode(node.status))
+    cluster.api.patch(f"{GPU_NODES}/{name}/status", {"status": status})

@@ -1,0 +1,264 @@
+"""What is shipped, on a real cluster: taken by the API server, installed, and at work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.cluster import Cluster
+from cluster.images import Image
+from cluster.manifests import pod
+from cluster.programs import find_programs, kubernetes_version
+from cluster.python_image import project_image
+from cluster.registry import ClusterError
+from kubernetes import chart
+
+pytestmark = pytest.mark.cluster
+
+EXAMPLES = sorted((chart.ROOT / "examples" / "kubernetes").glob("*.yaml"))
+IMAGE = "aliquot.test/aliquot"
+KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler"
+SPACE = chart.NAMESPACE
+GPUS = 4
+VALUES = (
+    f"image.repository={IMAGE}",
+    f"node.simulate=h100:{GPUS}",
+    "scheduler.clusterIP=10.96.0.44",  # this cluster has no DNS
+)
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[Cluster]:
+    """A cluster with the chart on it, and simulated GPUs."""
+    try:
+        chart.find_helm()
+    except chart.NoHelmError as error:
+        pytest.skip(str(error))
+    with Cluster() as cluster:
+        cluster.load(project_image(f"{IMAGE}:0.1.0"))
+        cluster.load(kube_scheduler_image())
+        cluster.kubectl("label", "node", cluster.node.name, "aliquot.io/agent=true")
+        helm(cluster, "install", "--create-namespace", *(f"--set={value}" for value in VALUES))
+        wait_for_ready(cluster, "node", 1)
+        wait_for_ready(cluster, "scheduler", 1)
+        wait_for_ready(cluster, "kube-scheduler", 2)
+        yield cluster
+
+
+# --- taken ----------------------------------------------------------------------------------------
+
+
+def test_the_api_server_takes_the_manifest(cluster: Cluster) -> None:
+    with space(cluster):
+        said = dry_run(cluster, chart.MANIFEST.read_text("utf-8"))
+    assert "daemonset.apps/aliquot-node created (server dry run)" in said
+
+
+def test_the_api_server_takes_every_switch_of_the_chart(cluster: Cluster) -> None:
+    try:
+        text = chart.render("networkPolicy.enabled=true", "quota.enabled=true")
+    except chart.NoHelmError as error:
+        pytest.skip(str(error))
+    with space(cluster):
+        assert "networkpolicy" in dry_run(cluster, text)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_api_server_takes_an_example(cluster: Cluster, namespace: str, path: Path) -> None:
+    said = dry_run(cluster, path.read_text("utf-8"), f"--namespace={namespace}")
+    assert "created (server dry run)" in said
+
+
+# --- at work --------------------------------------------------------------------------------------
+
+
+def test_two_half_cards_are_given_by_way_of_our_own_kube_scheduler(installed: Cluster) -> None:
+    empty = allocatable(installed)
+    assert (empty["aliquot.io/gpu"], empty["aliquot.io/sgpu"]) == (GPUS, 2 * GPUS)
+    halves = pod("halves", limits={"aliquot.io/sgpu": 2}, schedulerName="aliquot")
+    installed.apply(halves)
+    installed.wait_for_pod("halves", "default", "Running")
+    installed.wait_until(lambda: holders(installed) == ["halves"] * 2, 10, "GPUNode names it")
+    left = {"aliquot.io/gpu": GPUS - 2, "aliquot.io/sgpu": 2 * GPUS}
+    installed.wait_until(
+        lambda: left.items() <= allocatable(installed).items(), 30, f"the node has {left}"
+    )
+    installed.kubectl("delete", "pod", "halves", "--now")
+    installed.wait_until(lambda: allocatable(installed) == empty, 30, "all is back")
+
+
+def test_a_pod_that_fits_nowhere_is_told_so(installed: Cluster) -> None:
+    huge = pod("huge", limits={"aliquot.io/gpu": GPUS + 1}, schedulerName="aliquot")
+    installed.apply(huge)
+    try:
+        installed.wait_until(
+            lambda: "TooLarge" in reasons(installed, "huge"), 30, "the pod is told TooLarge"
+        )
+    finally:
+        installed.kubectl("delete", "pod", "huge", "--now")
+
+
+def test_everybody_may_do_what_they_have_to(installed: Cluster) -> None:
+    for part in ("node", "scheduler", "kube-scheduler"):
+        log = installed.kubectl("logs", "-n", SPACE, f"--selector={label(part)}", "--tail=-1")
+        assert "forbidden" not in log.lower(), part
+        assert "denied" not in log.lower(), part
+
+
+def test_an_agent_writes_only_the_gpunode_of_its_own_node(installed: Cluster) -> None:
+    agent = as_account("aliquot-node", installed.node.name)
+    change = ["apply", "--server-side", "--force-conflicts", "--subresource=status"]
+    change += ["--filename=-", *agent]
+    installed.kubectl(*change, text=gpu_node(installed.node.name))
+    installed.kubectl("create", "--filename=-", text=gpu_node("another"))
+    try:
+        with pytest.raises(ClusterError, match="the GPUNode of its own node, not another"):
+            installed.kubectl(*change, text=gpu_node("another"))
+    finally:
+        installed.kubectl("delete", "gpunode", "another")
+    with pytest.raises(ClusterError, match="the GPUNode of its own node, not mine"):
+        installed.kubectl("create", "--filename=-", *agent, text=gpu_node("mine"))
+
+
+def test_the_extender_changes_nothing_of_a_pod_but_annotations(installed: Cluster) -> None:
+    extender = as_account("aliquot-scheduler", installed.node.name)
+    installed.apply(pod("plain"))
+    try:
+        installed.kubectl("annotate", "pod", "plain", "aliquot.io/room=now", *extender)
+        with pytest.raises(ClusterError, match="annotations of pods, and nothing else"):
+            installed.kubectl("label", "pod", "plain", "app=other", *extender)
+        image = '{"spec": {"containers": [{"name": "main", "image": "other"}]}}'
+        with pytest.raises(ClusterError, match="annotations of pods, and nothing else"):
+            installed.kubectl("patch", "pod", "plain", f"--patch={image}", *extender)
+    finally:
+        installed.kubectl("delete", "pod", "plain", "--now")
+
+
+def test_the_arbiter_outlives_the_agents_container(installed: Cluster) -> None:
+    installed.apply(pod("holder", limits={"aliquot.io/gpu": 1}, schedulerName="aliquot"))
+    installed.wait_for_pod("holder", "default", "Running")
+    before = arbiter(installed)
+    name = pods_of(installed, "node")[0]["metadata"]["name"]
+    installed.kubectl("delete", "pod", name, "-n", SPACE, "--now")
+    installed.wait_until(lambda: ready_pods(installed, "node") not in ([], [name]), 60, "a new one")
+    assert arbiter(installed) == before
+    installed.kubectl("delete", "pod", "holder", "--now")
+
+
+def test_another_extender_takes_over(installed: Cluster) -> None:
+    leader = ready_pods(installed, "scheduler")[0]
+    installed.kubectl("delete", "pod", leader, "-n", SPACE, "--now")
+    installed.wait_until(
+        lambda: ready_pods(installed, "scheduler") not in ([], [leader]), 60, "another is ready"
+    )
+    installed.apply(pod("later", limits={"aliquot.io/gpu": 1}, schedulerName="aliquot"))
+    installed.wait_for_pod("later", "default", "Running")
+    installed.kubectl("delete", "pod", "later", "--now")
+
+
+def test_an_upgrade_keeps_the_certificate(installed: Cluster) -> None:
+    path = f"/api/v1/namespaces/{SPACE}/secrets/aliquot-scheduler-tls"
+    before = installed.api.get(path)["data"]
+    helm(installed, "upgrade", "--reuse-values")
+    assert installed.api.get(path)["data"] == before
+
+
+# --- how to look ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def space(cluster: Cluster) -> Iterator[None]:
+    """The manifest's namespace, which a dry run does not make for what is in it."""
+    cluster.create_namespace(SPACE)
+    try:
+        yield
+    finally:
+        cluster.kubectl("delete", "namespace", SPACE)
+
+
+def helm(cluster: Cluster, verb: str, *options: str) -> None:
+    where = [f"--kubeconfig={cluster.kubeconfig}", f"--namespace={SPACE}"]
+    chart.helm(verb, "aliquot", str(chart.CHART), *where, *options)
+
+
+def dry_run(cluster: Cluster, text: str, *more: str) -> str:
+    return cluster.kubectl("apply", "--dry-run=server", "--filename=-", *more, text=text)
+
+
+def kube_scheduler_image() -> Image:
+    image = Image(f"{KUBE_SCHEDULER}:{kubernetes_version()}", command=["kube-scheduler"])
+    image.add_program(find_programs().path("kube-scheduler"), "/usr/local/bin/kube-scheduler")
+    return image
+
+
+def label(part: str) -> str:
+    return f"app.kubernetes.io/component={part}"
+
+
+def pods_of(cluster: Cluster, part: str) -> list[dict[str, Any]]:
+    found = cluster.api.get(f"/api/v1/namespaces/{SPACE}/pods?labelSelector={label(part)}")
+    return [one for one in found["items"] if "deletionTimestamp" not in one["metadata"]]
+
+
+def ready_pods(cluster: Cluster, part: str) -> list[str]:
+    return [
+        one["metadata"]["name"]
+        for one in pods_of(cluster, part)
+        for condition in one["status"].get("conditions", ())
+        if condition["type"] == "Ready" and condition["status"] == "True"
+    ]
+
+
+def wait_for_ready(cluster: Cluster, part: str, count: int) -> None:
+    try:
+        cluster.wait_until(
+            lambda: len(ready_pods(cluster, part)) >= count, 90, f"{count} of {part} are ready"
+        )
+    except ClusterError as error:
+        told = cluster.kubectl("describe", "pods", "-n", SPACE, f"--selector={label(part)}")
+        log = cluster.kubectl("logs", "-n", SPACE, f"--selector={label(part)}", "--tail=30")
+        raise ClusterError(f"{error}\n{told}\n{log}") from error
+
+
+def allocatable(cluster: Cluster) -> dict[str, int]:
+    found = cluster.api.get(f"/api/v1/nodes/{cluster.node.name}")["status"]["allocatable"]
+    return {name: int(count) for name, count in found.items() if name.startswith("aliquot.io/")}
+
+
+def holders(cluster: Cluster) -> list[str]:
+    path = f"/apis/aliquot.io/v1alpha1/gpunodes/{cluster.node.name}"
+    gpus = cluster.api.get(path)["status"]["gpus"]
+    return [grant["pod"] for gpu in gpus for grant in gpu.get("grants", ())]
+
+
+def reasons(cluster: Cluster, name: str) -> set[str]:
+    selector = f"involvedObject.name={name}"
+    events = cluster.api.get(f"/api/v1/namespaces/default/events?fieldSelector={selector}")
+    return {one["reason"] for one in events["items"]}
+
+
+def as_account(name: str, node: str) -> list[str]:
+    """As the API server knows a pod of that account."""
+    extra = f"authentication.kubernetes.io/node-name={node}"
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{SPACE}", "system:authenticated"]
+    return [
+        f"--as=system:serviceaccount:{SPACE}:{name}",
+        *(f"--as-group={group}" for group in groups),
+        f"--as-user-extra={extra}",
+    ]
+
+
+def gpu_node(name: str) -> str:
+    about = {"apiVersion": "aliquot.io/v1alpha1", "kind": "GPUNode"}
+    return json.dumps({**about, "metadata": {"name": name}, "status": {"shares": 2}})
+
+
+def arbiter(cluster: Cluster) -> int:
+    """The process that answers, on its node."""
+    command = ["exec", "-n", SPACE, "ds/aliquot-node", "--", "aliquot", "ps", "--json"]
+    return int(json.loads(cluster.kubectl(*command))["machines"][0]["pid"])

@@ -1,0 +1,272 @@
+"""The agent on a real kubelet: counts, grants in containers, and what it outlives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from aliquot.kubernetes.names import MEMORY_UNIT
+from cluster.agent import Agent
+from cluster.cluster import Cluster
+from cluster.manifests import pod
+from cluster.registry import ClusterError
+from support import MIB
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+UNITS = 86
+
+# What a container's programs are told of their GPUs, and that memory ends where it should.
+LOOK = """
+import ctypes, json
+cuda = ctypes.CDLL("libcuda.so.1")
+context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+count, address = ctypes.c_int(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
+totals = []
+for device in range(count.value):
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+    assert cuda.cuCtxSetCurrent(context) == 0
+    assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    totals.append(total.value)
+    assert cuda.cuMemAlloc_v2(ctypes.byref(address), total) == 2
+print(json.dumps(totals), flush=True)
+"""
+
+
+@pytest.fixture
+def agent(cluster: Cluster) -> Iterator[Agent]:
+    one = Agent(cluster, "rtx6000:4")
+    one.start()
+    yield one
+    one.close()
+
+
+def limits(**counts: int) -> dict[str, int]:
+    return {f"aliquot.io/{name.replace('_', '-')}": count for name, count in counts.items()}
+
+
+def run_pod(cluster: Cluster, namespace: str, name: str, **spec: Any) -> None:
+    cluster.apply(pod(name, namespace=namespace, **spec))
+    cluster.wait_for_pod(name, namespace, "Running", 120)
+
+
+def delete_pod(cluster: Cluster, namespace: str, *names: str) -> None:
+    cluster.kubectl("delete", "pod", *names, f"--namespace={namespace}", timeout=120)
+
+
+def restarts_of(cluster: Cluster, namespace: str, name: str) -> tuple[str, int]:
+    status = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")["status"]
+    return status["phase"], status["containerStatuses"][0]["restartCount"]
+
+
+def test_the_mixed_deployment_example_number_by_number(
+    cluster: Cluster, namespace: str, agent: Agent
+) -> None:
+    agent.until_counts(gpu=4, sgpu=8, vcuda_memory=344)
+    run_pod(cluster, namespace, "shared", limits=limits(sgpu=2))
+    agent.until_counts(gpu=2, sgpu=8, vcuda_memory=172)
+    run_pod(cluster, namespace, "sliced", limits=limits(vcuda_memory=10))
+    agent.until_counts(gpu=1, sgpu=6, vcuda_memory=172)
+    run_pod(cluster, namespace, "whole", limits=limits(gpu=1))
+    agent.until_counts(gpu=1, sgpu=4, vcuda_memory=86)
+    agent.until(lambda: set(agent.holders()) == {"shared", "sliced", "whole"}, "all are told of")
+    first, second = agent.holders()["shared"]
+    assert first != second
+    delete_pod(cluster, namespace, "shared", "sliced", "whole")
+    agent.until_counts(gpu=4, sgpu=8, vcuda_memory=344)
+    assert not agent.grants()
+
+
+def test_containers_see_what_they_asked_for(
+    cluster: Cluster, namespace: str, agent: Agent, project: str
+) -> None:
+    shapes = {
+        "whole": (limits(gpu=1), {}),
+        "shared": (limits(sgpu=2), {}),
+        "sliced": (limits(vcuda_memory=10, vcuda_core=30), {}),
+        "halves": (limits(vcuda_memory=20, vcuda_core=40), {"aliquot.io/gpus": "2"}),
+    }
+    for name, (asked, notes) in shapes.items():
+        command = ["python3", "-c", LOOK]
+        cluster.apply(
+            pod(
+                name,
+                command,
+                image=project,
+                limits=asked,
+                namespace=namespace,
+                annotations=notes,
+            )
+        )
+        cluster.wait_for_pod(name, namespace, "Succeeded", 120)
+    card = agent.gpunode()[0]["memory"]
+    seen = {name: json.loads(cluster.kubectl("logs", name, "-n", namespace)) for name in shapes}
+    assert seen == {
+        "whole": [card],
+        "shared": [card // 2] * 2,
+        "sliced": [10 * MEMORY_UNIT],
+        "halves": [10 * MEMORY_UNIT] * 2,
+    }
+    agent.until(lambda: not agent.holders(), "pods that have ended hold nothing")
+
+
+def test_a_shell_without_environment_is_held_to_its_slice(
+    cluster: Cluster, namespace: str, agent: Agent, project: str
+) -> None:
+    run_pod(
+        cluster,
+        namespace,
+        "one",
+        image=project,
+        limits=limits(vcuda_memory=4),
+        command=["/bin/sh", "-c", "trap exit TERM; sleep 2147483647 & wait"],
+    )
+    python = cluster.kubectl("exec", "one", "-n", namespace, "--", "sh", "-c", "command -v python3")
+    command = ["env", "-i", python.strip(), "-c", LOOK]
+    told = cluster.kubectl("exec", "one", "-n", namespace, "--", *command)
+    assert json.loads(told) == [4 * MEMORY_UNIT]
+    (grant,) = agent.grants().values()
+    assert [part.memory_bytes for part in grant.slices] == [1024 * MIB]
+
+
+def test_init_and_main_containers_share_what_the_pod_has(
+    cluster: Cluster, namespace: str, agent: Agent, project: str
+) -> None:
+    one = pod("one", ["python3", "-c", LOOK], image=project, namespace=namespace)
+    main = one["spec"]["containers"][0]
+    main["resources"] = {"limits": limits(vcuda_memory=UNITS)}
+    one["spec"]["initContainers"] = [
+        {**main, "name": "first", "resources": {"limits": limits(vcuda_memory=UNITS - 6)}}
+    ]
+    cluster.apply(one)
+    cluster.wait_for_pod("one", namespace, "Succeeded", 120)
+    told = [
+        json.loads(cluster.kubectl("logs", "one", "-c", name, "-n", namespace))
+        for name in ("first", "main")
+    ]
+    assert told == [[(UNITS - 6) * MEMORY_UNIT], [UNITS * MEMORY_UNIT]]
+
+
+def test_a_kubelet_that_restarts_loses_nothing(
+    cluster: Cluster, namespace: str, agent: Agent
+) -> None:
+    asked = {"a": limits(sgpu=2), "b": limits(vcuda_memory=9, vcuda_core=5), "c": limits(gpu=1)}
+    for name, counts in asked.items():
+        run_pod(cluster, namespace, name, limits=counts)
+    agent.until(lambda: set(agent.holders()) == set(asked), "all are told of")
+    before, grants = agent.holders(), set(agent.grants())
+    for _ in range(20):
+        agent.node.kubelet.restart()
+        agent.server.wait_ready()
+    cluster.wait_ready()
+    agent.until_counts(gpu=1, sgpu=4, vcuda_memory=86)
+    assert {restarts_of(cluster, namespace, name) for name in asked} == {("Running", 0)}
+    assert agent.holders() == before
+    assert set(agent.grants()) == grants
+    delete_pod(cluster, namespace, *asked)
+    agent.until_counts(gpu=4, sgpu=8, vcuda_memory=344)
+    run_pod(cluster, namespace, "after", limits=limits(gpu=4))
+
+
+def test_an_agent_killed_while_pods_come_leaks_nothing(
+    cluster: Cluster, namespace: str, agent: Agent
+) -> None:
+    names = [f"p{number}" for number in range(12)]
+    for name in names:
+        cluster.apply(pod(name, limits=limits(vcuda_memory=9, vcuda_core=5), namespace=namespace))
+        if name in {"p3", "p8"}:
+            agent.server.kill()
+            agent.start()
+
+    def phases() -> dict[str, str]:
+        found = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+        return {one["metadata"]["name"]: one["status"]["phase"] for one in found}
+
+    agent.until(lambda: set(phases().values()) <= {"Running", "Failed"}, "all are decided", 120)
+    running = {name for name, phase in phases().items() if phase == "Running"}
+    assert len(running) >= 8, "only those that came in the moment of a kill may be turned down"
+    agent.until(lambda: set(agent.holders()) == running, "those that run are told of")
+    assert len(agent.grants()) == len(running)
+    delete_pod(cluster, namespace, *names)
+    agent.until_counts(gpu=4, sgpu=8, vcuda_memory=344, vcuda_core=400)
+    agent.until(lambda: not agent.grants() and not agent.holders(), "all is given back")
+
+
+def test_an_arbiter_that_is_killed_comes_back(
+    cluster: Cluster, namespace: str, agent: Agent, project: str
+) -> None:
+    idle = ["/bin/sh", "-c", "trap exit TERM; sleep 2147483647 & wait"]
+    run_pod(cluster, namespace, "one", image=project, command=idle, limits=limits(vcuda_memory=4))
+    before = agent.arbiter()
+    assert before
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in before:
+            os.kill(pid, number)
+    agent.until(lambda: agent.arbiter() not in {None, before}, "another arbiter answers")
+    told = cluster.kubectl("exec", "one", "-n", namespace, "--", "python3", "-c", LOOK)
+    assert json.loads(told) == [4 * MEMORY_UNIT]
+
+
+def test_a_gpu_turns_sick_and_well_again(cluster: Cluster, namespace: str, agent: Agent) -> None:
+    run_pod(cluster, namespace, "one", limits=limits(vcuda_memory=5))
+    agent.until(lambda: "one" in agent.holders(), "the pod is told of")
+    (index,) = agent.holders()["one"]
+    health = agent.state / "machine" / "health"
+    with health.open("a") as file:
+        file.write(f"{index} lost\n")
+    agent.until_counts(gpu=3, sgpu=6, vcuda_memory=3 * UNITS + 5)
+    assert agent.gpunode()[index]["healthy"] is False
+    agent.until(
+        lambda: "GPUUnhealthy" in dict(agent.events(namespace, "one")), "the pod is told why"
+    )
+    assert restarts_of(cluster, namespace, "one") == ("Running", 0)
+    with health.open("a") as file:
+        file.write(f"{index} well\n")
+    agent.until_counts(gpu=3, sgpu=6, vcuda_memory=4 * UNITS)
+
+
+def test_a_running_pod_is_resized(
+    cluster: Cluster, namespace: str, agent: Agent, project: str
+) -> None:
+    idle = ["/bin/sh", "-c", "trap exit TERM; sleep 2147483647 & wait"]
+    asked = limits(vcuda_memory=4, vcuda_core=10)
+    run_pod(cluster, namespace, "one", image=project, command=idle, limits=asked)
+
+    def annotate(text: str) -> None:
+        cluster.kubectl("annotate", "pod", "one", text, "--overwrite", f"-n={namespace}")
+
+    def answered(reason: str, words: str) -> None:
+        agent.until(
+            lambda: any(
+                why == reason and words in text for why, text in agent.events(namespace, "one")
+            ),
+            f"{reason}: {words}",
+        )
+
+    annotate("aliquot.io/memory=2GiB")
+    answered("Resized", "memory 1 GiB to 2 GiB")
+    told = cluster.kubectl("exec", "one", "-n", namespace, "--", "python3", "-c", LOOK)
+    assert json.loads(told) == [8 * MEMORY_UNIT]
+    agent.until_counts(vcuda_memory=344 - 4)
+    annotate("aliquot.io/memory=400GiB")
+    answered("ResizeRefused", "of memory left")
+    annotate("aliquot.io/policy=hardly")
+    answered("BadAnnotation", "hardly")
+
+
+def test_what_makes_no_sense_is_refused_with_an_event(
+    cluster: Cluster, namespace: str, agent: Agent
+) -> None:
+    cluster.apply(pod("core", limits=limits(vcuda_core=30), namespace=namespace))
+    agent.until(
+        lambda: "CoreWithoutMemory" in dict(agent.events(namespace, "core")), "an event says why"
+    )
+    with pytest.raises(ClusterError, match="UnexpectedAdmissionError"):
+        cluster.wait_for_pod("core", namespace, "Running")

@@ -1,0 +1,155 @@
+"""Requests to the API server: what is asked, what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from aliquot.kubernetes.api.client import ApiError, Client, connect
+from aliquot.kubernetes.api.objects import (
+    GPU_NODES,
+    LEASES,
+    PODS,
+    Binding,
+    GpuNode,
+    Lease,
+    LeaseSpec,
+    Meta,
+    Target,
+)
+from aliquot.kubernetes.gpunode import GpuNodeStatus, NodeGpu
+from aliquot.model.errors import AliquotError
+from kubernetes.fake_api import FakeApi
+
+
+def lease(name: str, holder: str = "") -> Lease:
+    return Lease(Meta(name=name, namespace="ns"), LeaseSpec(holder_identity=holder))
+
+
+def test_a_list_is_fetched_in_pages() -> None:
+    async def play() -> None:
+        api = FakeApi()
+        for number in range(7):
+            api.put("pods", {"metadata": {"name": f"p{number}", "namespace": "ns"}})
+        api.faults.page = 3
+        async with api.serving(), api.client() as client:
+            found = await client.list(PODS)
+            assert [one.metadata.name for one in found.items] == [f"p{n}" for n in range(7)]
+            assert found.version == str(api.version)
+            assert len(api.requests) == 3
+
+    asyncio.run(play())
+
+
+def test_objects_are_made_read_replaced_patched_and_deleted() -> None:
+    async def play(client: Client, api: FakeApi) -> None:
+        made = await client.create(LEASES, lease("one", "me"))
+        assert api.all("leases")[0]["kind"] == "Lease"
+        await client.replace(LEASES, made)
+        with pytest.raises(ApiError) as refused:
+            await client.replace(LEASES, made)
+        assert refused.value.conflict
+        patch = {"spec": {"holderIdentity": "you"}}
+        patched = await client.patch(LEASES, "one", patch, namespace="ns")
+        assert patched.spec.holder_identity == "you"
+        assert await client.get(LEASES, "one", "ns") == patched
+        await client.delete(LEASES, "one", "ns")
+        await client.delete(LEASES, "one", "ns")
+        with pytest.raises(ApiError) as missing:
+            await client.get(LEASES, "one", "ns")
+        assert missing.value.not_found
+        assert "leases 'one' not found" in missing.value.message
+        assert (missing.value.status, missing.value.reason) == (404, "NotFound")
+
+    _with_server(play)
+
+
+def test_a_binding_gives_a_pod_its_node_and_annotations_once() -> None:
+    async def play(client: Client, api: FakeApi) -> None:
+        api.put("pods", {"metadata": {"name": "p", "namespace": "ns", "uid": "u1"}})
+        binding = Binding(
+            Meta(name="p", namespace="ns", uid="u1", annotations={"plan": "x"}), Target("n1")
+        )
+        await client.bind(binding)
+        pod = await client.get(PODS, "p", "ns")
+        assert (pod.spec.node_name, pod.metadata.annotations) == ("n1", {"plan": "x"})
+        with pytest.raises(ApiError) as refused:
+            await client.bind(binding)
+        assert refused.value.conflict
+
+    _with_server(play)
+
+
+def test_a_nodes_gpus_are_read_as_they_were_written() -> None:
+    async def play(client: Client, _: FakeApi) -> None:
+        status = GpuNodeStatus(gpus=(NodeGpu(0, "GPU-0", "H100", 80 << 30, kind="sliced"),))
+        await client.create(GPU_NODES, GpuNode(Meta(name="n1"), status))
+        assert (await client.get(GPU_NODES, "n1")).status == status
+
+    _with_server(play)
+
+
+def test_a_server_that_is_away_is_told_from_one_that_refuses() -> None:
+    async def play(client: Client, api: FakeApi) -> None:
+        api.faults.refuse = lambda *_: 503
+        with pytest.raises(ApiError) as busy:
+            await client.get(PODS, "p", "ns")
+        assert busy.value.passing
+        api.faults.refuse = lambda *_: 403
+        with pytest.raises(ApiError) as forbidden:
+            await client.get(PODS, "p", "ns")
+        assert not forbidden.value.passing
+
+    _with_server(play)
+
+    async def away() -> None:
+        api = FakeApi()
+        async with api.serving():
+            client = api.client()
+        with pytest.raises(ApiError) as gone:
+            await client.get(PODS, "p", "ns")
+        assert gone.value.passing
+        assert gone.value.status == 0
+        await client.close()
+
+    asyncio.run(away())
+
+
+def test_a_kubeconfig_names_the_server_and_the_namespace(tmp_path: Path) -> None:
+    async def play(api: FakeApi) -> None:
+        file = tmp_path / "config"
+        file.write_text(
+            f"""
+apiVersion: v1
+current-context: c
+clusters: [{{name: k, cluster: {{server: "{api.url}"}}}}]
+contexts: [{{name: c, context: {{cluster: k, user: u, namespace: mine}}}}]
+users: [{{name: u, user: {{token: secret}}}}]
+"""
+        )
+        async with connect(file) as client:
+            assert client.namespace == "mine"
+            assert (await client.list(PODS)).items == []
+
+    async def serve() -> None:
+        api = FakeApi()
+        async with api.serving():
+            await play(api)
+
+    asyncio.run(serve())
+
+
+def test_no_way_to_the_server_is_said(tmp_path: Path) -> None:
+    with pytest.raises(AliquotError, match="--kubeconfig"):
+        connect(tmp_path / "missing")
+
+
+def _with_server(play: object) -> None:
+    async def run() -> None:
+        api = FakeApi()
+        async with api.serving(), api.client() as client:
+            await play(client, api)  # type: ignore[operator]
+
+    asyncio.run(run())

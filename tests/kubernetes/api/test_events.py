@@ -1,0 +1,140 @@
+"""Events reach the API server, add up, and never hold up or fail who records them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from aliquot.kubernetes.api import events
+from aliquot.kubernetes.api.events import Recorder
+from aliquot.kubernetes.api.objects import PODS, Meta, Pod
+from kubernetes.fake_api import FakeApi, until
+
+POD = Pod(Meta(name="p", namespace="ns", uid="u1"))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def recording(api: FakeApi, clock: Clock | None = None) -> AsyncIterator[Recorder]:
+    async with api.serving(), api.client() as client:
+        recorder = Recorder(client, "tester", now=clock or Clock())
+        writing = asyncio.create_task(recorder.run())
+        yield recorder
+        writing.cancel()
+        await asyncio.wait([writing])
+
+
+def test_an_event_names_its_object_its_reason_and_who_says_so() -> None:
+    async def play() -> None:
+        api = FakeApi()
+        async with recording(api) as recorder:
+            recorder.record(PODS, POD, "Warning", "NoRoom", "no GPU has room")
+            await until(lambda: api.all("events"))
+        (event,) = api.all("events")
+        assert event["involvedObject"]["name"] == "p"
+        assert event["involvedObject"]["uid"] == "u1"
+        assert event["metadata"]["namespace"] == "ns"
+        assert (event["type"], event["reason"]) == ("Warning", "NoRoom")
+        assert event["message"] == "no GPU has room"
+        assert event["source"]["component"] == "tester"
+        assert event["count"] == 1
+
+    asyncio.run(play())
+
+
+def test_the_same_event_again_counts_up() -> None:
+    async def play() -> None:
+        api, clock = FakeApi(), Clock()
+        async with recording(api, clock) as recorder:
+            recorder.record(PODS, POD, "Warning", "NoRoom", "no GPU has room")
+            await until(lambda: api.all("events"))
+            for _ in range(5):
+                recorder.record(PODS, POD, "Warning", "NoRoom", "no GPU has room")
+            clock.now += events.AGAIN
+            recorder.record(PODS, POD, "Warning", "NoRoom", "no GPU has room")
+            await until(lambda: api.all("events")[0]["count"] == 7)
+            assert [method for method, _ in api.requests] == ["POST", "PATCH"]
+        assert len(api.all("events")) == 1
+
+    asyncio.run(play())
+
+
+def test_an_object_with_too_many_events_is_held_to_a_rate() -> None:
+    async def play() -> None:
+        api, clock = FakeApi(), Clock()
+        other = Pod(Meta(name="q", namespace="ns", uid="u2"))
+        async with recording(api, clock) as recorder:
+            for number in range(events.BURST + 5):
+                recorder.record(PODS, POD, "Normal", "Noise", f"number {number}")
+            recorder.record(PODS, other, "Normal", "Calm", "still heard")
+            assert recorder.dropped == 5
+            clock.now += events.REFILL
+            recorder.record(PODS, POD, "Normal", "Noise", "one more")
+            await until(lambda: len(api.all("events")) == events.BURST + 2)
+
+    asyncio.run(play())
+
+
+def test_what_was_recorded_before_the_end_is_written() -> None:
+    async def play() -> None:
+        api = FakeApi()
+        async with recording(api) as recorder:
+            recorder.record(PODS, POD, "Normal", "Early", "first")
+            await until(lambda: api.all("events"))
+            for number in range(3):
+                recorder.record(PODS, POD, "Normal", "Late", f"number {number}")
+        assert len(api.all("events")) == 4
+
+    asyncio.run(play())
+
+
+def test_a_server_that_is_away_for_a_moment_gets_the_event_later() -> None:
+    async def play() -> None:
+        api = FakeApi()
+        answers = [503, 503]
+        api.faults.refuse = lambda *_: answers.pop() if answers else None
+        async with recording(api) as recorder:
+            recorder.record(PODS, POD, "Normal", "Patient", "in the end")
+            await until(lambda: api.all("events"))
+        assert recorder.dropped == 0
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("code", [403, 404])
+def test_a_refusal_is_counted_and_stops_nobody(code: int) -> None:
+    async def play() -> None:
+        api = FakeApi()
+        api.faults.refuse = lambda *_: code
+        async with recording(api) as recorder:
+            recorder.record(PODS, POD, "Normal", "Refused", "never")
+            await until(lambda: recorder.dropped == 1)
+            api.faults.refuse = lambda *_: None
+            recorder.record(PODS, POD, "Normal", "Heard", "now")
+            await until(lambda: api.all("events"))
+
+    asyncio.run(play())
+
+
+def test_a_full_queue_drops_and_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "QUEUE", 2)
+
+    async def play() -> None:
+        api = FakeApi()
+        async with api.client() as client:
+            recorder = Recorder(client, "tester")
+            for number in range(5):
+                recorder.record(PODS, POD, "Normal", "Many", f"number {number}")
+            assert recorder.dropped == 3
+
+    asyncio.run(play())

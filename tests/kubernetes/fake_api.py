@@ -1,0 +1,342 @@
+"""An API server on loopback that speaks lists, watches and writes, and can misbehave on purpose.
+
+It keeps every change with its version, as etcd does: a watch is told all that came after the
+version it names, or 410 where that was compacted. Objects are plain JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import uvicorn
+from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.kubeconfig import KubeConfig
+from lightkube.config.models import Cluster, User
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from aliquot.kubernetes.api.client import Client
+from aliquot.kubernetes.api.objects import ApiObject, Resource
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Change:
+    """One entry of the log."""
+
+    version: int
+    type: str
+    plural: str
+    object: Json
+
+
+@dataclass
+class Faults:
+    """What goes wrong next, each as often as it says."""
+
+    list_fails: int = 0
+    page: int = 0  # no more than so many objects in a page
+    cut_line: bool = False  # the next line is sent by half, and the stream ends
+    garbage: bool = False  # the next line is none
+    repeat: int = 0  # how many of the last lines are sent again after the next one
+    refuse: Callable[[str, str], int | None] = field(default=lambda _method, _path: None)
+
+
+class FakeApi:
+    """The truth, its log, and the streams that follow it."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.url = ""
+        self._port = port
+        self._more = asyncio.Event()
+        self._cuts = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """As new, on the same port."""
+        self.objects: dict[tuple[str, str, str], Json] = {}  # plural, namespace, name
+        self.log: list[Change] = []
+        self.version = 100
+        self.compacted = 0
+        self.faults = Faults()
+        self.requests: list[tuple[str, str]] = []
+        self._uids = itertools.count(1)
+        self.cut()
+
+    # --- the truth ----------------------------------------------------------------------------
+
+    def put(self, plural: str, one: Json) -> Json:
+        """Make an object, or change it."""
+        meta = one["metadata"]
+        key = (plural, meta.get("namespace", ""), meta["name"])
+        before = self.objects.get(key)
+        self.version += 1
+        kept = copy.deepcopy(one)
+        kept["metadata"]["resourceVersion"] = str(self.version)
+        old = before["metadata"]["uid"] if before else f"uid-{next(self._uids)}"
+        kept["metadata"].setdefault("uid", old)
+        self.objects[key] = kept
+        self._tell("MODIFIED" if before else "ADDED", plural, kept)
+        return kept
+
+    def delete(self, plural: str, name: str, namespace: str = "") -> Json | None:
+        gone = self.objects.pop((plural, namespace, name), None)
+        if gone is not None:
+            self.version += 1
+            gone = copy.deepcopy(gone)
+            gone["metadata"]["resourceVersion"] = str(self.version)
+            self._tell("DELETED", plural, gone)
+        return gone
+
+    def all(self, plural: str) -> list[Json]:
+        return [one for (kind, _, _), one in self.objects.items() if kind == plural]
+
+    def _tell(self, type_: str, plural: str, one: Json) -> None:
+        self.log.append(Change(self.version, type_, plural, one))
+        self._wake()
+
+    # --- misbehaviour -------------------------------------------------------------------------
+
+    def compact(self) -> None:
+        """Forget all versions before this one."""
+        self.compacted = self.version
+
+    def cut(self) -> None:
+        """End all streams."""
+        self._cuts += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        self._more.set()
+        self._more = asyncio.Event()
+
+    # --- the server ---------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[FakeApi]:
+        config = uvicorn.Config(
+            Starlette(routes=[Route("/{path:path}", self._answer, methods=METHODS)]),
+            host="127.0.0.1",
+            port=self._port,
+            log_level="critical",
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=120,
+        )
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server._serve())
+        while not server.started:
+            await asyncio.sleep(0.001)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        try:
+            yield self
+        finally:
+            self.cut()
+            server.should_exit = True
+            await task
+
+    def client(self) -> Client:
+        config = KubeConfig.from_one(cluster=Cluster(server=self.url), user=User()).get()
+        assert config is not None
+        return Client(AsyncClient(config, ConnectionParams(trust_env=False)), "default")
+
+    async def _answer(self, request: Request) -> Response:
+        where = _Where.of(request.url.path)
+        self.requests.append((request.method, request.url.path))
+        refused = self.faults.refuse(request.method, request.url.path)
+        if refused is not None:
+            return _status(refused, "Refused", "as the test says")
+        if request.method == "GET" and not where.name:
+            if request.query_params.get("watch"):
+                return self._watch(request, where)
+            return self._list(request, where)
+        body = json.loads(await request.body() or b"{}")
+        return getattr(self, f"_{request.method.lower()}")(where, body)  # type: ignore[no-any-return]
+
+    def _list(self, request: Request, where: _Where) -> Response:
+        if self.faults.list_fails:
+            self.faults.list_fails -= 1
+            return _status(500, "InternalError", "the list failed")
+        found = [one for key, one in sorted(self.objects.items()) if where.holds(key)]
+        found = [one for one in found if _selected(one, request)]
+        start = int(request.query_params.get("continue", "0"))
+        size = self.faults.page or int(request.query_params.get("limit", "500"))
+        meta = {"resourceVersion": str(self.version)}
+        if start + size < len(found):
+            meta["continue"] = str(start + size)
+        return JSONResponse({"metadata": meta, "items": found[start : start + size]})
+
+    def _watch(self, request: Request, where: _Where) -> Response:
+        since = int(request.query_params["resourceVersion"])
+        if since < self.compacted:
+            gone = {"type": "ERROR", "object": {"code": 410, "reason": "Expired"}}
+            return Response(json.dumps(gone) + "\n")
+        return StreamingResponse(self._follow(since, where, request))
+
+    async def _follow(self, since: int, where: _Where, request: Request) -> AsyncIterator[bytes]:
+        cuts, sent = self._cuts, [b""]
+        yield b"\n"
+        while self._cuts == cuts:
+            more = self._more
+            for change in [one for one in self.log if one.version > since]:
+                since = change.version
+                line = where.line(change, request)
+                if line is None:
+                    continue
+                if self.faults.cut_line:
+                    self.faults.cut_line = False
+                    yield line[: len(line) // 2]
+                    return
+                if self.faults.garbage:
+                    self.faults.garbage = False
+                    yield b"{nonsense\n"
+                    return
+                sent.append(line)
+                yield line
+                for again in sent[-1 - self.faults.repeat : -1] if self.faults.repeat else ():
+                    yield again
+                self.faults.repeat = 0
+            mark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(since)}}}
+            yield json.dumps(mark).encode() + b"\n"
+            if self._more is more:
+                await more.wait()
+
+    def _get(self, where: _Where, _: Json) -> Response:
+        one = self.objects.get(where.key)
+        return JSONResponse(one) if one else _missing(where)
+
+    def _post(self, where: _Where, body: Json) -> Response:
+        if where.sub == "binding":
+            return self._bind(where, body)
+        key = (where.plural, where.namespace, body["metadata"]["name"])
+        if key in self.objects:
+            return _status(409, "AlreadyExists", f"{key[2]} exists")
+        body["metadata"].setdefault("namespace", where.namespace)
+        return JSONResponse(self.put(where.plural, body), 201)
+
+    def _bind(self, where: _Where, body: Json) -> Response:
+        pod = copy.deepcopy(self.objects.get(where.key))
+        if pod is None:
+            return _missing(where)
+        if pod.get("spec", {}).get("nodeName"):
+            return _status(409, "Conflict", "the pod has a node already")
+        if body["metadata"].get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
+            return _status(409, "Conflict", "the pod is another one")
+        pod.setdefault("spec", {})["nodeName"] = body["target"]["name"]
+        pod["metadata"].setdefault("annotations", {}).update(
+            body["metadata"].get("annotations", {})
+        )
+        self.put(where.plural, pod)
+        return _status(201, "", "bound")
+
+    def _put(self, where: _Where, body: Json) -> Response:
+        one = self.objects.get(where.key)
+        if one is None:
+            return _missing(where)
+        version = body["metadata"].get("resourceVersion")
+        if version and version != one["metadata"]["resourceVersion"]:
+            return _status(409, "Conflict", f"{where.name} has changed")
+        return JSONResponse(self.put(where.plural, body))
+
+    def _patch(self, where: _Where, body: Json) -> Response:
+        one = self.objects.get(where.key)
+        if one is None:
+            return _missing(where)
+        return JSONResponse(self.put(where.plural, _merged(one, body)))
+
+    def _delete(self, where: _Where, _: Json) -> Response:
+        gone = self.delete(where.plural, where.name, where.namespace)
+        return JSONResponse(gone) if gone else _missing(where)
+
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+@dataclass(frozen=True)
+class _Where:
+    plural: str
+    namespace: str
+    name: str
+    sub: str
+
+    @classmethod
+    def of(cls, path: str) -> _Where:
+        parts = path.strip("/").split("/")
+        parts = parts[2:] if parts[0] == "api" else parts[3:]
+        namespace = ""
+        if parts[0] == "namespaces" and len(parts) > 2:
+            namespace, parts = parts[1], parts[2:]
+        plural, name, sub = (*parts, "", "")[:3]
+        return cls(plural, namespace, name, sub)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.plural, self.namespace, self.name
+
+    def holds(self, key: tuple[str, str, str]) -> bool:
+        return key[0] == self.plural and self.namespace in {"", key[1]}
+
+    def line(self, change: Change, request: Request) -> bytes | None:
+        meta = change.object["metadata"]
+        if not self.holds((change.plural, meta.get("namespace", ""), meta["name"])):
+            return None
+        if not _selected(change.object, request):
+            return None
+        return json.dumps({"type": change.type, "object": change.object}).encode() + b"\n"
+
+
+def _selected(one: Json, request: Request) -> bool:
+    """`spec.nodeName=x` and `a=b` are all that is understood."""
+    wanted = request.query_params.get("fieldSelector", "")
+    if wanted.startswith("spec.nodeName="):
+        node = one.get("spec", {}).get("nodeName", "")
+        if node != wanted.removeprefix("spec.nodeName="):
+            return False
+    labels = request.query_params.get("labelSelector", "")
+    name, _, value = labels.partition("=")
+    return not labels or one["metadata"].get("labels", {}).get(name) == value
+
+
+def _merged(one: Json, patch: Json) -> Json:
+    result = copy.deepcopy(one)
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, dict) and isinstance(result.get(name), dict):
+            result[name] = _merged(result[name], value)
+        else:
+            result[name] = copy.deepcopy(value)
+    return result
+
+
+def _status(code: int, reason: str, message: str) -> Response:
+    body = {"kind": "Status", "code": code, "reason": reason, "message": message}
+    return JSONResponse(body, code)
+
+
+def _missing(where: _Where) -> Response:
+    return _status(404, "NotFound", f"{where.plural} {where.name!r} not found")
+
+
+def as_json(of: Resource[Any], one: ApiObject) -> Json:
+    return {"apiVersion": of.api_version, "kind": of.kind, **msgspec.to_builtins(one)}
+
+
+async def until(predicate: Callable[[], object], seconds: float = 20.0) -> None:
+    """Return as soon as it is so; fail if it is not within that time."""
+    async with asyncio.timeout(seconds):
+        while not predicate():
+            await asyncio.sleep(0.002)

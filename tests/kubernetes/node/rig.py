@@ -1,0 +1,215 @@
+"""A node in pieces: an API server and a kubelet that are played, and the agent as a program."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import urllib.request
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import support
+from aliquot.kubernetes.api.objects import PODS
+from aliquot.model.errors import ArbiterError
+from aliquot.slices import control
+from conftest import aliquot_command
+from kubernetes.fake_api import FakeApi, as_json
+from kubernetes.node.fake_kubelet import FakeKubelet
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from aliquot.kubernetes.api.objects import Pod
+    from aliquot.model import Grant
+
+NODE = "n1"
+NAMES = tuple(f"aliquot.io/{name}" for name in ("gpu", "sgpu", "vcuda-core", "vcuda-memory"))
+
+
+class Node:
+    """One node; its agent is started and killed at will."""
+
+    def __init__(self, folder: Path, api: FakeApi, shape: str, shares: int) -> None:
+        self.api = api
+        self.kubelet = FakeKubelet(folder / "kubelet")
+        self.folder = folder
+        self.state = folder / "state"
+        self.home = folder / "home"
+        self.port = _free_port()
+        self._shape = shape
+        self._shares = shares
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._kubeconfig = folder / "kubeconfig"
+        self._kubeconfig.write_text(json.dumps(_kubeconfig(api.url)))
+
+    # --- the agent --------------------------------------------------------------------------------
+
+    def start_agent(self, *options: str) -> None:
+        with (self.folder / "agent.log").open("ab") as log:
+            self._agent = subprocess.Popen(
+                [
+                    *(aliquot_command(), "node", "--node-name", NODE),
+                    *("--simulate", self._shape, "--shares", str(self._shares)),
+                    *("--state", str(self.state), "--home", str(self.home)),
+                    *("--kubelet-dir", str(self.folder / "kubelet")),
+                    *("--kubeconfig", str(self._kubeconfig)),
+                    *("--host", "127.0.0.1", "--port", str(self.port)),
+                    *options,
+                ],
+                env=support.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    async def ready(self) -> None:
+        """The agent serves pods."""
+        await self.until(lambda: self.page("/readyz") == "ok\n")
+        await self.kubelet.until_registered(*NAMES)
+
+    def kill_agent(self) -> None:
+        assert self._agent
+        self._agent.kill()
+        self._agent.wait(20)
+        self._agent = None
+
+    async def end_agent(self) -> int:
+        assert self._agent
+        self._agent.terminate()
+        code = await asyncio.to_thread(self._agent.wait, 20)
+        self._agent = None
+        return code
+
+    def log(self) -> str:
+        return (self.folder / "agent.log").read_text()
+
+    def page(self, path: str) -> str | None:
+        with suppress(OSError):
+            url = f"http://127.0.0.1:{self.port}{path}"
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                return str(answer.read().decode())
+        return None
+
+    # --- pods -------------------------------------------------------------------------------------
+
+    def bind(self, pod: Pod) -> None:
+        """The API server has the pod, on this node."""
+        one = as_json(PODS, pod)
+        one["spec"]["nodeName"] = NODE
+        self.api.put("pods", one)
+
+    def annotate(self, pod: Pod, **notes: str) -> None:
+        one = self.api.objects["pods", pod.metadata.namespace, pod.metadata.name]
+        known = one["metadata"].setdefault("annotations", {})
+        known.update({f"aliquot.io/{name}": value for name, value in notes.items()})
+        self.api.put("pods", one)
+
+    def set_phase(self, pod: Pod, phase: str) -> None:
+        one = self.api.objects["pods", pod.metadata.namespace, pod.metadata.name]
+        one["status"] = {"phase": phase}
+        self.api.put("pods", one)
+
+    async def run(self, pod: Pod) -> None:
+        """Bound, admitted, and all its containers started once, in their order."""
+        self.bind(pod)
+        await self.kubelet.admit(pod)
+        for one in (*pod.spec.init_containers, *pod.spec.containers):
+            await self.kubelet.start_container(pod, one.name)
+
+    def end(self, pod: Pod) -> None:
+        self.kubelet.forget(pod)
+        self.api.delete("pods", pod.metadata.name, pod.metadata.namespace)
+
+    # --- what is so -------------------------------------------------------------------------------
+
+    async def until(self, predicate: Callable[[], object], seconds: float = 60.0) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not await asyncio.to_thread(predicate):
+            late = asyncio.get_running_loop().time() > deadline
+            assert not late, f"not so within {seconds} s: {predicate}\n{self.log()[-4000:]}"
+            await asyncio.sleep(0.01)
+
+    def counts(self) -> dict[str, int]:
+        """As the kubelet has them, by short names."""
+        found = self.kubelet.allocatable()
+        return {name.partition("/")[2]: count for name, count in found.items()}
+
+    def grants(self) -> dict[str, Grant]:
+        return {grant.name: grant for grant in control.status(self.state).grants}
+
+    def arbiter_pid(self) -> int | None:
+        with suppress(ArbiterError):
+            return control.status(self.state).pid
+        return None
+
+    def gpunode(self) -> dict[str, Any]:
+        one = self.api.objects.get(("gpunodes", "", NODE))
+        return one.get("status", {}) if one else {}
+
+    def gpunode_memory(self) -> int:
+        """Of its first GPU."""
+        return int(control.status(self.state).gpus[0].gpu.memory_bytes)
+
+    def holders(self) -> dict[str, list[tuple[int, int]]]:
+        """By pod: GPU and bytes, as the GPUNode says."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for gpu in self.gpunode().get("gpus", ()):
+            for part in gpu.get("grants", ()):
+                found.setdefault(part["pod"], []).append((gpu["index"], part["memory"]))
+        return found
+
+    def events(self, pod: Pod | None = None) -> list[tuple[str, str]]:
+        return [
+            (one["reason"], one["message"])
+            for one in self.api.all("events")
+            if pod is None or one["involvedObject"]["name"] == pod.metadata.name
+        ]
+
+    def close(self) -> None:
+        if self._agent:
+            self._agent.kill()
+            self._agent.wait(20)
+        with suppress(OSError, ValueError):
+            os.kill(int((self.state / "arbiter.pid").read_text("ascii")), signal.SIGTERM)
+            support.wait_until(lambda: not control.answers(self.state))
+
+
+@asynccontextmanager
+async def a_node(
+    folder: Path, shape: str = "t4:4", shares: int = 2, *, agent: bool = True
+) -> AsyncIterator[Node]:
+    """A node with a kubelet that runs and, unless told otherwise, an agent that serves."""
+    api = FakeApi()
+    async with api.serving():
+        node = Node(folder, api, shape, shares)
+        await node.kubelet.start()
+        try:
+            if agent:
+                node.start_agent()
+                await node.ready()
+            yield node
+        finally:
+            node.close()
+            await node.kubelet.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _kubeconfig(url: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": {"server": url}}],
+        "users": [{"name": "test", "user": {}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    }

@@ -1,0 +1,435 @@
+"""The agent as a program, between a kubelet and an API server that are played."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from aliquot.kubernetes.names import MEMORY_UNIT
+from aliquot.kubernetes.plan import ContainerPlan, Plan
+from aliquot.model import Policy, Priority
+from aliquot.slices import control
+from kubernetes.builders import container, make_pod
+from kubernetes.node.fake_kubelet import AdmissionError
+from kubernetes.node.rig import NAMES, Node, a_node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+    from typing import Any
+
+    from aliquot.kubernetes.api.objects import Pod
+
+UNITS = 58  # of a T4
+
+
+def on_node(
+    test: Callable[[Node], Coroutine[Any, Any, None]], folder: Path, **options: Any
+) -> None:
+    async def run() -> None:
+        async with a_node(folder, **options) as node:
+            await test(node)
+
+    asyncio.run(run())
+
+
+def grant_of(node: Node, pod: Pod, name: str = "main") -> str:
+    """The name of a container's grant, by what is mounted into it."""
+    mounts = node.kubelet.response(pod, name).mounts
+    (source,) = [str(one.host_path) for one in mounts if one.container_path == "/run/aliquot/grant"]
+    return source.rpartition("/")[2]
+
+
+def test_the_mixed_deployment_example_number_by_number(short_tmp: Path) -> None:
+    async def example(node: Node) -> None:
+        async def counts(gpu: int, sgpu: int, memory: int) -> None:
+            wanted = {"gpu": gpu, "sgpu": sgpu, "vcuda-memory": memory}
+            await node.until(lambda: wanted.items() <= node.counts().items())
+
+        shared, sliced, whole = (
+            make_pod("shared", sgpu=2),
+            make_pod("sliced", memory=10),
+            make_pod("whole", gpu=1),
+        )
+        await counts(4, 8, 344)
+        await node.run(shared)
+        await counts(2, 8, 172)
+        await node.run(sliced)
+        await counts(1, 6, 172)
+        await node.run(whole)
+        await counts(1, 4, 86)
+        for pod in (sliced, shared, whole):
+            node.end(pod)
+        await counts(4, 8, 344)
+        await node.until(lambda: not node.grants() and not node.holders())
+
+    on_node(example, short_tmp, shape="rtx6000:4")
+
+
+def test_a_container_gets_its_own_grant_and_different_cards(short_tmp: Path) -> None:
+    async def shares(node: Node) -> None:
+        pod = make_pod("a", sgpu=3)
+        await node.run(pod)
+        grant = node.grants()[grant_of(node, pod)]
+        assert len({part.gpu_uuid for part in grant.slices}) == 3
+        assert {part.memory_bytes for part in grant.slices} == {node.gpunode_memory() // 2}
+        assert node.kubelet.response(pod, "main").envs == {"NVIDIA_VISIBLE_DEVICES": "void"}
+        await node.until(lambda: len(node.holders().get("a", ())) == 3)
+
+    on_node(shares, short_tmp)
+
+
+def test_slices_are_split_evenly_and_have_what_the_pod_says(short_tmp: Path) -> None:
+    async def slices(node: Node) -> None:
+        notes = {"aliquot.io/gpus": "2", "aliquot.io/policy": "hard"}
+        pod = make_pod("a", memory=20, core=60, annotations=notes)
+        await node.run(pod)
+        grant = node.grants()[grant_of(node, pod)]
+        assert [part.memory_bytes for part in grant.slices] == [10 * MEMORY_UNIT] * 2
+        assert {part.compute_percent for part in grant.slices} == {30}
+        assert {part.policy for part in grant.slices} == {Policy.HARD}
+
+    on_node(slices, short_tmp)
+
+
+def test_the_plan_decides_the_cards(short_tmp: Path) -> None:
+    async def planned(node: Node) -> None:
+        await node.until(lambda: len(node.gpunode().get("gpus", ())) == 4)
+        uuid = node.gpunode()["gpus"][3]["uuid"]
+        plan = Plan({"main": ContainerPlan("sliced", (uuid,), 5 * MEMORY_UNIT)})
+        pod = make_pod("a", memory=5, annotations={"aliquot.io/plan": plan.encode()})
+        await node.run(pod)
+        await node.until(lambda: node.holders() == {"a": [(3, 5 * MEMORY_UNIT)]})
+        assert ("EqualCompute",) in [event[:1] for event in node.events(pod)]
+
+    on_node(planned, short_tmp)
+
+
+def test_pods_of_one_size_that_were_taken_for_each_other_are_put_right(short_tmp: Path) -> None:
+    async def swapped(node: Node) -> None:
+        notes = {"aliquot.io/priority": "background"}
+        first, second = make_pod("first", memory=7), make_pod("second", memory=7, annotations=notes)
+        node.bind(first)
+        node.bind(second)
+        await node.kubelet.admit(second)  # the agent takes it for the first
+        await node.kubelet.admit(first)
+        for pod in (first, second):
+            await node.kubelet.start_container(pod, "main")
+        grants = node.grants()
+        (part,) = grants[grant_of(node, second)].slices
+        assert part.priority is Priority.BACKGROUND
+        (part,) = grants[grant_of(node, first)].slices
+        assert part.priority is Priority.NORMAL
+        node.end(first)
+        await node.until(lambda: list(node.holders()) == ["second"])
+        assert list(node.grants()) == [grant_of(node, second)]
+
+    on_node(swapped, short_tmp)
+
+
+def test_an_init_containers_part_is_its_pods(short_tmp: Path) -> None:
+    async def init(node: Node) -> None:
+        first = container("first", memory=UNITS - 1, core=10)
+        pod = make_pod("a", container("main", memory=UNITS, core=20), init=(first,))
+        node.bind(pod)
+        await node.kubelet.admit(pod)
+        assert node.counts()["vcuda-memory"] == 4 * UNITS
+        await node.kubelet.start_container(pod, "first")
+        assert list(node.grants()) == [grant_of(node, pod, "first")]
+        await node.kubelet.start_container(pod, "main")
+        assert list(node.grants()) == [grant_of(node, pod, "main")]
+        await node.kubelet.start_container(pod, "first")  # the pod begins again
+        assert list(node.grants()) == [grant_of(node, pod, "first")]
+        (part,) = node.grants()[grant_of(node, pod, "first")].slices
+        assert (part.memory_bytes, part.compute_percent) == ((UNITS - 1) * MEMORY_UNIT, 10)
+        other = make_pod("b", gpu=3)
+        await node.run(other)
+
+    on_node(init, short_tmp)
+
+
+def test_containers_with_the_same_ids_have_one_grant(short_tmp: Path) -> None:
+    async def same(node: Node) -> None:
+        first = container("first", memory=9, core=10)
+        pod = make_pod("a", container("main", memory=9, core=40), init=(first,))
+        await node.run(pod)
+        assert grant_of(node, pod, "first") == grant_of(node, pod, "main")
+        (part,) = node.grants()[grant_of(node, pod)].slices
+        assert (part.memory_bytes, part.compute_percent) == (9 * MEMORY_UNIT, 40)
+
+    on_node(same, short_tmp)
+
+
+def test_a_pod_that_nobody_told_of_is_served_as_its_resources_say(short_tmp: Path) -> None:
+    async def alone(node: Node) -> None:
+        pod = make_pod("static", memory=4, core=25)
+        await node.kubelet.admit(pod)
+        await node.kubelet.start_container(pod, "main")
+        (part,) = node.grants()[grant_of(node, pod)].slices
+        assert (part.memory_bytes, part.compute_percent) == (4 * MEMORY_UNIT, 25)
+        node.bind(pod)  # its mirror
+        node.set_phase(pod, "Running")
+        await node.until(lambda: list(node.holders()) == ["static"])
+
+    on_node(alone, short_tmp)
+
+
+def test_what_makes_no_sense_is_refused_with_an_event(short_tmp: Path) -> None:
+    async def bad(node: Node) -> None:
+        core_alone, too_much = make_pod("core", core=30), make_pod("much", memory=UNITS + 1)
+        for pod, words in (
+            (core_alone, "asks for aliquot.io/vcuda-core: 30 and for no memory"),
+            (too_much, "no room for"),
+        ):
+            node.bind(pod)
+            with pytest.raises(AdmissionError, match=words):
+                await node.kubelet.admit(pod)
+            await node.until(lambda: any(words in text for _, text in node.events(pod)))  # noqa: B023
+            node.end(pod)
+        assert node.counts()["vcuda-memory"] == 4 * UNITS
+
+    on_node(bad, short_tmp)
+
+
+def test_kubelets_come_and_go_and_nothing_is_lost(short_tmp: Path) -> None:
+    async def restarts(node: Node) -> None:
+        pods = [make_pod("a", sgpu=1), make_pod("b", memory=3, core=5), make_pod("c", gpu=1)]
+        for pod in pods:
+            await node.run(pod)
+        await node.until(lambda: len(node.holders()) == 3)
+        before, ids = node.counts(), [node.kubelet.ids(pod) for pod in pods]
+        slowest = 0.0
+        for _ in range(20):
+            await node.kubelet.stop()
+            await node.kubelet.start()
+            began = time.monotonic()
+            await node.kubelet.until_registered(*NAMES)
+            slowest = max(slowest, time.monotonic() - began)
+            assert node.counts() == before
+        assert slowest < 1, "a busy machine may take longer than the 100 ms of an idle one"
+        assert ids == [node.kubelet.ids(pod) for pod in pods]
+        another = make_pod("d", memory=2)
+        await node.run(another)
+        for pod in (*pods, another):
+            node.end(pod)
+        await node.until(lambda: node.counts()["gpu"] == 4 and not node.grants())
+
+    on_node(restarts, short_tmp)
+
+
+def test_an_agent_that_starts_again_knows_what_pods_hold(short_tmp: Path) -> None:
+    async def again(node: Node) -> None:
+        pods = [make_pod("a", sgpu=2), make_pod("b", memory=30, core=10)]
+        for pod in pods:
+            await node.run(pod)
+        await node.until(lambda: len(node.holders()) == 2)
+        before, holders, grants = node.counts(), node.holders(), set(node.grants())
+        node.kill_agent()
+        gone = make_pod("gone", gpu=1)
+        assert control.answers(node.state), "the arbiter goes on"
+        node.start_agent()
+        await node.ready()
+        assert node.counts() == before
+        assert set(node.grants()) == grants
+        node.end(pods[0])
+        await node.run(gone)
+        await node.until(lambda: {"b", "gone"} == set(node.holders()))
+        assert node.holders()["b"] == holders["b"]
+
+    on_node(again, short_tmp)
+
+
+def test_an_agent_killed_during_allocate_leaks_nothing(short_tmp: Path) -> None:
+    async def killed(node: Node) -> None:
+        rng = random.Random(5)  # noqa: S311 - chance, not secrets
+        running: list[Pod] = []
+        for number in range(6):
+            pod = make_pod(f"p{number}", memory=3 + number, core=5)
+            node.bind(pod)
+            admission = asyncio.create_task(node.kubelet.admit(pod))
+            await asyncio.sleep(rng.uniform(0, 0.008))
+            node.kill_agent()
+            try:
+                await asyncio.wait_for(admission, 20)
+                running.append(pod)
+            except AdmissionError:
+                node.set_phase(pod, "Failed")
+            node.start_agent()
+            await node.ready()
+        for pod in running:
+            await node.kubelet.start_container(pod, "main")
+        names = {pod.metadata.name for pod in running}
+        await node.until(lambda: set(node.holders()) == names)
+        assert {grant_of(node, pod) for pod in running} == set(node.grants())
+        held = sum(int(pod.spec.containers[0].resources.limits[NAMES[3]]) for pod in running)
+        sizes = [size for parts in node.holders().values() for _, size in parts]
+        assert sum(sizes) == held * MEMORY_UNIT
+        for pod in running:
+            node.end(pod)
+        await node.until(lambda: node.counts()["vcuda-memory"] == 4 * UNITS and not node.grants())
+        await node.run(make_pod("after", gpu=4))
+
+    on_node(killed, short_tmp)
+
+
+def test_an_arbiter_that_is_killed_comes_back_with_all_grants(short_tmp: Path) -> None:
+    async def arbiter(node: Node) -> None:
+        pod = make_pod("a", memory=5)
+        await node.run(pod)
+        seen = control.status(node.state)
+        for pid in (seen.pid, int(seen.answer["serving_pid"])):
+            os.kill(pid, signal.SIGSTOP)
+        for pid in (seen.pid, int(seen.answer["serving_pid"])):
+            os.kill(pid, signal.SIGKILL)
+        await node.until(lambda: node.arbiter_pid() not in {None, seen.pid})
+        await node.run(make_pod("b", memory=6))
+        assert len(node.grants()) == 2
+        node.end(pod)
+        await node.until(lambda: len(node.grants()) == 1)
+
+    on_node(arbiter, short_tmp)
+
+
+def test_a_gpu_turns_sick_and_well_again(short_tmp: Path) -> None:
+    async def sick(node: Node) -> None:
+        pod = make_pod("a", memory=5)
+        await node.run(pod)
+        await node.until(lambda: bool(node.holders()))
+        ((index, _),) = node.holders()["a"]
+        with (node.state / "machine" / "health").open("a") as health:
+            health.write(f"{index} lost\n")
+        await node.until(lambda: node.counts()["vcuda-memory"] == 3 * UNITS + 5)
+        assert node.counts()["gpu"] == 3
+        await node.until(lambda: node.gpunode()["gpus"][index].get("healthy") is False)
+        assert node.holders()["a"] == [(index, 5 * MEMORY_UNIT)]
+        assert "GPUUnhealthy" in [reason for reason, _ in node.events(pod)]
+        await node.kubelet.start_container(pod, "main")  # what it holds is its own
+        with (node.state / "machine" / "health").open("a") as health:
+            health.write(f"{index} well\n")
+        await node.until(lambda: node.counts()["vcuda-memory"] == 4 * UNITS)
+        await node.until(lambda: "healthy" not in node.gpunode()["gpus"][index])
+
+    on_node(sick, short_tmp)
+
+
+def test_a_running_pod_is_resized_by_its_annotations(short_tmp: Path) -> None:
+    async def resize(node: Node) -> None:
+        pod, other = make_pod("a", memory=10, core=20), make_pod("b", memory=20)
+        await node.run(pod)
+        await node.run(other)
+        name = grant_of(node, pod)
+
+        async def answered(reason: str, words: str) -> None:
+            await node.until(
+                lambda: any(why == reason and words in text for why, text in node.events(pod))
+            )
+
+        node.annotate(pod, memory="5GiB", compute="50", priority="latency")
+        await answered("Resized", "memory 2.5 GiB to 5 GiB, compute 20% to 50%")
+        (part,) = node.grants()[name].slices
+        assert (part.memory_bytes, part.compute_percent) == (20 * MEMORY_UNIT, 50)
+        assert part.priority is Priority.LATENCY
+        await node.until(lambda: node.counts()["vcuda-memory"] == 4 * UNITS - 10)
+        node.annotate(pod, memory=str(UNITS))
+        await answered("ResizeRefused", "of memory left")
+        node.annotate(pod, memory="lots")
+        await answered("BadAnnotation", "'lots', which makes no sense")
+        (part,) = node.grants()[name].slices
+        assert part.memory_bytes == 20 * MEMORY_UNIT
+        node.annotate(pod, memory="4")
+        await answered("Resized", "memory 5 GiB to 1 GiB")
+        await node.until(lambda: node.counts()["vcuda-memory"] == 4 * UNITS)
+        await node.until(
+            lambda: [size for _, size in node.holders().get("a", ())] == [10 * MEMORY_UNIT]
+        )
+
+    on_node(resize, short_tmp)
+
+
+def test_pods_are_served_while_the_api_server_is_away(short_tmp: Path) -> None:
+    async def away(node: Node) -> None:
+        known = make_pod("known", memory=5)
+        node.bind(known)
+        await node.kubelet.admit(known)
+        node.api.faults.refuse = lambda _method, _path: 503
+        node.api.cut()
+        await node.kubelet.start_container(known, "main")
+        later = make_pod("later", sgpu=1)
+        await node.kubelet.admit(later)
+        await node.kubelet.start_container(later, "main")
+        assert len(node.grants()) == 2
+        node.bind(later)
+        node.api.faults.refuse = lambda _method, _path: None
+        node.set_phase(later, "Running")
+        await node.until(lambda: set(node.holders()) == {"known", "later"})
+
+    on_node(away, short_tmp)
+
+
+def test_who_uses_a_gpu_without_a_grant_is_told_of(short_tmp: Path, native_dir: Path) -> None:
+    program = (
+        "import ctypes, sys\n"
+        "cuda = ctypes.CDLL('libcuda.so.1')\n"
+        "context = ctypes.c_void_p()\n"
+        "assert cuda.cuInit(0) == 0\n"
+        "assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0\n"
+        "print('here', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+
+    async def stranger(node: Node) -> None:
+        env = {
+            "LD_LIBRARY_PATH": str(native_dir / "sim"),
+            "ALIQUOT_SIMULATE": "t4:4",
+            "ALIQUOT_SIMULATE_STATE": str(node.state / "machine"),
+        }
+        with subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdout
+            assert process.stdout.readline() == b"here\n"
+            await node.until(
+                lambda: any(
+                    reason == "Stranger" and f"process {process.pid}" in text
+                    for reason, text in node.events()
+                )
+            )
+            process.kill()
+
+    on_node(stranger, short_tmp)
+
+
+def test_metrics_can_be_read_by_prometheus(short_tmp: Path) -> None:
+    async def metrics(node: Node) -> None:
+        await node.run(make_pod("a", memory=5))
+        page = await asyncio.to_thread(node.page, "/metrics")
+        assert page
+        found = {family.name: family for family in text_string_to_metric_families(page)}
+        free = {
+            one.labels["resource"]: one.value for one in found["aliquot_node_units_free"].samples
+        }
+        assert free["aliquot.io/vcuda-memory"] == 4 * UNITS - 5
+        (info,) = found["aliquot_container_info"].samples
+        assert (info.labels["pod"], info.labels["container"]) == ("a", "main")
+        assert found["aliquot_arbiter_up"].samples[0].value == 1
+        calls = {
+            one.labels["call"]
+            for one in found["aliquot_node_call_seconds"].samples
+            if one.name.endswith("_count")
+        }
+        assert calls == {"Allocate", "PreStart"}
+        assert await node.end_agent() == 0
+
+    on_node(metrics, short_tmp)

@@ -1,0 +1,282 @@
+"""What is shipped fits what it ships: the chart, its manifest, dashboard, examples and page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from aliquot import __version__
+from aliquot.cli.app import app
+from aliquot.kubernetes.api.objects import GPU_NODES
+from aliquot.kubernetes.gpunode import GpuNodeStatus
+from aliquot.kubernetes.pods import requests_of
+from aliquot.kubernetes.presets import PRESETS
+from kubernetes import chart
+from kubernetes.builders import pod_of
+from kubernetes.shipped import (
+    container_of,
+    event_reasons,
+    extender_of,
+    find,
+    metric_names,
+    pod_in,
+    shape_of_schema,
+    shape_of_type,
+)
+
+DEPLOY = chart.ROOT / "deploy"
+EXAMPLES = chart.ROOT / "examples" / "kubernetes"
+PAGE = chart.ROOT / "docs" / "kubernetes.md"
+TAINT = "aliquot.io/gpu"
+
+
+@pytest.fixture(scope="module")
+def helm() -> None:
+    """Helm is there; where it is not, only a machine that checks changes must have it."""
+    try:
+        chart.find_helm()
+    except chart.NoHelmError as error:
+        if os.environ.get("ALIQUOT_REQUIRE_CLUSTER"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def manifest() -> chart.Objects:
+    return chart.objects(chart.MANIFEST.read_text("utf-8"))
+
+
+# --- the chart ------------------------------------------------------------------------------------
+
+
+def test_the_manifest_is_what_the_chart_renders(helm: None) -> None:
+    assert chart.static_manifest() == chart.MANIFEST.read_text("utf-8"), "make manifest"
+
+
+def test_helm_finds_nothing_wrong_with_the_chart(helm: None) -> None:
+    assert "0 chart(s) failed" in chart.helm("lint", "--strict", str(chart.CHART))
+
+
+def test_every_switch_of_the_chart_renders(helm: None) -> None:
+    switches = ["serviceMonitor", "networkPolicy", "quota"]
+    objects = chart.objects(chart.render(*(f"{one}.enabled=true" for one in switches)))
+    kinds = {one["kind"] for one in objects}
+    assert {"ServiceMonitor", "NetworkPolicy", "ResourceQuota", "Secret"} <= kinds
+    assert "Namespace" not in kinds
+    objects = chart.objects(chart.render("kubeScheduler.enabled=false", "crds.install=false"))
+    names = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    assert not {kind for kind, _ in names} & {"CustomResourceDefinition", "ConfigMap"}
+    assert not {name for _, name in names if "kube-scheduler" in name}
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        ("colour=red", "'colour' not allowed"),
+        ("node.share=2", "'share' not allowed"),
+        ("node.shares=0", "minimum"),
+        ("node.simulate=8xH100", "pattern"),
+        ("presets={aliquot,hami}", "value must be one of"),
+        ("presets={tuya,nvidia}", "both use nvidia.com/gpu"),
+        ("kubeScheduler.extenderTimeout=5", "pattern|want string"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(helm: None, value: str, complaint: str) -> None:
+    with pytest.raises(chart.HelmError, match=complaint):
+        chart.render(value)
+
+
+def test_the_extender_is_told_every_name_of_the_chosen_presets(helm: None) -> None:
+    objects = chart.objects(chart.render("presets={aliquot,nvidia,aliyun}"))
+    managed = [one["name"] for one in extender_of(objects)["managedResources"]]
+    chosen = (PRESETS[name] for name in ("aliquot", "nvidia", "aliyun"))
+    assert managed == [name for preset in chosen for name in preset.resources]
+
+
+def test_the_chart_knows_the_names_of_every_preset() -> None:
+    (known,) = chart.objects((chart.CHART / "files" / "presets.yaml").read_text("utf-8"))
+    assert known == {name: list(one.resources) for name, one in PRESETS.items()}
+
+
+def test_kube_scheduler_has_the_version_of_its_cluster(helm: None) -> None:
+    objects = chart.objects(chart.render(kubernetes="v1.33.7-gke.1234"))
+    container = container_of(find(objects, "Deployment", "aliquot-kube-scheduler"))
+    assert container["image"].endswith(":v1.33.7")
+
+
+def test_the_chart_has_the_version_of_the_program() -> None:
+    (about,) = chart.objects((chart.CHART / "Chart.yaml").read_text("utf-8"))
+    assert about["appVersion"] == __version__
+
+
+# --- the manifest ---------------------------------------------------------------------------------
+
+
+def test_the_manifest_has_no_key_in_it(manifest: chart.Objects) -> None:
+    assert "Secret" not in {one["kind"] for one in manifest}
+    assert "PRIVATE KEY" not in chart.MANIFEST.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("DaemonSet", "aliquot-node"), ("Deployment", "aliquot-scheduler")]
+)
+def test_every_option_that_is_given_exists(manifest: chart.Objects, kind: str, name: str) -> None:
+    container = container_of(find(manifest, kind, name))
+    program, command = container["command"]
+    assert program == "aliquot"
+    commands = typer.main.get_command(app)
+    known = {opt for one in commands.commands[command].params for opt in one.opts}  # type: ignore[attr-defined]
+    assert {argument.partition("=")[0] for argument in container["args"]} <= known
+
+
+def test_only_the_agent_is_privileged(manifest: chart.Objects) -> None:
+    for one in manifest:
+        if one["kind"] not in {"DaemonSet", "Deployment"}:
+            continue
+        limits = container_of(one)["securityContext"]
+        assert limits["readOnlyRootFilesystem"]
+        if one["kind"] == "Deployment":
+            assert limits["runAsNonRoot"]
+            assert limits["capabilities"] == {"drop": ["ALL"]}
+            assert "hostPID" not in one["spec"]["template"]["spec"]
+
+
+def test_nobody_may_do_everything(manifest: chart.Objects) -> None:
+    rules = [
+        rule for one in manifest if one["kind"] in {"ClusterRole", "Role"} for rule in one["rules"]
+    ]
+    said = {word for rule in rules for words in rule.values() for word in words}
+    assert not {"*", "secrets", "pods/exec", "nodes", "delete"} & said
+
+
+def test_the_custom_resource_has_the_fields_of_the_agents_word(manifest: chart.Objects) -> None:
+    crd = find(manifest, "CustomResourceDefinition", "gpunodes.aliquot.io")["spec"]
+    assert crd["names"]["kind"] == GPU_NODES.kind
+    assert crd["names"]["plural"] == GPU_NODES.plural
+    (version,) = crd["versions"]
+    assert f"{crd['group']}/{version['name']}" == GPU_NODES.api_version
+    status = version["schema"]["openAPIV3Schema"]["properties"]["status"]
+    assert shape_of_schema(status) == shape_of_type(GpuNodeStatus)
+
+
+def test_the_custom_resource_is_found_where_it_is_looked_for() -> None:
+    there = (DEPLOY / "crds" / "gpunode.yaml").read_text("utf-8")
+    assert there == (chart.CHART / "files" / "gpunode.yaml").read_text("utf-8")
+
+
+# --- the dashboard --------------------------------------------------------------------------------
+
+
+def test_every_metric_of_the_dashboard_exists() -> None:
+    dashboard = (DEPLOY / "grafana" / "aliquot.json").read_text("utf-8")
+    named = set(re.findall(r"\baliquot_[a-z0-9_]+", dashboard))
+    assert len(named) > 20
+    assert named <= metric_names()
+
+
+def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
+    dashboard = json.loads((DEPLOY / "grafana" / "aliquot.json").read_text("utf-8"))
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert max(x for x, _ in cells) < 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+# --- the examples and the page --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "gpus", "memory", "compute"),
+    [
+        ("half-cards", "shared", 2, 40, 0),
+        ("slice", "sliced", 1, 8, 30),
+        ("whole", "whole", 4, 80, 100),
+        ("resize", "sliced", 1, 8, 30),
+        ("several", "sliced", 2, 10, 25),
+    ],
+)
+def test_an_example_asks_for_what_it_says(
+    name: str, kind: str, gpus: int, memory: int, compute: int
+) -> None:
+    (one,) = chart.objects((EXAMPLES / f"{name}.yaml").read_text("utf-8"))
+    (request,) = requests_of(pod_of(pod_in(one)))
+    gib = 1 << 30
+    assert (request.kind, request.gpus, request.compute) == (kind, gpus, compute)
+    assert request.memory_of(80 * gib, 2) == memory * gib
+
+
+def test_every_example_is_tried() -> None:
+    tried = {"half-cards", "slice", "whole", "resize", "several"}
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == tried
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_example_goes_through_our_scheduler_to_tainted_nodes(path: Path) -> None:
+    for one in chart.objects(path.read_text("utf-8")):
+        spec = pod_in(one)["spec"]
+        assert spec["schedulerName"] == "aliquot"
+        assert {"key": TAINT, "operator": "Exists"} in spec["tolerations"]
+
+
+def test_the_pages_first_pod_asks_for_two_half_cards() -> None:
+    (text,) = re.findall(r"<<'EOF'\n(.*?)\n\s*EOF", PAGE.read_text("utf-8"), re.DOTALL)
+    (pod,) = chart.objects(text)
+    (request,) = requests_of(pod_of(pod))
+    assert (request.kind, request.gpus) == ("shared", 2)
+
+
+def test_the_pages_extender_is_the_charts(manifest: chart.Objects) -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    (config,) = chart.objects(text)
+    assert config["percentageOfNodesToScore"] == 100
+    (told,) = config["extenders"]
+    ours = extender_of(manifest)
+    for one in (told, ours):
+        one.pop("urlPrefix")
+        one["tlsConfig"].pop("caFile")
+    assert told == ours
+
+
+def test_the_page_names_every_preset_and_its_resources() -> None:
+    page = PAGE.read_text("utf-8")
+    for name, preset in PRESETS.items():
+        rows = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        assert len(rows) == 1, name
+        for resource in preset.resources:
+            assert f"`{resource}`" in rows[0]
+
+
+def test_the_page_names_every_metric_of_agent_and_extender() -> None:
+    page = PAGE.read_text("utf-8")
+    ours = ("aliquot_node_", "aliquot_scheduler_")
+    named = {name for name in metric_names() if name.startswith(ours)}
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in named}
+    assert {name for name in families if f"`{name}`" not in page} == set()
+
+
+def test_the_page_explains_every_reason_that_events_give() -> None:
+    page = PAGE.read_text("utf-8")
+    reasons = event_reasons()
+    assert {"NoRoom", "BadAnnotation", "Resized", "GPUUnhealthy"} <= reasons
+    assert {reason for reason in reasons if f"`{reason}`" not in page} == set()
+
+
+def test_the_image_is_made_of_files_that_are_there() -> None:
+    lines = (chart.ROOT / "Containerfile").read_text("utf-8").splitlines()
+    copied = [line.split()[1:-1] for line in lines if re.match(r"COPY (?!--from)", line)]
+    sources = {name for names in copied for name in names}
+    assert sources == {name for name in sources if (chart.ROOT / name).exists()}
+    let_in = (chart.ROOT / ".dockerignore").read_text("utf-8").split()
+    assert sources == {name.removeprefix("!") for name in let_in if name.startswith("!")}

@@ -1,0 +1,143 @@
+"""Other people's manifests, as their own projects document them, mean what they mean there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aliquot.kubernetes.pods import BadRequestError, ContainerRequest, requests_of
+from aliquot.kubernetes.presets import ALIQUOT, ALIYUN, NVIDIA, PRESETS, TENCENT, TUYA, Preset
+from kubernetes.builders import CARD, GIB, pod_of
+
+MIB = 1 << 20
+
+
+def manifest(
+    limits: dict[str, int], *, requests: bool = False, notes: dict[str, str] | None = None
+) -> dict[str, Any]:
+    resources: dict[str, Any] = {"limits": limits}
+    if requests:
+        resources["requests"] = limits
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "gpu-pod", "annotations": notes or {}},
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [{"name": "main", "image": "x", "resources": resources}],
+        },
+    }
+
+
+def only(preset: Preset, what: dict[str, Any]) -> ContainerRequest:
+    (one,) = requests_of(pod_of(what), (preset,))
+    return one
+
+
+def test_gpu_manager_a_part_of_a_card_in_units_of_256_mib() -> None:
+    limits = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 30}
+    notes = {"tencent.com/vcuda-core-limit": "50"}
+    one = only(TENCENT, manifest(limits, requests=True, notes=notes))
+    assert (one.kind, one.gpus, one.memory, one.compute) == ("sliced", 1, 7680 * MIB, 50)
+    assert dict(one.units) == limits
+
+
+def test_gpu_manager_a_hundred_core_is_a_whole_card_whatever_the_memory() -> None:
+    limits = {"tencent.com/vcuda-core": 200, "tencent.com/vcuda-memory": 60}
+    one = only(TENCENT, manifest(limits, requests=True))
+    assert (one.kind, one.gpus) == ("whole", 2)
+    assert dict(one.units) == limits
+    with pytest.raises(BadRequestError, match="multiple of 100"):
+        only(TENCENT, manifest({"tencent.com/vcuda-core": 150, "tencent.com/vcuda-memory": 6}))
+
+
+def test_tuya_whole_cards_two_halves_and_units() -> None:
+    assert only(TUYA, manifest({"nvidia.com/gpu": 1})).kind == "whole"
+    halves = only(TUYA, manifest({"tuya.com/sgpu": 2}))
+    assert (halves.kind, halves.gpus, halves.memory_of(CARD, 2)) == ("shared", 2, CARD // 2)
+    part = only(TUYA, manifest({"tuya.com/vcuda-memory": 10, "tuya.com/vcuda-core": 20}))
+    assert (part.kind, part.memory, part.compute) == ("sliced", 2560 * MIB, 20)
+
+
+def test_hami_memory_in_mib_and_cores_of_each_card() -> None:
+    limits = {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}
+    one = only(NVIDIA, manifest(limits))
+    assert (one.kind, one.gpus, one.memory, one.compute) == ("sliced", 2, 3000 * MIB, 30)
+    # Memory in MiB is far too many ids: the kubelet sees the cards alone.
+    assert one.units == (("nvidia.com/gpu", 2),)
+
+
+def test_hami_quantities_as_the_api_server_writes_them() -> None:
+    what = manifest({})
+    limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3k"}
+    what["spec"]["containers"][0]["resources"]["limits"] = limits
+    assert only(NVIDIA, what).memory == 3000 * MIB
+
+
+def test_hami_a_percentage_of_the_memory_of_whatever_card() -> None:
+    limits = {"nvidia.com/gpu": 2, "nvidia.com/gpumem-percentage": 50, "nvidia.com/gpucores": 30}
+    one = only(NVIDIA, manifest(limits))
+    assert (one.kind, one.memory_percent, one.compute) == ("sliced", 50, 30)
+    assert one.memory_of(CARD, 2) == CARD // 2
+
+
+def test_hami_all_of_a_card_is_a_whole_card() -> None:
+    every = {"nvidia.com/gpu": 2, "nvidia.com/gpumem-percentage": 100, "nvidia.com/gpucores": 100}
+    assert only(NVIDIA, manifest(every)).kind == "whole"
+    assert only(NVIDIA, manifest({"nvidia.com/gpu": 2})).kind == "whole"
+    cores = only(NVIDIA, manifest({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30}))
+    assert (cores.kind, cores.memory_of(CARD, 2), cores.compute) == ("sliced", CARD, 30)
+
+
+def test_hami_card_types_are_chosen_by_annotation() -> None:
+    notes = {"nvidia.com/use-gputype": "A100,V100"}
+    assert only(NVIDIA, manifest({"nvidia.com/gpu": 2}, notes=notes)).models == {"A100", "V100"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"nvidia.com/gpumem": 3000}, "Add nvidia.com/gpu"),
+        ({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 101}, "more than all of a card"),
+        (
+            {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1, "nvidia.com/gpumem-percentage": 1},
+            "memory twice",
+        ),
+    ],
+)
+def test_hami_nonsense_is_refused(limits: dict[str, int], said: str) -> None:
+    with pytest.raises(BadRequestError, match=said):
+        only(NVIDIA, manifest(limits))
+
+
+def test_gpushare_memory_in_gib() -> None:
+    one = only(ALIYUN, manifest({"aliyun.com/gpu-mem": 3}))
+    assert (one.kind, one.gpus, one.memory, one.compute) == ("sliced", 1, 3 * GIB, 0)
+
+
+def test_our_own_two_half_cards() -> None:
+    one = only(ALIQUOT, manifest({"aliquot.io/sgpu": 2}))
+    assert (one.kind, one.gpus) == ("shared", 2)
+
+
+def test_a_preset_says_which_names_the_kubelet_sees() -> None:
+    seen = {name: set(one.roles) for name, one in PRESETS.items()}
+    assert seen == {
+        "aliquot": {
+            "aliquot.io/gpu",
+            "aliquot.io/sgpu",
+            "aliquot.io/vcuda-core",
+            "aliquot.io/vcuda-memory",
+        },
+        "tencent": {"tencent.com/vcuda-core", "tencent.com/vcuda-memory"},
+        "tuya": {
+            "nvidia.com/gpu",
+            "tuya.com/sgpu",
+            "tuya.com/vcuda-core",
+            "tuya.com/vcuda-memory",
+        },
+        "nvidia": {"nvidia.com/gpu"},
+        "aliyun": {"aliyun.com/gpu-mem"},
+    }
+    assert NVIDIA.roles == {"nvidia.com/gpu": "slot"}
