@@ -27,7 +27,7 @@ LEFT_OUT := build/left-out.txt
 
 .PHONY: help setup build demo test lint format test-python test-native test-shares test-storm test-gpu fuzz bench clean
 .PHONY: test-cluster kubernetes manifest cluster cluster-down
-.PHONY: packages test-packages cluster-packages
+.PHONY: packages test-packages proto cluster-packages
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -99,6 +99,10 @@ fuzz: ## the fuzzers, FUZZ_SECONDS each
 
 bench: build/native-plain ## what Aliquot costs a program (docs/measured.md)
 	$(BIN)/python bench/native/cost.py --build build/native-plain
+
+proto: build ## make the kubelet's messages from their .proto files again
+	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src \
+		src/aliquot/kubernetes/kubelet/*.proto
 
 # Programs that keep simulated GPUs busy need the machine for themselves.
 test-shares: build ## compute shares on simulated GPUs, one test after the other

@@ -238,7 +238,7 @@ def _summary(name: str, took: Rows) -> dict[str, float]:
 
 def serve_api(port: int) -> None:
     async def run() -> None:
-        api = FakeApi(port)
+        api = FakeApi(port, bookmarks=False)
         async with api.serving():
             await asyncio.Event().wait()
 

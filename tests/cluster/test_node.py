@@ -13,6 +13,7 @@ import pytest
 from aliquot.kubernetes.names import MEMORY_UNIT
 from cluster.agent import Agent
 from cluster.cluster import Cluster
+from cluster.images import busybox
 from cluster.manifests import pod
 from cluster.registry import ClusterError
 from support import MIB
@@ -259,6 +260,31 @@ def test_a_running_pod_is_resized(
     answered("ResizeRefused", "of memory left")
     annotate("aliquot.io/policy=hardly")
     answered("BadAnnotation", "hardly")
+
+
+def test_a_program_that_slips_past_its_slice_is_told_of(
+    cluster: Cluster, namespace: str, agent: Agent, project: str
+) -> None:
+    program = LOOK.replace('"libcuda.so.1"', '"/usr/local/aliquot/driver/libcuda.so.1"')
+    program = program.replace("    assert cuda.cuMemAlloc", "    #").replace(
+        "range(count.value)", "[0]"
+    )
+    command = ["python3", "-c", f"{program}\nimport time; time.sleep(3600)"]
+    run_pod(
+        cluster, namespace, "one", image=project, command=command, limits=limits(vcuda_memory=4)
+    )
+    agent.until(lambda: "SlippedPast" in dict(agent.events(namespace, "one")), "an event says so")
+
+
+def test_an_image_that_no_driver_can_run_in_is_told_of(
+    cluster: Cluster, namespace: str, agent: Agent
+) -> None:
+    image = busybox()
+    image.name = "aliquot.test/musl:1"
+    image.add_text("/lib/ld-musl-x86_64.so.1", "")
+    cluster.load(image)
+    run_pod(cluster, namespace, "one", image=image.name, limits=limits(vcuda_memory=4))
+    agent.until(lambda: "MuslImage" in dict(agent.events(namespace, "one")), "an event says so")
 
 
 def test_what_makes_no_sense_is_refused_with_an_event(

@@ -56,9 +56,10 @@ class Faults:
 class FakeApi:
     """The truth, its log, and the streams that follow it."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, *, bookmarks: bool = True) -> None:
         self.url = ""
         self._port = port
+        self._bookmarks = bookmarks  # after each change; a real one sends them once a minute
         self._more = asyncio.Event()
         self._cuts = 0
         self.reset()
@@ -210,7 +211,8 @@ class FakeApi:
                     yield again
                 self.faults.repeat = 0
             mark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(since)}}}
-            yield json.dumps(mark).encode() + b"\n"
+            if self._bookmarks:
+                yield json.dumps(mark).encode() + b"\n"
             if self._more is more:
                 await more.wait()
 

@@ -123,9 +123,7 @@ def test_a_kept_grant_is_asked_for_and_ended(play: Play, short_tmp: Path) -> Non
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_an_end_says_whether_the_grant_is_gone(
-    play: Play, short_tmp: Path, *, ended: bool
-) -> None:
+def test_an_end_says_whether_the_grant_is_gone(play: Play, short_tmp: Path, *, ended: bool) -> None:
     played = play(json.dumps({"name": "a", "ended": ended, "processes": 1}).encode() + b"\n")
     assert control.end(short_tmp, "a") is ended
     assert played.questions == ["end name=a"]

@@ -15,6 +15,9 @@ from typing import Annotated
 import typer
 
 import aliquot
+from aliquot.cli import jobs_app
+from aliquot.cli import node as node_command
+from aliquot.cli import scheduler as scheduler_command
 from aliquot.cli.simulate_app import explain, simulate_app
 from aliquot.model.errors import (
     AliquotError,
@@ -368,6 +371,7 @@ def arbiter(simulate: Simulate = None) -> None:
     serve(simulate)
 
 
+jobs_app.add_to(app)
 app.add_typer(simulate_app, name="simulate")
 app.command(
     epilog=_examples(
@@ -375,3 +379,7 @@ app.command(
         "aliquot explain --nodes NODES.csv --pods PODS.csv --compute 50 --cpu 4",
     )
 )(explain)
+app.command(name="scheduler", epilog=_examples(*scheduler_command.EXAMPLES))(
+    scheduler_command.scheduler
+)
+app.command(name="node", epilog=_examples(*node_command.EXAMPLES))(node_command.node)

@@ -108,17 +108,18 @@ def find_driver(environment: Mapping[str, str] | None = None) -> Driver:
 
 
 def driver_below(root: Path) -> Driver:
-    """The driver of another file system, which is seen at `root`: a container's host."""
-    cuda, nvml = (
-        next((path for path in linker.find_below(root, name) if not is_stand_in(path)), None)
-        for name in (CUDA, NVML)
+    """The driver of another file system, which is seen at `root`: a container's host.
+
+    NVIDIA's operator has it in a file system of its own below that.
+    """
+    for place in (root, root / "run/nvidia/driver"):
+        cuda, nvml = (_first_below(place, name) for name in (CUDA, NVML))
+        if cuda is not None and nvml is not None:
+            return Driver(cuda=cuda, nvml=nvml)
+    raise NoGpuError(
+        f"no GPU driver found below {root}",
+        f"Install NVIDIA's driver there, R{OLDEST_RELEASE} or newer. {TRY_SIMULATED}",
     )
-    if cuda is None or nvml is None:
-        raise NoGpuError(
-            f"no GPU driver found below {root}",
-            f"Install NVIDIA's driver there, R{OLDEST_RELEASE} or newer. {TRY_SIMULATED}",
-        )
-    return Driver(cuda=cuda, nvml=nvml)
 
 
 def ambient_driver() -> Driver:
@@ -164,6 +165,10 @@ def is_stand_in(path: Path) -> bool:
 def _first_real(name: str, environment: Mapping[str, str]) -> Path | None:
     found = (path for path in linker.find(name, environment) if not is_stand_in(path))
     return next(found, None)
+
+
+def _first_below(root: Path, name: str) -> Path | None:
+    return next((path for path in linker.find_below(root, name) if not is_stand_in(path)), None)
 
 
 def _dotted(version: tuple[int, int]) -> str:

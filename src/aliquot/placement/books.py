@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aliquot.placement.snapshot import Hardware, Ints, NodeSpec
 
 _64_BITS = (1 << 64) - 1
+_FREE = int(Kind.FREE)  # numpy is slow with an enum's members
 
 
 class OverTakenError(Exception):
@@ -149,16 +150,22 @@ class Books:
         for placement, member in zip(one.placements, one.gang.members, strict=True):
             self.give(placement, member)
 
-    def lower_to(self, other: Books, nodes: Ints) -> None:
-        """Keep only what is left in the other books too, on these nodes."""
-        mine, theirs = self.kind[nodes], other.kind[nodes]
-        neither = (mine != Kind.FREE) & (theirs != Kind.FREE) & (mine != theirs)
-        for name in ("milli_left", "bytes_left", "cpu_left", "ram_left"):
-            kept = getattr(self, name)
-            kept[nodes] = np.minimum(kept[nodes], getattr(other, name)[nodes])
-        self.milli_left[nodes] = np.where(neither, ABSENT, self.milli_left[nodes])
-        self.kind[nodes] = np.maximum(mine, theirs)
-        self.holders[nodes] = np.maximum(self.holders[nodes], other.holders[nodes])
+    def left_on(self, nodes: Ints) -> Left:
+        """What is left on these nodes."""
+        return Left(nodes, **{name: getattr(self, name)[nodes] for name in CHANGING})
+
+    def lower_to(self, other: Left) -> None:
+        """Keep only what is left there too."""
+        nodes = other.nodes
+        kind = self.kind[nodes]
+        neither = (kind != _FREE) & (other.kind != _FREE) & (kind != other.kind)
+        milli = np.minimum(self.milli_left[nodes], other.milli_left)
+        self.milli_left[nodes] = np.where(neither, ABSENT, milli)
+        self.bytes_left[nodes] = np.minimum(self.bytes_left[nodes], other.bytes_left)
+        self.cpu_left[nodes] = np.minimum(self.cpu_left[nodes], other.cpu_left)
+        self.ram_left[nodes] = np.minimum(self.ram_left[nodes], other.ram_left)
+        self.kind[nodes] = np.maximum(kind, other.kind)
+        self.holders[nodes] = np.maximum(self.holders[nodes], other.holders)
         self._fingerprint = None
         self._note(*nodes.tolist())
 
@@ -166,6 +173,12 @@ class Books:
         """Write many placements in at once, which are known to fit."""
         self._add_all(bundle, 1)
         self.kind[bundle.gpus] = bundle.kind
+
+    def give_all(self, bundle: Bundle) -> None:
+        """Take many placements out at once."""
+        self._add_all(bundle, -1)
+        gpus = bundle.gpus
+        self.kind[gpus] = np.where(self.holders[gpus] > 0, self.kind[gpus], _FREE)
 
     def set_node(self, node: int, left: NodeLeft, spec: NodeSpec | None = None) -> None:
         """This node is now so, whatever was taken before: for books that follow a cluster.
@@ -198,12 +211,6 @@ class Books:
         column = np.arange(1, self.holders.shape[1] + 1)
         gpus = ((self.milli_left[node] + self.holders[node]) * column).sum()
         return int(gpus + self.cpu_left[node] + self.ram_left[node])
-
-    def give_all(self, bundle: Bundle) -> None:
-        """Take many placements out at once."""
-        self._add_all(bundle, -1)
-        gpus = bundle.gpus
-        self.kind[gpus] = np.where(self.holders[gpus] > 0, self.kind[gpus], Kind.FREE)
 
     def _add_all(self, bundle: Bundle, sign: int) -> None:
         self.cpu_left[bundle.nodes] -= sign * bundle.cpu
@@ -238,6 +245,19 @@ class Books:
         if len(self._changes) > 2 * keep:
             self._first_change += len(self._changes) - keep
             del self._changes[:-keep]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left on some nodes, a row for each."""
+
+    nodes: Ints
+    milli_left: Ints
+    bytes_left: Ints
+    kind: NDArray[np.int8]
+    holders: Ints
+    cpu_left: Ints
+    ram_left: Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from aliquot.placement.gangs import may_hold, plan_gang
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from aliquot.placement.books import Books
+    from aliquot.placement.books import Books, Left
     from aliquot.placement.demand import Demand, Gang
     from aliquot.placement.snapshot import Hardware
     from aliquot.placement.strategies import Strategy
@@ -55,6 +55,7 @@ class Timeline:
         self._by = by
         self._seed = seed
         self._no_room_now: set[tuple[tuple[Demand, ...], float]] = set()
+        self._falls: list[tuple[float, Left]] | None = None
         self._books = books.copy()
         self._times = sorted({now, *far, *(one.start for one in due)})
         self._ran = _Events(books.hardware)
@@ -69,11 +70,13 @@ class Timeline:
 
     def start(self, one: Running) -> None:
         """Write in what starts now; it has room."""
+        self._falls = None
         self._books.take_gang(one, known_to_fit=True)
         self._ends.add(self._moment(one.end), one)
 
     def promise(self, one: Running) -> None:
         """Write in what begins later; it has room."""
+        self._falls = None
         self.promises[one.gang.name] = one
         self._begins.add(self._moment(one.start), one)
         self._ends.add(self._moment(one.end), one)
@@ -81,6 +84,7 @@ class Timeline:
     def withdraw(self, one: Running) -> None:
         """Take a promise out again."""
         del self.promises[one.gang.name]
+        self._falls = None
         self._no_room_now.clear()
         self._begins.remove(one)
         self._ends.remove(one)
@@ -135,20 +139,26 @@ class Timeline:
 
     def _least(self, books: Books, time: float, gang: Gang) -> Books | None:
         """What is left while a gang runs, which falls where something begins; None: too little."""
-        falls = [at for at in self._begins.times if time < at < time + gang.seconds]
+        if self._falls is None:
+            self._falls = list(self._begin_by_begin())
+        end = time + gang.seconds
+        falls = [left for at, left in self._falls if time < at < end]
         if not falls:
             return books
-        least, later = books.copy(), books.copy()
-        for at in self._times[bisect_left(self._times, time) + 1 :]:
-            self._step(later, at)
-            begun = self._begins.at(at)
+        least = books.copy()
+        for left in falls:
+            least.lower_to(left)
+        return least if may_hold(least, gang) else None
+
+    def _begin_by_begin(self) -> Iterator[tuple[float, Left]]:
+        """Each moment at which promises begin, with what is left on their nodes then."""
+        last = max(self._begins.times, default=-math.inf)
+        for time, books in self._walk():
+            if time > last:
+                return
+            begun = self._begins.at(time)
             if begun is not None:
-                least.lower_to(later, begun.nodes)
-                if not may_hold(least, gang):
-                    return None
-            if at >= max(falls):
-                break
-        return least
+                yield time, books.left_on(begun.nodes)
 
     def _impossible(self) -> list[Running]:
         """The promises for which there is no room, if those that begin before them are kept."""

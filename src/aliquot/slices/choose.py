@@ -2,10 +2,10 @@
 
 A GPU has left the memory that no grant holds and no program outside every grant uses, and the
 compute time that no slice asked for; `background` slices only get what others leave, and take none
-of it. Of the GPUs that have enough left, those that are cut already come first, the tightest of them
-before the others, so that whole GPUs stay whole; one that programs outside every grant use comes
-last. Equal questions get equal answers: of equals it is the lower index. A whole GPU is one that no
-grant holds a part of, whoever uses it outside.
+of it. Of the GPUs that have enough left, those that are cut already come first, the tightest of
+them before the others, so that whole GPUs stay whole; one that programs outside every grant use
+comes last. Equal questions get equal answers: of equals it is the lower index. A whole GPU is one
+that no grant holds a part of, whoever uses it outside.
 """
 
 from __future__ import annotations

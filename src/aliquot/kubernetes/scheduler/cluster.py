@@ -16,6 +16,7 @@ import math
 import time
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -203,12 +204,16 @@ class Cluster:
     def chooser(self) -> Chooser:
         """The brain at work on the books as they are now."""
         self._forget_old()
-        if self._stale:
-            if all(self._write(name) for name in self._stale):
-                self._stale.clear()
-            else:
-                self._chooser = self._rebuilt()
+        self.bring_up_to_date(len(self._stale))
         return self._chooser
+
+    def bring_up_to_date(self, rows: int) -> None:
+        """Make so many of the rows anew that have changed: fewer are left for the next question."""
+        for name in list(islice(self._stale, rows)):
+            if not self._write(name):
+                self._chooser = self._rebuilt()
+                return
+            self._stale.discard(name)
 
     def alone(self, name: str, without: Collection[str] = ()) -> Chooser | None:
         """The brain on one node, as row 0, as it would be without what these pods have, by UID.

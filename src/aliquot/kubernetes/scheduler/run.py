@@ -1,7 +1,7 @@
 """`aliquot scheduler`, all of it together.
 
-Every replica follows the cluster; one leads and decides. Who becomes the leader reads all pods
-again before it is ready: what the one before it has bound is in their annotations.
+Every replica follows the cluster and keeps its books; one leads and decides. Who becomes the leader
+reads the pods again before it is ready: what the one before it has bound is in their annotations.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 CERTIFICATE_SECONDS = 60.0
+WARM_SECONDS = 0.2
+AT_ONCE = 100  # rows that are made before others get the loop
 KEEP_ALIVE = 120  # longer than Go's clients keep a connection: they end it, not we under a call
 
 _log = structlog.get_logger(__name__)
@@ -129,6 +131,13 @@ class Scheduler:
             tasks.create_task(self._waiting.run())
             await self._pods.wait_synced()
             await self._gpu_nodes.wait_synced()
+            rows = len(self.cluster.chooser.books.milli_left)
+            _log.info(
+                "read", nodes=len(self.cluster.nodes), rows=rows, pods=len(self._pods.objects)
+            )
+            gc.collect()
+            gc.freeze()  # what is there now stays: it need not be looked at again and again
+            tasks.create_task(self._keep_warm())
             tasks.create_task(self._elector.run())
 
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
@@ -162,14 +171,16 @@ class Scheduler:
             self._loading = asyncio.create_task(self._load())
 
     async def _load(self) -> None:
-        """Read all anew: the leader before may have bound pods that were not heard of yet."""
+        """Read the pods anew: the leader before may have bound some that were not heard of yet."""
         await self._pods.refresh()
-        await self._gpu_nodes.refresh()
-        rows = len(self.cluster.chooser.books.milli_left)  # made now, and not at the first question
-        gc.collect()
-        gc.freeze()  # what is there now stays: it need not be looked at again and again
         self._loaded = True
-        _log.info("ready", nodes=len(self.cluster.nodes), rows=rows, pods=len(self._pods.objects))
+        _log.info("ready", nodes=len(self.cluster.nodes), pods=len(self._pods.objects))
+
+    async def _keep_warm(self) -> None:
+        """Who does not lead keeps its books up to date too: it may have to at any time."""
+        while True:
+            await asyncio.sleep(WARM_SECONDS)
+            self.cluster.bring_up_to_date(AT_ONCE)
 
 
 def is_served(node: Node, resources: Iterable[str]) -> bool:

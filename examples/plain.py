@@ -1,0 +1,64 @@
+"""A plain Python program that an elastic job can run with any number of workers.
+
+    aliquot submit --workers 1..4 -- python examples/plain.py --steps 2000 --save /tmp/plain.json
+
+All workers take part in each step (here they sleep); rank 0 counts the steps, saves now and then,
+and saves at once when a change is coming. Started again, it goes on from what was saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from aliquot import worker
+
+
+def load(path: Path) -> int:
+    """The step to go on from."""
+    try:
+        return int(json.loads(path.read_text())["step"])
+    except FileNotFoundError:
+        return 0
+
+
+def save(path: Path, step: int) -> None:
+    """Save whole or not at all."""
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps({"step": step}))
+    beside.replace(path)
+
+
+def main() -> None:
+    """Work until all steps are done, or until asked to make room."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--every", type=int, default=50, help="steps between two checkpoints")
+    parser.add_argument("--seconds", type=float, default=0.05, help="how long a step takes")
+    parser.add_argument("--save", type=Path, required=True)
+    options = parser.parse_args()
+
+    rank, size = worker.rank(), worker.size()
+    step = load(options.save)
+    print(f"starts at step {step}: rank {rank} of {size}", flush=True)
+    while step < options.steps:
+        time.sleep(options.seconds)
+        step = step + 1 if rank == 0 else load(options.save)
+        if rank == 0:
+            worker.report(step=step, samples_per_second=size / options.seconds)
+            if step % options.every == 0 or step == options.steps:
+                save(options.save, step)
+        if (notice := worker.notice()) is not None:
+            if rank == 0:
+                save(options.save, step)
+            print(f"saved at step {step}: {notice.kind} to {notice.size}", flush=True)
+            worker.ready()
+            sys.exit()
+    print(f"done at step {step}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""A job: a command run by a gang whose size may move between a minimum and a maximum."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from aliquot.model.errors import BadValueError
+
+if TYPE_CHECKING:
+    from aliquot.model.request import Request
+
+MAX_WORKERS = 1024
+SIZES_EXAMPLES = "Write for example 4, 1..4, 1..8:pow2 (1, 2, 4, 8) or 2,3,6."
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,29}", re.ASCII)
+_RANGE = re.compile(r"([0-9]{1,5})\.\.([0-9]{1,5})(:pow2)?", re.ASCII)
+_LIST = re.compile(r"[0-9]{1,5}(,[0-9]{1,5})*", re.ASCII)
+
+
+class State(StrEnum):
+    """Where a job stands. `lifecycle` says what leads from one to the next."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    GROWING = "Growing"
+    SHRINKING = "Shrinking"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    MIGRATING = "Migrating"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing comes after it."""
+        return self in _FINAL
+
+    @property
+    def resting(self) -> bool:
+        """Whether the job has no worker in it, and holds nothing."""
+        return self.final or self in {State.PENDING, State.SUSPENDED}
+
+
+_FINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
+
+
+class Wish(StrEnum):
+    """What the job's user wants of it. Who has cancelled it cannot want anything else."""
+
+    RUN = "run"
+    SUSPEND = "suspend"
+    CANCEL = "cancel"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The numbers of workers that a job can run with, from the smallest to the largest."""
+
+    allowed: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        if not self.allowed or list(self.allowed) != sorted(set(self.allowed)):
+            raise BadValueError(f"{self.allowed} are no sizes of a job", SIZES_EXAMPLES)
+        if self.allowed[0] < 1 or self.allowed[-1] > MAX_WORKERS:
+            raise BadValueError(
+                f"a job cannot have {self} workers", f"It has 1 to {MAX_WORKERS}. {SIZES_EXAMPLES}"
+            )
+
+    @property
+    def least(self) -> int:
+        """The size below which the job does not run."""
+        return self.allowed[0]
+
+    @property
+    def most(self) -> int:
+        """The size above which it has no use for more."""
+        return self.allowed[-1]
+
+    @property
+    def elastic(self) -> bool:
+        """Whether there is a choice."""
+        return len(self.allowed) > 1
+
+    def above(self, size: int) -> int | None:
+        """The next larger size."""
+        return next((one for one in self.allowed if one > size), None)
+
+    def below(self, size: int) -> int | None:
+        """The next smaller size."""
+        return next((one for one in reversed(self.allowed) if one < size), None)
+
+    def __str__(self) -> str:
+        if self.allowed == tuple(range(self.least, self.most + 1)):
+            return f"{self.least}..{self.most}" if self.elastic else str(self.least)
+        return ",".join(map(str, self.allowed))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be run, as it was asked for. It never changes; `lifecycle.Record` does.
+
+    `request` is what each worker asks for. `live`: the program takes up another size while it runs,
+    so that a resize ends only the workers that are too many. `retries` is how often it is started
+    again after it failed by itself. Before workers are stopped they are told (`notice_seconds`
+    ahead), then sent SIGTERM (`grace_seconds` ahead of SIGKILL).
+    """
+
+    number: int
+    name: str
+    command: tuple[str, ...]
+    request: Request
+    sizes: Sizes = Sizes()
+    queue: str = "default"
+    priority: int = 0
+    live: bool = False
+    retries: int = 0
+    notice_seconds: float = 30.0
+    grace_seconds: float = 10.0
+    submitted: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise BadValueError(f"job {self.name} has no command")
+        if self.retries < 0 or min(self.notice_seconds, self.grace_seconds) < 0:
+            raise BadValueError(f"job {self.name}: retries and times cannot be negative")
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.number})"
+
+
+def parse_sizes(text: str) -> Sizes:
+    """Read `4`, `1..4`, `1..8:pow2` or `2,3,6`."""
+    text = text.strip()
+    if match := _RANGE.fullmatch(text):
+        least, most = int(match[1]), int(match[2])
+        if most < least:
+            raise BadValueError(
+                f"{text!r}: the maximum {most} is below the minimum {least}", SIZES_EXAMPLES
+            )
+        if most > MAX_WORKERS:
+            raise BadValueError(f"{text!r}: a job has at most {MAX_WORKERS} workers")
+        return _powers(text, least, most) if match[3] else Sizes(tuple(range(least, most + 1)))
+    if _LIST.fullmatch(text):
+        return Sizes(tuple(sorted({int(word) for word in text.split(",")})))
+    raise BadValueError(f"{text!r} is no number of workers", SIZES_EXAMPLES)
+
+
+def check_job_name(name: str) -> str:
+    """A job's name as it is, or BadValueError."""
+    if _NAME.fullmatch(name) is None or name.isdecimal():
+        raise BadValueError(
+            f"{name!r} is no name for a job",
+            "A name has 1 to 30 of A-Z a-z 0-9 _ - and begins with a letter or a digit; it is not"
+            " a number.",
+        )
+    return name
+
+
+def _powers(text: str, least: int, most: int) -> Sizes:
+    powers = (1 << bit for bit in range(MAX_WORKERS.bit_length()))
+    if found := tuple(size for size in powers if least <= size <= most):
+        return Sizes(found)
+    raise BadValueError(f"{text!r}: there is no power of two in it", SIZES_EXAMPLES)

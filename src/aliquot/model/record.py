@@ -1,0 +1,148 @@
+"""The words of `lifecycle`: what is remembered of a job, what is seen of it, what can be done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from aliquot.model.job import State, Wish
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class Slot(NamedTuple):
+    """The place of one worker: the generation that made it, and its rank."""
+
+    generation: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.generation}.{self.rank}"
+
+
+class Phase(StrEnum):
+    """What the world knows of a slot; one it does not know may still be taken."""
+
+    ALIVE = "alive"
+    ENDED = "ended"
+    VOID = "void"  # closed before a worker came
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A slot as it is seen.
+
+    `code` is how its worker ended: an exit code, a signal as a negative number, or None where
+    nobody knows. `ready`: it said that it has saved. `unrunnable`: why the command cannot be run.
+    `excused`: it went with its machine.
+    """
+
+    phase: Phase
+    code: int | None = None
+    ready: bool = False
+    unrunnable: str | None = None
+    excused: bool = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether there is no worker in it, and never will be."""
+        return self.phase is not Phase.ALIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The world as one job's controller sees it.
+
+    `held` are the slots for which GPUs are held. `refused`: why the generation of the record could
+    not get its GPUs.
+    """
+
+    slots: Mapping[Slot, Sight] = field(default_factory=dict)
+    held: frozenset[Slot] = frozenset()
+    refused: str | None = None
+
+    def alive(self, slot: Slot) -> bool:
+        """Whether a worker runs in it."""
+        return slot in self.slots and not self.slots[slot].closed
+
+    def closed(self, slot: Slot) -> bool:
+        """Whether nothing runs in it, and nothing will."""
+        return slot in self.slots and self.slots[slot].closed
+
+    def ready(self, slot: Slot) -> bool:
+        """Whether its worker need not be waited for any more."""
+        return slot in self.slots and (self.slots[slot].closed or self.slots[slot].ready)
+
+
+class Stage(IntEnum):
+    """How firmly workers are asked to go."""
+
+    NOTICE = 0
+    TERM = 1
+    KILL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Workers from rank `keep` on are asked to go; then the job enters `then`, with `size` workers.
+
+    `until` is when the stage ends, whatever they do.
+    """
+
+    then: State
+    stage: Stage
+    until: float
+    keep: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that must be remembered of a job between two looks. Rank r runs in `slots[r]`.
+
+    `resized_at` is when it last got the workers it has; `not_before` when it may start again.
+    """
+
+    state: State = State.PENDING
+    wish: Wish = Wish.RUN
+    generation: int = 0
+    slots: tuple[Slot, ...] = ()
+    leaving: Leaving | None = None
+    retries: int = 0
+    resizes: int = 0
+    since: float = 0.0
+    resized_at: float = 0.0
+    not_before: float = 0.0
+    reason: str = "submitted"
+
+    @property
+    def size(self) -> int:
+        """How many workers it has, or is about to."""
+        return len(self.slots)
+
+
+class Verb(StrEnum):
+    """What a controller does to the world."""
+
+    RESERVE = "reserve"  # GPUs for all of these slots, or for none
+    START = "start"
+    NOTIFY = "notify"
+    TERM = "term"
+    KILL = "kill"
+    VOID = "void"
+    RELEASE = "release"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing to do, which may be done any number of times."""
+
+    verb: Verb
+    slots: tuple[Slot, ...]
+
+
+def slots_of(numbers: Iterable[Iterable[int]]) -> tuple[Slot, ...]:
+    """Slots as they were written down."""
+    return tuple(Slot(generation, rank) for generation, rank in numbers)

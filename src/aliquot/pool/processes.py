@@ -1,0 +1,60 @@
+"""Processes by the kernel's word: a pid and when it began name one process for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def boot_id() -> str:
+    """What tells this run of the machine from all others."""
+    return (_PROC / "sys/kernel/random/boot_id").read_text("ascii").strip()
+
+
+def started_at(pid: int) -> int | None:
+    """When a process began, in the kernel's ticks; None where it is dead."""
+    fields = _fields(pid)
+    return None if fields is None or fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def tell(pid: int, start: int, number: signal.Signals) -> bool:
+    """Send a signal to that very process; whether it was alive."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if started_at(pid) != start:
+            return False
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, number)
+    finally:
+        os.close(handle)
+    return True
+
+
+def descendants(pid: int) -> list[int]:
+    """All that descend from a process, now."""
+    children: dict[int, list[int]] = {}
+    for folder in _PROC.iterdir():
+        if folder.name.isdecimal() and (fields := _fields(int(folder.name))) is not None:
+            children.setdefault(int(fields[1]), []).append(int(folder.name))
+    found, waiting = [], [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _fields(pid: int) -> list[str] | None:
+    """What /proc/PID/stat says after the name, which may have anything in it."""
+    try:
+        words = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    return words.rpartition(")")[2].split()

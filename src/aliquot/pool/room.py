@@ -1,0 +1,125 @@
+"""Which GPUs would be there: plans over what the arbiter told, without asking it for anything."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from aliquot.model import ComputeUse, Grant, SliceUse
+from aliquot.model.errors import NoRoomError
+from aliquot.slices.choose import choose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from aliquot.model import Request, Slice
+    from aliquot.slices.control import SharedGpu, Status
+
+
+@dataclass
+class Plan:
+    """The machine with some grants taken out and others put in."""
+
+    gpus: tuple[SharedGpu, ...]
+    grants: tuple[Grant, ...]
+
+    @classmethod
+    def of(cls, seen: Status) -> Plan:
+        """The machine as it is."""
+        return cls(seen.gpus, seen.grants)
+
+    @classmethod
+    def of_empty(cls, seen: Status) -> Plan:
+        """The machine with no grants and nobody else on it."""
+        gpus = (replace(one, granted_bytes=0, strangers=()) for one in seen.gpus)
+        return cls(tuple(gpus), ())
+
+    def without(self, names: Iterable[str]) -> Plan:
+        """The same after these grants have ended."""
+        gone = set(names)
+        given = [grant for grant in self.grants if grant.name in gone]
+        gpus = (
+            replace(
+                one,
+                granted_bytes=one.granted_bytes - sum(g.bytes_on(one.gpu.uuid) for g in given),
+            )
+            for one in self.gpus
+        )
+        kept = (grant for grant in self.grants if grant.name not in gone)
+        return Plan(tuple(gpus), tuple(kept))
+
+    def put(self, request: Request, count: int) -> tuple[Plan, list[list[Slice]]]:
+        """The same with so many workers more, and their slices; NoRoomError, with figures."""
+        plan, placed = self, []
+        for _ in range(count):
+            gpus = choose(request, plan.gpus, plan.grants)
+            slices = [request.slice_of(gpu) for gpu in gpus]
+            plan = plan._with(slices)
+            placed.append(slices)
+        return plan, placed
+
+    def holds(self, request: Request, count: int) -> bool:
+        """Whether so many workers more have a place."""
+        try:
+            self.put(request, count)
+        except NoRoomError:
+            return False
+        return True
+
+    def _with(self, slices: list[Slice]) -> Plan:
+        sizes: dict[str, int] = defaultdict(int)
+        for part in slices:
+            sizes[part.gpu_uuid] += part.memory_bytes
+        gpus = (
+            replace(one, granted_bytes=one.granted_bytes + sizes[one.gpu.uuid]) for one in self.gpus
+        )
+        return Plan(tuple(gpus), (*self.grants, _planned(slices)))
+
+
+@dataclass
+class MachineRoom:
+    """The room of `placement.elastic`, on one machine.
+
+    `grants` names what each job holds; `now` is the size it holds them for.
+    """
+
+    plan: Plan
+    requests: Mapping[str, Request]
+    grants: Mapping[str, list[str]]
+    now: Mapping[str, int]
+    _known: dict[tuple[tuple[str, int], ...], bool] = field(default_factory=dict)
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether there is a place for all; jobs that keep their size stay where they are."""
+        key = tuple(sorted(sizes.items()))
+        if key not in self._known:
+            self._known[key] = self._holds(sizes)
+        return self._known[key]
+
+    def _holds(self, sizes: Mapping[str, int]) -> bool:
+        moved = [name for name, size in sizes.items() if size != self.now.get(name)]
+        plan = self.plan.without(one for name in moved for one in self.grants.get(name, []))
+        order = sorted(moved, key=lambda name: (self.requests[name].memory is not None, name))
+        try:
+            for name in order:  # whole GPUs first
+                plan, _ = plan.put(self.requests[name], sizes[name])
+        except NoRoomError:
+            return False
+        return True
+
+
+def _planned(slices: list[Slice]) -> Grant:
+    return Grant(
+        name="",
+        directory="",
+        owner_pid=None,
+        owner_alive=False,
+        owner_uid=0,
+        created=0.0,
+        broken=None,
+        slices=tuple(slices),
+        use=tuple(SliceUse(part.gpu_uuid, 0, 0) for part in slices),
+        compute=tuple(ComputeUse() for _ in slices),
+        processes=(),
+    )

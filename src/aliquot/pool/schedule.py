@@ -1,0 +1,150 @@
+"""The pool's picture for `placement.elastic`, and its answer as changes of records.
+
+The decision says where all should be in the end; here it is held against what is there now. A job
+starts, and a running one is asked to grow, only if the GPUs are free at this moment, beside those
+that others are about to take. Shrinking is always possible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aliquot.model import lifecycle
+from aliquot.model.errors import NoRoomError
+from aliquot.model.job import State, Wish
+from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind
+from aliquot.placement.elastic import Elastic, Rules, decide
+from aliquot.placement.snapshot import NodeSpec, empty
+from aliquot.pool.room import MachineRoom, Plan
+from aliquot.pool.world import grant_name, held_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from aliquot.model import Request
+    from aliquot.model.record import Record
+    from aliquot.placement.queues import Queue
+    from aliquot.placement.snapshot import Hardware
+    from aliquot.pool.store import Stored
+    from aliquot.slices.control import Status
+
+
+@dataclass
+class Scheduler:
+    """Decides again and again; between two times it knows only who could have grown since when."""
+
+    rules: Rules = field(default_factory=Rules)
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+    waits: dict[str, str] = field(default_factory=dict)
+    _could: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def changes(
+        self, jobs: Sequence[Stored], status: Status, now: float
+    ) -> Iterator[tuple[Stored, Record]]:
+        """Records that are to be other ones, in this order."""
+        by_name = {stored.job.name: stored for stored in jobs}
+        picture = [one for stored in jobs if (one := _elastic(stored, status, now)) is not None]
+        room, hardware = _room(jobs, status), _hardware(status)
+        decision = decide(picture, room, self.queues, hardware, now, self.rules, self._could)
+        self._could, self.waits = decision.could, dict(decision.waits)
+        plan = _reserved(jobs, status)
+        for name, (size, why) in decision.resizes.items():
+            stored = by_name[name]
+            record = stored.record
+            if size > record.size:
+                if (more := _moved(plan, stored, status, size)) is None:
+                    continue
+                plan = more
+            yield stored, lifecycle.resize(stored.job, record, record.generation, size, now, why)
+        for name, size in decision.starts.items():
+            stored = by_name[name]
+            try:
+                plan, _ = plan.put(stored.job.request, size)
+            except NoRoomError:
+                self.waits[name] = "its GPUs are being given back by others"
+                continue
+            record = stored.record
+            yield stored, lifecycle.start(stored.job, record, record.generation, size, now)
+
+
+def _elastic(stored: Stored, status: Status, now: float) -> Elastic | None:
+    job, record = stored.job, stored.record
+    leaving = record.leaving
+    if record.wish is not Wish.RUN or record.state.final:
+        return None
+    if record.state is State.PENDING and now < record.not_before:
+        return None
+    if leaving is not None and leaving.then is not State.STARTING:
+        return None  # what it holds is still held
+    return Elastic(
+        name=job.name,
+        sizes=job.sizes,
+        member=_demand(job.request, status),
+        queue=job.queue,
+        priority=job.priority,
+        submitted=job.submitted,
+        size=record.size if leaving is None else leaving.size,
+        resized_at=record.resized_at,
+        settled=record.state is State.RUNNING and leaving is None,
+        speeds=stored.speeds,
+    )
+
+
+def _room(jobs: Sequence[Stored], status: Status) -> MachineRoom:
+    return MachineRoom(
+        plan=Plan.of(status),
+        requests={stored.job.name: stored.job.request for stored in jobs},
+        grants={stored.job.name: _grants(stored, status) for stored in jobs},
+        now={one.job.name: one.record.size for one in jobs if _is_in_place(one, status)},
+    )
+
+
+def _is_in_place(stored: Stored, status: Status) -> bool:
+    """Whether it holds what it needs at the size it has."""
+    record = stored.record
+    if record.leaving is not None or record.state.resting:
+        return False
+    held = held_by(stored.job, status)
+    return record.state is State.RUNNING or all(slot in held for slot in record.slots)
+
+
+def _reserved(jobs: Sequence[Stored], status: Status) -> Plan:
+    """The machine as it is, with what those that are on their way still need."""
+    plan = Plan.of(status)
+    for stored in jobs:
+        record, leaving = stored.record, stored.record.leaving
+        size = record.size if leaving is None else leaving.size
+        if record.state.resting or _is_in_place(stored, status):
+            continue
+        if size > len(_grants(stored, status)):
+            plan = _moved(plan, stored, status, size) or plan
+    return plan
+
+
+def _moved(plan: Plan, stored: Stored, status: Status, size: int) -> Plan | None:
+    """The same with this job at another size, where that is possible now."""
+    try:
+        return plan.without(_grants(stored, status)).put(stored.job.request, size)[0]
+    except NoRoomError:
+        return None
+
+
+def _grants(stored: Stored, status: Status) -> list[str]:
+    return [grant_name(stored.job, slot) for slot in held_by(stored.job, status)]
+
+
+def _demand(request: Request, status: Status) -> Demand:
+    """What a worker counts for in its queue's share."""
+    if request.memory is None:
+        return Demand(gpus=request.gpus)
+    largest = max((one.gpu for one in status.gpus), key=lambda gpu: gpu.memory_bytes)
+    size = request.bytes_on(largest)
+    part = WHOLE_MILLI * size // max(1, largest.memory_bytes)
+    milli = min(WHOLE_MILLI, max(part, request.compute_percent * 10))
+    return Demand(gpus=request.gpus, kind=Kind.SLICED, milli=milli, gpu_bytes=size)
+
+
+def _hardware(status: Status) -> Hardware:
+    largest = max((one.gpu.memory_bytes for one in status.gpus), default=0)
+    return empty([NodeSpec("here", gpus=len(status.gpus), gpu_bytes=largest)]).hardware

@@ -1,0 +1,375 @@
+"""Jobs on one machine, by the commands."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from conftest import Cli
+from pool.conftest import EXAMPLE, PoolUp
+from support import GIB, wait_until
+
+TENANT = Path(__file__).parents[2] / "demo" / "tenant.py"
+FOREVER = ("sh", "-c", "echo runs; while :; do sleep 1; done")
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class TestRunning:
+    def test_a_worker_runs_in_its_slice_with_what_programs_expect(self, pool: PoolUp) -> None:
+        name = pool.submit(
+            "--memory", "2GiB", "--workers", "2", "--",
+            "sh", "-c", f"env; exec {sys.executable} {TENANT} 1000000",
+        )  # fmt: skip
+        assert name == "sh-1"
+        pool.wait_for(name, "Succeeded")
+        for rank in range(2):
+            lines = pool.log(name, rank).splitlines()
+            words = dict(line.split("=", 1) for line in lines if "=" in line)
+            assert (words["RANK"], words["WORLD_SIZE"]) == (str(rank), "2")
+            assert words["MASTER_ADDR"] == "127.0.0.1"
+            assert 1024 <= int(words["MASTER_PORT"]) <= 65535
+            seen = next(json.loads(line) for line in lines if '"sees"' in line)
+            assert seen["bytes"] == 2 * GIB
+        pool.leaves_nothing()
+
+    def test_the_folder_and_the_environment_are_the_submitters(
+        self, pool: PoolUp, cli: Cli, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "where.sh"
+        script.write_text("#!/bin/sh\necho $MINE; pwd\n")
+        script.chmod(0o755)
+        env = {"MINE": "from outside", "ALIQUOT_SIMULATE": "h100:4"}
+        answer = cli("submit", "--name", "here", "--", str(script), env=env)
+        assert answer.returncode == 0, answer.stderr
+        pool.wait_for("here", "Succeeded")
+        assert pool.log("here").splitlines() == ["from outside", str(Path.cwd())]
+
+    def test_logs_are_followed_to_the_end(self, pool: PoolUp) -> None:
+        name = pool.submit("--", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.2; done")
+        assert pool.ask("logs", "-f", name).stdout == "1\n2\n3\n"
+        assert pool.state_of(name) == "Succeeded"
+
+    def test_a_job_that_fails_is_started_again_as_often_as_it_may(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        script = f"echo run >>{tmp_path}/runs; exit 3"
+        pool.submit("--name", "fails", "--retries", "1", "--", "sh", "-c", script)
+        pool.wait_for("fails", "Failed")
+        assert (tmp_path / "runs").read_text() == "run\nrun\n"
+        reason = pool.job("fails")["record"]["reason"]
+        assert reason == "worker 0 ended with exit code 3 (1 of 1 retries used)"
+        pool.leaves_nothing()
+
+    def test_a_gang_whose_worker_fails_is_stopped_whole(self, pool: PoolUp) -> None:
+        script = "test $RANK = 1 && exit 5; sleep 1000"
+        pool.submit("--name", "gang", "--workers", "3", "--", "sh", "-c", script)
+        pool.wait_for("gang", "Failed")
+        assert pool.job("gang")["record"]["reason"] == "worker 1 ended with exit code 5"
+        pool.leaves_nothing()
+
+    def test_a_suspended_job_holds_nothing_and_goes_on(self, pool: PoolUp, tmp_path: Path) -> None:
+        save = tmp_path / "saved.json"
+        pool.submit(
+            "--name", "count", "--",
+            sys.executable, str(EXAMPLE), "--steps", "1000000", "--save", str(save),
+        )  # fmt: skip
+        wait_until(lambda: "starts at step 0" in pool.log("count"), 60)
+        assert pool.ask("suspend", "count").returncode == 0
+        pool.wait_for("count", "Suspended")
+        pool.leaves_nothing()
+        step = json.loads(save.read_text())["step"]
+        assert pool.ask("resume", "count").returncode == 0
+        wait_until(lambda: f"starts at step {step}: rank 0 of 1" in pool.log("count"), 60)
+        assert pool.job("count")["record"]["retries"] == 0
+        pool.ask("cancel", "count")
+        pool.wait_for("count", "Cancelled")
+
+    def test_a_worker_that_ignores_sigterm_is_killed_with_all_it_has_started(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        stray = tmp_path / "stray"
+        script = (
+            "trap '' TERM; setsid sh -c 'trap \"\" TERM;"
+            f" echo $$ >{stray}; while :; do sleep 1; done' & while :; do sleep 1; done"
+        )
+        pool.submit("--name", "deaf", "--grace", "0.3", "--", "sh", "-c", script)
+        wait_until(lambda: stray.exists() and stray.read_text(), 60)
+        pool.ask("cancel", "deaf")
+        pool.wait_for("deaf", "Cancelled")
+        pool.leaves_nothing()
+        assert not Path(f"/proc/{stray.read_text().strip()}").exists()
+
+    def test_what_a_worker_leaves_behind_ends_with_it(self, pool: PoolUp, tmp_path: Path) -> None:
+        stray = tmp_path / "stray"
+        script = (
+            f"setsid sh -c 'echo $$ >{stray}; sleep 1000' & while ! test -s {stray}; do :; done"
+        )
+        pool.submit("--name", "leaves", "--", "sh", "-c", script)
+        pool.wait_for("leaves", "Succeeded")
+        pool.leaves_nothing()
+        assert not Path(f"/proc/{stray.read_text().strip()}").exists()
+
+
+class TestElastic:
+    def test_a_gang_gets_what_an_elastic_job_has_above_its_least_and_it_grows_back(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        every = 20
+        pool.submit(
+            "--name", "big", "--workers", "1..4", "--",
+            sys.executable, str(EXAMPLE), "--steps", "1000000", "--every", str(every),
+            "--seconds", "0.02", "--save", str(tmp_path / "big.json"),
+        )  # fmt: skip
+        pool.wait_for("big", "Running", size=4)
+        wait_until(lambda: "starts at step" in pool.log("big"), 60)
+        pool.submit("--name", "gang", "--workers", "2", "--", *FOREVER)
+        pool.wait_for("gang", "Running")
+        pool.wait_for("big", "Running", size=2)
+        assert sorted(pool.grants()) == ["big.1.2.0", "big.1.2.1", "gang.2.1.0", "gang.2.1.1"]
+        wait_until(lambda: pool.log("big").count("starts at step") == 2, 60)
+        pool.ask("cancel", "gang")
+        pool.wait_for("big", "Running", size=4)
+        wait_until(lambda: pool.log("big").count("starts at step") >= 3, 60)
+        states = [state for state, _ in pool.history("big")]
+        assert states[:6] == [
+            "Pending", "Starting", "Running", "Shrinking", "Starting", "Running",
+        ]  # fmt: skip
+        grown = ["Growing", "Starting", "Running"]
+        assert states[6:] in (grown, grown * 2)  # the gang's GPUs may come free one by one
+        steps = [int(line.split()[3].rstrip(":")) for line in pool.log("big").splitlines()]
+        assert all(after >= before - every for before, after in pairwise(steps))
+        assert pool.job("big")["record"]["retries"] == 0
+        assert pool.job("big")["speeds"], "it has reported how fast it is"
+        pool.ask("cancel", "big")
+        pool.wait_for("big", "Cancelled")
+        pool.leaves_nothing()
+
+    def test_a_job_cancelled_in_mid_resize_leaves_nothing(self, pool: PoolUp) -> None:
+        pool.submit("--name", "big", "--workers", "1..4", "--notice", "60", "--", *FOREVER)
+        pool.wait_for("big", "Running", size=4)
+        pool.submit("--name", "gang", "--workers", "2", "--", *FOREVER)
+        pool.wait_for("big", "Shrinking")
+        assert "being given back" in pool.job("gang")["waits"]
+        pool.ask("cancel", "big", "gang")
+        pool.wait_for("big", "Cancelled")
+        pool.wait_for("gang", "Cancelled")
+        pool.leaves_nothing()
+
+    def test_a_live_job_loses_only_the_workers_that_are_too_many(self, pool: PoolUp) -> None:
+        pool.submit(
+            "--name", "big", "--workers", "1..4", "--live", "--notice", "0.2", "--", *FOREVER
+        )
+        pool.wait_for("big", "Running", size=4)
+        wait_until(lambda: all(pool.log("big", rank) for rank in range(4)), 60)
+        pool.submit("--name", "gang", "--workers", "2", "--", *FOREVER)
+        pool.wait_for("gang", "Running")
+        pool.wait_for("big", "Running", size=2)
+        pool.ask("cancel", "gang")
+        pool.wait_for("big", "Running", size=4)
+        wait_until(lambda: pool.log("big", 3) == "runs\nruns\n", 60)
+        assert pool.log("big", 0) == "runs\n"
+        pool.ask("cancel", "--all")
+        pool.wait_for("big", "Cancelled")
+        pool.leaves_nothing()
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("args", "code", "words"),
+        [
+            (("--workers", "4..2", "--", "true"), 2, "the maximum 2 is below the minimum 4"),
+            (("--workers", "0", "--", "true"), 2, "cannot have 0 workers"),
+            (("--workers", "many", "--", "true"), 2, "is no number of workers"),
+            (("--workers", "5", "--", "true"), 1, "do not fit this machine: at most 4 do"),
+            (("--memory", "200GiB", "--", "true"), 1, "no GPU has 200 GiB"),
+            (("--", "no-such-command"), 127, "no-such-command: command not found"),
+            (("--name", "12", "--", "true"), 2, "is no name for a job"),
+            (("--name", "a b", "--", "true"), 2, "is no name for a job"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_at_once(
+        self, pool: PoolUp, args: tuple[str, ...], code: int, words: str
+    ) -> None:
+        answer = pool.ask("submit", *args)
+        assert (answer.returncode, answer.stdout) == (code, "")
+        assert words in answer.stderr
+        assert pool.ask("jobs", "--all").stdout == "No jobs.\n"
+
+    def test_a_name_is_one_jobs_while_it_is_not_over(self, pool: PoolUp) -> None:
+        pool.submit("--name", "mine", "--", *FOREVER)
+        answer = pool.ask("submit", "--name", "mine", "--", "true")
+        assert answer.returncode == 1
+        assert "there is a job named mine" in answer.stderr
+        pool.ask("cancel", "mine")
+        pool.wait_for("mine", "Cancelled")
+        pool.submit("--name", "mine", "--", "true")
+        pool.wait_for("mine", "Succeeded")
+        assert "is Succeeded" in pool.ask("suspend", "mine").stderr
+
+    def test_a_command_that_is_gone_when_its_turn_comes_fails_the_job(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script"
+        script.write_text("#!/bin/sh\n")
+        script.chmod(0o755)
+        pool.submit("--name", "full", "--workers", "4", "--", *FOREVER)
+        pool.wait_for("full", "Running")
+        pool.submit("--name", "late", "--retries", "5", "--", str(script))
+        wait_until(lambda: pool.job("late")["waits"] == "there is no room for it beside what runs")
+        script.unlink()
+        pool.ask("cancel", "full")
+        pool.wait_for("late", "Failed")
+        reason = pool.job("late")["record"]["reason"]
+        assert f"could not run: {script}: No such file or directory" in reason
+        pool.leaves_nothing()
+
+    def test_without_a_pool_the_commands_say_so(self, cli: Cli) -> None:
+        for args in (
+            ("jobs",),
+            ("submit", "--", "true"),
+            ("logs", "x"),
+            ("jobs", "--simulate", "t4:1"),
+        ):
+            answer = cli(*args)
+            assert answer.returncode == 1
+            assert "aliquot up" in answer.stderr
+
+    def test_there_is_one_pool(self, pool: PoolUp) -> None:
+        answer = pool.ask("up")
+        assert answer.returncode == 1
+        assert "is up already" in answer.stderr
+
+    def test_the_door_opens_only_with_the_token(self, pool: PoolUp) -> None:
+        words = json.loads((pool.place / "pool.json").read_text())
+        assert (pool.place / "pool.json").stat().st_mode & 0o077 == 0
+        for headers in ({}, {"Authorization": "Bearer guess"}):
+            connection = http.client.HTTPConnection("127.0.0.1", words["port"], timeout=20)
+            connection.request("GET", "/v1/jobs", headers=headers)
+            assert connection.getresponse().status == 401
+            connection.close()
+
+
+class TestDying:
+    def test_jobs_run_on_without_the_pool_and_are_found_again(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        go = tmp_path / "go"
+        script = f"echo once; while ! test -e {go}; do sleep 0.1; done; exit 7"
+        pool.submit("--name", "lasts", "--", "sh", "-c", script)
+        pool.submit("--name", "stays", "--", *FOREVER)
+        pool.wait_for("lasts", "Running")
+        pool.wait_for("stays", "Running")
+        wait_until(lambda: pool.log("lasts") and pool.log("stays"), 60)
+        before = pool.keepers()
+        pool.kill()
+        go.touch()
+        wait_until(lambda: len(pool.keepers()) == 1)
+        pool.up()
+        pool.wait_for("lasts", "Failed")
+        assert pool.job("lasts")["record"]["reason"] == "worker 0 ended with exit code 7"
+        assert pool.log("lasts") == "once\n"
+        assert pool.state_of("stays") == "Running"
+        assert pool.keepers()[0] in before
+        pool.ask("cancel", "stays")
+        pool.wait_for("stays", "Cancelled")
+        pool.leaves_nothing()
+        pool.down()
+
+    def test_a_worker_whose_keeper_is_killed_is_gone_and_counts_as_failed(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        script = f"echo $$ >{tmp_path}/pid; while :; do sleep 1; done"
+        pool.submit("--name", "kept", "--", "sh", "-c", script)
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 60)
+        os.kill(pool.keepers()[0], signal.SIGKILL)
+        pool.wait_for("kept", "Failed")
+        assert "nobody saw how it ended" in pool.job("kept")["record"]["reason"]
+        pid = (tmp_path / "pid").read_text().strip()
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        pool.leaves_nothing()
+
+    @pytest.mark.parametrize("seed", range(2))
+    def test_a_pool_that_dies_anywhere_loses_no_worker_and_runs_none_twice(
+        self, down_pool: PoolUp, tmp_path: Path, seed: int
+    ) -> None:
+        """Each worker holds a lock by its rank; one that finds it held fails the job."""
+        pool, chance = down_pool, random.Random(seed)  # noqa: S311 - the same each time
+        script = (
+            f"exec 9>>{tmp_path}/rank-$RANK;"
+            f" flock -n 9 || {{ echo twice >>{tmp_path}/twice; exit 9; }};"
+            f" while ! test -e {tmp_path}/go; do sleep 0.1; done"
+        )
+        pool.up()
+        pool.submit(
+            "--name", "big", "--workers", "1..3", "--notice", "0.2", "--grace", "0.2", "--",
+            "sh", "-c", script,
+        )  # fmt: skip
+        pool.submit(
+            "--name", "gang", "--workers", "2", "--", "sh", "-c", script.replace("rank", "g")
+        )
+        pool.kill()
+        for _ in range(10):
+            pool.up(dies_after=int(10 ** chance.uniform(2.0, 4.0)))
+            assert pool.process is not None
+            assert pool.process.wait(60) == -signal.SIGKILL
+        pool.up()
+        pool.wait_for("big", "Running")
+        pool.wait_for("gang", "Running")
+        (tmp_path / "go").touch()
+        pool.wait_for("big", "Succeeded")
+        pool.wait_for("gang", "Succeeded")
+        assert not (tmp_path / "twice").exists()
+        for name in ("big", "gang"):
+            assert pool.job(name)["record"]["retries"] == 0
+        pool.leaves_nothing()
+
+
+@pytest.fixture
+def small_disk(down_pool: PoolUp) -> Iterator[Path]:
+    """The pool's folder on a disk of its own that is soon full."""
+    folder = down_pool.place.parents[1]
+    folder.mkdir(parents=True)
+    options = "size=2m,mode=700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+    yield folder
+    down_pool.clean_up()
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk")
+def test_on_a_full_disk_nothing_new_is_taken_and_nothing_is_lost(
+    down_pool: PoolUp, small_disk: Path, tmp_path: Path
+) -> None:
+    pool, go = down_pool, tmp_path / "go"
+    pool.up()
+    script = f"while ! test -e {go}; do sleep 0.1; done; exit 4"
+    pool.submit("--name", "runs", "--", "sh", "-c", script)
+    pool.wait_for("runs", "Running")
+    with suppress(OSError), (small_disk / "filler").open("wb") as filler:
+        while True:
+            filler.write(b"x" * 512)
+            filler.flush()
+    answer = pool.ask("submit", "--name", "new", "--", "true")
+    assert answer.returncode == 1
+    assert "cannot be used" in answer.stderr
+    assert "Make room on its disk" in answer.stderr
+    go.touch()
+    wait_until(lambda: not pool.keepers())
+    (small_disk / "filler").unlink()
+    pool.wait_for("runs", "Failed")
+    assert pool.job("runs")["record"]["reason"] == "worker 0 ended with exit code 4"
+    pool.submit("--name", "new", "--", "true")
+    pool.wait_for("new", "Succeeded")
+    pool.leaves_nothing()
