@@ -52,7 +52,7 @@ class Books:
         self.cards = {card.uuid: card for card in sorted(cards, key=lambda card: card.index)}
         self.offers = {offer.resource: offer for offer in offers}
         self.shares = shares
-        self.held: dict[str, Held] = {}
+        self._names: dict[str, list[str]] = {}  # all ids, by resource
         self.rewrite(held)
 
     # --- what there is ----------------------------------------------------------------------------
@@ -71,7 +71,11 @@ class Books:
 
     def of_pod(self, uid: str) -> list[Held]:
         """What the containers of a pod hold."""
-        return [held for held in self.held.values() if held.owner.uid == uid]
+        if self._by_pod is None:
+            self._by_pod = {}
+            for held in self.held.values():
+                self._by_pod.setdefault(held.owner.uid, []).append(held)
+        return list(self._by_pod.get(uid, ()))
 
     def find(self, resource: str, ids: Iterable[str]) -> Held | None:
         """What was given for exactly these ids, the latest."""
@@ -100,18 +104,23 @@ class Books:
 
     def ids(self, resource: str) -> list[tuple[str, bool]]:
         """All device ids of a resource, and whether each is healthy."""
-        offer, free = self.offers[resource], self.free(resource)
+        names, in_use = self._listed(resource), self._in_use.get(resource, set())
+        free = self.free(resource)
+        if len(in_use) + free >= len(names):
+            return [(id_, True) for id_ in names]
         listed = []
-        for number in range(self._listed(offer)):
-            id_ = offer.id(number)
-            healthy = id_ in self._holder or free > 0
-            free -= healthy and id_ not in self._holder
+        for id_ in names:
+            healthy = id_ in in_use or free > 0
+            free -= healthy and id_ not in in_use
             listed.append((id_, healthy))
         return listed
 
     def counts(self) -> dict[str, int]:
         """How many ids of each resource are healthy: what a node has to give, or has given."""
-        return {name: sum(healthy for _, healthy in self.ids(name)) for name in self.offers}
+        return {
+            name: min(len(self._listed(name)), len(self._in_use.get(name, ())) + self.free(name))
+            for name in self.offers
+        }
 
     def left_for(self, held: Held, gpu: str) -> Use:
         """What it could have of a card, were that of the right kind.
@@ -158,11 +167,17 @@ class Books:
         """Write in what a container got; OverTakenError where it cannot be, and nothing changes."""
         if why := self.why_not(held):
             raise OverTakenError(why)
-        self.rewrite([*self.held.values(), held])
+        if any(id_ in self._holder for id_ in _ids(held)):
+            self.rewrite([*self.held.values(), held])
+        else:
+            self._append(held)
 
     def change(self, to: Held) -> None:
         """Put another in the place of what a grant holds; growth is checked as by `take`."""
         before = self.held[to.name]
+        if (to.parts, to.units) == (before.parts, before.units):
+            self._rename(to)
+            return
         grows = any(
             new.memory > old.memory or new.reserved > old.reserved
             for new, old in zip(to.parts, before.parts, strict=True)
@@ -178,11 +193,13 @@ class Books:
 
     def strip(self, resource: str, ids: Iterable[str], but: Iterable[Held] = ()) -> None:
         """Take ids from who has them: the kubelet has the last word, and gave them to another."""
-        gone, kept = frozenset(ids), {held.name for held in but}
-        self.rewrite(
-            held if held.name in kept else _without(held, resource, gone)
-            for held in list(self.held.values())
-        )
+        kept = {held.name for held in but}
+        gone = frozenset(id_ for id_ in ids if self._holder.get(id_, "") not in {"", *kept})
+        if gone or kept:
+            self.rewrite(
+                held if held.name in kept else _without(held, resource, frozenset(ids))
+                for held in list(self.held.values())
+            )
 
     def release(self, name: str) -> None:
         """Take out what a grant holds."""
@@ -191,15 +208,42 @@ class Books:
     def rewrite(self, held: Iterable[Held]) -> None:
         """Write all anew; nothing is checked."""
         self.held = {one.name: one for one in held}
-        self._holder = {id_: one.name for one in self.held.values() for id_ in _ids(one)}
+        self._by_pod: dict[str, list[Held]] | None = None
+        self._holder: dict[str, str] = {}
+        self._in_use: dict[str, set[str]] = {}
+        self._kinds: dict[str, Kind] = {}
+        for one in self.held.values():
+            self._index(one)
         self._chains = chains_of(self.held.values())
         self._used: dict[str, Use] = {}
         for chain in self._chains:
-            for gpu, use in use_of(chain).most.items():
-                self._used[gpu] = self._used.get(gpu, NOTHING) + use
-        self._kinds: dict[str, Kind] = {
-            part.gpu: one.kind for one in self.held.values() for part in one.parts
-        }
+            self._add_use(chain)
+
+    def _append(self, held: Held) -> None:
+        """The same for one that has no id of another."""
+        self.held[held.name] = held
+        self._by_pod = None
+        self._index(held)
+        self._chains.append([held])
+        self._add_use([held])
+
+    def _rename(self, held: Held) -> None:
+        """The same where nothing has changed that counts."""
+        old = self.held[held.name]
+        self.held[held.name] = held
+        self._by_pod = None
+        self._chains = [[held if one is old else one for one in chain] for chain in self._chains]
+
+    def _index(self, held: Held) -> None:
+        for resource, ids in held.units.items():
+            self._in_use.setdefault(resource, set()).update(ids)
+            self._holder.update(dict.fromkeys(ids, held.name))
+        for part in held.parts:
+            self._kinds[part.gpu] = held.kind
+
+    def _add_use(self, chain: Sequence[Held]) -> None:
+        for gpu, use in use_of(chain).most.items():
+            self._used[gpu] = self._used.get(gpu, NOTHING) + use
 
     def set_health(self, gpu: str, why: str) -> bool:
         """A card turned sick, or well again (`why` empty); whether that is new."""
@@ -227,12 +271,16 @@ class Books:
             if one.name != held.name
         ]
 
-    def _listed(self, offer: Offer) -> int:
-        """How many ids there are: all units, and whatever somebody has since there were more."""
+    def _listed(self, resource: str) -> list[str]:
+        """All ids: one for each unit, and whatever somebody has since there were more."""
+        offer = self.offers[resource]
         units = sum(offer.units(card, self.shares) for card in self.cards.values())
-        first = len(offer.prefix)
-        ids = (id_ for one in self.held.values() for id_ in one.units.get(offer.resource, ()))
-        return max([units, *(int(id_[first:]) + 1 for id_ in ids)])
+        names = self._names.get(resource, [])
+        if len(names) < units:
+            names = self._names[resource] = [offer.id(number) for number in range(units)]
+        more = {int(id_[len(offer.prefix) :]) for id_ in self._in_use.get(resource, ())}
+        most = max(more, default=-1)
+        return [*names, *(offer.id(number) for number in range(len(names), most + 1))]
 
 
 def _without(held: Held, resource: str, ids: frozenset[str]) -> Held:

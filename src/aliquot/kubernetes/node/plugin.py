@@ -25,6 +25,9 @@ Outfit = Callable[["Held"], messages.ContainerAllocateResponse]
 
 OPTIONS = messages.DevicePluginOptions(pre_start_required=True)
 
+# The kubelet writes a file of all ids for each list: what changes at nearly the same time is one.
+TOGETHER_SECONDS = 0.05
+
 _log = structlog.get_logger(__name__)
 
 
@@ -118,6 +121,7 @@ class Plugin:
                     said = ids
                 self._streams[stream] = version
                 await changed.wait()
+                await asyncio.sleep(TOGETHER_SECONDS)
         finally:
             del self._streams[stream]
             lost.set()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.node.events import Events
     from aliquot.kubernetes.node.grants import Grants
-    from aliquot.kubernetes.node.held import Held
+    from aliquot.kubernetes.node.held import Held, Owner
     from aliquot.kubernetes.node.record import Record
     from aliquot.kubernetes.node.roster import Guest, Roster
     from aliquot.kubernetes.node.units import Card
@@ -80,6 +80,7 @@ class Resizer:
         self._grants = grants
         self._events = events
         self._turn = asyncio.Lock()
+        self._seen: dict[str, tuple[Owner, dict[str, str]]] = {}  # by grant: what was followed
         self._answered: dict[str, dict[str, str]] = {}  # by grant: the annotations refused
 
     async def look(self) -> None:
@@ -87,8 +88,12 @@ class Resizer:
         books = self._record.books
         for held in list(books.held.values()):
             guest = self._roster.get(held.owner.uid)
-            if guest is not None and guest.live and held.sure and held.name in books.held:
+            if guest is None or not guest.live or not held.sure or held.name not in books.held:
+                continue
+            if self._seen.get(held.name) != (held.owner, guest.pod.metadata.annotations):
                 await self.follow(guest, held.name)
+                self._seen[held.name] = (held.owner, guest.pod.metadata.annotations)
+        self._seen = {name: seen for name, seen in self._seen.items() if name in books.held}
 
     async def follow(self, guest: Guest, name: str) -> None:
         """Bring one container's grant to what its pod says; an init container's stays."""

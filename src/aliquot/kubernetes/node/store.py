@@ -1,8 +1,8 @@
 """What is kept over the agent's death: the cards that were, and what containers hold of them.
 
-One file, replaced as a whole and written through to the disk before the kubelet gets its answer. So
-what a container was told is always in it; what is in it and was never told belongs to a pod that
-the kubelet turned down, and is released with it.
+One file, replaced as a whole before the kubelet gets its answer, and written as the kubelet writes
+its own. So what a container was told is always in it; what is in it and was never told belongs to a
+pod that the kubelet turned down, and is released with it.
 """
 
 from __future__ import annotations
@@ -73,8 +73,3 @@ class Store:
             file.flush()
             os.fdatasync(file.fileno())
         new.rename(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
