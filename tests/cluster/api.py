@@ -80,7 +80,7 @@ class Api:
     ) -> tuple[int, bytes]:
         try:
             return self._exchange(method, path, data, headers)
-        except (http.client.HTTPException, ConnectionError):
+        except (http.client.HTTPException, ConnectionError, ssl.SSLEOFError):
             self.close()  # the server has closed those that were kept
             return self._exchange(method, path, data, headers)
 
