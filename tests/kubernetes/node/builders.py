@@ -38,6 +38,7 @@ def make_held(
     core: int = 0,
     shares: int = 2,
     container: str = "main",
+    after: tuple[Held, ...] = (),
 ) -> Held:
     """`memory` and `core` are units on each card."""
     parts = tuple(
@@ -57,4 +58,6 @@ def make_held(
         asked=settings,
         now=settings,
         units={name: tuple(sorted(ids)) for name, ids in units.items() if ids},
+        after=tuple(one.name for one in after),
+        by=next((name for name in (MEMORY, GPU, SGPU) if name in units), ""),
     )

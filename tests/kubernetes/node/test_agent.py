@@ -276,6 +276,7 @@ def test_an_agent_killed_during_allocate_leaks_nothing(short_tmp: Path) -> None:
         for pod in running:
             node.end(pod)
         await node.until(lambda: node.counts()["vcuda-memory"] == 4 * UNITS and not node.grants())
+        await node.until(lambda: node.counts()["gpu"] == 4)
         await node.run(make_pod("after", gpu=4))
 
     on_node(killed, short_tmp)

@@ -105,12 +105,12 @@ def test_an_init_containers_part_is_there_for_those_that_run_after_it() -> None:
     card = make_card(0)
     books = make_books([card])
     first = make_held("sliced", [card], memory=60, units={MEMORY: _ids("m", 60)}, container="first")
-    main = make_held("sliced", [card], memory=80, units={MEMORY: _ids("m", 80)})
+    main = make_held("sliced", [card], memory=80, units={MEMORY: _ids("m", 80)}, after=(first,))
     books.take(first)
     books.take(main)
     assert books.ends_first(first)
     assert not books.ends_first(main)
-    assert books.sharing(main) == [first]
+    assert books.not_beside(main) == [first]
     assert books.used(card.uuid).memory == 80 * MEMORY_UNIT
     assert books.counts()[MEMORY] == 86
     with pytest.raises(OverTakenError, match=r"1.5 GiB of memory left"):
@@ -120,9 +120,14 @@ def test_an_init_containers_part_is_there_for_those_that_run_after_it() -> None:
 def test_two_containers_that_share_an_init_containers_ids_are_added_up() -> None:
     card = make_card(0)
     books = make_books([card])
-    books.take(make_held("sliced", [card], memory=60, units={MEMORY: _ids("m", 60)}))
-    books.take(make_held("sliced", [card], memory=30, units={MEMORY: _ids("m", 30)}))
-    books.take(make_held("sliced", [card], memory=40, units={MEMORY: _ids("m", 70)[30:]}))
+    first = make_held("sliced", [card], memory=60, units={MEMORY: _ids("m", 60)})
+    books.take(first)
+    books.take(
+        make_held("sliced", [card], memory=30, units={MEMORY: _ids("m", 30)}, after=(first,))
+    )
+    books.take(
+        make_held("sliced", [card], memory=40, units={MEMORY: _ids("m", 70)[30:]}, after=(first,))
+    )
     assert books.used(card.uuid).memory == 70 * MEMORY_UNIT
 
 
@@ -241,10 +246,14 @@ class BooksMachine(RuleBasedStateMachine):
             name: sorted(self.kubelet.reuse.get(name, ()))[:number]
             for name, number in wanted.items()
         }
-        fit = [card for card in self.cards if self._fits(kind, card, memory, core, reused)]
+        before = [held for held in self.books.of_pod(uid) if _shares(held, reused)]
+        trial = {
+            card.uuid: self._held(kind, [card], memory, core, reused, before=before)
+            for card in self.cards
+        }
+        fit = [card for card in self.cards if self.books.why_not(trial[card.uuid]) is None]
         if len(fit) < gpus:
             return
-        before = [held for held in self.books.held.values() if _shares(held, reused)]
         own = {part.gpu for held in before for part in held.parts}
         order = _some(fit, len(fit), turn)
         chosen = sorted(order, key=lambda card: card.uuid not in own)[:gpus]  # as `place` does
@@ -253,7 +262,7 @@ class BooksMachine(RuleBasedStateMachine):
             units[resource] = self.kubelet.choose(self.books, resource, number, turn)
             self.kubelet.admit(uid, resource, units[resource], init=init)
             self.books.strip(resource, units[resource], but=before)
-        held = self._held(kind, chosen, memory, core, units, uid=uid)
+        held = self._held(kind, chosen, memory, core, units, uid=uid, before=before)
         self.books.take(held)
         if init:
             self.inits.add(held.name)
@@ -266,16 +275,19 @@ class BooksMachine(RuleBasedStateMachine):
         core: int,
         units: dict[str, list[str]],
         *,
+        before: list[Held],
         uid: str = "",
     ) -> Held:
         return make_held(
-            kind, cards, uid, memory=memory, core=core, shares=self.shares, units=units
+            kind,
+            cards,
+            uid,
+            memory=memory,
+            core=core,
+            shares=self.shares,
+            units=units,
+            after=tuple(before),
         )
-
-    def _fits(
-        self, kind: Kind, card: Card, memory: int, core: int, reused: dict[str, list[str]]
-    ) -> bool:
-        return self.books.why_not(self._held(kind, [card], memory, core, reused)) is None
 
     @rule(uid=consumes(pods))
     def end(self, uid: str) -> None:
@@ -396,7 +408,7 @@ class BooksMachine(RuleBasedStateMachine):
 
 
 def _shares(held: Held, ids: dict[str, list[str]]) -> bool:
-    return any(not set(some).isdisjoint(held.units.get(name, ())) for name, some in ids.items())
+    return not set(ids.get(held.by, ())).isdisjoint(held.units.get(held.by, ()))
 
 
 BooksMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)

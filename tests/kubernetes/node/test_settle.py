@@ -52,8 +52,9 @@ def test_a_share_of_compute_goes_to_who_has_its_ids() -> None:
 
 def test_whose_ids_were_given_on_was_an_init_container() -> None:
     books = make_books()
-    books.take(make_held("shared", CARDS[:1], "x", units={SGPU: ["s0"]}))
-    books.take(make_held("shared", CARDS, "y", units={SGPU: ["s0", "s2"]}))
+    first = make_held("shared", CARDS[:1], "x", units={SGPU: ["s0"]})
+    books.take(first)
+    books.take(make_held("shared", CARDS, "y", units={SGPU: ["s0", "s2"]}, after=(first,)))
     pod = make_pod("a", container("main", sgpu=2), init=(container("first", sgpu=1),))
     settle(books, make_owner("a"), {"main": {SGPU: ("s0", "s2")}}, requests_of(pod))
     assert [held.owner.container for held in books.of_pod("a")] == ["first", "main"]

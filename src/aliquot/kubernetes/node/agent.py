@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 KEPT = "node.json"
 LINGER_SECONDS = 0.2
+TOGETHER_SECONDS = 0.1  # what happens at nearly the same time is looked at once
 LOOK_SECONDS = 2.0
 
 T = TypeVar("T")
@@ -169,6 +170,7 @@ class Agent:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_SECONDS if lingers else LOOK_SECONDS):
                     await self._wake.wait()
+            await asyncio.sleep(TOGETHER_SECONDS)
 
     async def _look(self) -> None:
         """See who uses the GPUs, and put names right that nobody has asked for."""

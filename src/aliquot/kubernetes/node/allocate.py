@@ -145,7 +145,7 @@ class Allocator:
             if before.has(brings, units[brings]) and before.kind == wanted.request.kind:
                 return self._join(wanted, before, units)
         for gpus in self._choices(wanted, units, given_on):
-            held = self._held(wanted, gpus, units)
+            held = self._held(wanted, gpus, units, given_on)
             if (why := books.why_not(held) or "") == "":
                 books.take(held)
                 return held
@@ -160,7 +160,7 @@ class Allocator:
         plan = None if stranger else _plan(wanted)
         if gpus := planned(books, request, plan):
             yield gpus
-        shape = self._held(wanted, (), units)
+        shape = self._held(wanted, (), units, given_on)
         try:
             yield chosen(books, self._gpus(), shape, request)
         except NoRoomError as error:
@@ -172,7 +172,11 @@ class Allocator:
         return error
 
     def _held(
-        self, wanted: Wanted, gpus: tuple[str, ...], units: dict[str, tuple[str, ...]]
+        self,
+        wanted: Wanted,
+        gpus: tuple[str, ...],
+        units: dict[str, tuple[str, ...]],
+        given_on: Sequence[Held] = (),
     ) -> Held:
         request = wanted.request
         parts = parts_on(self._record.books, request, gpus)
@@ -190,6 +194,8 @@ class Allocator:
             asked=asked,
             now=asked,
             units=units,
+            by=carrier(wanted.units, self._roles),
+            after=tuple(one.name for one in given_on),
         )
 
     def _join(self, wanted: Wanted, before: Held, units: dict[str, tuple[str, ...]]) -> Held:
@@ -209,7 +215,13 @@ class Allocator:
             compute=max(before.asked.compute, new.asked.compute),
         )
         held = msgspec.structs.replace(
-            new, name=before.name, parts=parts, asked=settings, now=settings, joined=True
+            new,
+            name=before.name,
+            after=before.after,
+            parts=parts,
+            asked=settings,
+            now=settings,
+            joined=True,
         )
         self._change(wanted, held)
         return held
@@ -221,7 +233,8 @@ class Allocator:
         now = msgspec.structs.replace(held, units={**held.units, **ids})
         if burst.wanted.owner != wanted.owner or not wanted.is_known:
             gpus = tuple(part.gpu for part in held.parts)
-            now = msgspec.structs.replace(self._held(wanted, gpus, now.units), name=held.name)
+            other = self._held(wanted, gpus, now.units)
+            now = msgspec.structs.replace(other, name=held.name, after=held.after)
         if held.name not in self._record.books.held:
             raise self._no_room(wanted, "what was given before has been released")
         self._change(wanted, now)

@@ -19,6 +19,7 @@ Pure: nothing here reads a clock, a file or the network.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,7 +29,7 @@ from aliquot.kubernetes.node.units import NOTHING, Card, Use, chains_of, use_of
 from aliquot.model import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from aliquot.kubernetes.node.held import Held, Part
     from aliquot.kubernetes.node.units import Offer
@@ -52,7 +53,8 @@ class Books:
         self.cards = {card.uuid: card for card in sorted(cards, key=lambda card: card.index)}
         self.offers = {offer.resource: offer for offer in offers}
         self.shares = shares
-        self._names: dict[str, list[str]] = {}  # all ids, by resource
+        self._last: dict[str, tuple[set[str], list[tuple[str, bool]]]] = {}  # ids, as last told
+        self._by_pod: dict[str, list[Held]] | None = None
         self.rewrite(held)
 
     # --- what there is ----------------------------------------------------------------------------
@@ -83,15 +85,15 @@ class Books:
         found = (held for held in reversed(self.held.values()) if held.has(resource, wanted))
         return next(found, None)
 
-    def sharing(self, held: Held) -> list[Held]:
+    def not_beside(self, held: Held) -> list[Held]:
         """Those that the kubelet gave on ids to or from: they never run at the same time."""
-        return [one for one in self.held.values() if one.name != held.name and one.shares(held)]
+        return [
+            one for one in self.held.values() if one.name in held.after or held.name in one.after
+        ]
 
     def ends_first(self, held: Held) -> bool:
         """Whether it is an init container's: the kubelet has given on its ids."""
-        names = list(self.held)
-        later = names[names.index(held.name) + 1 :]
-        return any(held.shares(self.held[name]) for name in later)
+        return any(held.name in one.after for one in self.held.values())
 
     def free(self, resource: str) -> int:
         """Units that the kubelet may still give."""
@@ -103,24 +105,23 @@ class Books:
         )
 
     def ids(self, resource: str) -> list[tuple[str, bool]]:
-        """All device ids of a resource, and whether each is healthy."""
-        names, in_use = self._listed(resource), self._in_use.get(resource, set())
-        free = self.free(resource)
-        if len(in_use) + free >= len(names):
-            return [(id_, True) for id_ in names]
-        listed = []
-        for id_ in names:
-            healthy = id_ in in_use or free > 0
-            free -= healthy and id_ not in in_use
-            listed.append((id_, healthy))
-        return listed
+        """All device ids of a resource, and whether each is healthy.
+
+        Those that were healthy stay so, as long as they are as many as they should be.
+        """
+        in_use = self._in_use.get(resource, set())
+        count = len(in_use) + self.free(resource)
+        last = self._last.get(resource)
+        if last is None or len(last[0]) != count or not in_use <= last[0]:
+            names = self._listed(resource)
+            free = (id_ for id_ in names if id_ not in in_use)
+            healthy = in_use.union(islice(free, count - len(in_use)))
+            last = self._last[resource] = (healthy, [(id_, id_ in healthy) for id_ in names])
+        return last[1]
 
     def counts(self) -> dict[str, int]:
         """How many ids of each resource are healthy: what a node has to give, or has given."""
-        return {
-            name: min(len(self._listed(name)), len(self._in_use.get(name, ())) + self.free(name))
-            for name in self.offers
-        }
+        return {name: len(self._in_use.get(name, ())) + self.free(name) for name in self.offers}
 
     def left_for(self, held: Held, gpu: str) -> Use:
         """What it could have of a card, were that of the right kind.
@@ -167,7 +168,7 @@ class Books:
         """Write in what a container got; OverTakenError where it cannot be, and nothing changes."""
         if why := self.why_not(held):
             raise OverTakenError(why)
-        if any(id_ in self._holder for id_ in _ids(held)):
+        if held.after:
             self.rewrite([*self.held.values(), held])
         else:
             self._append(held)
@@ -193,13 +194,13 @@ class Books:
 
     def strip(self, resource: str, ids: Iterable[str], but: Iterable[Held] = ()) -> None:
         """Take ids from who has them: the kubelet has the last word, and gave them to another."""
-        kept = {held.name for held in but}
-        gone = frozenset(id_ for id_ in ids if self._holder.get(id_, "") not in {"", *kept})
-        if gone or kept:
-            self.rewrite(
-                held if held.name in kept else _without(held, resource, frozenset(ids))
-                for held in list(self.held.values())
-            )
+        gone, kept = frozenset(ids), {held.name for held in but}
+        now = [
+            held if held.name in kept else _without(held, resource, gone)
+            for held in self.held.values()
+        ]
+        if any(new is not old for new, old in zip(now, self.held.values(), strict=True)):
+            self.rewrite(now)
 
     def release(self, name: str) -> None:
         """Take out what a grant holds."""
@@ -208,7 +209,7 @@ class Books:
     def rewrite(self, held: Iterable[Held]) -> None:
         """Write all anew; nothing is checked."""
         self.held = {one.name: one for one in held}
-        self._by_pod: dict[str, list[Held]] | None = None
+        self._by_pod = None
         self._holder: dict[str, str] = {}
         self._in_use: dict[str, set[str]] = {}
         self._kinds: dict[str, Kind] = {}
@@ -220,7 +221,7 @@ class Books:
             self._add_use(chain)
 
     def _append(self, held: Held) -> None:
-        """The same for one that has no id of another."""
+        """The same for one more, with no ids that were given on."""
         self.held[held.name] = held
         self._by_pod = None
         self._index(held)
@@ -262,11 +263,11 @@ class Books:
     # --- inside -----------------------------------------------------------------------------------
 
     def _chain(self, held: Held) -> list[Held]:
-        """All that it would get ids from, or share them with, in their order."""
+        """All that are of its pod by the ids it is given on, in their order; without itself."""
         return [
             one
             for chain in self._chains
-            if any(one.name != held.name and one.shares(held) for one in chain)
+            if any(one.name in held.after or one.name == held.name for one in chain)
             for one in chain
             if one.name != held.name
         ]
@@ -275,12 +276,8 @@ class Books:
         """All ids: one for each unit, and whatever somebody has since there were more."""
         offer = self.offers[resource]
         units = sum(offer.units(card, self.shares) for card in self.cards.values())
-        names = self._names.get(resource, [])
-        if len(names) < units:
-            names = self._names[resource] = [offer.id(number) for number in range(units)]
-        more = {int(id_[len(offer.prefix) :]) for id_ in self._in_use.get(resource, ())}
-        most = max(more, default=-1)
-        return [*names, *(offer.id(number) for number in range(len(names), most + 1))]
+        in_use = (int(id_[len(offer.prefix) :]) for id_ in self._in_use.get(resource, ()))
+        return [offer.id(number) for number in range(max(units, 1 + max(in_use, default=-1)))]
 
 
 def _without(held: Held, resource: str, ids: frozenset[str]) -> Held:
@@ -289,7 +286,3 @@ def _without(held: Held, resource: str, ids: frozenset[str]) -> Held:
     left = tuple(id_ for id_ in held.units[resource] if id_ not in ids)
     units = {**held.units, resource: left}
     return msgspec.structs.replace(held, units={name: some for name, some in units.items() if some})
-
-
-def _ids(held: Held) -> Iterator[str]:
-    return (id_ for ids in held.units.values() for id_ in ids)

@@ -44,8 +44,10 @@ class Held(msgspec.Struct, frozen=True):
 
     `name` is its grant's. `asked` is what it asked for and `now` what it has since a resize;
     `parts` is what the books count: the larger of both. `units` are the kubelet's device ids, by
-    resource. `owner` is the likeliest container, until the kubelet has said whose the ids are:
-    then it is `sure`. `joined`: an init container with exactly the same ids had the grant before.
+    resource; `by` is the resource whose answer it was. `after` are the grants of init containers
+    whose ids the kubelet gave on to it; `joined`: one with exactly the same ids had this grant.
+    `owner` is the likeliest container, until the kubelet has said whose the ids are: then it is
+    `sure`.
     """
 
     name: str
@@ -55,16 +57,11 @@ class Held(msgspec.Struct, frozen=True):
     asked: Settings
     now: Settings
     units: dict[str, tuple[str, ...]]
-    sure: bool = False
+    by: str
+    after: tuple[str, ...] = ()
     joined: bool = False
+    sure: bool = False
 
     def has(self, resource: str, ids: tuple[str, ...]) -> bool:
         """Whether it was given for exactly these ids, which are sorted."""
         return self.units.get(resource) == ids
-
-    def shares(self, other: Held) -> bool:
-        """Whether an id is in both: the kubelet gave ids on from the one to the other."""
-        return any(
-            not set(ids).isdisjoint(other.units.get(resource, ()))
-            for resource, ids in self.units.items()
-        )

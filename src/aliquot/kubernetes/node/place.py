@@ -53,7 +53,7 @@ def chosen(
     usable = [
         card for card in books.cards.values() if _is_usable(books, gpus, shape, request, card)
     ]
-    own = {part.gpu for held in books.sharing(shape) for part in held.parts}
+    own = {part.gpu for held in books.not_beside(shape) for part in held.parts}
     for cards in ([card for card in usable if card.uuid in own], usable):
         found = choose_gpus(asked, [_choice(books, gpus, shape, card) for card in cards])
         if found is not None:

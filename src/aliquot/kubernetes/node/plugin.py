@@ -26,7 +26,7 @@ Outfit = Callable[["Held"], messages.ContainerAllocateResponse]
 OPTIONS = messages.DevicePluginOptions(pre_start_required=True)
 
 # The kubelet writes a file of all ids for each list: what changes at nearly the same time is one.
-TOGETHER_SECONDS = 0.05
+TOGETHER_SECONDS = 0.1
 
 _log = structlog.get_logger(__name__)
 

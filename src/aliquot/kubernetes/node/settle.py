@@ -81,13 +81,10 @@ def _claim(books: Books, held: Held, owner: Owner) -> None:
 
 def _set_units(books: Books, name: str, units: Units) -> None:
     """What the kubelet says it has; others do not have it, but those that it was given on from."""
-    held = books.held[name]
-    if held.units == units:
-        return
-    for resource, ids in units.items():
-        known = held.units.get(resource, ())
-        books.strip(resource, set(ids).difference(known))
     books.change(msgspec.structs.replace(books.held[name], units=dict(units)))
+    held = books.held[name]
+    for resource, ids in units.items():
+        books.strip(resource, ids, but=[held, *books.not_beside(held)])
 
 
 def _set_share(books: Books, name: str, request: ContainerRequest | None) -> None:
@@ -107,11 +104,8 @@ def _name_inits(
 ) -> None:
     names = [one.container for one in inits]
     mine = [books.held[name] for name in found]
-    given_on = [
-        one
-        for one in books.held.values()
-        if one.name not in found and any(one.shares(held) for held in mine)
-    ]
+    before = dict.fromkeys(name for held in mine for name in held.after)
+    given_on = [books.held[name] for name in before if name in books.held]
     for held in given_on:
         known = held.owner.uid == pod.uid and held.owner.container in names
         container = held.owner.container if known else next(iter(names), "")

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.node.match import carrier
 from aliquot.kubernetes.node.whose import RefusedError
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Starter:
                 " equal part of what the others leave",
                 warning=False,
             )
-        for other in self.record.books.sharing(held):
+        for other in self.record.books.not_beside(held):
             await self.grants.end(other.name)
         await self.grants.make(held)
 
@@ -68,11 +67,9 @@ class Starter:
         """What the container holds; None: it is another of its resources that matters."""
         books = self.record.books
         held = books.find(resource, ids)
-        roles = {name: offer.role for name, offer in books.offers.items()}
         if held is not None:
-            counts = {name: len(one) for name, one in held.units.items()}
-            return held if resource == carrier(counts, roles) else None
-        if any(books.holder(id_) for id_ in ids) and roles[resource] == "core":
+            return held if resource == held.by else None
+        if books.offers[resource].role == "core" and any(books.holder(id_) for id_ in ids):
             return None  # given on in part: the memory says which container it is
         raise RefusedError(
             f"{len(ids)} units of {resource} are not in this node's books",

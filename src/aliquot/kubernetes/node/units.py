@@ -122,7 +122,7 @@ def offers_of(presets: Iterable[Preset]) -> tuple[Offer, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ChainUse:
-    """What containers use of each card that got ids on from each other: those of one pod.
+    """What containers of one pod use of each card, where the kubelet gave ids on between them.
 
     `most` is what they use at most at any time; `last`, what those use that run in the end.
     """
@@ -138,32 +138,22 @@ def use_of(chain: Sequence[Held]) -> ChainUse:
     """
     last: dict[str, Use] = {}
     most: dict[str, Use] = {}
-    for at, held in enumerate(chain):
-        ends = any(held.shares(later) for later in chain[at + 1 :])
+    ended = {name for held in chain for name in held.after}
+    for held in chain:
         for part in held.parts:
             now = last.get(part.gpu, NOTHING) + Use(part.memory, part.reserved, 1)
             most[part.gpu] = most.get(part.gpu, NOTHING).most(now)
-            if not ends:
+            if held.name not in ended:
                 last[part.gpu] = now
     return ChainUse(most, last)
 
 
 def chains_of(helds: Iterable[Held]) -> list[list[Held]]:
-    """Those that share ids, directly or through others, together; each in their order."""
-    every = list(helds)
-    leader = list(range(len(every)))
-
-    def find(at: int) -> int:
-        while leader[at] != at:
-            at = leader[at]
-        return at
-
-    first: dict[str, int] = {}
-    for at, held in enumerate(every):
-        for id_ in (id_ for ids in held.units.values() for id_ in ids):
-            one, other = find(first.setdefault(id_, at)), find(at)
-            leader[max(one, other)] = min(one, other)
-    chains: dict[int, list[Held]] = {}
-    for at, held in enumerate(every):
-        chains.setdefault(find(at), []).append(held)
-    return list(chains.values())
+    """Those between which ids were given on together, each in their order."""
+    chains: dict[str, list[Held]] = {}
+    for held in helds:
+        joined = {id(one): one for name in held.after if (one := chains.get(name))}
+        chain = [member for one in joined.values() for member in one] + [held]
+        for member in chain:
+            chains[member.name] = chain
+    return list({id(chain): chain for chain in chains.values()}.values())
