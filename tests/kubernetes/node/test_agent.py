@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +26,6 @@ from kubernetes.node.rig import NAMES, Node, a_node
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
-from statistics import median
     from typing import Any
 
     from aliquot.kubernetes.api.objects import Pod
