@@ -47,6 +47,10 @@ def installed() -> Iterator[Cluster]:
         wait_for_ready(cluster, "node", 1)
         wait_for_ready(cluster, "scheduler", 1)
         wait_for_ready(cluster, "kube-scheduler", 2)
+        # The kubelet writes what the agent told it with the node's next status, seconds later.
+        cluster.wait_until(
+            lambda: allocatable(cluster).get("aliquot.io/gpu") == GPUS, 30, "the node has its GPUs"
+        )
         yield cluster
 
 
