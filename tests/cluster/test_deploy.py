@@ -25,6 +25,7 @@ IMAGE = "aliquot.test/aliquot"
 KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler"
 SPACE = chart.NAMESPACE
 GPUS = 4
+KINDS = tuple(f"aliquot.io/{kind}" for kind in ("gpu", "sgpu", "vcuda-core", "vcuda-memory"))
 VALUES = (
     f"image.repository={IMAGE}",
     f"node.simulate=h100:{GPUS}",
@@ -49,7 +50,7 @@ def installed() -> Iterator[Cluster]:
         wait_for_ready(cluster, "kube-scheduler", 2)
         # The kubelet writes what the agent told it with the node's next status, seconds later.
         cluster.wait_until(
-            lambda: allocatable(cluster).get("aliquot.io/gpu") == GPUS, 30, "the node has its GPUs"
+            lambda: set(KINDS) <= set(allocatable(cluster)), 30, f"the node has {KINDS}"
         )
         yield cluster
 
