@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aliquot.kubernetes.pods import quantity
 from aliquot.model import Grant
 from aliquot.model.errors import ArbiterError
 from aliquot.slices import control
@@ -66,7 +67,7 @@ class Agent:
         """By short names, as the node's object has it."""
         node = json.loads(self._cluster.kubectl("get", "node", self.node.name, "-o", "json"))
         return {
-            name.partition("/")[2]: int(count)
+            name.partition("/")[2]: int(quantity(count))
             for name, count in node["status"]["allocatable"].items()
             if name.startswith("aliquot.io/")
         }

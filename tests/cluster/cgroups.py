@@ -47,8 +47,8 @@ class Cgroup:
         return {
             int(pid)
             for folder in self._folders()
-            for file in folder.rglob("cgroup.procs")
-            for pid in _read(file).split()
+            for group in _innermost_first(folder)
+            for pid in _read(group / "cgroup.procs").split()
         }
 
     def memory_bytes(self) -> int:
@@ -66,6 +66,7 @@ class Cgroup:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            self._thaw()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"cgroup {self.name}: still there after SIGKILL: {sorted(pids)}")
             time.sleep(0.01)
@@ -81,6 +82,13 @@ class Cgroup:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"cgroup {self.name}: cannot be removed: {left[0]}")
             time.sleep(0.005)
+
+    def _thaw(self) -> None:
+        """On version 1 a frozen process does not die, and runc freezes whom it is about to kill."""
+        for folder in self._folders():
+            for group in reversed(_innermost_first(folder)):
+                with contextlib.suppress(OSError):
+                    (group / "freezer.state").write_text("THAWED", "ascii")
 
     def _folders(self) -> list[Path]:
         every = (hierarchy / self.name for hierarchy in hierarchies())
@@ -118,8 +126,8 @@ def _inherit_cpuset(hierarchy: Path, name: Path) -> None:
 
 
 def _innermost_first(top: Path) -> list[Path]:
-    folders = [path for path in top.rglob("*") if path.is_dir()]
-    return [*sorted(folders, key=lambda path: len(path.parts), reverse=True), top]
+    """It and all groups inside it; one that vanishes meanwhile may be there or not."""
+    return [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
 
 
 def _read(file: Path) -> str:

@@ -21,7 +21,7 @@ from aliquot.model import Grant
 from cluster.agent import Agent
 from cluster.cluster import Cluster
 from cluster.extender import Gateway, Replica, scheduler_config
-from cluster.manifests import pod
+from cluster.manifests import SLEEP, pod
 from kubernetes.node.inside import probe_image, words
 
 GPUS = 16
@@ -30,7 +30,6 @@ ADMITTED_SECONDS = 60.0
 _WHOLE, _SHARED = 3, 5
 # Says what it sees, and stays until it is told to end.
 _LOOK = ("/bin/sh", "-c", f"probe {CUDA} -; trap exit TERM; sleep 2147483647 & wait")
-_STAY = ("/bin/sh", "-c", "trap exit TERM; sleep 2147483647 & wait")
 _TENANT = "aliquot.test/hundred:1"
 
 
@@ -114,7 +113,7 @@ def run_all(stage: Stage, namespace: str, asked: Mapping[str, Asked | None]) -> 
     path = f"/api/v1/namespaces/{namespace}/pods"
     began = time.monotonic()
     for name, one in asked.items():
-        command, limits = (_LOOK, one.limits) if one else (_STAY, None)
+        command, limits = (_LOOK, one.limits) if one else (SLEEP, None)
         body = pod(name, command, image=_TENANT, namespace=namespace, limits=limits)
         cluster.api.create(path, body)
     admitted = 0.0

@@ -8,9 +8,11 @@ from pathlib import Path
 from cluster import registry
 from cluster.cluster import Cluster
 from cluster.control_plane import kubeconfig_in
+from cluster.installed import install
 from cluster.programs import find_programs, kubernetes_version
 
 EXAMPLE = Path(__file__).with_name("example.yaml")
+GPUS = "h100:4"
 
 
 def up() -> None:
@@ -31,7 +33,14 @@ def down() -> None:
 
 def _start() -> registry.Place:
     cluster = Cluster()
+    print("Kubernetes starts...", flush=True)
     cluster.start()
+    print(f"Aliquot is installed, with simulated GPUs ({GPUS})...", flush=True)
+    try:
+        install(cluster, GPUS)
+    except BaseException:
+        cluster.stop()
+        raise
     cluster.keep()
     return cluster.place
 
@@ -39,11 +48,12 @@ def _start() -> registry.Place:
 def _invitation(place: registry.Place) -> str:
     kubectl = find_programs().path("kubectl")
     return f"""\
-Kubernetes {kubernetes_version()} runs, in {place.folder}. In a shell as root:
+Kubernetes {kubernetes_version()} runs, with Aliquot on it, in {place.folder}. In a shell as root:
   export KUBECONFIG={kubeconfig_in(place)}
   alias kubectl={kubectl}
   kubectl apply -f {EXAMPLE}
-  kubectl logs -f example
+  kubectl logs -f halves
+  kubectl get gpunodes -o yaml
 `make cluster-down` ends it."""
 
 

@@ -1,8 +1,8 @@
 """An image in which Python runs with installed distributions: the project's own, or a tenant's.
 
-Everything lies where it lies on this machine: the interpreter, the environment, the project's
-sources. The libraries that all these are linked with come along, so the image's C library is this
-machine's.
+The interpreter lies where it lies on this machine. This repository with its environment lies in
+`HOME`, wherever it is here: a pod may have a volume over that place (a clone in /tmp). The
+libraries that all these are linked with come along, so the image's C library is this machine's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cluster.images import Image, busybox
+from cluster.images import Image, busybox, linked_libraries
 
 ROOT = Path(__file__).parents[2]
+HOME = "/opt/aliquot"
 _LEFT_OUT = {"test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip"}
 _LEFT_OUT |= {"lib2to3", "site-packages", "include", "share"}
 
@@ -32,15 +33,17 @@ def python_image(name: str, *distributions: str, files: Iterable[Path] = ()) -> 
     """
     image = busybox()
     image.name = name
-    image.command = [sys.executable]
-    scripts = sysconfig.get_path("scripts")
+    image.command = [_moved(sys.executable)]
+    scripts = _moved(sysconfig.get_path("scripts"))
     image.env = {"PATH": f"{scripts}:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     _add_interpreter(image)
     for file in {path for each in required(distributions) for path in _files(each)}:
-        image.add(file)
+        _add(image, file)
     for file in files:
-        image.add(file, skip=_is_left_out)
-    image.add_libraries(file for file in image.files() if _is_elf(file))
+        image.add(file, _moved(file), skip=_is_left_out)
+    for library in linked_libraries(file for file in image.files() if _is_elf(file)):
+        if not library.is_relative_to(ROOT):  # those come with their distributions
+            image.add(library)
     return image
 
 
@@ -80,9 +83,23 @@ def _add_interpreter(image: Image) -> None:
     program = Path(sys.executable).resolve()
     image.add(program)
     if sys.prefix != sys.base_prefix:
-        image.add(Path(sys.prefix, "pyvenv.cfg"))
+        _add(image, Path(sys.prefix, "pyvenv.cfg"))
         for link in {sys.executable, *(f"{sys.prefix}/bin/{each}" for each in names)}:
-            image.add_link(link, str(program))
+            image.add_link(_moved(link), str(program))
+
+
+def _add(image: Image, file: Path) -> None:
+    """A file, at its place in the image; scripts and the like name that place too."""
+    content = file.read_bytes()
+    if file.suffix != ".pyc" and bytes(ROOT) in content and not _is_elf(file):
+        text = _moved(content.decode())
+        image.add_text(_moved(file), text, file.stat().st_mode & 0o777)
+    else:
+        image.add(file, _moved(file))
+
+
+def _moved(path: object) -> str:
+    return str(path).replace(str(ROOT), HOME)
 
 
 def _files(distribution: metadata.Distribution) -> Iterable[Path]:

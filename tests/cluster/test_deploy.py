@@ -6,52 +6,26 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cluster.cluster import Cluster
-from cluster.images import Image
+from cluster.installed import SPACE, allocatable, helm, install, label, pods_of, ready_pods
 from cluster.manifests import pod
-from cluster.programs import find_programs, kubernetes_version
-from cluster.python_image import project_image
 from cluster.registry import ClusterError
 from kubernetes import chart
 
 pytestmark = pytest.mark.cluster
 
 EXAMPLES = sorted((chart.ROOT / "examples" / "kubernetes").glob("*.yaml"))
-IMAGE = "aliquot.test/aliquot"
-KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler"
-SPACE = chart.NAMESPACE
 GPUS = 4
-KINDS = tuple(f"aliquot.io/{kind}" for kind in ("gpu", "sgpu", "vcuda-core", "vcuda-memory"))
-VALUES = (
-    f"image.repository={IMAGE}",
-    f"node.simulate=h100:{GPUS}",
-    "scheduler.clusterIP=10.96.0.44",  # this cluster has no DNS
-)
 
 
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Cluster]:
     """A cluster with the chart on it, and simulated GPUs."""
-    try:
-        chart.find_helm()
-    except chart.NoHelmError as error:
-        pytest.skip(str(error))
     with Cluster() as cluster:
-        cluster.load(project_image(f"{IMAGE}:0.1.0"))
-        cluster.load(kube_scheduler_image())
-        cluster.kubectl("label", "node", cluster.node.name, "aliquot.io/agent=true")
-        helm(cluster, "install", "--create-namespace", *(f"--set={value}" for value in VALUES))
-        wait_for_ready(cluster, "node", 1)
-        wait_for_ready(cluster, "scheduler", 1)
-        wait_for_ready(cluster, "kube-scheduler", 2)
-        # The kubelet writes what the agent told it with the node's next status, seconds later.
-        cluster.wait_until(
-            lambda: set(KINDS) <= set(allocatable(cluster)), 30, f"the node has {KINDS}"
-        )
+        install(cluster, f"h100:{GPUS}")
         yield cluster
 
 
@@ -65,10 +39,7 @@ def test_the_api_server_takes_the_manifest(cluster: Cluster) -> None:
 
 
 def test_the_api_server_takes_every_switch_of_the_chart(cluster: Cluster) -> None:
-    try:
-        text = chart.render("networkPolicy.enabled=true", "quota.enabled=true")
-    except chart.NoHelmError as error:
-        pytest.skip(str(error))
+    text = chart.render("networkPolicy.enabled=true", "quota.enabled=true")
     with space(cluster):
         assert "networkpolicy" in dry_run(cluster, text)
 
@@ -186,53 +157,8 @@ def space(cluster: Cluster) -> Iterator[None]:
         cluster.kubectl("delete", "namespace", SPACE)
 
 
-def helm(cluster: Cluster, verb: str, *options: str) -> None:
-    where = [f"--kubeconfig={cluster.kubeconfig}", f"--namespace={SPACE}"]
-    chart.helm(verb, "aliquot", str(chart.CHART), *where, *options)
-
-
 def dry_run(cluster: Cluster, text: str, *more: str) -> str:
     return cluster.kubectl("apply", "--dry-run=server", "--filename=-", *more, text=text)
-
-
-def kube_scheduler_image() -> Image:
-    image = Image(f"{KUBE_SCHEDULER}:{kubernetes_version()}", command=["kube-scheduler"])
-    image.add_program(find_programs().path("kube-scheduler"), "/usr/local/bin/kube-scheduler")
-    return image
-
-
-def label(part: str) -> str:
-    return f"app.kubernetes.io/component={part}"
-
-
-def pods_of(cluster: Cluster, part: str) -> list[dict[str, Any]]:
-    found = cluster.api.get(f"/api/v1/namespaces/{SPACE}/pods?labelSelector={label(part)}")
-    return [one for one in found["items"] if "deletionTimestamp" not in one["metadata"]]
-
-
-def ready_pods(cluster: Cluster, part: str) -> list[str]:
-    return [
-        one["metadata"]["name"]
-        for one in pods_of(cluster, part)
-        for condition in one["status"].get("conditions", ())
-        if condition["type"] == "Ready" and condition["status"] == "True"
-    ]
-
-
-def wait_for_ready(cluster: Cluster, part: str, count: int) -> None:
-    try:
-        cluster.wait_until(
-            lambda: len(ready_pods(cluster, part)) >= count, 90, f"{count} of {part} are ready"
-        )
-    except ClusterError as error:
-        told = cluster.kubectl("describe", "pods", "-n", SPACE, f"--selector={label(part)}")
-        log = cluster.kubectl("logs", "-n", SPACE, f"--selector={label(part)}", "--tail=30")
-        raise ClusterError(f"{error}\n{told}\n{log}") from error
-
-
-def allocatable(cluster: Cluster) -> dict[str, int]:
-    found = cluster.api.get(f"/api/v1/nodes/{cluster.node.name}")["status"]["allocatable"]
-    return {name: int(count) for name, count in found.items() if name.startswith("aliquot.io/")}
 
 
 def holders(cluster: Cluster) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.images import Image, busybox, linked_libraries
-from cluster.python_image import python_image, required
+from cluster.python_image import HOME, ROOT, project_image, required
 
 
 @pytest.fixture
@@ -87,11 +87,14 @@ def test_requirements_are_followed_through_extras() -> None:
 
 
 @pytest.mark.cluster
-def test_a_python_image_has_the_interpreter_where_it_is_here(tmp_path: Path) -> None:
-    layer, config, _ = written(python_image("x.test/python:1", "typer"), tmp_path / "image.tar")
+def test_a_python_image_has_this_repository_at_a_place_of_its_own(tmp_path: Path) -> None:
+    layer, config, _ = written(project_image("x.test/python:1"), tmp_path / "image.tar")
     names = {f"/{member.name}" for member in layer}
-    assert config["config"]["Cmd"] == [sys.executable]
-    assert {sys.executable, str(Path(sys.executable).resolve()), json.__file__} <= names
+    python = sys.executable.replace(str(ROOT), HOME)
+    assert config["config"]["Cmd"] == [python]
+    assert {python, str(Path(sys.executable).resolve()), json.__file__} <= names
+    assert f"{HOME}/src/aliquot/__init__.py" in names
+    assert not any(name.startswith(f"{ROOT}/") for name in names)
 
 
 def written(image: Image, archive: Path) -> tuple[list[tarfile.TarInfo], Any, Any]:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -16,29 +15,12 @@ from cluster.cluster import Cluster
 from cluster.images import busybox
 from cluster.manifests import pod
 from cluster.registry import ClusterError
+from cluster.tenants import LOOK, delete_pod, limits, restarts_of, run_pod
 from support import MIB
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 UNITS = 86
-
-# What a container's programs are told of their GPUs, and that memory ends where it should.
-LOOK = """
-import ctypes, json
-cuda = ctypes.CDLL("libcuda.so.1")
-context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
-count, address = ctypes.c_int(), ctypes.c_uint64()
-assert cuda.cuInit(0) == 0
-assert cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
-totals = []
-for device in range(count.value):
-    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
-    assert cuda.cuCtxSetCurrent(context) == 0
-    assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
-    totals.append(total.value)
-    assert cuda.cuMemAlloc_v2(ctypes.byref(address), total) == 2
-print(json.dumps(totals), flush=True)
-"""
 
 
 @pytest.fixture
@@ -47,24 +29,6 @@ def agent(cluster: Cluster) -> Iterator[Agent]:
     one.start()
     yield one
     one.close()
-
-
-def limits(**counts: int) -> dict[str, int]:
-    return {f"aliquot.io/{name.replace('_', '-')}": count for name, count in counts.items()}
-
-
-def run_pod(cluster: Cluster, namespace: str, name: str, **spec: Any) -> None:
-    cluster.apply(pod(name, namespace=namespace, **spec))
-    cluster.wait_for_pod(name, namespace, "Running", 120)
-
-
-def delete_pod(cluster: Cluster, namespace: str, *names: str) -> None:
-    cluster.kubectl("delete", "pod", *names, f"--namespace={namespace}", timeout=120)
-
-
-def restarts_of(cluster: Cluster, namespace: str, name: str) -> tuple[str, int]:
-    status = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")["status"]
-    return status["phase"], status["containerStatuses"][0]["restartCount"]
 
 
 def test_the_mixed_deployment_example_number_by_number(
@@ -121,14 +85,7 @@ def test_containers_see_what_they_asked_for(
 def test_a_shell_without_environment_is_held_to_its_slice(
     cluster: Cluster, namespace: str, agent: Agent, project: str
 ) -> None:
-    run_pod(
-        cluster,
-        namespace,
-        "one",
-        image=project,
-        limits=limits(vcuda_memory=4),
-        command=["/bin/sh", "-c", "trap exit TERM; sleep 2147483647 & wait"],
-    )
+    run_pod(cluster, namespace, "one", image=project, limits=limits(vcuda_memory=4))
     python = cluster.kubectl("exec", "one", "-n", namespace, "--", "sh", "-c", "command -v python3")
     command = ["env", "-i", python.strip(), "-c", LOOK]
     told = cluster.kubectl("exec", "one", "-n", namespace, "--", *command)
@@ -203,8 +160,7 @@ def test_an_agent_killed_while_pods_come_leaks_nothing(
 def test_an_arbiter_that_is_killed_comes_back(
     cluster: Cluster, namespace: str, agent: Agent, project: str
 ) -> None:
-    idle = ["/bin/sh", "-c", "trap exit TERM; sleep 2147483647 & wait"]
-    run_pod(cluster, namespace, "one", image=project, command=idle, limits=limits(vcuda_memory=4))
+    run_pod(cluster, namespace, "one", image=project, limits=limits(vcuda_memory=4))
     before = agent.arbiter()
     assert before
     for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -236,9 +192,8 @@ def test_a_gpu_turns_sick_and_well_again(cluster: Cluster, namespace: str, agent
 def test_a_running_pod_is_resized(
     cluster: Cluster, namespace: str, agent: Agent, project: str
 ) -> None:
-    idle = ["/bin/sh", "-c", "trap exit TERM; sleep 2147483647 & wait"]
     asked = limits(vcuda_memory=4, vcuda_core=10)
-    run_pod(cluster, namespace, "one", image=project, command=idle, limits=asked)
+    run_pod(cluster, namespace, "one", image=project, limits=asked)
 
     def annotate(text: str) -> None:
         cluster.kubectl("annotate", "pod", "one", text, "--overwrite", f"-n={namespace}")

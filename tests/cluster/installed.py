@@ -1,0 +1,82 @@
+"""Aliquot on a cluster as people have it: by the chart, with simulated GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aliquot
+from aliquot.kubernetes.pods import quantity
+from cluster.cluster import Cluster
+from cluster.images import Image
+from cluster.programs import find_programs, kubernetes_version
+from cluster.python_image import project_image
+from cluster.registry import ClusterError
+from kubernetes import chart
+
+IMAGE = "aliquot.test/aliquot"
+KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler"
+SPACE = chart.NAMESPACE
+KINDS = tuple(f"aliquot.io/{kind}" for kind in ("gpu", "sgpu", "vcuda-core", "vcuda-memory"))
+
+
+def install(cluster: Cluster, simulate: str) -> None:
+    """Have the chart on it, and return when its first node gives GPUs to pods."""
+    cluster.load(project_image(f"{IMAGE}:{aliquot.__version__}"))
+    cluster.load(kube_scheduler_image())
+    cluster.kubectl("label", "node", cluster.node.name, "aliquot.io/agent=true")
+    values = (
+        f"image.repository={IMAGE}",
+        f"node.simulate={simulate}",
+        "scheduler.clusterIP=10.96.0.44",  # this cluster has no DNS
+    )
+    helm(cluster, "install", "--create-namespace", *(f"--set={value}" for value in values))
+    wait_for_ready(cluster, "node", 1)
+    wait_for_ready(cluster, "scheduler", 1)
+    wait_for_ready(cluster, "kube-scheduler", 2)
+    # The kubelet writes what the agent told it with the node's next status, seconds later.
+    cluster.wait_until(lambda: set(KINDS) <= set(allocatable(cluster)), 30, f"the node has {KINDS}")
+
+
+def helm(cluster: Cluster, verb: str, *options: str) -> None:
+    where = [f"--kubeconfig={cluster.kubeconfig}", f"--namespace={SPACE}"]
+    chart.helm(verb, "aliquot", str(chart.CHART), *where, *options)
+
+
+def kube_scheduler_image() -> Image:
+    image = Image(f"{KUBE_SCHEDULER}:{kubernetes_version()}", command=["kube-scheduler"])
+    image.add_program(find_programs().path("kube-scheduler"), "/usr/local/bin/kube-scheduler")
+    return image
+
+
+def label(part: str) -> str:
+    return f"app.kubernetes.io/component={part}"
+
+
+def pods_of(cluster: Cluster, part: str) -> list[dict[str, Any]]:
+    found = cluster.api.get(f"/api/v1/namespaces/{SPACE}/pods?labelSelector={label(part)}")
+    return [one for one in found["items"] if "deletionTimestamp" not in one["metadata"]]
+
+
+def ready_pods(cluster: Cluster, part: str) -> list[str]:
+    return [
+        one["metadata"]["name"]
+        for one in pods_of(cluster, part)
+        for condition in one["status"].get("conditions", ())
+        if condition["type"] == "Ready" and condition["status"] == "True"
+    ]
+
+
+def wait_for_ready(cluster: Cluster, part: str, count: int) -> None:
+    try:
+        cluster.wait_until(
+            lambda: len(ready_pods(cluster, part)) >= count, 90, f"{count} of {part} are ready"
+        )
+    except ClusterError as error:
+        told = cluster.kubectl("describe", "pods", "-n", SPACE, f"--selector={label(part)}")
+        log = cluster.kubectl("logs", "-n", SPACE, f"--selector={label(part)}", "--tail=30")
+        raise ClusterError(f"{error}\n{told}\n{log}") from error
+
+
+def allocatable(cluster: Cluster) -> dict[str, int]:
+    found = cluster.api.get(f"/api/v1/nodes/{cluster.node.name}")["status"]["allocatable"]
+    return {name: int(quantity(count)) for name, count in found.items() if name in KINDS}

@@ -1,0 +1,103 @@
+"""What nodes with GPUs outlive: a container runtime and an API server that go away."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from aliquot.kubernetes.names import MEMORY_UNIT
+from cluster.agent import Agent
+from cluster.cluster import Cluster
+from cluster.tenants import LOOK, delete_pod, limits, restarts_of, run_pod
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+AWAY_SECONDS = 60.0
+MEMORY = 4 * MEMORY_UNIT
+# Says again and again what it sees of its GPU.
+AGAIN = f"""
+import time
+while True:
+    exec({LOOK!r})
+    time.sleep(0.5)
+"""
+
+
+@pytest.fixture
+def agent(cluster: Cluster) -> Iterator[Agent]:
+    one = Agent(cluster, "rtx6000:4")
+    one.start()
+    yield one
+    one.close()
+
+
+def test_containerd_is_restarted(
+    cluster: Cluster, namespace: str, agent: Agent, project: str
+) -> None:
+    asked = limits(vcuda_memory=4)
+    run_pod(cluster, namespace, "one", ["python3", "-c", AGAIN], image=project, limits=asked)
+    agent.until(lambda: "one" in agent.holders(), "the pod is told of")
+    before = agent.holders(), set(agent.grants())
+    agent.node.containerd.restart()
+    seen = len(sights(agent, namespace, "one"))
+    agent.until(lambda: len(sights(agent, namespace, "one")) > seen, "its program goes on")
+    assert (agent.holders(), set(agent.grants())) == before
+    run_pod(cluster, namespace, "two", limits=limits(gpu=3))
+    assert restarts_of(cluster, namespace, "one") == ("Running", 0)
+    assert set(sights(agent, namespace, "one")) == {(MEMORY,)}
+    delete_pod(cluster, namespace, "one", "two")
+    agent.until_counts(gpu=4, sgpu=8, vcuda_memory=344)
+
+
+def test_the_api_server_is_away_for_a_minute(
+    cluster: Cluster, namespace: str, agent: Agent, project: str
+) -> None:
+    run_pod(
+        cluster,
+        namespace,
+        "one",
+        ["python3", "-c", AGAIN],
+        image=project,
+        limits=limits(vcuda_memory=4),
+        restartPolicy="Always",
+    )
+    agent.until(lambda: "one" in agent.holders(), "the pod is told of")
+    before = agent.holders(), set(agent.grants())
+    cluster.apiserver.stop()
+    back = time.monotonic() + AWAY_SECONDS
+    try:
+        seen = len(sights(agent, namespace, "one"))
+        kill_container(agent, "one")  # the kubelet starts it again without the API server
+        agent.until(lambda: len(sights(agent, namespace, "one")) > seen + 1, "it is back")
+        agent.until(lambda: time.monotonic() > back, "a minute has passed")
+        assert set(agent.grants()) == before[1]
+    finally:
+        cluster.apiserver.start()
+        cluster.apiserver.wait_ready()
+    cluster.wait_ready()
+    assert agent.server.running
+    agent.until(lambda: restarts_of(cluster, namespace, "one") == ("Running", 1), "it is told of")
+    assert set(sights(agent, namespace, "one")) == {(MEMORY,)}
+    run_pod(cluster, namespace, "two", limits=limits(sgpu=2))
+    agent.until(lambda: "two" in agent.holders(), "another is told of")
+    assert agent.holders()["one"] == before[0]["one"]
+    delete_pod(cluster, namespace, "one", "two")
+    agent.until_counts(gpu=4, sgpu=8, vcuda_memory=344)
+    agent.until(lambda: not agent.grants(), "nothing is held")
+
+
+def sights(agent: Agent, namespace: str, name: str) -> list[tuple[int, ...]]:
+    """All that the pod's program has said so far, in every container it had, from their logs."""
+    logs = agent.node.machine.path("/var/log/pods").glob(f"{namespace}_{name}_*/main/*.log")
+    lines = (line for log in sorted(logs) for line in log.read_text("utf-8").splitlines())
+    return [tuple(json.loads(line.partition(" F ")[2])) for line in lines]
+
+
+def kill_container(agent: Agent, pod: str) -> None:
+    """End a pod's container as a crash would."""
+    labels = f'labels."io.kubernetes.pod.name"=={pod},labels."io.kubernetes.container.name"==main'
+    container = agent.node.ctr("containers", "list", "--quiet", labels).split()[-1]
+    agent.node.ctr("tasks", "kill", "--signal=SIGKILL", container)
