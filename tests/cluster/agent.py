@@ -73,7 +73,7 @@ class Agent:
         }
 
     def until_counts(self, **wanted: int) -> None:
-        """Until the node's object says so; the kubelet writes it every ten seconds."""
+        """Until the node's object says so; the kubelet writes it every second."""
         names = {name.replace("_", "-"): count for name, count in wanted.items()}
         self.until(lambda: names.items() <= self.allocatable().items(), f"{names} allocatable")
 

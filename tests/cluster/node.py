@@ -119,6 +119,7 @@ class Node:
             "healthzPort": _HEALTH_PORT,
             "imageGCHighThresholdPercent": 100,
             "maxPods": 250,
+            "nodeStatusUpdateFrequency": "1s",  # 10 s by default: tests would wait most of the time
             "oomScoreAdj": 0,
             "resolvConf": "",
             **self.kubelet_config,

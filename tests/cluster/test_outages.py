@@ -77,10 +77,15 @@ def test_the_api_server_is_away_for_a_minute(
     finally:
         cluster.apiserver.start()
         cluster.apiserver.wait_ready()
-    cluster.wait_ready()
     assert agent.server.running
+    cluster.kubectl("annotate", "pod", "one", "aliquot.io/memory=2GiB", f"-n={namespace}")
+    agent.until(lambda: "Resized" in dict(agent.events(namespace, "one")), "the agent is back", 30)
+    # The kubelet and kube-scheduler would wait for up to a minute before they look again.
+    agent.node.kubelet.restart()
+    cluster.scheduler.restart()
+    cluster.wait_ready()
     agent.until(lambda: restarts_of(cluster, namespace, "one") == ("Running", 1), "it is told of")
-    assert set(sights(agent, namespace, "one")) == {(MEMORY,)}
+    assert set(sights(agent, namespace, "one")) == {(MEMORY,), (2 * MEMORY,)}
     run_pod(cluster, namespace, "two", limits=limits(sgpu=2))
     agent.until(lambda: "two" in agent.holders(), "another is told of")
     assert agent.holders()["one"] == before[0]["one"]
