@@ -3,13 +3,13 @@
 A kubelet that starts deletes every socket in its folder and makes its own: then all plugins are
 stopped, served anew and registered, within 100 ms. They are stopped first: the kubelet takes the
 end of an old stream for the end of the new plugin. The same happens where the kubelet drops a
-stream, or somebody deletes our sockets.
+stream, or somebody deletes our sockets, also while they are being registered: a kubelet that was
+just starting would look for them for 10 s.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
@@ -64,14 +64,17 @@ class Registrar:
         folder.forget()  # what we did to our sockets ourselves
         if not (self._folder / KUBELET).exists():
             await self._until_changed(folder)
-        elif await self._register():
-            self._backoff.reset()
-            await self._until_over(folder)
-            _log.info("the kubelet is to be told of all plugins again")
-        else:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._backoff.wait()):
-                    await self._until_changed(folder)
+            return
+        changed = asyncio.create_task(self._until_changed(folder))
+        registering = asyncio.create_task(self._register())
+        try:
+            await asyncio.wait([changed, registering], return_when=asyncio.FIRST_COMPLETED)
+            if not changed.done():
+                await self._until_over(changed, registered=registering.result())
+        finally:
+            for one in (changed, registering):
+                one.cancel()
+            await asyncio.wait([changed, registering])
 
     async def _register(self) -> bool:
         channel = wire.dial(self._folder / KUBELET)
@@ -89,17 +92,19 @@ class Registrar:
         _log.info("registered", resources=[plugin.resource for plugin in self._plugins])
         return True
 
-    async def _until_over(self, folder: Folder) -> None:
-        """Until a kubelet begins, our sockets are deleted, or a stream ends."""
-        waits = [
-            asyncio.create_task(self._until_changed(folder)),
-            *(asyncio.create_task(plugin.lost.wait()) for plugin in self._plugins),
-        ]
+    async def _until_over(self, changed: asyncio.Task[None], *, registered: bool) -> None:
+        """Until a kubelet begins, our sockets are deleted, or a stream ends; or the next try."""
+        if not registered:
+            await asyncio.wait([changed], timeout=self._backoff.wait())
+            return
+        self._backoff.reset()
+        lost = [asyncio.create_task(plugin.lost.wait()) for plugin in self._plugins]
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([changed, *lost], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in waits:
+            for one in lost:
                 one.cancel()
+        _log.info("the kubelet is to be told of all plugins again")
 
     async def _until_changed(self, folder: Folder) -> None:
         ours = {plugin.socket.name for plugin in self._plugins}
