@@ -66,7 +66,7 @@ static bool map_machine(struct machine *m, const char *folder, char *why, size_t
 {
 	struct stat st;
 	if (fstat(m->fd, &st) || (size_t)st.st_size != sizeof(struct sim_map)) {
-		snprintf(why, size, "the state file has the wrong size: remove it");
+		snprintf(why, size, "%.160s/machine is of another version: remove it", folder);
 		return false;
 	}
 	m->map = map_file(m->fd);
@@ -75,7 +75,7 @@ static bool map_machine(struct machine *m, const char *folder, char *why, size_t
 		return false;
 	}
 	if (m->map->magic != SIM_MAGIC || m->map->version != SIM_VERSION) {
-		snprintf(why, size, "the state file is not one of this version: remove it");
+		snprintf(why, size, "%.160s/machine is of another version: remove it", folder);
 		return false;
 	}
 	return true;
