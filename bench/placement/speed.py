@@ -4,7 +4,9 @@
 
 Clusters of 8-GPU nodes in racks of 16. Requests: two thirds full of a mix of slices and whole GPUs;
 each is timed from the question to the written placement, with a release of an older one after it,
-so that the cluster stays as full as it is. `gang512`: 512 whole GPUs on a free cluster. `plan`: a
+so that the cluster stays as full as it is. `many`: the same with 126 shapes, which is how many the
+openb list has, the most frequent 300 times as frequent as the last; `new` is the first question for
+a shape. `gang512`: 512 whole GPUs on a free cluster. `plan`: a
 gang runs on every two nodes, each with its own end, and takes all GPUs of them; a gang of a tenth
 of the cluster is promised a start, and 8 small ones wait behind it or run before it. `replan`: of
 100 mixed gangs that wait there 64 have their promises already, and nothing has changed. `gpus16`: a
@@ -25,9 +27,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from statistics import median, quantiles
+from typing import TYPE_CHECKING
 
 from aliquot.placement.backfill import plan_starts
 from aliquot.placement.books import Books
@@ -37,9 +41,12 @@ from aliquot.placement.gangs import plan_gang
 from aliquot.placement.snapshot import NodeSpec, empty
 from aliquot.placement.strategies import strategy
 
+if TYPE_CHECKING:
+    from aliquot.placement.outlook import Mix
+
 GIB = 1 << 30
 REQUESTS = 3000
-MIX: dict[Demand, float] = {
+MIX: Mix = {
     sliced(milli, milli * 80 * GIB // 1000, cpu_milli=cpu): weight
     for milli, cpu, weight in (
         (100, 1000, 4),
@@ -79,13 +86,25 @@ def cluster(count: int) -> Books:
     )
 
 
+def many_shapes() -> Mix:
+    """The mix with other needs of CPU: 126 shapes, ever rarer."""
+    chance = random.Random(2)  # noqa: S311 - a mix, not a secret
+    shapes = list(MIX)
+    found = {
+        replace(chance.choice(shapes), cpu_milli=500 * number): number**-1.2
+        for number in range(1, 127)
+    }
+    return {shape: 1000 * weight for shape, weight in found.items()}
+
+
 Measured = dict[str, float]
 
 
 def measure(count: int) -> Measured:
     return {
         "nodes": count,
-        **requests(count),
+        **requests(count, MIX),
+        **among_many_shapes(count),
         **gang_of_512(count),
         **start_among_many(count),
         **on_16_gpus(),
@@ -93,11 +112,11 @@ def measure(count: int) -> Measured:
     }
 
 
-def requests(count: int) -> Measured:
+def requests(count: int, mix: Mix) -> Measured:
     chance = random.Random(1)  # noqa: S311 - a mix, not a secret
-    shapes, weights = list(MIX), list(MIX.values())
+    shapes, weights = list(mix), list(mix.values())
     books = cluster(count)
-    chooser = Chooser(books, strategy("fragmentation", books.hardware, MIX), seed=1)
+    chooser = Chooser(books, strategy("fragmentation", books.hardware, mix), seed=1)
     held = filled(books, chance)
     for demand in shapes:
         chooser.choose(demand)
@@ -118,6 +137,23 @@ def requests(count: int) -> Measured:
         "p99_cpu_ms": 1e3 * quantiles(cpu, n=100)[98],
         "per_s": REQUESTS / (time.perf_counter() - begun),
         "per_cpu_s": REQUESTS / (time.thread_time() - begun_cpu),
+    }
+
+
+def among_many_shapes(count: int) -> Measured:
+    mix = many_shapes()
+    found = requests(count, mix)
+    books = cluster(count)
+    filled(books, random.Random(1))  # noqa: S311 - a mix, not a secret
+    chooser = Chooser(books, strategy("fragmentation", books.hardware, mix), seed=1)
+    unseen = iter(mix)
+    new, new_cpu = timed(lambda: chooser.choose(next(unseen)), 50)
+    return {
+        "many_p50_ms": found["p50_ms"],
+        "many_p99_ms": found["p99_ms"],
+        "many_p99_cpu_ms": found["p99_cpu_ms"],
+        "new_ms": new,
+        "new_cpu_ms": new_cpu,
     }
 
 

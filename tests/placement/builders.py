@@ -51,7 +51,7 @@ def demands() -> st.SearchStrategy[Demand]:
         milli=st.sampled_from([0, 250, 300, 500, 700, 1000]),
         gpu_bytes=st.sampled_from([0, 4 * GIB, 10 * GIB, 40 * GIB]),
         cpu_milli=st.sampled_from([0, 1000, 3000]),
-        ram_bytes=st.sampled_from([0, 4 * GIB]),
+        ram_bytes=st.sampled_from([0, 4 * GIB, 10 * GIB]),
         models=st.sampled_from([frozenset(), frozenset({"T4"})]),
         thrifty=st.booleans(),
     )

@@ -1,29 +1,138 @@
-"""Every way there is, tried: slow, plain and independent of what it judges."""
+"""What fits, told a second time: slow, plain, and without anything of what it judges.
+
+Only the numbers in the books are read. What they mean is written here again, from the words of the
+demand: how much of each GPU, of which kind, and of the node's CPU and memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 from aliquot.placement.books import Books
-from aliquot.placement.demand import Demand, Placement
+from aliquot.placement.demand import Demand, Kind, Placement
+from aliquot.placement.fit import Lack
+
+
+@dataclass
+class Card:
+    milli: int
+    bytes: int
+    size: int
+    kind: Kind
+    holders: int
+    is_healthy: bool
+
+    def has_room(self, demand: Demand) -> bool:
+        """For a part of the demand, were it not for the kind."""
+        if demand.kind is Kind.WHOLE:
+            enough = self.holders == 0 and self.size >= demand.gpu_bytes
+        else:
+            enough = self.milli >= demand.milli and self.bytes >= demand.gpu_bytes
+        return self.is_healthy and self.kind is not Kind.WHOLE and enough
+
+    def fits(self, demand: Demand) -> bool:
+        return self.has_room(demand) and self.kind in (Kind.FREE, demand.kind)
+
+    def change(self, demand: Demand, sign: int) -> None:
+        is_whole = demand.kind is Kind.WHOLE
+        self.milli -= sign * (1000 if is_whole else demand.milli)
+        self.bytes -= sign * (self.size if is_whole else demand.gpu_bytes)
+        self.holders += sign
+        self.kind = demand.kind if self.holders else Kind.FREE
+
+
+@dataclass
+class Machine:
+    model: str
+    cpu: int
+    ram: int
+    cards: list[Card]
+
+    def fits(self, gpus: Sequence[int], demand: Demand) -> bool:
+        if demand.models and self.model not in demand.models:
+            return False
+        if demand.cpu_milli > self.cpu or demand.ram_bytes > self.ram:
+            return False
+        return all(self.cards[gpu].fits(demand) for gpu in gpus)
+
+    def change(self, gpus: Sequence[int], demand: Demand, sign: int) -> None:
+        self.cpu -= sign * demand.cpu_milli
+        self.ram -= sign * demand.ram_bytes
+        for gpu in gpus:
+            self.cards[gpu].change(demand, sign)
+
+    def count(self, which: Callable[[Card], bool]) -> int:
+        return sum(map(which, self.cards))
+
+
+def machines(books: Books) -> list[Machine]:
+    hardware = books.hardware
+    return [
+        Machine(
+            model=hardware.models[int(hardware.model[node])],
+            cpu=int(books.cpu_left[node]),
+            ram=int(books.ram_left[node]),
+            cards=[
+                Card(
+                    milli=int(books.milli_left[node, gpu]),
+                    bytes=int(books.bytes_left[node, gpu]),
+                    size=int(hardware.gpu_bytes[node]),
+                    kind=Kind(int(books.kind[node, gpu])),
+                    holders=int(books.holders[node, gpu]),
+                    is_healthy=bool(hardware.present[node, gpu]),
+                )
+                for gpu in range(int(hardware.gpu_count[node]))
+            ],
+        )
+        for node in range(hardware.size)
+    ]
 
 
 def placements(books: Books, demand: Demand) -> Iterator[Placement]:
-    for node in range(books.hardware.size):
-        for gpus in combinations(range(int(books.hardware.gpu_count[node])), demand.gpus):
-            placement = Placement(node, gpus)
-            if books.fits(placement, demand):
-                yield placement
+    return _placements(machines(books), demand)
 
 
 def can_place(books: Books, members: Sequence[Demand]) -> bool:
+    return _can_place(machines(books), members)
+
+
+def _placements(every: list[Machine], demand: Demand) -> Iterator[Placement]:
+    for node, machine in enumerate(every):
+        for gpus in combinations(range(len(machine.cards)), demand.gpus):
+            if machine.fits(gpus, demand):
+                yield Placement(node, gpus)
+
+
+def _can_place(every: list[Machine], members: Sequence[Demand]) -> bool:
     if not members:
         return True
-    for placement in placements(books, members[0]):
-        books.take(placement, members[0])
-        found = can_place(books, members[1:])
-        books.give(placement, members[0])
+    for placement in _placements(every, members[0]):
+        every[placement.node].change(placement.gpus, members[0], 1)
+        found = _can_place(every, members[1:])
+        every[placement.node].change(placement.gpus, members[0], -1)
         if found:
             return True
     return False
+
+
+def true_lacks(machine: Machine, demand: Demand) -> list[Lack]:
+    """All that keeps a demand from a node, the most lasting first."""
+    fitting = machine.count(lambda card: card.fits(demand))
+    roomy = machine.count(lambda card: card.has_room(demand))
+    other = {Kind.SLICED: Kind.SHARED, Kind.SHARED: Kind.SLICED}.get(demand.kind)
+    in_the_way = machine.count(lambda card: card.has_room(demand) and card.kind is other) > 0
+    by_kind = fitting < demand.gpus <= roomy and in_the_way
+    facts = {
+        Lack.MODEL: bool(demand.models) and machine.model not in demand.models,
+        Lack.TOO_FEW: machine.count(lambda card: card.is_healthy) < demand.gpus,
+        Lack.TOO_SMALL: any(card.size < demand.gpu_bytes for card in machine.cards)
+        and demand.gpus > 0,
+        Lack.CPU: machine.cpu < demand.cpu_milli,
+        Lack.RAM: machine.ram < demand.ram_bytes,
+        Lack.SHARED: by_kind and other is Kind.SHARED,
+        Lack.SLICED: by_kind and other is Kind.SLICED,
+        Lack.GPU: fitting < demand.gpus,
+    }
+    return [lack for lack, is_true in facts.items() if is_true]

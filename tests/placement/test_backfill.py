@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aliquot.placement import timeline
-from aliquot.placement.backfill import plan_starts
+from aliquot.placement.backfill import OVERRAN, Plan, plan_starts
 from aliquot.placement.books import Books
 from aliquot.placement.demand import Demand, Gang, Placement, Running, sliced, whole
 from aliquot.placement.gangs import plan_gang
 from aliquot.placement.snapshot import NodeSpec, empty
 from aliquot.placement.strategies import strategy
+from aliquot.placement.timeline import Timeline
 from placement.builders import cluster, demands, gang, node_specs, only_cpu
 
 
@@ -84,6 +87,125 @@ def test_with_all_reservations_given_the_next_is_told_how_many_there_are() -> No
     assert plan.reasons["g65"] == "64 gangs are promised a start before it"
 
 
+def eight(name: str, seconds: float = 1000, **more: object) -> Gang:
+    return gang(name, whole(8), seconds=seconds, **more)
+
+
+def busy_until(end: float) -> tuple[Books, Running]:
+    """A node of 8 GPUs that is full until then."""
+    books = cluster(8)
+    one = Running(eight("busy", end), (Placement(0, tuple(range(8))),), 0, end)
+    books.take_gang(one)
+    return books, one
+
+
+def starts_of(plan: Plan) -> dict[str, float]:
+    return {one.gang.name: one.start for one in (*plan.starts, *plan.reservations)}
+
+
+@pytest.mark.parametrize("queues", ["qqqq", "qrst"])
+def test_who_loses_a_start_does_not_come_behind_those_after_it(queues: str) -> None:
+    """The work before them runs for a second longer than it said."""
+    books, busy = busy_until(100)
+    waiting = [eight(name, queue=queue) for name, queue in zip("ABCD", queues, strict=True)]
+    promised = plan_starts(books, [busy], (), waiting, now=1).reservations
+    broken = plan_starts(books, [busy], promised, waiting, now=100)
+    assert starts_of(broken) == {"A": 110, "B": 1110, "C": 2110, "D": 3110}
+    assert all(OVERRAN in reason for reason in broken.reasons.values())
+    books.give_gang(busy)
+    ended = plan_starts(books, [], broken.reservations, waiting, now=101)
+    assert starts_of(ended) == {"A": 101, "B": 1101, "C": 2101, "D": 3101}
+
+
+def test_who_asks_may_say_what_broke_a_promise() -> None:
+    books, busy = busy_until(100)
+    waiting = [eight("A")]
+    promised = plan_starts(books, [busy], (), waiting, now=1).reservations
+    longer = replace(busy, end=500)
+    plan = plan_starts(books, [longer], promised, waiting, now=2, blame="another came")
+    assert starts_of(plan) == {"A": 500}
+    assert plan.moved == {"A": "another came"}
+
+
+@pytest.mark.parametrize("late", [0.2, 30.0])
+def test_who_asks_late_moves_all_that_follow_and_blames_nobody(late: float) -> None:
+    books, busy = busy_until(100)
+    waiting = [eight(name) for name in "ABCD"]
+    promised = plan_starts(books, [busy], (), waiting, now=1).reservations
+    books.give_gang(busy)
+    plan = plan_starts(books, [], promised, waiting, now=100 + late)
+    assert starts_of(plan) == pytest.approx(
+        {name: 100 + late + 1000 * turn for turn, name in enumerate("ABCD")}
+    )
+    assert plan.moved == {}
+    assert not any(OVERRAN in reason for reason in plan.reasons.values())
+
+
+def test_a_late_question_moves_nothing_that_is_elsewhere() -> None:
+    books = cluster(8, 8)
+    running = [
+        Running(eight(f"r{i}", end), (Placement(i, tuple(range(8))),), 0, end)
+        for i, end in enumerate((100.0, 500.0))
+    ]
+    for one in running:
+        books.take_gang(one)
+    waiting = [eight("A"), eight("B")]
+    promised = plan_starts(books, running, (), waiting, now=1).reservations
+    books.give_gang(running[0])
+    plan = plan_starts(books, running[1:], promised, waiting, now=130)
+    assert starts_of(plan) == {"A": 130, "B": 500}
+
+
+def test_the_first_64_in_turn_always_have_a_promise() -> None:
+    """Also one of a high priority that comes when 64 have theirs."""
+    books, busy = busy_until(100)
+    waiting = [eight(f"g{i}", 10) for i in range(70)]
+    promised = plan_starts(books, [busy], (), waiting, now=1).reservations
+    urgent = eight("urgent", 10, priority=1)
+    plan = plan_starts(books, [busy], promised, [urgent, *waiting], now=2)
+    starts = starts_of(plan)
+    assert starts["urgent"] == 100
+    assert [starts[f"g{i}"] for i in range(63)] == [110 + 10 * i for i in range(63)]
+    full = "64 gangs are promised a start before it"
+    assert plan.reasons["g64"] == full
+    assert plan.reasons["g63"] == f"urgent came before it; {full}"
+    assert plan.moved["g0"] == "urgent came before it"
+    assert plan.reasons["g0"].startswith("urgent came before it; ")
+
+
+def test_a_higher_priority_displaces_only_what_is_in_its_way() -> None:
+    books = cluster(8, 4)
+    full = Running(eight("r", 100), (Placement(0, tuple(range(8))),), 0, 100)
+    half = Running(gang("h", whole(4), seconds=50), (Placement(1, (0, 1, 2, 3)),), 0, 50)
+    for one in (full, half):
+        books.take_gang(one)
+    four, low = gang("four", whole(4)), eight("low")
+    promised = plan_starts(books, [full, half], (), [four, low], now=1).reservations
+    urgent = eight("urgent", priority=9)
+    plan = plan_starts(books, [full, half], promised, [urgent, four, low], now=2)
+    assert starts_of(plan) == {"urgent": 100, "four": 50, "low": 1100}
+    assert plan.moved == {"low": "urgent came before it"}
+
+
+def test_another_queue_displaces_all_but_the_first_of_each_queue() -> None:
+    books, busy = busy_until(100)
+    mine = [eight(f"a{i}", queue="a") for i in range(3)]
+    promised = plan_starts(books, [busy], (), mine, now=1).reservations
+    other = eight("b", queue="b")
+    plan = plan_starts(books, [busy], promised, [other, *mine], now=2)
+    assert starts_of(plan) == {"a0": 100, "b": 1100, "a1": 2100, "a2": 3100}
+    assert plan.moved == {"a1": "b came before it", "a2": "b came before it"}
+
+
+def test_what_a_quota_covers_is_not_held_up_by_the_promise_of_one_that_borrows() -> None:
+    books, busy = busy_until(100)
+    borrows, owns = eight("borrows", queue="a"), eight("owns", queue="b")
+    promised = plan_starts(books, [busy], (), [borrows], now=1).reservations
+    for own, first in (({"owns"}, "owns"), ((), "borrows"), ({"owns", "borrows"}, "borrows")):
+        plan = plan_starts(books, [busy], promised, [owns, borrows], now=2, own=own)
+        assert min(starts_of(plan), key=starts_of(plan).__getitem__) == first
+
+
 gangs_ = st.builds(
     lambda members, seconds: (tuple(members), seconds),
     st.lists(demands(), min_size=1, max_size=2),
@@ -137,6 +259,89 @@ def test_a_promise_is_possible_and_is_never_pushed_back_by_backfill(
             running.append(one)
             waiting.remove(one.gang)
         promised = plan.reservations
+
+
+class Stream:
+    """Gangs come, wait and run; some longer than they said, and we ask at odd times."""
+
+    def __init__(self, nodes: list[NodeSpec]) -> None:
+        self.books = Books(empty(nodes))
+        self.running: list[Running] = []
+        self.ends: dict[str, float] = {}
+        self.ran: dict[str, float] = {}
+        self.waiting: list[Gang] = []
+        self.promised: tuple[Running, ...] = ()
+
+    def comes(self, one: Gang, ran: float) -> None:
+        self.ran[one.name] = ran
+        self.waiting = sorted([*self.waiting, one], key=lambda each: -each.priority)
+
+    def asks(self, now: float) -> Plan:
+        for one in [each for each in self.running if self.ends[each.gang.name] <= now]:
+            self.running.remove(one)
+            self.books.give_gang(one)
+        return plan_starts(self.books, self.running, self.promised, self.waiting, now)
+
+    def carries_out(self, plan: Plan, now: float) -> None:
+        for one in plan.starts:
+            self.books.take_gang(one)
+            self.ends[one.gang.name] = now + self.ran[one.gang.name]
+            self.running.append(one)
+            self.waiting.remove(one.gang)
+        self.promised = plan.reservations
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    nodes=node_specs(),
+    arriving=st.lists(
+        st.tuples(
+            gangs_,
+            st.sampled_from([0.3, 1.0, 1.05, 1.7]),
+            st.sampled_from([0, 0, 0, 1]),
+            st.sampled_from([0.2, 3.7, 5.0, 12.4]),
+        ),
+        max_size=9,
+    ),
+)
+def test_a_start_is_moved_back_only_for_those_before_it_and_for_a_reason(
+    nodes: list[NodeSpec],
+    arriving: list[tuple[tuple[tuple[Demand, ...], float], float, int, float]],
+) -> None:
+    stream, now = Stream(nodes), 0.0
+    for number, ((members, seconds), part, priority, pause) in enumerate([*arriving, *arriving]):
+        now += pause
+        if number < len(arriving):
+            new_one = Gang(f"g{number}", members, seconds, submitted=now, priority=priority)
+            stream.comes(new_one, part * seconds)
+        plan = stream.asks(now)
+        was = {one.gang.name: one.start for one in stream.promised}
+        late = max((now - start for start in was.values()), default=0.0)
+        overran = any(one.end <= now for one in stream.running)
+        order = {one.name: turn for turn, one in enumerate(stream.waiting)}
+        planned = sorted((*plan.starts, *plan.reservations), key=lambda one: order[one.gang.name])
+        assert was.keys() <= {one.gang.name for one in planned}
+        for turn, one in enumerate(planned):
+            name = one.gang.name
+            if one.start <= was.get(name, math.inf) + max(0.0, late) + 1e-6:
+                continue
+            before = planned[:turn]
+            new = [each.gang.name for each in before if each.gang.name not in was]
+            assert overran or any(other in plan.moved.get(name, "") for other in new)
+            after_those = stream.books.copy()
+            for each in before:
+                if each.start <= now:
+                    after_those.take_gang(each)
+            begun = [each for each in before if each.start <= now]
+            later = [each for each in before if each.start > now]
+            line = Timeline(after_those, [*stream.running, *begun], later, now)
+            assert line.earliest(one.gang, one.start) is None
+        let_it_happen(stream.books, as_expected(stream.running, now), tuple(planned))
+        stream.carries_out(plan, now)
+
+
+def as_expected(running: list[Running], now: float) -> list[Running]:
+    return [replace(one, end=timeline.expected_end(one, now)) for one in running]
 
 
 def let_it_happen(books: Books, running: list[Running], planned: tuple[Running, ...]) -> None:

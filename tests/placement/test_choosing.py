@@ -14,6 +14,7 @@ from aliquot.placement.fit import Lack, rows_of
 from aliquot.placement.outlook import Mix, outlook
 from aliquot.placement.snapshot import empty
 from aliquot.placement.strategies import Fragmentation, strategy
+from aliquot.simulate.trace import links
 from placement.builders import GIB, cluster, node
 
 
@@ -114,6 +115,47 @@ def test_what_is_left_is_lost_where_nothing_that_comes_can_use_it() -> None:
     assert measure.lost(rows_of(books, np.array([0]))) == 1
 
 
+def test_what_is_larger_than_the_card_is_not_likely_to_come_to_it() -> None:
+    books = Books(empty([node("t4", 1, gpu_bytes=16 * GIB)]))
+    holes = outlook({sliced(100, 40 * GIB): 1.0, sliced(100, 8 * GIB): 1.0}, books.hardware).holes
+    assert holes.fill[0][[400, 500, 1000]].tolist() == [0, 500, 1000]
+    none = outlook({sliced(100, 40 * GIB): 1.0}, books.hardware).holes
+    assert not none.fill.any()
+
+
+def test_a_picture_cannot_be_changed() -> None:
+    picture = empty([node("a", 2), node("b", 2)])
+    changed = picture.hardware.with_node(1, node("c", 1))
+    for array in (picture.milli_left, picture.hardware.present, changed.cpu_milli, changed.rack):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+@pytest.mark.parametrize("by", ["fragmentation", "pack", "best-fit", "spread"])
+def test_of_nodes_that_cost_the_same_the_one_with_the_better_link_is_taken(by: str) -> None:
+    pairs = [node(name, 4, links=links("nvlink-pairs", 4)) for name in ("cross", "pair", "other")]
+    books = Books(empty(pairs))
+    for where, gpus in enumerate([(1, 3), (2, 3), (0, 2)]):
+        books.take(Placement(where, gpus), whole(2))
+    costs = strategy(by, books.hardware)
+    found = {Chooser(books, costs, seed=seed).choose(whole(2)) for seed in range(20)}
+    assert found == {Placement(1, (0, 1))}
+
+
+def test_four_gpus_go_to_a_switch_and_one_goes_anywhere() -> None:
+    books = Books(empty([node("pcie", 8), node("switch", 8, links=links("nvswitch", 8))]))
+    by = strategy("fragmentation", books.hardware)
+    for demand, expected in ((whole(4), {1}), (sliced(500, gpus=2), {1}), (whole(), {0, 1})):
+        found = [Chooser(books, by, seed=seed).choose(demand) for seed in range(20)]
+        assert {one.node for one in found if one} == expected
+
+
+def test_a_better_link_is_not_worth_a_broken_up_node() -> None:
+    nodes = [node("switch", 8, links=links("nvswitch", 8)), node("pcie", 2)]
+    asks = chooser(Books(empty(nodes)), mix={whole(8): 1})
+    assert asks.choose(whole(2)) == Placement(1, (0, 1))
+
+
 def test_what_does_not_fit_cannot_be_taken() -> None:
     books = cluster(1)
     books.take(Placement(0, (0,)), sliced(600))
@@ -128,15 +170,19 @@ def test_every_node_is_accounted_for() -> None:
         node("busy", 1, gpu_bytes=80 * GIB, model="T4", cpu_milli=500),
         node("none", 0, model="T4"),
         node("full", 1, gpu_bytes=80 * GIB, model="T4"),
+        node("crowded", 1, gpu_bytes=80 * GIB, model="T4", ram_bytes=GIB),
+        node("shared", 1, gpu_bytes=80 * GIB, model="T4"),
     ]
     books = Books(empty(nodes))
     books.take(Placement(4, (0,)), sliced(900, 70 * GIB))
+    books.take(Placement(6, (0,)), Demand(kind=Kind.SHARED, milli=100))
     ask = Demand(
         gpus=1,
         kind=Kind.SLICED,
         milli=500,
         gpu_bytes=16 * GIB,
         cpu_milli=1000,
+        ram_bytes=2 * GIB,
         models=frozenset({"T4"}),
     )
     said = explain(chooser(books), ask)
@@ -147,6 +193,8 @@ def test_every_node_is_accounted_for() -> None:
         Lack.CPU: 2,
         Lack.TOO_FEW: 3,
         Lack.GPU: 4,
+        Lack.RAM: 5,
+        Lack.SHARED: 6,
     }
 
 

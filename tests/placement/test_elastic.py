@@ -31,8 +31,10 @@ class Gpus:
 
     count: int
     jobs: dict[str, Elastic] = field(default_factory=dict)
+    asked: int = 0
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
+        self.asked += 1
         taken = sum(size * self.jobs[name].member.gpus for name, size in sizes.items())
         return taken <= self.count
 
@@ -167,6 +169,18 @@ def test_unmeasured_speeds_follow_the_nearest_that_is_known(speeds: dict[int, fl
     assert all(one.speed(size) == speed for size, speed in speeds.items())
     assert one.speed(3) < one.speed(2) * 3 / 2
     assert one.speed(8) < one.speed(4) * 2
+
+
+def test_the_room_is_asked_no_more_than_twice_for_each_pair_of_jobs() -> None:
+    """Whether there is one for a worker more, and for another: what one job can have alone is
+    asked once, and not again beside each giver.
+    """
+    jobs = [job(f"job-{number}", "1..8", size=2) for number in range(20)]
+    room = Gpus(40, {one.name: one for one in jobs})
+    hardware = empty([NodeSpec("here", gpus=40)]).hardware
+    decision = decide(jobs, room, {}, hardware, NOW, RULES, {})
+    assert decision.resizes == {}
+    assert room.asked <= 2 * 20 * 19 + 2 * 20
 
 
 @st.composite

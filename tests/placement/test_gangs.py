@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+
 import pytest
 
 from aliquot.model.errors import BadValueError
 from aliquot.placement.books import Books
-from aliquot.placement.demand import Placement, sliced, whole
+from aliquot.placement.demand import Demand, Kind, Placement, sliced, whole
 from aliquot.placement.gangs import plan_gang
 from aliquot.placement.links import Reach, rank
 from aliquot.placement.snapshot import empty
@@ -103,3 +106,59 @@ def test_slices_of_a_gang_fill_a_cut_card_first() -> None:
     books.take(Placement(0, (2,)), sliced(300))
     placed = plan_gang(books, gang("g", sliced(300), sliced(300)))
     assert placed == (Placement(0, (2,)), Placement(0, (2,)))
+
+
+@pytest.mark.parametrize("by", [None, "fragmentation", "pack"])
+def test_what_remains_of_a_gang_goes_to_the_tightest_node_that_holds_it(by: str | None) -> None:
+    books = Books(empty([node(f"n{i}", 8, rack="r") for i in range(4)]))
+    books.take(Placement(2, tuple(range(7))), whole(7))
+    books.take(Placement(3, tuple(range(5))), whole(5))
+    chosen = None if by is None else strategy(by, books.hardware)
+    for members, expected in ((9, [1, 8]), (11, [3, 8]), (10, [2, 8]), (17, [1, 8, 8])):
+        placed = plan_gang(books, gang("g", *[whole()] * members), chosen)
+        assert placed is not None
+        on_each = Counter(one.node for one in placed)
+        assert sorted(on_each.values()) == expected
+        assert set(on_each) <= {0, 1, 2 if members in (9, 17) else 3}
+
+
+def test_thrifty_gangs_take_the_weaker_of_equally_near_places() -> None:
+    thrifty = Demand(kind=Kind.SLICED, milli=500, thrifty=True)
+    nodes = [node("strong", 2, model="H", strength=1.0), node("weak", 4, model="T")]
+    books = Books(empty(nodes))
+    by = strategy("fragmentation", books.hardware)
+    for members, expected in (((thrifty,) * 2, {1}), ((sliced(500),) * 2, {0})):
+        found = [plan_gang(books, gang("g", *members), by, seed=seed) for seed in range(10)]
+        assert {one.node for placed in found for one in placed or ()} == expected
+
+
+def test_thrifty_gangs_fill_the_weaker_nodes_of_a_rack_and_of_racks_the_weaker() -> None:
+    one = Demand(thrifty=True)
+    mixed = [("H", 1.0), ("T", 0.0), ("H", 1.0), ("T", 0.0)]
+    nodes = [
+        node(f"n{i}", 4 if model == "T" else 8, model=model, strength=strength, rack="r")
+        for i, (model, strength) in enumerate(mixed)
+    ]
+    placed = plan_gang(Books(empty(nodes)), gang("g", *[one] * 9))
+    assert placed is not None
+    assert sorted(Counter(each.node for each in placed).items()) == [(0, 1), (1, 4), (3, 4)]
+    racks = [node(f"n{i}", 4, rack=f"r{i // 2}", strength=1.0 - i // 2) for i in range(4)]
+    placed = plan_gang(Books(empty(racks)), gang("g", *[one] * 6))
+    assert placed is not None
+    assert {each.node for each in placed} == {2, 3}
+
+
+def test_nodes_that_cannot_hold_all_are_not_tried_one_by_one() -> None:
+    """Each kind of member has room on each of 5,000 nodes, and both together on none."""
+    free = cluster(*[8] * 5000)
+    cut = cluster(*[8] * 2000)
+    for where in range(2000):
+        for gpu in range(8):
+            cut.take(Placement(where, (gpu,)), sliced(1 + (where * 8 + gpu) % 400))
+    begun = time.thread_time()
+    for books, members in (
+        (free, (whole(8), sliced(500))),
+        (cut, (sliced(550), *[sliced(560)] * 7, sliced(90))),
+    ):
+        assert plan_gang(books, gang("g", *members)) is not None
+    assert time.thread_time() - begun < 1

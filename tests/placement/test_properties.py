@@ -13,11 +13,12 @@ from aliquot.placement.chooser import Chooser
 from aliquot.placement.demand import Demand, Gang, Kind, Placement, Running
 from aliquot.placement.explain import explain
 from aliquot.placement.fit import lacks_of
-from aliquot.placement.gangs import capacity, plan_gang
+from aliquot.placement.gangs import plan_gang
+from aliquot.placement.places import capacity
 from aliquot.placement.snapshot import NodeSpec, empty
 from aliquot.placement.strategies import STRATEGIES, strategy
 from placement.builders import demands, node_specs
-from placement.oracle import can_place, placements
+from placement.oracle import can_place, machines, placements, true_lacks
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -69,6 +70,8 @@ class Events(RuleBasedStateMachine):
         assert sum(count for _, count in said.lacks) == refused
         lacks = lacks_of(self.books, demand)
         assert {node for node, lack in enumerate(lacks) if lack is None} == fits
+        for machine, lack in zip(machines(self.books), lacks, strict=True):
+            assert lack == next(iter(true_lacks(machine, demand)), None)
 
     @rule(demand=demands())
     def the_remembered_is_the_fresh(self, demand: Demand) -> None:
@@ -127,6 +130,19 @@ TestEvents.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+@QUICK
+@given(nodes=node_specs(), stream=st.lists(demands(), max_size=8), demand=demands())
+def test_every_lack_that_is_named_is_true_and_the_most_lasting(
+    nodes: list[NodeSpec], stream: list[Demand], demand: Demand
+) -> None:
+    books = Books(empty(nodes))
+    chooser = Chooser(books, strategy("random", books.hardware))
+    for one in stream:
+        chooser.place(one)
+    for machine, lack in zip(machines(books), lacks_of(books, demand), strict=True):
+        assert lack == next(iter(true_lacks(machine, demand)), None)
 
 
 @QUICK

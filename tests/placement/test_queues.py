@@ -76,7 +76,17 @@ def test_a_queue_at_its_limit_waits_and_is_told_so() -> None:
         EIGHT,
     )
     assert [one.name for one in order] == ["one"]
-    assert "limit" in refused["two"]
+    assert refused == {"two": "queue a may have 1 GPU; with this gang it would have 2"}
+
+
+def test_a_limit_of_memory_is_told_in_memory() -> None:
+    hardware = Books(empty([node("n", 8, gpu_bytes=80 * GIB)])).hardware
+    queues = {"a": Queue("a", limit=Bound(4000, 200 * GIB))}
+    used = {"a": Resources(1000, 80 * GIB)}
+    _, refused = in_turn([gang("g", whole(2), queue="a")], queues, used, hardware)
+    assert refused == {
+        "g": "queue a may have 200 GiB of GPU memory; with this gang it would have 240 GiB"
+    }
 
 
 def test_small_work_does_not_overtake_what_waits_for_its_queues_limit() -> None:
@@ -91,9 +101,9 @@ def test_small_work_does_not_overtake_what_waits_for_its_queues_limit() -> None:
     order, refused = in_turn(waiting, queues, used, EIGHT)
     assert [one.name for one in order] == ["other"]
     assert refused == {
-        "huge": "it asks for more than queue 'a''s limit",
-        "big": "queue 'a' is at its limit",
-        "small": "queue 'a' is at its limit",
+        "huge": "queue a may have 4 GPUs; this gang asks for 5",
+        "big": "queue a may have 4 GPUs; with this gang it would have 5",
+        "small": "big comes before it, and waits for the limit of queue a",
     }
 
 
@@ -130,7 +140,7 @@ def test_a_queue_gets_its_quota_back_from_the_one_that_borrowed_it() -> None:
     found = preempt(books, gang("back", whole(), queue="own"), running, queues, now=100)
     assert found is not None
     assert [one.gang.name for one in found.victims] == ["later"]
-    assert "borrowed" in found.to_victims["later"]
+    assert "borrows" in found.to_victims["later"]
     assert "later" in found.to_gang
 
 

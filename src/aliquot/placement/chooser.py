@@ -4,6 +4,9 @@ For each shape of demand the cost of every node is remembered; a decision brings
 that changed since the shape was last asked for, and takes the lowest. So a decision costs what has
 changed, not the size of the cluster, and the answer is the same as if all were computed anew.
 
+Where several GPUs are asked for and nodes cost about the same, the one whose GPUs have the better
+slowest link is taken: a slow link is part of the cost, and small beside what the strategy counts.
+
 Chance decides between equal costs. It is drawn from the seed and the books' fingerprint, so asking
 changes nothing: the same picture, seed and request have one answer, however often they are asked.
 """
@@ -17,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aliquot.placement.demand import Demand, Near, Placement
-from aliquot.placement.fit import gpus_that_fit, nodes_that_fit, rows_of
-from aliquot.placement.links import closest
+from aliquot.placement.fit import all_rows, gpus_that_fit, hashed, nodes_that_fit, rows_of
+from aliquot.placement.links import Reach, closest, slowest_within
 from aliquot.placement.strategies import tightest
 
 if TYPE_CHECKING:
@@ -33,8 +36,10 @@ if TYPE_CHECKING:
 
 SHAPES_KEPT = 512
 EQUAL = 1e-8
+NOT_FITTING = 1 << 20
 WEAKER_FIRST = 1000.0
 CUT_FIRST = 500.0
+NEARNESS = (Reach.SYS, Reach.PIX, Reach.NVLINK, Reach.ITSELF), (0.0, 0.4, 0.6, 1.0)
 
 
 @dataclass(slots=True)
@@ -110,7 +115,8 @@ class Chooser:
     def _costs(
         self, demand: Demand, index: Ints, models: Bools | None, allowed: Bools | None
     ) -> tuple[NDArray[np.float64], Ints]:
-        rows = rows_of(self.books, index)
+        is_all = len(index) == self.books.hardware.size
+        rows = all_rows(self.books) if is_all else rows_of(self.books, index)
         fits = gpus_that_fit(rows, demand)
         if allowed is not None:
             fits &= allowed[index]
@@ -121,6 +127,8 @@ class Chooser:
         some = np.flatnonzero(nodes)
         if len(some) == len(index):
             return self._costs_where_it_fits(demand, rows, fits)
+        if demand.gpus == 1 and 2 * len(some) > len(index):  # faster than to pick them out
+            return self._costs_where_it_fits(demand, rows, fits & nodes[:, None])
         if len(some):
             rows = rows_of(self.books, index[some])
             cost[some], gpu[some] = self._costs_where_it_fits(demand, rows, fits[some])
@@ -139,9 +147,26 @@ class Chooser:
         else:
             gpu = np.zeros_like(every)
             best = self._by.several(rows, demand, tightest(rows, demand, fits))
+            if demand.gpus and self._by.about and any(self.books.hardware.link_tables):
+                best = best + self._by.about * self._farness(rows, demand, fits)
         if demand.thrifty:
             best = best + WEAKER_FIRST * self.books.hardware.strength[rows.index]
         return best, gpu
+
+    def _farness(self, rows: Rows, demand: Demand, fits: Bools) -> NDArray[np.float64]:
+        """How slow the slowest link is between the GPUs meant on each node, from 0 to 1."""
+        hardware = self.books.hardware
+        sizes = np.where(fits, self._by.lean * rows.size_left, NOT_FITTING)
+        table = hardware.link_table[rows.index]
+        _, first, alike = np.unique(
+            hashed(np.column_stack((sizes, table))), return_index=True, return_inverse=True
+        )
+        slowest = []
+        for row in map(int, first):
+            links = hardware.link_tables[int(table[row])]
+            left = {int(gpu): int(sizes[row, gpu]) for gpu in np.flatnonzero(fits[row])}
+            slowest.append(slowest_within(links, closest(links, left, demand.gpus)))
+        return np.asarray(1 - np.interp(slowest, *NEARNESS))[alike]
 
     def _pick(
         self, demand: Demand, cost: NDArray[np.float64], gpu: Ints, allowed: Bools | None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
 from aliquot.model.errors import BadValueError
+from aliquot.model.units import format_bytes
 
 WHOLE_MILLI = 1000
 
@@ -68,9 +69,15 @@ class Demand:
         if not self.gpus:
             return f"no GPU, {self.cpu_milli / 1000:g} CPU"
         count = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
-        part = "whole" if self.kind is Kind.WHOLE else f"{self.milli / 10:g}% of each"
+        is_whole = self.kind is Kind.WHOLE
+        part = "whole" if is_whole else f"{self.milli / 10:g}%"
+        if self.gpu_bytes:
+            part += f"{',' if is_whole else ' and'} {format_bytes(self.gpu_bytes)}"
+        if self.gpus > 1 and not is_whole:
+            part += " of each"
         on = f" of {' or '.join(sorted(self.models))}" if self.models else ""
-        return f"{count} ({part}){on}"
+        with_cpu = f" with {self.cpu_milli / 1000:g} CPU" if self.cpu_milli else ""
+        return f"{count} ({part}){on}{with_cpu}"
 
 
 def whole(gpus: int = 1, *, cpu_milli: int = 0, ram_bytes: int = 0) -> Demand:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from aliquot.placement.demand import Demand, Gang
-from aliquot.placement.queues import Resources, borrows, in_turn, needs, queue_of
+from aliquot.placement.queues import Bound, Resources, borrows, in_turn, needs, queue_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -142,6 +142,7 @@ class _Decider:
         self.sizes = {job.name: job.size for job in jobs if job.size}
         self.waits: dict[str, str] = {}
         self.why: dict[str, str] = {}
+        self._counts, self._counted = Counter[str](), 0  # sizes are only ever added
         self.may_grow = True  # nobody waits for what growing would take
 
     def decide(self, could: Mapping[str, tuple[float, int]]) -> Decision:
@@ -241,15 +242,17 @@ class _Decider:
 
     def _exchanges(self) -> Iterator[tuple[float, dict[str, int]]]:
         movable = self._movable(self.sizes)
+        alone = {  # what it is worth to each to have what it could without a giver
+            taker.name: self._value(taker, self._grown(self.sizes, taker)[taker.name])
+            for taker in movable
+        }
         for giver, size in _downs(movable, self.sizes):
             loss = self._value(giver, self.sizes[giver.name]) - self._value(giver, size)
             for taker in movable:
                 if taker.name == giver.name:
                     continue
-                alone = self._grown(self.sizes, taker)  # what it could have without the giver
                 trial = self._grown({**self.sizes, giver.name: size}, taker)
-                more = self._value(taker, trial[taker.name])
-                gain = more - self._value(taker, alone[taker.name]) - loss
+                gain = self._value(taker, trial[taker.name]) - alone[taker.name] - loss
                 if gain > _NOTHING:
                     yield gain, trial
 
@@ -320,8 +323,15 @@ class _Decider:
         return self.now - job.resized_at >= self.rules.resize_seconds
 
     def _value(self, job: Elastic, size: int) -> float:
-        count = Counter(self.jobs[name].queue for name in self.sizes)[job.queue]
-        return queue_of(self.queues, job.queue).weight / max(1, count) * math.log(job.speed(size))
+        weight = queue_of(self.queues, job.queue).weight
+        return weight / max(1, self._running_in(job.queue)) * math.log(job.speed(size))
+
+    def _running_in(self, queue: str) -> int:
+        """How many jobs of the queue have a size, counted again when who has one is another."""
+        if len(self.sizes) != self._counted:
+            self._counts = Counter(self.jobs[name].queue for name in self.sizes)
+            self._counted = len(self.sizes)
+        return self._counts[queue]
 
     def _gain(self, job: Elastic, sizes: Mapping[str, int], size: int) -> float:
         """What each GPU more is worth to it."""
@@ -335,8 +345,8 @@ class _Decider:
 
     def _allowed(self, sizes: Mapping[str, int], job: Elastic) -> bool:
         """Whether its queue stays within its limit."""
-        used = self._used(sizes).get(job.queue, Resources())
-        return queue_of(self.queues, job.queue).limit.covers(used)
+        limit = queue_of(self.queues, job.queue).limit
+        return limit == Bound() or limit.covers(self._used(sizes).get(job.queue, Resources()))
 
     def _used(self, sizes: Mapping[str, int] | None = None) -> dict[str, Resources]:
         used: dict[str, Resources] = {}

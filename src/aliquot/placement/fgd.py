@@ -5,7 +5,8 @@ them where the node cannot hold it, else those GPUs that are too small for a par
 fragmentation is the mean over the mix. The place is taken where it falls most or grows least, in
 whole points of 100 / (1 + exp(-fall / 1000)). Nodes with equal points are told apart by what is
 left of them (three parts CPU, seven parts GPU, the least first): without that, a mix in which no
-demand needs a whole GPU leaves most choices to chance.
+demand needs a whole GPU leaves most choices to chance. The authors' simulator takes the first of
+them by name, which packs too.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Fgd:
     """The gradient of the expected fragmentation."""
 
     lean = 1
+    about = 0.0
 
     def __init__(self, hardware: Hardware, mix: Mix) -> None:
         shapes = list(mix)

@@ -11,14 +11,18 @@ import numpy as np
 from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from aliquot.placement.books import Books
     from aliquot.placement.snapshot import Bools, Ints
 
 
 class Lack(StrEnum):
-    """What keeps a request from a node, the most lasting first."""
+    """What keeps a request from a node, the most lasting first.
 
-    TAKEN_OUT = "other work's affinity keeps it away"
+    TAKEN_OUT is for one that would fit of itself.
+    """
+
     MODEL = "another GPU model"
     TOO_FEW = "fewer GPUs than asked for"
     TOO_SMALL = "GPUs with less memory than asked for"
@@ -27,6 +31,7 @@ class Lack(StrEnum):
     SHARED = "room only on GPUs in use as another kind: shared, and it asks for sliced"
     SLICED = "room only on GPUs in use as another kind: sliced, and it asks for shared"
     GPU = "not enough left on enough GPUs"
+    TAKEN_OUT = "left out by where the request wants to be, seen from other work"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,15 @@ def sizes_left(milli: Ints, left: Ints, total: Ints) -> Ints:
         return milli
     share = left * WHOLE_MILLI // np.maximum(total, 1)
     return np.where(total > 0, np.minimum(milli, share), milli)
+
+
+def hashed(table: Ints) -> NDArray[np.uint64]:
+    """A number for each row, which equal rows share and others do not."""
+    columns = np.arange(1, table.shape[1] + 1, dtype=np.uint64)
+    weights = columns * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (table.astype(np.uint64) + np.uint64(1)) * weights
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray((mixed ^ (mixed >> np.uint64(32))).sum(axis=1))
 
 
 def gpus_that_fit(rows: Rows, demand: Demand) -> Bools:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 SAMPLES = 400
 DRAWS_PER_GPU = 20
 SLACK = 1.6
-SHARPNESS = 6
 
 Mix = dict[Demand, float]
 
@@ -73,9 +72,10 @@ class Outlook:
 
 
 def _carried(left: Ints, need: Floats) -> Floats:
-    ratio = SLACK * left / np.maximum(need, 1e-9)
-    high = np.minimum(ratio, 1e6)
-    return high / (1 + high**SHARPNESS) ** (1 / SHARPNESS)
+    """A smooth minimum of the ratio and 1: x / (1 + x^6)^(1/6), without the slow powers."""
+    ratio = np.minimum(SLACK * left / np.maximum(need, 1e-9), 1e6)
+    cube = ratio * ratio * ratio
+    return np.asarray(ratio / np.sqrt(np.cbrt(1 + cube * cube)))
 
 
 def outlook(mix: Mix, hardware: Hardware) -> Outlook:
@@ -83,7 +83,7 @@ def outlook(mix: Mix, hardware: Hardware) -> Outlook:
     holes, idle = [], []
     for model, name in enumerate(hardware.models):
         memory = int(hardware.gpu_bytes[hardware.model == model].max(initial=0))
-        usable = (demand for demand in mix if demand.gpus)
+        usable = (demand for demand in mix if demand.gpus and demand.gpu_bytes <= memory)
         offers = tuple(
             _Offer.of(demand, mix[demand], memory)
             for demand in usable
@@ -116,7 +116,7 @@ class _Offer:
     def of(cls, demand: Demand, weight: float, gpu_bytes: int) -> _Offer:
         memory = -(-demand.gpu_bytes * WHOLE_MILLI // gpu_bytes) if gpu_bytes else 0
         is_whole = demand.kind is Kind.WHOLE
-        size = WHOLE_MILLI if is_whole else min(WHOLE_MILLI, max(demand.milli, memory))
+        size = WHOLE_MILLI if is_whole else max(demand.milli, memory)
         several = is_whole and demand.gpus > 1
         parts = 1 if several else demand.gpus
         return cls(

@@ -6,7 +6,7 @@ healthy. What is left of one that is not is -1, so that nothing fits it, not eve
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -53,7 +53,7 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What does not change while work comes and goes.
+    """What does not change while work comes and goes. Read-only.
 
     `link_tables` are those that differ, and `link_table` says which of them a node has.
     """
@@ -73,6 +73,12 @@ class Hardware:
     ram_bytes: Ints
     strength: NDArray[np.float64]
     present: Bools
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
 
     @property
     def size(self) -> int:

@@ -41,6 +41,10 @@ class Strategy(Protocol):
 
     So cards are taken where several are asked for, and places of a gang that are equally near."""
 
+    about: float
+    """Costs that differ by less are about equal: where several GPUs are asked for, their links
+    decide between such nodes."""
+
     def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
         """For each node and GPU, the cost of taking the one GPU asked for there."""
 
@@ -62,6 +66,7 @@ class Random:
     """Anywhere."""
 
     lean = 0
+    about = 0.0
 
     def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:  # noqa: ARG002 - Strategy
         """All the same."""
@@ -77,6 +82,8 @@ class BestFit:
 
     `pack` looks at GPUs first and `spread` is its opposite.
     """
+
+    about = 1e-6
 
     def __init__(self, hardware: Hardware, *, cpu: float, gpu: float, lean: int = 1) -> None:
         self.lean = lean
@@ -98,90 +105,97 @@ class BestFit:
 class Fragmentation:
     """The place where the least is lost of what is likely to come (see `outlook`).
 
-    Places that lose about the same are told apart by what is left of the node, the least first.
+    Places that lose about the same are told apart by the links of the GPUs, where several are asked
+    for; then by what is left of the node, the least first.
     """
 
     lean = 1
+    about = 10.0
 
     def __init__(self, ahead: Outlook) -> None:
         self._ahead = ahead
+        self._holes, self._idle = _flat(ahead.holes), _flat(ahead.idle)
+        self._sizes, self._counts = ahead.holes.fill.shape[1], ahead.idle.fill.shape[1]
 
     def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
-        """The worth that each choice takes from the node."""
-        holes, idle, sums, free = self._before(rows)
-        model = rows.model[:, None]
-        after = np.where(fits, _sizes_after(rows, demand), 0)
-        fewer = np.maximum(free - 1, 0)
-        parts = [
-            total[:, None]
-            - np.where(
-                rows.free, (of_idle[rows.model, free] - of_idle[rows.model, fewer])[:, None], hole
-            )
-            + of_hole[model, after]
+        """The worth that each choice takes from the node; of free GPUs the first stands for all."""
+        holes, sums, idle = self._before(rows)
+        row, cards, is_free = _that_differ(rows, fits)
+        after = rows.model.take(row) * self._sizes + _size_after(rows, demand, row, cards)
+        fewer = np.maximum(idle - 1, rows.model * self._counts)
+        later = [
+            total.take(row)
+            - np.where(is_free, (of_idle.take(idle) - of_idle.take(fewer)).take(row), hole)
+            + of_hole.take(after)
             for total, hole, of_hole, of_idle in zip(
-                sums, holes, _columns(self._ahead.holes), idle, strict=True
+                sums, (hole.take(cards) for hole in holes), self._holes, self._idle, strict=True
             )
         ]
-        left = rows.cpu - demand.cpu_milli, rows.ram - demand.ram_bytes
-        later = self._ahead.worth(
-            parts[0], (parts[1], parts[2]), (left[0][:, None], left[1][:, None])
-        )
-        return (self._now(rows, sums) + PACKED * _left(rows))[:, None] - later
+        left = (rows.cpu - demand.cpu_milli).take(row), (rows.ram - demand.ram_bytes).take(row)
+        cost = np.full(fits.shape, np.inf)
+        cost.ravel()[cards] = self._before_cost(rows, sums).take(row) - self._worth(later, left)
+        return cost
 
     def several(self, rows: Rows, demand: Demand, chosen: Bools) -> Floats:
         """The same, for a set of GPUs or none."""
-        holes, idle, sums, free = self._before(rows)
-        after = np.where(chosen, _sizes_after(rows, demand), 0)
-        cut = chosen & ~rows.free
-        fewer = free - (chosen & rows.free).sum(axis=1)
-        model = rows.model[:, None]
-        parts = [
+        holes, sums, idle = self._before(rows)
+        after = rows.model[:, None] * self._sizes + np.where(chosen, _sizes_after(rows, demand), 0)
+        fewer = idle - (chosen & rows.free).sum(axis=1)
+        later = [
             total
-            - (cut * hole).sum(axis=1)
-            + (chosen * of_hole[model, after]).sum(axis=1)
-            - of_idle[rows.model, free]
-            + of_idle[rows.model, fewer]
+            + (chosen * (of_hole.take(after) - hole)).sum(axis=1)
+            - of_idle.take(idle)
+            + of_idle.take(fewer)
             for total, hole, of_hole, of_idle in zip(
-                sums, holes, _columns(self._ahead.holes), idle, strict=True
+                sums, holes, self._holes, self._idle, strict=True
             )
         ]
         left = rows.cpu - demand.cpu_milli, rows.ram - demand.ram_bytes
-        later = self._ahead.worth(parts[0], (parts[1], parts[2]), left)
-        return self._now(rows, sums) + PACKED * _left(rows) - later
+        return self._before_cost(rows, sums) - self._worth(later, left)
 
     def lost(self, rows: Rows) -> float:
         """The part of what is left that nothing likely to come will use."""
         left = int(_left(rows).sum())
-        worth = float(self._now(rows, self._before(rows)[2]).sum())
+        worth = float(self._worth(self._before(rows)[1], (rows.cpu, rows.ram)).sum())
         return max(0.0, 1 - worth / left) if left else 0.0
 
-    def _before(
-        self, rows: Rows
-    ) -> tuple[list[Floats], tuple[Floats, Floats, Floats], list[Floats], Ints]:
-        """Fill, CPU and memory: of each cut GPU, of free ones by number, summed; and how many."""
+    def _before(self, rows: Rows) -> tuple[list[Floats], list[Floats], Ints]:
+        """Fill, CPU and memory: of each cut GPU, and of each node; and where its idle ones are."""
         cut = rows.present & ~rows.free
-        size = np.where(cut, rows.size_left, 0)
-        free = rows.free.sum(axis=1)
-        idle = _columns(self._ahead.idle)
-        holes = [
-            cut * of_hole[rows.model[:, None], size] for of_hole in _columns(self._ahead.holes)
-        ]
+        size = rows.model[:, None] * self._sizes + np.where(cut, rows.size_left, 0)
+        idle = rows.model * self._counts + rows.free.sum(axis=1)
+        holes = [cut * of_hole.take(size) for of_hole in self._holes]
         sums = [
-            hole.sum(axis=1) + of_idle[rows.model, free]
-            for hole, of_idle in zip(holes, idle, strict=True)
+            hole.sum(axis=1) + of_idle.take(idle)
+            for hole, of_idle in zip(holes, self._idle, strict=True)
         ]
-        return holes, idle, sums, free
+        return holes, sums, idle
 
-    def _now(self, rows: Rows, sums: list[Floats]) -> Floats:
-        return self._ahead.worth(sums[0], (sums[1], sums[2]), (rows.cpu, rows.ram))
+    def _before_cost(self, rows: Rows, sums: list[Floats]) -> Floats:
+        return self._worth(sums, (rows.cpu, rows.ram)) + PACKED * _left(rows)
+
+    def _worth(self, sums: list[Floats], left: tuple[Ints, Ints]) -> Floats:
+        return self._ahead.worth(sums[0], (sums[1], sums[2]), left)
+
+
+def _that_differ(rows: Rows, fits: Bools) -> tuple[Ints, Ints, Bools]:
+    """The cut GPUs that fit and a free one of each node: rows, places, and which are free."""
+    width = fits.shape[1]
+    cut = np.flatnonzero(fits & ~rows.free)
+    free = fits & rows.free
+    having = np.flatnonzero(free.any(axis=1))
+    first = having * width + free.argmax(axis=1)[having]
+    is_free = np.arange(len(cut) + len(first)) >= len(cut)
+    return np.concatenate((cut // width, having)), np.concatenate((cut, first)), is_free
 
 
 def _left(rows: Rows) -> Ints:
     return np.asarray(np.where(rows.present, rows.size_left, 0).sum(axis=1))
 
 
-def _columns(table: Table) -> tuple[Floats, Floats, Floats]:
-    return table.fill, table.cpu, table.ram
+def _flat(table: Table) -> list[Floats]:
+    """One row after the other: numpy is faster with one index than with two."""
+    return [np.ravel(column) for column in (table.fill, table.cpu, table.ram)]
 
 
 def _sizes_after(rows: Rows, demand: Demand) -> Ints:
@@ -189,6 +203,17 @@ def _sizes_after(rows: Rows, demand: Demand) -> Ints:
         return np.zeros_like(rows.size_left)
     return sizes_left(
         rows.milli - demand.milli, rows.bytes - demand.gpu_bytes, rows.gpu_bytes[:, None]
+    )
+
+
+def _size_after(rows: Rows, demand: Demand, row: Ints, cards: Ints) -> Ints:
+    """The same for some cards."""
+    if demand.kind is Kind.WHOLE:
+        return np.zeros_like(cards)
+    return sizes_left(
+        rows.milli.take(cards) - demand.milli,
+        rows.bytes.take(cards) - demand.gpu_bytes,
+        rows.gpu_bytes.take(row),
     )
 
 

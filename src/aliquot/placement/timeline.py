@@ -6,12 +6,16 @@ that is not there, a promise that was possible stays so, and a start may be prom
 as it comes nearer, the ends before it are told apart, and it moves forward. The number of moments
 grows with the logarithm of the number of gangs that run, and memory with the number of their
 members.
+
+Who asks a moment after a promised start has not broken anything: what was due begins now, and what
+is promised after it is moved back by no more than that moment, where it must be.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from aliquot.placement.books import Bundle
@@ -29,12 +33,15 @@ if TYPE_CHECKING:
 EXACT_ENDS, COARSER = 16, 1.25
 MOST_MOMENTS = 192
 OVERRUN = 0.1
+ROUNDING = 1e-3
 
 
 class Timeline:
     """The books now, and what changes them later.
 
     `promises` are by the name of their gang; of those it is made with, the ones that are possible.
+    The others are `broken`. Those it is made with are given in the order of their turns. `late` is
+    how long ago the first of them was due.
     """
 
     def __init__(  # noqa: PLR0913 - the whole question
@@ -47,10 +54,11 @@ class Timeline:
         by: Strategy | None = None,
         seed: int = 0,
     ) -> None:
-        due = [_not_before(now, one) for one in promised]
-        ends = [_expected_end(one, now) for one in running]
+        due = [_begun_at(max(one.start, now), one) for one in promised]
+        ends = [expected_end(one, now) for one in running]
         far = _some_of({*ends, *(one.end for one in due)})
         self.now = now
+        self.late = max((now - one.start for one in promised if one.start < now), default=0.0)
         self.promises: dict[str, Running] = {}
         self._by = by
         self._seed = seed
@@ -63,16 +71,16 @@ class Timeline:
         self._ends = _Events(books.hardware)
         for one, end in zip(running, ends, strict=True):
             self._ran.add(self._times[bisect_left(self._times, end)], one)
-        for one in sorted(due, key=lambda each: each.start):
+        kept, self.broken = self._possible(promised)
+        self._times = sorted({*self._times, *(one.start for one in kept)})
+        for one in kept:
             self.promise(one)
-        for one in self._impossible():
-            self.withdraw(one)
 
     def start(self, one: Running) -> None:
         """Write in what starts now; it has room."""
         self._falls = None
         self._books.take_gang(one, known_to_fit=True)
-        self._ends.add(self._moment(one.end), one)
+        self._ran.add(self._moment(one.end), one)
 
     def promise(self, one: Running) -> None:
         """Write in what begins later; it has room."""
@@ -108,6 +116,14 @@ class Timeline:
             if found is not None:
                 return found
         return None
+
+    def still_holds(self, one: Running) -> bool:
+        """Whether what was promised, and is not written in, is possible as it was."""
+        for time, books in self._walk():
+            if time >= one.start:
+                least = self._least(books, time, one.gang)
+                return least is not None and least.take_gang_if_it_fits(one)
+        return False
 
     def at_last(self) -> Books:
         """The books when all has ended."""
@@ -160,21 +176,33 @@ class Timeline:
             if begun is not None:
                 yield time, books.left_on(begun.nodes)
 
-    def _impossible(self) -> list[Running]:
-        """The promises for which there is no room, if those that begin before them are kept."""
+    def _possible(self, promised: Sequence[Running]) -> tuple[list[Running], list[Running]]:
+        """The promises for which there is room, some moved back by up to as much as we are late.
+
+        In the order of their starts, and of equals in their turns; and those that there is none
+        for. If all were moved back they would be possible, where all that runs ends in time.
+        """
         books = self._books.copy()
-        broken: list[Running] = []
-        last = max(self._begins.times, default=-math.inf)
-        for time in self._times[: bisect_right(self._times, last)]:
-            ended = self._ran.at(time)
-            if ended is not None:
-                books.give_all(ended)
-            for one in self._ends.gangs(time):
-                if one not in broken:
-                    books.give_gang(one)
-            begins = self._begins.gangs(time)
-            broken += [one for one in begins if not books.take_gang_if_it_fits(one)]
-        return broken
+        ran = sorted(self._ran.times, reverse=True)
+        ends: list[tuple[float, int]] = []
+        begins = [(max(one.start, self.now), turn) for turn, one in enumerate(promised)]
+        heapq.heapify(begins)
+        kept, broken = [], []
+        while begins:
+            time, turn = heapq.heappop(begins)
+            while ran and ran[-1] <= time:
+                books.give_all(self._ran.bundle(ran.pop()))
+            while ends and ends[0][0] <= time:
+                books.give_gang(promised[heapq.heappop(ends)[1]])
+            one = promised[turn]
+            if books.take_gang_if_it_fits(one):
+                kept.append(_begun_at(time, one))
+                heapq.heappush(ends, (kept[-1].end, turn))
+            elif ends and ends[0][0] <= one.start + self.late + ROUNDING:
+                heapq.heappush(begins, (ends[0][0], turn))
+            else:
+                broken.append(one)
+        return kept, broken
 
     def _moment(self, time: float) -> float:
         """The moment that stands for this time: itself, or where there are too many the next."""
@@ -197,13 +225,12 @@ class _Events:
     def times(self) -> Iterable[float]:
         return self._gangs.keys()
 
-    def gangs(self, time: float) -> Sequence[Running]:
-        return self._gangs.get(time, ())
-
     def at(self, time: float) -> Bundle | None:
-        """All of one moment, added up."""
-        if time not in self._gangs:
-            return None
+        """All of one moment, added up; None where there is nothing."""
+        return self.bundle(time) if time in self._gangs else None
+
+    def bundle(self, time: float) -> Bundle:
+        """The same, for a moment at which there is something."""
         if time not in self._bundles:
             self._bundles[time] = Bundle.of(self._hardware, self._gangs[time])
         return self._bundles[time]
@@ -221,12 +248,11 @@ class _Events:
         self._bundles.pop(time, None)
 
 
-def _not_before(now: float, one: Running) -> Running:
-    start = max(one.start, now)
+def _begun_at(start: float, one: Running) -> Running:
     return Running(one.gang, one.placements, start, start + one.gang.seconds)
 
 
-def _expected_end(one: Running, now: float) -> float:
+def expected_end(one: Running, now: float) -> float:
     """Work that runs longer than it said is expected to go on for a tenth of its time so far."""
     return one.end if one.end > now else now + max(1.0, OVERRUN * (now - one.start))
 

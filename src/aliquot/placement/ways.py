@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from aliquot.placement.books import Books
     from aliquot.placement.fit import Rows
+    from aliquot.placement.snapshot import Ints
 
 
 @dataclass(slots=True)
@@ -39,9 +40,20 @@ class Part:
 
 
 def search(
-    trial: Books, members: Sequence[Demand], steps: Steps, within: Part | None = None
+    trial: Books,
+    members: Sequence[Demand],
+    steps: Steps,
+    within: Part | None = None,
+    nodes: Ints | None = None,
 ) -> tuple[Placement, ...] | None:
-    """Placements for all members, in their order; None where none was found. Takes nothing."""
+    """Placements for all members, in their order; None where none was found. Takes nothing.
+
+    On any node, on these nodes, or within a part of one.
+    """
+    if within is not None:
+        nodes = np.array([within.node])
+    elif nodes is None:
+        nodes = np.arange(trial.hardware.size)
     order = sorted(range(len(members)), key=lambda i: largest_first(members[i]))
     found: list[Placement] = []
 
@@ -49,7 +61,7 @@ def search(
         if depth == len(order):
             return True
         member = members[order[depth]]
-        for placement in _ways(trial, member, within):
+        for placement in _ways(trial, member, nodes, within):
             steps.left -= 1
             if steps.left < 0:
                 return False
@@ -73,8 +85,7 @@ def largest_first(demand: Demand) -> tuple[int, int, int, int]:
     return -demand.total_milli, -demand.gpus, -demand.gpu_bytes, -demand.cpu_milli
 
 
-def _ways(trial: Books, demand: Demand, within: Part | None) -> Iterator[Placement]:
-    index = np.arange(trial.hardware.size) if within is None else np.array([within.node])
+def _ways(trial: Books, demand: Demand, index: Ints, within: Part | None) -> Iterator[Placement]:
     rows = rows_of(trial, index)
     fits = gpus_that_fit(rows, demand)
     models = trial.hardware.models_allowed(demand.models) if demand.models else None
