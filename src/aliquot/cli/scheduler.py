@@ -38,9 +38,31 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
     strategy: Annotated[
         str, typer.Option(help="fragmentation, pack, spread, best-fit, random or fgd.")
     ] = "fragmentation",
+    offer: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=100,
+            help="Of how many nodes, the best first, kube-scheduler may choose one.",
+        ),
+    ] = 1,
     lease: Annotated[
         str, typer.Option(help="The Lease by which replicas agree who decides.")
     ] = "aliquot-scheduler",
+    gang_grace: Annotated[
+        float,
+        typer.Option(min=1, max=50, metavar="SECONDS", help="For a gang's members to arrive."),
+    ] = 30.0,
+    assumed_duration: Annotated[
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="How long work runs that does not say it."),
+    ] = 3600.0,
+    rack_label: Annotated[
+        str, typer.Option(help="The label of nodes that names their rack, before the usual ones.")
+    ] = "",
+    block_label: Annotated[
+        str, typer.Option(help="The label of nodes that names their block, before the usual ones.")
+    ] = "",
     namespace: Annotated[
         str, typer.Option(help="Where the Lease is. Without it: the namespace it runs in.")
     ] = "",
@@ -55,6 +77,7 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
             "--tls-cert and --tls-key go together", "Give both, or none for plain HTTP."
         )
     try:
+        from aliquot.kubernetes.gangs.controller import gang_options  # noqa: PLC0415
         from aliquot.kubernetes.log import set_up_log  # noqa: PLC0415 - needs the extra
         from aliquot.kubernetes.scheduler.run import Options, serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -70,8 +93,10 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
         tls_key=tls_key,
         presets=tuple(name.strip() for name in names.split(",")),
         strategy=strategy,
+        offer=offer,
         lease=lease,
         namespace=namespace,
+        gangs=gang_options(gang_grace, assumed_duration, rack_label, block_label),
     )
     set_up_log()
     asyncio.run(serve(options))

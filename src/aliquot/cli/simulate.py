@@ -4,131 +4,88 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import fields
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from aliquot.cli.simulate_source import (
+    ARRIVE,
+    check_picture,
+    check_strategies,
+    of_openb,
+    timed,
+    warn_of_quotas,
+)
 from aliquot.cli.tables import NOTHING, console, new_table, percent, print_json
-from aliquot.model.errors import BadValueError, InstallationError, OutputError
-
-try:
-    from aliquot.placement.strategies import STRATEGIES
-    from aliquot.simulate import generate, openb, trace
-    from aliquot.simulate.compare import compare
-    from aliquot.simulate.engine import simulate
-    from aliquot.simulate.plot import Line, draw
-    from aliquot.simulate.report import by_queue, outcome_of
-except ImportError as error:
-    if error.name != "numpy":
-        raise
-    raise InstallationError(
-        "numpy is not installed", "Install it with: pip install numpy"
-    ) from error
+from aliquot.model.errors import OutputError
+from aliquot.simulate import openb
+from aliquot.simulate.compare import compare
+from aliquot.simulate.engine import simulate
+from aliquot.simulate.plot import Line, draw
+from aliquot.simulate.report import by_queue, outcome_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from aliquot.placement.queues import Queue
-    from aliquot.placement.snapshot import NodeSpec
+    from aliquot.cli.simulate_source import Source
     from aliquot.simulate.engine import Run
-    from aliquot.simulate.openb import Pod, Replay
+    from aliquot.simulate.openb import Replay
     from aliquot.simulate.report import Outcome
 
 HOUR = 3600.0
+ALLOCATED = ("Allocated (median)", "Least", "Most")
+USED = ("GPU time used (median)", "Least", "Most")
 OUTCOME = ("Ran", "Never ran", "Evictions", "Mean wait", "95% wait")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where nodes, requests and queues come from: files, or a made-up day on so many nodes."""
-
-    nodes: Path | None = None
-    pods: Path | None = None
-    day: int | None = None
-    queues: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.day is not None and (self.nodes or self.pods):
-            raise BadValueError(
-                "--day makes its own nodes and requests",
-                "Leave it out, or leave out --nodes and --pods.",
-            )
-
-    def files(self) -> tuple[Path, Path]:
-        """Both files, or BadValueError."""
-        if self.nodes is None or self.pods is None:
-            raise BadValueError(
-                "there is nothing to simulate",
-                "Give --nodes NODES.csv and --pods PODS.csv, or --day 16 for a made-up day on 16"
-                " nodes.",
-            )
-        return self.nodes, self.pods
-
-    @property
-    def is_openb(self) -> bool:
-        """Whether the files are lists of the openb trace."""
-        is_openb = self.day is None and "num_gpu" in first_line(self.files()[1])
-        if is_openb and self.queues is not None:
-            raise BadValueError(
-                f"the pods of {self.pods} have no queues: they come one by one, and stay",
-                "Leave out --queues, or give --pods in our format.",
-            )
-        return is_openb
-
-
-def run_simulation(  # noqa: PLR0913 - one for each option
-    source: Source, *, by: str, arrive: float, seed: int, json: bool, plot: Path | None
-) -> None:
+def run_simulation(source: Source, *, by: str, seed: int, json: bool, plot: Path | None) -> None:
     """Replay a list of the openb trace, or run a trace over time, and print what came of it."""
     check_strategies([by])
+    check_picture(plot)
     if source.is_openb:
-        nodes, pods = _openb(source)
-        with _progress(f"{by}, seed {seed}", shown=not json) as tell:
+        nodes, pods = of_openb(source)
+        arrive = source.arrive or ARRIVE
+        with progress_bar(f"{by}, seed {seed}", shown=not json) as tell:
             replay = openb.replay(nodes, pods, by=by, arrive=arrive, seed=seed, progress=tell)
-        _write(plot, lambda: _course([replay]))
+        write_picture(plot, lambda: _course([replay]))
         _show_replay(replay, json=json)
         return
-    specs, arrivals, queues = _timed(source, seed)
-    with _progress(f"{by}, seed {seed}", shown=not json) as tell:
+    specs, arrivals, queues = timed(source, seed)
+    warn_of_quotas(source, specs, queues)
+    with progress_bar(f"{by}, seed {seed}", shown=not json) as tell:
         run = simulate(specs, arrivals, by=by, seed=seed, queues=queues, progress=tell)
-    _write(plot, lambda: _over_time(run))
+    write_picture(plot, lambda: _over_time(run))
     _show_run(run, json=json)
 
 
-def run_comparison(  # noqa: PLR0913 - one for each option
+def run_comparison(
     source: Source,
     *,
     strategies: Sequence[str],
     seeds: Sequence[int],
-    arrive: float,
     json: bool,
     plot: Path | None,
 ) -> None:
     """Several strategies and seeds side by side."""
     check_strategies(strategies)
+    check_picture(plot)
     if not source.is_openb:
-        _compare_over_time(source, strategies, seeds, json=json)
+        _compare_over_time(source, strategies, seeds, json=json, plot=plot)
         return
-    nodes, pods = _openb(source)
-    with _progress("comparing", shown=not json) as tell:
+    nodes, pods = of_openb(source)
+    arrive = source.arrive or ARRIVE
+    with progress_bar("comparing", shown=not json) as tell:
         rows = compare(
             nodes, pods, strategies=strategies, seeds=seeds, arrive=arrive, progress=tell
         )
-    _write(plot, lambda: _course([row.runs[0] for row in rows]))
+    write_picture(plot, lambda: _course([row.runs[0] for row in rows]))
     if json:
-        answer = [
-            {
-                "strategy": row.strategy,
-                "median": row.median,
-                "least": row.spread[0],
-                "most": row.spread[1],
-                "runs": [_replay_words(run) for run in row.runs],
-            }
-            for row in rows
-        ]
-        print_json(answer)
+        print_json(
+            [_row_words(row.strategy, row.runs, map(_replay_words, row.runs)) for row in rows]
+        )
         return
-    table = new_table("Strategy", "Allocated (median)", "Least", "Most", "Refused", "Seconds")
+    table = new_table("Strategy", *ALLOCATED, "Refused", "Seconds a run, at most")
     for row in sorted(rows, key=lambda one: -one.median):
         table.add_row(
             row.strategy,
@@ -141,52 +98,48 @@ def run_comparison(  # noqa: PLR0913 - one for each option
     console().print(table)
 
 
-def check_strategies(names: Sequence[str]) -> None:
-    """Refuse a name that is no strategy's."""
-    for name in names:
-        if name not in STRATEGIES:
-            raise BadValueError(
-                f"there is no strategy {name!r}", f"There are: {', '.join(STRATEGIES)}."
-            )
-
-
-def _openb(source: Source) -> tuple[list[NodeSpec], list[Pod]]:
-    nodes, pods = source.files()
-    return openb.read_nodes(nodes), openb.read_pods(pods)
-
-
-def _timed(
-    source: Source, seed: int
-) -> tuple[list[NodeSpec], list[trace.Arrival], dict[str, Queue]]:
-    if source.day is not None:
-        specs, arrivals = generate.cluster(source.day), generate.day(source.day, seed)
-    else:
-        nodes, gangs = source.files()
-        specs, arrivals = trace.read_nodes(nodes), trace.read_gangs(gangs)
-    queues = {} if source.queues is None else trace.read_queues(source.queues)
-    for gang in (one.gang for one in arrivals if queues):
-        if gang.queue not in queues:
-            raise BadValueError(
-                f"{source.queues} has no queue {gang.queue!r}, which gang {gang.name!r} is in",
-                f"There are: {', '.join(queues)}. Add a line for it.",
-            )
-    return specs, arrivals, queues
-
-
 def _compare_over_time(
-    source: Source, strategies: Sequence[str], seeds: Sequence[int], *, json: bool
+    source: Source,
+    strategies: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    json: bool,
+    plot: Path | None,
 ) -> None:
-    runs = []
-    with _progress("comparing", shown=not json) as tell:
-        for name in strategies:
+    specs, _, queues = timed(source, seeds[0])
+    warn_of_quotas(source, specs, queues)
+    rows: dict[str, list[Run]] = {name: [] for name in strategies}
+    total = len(rows) * len(seeds)
+    with progress_bar("comparing", shown=not json) as tell:
+        for name, runs in rows.items():
             for seed in seeds:
-                specs, arrivals, queues = _timed(source, seed)
+                specs, arrivals, queues = timed(source, seed)
                 runs.append(simulate(specs, arrivals, by=name, seed=seed, queues=queues))
-                tell(len(runs) / (len(strategies) * len(seeds)))
+                tell(sum(map(len, rows.values())) / total)
+    write_picture(plot, lambda: _side_by_side([runs[0] for runs in rows.values()]))
     if json:
-        print_json([_run_words(run) for run in runs])
+        print_json([_row_words(name, runs, map(_run_words, runs)) for name, runs in rows.items()])
         return
-    _print_runs(runs)
+    table = new_table("Strategy", *USED, *OUTCOME)
+    for name, runs in sorted(rows.items(), key=lambda row: -_spread(row[1])[0]):
+        cells = _cells([outcome_of(run.fates) for run in runs])
+        table.add_row(name, *map(percent, _spread(runs)), *cells)
+    console().print(table)
+    _print_queues(rows)
+    if len(seeds) > 1:
+        console().print(f"Each figure is the median of {len(seeds)} seeds, but for least and most.")
+
+
+def _spread(runs: Sequence[Run | Replay]) -> tuple[float, float, float]:
+    found = [run.allocated for run in runs]
+    return median(found), min(found), max(found)
+
+
+def _row_words(
+    name: str, runs: Sequence[Run | Replay], words: Iterable[dict[str, Any]]
+) -> dict[str, Any]:
+    middle, least, most = _spread(runs)
+    return {"strategy": name, "median": middle, "least": least, "most": most, "runs": list(words)}
 
 
 def _show_replay(replay: Replay, *, json: bool) -> None:
@@ -221,7 +174,6 @@ def _replay_words(replay: Replay) -> dict[str, Any]:
 
 
 def _show_run(run: Run, *, json: bool) -> None:
-    queues = by_queue(run.fates)
     if json:
         told = [
             {"gang": fate.gang.name, "time": time, "told": words}
@@ -229,38 +181,47 @@ def _show_run(run: Run, *, json: bool) -> None:
             for time, words in fate.told
         ]
         answer = _run_words(run)
-        answer["queues"] = {name: _outcome_words(one) for name, one in queues.items()}
         answer["preemptions"] = sorted(told, key=lambda one: (one["time"], one["gang"]))
         print_json(answer)
         return
-    _print_runs([run])
-    if len(queues) > 1:
-        table = new_table("Queue", *OUTCOME)
-        for name, one in queues.items():
-            table.add_row(name or NOTHING, *_cells(one))
-        console().print(table)
+    table = new_table("Strategy", "Seed", "GPU time used", *OUTCOME)
+    cells = _cells([outcome_of(run.fates)])
+    table.add_row(run.strategy, str(run.seed), percent(run.allocated), *cells)
+    console().print(table)
+    _print_queues({run.strategy: [run]})
     for fate in run.fates:
         for time, words in fate.told:
-            console().print(f"{fate.gang.name}, at {time:g} s: {words}")
+            console().print(f"{fate.gang.name}, at {round(time, 2):.15g} s: {words}")
         if fate.start is None:
             console().print(f"{fate.gang.name} never ran: {fate.reason}")
 
 
-def _print_runs(runs: Sequence[Run]) -> None:
-    table = new_table("Strategy", "Seed", "GPU time used", *OUTCOME)
-    for run in runs:
-        cells = _cells(outcome_of(run.fates))
-        table.add_row(run.strategy, str(run.seed), percent(run.allocated), *cells)
+def _print_queues(rows: Mapping[str, Sequence[Run]]) -> None:
+    """What became of each queue, where there are several; by each strategy."""
+    found = {name: [by_queue(run.fates) for run in runs] for name, runs in rows.items()}
+    queues = sorted({queue for runs in found.values() for run in runs for queue in run})
+    if len(queues) < 2:
+        return
+    first = ("Strategy", "Queue") if len(rows) > 1 else ("Queue",)
+    table = new_table(*first, *OUTCOME)
+    for name, runs in found.items():
+        for queue in queues:
+            cells = _cells([run[queue] for run in runs if queue in run])
+            table.add_row(*(name, queue or NOTHING)[-len(first) :], *cells)
     console().print(table)
 
 
-def _cells(outcome: Outcome) -> tuple[str, ...]:
+def _cells(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    """The medians of these."""
+    middle = {
+        one.name: median(getattr(outcome, one.name) for outcome in outcomes)
+        for one in fields(outcomes[0])
+    }
+    counts = (middle[name] for name in ("ran", "never_ran", "evictions"))
+    waits = (middle[name] for name in ("wait_mean", "wait_p95"))
     return (
-        str(outcome.ran),
-        str(outcome.never_ran),
-        str(outcome.evictions),
-        f"{outcome.wait_mean / 60:.1f} min",
-        f"{outcome.wait_p95 / 60:.1f} min",
+        *(f"{count:.1f}".removesuffix(".0") for count in counts),
+        *(f"{wait / 60:.1f} min" for wait in waits),
     )
 
 
@@ -284,6 +245,12 @@ def _run_words(run: Run) -> dict[str, Any]:
         "lost_mean": sum(one.lost for one in run.samples) / max(1, len(run.samples)),
         "capacity_milli": run.capacity_milli,
         "seconds": run.seconds,
+        "queues": {name: _outcome_words(one) for name, one in by_queue(run.fates).items()},
+        "refused_gangs": [
+            {"gang": fate.gang.name, "reason": fate.reason}
+            for fate in run.fates
+            if fate.start is None
+        ],
     }
 
 
@@ -302,10 +269,24 @@ def _over_time(run: Run) -> str:
         Line("of what is left, lost to fragmentation", lost, steps=True),
         Line(f"gangs that wait, of at most {most}", waiting, steps=True),
     ]
-    return draw("Allocated over time", "hours", "%", lines)
+    return draw("Allocated over time", "hours", "%", lines, clock=True)
 
 
-def _write(path: Path | None, picture: Callable[[], str]) -> None:
+def _side_by_side(runs: Sequence[Run]) -> str:
+    lines = [
+        Line(
+            f"{run.strategy}: {run.allocated:.1%} of the time",
+            [(one.time / HOUR, one.allocated) for one in run.samples],
+            steps=True,
+        )
+        for run in runs
+    ]
+    title = f"Allocated over time, seed {runs[0].seed}"
+    return draw(title, "hours", "% of GPUs", lines, clock=True)
+
+
+def write_picture(path: Path | None, picture: Callable[[], str]) -> None:
+    """Draw it into a file, where one is named."""
     if path is None:
         return
     try:
@@ -314,19 +295,8 @@ def _write(path: Path | None, picture: Callable[[], str]) -> None:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def first_line(path: Path) -> list[str]:
-    """The columns of a CSV file."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            return file.readline().strip().split(",")
-    except OSError as error:
-        raise BadValueError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise BadValueError(f"{path} cannot be read: it is no text") from error
-
-
 @contextmanager
-def _progress(title: str, *, shown: bool) -> Iterator[Callable[[float], None]]:
+def progress_bar(title: str, *, shown: bool) -> Iterator[Callable[[float], None]]:
     """A bar on standard error, where a person sees it."""
     if not shown or sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None

@@ -1,7 +1,9 @@
-"""Names, options and help of `aliquot simulate`, `aliquot simulate compare`, `aliquot explain`."""
+"""Names, options and help of `aliquot simulate`, with its commands, and of `aliquot explain`."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,20 +30,43 @@ Queues = Annotated[
         help="Weights, quotas and limits of the queues that the gangs name (our format, or --day).",
     ),
 ]
+
+
+def _finite(value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no amount: write a number.")
+    return value
+
+
 Arrive = Annotated[
-    float,
+    float | None,
     typer.Option(
         min=0.01,
-        help="openb: after the list, draw from it until so many times the GPUs were asked for.",
+        callback=_finite,
+        help="openb: after the list, draw from it until so many times the GPUs were asked for."
+        " [1.3]",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="For the order of arrivals and for ties.")]
+Seeds = Annotated[str, typer.Option(help="Numbers and ranges: 42-51, or 1,2,3.")]
 StrategyName = Annotated[
     str,
     typer.Option("--strategy", help="fragmentation, pack, spread, best-fit, random or fgd."),
 ]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw it, too.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+OF_ELASTIC = (
+    "elastic",
+    "elastic_from",
+    "efficiency",
+    "notice",
+    "restart",
+    "checkpoint",
+    "resize_every",
+    "settle",
+    "patience",
+)
 
 simulate_app = typer.Typer(
     invoke_without_command=True,
@@ -60,7 +85,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one for each option
     day: Day = None,
     queues: Queues = None,
     by: StrategyName = "fragmentation",
-    arrive: Arrive = 1.3,
+    arrive: Arrive = None,
     seed: Seed = 42,
     plot: Plot = None,
     *,
@@ -73,11 +98,13 @@ def simulate(  # noqa: PLR0913, PLR0917 - one for each option
     has durations, it shows use and waiting over time, for each queue.
     """
     if context.invoked_subcommand is not None:
+        _refuse_before(context, context.invoked_subcommand)
         return
-    from aliquot.cli.simulate import Source, run_simulation  # noqa: PLC0415 - when needed
+    from aliquot.cli.simulate import run_simulation  # noqa: PLC0415 - when needed
+    from aliquot.cli.simulate_source import Source  # noqa: PLC0415
 
-    source = Source(nodes, pods, day, queues)
-    run_simulation(source, by=by, arrive=arrive, seed=seed, json=json, plot=plot)
+    source = Source(nodes, pods, day, queues, arrive)
+    run_simulation(source, by=by, seed=seed, json=json, plot=plot)
 
 
 @simulate_app.command()
@@ -89,20 +116,166 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     strategies: Annotated[
         str, typer.Option(help="Names with commas between them.")
     ] = "fragmentation,fgd,best-fit,random",
-    seeds: Annotated[str, typer.Option(help="Numbers and ranges: 42-51, or 1,2,3.")] = "42-44",
-    arrive: Arrive = 1.3,
+    seeds: Seeds = "42-44",
+    arrive: Arrive = None,
     plot: Plot = None,
     *,
     json: Json = False,
 ) -> None:
     """Run several strategies and seeds side by side."""
-    from aliquot.cli.simulate import Source, run_comparison  # noqa: PLC0415 - when needed
+    from aliquot.cli.simulate import run_comparison  # noqa: PLC0415 - when needed
+    from aliquot.cli.simulate_source import Source  # noqa: PLC0415
 
     run_comparison(
-        Source(nodes, pods, day, queues),
+        Source(nodes, pods, day, queues, arrive),
         strategies=[name.strip() for name in strategies.split(",")],
         seeds=_numbers(seeds),
-        arrive=arrive,
+        json=json,
+        plot=plot,
+    )
+
+
+@simulate_app.command()
+def ways(  # noqa: PLR0913, PLR0917 - one for each option
+    context: typer.Context,
+    nodes: Nodes = None,
+    pods: Pods = None,
+    day: Day = None,
+    queues: Queues = None,
+    diurnal: Annotated[
+        int | None,
+        typer.Option(
+            metavar="NODES",
+            min=1,
+            help="No files: three made-up days, full at noon and empty at night, on so many nodes "
+            "of 8 GPUs.",
+        ),
+    ] = None,
+    keep_nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="openb: so many nodes, at equal distances in the list. [8]"),
+    ] = None,
+    keep_jobs: Annotated[
+        int | None, typer.Option(min=1, help="openb: so many jobs, drawn by the seed. [1000]")
+    ] = None,
+    load: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            callback=_finite,
+            help="What comes, in parts of what the GPUs can do: the times between arrivals are "
+            "changed for it. [0.9 for openb, 0.7 for --diurnal; other traces as they are]",
+        ),
+    ] = None,
+    names: Annotated[
+        str, typer.Option("--ways", help="first-come, backfill, elastic; the first is compared to.")
+    ] = "first-come,backfill,elastic",
+    seeds: Seeds = "42-44",
+    elastic: Annotated[
+        str,
+        typer.Option(
+            metavar="MIN..MAX",
+            help="How many workers a job of whole GPUs can have, in parts of what it asks for.",
+        ),
+    ] = "0.5..2",
+    elastic_from: Annotated[
+        int, typer.Option(min=1, help="Jobs that ask for fewer workers are not resized.")
+    ] = 2,
+    efficiency: Annotated[
+        float, typer.Option(callback=_finite, help="n workers are n ** EFFICIENCY as fast as one.")
+    ] = 0.9,
+    notice: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0, callback=_finite, help="How long ahead a resize is told."
+        ),
+    ] = 30.0,
+    restart: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0, callback=_finite, help="How long a resized job does not work."
+        ),
+    ] = 60.0,
+    checkpoint: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            callback=_finite,
+            help="A job saves so often, and does again what it did since; 0: it saves when told.",
+        ),
+    ] = 600.0,
+    resize_every: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            callback=_finite,
+            help="The least time between two resizes of one job.",
+        ),
+    ] = 300.0,
+    settle: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            callback=_finite,
+            help="How long GPUs must have been free before a running job grows. Without it: as "
+            "--resize-every.",
+        ),
+    ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            callback=_finite,
+            help="Who has waited so long is not overtaken any more.",
+        ),
+    ] = 600.0,
+    by: StrategyName = "fragmentation",
+    plot: Plot = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Run the same jobs in three ways: first-come gangs, gangs with backfill, elastic jobs.
+
+    Shows how long jobs take from their arrival to their end, how much GPU time is used, and how
+    often jobs are resized. openb's lists are made into gangs and pressed together in time
+    (docs/jobs.md has the rule); a trace of ours says by its columns least and most who can be
+    resized.
+    """
+    from aliquot.cli.simulate_source import Source  # noqa: PLC0415 - when needed
+    from aliquot.cli.simulate_ways import Workload, run_ways  # noqa: PLC0415
+    from aliquot.placement.elastic import Rules  # noqa: PLC0415
+    from aliquot.simulate.elastic import Costs  # noqa: PLC0415
+    from aliquot.simulate.ways import parse_stretch  # noqa: PLC0415
+
+    chosen = [name.strip() for name in names.split(",")]
+    if "elastic" not in chosen and (given := _given(context, OF_ELASTIC)):
+        raise BadValueError(
+            f"{' and '.join(given)} would have no effect without the way 'elastic'",
+            f"Leave out {' and '.join(given)}, or add elastic to --ways.",
+        )
+    run_ways(
+        Workload(
+            Source(nodes, pods, day, queues),
+            parse_stretch(elastic, elastic_from),
+            diurnal=diurnal,
+            nodes=keep_nodes,
+            jobs=keep_jobs,
+            load=load,
+            sizes_given=_given(context, ("elastic", "elastic_from")),
+        ),
+        ways=chosen,
+        seeds=_numbers(seeds),
+        by=by,
+        rules=Rules(
+            resize_seconds=resize_every,
+            settle_seconds=resize_every if settle is None else settle,
+            patience_seconds=patience,
+        ),
+        costs=Costs(notice, restart, checkpoint, efficiency),
         json=json,
         plot=plot,
     )
@@ -116,15 +289,27 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="How many different GPUs of one node.")] = 1,
     compute: Annotated[
-        float, typer.Option(min=0.1, max=100, help="Percent of each GPU; 100 is whole GPUs.")
+        float,
+        typer.Option(
+            min=0.1, max=100, callback=_finite, help="Percent of each GPU; 100 is whole GPUs."
+        ),
     ] = 100,
     memory: Annotated[
         str | None, typer.Option(metavar="AMOUNT", help="Memory of each GPU, for example 8GiB.")
     ] = None,
-    cpu: Annotated[float, typer.Option(min=0, help="CPUs of the node.")] = 0,
+    cpu: Annotated[
+        float, typer.Option(min=0, max=1_000_000, callback=_finite, help="CPUs of the node.")
+    ] = 0,
     model: Annotated[str, typer.Option(help="GPU models with | between them.")] = "",
     by: StrategyName = "fragmentation",
-    arrive: Arrive = 0.5,
+    arrive: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            callback=_finite,
+            help="openb: how many times the GPUs were asked for by the list before. [0.5]",
+        ),
+    ] = None,
     seed: Seed = 42,
     *,
     json: Json = False,
@@ -135,7 +320,7 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     fits nowhere.
     """
     from aliquot.cli.explain import explain_request  # noqa: PLC0415 - when needed
-    from aliquot.cli.simulate import Source  # noqa: PLC0415
+    from aliquot.cli.simulate_source import Source  # noqa: PLC0415
     from aliquot.placement.demand import Demand, Kind  # noqa: PLC0415
 
     whole = compute == 100 and memory is None
@@ -147,9 +332,33 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
         cpu_milli=round(cpu * 1000),
         models=frozenset(filter(None, model.split("|"))),
     )
-    source = Source(nodes, pods)
-    fits = explain_request(source, demand, by=by, arrive=arrive, seed=seed, json=json)
+    source = Source(nodes, pods, arrive=arrive)
+    fits = explain_request(source, demand, by=by, seed=seed, json=json)
     raise typer.Exit(0 if fits else 1)
+
+
+def _refuse_before(context: typer.Context, command: str) -> None:
+    """Refuse options before a command: they would have no effect on it."""
+    given = _given(context)
+    if given:
+        raise BadValueError(
+            f"{' and '.join(given)} before {command} would have no effect",
+            f"Write after it what it knows: aliquot simulate {command} --help.",
+        )
+
+
+def _given(context: typer.Context, names: Sequence[str] | None = None) -> list[str]:
+    """The options that were written, of these or of all."""
+    return [
+        one.opts[0]
+        for one in context.command.params
+        if one.name and (names is None or one.name in names) and _is_written(context, one.name)
+    ]
+
+
+def _is_written(context: typer.Context, name: str) -> bool:
+    found = context.get_parameter_source(name)
+    return found is not None and found.name == "COMMANDLINE"
 
 
 def _bytes(memory: str) -> int:

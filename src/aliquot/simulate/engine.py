@@ -5,12 +5,14 @@ The clock is the trace's. At every moment at which something came, ended or is p
 1. what ended gives back;
 2. the queues say whose turn it is;
 3. `backfill` decides what starts now and what is promised for later;
-4. where nothing helps a gang that has a right to its quota, `preempt` makes room, and what that
-   leaves is planned again;
+4. where nothing helps a gang that has a right to its quota, or to go before lower priorities,
+   `preempt` makes room, and what that leaves is planned again; who was to start and is in its way
+   does not start;
 5. what is allocated and who waits is written down.
 
-`ONE_BY_ONE` is how a scheduler works that knows no gangs: each member takes what it finds and holds
-it. It is here to be compared with, nothing else.
+Two others are here to be compared with, nothing else. `FIRST_COME` starts gangs in their turns and
+lets nobody overtake: the first that does not fit holds up all behind it. `ONE_BY_ONE` is how a
+scheduler works that knows no gangs: each member takes what it finds and holds it.
 """
 
 from __future__ import annotations
@@ -27,15 +29,17 @@ from aliquot.placement.backfill import OVERRAN, Plan, plan_starts
 from aliquot.placement.books import Books
 from aliquot.placement.chooser import Chooser
 from aliquot.placement.demand import Gang, Running
+from aliquot.placement.explain import never_fits
 from aliquot.placement.fit import all_rows
+from aliquot.placement.gangs import plan_gang
 from aliquot.placement.outlook import outlook
-from aliquot.placement.preempt import preempt
-from aliquot.placement.queues import in_turn, usage
+from aliquot.placement.preempt import entitled, preempt
+from aliquot.placement.queues import in_turn, usage, within_quota
 from aliquot.placement.snapshot import empty
 from aliquot.placement.strategies import Fragmentation, strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from aliquot.placement.demand import Demand, Placement
     from aliquot.placement.queues import Queue
@@ -44,12 +48,14 @@ if TYPE_CHECKING:
 
 
 PREEMPTED = "work with a right to its place was put before it"
+NEVER = "not all its members fit together, even where nothing runs"
 
 
 class Discipline(StrEnum):
     """How gangs are treated."""
 
     GANGS = "gangs"
+    FIRST_COME = "first-come"
     ONE_BY_ONE = "one-by-one"
 
 
@@ -73,7 +79,8 @@ class Fate:
     """What became of a gang.
 
     `promise` is the first start that it was told, `reason` why it waits in the end, and `told` what
-    it heard of preemptions, its own and those for it, with the times.
+    it heard of preemptions, its own and those for it, of a promise that was moved back, and of its
+    resizes, with the times. `lost` are the GPU seconds that resizes cost it.
     """
 
     gang: Gang
@@ -83,6 +90,8 @@ class Fate:
     evictions: int = 0
     reason: str = ""
     told: tuple[tuple[float, str], ...] = ()
+    resizes: int = 0
+    lost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,7 @@ class _World:
         for one in arrivals:
             mix.update(one.gang.members)
         self.books = Books(start)
+        self.nothing_runs = Books(start)
         likely = {demand: float(n) for demand, n in mix.items()}
         self.by = strategy(by, start.hardware, likely)
         self.measure = Fragmentation(outlook(likely, start.hardware))
@@ -157,8 +167,10 @@ class _World:
         del self.running[name]
         self.books.give_gang(one)
         self.waiting[name] = one.gang
-        self._note(name, start=None, end=None, evictions=self.fates[name].evictions + 1)
-        self._tell(name, now, reason)
+        self._note(name, start=None, end=None)
+        if one.start < now:  # the others did not start
+            self._note(name, evictions=self.fates[name].evictions + 1)
+            self._tell(name, now, reason)
 
     def _tell(self, name: str, now: float, what: str) -> None:
         self._note(name, told=(*self.fates[name].told, (now, what)))
@@ -168,17 +180,19 @@ class _World:
 
     def decide(self, now: float, queues: Mapping[str, Queue]) -> None:
         """Whose turn it is, who starts, what is promised, and who must end for it."""
-        order = self._plan(now, queues, OVERRAN)
-        if queues and self._ask_back(order, now, queues):
+        waiting = self._plan(now, queues, OVERRAN)
+        if self._ask_back(waiting, now, queues):
             self._plan(now, queues, PREEMPTED)
 
     def _plan(self, now: float, queues: Mapping[str, Queue], blame: str) -> list[Gang]:
         running = list(self.running.values())
+        hardware = self.books.hardware
+        used = usage(running, hardware)
         order, refused = in_turn(
             list(self.waiting.values()),
             queues,
-            usage(running, self.books.hardware),
-            self.books.hardware,
+            used,
+            hardware,
             {one.gang.name for one in self.promised},
         )
         plan = plan_starts(
@@ -189,12 +203,13 @@ class _World:
             now,
             by=self.by,
             seed=self.seed,
+            own=within_quota(order, queues, used, hardware),
             blame=blame,
         )
         self._carry_out(plan, now)
         for name, reason in refused.items():
             self._note(name, reason=reason)
-        return order
+        return [*order, *(self.waiting[name] for name in refused)]
 
     def _carry_out(self, plan: Plan, now: float) -> None:
         for one in plan.starts:
@@ -205,23 +220,57 @@ class _World:
                 self._note(one.gang.name, promise=one.start)
         for name, reason in plan.reasons.items():
             self._note(name, reason=reason)
+        for name, why in plan.moved.items():
+            words = f"starts later: {why}"
+            if words not in (one for _, one in self.fates[name].told[-1:]):
+                self._tell(name, now, words)
 
-    def _ask_back(self, order: Sequence[Gang], now: float, queues: Mapping[str, Queue]) -> bool:
-        """End what must make room, start what it is for, and tell both; whether anything ended."""
-        any_ended = False
-        for gang in order:
+    def _ask_back(self, waiting: Sequence[Gang], now: float, queues: Mapping[str, Queue]) -> bool:
+        """End what must make room, start what it is for, and tell both; whether there was any."""
+        is_any = False
+        running, hardware = list(self.running.values()), self.books.hardware
+        for gang in entitled(waiting, running, queues, hardware, self.promised):
             if gang.name not in self.waiting:
                 continue
-            running = list(self.running.values())
-            found = preempt(self.books, gang, running, queues, now, by=self.by, seed=self.seed)
+            found = preempt(
+                self.books,
+                gang,
+                list(self.running.values()),
+                queues,
+                now,
+                promised=self.promised,
+                by=self.by,
+                seed=self.seed,
+            )
             if found is None:
                 continue
+            is_any = True
             for one in found.victims:
                 self.evict(one, now, found.to_victims[one.gang.name])
+            for one in found.withdrawn:
+                self._tell(one.gang.name, now, found.to_victims[one.gang.name])
+            gone = {gang.name, *(one.gang.name for one in found.withdrawn)}
+            self.promised = tuple(one for one in self.promised if one.gang.name not in gone)
             self.begin(Running(gang, found.placements, now, now + gang.seconds), now)
             self._tell(gang.name, now, found.to_gang)
-            any_ended = True
-        return any_ended
+        return is_any
+
+    def decide_first_come(self, now: float, queues: Mapping[str, Queue]) -> None:
+        """In turn, each starts if it fits, until one does not that ever could."""
+        used = usage(self.running.values(), self.books.hardware)
+        order, refused = in_turn(list(self.waiting.values()), queues, used, self.books.hardware)
+        for name, reason in refused.items():
+            self._note(name, reason=reason)
+        for gang in order:
+            placements = plan_gang(self.books, gang, self.by, seed=self.seed)
+            if placements is not None:
+                self.begin(Running(gang, placements, now, now + gang.seconds), now)
+            elif plan_gang(self.nothing_runs, gang, self.by, seed=self.seed) is None:
+                del self.waiting[gang.name]
+                self._note(gang.name, reason=NEVER)
+            else:
+                self._note(gang.name, reason="not all its members fit together yet")
+                break
 
     def decide_one_by_one(self, now: float) -> None:
         """In turn, a member of each gang takes the place that it finds, and holds it."""
@@ -283,6 +332,8 @@ def simulate(  # noqa: PLR0913 - one for each option of the command
             world.waiting[gang.name] = gang
         if discipline is Discipline.GANGS:
             world.decide(now, queues or {})
+        elif discipline is Discipline.FIRST_COME:
+            world.decide_first_come(now, queues or {})
         else:
             world.decide_one_by_one(now)
         samples.append(world.sample(now))
@@ -294,5 +345,18 @@ def simulate(  # noqa: PLR0913 - one for each option of the command
         capacity_milli=world.total_milli,
         seconds=time.perf_counter() - begun,
         samples=tuple(samples),
-        fates=tuple(world.fates.values()),
+        fates=with_reasons(world.fates.values(), world.nothing_runs),
     )
+
+
+def with_reasons(fates: Iterable[Fate], nothing_runs: Books) -> tuple[Fate, ...]:
+    """The same; who never ran since a member fits no node at all is told what the nodes lack."""
+    reasons: dict[tuple[Demand, ...], str | None] = {}
+    told = []
+    for fate in fates:
+        members = fate.gang.members
+        if fate.start is None and members not in reasons:
+            reasons[members] = never_fits(nothing_runs, fate.gang)
+        why = reasons.get(members) if fate.start is None else None
+        told.append(fate if why is None else replace(fate, reason=why))
+    return tuple(told)

@@ -3,10 +3,15 @@
 `day` is a mix of three: experiments come in the working hours, short and thrifty, parts of a GPU;
 training comes all day as gangs of whole GPUs, half of all at most, that run for hours; inference
 comes early, in small slices, and stays.
+
+`diurnal` are days that are full at noon and empty at night: jobs of 1 to 8 workers with a whole GPU
+each, nine times as many at 14:00 as at 2:00, that run for half an hour in the middle and 8 hours at
+most.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING
 
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOUR = 3600.0
+DAY = 24 * HOUR
+SWING = 0.8  # of the mean rate of arrivals, up at 14:00 and down at 2:00
 CARD = 80 * GIB
 
 
@@ -50,6 +57,35 @@ def day(nodes: int, seed: int = 42, *, load: float = 1.0, hours: int = 24) -> li
         *_experiments(chance, round(42 * nodes * load * hours / 24), hours),
     ]
     return sorted(arrivals, key=lambda one: (one.gang.submitted, one.gang.name))
+
+
+def plain(nodes: int, *, gpus: int = 8) -> list[NodeSpec]:
+    """Nodes of which only the number of GPUs matters."""
+    return [NodeSpec(f"node-{number:03}", gpus) for number in range(nodes)]
+
+
+def diurnal(nodes: int, seed: int = 42, *, load: float = 0.7, days: int = 3) -> list[Arrival]:
+    """Days that ask for this part of all GPU time of so many nodes of 8 GPUs, in the mean."""
+    chance = random.Random(seed)  # noqa: S311 - made-up days, not a secret
+    left = load * 8 * nodes * days * DAY
+    arrivals: list[Arrival] = []
+    while left > 0:
+        workers = chance.choice((1, 1, 1, 1, 2, 2, 4, 8))
+        ran = min(8 * HOUR, max(60.0, chance.lognormvariate(math.log(HOUR / 2), 1.0)))
+        came = _by_day(chance, days)
+        declared = ran / chance.uniform(0.5, 1.0)
+        gang = Gang(f"job-{len(arrivals)}", (Demand(),) * workers, declared, submitted=came)
+        arrivals.append(Arrival(gang, ran))
+        left -= workers * ran
+    return sorted(arrivals, key=lambda one: (one.gang.submitted, one.gang.name))
+
+
+def _by_day(chance: random.Random, days: int) -> float:
+    while True:
+        came = chance.uniform(0, days * DAY)
+        rate = 1 - SWING * math.cos(2 * math.pi * (came - 2 * HOUR) / DAY)
+        if chance.uniform(0, 1 + SWING) <= rate:
+            return came
 
 
 def _inference(chance: random.Random, count: int, hours: int) -> Iterator[Arrival]:

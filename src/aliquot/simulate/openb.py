@@ -23,16 +23,23 @@ from aliquot.placement.fit import all_rows
 from aliquot.placement.outlook import outlook
 from aliquot.placement.snapshot import NodeSpec, empty
 from aliquot.placement.strategies import Fragmentation, strategy
-from aliquot.simulate.rows import read_rows, value
+from aliquot.simulate.rows import MOST_GPUS, Columns, read_rows, refuse_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from aliquot.placement.outlook import Mix
+    from aliquot.simulate.rows import Row
 
-NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
-POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+NODES = Columns("nodes", ("sn", "cpu_milli", "memory_mib", "gpu", "model"))
+TIMES = ("creation_time", "deletion_time", "scheduled_time")
+PODS = Columns(
+    "pods",
+    ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"),
+    ("gpu_spec", "qos", "pod_phase", *TIMES),
+)
+TIMED_PODS = Columns(PODS.of, (*PODS.needed, *TIMES), PODS.others[:3])
 POINTS = 200
 
 
@@ -71,35 +78,40 @@ class Replay:
 
 def read_nodes(path: Path) -> list[NodeSpec]:
     """The nodes of a list."""
+    rows = read_rows(path, NODES)
+    refuse_again(rows, "sn")
     return [
         NodeSpec(
-            name=row["sn"],
-            gpus=int(value(row, "gpu", path)),
-            model=row["model"],
-            cpu_milli=int(value(row, "cpu_milli", path)),
-            ram_bytes=int(value(row, "memory_mib", path)) * MIB,
+            name=row.name("sn"),
+            gpus=row.whole("gpu", most=MOST_GPUS),
+            model=row.text("model"),
+            cpu_milli=row.whole("cpu_milli"),
+            ram_bytes=row.whole("memory_mib") * MIB,
         )
-        for _, row in read_rows(path, NODE_COLUMNS)
+        for row in rows
     ]
 
 
 def read_pods(path: Path) -> list[Pod]:
     """The pods of a list, sorted by name."""
-    pods = [
-        Pod(
-            row["name"],
-            Demand(
-                gpus=(gpus := int(value(row, "num_gpu", path))),
-                kind=_kind(gpus, milli := int(value(row, "gpu_milli", path))),
-                milli=_milli(gpus, milli),
-                cpu_milli=int(value(row, "cpu_milli", path)),
-                ram_bytes=int(value(row, "memory_mib", path)) * MIB,
-                models=frozenset(filter(None, (row.get("gpu_spec") or "").split("|"))),
-            ),
-        )
-        for _, row in read_rows(path, POD_COLUMNS)
-    ]
+    rows = read_rows(path, PODS)
+    refuse_again(rows, "name")
+    pods = [Pod(row.name("name"), demand_of(row)) for row in rows]
     return sorted(pods, key=lambda pod: pod.name)
+
+
+def demand_of(row: Row) -> Demand:
+    """What the pod of a line asks for."""
+    gpus = row.whole("num_gpu", most=MOST_GPUS)
+    milli = row.whole("gpu_milli", least=min(1, gpus), most=WHOLE_MILLI)
+    return Demand(
+        gpus=gpus,
+        kind=_kind(gpus, milli),
+        milli=_milli(gpus, milli),
+        cpu_milli=row.whole("cpu_milli"),
+        ram_bytes=row.whole("memory_mib") * MIB,
+        models=frozenset(filter(None, row.text("gpu_spec").split("|"))),
+    )
 
 
 def mix_of(pods: Sequence[Pod]) -> Mix:

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How many ran and how long they waited, in seconds; who never ran is in no mean."""
+    """How many ran and how long they waited, in seconds; who never ran is in no mean.
+
+    `wait_p95` is a wait that was there, by nearest rank: see `percentile_95`.
+    """
 
     ran: int
     never_ran: int
@@ -32,9 +35,15 @@ def outcome_of(fates: Sequence[Fate]) -> Outcome:
         never_ran=len(fates) - len(waits),
         evictions=sum(one.evictions for one in fates),
         wait_mean=sum(waits) / len(waits) if waits else 0.0,
-        wait_p95=waits[int(0.95 * (len(waits) - 1))] if waits else 0.0,
+        wait_p95=percentile_95(waits),
         completion_mean=sum(ends) / len(ends) if ends else 0.0,
     )
+
+
+def percentile_95(ordered: Sequence[float]) -> float:
+    """The least of these that 95% of them do not exceed (nearest rank): of up to 19, the last."""
+    rank = -(-95 * len(ordered) // 100)
+    return ordered[rank - 1] if ordered else 0.0
 
 
 def by_queue(fates: Sequence[Fate]) -> dict[str, Outcome]:

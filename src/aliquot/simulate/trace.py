@@ -1,118 +1,219 @@
 """Our own trace: CSV files which also know gangs, durations, queues, GPU memory and links.
 
-Nodes: `name,gpus` and, where they matter, `model,cpu_milli,memory_mib,gpu_memory_mib,rack,block,
-links,strength`. `links` is `nvswitch`, `nvlink-pairs` or `pcie` (the default: all equal).
+docs/placement.md, "Traces", has every column with its unit and its values, and files to start from.
 
-Gangs: `gang,submitted,seconds` and, where they matter, `members,gpus,milli,kind,gpu_memory_mib,
-cpu_milli,memory_mib,models,thrifty,queue,priority,ran`. A line is so many equal members; lines of
-the same gang are one gang. `kind` is whole, shared or sliced (the default: whole for 1000 milli,
-else sliced), `models` are separated by |, `ran` is how long it really takes, where that is not what
-was declared in `seconds`. Both must be more than 0; an empty `ran` is what was declared.
+Nodes must have `name,gpus`, gangs `gang,submitted,seconds`, queues `name`. A line of gangs is so
+many equal members; lines of the same gang are one gang: what they say of the gang itself must be
+the same, and may be left empty below its first line. `seconds` is what was declared, `ran` how long
+it really takes with its own members. `least` and `most`, in the first line of a gang whose members
+are equal, say between which numbers of members it can be resized (see `elastic`).
 
-Queues, where there are any: `name` and, where they matter, `weight,quota_gpus,quota_memory_mib,
-limit_gpus,limit_memory_mib`. GPUs may be parts of one, and are compute: 2.5 is two and a half GPUs'
-time. What is left empty beside its neighbour is not bounded; without a quota at all nothing is the
-queue's own, and without a limit it may borrow all that others leave.
+Quotas and limits of queues are GPUs' compute, where 2.5 is two and a half GPUs' time, and GPU
+memory. What is left empty beside its neighbour is not bounded; without a quota at all nothing is
+the queue's own, and without a limit it may borrow all that others leave.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aliquot.model.errors import BadValueError
+from aliquot.model.job import MAX_WORKERS, Sizes
 from aliquot.model.units import MIB
 from aliquot.placement.demand import WHOLE_MILLI, Demand, Gang, Kind
 from aliquot.placement.links import Reach
 from aliquot.placement.queues import Bound, Queue
 from aliquot.placement.snapshot import NodeSpec
-from aliquot.simulate.rows import read_rows, value
+from aliquot.simulate.rows import (
+    MOST,
+    MOST_GPUS,
+    MOST_SECONDS,
+    Columns,
+    read_rows,
+    refuse_again,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.placement.links import Links
+    from aliquot.simulate.rows import Row
 
+MOST_MEMBERS = 10_000
+MOST_MIB = 10**12  # of all GPUs
+SHAPES = ("nvswitch", "nvlink-pairs", "pcie")
+NODES = Columns(
+    "nodes",
+    ("name", "gpus"),
+    (
+        "model",
+        "cpu_milli",
+        "memory_mib",
+        "gpu_memory_mib",
+        "rack",
+        "block",
+        "links",
+        "strength",
+    ),
+)
+OF_THE_GANG = ("submitted", "seconds", "ran", "queue", "priority")
+GANGS = Columns(
+    "gangs",
+    ("gang", "submitted", "seconds"),
+    (
+        "members",
+        "gpus",
+        "milli",
+        "kind",
+        "gpu_memory_mib",
+        "cpu_milli",
+        "memory_mib",
+        "models",
+        "thrifty",
+        "queue",
+        "priority",
+        "ran",
+        "least",
+        "most",
+    ),
+)
+QUEUES = Columns(
+    "queues",
+    ("name",),
+    ("weight", "quota_gpus", "quota_memory_mib", "limit_gpus", "limit_memory_mib"),
+)
 KINDS = {"whole": Kind.WHOLE, "shared": Kind.SHARED, "sliced": Kind.SLICED}
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A gang of a trace, and how long it really runs."""
+    """A gang of a trace, and how long it really runs with the members that it asks for.
+
+    `sizes` are the numbers of members that it can run with; None: with its own alone.
+    """
 
     gang: Gang
     ran: float
+    sizes: Sizes | None = None
+
+    def __post_init__(self) -> None:
+        if self.sizes is not None and len(set(self.gang.members)) > 1:
+            raise BadValueError(
+                f"gang {self.gang.name!r} cannot be resized: its members differ",
+                "Make them equal, or leave out its least and most.",
+            )
 
 
 def read_nodes(path: Path) -> list[NodeSpec]:
     """The nodes of a trace."""
-    return [
-        NodeSpec(
-            name=row["name"],
-            gpus=int(value(row, "gpus", path)),
-            model=row.get("model") or "",
-            cpu_milli=int(value(row, "cpu_milli", path)),
-            ram_bytes=int(value(row, "memory_mib", path)) * MIB,
-            gpu_bytes=int(value(row, "gpu_memory_mib", path)) * MIB,
-            rack=row.get("rack") or "",
-            block=row.get("block") or "",
-            links=links(row.get("links") or "", int(value(row, "gpus", path))),
-            strength=value(row, "strength", path),
-        )
-        for _, row in read_rows(path, ("name", "gpus"))
-    ]
+    rows = read_rows(path, NODES)
+    refuse_again(rows, "name")
+    return [_node(row) for row in rows]
 
 
 def read_gangs(path: Path) -> list[Arrival]:
     """The gangs of a trace in the order in which they come."""
     gangs: dict[str, Arrival] = {}
-    for line, row in read_rows(path, ("gang", "submitted", "seconds")):
-        members = (_demand(row, path),) * int(_above_zero(row, "members", path, line, 1))
-        name, seconds = row["gang"], _above_zero(row, "seconds", path, line)
-        ran = _above_zero(row, "ran", path, line, seconds)
-        if name in gangs:
-            known = gangs[name]
-            more = replace(known.gang, members=known.gang.members + members)
-            gangs[name] = replace(known, gang=more)
+    first: dict[str, Row] = {}
+    for row in read_rows(path, GANGS):
+        name = row.name("gang")
+        members = (_demand(row),) * row.whole("members", 1, least=1, most=MOST_MEMBERS)
+        if name not in gangs:
+            first[name], gangs[name] = row, _arrival(row, members)
             continue
-        gang = Gang(
-            name=name,
-            members=members,
-            seconds=seconds,
-            queue=row.get("queue") or "",
-            priority=int(value(row, "priority", path)),
-            submitted=value(row, "submitted", path),
-        )
-        gangs[name] = Arrival(gang, ran)
+        _check_same(row, first[name])
+        known = gangs[name]
+        if known.sizes is not None and members[0] != known.gang.members[0]:
+            column = "least" if first[name].text("least") else "most"
+            why = f": the gang's members differ, see line {row.line}, and it cannot be resized"
+            raise first[name].wrong(column, "equal members, or nothing there", why=why)
+        both = replace(known.gang, members=known.gang.members + members)
+        gangs[name] = replace(known, gang=both)
     return sorted(gangs.values(), key=lambda one: (one.gang.submitted, one.gang.name))
 
 
 def read_queues(path: Path) -> dict[str, Queue]:
     """The queues of a trace, by their names."""
-    queues: dict[str, Queue] = {}
-    for line, row in read_rows(path, ("name",)):
-        name = row["name"]
-        if name in queues:
-            raise BadValueError(f"{path}, line {line}: queue {name!r} is there already")
-        quota, limit = (_bound(row, of, path, line) for of in ("quota", "limit"))
-        queues[name] = Queue(
-            name,
-            weight=_above_zero(row, "weight", path, line, 1),
-            quota=Bound(0, 0) if quota == Bound() else quota,
-            limit=limit,
-        )
-    return queues
+    rows = read_rows(path, QUEUES)
+    refuse_again(rows, "name")
+    return {row.name("name"): _queue(row) for row in rows}
 
 
-def _bound(row: dict[str, str], of: str, path: Path, line: int) -> Bound:
+def _node(row: Row) -> NodeSpec:
+    gpus = row.whole("gpus", most=MOST_GPUS)
+    return NodeSpec(
+        name=row.name("name"),
+        gpus=gpus,
+        model=row.text("model"),
+        cpu_milli=row.whole("cpu_milli", 0),
+        ram_bytes=row.whole("memory_mib", 0) * MIB,
+        gpu_bytes=row.whole("gpu_memory_mib", 0) * MIB,
+        rack=row.text("rack"),
+        block=row.text("block"),
+        links=links(row.word("links", SHAPES), gpus),
+        strength=row.number("strength", 0, least=-MOST),
+    )
+
+
+def _arrival(row: Row, members: tuple[Demand, ...]) -> Arrival:
+    seconds = row.above_zero("seconds")
+    gang = Gang(
+        name=row.name("gang"),
+        members=members,
+        seconds=seconds,
+        queue=row.text("queue"),
+        priority=row.whole("priority", 0, least=-MOST),
+        submitted=row.number("submitted", most=MOST_SECONDS),
+    )
+    ran = row.above_zero("ran", seconds)
+    return Arrival(gang, ran, _sizes(row, len(members)))
+
+
+def _check_same(row: Row, first: Row) -> None:
+    """Refuse a line of a gang that says something else of it than its first line."""
+    for column in OF_THE_GANG:
+        said, before = row.text(column), first.text(column)
+        if said and not _is_same(said, before):
+            there = repr(before) if before else "empty"
+            why = f": gang {first.text('gang')!r} is in line {first.line} already, with {there}"
+            raise row.wrong(column, "the same, leave it empty, or name another gang", why=why)
+    for column in ("least", "most"):
+        if row.text(column):
+            why = f": gang {first.text('gang')!r} is in line {first.line} already"
+            raise row.wrong(column, "it in the gang's first line, and leave it empty here", why=why)
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return one == other or float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def _queue(row: Row) -> Queue:
+    quota, limit = (_bound(row, of) for of in ("quota", "limit"))
+    pairs = {"gpus": (quota.milli, limit.milli), "memory_mib": (quota.bytes, limit.bytes)}
+    for unit, (own, most) in pairs.items():
+        if own is not None and most is not None and own > most:
+            raise row.wrong(
+                f"quota_{unit}",
+                f"{row.text(f'limit_{unit}')} or less, or a higher limit",
+                why=f": limit_{unit} is {row.text(f'limit_{unit}')}",
+            )
+    return Queue(
+        row.name("name"),
+        weight=row.above_zero("weight", 1, most=MOST),
+        quota=Bound(0, 0) if quota == Bound() else quota,
+        limit=limit,
+    )
+
+
+def _bound(row: Row, of: str) -> Bound:
     gpus, memory = f"{of}_gpus", f"{of}_memory_mib"
-    for column in (gpus, memory):
-        if value(row, column, path) < 0:
-            raise BadValueError(f"{path}, line {line}: {column} cannot be {row[column]}")
     return Bound(
-        round(value(row, gpus, path) * WHOLE_MILLI) if row.get(gpus) else None,
-        int(value(row, memory, path)) * MIB if row.get(memory) else None,
+        round(row.number(gpus) * WHOLE_MILLI) if row.text(gpus) else None,
+        row.whole(memory, most=MOST_MIB) * MIB if row.text(memory) else None,
     )
 
 
@@ -132,30 +233,41 @@ def _table(gpus: int, rank: object) -> Links:
     return tuple(tuple(0 if a == b else rank(a, b) for b in range(gpus)) for a in range(gpus))  # type: ignore[operator]
 
 
-def _demand(row: dict[str, str], path: Path) -> Demand:
-    gpus = int(value(row, "gpus", path, 1))
-    milli = int(value(row, "milli", path, WHOLE_MILLI)) if gpus else 0
-    word = row.get("kind") or ("whole" if milli == WHOLE_MILLI else "sliced")
-    if word not in KINDS:
-        raise BadValueError(f"{path}: {word!r} is no kind", f"Write {', '.join(KINDS)}.")
+def _demand(row: Row) -> Demand:
+    gpus = row.whole("gpus", 1, most=MOST_GPUS)
+    if not gpus:
+        for column in ("milli", "kind", "gpu_memory_mib", "models"):
+            if row.text(column):
+                raise row.wrong(column, "nothing there, or gpus above 0", why=" where gpus is 0")
+    milli = row.whole("milli", WHOLE_MILLI, least=1, most=WHOLE_MILLI) if gpus else 0
+    word = row.word("kind", tuple(KINDS)) or ("whole" if milli == WHOLE_MILLI else "sliced")
+    if gpus and word == "whole" and milli != WHOLE_MILLI:
+        raise row.wrong(
+            "milli", "1000, leave it empty, or write kind sliced", why=" for kind whole"
+        )
     return Demand(
         gpus=gpus,
         kind=KINDS[word] if gpus else Kind.FREE,
         milli=milli,
-        gpu_bytes=int(value(row, "gpu_memory_mib", path)) * MIB,
-        cpu_milli=int(value(row, "cpu_milli", path)),
-        ram_bytes=int(value(row, "memory_mib", path)) * MIB,
-        models=frozenset(filter(None, (row.get("models") or "").split("|"))),
-        thrifty=bool(value(row, "thrifty", path)),
+        gpu_bytes=row.whole("gpu_memory_mib", 0) * MIB,
+        cpu_milli=row.whole("cpu_milli", 0),
+        ram_bytes=row.whole("memory_mib", 0) * MIB,
+        models=frozenset(filter(None, map(str.strip, row.text("models").split("|")))),
+        thrifty=row.word("thrifty", ("0", "1")) == "1",
     )
 
 
-def _above_zero(
-    row: dict[str, str], column: str, path: Path, line: int, default: float = 0.0
-) -> float:
-    found = value(row, column, path, default)
-    if not (found > 0 and math.isfinite(found)):
-        raise BadValueError(
-            f"{path}, line {line}: {column} must be a number above 0, not {row.get(column)!r}"
+def _sizes(row: Row, members: int) -> Sizes | None:
+    if not (row.text("least") or row.text("most")):
+        return None
+    least = row.whole("least", members, least=1, most=MAX_WORKERS)
+    most = row.whole("most", members, least=1, most=MAX_WORKERS)
+    if least > most:
+        column = "least" if row.text("least") else "most"
+        raise row.wrong(
+            column,
+            "a least that is not above most; what is left empty is the number of its members"
+            f" ({members})",
+            why=f": a gang cannot be resized between {least} and {most} members",
         )
-    return found
+    return Sizes(tuple(range(least, most + 1)))

@@ -1,0 +1,336 @@
+"""A trace over time in which jobs are resized: `placement.elastic` decides, as for the pool.
+
+What is assumed, and is an option where it is a number:
+
+* With n workers a job is n ** `efficiency` as fast as with one, wherever they are. What it has to
+  do is what it does in the time that the trace says, with the workers that it asked for. The
+  decision knows the speeds at sizes that the job has had, as if workers had reported them, and no
+  others; it does not know how long jobs run.
+* A resize is told `notice_seconds` ahead; the job works on until then. Then its workers stop: what
+  was done since the last checkpoint is done again (one every `checkpoint_seconds` of work; 0: it
+  saves when it is told, and loses nothing). GPUs that it gives back are free from then on. For
+  `restart_seconds` it holds the others without working, and those that it grows into from the
+  moment of the decision. The first start costs nothing: it is in the trace's time, in every way to
+  run it.
+* The decision is made whenever anything happens, and when the time has come for what it waits for:
+  the same as if it was made all the time.
+
+So a job is resized at most 3600 / (`resize_seconds` + `notice_seconds`) times in an hour.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from aliquot.model.errors import BadValueError
+from aliquot.model.job import Sizes
+from aliquot.placement.books import Books
+from aliquot.placement.demand import WHOLE_MILLI, Demand, Gang
+from aliquot.placement.elastic import EFFICIENCY, Elastic, Rules, decide
+from aliquot.placement.fit import all_rows
+from aliquot.placement.gangs import plan_gang
+from aliquot.placement.outlook import outlook
+from aliquot.placement.snapshot import empty
+from aliquot.placement.strategies import Fragmentation, strategy
+from aliquot.simulate.engine import NEVER, Fate, Run, Sample, with_reasons
+from aliquot.simulate.room import ClusterRoom
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from aliquot.placement.demand import Placement
+    from aliquot.placement.elastic import Decision
+    from aliquot.placement.queues import Queue
+    from aliquot.placement.snapshot import NodeSpec
+    from aliquot.simulate.trace import Arrival
+
+A_MOMENT = 1e-3  # after a time has come, so that no rounding says that it has not
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a resize costs, and what a worker more brings."""
+
+    notice_seconds: float = 30.0
+    restart_seconds: float = 60.0
+    checkpoint_seconds: float = 600.0
+    efficiency: float = EFFICIENCY
+
+    def __post_init__(self) -> None:
+        times = (self.notice_seconds, self.restart_seconds, self.checkpoint_seconds)
+        if not all(math.isfinite(one) and one >= 0 for one in times):
+            raise BadValueError(
+                "notice, restart and checkpoint are times of 0 seconds or more",
+                "A job that saves when it is told has a checkpoint of 0.",
+            )
+        if not 0 < self.efficiency <= 1:
+            raise BadValueError(
+                f"an efficiency cannot be {self.efficiency:g}",
+                "n workers are n ** efficiency as fast as one: write for example 0.9, at most 1.",
+            )
+
+    def speed(self, size: int) -> float:
+        """How fast so many workers are, against one."""
+        return float(size**self.efficiency)
+
+    def saved(self, worked: float) -> float:
+        """How much of the time that it worked is not lost when it is stopped."""
+        if not self.checkpoint_seconds:
+            return worked
+        return self.checkpoint_seconds * (worked // self.checkpoint_seconds)
+
+
+@dataclass
+class _Job:
+    """A job on its way: `size` is what it has or is about to have, `workers` what it works with.
+
+    `left` is what it has to do since `began`, in seconds of one worker; it does not work where
+    `began` is None. `turn` counts its sets of workers.
+    """
+
+    gang: Gang
+    sizes: Sizes
+    left: float
+    size: int = 0
+    workers: int = 0
+    began: float | None = None
+    resized_at: float = -math.inf
+    is_told: bool = False
+    turn: int = 0
+    placements: list[Placement] = field(default_factory=list)
+    speeds: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def member(self) -> Demand:
+        return self.gang.members[0]
+
+    @property
+    def idle_workers(self) -> int:
+        """Places that are held and not worked on."""
+        return len(self.placements) - (self.workers if self.began is not None else 0)
+
+    def seen(self) -> Elastic:
+        """The job as the decision sees it."""
+        return Elastic(
+            name=self.gang.name,
+            sizes=self.sizes,
+            member=self.member,
+            queue=self.gang.queue,
+            priority=self.gang.priority,
+            submitted=self.gang.submitted,
+            size=self.size,
+            resized_at=self.resized_at,
+            settled=self.began is not None and not self.is_told,
+            speeds=self.speeds,
+        )
+
+
+class _World:
+    def __init__(  # noqa: PLR0913, PLR0917 - all that does not change
+        self,
+        nodes: Sequence[NodeSpec],
+        arrivals: Sequence[Arrival],
+        by: str,
+        seed: int,
+        rules: Rules,
+        costs: Costs,
+    ) -> None:
+        start = empty(nodes)
+        mix: Counter[Demand] = Counter()
+        for one in arrivals:
+            mix.update(one.gang.members)
+        likely = {demand: float(n) for demand, n in mix.items()}
+        self.books, self.nothing_runs = Books(start), Books(start)
+        self.by = strategy(by, start.hardware, likely)
+        self.measure = Fragmentation(outlook(likely, start.hardware))
+        self.seed, self.rules, self.costs = seed, rules, costs
+        self.total_milli = start.hardware.total_milli
+        self.jobs: dict[str, _Job] = {}
+        self.fates = {one.gang.name: Fate(one.gang) for one in arrivals}
+        self.could: dict[str, tuple[float, int]] = {}
+        self.events: list[tuple[float, str, int, str]] = []
+
+    # --- what happens ---
+
+    def come(self, arrival: Arrival) -> None:
+        gang = arrival.gang
+        if len(set(gang.members)) > 1:
+            raise BadValueError(
+                f"gang {gang.name!r} has members that differ: the elastic way knows equal ones",
+                "Make them equal, or leave out the way 'elastic'.",
+            )
+        sizes = arrival.sizes or Sizes((len(gang.members),))
+        smallest = replace(gang, members=gang.members[:1] * sizes.least)
+        if plan_gang(self.nothing_runs, smallest, self.by, seed=self.seed) is None:
+            self._note(gang.name, reason=NEVER)
+            return
+        work = arrival.ran * self.costs.speed(len(gang.members))
+        self.jobs[gang.name] = _Job(gang, sizes, work)
+
+    def happen(self, now: float) -> None:
+        """All that is due."""
+        while self.events and self.events[0][0] <= now:
+            at, name, turn, what = heapq.heappop(self.events)
+            job = self.jobs.get(name)
+            if job is None or job.turn != turn:  # it has ended, or its workers are others
+                continue
+            if what == "end":
+                self._give(job, 0)
+                del self.jobs[name]
+                self._note(name, end=at)
+            elif what == "stop":
+                self._stop(job, at)
+            else:
+                self._work(job, at)
+
+    def _stop(self, job: _Job, now: float) -> None:
+        """The workers end, and those of the new size begin."""
+        worked = 0.0 if job.began is None else now - job.began
+        saved = self.costs.saved(worked)
+        job.left -= saved * self.costs.speed(job.workers)
+        fate = self.fates[job.gang.name]
+        again = (worked - saved) * job.workers
+        idle = self.costs.restart_seconds * job.size
+        idle += self.costs.notice_seconds * max(0, job.size - job.workers)
+        gpus = job.member.total_milli / WHOLE_MILLI
+        lost = fate.lost + (again + idle) * gpus
+        self._note(job.gang.name, resizes=fate.resizes + 1, lost=lost)
+        self._give(job, job.size)
+        job.workers, job.began, job.is_told = job.size, None, False
+        job.resized_at = now
+        job.turn += 1
+        self._later(job, now + self.costs.restart_seconds, "work")
+
+    def _work(self, job: _Job, now: float) -> None:
+        job.began = now
+        speed = job.speeds[job.workers] = self.costs.speed(job.workers)
+        self._later(job, now + job.left / speed, "end")
+
+    def _later(self, job: _Job, at: float, what: str) -> None:
+        heapq.heappush(self.events, (at, job.gang.name, job.turn, what))
+
+    # --- what is decided ---
+
+    def decide(self, now: float, queues: Mapping[str, Queue]) -> None:
+        jobs = self.jobs
+        room = ClusterRoom(
+            self.books,
+            {name: job.placements for name, job in jobs.items()},
+            {name: job.member for name, job in jobs.items()},
+            self.by,
+            self.seed,
+        )
+        seen = [job.seen() for job in jobs.values()]
+        hardware = self.books.hardware
+        decision = decide(seen, room, queues, hardware, now, self.rules, self.could)
+        self.could = decision.could
+        self._carry_out(decision, now)
+        for name, reason in decision.waits.items():
+            self._note(name, reason=reason)
+
+    def _carry_out(self, decision: Decision, now: float) -> None:
+        for name, (size, why) in decision.resizes.items():
+            job = self.jobs[name]
+            if size > job.size and not self._take(job, size):
+                continue
+            self._tell(name, now, f"{job.size} to {size} workers: {why}")
+            job.size, job.is_told = size, True
+            self._later(job, now + self.costs.notice_seconds, "stop")
+        for name, size in decision.starts.items():
+            job = self.jobs[name]
+            if not self._take(job, size):
+                self._note(name, reason="its GPUs are being given back by others")
+                continue
+            job.size = job.workers = size
+            job.resized_at = now
+            self._note(name, start=now, reason="")
+            self._work(job, now)
+
+    def _take(self, job: _Job, size: int) -> bool:
+        """Places for so many workers in all, where there are any now."""
+        new = replace(job.gang, members=(job.member,) * (size - len(job.placements)))
+        found = plan_gang(self.books, new, self.by, seed=self.seed)
+        for placement in found or ():
+            self.books.take(placement, job.member)
+        job.placements.extend(found or ())
+        return found is not None
+
+    def _give(self, job: _Job, size: int) -> None:
+        for placement in job.placements[size:]:
+            self.books.give(placement, job.member)
+        del job.placements[size:]
+
+    def next_look(self, now: float) -> float:
+        """When the decision may be another one though nothing happened."""
+        return min((at for at in self._looks() if at > now), default=math.inf)
+
+    def _looks(self) -> Iterator[float]:
+        for job in self.jobs.values():
+            if not job.size:
+                yield job.gang.submitted + self.rules.patience_seconds + A_MOMENT
+            elif job.sizes.elastic:
+                yield job.resized_at + self.rules.resize_seconds + A_MOMENT
+        for since, _ in self.could.values():
+            yield since + self.rules.settle_seconds + A_MOMENT
+
+    # --- what is written down ---
+
+    def _tell(self, name: str, now: float, what: str) -> None:
+        self._note(name, told=(*self.fates[name].told, (now, what)))
+
+    def _note(self, name: str, **new: object) -> None:
+        self.fates[name] = replace(self.fates[name], **new)  # type: ignore[arg-type]
+
+    def sample(self, now: float) -> Sample:
+        left = int(self.books.milli_left[self.books.hardware.present].sum())
+        total = max(1, self.total_milli)
+        idle = sum(job.idle_workers * job.member.total_milli for job in self.jobs.values())
+        waiting = sum(not job.size for job in self.jobs.values())
+        lost = self.measure.lost(all_rows(self.books))
+        return Sample(now, (self.total_milli - left) / total, idle / total, lost, waiting)
+
+
+def simulate_elastic(  # noqa: PLR0913 - one for each option of the command
+    nodes: Sequence[NodeSpec],
+    arrivals: Sequence[Arrival],
+    *,
+    by: str = "fragmentation",
+    seed: int = 42,
+    queues: Mapping[str, Queue] | None = None,
+    rules: Rules | None = None,
+    costs: Costs | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Run:
+    """Run a trace to its end, with jobs as large as there is room for."""
+    begun = time.perf_counter()
+    world = _World(nodes, arrivals, by, seed, rules or Rules(), costs or Costs())
+    coming = sorted(arrivals, key=lambda one: (one.gang.submitted, one.gang.name), reverse=True)
+    samples: list[Sample] = []
+    now = -math.inf
+    while coming or world.events:
+        now = min(
+            *(one.gang.submitted for one in coming[-1:]),
+            *(at for at, *_ in world.events[:1]),
+            world.next_look(now),
+            math.inf,
+        )
+        world.happen(now)
+        while coming and coming[-1].gang.submitted <= now:
+            world.come(coming.pop())
+        world.decide(now, queues or {})
+        samples.append(world.sample(now))
+        if progress is not None:
+            progress(1 - len(coming) / max(1, len(arrivals)))
+    return Run(
+        strategy=by,
+        seed=seed,
+        capacity_milli=world.total_milli,
+        seconds=time.perf_counter() - begun,
+        samples=tuple(samples),
+        fates=with_reasons(world.fates.values(), world.nothing_runs),
+    )
