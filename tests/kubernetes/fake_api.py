@@ -51,6 +51,7 @@ class Faults:
     garbage: bool = False  # the next line is none
     repeat: int = 0  # how many of the last lines are sent again after the next one
     refuse: Callable[[str, str], int | None] = field(default=lambda _method, _path: None)
+    budgets: dict[str, str] = field(default_factory=dict)  # of pods that may not be evicted
 
 
 class FakeApi:
@@ -223,6 +224,8 @@ class FakeApi:
     def _post(self, where: _Where, body: Json) -> Response:
         if where.sub == "binding":
             return self._bind(where, body)
+        if where.sub == "eviction":
+            return self._evict(where, body)
         key = (where.plural, where.namespace, body["metadata"]["name"])
         if key in self.objects:
             return _status(409, "AlreadyExists", f"{key[2]} exists")
@@ -243,6 +246,22 @@ class FakeApi:
         )
         self.put(where.plural, pod)
         return _status(201, "", "bound")
+
+    def _evict(self, where: _Where, body: Json) -> Response:
+        """The pod ends at once; a real one has its grace period first."""
+        pod = self.objects.get(where.key)
+        if pod is None:
+            return _missing(where)
+        meant = body.get("deleteOptions", {}).get("preconditions", {}).get("uid")
+        if meant not in {None, pod["metadata"]["uid"]}:
+            return _status(409, "Conflict", "the UID in the precondition does not match")
+        budget = self.faults.budgets.get(where.name)
+        if budget is not None:
+            text = f"The disruption budget {budget} needs 1 healthy pods and has 1 currently"
+            cause = {"reason": "DisruptionBudget", "message": text}
+            return _status(429, "TooManyRequests", "Cannot evict pod", causes=[cause])
+        self.delete(where.plural, where.name, where.namespace)
+        return _status(201, "", "evicted")
 
     def _put(self, where: _Where, body: Json) -> Response:
         one = self.objects.get(where.key)
@@ -324,9 +343,9 @@ def _merged(one: Json, patch: Json) -> Json:
     return result
 
 
-def _status(code: int, reason: str, message: str) -> Response:
+def _status(code: int, reason: str, message: str, **details: Any) -> Response:
     body = {"kind": "Status", "code": code, "reason": reason, "message": message}
-    return JSONResponse(body, code)
+    return JSONResponse({**body, "details": details}, code)
 
 
 def _missing(where: _Where) -> Response:

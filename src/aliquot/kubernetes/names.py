@@ -13,7 +13,14 @@ MEMORY = f"{GROUP}/memory"
 GPUS = f"{GROUP}/gpus"
 MODELS = f"{GROUP}/models"
 PLAN = f"{GROUP}/plan"
+# Of gangs: labels or annotations on pods; the gate is one of a pod's schedulingGates.
+GANG = f"{GROUP}/gang"
+GANG_SIZE = f"{GROUP}/gang-size"
+DURATION = f"{GROUP}/duration"
+GATE = GANG
 ROOM = f"{GROUP}/room"  # when there was room again for a pod that waits: wakes kube-scheduler
+
+QUEUE = f"{GROUP}/queue"  # a label, on pods and namespaces
 
 # 256 MiB, the unit in which the kubelet counts GPU memory; a GPU's compute is 100 units.
 MEMORY_UNIT = 256 << 20

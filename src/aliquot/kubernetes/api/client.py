@@ -18,7 +18,15 @@ from lightkube.config.kubeconfig import KubeConfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 
-from aliquot.kubernetes.api.objects import BINDINGS, ApiObject, Binding, Resource
+from aliquot.kubernetes.api.objects import (
+    BINDINGS,
+    EVICTIONS,
+    PODS,
+    ApiObject,
+    Binding,
+    Eviction,
+    Resource,
+)
 from aliquot.model.errors import AliquotError
 
 if TYPE_CHECKING:
@@ -34,13 +42,29 @@ APPLY = "application/apply-patch+yaml"
 JSON = "application/json"
 
 
+class Cause(msgspec.Struct, frozen=True):
+    """One of the causes of a refusal."""
+
+    reason: str = ""
+    message: str = ""
+
+
 class ApiError(AliquotError):
     """The API server refused a request, failed, or was not reached (status 0)."""
 
-    def __init__(self, status: int, reason: str, message: str, way_out: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        way_out: str | None = None,
+        *,
+        causes: tuple[Cause, ...] = (),
+    ) -> None:
         super().__init__(message, way_out)
         self.status = status
         self.reason = reason
+        self.causes = causes
 
     @property
     def not_found(self) -> bool:
@@ -64,9 +88,14 @@ class ApiError(AliquotError):
 
 
 class _Details(msgspec.Struct):
+    causes: tuple[Cause, ...] = ()
+
+
+class _Status(msgspec.Struct):
     code: int | None = None
     reason: str = ""
     message: str = ""
+    details: _Details | None = None
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -133,6 +162,12 @@ class Client:
         meta = binding.metadata
         path = BINDINGS.path(meta.namespace, meta.name, "binding")
         await self._request("POST", path, _encode(BINDINGS, binding))
+
+    async def evict(self, eviction: Eviction) -> None:
+        """Ask a pod to end; `evict.evict` tells the ways in which that can fail apart."""
+        meta = eviction.metadata
+        path = PODS.path(meta.namespace, meta.name, "eviction")
+        await self._request("POST", path, _encode(EVICTIONS, eviction))
 
     async def replace(self, of: Resource[T], one: T) -> T:
         """Write all of an object; a conflict where it has changed since it was read."""
@@ -257,11 +292,16 @@ async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
 
 def _refused(method: str, path: str, status: int, body: bytes) -> ApiError:
     try:
-        said = msgspec.json.decode(body, type=_Details)
+        said = msgspec.json.decode(body, type=_Status)
     except msgspec.DecodeError:
-        said = _Details(message=body[:200].decode(errors="replace"))
+        said = _Status(message=body[:200].decode(errors="replace"))
     text = said.message or "no reason given"
-    return ApiError(status, said.reason or str(status), f"{method} {path}: {status}: {text}")
+    return ApiError(
+        status,
+        said.reason or str(status),
+        f"{method} {path}: {status}: {text}",
+        causes=said.details.causes if said.details else (),
+    )
 
 
 def _unreached(method: str, path: str, error: Exception) -> ApiError:

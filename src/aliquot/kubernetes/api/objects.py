@@ -12,8 +12,19 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from aliquot.kubernetes import gpunode
+from aliquot.kubernetes.queues import spec as queue
 
 Quantity = str | int
+
+
+class Owner(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """An object that another belongs to; one of them may be its `controller`."""
+
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool = False
 
 
 class Meta(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -26,6 +37,7 @@ class Meta(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     generate_name: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    owner_references: tuple[Owner, ...] = ()
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
 
@@ -45,18 +57,83 @@ class Container(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     restart_policy: str | None = None
 
 
+class Gate(msgspec.Struct, frozen=True, rename="camel"):
+    """Keeps a pod from kube-scheduler until it is taken away."""
+
+    name: str
+
+
+class Taint(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Keeps pods from a node that do not tolerate it."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class Toleration(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Lets a pod go where a taint would keep it away; no key is every key."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+class Expression(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What a label, or a field, of a node must be."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+
+class NodeTerm(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Expressions that must all hold."""
+
+    match_expressions: tuple[Expression, ...] = ()
+    match_fields: tuple[Expression, ...] = ()
+
+
+class NodeTerms(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Terms of which one must hold."""
+
+    node_selector_terms: tuple[NodeTerm, ...] = ()
+
+
+class NodeAffinity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which nodes a pod must go to."""
+
+    required: NodeTerms | None = msgspec.field(
+        name="requiredDuringSchedulingIgnoredDuringExecution", default=None
+    )
+
+
+class Affinity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Where a pod wants to be."""
+
+    node_affinity: NodeAffinity | None = None
+
+
 class PodSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Where a pod runs and of what it consists."""
+    """Where a pod runs, may run and must not yet run, and of what it consists."""
 
     node_name: str = ""
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
+    scheduling_gates: tuple[Gate, ...] = ()
+    node_selector: dict[str, str] = {}
+    affinity: Affinity | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    priority: int | None = None
+    active_deadline_seconds: int | None = None
 
 
 class PodStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """How far a pod is."""
 
     phase: str = ""
+    start_time: str | None = None
 
 
 class Pod(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -84,10 +161,18 @@ class NodeStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     allocatable: dict[str, Quantity] = {}
 
 
+class NodeSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Who may go to a node."""
+
+    taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
+
+
 class Node(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A node."""
 
     metadata: Meta = Meta()
+    spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
 
@@ -163,6 +248,40 @@ class GpuNode(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     status: gpunode.GpuNodeStatus = gpunode.GpuNodeStatus()
 
 
+class Namespace(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A namespace."""
+
+    metadata: Meta = Meta()
+
+
+class Queue(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A queue, as people want it, and what it has."""
+
+    metadata: Meta = Meta()
+    spec: queue.QueueSpec = queue.QueueSpec()
+    status: queue.QueueStatus = queue.QueueStatus()
+
+
+class Preconditions(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Which object is meant, of all that had the name."""
+
+    uid: str = ""
+
+
+class DeleteOptions(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """How an object is to go; without seconds, with as many as it has itself."""
+
+    grace_period_seconds: int | None = None
+    preconditions: Preconditions = Preconditions()
+
+
+class Eviction(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Asks a pod to go, if its disruption budgets allow it."""
+
+    metadata: Meta
+    delete_options: DeleteOptions = DeleteOptions()
+
+
 class ApiObject(Protocol):
     """Every object of the API server has these."""
 
@@ -210,4 +329,7 @@ NODES = Resource(Node, "v1", "Node", "nodes", namespaced=False)
 BINDINGS = Resource(Binding, "v1", "Binding", "pods")
 EVENTS = Resource(Event, "v1", "Event", "events")
 LEASES = Resource(Lease, "coordination.k8s.io/v1", "Lease", "leases")
+NAMESPACES = Resource(Namespace, "v1", "Namespace", "namespaces", namespaced=False)
+EVICTIONS = Resource(Eviction, "policy/v1", "Eviction", "pods")
+QUEUES = Resource(Queue, queue.API_VERSION, "Queue", queue.PLURAL, namespaced=False)
 GPU_NODES = Resource(GpuNode, gpunode.API_VERSION, "GPUNode", gpunode.PLURAL, namespaced=False)

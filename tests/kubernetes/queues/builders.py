@@ -1,0 +1,51 @@
+"""Builders of queues for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aliquot.kubernetes.api.objects import Meta, Namespace, Pod, Queue
+from aliquot.kubernetes.names import QUEUE
+from aliquot.kubernetes.queues.known import Queues
+from aliquot.kubernetes.queues.spec import Amounts, QueueSpec
+
+GIB = 1 << 30
+CARD = 80 * GIB
+
+
+def amounts(given: int | dict[str, Any] | None) -> Amounts | None:
+    """Amounts from a number of GPUs, or from their fields."""
+    if given is None:
+        return None
+    return Amounts(**given) if isinstance(given, dict) else Amounts(gpus=given)
+
+
+def make_queue(
+    name: str,
+    parent: str = "",
+    *,
+    quota: Any = None,
+    limit: Any = None,
+    made: str = "",
+    **more: Any,
+) -> Queue:
+    """A queue: make_queue("a", quota=4, limit={"memory": "80Gi"}, weight=2)."""
+    spec = QueueSpec(parent=parent, quota=amounts(quota), limit=amounts(limit), **more)
+    return Queue(Meta(name=name, uid=f"uid-{name}", creation_timestamp=made or None), spec)
+
+
+def know(*queues: Queue, largest_gpu: int = CARD) -> Queues:
+    """All of them, as if they were told in this order."""
+    known = Queues()
+    known.set_largest_gpu(largest_gpu)
+    for one in queues:
+        known.set_queue(one.metadata.name, one)
+    return known
+
+
+def make_namespace(name: str, queue: str = "") -> Namespace:
+    return Namespace(Meta(name=name, labels={QUEUE: queue} if queue else {}))
+
+
+def pod_in(namespace: str, queue: str = "") -> Pod:
+    return Pod(Meta(name="p", namespace=namespace, labels={QUEUE: queue} if queue else {}))

@@ -1,0 +1,281 @@
+"""Which queue a pod is in, what is wrong with a queue, and what the brain is told of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aliquot.kubernetes.api.objects import Queue
+from aliquot.kubernetes.queues.known import Queues
+from aliquot.kubernetes.queues.spec import LEVELS
+from aliquot.placement.queues import Bound, Tree
+from kubernetes.queues.builders import CARD, GIB, know, make_namespace, make_queue, pod_in
+
+NAMES = ("a", "b", "c", "d", "e", "default")
+QUICK = settings(max_examples=80, deadline=None)
+
+
+# --- which queue ----------------------------------------------------------------------------------
+
+
+def test_the_pods_label_comes_first_then_its_namespaces_then_a_queue_that_names_it() -> None:
+    known = know(make_queue("by-name", namespaces=("ns",)), make_queue("by-label"))
+    assert known.queue_of(pod_in("elsewhere")) == "default"
+    assert known.queue_of(pod_in("ns")) == "by-name"
+    known.set_namespace("ns", make_namespace("ns", "by-label"))
+    assert known.queue_of(pod_in("ns")) == "by-label"
+    assert known.queue_of(pod_in("ns", "own")) == "own"
+    known.set_namespace("ns", make_namespace("ns"))
+    assert known.queue_of(pod_in("ns")) == "by-name"
+    known.set_queue("by-name", None)
+    assert known.queue_of(pod_in("ns")) == "default"
+
+
+@pytest.mark.parametrize("told", [("old", "new"), ("new", "old")])
+def test_of_two_queues_that_claim_a_namespace_the_older_has_it_and_both_are_told(
+    told: tuple[str, str],
+) -> None:
+    every = {
+        "new": make_queue("new", namespaces=("ns",), made="2026-11-15T12:00:00Z"),
+        "old": make_queue("old", namespaces=("ns",), made="2026-11-01T12:00:00Z"),
+    }
+    known = know(*(every[name] for name in told))
+    assert known.queue_of(pod_in("ns")) == "old"
+    assert known.problem_of("old") == known.problem_of("new") == ""
+    assert known.doubts_of("new") == ("it names the namespace 'ns', which is 'old''s already",)
+    assert known.doubts_of("old") == ("'new' names the namespace 'ns', which is 'old''s already",)
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+
+def test_a_queue_that_does_not_exist_is_told_with_those_that_do() -> None:
+    known = know(*(make_queue(name) for name in "abc"))
+    assert known.problem_of("a") == known.problem_of("default") == ""
+    assert known.problem_of("x") == (
+        "queue 'x' does not exist. Create it, or change the label aliquot.io/queue of the pod or of"
+        " its namespace; there are: a, b, c, default"
+    )
+    many = know(*(make_queue(f"q{number}") for number in range(9)))
+    assert many.problem_of("x").endswith("default, q0, q1, q2, q3, q4, q5, q6, …")
+
+
+def test_a_parent_that_does_not_exist_stops_all_below_it() -> None:
+    known = know(make_queue("a", "nobody"), make_queue("b", "a"), make_queue("c"))
+    way_out = "Create queue 'nobody', or change spec.parent of 'a'."
+    assert known.problem_of("a") == (
+        f"queue 'a' has the parent 'nobody', which does not exist. {way_out}"
+    )
+    assert known.problem_of("b") == (
+        f"queue 'b' is below 'a', which has the parent 'nobody', which does not exist. {way_out}"
+    )
+    assert known.problem_of("c") == ""
+    known.set_queue("nobody", make_queue("nobody"))
+    assert known.problem_of("a") == known.problem_of("b") == ""
+
+
+def test_the_default_queue_can_be_above_others_without_being_written() -> None:
+    known = know(make_queue("a", "default", quota=2))
+    assert known.problem_of("a") == ""
+    assert known.queues()["default"].quota == Bound(2000, 2 * CARD)
+
+
+def test_a_circle_stops_those_in_it_and_all_below_and_names_the_way() -> None:
+    known = know(
+        make_queue("a", "b"), make_queue("b", "c"), make_queue("c", "a"), make_queue("d", "b")
+    )
+    assert known.problem_of("b") == (
+        "queue 'b' is below itself: b below c below a below b. Change spec.parent of one of them."
+    )
+    assert known.problem_of("d").startswith(
+        "queue 'd' is below 'b', which is below itself: b below"
+    )
+    assert {one.parent for name, one in known.queues().items() if name != "d"} == {""}
+    known.set_queue("c", make_queue("c"))
+    assert not any(map(known.problem_of, "abcd"))
+
+
+def test_a_queue_below_itself_is_a_circle() -> None:
+    assert "is below itself: a below a" in know(make_queue("a", "a")).problem_of("a")
+
+
+def test_a_tree_that_is_too_deep_stops_where_it_is() -> None:
+    chain = [make_queue("q0"), *(make_queue(f"q{i}", f"q{i - 1}") for i in range(1, 2000))]
+    known = know(*chain)
+    assert known.problem_of(f"q{LEVELS - 1}") == ""
+    assert f"has {LEVELS} queues above it" in known.problem_of(f"q{LEVELS}")
+    assert known.problem_of("q1999") != ""
+    tree = Tree(known.queues())
+    assert max(len(tree.path(name)) for name in known.queues()) <= LEVELS + 1
+
+
+def test_a_spec_that_the_api_server_should_not_have_let_in_is_told() -> None:
+    known = know(make_queue("a", quota={"memory": "much"}), make_queue("b", weight=0))
+    assert "queue 'a' makes no sense: 'much' is no quantity" in known.problem_of("a")
+    assert "queue 'b' makes no sense: " in known.problem_of("b")
+
+
+def test_a_quota_above_the_parents_is_doubtful_and_works() -> None:
+    known = know(make_queue("top", quota=4), make_queue("a", "top", quota=6))
+    assert known.problem_of("a") == ""
+    (doubt,) = known.doubts_of("a")
+    assert doubt == (
+        "its quota of 600 % of compute is larger than the 400 % of 'top' above it: that one's"
+        " counts for all below"
+    )
+    (doubt,) = known.doubts_of("top")
+    assert doubt == (
+        "the queues below it have a quota of 600 % of compute together, and it has 400 %: not all"
+        " of them can have theirs at once"
+    )
+
+
+def test_a_quota_above_the_limit_is_doubtful_also_where_the_units_differ() -> None:
+    known = know(make_queue("a", quota=4, limit={"compute": 300}))
+    assert "it never has all of it" in known.doubts_of("a")[0]
+
+
+# --- what the brain is told -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "bound"),
+    [
+        ({"gpus": 4}, Bound(4000, 4 * CARD)),
+        ({"gpus": 0}, Bound(0, 0)),
+        ({"compute": 250}, Bound(2500, None)),
+        ({"memory": "100Gi"}, Bound(None, 100 * GIB)),
+        ({"memory": "1.5Ti"}, Bound(None, 1536 * GIB)),
+        ({"gpus": 4, "memory": "100Gi"}, Bound(4000, 100 * GIB)),
+        ({"gpus": 4, "compute": 200}, Bound(2000, 4 * CARD)),
+        ({"compute": 200, "memory": "0"}, Bound(2000, 0)),
+    ],
+)
+def test_all_amounts_that_are_written_hold(written: dict[str, Any], bound: Bound) -> None:
+    known = know(make_queue("a", quota=written, limit=written))
+    assert known.queues()["a"].quota == known.queues()["a"].limit == bound
+
+
+def test_without_a_quota_nothing_is_its_own_and_without_a_limit_all_may_be() -> None:
+    one = know(make_queue("a")).queues()["a"]
+    assert (one.quota, one.limit, one.weight, one.parent) == (Bound(0, 0), Bound(), 1, "")
+
+
+def test_so_many_gpus_have_any_memory_until_one_is_known() -> None:
+    known = know(make_queue("a", limit=2), largest_gpu=0)
+    assert known.queues()["a"].limit == Bound(2000, None)
+    known.set_largest_gpu(CARD)
+    assert known.queues()["a"].limit == Bound(2000, 2 * CARD)
+
+
+def test_a_queue_without_a_quota_has_those_below_it_together() -> None:
+    known = know(
+        make_queue("top"),
+        make_queue("middle", "top"),
+        make_queue("a", "middle", quota=2),
+        make_queue("b", "top", quota={"compute": 150}),
+        make_queue("c", "top"),
+    )
+    assert known.queues()["middle"].quota == Bound(2000, 2 * CARD)
+    assert known.queues()["top"].quota == Bound(3500, None)
+    assert known.doubts_of("top") == ()
+
+
+# --- what always holds ----------------------------------------------------------------------------
+
+
+AMOUNTS = [
+    None,
+    {"gpus": 0},
+    {"gpus": 2},
+    {"gpus": 4, "compute": 150},
+    {"compute": 300},
+    {"memory": "160Gi"},
+    {"memory": "nonsense"},
+]
+
+
+def queues(name: str) -> st.SearchStrategy[Queue]:
+    return st.builds(
+        make_queue,
+        st.just(name),
+        st.sampled_from(["", "", *NAMES, "nobody"]),
+        quota=st.sampled_from(AMOUNTS),
+        limit=st.sampled_from(AMOUNTS),
+        namespaces=st.sampled_from([(), ("n1",), ("n1", "n2")]),
+        made=st.sampled_from(["2026-11-15T12:00:00Z", "2026-11-15T13:00:00Z"]),
+    )
+
+
+def sets() -> st.SearchStrategy[dict[str, Queue]]:
+    return st.fixed_dictionaries({}, optional={name: queues(name) for name in NAMES})
+
+
+def all_of(known: Queues) -> object:
+    return (
+        dict(known.queues()),
+        [known.problem_of(name) for name in (*NAMES, "nobody")],
+        [known.doubts_of(name) for name in NAMES],
+        [known.queue_of(pod_in(name)) for name in ("n1", "n2", "n3")],
+    )
+
+
+@QUICK
+@given(sets(), sets(), st.permutations(NAMES), st.permutations(NAMES), st.data())
+def test_nothing_depends_on_the_order_in_which_queues_came_or_on_what_was_before(
+    wanted: dict[str, Queue],
+    before: dict[str, Queue],
+    order: list[str],
+    other: list[str],
+    data: st.DataObject,
+) -> None:
+    known, fresh = know(), know()
+    asked = data.draw(st.booleans())
+    for name in other:
+        known.set_queue(name, before.get(name))
+        if asked:
+            all_of(known)
+    for name in order:
+        known.set_queue(name, wanted.get(name))
+        if asked:
+            all_of(known)
+    for name, one in wanted.items():
+        fresh.set_queue(name, one)
+    assert all_of(known) == all_of(fresh)
+
+
+@QUICK
+@given(sets())
+def test_the_brain_is_told_of_a_tree_whatever_was_written(wanted: dict[str, Queue]) -> None:
+    known = know(*wanted.values())
+    told = known.queues()
+    assert set(told) - {"default"} == set(wanted) - {"default"}
+    for name in told:
+        seen = [name]
+        while parent := told[seen[-1]].parent:
+            assert parent in told
+            assert parent not in seen
+            seen.append(parent)
+
+
+@QUICK
+@given(sets())
+def test_a_queue_has_a_problem_just_where_its_way_up_has_none_to_the_top(
+    wanted: dict[str, Queue],
+) -> None:
+    known = know(*wanted.values())
+    for name, one in wanted.items():
+        seen, at = {name}, one
+        while (parent := at.spec.parent) in wanted and parent not in seen:
+            seen.add(parent)
+            at = wanted[parent]
+        reaches = not parent or (parent == "default" and parent not in wanted)
+        broken = any(
+            part is not None and part.memory == "nonsense"
+            for up in seen
+            for part in (wanted[up].spec.quota, wanted[up].spec.limit)
+        )
+        assert bool(known.problem_of(name)) == (broken or not reaches)

@@ -1,0 +1,47 @@
+"""The definition of Queue that is shipped fits the types here, and its example fits both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import yaml  # type: ignore[import-untyped] # lightkube brings it, without types
+
+from aliquot.kubernetes.api.objects import QUEUES, Queue
+from aliquot.kubernetes.queues.spec import LEVELS, QueueSpec, QueueStatus
+from kubernetes.chart import ROOT
+from kubernetes.queues.builders import know
+from kubernetes.shipped import shape_of_schema, shape_of_type
+
+DEFINITION = ROOT / "deploy" / "chart" / "files" / "queue.yaml"
+EXAMPLE = ROOT / "examples" / "kubernetes" / "queues.yaml"
+
+
+def read(path: Any) -> list[dict[str, Any]]:
+    return [one for one in yaml.safe_load_all(path.read_text("utf-8")) if one]
+
+
+def test_the_definition_has_the_fields_of_the_types() -> None:
+    (definition,) = read(DEFINITION)
+    names = definition["spec"]["names"]
+    assert (names["kind"], names["plural"]) == (QUEUES.kind, QUEUES.plural)
+    (version,) = definition["spec"]["versions"]
+    assert f"{definition['spec']['group']}/{version['name']}" == QUEUES.api_version
+    fields = version["schema"]["openAPIV3Schema"]["properties"]
+    assert shape_of_schema(fields["spec"]) == shape_of_type(QueueSpec)
+    assert shape_of_schema(fields["status"]) == shape_of_type(QueueStatus)
+
+
+def test_the_example_is_a_tree_without_problems_and_doubts() -> None:
+    every = [msgspec.convert(one, Queue) for one in read(EXAMPLE) if one["kind"] == "Queue"]
+    known = know(*every)
+    assert len(every) >= 3
+    for one in every:
+        name = one.metadata.name
+        assert not known.problem_of(name)
+        assert not known.doubts_of(name)
+
+
+def test_the_page_says_how_deep_a_tree_may_be() -> None:
+    page = (ROOT / "docs" / "queues.md").read_text("utf-8")
+    assert f"{LEVELS} levels" in page
