@@ -24,7 +24,7 @@ from cluster.servers import Server, answers
 from conftest import aliquot_command
 
 GPU_NODES = "/apis/aliquot.io/v1alpha1/gpunodes"
-CRD = Path(__file__).parents[2] / "deploy" / "crds" / "gpunode.yaml"
+CRDS = Path(__file__).parents[2] / "deploy" / "crds"
 _FIRST_PORT = 8441
 
 
@@ -93,7 +93,7 @@ def _ask_ready(replicas: Iterable[Replica], path: str, body: bytes) -> tuple[int
     for one in replicas:
         if not one.ready:
             continue
-        connection = http.client.HTTPConnection(*one.address, timeout=10)
+        connection = http.client.HTTPConnection(*one.address, timeout=60)
         with suppress(OSError, http.client.HTTPException), closing(connection):
             connection.request("POST", path, body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
@@ -113,7 +113,7 @@ def scheduler_config(url: str, resources: Sequence[str] = ALIQUOT.resources) -> 
                 "bindVerb": "bind",
                 "preemptVerb": "preempt",
                 "weight": 100,
-                "httpTimeout": "10s",
+                "httpTimeout": "60s",
                 "nodeCacheCapable": True,
                 "managedResources": [
                     {"name": name, "ignoredByScheduler": True} for name in resources
@@ -124,9 +124,11 @@ def scheduler_config(url: str, resources: Sequence[str] = ALIQUOT.resources) -> 
 
 
 def install_crd(cluster: Cluster) -> None:
-    """Make the API server know GPUNodes."""
-    cluster.kubectl("apply", f"--filename={CRD}")
-    cluster.kubectl("wait", "--for=condition=established", "crd/gpunodes.aliquot.io")
+    """Make the API server know GPUNodes, gangs and queues."""
+    kinds = ("gpunode", "gang", "queue")
+    cluster.kubectl("apply", *(f"--filename={CRDS / kind}.yaml" for kind in kinds))
+    names = [f"crd/{kind}s.aliquot.io" for kind in kinds]
+    cluster.kubectl("wait", "--for=condition=established", *names)
 
 
 def write_gpus(cluster: Cluster, node: GpuNode) -> None:

@@ -73,7 +73,7 @@ class FakeKubelet:
 
     async def start(self) -> None:
         for socket in self.plugins.glob("*.sock"):
-            socket.unlink()
+            socket.unlink(missing_ok=True)
         registration = wire.server(wire.REGISTER.by(self._register))
         wire.listen(registration, self.plugins / "kubelet.sock")
         pods = [wire.LIST.by(self._list), *([wire.GET.by(self._get)] if self.has_get else [])]

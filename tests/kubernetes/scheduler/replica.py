@@ -72,6 +72,8 @@ async def replica(api: FakeApi, **options: Any) -> AsyncIterator[Replica]:
         finally:
             running.cancel()
             await asyncio.wait([running])
+            if not running.cancelled():
+                running.result()  # it ended by itself: with what it raised
 
 
 def put_pod(api: FakeApi, pod: Pod) -> Pod:

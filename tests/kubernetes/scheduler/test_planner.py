@@ -22,11 +22,11 @@ from aliquot.kubernetes.scheduler.planner import UNKNOWN, Planner
 from kubernetes.builders import CARD, GIB, container, gpu_uuid, make_node, make_pod, units
 
 
-def planner(*nodes: GpuNode, **options: Any) -> Planner:
+def planner(*nodes: GpuNode, offer: int = 1, **options: Any) -> Planner:
     cluster = Cluster(**options)
     for node in nodes:
         cluster.set_node(node.metadata.name, node)
-    return Planner(cluster, options.get("presets", (ALIQUOT,)))
+    return Planner(cluster, options.get("presets", (ALIQUOT,)), offer=offer)
 
 
 def plan(of: Planner, pod: Pod, node: str = "n1") -> Parts:
@@ -46,8 +46,12 @@ def test_a_pod_without_gpus_may_go_anywhere() -> None:
     assert filtered(planner(), make_pod(), "a", "b") == ("a", "b")
 
 
-def test_a_handful_of_nodes_comes_back_and_the_best_first() -> None:
-    of = planner(*(make_node(f"n{number}") for number in range(20)))
+def test_so_many_nodes_come_back_as_are_to_be_offered_and_the_best_first() -> None:
+    nodes = [make_node(f"n{number}") for number in range(20)]
+    names = filtered(planner(*nodes), make_pod(gpu=1))
+    assert len(names) == 1
+    of = planner(*nodes, offer=5)
+    assert filtered(of, make_pod(gpu=1))[0] == names[0]
     names = filtered(of, make_pod(gpu=1))
     assert len(names) == 5
     scores = dict(of.scores(make_pod(gpu=1), names))
@@ -103,7 +107,8 @@ def test_kinds_do_not_meet_on_a_card() -> None:
 
 
 def test_models_are_found_by_words() -> None:
-    of = planner(make_node("n1", model="H100 80GB HBM3"), make_node("n2", model="A100-SXM4-40GB"))
+    nodes = make_node("n1", model="H100 80GB HBM3"), make_node("n2", model="A100-SXM4-40GB")
+    of = planner(*nodes, offer=2)
     assert filtered(of, make_pod(gpu=1, annotations={"aliquot.io/models": "a100"})) == ("n2",)
     both = make_pod(gpu=1, annotations={"aliquot.io/models": "A100,H100"})
     assert set(filtered(of, both)) == {"n1", "n2"}

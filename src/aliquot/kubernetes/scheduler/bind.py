@@ -4,6 +4,8 @@ The plan is made for the node that kube-scheduler chose, from what is known at t
 the agent there could take one of the pod's containers for another's that is not reported yet, the
 pod is held back until that one is, or for `PATIENCE` seconds: then kube-scheduler tries again.
 
+A member of a gang has its place already, and is bound there when all members have arrived.
+
 From before the API server is asked until the pod is seen with its node, or is gone, the plan counts
 in the books. Where the API server does not answer, it may still have bound the pod: the plan goes
 on to count for a while.
@@ -11,7 +13,8 @@ on to count for a while.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Protocol
 
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.objects import PODS, Binding, Meta, Target
@@ -32,10 +35,24 @@ if TYPE_CHECKING:
 
 PATIENCE = 3.0  # kube-scheduler itself waits 5 s for an extender
 SEEN_SECONDS = 300.0  # a pod that was bound is seen so long before that
+AT_ONCE = 32  # bindings of gangs that are asked for
 
 
 class NotBoundError(Exception):
     """Why a pod was not bound; kube-scheduler tries again."""
+
+
+class Permits(Protocol):
+    """Where members of gangs go, and when."""
+
+    async def permit(self, pod: Pod, node: str) -> Reserved | None:
+        """A member's place, when it may be bound; None where a pod is no member.
+
+        NotBoundError where it may not.
+        """
+
+    def tried(self, pod: Pod, *, bound: bool) -> None:
+        """A member was bound, or was not and nothing is counted for it any more."""
 
 
 class Binder:
@@ -50,12 +67,15 @@ class Binder:
         planner: Planner,
         changes: Changes,
         find: Callable[[str, str], Pod | None],
+        permits: Permits,
     ) -> None:
         self._client = client
         self._planner = planner
         self._cluster = planner.cluster
         self._changes = changes
         self._find = find
+        self._permits = permits
+        self._free = asyncio.Semaphore(AT_ONCE)
         self.held_back = 0
 
     async def bind(self, namespace: str, name: str, uid: str, node: str) -> None:
@@ -65,8 +85,30 @@ class Binder:
             return
         if pod.spec.node_name:
             raise NotBoundError(f"pod {pod.key} is bound to node {pod.spec.node_name} already")
+        place = await self._permits.permit(pod, node)
+        if place is not None:
+            await self._bind_member(pod, place)
+            return
         parts = await self._plan(pod, node)
         await self._ask(pod, node, parts)
+
+    async def _bind_member(self, pod: Pod, place: Reserved) -> None:
+        """Bind to a place that was reserved."""
+        uid, node, parts = pod.metadata.uid, place.node, place.parts
+        deadline = self._cluster.now() + PATIENCE
+        while who := self._confused(uid, node, parts):
+            left = deadline - self._cluster.now()
+            if left <= 0:
+                raise NotBoundError(f"pod {pod.key} is held back on node {node}: {who}")
+            await self._hold_back(left)
+        async with self._free:
+            self._count(pod, node, parts, SEEN_SECONDS)
+            try:
+                await self._ask(pod, node, parts)
+            except NotBoundError:
+                self._permits.tried(pod, bound=False)
+                raise
+        self._permits.tried(pod, bound=True)
 
     async def _pod(self, namespace: str, name: str, uid: str) -> Pod:
         pod = self._find(name, namespace)

@@ -7,13 +7,15 @@ from contextlib import suppress
 
 
 class Changes:
-    """A bell that is rung at every change; all who wait for it hear it."""
+    """A bell that is rung at every change; all who wait for it hear it. `count`: how often."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
+        self.count = 0
 
     def ring(self) -> None:
         """Something has changed."""
+        self.count += 1
         self._next.set()
         self._next = asyncio.Event()
 

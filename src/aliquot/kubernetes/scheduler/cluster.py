@@ -23,7 +23,7 @@ import numpy as np
 
 from aliquot.kubernetes.presets import ALIQUOT, SLOTS
 from aliquot.kubernetes.scheduler.parts import planned_parts
-from aliquot.kubernetes.scheduler.rows import left_of, named_parts, spec_of
+from aliquot.kubernetes.scheduler.rows import held_of, left_of, named_parts, spec_of
 from aliquot.placement.books import Books, NodeLeft
 from aliquot.placement.chooser import Chooser
 from aliquot.placement.snapshot import NodeSpec, empty
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.objects import GpuNode, Pod
     from aliquot.kubernetes.presets import Preset
     from aliquot.kubernetes.scheduler.parts import Parts
+    from aliquot.kubernetes.scheduler.rows import Holding
     from aliquot.placement.snapshot import Snapshot
     from aliquot.placement.strategies import Strategy
 
@@ -100,6 +101,7 @@ class Cluster:
         self._stale: set[str] = set()
         self._next_old = math.inf
         self._lefts: dict[str, NodeLeft] = {}
+        self._helds: dict[str, Mapping[str, Mapping[int, Holding]]] = {}
         self._sizes: dict[Size, int] = {}
         self._size_of: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._empty: OrderedDict[NodeSpec, tuple[Snapshot, Strategy]] = OrderedDict()
@@ -113,38 +115,47 @@ class Cluster:
             self._nodes.pop(name, None)
         else:
             self._nodes[name] = node
-        self._stale.add(name)
+        self._mark(name)
 
     def set_served(self, name: str, *, served: bool) -> None:
         """Whether the kubelet of a node has devices to give: without its agent it has none."""
         if served == (name not in self._unserved):
             return
         (self._unserved.discard if served else self._unserved.add)(name)
-        self._stale.add(name)
+        self._mark(name)
 
     def set_pod(self, uid: str, pod: Pod | None) -> None:
         """A pod is now so; None: it is gone. One that has ended holds what its node names, only."""
-        before = self._bound.pop(uid, None)
-        if before is not None:
-            self._leave(uid, before.node)
-        if pod is None or pod.ended:
-            self.forget(uid)
-        elif pod.spec.node_name:
-            self.forget(uid)
+        if pod is not None and not pod.ended and not pod.spec.node_name and uid not in self._bound:
+            return
+        before = self._bound.get(uid) or self._reserved.get(uid)
+        now = None
+        if pod is not None and not pod.ended and pod.spec.node_name:
             parts = planned_parts(pod, self._presets)
-            if parts:
-                self._bound[uid] = _Bound(pod.spec.node_name, parts)
-                self._come(uid, pod.spec.node_name)
+            now = _Bound(pod.spec.node_name, parts) if parts else None
+        if now and before and (now.node, now.parts) == (before.node, before.parts):
+            self._reserved.pop(uid, None)  # its node's row stays as it is
+            self._bound[uid] = now
+            return
+        self.forget(uid)
+        if self._bound.pop(uid, None) is not None and before is not None:
+            self._leave(uid, before.node)
+        if now:
+            self._bound[uid] = now
+            self._come(uid, now.node)
 
     # --- who is on their way ----------------------------------------------------------------------
 
     def reserve(self, uid: str, reserved: Reserved) -> None:
         """Count this for a pod, instead of what was reserved for it before."""
-        self.forget(uid)
-        if uid not in self._bound:
-            self._reserved[uid] = reserved
-            self._next_old = min(self._next_old, reserved.until)
+        if uid in self._bound:
+            return
+        before = self._reserved.get(uid)
+        if before is None or (before.node, before.parts) != (reserved.node, reserved.parts):
+            self.forget(uid)
             self._come(uid, reserved.node)
+        self._reserved[uid] = reserved
+        self._next_old = min(self._next_old, reserved.until)
 
     def forget(self, uid: str) -> None:
         """Count no more what is reserved for a pod."""
@@ -207,6 +218,19 @@ class Cluster:
         self.bring_up_to_date(len(self._stale))
         return self._chooser
 
+    @property
+    def by(self) -> str:
+        """The name of the strategy."""
+        return self._by
+
+    def held(self, name: str) -> Mapping[str, Mapping[int, Holding]]:
+        """Who has what of a node's GPUs, or has it reserved: by UID and column."""
+        found = self._helds.get(name)
+        if found is None:
+            planned = {uid: self._parts(uid) for uid in self._here.get(name, ())}
+            found = self._helds[name] = held_of(self._nodes[name].status, planned)
+        return found
+
     def bring_up_to_date(self, rows: int) -> None:
         """Make so many of the rows anew that have changed: fewer are left for the next question."""
         for name in list(islice(self._stale, rows)):
@@ -225,7 +249,8 @@ class Cluster:
         node = self._nodes[name]
         picture, by = self._alike(replace(self._spec(node), name=""))
         books = Books(picture)
-        books.set_node(0, self._left(name, node, without))
+        known = name in self._lefts and name not in self._stale and not without
+        books.set_node(0, self._lefts[name] if known else self._left(name, node, without))
         return Chooser(books, by)
 
     def _alike(self, spec: NodeSpec) -> tuple[Snapshot, Strategy]:
@@ -318,13 +343,17 @@ class Cluster:
 
     def _come(self, uid: str, node: str) -> None:
         self._here[node].add(uid)
-        self._stale.add(node)
+        self._mark(node)
 
     def _leave(self, uid: str, node: str) -> None:
         self._here[node].discard(uid)
         if not self._here[node]:
             del self._here[node]
+        self._mark(node)
+
+    def _mark(self, node: str) -> None:
         self._stale.add(node)
+        self._helds.pop(node, None)
 
     def _forget_old(self) -> None:
         now = self.now()

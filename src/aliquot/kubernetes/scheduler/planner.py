@@ -1,9 +1,10 @@
 """Which nodes have room for a pod, and which GPUs it would get there.
 
-`filter` answers with a handful of nodes, the best first, and reserves the best for a while, so that
-the next pod sees it taken. A pod with one container that asks for GPUs goes where the brain says;
-the containers of others are placed together on one node after the other, in the order of what they
-would cost there each for itself. Where a pod fits nowhere, every node is accounted for.
+`filter` answers with the best node, and reserves it for a while, so that the next pod sees it
+taken. Asked to offer more, it adds the next best, and `scores` keeps them in this order. A pod with
+one container that asks for GPUs goes where the brain says; the containers of others are placed
+together on one node after the other, in the order of what they would cost there each for itself.
+Where a pod fits nowhere, every node is accounted for.
 
 Everything is decided from the pod as the API server has it and from the cluster's books; nothing
 here waits or does input or output.
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.scheduler.cluster import Cluster
     from aliquot.kubernetes.scheduler.parts import Parts
 
-HANDFUL = 5
 TRIED = 100  # nodes on which containers are placed together before it is said to be too hard
 RESERVED_SECONDS = 30.0
 BEST_SCORE = 10
@@ -52,7 +52,8 @@ APART = "its containers do not fit together"
 class Answer:
     """Where a pod may go, the best first; or why not, for each node and in a sentence.
 
-    `reason` is the word for its event. `bad`: what it asks for makes no sense.
+    `reason` is the word for its event. `bad`: what it asks for makes no sense. `told`: the pod is
+    told and woken by another, so that nobody else needs to.
     """
 
     names: tuple[str, ...] = ()
@@ -60,14 +61,18 @@ class Answer:
     reason: str = ""
     message: str = ""
     bad: bool = False
+    told: bool = False
 
 
 class Planner:
     """Decisions for one pod after the other."""
 
-    def __init__(self, cluster: Cluster, presets: Sequence[Preset] = (ALIQUOT,)) -> None:
+    def __init__(
+        self, cluster: Cluster, presets: Sequence[Preset] = (ALIQUOT,), *, offer: int = 1
+    ) -> None:
         self.cluster = cluster
         self._presets = presets
+        self._offer = offer
 
     def requests(self, pod: Pod) -> tuple[ContainerRequest, ...]:
         """What a pod asks for."""
@@ -84,7 +89,7 @@ class Planner:
         if not requests:
             return Answer(tuple(names))
         self.cluster.forget(uid)
-        found = self._best(requests, names)
+        found = self._best(requests, names, self._offer)
         if not found:
             return self._refusal(requests, names)
         best, parts = found[0]
@@ -99,7 +104,7 @@ class Planner:
             requests = self.requests(pod)
         except BadRequestError:
             return False
-        return bool(self._best(requests, list(self.cluster.nodes), handful=1))
+        return bool(self._best(requests, list(self.cluster.nodes), 1))
 
     def scores(self, pod: Pod, names: Sequence[str]) -> list[tuple[str, int]]:
         """What each of these nodes is worth for a pod, 10 the most."""
@@ -158,14 +163,14 @@ class Planner:
         return np.fromiter(rows, dtype=np.int64, count=len(names))
 
     def _best(
-        self, requests: Sequence[ContainerRequest], names: Sequence[str], handful: int = HANDFUL
+        self, requests: Sequence[ContainerRequest], names: Sequence[str], count: int
     ) -> list[tuple[str, Parts]]:
         """The best nodes, and what the pod would get on the first."""
         costs = self._costs(requests)
         rows = self._rows(names)
         cost = np.where(rows == NO_ROW, np.inf, costs[rows]) if len(rows) else np.zeros(0)
         fitting = int(np.isfinite(cost).sum())
-        order = _lowest(cost, min(fitting, handful if len(requests) == 1 else TRIED))
+        order = _lowest(cost, min(fitting, count if len(requests) == 1 else TRIED))
         found: list[tuple[str, Parts]] = []
         for place_ in order:
             name = names[place_]
@@ -175,7 +180,7 @@ class Planner:
             parts = self.plan(requests, name)
             if parts is not None:
                 found.append((name, parts))
-            if len(found) == handful:
+            if len(found) == count:
                 break
         return found
 

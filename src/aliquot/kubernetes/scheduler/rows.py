@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.scheduler.parts import Part
@@ -36,6 +37,7 @@ KINDS: dict[plan.Kind, Kind] = {
     "shared": Kind.SHARED,
     "sliced": Kind.SLICED,
 }
+PLANS = 1 << 14  # whose use is kept
 MIXED = " + "  # between the models of a node that has several
 
 
@@ -60,6 +62,14 @@ class Use:
 
 
 NOTHING = Use()
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a pod uses of one GPU, and what as."""
+
+    kind: Kind
+    use: Use
 
 
 def spec_of(node: GpuNode, strength: float = 0.0) -> NodeSpec:
@@ -94,10 +104,8 @@ def left_of(
     uses: dict[str, Use] = defaultdict(Use)
     kinds: dict[str, plan.Kind] = {}
     for uid in sorted({*named, *planned}.difference(without)):
-        parts = tuple(_in_order(named.get(uid, {}), planned.get(uid, ())))
-        for one in parts:
-            kinds.update(dict.fromkeys(one.gpus, one.kind))
-        for uuid, use in _uses(parts, status.shares).items():
+        for uuid, kind, use in _held(named.get(uid), planned.get(uid, ()), status.shares):
+            kinds[uuid] = kind
             uses[uuid] += use
     for gpu in status.gpus:
         if gpu.kind is not None and uses[gpu.uuid].holders:
@@ -109,6 +117,20 @@ def left_of(
         kind=tuple(one[2] for one in left),
         holders=tuple(one[3] for one in left),
     )
+
+
+def held_of(status: GpuNodeStatus, planned: Mapping[str, Parts]) -> dict[str, dict[int, Holding]]:
+    """What each pod uses of each GPU, as `left_of` counts it; by UID and column."""
+    named = named_parts(status)
+    columns = {gpu.uuid: column for column, gpu in enumerate(status.gpus)}
+    found: dict[str, dict[int, Holding]] = {}
+    for uid in {*named, *planned}:
+        found[uid] = {
+            columns[uuid]: Holding(KINDS[kind], use)
+            for uuid, kind, use in _held(named.get(uid), planned.get(uid, ()), status.shares)
+            if uuid in columns
+        }
+    return found
 
 
 def named_parts(status: GpuNodeStatus) -> dict[str, dict[str, list[Part]]]:
@@ -128,6 +150,26 @@ def named_parts(status: GpuNodeStatus) -> dict[str, dict[str, list[Part]]]:
             of_pod = found.setdefault(held.pod_uid, {})
             of_pod.setdefault(held.container, []).append(part)
     return found
+
+
+def _held(
+    named: Mapping[str, list[Part]] | None, planned: Parts, shares: int
+) -> tuple[tuple[str, plan.Kind, Use], ...]:
+    """What a pod has of each GPU: what it is locked to, and what is used of it."""
+    if named is None:
+        return _planned(planned, shares)
+    return _counted(tuple(_in_order(named, planned)), shares)
+
+
+@lru_cache(maxsize=PLANS)
+def _planned(parts: Parts, shares: int) -> tuple[tuple[str, plan.Kind, Use], ...]:
+    """The same of a pod that its node does not name yet: asked for again and again until then."""
+    return _counted(parts, shares)
+
+
+def _counted(parts: Parts, shares: int) -> tuple[tuple[str, plan.Kind, Use], ...]:
+    kinds = {gpu: one.kind for one in parts for gpu in one.gpus}
+    return tuple((gpu, kinds[gpu], use) for gpu, use in _uses(parts, shares).items())
 
 
 def _in_order(named: Mapping[str, list[Part]], planned: Parts) -> Iterable[Part]:

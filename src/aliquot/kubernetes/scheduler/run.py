@@ -14,21 +14,38 @@ import socket
 import ssl
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
 
+from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.leader import USUAL, Elector, Times
-from aliquot.kubernetes.api.objects import GPU_NODES, NODES, PODS, GpuNode, Node, Pod
+from aliquot.kubernetes.api.objects import (
+    GPU_NODES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    QUEUES,
+    GpuNode,
+    Namespace,
+    Node,
+    Pod,
+    Queue,
+)
 from aliquot.kubernetes.api.watch import Watch
+from aliquot.kubernetes.gangs.controller import GangOptions, Gangs
+from aliquot.kubernetes.gangs.members import claim_of
+from aliquot.kubernetes.gangs.objects import Phase
 from aliquot.kubernetes.names import SCHEDULER
 from aliquot.kubernetes.pods import asks, quantity
 from aliquot.kubernetes.presets import choose_presets
+from aliquot.kubernetes.queues.known import Queues
+from aliquot.kubernetes.queues.write import Writer
 from aliquot.kubernetes.scheduler.bind import Binder
 from aliquot.kubernetes.scheduler.changes import Changes
 from aliquot.kubernetes.scheduler.cluster import Cluster
@@ -45,6 +62,7 @@ if TYPE_CHECKING:
 LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 CERTIFICATE_SECONDS = 60.0
 WARM_SECONDS = 0.2
+QUEUE_SECONDS = 2.0
 AT_ONCE = 100  # rows that are made before others get the loop
 KEEP_ALIVE = 120  # longer than Go's clients keep a connection: they end it, not we under a call
 
@@ -62,9 +80,11 @@ class Options:
     tls_key: Path | None = None
     presets: tuple[str, ...] = ("aliquot",)
     strategy: str = "fragmentation"
+    offer: int = 1
     lease: str = "aliquot-scheduler"
     namespace: str = ""
     times: Times = USUAL
+    gangs: GangOptions = field(default_factory=GangOptions)
 
 
 class Scheduler:
@@ -77,13 +97,21 @@ class Scheduler:
         self._loaded = False
         self._loading: asyncio.Task[None] | None = None
         self.cluster = Cluster(presets=presets, by=options.strategy)
-        planner = Planner(self.cluster, presets)
+        planner = Planner(self.cluster, presets, offer=options.offer)
         self._recorder = Recorder(client, SCHEDULER)
         self._pods = Watch(
-            client, PODS, self._pod_changed, fields=LIVE, keep=lambda pod: asks(pod, presets)
+            client,
+            PODS,
+            self._pod_changed,
+            fields=LIVE,
+            keep=lambda pod: asks(pod, presets) or claim_of(pod) is not None,
         )
         self._gpu_nodes = Watch(client, GPU_NODES, self._gpus_changed)
         self._nodes = Watch(client, NODES, self._node_changed)
+        self._known_nodes: dict[str, Node] = {}
+        self._queues = Queues()
+        self._queue_objects = Watch(client, QUEUES, self._queue_changed)
+        self._namespaces = Watch(client, NAMESPACES, self._namespace_changed)
         self._seen_by_kubelets = [name for one in presets for name in one.roles]
         self._elector = Elector(
             client,
@@ -93,15 +121,42 @@ class Scheduler:
             on_change=self._leads,
             times=options.times,
         )
-        self._waiting = Waiting(
-            client, planner, self._recorder, self._changes, lambda: self._elector.leading
+        self._writer = Writer(
+            client, self._queues, lambda: self._gangs.loads, lambda: self._elector.leading
         )
-        binder = Binder(client, planner, self._changes, self._pods.get)
+        self._gangs = Gangs(
+            client,
+            planner,
+            recorder=self._recorder,
+            changes=self._changes,
+            queues=self._queues,
+            nodes=lambda: self._known_nodes,
+            presets=presets,
+            options=options.gangs,
+            looked=self._writer.change,
+        )
+        self._waiting = Waiting(
+            client,
+            planner,
+            self._recorder,
+            self._changes,
+            lambda: self._elector.leading,
+            self._gangs.lets,
+        )
+        binder = Binder(client, planner, self._changes, self._pods.get, self._gangs)
         now: Now = {
             "waiting_pods": ("Pods that found no room and wait.", lambda: len(self._waiting)),
             "held_back_pods": (
                 "Pods whose bind waits, since the agent could take them for another.",
                 lambda: binder.held_back,
+            ),
+            "waiting_gangs": (
+                "Gangs that are all there and wait for room.",
+                lambda: self._gangs.count(Phase.WAITING),
+            ),
+            "reserved_gangs": (
+                "Gangs whose members have places and are on their way.",
+                lambda: self._gangs.count(Phase.RESERVED),
             ),
             "events_dropped": ("Events that were not written.", lambda: self._recorder.dropped),
             "leader": ("1 where this replica leads.", lambda: self._elector.leading),
@@ -111,7 +166,8 @@ class Scheduler:
             ),
         }
         self._metrics = Metrics(self.cluster, now)
-        self.app = Extender(planner, binder, self._waiting, self._metrics, self).app()
+        extender = Extender(planner, self._gangs, binder, self._waiting, self._metrics, self)
+        self.app = extender.app()
 
     def why_not(self) -> str:
         """What keeps this replica from deciding; nothing where it may."""
@@ -127,6 +183,8 @@ class Scheduler:
             tasks.create_task(self._pods.run())
             tasks.create_task(self._gpu_nodes.run())
             tasks.create_task(self._nodes.run())
+            tasks.create_task(self._queue_objects.run())
+            tasks.create_task(self._namespaces.run())
             tasks.create_task(self._recorder.run())
             tasks.create_task(self._waiting.run())
             await self._pods.wait_synced()
@@ -138,6 +196,8 @@ class Scheduler:
             gc.collect()
             gc.freeze()  # what is there now stays: it need not be looked at again and again
             tasks.create_task(self._keep_warm())
+            tasks.create_task(self._gangs.run())
+            tasks.create_task(self._writer.run())
             tasks.create_task(self._elector.run())
 
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
@@ -146,6 +206,7 @@ class Scheduler:
             return
         uid = one.metadata.uid
         self.cluster.set_pod(uid, new)
+        self._gangs.pod_changed(uid, new)
         if new is None or new.spec.node_name:
             self._waiting.done(uid)
         self._changes.ring()
@@ -158,21 +219,47 @@ class Scheduler:
 
     def _node_changed(self, old: Node | None, new: Node | None) -> None:
         one = new or old
+        if one is None:
+            return
+        name = one.metadata.name
+        if new is None:
+            self._known_nodes.pop(name, None)
+        else:
+            self._known_nodes[name] = new
+        served = new is None or is_served(new, self._seen_by_kubelets)
+        self.cluster.set_served(name, served=served)
+
+    def _queue_changed(self, old: Queue | None, new: Queue | None) -> None:
+        one = new or old
         if one is not None:
-            served = new is None or is_served(new, self._seen_by_kubelets)
-            self.cluster.set_served(one.metadata.name, served=served)
+            self._queues.set_queue(one.metadata.name, new)
+            self._changes.ring()
+
+    def _namespace_changed(self, old: Namespace | None, new: Namespace | None) -> None:
+        one = new or old
+        if one is not None:
+            self._queues.set_namespace(one.metadata.name, new)
+            self._changes.ring()
 
     def _leads(self, leading: bool) -> None:  # noqa: FBT001 - the callback's form
         self._loaded = False
         if self._loading is not None:
             self._loading.cancel()
         self.cluster.forget_all()
+        self._gangs.stop()
         if leading:
             self._loading = asyncio.create_task(self._load())
 
     async def _load(self) -> None:
         """Read the pods anew: the leader before may have bound some that were not heard of yet."""
         await self._pods.refresh()
+        with suppress(TimeoutError):  # a cluster without their CustomResourceDefinition has none
+            async with asyncio.timeout(QUEUE_SECONDS):
+                await self._queue_objects.wait_synced()
+                await self._namespaces.wait_synced()
+        backoff = Backoff()
+        while not await self._gangs.load():
+            await asyncio.sleep(backoff.wait())
         self._loaded = True
         _log.info("ready", nodes=len(self.cluster.nodes), pods=len(self._pods.objects))
 

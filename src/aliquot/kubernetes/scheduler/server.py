@@ -29,13 +29,14 @@ from aliquot.kubernetes.scheduler.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.requests import Request
 
+    from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.scheduler.bind import Binder
     from aliquot.kubernetes.scheduler.metrics import Metrics
-    from aliquot.kubernetes.scheduler.planner import Planner
+    from aliquot.kubernetes.scheduler.planner import Answer, Planner
     from aliquot.kubernetes.scheduler.waiting import Waiting
 
 NAMES_WANTED = "the extender is sent nodes and not their names: set nodeCacheCapable: true"
@@ -50,18 +51,27 @@ class Readiness(Protocol):
         """What is missing; nothing where it may."""
 
 
+class Rules(Protocol):
+    """Who may go where, beside what has room: gangs and queues."""
+
+    def answer(self, pod: Pod, names: Sequence[str]) -> Answer | None:
+        """Where a pod may go, or why nowhere; None where it may go anywhere."""
+
+
 class Extender:
     """The answers to kube-scheduler's questions."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - all that they come from
         self,
         planner: Planner,
+        rules: Rules,
         binder: Binder,
         waiting: Waiting,
         metrics: Metrics,
         readiness: Readiness,
     ) -> None:
         self._planner = planner
+        self._rules = rules
         self._binder = binder
         self._waiting = waiting
         self._metrics = metrics
@@ -87,10 +97,14 @@ class Extender:
             if args.node_names is None:
                 count("error")
                 return _json(FilterResult([], error=NAMES_WANTED))
-            answer = self._planner.filter(args.pod, args.node_names)
+            answer = self._rules.answer(args.pod, args.node_names)
+            if answer is None:
+                answer = self._planner.filter(args.pod, args.node_names)
             if answer.names:
                 count("fits")
                 self._waiting.done(args.pod.metadata.uid)
+            elif answer.told:
+                count("gang waits")
             else:
                 count("bad request" if answer.bad else "no room")
                 self._waiting.refused(args.pod, answer)

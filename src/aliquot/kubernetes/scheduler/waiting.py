@@ -49,21 +49,26 @@ class _Waits:
 
 
 class Waiting:
-    """The pods that wait for room, those that have waited longest first."""
+    """The pods that wait for room, those that have waited longest first.
 
-    def __init__(
+    `lets` says whether anything but room keeps a pod away.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - all that it works with
         self,
         client: Client,
         planner: Planner,
         recorder: Recorder,
         changes: Changes,
         leading: Callable[[], bool],
+        lets: Callable[[Pod], bool] = lambda _: True,
     ) -> None:
         self._client = client
         self._planner = planner
         self._recorder = recorder
         self._changes = changes
         self._leading = leading
+        self._lets = lets
         self._waits: dict[str, _Waits] = {}
 
     def __len__(self) -> int:
@@ -95,6 +100,8 @@ class Waiting:
         woken = 0
         for one in list(self._waits.values())[:LOOKED_AT]:
             if now - one.woken < WAKE_AGAIN or not self._planner.fits(one.pod):
+                continue
+            if not self._lets(one.pod):
                 continue
             one.woken = now
             await self._write(one.pod)

@@ -1,0 +1,225 @@
+"""What is known of one gang, and what follows from it. Pure; times are seconds since the epoch.
+
+A gang gathers until all its pods are there, waits until there is room for all of them, is reserved
+a place for each, and is bound when each has its node. A reservation is given up as a whole while no
+member has its node; afterwards the members that are missing are planned again, as the gang's rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aliquot.kubernetes.gangs.members import claim_of, foreign_gates, seconds_of
+from aliquot.kubernetes.gangs.objects import GangMember, Phase
+from aliquot.kubernetes.names import PLAN
+from aliquot.kubernetes.scheduler.parts import plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aliquot.kubernetes.api.objects import Owner, Pod
+    from aliquot.kubernetes.gangs.members import Claim, Key, Source
+    from aliquot.kubernetes.gangs.sources import Found
+    from aliquot.kubernetes.scheduler.parts import Parts
+    from aliquot.placement.demand import Demand
+
+BAR_SECONDS = 300.0
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a member goes, and what it gets there."""
+
+    node: str
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The start that a gang was promised, and where; `shape` is what it asked for then."""
+
+    start: float
+    places: tuple[tuple[str, tuple[int, ...]], ...]
+    shape: tuple[Demand, ...]
+
+
+@dataclass(slots=True)
+class Known:
+    """A gang.
+
+    `pods` are its live ones that ask for GPUs, `others` those that do not, and `reserved` are the
+    places of those on their way, by UID; `persisted` are the places that the API server has.
+    `had_nodes` are all UIDs that were seen with a node.
+    `whole_once`: all of it had nodes at some time. `moved` is when it last came nearer to that, and
+    `grown` when one more had a node.
+    `version` counts the changes of its pods. `leaving` says why those of it that have nodes are to
+    end: it could not be completed.
+    """
+
+    key: Key
+    pods: dict[str, Pod] = field(default_factory=dict)
+    others: dict[str, Pod] = field(default_factory=dict)
+    phase: Phase = Phase.GATHERING
+    reason: str = ""
+    planned: float | None = None
+    since: float = 0.0
+    topology: str = ""
+    reserved: dict[str, Place] = field(default_factory=dict)
+    persisted: Mapping[str, Place] = field(default_factory=dict)
+    making_room: frozenset[str] = frozenset()
+    had_nodes: set[str] = field(default_factory=set)
+    whole_once: bool = False
+    leaving: str = ""
+    moved: float = 0.0
+    grown: float = 0.0
+    not_before: float = 0.0
+    tries: int = 0
+    barred: dict[str, float] = field(default_factory=dict)
+    spared: dict[str, float] = field(default_factory=dict)
+    promise: Promise | None = None
+    version: int = 0
+    _sorted: tuple[int, list[Pod]] = (-1, [])
+    _claimed: tuple[int, list[Claim]] = (-1, [])
+
+    # --- its pods ---------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> list[Pod]:
+        """In the order of their names, without those that are on their way out."""
+        if self._sorted[0] != self.version:
+            live = (one for one in self.pods.values() if not one.metadata.deletion_timestamp)
+            order = sorted(live, key=lambda one: (len(one.metadata.name), one.metadata.name))
+            self._sorted = self.version, order
+        return self._sorted[1]
+
+    @property
+    def unbound(self) -> list[Pod]:
+        """Those without a node."""
+        return [one for one in self.members if not one.spec.node_name]
+
+    @property
+    def bound(self) -> list[Pod]:
+        """Those with one, also on their way out."""
+        return [one for one in self.pods.values() if one.spec.node_name]
+
+    @property
+    def source(self) -> Source | None:
+        """Who knows its size, where its pods do not say it."""
+        return next((one.source for one in self._claims() if one.source), None)
+
+    @property
+    def priority(self) -> int:
+        """The highest of its pods."""
+        return max((one.spec.priority or 0 for one in self.pods.values()), default=0)
+
+    def seconds(self, assumed: float) -> float:
+        """How long it runs: as long as the longest of its pods."""
+        return max((seconds_of(one, assumed) for one in self.pods.values()), default=assumed)
+
+    # --- how far it is ----------------------------------------------------------------------------
+
+    def size(self, found: Found | None) -> tuple[int | None, str]:
+        """How many pods it has, or why that is not known."""
+        claims = self._claims()
+        if any(one.source for one in claims):
+            return (found.size, found.problem) if found else (None, "its size is being read")
+        sizes = sorted({one.size for one in claims if one.size is not None})
+        if len(sizes) > 1:
+            return None, f"its pods say different sizes: {', '.join(map(str, sizes))}"
+        if sizes:
+            return sizes[0], ""
+        return None, next((one.problem for one in claims if one.problem), "its size is not known")
+
+    def not_ready(self, found: Found | None) -> tuple[Phase, str] | None:
+        """Why it cannot be planned yet, before any of it has a node; None where it can."""
+        pods = self.members
+        size, problem = self.size(found)
+        if size is None:
+            being_read = found is None and self.source is not None
+            return (Phase.GATHERING if being_read else Phase.REFUSED), problem
+        count = len(pods) + len(self.others)
+        if self.source is None and count > size:
+            return Phase.REFUSED, (
+                f"{count} pods belong to it, and they say that it has {size}. Correct the size,"
+                " or give other pods another gang's name."
+            )
+        if count < size:
+            return Phase.GATHERING, f"{count} of its {size} pods are there"
+        if not pods:
+            return Phase.REFUSED, "none of its pods asks for a GPU. Take its gates away."
+        every = (*pods, *self.others.values())
+        gates = sorted({gate for pod in every for gate in foreign_gates(pod)})
+        if gates:
+            return Phase.GATHERING, f"its pods are held back by {', '.join(gates)}"
+        return None
+
+    def _claims(self) -> list[Claim]:
+        if self._claimed[0] != self.version:
+            every = (*self.members, *self.others.values())
+            found = [one for pod in every if (one := claim_of(pod)) is not None]
+            self._claimed = self.version, found
+        return self._claimed[1]
+
+    def is_open(self, uid: str) -> bool:
+        """Whether a member may go to its place: the API server knows it, and it is free."""
+        place = self.reserved.get(uid)
+        return place is not None and self.persisted.get(uid) == place and not self.making_room
+
+    def told_members(self) -> tuple[GangMember, ...]:
+        """For its status."""
+        return tuple(self._told(one) for one in self.members)
+
+    def _told(self, pod: Pod) -> GangMember:
+        meta = pod.metadata
+        if pod.spec.node_name:
+            return GangMember(
+                meta.name, meta.uid, pod.spec.node_name, meta.annotations.get(PLAN, "")
+            )
+        place = self.reserved.get(meta.uid)
+        if place is None:
+            return GangMember(meta.name, meta.uid)
+        return GangMember(meta.name, meta.uid, place.node, plan_of(place.parts).encode())
+
+    # --- what changes it --------------------------------------------------------------------------
+
+    def reserve(self, places: Mapping[str, Place], now: float) -> None:
+        """Its members, or its rest, have places from now on."""
+        self.reserved.update(places)
+        self.phase, self.moved, self.promise, self.planned = Phase.RESERVED, now, None, None
+
+    def give_up(self, why: str, now: float, *, node: str = "") -> list[str]:
+        """Take its places back, of which `node` was impossible; the UIDs that had one.
+
+        It is planned again at once where a node is known that was at fault, else after a pause.
+        """
+        uids = list(self.reserved)
+        self.reserved.clear()
+        self.persisted = {}
+        self.making_room = frozenset()
+        self.phase, self.reason, self.topology, self.moved = Phase.WAITING, why, "", now
+        if node:
+            self.barred[node] = now + BAR_SECONDS
+        else:
+            self.not_before = now + min(FIRST_PAUSE * 2**self.tries, LONGEST_PAUSE)
+            self.tries += 1
+        return uids
+
+    def forget_bars(self, now: float) -> None:
+        """Nodes and others are tried again after a while."""
+        self.barred = {name: until for name, until in self.barred.items() if until > now}
+        self.spared = {name: until for name, until in self.spared.items() if until > now}
+
+
+def owners_of(known: Known, found: Found | None) -> tuple[Owner, ...]:
+    """The object that people wrote the gang with, where there is one."""
+    if found is not None and found.owner is not None:
+        return (found.owner,)
+    controllers = {
+        owner.uid: owner
+        for pod in known.pods.values()
+        for owner in pod.metadata.owner_references
+        if owner.controller
+    }
+    return tuple(controllers.values()) if len(controllers) == 1 else ()

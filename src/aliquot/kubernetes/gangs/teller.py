@@ -1,0 +1,61 @@
+"""Events on gangs and their pods: each new phase once, and a new time at which one is to start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aliquot.kubernetes.api.objects import PODS
+from aliquot.kubernetes.gangs.objects import GANGS, Phase
+from aliquot.kubernetes.gangs.words import stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from aliquot.kubernetes.api.events import Recorder, Type
+    from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.gangs.members import Key
+    from aliquot.kubernetes.gangs.state import Known
+    from aliquot.kubernetes.gangs.store import Store
+
+TOLD = 16  # members that get an event
+
+
+class Teller:
+    """Says what is new."""
+
+    def __init__(self, recorder: Recorder, store: Store) -> None:
+        self._recorder = recorder
+        self._store = store
+        self._told: dict[Key, tuple[Phase, str]] = {}
+
+    def tell(self, gang: Known) -> None:
+        """A new phase at once; new words of an old one, where they are about when it starts."""
+        words = {
+            Phase.GATHERING: "",
+            Phase.WAITING: "" if gang.planned is None else stamp(gang.planned)[:16],
+        }
+        now = gang.phase, words.get(gang.phase, gang.reason)
+        if self._told.get(gang.key) == now or not gang.reason:
+            return
+        self._told[gang.key] = now
+        kind: Type = "Warning" if gang.phase is Phase.REFUSED else "Normal"
+        self._say(gang, kind, gang.phase, gang.reason)
+
+    def tell_of_claims(
+        self, claims: Iterable[tuple[Known, str, Mapping[str, str]]], pods: Mapping[str, Pod]
+    ) -> None:
+        """Who has the places of others; and why not, those whose they were, by UID."""
+        for gang, why, told in claims:
+            self._say(gang, "Normal", "Preempts", why)
+            for uid, text in told.items():
+                if uid in pods:
+                    self._recorder.record(PODS, pods[uid], "Warning", "Preempted", text)
+
+    def forget(self, key: Key) -> None:
+        """It is gone."""
+        self._told.pop(key, None)
+
+    def _say(self, gang: Known, kind: Type, reason: str, message: str) -> None:
+        for pod in gang.members[:TOLD]:
+            self._recorder.record(PODS, pod, kind, reason, f"gang {gang.key.name}: {message}")
+        self._recorder.record(GANGS, self._store.object(gang.key), kind, reason, message)

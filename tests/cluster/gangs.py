@@ -1,0 +1,152 @@
+"""Gangs with the real kube-scheduler, on nodes that kwok keeps: for tests and figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from aliquot.kubernetes.names import GANG, GANG_SIZE, GATE, PLAN
+from aliquot.kubernetes.plan import decode_plan
+from cluster.api import ApiError
+from cluster.cluster import Cluster
+from cluster.extender import GPU_NODES, Gateway, Replica, install_crd, scheduler_config
+from cluster.fake_nodes import FakeNodes, fake_nodes
+from cluster.manifests import pod
+from kubernetes.builders import make_node
+
+CLIENT = {"clientConnection": {"qps": 5000, "burst": 5000}}
+_AT_ONCE = 8
+
+
+@dataclass
+class Stage:
+    """A cluster whose kube-scheduler asks two replicas of ours, of which the first is started."""
+
+    cluster: Cluster
+    nodes: FakeNodes
+    replicas: tuple[Replica, ...]
+
+    def add_nodes(self, count: int, gpus: int, **labels: str) -> list[str]:
+        """Nodes with so many GPUs, that nobody holds."""
+        names = self.nodes.add(
+            count, labels={key.replace("_", "/"): v for key, v in labels.items()}
+        )
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(lambda name: self._write_gpus(name, gpus), names))
+        return names
+
+    def _write_gpus(self, name: str, gpus: int) -> None:
+        body = {"apiVersion": "aliquot.io/v1alpha1", "kind": "GPUNode", "metadata": {"name": name}}
+        self.cluster.api.create(GPU_NODES, body)
+        status = msgspec.to_builtins(make_node(name, gpus).status)
+        self.cluster.api.patch(f"{GPU_NODES}/{name}/status", {"status": status})
+
+    def submit(
+        self,
+        namespace: str,
+        gang: str,
+        size: int,
+        *,
+        pods: int | None = None,
+        first: int = 0,
+        gpus: int = 1,
+        gated: bool = True,
+        notes: Mapping[str, str] | None = None,
+        **spec: Any,
+    ) -> list[str]:
+        """A gang's pods; all of them, or so many."""
+        count = size if pods is None else pods
+        names = [f"{gang}-{number}" for number in range(first, first + count)]
+        if gated:
+            spec["schedulingGates"] = [{"name": GATE}]
+        annotations = {GANG: gang, GANG_SIZE: str(size), **(notes or {})}
+        limits = {"aliquot.io/gpu": gpus}
+        selector = {"type": "kwok"}
+
+        def make(name: str) -> None:
+            body = pod(
+                name,
+                namespace=namespace,
+                limits=limits,
+                annotations=annotations,
+                nodeSelector=selector,
+                **spec,
+            )
+            self.cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", body)
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(make, names))
+        return names
+
+    def end(self, namespace: str, names: list[str]) -> None:
+        """Delete these pods."""
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(lambda name: self.cluster.api.delete(f"{path}/{name}"), names))
+
+    def pods(self, namespace: str) -> dict[str, Any]:
+        found = self.cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+        return {one["metadata"]["name"]: one for one in found}
+
+    def bound(self, namespace: str) -> dict[str, str]:
+        """The nodes of pods that have one."""
+        path = f"/api/v1/namespaces/{namespace}/pods?fieldSelector=spec.nodeName%21%3D"
+        found = self.cluster.api.get(path)["items"]
+        return {one["metadata"]["name"]: one["spec"]["nodeName"] for one in found}
+
+    def gang(self, namespace: str, name: str) -> dict[str, Any]:
+        """The Gang object; nothing where there is none."""
+        path = f"/apis/aliquot.io/v1alpha1/namespaces/{namespace}/gangs/{name}"
+        try:
+            return dict(self.cluster.api.get(path))
+        except ApiError as error:
+            if error.code == 404:
+                return {}
+            raise
+
+    def phase(self, namespace: str, name: str) -> str:
+        return str(self.gang(namespace, name).get("status", {}).get("phase", ""))
+
+    def why(self, namespace: str, name: str) -> str:
+        return str(self.gang(namespace, name).get("status", {}).get("reason", ""))
+
+    def wait_phase(self, namespace: str, name: str, phase: str, seconds: float = 30) -> None:
+        what = f"gang {name} is {phase}"
+        self.cluster.wait_until(lambda: self.phase(namespace, name) == phase, seconds, what)
+
+    def wait_leader(self) -> Replica:
+        def leaders() -> list[Replica]:
+            return [one for one in self.replicas if one.ready]
+
+        self.cluster.wait_until(leaders, 60, "a replica leads")
+        return leaders()[0]
+
+    def check_cards(self, namespace: str) -> None:
+        """No GPU is given twice."""
+        given: Counter[str] = Counter()
+        for one in self.pods(namespace).values():
+            plan = decode_plan(one["metadata"].get("annotations", {}).get(PLAN, ""))
+            if plan is not None:
+                given.update(gpu for part in plan.containers.values() for gpu in part.gpus)
+        twice = [gpu for gpu, count in given.items() if count > 1]
+        assert not twice, twice
+
+
+@contextmanager
+def stage(replicas: int = 2) -> Iterator[Stage]:
+    """All of it; no replica runs yet, and there are no nodes."""
+    with Cluster() as cluster, fake_nodes(cluster) as nodes:
+        install_crd(cluster)
+        ours = tuple(Replica(cluster, number) for number in range(replicas))
+        with Gateway(cluster.host_address, ours) as gateway:
+            cluster.configure_scheduler({**scheduler_config(gateway.url), **CLIENT})
+            yield Stage(cluster, nodes, ours)
+            for one in ours:
+                if one.server.running:
+                    one.server.stop()

@@ -1,0 +1,177 @@
+"""Gangs with the real kube-scheduler and API server, on nodes that kwok keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cluster import gangs
+from cluster.cluster import Cluster
+from cluster.extender import GPU_NODES
+from cluster.gangs import Stage
+from cluster.registry import ClusterError
+from kubernetes import chart
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+HOUR, MINUTES = {"aliquot.io/duration": "1h"}, {"aliquot.io/duration": "10m"}
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[Stage]:
+    with gangs.stage() as stage:
+        high = {"metadata": {"name": "high"}, "value": 1000}
+        stage.cluster.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", high)
+        stage.replicas[0].server.start()
+        stage.wait_leader()
+        yield stage
+
+
+@pytest.fixture
+def stage(whole: Stage) -> Iterator[Stage]:
+    yield whole
+    whole.nodes.remove()
+    for one in whole.cluster.api.get(GPU_NODES)["items"]:
+        whole.cluster.api.delete(f"{GPU_NODES}/{one['metadata']['name']}")
+
+
+@pytest.fixture
+def cluster(whole: Stage) -> Cluster:
+    """This file's own, in place of the session's."""
+    return whole.cluster
+
+
+def test_with_two_gpus_free_the_small_one_runs_and_the_big_one_starts_when_it_can(
+    stage: Stage, namespace: str
+) -> None:
+    stage.add_nodes(2, gpus=2)
+    first = stage.submit(namespace, "first", 2, notes=HOUR)
+    stage.wait_phase(namespace, "first", "Bound")
+    big = stage.submit(namespace, "big", 4, notes=HOUR)
+    stage.wait_phase(namespace, "big", "Waiting")
+    assert "4 GPUs asked; 2 free; planned for about" in stage.why(namespace, "big")
+    assert f"after {namespace}/first" in stage.why(namespace, "big")
+    small = stage.submit(namespace, "small", 2, notes=MINUTES)
+    stage.wait_phase(namespace, "small", "Bound")
+    assert set(stage.bound(namespace)) == {*first, *small}
+    told = stage.cluster.kubectl("describe", "pod", big[0], f"--namespace={namespace}")
+    assert "gang big: 4 GPUs asked; 2 free" in told
+    stage.end(namespace, first)
+    stage.end(namespace, small)
+    stage.wait_phase(namespace, "big", "Bound")
+    assert set(stage.bound(namespace)) == set(big)
+    stage.check_cards(namespace)
+    shown = stage.cluster.kubectl("get", "gangs", f"--namespace={namespace}")
+    assert shown.split()[:5] == ["NAME", "SIZE", "QUEUE", "PHASE", "START"]
+
+
+def test_two_gangs_that_would_deadlock_half_started_run_one_after_the_other(
+    stage: Stage, namespace: str
+) -> None:
+    stage.add_nodes(2, gpus=2)
+    ours: dict[str, list[str]] = {"a": [], "b": []}
+    for number in range(3):  # by turns and without gates: else halves of both would start
+        for name, names in ours.items():
+            names.extend(stage.submit(namespace, name, 3, pods=1, first=number, gated=False))
+    stage.cluster.wait_until(lambda: len(stage.bound(namespace)) == 3, 30, "one of them runs")
+    bound = set(stage.bound(namespace))
+    first, other = ("a", "b") if bound == set(ours["a"]) else ("b", "a")
+    assert bound == set(ours[first])
+    stage.wait_phase(namespace, other, "Waiting")
+    stage.end(namespace, ours[first])
+    stage.wait_phase(namespace, other, "Bound")
+    assert set(stage.bound(namespace)) == set(ours[other])
+
+
+def test_what_cannot_start_is_told_at_once(stage: Stage, namespace: str) -> None:
+    stage.add_nodes(2, gpus=2)
+    stage.submit(namespace, "huge", 5)
+    stage.submit(namespace, "many", 1, pods=2)
+    stage.wait_phase(namespace, "huge", "Refused", 10)
+    stage.wait_phase(namespace, "many", "Refused", 10)
+    assert "it asks for 5 GPUs, and there are 4" in stage.why(namespace, "huge")
+    assert "2 pods belong to it, and they say that it has 1" in stage.why(namespace, "many")
+    assert not stage.bound(namespace)
+
+
+def test_the_charts_policies_put_the_gate_on_and_let_the_scheduler_take_nothing_else(
+    stage: Stage, namespace: str
+) -> None:
+    try:
+        shown = [f"--show-only=templates/{one}.yaml" for one in ("gang-gate", "scheduler-rbac")]
+        text = chart.helm(
+            "template",
+            "aliquot",
+            str(chart.CHART),
+            f"--namespace={chart.NAMESPACE}",
+            "--kube-version=v1.36.4",
+            "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",
+            *shown,
+        )
+    except chart.NoHelmError as error:
+        pytest.skip(str(error))
+    policies = [one for one in chart.objects(text) if "AdmissionPolicy" in one["kind"]]
+    assert len(policies) == 4
+    stage.cluster.apply(*policies)
+    scheduler = f"--as=system:serviceaccount:{chart.NAMESPACE}:aliquot-scheduler"
+    admin = "--clusterrole=cluster-admin"
+    user = f"--user={scheduler.removeprefix('--as=')}"
+    stage.cluster.kubectl("create", "clusterrolebinding", "trial", admin, user)
+
+    def gates() -> object:
+        stage.submit(namespace, "x", 9, pods=1, gated=False, schedulerName="nobody")
+        found = stage.pods(namespace)["x-0"]["spec"].get("schedulingGates")
+        if not found:  # the API server does not know the policy yet
+            stage.end(namespace, ["x-0"])
+            stage.cluster.wait_until(lambda: not stage.pods(namespace), 10, "it is gone")
+        return found
+
+    stage.cluster.wait_until(gates, 20, "a pod of a gang gets the gate")
+
+    def patch(body: str) -> str:
+        where = ("pod", "x-0", f"--namespace={namespace}", "--type=merge", f"--patch={body}")
+        return stage.cluster.kubectl(scheduler, "patch", *where)
+
+    for forbidden in ('{"metadata":{"labels":{"a":"b"}}}', '{"spec":{"activeDeadlineSeconds":9}}'):
+        with pytest.raises(ClusterError, match="takes its own gate away, nothing else"):
+            patch(forbidden)
+    patch('{"spec":{"schedulingGates":null},"metadata":{"annotations":{"aliquot.io/room":"now"}}}')
+    assert "schedulingGates" not in stage.pods(namespace)["x-0"]["spec"]
+    kinds = {one["kind"] for one in policies}
+    for kind in sorted(kinds):
+        stage.cluster.kubectl("delete", kind, "--all")
+
+
+def test_the_extender_killed_with_a_gang_on_its_way_is_followed_by_another(
+    stage: Stage, namespace: str
+) -> None:
+    stage.add_nodes(4, gpus=4)
+    server = stage.replicas[0].server
+    names = stage.submit(namespace, "a", 16)
+    stage.cluster.wait_until(
+        lambda: stage.phase(namespace, "a") in {"Reserved", "Bound"},
+        30,
+        "a is reserved",
+        every=0.01,
+    )
+    server.kill()
+    server.start()
+    stage.wait_leader()
+    stage.cluster.wait_until(lambda: set(stage.bound(namespace)) == set(names), 60, "all are bound")
+    stage.wait_phase(namespace, "a", "Bound")
+    stage.check_cards(namespace)
+
+
+def test_a_higher_priority_has_the_gpu_of_a_lower_one_in_seconds(
+    stage: Stage, namespace: str
+) -> None:
+    stage.add_nodes(1, gpus=1)
+    stage.submit(namespace, "low", 1)
+    stage.wait_phase(namespace, "low", "Bound")
+    stage.submit(namespace, "high", 1, priorityClassName="high")
+    stage.cluster.wait_until(
+        lambda: set(stage.bound(namespace)) == {"high-0"}, 10, "the claimant has its node"
+    )
+    events = stage.cluster.kubectl("events", f"--namespace={namespace}", "--for=pod/low-0")
+    assert "Preempted" in events

@@ -1,0 +1,126 @@
+"""Decisions over gangs, whatever waits and runs: all or none, nothing twice, promises kept free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aliquot.kubernetes.gangs.decide import Question, decide
+from aliquot.placement.books import Books
+from aliquot.placement.demand import Gang, Running, whole
+from aliquot.placement.queues import Bound, Queue
+from aliquot.placement.snapshot import NodeSpec, empty
+from aliquot.placement.strategies import strategy
+
+NOW = 1000.0
+
+
+def nodes(*gpus: int) -> Books:
+    specs = [
+        NodeSpec(f"n{number}", count, model="m", gpu_bytes=80, rack=f"r{number // 2}", block="b")
+        for number, count in enumerate(gpus)
+    ]
+    return Books(empty(specs))
+
+
+def gang(name: str, members: int, gpus: int = 1, **more: Any) -> Gang:
+    return Gang(name, (whole(gpus),) * members, **more)
+
+
+def question(books: Books, *waiting: Gang, **more: Any) -> Question:
+    asked: dict[str, Any] = {
+        "running": [],
+        "promised": [],
+        "waiting": waiting,
+        "rests": [],
+        "queues": {},
+        "now": NOW,
+        "by": strategy("fragmentation", books.hardware),
+        **more,
+    }
+    return Question(books, **asked)
+
+
+def started(books: Books, one: Gang, seconds: float = 100.0) -> Running:
+    (found,) = decide(question(books, one)).starts
+    books.take_gang(found)
+    return Running(one, found.placements, NOW, NOW + seconds)
+
+
+WORK = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 200), st.integers(0, 2)),
+    max_size=8,
+)
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    before=WORK,
+    after=WORK,
+)
+def test_gangs_start_whole_and_never_on_what_is_taken(
+    sizes: list[int],
+    before: list[tuple[int, int, int, int]],
+    after: list[tuple[int, int, int, int]],
+) -> None:
+    books = nodes(*sizes)
+    running: list[Running] = []
+    for prefix, work in (("a", before), ("b", after)):
+        waiting = [
+            gang(f"{prefix}{n}", members, gpus, seconds=float(s), priority=p, submitted=float(n))
+            for n, (members, gpus, s, p) in enumerate(work)
+        ]
+        decision = decide(question(books, *waiting, running=running))
+        told = {one.gang.name for one in decision.starts} | {
+            one.gang.name for one in decision.promises
+        }
+        told |= set(decision.waits) | set(decision.never)
+        assert told == {one.name for one in waiting}
+        total = sum(sizes)
+        assert decision.never.keys() == {one.name for one in waiting if one.milli > 1000 * total}
+        trial = books.copy()
+        ended = {victim.gang.name for _, claim in decision.claims for victim in claim.victims}
+        for one in decision.starts:
+            assert len(one.placements) == len(one.gang.members)
+            trial.take_gang(one)  # raises where it is not free
+        for one in (*running, *decision.starts):
+            if one.gang.name in ended:
+                trial.give_gang(one)
+        for claimant, claim in decision.claims:
+            trial.take_gang(Running(claimant, claim.placements, NOW, NOW + claimant.seconds))
+        running += decision.starts
+        for one in decision.starts:
+            books.take_gang(one)
+
+
+def test_the_rest_of_a_gang_goes_near_the_others_before_all_that_waits() -> None:
+    books = nodes(2, 1, 2, 2)
+    placed = started(books, gang("half", 2))
+    here = {one.node for one in placed.placements}
+    assert len(here) == 1
+    rest = gang("half", 1)
+    decision = decide(
+        question(books, gang("big", 5), running=[placed], rests=[(rest, sorted(here))])
+    )
+    (first, *_) = decision.starts
+    assert first.gang is rest
+    rack = {int(books.hardware.rack[node]) for node in here}
+    assert int(books.hardware.rack[first.placements[0].node]) in rack
+
+
+def test_a_queue_gets_its_own_back_and_nobody_makes_room_twice() -> None:
+    books = nodes(2, 2)
+    queues = {
+        "a": Queue("a", quota=Bound(2000, 160)),
+        "b": Queue("b", quota=Bound(2000, 160)),
+    }
+    taken = [started(books, gang(f"x{n}", 1, queue="b")) for n in range(4)]
+    mine = [gang(f"y{n}", 1, queue="a", submitted=n) for n in range(3)]
+    decision = decide(question(books, *mine, running=taken, queues=queues))
+    victims = [one.gang.name for _, claim in decision.claims for one in claim.victims]
+    assert len(victims) == len(set(victims))
+    assert {one.name for one, _ in decision.claims} <= {"y0", "y1", "y2"}
+    assert 1 <= len(victims) <= 2

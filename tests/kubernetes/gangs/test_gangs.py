@@ -1,0 +1,335 @@
+"""Gangs from their pods to their nodes: over HTTP, with an API server that keeps the truth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from aliquot.kubernetes.gangs import state
+from aliquot.kubernetes.gangs.controller import GangOptions
+from aliquot.kubernetes.gangs.reservations import Times
+from kubernetes.builders import make_node
+from kubernetes.fake_api import until
+from kubernetes.gangs.world import SOON, World, is_bound, running
+from kubernetes.scheduler.replica import Replica, put_node, replica
+
+
+def played(
+    world: World, play: Callable[[World, Replica], Coroutine[Any, Any, None]], **options: Any
+) -> None:
+    async def run() -> None:
+        async with running(world, **options) as one:
+            await play(world, one)
+
+    asyncio.run(run())
+    world.check_cards()
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_gang_starts_when_all_its_pods_are_there(gated: bool) -> None:  # noqa: FBT001
+    async def play(world: World, _: Replica) -> None:
+        world.gang("a", 3, pods=2, gated=gated)
+        await until(lambda: world.phase("a") == "Gathering")
+        assert world.why("a") == "2 of its 3 pods are there"
+        assert not world.bound("a")
+        world.gang("a", 3, pods=1, first=2, gated=gated)
+        await is_bound(world, "a", 3)
+        found = world.status("a")
+        assert found is not None
+        assert found.spec.size == 3
+        assert {one.node for one in found.status.members} == set(world.bound("a").values())
+        assert found.status.topology == "one node"
+
+    played(World(2, 4), play)
+
+
+def test_the_small_one_runs_and_the_big_one_starts_when_it_can() -> None:
+    async def play(world: World, _: Replica) -> None:
+        hour, minutes = {"aliquot.io/duration": "1h"}, {"aliquot.io/duration": "10m"}
+        world.gang("first", 2, annotations=hour)
+        await is_bound(world, "first", 2)
+        world.gang("big", 4, annotations=hour)
+        await until(lambda: world.phase("big") == "Waiting")
+        assert "4 GPUs asked; 2 free; planned for about" in world.why("big")
+        assert "after ns/first" in world.why("big")
+        world.gang("small", 2, annotations=minutes)
+        await is_bound(world, "small", 2)
+        assert not world.bound("big")
+        world.delete("small-0", "small-1")
+        await until(lambda: world.status("small") is None)
+        assert not world.bound("big")
+        world.delete("first-0", "first-1")
+        await is_bound(world, "big", 4)
+
+    played(World(4), play)
+
+
+def test_work_that_would_be_in_the_way_waits_behind_a_promise() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.gang("first", 2, annotations={"aliquot.io/duration": "1h"})
+        await is_bound(world, "first", 2)
+        world.gang("big", 4)
+        await until(lambda: world.phase("big") == "Waiting")
+        world.gang("long", 2, annotations={"aliquot.io/duration": "5h"})
+        await until(lambda: world.phase("long") == "Waiting")
+        world.pod("single", gpu=1, annotations={"aliquot.io/duration": "5h"})
+        await until(lambda: world.events("single"))
+        assert world.events("single")[0] == ("Promised", "what is free is promised to gangs")
+        world.pod("short", gpu=1, annotations={"aliquot.io/duration": "5m"})
+        await until(lambda: "short" in world.bound())
+        assert set(world.bound()) == {"first-0", "first-1", "short"}
+
+    played(World(4), play)
+
+
+def test_two_gangs_that_would_deadlock_half_started_run_one_after_the_other() -> None:
+    async def play(world: World, _: Replica) -> None:
+        for number in range(3):
+            for name in ("a", "b"):
+                world.gang(name, 3, pods=1, first=number, gated=False)
+        await until(lambda: len(world.bound()) == 3)
+        first, other = ("a", "b") if world.bound("a") else ("b", "a")
+        assert len(world.bound(first)) == 3
+        await until(lambda: world.phase(other) == "Waiting")
+        world.delete(*world.pods(first))
+        await is_bound(world, other, 3)
+
+    played(World(2, 2), play)
+
+
+@pytest.mark.parametrize(
+    ("size", "pods", "annotations", "phase", "why"),
+    [
+        (9, 9, {}, "Refused", "it asks for 9 GPUs, and there are 4 in the cluster"),
+        (2, 3, {}, "Refused", "3 pods belong to it, and they say that it has 2"),
+        (2, 2, {"aliquot.io/gang-size": "x"}, "Refused", "aliquot.io/gang-size is 'x'"),
+        (2, 2, {"aliquot.io/compute": "lots"}, "Refused", "the annotation aliquot.io/compute"),
+    ],
+)
+def test_what_cannot_start_is_told_at_once(
+    size: int, pods: int, annotations: dict[str, str], phase: str, why: str
+) -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.gang("a", size, pods=pods, annotations=annotations)
+        await until(lambda: why in world.why("a"))
+        assert world.phase("a") == phase
+        await until(lambda: world.events("a-0"))
+        (reason, message) = world.events("a-0")[-1]
+        assert reason == phase
+        assert why in message
+        assert not world.bound()
+
+    played(World(2, 2), play)
+
+
+def test_a_queue_that_does_not_exist_is_named() -> None:
+    async def play(world: World, _: Replica) -> None:
+        body = {"metadata": {"labels": {"aliquot.io/queue": "nowhere"}}}
+        world.gang("a", 1)
+        pod = world.api.objects["pods", "ns", "a-0"]
+        world.api.put("pods", {**pod, "metadata": {**pod["metadata"], **body["metadata"]}})
+        await until(lambda: "queue 'nowhere' does not exist" in world.why("a"))
+
+    played(World(0), play)
+
+
+def test_a_pod_group_says_how_many_must_start_together() -> None:
+    async def play(world: World, _: Replica) -> None:
+        for number in range(3):
+            world.pod(f"p{number}", gpu=1)
+            body = world.api.objects["pods", "ns", f"p{number}"]
+            body["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": "pg"}
+            world.api.put("pods", body)
+        await until(lambda: "PodGroup 'pg', which knows its size, is not there" in world.why("pg"))
+        group = {"metadata": {"name": "pg", "namespace": "ns"}, "spec": {"minMember": 3}}
+        world.api.put("podgroups", group)
+        await until(lambda: len(world.bound()) == 3)
+        found = world.status("pg")
+        assert found is not None
+        assert found.metadata.owner_references[0].kind == "PodGroup"
+
+    played(World(4), play)
+
+
+def test_a_pod_may_change_its_gang() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.gang("a", 1, gpu=9)
+        await until(lambda: world.phase("a") == "Refused")
+        body = world.api.objects["pods", "ns", "a-0"]
+        body["metadata"]["annotations"]["aliquot.io/gang"] = "b"
+        world.api.put("pods", body)
+        await until(lambda: world.phase("b") == "Refused" and world.status("a") is None)
+
+    played(World(1), play)
+
+
+def test_gates_of_others_are_waited_for() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.gang("a", 1)
+        body = world.api.objects["pods", "ns", "a-0"]
+        body["spec"]["schedulingGates"].append({"name": "kueue.x-k8s.io/admission"})
+        world.api.put("pods", body)
+        await until(lambda: "held back by kueue.x-k8s.io/admission" in world.why("a"))
+        body = world.api.objects["pods", "ns", "a-0"]
+        body["spec"]["schedulingGates"].pop()
+        world.api.put("pods", body)
+        await is_bound(world, "a", 1)
+
+    played(World(1), play)
+
+
+def test_a_node_that_is_not_offered_is_not_tried_again() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.offered = {"n0", "n2"}
+        world.gang("a", 4)
+        await is_bound(world, "a", 4)
+        assert set(world.bound("a").values()) == {"n0", "n2"}
+
+    played(World(2, 4, 2), play)
+
+
+def test_members_that_do_not_arrive_give_their_places_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state, "FIRST_PAUSE", 0.1)
+
+    async def run() -> None:
+        world = World(4)
+        async with world.api.serving(), replica(world.api, gangs=SOON) as one:
+            await one.ready()
+            world.gang("a", 4)
+            await until(lambda: world.phase("a") == "Reserved")
+            await until(lambda: "did not arrive in time" in world.why("a"))
+            async with world.scheduling(one):
+                await is_bound(world, "a", 4)
+        world.check_cards()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("what", ["pod", "gpu", "node"])
+def test_what_goes_away_before_the_bind_makes_it_plan_again(what: str) -> None:
+    async def run() -> None:
+        world = World(2, 2)
+        async with world.api.serving(), replica(world.api) as one:
+            await one.ready()
+            world.gang("a", 2)
+            await until(lambda: world.phase("a") == "Reserved")
+            node = places(world, "a").pop()
+            if what == "pod":
+                world.delete("a-0")
+                await until(lambda: world.phase("a") == "Gathering")
+                world.gang("a", 2, pods=1)
+            elif what == "gpu":
+                put_node(world.api, make_node(node, 2, healthy=False))
+            else:
+                world.api.delete("gpunodes", node)
+            await until(lambda: what == "pod" or node not in places(world, "a"))
+            async with world.scheduling(one):
+                await is_bound(world, "a", 2)
+        world.check_cards()
+
+    asyncio.run(run())
+
+
+def places(world: World, gang: str) -> set[str]:
+    found = world.status(gang)
+    assert found is not None
+    return {one.node for one in found.status.members}
+
+
+def test_a_new_leader_goes_on_from_what_is_reserved() -> None:
+    async def run() -> None:
+        world = World(2, 2)
+        async with world.api.serving():
+            async with replica(world.api) as first:
+                await first.ready()
+                world.gang("a", 3)
+                await until(lambda: world.phase("a") == "Reserved")
+                await until(
+                    lambda: not any(one.spec.scheduling_gates for one in world.pods("a").values())
+                )
+            found = world.status("a")
+            assert found is not None
+            async with replica(world.api) as second:
+                await second.ready()
+                single = world.pods("a")["a-0"]
+                answer = await second.filter(single, "n0", "n1")
+                assert answer["NodeNames"] == [found.status.members[0].node]
+                async with world.scheduling(second):
+                    await is_bound(world, "a", 3)
+            assert world.bound("a") == {one.pod: one.node for one in found.status.members}
+
+    asyncio.run(run())
+
+
+def test_a_half_that_cannot_be_completed_ends() -> None:
+    async def play(world: World, _: Replica) -> None:
+        def refuse(_: str, path: str) -> int | None:
+            return 403 if path.endswith("a-1/binding") else None
+
+        world.api.faults.refuse = refuse
+        world.gang("a", 2)
+        await until(lambda: len(world.bound("a")) == 1)
+        await until(lambda: not world.bound("a"))
+        world.api.faults.refuse = lambda *_: None
+        assert not world.halves()
+
+    played(World(2), play)
+
+
+def test_a_replacement_goes_near_the_others() -> None:
+    async def play(world: World, _: Replica) -> None:
+        for name, rack in {"n0": "r1", "n1": "r2", "n2": "r1"}.items():
+            meta = {"name": name, "labels": {"topology.kubernetes.io/rack": rack}}
+            world.api.put("nodes", {"metadata": meta})
+        world.gang("a", 2, gpu=2)
+        await is_bound(world, "a", 2)
+        found = world.status("a")
+        assert found is not None
+        assert found.status.topology == "2 nodes of one rack"
+        assert set(world.bound("a").values()) == {"n0", "n2"}
+        world.delete("a-1")
+        world.gang("a", 2, pods=1, first=2, gpu=2)
+        await until(lambda: "a-2" in world.bound("a"))
+        assert set(world.bound("a").values()) == {"n0", "n2"}
+
+    played(World(2, 2, 2), play)
+
+
+def test_a_higher_priority_gets_the_places_of_a_lower_one_which_ends() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.gang("low", 2)
+        await is_bound(world, "low", 2)
+        world.gang("high", 1, pods=0)
+        notes = {"aliquot.io/gang": "high", "aliquot.io/gang-size": "2"}
+        for number in range(2):
+            world.pod(f"high-{number}", gated=True, annotations=notes, gpu=1, spec={"priority": 9})
+        await is_bound(world, "high", 2)
+        assert not world.bound("low")
+        told = [reason for reason, _ in world.events("low-0")]
+        assert "Preempted" in told
+
+    played(World(2), play)
+
+
+def test_a_budget_that_refuses_is_respected_and_another_way_is_sought() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.gang("kept", 1)
+        await is_bound(world, "kept", 1)
+        world.api.faults.budgets = {"kept-0": "keep-it"}
+        notes = {"aliquot.io/gang": "high", "aliquot.io/gang-size": "1"}
+        world.pod("high-0", gated=True, annotations=notes, gpu=1, spec={"priority": 9})
+        await until(lambda: "their disruption budgets kept ns/kept from" in world.why("high"))
+        assert world.bound() == {"kept-0": "n0"}
+        world.gang("spare", 1, pods=0)
+        put_node(world.api, make_node("n1", 1))
+        world.offered.add("n1")
+        await is_bound(world, "high", 1)
+        assert world.bound("kept") == {"kept-0": "n0"}
+
+    options = GangOptions(times=Times(grace=0.4, room=0.2))
+    played(World(1), play, gangs=options)

@@ -1,0 +1,186 @@
+"""A cluster for gangs: an API server that keeps the truth, and kube-scheduler as it would go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import msgspec
+
+from aliquot.kubernetes.api.objects import PODS, Pod
+from aliquot.kubernetes.gangs.controller import GangOptions
+from aliquot.kubernetes.gangs.objects import GangObject
+from aliquot.kubernetes.gangs.reservations import Times
+from aliquot.kubernetes.names import GANG, GANG_SIZE, GATE, PLAN
+from aliquot.kubernetes.plan import decode_plan
+from kubernetes.builders import make_node, make_pod
+from kubernetes.fake_api import FakeApi, Json, as_json, until
+from kubernetes.scheduler.replica import Replica, put_node, replica
+
+SOON = GangOptions(times=Times(grace=0.4, room=0.4))
+
+
+class World:
+    """Pods, nodes and gangs, as the API server has them."""
+
+    def __init__(self, *gpus: int) -> None:
+        self.api = FakeApi()
+        self.nodes = [f"n{number}" for number in range(len(gpus))]
+        for name, count in zip(self.nodes, gpus, strict=True):
+            put_node(self.api, make_node(name, count))
+        self.offered = set(self.nodes)  # what kube-scheduler would offer
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    # --- what people do ---------------------------------------------------------------------------
+
+    def gang(
+        self,
+        name: str,
+        size: int,
+        *,
+        pods: int | None = None,
+        first: int = 0,
+        gated: bool = True,
+        annotations: Mapping[str, str] | None = None,
+        **asked: Any,
+    ) -> list[str]:
+        """A gang's pods: each asks for one GPU, or for this."""
+        notes = {GANG: name, GANG_SIZE: str(size), **(annotations or {})}
+        count = size if pods is None else pods
+        names = [f"{name}-{number}" for number in range(first, first + count)]
+        for one in names:
+            self.pod(one, gated=gated, annotations=notes, **(asked or {"gpu": 1}))
+        return names
+
+    def pod(
+        self, name: str, *, gated: bool = False, spec: Json | None = None, **asked: Any
+    ) -> None:
+        body = as_json(PODS, make_pod(name, **asked))
+        del body["metadata"]["uid"]
+        body["spec"] |= spec or {}
+        if gated:
+            body["spec"]["schedulingGates"] = [{"name": GATE}]
+        self.api.put("pods", body)
+
+    def delete(self, *names: str) -> None:
+        for name in names:
+            self.api.delete("pods", name, "ns")
+
+    # --- what is so -------------------------------------------------------------------------------
+
+    def pods(self, gang: str = "") -> dict[str, Pod]:
+        found = (msgspec.convert(one, Pod) for one in self.api.all("pods"))
+        return {
+            one.metadata.name: one
+            for one in found
+            if not gang or one.metadata.annotations.get(GANG) == gang
+        }
+
+    def bound(self, gang: str = "") -> dict[str, str]:
+        return {
+            name: one.spec.node_name for name, one in self.pods(gang).items() if one.spec.node_name
+        }
+
+    def status(self, gang: str) -> GangObject | None:
+        found = self.api.objects.get(("gangs", "ns", gang))
+        return msgspec.convert(found, GangObject) if found else None
+
+    def phase(self, gang: str) -> str:
+        found = self.status(gang)
+        return found.status.phase if found else ""
+
+    def why(self, gang: str) -> str:
+        found = self.status(gang)
+        return found.status.reason if found else ""
+
+    def events(self, name: str) -> list[tuple[str, str]]:
+        return [
+            (one["reason"], one["message"])
+            for one in self.api.all("events")
+            if one["involvedObject"]["name"] == name
+        ]
+
+    def check_cards(self) -> None:
+        """No GPU is given twice."""
+        given: Counter[str] = Counter()
+        for one in self.pods().values():
+            plan = decode_plan(one.metadata.annotations.get(PLAN, ""))
+            if one.spec.node_name and plan is not None:
+                given.update(gpu for part in plan.containers.values() for gpu in part.gpus)
+        assert all(count == 1 for count in given.values()), given
+
+    def halves(self) -> dict[str, tuple[int, int]]:
+        """Gangs of which some have nodes and some do not, or are not there: how many, of what."""
+        have: dict[str, int] = defaultdict(int)
+        sizes: dict[str, int] = {}
+        for one in self.pods().values():
+            notes = one.metadata.annotations
+            if GANG in notes:
+                sizes[notes[GANG]] = int(notes[GANG_SIZE])
+                have[notes[GANG]] += bool(one.spec.node_name)
+        return {name: (have[name], size) for name, size in sizes.items() if 0 < have[name] < size}
+
+    # --- kube-scheduler ---------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def scheduling(self, one: Replica) -> AsyncIterator[None]:
+        """kube-scheduler asks this replica about every pod that waits."""
+        task = asyncio.create_task(self._schedule(one))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            for each in list(self.tasks):
+                each.cancel()
+            if self.tasks:
+                await asyncio.wait(self.tasks)
+
+    async def _schedule(self, one: Replica) -> None:
+        tried: dict[str, str] = {}
+        rounds = 0
+        while True:
+            rounds += 1
+            for name, pod in self.pods().items():
+                version = pod.metadata.resource_version
+                waits = not pod.spec.node_name and not pod.spec.scheduling_gates
+                if not waits or (tried.get(name) == version and rounds % 20):
+                    continue
+                tried[name] = version
+                await self._try(one, pod)
+            await asyncio.sleep(0.005)
+
+    async def _try(self, one: Replica, pod: Pod) -> None:
+        try:
+            answer = await one.filter(pod, *sorted(self.offered))
+        except (AssertionError, httpx2.HTTPError):
+            return  # it does not lead
+        if answer["NodeNames"]:
+            task = asyncio.create_task(self._bind(one, pod, answer["NodeNames"][0]))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    async def _bind(self, one: Replica, pod: Pod, node: str) -> None:
+        try:
+            await one.bind(pod, node)
+        except (AssertionError, httpx2.HTTPError):
+            return
+
+
+@asynccontextmanager
+async def running(world: World, **options: Any) -> AsyncIterator[Replica]:
+    """A replica that is ready, and kube-scheduler that asks it."""
+    options.setdefault("gangs", SOON)
+    async with world.api.serving(), replica(world.api, **options) as one:
+        await one.ready()
+        async with world.scheduling(one):
+            yield one
+
+
+async def is_bound(world: World, gang: str, count: int) -> None:
+    await until(lambda: len(world.bound(gang)) == count)
+    await until(lambda: world.phase(gang) == "Bound")
