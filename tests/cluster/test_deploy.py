@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.cluster import Cluster
+from cluster.extender import install_crd
 from cluster.installed import SPACE, allocatable, helm, install, label, pods_of, ready_pods
 from cluster.manifests import pod
 from cluster.registry import ClusterError
@@ -44,9 +45,16 @@ def test_the_api_server_takes_every_switch_of_the_chart(cluster: Cluster) -> Non
         assert "networkpolicy" in dry_run(cluster, text)
 
 
+@pytest.fixture(scope="module")
+def informed(cluster: Cluster) -> Cluster:
+    """A cluster that knows our kinds of objects."""
+    install_crd(cluster)
+    return cluster
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_api_server_takes_an_example(cluster: Cluster, namespace: str, path: Path) -> None:
-    said = dry_run(cluster, path.read_text("utf-8"), f"--namespace={namespace}")
+def test_the_api_server_takes_an_example(informed: Cluster, namespace: str, path: Path) -> None:
+    said = dry_run(informed, path.read_text("utf-8"), f"--namespace={namespace}")
     assert "created (server dry run)" in said
 
 
@@ -106,10 +114,10 @@ def test_the_extender_changes_nothing_of_a_pod_but_annotations(installed: Cluste
     installed.apply(pod("plain"))
     try:
         installed.kubectl("annotate", "pod", "plain", "aliquot.io/room=now", *extender)
-        with pytest.raises(ClusterError, match="annotations of pods, and nothing else"):
+        with pytest.raises(ClusterError, match="takes its own gate away, nothing else"):
             installed.kubectl("label", "pod", "plain", "app=other", *extender)
         image = '{"spec": {"containers": [{"name": "main", "image": "other"}]}}'
-        with pytest.raises(ClusterError, match="annotations of pods, and nothing else"):
+        with pytest.raises(ClusterError, match="takes its own gate away, nothing else"):
             installed.kubectl("patch", "pod", "plain", f"--patch={image}", *extender)
     finally:
         installed.kubectl("delete", "pod", "plain", "--now")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from aliquot.kubernetes.gangs import state
-from aliquot.kubernetes.gangs.controller import GangOptions
+from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
 from aliquot.kubernetes.gangs.reservations import Times
 from kubernetes.builders import make_node
 from kubernetes.fake_api import until
@@ -298,6 +299,39 @@ def test_a_replacement_goes_near_the_others() -> None:
         assert set(world.bound("a").values()) == {"n0", "n2"}
 
     played(World(2, 2, 2), play)
+
+
+def test_pods_that_come_while_others_of_that_name_end_are_a_gang_of_their_own() -> None:
+    async def play(world: World, _: Replica) -> None:
+        old = set(world.gang("a", 2))
+        await is_bound(world, "a", 2)
+        world.begin_to_end(*old)
+        world.gang("a", 2, pods=1, first=2)
+        await until(lambda: world.why("a") == "1 of its 2 pods are there")
+        assert set(world.bound("a")) == old
+        world.gang("a", 2, pods=1, first=3)
+        await until(lambda: set(world.bound("a")) == old | {"a-2", "a-3"})
+
+    played(World(2, 2), play)
+
+
+def test_a_new_leader_leaves_a_gang_alone_that_waits_for_a_replacement() -> None:
+    async def run() -> None:
+        world = World(1, 1)
+        async with running(world):
+            world.gang("a", 2)
+            await is_bound(world, "a", 2)
+            kept, lost = "a-0", "a-1"
+            put_node(world.api, make_node(world.bound("a")[lost], 0))
+            world.delete(lost)
+            world.gang("a", 2, pods=1, first=2)
+            await until(lambda: world.phase("a") == "Waiting")
+        async with running(world):
+            over = time.monotonic() + 2 * SOON.times.grace + 2.5 * PASS_SECONDS
+            await until(lambda: time.monotonic() > over or kept not in world.bound("a"))
+            assert kept in world.bound("a")
+
+    asyncio.run(run())
 
 
 def test_a_higher_priority_gets_the_places_of_a_lower_one_which_ends() -> None:

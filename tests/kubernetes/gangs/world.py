@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -69,6 +70,13 @@ class World:
     def delete(self, *names: str) -> None:
         for name in names:
             self.api.delete("pods", name, "ns")
+
+    def begin_to_end(self, *names: str) -> None:
+        """They have been deleted, and are given time to end."""
+        for name in names:
+            body = json.loads(json.dumps(self.api.objects["pods", "ns", name]))
+            body["metadata"]["deletionTimestamp"] = "2026-11-15T12:00:00Z"
+            self.api.put("pods", body)
 
     # --- what is so -------------------------------------------------------------------------------
 

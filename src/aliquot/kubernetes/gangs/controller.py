@@ -40,7 +40,7 @@ from aliquot.kubernetes.scheduler.bind import NotBoundError
 from aliquot.kubernetes.scheduler.planner import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.events import Recorder
@@ -167,6 +167,8 @@ class Gangs:
         now = self._now()
         for one in objects:
             self._found(one, now)
+        for gang in self._roster.gangs.values():
+            self._planning.end_whole(gang.making_room, f"ended for {gang.key}")
         self._active = True
         return True
 
@@ -245,6 +247,31 @@ class Gangs:
         elif uid in gang.reserved and uid in gang.pods:
             self._cluster.reserve(uid, self._reservations.reserved(gang, uid))
 
+    def holds(self, pod: Pod, place: Reserved) -> bool:
+        """Whether a member's place is still its own, and this replica's to give."""
+        gang = self._roster.gang_of(pod)
+        mine = gang.reserved.get(pod.metadata.uid) if gang is not None else None
+        return (
+            self._active
+            and mine is not None
+            and (mine.node, mine.parts)
+            == (
+                place.node,
+                place.parts,
+            )
+        )
+
+    def may_end_others(self, pod: Pod, victims: Collection[str]) -> bool:
+        """Whether kube-scheduler may end these pods, by UID, for a pod that finds no CPU.
+
+        Not for a member of a gang, nor for one that may not start whatever ends; and no gang is
+        ended by halves.
+        """
+        if claim_of(pod) is not None or pod.metadata.uid in self._waits_since:
+            return False
+        pods = (self._roster.pods.get(uid) for uid in victims)
+        return all(one is None or claim_of(one) is None for one in pods)
+
     def count(self, phase: Phase) -> int:
         """How many gangs are so."""
         return sum(one.phase is phase for one in self._roster.gangs.values())
@@ -279,11 +306,17 @@ class Gangs:
             if not self._active:
                 continue
             began = time.perf_counter()
-            if self._missing:
-                await self.load()
-            if not self._missing:
-                await self.look()
+            try:
+                await self._pass()
+            except Exception:  # noqa: BLE001 - one gang must not stop all others
+                _log.exception("a pass over the gangs failed; the next one comes soon")
             await asyncio.sleep(min(time.perf_counter() - began, LONGEST_PAUSE))
+
+    async def _pass(self) -> None:
+        if self._missing:
+            await self.load()
+        if not self._missing:
+            await self.look()
 
     async def look(self) -> None:
         """One pass."""
@@ -346,6 +379,8 @@ class Gangs:
                 if pod is not None:
                     other = self._roster.gang_of(pod)
                     name = str(other.key) if other else f"pod {pod.key}"
+                    if other is not None:
+                        other.leaving = ""
                     gang.spared[name] = now + 5 * self._options.times.room
             self._reservations.give_up(gang, str(self._doors.refusals[refused[0]]), now)
             gang.not_before = now
@@ -353,11 +388,11 @@ class Gangs:
     # --- what is written --------------------------------------------------------------------------
 
     async def _write(self) -> None:
-        free = asyncio.Semaphore(AT_ONCE)
+        free, turn = asyncio.Semaphore(AT_ONCE), self._turn
 
         async def write(gang: Known) -> None:
             async with free:
-                if gang.key in self._roster.gangs:
+                if self._turn == turn and self._roster.gangs.get(gang.key) is gang:
                     await self._write_one(gang)
 
         await asyncio.gather(*(write(one) for one in list(self._roster.gangs.values())))
@@ -381,6 +416,7 @@ class Gangs:
             since=stamp(gang.since) if gang.since else None,
             topology=gang.topology,
             making_room=tuple(sorted(gang.making_room)),
+            whole_once=gang.whole_once,
             members=gang.told_members() if gang.reserved or gang.had_nodes else (),
         )
         self._teller.tell(gang)
@@ -390,7 +426,10 @@ class Gangs:
             gang.persisted = places
 
     async def _clear(self) -> None:
+        turn = self._turn
         for key in list(self._gone):
+            if self._turn != turn:
+                return
             if key in self._roster.gangs or await self._store.delete(key):
                 self._gone.discard(key)
                 self._teller.forget(key)
@@ -413,7 +452,7 @@ class Gangs:
         gangs = self._roster.gangs.values()
         uids = {uid for gang in gangs for uid in gang.making_room}
         ending = [self._roster.pods[uid] for uid in uids if uid in self._roster.pods]
-        ending += [pod for gang in gangs if gang.leaving for pod in gang.bound]
+        ending += [pod for gang in gangs if gang.leaving for pod in gang.staying]
         await self._doors.evict(ending)
 
 

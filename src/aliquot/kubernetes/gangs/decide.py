@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aliquot.placement.snapshot import Hardware
     from aliquot.placement.strategies import Strategy
 
-CLAIMS = 4  # that are looked into in one decision: each may weigh many ways
+CLAIMS, TRIES = 4, 16  # made and looked into in one decision: each may weigh many ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +170,12 @@ class _Asking:
         """Of those that do not start, who has a right and a way."""
         queues, hardware = self._question.queues, self._books.hardware
         asking = entitled(behind, self._running, queues, hardware, self.promised)
-        found = ((gang, self._claim(gang)) for gang in asking[:CLAIMS])
-        return tuple((gang, claim) for gang, claim in found if claim is not None)
+        found: list[tuple[Gang, Preemption]] = []
+        for gang in asking[:TRIES]:
+            claim = self._claim(gang) if len(found) < CLAIMS else None
+            if claim is not None:
+                found.append((gang, claim))
+        return tuple(found)
 
     def _claim(self, gang: Gang) -> Preemption | None:
         question, books = self._question, self._books

@@ -47,7 +47,10 @@ class GangMember(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class GangStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What became of it. `makingRoom` are the UIDs of pods that end for it."""
+    """What became of it. `makingRoom` are the UIDs of pods that end for it.
+
+    `wholeOnce`: all of it had nodes, so that it is not ended when it loses a member.
+    """
 
     phase: str = ""
     reason: str = ""
@@ -55,6 +58,7 @@ class GangStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     since: str | None = None
     topology: str = ""
     making_room: tuple[str, ...] = ()
+    whole_once: bool = False
     members: tuple[GangMember, ...] = ()
 
 

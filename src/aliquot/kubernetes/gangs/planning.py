@@ -19,7 +19,7 @@ from aliquot.kubernetes.pods import BadRequestError
 from aliquot.placement.demand import Gang, Running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from aliquot.kubernetes.api.objects import Node, Pod
     from aliquot.kubernetes.gangs.decide import Decision
@@ -335,12 +335,27 @@ class Planning:
             gang = self._roster.gang_named(victim.gang.name)
             if gang is not None:
                 self._reservations.give_up(gang, why, now)
-                told |= {one.metadata.uid: why for one in gang.bound}
+                told |= {one.metadata.uid: why for one in gang.staying}
                 continue
             single = self._roster.single_named(victim.gang.name)
-            if single is not None:
+            if single is not None and single.spec.node_name:
                 told[single.metadata.uid] = why
-        return frozenset(told), told
+            elif single is not None:  # it waits, and is told so when it asks again
+                self._cluster.release(single.metadata.uid)
+        uids = frozenset(told)
+        self.end_whole(uids, next(iter(told.values()), ""))
+        return uids, told
+
+    def end_whole(self, uids: Collection[str], why: str) -> None:
+        """The gangs of these pods end as a whole, on whatever nodes their members are."""
+        for gang in self._roster.gangs.values():
+            if not uids_of(gang).isdisjoint(uids):
+                gang.leaving = gang.leaving or why
+
+
+def uids_of(gang: Known) -> set[str]:
+    """Of its members that have nodes and stay there."""
+    return {one.metadata.uid for one in gang.staying}
 
 
 def _sign(question: Question) -> object:

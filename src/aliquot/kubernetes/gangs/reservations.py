@@ -64,7 +64,7 @@ class Reservations:
     def give_up(self, gang: Known, why: str, now: float, *, node: str = "") -> None:
         """Take a gang's places back."""
         for uid in gang.give_up(why, now, node=node):
-            self._cluster.forget(uid)
+            self._cluster.release(uid)
         permit = self._permits.pop(gang.key, None)
         if permit is not None:
             permit.refuse(f"gang {gang.key}: {why}")
@@ -81,13 +81,13 @@ class Reservations:
     def restore(self, gang: Known, status: GangStatus, now: float) -> None:
         """What was reserved when another led is so again."""
         gang.since = seconds_at(status.since) or now
-        gang.whole_once = status.phase == Phase.BOUND
+        gang.whole_once = status.whole_once
         gang.grown = gang.moved = now
         if status.phase != Phase.RESERVED:
             return
         gang.making_room = frozenset(status.making_room)
         gang.topology = status.topology
-        if gang.bound:  # then all were there, and who is gone has ended
+        if gang.staying:  # then all were there, and who is gone has ended
             gang.had_nodes |= {one.uid for one in status.members if one.uid not in gang.pods}
         unbound = {one.metadata.uid: one for one in gang.unbound}
         for one in status.members:
@@ -107,10 +107,11 @@ class Reservations:
     def settle(self, gang: Known, size: int | None, now: float) -> None:
         """What follows from pods that were bound or went, from nodes, and from time."""
         for pod in gang.bound:
+            gang.reserved.pop(pod.metadata.uid, None)
+        for pod in gang.staying:
             if pod.metadata.uid not in gang.had_nodes:
                 gang.had_nodes.add(pod.metadata.uid)
                 gang.moved = gang.grown = now
-            gang.reserved.pop(pod.metadata.uid, None)
         if gang.making_room:
             self._look_for_room(gang, now)
         if gang.reserved:
@@ -118,12 +119,12 @@ class Reservations:
         wanted = None if size is None else size - len(gang.others)
         if wanted is not None and len(gang.had_nodes) >= wanted:
             gang.whole_once = True
-        if gang.bound and not gang.whole_once and now - gang.grown > 2 * self._times.grace:
+        if gang.staying and not gang.whole_once and now - gang.grown > 2 * self._times.grace:
             self._leave(gang, wanted, now)
-        if gang.had_nodes and not gang.bound and not gang.reserved:
-            gang.had_nodes.clear()
+        if not gang.staying and (not gang.reserved or gang.leaving):
+            gang.had_nodes.clear()  # who comes now is another gang of that name
             gang.whole_once, gang.leaving = False, ""
-        if gang.bound and not gang.unbound and not gang.leaving:
+        if gang.staying and not gang.unbound and not gang.leaving:
             gang.phase = Phase.BOUND if gang.whole_once else Phase.RESERVED
             gang.reason, gang.planned = "", None
             self._permits.pop(gang.key, None)
@@ -133,7 +134,7 @@ class Reservations:
     def _count(self, gang: Known) -> None:
         for uid in gang.reserved:
             self._cluster.reserve(uid, self.reserved(gang, uid))
-        self._permits[gang.key] = Permit(gang.reserved, is_open=bool(gang.had_nodes or gang.bound))
+        self._permits[gang.key] = Permit(gang.reserved, is_open=bool(gang.had_nodes))
 
     def _parts(self, pod: Pod, one: GangMember) -> Parts:
         notes = {**pod.metadata.annotations, PLAN: one.plan}

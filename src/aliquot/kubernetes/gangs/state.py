@@ -105,6 +105,11 @@ class Known:
         return [one for one in self.pods.values() if one.spec.node_name]
 
     @property
+    def staying(self) -> list[Pod]:
+        """Those with one that are not on their way out."""
+        return [one for one in self.members if one.spec.node_name]
+
+    @property
     def source(self) -> Source | None:
         """Who knows its size, where its pods do not say it."""
         return next((one.source for one in self._claims() if one.source), None)

@@ -29,6 +29,7 @@ _EMPTY: dict[str, Any] = {
     "plannedStart": None,
     "topology": "",
     "makingRoom": [],
+    "wholeOnce": False,
     "members": [],
 }
 

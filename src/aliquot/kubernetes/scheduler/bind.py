@@ -51,6 +51,9 @@ class Permits(Protocol):
         NotBoundError where it may not.
         """
 
+    def holds(self, pod: Pod, place: Reserved) -> bool:
+        """Whether that place is still its own."""
+
     def tried(self, pod: Pod, *, bound: bool) -> None:
         """A member was bound, or was not and nothing is counted for it any more."""
 
@@ -102,6 +105,8 @@ class Binder:
                 raise NotBoundError(f"pod {pod.key} is held back on node {node}: {who}")
             await self._hold_back(left)
         async with self._free:
+            if not self._permits.holds(pod, place):
+                raise NotBoundError(f"pod {pod.key} has no place on node {node} any more")
             self._count(pod, node, parts, SEEN_SECONDS)
             try:
                 await self._ask(pod, node, parts)

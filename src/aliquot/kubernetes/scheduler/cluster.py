@@ -163,6 +163,12 @@ class Cluster:
         if before is not None:
             self._leave(uid, before.node)
 
+    def release(self, uid: str) -> None:
+        """Count no more what is reserved for a pod, unless it is being bound there."""
+        before = self._reserved.get(uid)
+        if before is not None and not before.sure:
+            self.forget(uid)
+
     def forget_all(self) -> None:
         """Count no more what is reserved for anybody."""
         for uid in list(self._reserved):

@@ -29,7 +29,7 @@ from aliquot.kubernetes.scheduler.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from starlette.requests import Request
 
@@ -56,6 +56,9 @@ class Rules(Protocol):
 
     def answer(self, pod: Pod, names: Sequence[str]) -> Answer | None:
         """Where a pod may go, or why nowhere; None where it may go anywhere."""
+
+    def may_end_others(self, pod: Pod, victims: Collection[str]) -> bool:
+        """Whether these pods, by UID, may end for it."""
 
 
 class Extender:
@@ -136,7 +139,12 @@ class Extender:
         with self._metrics.deciding("preempt") as count:
             args = msgspec.json.decode(await request.body(), type=PreemptionArgs)
             asked = args.node_name_to_meta_victims or {}
-            victims = {node: _uids(one) for node, one in asked.items()}
+            every = {node: _uids(one) for node, one in asked.items()}
+            victims = {
+                node: uids
+                for node, uids in every.items()
+                if self._rules.may_end_others(args.pod, uids)
+            }
             try:
                 spared = self._planner.spared(args.pod, victims)
             except BadRequestError:
