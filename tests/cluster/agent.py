@@ -78,9 +78,12 @@ class Agent:
         self.until(lambda: names.items() <= self.allocatable().items(), f"{names} allocatable")
 
     def gpunode(self) -> list[dict[str, Any]]:
-        """Its GPUs."""
-        path = f"/apis/aliquot.io/v1alpha1/gpunodes/{self.node.name}"
-        gpus: list[dict[str, Any]] = self._cluster.api.get(path)["status"]["gpus"]
+        """Its GPUs; none before the agent has first told of them."""
+        nodes = self._cluster.api.get("/apis/aliquot.io/v1alpha1/gpunodes")["items"]
+        by_name: dict[str, Any] = {one["metadata"]["name"]: one for one in nodes}
+        gpus: list[dict[str, Any]] = (
+            by_name.get(self.node.name, {}).get("status", {}).get("gpus", [])
+        )
         return gpus
 
     def holders(self) -> dict[str, list[int]]:

@@ -70,7 +70,8 @@ def test_the_api_server_is_away_for_a_minute(
     back = time.monotonic() + AWAY_SECONDS
     try:
         seen = len(sights(agent, namespace, "one"))
-        kill_container(agent, "one")  # the kubelet starts it again without the API server
+        # The kubelet starts it again without the API server.
+        kill_container(agent, namespace, "one")
         agent.until(lambda: len(sights(agent, namespace, "one")) > seen + 1, "it is back")
         agent.until(lambda: time.monotonic() > back, "a minute has passed")
         assert set(agent.grants()) == before[1]
@@ -80,9 +81,10 @@ def test_the_api_server_is_away_for_a_minute(
     assert agent.server.running
     cluster.kubectl("annotate", "pod", "one", "aliquot.io/memory=2GiB", f"-n={namespace}")
     agent.until(lambda: "Resized" in dict(agent.events(namespace, "one")), "the agent is back", 30)
-    # The kubelet and kube-scheduler would wait for up to a minute before they look again.
+    # The cluster's own programs would wait for up to a minute before they look again.
     agent.node.kubelet.restart()
     cluster.scheduler.restart()
+    cluster.control_plane.controllers.restart()
     cluster.wait_ready()
     agent.until(lambda: restarts_of(cluster, namespace, "one") == ("Running", 1), "it is told of")
     assert set(sights(agent, namespace, "one")) == {(MEMORY,), (2 * MEMORY,)}
@@ -101,8 +103,9 @@ def sights(agent: Agent, namespace: str, name: str) -> list[tuple[int, ...]]:
     return [tuple(json.loads(line.partition(" F ")[2])) for line in lines]
 
 
-def kill_container(agent: Agent, pod: str) -> None:
+def kill_container(agent: Agent, namespace: str, pod: str) -> None:
     """End a pod's container as a crash would."""
-    labels = f'labels."io.kubernetes.pod.name"=={pod},labels."io.kubernetes.container.name"==main'
-    container = agent.node.ctr("containers", "list", "--quiet", labels).split()[-1]
+    wanted = {"pod.namespace": namespace, "pod.name": pod, "container.name": "main"}
+    labels = ",".join(f'labels."io.kubernetes.{key}"=={value}' for key, value in wanted.items())
+    [container] = agent.node.ctr("containers", "list", "--quiet", labels).split()
     agent.node.ctr("tasks", "kill", "--signal=SIGKILL", container)
