@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aliquot.placement.demand import Gang, whole
 from aliquot.placement.snapshot import NodeSpec
 from aliquot.simulate import generate, openb
-from aliquot.simulate.engine import Discipline, Run, simulate
+from aliquot.simulate.engine import Discipline, simulate
 from aliquot.simulate.plot import Line, draw
 from aliquot.simulate.report import outcome_of
 from aliquot.simulate.trace import Arrival
+
+if TYPE_CHECKING:
+    from aliquot.simulate.world import Run
 
 HOUR = 3600.0
 NAMES = ("fragmentation", "fgd", "best-fit", "random")

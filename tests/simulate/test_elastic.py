@@ -19,9 +19,9 @@ from aliquot.placement.queues import Bound, Queue
 from aliquot.placement.snapshot import NodeSpec, empty
 from aliquot.placement.strategies import strategy
 from aliquot.simulate.elastic import Costs, simulate_elastic
-from aliquot.simulate.engine import Fate, Run
 from aliquot.simulate.room import ClusterRoom
 from aliquot.simulate.trace import Arrival
+from aliquot.simulate.world import Fate, Run
 from placement.builders import node_specs
 
 HOUR = 3600.0

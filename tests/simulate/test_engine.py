@@ -16,10 +16,11 @@ from aliquot.placement.queues import Bound, Queue
 from aliquot.placement.snapshot import NodeSpec
 from aliquot.placement.strategies import STRATEGIES
 from aliquot.simulate import engine
-from aliquot.simulate.engine import Discipline, Run, simulate
+from aliquot.simulate.engine import Discipline, simulate
 from aliquot.simulate.generate import cluster, day
 from aliquot.simulate.plot import Line, draw
 from aliquot.simulate.trace import Arrival, read_gangs, read_nodes, read_queues
+from aliquot.simulate.world import Run
 from placement.builders import demands, node_specs
 
 

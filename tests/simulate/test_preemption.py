@@ -5,8 +5,9 @@ from __future__ import annotations
 from aliquot.placement.demand import Gang, whole
 from aliquot.placement.queues import Bound, Queue
 from aliquot.placement.snapshot import NodeSpec
-from aliquot.simulate.engine import Fate, simulate
+from aliquot.simulate.engine import simulate
 from aliquot.simulate.trace import Arrival
+from aliquot.simulate.world import Fate
 
 FOUR_GPUS = [NodeSpec("n", 4)]
 DAY = 86_400.0

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.cli.simulate_source import Source
-    from aliquot.simulate.engine import Run
     from aliquot.simulate.openb import Replay
     from aliquot.simulate.report import Outcome
+    from aliquot.simulate.world import Run
 
 HOUR = 3600.0
 ALLOCATED = ("Allocated (median)", "Least", "Most")

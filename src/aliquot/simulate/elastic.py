@@ -23,22 +23,16 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from aliquot.model.errors import BadValueError
 from aliquot.model.job import Sizes
-from aliquot.placement.books import Books
 from aliquot.placement.demand import WHOLE_MILLI, Demand, Gang
 from aliquot.placement.elastic import EFFICIENCY, Elastic, Rules, decide
-from aliquot.placement.fit import all_rows
 from aliquot.placement.gangs import plan_gang
-from aliquot.placement.outlook import outlook
-from aliquot.placement.snapshot import empty
-from aliquot.placement.strategies import Fragmentation, strategy
-from aliquot.simulate.engine import NEVER, Fate, Run, Sample, with_reasons
 from aliquot.simulate.room import ClusterRoom
+from aliquot.simulate.world import NEVER, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +42,7 @@ if TYPE_CHECKING:
     from aliquot.placement.queues import Queue
     from aliquot.placement.snapshot import NodeSpec
     from aliquot.simulate.trace import Arrival
+    from aliquot.simulate.world import Run, Sample
 
 A_MOMENT = 1e-3  # after a time has come, so that no rounding says that it has not
 
@@ -130,7 +125,7 @@ class _Job:
         )
 
 
-class _World:
+class _World(World):
     def __init__(  # noqa: PLR0913, PLR0917 - all that does not change
         self,
         nodes: Sequence[NodeSpec],
@@ -140,18 +135,9 @@ class _World:
         rules: Rules,
         costs: Costs,
     ) -> None:
-        start = empty(nodes)
-        mix: Counter[Demand] = Counter()
-        for one in arrivals:
-            mix.update(one.gang.members)
-        likely = {demand: float(n) for demand, n in mix.items()}
-        self.books, self.nothing_runs = Books(start), Books(start)
-        self.by = strategy(by, start.hardware, likely)
-        self.measure = Fragmentation(outlook(likely, start.hardware))
-        self.seed, self.rules, self.costs = seed, rules, costs
-        self.total_milli = start.hardware.total_milli
+        super().__init__(nodes, arrivals, by, seed)
+        self.rules, self.costs = rules, costs
         self.jobs: dict[str, _Job] = {}
-        self.fates = {one.gang.name: Fate(one.gang) for one in arrivals}
         self.could: dict[str, tuple[float, int]] = {}
         self.events: list[tuple[float, str, int, str]] = []
 
@@ -167,7 +153,7 @@ class _World:
         sizes = arrival.sizes or Sizes((len(gang.members),))
         smallest = replace(gang, members=gang.members[:1] * sizes.least)
         if plan_gang(self.nothing_runs, smallest, self.by, seed=self.seed) is None:
-            self._note(gang.name, reason=NEVER)
+            self.note(gang.name, reason=NEVER)
             return
         work = arrival.ran * self.costs.speed(len(gang.members))
         self.jobs[gang.name] = _Job(gang, sizes, work)
@@ -182,7 +168,7 @@ class _World:
             if what == "end":
                 self._give(job, 0)
                 del self.jobs[name]
-                self._note(name, end=at)
+                self.note(name, end=at)
             elif what == "stop":
                 self._stop(job, at)
             else:
@@ -199,7 +185,7 @@ class _World:
         idle += self.costs.notice_seconds * max(0, job.size - job.workers)
         gpus = job.member.total_milli / WHOLE_MILLI
         lost = fate.lost + (again + idle) * gpus
-        self._note(job.gang.name, resizes=fate.resizes + 1, lost=lost)
+        self.note(job.gang.name, resizes=fate.resizes + 1, lost=lost)
         self._give(job, job.size)
         job.workers, job.began, job.is_told = job.size, None, False
         job.resized_at = now
@@ -231,7 +217,7 @@ class _World:
         self.could = decision.could
         self._carry_out(decision, now)
         for name, reason in decision.waits.items():
-            self._note(name, reason=reason)
+            self.note(name, reason=reason)
 
     def _carry_out(self, decision: Decision, now: float) -> None:
         for name, (size, why) in decision.resizes.items():
@@ -244,11 +230,11 @@ class _World:
         for name, size in decision.starts.items():
             job = self.jobs[name]
             if not self._take(job, size):
-                self._note(name, reason="its GPUs are being given back by others")
+                self.note(name, reason="its GPUs are being given back by others")
                 continue
             job.size = job.workers = size
             job.resized_at = now
-            self._note(name, start=now, reason="")
+            self.note(name, start=now, reason="")
             self._work(job, now)
 
     def _take(self, job: _Job, size: int) -> bool:
@@ -281,18 +267,11 @@ class _World:
     # --- what is written down ---
 
     def _tell(self, name: str, now: float, what: str) -> None:
-        self._note(name, told=(*self.fates[name].told, (now, what)))
-
-    def _note(self, name: str, **new: object) -> None:
-        self.fates[name] = replace(self.fates[name], **new)  # type: ignore[arg-type]
+        self.note(name, told=(*self.fates[name].told, (now, what)))
 
     def sample(self, now: float) -> Sample:
-        left = int(self.books.milli_left[self.books.hardware.present].sum())
-        total = max(1, self.total_milli)
         idle = sum(job.idle_workers * job.member.total_milli for job in self.jobs.values())
-        waiting = sum(not job.size for job in self.jobs.values())
-        lost = self.measure.lost(all_rows(self.books))
-        return Sample(now, (self.total_milli - left) / total, idle / total, lost, waiting)
+        return self.seen(now, idle, sum(not job.size for job in self.jobs.values()))
 
 
 def simulate_elastic(  # noqa: PLR0913 - one for each option of the command
@@ -326,11 +305,4 @@ def simulate_elastic(  # noqa: PLR0913 - one for each option of the command
         samples.append(world.sample(now))
         if progress is not None:
             progress(1 - len(coming) / max(1, len(arrivals)))
-    return Run(
-        strategy=by,
-        seed=seed,
-        capacity_milli=world.total_milli,
-        seconds=time.perf_counter() - begun,
-        samples=tuple(samples),
-        fates=with_reasons(world.fates.values(), world.nothing_runs),
-    )
+    return world.summed_up(samples, begun)

@@ -20,35 +20,28 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections import Counter
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from aliquot.placement.backfill import OVERRAN, Plan, plan_starts
-from aliquot.placement.books import Books
 from aliquot.placement.chooser import Chooser
 from aliquot.placement.demand import Gang, Running
-from aliquot.placement.explain import never_fits
-from aliquot.placement.fit import all_rows
 from aliquot.placement.gangs import plan_gang
-from aliquot.placement.outlook import outlook
 from aliquot.placement.preempt import entitled, preempt
 from aliquot.placement.queues import in_turn, usage, within_quota
-from aliquot.placement.snapshot import empty
-from aliquot.placement.strategies import Fragmentation, strategy
+from aliquot.simulate.world import NEVER, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from aliquot.placement.demand import Demand, Placement
+    from aliquot.placement.demand import Placement
     from aliquot.placement.queues import Queue
     from aliquot.placement.snapshot import NodeSpec
     from aliquot.simulate.trace import Arrival
+    from aliquot.simulate.world import Run, Sample
 
 
 PREEMPTED = "work with a right to its place was put before it"
-NEVER = "not all its members fit together, even where nothing runs"
 
 
 class Discipline(StrEnum):
@@ -59,84 +52,13 @@ class Discipline(StrEnum):
     ONE_BY_ONE = "one-by-one"
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The cluster at one moment.
-
-    `held` is allocated to gangs that do not run yet, `lost` the part of what is left that nothing
-    likely to come will use.
-    """
-
-    time: float
-    allocated: float
-    held: float
-    lost: float
-    waiting: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """What became of a gang.
-
-    `promise` is the first start that it was told, `reason` why it waits in the end, and `told` what
-    it heard of preemptions, its own and those for it, of a promise that was moved back, and of its
-    resizes, with the times. `lost` are the GPU seconds that resizes cost it.
-    """
-
-    gang: Gang
-    start: float | None = None
-    end: float | None = None
-    promise: float | None = None
-    evictions: int = 0
-    reason: str = ""
-    told: tuple[tuple[float, str], ...] = ()
-    resizes: int = 0
-    lost: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A whole simulation."""
-
-    strategy: str
-    seed: int
-    capacity_milli: int
-    seconds: float
-    samples: tuple[Sample, ...] = field(repr=False)
-    fates: tuple[Fate, ...] = field(repr=False)
-
-    @property
-    def allocated(self) -> float:
-        """The part of all GPU time that gangs ran in, until the last one came or ended."""
-        spans = zip(self.samples, self.samples[1:], strict=False)
-        area = sum((one.allocated - one.held) * (then.time - one.time) for one, then in spans)
-        length = self.samples[-1].time - self.samples[0].time if self.samples else 0.0
-        return area / length if length else 0.0
-
-    @property
-    def placed(self) -> int:
-        """How many gangs ran."""
-        return sum(fate.start is not None for fate in self.fates)
-
-
-class _World:
+class _World(World):
     def __init__(
         self, nodes: Sequence[NodeSpec], arrivals: Sequence[Arrival], by: str, seed: int
     ) -> None:
-        start = empty(nodes)
-        mix: Counter[Demand] = Counter()
-        for one in arrivals:
-            mix.update(one.gang.members)
-        self.books = Books(start)
-        self.nothing_runs = Books(start)
-        likely = {demand: float(n) for demand, n in mix.items()}
-        self.by = strategy(by, start.hardware, likely)
-        self.measure = Fragmentation(outlook(likely, start.hardware))
+        super().__init__(nodes, arrivals, by, seed)
         self.chooser = Chooser(self.books, self.by, seed=seed)
         self.ran = {one.gang.name: one.ran for one in arrivals}
-        self.fates = {one.gang.name: Fate(one.gang) for one in arrivals}
-        self.seed = seed
-        self.total_milli = start.hardware.total_milli
         self.waiting: dict[str, Gang] = {}
         self.running: dict[str, Running] = {}
         self.partly: dict[str, list[Placement]] = {}
@@ -153,7 +75,7 @@ class _World:
         self.running[name] = one
         end = now + self.ran[name]
         heapq.heappush(self.ends, (end, name, now))
-        self._note(name, start=now, end=end, reason="")
+        self.note(name, start=now, end=end, reason="")
 
     def end(self, name: str, begun: float) -> None:
         one = self.running.get(name)
@@ -167,16 +89,13 @@ class _World:
         del self.running[name]
         self.books.give_gang(one)
         self.waiting[name] = one.gang
-        self._note(name, start=None, end=None)
+        self.note(name, start=None, end=None)
         if one.start < now:  # the others did not start
-            self._note(name, evictions=self.fates[name].evictions + 1)
+            self.note(name, evictions=self.fates[name].evictions + 1)
             self._tell(name, now, reason)
 
     def _tell(self, name: str, now: float, what: str) -> None:
-        self._note(name, told=(*self.fates[name].told, (now, what)))
-
-    def _note(self, name: str, **new: object) -> None:
-        self.fates[name] = replace(self.fates[name], **new)  # type: ignore[arg-type]
+        self.note(name, told=(*self.fates[name].told, (now, what)))
 
     def decide(self, now: float, queues: Mapping[str, Queue]) -> None:
         """Whose turn it is, who starts, what is promised, and who must end for it."""
@@ -208,7 +127,7 @@ class _World:
         )
         self._carry_out(plan, now)
         for name, reason in refused.items():
-            self._note(name, reason=reason)
+            self.note(name, reason=reason)
         return [*order, *(self.waiting[name] for name in refused)]
 
     def _carry_out(self, plan: Plan, now: float) -> None:
@@ -217,9 +136,9 @@ class _World:
         self.promised = plan.reservations
         for one in plan.reservations:
             if self.fates[one.gang.name].promise is None:
-                self._note(one.gang.name, promise=one.start)
+                self.note(one.gang.name, promise=one.start)
         for name, reason in plan.reasons.items():
-            self._note(name, reason=reason)
+            self.note(name, reason=reason)
         for name, why in plan.moved.items():
             words = f"starts later: {why}"
             if words not in (one for _, one in self.fates[name].told[-1:]):
@@ -260,16 +179,16 @@ class _World:
         used = usage(self.running.values(), self.books.hardware)
         order, refused = in_turn(list(self.waiting.values()), queues, used, self.books.hardware)
         for name, reason in refused.items():
-            self._note(name, reason=reason)
+            self.note(name, reason=reason)
         for gang in order:
             placements = plan_gang(self.books, gang, self.by, seed=self.seed)
             if placements is not None:
                 self.begin(Running(gang, placements, now, now + gang.seconds), now)
             elif plan_gang(self.nothing_runs, gang, self.by, seed=self.seed) is None:
                 del self.waiting[gang.name]
-                self._note(gang.name, reason=NEVER)
+                self.note(gang.name, reason=NEVER)
             else:
-                self._note(gang.name, reason="not all its members fit together yet")
+                self.note(gang.name, reason="not all its members fit together yet")
                 break
 
     def decide_one_by_one(self, now: float) -> None:
@@ -289,16 +208,12 @@ class _World:
                     self._started(Running(gang, tuple(held), now, now + gang.seconds), now)
 
     def sample(self, now: float) -> Sample:
-        left = int(self.books.milli_left[self.books.hardware.present].sum())
-        total = max(1, self.total_milli)
         held = sum(
             member.total_milli
             for name, placements in self.partly.items()
             for member, _ in zip(self.waiting[name].members, placements, strict=False)
         )
-        lost = self.measure.lost(all_rows(self.books))
-        allocated = (self.total_milli - left) / total
-        return Sample(now, allocated, held / total, lost, len(self.waiting))
+        return self.seen(now, held, len(self.waiting))
 
 
 def simulate(  # noqa: PLR0913 - one for each option of the command
@@ -339,24 +254,4 @@ def simulate(  # noqa: PLR0913 - one for each option of the command
         samples.append(world.sample(now))
         if progress is not None:
             progress(1 - len(coming) / max(1, len(arrivals)))
-    return Run(
-        strategy=by,
-        seed=seed,
-        capacity_milli=world.total_milli,
-        seconds=time.perf_counter() - begun,
-        samples=tuple(samples),
-        fates=with_reasons(world.fates.values(), world.nothing_runs),
-    )
-
-
-def with_reasons(fates: Iterable[Fate], nothing_runs: Books) -> tuple[Fate, ...]:
-    """The same; who never ran since a member fits no node at all is told what the nodes lack."""
-    reasons: dict[tuple[Demand, ...], str | None] = {}
-    told = []
-    for fate in fates:
-        members = fate.gang.members
-        if fate.start is None and members not in reasons:
-            reasons[members] = never_fits(nothing_runs, fate.gang)
-        why = reasons.get(members) if fate.start is None else None
-        told.append(fate if why is None else replace(fate, reason=why))
-    return tuple(told)
+    return world.summed_up(samples, begun)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aliquot.simulate.engine import Fate
+    from aliquot.simulate.world import Fate
 
 
 @dataclass(frozen=True, slots=True)

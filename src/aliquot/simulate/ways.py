@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from aliquot.placement.elastic import Rules
     from aliquot.placement.queues import Queue
     from aliquot.placement.snapshot import NodeSpec
-    from aliquot.simulate.engine import Fate, Run
     from aliquot.simulate.trace import Arrival
+    from aliquot.simulate.world import Fate, Run
 
 HOUR = 3600.0
 RANGE_EXAMPLE = "Write for example 0.5..2: from half to twice the workers that a job asks for."

@@ -349,13 +349,8 @@ class Planning:
     def end_whole(self, uids: Collection[str], why: str) -> None:
         """The gangs of these pods end as a whole, on whatever nodes their members are."""
         for gang in self._roster.gangs.values():
-            if not uids_of(gang).isdisjoint(uids):
+            if any(one.metadata.uid in uids for one in gang.staying):
                 gang.leaving = gang.leaving or why
-
-
-def uids_of(gang: Known) -> set[str]:
-    """Of its members that have nodes and stay there."""
-    return {one.metadata.uid for one in gang.staying}
 
 
 def _sign(question: Question) -> object:

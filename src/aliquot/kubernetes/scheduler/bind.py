@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.scheduler.parts import Parts
     from aliquot.kubernetes.scheduler.planner import Planner
 
-PATIENCE = 3.0  # kube-scheduler itself waits 5 s for an extender
+PATIENCE = 3.0  # well below what any kube-scheduler waits for an extender (5 s by default)
 SEEN_SECONDS = 300.0  # a pod that was bound is seen so long before that
 AT_ONCE = 32  # bindings of gangs that are asked for
 

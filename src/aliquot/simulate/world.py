@@ -1,0 +1,141 @@
+"""A cluster on paper while a trace runs on it, and what is told of the run when it is over.
+
+How gangs start, stop and are resized is for those that build on it: `engine` and `elastic`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from aliquot.placement.books import Books
+from aliquot.placement.explain import never_fits
+from aliquot.placement.fit import all_rows
+from aliquot.placement.outlook import outlook
+from aliquot.placement.snapshot import empty
+from aliquot.placement.strategies import Fragmentation, strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from aliquot.placement.demand import Demand, Gang
+    from aliquot.placement.snapshot import NodeSpec
+    from aliquot.simulate.trace import Arrival
+
+NEVER = "not all its members fit together, even where nothing runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The cluster at one moment.
+
+    `held` is allocated to gangs that do not run yet, `lost` the part of what is left that nothing
+    likely to come will use.
+    """
+
+    time: float
+    allocated: float
+    held: float
+    lost: float
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of a gang.
+
+    `promise` is the first start that it was told, `reason` why it waits in the end, and `told` what
+    it heard of preemptions, its own and those for it, of a promise that was moved back, and of its
+    resizes, with the times. `lost` are the GPU seconds that resizes cost it.
+    """
+
+    gang: Gang
+    start: float | None = None
+    end: float | None = None
+    promise: float | None = None
+    evictions: int = 0
+    reason: str = ""
+    told: tuple[tuple[float, str], ...] = ()
+    resizes: int = 0
+    lost: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A whole simulation."""
+
+    strategy: str
+    seed: int
+    capacity_milli: int
+    seconds: float
+    samples: tuple[Sample, ...] = field(repr=False)
+    fates: tuple[Fate, ...] = field(repr=False)
+
+    @property
+    def allocated(self) -> float:
+        """The part of all GPU time that gangs ran in, until the last one came or ended."""
+        spans = zip(self.samples, self.samples[1:], strict=False)
+        area = sum((one.allocated - one.held) * (then.time - one.time) for one, then in spans)
+        length = self.samples[-1].time - self.samples[0].time if self.samples else 0.0
+        return area / length if length else 0.0
+
+    @property
+    def placed(self) -> int:
+        """How many gangs ran."""
+        return sum(fate.start is not None for fate in self.fates)
+
+
+class World:
+    """The books, the strategy for what the trace brings, and the fate of each gang."""
+
+    def __init__(
+        self, nodes: Sequence[NodeSpec], arrivals: Sequence[Arrival], by: str, seed: int
+    ) -> None:
+        start = empty(nodes)
+        mix: Counter[Demand] = Counter()
+        for one in arrivals:
+            mix.update(one.gang.members)
+        likely = {demand: float(n) for demand, n in mix.items()}
+        self.books, self.nothing_runs = Books(start), Books(start)
+        self.by = strategy(by, start.hardware, likely)
+        self.measure = Fragmentation(outlook(likely, start.hardware))
+        self.named, self.seed = by, seed
+        self.total_milli = start.hardware.total_milli
+        self.fates = {one.gang.name: Fate(one.gang) for one in arrivals}
+
+    def note(self, name: str, **new: object) -> None:
+        """This has become of a gang."""
+        self.fates[name] = replace(self.fates[name], **new)  # type: ignore[arg-type]
+
+    def seen(self, now: float, held_milli: int, waiting: int) -> Sample:
+        """The cluster at this moment; `held_milli` is allocated and does not work."""
+        left = int(self.books.milli_left[self.books.hardware.present].sum())
+        total = max(1, self.total_milli)
+        lost = self.measure.lost(all_rows(self.books))
+        return Sample(now, (self.total_milli - left) / total, held_milli / total, lost, waiting)
+
+    def summed_up(self, samples: Iterable[Sample], begun: float) -> Run:
+        """All of it, when it is over; `begun` is by time.perf_counter."""
+        return Run(
+            strategy=self.named,
+            seed=self.seed,
+            capacity_milli=self.total_milli,
+            seconds=time.perf_counter() - begun,
+            samples=tuple(samples),
+            fates=_with_reasons(self.fates.values(), self.nothing_runs),
+        )
+
+
+def _with_reasons(fates: Iterable[Fate], nothing_runs: Books) -> tuple[Fate, ...]:
+    """The same; who never ran since a member fits no node at all is told what the nodes lack."""
+    reasons: dict[tuple[Demand, ...], str | None] = {}
+    told = []
+    for fate in fates:
+        members = fate.gang.members
+        if fate.start is None and members not in reasons:
+            reasons[members] = never_fits(nothing_runs, fate.gang)
+        why = reasons.get(members) if fate.start is None else None
+        told.append(fate if why is None else replace(fate, reason=why))
+    return tuple(told)
