@@ -172,14 +172,35 @@ class FakeApi:
         if self.faults.list_fails:
             self.faults.list_fails -= 1
             return _status(500, "InternalError", "the list failed")
-        found = [one for key, one in sorted(self.objects.items()) if where.holds(key)]
+        version, start = self.version, 0
+        token = request.query_params.get("continue")
+        if token:  # the pages of a list are all of the first one's version
+            version, start = (int(part) for part in token.split("/"))
+            if version < self.compacted:
+                return _status(410, "Expired", "the continue token is too old")
+        found = [one for key, one in sorted(self._at(version).items()) if where.holds(key)]
         found = [one for one in found if _selected(one, request)]
-        start = int(request.query_params.get("continue", "0"))
         size = self.faults.page or int(request.query_params.get("limit", "500"))
-        meta = {"resourceVersion": str(self.version)}
+        meta = {"resourceVersion": str(version)}
         if start + size < len(found):
-            meta["continue"] = str(start + size)
+            meta["continue"] = f"{version}/{start + size}"
         return JSONResponse({"metadata": meta, "items": found[start : start + size]})
+
+    def _at(self, version: int) -> dict[tuple[str, str, str], Json]:
+        """The objects as they were at this version."""
+        if version == self.version:
+            return self.objects
+        objects: dict[tuple[str, str, str], Json] = {}
+        for change in self.log:
+            if change.version > version:
+                break
+            meta = change.object["metadata"]
+            key = (change.plural, meta.get("namespace", ""), meta["name"])
+            if change.type == "DELETED":
+                del objects[key]
+            else:
+                objects[key] = change.object
+        return objects
 
     def _watch(self, request: Request, where: _Where) -> Response:
         since = int(request.query_params["resourceVersion"])
