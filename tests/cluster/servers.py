@@ -46,6 +46,12 @@ class Server:
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time that it has used, all its threads together."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def start(self) -> None:
         """Start it, and return at once."""
         assert not self.running, f"{self.name} runs already"

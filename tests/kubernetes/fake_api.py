@@ -17,9 +17,6 @@ from typing import Any
 
 import msgspec
 import uvicorn
-from lightkube.config.client_adapter import AsyncClient, ConnectionParams
-from lightkube.config.kubeconfig import KubeConfig
-from lightkube.config.models import Cluster, User
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -27,6 +24,7 @@ from starlette.routing import Route
 
 from aliquot.kubernetes.api.client import Client
 from aliquot.kubernetes.api.objects import ApiObject, Resource
+from aliquot.kubernetes.api.server import Credentials, Server
 
 Json = dict[str, Any]
 
@@ -72,6 +70,7 @@ class FakeApi:
         self.version = 100
         self.compacted = 0
         self.faults = Faults()
+        self.token = ""  # that everybody must show
         self.requests: list[tuple[str, str]] = []
         self._uids = itertools.count(1)
         self.cut()
@@ -151,13 +150,13 @@ class FakeApi:
             await task
 
     def client(self) -> Client:
-        config = KubeConfig.from_one(cluster=Cluster(server=self.url), user=User()).get()
-        assert config is not None
-        return Client(AsyncClient(config, ConnectionParams(trust_env=False)), "default")
+        return Client(Server(self.url, Credentials()))
 
     async def _answer(self, request: Request) -> Response:
         where = _Where.of(request.url.path)
         self.requests.append((request.method, request.url.path))
+        if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
+            return _status(401, "Unauthorized", "Unauthorized")
         refused = self.faults.refuse(request.method, request.url.path)
         if refused is not None:
             return _status(refused, "Refused", "as the test says")

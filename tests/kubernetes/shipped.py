@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import msgspec
 
 import aliquot.kubernetes
 from aliquot.kubernetes.api.client import Client
+from aliquot.kubernetes.api.server import Credentials, Server
 from aliquot.kubernetes.node import agent
 from aliquot.kubernetes.node.books import Books
 from aliquot.kubernetes.node.status import BooksCollector, Meters
@@ -94,7 +94,7 @@ def metric_names() -> set[str]:
     names |= {f"{name}_total" for name in _written(agent, r'"(aliquot_node_[a-z_]+)": \(')}
     meters = Meters()
     meters.registry.register(BooksCollector(Books([], [], 2), {}))
-    scheduler = Scheduler(Client(httpx2.AsyncClient()), Options())
+    scheduler = Scheduler(Client(Server("http://nowhere", Credentials())), Options())
     for registry in (meters.registry, scheduler._metrics.registry):
         for family in registry.collect():
             names |= {family.name + end for end in _ENDS.get(family.type, [""])}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -77,8 +76,10 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
             "--tls-cert and --tls-key go together", "Give both, or none for plain HTTP."
         )
     try:
+        import uvloop  # noqa: PLC0415 - needs the extra
+
         from aliquot.kubernetes.gangs.controller import gang_options  # noqa: PLC0415
-        from aliquot.kubernetes.log import set_up_log  # noqa: PLC0415 - needs the extra
+        from aliquot.kubernetes.log import set_up_log  # noqa: PLC0415
         from aliquot.kubernetes.scheduler.run import Options, serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise InstallationError(
@@ -99,4 +100,4 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
         gangs=gang_options(gang_grace, assumed_duration, rack_label, block_label),
     )
     set_up_log()
-    asyncio.run(serve(options))
+    uvloop.run(serve(options))

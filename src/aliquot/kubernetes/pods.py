@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from aliquot.kubernetes import names
@@ -43,6 +44,7 @@ _SUFFIXES = {
     **{unit: Fraction(1000) ** power for power, unit in enumerate(("k", "M", "G", "T"), 1)},
     **{unit: Fraction(1024) ** power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti"), 1)},
 }
+QUANTITIES = 1 << 12  # that are remembered: most pods ask for what others did
 _QUANTITY = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]*)?)(?P<suffix>[A-Za-z]*)", re.ASCII)
 
 
@@ -144,6 +146,7 @@ def settings_of(pod: Pod) -> Settings:
     )
 
 
+@lru_cache(maxsize=QUANTITIES)
 def quantity(value: Quantity) -> Fraction:
     """A Kubernetes quantity as a number: `3k` is 3000."""
     match = _QUANTITY.fullmatch(str(value).strip())

@@ -72,6 +72,11 @@ class Chooser:
         cost, gpu, allowed = self._weigh(demand, relations)
         return self._pick(demand, cost, gpu, allowed)
 
+    def gpus_on(self, node: int, demand: Demand) -> tuple[int, ...]:
+        """The GPUs that are best on a node that has room."""
+        known = self._known(demand)
+        return self._gpus(node, demand, known.gpu, None, drawn(self.books, self._seed))
+
     def place(self, demand: Demand, relations: Sequence[Relation] = ()) -> Placement | None:
         """Choose, and take it."""
         placement = self.choose(demand, relations)
@@ -177,15 +182,15 @@ class Chooser:
         equal = np.flatnonzero(cost <= lowest + EQUAL)
         chance = drawn(self.books, self._seed)
         node = int(equal[chance.randrange(len(equal))])
-        if demand.gpus == 1 and self._by.lean:
-            return Placement(node, (int(gpu[node]),))
-        return Placement(node, self._gpus_of(node, demand, allowed, chance))
+        return Placement(node, self._gpus(node, demand, gpu, allowed, chance))
 
-    def _gpus_of(
-        self, node: int, demand: Demand, allowed: Bools | None, chance: Random
+    def _gpus(
+        self, node: int, demand: Demand, gpu: Ints, allowed: Bools | None, chance: Random
     ) -> tuple[int, ...]:
         if not demand.gpus:
             return ()
+        if demand.gpus == 1 and self._by.lean:
+            return (int(gpu[node]),)
         rows = rows_of(self.books, np.array([node]))
         fits = gpus_that_fit(rows, demand)
         if allowed is not None:

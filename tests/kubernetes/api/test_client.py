@@ -19,9 +19,12 @@ from aliquot.kubernetes.api.objects import (
     Meta,
     Target,
 )
+from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.gpunode import GpuNodeStatus, NodeGpu
 from aliquot.model.errors import AliquotError
 from kubernetes.fake_api import FakeApi
+
+FIRST, SECOND = "first", "second"  # tokens
 
 
 def lease(name: str, holder: str = "") -> Lease:
@@ -117,28 +120,65 @@ def test_a_server_that_is_away_is_told_from_one_that_refuses() -> None:
     asyncio.run(away())
 
 
-def test_a_kubeconfig_names_the_server_and_the_namespace(tmp_path: Path) -> None:
-    async def play(api: FakeApi) -> None:
-        file = tmp_path / "config"
-        file.write_text(
-            f"""
+def _kubeconfig(file: Path, api: FakeApi, user: str) -> Path:
+    file.write_text(
+        f"""
 apiVersion: v1
 current-context: c
 clusters: [{{name: k, cluster: {{server: "{api.url}"}}}}]
 contexts: [{{name: c, context: {{cluster: k, user: u, namespace: mine}}}}]
-users: [{{name: u, user: {{token: secret}}}}]
+users: [{{name: u, user: {{{user}}}}}]
 """
-        )
-        async with connect(file) as client:
+    )
+    return file
+
+
+def test_a_kubeconfig_names_the_server_the_user_and_the_namespace(tmp_path: Path) -> None:
+    async def play(_: Client, api: FakeApi) -> None:
+        api.token = FIRST
+        async with connect(_kubeconfig(tmp_path / "one", api, f"token: {FIRST}")) as client:
             assert client.namespace == "mine"
             assert (await client.list(PODS)).items == []
+        async with connect(_kubeconfig(tmp_path / "two", api, f"token: {SECOND}")) as client:
+            with pytest.raises(ApiError, match="Unauthorized"):
+                await client.list(PODS)
 
-    async def serve() -> None:
-        api = FakeApi()
-        async with api.serving():
-            await play(api)
+    _with_server(play)
 
-    asyncio.run(serve())
+
+def test_a_token_that_was_renewed_is_read_again(tmp_path: Path) -> None:
+    """The kubelet writes a pod's token anew every hour; an exec plug-in has another as well."""
+    file = tmp_path / "token"
+    asked = tmp_path / "asked"
+    program = tmp_path / "login"
+    program.write_text(
+        f"""#!/bin/sh
+echo asked >> {asked}
+printf '{{"status": {{"token": "%s"}}}}' "$(cat {file})"
+"""
+    )
+    program.chmod(0o755)
+    ways = {
+        "file": f"tokenFile: {file}",
+        "exec": f"exec: {{apiVersion: client.authentication.k8s.io/v1beta1, command: {program}}}",
+    }
+
+    async def play(_: Client, api: FakeApi) -> None:
+        for way, user in ways.items():
+            api.token = FIRST
+            file.write_text(FIRST)
+            async with connect(_kubeconfig(tmp_path / way, api, user)) as client:
+                await client.list(PODS)
+                api.token = SECOND
+                file.write_text(SECOND)
+                await asyncio.gather(*(client.list(PODS) for _ in range(20)))
+                watch = Watch(client, PODS)
+                following = asyncio.create_task(watch.run())
+                await watch.wait_synced()
+                following.cancel()
+
+    _with_server(play)
+    assert asked.read_text().split() == ["asked"] * 2, "not by each request"
 
 
 def test_no_way_to_the_server_is_said(tmp_path: Path) -> None:

@@ -265,7 +265,11 @@ SHAPES: list[tuple[Container, ...]] = [
     (container("a", gpu=1), container("b", sgpu=1)),
 ]
 OPS = st.one_of(
-    st.tuples(st.just("come"), st.integers(0, len(SHAPES) - 1)),
+    st.tuples(st.just("ask"), st.integers(0, len(SHAPES) - 1)),
+    st.tuples(st.just("ask"), st.integers(0, len(SHAPES) - 1)),
+    st.tuples(st.just("bind"), st.integers(0, 30)),
+    st.tuples(st.just("bind"), st.integers(0, 30)),
+    st.tuples(st.just("surprise"), st.integers(0, len(SHAPES) - 1)),
     st.tuples(st.just("report"), st.integers(0, 30)),
     st.tuples(st.just("end"), st.integers(0, 30)),
 )
@@ -277,20 +281,45 @@ class Machine:
     def __init__(self, sizes: list[int]) -> None:
         self.nodes = {f"n{i}": make_node(f"n{i}", size) for i, size in enumerate(sizes)}
         self.of = planner(*self.nodes.values())
+        self.asked: dict[str, tuple[Pod, str]] = {}
         self.live: dict[str, tuple[Pod, str, Parts]] = {}
         self.count = 0
 
-    def come(self, shape: int) -> None:
+    def pod(self, shape: int) -> Pod:
         self.count += 1
-        pod = make_pod(f"p{self.count}", *SHAPES[shape])
-        requests = self.of.requests(pod)
+        return make_pod(f"p{self.count}", *SHAPES[shape])
+
+    def ask(self, shape: int) -> None:
+        pod = self.pod(shape)
         names = self.of.filter(pod, list(self.nodes)).names
-        if not names:
+        if names:  # kube-scheduler may choose any of them
+            self.asked[pod.metadata.uid] = (pod, names[-1])
+        elif not self.asked:
+            requests = self.of.requests(pod)
             assert not any(self.has_room(node, requests) for node in self.nodes)
-            return
-        node = names[-1]  # kube-scheduler may choose any of them
-        parts = self.of.plan(requests, node, {pod.metadata.uid})
-        assert parts is not None
+
+    def bind(self, which: int) -> None:
+        if self.asked:
+            uid = sorted(self.asked)[which % len(self.asked)]
+            pod, node = self.asked.pop(uid)
+            parts = self.of.plan_again(uid, self.of.requests(pod), node)
+            if parts is None:
+                self.of.cluster.forget(uid)
+            else:
+                self.see(pod, node, parts)
+
+    def surprise(self, shape: int) -> None:
+        """A pod that another has bound, who knew nothing of what is reserved."""
+        pod, other = self.pod(shape), planner(*self.nodes.values())
+        for uid, (one, _, _) in self.live.items():
+            other.cluster.set_pod(uid, one)
+        names = other.filter(pod, list(self.nodes)).names
+        if names:
+            parts = other.plan_again(pod.metadata.uid, other.requests(pod), names[0])
+            assert parts is not None
+            self.see(pod, names[0], parts)
+
+    def see(self, pod: Pod, node: str, parts: Parts) -> None:
         with_node = bound_by(pod, node, parts)
         self.of.cluster.set_pod(pod.metadata.uid, with_node)
         self.live[pod.metadata.uid] = (with_node, node, parts)

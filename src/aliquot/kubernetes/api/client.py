@@ -1,8 +1,7 @@
 """Requests to the API server, typed.
 
-Configuration and authentication (kubeconfig, the pod's service account with its rotating token,
-client certificates, exec plug-ins) are lightkube's. An `ApiError` has the server's status, reason
-and message; one with status 0 says that the server was not reached or did not answer.
+An `ApiError` has the server's status, reason and message; one with status 0 says that the server
+was not reached or did not answer.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
-import httpx2
+import aiohttp
 import msgspec
-from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 from lightkube.config.kubeconfig import KubeConfig
-from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 
 from aliquot.kubernetes.api.objects import (
@@ -27,6 +24,7 @@ from aliquot.kubernetes.api.objects import (
     Eviction,
     Resource,
 )
+from aliquot.kubernetes.api.server import UNAUTHORIZED, Server
 from aliquot.model.errors import AliquotError
 
 if TYPE_CHECKING:
@@ -36,6 +34,9 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=ApiObject)
 
 SECONDS = 10.0  # a request that takes longer has failed
+PATIENCE = aiohttp.ClientTimeout(total=SECONDS)
+UNREACHED = (aiohttp.ClientError, TimeoutError, ConfigError)
+CONNECTIONS = 100
 PAGE = 500
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
@@ -119,8 +120,9 @@ class Listing(Generic[T]):
 class Client:
     """One API server, as one user. Close it at the end (`async with`)."""
 
-    def __init__(self, http: httpx2.AsyncClient, namespace: str = "default") -> None:
-        self._http = http
+    def __init__(self, server: Server, namespace: str = "default") -> None:
+        self._server = server
+        self._session: aiohttp.ClientSession | None = None
         self.namespace = namespace
 
     async def __aenter__(self) -> Self:
@@ -131,7 +133,8 @@ class Client:
 
     async def close(self) -> None:
         """End all connections."""
-        await self._http.aclose()
+        if self._session is not None:
+            await self._session.close()
 
     async def get(self, of: Resource[T], name: str, namespace: str = "") -> T:
         """One object."""
@@ -209,15 +212,13 @@ class Client:
         self, path: str, query: Mapping[str, str | int], silence: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The lines of an answer as they come; it has failed where none comes for so long."""
-        timeout = httpx2.Timeout(SECONDS, read=silence)
+        patience = aiohttp.ClientTimeout(sock_connect=SECONDS, sock_read=silence)
         try:
-            async with self._http.stream(
-                "GET", path, params=dict(query), timeout=timeout
-            ) as answer:
-                if answer.status_code >= 400:
-                    raise _refused("GET", path, answer.status_code, await answer.aread())
+            async with self._asked("GET", path, query=query, patience=patience) as answer:
+                if answer.status >= 400:
+                    raise _refused("GET", path, answer.status, await answer.read())
                 yield _lines(answer)
-        except (httpx2.HTTPError, ConfigError) as error:
+        except UNREACHED as error:
             raise _unreached("GET", path, error) from error
 
     async def _request(
@@ -233,14 +234,45 @@ class Client:
         if body is not None:
             headers["Content-Type"] = content
         try:
-            answer = await self._http.request(
-                method, path, content=body, headers=headers, params=dict(query) if query else None
-            )
-        except (httpx2.HTTPError, ConfigError) as error:
+            async with self._asked(method, path, body, headers=headers, query=query) as answer:
+                said = await answer.read()
+        except UNREACHED as error:
             raise _unreached(method, path, error) from error
-        if answer.status_code >= 400:
-            raise _refused(method, path, answer.status_code, answer.content)
-        return answer.content
+        if answer.status >= 400:
+            raise _refused(method, path, answer.status, said)
+        return said
+
+    @asynccontextmanager
+    async def _asked(  # noqa: PLR0913 - a request
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str | int] | None = None,
+        patience: aiohttp.ClientTimeout = PATIENCE,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The server's answer; asked again, once, where it does not know us any more."""
+        if self._session is None:
+            trust = self._server.trust or True
+            connector = aiohttp.TCPConnector(ssl=trust, limit=CONNECTIONS)
+            self._session = aiohttp.ClientSession(connector=connector, proxy=self._server.proxy)
+        who = await self._server.credentials.headers()
+        for last in (False, True):
+            async with self._session.request(
+                method,
+                self._server.url + path,
+                params=query,
+                data=body,
+                headers={**(headers or {}), **who},
+                timeout=patience,
+                allow_redirects=False,
+            ) as answer:
+                if answer.status != UNAUTHORIZED or last:
+                    yield answer
+                    return
+            who = await self._server.credentials.headers(instead_of=who)
 
 
 def connect(kubeconfig: Path | None = None) -> Client:
@@ -248,15 +280,13 @@ def connect(kubeconfig: Path | None = None) -> Client:
     try:
         found = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
         one = found.get()
+        assert one is not None  # noqa: S101 - `get` without a default raises
+        return Client(Server.of(one), one.namespace)
     except (ConfigError, KeyError, msgspec.MsgspecError) as error:
         raise AliquotError(
             f"no way to the API server: {error}",
             "Give --kubeconfig FILE, set KUBECONFIG, or run in a pod with a service account.",
         ) from error
-    assert one is not None  # noqa: S101 - `get` without a default raises
-    one = one._replace(user=one.user or User())
-    http = AsyncClient(one, ConnectionParams(timeout=httpx2.Timeout(SECONDS)))
-    return Client(http, one.namespace)
 
 
 def _selectors(labels: str, fields: str) -> dict[str, str]:
@@ -281,9 +311,9 @@ def _decode(body: bytes, into: type[_Decoded]) -> _Decoded:
         ) from error
 
 
-async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
+async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     rest = b""
-    async for chunk in answer.aiter_bytes():
+    async for chunk in answer.content.iter_any():
         *whole, rest = (rest + chunk).split(b"\n")
         for line in whole:
             if line:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.pods import ContainerRequest
     from aliquot.kubernetes.scheduler.cluster import Cluster
     from aliquot.kubernetes.scheduler.parts import Parts
-    from aliquot.kubernetes.scheduler.rows import Holding
+    from aliquot.kubernetes.scheduler.tally import Holding
     from aliquot.placement.books import Books
     from aliquot.placement.snapshot import Hardware
     from aliquot.placement.strategies import Strategy
@@ -114,7 +114,7 @@ class Picture:
             begin = 0 if one.init or len(requests) == 1 else at
             gpus = placement.gpus[begin : begin + one.gpus]
             at += 0 if one.init else one.gpus
-            found.append(part_of(one, Placement(placement.node, gpus), status))
+            found.append(part_of(one, gpus, status))
         return tuple(found)
 
     # --- what runs --------------------------------------------------------------------------------

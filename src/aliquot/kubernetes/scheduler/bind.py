@@ -137,7 +137,7 @@ class Binder:
             return ()
         deadline = self._cluster.now() + PATIENCE
         while True:
-            parts = self._planner.plan(requests, node, {uid})
+            parts = self._planner.plan_again(uid, requests, node)
             if parts is None:
                 self._cluster.forget(uid)
                 raise NotBoundError(f"node {node} has no room for pod {pod.key} any more")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -23,7 +23,8 @@ import numpy as np
 
 from aliquot.kubernetes.presets import ALIQUOT, SLOTS
 from aliquot.kubernetes.scheduler.parts import planned_parts
-from aliquot.kubernetes.scheduler.rows import held_of, left_of, named_parts, spec_of
+from aliquot.kubernetes.scheduler.rows import spec_of
+from aliquot.kubernetes.scheduler.tally import Tally
 from aliquot.placement.books import Books, NodeLeft
 from aliquot.placement.chooser import Chooser
 from aliquot.placement.snapshot import NodeSpec, empty
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aliquot.kubernetes.api.objects import GpuNode, Pod
+    from aliquot.kubernetes.pods import ContainerRequest
     from aliquot.kubernetes.presets import Preset
     from aliquot.kubernetes.scheduler.parts import Parts
-    from aliquot.kubernetes.scheduler.rows import Holding
+    from aliquot.kubernetes.scheduler.tally import Holding
     from aliquot.placement.snapshot import Snapshot
     from aliquot.placement.strategies import Strategy
 
@@ -51,7 +53,8 @@ ALIKE = 256  # nodes that differ, whose empty pictures are kept
 class Reserved:
     """What a pod that is on its way will have; forgotten at `until`.
 
-    `pod` is for people. `sure`: it is being bound, or is bound and not yet seen so.
+    `pod` is for people. `sure`: it is being bound, or is bound and not yet seen so. `asked` is what
+    it was planned for, and `news` how often the node had told anything new by then.
     """
 
     pod: str
@@ -59,6 +62,8 @@ class Reserved:
     parts: Parts
     until: float
     sure: bool = False
+    asked: tuple[ContainerRequest, ...] = ()
+    news: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,9 @@ class Cluster:
         self._stale: set[str] = set()
         self._next_old = math.inf
         self._lefts: dict[str, NodeLeft] = {}
+        self._tallies: dict[str, Tally] = {}
         self._helds: dict[str, Mapping[str, Mapping[int, Holding]]] = {}
+        self._news: Counter[str] = Counter()
         self._sizes: dict[Size, int] = {}
         self._size_of: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._empty: OrderedDict[NodeSpec, tuple[Snapshot, Strategy]] = OrderedDict()
@@ -115,14 +122,15 @@ class Cluster:
             self._nodes.pop(name, None)
         else:
             self._nodes[name] = node
-        self._mark(name)
+        self._tallies.pop(name, None)
+        self._learn(name)
 
     def set_served(self, name: str, *, served: bool) -> None:
         """Whether the kubelet of a node has devices to give: without its agent it has none."""
         if served == (name not in self._unserved):
             return
         (self._unserved.discard if served else self._unserved.add)(name)
-        self._mark(name)
+        self._learn(name)
 
     def set_pod(self, uid: str, pod: Pod | None) -> None:
         """A pod is now so; None: it is gone. One that has ended holds what its node names, only."""
@@ -142,7 +150,8 @@ class Cluster:
             self._leave(uid, before.node)
         if now:
             self._bound[uid] = now
-            self._come(uid, now.node)
+            self._come(uid, now.node, now.parts)
+            self._learn(now.node)
 
     # --- who is on their way ----------------------------------------------------------------------
 
@@ -153,7 +162,7 @@ class Cluster:
         before = self._reserved.get(uid)
         if before is None or (before.node, before.parts) != (reserved.node, reserved.parts):
             self.forget(uid)
-            self._come(uid, reserved.node)
+            self._come(uid, reserved.node, reserved.parts)
         self._reserved[uid] = reserved
         self._next_old = min(self._next_old, reserved.until)
 
@@ -184,16 +193,15 @@ class Cluster:
 
         Bound, or being bound; by UID.
         """
-        known = self._nodes.get(node)
-        named = named_parts(known.status) if known else {}
-        for uid in self._here.get(node, ()):
-            bound, reserved = self._bound.get(uid), self._reserved.get(uid)
-            if bound is None and not (reserved and reserved.sure):
-                continue
-            parts = bound.parts if bound else reserved.parts if reserved else ()
-            missing = tuple(one for one in parts if one.container not in named.get(uid, {}))
-            if missing:
+        if node not in self._nodes:
+            return
+        for uid, missing in self._tally(node).unnamed():
+            if uid in self._bound or self._reserved[uid].sure:
                 yield uid, missing
+
+    def news(self, node: str) -> int:
+        """How often anything was told of a node that is not from here."""
+        return self._news[node]
 
     # --- the books --------------------------------------------------------------------------------
 
@@ -233,8 +241,7 @@ class Cluster:
         """Who has what of a node's GPUs, or has it reserved: by UID and column."""
         found = self._helds.get(name)
         if found is None:
-            planned = {uid: self._parts(uid) for uid in self._here.get(name, ())}
-            found = self._helds[name] = held_of(self._nodes[name].status, planned)
+            found = self._helds[name] = self._tally(name).held()
         return found
 
     def bring_up_to_date(self, rows: int) -> None:
@@ -256,7 +263,7 @@ class Cluster:
         picture, by = self._alike(replace(self._spec(node), name=""))
         books = Books(picture)
         known = name in self._lefts and name not in self._stale and not without
-        books.set_node(0, self._lefts[name] if known else self._left(name, node, without))
+        books.set_node(0, self._lefts[name] if known else self._left(name, without))
         return Chooser(books, by)
 
     def _alike(self, spec: NodeSpec) -> tuple[Snapshot, Strategy]:
@@ -270,10 +277,15 @@ class Cluster:
                 self._empty.popitem(last=False)
         return found
 
-    def _left(self, name: str, node: GpuNode, without: Collection[str] = ()) -> NodeLeft:
-        planned = {uid: self._parts(uid) for uid in self._here.get(name, ())}
-        most = self._most_holders
-        return left_of(node.status, planned, most_holders=most, without=without)
+    def _left(self, name: str, without: Collection[str] = ()) -> NodeLeft:
+        return self._tally(name).left(most_holders=self._most_holders, without=without)
+
+    def _tally(self, name: str) -> Tally:
+        found = self._tallies.get(name)
+        if found is None:
+            planned = {uid: self._parts(uid) for uid in self._here.get(name, ())}
+            found = self._tallies[name] = Tally(self._nodes[name].status, planned)
+        return found
 
     def _parts(self, uid: str) -> Parts:
         bound = self._bound.get(uid)
@@ -296,7 +308,7 @@ class Cluster:
         same = self._specs.get(name) == spec
         self._specs[name] = spec
         self._size_of[row] = self._number(spec, node)
-        left = self._lefts[name] = self._left(name, node)
+        left = self._lefts[name] = self._left(name)
         books.set_node(row, left, None if same else spec)
         return True
 
@@ -331,7 +343,7 @@ class Cluster:
         for name, row in self._rows.items():
             node = named[name]
             if name in self._stale or name not in self._lefts:
-                self._lefts[name] = self._left(name, node)
+                self._lefts[name] = self._left(name)
             self._size_of[row] = self._number(self._specs[name], node)
             books.set_node(row, self._lefts[name])
         self._stale.clear()
@@ -347,14 +359,23 @@ class Cluster:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _come(self, uid: str, node: str) -> None:
+    def _come(self, uid: str, node: str, parts: Parts) -> None:
         self._here[node].add(uid)
+        if node in self._tallies:
+            self._tallies[node].come(uid, parts)
         self._mark(node)
 
     def _leave(self, uid: str, node: str) -> None:
         self._here[node].discard(uid)
         if not self._here[node]:
             del self._here[node]
+        if node in self._tallies:
+            self._tallies[node].leave(uid)
+        self._mark(node)
+
+    def _learn(self, node: str) -> None:
+        """Something that was not decided here."""
+        self._news[node] += 1
         self._mark(node)
 
     def _mark(self, node: str) -> None:

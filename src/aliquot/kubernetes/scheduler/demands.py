@@ -61,6 +61,13 @@ class Demands:
             result[rows] = self._chooser.costs(demand)[rows]
         return result
 
+    def gpus_on(self, request: ContainerRequest, row: int) -> tuple[int, ...]:
+        """The columns of the GPUs that are best in a row that has room."""
+        size = ANY_SIZE
+        if not _is_everywhere_the_same(request):
+            size = list(self._sizes)[self._size_of[row]]
+        return self._chooser.gpus_on(row, self._demand(request, size))
+
     def lacks(self, request: ContainerRequest) -> list[Lack | None]:
         """What each row lacks; None where there is room."""
         books = self._chooser.books

@@ -105,11 +105,9 @@ def confused(ours: Iterable[Part], theirs: Iterable[Part]) -> tuple[Part, Part] 
 
 
 def _confusable(one: Part, other: Part) -> bool:
-    if set(one.units).isdisjoint(other.units):
-        return False
     if one.units == other.units:
-        return _shape(one) != _shape(other)
-    return set(one.gpus) != set(other.gpus)
+        return bool(one.units) and _shape(one) != _shape(other)
+    return not set(one.units).isdisjoint(other.units) and set(one.gpus) != set(other.gpus)
 
 
 def _shape(one: Part) -> tuple[Kind, int, int, int]:

@@ -23,7 +23,7 @@ from aliquot.kubernetes.pods import BadRequestError, requests_of
 from aliquot.kubernetes.presets import ALIQUOT
 from aliquot.kubernetes.scheduler.cluster import Reserved
 from aliquot.kubernetes.scheduler.demands import Demands
-from aliquot.kubernetes.scheduler.together import place
+from aliquot.kubernetes.scheduler.together import part_of, place
 from aliquot.placement.explain import count_nodes
 from aliquot.placement.fit import Lack
 
@@ -93,9 +93,8 @@ class Planner:
         if not found:
             return self._refusal(requests, names)
         best, parts = found[0]
-        self.cluster.reserve(
-            uid, Reserved(pod.key, best, parts, self.cluster.now() + RESERVED_SECONDS)
-        )
+        until, news = self.cluster.now() + RESERVED_SECONDS, self.cluster.news(best)
+        self.cluster.reserve(uid, Reserved(pod.key, best, parts, until, asked=requests, news=news))
         return Answer(tuple(name for name, _ in found))
 
     def fits(self, pod: Pod) -> bool:
@@ -131,6 +130,20 @@ class Planner:
         if chooser is None:
             return None
         return place(chooser, requests, self.cluster.nodes[node].status)
+
+    def plan_again(
+        self, uid: str, requests: tuple[ContainerRequest, ...], node: str
+    ) -> Parts | None:
+        """What a pod gets on a node that `filter` may have offered it; None: no room.
+
+        What was reserved for it there is nobody else's: it holds as long as the pod asks for the
+        same and nothing new was told of the node.
+        """
+        kept = self.cluster.reserved(uid)
+        basis = node, requests, self.cluster.news(node)
+        if kept is not None and (kept.node, kept.asked, kept.news) == basis:
+            return kept.parts
+        return self.plan(requests, node, {uid})
 
     def spared(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> list[str]:
         """The nodes on which a pod would have GPUs once these pods are gone, by UID.
@@ -170,19 +183,24 @@ class Planner:
         rows = self._rows(names)
         cost = np.where(rows == NO_ROW, np.inf, costs[rows]) if len(rows) else np.zeros(0)
         fitting = int(np.isfinite(cost).sum())
-        order = _lowest(cost, min(fitting, count if len(requests) == 1 else TRIED))
+        if len(requests) == 1:
+            best = [names[place_] for place_ in _lowest(cost, min(fitting, count))]
+            return [
+                (name, self._part(requests[0], name) if name == best[0] else ()) for name in best
+            ]
         found: list[tuple[str, Parts]] = []
-        for place_ in order:
-            name = names[place_]
-            if found and len(requests) == 1:
-                found.append((name, ()))
-                continue
-            parts = self.plan(requests, name)
+        for place_ in _lowest(cost, min(fitting, TRIED)):
+            parts = self.plan(requests, names[place_])
             if parts is not None:
-                found.append((name, parts))
+                found.append((names[place_], parts))
             if len(found) == count:
                 break
         return found
+
+    def _part(self, request: ContainerRequest, node: str) -> Parts:
+        """What a pod with one container gets on a node that has room."""
+        gpus = Demands(self.cluster).gpus_on(request, self.cluster.rows[node])
+        return (part_of(request, gpus, self.cluster.nodes[node].status),)
 
     def _refusal(self, requests: Sequence[ContainerRequest], names: Sequence[str]) -> Answer:
         lacks = self._lacks(requests)

@@ -292,6 +292,8 @@ async def serve(options: Options) -> None:
             ssl_certfile=options.tls_cert,
             ssl_keyfile=options.tls_key,
             log_level="warning",
+            access_log=False,
+            proxy_headers=False,
             lifespan="off",
             ws="none",
             timeout_graceful_shutdown=5,

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -31,7 +32,7 @@ from aliquot.kubernetes.scheduler.messages import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
-    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.scheduler.bind import Binder
@@ -80,19 +81,31 @@ class Extender:
         self._metrics = metrics
         self._readiness = readiness
 
-    def app(self) -> Starlette:
-        """To be served."""
-        return Starlette(
+    def app(self) -> ASGIApp:
+        """To be served. kube-scheduler's questions do not go through routes and middleware."""
+        asked = {
+            ("POST", "/filter"): self._filter,
+            ("POST", "/prioritize"): self._prioritize,
+            ("POST", "/bind"): self._bind,
+            ("POST", "/preempt"): self._preempt,
+        }
+        others = Starlette(
             routes=[
-                Route("/filter", self._when_ready(self._filter), methods=["POST"]),
-                Route("/prioritize", self._when_ready(self._prioritize), methods=["POST"]),
-                Route("/bind", self._when_ready(self._bind), methods=["POST"]),
-                Route("/preempt", self._when_ready(self._preempt), methods=["POST"]),
                 Route("/healthz", _healthz),
                 Route("/readyz", self._readyz),
                 Route("/metrics", self._show_metrics),
             ]
         )
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            answer = asked.get((scope.get("method", ""), scope.get("path", "")))
+            if answer is None:
+                await others(scope, receive, send)
+                return
+            response = await self._when_ready(answer, Request(scope, receive))
+            await response(scope, receive, send)
+
+        return app
 
     async def _filter(self, request: Request) -> Response:
         with self._metrics.deciding("filter") as count:
@@ -162,19 +175,16 @@ class Extender:
     async def _show_metrics(self, _: Request) -> Response:
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
-    def _when_ready(
-        self, answer: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def checked(request: Request) -> Response:
-            why = self._readiness.why_not()
-            if why:
-                return Response(why, 503)
-            try:
-                return await answer(request)
-            except msgspec.DecodeError as error:
-                return Response(f"not understood: {error}", 400)
-
-        return checked
+    async def _when_ready(
+        self, answer: Callable[[Request], Awaitable[Response]], request: Request
+    ) -> Response:
+        why = self._readiness.why_not()
+        if why:
+            return Response(why, 503)
+        try:
+            return await answer(request)
+        except msgspec.DecodeError as error:
+            return Response(f"not understood: {error}", 400)
 
 
 async def _healthz(_: Request) -> Response:

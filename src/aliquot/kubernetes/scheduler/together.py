@@ -46,7 +46,7 @@ def place(
         found = pod.main_first() or pod.init_first()
     if found is None:
         return None
-    return tuple(part_of(one, found[number], status) for number, one in enumerate(requests))
+    return tuple(part_of(one, found[number].gpus, status) for number, one in enumerate(requests))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,9 @@ class _Pod:
         return Placement(0, tuple(sorted(order[: demand.gpus])))
 
 
-def part_of(request: ContainerRequest, placement: Placement, status: GpuNodeStatus) -> Part:
-    """What a container gets on these GPUs of a node."""
-    cards = [status.gpus[column] for column in placement.gpus]
+def part_of(request: ContainerRequest, gpus: Sequence[int], status: GpuNodeStatus) -> Part:
+    """What a container gets on these GPUs of a node, by column."""
+    cards = [status.gpus[column] for column in gpus]
     return Part(
         container=request.container,
         kind=request.kind,
