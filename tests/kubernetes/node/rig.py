@@ -81,6 +81,11 @@ class Node:
     async def end_agent(self) -> int:
         assert self._agent
         self._agent.terminate()
+        return await self.agent_ends()
+
+    async def agent_ends(self) -> int:
+        """By itself, or as it was told to."""
+        assert self._agent
         code = await asyncio.to_thread(self._agent.wait, 20)
         self._agent = None
         return code

@@ -357,6 +357,33 @@ def test_a_running_pod_is_resized_by_its_annotations(short_tmp: Path) -> None:
     on_node(resize, short_tmp)
 
 
+def test_growth_leaves_what_is_planned_for_pods_that_have_not_come(short_tmp: Path) -> None:
+    async def growth(node: Node) -> None:
+        pod = make_pod("a", memory=10)
+        await node.run(pod)
+        await node.until(node.holders)
+        uuid = node.gpunode()["gpus"][0]["uuid"]
+        plan = Plan({"main": ContainerPlan("sliced", (uuid,), (UNITS - 20) * MEMORY_UNIT)})
+        notes = {"aliquot.io/plan": plan.encode()}
+        bound = make_pod("b", memory=UNITS - 20, annotations=notes)
+        node.bind(bound)
+
+        async def answered(reason: str, words: str) -> None:
+            await node.until(
+                lambda: any(why == reason and words in text for why, text in node.events(pod))
+            )
+
+        node.annotate(pod, memory="100%")
+        await answered("ResizeRefused", "other pods are about to start here")
+        node.annotate(pod, memory="20")
+        await answered("Resized", "memory 2.5 GiB to 5 GiB")
+        await node.kubelet.admit(bound)
+        await node.kubelet.start_container(bound, "main")
+        assert len(node.grants()) == 2
+
+    on_node(growth, short_tmp, shape="t4:1")
+
+
 def test_pods_are_served_while_the_api_server_is_away(short_tmp: Path) -> None:
     async def away(node: Node) -> None:
         known = make_pod("known", memory=5)

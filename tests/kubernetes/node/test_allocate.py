@@ -241,3 +241,44 @@ def test_disk_that_is_full_refuses_and_changes_nothing(tmp_path: Path) -> None:
         assert await kubelet.admit(node, pod)
 
     asyncio.run(go())
+
+
+def test_a_pod_that_has_its_own_is_never_refused_for_another(tmp_path: Path) -> None:
+    """The kubelet asks for a pod before the watch tells of it; one of its size turned bad."""
+
+    async def go() -> None:
+        kubelet = Kubelet(0)
+        node = Node(tmp_path, kubelet)
+        served = make_pod("served", memory=6)
+        node.roster.heard(None, served)
+        assert await kubelet.admit(node, served)
+        bad = make_pod("served", memory=6, annotations={"aliquot.io/priority": "typo"})
+        node.roster.heard(served, bad)
+        pod = make_pod("later", memory=6)
+        call = asyncio.create_task(kubelet.admit(node, pod))
+        await asyncio.sleep(0)
+        node.roster.heard(None, pod)
+        assert await call
+        assert [held.owner.pod for held in node.record.books.held.values()] == ["served", "later"]
+        assert await kubelet.admit(node, make_pod("static", memory=6)), "nobody ever tells of it"
+        assert node.said == []
+
+    asyncio.run(go())
+
+
+def test_a_bad_pod_is_refused_only_when_nobody_else_has_come(tmp_path: Path) -> None:
+    async def go() -> None:
+        kubelet = Kubelet(0)
+        node = Node(tmp_path, kubelet)
+        bad = make_pod("bad", memory=6, annotations={"aliquot.io/priority": "typo"})
+        node.roster.heard(None, bad)
+        pod = make_pod("good", memory=6)
+        call = asyncio.create_task(kubelet.admit(node, pod))
+        await asyncio.sleep(0)
+        node.roster.heard(None, pod)
+        assert await call
+        assert not await kubelet.admit(node, bad)
+        (said,) = node.said
+        assert "'typo', which makes no sense" in said
+
+    asyncio.run(go())

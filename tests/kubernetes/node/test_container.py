@@ -172,3 +172,16 @@ def test_an_image_of_musl_is_known(tmp_path: Path, files: list[str], *, musl: bo
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     assert is_musl(tmp_path) is musl
+
+
+def test_an_image_is_not_looked_for_outside_of_it(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    for folder in (root, elsewhere):
+        folder.mkdir()
+    (elsewhere / "ld-musl-x86_64.so.1").touch()
+    (root / "lib").symlink_to(elsewhere)
+    assert not is_musl(root), "the link is meant as it is in the image"
+    inside = root / elsewhere.relative_to("/")
+    inside.mkdir(parents=True)
+    (inside / "ld-musl-x86_64.so.1").touch()
+    assert is_musl(root)

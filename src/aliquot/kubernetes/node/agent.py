@@ -132,6 +132,7 @@ class Agent:
             self.publisher.run(),
             self._give_back(),
             self._look(),
+            self._look_at_images(),
             serve(
                 make_app(self.meters, self.grants, self._missing),
                 self.options.host,
@@ -186,6 +187,12 @@ class Agent:
                 begun = guest is not None and not guest.waits
                 if not held.sure and (begun or not held.owner.pod):
                     await self.identity.confirm(held.name)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look_at_images(self) -> None:
+        """By itself: tenants' file systems take their time, and nobody else waits for them."""
+        await self.watch.wait_synced()
+        while True:
             await self.lookout.look_at_images()
             await asyncio.sleep(LOOK_SECONDS)
 

@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aliquot.kubernetes import names
 from aliquot.kubernetes.node.books import OverTakenError
 from aliquot.kubernetes.node.held import Held, Part, Settings
 from aliquot.kubernetes.node.match import Burst, Call, carrier
 from aliquot.kubernetes.node.place import chosen, parts_on, planned
 from aliquot.kubernetes.node.whose import RefusedError
-from aliquot.kubernetes.plan import decode_plan
 from aliquot.model.errors import NoRoomError
 
 if TYPE_CHECKING:
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.node.record import Record
     from aliquot.kubernetes.node.roster import Guest, Roster
     from aliquot.kubernetes.node.whose import Whose
-    from aliquot.kubernetes.plan import ContainerPlan
     from aliquot.model import Gpu
 
 FRESH_SECONDS = 3.0
@@ -157,7 +154,7 @@ class Allocator:
         """The plan's cards, then the brain's. What is given on stays on its cards, if it can."""
         books, request = self._record.books, wanted.request
         stranger = bool(given_on) and wanted.guest.uid != given_on[0].owner.uid
-        plan = None if stranger else _plan(wanted)
+        plan = None if stranger else wanted.plan
         if gpus := planned(books, request, plan):
             yield gpus
         shape = self._held(wanted, (), units, given_on)
@@ -245,12 +242,6 @@ class Allocator:
             self._record.books.change(to)
         except OverTakenError as error:
             raise self._no_room(wanted, str(error)) from error
-
-
-def _plan(wanted: Wanted) -> ContainerPlan | None:
-    text = wanted.guest.pod.metadata.annotations.get(names.PLAN)
-    plan = decode_plan(text) if text else None
-    return plan.containers.get(wanted.request.container) if plan else None
 
 
 def _sentence(error: RefusedError) -> str:

@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from aliquot.devices import CUDA, NVML
+from aliquot.kubernetes.node.below import exists_below
 from aliquot.model.errors import DriverError
 from aliquot.slices.library import prepare_library, prepared_driver
 
@@ -43,6 +44,12 @@ DRIVER = PurePosixPath("/usr/local/aliquot/driver")
 _MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 _WHOLE_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/local/cuda/compat")
 _MUSL_FOLDER = "/usr/lib"  # where musl looks: the stand-in loads, and says that it cannot work
+_MUSL_LOADERS = ("ld-musl-x86_64.so.1", "ld-musl-aarch64.so.1")
+_GLIBC_LOADERS = ("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1")
+_LOADER_FOLDERS = (
+    *("lib", "lib64", "usr/lib", "usr/lib64", "usr/glibc-compat/lib"),
+    *(f"lib/{folder}" for folder in _MULTIARCH.values()),
+)
 _VARIABLES = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": "void"})
 
 # What NVIDIA's container toolkit gives for `compute` and `utility`, less what leads past a slice
@@ -136,10 +143,10 @@ def is_musl(root: Path) -> bool:
 
     No driver can be loaded there; a program that asks for one is told so by the stand-in.
     """
-    if not any(root.glob("lib/ld-musl-*.so.1")):
+    if not any(exists_below(root, f"lib/{name}") for name in _MUSL_LOADERS):
         return False
-    folders = ("lib", "lib64", "usr/lib", "usr/lib64", "lib/*-linux-gnu", "usr/glibc-compat/lib")
-    return not any(True for folder in folders for _ in root.glob(f"{folder}/ld-linux*.so.*"))
+    places = (f"{folder}/{name}" for folder in _LOADER_FOLDERS for name in _GLIBC_LOADERS)
+    return not any(exists_below(root, place) for place in places)
 
 
 def _simulated_mounts(driver: Driver, library: Path, host: Host) -> list[Mount]:

@@ -2,14 +2,19 @@
 
 What the kubelet could not tell (of pods whose init containers alone have GPUs) is told by the
 processes: the pod of one that has joined a grant is the grant's owner.
+
+An image is looked at through a tenant's file system, which may answer late, or never: once for each
+pod, aside, and where there is no answer nothing is said.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.node import processes
+from aliquot.kubernetes.node.aside import Aside
 from aliquot.kubernetes.node.settle import rename
 from aliquot.model import format_bytes
 
@@ -30,6 +35,7 @@ class Lookout:
         self._events = events
         self._strangers: set[tuple[str, int]] = set()
         self._looked_at: set[str] = set()
+        self._aside = Aside()
 
     def look(self, seen: Status) -> None:
         """At what the arbiter knows."""
@@ -57,8 +63,9 @@ class Lookout:
         found = await asyncio.to_thread(processes.by_pod)
         for uid in new & found.keys():
             self._looked_at.add(uid)
-            if any(map(processes.cannot_be_held, found[uid])):
-                self._say_musl(running[uid])
+            guest, look = running[uid], partial(processes.cannot_be_held, found[uid])
+            if await self._aside.call(guest.owner.namespace, look):
+                self._say_musl(guest)
 
     def _slipped_past(self, one: SharedGpu, stranger: GpuProcess) -> None:
         size = "some memory" if stranger.bytes is None else format_bytes(stranger.bytes)

@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aliquot.kubernetes import names
+from aliquot.kubernetes.plan import decode_plan
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from aliquot.kubernetes.node.held import Held, Owner
     from aliquot.kubernetes.node.roster import Guest
+    from aliquot.kubernetes.plan import ContainerPlan
     from aliquot.kubernetes.pods import ContainerRequest
     from aliquot.kubernetes.presets import Role
 
@@ -69,6 +73,13 @@ class Wanted:
     def owner(self) -> Owner:
         """As the books name it."""
         return msgspec.structs.replace(self.guest.owner, container=self.request.container)
+
+    @property
+    def plan(self) -> ContainerPlan | None:
+        """What the scheduler has chosen for it; None: nothing that makes sense."""
+        text = self.guest.pod.metadata.annotations.get(names.PLAN)
+        plan = decode_plan(text) if text else None
+        return plan.containers.get(self.request.container) if plan else None
 
 
 @dataclass(slots=True)

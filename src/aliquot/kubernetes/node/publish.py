@@ -1,11 +1,15 @@
 """The node's GPUNode object: written on change, at most once a second, after the kubelet was told.
 
-In this order the kubelet knows of what came back before the scheduler sends a pod for it.
+In this order the kubelet knows of what came back before the scheduler sends a pod for it. Once a
+minute it is written without a change: someone may have deleted it (a CRD that was installed again,
+a backup that was restored). Where it is there, the API server finds nothing new and tells nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from aliquot.model import Gpu
 
 SECONDS = 1.0
+AGAIN_SECONDS = 60.0
 TOLD_SECONDS = 1.0  # for the kubelet; one that is away does not keep the scheduler waiting
 
 _log = structlog.get_logger(__name__)
@@ -84,7 +89,7 @@ def _part(held: Held, part: Part) -> HeldPart:
 
 
 class Publisher:
-    """Writes what `status` gives whenever `change` was called."""
+    """Writes what `status` gives whenever `change` was called, and every `again` seconds."""
 
     def __init__(
         self,
@@ -92,11 +97,15 @@ class Publisher:
         node: str,
         status: Callable[[], GpuNodeStatus],
         told: Callable[[], Awaitable[None]],
+        *,
+        again: float = AGAIN_SECONDS,
     ) -> None:
         self._client = client
         self._node = node
         self._status = status
         self._told = told
+        self._again = again
+        self._due = 0.0  # when it is written without a change
         self._changed = asyncio.Event()
         self._changed.set()
         self.written: GpuNodeStatus | None = None
@@ -109,7 +118,9 @@ class Publisher:
         """Until cancelled."""
         backoff = Backoff(most=5.0)
         while True:
-            await self._changed.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._due - time.monotonic())):
+                    await self._changed.wait()
             self._changed.clear()
             try:
                 await self._publish()
@@ -123,7 +134,7 @@ class Publisher:
 
     async def _publish(self) -> None:
         status = self._status()
-        if status == self.written:
+        if status == self.written and time.monotonic() < self._due:
             return
         try:
             async with asyncio.timeout(TOLD_SECONDS):
@@ -132,6 +143,7 @@ class Publisher:
             _log.warning("the kubelet takes its time")
         await self._write(status)
         self.written = status
+        self._due = time.monotonic() + self._again
 
     async def _write(self, status: GpuNodeStatus) -> None:
         patch = {"status": _every_field(status)}

@@ -1,9 +1,10 @@
 """What a running pod's annotations make of its slices.
 
 The kubelet fixes a pod's device ids for its life, so the books hold these rules. Growth first takes
-that many free units of the card out of the counts, or is refused. A shrink gives nothing back
-before the pod ends: the kubelet could not give it to another. Every change, done or refused, is
-answered with an event on the pod; what was refused is tried again when the pod says something else.
+that many free units of the card out of the counts, or is refused; what is promised to pods that are
+about to start is not free. A shrink gives nothing back before the pod ends: the kubelet could not
+give it to another. Every change, done or refused, is answered with an event on the pod; what was
+refused is tried again when the pod says something else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import structlog
 
 from aliquot.kubernetes.node.books import OverTakenError
 from aliquot.kubernetes.node.held import Settings
+from aliquot.kubernetes.node.promised import with_promised
 from aliquot.kubernetes.pods import BadRequestError, settings_of
 from aliquot.model import Policy, Priority, format_bytes, format_share
 from aliquot.model.errors import AliquotError, NoSuchGrantError
@@ -23,6 +25,7 @@ from aliquot.model.errors import AliquotError, NoSuchGrantError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aliquot.kubernetes.node.books import Books
     from aliquot.kubernetes.node.events import Events
     from aliquot.kubernetes.node.grants import Grants
     from aliquot.kubernetes.node.held import Held, Owner
@@ -118,8 +121,10 @@ class Resizer:
 
     async def _change(self, held: Held, to: Settings) -> None:
         done = resized(held, to)
+        promised = with_promised(self._record.books, self._roster.live())
         with self._record.changing() as books:
             books.change(done)
+            _change_beside(promised, done)
         try:
             await self._grants.change(done, to)
         except NoSuchGrantError:
@@ -134,6 +139,14 @@ class Resizer:
         if self._answered.get(held.name) != notes:
             self._answered[held.name] = dict(notes)
             self._events.say(guest, reason, text)
+
+
+def _change_beside(promised: Books, done: Held) -> None:
+    """See that growth leaves what is promised; OverTakenError where it does not."""
+    try:
+        promised.change(done)
+    except OverTakenError as error:
+        raise OverTakenError(f"{error}; other pods are about to start here") from error
 
 
 def _told(held: Held, to: Settings) -> str:

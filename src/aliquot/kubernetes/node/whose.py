@@ -57,11 +57,12 @@ class Whose:
                 return found
             if found := await self._once_more(call, burst, given_on):
                 return found
-            if refused := self._refused(call):
-                raise refused
             left = deadline - time.monotonic()
             if left <= 0 or not await self._roster.wait_news(left):
-                return self._of_that_size(call) or self._nobody(call, burst)
+                break
+        if refused := self._refused(call):
+            raise refused
+        return self._of_that_size(call) or self._nobody(call, burst)
 
     def _likely(self, call: Call, burst: Burst | None, given_on: Sequence[Held]) -> Wanted | None:
         if burst and burst.lacks(call.resource, call.count):
@@ -116,10 +117,13 @@ class Whose:
         return None
 
     def _refused(self, call: Call) -> RefusedError | None:
-        """Where a pod asks for this that makes no sense."""
+        """Where a pod asks for this that makes no sense, and has not been given it before."""
         for guest in self._roster.live():
+            if not (guest.bad and guest.waits):
+                continue
+            taken = self._taken(guest.uid)
             every = (*guest.pod.spec.init_containers, *guest.pod.spec.containers)
-            if guest.bad and guest.waits and any(_asks(one, call) for one in every):
+            if any(_asks(one, call) for one in every if one.name not in taken):
                 error = RefusedError(str(guest.bad), reason=guest.bad.reason)
                 error.guest = guest
                 return error
