@@ -22,12 +22,15 @@ CLUSTER_TOOLS := containerd:containerd runc:runc /usr/lib/cni/ptp:containernetwo
 CLUSTER = PYTHONPATH=tests UV=$(UV) $(BIN)/python -m cluster
 CHART = PYTHONPATH=tests UV=$(UV) $(BIN)/python -m kubernetes.chart
 
+# What the examples import.
+EXAMPLES_NEED := torch numpy transformers accelerate
+
 # What `make test` left out and why, one line each, printed at its end.
 LEFT_OUT := build/left-out.txt
 
 .PHONY: help setup build demo test lint format test-python test-native test-shares test-storm test-gpu fuzz bench clean
 .PHONY: test-cluster kubernetes manifest cluster cluster-down
-.PHONY: packages test-packages proto cluster-packages
+.PHONY: packages test-packages proto cluster-packages test-examples
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -47,6 +50,8 @@ test: setup test-packages ## everything: lint, types, layers, and all tests
 	@$(MAKE) test-native
 	@[ -n "$$($(CLUSTER).obstacles)" ] || $(MAKE) kubernetes
 	@$(MAKE) test-python
+	@if [ -x $(EXAMPLES)/bin/torchrun ]; then $(MAKE) test-examples; else \
+		echo "tests of the examples with PyTorch: make test-examples makes their environment" >> $(LEFT_OUT); fi
 	@$(MAKE) test-shares
 	@$(MAKE) test-storm
 	@$(MAKE) test-cluster
@@ -71,6 +76,16 @@ test-python: ## the tests that need no GPU and no cluster
 	@[ -n "$${ALIQUOT_TRACES:-}" ] || echo "tests on openb's lists: ALIQUOT_TRACES names no folder" >> $(LEFT_OUT)
 	@$(CHART) find >/dev/null 2>&1 || echo "tests of the chart: there is no Helm (make kubernetes)" >> $(LEFT_OUT)
 	@[ "$$(id -u)" = 0 ] || echo "tests that need another user or a small disk: not root" >> $(LEFT_OUT)
+
+# PyTorch for CPUs where its own index can be reached, else as PyPI has it.
+EXAMPLES := build/examples
+test-examples: build $(EXAMPLES)/bin/torchrun ## the examples with PyTorch and a Trainer, on simulated GPUs
+	ALIQUOT_EXAMPLES_PYTHON=$(CURDIR)/$(EXAMPLES)/bin/python $(BIN)/pytest -n 0 tests/examples
+
+$(EXAMPLES)/bin/torchrun:
+	@$(UV) venv --quiet --clear $(EXAMPLES)
+	@$(UV) pip install --quiet --python $(EXAMPLES)/bin/python --torch-backend cpu $(EXAMPLES_NEED) \
+		|| $(UV) pip install --quiet --python $(EXAMPLES)/bin/python $(EXAMPLES_NEED)
 
 # The C tests in one build tree each: plain, under each sanitizer, and for arm64 under emulation.
 TREES := plain address thread arm64

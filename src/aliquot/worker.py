@@ -21,6 +21,10 @@ are written beside their place and renamed into it:
     report   by the worker: {"step", "samples_per_second", "size", "at"}
     size     by the controller, for programs that change size as they run: {"generation", "size"}
 
+On Kubernetes the controller's files are in the folder that ALIQUOT_TOLD names, and what the worker
+says goes into the one file that ALIQUOT_SAID names, {"ready": generation, "report": {...}}, which
+is read when its container has ended.
+
 Nothing here fails the program: what cannot be written is not reported. Needs only Python.
 """
 
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FOLDER = "ALIQUOT_WORKER"
+TOLD, SAID = "ALIQUOT_TOLD", "ALIQUOT_SAID"
 POLL_SECONDS = 0.2
 
 __all__ = ["Notice", "generation", "notice", "on_notice", "rank", "ready", "report", "size"]
@@ -99,12 +104,14 @@ def ready() -> None:
     told = notice()
     if told is not None:
         _write("ready", {"generation": told.generation})
+        _say("ready", told.generation)
 
 
 def report(*, step: int, samples_per_second: float | None = None) -> None:
     """Say how far and how fast the job is; rank 0's word counts."""
     words = {"step": step, "samples_per_second": samples_per_second, "size": size()}
     _write("report", {**words, "at": time.time()})
+    _say("report", words)
 
 
 def _watch(callback: Callable[[Notice], object]) -> None:
@@ -125,7 +132,7 @@ def _number(variable: str, otherwise: int) -> int:
 
 
 def _read(name: str) -> dict[str, Any] | None:
-    folder = os.environ.get(FOLDER)
+    folder = os.environ.get(TOLD) or os.environ.get(FOLDER)
     if folder is None:
         return None
     try:
@@ -148,3 +155,18 @@ def _write(name: str, words: dict[str, object]) -> None:
             os.replace(path, os.path.join(folder, name))  # noqa: PTH105, PTH118 - as above
         except OSError:
             os.unlink(path)  # noqa: PTH108
+
+
+def _say(name: str, words: object) -> None:
+    """Put this beside what was said, also by other processes of the worker."""
+    path = os.environ.get(SAID)
+    if path is None:
+        return
+    with contextlib.suppress(OSError), open(path, "a+", encoding="utf-8") as file:  # noqa: PTH123 - as above
+        file.seek(0)
+        try:
+            said = json.loads(file.read() or "{}")
+        except ValueError:
+            said = {}
+        file.truncate(0)
+        file.write(json.dumps({**said, name: words}))

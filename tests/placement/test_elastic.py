@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,7 @@ from aliquot.placement.queues import Bound, Queue
 from aliquot.placement.snapshot import NodeSpec, empty
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 RULES = Rules()
 EAGER = Rules(settle_seconds=0.0)
@@ -103,6 +104,21 @@ def test_what_brings_too_little_is_left_free() -> None:
     assert ask(8, flat).resizes == {}
 
 
+def test_between_two_measured_speeds_one_is_taken_that_is_between() -> None:
+    flat = job("flat", size=2, speeds={2: 10.0, 4: 11.0})
+    assert 10.0 < flat.speed(3) < 11.0
+    assert ask(4, flat).resizes == {"flat": (4, "GPUs are free")}
+
+
+def test_a_job_that_restarts_cost_much_gives_to_those_that_wait_and_is_else_left_alone() -> None:
+    slow = job("slow", "1..8", size=3, resized_at=NOW - 1000, rest_seconds=2000.0)
+    assert ask(8, slow).resizes == {}
+    assert ask(8, replace(slow, rest_seconds=900.0)).resizes == {"slow": (8, "GPUs are free")}
+    large = replace(slow, size=7)
+    assert ask(8, large, job("b", "1..8", size=1)).resizes == {}
+    assert ask(8, large, job("gang", "2")).resizes == {"slow": (6, "for a job that waits")}
+
+
 def test_two_equal_jobs_end_with_equal_parts() -> None:
     decision = ask(8, job("old", "1..8", size=8), job("new", "1..8"))
     assert decision.resizes == {"old": (4, "for fair shares")}
@@ -184,7 +200,7 @@ def test_the_room_is_asked_no_more_than_twice_for_each_pair_of_jobs() -> None:
 
 
 @st.composite
-def pictures(draw: st.DrawFn) -> tuple[int, list[Elastic]]:
+def pictures(draw: st.DrawFn, queues: tuple[str, ...] = ("a", "b")) -> tuple[int, list[Elastic]]:
     gpus = draw(st.integers(1, 12))
     left, jobs = gpus, []
     for number in range(draw(st.integers(1, 6))):
@@ -199,7 +215,7 @@ def pictures(draw: st.DrawFn) -> tuple[int, list[Elastic]]:
                 name=f"job-{number}",
                 sizes=allowed,
                 member=whole(each),
-                queue=draw(st.sampled_from(["a", "b"])),
+                queue=draw(st.sampled_from(queues)),
                 submitted=float(number),
                 size=size,
                 resized_at=draw(st.sampled_from([LONG_AGO, NOW - 10])),
@@ -236,15 +252,137 @@ def test_what_is_decided_is_not_decided_otherwise_the_next_time(
 ) -> None:
     """Without the least time between resizes, too: sizes come to rest, nobody robs in turns."""
     gpus, jobs = picture
+    come_to_rest(gpus, jobs, ())
+
+
+def come_to_rest(gpus: int, jobs: list[Elastic], queues: Sequence[Queue]) -> None:
     rules = replace(EAGER, resize_seconds=0.0)
     jobs = [replace(one, settled=True) for one in jobs]
     for _ in range(40):
-        decision = ask(gpus, *jobs, rules=rules)
+        decision = ask(gpus, *jobs, queues=queues, rules=rules)
         if not decision.resizes and not decision.starts:
             return
         new = {name: size for name, (size, _) in decision.resizes.items()} | decision.starts
         jobs = [replace(one, size=new.get(one.name, one.size)) for one in jobs]
     pytest.fail(f"sizes do not come to rest: {jobs}")
+
+
+def in_gpus(gpus: float | None) -> Bound:
+    return Bound() if gpus is None else Bound(milli=int(gpus * WHOLE_MILLI))
+
+
+PARENTS = {"team": "", "a": "team", "b": "team", "c": ""}
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> dict[str, Queue]:
+    """Two queues below a third, and one beside it."""
+    most, weight = st.none() | st.integers(1, 12), st.sampled_from([0.5, 1.0, 3.0])
+    return {
+        name: Queue(
+            name,
+            weight=draw(weight),
+            quota=Bound(milli=draw(st.integers(0, 8)) * WHOLE_MILLI),
+            limit=in_gpus(draw(most)),
+            parent=parent,
+        )
+        for name, parent in PARENTS.items()
+    }
+
+
+def inside(queue: str, jobs: Iterable[Elastic]) -> list[Elastic]:
+    return [one for one in jobs if queue in {one.queue, PARENTS[one.queue]}]
+
+
+def milli(jobs: Iterable[Elastic]) -> int:
+    return sum(one.size * one.member.gpus * WHOLE_MILLI for one in jobs)
+
+
+def largest_step(jobs: Iterable[Elastic]) -> int:
+    steps = [
+        (after - before) * one.member.gpus
+        for one in jobs
+        for before, after in pairwise((0, *one.sizes.allowed))
+    ]
+    return max(steps, default=0) * WHOLE_MILLI
+
+
+@given(pictures(tuple(PARENTS)), trees())
+def test_limits_and_quotas_hold_for_a_queue_and_for_all_above_it(
+    picture: tuple[int, list[Elastic]], queues: dict[str, Queue]
+) -> None:
+    gpus, before = picture
+    decision = ask(gpus, *before, queues=list(queues.values()))
+    new = {name: size for name, (size, _) in decision.resizes.items()} | decision.starts
+    after = [replace(one, size=new.get(one.name, one.size)) for one in before]
+    for name, queue in queues.items():
+        had, has = milli(inside(name, before)), milli(inside(name, after))
+        if queue.limit.milli is not None:
+            assert has <= max(had, queue.limit.milli), f"{name} has passed its limit"
+        grew = any(new.get(one.name, 0) > one.size for one in inside(name, before))
+        if has < had and not grew:  # it has given to others, and nothing was for itself
+            above = [queues[one] for one in (name, PARENTS[name]) if one]
+            assert any(milli(inside(one.name, before)) > (one.quota.milli or 0) for one in above), (
+                f"{name} gave of its own"
+            )
+            if not queue.parent:
+                assert has + largest_step(inside(name, before)) > (queue.quota.milli or 0), name
+
+
+@given(pictures(tuple(PARENTS)), trees())
+def test_sizes_come_to_rest_in_every_tree(
+    picture: tuple[int, list[Elastic]], queues: dict[str, Queue]
+) -> None:
+    gpus, jobs = picture
+    come_to_rest(gpus, jobs, list(queues.values()))
+
+
+def test_a_queue_does_not_grow_past_the_limit_of_its_parent() -> None:
+    queues = [Queue("team", limit=in_gpus(3)), Queue("a", parent="team"), Queue("b", parent="team")]
+    running = job("b", "1", size=1, queue="b")
+    assert ask(8, running, job("a", queue="a"), queues=queues).starts == {"a": 2}
+    assert ask(8, running, job("a", size=2, queue="a"), queues=queues).resizes == {}
+
+
+def test_what_a_parent_has_left_of_its_quota_is_for_all_below_it() -> None:
+    queues = [Queue("team", quota=in_gpus(4)), Queue("a", parent="team"), Queue("b", parent="team")]
+    big = job("big", size=4, queue="a")
+    assert ask(4, big, job("other", "1", queue="c"), queues=queues).resizes == {}
+    beside = ask(4, big, job("beside", "1", queue="b"), queues=queues)
+    assert beside.resizes == {"big": (3, "for a job that waits")}
+
+
+def test_of_the_queues_below_one_that_has_to_give_those_that_borrow_give_first() -> None:
+    queues = [
+        Queue("team", quota=in_gpus(4)),
+        Queue("a", quota=in_gpus(4), parent="team"),
+        Queue("b", quota=in_gpus(0), parent="team"),
+    ]
+    own = job("own", size=4, queue="a", speeds={1: 1.0, 4: 1.01})
+    lent = job("lent", "1..2", size=2, queue="b")
+    decision = ask(6, own, lent, job("new", "1", queue="c"), queues=queues)
+    assert decision.resizes == {"lent": (1, "for a job that waits")}
+
+
+def test_no_more_is_taken_than_was_borrowed() -> None:
+    queues = [Queue("mine", quota=in_gpus(4))]
+    big = job("big", "1..6", size=6, queue="mine")
+    assert ask(6, big, job("gang", "3", queue="c"), queues=queues).resizes == {}
+    assert ask(6, big, job("gang", "2", queue="c"), queues=queues).starts == {"gang": 2}
+
+
+def test_what_is_within_a_quota_is_not_exchanged() -> None:
+    queues = [Queue("mine", quota=in_gpus(6))]
+    jobs = (job("mine", "1..8", size=7, queue="mine"), job("c", "1..8", size=1, queue="c"))
+    why = "for fair shares"
+    assert ask(8, *jobs).resizes == {"mine": (4, why), "c": (4, why)}
+    assert ask(8, *jobs, queues=queues).resizes == {"mine": (6, why), "c": (2, why)}
+
+
+def test_two_teams_share_equally_however_many_queues_each_has() -> None:
+    queues = [Queue("a", parent="team"), Queue("b", parent="team"), Queue("team"), Queue("c")]
+    jobs = [job(name, "1..8", queue=name) for name in ("a", "b", "c")]
+    assert ask(8, *jobs, queues=queues).starts == {"a": 2, "b": 2, "c": 4}
 
 
 HOURS = 10

@@ -104,7 +104,7 @@ class PoolUp:
             time.sleep(0.02)
 
     def log(self, name: str, rank: int = 0) -> str:
-        return self._client().log(name, rank, 0)[0].decode()
+        return self._client().log(name, rank, 0).words.decode()
 
     def history(self, name: str) -> list[tuple[str, int]]:
         return [(one["state"], one["size"]) for one in self.job(name)["events"]]

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aliquot.model import Request, parse_amount
 from aliquot.model.errors import BadValueError, NoRoomError
 from aliquot.model.job import Job, State, Wish, parse_sizes
 from aliquot.model.record import Leaving, Phase, Record, Slot, Stage
 from aliquot.placement.queues import Bound, Queue
-from aliquot.pool import forms
+from aliquot.pool import forms, logs
 from aliquot.pool.forms import Submission
+from aliquot.pool.logs import Log
+from aliquot.pool.progress import Progress, noted, rest_seconds
 from aliquot.pool.room import MachineRoom, Plan
 from aliquot.pool.slots import SlotFolder, folders
 from aliquot.pool.store import Store
@@ -178,3 +186,100 @@ class TestQueues:
         path.write_text(words)
         with pytest.raises(BadValueError):
             read_queues(path)
+
+
+class TestProgress:
+    def test_what_a_restart_has_cost_is_known_by_steps_and_speed(self) -> None:
+        progress: Progress = {}
+        for step, at in ((0, 100.0), (50, 200.0), (90, 280.0)):
+            progress = noted(progress, {"step": step, "at": at}, 1)
+        assert rest_seconds(progress) == 0
+        progress = noted(progress, {"step": 60, "at": 300.0}, 2)
+        assert progress["lost_seconds"] == 60.0  # 30 steps of 2 s
+        assert rest_seconds(progress) == 600.0
+        for step, at in ((61, 310.0), (62, 320.0)):
+            progress = noted(progress, {"step": step, "at": at}, 2)
+        assert noted(progress, {"step": 61, "at": 330.0}, 3)["lost_seconds"] == 60.0
+
+    def test_one_that_saves_when_told_is_not_held_back(self) -> None:
+        progress = noted({}, {"step": 7, "at": 10.0}, 1)
+        progress = noted(progress, {"step": 9, "at": 12.0}, 1)
+        assert rest_seconds(noted(progress, {"step": 10, "at": 20.0}, 2)) == 0
+
+    @pytest.mark.parametrize("report", [{}, {"step": None, "at": 1.0}, {"step": "x", "at": None}])
+    def test_what_is_no_step_tells_nothing(self, report: dict[str, Any]) -> None:
+        assert rest_seconds(noted({"step": 5, "generation": 1}, report, 2)) == 0
+
+
+class TestLogs:
+    @given(
+        st.lists(st.integers(1, 40), max_size=60),
+        st.integers(1, 16),
+        st.integers(2, 6),
+        st.integers(0, 1500),
+    )
+    def test_bytes_keep_their_numbers_and_the_last_are_kept(
+        self, sizes: list[int], part: int, parts: int, start: int
+    ) -> None:
+        """Each write by a keeper of its own: what they know is on disk."""
+        words = bytes(number % 251 for number in range(sum(sizes)))
+        with TemporaryDirectory() as folder:
+            path, done = Path(folder) / "rank-0.log", 0
+            for size in sizes:
+                log = Log(path, part=part, kept=part * parts)
+                log.write(words[done : done + size])
+                log.close()
+                done += size
+                assert sum(one.stat().st_size for one in path.parent.iterdir()) <= part * parts
+            found = logs.read(path, start, 1)
+            kept = max(0, len(words) - part * (parts - 1))
+            assert found.start == start or start < found.start <= kept
+            read = b""
+            while (piece := logs.read(path, found.start + len(read), 7)).words:
+                assert piece.start == found.start + len(read)
+                read += piece.words
+            assert read == words[found.start :]
+
+    def test_a_reader_beside_the_writer_misses_nothing_that_is_kept(self, tmp_path: Path) -> None:
+        path, whole = tmp_path / "rank-0.log", b"".join(b"%7d\n" % n for n in range(4000))
+        log = Log(path, part=512, kept=1 << 20)
+
+        def write_all() -> None:
+            for at in range(0, len(whole), 24):
+                log.write(whole[at : at + 24])
+
+        writer = threading.Thread(target=write_all)
+        writer.start()
+        read = b""
+        while len(read) < len(whole):
+            piece = logs.read(path, len(read), 1000)
+            assert piece.start == len(read)
+            read += piece.words
+        writer.join()
+        log.close()
+        assert read == whole
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk")
+    def test_on_a_full_disk_the_log_says_what_is_missing(self, tmp_path: Path) -> None:
+        options = "size=64k,mode=700"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", tmp_path], check=True)
+        try:
+            log = Log(tmp_path / "rank-0.log", part=8 << 10)
+            (tmp_path / "filler").write_bytes(b"x" * (48 << 10))
+            log.write(b"a" * (40 << 10))
+            (tmp_path / "filler").unlink()
+            log.write(b"after\n")
+            log.close()
+            pieces, at = [], 0
+            while (piece := logs.read(tmp_path / "rank-0.log", at, 1 << 20)).words:
+                pieces.append(piece.words)
+                at += len(piece.words)
+        finally:
+            subprocess.run(["umount", "-l", tmp_path], check=True)
+        text = b"".join(pieces).decode()
+        there = text.count("a", 0, text.index("\n"))
+        missing = (40 << 10) - there
+        assert 0 < missing < 40 << 10
+        assert (
+            text == f"{'a' * there}\n[aliquot: {missing} bytes could not be written here]\nafter\n"
+        )

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from aliquot.model.units import format_bytes
+from aliquot.pool.logs import KEPT_BYTES, PART_BYTES
 from conftest import Cli
 from pool.conftest import EXAMPLE, PoolUp
 from support import GIB, wait_until
@@ -60,6 +62,25 @@ class TestRunning:
         name = pool.submit("--", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.2; done")
         assert pool.ask("logs", "-f", name).stdout == "1\n2\n3\n"
         assert pool.state_of(name) == "Succeeded"
+
+    def test_of_a_long_log_the_end_is_kept_and_the_rest_is_spoken_of(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        """Followed from its beginning on, over many parts."""
+        go, lines = tmp_path / "go", 100_000  # of 1000 bytes
+        script = f"seq -f %0999.0f {lines}; while ! test -e {go}; do sleep 0.1; done; echo last"
+        pool.submit("--name", "long", "--", "sh", "-c", script)
+        folder = pool.place / "jobs" / "1"
+        wait_until((folder / f"rank-0.log.{88 << 20}").exists, 120)
+        go.touch()
+        pool.wait_for("long", "Succeeded")
+        assert sum(part.stat().st_size for part in folder.glob("rank-0.log*")) <= KEPT_BYTES
+        shown = pool.ask("logs", "-f", "long")
+        *kept, last = shown.stdout.splitlines()
+        assert last == "last"
+        assert len(kept) > (KEPT_BYTES - PART_BYTES) // 1000 - 1
+        assert kept[1:] == [f"{n:0999d}" for n in range(lines - len(kept) + 2, lines + 1)]
+        assert f"of each worker the last {format_bytes(KEPT_BYTES)} are kept" in shown.stderr
 
     def test_a_job_that_fails_is_started_again_as_often_as_it_may(
         self, pool: PoolUp, tmp_path: Path
@@ -155,6 +176,31 @@ class TestElastic:
         pool.ask("cancel", "big")
         pool.wait_for("big", "Cancelled")
         pool.leaves_nothing()
+
+    def test_one_that_does_not_save_makes_room_and_is_then_left_alone_for_long(
+        self, pool: PoolUp
+    ) -> None:
+        script = (
+            "import time\nfrom aliquot import worker\nfor step in range(10**6):\n"
+            "    time.sleep(0.05)\n    worker.report(step=step, samples_per_second=worker.size())"
+        )
+        pool.submit(
+            "--name", "big", "--workers", "1..4", "--notice", "0.1", "--grace", "0.1", "--",
+            sys.executable, "-c", script,
+        )  # fmt: skip
+        pool.wait_for("big", "Running", size=4)
+        wait_until(lambda: (pool.job("big")["progress"].get("step") or 0) > 20, 60)
+        pool.submit("--name", "gang", "--workers", "2", "--", *FOREVER)
+        pool.wait_for("gang", "Running")
+        wait_until(lambda: pool.job("big")["progress"].get("lost_seconds"), 60)
+        lost = pool.job("big")["progress"]["lost_seconds"]
+        assert "of work, so it does not grow for" in pool.ask("describe", "big").stdout
+        pool.ask("cancel", "gang")
+        pool.wait_for("big", "Running", size=4)
+        at = {one["state"]: one["at"] for one in pool.job("big")["events"]}
+        assert at["Growing"] - at["Shrinking"] >= 10 * lost
+        pool.ask("cancel", "big")
+        pool.wait_for("big", "Cancelled")
 
     def test_a_job_cancelled_in_mid_resize_leaves_nothing(self, pool: PoolUp) -> None:
         pool.submit("--name", "big", "--workers", "1..4", "--notice", "60", "--", *FOREVER)

@@ -10,7 +10,10 @@ from aliquot.cli.tables import NOTHING, console, new_table, print_json, print_te
 from aliquot.devices import parse_shape
 from aliquot.model.errors import BadValueError
 from aliquot.model.job import State
+from aliquot.model.units import format_bytes
 from aliquot.pool.client import connect
+from aliquot.pool.logs import KEPT_BYTES
+from aliquot.pool.progress import rest_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +53,7 @@ def describe(name: str, simulate: str | None, *, json: bool) -> None:
         "Each": _each(job["request"]),
         "Queue": f"{job['queue']}, priority {job['priority']}",
         "Retries": f"{job['record']['retries']} of {job['retries']} used",
-        "Resizes": str(job["record"]["resizes"]),
+        "Resizes": f"{job['record']['resizes']}{_redone(job['progress'])}",
         "Speeds": ", ".join(f"{n} workers: {s:g}/s" for n, s in job["speeds"].items()) or NOTHING,
     }
     width = max(map(len, lines)) + 2
@@ -64,17 +67,21 @@ def describe(name: str, simulate: str | None, *, json: bool) -> None:
 
 
 def show_log(name: str, simulate: str | None, rank: int, *, follow: bool) -> None:
-    """What a worker wrote; to follow ends with the job."""
+    """What a worker wrote, and how much is not kept; to follow ends with the job."""
     client, start = _client(simulate), 0
     number = str(client.job(name)["number"])  # the name may be another job's later
     while True:
-        words, state = client.log(number, rank, start)
-        start += len(words)
-        sys.stdout.buffer.write(words)
+        found = client.log(number, rank, start)
+        if (cut := found.start - start) > 0:
+            kept = format_bytes(KEPT_BYTES)
+            said = f"{format_bytes(cut)} are gone: of each worker the last {kept} are kept"
+            sys.stderr.write(f"aliquot: {said}\n")
+        start = found.start + len(found.words)
+        sys.stdout.buffer.write(found.words)
         sys.stdout.buffer.flush()
-        if not words and (not follow or State(state).final):
+        if not found.words and (not follow or found.state.final):
             return
-        if not words:
+        if not found.words:
             time.sleep(_FOLLOW_SECONDS)
 
 
@@ -118,6 +125,15 @@ def _sizes(job: dict[str, Any]) -> str:
     if sizes == list(range(sizes[0], sizes[-1] + 1)):
         return f"{sizes[0]}..{sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
     return ",".join(map(str, sizes))
+
+
+def _redone(progress: dict[str, Any]) -> str:
+    """What restarts have cost, where they have."""
+    lost = progress.get("lost_seconds") or 0.0
+    if not lost:
+        return ""
+    rest = _age(rest_seconds(progress))
+    return f"; one has cost {_age(lost)} of work, so it does not grow for {rest} after each"
 
 
 def _each(request: dict[str, Any]) -> str:

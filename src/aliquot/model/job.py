@@ -45,7 +45,18 @@ class State(StrEnum):
         """Whether the job has no worker in it, and holds nothing."""
         return self.final or self in {State.PENDING, State.SUSPENDED}
 
+    @property
+    def notice(self) -> str:
+        """What workers that are to go are told of why (`aliquot.worker`)."""
+        return _NOTICES.get(self, "stop")
 
+
+_NOTICES = {
+    State.GROWING: "grow",
+    State.SHRINKING: "shrink",
+    State.MIGRATING: "migrate",
+    State.SUSPENDING: "suspend",
+}
 _FINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
 

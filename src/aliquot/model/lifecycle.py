@@ -316,14 +316,13 @@ def _how(sight: Sight) -> str:
     if sight.phase is Phase.VOID:
         return "was never started"
     if sight.excused:
-        return "went when its machine went down"
+        return sight.note or "went when its machine went down"
     if sight.code is None:
         return "was lost: nobody saw how it ended"
-    return (
-        f"was killed by signal {-sight.code}"
-        if sight.code < 0
-        else (f"ended with exit code {sight.code}")
-    )
+    more = f" ({sight.note})" if sight.note else ""
+    if sight.code < 0:
+        return f"was killed by signal {-sight.code}{more}"
+    return f"ended with exit code {sight.code}{more}"
 
 
 def _workers(count: int) -> str:

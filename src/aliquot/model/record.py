@@ -36,7 +36,7 @@ class Sight:
 
     `code` is how its worker ended: an exit code, a signal as a negative number, or None where
     nobody knows. `ready`: it said that it has saved. `unrunnable`: why the command cannot be run.
-    `excused`: it went with its machine.
+    `excused`: it went with its machine, or was taken away. `note`: what more is known of its end.
     """
 
     phase: Phase
@@ -44,6 +44,7 @@ class Sight:
     ready: bool = False
     unrunnable: str | None = None
     excused: bool = False
+    note: str = ""
 
     @property
     def closed(self) -> bool:

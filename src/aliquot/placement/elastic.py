@@ -6,22 +6,28 @@ while nobody waits, and asked for again when somebody does. Four steps over one 
 1. *Let in.* Those that wait are taken in the order of their turns (`queues`), each at its smallest
    size. Where there is no room, running jobs are made smaller, step by step, always the one that
    loses least; nothing is taken that does not help. A queue within its quota gives only to itself.
+   In a tree this is decided, as in `preempt`, between the two queues where the paths of both sides
+   part; below the one that has to give, those that borrow there give first.
 2. *Exchange.* A job may give a step to another, or several, if both together are better off by more
-   than `exchange_gain`.
+   than `exchange_gain`; what is within a quota is exchanged as little as it is taken.
 3. *Grow.* What is left goes to who gains most by it.
 4. *Wait and see.* A running job grows only where it could have for `settle_seconds`, and by at
    least `least_gain` of its speed.
 
+No step makes a queue, or any above it, pass its limit.
+
 What a job loses and gains is measured in one number, the logarithm of its speed by the weight of
-its queue (shared by the queue's jobs): a step counts by how much it speeds up that job, so the sum
-is largest where each has its fair part and none has GPUs it cannot use. Speeds are those that
-workers reported; between and beyond them, and where there are none, n workers are taken to be
-n ** `EFFICIENCY` as fast as one.
+its queue (shared by the queue's jobs; a parent's by those below it that have jobs): a step counts
+by how much it speeds up that job, so the sum is largest where each has its fair part and none has
+GPUs it cannot use. Speeds are those that workers reported, and between two of them on the curve
+through both; beyond them, and where there are none, n workers are taken to be n ** `EFFICIENCY` as
+fast as one.
 
 No job is resized twice within `resize_seconds`, so there are at most 3600 / `resize_seconds`
 resizes in a job-hour, whatever comes; who waits, waits so long for them at most. An exchange raises
-the sum, so jobs cannot take turns robbing each other. Who waits for longer than `patience_seconds`
-is not overtaken any more.
+the sum, so jobs cannot take turns robbing each other. A job that has to do work again after each
+resize says so by `rest_seconds`: for so long it neither grows nor exchanges; to those that wait it
+gives as ever. Who waits for longer than `patience_seconds` is not overtaken any more.
 """
 
 from __future__ import annotations
@@ -32,13 +38,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from aliquot.placement.demand import Demand, Gang
-from aliquot.placement.queues import Bound, Resources, borrows, in_turn, needs, queue_of
+from aliquot.placement.queues import Bound, Resources, Tree, borrows, in_turn, needs, upto
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from aliquot.model.job import Sizes
-    from aliquot.placement.queues import Queue
+    from aliquot.placement.queues import Path, Queue, Sums
     from aliquot.placement.snapshot import Hardware
 
 EFFICIENCY = 0.9
@@ -73,6 +79,7 @@ class Elastic:
     resized_at: float = -math.inf
     settled: bool = True
     speeds: Mapping[int, float] = field(default_factory=dict)
+    rest_seconds: float = 0.0
 
     def gang(self, size: int) -> Gang:
         """The job with that many workers."""
@@ -89,8 +96,15 @@ class Elastic:
         known = {at: speed for at, speed in self.speeds.items() if at > 0 and speed > 0}
         if not known:
             return float(size**EFFICIENCY)
-        near = min(known, key=lambda at: (abs(math.log(at / size)), at))
-        return float(known[near] * (size / near) ** EFFICIENCY)
+        below = max((at for at in known if at <= size), default=None)
+        above = min((at for at in known if at >= size), default=None)
+        if below is None or above is None:
+            near = min(known) if below is None else max(known)
+            return float(known[near] * (size / near) ** EFFICIENCY)
+        if below == above:
+            return known[below]
+        part = math.log(size / below) / math.log(above / below)
+        return float(known[below] ** (1 - part) * known[above] ** part)
 
 
 class Room(Protocol):
@@ -139,10 +153,11 @@ class _Decider:
         self.jobs = {job.name: job for job in jobs}
         self.room, self.queues, self.hardware = room, queues, hardware
         self.now, self.rules = now, rules
+        self.tree = Tree(queues)
         self.sizes = {job.name: job.size for job in jobs if job.size}
         self.waits: dict[str, str] = {}
         self.why: dict[str, str] = {}
-        self._counts, self._counted = Counter[str](), 0  # sizes are only ever added
+        self._weights, self._weighed = dict[str, float](), 0  # sizes are only ever added
         self.may_grow = True  # nobody waits for what growing would take
 
     def decide(self, could: Mapping[str, tuple[float, int]]) -> Decision:
@@ -163,7 +178,7 @@ class _Decider:
 
     def _let_in(self) -> None:
         waiting = [job.gang(job.sizes.least) for job in self.jobs.values() if not job.size]
-        order, refused = in_turn(waiting, self.queues, self._used(), self.hardware)
+        order, refused = in_turn(waiting, self.queues, self._used(self.sizes), self.hardware)
         self.waits.update(refused)
         blocker: Elastic | None = None
         for gang in order:
@@ -184,14 +199,16 @@ class _Decider:
         self.sizes = trial
         return True
 
-    def _make_room(self, trial: dict[str, int], job: Elastic) -> dict[str, int] | None:
+    def _make_room(
+        self, trial: dict[str, int], job: Elastic, givers: Sequence[Elastic] | None = None
+    ) -> dict[str, int] | None:
         """The same with others made smaller until it holds, none more than needed."""
         before = dict(trial)
-        givers = [giver for giver in self._movable(trial) if self._gives_to(giver, job)]
+        givers = self._movable(trial, self.rules.resize_seconds) if givers is None else givers
         while not self.room.holds(trial):
             steps = [
                 (*self._loss(one, trial, size), {**trial, one.name: size})
-                for one, size in _downs(givers, trial)
+                for one, size in _downs(self._first_to_give(givers, job, trial), trial)
             ]
             if not steps:
                 return None
@@ -206,22 +223,41 @@ class _Decider:
                     trial = {**trial, name: size}
         return trial
 
+    def _first_to_give(
+        self, givers: Iterable[Elastic], job: Elastic, sizes: Mapping[str, int]
+    ) -> list[Elastic]:
+        """Of those that can give at all, and have to, the ones that borrow on the most levels."""
+        sums = self._sums(sizes)
+        found = [
+            (rank, one)
+            for one in givers
+            if one.sizes.below(sizes[one.name]) is not None
+            and (rank := self._reluctance(one, job, sums)) is not None
+        ]
+        least = min((rank for rank, _ in found), default=0)
+        return [one for rank, one in found if rank == least]
+
+    def _reluctance(self, giver: Elastic, job: Elastic, sums: Sums) -> int | None:
+        """On how many levels a giver is within its quota; None where it gives it nothing."""
+        mine = list(upto(self.tree.path(giver.queue)))
+        others = set(upto(self.tree.path(job.queue)))
+        own = [path for path in mine if path not in others]
+        within = [not borrows(self.tree.queue(path), sums[path]) for path in own]
+        return None if within and within[0] else sum(within)
+
     def _why_not(self, job: Elastic) -> str:
         """Why there is no room; and whether what is free should stay so."""
+        sums = self._sums(self.sizes)
         running = [one for one in self.jobs.values() if self.sizes.get(one.name)]
-        givers = [one for one in running if self._gives_to(one, job)]
+        givers = [one for one in running if self._reluctance(one, job, sums) is not None]
         least = {one.name: min(self.sizes[one.name], one.sizes.least) for one in givers}
-        if not self.room.holds({**self.sizes, **least, job.name: job.sizes.least}):
+        trial = {**self.sizes, job.name: job.sizes.least}
+        found = self._make_room(trial, job, givers) if self.room.holds(trial | least) else None
+        if found is None:
             return "there is no room for it beside what runs"
         self.may_grow = False
-        names = sorted(name for name, size in least.items() if size < self.sizes[name])
+        names = sorted(name for name, size in found.items() if size < trial[name])
         return f"{' and '.join(names)} cannot be made smaller again so soon"
-
-    def _gives_to(self, giver: Elastic, job: Elastic) -> bool:
-        if giver.queue == job.queue:
-            return True
-        used = self._used().get(giver.queue, Resources())
-        return borrows(queue_of(self.queues, giver.queue), used)
 
     def _is_patient(self, job: Elastic) -> bool:
         return self.now - job.submitted >= self.rules.patience_seconds
@@ -246,10 +282,11 @@ class _Decider:
             taker.name: self._value(taker, self._grown(self.sizes, taker)[taker.name])
             for taker in movable
         }
+        sums = self._sums(self.sizes)
         for giver, size in _downs(movable, self.sizes):
             loss = self._value(giver, self.sizes[giver.name]) - self._value(giver, size)
             for taker in movable:
-                if taker.name == giver.name:
+                if taker.name == giver.name or self._reluctance(giver, taker, sums) is None:
                     continue
                 trial = self._grown({**self.sizes, giver.name: size}, taker)
                 gain = self._value(taker, trial[taker.name]) - alone[taker.name] - loss
@@ -310,28 +347,41 @@ class _Decider:
 
     # --- parts ---
 
-    def _movable(self, sizes: Mapping[str, int]) -> list[Elastic]:
-        """Jobs whose size may change: new ones, and those that are long enough as they are."""
+    def _movable(self, sizes: Mapping[str, int], rest: float | None = None) -> list[Elastic]:
+        """Jobs whose size may change: new ones, and those that are long enough as they are.
+
+        `rest` is how long that is; without it, as long as each job wants.
+        """
         return [
             job
             for name in sorted(sizes)
             if (job := self.jobs[name]).sizes.elastic
-            and (not job.size or (job.settled and self._is_rested(job)))
+            and (not job.size or (job.settled and self._is_rested(job, rest)))
         ]
 
-    def _is_rested(self, job: Elastic) -> bool:
-        return self.now - job.resized_at >= self.rules.resize_seconds
+    def _is_rested(self, job: Elastic, rest: float | None) -> bool:
+        wanted = max(self.rules.resize_seconds, job.rest_seconds) if rest is None else rest
+        return self.now - job.resized_at >= wanted
 
     def _value(self, job: Elastic, size: int) -> float:
-        weight = queue_of(self.queues, job.queue).weight
-        return weight / max(1, self._running_in(job.queue)) * math.log(job.speed(size))
+        if len(self.sizes) != self._weighed:
+            self._weights, self._weighed = self._weigh(), len(self.sizes)
+        return self._weights[job.queue] * math.log(job.speed(size))
 
-    def _running_in(self, queue: str) -> int:
-        """How many jobs of the queue have a size, counted again when who has one is another."""
-        if len(self.sizes) != self._counted:
-            self._counts = Counter(self.jobs[name].queue for name in self.sizes)
-            self._counted = len(self.sizes)
-        return self._counts[queue]
+    def _weigh(self) -> dict[str, float]:
+        """What each job counts for, by its queue: weights are shared out level by level."""
+        counts = Counter(self.jobs[name].queue for name in self.sizes)
+        paths = {queue: self.tree.path(queue) for queue in counts}
+        beside: dict[Path, float] = {}  # of all queues with jobs below one, by that one
+        for path in sorted({path for leaf in paths.values() for path in upto(leaf)}):
+            weight = self.tree.queue(path).weight
+            beside[path[:-1]] = beside.get(path[:-1], 0.0) + weight
+        beside[()] = 1.0
+        return {
+            queue: math.prod(self.tree.queue(up).weight / beside[up[:-1]] for up in upto(leaf))
+            / counts[queue]
+            for queue, leaf in paths.items()
+        }
 
     def _gain(self, job: Elastic, sizes: Mapping[str, int], size: int) -> float:
         """What each GPU more is worth to it."""
@@ -344,13 +394,18 @@ class _Decider:
         return less, less / max(1, job.gang(sizes[job.name] - size).milli)
 
     def _allowed(self, sizes: Mapping[str, int], job: Elastic) -> bool:
-        """Whether its queue stays within its limit."""
-        limit = queue_of(self.queues, job.queue).limit
-        return limit == Bound() or limit.covers(self._used(sizes).get(job.queue, Resources()))
+        """Whether its queue and all above it stay within their limits."""
+        ways = list(upto(self.tree.path(job.queue)))
+        if all(self.tree.queue(path).limit == Bound() for path in ways):
+            return True
+        return self.tree.over(job.queue, Resources(), self._sums(sizes)) is None
 
-    def _used(self, sizes: Mapping[str, int] | None = None) -> dict[str, Resources]:
+    def _sums(self, sizes: Mapping[str, int]) -> Sums:
+        return self.tree.summed(self._used(sizes))
+
+    def _used(self, sizes: Mapping[str, int]) -> dict[str, Resources]:
         used: dict[str, Resources] = {}
-        for name, size in (self.sizes if sizes is None else sizes).items():
+        for name, size in sizes.items():
             job = self.jobs[name]
             taken = needs(job.gang(size), self.hardware)
             used[job.queue] = used.get(job.queue, Resources()) + taken

@@ -4,8 +4,9 @@
     GET  /v1/jobs                       all jobs; ?all=1 with those that are over
     GET  /v1/jobs/JOB                   one, by name or number, with its history
     POST /v1/jobs/JOB/{suspend,resume,cancel}
-    GET  /v1/jobs/JOB/log?rank=0&from=0 what the worker wrote, from that byte on; X-Aliquot-State
-                                        says where the job stands
+    GET  /v1/jobs/JOB/log?rank=0&from=0 what the worker wrote, from that byte on; X-Aliquot-From
+                                        is the first byte's number, larger where some were cut;
+                                        X-Aliquot-State says where the job stands
 
 An error is {"error", "way_out"}, with 400 for what is wrong in itself, 401 without the token, 404,
 409 for what is refused, 507 where nothing can be written.
@@ -24,6 +25,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from aliquot.model.errors import AliquotError, BadValueError
 from aliquot.model.job import Wish
+from aliquot.pool import logs
 from aliquot.pool.forms import read_submission, record_words, submission_words
 from aliquot.pool.service import NoSuchJobError
 from aliquot.pool.store import StoreError
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from aliquot.pool.store import Stored
 
 WISHES = {"suspend": Wish.SUSPEND, "resume": Wish.RUN, "cancel": Wish.CANCEL}
-STATE_HEADER = "X-Aliquot-State"
+STATE_HEADER, FROM_HEADER = "X-Aliquot-State", "X-Aliquot-From"
 
 _LARGEST_BODY = 4 << 20
 _LOG_BYTES = 1 << 20
@@ -127,18 +129,14 @@ class _Door(BaseHTTPRequestHandler):
         state = self.pool.find(
             str(stored.job.number)
         ).record.state  # before the last bytes are read
-        try:
-            with self.pool.place.log(stored.job.number, rank).open("rb") as log:
-                log.seek(max(0, start))
-                words = log.read(_LOG_BYTES)
-        except FileNotFoundError:
-            words = b""
+        found = logs.read(self.pool.place.log(stored.job.number, rank), start, _LOG_BYTES)
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "text/plain; charset=utf-8")
-        self.send_header("Content-Length", str(len(words)))
+        self.send_header("Content-Length", str(len(found.words)))
         self.send_header(STATE_HEADER, state)
+        self.send_header(FROM_HEADER, str(found.start))
         self.end_headers()
-        self.wfile.write(words)
+        self.wfile.write(found.words)
 
     def _body(self) -> dict[str, Any]:
         try:

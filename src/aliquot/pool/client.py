@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from aliquot.model.errors import AliquotError, BadValueError
+from aliquot.model.job import State
 from aliquot.pool import processes
-from aliquot.pool.api import STATE_HEADER
+from aliquot.pool.api import FROM_HEADER, STATE_HEADER
 from aliquot.pool.forms import submission_words
 from aliquot.pool.place import Place, known, place_of
 from aliquot.pool.slots import read
 from aliquot.slices import locate
 
 if TYPE_CHECKING:
+    from email.message import Message
+
     from aliquot.devices import Shape
     from aliquot.pool.forms import Submission
 
@@ -28,6 +31,15 @@ _TIMEOUT = 60.0
 
 class NoPoolError(AliquotError):
     """No pool is up, or it does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a log, from the byte `start` on; `state` is the job's before that was read."""
+
+    start: int
+    words: bytes
+    state: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +67,32 @@ class Client:
         """Suspend, resume or cancel a job."""
         return self._json("POST", f"/v1/jobs/{quote(name, safe='')}/{wish}")
 
-    def log(self, name: str, rank: int, start: int) -> tuple[bytes, str]:
-        """What a worker wrote from that byte on, and the state of the job before that was read."""
+    def log(self, name: str, rank: int, start: int) -> Piece:
+        """What a worker wrote from that byte on, or from the first that is kept."""
         asked = urlencode({"rank": rank, "from": start})
-        answer = self._ask("GET", f"/v1/jobs/{quote(name, safe='')}/log?{asked}", b"")
-        return answer[1], answer[2]
+        words, headers = self._ask("GET", f"/v1/jobs/{quote(name, safe='')}/log?{asked}", b"")
+        return Piece(int(headers[FROM_HEADER]), words, State(headers[STATE_HEADER]))
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         words = b"" if body is None else json.dumps(body).encode()
-        answer = json.loads(self._ask(method, path, words)[1])
+        answer = json.loads(self._ask(method, path, words)[0])
         assert isinstance(answer, dict)  # noqa: S101 - by our own door
         return answer
 
-    def _ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes, str]:
+    def _ask(self, method: str, path: str, body: bytes) -> tuple[bytes, Message]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT)
         try:
             headers = {"Authorization": f"Bearer {self.token}"}
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
-            words, state = answer.read(), answer.headers.get(STATE_HEADER, "")
+            words = answer.read()
         except (OSError, http.client.HTTPException) as error:
             raise NoPoolError(f"the pool of {self.place} does not answer: {error}") from error
         finally:
             connection.close()
         if answer.status >= 400:
             raise _error(answer.status, words)
-        return answer.status, words, state
+        return words, answer.headers
 
 
 def connect(shape: Shape | None) -> Client:

@@ -4,10 +4,12 @@ A pool may die at any moment and must find its workers again, with their exit co
 parent that is not the pool. A keeper
 
 - takes its slot by making the file `claim`, which only one can: whoever finds it made, ends;
-- runs the command in a session of its own, as told in `order`;
+- runs the command in a session of its own, as told in `order`, and writes what that prints into
+  the log of its rank (`logs`), of which the end is kept;
 - passes SIGTERM on to the command's process group; at SIGUSR1 kills all that descends from it;
 - when the command has ended, kills what it left behind (orphans come to it: it is their reaper),
   gives the GPUs back, and writes `end`, for which there is room on the disk since the beginning.
+  What was printed is in the log by then.
 
 If it is killed itself, the command is killed by the kernel.
 """
@@ -19,14 +21,19 @@ import json
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from aliquot.pool.logs import Log
 from aliquot.pool.processes import boot_id, descendants, started_at
 
 CLAIM, ORDER, END = "claim", "order", "end"
 END_BYTES = 4096
+
+_CHUNK = 1 << 16
+_LAST_WORDS_SECONDS = 5.0  # a stranger may hold the pipe open for ever
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -42,10 +49,17 @@ def main(folder: Path) -> None:
         Path(end).unlink()
         return
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    outcome = _run(order)
+    log = _log(folder)
+    printed, printing = os.pipe()
+    child, heard = _begin(order, printing)
+    os.close(printing)
+    copying = threading.Thread(target=_copy, args=(printed, log), daemon=True)
+    copying.start()
+    outcome = _see_to_the_end(child, heard)
     _leave_nobody_behind()
     with suppress(Exception):  # the pool does it too, when it is back
         _give_back(order)
+    copying.join(_LAST_WORDS_SECONDS)
     _write_end(folder, end, outcome)
 
 
@@ -62,12 +76,28 @@ def take(folder: Path, words: dict[str, Any]) -> bool:
     return True
 
 
-def _run(order: dict[str, Any]) -> dict[str, Any]:
+def _log(folder: Path) -> Log:
+    """The log of this rank; what goes wrong in the keeper itself is written there, too."""
+    rank = folder.name.rpartition(".")[2]
+    return Log(folder.parent / f"rank-{rank}.log", also=(1, 2))
+
+
+def _copy(printed: int, log: Log) -> None:
+    while words := os.read(printed, _CHUNK):
+        log.write(words)
+
+
+def _begin(order: dict[str, Any], printing: int) -> tuple[int, int]:
+    """The command's process, and where it says why it could not be run."""
     heard, told = os.pipe()
     child = os.fork()
     if child == 0:
-        _become(order, told)
+        _become(order, printing, told)
     os.close(told)
+    return child, heard
+
+
+def _see_to_the_end(child: int, heard: int) -> dict[str, Any]:
     failure = os.read(heard, 1000).decode("utf-8", "replace")
     os.close(heard)
     status = _wait_for(child)
@@ -76,8 +106,10 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
     return {"code": os.waitstatus_to_exitcode(status)}
 
 
-def _become(order: dict[str, Any], told: int) -> NoReturn:
+def _become(order: dict[str, Any], printing: int, told: int) -> NoReturn:
     try:
+        for standard in (1, 2):
+            os.dup2(printing, standard)
         keeper = os.getppid()
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

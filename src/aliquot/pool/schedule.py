@@ -16,6 +16,7 @@ from aliquot.model.job import State, Wish
 from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind
 from aliquot.placement.elastic import Elastic, Rules, decide
 from aliquot.placement.snapshot import NodeSpec, empty
+from aliquot.pool.progress import rest_seconds
 from aliquot.pool.room import MachineRoom, Plan
 from aliquot.pool.world import grant_name, held_by
 
@@ -88,6 +89,7 @@ def _elastic(stored: Stored, status: Status, now: float) -> Elastic | None:
         resized_at=record.resized_at,
         settled=record.state is State.RUNNING and leaving is None,
         speeds=stored.speeds,
+        rest_seconds=rest_seconds(stored.progress),
     )
 
 

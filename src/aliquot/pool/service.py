@@ -12,12 +12,13 @@ import re
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aliquot.model import lifecycle
 from aliquot.model.errors import AliquotError, BadValueError, NameInUseError, NoRoomError
 from aliquot.model.job import State, Wish, check_job_name
 from aliquot.model.record import Record
+from aliquot.pool.progress import REPORTED, noted
 from aliquot.pool.room import Plan
 from aliquot.pool.schedule import Scheduler
 from aliquot.pool.slots import SlotFolder, read
@@ -215,16 +216,16 @@ class Pool:
             return stored
         folder = SlotFolder(self.place.job(number) / str(record.slots[0]))
         words = read(folder.worker / "report")
-        last = {key: (words or {}).get(key) for key in ("step", "samples_per_second", "at")}
-        if words is None or last == stored.progress:
+        if words is None or all(words.get(key) == stored.progress.get(key) for key in REPORTED):
             return stored
         self._noted[number] = time.monotonic()
-        speed, size = last["samples_per_second"], words.get("size")
+        progress = noted(stored.progress, words, record.slots[0].generation)
+        speed, size = progress["samples_per_second"], _size(stored, words)
         speeds = stored.speeds
         if isinstance(speed, int | float) and isinstance(size, int) and speed > 0 and size > 0:
             speeds = {**speeds, size: float(speed)}
-        self.store.note_progress(number, last, speeds)
-        return replace(stored, progress=last, speeds=speeds)
+        self.store.note_progress(number, progress, speeds)
+        return replace(stored, progress=progress, speeds=speeds)
 
     def _check_it_could_run(self, job: Job) -> None:
         """Whether the machine could hold its least size, if nothing else ran."""
@@ -245,6 +246,11 @@ class Pool:
                 f" {most} do",
                 "Ask for fewer with --workers, or for less with --gpus and --memory.",
             ) from error
+
+
+def _size(stored: Stored, report: dict[str, Any]) -> object:
+    """How many workers had the speed of a report. Under torchrun a worker counts processes."""
+    return report.get("size") if stored.job.live else len(stored.record.slots)
 
 
 def _words(job: Job) -> str:

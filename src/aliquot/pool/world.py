@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from aliquot import slices as grants
 from aliquot.model import Life
 from aliquot.model.errors import ArbiterError, NameInUseError, NoRoomError
-from aliquot.model.job import State
 from aliquot.model.record import Seen, Slot, Verb
 from aliquot.pool import keeper, processes
 from aliquot.pool.room import Plan
@@ -37,12 +36,6 @@ if TYPE_CHECKING:
     from aliquot.slices.control import Status
 
 _START_AGAIN_SECONDS = 2.0  # a keeper that ended without taking its slot
-_KINDS = {
-    State.GROWING: "grow",
-    State.SHRINKING: "shrink",
-    State.MIGRATING: "migrate",
-    State.SUSPENDING: "suspend",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +204,7 @@ class World:
             return
         words = {
             "generation": record.generation,
-            "kind": _KINDS.get(record.state, "stop"),
+            "kind": record.state.notice,
             "size": leaving.size,
             "deadline": leaving.until,
         }
