@@ -124,8 +124,8 @@ def scheduler_config(url: str, resources: Sequence[str] = ALIQUOT.resources) -> 
 
 
 def install_crd(cluster: Cluster) -> None:
-    """Make the API server know GPUNodes, gangs and queues."""
-    kinds = ("gpunode", "gang", "queue")
+    """Make the API server know GPUNodes, gangs, queues and elastic jobs."""
+    kinds = ("gpunode", "gang", "queue", "elasticjob")
     cluster.kubectl("apply", *(f"--filename={CRDS / kind}.yaml" for kind in kinds))
     names = [f"crd/{kind}s.aliquot.io" for kind in kinds]
     cluster.kubectl("wait", "--for=condition=established", *names)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from aliquot.kubernetes.gpunode import GpuNodeStatus, HeldPart, NodeGpu
 from aliquot.kubernetes.names import GANG, GANG_SIZE, GATE, PLAN
 from aliquot.kubernetes.plan import decode_plan
 from cluster.api import ApiError
@@ -22,6 +24,7 @@ from kubernetes.builders import make_node
 
 CLIENT = {"clientConnection": {"qps": 5000, "burst": 5000}}
 _AT_ONCE = 8
+_REPORT_SECONDS = 0.1
 
 
 @dataclass
@@ -31,21 +34,41 @@ class Stage:
     cluster: Cluster
     nodes: FakeNodes
     replicas: tuple[Replica, ...]
+    gpus: dict[str, GpuNodeStatus] = field(default_factory=dict)
 
     def add_nodes(self, count: int, gpus: int, **labels: str) -> list[str]:
         """Nodes with so many GPUs, that nobody holds."""
-        names = self.nodes.add(
-            count, labels={key.replace("_", "/"): v for key, v in labels.items()}
-        )
+        names = self.nodes.add(count, labels=labels)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(lambda name: self._write_gpus(name, gpus), names))
+            list(pool.map(lambda name: self.add_gpus(name, gpus), names))
         return names
 
-    def _write_gpus(self, name: str, gpus: int) -> None:
+    def add_gpus(self, name: str, gpus: int) -> None:
+        """GPUs of a node, on paper."""
         body = {"apiVersion": "aliquot.io/v1alpha1", "kind": "GPUNode", "metadata": {"name": name}}
         self.cluster.api.create(GPU_NODES, body)
-        status = msgspec.to_builtins(make_node(name, gpus).status)
-        self.cluster.api.patch(f"{GPU_NODES}/{name}/status", {"status": status})
+        self._write_gpus(name, make_node(name, gpus).status)
+
+    def report(self) -> None:
+        """What the agents of all nodes would write: who has which GPU."""
+        held: dict[str, HeldPart] = {}
+        for one in self.cluster.api.get("/api/v1/pods")["items"]:
+            meta = one["metadata"]
+            plan = decode_plan(meta.get("annotations", {}).get(PLAN, ""))
+            for name, part in plan.containers.items() if plan else ():
+                mine = HeldPart(meta["uid"], meta["namespace"], meta["name"], name, part.memory)
+                held |= dict.fromkeys(part.gpus, mine)
+        for name, before in list(self.gpus.items()):
+            now = msgspec.structs.replace(
+                before, gpus=tuple(_held(one, held.get(one.uuid)) for one in before.gpus)
+            )
+            if now != before:
+                self._write_gpus(name, now)
+
+    def _write_gpus(self, name: str, status: GpuNodeStatus) -> None:
+        body = {"status": msgspec.to_builtins(status)}
+        self.cluster.api.patch(f"{GPU_NODES}/{name}/status", body)
+        self.gpus[name] = status
 
     def submit(
         self,
@@ -58,6 +81,7 @@ class Stage:
         gpus: int = 1,
         gated: bool = True,
         notes: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
         **spec: Any,
     ) -> list[str]:
         """A gang's pods; all of them, or so many."""
@@ -67,7 +91,7 @@ class Stage:
             spec["schedulingGates"] = [{"name": GATE}]
         annotations = {GANG: gang, GANG_SIZE: str(size), **(notes or {})}
         limits = {"aliquot.io/gpu": gpus}
-        selector = {"type": "kwok"}
+        spec = {"nodeSelector": {"type": "kwok"}, **spec}
 
         def make(name: str) -> None:
             body = pod(
@@ -75,7 +99,7 @@ class Stage:
                 namespace=namespace,
                 limits=limits,
                 annotations=annotations,
-                nodeSelector=selector,
+                labels=labels,
                 **spec,
             )
             self.cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", body)
@@ -136,6 +160,30 @@ class Stage:
                 given.update(gpu for part in plan.containers.values() for gpu in part.gpus)
         twice = [gpu for gpu, count in given.items() if count > 1]
         assert not twice, twice
+
+
+def _held(gpu: NodeGpu, by: HeldPart | None) -> NodeGpu:
+    kind, grants = (None, ()) if by is None else ("whole", (by,))
+    return msgspec.structs.replace(gpu, kind=kind, grants=grants)
+
+
+@contextmanager
+def agents(stage: Stage) -> Iterator[None]:
+    """The agents of all its nodes, as long as this lasts."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(_REPORT_SECONDS):
+            with suppress(ApiError, OSError):  # a node, or the API server, is away
+                stage.report()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager

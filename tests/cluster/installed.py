@@ -19,8 +19,8 @@ SPACE = chart.NAMESPACE
 KINDS = tuple(f"aliquot.io/{kind}" for kind in ("gpu", "sgpu", "vcuda-core", "vcuda-memory"))
 
 
-def install(cluster: Cluster, simulate: str) -> None:
-    """Have the chart on it, and return when its first node gives GPUs to pods."""
+def install(cluster: Cluster, simulate: str, *more: str) -> None:
+    """Have the chart on it, with these values, and return when its node gives GPUs to pods."""
     cluster.load(project_image(f"{IMAGE}:{aliquot.__version__}"))
     cluster.load(kube_scheduler_image())
     cluster.kubectl("label", "node", cluster.node.name, "aliquot.io/agent=true")
@@ -28,11 +28,13 @@ def install(cluster: Cluster, simulate: str) -> None:
         f"image.repository={IMAGE}",
         f"node.simulate={simulate}",
         "scheduler.clusterIP=10.96.0.44",  # this cluster has no DNS
+        *more,
     )
     helm(cluster, "install", "--create-namespace", *(f"--set={value}" for value in values))
     wait_for_ready(cluster, "node", 1)
     wait_for_ready(cluster, "scheduler", 1)
     wait_for_ready(cluster, "kube-scheduler", 2)
+    wait_for_ready(cluster, "controller", 1)
     # The kubelet writes what the agent told it with the node's next status, seconds later.
     cluster.wait_until(lambda: set(KINDS) <= set(allocatable(cluster)), 30, f"the node has {KINDS}")
 

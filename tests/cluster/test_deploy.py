@@ -88,7 +88,7 @@ def test_a_pod_that_fits_nowhere_is_told_so(installed: Cluster) -> None:
 
 
 def test_everybody_may_do_what_they_have_to(installed: Cluster) -> None:
-    for part in ("node", "scheduler", "kube-scheduler"):
+    for part in ("node", "scheduler", "kube-scheduler", "controller"):
         log = installed.kubectl("logs", "-n", SPACE, f"--selector={label(part)}", "--tail=-1")
         assert "forbidden" not in log.lower(), part
         assert "denied" not in log.lower(), part

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,11 +13,14 @@ from cluster import gangs
 from cluster.cluster import Cluster
 from cluster.extender import GPU_NODES
 from cluster.gangs import Stage
+from cluster.manifests import pod
 from cluster.registry import ClusterError
 from kubernetes import chart
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
+QUEUES = "/apis/aliquot.io/v1alpha1/queues"
+RECLAIM_SECONDS = 14.0  # of one GPU, by the peer's figure
 HOUR, MINUTES = {"aliquot.io/duration": "1h"}, {"aliquot.io/duration": "10m"}
 
 
@@ -25,12 +31,14 @@ def whole() -> Iterator[Stage]:
         stage.cluster.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", high)
         stage.replicas[0].server.start()
         stage.wait_leader()
-        yield stage
+        with gangs.agents(stage):
+            yield stage
 
 
 @pytest.fixture
 def stage(whole: Stage) -> Iterator[Stage]:
     yield whole
+    whole.gpus.clear()
     whole.nodes.remove()
     for one in whole.cluster.api.get(GPU_NODES)["items"]:
         whole.cluster.api.delete(f"{GPU_NODES}/{one['metadata']['name']}")
@@ -175,3 +183,110 @@ def test_a_higher_priority_has_the_gpu_of_a_lower_one_in_seconds(
     )
     events = stage.cluster.kubectl("events", f"--namespace={namespace}", "--for=pod/low-0")
     assert "Preempted" in events
+
+
+def test_a_queue_gets_its_own_back_from_a_gang_that_borrows_in_seconds(
+    stage: Stage, namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (node,) = stage.cluster.nodes  # a real one: what ends and begins there are processes
+    stage.add_gpus(node.name, 2)
+    for name, quota in {"owner": 2, "borrower": 0}.items():
+        one = {"metadata": {"name": name}, "spec": {"quota": {"gpus": quota}}}
+        kind = {"apiVersion": "aliquot.io/v1alpha1", "kind": "Queue"}
+        stage.cluster.api.create(QUEUES, {**kind, **one})
+    real: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": node.name}}
+    guests = stage.submit(namespace, "guest", 2, labels={"aliquot.io/queue": "borrower"}, **real)
+
+    stage.cluster.wait_until(lambda: running(stage, namespace) == set(guests), 30, "the guests run")
+    began = time.monotonic()
+    mine = stage.submit(namespace, "host", 2, labels={"aliquot.io/queue": "owner"}, **real)
+    stage.cluster.wait_until(
+        lambda: running(stage, namespace) == set(mine), 30, "the claimant runs"
+    )
+    took = time.monotonic() - began
+    with capsys.disabled():
+        sys.stdout.write(f" reclaimed by quota: 2 pods run {took:.2f} s after they were made ")
+    assert took < RECLAIM_SECONDS
+    told = stage.cluster.kubectl("events", f"--namespace={namespace}", "--for=pod/guest-0")
+    assert "queue borrower borrows from the quota of queue owner" in told
+    stage.check_cards(namespace)
+    stage.cluster.kubectl("delete", "queues", "--all")
+
+
+def running(stage: Stage, namespace: str) -> set[str]:
+    pods = stage.pods(namespace).items()
+    return {name for name, one in pods if one["status"].get("phase") == "Running"}
+
+
+def test_a_gang_lands_in_one_rack_and_says_so(stage: Stage, namespace: str) -> None:
+    rack = "topology.kubernetes.io/rack"
+    racks = {}
+    for number in range(6):  # by turns, so that neighbours are in different racks
+        for name in stage.add_nodes(1, gpus=1, **{rack: f"r{number % 3}"}):
+            racks[name] = f"r{number % 3}"
+    stage.submit(namespace, "a", 2)
+    stage.wait_phase(namespace, "a", "Bound")
+    assert len({racks[node] for node in stage.bound(namespace).values()}) == 1
+    assert stage.gang(namespace, "a")["status"]["topology"] == "2 nodes of one rack"
+    shown = stage.cluster.kubectl("get", "gang", "a", f"--namespace={namespace}", "-o", "wide")
+    assert "2 nodes of one rack" in shown
+
+
+def test_a_pod_group_of_scheduler_plugins_starts_with_its_least_members(
+    stage: Stage, namespace: str
+) -> None:
+    stage.cluster.apply(POD_GROUPS)
+    stage.cluster.kubectl("wait", "--for=condition=established", f"crd/{POD_GROUPS_NAME}")
+    stage.add_nodes(1, gpus=2)
+    group = {
+        "apiVersion": "scheduling.x-k8s.io/v1alpha1",
+        "kind": "PodGroup",
+        "metadata": {"name": "pg", "namespace": namespace},
+        "spec": {"minMember": 2},
+    }
+    stage.cluster.apply(group)
+
+    def submit(name: str) -> None:
+        labels = {"scheduling.x-k8s.io/pod-group": "pg"}
+        limits, selector = {"aliquot.io/gpu": 1}, {"type": "kwok"}
+        one = pod(name, namespace=namespace, labels=labels, limits=limits, nodeSelector=selector)
+        stage.cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", one)
+
+    submit("p0")
+    stage.wait_phase(namespace, "pg", "Gathering")
+    assert stage.why(namespace, "pg") == "1 of its 2 pods are there"
+    assert not stage.bound(namespace)
+    submit("p1")
+    stage.wait_phase(namespace, "pg", "Bound")
+    assert set(stage.bound(namespace)) == {"p0", "p1"}
+    owner = stage.gang(namespace, "pg")["metadata"]["ownerReferences"][0]
+    assert (owner["kind"], owner["name"]) == ("PodGroup", "pg")
+
+
+POD_GROUPS_NAME = "podgroups.scheduling.x-k8s.io"
+POD_GROUPS: dict[str, Any] = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": POD_GROUPS_NAME,
+        "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"},
+    },
+    "spec": {
+        "group": "scheduling.x-k8s.io",
+        "scope": "Namespaced",
+        "names": {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup"},
+        "versions": [
+            {
+                "name": "v1alpha1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
+            }
+        ],
+    },
+}

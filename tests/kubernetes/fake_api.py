@@ -37,6 +37,7 @@ class Change:
     type: str
     plural: str
     object: Json
+    before: Json | None = None
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Faults:
     repeat: int = 0  # how many of the last lines are sent again after the next one
     refuse: Callable[[str, str], int | None] = field(default=lambda _method, _path: None)
     budgets: dict[str, str] = field(default_factory=dict)  # of pods that may not be evicted
+    grace: float = 0.0  # seconds that a pod with a node takes to end
 
 
 class FakeApi:
@@ -72,6 +74,7 @@ class FakeApi:
         self.faults = Faults()
         self.token = ""  # that everybody must show
         self.requests: list[tuple[str, str]] = []
+        self.on_gone: Callable[[str, Json], None] = lambda _plural, _one: None
         self._uids = itertools.count(1)
         self.cut()
 
@@ -88,7 +91,7 @@ class FakeApi:
         old = before["metadata"]["uid"] if before else f"uid-{next(self._uids)}"
         kept["metadata"].setdefault("uid", old)
         self.objects[key] = kept
-        self._tell("MODIFIED" if before else "ADDED", plural, kept)
+        self._tell("MODIFIED" if before else "ADDED", plural, kept, before)
         return kept
 
     def delete(self, plural: str, name: str, namespace: str = "") -> Json | None:
@@ -97,14 +100,34 @@ class FakeApi:
             self.version += 1
             gone = copy.deepcopy(gone)
             gone["metadata"]["resourceVersion"] = str(self.version)
-            self._tell("DELETED", plural, gone)
+            self._tell("DELETED", plural, gone, gone)
+            self.on_gone(plural, gone)
         return gone
+
+    def end(self, plural: str, name: str, namespace: str) -> None:
+        """Delete it: a pod that has a node is given its grace period first."""
+        one = self.objects.get((plural, namespace, name))
+        if one is None or one["metadata"].get("deletionTimestamp"):
+            return
+        if not (self.faults.grace and one.get("spec", {}).get("nodeName")):
+            self.delete(plural, name, namespace)
+            return
+        meta = {**one["metadata"], "deletionTimestamp": "2026-11-15T12:00:00Z"}
+        self.put(plural, {**one, "metadata": meta})
+        uid = meta["uid"]
+
+        def over() -> None:
+            now = self.objects.get((plural, namespace, name))
+            if now is not None and now["metadata"]["uid"] == uid:
+                self.delete(plural, name, namespace)
+
+        asyncio.get_running_loop().call_later(self.faults.grace, over)
 
     def all(self, plural: str) -> list[Json]:
         return [one for (kind, _, _), one in self.objects.items() if kind == plural]
 
-    def _tell(self, type_: str, plural: str, one: Json) -> None:
-        self.log.append(Change(self.version, type_, plural, one))
+    def _tell(self, type_: str, plural: str, one: Json, before: Json | None) -> None:
+        self.log.append(Change(self.version, type_, plural, one, before))
         self._wake()
 
     # --- misbehaviour -------------------------------------------------------------------------
@@ -268,7 +291,7 @@ class FakeApi:
         return _status(201, "", "bound")
 
     def _evict(self, where: _Where, body: Json) -> Response:
-        """The pod ends at once; a real one has its grace period first."""
+        """The pod ends, after its grace period if it has one."""
         pod = self.objects.get(where.key)
         if pod is None:
             return _missing(where)
@@ -280,7 +303,7 @@ class FakeApi:
             text = f"The disruption budget {budget} needs 1 healthy pods and has 1 currently"
             cause = {"reason": "DisruptionBudget", "message": text}
             return _status(429, "TooManyRequests", "Cannot evict pod", causes=[cause])
-        self.delete(where.plural, where.name, where.namespace)
+        self.end(where.plural, where.name, where.namespace)
         return _status(201, "", "evicted")
 
     def _put(self, where: _Where, body: Json) -> Response:
@@ -299,8 +322,9 @@ class FakeApi:
         return JSONResponse(self.put(where.plural, _merged(one, body)))
 
     def _delete(self, where: _Where, _: Json) -> Response:
-        gone = self.delete(where.plural, where.name, where.namespace)
-        return JSONResponse(gone) if gone else _missing(where)
+        one = self.objects.get(where.key)
+        self.end(where.plural, where.name, where.namespace)
+        return JSONResponse(one) if one else _missing(where)
 
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -334,17 +358,26 @@ class _Where:
         meta = change.object["metadata"]
         if not self.holds((change.plural, meta.get("namespace", ""), meta["name"])):
             return None
-        if not _selected(change.object, request):
+        now = _selected(change.object, request)
+        before = change.before is not None and _selected(change.before, request)
+        if not (now or before):
             return None
-        return json.dumps({"type": change.type, "object": change.object}).encode() + b"\n"
+        kind = change.type if now else "DELETED"  # what a selector leaves out any more is gone
+        kind = "ADDED" if kind == "MODIFIED" and not before else kind
+        return json.dumps({"type": kind, "object": change.object}).encode() + b"\n"
 
 
 def _selected(one: Json, request: Request) -> bool:
-    """`spec.nodeName=x` and `a=b` are all that is understood."""
-    wanted = request.query_params.get("fieldSelector", "")
-    if wanted.startswith("spec.nodeName="):
-        node = one.get("spec", {}).get("nodeName", "")
-        if node != wanted.removeprefix("spec.nodeName="):
+    """These fields, with `=` and `!=`, and one label with `=` are all that is understood."""
+    fields = {
+        "spec.nodeName": one.get("spec", {}).get("nodeName", ""),
+        "status.phase": one.get("status", {}).get("phase", ""),
+        "involvedObject.kind": one.get("involvedObject", {}).get("kind", ""),
+        "involvedObject.name": one.get("involvedObject", {}).get("name", ""),
+    }
+    for part in filter(None, request.query_params.get("fieldSelector", "").split(",")):
+        name, _, value = part.partition("=")
+        if (fields[name.rstrip("!")] == value) is name.endswith("!"):
             return False
     labels = request.query_params.get("labelSelector", "")
     name, _, value = labels.partition("=")

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 import aliquot
+from aliquot.cli import controller as controller_command
 from aliquot.cli import jobs_app
 from aliquot.cli import node as node_command
 from aliquot.cli import scheduler as scheduler_command
@@ -383,3 +384,6 @@ app.command(name="scheduler", epilog=_examples(*scheduler_command.EXAMPLES))(
     scheduler_command.scheduler
 )
 app.command(name="node", epilog=_examples(*node_command.EXAMPLES))(node_command.node)
+app.command(name="controller", epilog=_examples(*controller_command.EXAMPLES))(
+    controller_command.controller
+)

@@ -164,11 +164,34 @@ def jobs(
     show_jobs(simulate, with_old=with_old, json=json)
 
 
-def describe(name: Name, simulate: Simulate = None, *, json: Json = False) -> None:
-    """Show one job: where it stands, why it waits, and all that happened to it."""
-    from aliquot.cli.jobs import describe as describe_job  # noqa: PLC0415 - imported when needed
+def describe(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB",
+            help="Its name or number: aliquot jobs. On Kubernetes gang/NAME: kubectl get gangs",
+        ),
+    ],
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", "-n", help="Of a gang. Without it: the kubeconfig's."),
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option(help="How to reach the API server, for a gang. Without it: KUBECONFIG."),
+    ] = None,
+    simulate: Simulate = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Show one job, or a gang on Kubernetes: where it stands, why it waits, what happened to it."""
+    from aliquot.cli.gang import PREFIX, describe_gang  # noqa: PLC0415 - imported when needed
+    from aliquot.cli.jobs import describe as describe_job  # noqa: PLC0415
 
-    describe_job(name, simulate, json=json)
+    if name.startswith(PREFIX):
+        describe_gang(name, namespace, kubeconfig, json=json)
+    else:
+        describe_job(name, simulate, json=json)
 
 
 def logs(
@@ -180,7 +203,7 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on until the job is over.")
     ] = False,
 ) -> None:
-    """Show what a worker of a job wrote."""
+    """Show what a worker of a job wrote: the last 64 MiB, across restarts."""
     from aliquot.cli.jobs import show_log  # noqa: PLC0415 - imported when needed
 
     show_log(name, simulate, rank, follow=follow)

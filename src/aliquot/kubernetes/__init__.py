@@ -8,6 +8,7 @@
     api        the API server: requests, lists and watches, events, leader election
     node       the agent: device plugins, grants, health            (aliquot node)
     scheduler  the extender around the brain of `placement`        (aliquot scheduler)
+    jobs       elastic jobs                                         (aliquot controller)
 
 The way of a pod. kube-scheduler asks the extender which nodes have room; the extender plans GPUs by
 what `GPUNode` objects and bound pods say, and its bind writes the plan into the pod. The kubelet

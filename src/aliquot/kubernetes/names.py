@@ -22,9 +22,17 @@ ROOM = f"{GROUP}/room"  # when there was room again for a pod that waits: wakes 
 
 QUEUE = f"{GROUP}/queue"  # a label, on pods and namespaces
 
+# Of workers of elastic jobs: labels, and what the controller tells the program in annotations.
+JOB = f"{GROUP}/job"
+JOB_GENERATION = f"{GROUP}/job-generation"
+JOB_RANK = f"{GROUP}/job-rank"
+NOTICE = f"{GROUP}/notice"
+SIZE = f"{GROUP}/size"
+
 # 256 MiB, the unit in which the kubelet counts GPU memory; a GPU's compute is 100 units.
 MEMORY_UNIT = 256 << 20
 CORE_UNITS = 100
 
 SCHEDULER = "aliquot"  # who says so in events, and holds the lease
 AGENT = "aliquot-node"
+CONTROLLER = "aliquot-controller"

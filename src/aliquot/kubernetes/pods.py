@@ -131,7 +131,12 @@ def requests_of(pod: Pod, presets: Sequence[Preset] = (ALIQUOT,)) -> tuple[Conta
 def asks(pod: Pod, presets: Sequence[Preset] = (ALIQUOT,)) -> bool:
     """Whether the pod names any of the presets' resources, sensibly or not."""
     every = (*pod.spec.init_containers, *pod.spec.containers)
-    return any(_presets_of(container, presets) for container in every)
+    return any(container_asks(container, presets) for container in every)
+
+
+def container_asks(container: Container, presets: Sequence[Preset] = (ALIQUOT,)) -> bool:
+    """Whether a container names any of the presets' resources, sensibly or not."""
+    return bool(_presets_of(container, presets))
 
 
 def settings_of(pod: Pod) -> Settings:

@@ -107,6 +107,17 @@ def preempt(  # noqa: PLR0913 - the whole question
     )
 
 
+def rights(
+    books: Books,
+    gang: Gang,
+    running: Sequence[Running],
+    queues: Mapping[str, Queue],
+    now: float,
+) -> dict[str, str]:
+    """Whom of all that runs a gang may ask to end, by name, and why."""
+    return _Case(books, gang, running, (), queues=queues, now=now).rights()
+
+
 def entitled(
     waiting: Iterable[Gang],
     running: Sequence[Running],

@@ -107,6 +107,11 @@ class Timeline:
             self._no_room_now.add(shape)
         return found
 
+    def left_for(self, seconds: float) -> Books:
+        """What is left now and stays so for this long, whatever begins meanwhile."""
+        time, books = next(self._walk())
+        return self._lowered(books, time, time + seconds)
+
     def earliest(self, gang: Gang, before: float = math.inf) -> Running | None:
         """The first start at which the gang fits, if there is one before this."""
         for time, books in self._walk():
@@ -154,17 +159,21 @@ class Timeline:
             books.take_all(begun)
 
     def _least(self, books: Books, time: float, gang: Gang) -> Books | None:
-        """What is left while a gang runs, which falls where something begins; None: too little."""
+        """What is left while a gang runs; None: too little."""
+        least = self._lowered(books, time, time + gang.seconds)
+        return least if least is books or may_hold(least, gang) else None
+
+    def _lowered(self, books: Books, time: float, end: float) -> Books:
+        """What is left of this until then, which falls where something begins."""
         if self._falls is None:
             self._falls = list(self._begin_by_begin())
-        end = time + gang.seconds
         falls = [left for at, left in self._falls if time < at < end]
         if not falls:
             return books
         least = books.copy()
         for left in falls:
             least.lower_to(left)
-        return least if may_hold(least, gang) else None
+        return least
 
     def _begin_by_begin(self) -> Iterator[tuple[float, Left]]:
         """Each moment at which promises begin, with what is left on their nodes then."""

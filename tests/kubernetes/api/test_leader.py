@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from types import SimpleNamespace
 
+import pytest
+
+from aliquot.kubernetes.api import leader
 from aliquot.kubernetes.api.client import Client
 from aliquot.kubernetes.api.leader import Elector, Times
 from kubernetes.fake_api import FakeApi, until
@@ -103,6 +108,40 @@ def test_one_that_lost_its_lease_to_another_stops_leading() -> None:
             api.put("leases", lease)
             await until(lambda: a.told == [True, False])
             assert api.all("leases")[0]["spec"]["holderIdentity"] == "usurper"
+            await a.stop()
+
+    asyncio.run(play())
+
+
+def test_one_that_stood_still_for_longer_than_its_lease_holds_does_not_lead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def play() -> None:
+        api = FakeApi()
+        async with api.serving(), api.client() as client:
+            a = Replica(client, "a", set())
+            await until(lambda: a.elector.leading)
+            later = SimpleNamespace(monotonic=lambda: time.monotonic() + QUICK.deadline)
+            with monkeypatch.context() as patch:  # nothing else has run meanwhile
+                patch.setattr(leader, "time", later)
+                assert not a.elector.leading
+            await until(lambda: a.elector.leading)
+            assert a.told == [True]
+            await a.stop()
+
+    asyncio.run(play())
+
+
+def test_one_that_leads_again_after_another_has_led_is_told_both() -> None:
+    async def play() -> None:
+        api = FakeApi()
+        async with api.serving(), api.client() as client:
+            a = Replica(client, "a", set())
+            await until(lambda: a.elector.leading)
+            lease = api.all("leases")[0]
+            given_back = {**lease["spec"], "holderIdentity": "", "leaseTransitions": 7}
+            api.put("leases", {**lease, "spec": given_back})
+            await until(lambda: a.told == [True, False, True])
             await a.stop()
 
     asyncio.run(play())

@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 
 from aliquot.kubernetes.gangs import store
+from aliquot.kubernetes.scheduler import cluster
+from kubernetes.gangs.thinking import thinking
+
+__all__ = ["thinking"]
 
 
 @pytest.fixture(autouse=True)
 def words_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "WORDS", 0.05)
+
+
+@pytest.fixture(autouse=True)
+def without_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No agent names pods here, so nobody waits for one to let go of what has ended."""
+    monkeypatch.setattr(cluster, "UNNAMED_SECONDS", 0.0)

@@ -1,7 +1,10 @@
 """Gangs whatever happens: events lost, repeated and cut off, refusals, and leaders killed anywhere.
 
-Whatever the order: in the end no half of a gang holds GPUs, no GPU is given twice, every gang that
-is all there gets its turn, and when all pods are gone nothing is left of any of them.
+Some gangs go before others and have their places, whose pods take time to end; some have owners,
+which make a pod anew when one goes; budgets keep some from ending. Single pods come beside them,
+and a queue has a limit. Whatever the order: in the end no half of a gang holds GPUs, no GPU is
+given twice, no limit is passed, every gang that is all there gets its turn, and when all pods are
+gone nothing is left of any of them.
 """
 
 from __future__ import annotations
@@ -14,14 +17,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aliquot.kubernetes.gangs import controller, doors, state, store
+from aliquot.kubernetes.names import QUEUE
 from kubernetes.fake_api import Faults, until
 from kubernetes.gangs.world import SOON, World
 from kubernetes.scheduler.replica import Replica, replica
 
 SIZES = (2, 3)  # GPUs of the nodes
+LIMIT = 2
 OPS = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 5)),
     st.tuples(st.just("submit_without_gates"), st.integers(1, 4)),
+    st.tuples(st.just("submit_higher"), st.integers(1, 4)),
+    st.tuples(st.just("submit_owned"), st.integers(1, 4)),
+    st.tuples(st.just("submit_limited"), st.integers(1, 2)),
+    st.tuples(st.just("single"), st.integers(0, 1)),
+    st.tuples(st.just("take_time_to_end"), st.integers(0, 4)),
+    st.tuples(st.just("protect"), st.integers(0, 9)),
     st.tuples(st.just("end"), st.integers(0, 9)),
     st.tuples(st.just("lose"), st.integers(0, 9)),
     st.tuples(st.just("kill"), st.integers(0, 3)),
@@ -43,6 +54,7 @@ class Play:
     def __init__(self, world: World) -> None:
         self.world = world
         self.sizes: dict[str, int] = {}
+        self.singles: list[str] = []
         self._stack = AsyncExitStack()
         self.leader: Replica | None = None
 
@@ -54,21 +66,57 @@ class Play:
     async def stop(self) -> None:
         await self._stack.aclose()
 
-    def submit(self, size: int, *, gated: bool = True) -> None:
+    def submit(self, size: int) -> None:
+        self._submit(size)
+
+    def _submit(self, size: int, *, gated: bool = True, priority: int = 0, queue: str = "") -> str:
         name = f"g{len(self.sizes)}"
         self.sizes[name] = size
-        self.world.gang(name, size, gated=gated)
+        labels, spec = {QUEUE: queue} if queue else {}, {"priority": priority}
+        self.world.gang(name, size, gated=gated, gpu=1, spec=spec, labels=labels)
+        return name
+
+    def submit_limited(self, size: int) -> None:
+        """A gang in the queue that has a limit."""
+        self._submit(size, queue="limited")
+
+    def single(self, limited: int) -> None:
+        """A pod of no gang, in that queue or in none."""
+        self.singles.append(f"s{len(self.singles)}")
+        labels = {QUEUE: "limited"} if limited else {}
+        self.world.pod(self.singles[-1], gpu=1, labels=labels)
 
     def submit_without_gates(self, size: int) -> None:
-        self.submit(size, gated=False)
+        self._submit(size, gated=False)
+
+    def submit_higher(self, size: int) -> None:
+        """A gang that has the places of others, which end for it."""
+        self._submit(size, priority=9)
+
+    def submit_owned(self, size: int) -> None:
+        """A gang whose pods are made anew when they go."""
+        self.world.owned.add(self._submit(size))
+
+    def take_time_to_end(self, time: int) -> None:
+        self.world.api.faults.grace = 0.05 * time
+
+    def protect(self, which: int) -> None:
+        """A budget keeps a pod from being evicted."""
+        names = sorted(self.world.bound())
+        if names:
+            self.world.api.faults.budgets[names[which % len(names)]] = "keep"
 
     def end(self, which: int) -> None:
         names = sorted(self.whole())
         if names:
-            self.world.delete(*self.world.pods(names[which % len(names)]))
+            self.end_gang(names[which % len(names)])
+
+    def end_gang(self, name: str) -> None:
+        self.world.owned.discard(name)
+        self.world.delete(*self.world.pods(name))
 
     def lose(self, which: int) -> None:
-        """A pod that has no node goes, for good."""
+        """A pod that has no node goes; for good, where it has no owner."""
         names = sorted(set(self.world.pods()) - set(self.world.bound()))
         if names:
             self.world.delete(names[which % len(names)])
@@ -114,20 +162,32 @@ class Play:
         await asyncio.sleep(0.02 * time)
 
     def whole(self) -> list[str]:
-        """Gangs of which all are bound."""
-        return [name for name, size in self.sizes.items() if len(self.world.bound(name)) == size]
+        """Gangs of which all are bound, and none is on its way out."""
+        return [
+            name
+            for name, size in self.sizes.items()
+            if len(live := self.live(name)) == size and live <= self.world.bound(name).keys()
+        ]
+
+    def live(self, gang: str) -> set[str]:
+        found = self.world.pods(gang).items()
+        return {name for name, one in found if not one.metadata.deletion_timestamp}
 
     def possible(self) -> list[str]:
         """Gangs that are all there, and no larger than the cluster."""
         return [
-            name
-            for name, size in self.sizes.items()
-            if len(self.world.pods(name)) == size <= sum(SIZES)
+            name for name, size in self.sizes.items() if len(self.live(name)) == size <= sum(SIZES)
         ]
+
+
+def check(world: World) -> None:
+    world.check_cards()
+    assert world.held("limited") <= LIMIT
 
 
 async def played(ops: list[tuple[str, int]]) -> None:
     world = World(*SIZES)
+    world.queue("limited", limit={"gpus": LIMIT})
     async with world.api.serving():
         play = Play(world)
         await play.begin()
@@ -136,15 +196,18 @@ async def played(ops: list[tuple[str, int]]) -> None:
                 done = getattr(play, what)(how)
                 if done is not None:
                     await done
-                world.check_cards()
+                check(world)
             play.heal(0)
             await until(lambda: not world.halves(), 30)
+            check(world)
+            world.delete(*play.singles)
             while possible := play.possible():
                 await until(lambda: any(one in possible for one in play.whole()), 30)
-                world.check_cards()
+                check(world)
                 for name in play.whole():
-                    world.delete(*world.pods(name))
+                    play.end_gang(name)
             await until(lambda: not world.halves())
+            world.owned.clear()
             world.delete(*world.pods())
             await until(lambda: not world.api.all("gangs"), 30)
             assert play.leader is not None

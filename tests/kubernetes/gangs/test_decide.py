@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.gangs.decide import Question, decide
+from aliquot.kubernetes.gangs.decide import TRIES, Question, decide
 from aliquot.placement.books import Books
 from aliquot.placement.demand import Gang, Running, whole
 from aliquot.placement.queues import Bound, Queue
@@ -124,3 +124,39 @@ def test_a_queue_gets_its_own_back_and_nobody_makes_room_twice() -> None:
     assert len(victims) == len(set(victims))
     assert {one.name for one, _ in decision.claims} <= {"y0", "y1", "y2"}
     assert 1 <= len(victims) <= 2
+
+
+def test_gangs_without_a_way_do_not_keep_another_from_its_own() -> None:
+    books = nodes(1, 1, 1)
+    low = started(books, gang("low", 1))
+    kept = [started(books, gang(f"kept{n}", 1, priority=9)) for n in range(2)]
+    hopeless = [gang(f"wide{n}", 1, gpus=2, priority=5, submitted=n) for n in range(TRIES)]
+    last = gang("last", 1, priority=5, submitted=99.0)
+    asked: dict[str, Any] = {"running": [low, *kept]}
+    first = decide(question(books, *hopeless, last, **asked))
+    assert not first.claims
+    assert first.overlooked == 1
+    looked = dict.fromkeys(first.looked_at, 1)
+    then = decide(question(books, *hopeless, last, looked=looked, **asked))
+    assert [one.name for one, _ in then.claims] == ["last"]
+
+
+def test_the_rest_of_a_gang_waits_for_its_queues_limit() -> None:
+    books = nodes(2, 2)
+    queues = {"q": Queue("q", limit=Bound(2000, None))}
+    half = started(books, gang("half", 1, queue="q"))
+    other = started(books, gang("other", 1, queue="q"))
+    rest = gang("half", 1, queue="q")
+    running = [half, other]
+    decision = decide(question(books, running=running, rests=[(rest, [0])], queues=queues))
+    assert not decision.starts
+    assert decision.waits == {"half": "queue q may have 2 GPUs; with this gang it would have 3"}
+
+
+def test_two_claims_of_one_decision_keep_to_a_limit_together() -> None:
+    books = nodes(2, 2)
+    queues = {"q": Queue("q", quota=Bound(2000, 160), limit=Bound(2000, None))}
+    taken = [started(books, gang(f"x{n}", 1)) for n in range(4)]
+    mine = [gang(f"y{n}", 2, queue="q", submitted=n) for n in range(2)]
+    decision = decide(question(books, *mine, running=taken, queues=queues))
+    assert [one.name for one, _ in decision.claims] == ["y0"]

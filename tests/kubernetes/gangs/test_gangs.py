@@ -12,7 +12,7 @@ import pytest
 from aliquot.kubernetes.gangs import state
 from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
 from aliquot.kubernetes.gangs.reservations import Times
-from kubernetes.builders import make_node
+from kubernetes.builders import CARD, held, make_node, make_pod
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, running
 from kubernetes.scheduler.replica import Replica, put_node, replica
@@ -367,3 +367,20 @@ def test_a_budget_that_refuses_is_respected_and_another_way_is_sought() -> None:
 
     options = GangOptions(times=Times(grace=0.4, room=0.2))
     played(World(1), play, gangs=options)
+
+
+def test_a_gpu_that_a_node_still_names_for_a_pod_that_is_gone_is_waited_for() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.queue("q", quota={"gpus": 1})
+        gone = held(make_pod("gone"), memory=CARD)
+        put_node(world.api, make_node("n0", 1, kind="whole", grants=(gone,)))
+        world.gang("a", 1, gpu=1, labels={"aliquot.io/queue": "q"})
+        await until(lambda: world.phase("a") == "Reserved")
+        found = world.status("a")
+        assert found is not None
+        assert found.status.making_room == ("uid-gone",)
+        assert world.pods()["a-0"].spec.scheduling_gates
+        put_node(world.api, make_node("n0", 1))
+        await is_bound(world, "a", 1)
+
+    played(World(1), play)

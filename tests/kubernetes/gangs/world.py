@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
@@ -34,7 +36,17 @@ class World:
         for name, count in zip(self.nodes, gpus, strict=True):
             put_node(self.api, make_node(name, count))
         self.offered = set(self.nodes)  # what kube-scheduler would offer
+        self.owned: set[str] = set()  # gangs whose owner makes a pod anew when one goes
+        self.api.on_gone = self._own
+        self._made = itertools.count(1)
         self.tasks: set[asyncio.Task[None]] = set()
+        self._leader: Replica | None = None
+
+    @property
+    def leader(self) -> Replica:
+        """The replica that kube-scheduler asks."""
+        assert self._leader is not None
+        return self._leader
 
     # --- what people do ---------------------------------------------------------------------------
 
@@ -58,10 +70,18 @@ class World:
         return names
 
     def pod(
-        self, name: str, *, gated: bool = False, spec: Json | None = None, **asked: Any
+        self,
+        name: str,
+        *,
+        gated: bool = False,
+        spec: Json | None = None,
+        labels: Mapping[str, str] | None = None,
+        **asked: Any,
     ) -> None:
         body = as_json(PODS, make_pod(name, **asked))
         del body["metadata"]["uid"]
+        made = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        body["metadata"] |= {"labels": dict(labels or {}), "creationTimestamp": made}
         body["spec"] |= spec or {}
         if gated:
             body["spec"]["schedulingGates"] = [{"name": GATE}]
@@ -70,6 +90,28 @@ class World:
     def delete(self, *names: str) -> None:
         for name in names:
             self.api.delete("pods", name, "ns")
+
+    def queue(self, name: str, **spec: Any) -> None:
+        """A queue: world.queue("q", limit={"gpus": 2})."""
+        self.api.put("queues", {"metadata": {"name": name}, "spec": spec})
+
+    def succeed(self, name: str) -> None:
+        """A pod has done its work."""
+        body = json.loads(json.dumps(self.api.objects["pods", "ns", name]))
+        self.api.put("pods", {**body, "status": {"phase": "Succeeded"}})
+
+    def _own(self, plural: str, gone: Json) -> None:
+        """The owner of a gang makes a pod like the one that went."""
+        notes = gone["metadata"].get("annotations", {})
+        if plural != "pods" or notes.get(GANG) not in self.owned:
+            return
+        gated = [{"name": GATE}]
+        meta = {**gone["metadata"], "name": f"{notes[GANG]}-again-{next(self._made)}"}
+        for field in ("uid", "deletionTimestamp", "resourceVersion"):
+            meta.pop(field, None)
+        meta["annotations"] = {key: notes[key] for key in (GANG, GANG_SIZE)}
+        spec = {key: value for key, value in gone["spec"].items() if key != "nodeName"}
+        self.api.put("pods", {**gone, "metadata": meta, "spec": {**spec, "schedulingGates": gated}})
 
     def begin_to_end(self, *names: str) -> None:
         """They have been deleted, and are given time to end."""
@@ -121,13 +163,23 @@ class World:
                 given.update(gpu for part in plan.containers.values() for gpu in part.gpus)
         assert all(count == 1 for count in given.values()), given
 
+    def held(self, queue: str) -> int:
+        """How many GPUs the pods with that label have."""
+        found = 0
+        for one in self.pods().values():
+            plan = decode_plan(one.metadata.annotations.get(PLAN, ""))
+            mine = one.metadata.labels.get("aliquot.io/queue") == queue
+            if mine and one.spec.node_name and plan is not None:
+                found += sum(len(part.gpus) for part in plan.containers.values())
+        return found
+
     def halves(self) -> dict[str, tuple[int, int]]:
         """Gangs of which some have nodes and some do not, or are not there: how many, of what."""
         have: dict[str, int] = defaultdict(int)
         sizes: dict[str, int] = {}
         for one in self.pods().values():
             notes = one.metadata.annotations
-            if GANG in notes:
+            if GANG in notes and not one.metadata.deletion_timestamp:
                 sizes[notes[GANG]] = int(notes[GANG_SIZE])
                 have[notes[GANG]] += bool(one.spec.node_name)
         return {name: (have[name], size) for name, size in sizes.items() if 0 < have[name] < size}
@@ -137,6 +189,7 @@ class World:
     @asynccontextmanager
     async def scheduling(self, one: Replica) -> AsyncIterator[None]:
         """kube-scheduler asks this replica about every pod that waits."""
+        self._leader = one
         task = asyncio.create_task(self._schedule(one))
         try:
             yield
@@ -181,9 +234,16 @@ class World:
 
 @asynccontextmanager
 async def running(world: World, **options: Any) -> AsyncIterator[Replica]:
+    """An API server, and a replica that leads."""
+    async with world.api.serving(), led(world, **options) as one:
+        yield one
+
+
+@asynccontextmanager
+async def led(world: World, **options: Any) -> AsyncIterator[Replica]:
     """A replica that is ready, and kube-scheduler that asks it."""
     options.setdefault("gangs", SOON)
-    async with world.api.serving(), replica(world.api, **options) as one:
+    async with replica(world.api, **options) as one:
         await one.ready()
         async with world.scheduling(one):
             yield one

@@ -49,6 +49,28 @@ def test_of_two_queues_that_claim_a_namespace_the_older_has_it_and_both_are_told
     assert known.doubts_of("old") == ("'new' names the namespace 'ns', which is 'old''s already",)
 
 
+def test_the_version_counts_what_may_put_pods_into_other_queues() -> None:
+    known = know(make_queue("a", namespaces=("ns",)))
+    seen = [known.version]
+
+    def is_new() -> bool:
+        seen.append(known.version)
+        return seen[-1] != seen[-2]
+
+    known.set_queue("a", make_queue("a", namespaces=("ns",)))
+    assert not is_new()
+    known.set_queue("a", make_queue("a", namespaces=("other",)))
+    assert is_new()
+    known.set_namespace("ns", make_namespace("ns", "a"))
+    assert is_new()
+    known.set_namespace("ns", make_namespace("ns", "a"))
+    assert not is_new()
+    known.set_namespace("ns", None)
+    assert is_new()
+    known.set_largest_gpu(2 * CARD)
+    assert is_new()
+
+
 # --- what is wrong --------------------------------------------------------------------------------
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.kubernetes.api.objects import GpuNode, Pod
-from aliquot.kubernetes.names import PLAN
+from aliquot.kubernetes.names import GPUS, PLAN, POLICY
 from aliquot.kubernetes.plan import ContainerPlan, Plan
-from aliquot.kubernetes.scheduler.cluster import Cluster, Reserved
+from aliquot.kubernetes.scheduler.cluster import UNNAMED_SECONDS, Cluster, Reserved
 from aliquot.kubernetes.scheduler.parts import Part
 from aliquot.placement.demand import Demand, Kind, sliced, whole
 from kubernetes.builders import CARD, GIB, container, gpu_uuid, held, make_node, make_pod
@@ -42,9 +42,20 @@ def plan(node: str, gpus: list[int], kind: str = "sliced", gib: int = 10) -> Pla
     return Plan({"main": ContainerPlan(kind, uuids, gib * GIB, 20)})  # type: ignore[arg-type]
 
 
-def planned(name: str, node: str, gpus: list[int], **how: Any) -> Pod:
-    notes = {PLAN: plan(node, gpus, **how).encode()}
-    return make_pod(name, node=node, annotations=notes, memory=40, core=20)
+def planned(name: str, node: str, gpus: list[int], *, kind: str = "sliced", gib: int = 10) -> Pod:
+    """A pod that asks for what it has by its plan."""
+    count = len(gpus)
+    asked: dict[str, dict[str, Any]] = {
+        "sliced": {"memory": 4 * gib * count, "core": 20 * count},
+        "whole": {"gpu": count},
+        "shared": {"sgpu": count},
+    }
+    notes = {PLAN: plan(node, gpus, kind, gib).encode(), GPUS: str(count)}
+    return make_pod(name, node=node, annotations=notes, **asked[kind])
+
+
+def failed(pod: Pod) -> Pod:
+    return msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, phase="Failed"))
 
 
 def holding(node: GpuNode, pod: Pod, gpu: int, *, gib: int = 10, kind: str = "sliced") -> GpuNode:
@@ -106,12 +117,62 @@ def test_what_a_node_names_counts_whatever_became_of_the_pod() -> None:
 
 def test_a_pod_that_ended_no_longer_counts_by_its_plan() -> None:
     cluster = Cluster()
+    pod = planned("a", "n0", [0])
+    cluster.set_node("n0", holding(make_node("n0", 1), pod, 0))
+    cluster.set_pod(pod.metadata.uid, pod)
+    cluster.set_pod(pod.metadata.uid, failed(pod))
+    cluster.set_node("n0", make_node("n0", 1))
+    assert row(cluster, "n0")["holders"] == [0]
+
+
+def test_a_pod_that_ended_before_its_node_named_it_counts_until_the_node_must_know() -> None:
+    now = 0.0
+    cluster = Cluster(now=lambda: now)
     cluster.set_node("n0", make_node("n0", 1))
     pod = planned("a", "n0", [0])
     cluster.set_pod(pod.metadata.uid, pod)
-    ended = msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, phase="Failed"))
-    cluster.set_pod(pod.metadata.uid, ended)
+    for end in (failed(pod), failed(pod), None):
+        cluster.set_pod(pod.metadata.uid, end)
+        assert row(cluster, "n0")["holders"] == [1]
+    now = UNNAMED_SECONDS
     assert row(cluster, "n0")["holders"] == [0]
+
+
+def test_a_plan_of_containers_that_ask_for_nothing_or_something_else_does_not_count() -> None:
+    """Whoever may annotate a pod can write a plan."""
+    node = make_node("n0", 2)
+    cards = tuple(one.uuid for one in node.status.gpus)
+    huge = -(2**63)
+    forged = {
+        "main": ContainerPlan("whole", cards, 0),
+        "sidecar": ContainerPlan("sliced", cards[:1], huge),
+    }
+    for bad in ({}, {POLICY: "typo"}):
+        cluster = Cluster()
+        cluster.set_node("n0", node)
+        notes = {PLAN: Plan(forged).encode(), **bad}
+        pod = make_pod(
+            "a", container("main", memory=4), container("sidecar"), node="n0", annotations=notes
+        )
+        cluster.set_pod(pod.metadata.uid, pod)
+        assert all(left >= 0 for left in row(cluster, "n0")["bytes_left"])
+        assert max(row(cluster, "n0")["bytes_left"]) <= CARD
+        if not bad:
+            assert row(cluster, "n0")["holders"] == [0, 0]
+
+
+def test_an_init_container_whose_devices_another_took_over_is_not_waited_for() -> None:
+    cluster = Cluster()
+    node = make_node("n0", 1)
+    card = ContainerPlan("sliced", (gpu_uuid("n0", 0),), 10 * GIB, 20)
+    notes = {PLAN: Plan({"first": card, "main": card}).encode()}
+    asked: dict[str, Any] = {"memory": 40, "core": 20}
+    first = container("first", **asked)
+    pod = make_pod("a", container("main", **asked), init=(first,), node="n0", annotations=notes)
+    cluster.set_node("n0", holding(node, pod, 0))
+    cluster.set_pod(pod.metadata.uid, pod)
+    assert not list(cluster.unreported("n0"))
+    assert row(cluster, "n0")["holders"] == [1]
 
 
 def test_an_unhealthy_gpu_has_nothing_left() -> None:

@@ -98,13 +98,30 @@ def test_a_pod_goes_where_kube_scheduler_says_whatever_was_reserved() -> None:
     played(play)
 
 
-def test_a_pod_without_gpus_is_bound_without_a_plan() -> None:
+def test_a_pod_without_gpus_is_none_of_its_business() -> None:
+    """Who reaches its port could else bind any pod of the cluster to any node."""
+
     async def play(api: FakeApi, one: Replica) -> None:
         pod = put_pod(api, make_pod("a"))
         assert (await one.filter(pod, "x", "y"))["NodeNames"] == ["x", "y"]
-        assert await one.bind(pod, "y") == ""
-        assert pod_in(api, "a").spec.node_name == "y"
-        assert "aliquot.io/plan" not in pod_in(api, "a").metadata.annotations
+        assert "managedResources" in await one.bind(pod, "y")
+        assert not pod_in(api, "a").spec.node_name
+
+    played(play)
+
+
+def test_a_pod_that_may_have_been_bound_unheard_goes_nowhere_else() -> None:
+    """The API server did not answer: what it may have done counts, whoever asks."""
+
+    async def play(api: FakeApi, one: Replica) -> None:
+        pod = put_pod(api, make_pod("a", gpu=1))
+        assert (await one.filter(pod, "n1"))["NodeNames"] == ["n1"]
+        api.faults.refuse = lambda _, path: 503 if path.endswith("/binding") else None
+        assert await one.bind(pod, "n1") != ""
+        assert (await one.filter(pod, "n2"))["NodeNames"] == []
+        assert (await one.filter(pod, "n2", "n1"))["NodeNames"] == ["n1"]
+        api.faults.refuse = lambda *_: None
+        assert await one.bind(pod, "n1") == ""
 
     played(play)
 

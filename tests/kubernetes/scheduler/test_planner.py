@@ -16,7 +16,7 @@ from aliquot.kubernetes.gpunode import HeldPart
 from aliquot.kubernetes.names import PLAN
 from aliquot.kubernetes.pods import ContainerRequest
 from aliquot.kubernetes.presets import ALIQUOT, NVIDIA, SLOTS, TENCENT
-from aliquot.kubernetes.scheduler.cluster import Cluster
+from aliquot.kubernetes.scheduler.cluster import UNNAMED_SECONDS, Cluster
 from aliquot.kubernetes.scheduler.parts import Part, Parts, plan_of
 from aliquot.kubernetes.scheduler.planner import UNKNOWN, Planner
 from kubernetes.builders import CARD, GIB, container, gpu_uuid, make_node, make_pod, units
@@ -280,7 +280,8 @@ class Machine:
 
     def __init__(self, sizes: list[int]) -> None:
         self.nodes = {f"n{i}": make_node(f"n{i}", size) for i, size in enumerate(sizes)}
-        self.of = planner(*self.nodes.values())
+        self.now = 0.0
+        self.of = planner(*self.nodes.values(), now=lambda: self.now)
         self.asked: dict[str, tuple[Pod, str]] = {}
         self.live: dict[str, tuple[Pod, str, Parts]] = {}
         self.count = 0
@@ -338,6 +339,7 @@ class Machine:
             self.nodes[node] = without(self.nodes[node], uid)
             self.of.cluster.set_pod(uid, None)
             self.of.cluster.set_node(node, self.nodes[node])
+            self.now += UNNAMED_SECONDS
 
     def held(self, node: str) -> dict[str, list[Part]]:
         found: dict[str, list[Part]] = defaultdict(list)

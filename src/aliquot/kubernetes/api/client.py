@@ -21,6 +21,7 @@ from aliquot.kubernetes.api.objects import (
     PODS,
     ApiObject,
     Binding,
+    DeleteOptions,
     Eviction,
     Resource,
 )
@@ -199,10 +200,17 @@ class Client:
         body = await self._request("PATCH", path, _encode(of, one), content=APPLY, query=query)
         return _decode(body, of.type)
 
-    async def delete(self, of: Resource[T], name: str, namespace: str = "") -> None:
+    async def delete(
+        self,
+        of: Resource[T],
+        name: str,
+        namespace: str = "",
+        options: DeleteOptions | None = None,
+    ) -> None:
         """Take an object away; it is no error where it is gone already."""
+        body = None if options is None else msgspec.json.encode(options)
         try:
-            await self._request("DELETE", of.path(namespace, name))
+            await self._request("DELETE", of.path(namespace, name), body)
         except ApiError as error:
             if not error.not_found:
                 raise

@@ -70,8 +70,8 @@ class Elector:
 
     @property
     def leading(self) -> bool:
-        """This replica is the one."""
-        return self._leading
+        """This replica is the one, at this moment: one that stood still for too long is not."""
+        return self._leading and self._patience() > 0
 
     @property
     def holder(self) -> str:
@@ -111,6 +111,8 @@ class Elector:
         self._look(lease.spec)
         if lease.spec.holder_identity not in {self.identity, "", None} and not self._run_out():
             return False
+        if lease.spec.holder_identity != self.identity:  # another has led meanwhile
+            self._set(leading=False)
         ours = msgspec.structs.replace(lease, spec=self._spec(lease.spec))
         return self._took(await self._client.replace(LEASES, ours), started)
 

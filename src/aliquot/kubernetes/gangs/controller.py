@@ -1,14 +1,14 @@
 """Gangs, again and again: look, decide, write, open the doors. Works in the replica that leads.
 
 A pass goes so:
-1. What became of places that were given (`reservations`).
+1. What became of places that were given (`reservations`, `budgets`).
 2. Who starts, who is promised what, who makes room (`planning`). New places count in the books.
 3. Gang objects are written. A reservation that is not written opens no door.
 4. Gates of members that have their places are taken away; those without one are woken.
 5. Who is to end is evicted.
 
 A crash between any two of these loses nothing: what was not written did not happen, and what was is
-read by the next leader, which goes on from there.
+read by the next leader (`restore`), which goes on from there.
 """
 
 from __future__ import annotations
@@ -21,45 +21,50 @@ from typing import TYPE_CHECKING
 import structlog
 
 from aliquot.kubernetes.api.client import ApiError
+from aliquot.kubernetes.gangs.answers import Answers
+from aliquot.kubernetes.gangs.budgets import Budgets
+from aliquot.kubernetes.gangs.deeds import Deeds
 from aliquot.kubernetes.gangs.doors import Doors
+from aliquot.kubernetes.gangs.finished import Finished
+from aliquot.kubernetes.gangs.ground import Ground, Labels
+from aliquot.kubernetes.gangs.holdings import Holdings
 from aliquot.kubernetes.gangs.loads import loads_of
-from aliquot.kubernetes.gangs.members import Key, claim_of
+from aliquot.kubernetes.gangs.members import Key
 from aliquot.kubernetes.gangs.objects import GangSpec, GangStatus, Phase
-from aliquot.kubernetes.gangs.picture import Labels
-from aliquot.kubernetes.gangs.planning import Outcome, Planning
+from aliquot.kubernetes.gangs.planning import Planning
+from aliquot.kubernetes.gangs.question import Questions
 from aliquot.kubernetes.gangs.reservations import Reservations, Times
+from aliquot.kubernetes.gangs.restore import Restorer
 from aliquot.kubernetes.gangs.roster import Roster
 from aliquot.kubernetes.gangs.singles import Singles
 from aliquot.kubernetes.gangs.sources import Sources
 from aliquot.kubernetes.gangs.state import owners_of
 from aliquot.kubernetes.gangs.store import Store
 from aliquot.kubernetes.gangs.teller import Teller
+from aliquot.kubernetes.gangs.term import Term
 from aliquot.kubernetes.gangs.words import stamp
 from aliquot.kubernetes.pods import asks
-from aliquot.kubernetes.scheduler.bind import NotBoundError
-from aliquot.kubernetes.scheduler.planner import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.events import Recorder
     from aliquot.kubernetes.api.objects import Node, Pod
     from aliquot.kubernetes.gangs.objects import GangObject
+    from aliquot.kubernetes.gangs.planning import Outcome
+    from aliquot.kubernetes.gangs.sources import Found
     from aliquot.kubernetes.gangs.state import Known
     from aliquot.kubernetes.presets import Preset
     from aliquot.kubernetes.queues.known import Queues
     from aliquot.kubernetes.queues.status import Load
     from aliquot.kubernetes.scheduler.changes import Changes
-    from aliquot.kubernetes.scheduler.cluster import Reserved
     from aliquot.kubernetes.scheduler.planner import Planner
 
 PASS_SECONDS = 2.0  # at least every so often: time alone changes something
 LONGEST_PAUSE = 5.0  # between passes, of which a long one is followed by as long a pause
 SETTLE = 0.05  # changes come in bursts
-PERMIT_SECONDS = 50.0  # kube-scheduler waits 60 s for a bind
 AT_ONCE = 16  # gangs that are written
-SINGLES_SECONDS = 0.5  # between single pods that try again beside promises
 NOT_INSTALLED = "the CustomResourceDefinition gangs.aliquot.io is not installed"
 
 _log = structlog.get_logger(__name__)
@@ -83,7 +88,11 @@ def gang_options(grace: float, assumed: float, rack: str = "", block: str = "") 
 
 
 class Gangs:
-    """All gangs of a cluster; `looked` is called after each pass."""
+    """All gangs of a cluster; `looked` is called after each pass.
+
+    `leading` says whether this replica holds the lease at this moment. `answers` are what
+    kube-scheduler is told.
+    """
 
     def __init__(  # noqa: PLR0913 - all that it works with
         self,
@@ -96,36 +105,44 @@ class Gangs:
         nodes: Callable[[], Mapping[str, Node]],
         presets: Sequence[Preset],
         options: GangOptions,
+        leading: Callable[[], bool] = lambda: True,
         looked: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.time,
     ) -> None:
+        def asks_for_gpus(pod: Pod) -> bool:
+            return asks(pod, presets)
+
+        cluster, times = planner.cluster, options.times
+        term = self._term = Term(leading)
         self._now = now
         self._looked = looked
         self._changes = changes
         self._queues = queues
-        self._cluster = planner.cluster
+        self._cluster = cluster
         self._options = options
-        self._roster = Roster(queues.queue_of, lambda pod: asks(pod, presets), options.assumed)
-        self._reservations = Reservations(planner.cluster, presets, options.times)
+        self._roster = Roster(queues.queue_of, asks_for_gpus, options.assumed)
+        self._holdings = Holdings(cluster, self._roster, queues)
+        self._reservations = Reservations(cluster, times)
+        ground = Ground(cluster, nodes, options.labels)
         self._planning = Planning(
-            self._roster,
-            planner,
-            self._reservations,
-            queues,
-            nodes,
-            labels=options.labels,
-            assumed=options.assumed,
+            cluster,
+            Questions(self._roster, planner, queues, ground, self._holdings),
+            Deeds(self._roster, cluster, self._reservations, queues, self._holdings),
         )
-        self._singles = Singles(planner, self._planning, self._roster, queues)
-        self._sources = Sources(client, now)
-        self._store = Store(client, now)
+        self._restorer = Restorer(
+            planner, presets, self._roster, queues, self._holdings, self._reservations, times.grace
+        )
+        self._singles = Singles(planner, self._roster, queues, self._holdings)
+        self.answers = Answers(
+            self._roster, self._reservations, self._singles, cluster, changes, term, now
+        )
+        self._sources = Sources(client, asks_for_gpus, now)
+        self._finished = Finished(client, asks_for_gpus, now)
+        self._store = Store(client, now, lambda: term.is_on)
         self._teller = Teller(recorder, self._store)
-        self._doors = Doors(client, now)
+        self._doors = Doors(client, now, lambda: term.is_on)
+        self._budgets = Budgets(self._roster, self._reservations, self._doors, self._teller, times)
         self._gone: set[Key] = set()
-        self._waits_since: dict[str, tuple[Pod, float]] = {}
-        self._active = False
-        self._turn = 0
-        self._next_single = 0.0
         self._missing = False
         self.loads: Mapping[str, Load] = {}
 
@@ -145,13 +162,20 @@ class Gangs:
                 self._reservations.give_up(gang, "all its pods are gone", self._now())
                 self._gone.add(gang.key)
         if pod is None or pod.spec.node_name:
-            self._waits_since.pop(uid, None)
+            self.answers.waits_no_more(uid)
+
+    def count(self, phase: Phase) -> int:
+        """How many gangs are so."""
+        return sum(one.phase is phase for one in self._roster.gangs.values())
+
+    # --- who leads --------------------------------------------------------------------------------
 
     async def load(self) -> bool:
         """This replica leads, and knows all pods: read what the one before has reserved.
 
         Whether it was read, or there can be nothing.
         """
+        number = self._term.number
         objects: list[GangObject] = []
         try:
             objects = await self._store.read()
@@ -164,26 +188,27 @@ class Gangs:
             self._missing = True
         else:
             self._missing = False
+        if self._term.number != number:
+            return False
+        self.answers.trouble = NOT_INSTALLED if self._missing else ""
+        self._queues.set_largest_gpu(self._largest_gpu())
         now = self._now()
         for one in objects:
             self._found(one, now)
-        for gang in self._roster.gangs.values():
-            self._planning.end_whole(gang.making_room, f"ended for {gang.key}")
-        self._active = True
+        self._term.begin()
         return True
 
     def stop(self) -> None:
         """This replica leads no more, or anew."""
-        self._active = False
-        self._turn += 1
+        self._term.end()
         self._reservations.forget_all("another replica leads now")
-        self._singles.promises = ()
+        self._singles.beside, self._singles.stopped = None, {}
         self._gone.clear()
         for gang in self._roster.gangs.values():
             gang.reserved.clear()
             gang.persisted, gang.making_room, gang.promise = {}, frozenset(), None
-            gang.had_nodes.clear()
-            gang.whole_once, gang.leaving, gang.phase = False, "", Phase.GATHERING
+            gang.phase = Phase.GATHERING
+            gang.begin_anew()
 
     def _found(self, one: GangObject, now: float) -> None:
         key = Key(one.metadata.namespace, one.metadata.name)
@@ -192,106 +217,10 @@ class Gangs:
         if gang is None:
             self._gone.add(key)
         else:
-            self._reservations.restore(gang, one.status, now)
+            self._restorer.restore(gang, one.status, now)
 
-    # --- what kube-scheduler asks -----------------------------------------------------------------
-
-    def answer(self, pod: Pod, names: Sequence[str]) -> Answer | None:
-        """Where a pod may go, for all that gangs and queues say; None: anywhere."""
-        claim = claim_of(pod)
-        if claim is None:
-            answer = self._singles.answer(pod, names, self._now())
-            self._note_single(pod, answer)
-            return answer
-        gang = self._roster.gangs.get(claim.key)
-        uid = pod.metadata.uid
-        if gang is None or uid not in gang.pods:
-            if gang is not None and uid in gang.others:
-                return None
-            return _told(names, f"gang {claim.key}: this pod was not seen yet")
-        if not gang.is_open(uid):
-            why = NOT_INSTALLED if self._missing else gang.reason
-            return _told(names, f"gang {gang.key} is {gang.phase.lower()}: {why}")
-        place = gang.reserved[uid]
-        if place.node in names:
-            return Answer((place.node,))
-        why = f"kube-scheduler did not let pod {pod.key} go to node {place.node}"
-        self._reservations.give_up(gang, why, self._now(), node=place.node)
-        self._changes.ring()
-        return _told(names, f"gang {gang.key}: {why}")
-
-    async def permit(self, pod: Pod, node: str) -> Reserved | None:
-        """A member's place, when all members are there; None for a single pod."""
-        gang = self._roster.gang_of(pod)
-        if gang is None or pod.metadata.uid in gang.others:
-            return None
-        uid = pod.metadata.uid
-        if uid not in gang.pods or not gang.is_open(uid) or gang.reserved[uid].node != node:
-            raise NotBoundError(f"gang {gang.key} has no place for pod {pod.key} on node {node}")
-        gang.moved = self._now()
-        place = gang.reserved[uid]
-        reserved = self._reservations.reserved(gang, uid)
-        await self._reservations.permit(gang).arrive(uid, PERMIT_SECONDS)
-        if gang.reserved.get(uid) is not place:
-            raise NotBoundError(f"gang {gang.key} has no place for pod {pod.key} any more")
-        return reserved
-
-    def tried(self, pod: Pod, *, bound: bool) -> None:
-        """A member was bound, or not: then its place is still its own, if it was not given up."""
-        gang = self._roster.gang_of(pod)
-        uid = pod.metadata.uid
-        if gang is None:
-            return
-        if bound:
-            gang.moved = self._now()
-        elif uid in gang.reserved and uid in gang.pods:
-            self._cluster.reserve(uid, self._reservations.reserved(gang, uid))
-
-    def holds(self, pod: Pod, place: Reserved) -> bool:
-        """Whether a member's place is still its own, and this replica's to give."""
-        gang = self._roster.gang_of(pod)
-        mine = gang.reserved.get(pod.metadata.uid) if gang is not None else None
-        return (
-            self._active
-            and mine is not None
-            and (mine.node, mine.parts)
-            == (
-                place.node,
-                place.parts,
-            )
-        )
-
-    def may_end_others(self, pod: Pod, victims: Collection[str]) -> bool:
-        """Whether kube-scheduler may end these pods, by UID, for a pod that finds no CPU.
-
-        Not for a member of a gang, nor for one that may not start whatever ends; and no gang is
-        ended by halves.
-        """
-        if claim_of(pod) is not None or pod.metadata.uid in self._waits_since:
-            return False
-        pods = (self._roster.pods.get(uid) for uid in victims)
-        return all(one is None or claim_of(one) is None for one in pods)
-
-    def count(self, phase: Phase) -> int:
-        """How many gangs are so."""
-        return sum(one.phase is phase for one in self._roster.gangs.values())
-
-    def lets(self, pod: Pod) -> bool:
-        """Whether a single pod that waits may try again now.
-
-        Where gangs have promises only some do: it takes a look at all of them to answer each.
-        """
-        if claim_of(pod) is not None:
-            return False
-        now = self._now()
-        if self._singles.promises and now < self._next_single:
-            return False
-        self._next_single = now + SINGLES_SECONDS
-        return True
-
-    def _note_single(self, pod: Pod, answer: Answer | None) -> None:
-        if answer is not None and not answer.names:
-            self._waits_since.setdefault(pod.metadata.uid, (pod, self._now()))
+    def _largest_gpu(self) -> int:
+        return int(self._cluster.chooser.books.hardware.gpu_bytes.max(initial=0))
 
     # --- again and again --------------------------------------------------------------------------
 
@@ -299,11 +228,11 @@ class Gangs:
         """Until cancelled."""
         seen = 0
         while True:
-            if self._changes.count == seen or not self._active:
+            if self._changes.count == seen or not self._term.is_on:
                 await self._changes.wait(PASS_SECONDS)
             await asyncio.sleep(SETTLE)
             seen = self._changes.count
-            if not self._active:
+            if not self._term.is_on:
                 continue
             began = time.perf_counter()
             try:
@@ -320,87 +249,85 @@ class Gangs:
 
     async def look(self) -> None:
         """One pass."""
-        await self._read_sources()
-        if not self._active:
+        number = self._term.number
+        await self._read()
+        if not self._term.lasts(number):
             return
-        outcome = await self._decide()
-        if not self._active:
+        outcome = await self._decide(number)
+        if not self._term.lasts(number):
             return
         self._teller.tell_of_claims(outcome.claims, self._roster.pods)
-        await self._write()
-        if not self._active:
-            return
-        await self._open()
-        await self._end()
-        await self._clear()
+        await self._write(number)
+        for step in (self._open, self._end, self._clear):
+            if self._term.lasts(number):
+                await step()
         self._looked()
 
-    async def _read_sources(self) -> None:
+    # --- what is decided --------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        """What is not watched: objects that know sizes, and members that have done their work."""
+        gathering = [one for one in self._roster.gangs.values() if not one.whole_once]
         wanted = {
             (gang.key.namespace, source)
-            for gang in self._roster.gangs.values()
-            if not gang.whole_once and (source := gang.source) is not None
+            for gang in gathering
+            if (source := gang.source) is not None
         }
         self._sources.keep(wanted)
         await asyncio.gather(*(self._sources.read(*one) for one in wanted))
+        short = [one for one in gathering if self._is_short(one)]
+        await self._finished.read({one.key.namespace for one in short})
+        for gang in gathering:
+            gang.finished = self._finished.of(gang) if self._is_short(gang) else frozenset()
 
-    async def _decide(self) -> Outcome:
+    def _is_short(self, gang: Known) -> bool:
+        found = self._source_of(gang)
+        if found is not None and found.only_gpus:
+            return False
+        size, _ = gang.size(found)
+        return size is not None and len(gang.members) + len(gang.others) < size
+
+    def _source_of(self, gang: Known) -> Found | None:
+        source = gang.source
+        return None if source is None else self._sources.known(gang.key.namespace, source)
+
+    async def _decide(self, number: int) -> Outcome:
         now = self._now()
-        hardware = self._cluster.chooser.books.hardware
-        self._queues.set_largest_gpu(int(hardware.gpu_bytes.max(initial=0)))
+        self._queues.set_largest_gpu(self._largest_gpu())
         gangs = self._roster.gangs
-        found = {
-            key: self._sources.known(key.namespace, source) if (source := gang.source) else None
-            for key, gang in gangs.items()
-        }
+        found = {key: self._source_of(gang) for key, gang in gangs.items()}
         before = {key: dict(gang.reserved) for key, gang in gangs.items()}
+        self._budgets.look(now)
         for key, gang in gangs.items():
-            self._give_up_on_budgets(gang, now)
-            self._reservations.settle(gang, gang.size(found[key])[0], now)
-        turn = self._turn
-        outcome = await self._planning.decide(found, now, lambda: self._turn == turn)
-        if self._turn != turn:
+            self._reservations.settle(gang, found[key], now)
+        outcome = await self._planning.decide(found, now, lambda: self._term.lasts(number))
+        if not self._term.lasts(number):
             return outcome
-        self._singles.promises = outcome.promises
+        self._singles.beside, self._singles.stopped = outcome.beside, outcome.stopped
+        if outcome.again:
+            self._changes.ring()
         for key, gang in gangs.items():
             self._doors.again(gang.reserved.keys() - before.get(key, {}).keys())
-        if outcome.picture is not None:
-            waiting = self._waits_since.values()
-            self.loads = loads_of(outcome, gangs.values(), waiting, self._queues)
+        if self._queues.objects:
+            self.loads = loads_of(
+                self._holdings, gangs.values(), self.answers.waiting, self._queues, now
+            )
         return outcome
-
-    def _give_up_on_budgets(self, gang: Known, now: float) -> None:
-        """Others that are kept from ending are not waited for: another way is sought."""
-        late = now - gang.moved > self._options.times.room
-        refused = [uid for uid in gang.making_room if uid in self._doors.refusals]
-        if late and refused:
-            for uid in refused:
-                pod = self._roster.pods.get(uid)
-                if pod is not None:
-                    other = self._roster.gang_of(pod)
-                    name = str(other.key) if other else f"pod {pod.key}"
-                    if other is not None:
-                        other.leaving = ""
-                    gang.spared[name] = now + 5 * self._options.times.room
-            self._reservations.give_up(gang, str(self._doors.refusals[refused[0]]), now)
-            gang.not_before = now
 
     # --- what is written --------------------------------------------------------------------------
 
-    async def _write(self) -> None:
-        free, turn = asyncio.Semaphore(AT_ONCE), self._turn
+    async def _write(self, number: int) -> None:
+        free = asyncio.Semaphore(AT_ONCE)
 
         async def write(gang: Known) -> None:
             async with free:
-                if self._turn == turn and self._roster.gangs.get(gang.key) is gang:
+                if self._term.lasts(number) and self._roster.gangs.get(gang.key) is gang:
                     await self._write_one(gang)
 
         await asyncio.gather(*(write(one) for one in list(self._roster.gangs.values())))
 
     async def _write_one(self, gang: Known) -> None:
-        found = None
-        if (source := gang.source) is not None:
-            found = self._sources.known(gang.key.namespace, source)
+        found = self._source_of(gang)
         pods = (*gang.pods.values(), *gang.others.values())
         spec = GangSpec(
             size=gang.size(found)[0] or 0,
@@ -426,13 +353,15 @@ class Gangs:
             gang.persisted = places
 
     async def _clear(self) -> None:
-        turn = self._turn
-        for key in list(self._gone):
-            if self._turn != turn:
-                return
-            if key in self._roster.gangs or await self._store.delete(key):
-                self._gone.discard(key)
-                self._teller.forget(key)
+        free = asyncio.Semaphore(AT_ONCE)
+
+        async def clear(key: Key) -> None:
+            async with free:
+                if key in self._roster.gangs or await self._store.delete(key):
+                    self._gone.discard(key)
+                    self._teller.forget(key)
+
+        await asyncio.gather(*(clear(key) for key in list(self._gone)))
         self._doors.keep(self._roster.pods.keys())
 
     # --- what is done -----------------------------------------------------------------------------
@@ -449,13 +378,12 @@ class Gangs:
         await self._doors.open(let_go)
 
     async def _end(self) -> None:
+        """Evict who is to end: who makes room when that is written, and gangs that end whole."""
         gangs = self._roster.gangs.values()
-        uids = {uid for gang in gangs for uid in gang.making_room}
+        not_yet = {uid for gang in gangs if not gang.is_written for uid in gang.making_room}
+        uids = {uid for gang in gangs for uid in gang.making_room} - not_yet
         ending = [self._roster.pods[uid] for uid in uids if uid in self._roster.pods]
-        ending += [pod for gang in gangs if gang.leaving for pod in gang.staying]
-        await self._doors.evict(ending)
-
-
-def _told(names: Sequence[str], text: str) -> Answer:
-    """A refusal of which people are told otherwise."""
-    return Answer((), dict.fromkeys(names, text), message=text, told=True)
+        for gang in gangs:
+            if gang.leaving and not_yet.isdisjoint(gang.pods):
+                ending += gang.staying
+        await self._doors.evict({one.metadata.uid: one for one in ending}.values())

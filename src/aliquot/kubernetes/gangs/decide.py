@@ -2,7 +2,9 @@
 
 First comes what completes a gang of which a part has its nodes already, as near to that as there is
 room. Then all that wait, in their queues' turns, by reservations with backfill. Who does not start
-and has a right to what others hold is given their places, and they are to end.
+and has a right to what others hold is given their places, and they are to end. To look for a way to
+that takes long, so only some are looked at in one decision; where there are more, those whose turn
+to be looked at was longest ago, so that some without a way do not keep others from theirs.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from aliquot.placement.backfill import plan_starts
 from aliquot.placement.demand import Running
 from aliquot.placement.gangs import plan_gang
 from aliquot.placement.preempt import entitled, preempt
-from aliquot.placement.queues import in_turn, usage, within_quota
+from aliquot.placement.queues import WITH_THIS, Tree, in_turn, needs, usage, within_quota
+from aliquot.placement.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from aliquot.placement.books import Books
     from aliquot.placement.demand import Gang, Placement
     from aliquot.placement.preempt import Preemption
-    from aliquot.placement.queues import Queue
+    from aliquot.placement.queues import Path, Queue, Resources
     from aliquot.placement.snapshot import Hardware
     from aliquot.placement.strategies import Strategy
 
@@ -36,7 +39,8 @@ class Question:
     """All that a decision is made from.
 
     `rests` are the missing members of gangs, each with the nodes (rows) of the members that have
-    theirs. `spared` are the names of what runs and is not to make room now, for each gang.
+    theirs. `spared` are the names of what runs and is not to make room now, for each gang. `looked`
+    is when a gang was last looked at for others' places, in decisions.
     """
 
     books: Books
@@ -48,17 +52,27 @@ class Question:
     now: float
     by: Strategy | None = None
     spared: Mapping[str, Collection[str]] = field(default_factory=dict)
+    looked: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do: `never` are those that cannot start on this cluster, and why."""
+    """What to do: `never` are those that cannot start on this cluster, and why.
+
+    `looked_at` are those that were looked at for others' places, and `overlooked` how many were
+    not. `line` is what is left for others once all is done, where something is promised. `stopped`
+    are the first gangs that wait for a limit, by the queue whose limit it is.
+    """
 
     starts: tuple[Running, ...] = ()
     promises: tuple[Running, ...] = ()
     claims: tuple[tuple[Gang, Preemption], ...] = ()
     waits: Mapping[str, str] = field(default_factory=dict)
     never: Mapping[str, str] = field(default_factory=dict)
+    looked_at: tuple[str, ...] = ()
+    overlooked: int = 0
+    line: Timeline | None = None
+    stopped: Mapping[Path, Gang] = field(default_factory=dict)
 
 
 def decide(question: Question) -> Decision:
@@ -67,7 +81,7 @@ def decide(question: Question) -> Decision:
     never = {one.name: why for one in question.waiting if (why := _too_large(one, hardware))}
     waiting = [one for one in question.waiting if one.name not in never]
     books = question.books.copy()
-    first, left = _complete(books, question)
+    first, left, too_much = _complete(books, question)
     running = [*question.running, *first]
     promised = {one.gang.name for one in question.promised}
     used = usage(running, hardware)
@@ -81,12 +95,19 @@ def decide(question: Question) -> Decision:
     refused = [one for one in waiting if one.name in over]
     behind = [one for one in order if one.name not in started]
     claims = asking.claims([*behind, *refused])
+    claimed = {gang.name for gang, _ in claims}
     return Decision(
         starts=tuple(one for one in (*first, *plan.starts) if one not in asking.ended),
         promises=tuple(asking.promised),
         claims=tuple((gang, _of_those_that_run(claim, question)) for gang, claim in claims),
-        waits={**over, **plan.reasons, **_told(claims, question)},
+        waits={**over, **too_much, **plan.reasons, **_told(claims, question)},
         never=never,
+        looked_at=asking.looked_at,
+        overlooked=asking.overlooked,
+        line=asking.line(),
+        stopped=_stopped(
+            [one for one in refused if one.name not in claimed], order, used, question
+        ),
     )
 
 
@@ -102,18 +123,46 @@ def _too_large(gang: Gang, hardware: Hardware) -> str:
     return f"it asks for {gang.milli / 1000:g} GPUs, and there are {total / 1000:g} {where}"
 
 
-def _complete(books: Books, question: Question) -> tuple[list[Running], list[Gang]]:
-    """The missing members that find room, which is taken; and those that do not."""
-    found, left = [], []
+def _stopped(
+    refused: Iterable[Gang],
+    order: Iterable[Gang],
+    used: Mapping[str, Resources],
+    question: Question,
+) -> dict[Path, Gang]:
+    """The first that waits for each limit, and would not pass it alone."""
+    tree, hardware = Tree(question.queues), question.books.hardware
+    charged = tree.summed(used)
+    for gang in order:
+        tree.add(charged, gang.queue, needs(gang, hardware))
+    found: dict[Path, Gang] = {}
+    for gang in sorted(refused, key=lambda one: (-one.priority, one.submitted, one.name)):
+        more = needs(gang, hardware)
+        full = tree.over(gang.queue, more, charged)
+        if full is not None and tree.over(gang.queue, more, tree.summed({})) is None:
+            found.setdefault(full, gang)
+    return found
+
+
+def _complete(books: Books, question: Question) -> tuple[list[Running], list[Gang], dict[str, str]]:
+    """The missing members that find room, which is taken; those that do not; those over a limit."""
+    found, left, too_much = [], [], {}
+    tree = Tree(question.queues)
+    used = tree.summed(usage(question.running, books.hardware))
     for gang, nodes in question.rests:
+        more = needs(gang, books.hardware)
+        full = tree.over(gang.queue, more, used)
+        if full is not None:
+            too_much[gang.name] = tree.limit_told(full, gang, used[full] + more, WITH_THIS)
+            continue
         placements = _near(books, gang, nodes, question.by)
         if placements is None:
             left.append(gang)
             continue
         one = Running(gang, placements, question.now, question.now + gang.seconds)
         books.take_gang(one, known_to_fit=True)
+        tree.add(used, gang.queue, more)
         found.append(one)
-    return found, left
+    return found, left, too_much
 
 
 def _near(
@@ -162,20 +211,41 @@ class _Asking:
     ) -> None:
         self._books = books
         self._running = list(running)
+        self._claimants: list[Running] = []
         self._question = question
         self.promised = promised
         self.ended: list[Running] = []
+        self.looked_at: tuple[str, ...] = ()
+        self.overlooked = 0
 
     def claims(self, behind: Sequence[Gang]) -> tuple[tuple[Gang, Preemption], ...]:
         """Of those that do not start, who has a right and a way."""
         queues, hardware = self._question.queues, self._books.hardware
         asking = entitled(behind, self._running, queues, hardware, self.promised)
         found: list[tuple[Gang, Preemption]] = []
-        for gang in asking[:TRIES]:
-            claim = self._claim(gang) if len(found) < CLAIMS else None
+        for gang in self._some_of(asking):
+            if len(found) == CLAIMS:
+                break
+            self.looked_at += (gang.name,)
+            claim = self._claim(gang)
             if claim is not None:
                 found.append((gang, claim))
+        self.overlooked = len(asking) - len(self.looked_at)
         return tuple(found)
+
+    def line(self) -> Timeline | None:
+        """What is left for others from now on, where something is promised."""
+        if not self.promised:
+            return None
+        question = self._question
+        return Timeline(self._books, self._running, self.promised, question.now, by=question.by)
+
+    def _some_of(self, asking: list[Gang]) -> list[Gang]:
+        """As many as can be looked at, those first that were not for longest; in their turns."""
+        looked = self._question.looked
+        chosen = sorted(asking, key=lambda one: looked.get(one.name, -1))[:TRIES]
+        names = {one.name for one in chosen}
+        return [one for one in asking if one.name in names]
 
     def _claim(self, gang: Gang) -> Preemption | None:
         question, books = self._question, self._books
@@ -184,7 +254,7 @@ class _Asking:
         promised = self.promised
         now, by = question.now, question.by
         claim = preempt(books, gang, others, question.queues, now, promised=promised, by=by)
-        if claim is None:
+        if claim is None or any(one in self._claimants for one in claim.victims):
             return None
         gone = {gang.name, *(one.gang.name for one in claim.withdrawn)}
         self.promised = [one for one in promised if one.gang.name not in gone]
@@ -192,5 +262,8 @@ class _Asking:
         for one in claim.victims:
             self._running.remove(one)
             books.give_gang(one)
-        books.take_gang(Running(gang, claim.placements, now, now + gang.seconds))
+        start = Running(gang, claim.placements, now, now + gang.seconds)
+        books.take_gang(start)
+        self._running.append(start)
+        self._claimants.append(start)
         return claim

@@ -2,7 +2,7 @@
 
 A gate is taken away; a pod without one is woken by an annotation. Both are done again where nothing
 came of it. Pods that are to end are evicted, again and again until they are gone: a disruption
-budget may refuse for a while.
+budget may refuse for a while. Whether this replica may do so is asked before each.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ _log = structlog.get_logger(__name__)
 class Doors:
     """Opens them; `refusals` are those of the last evictions, by UID."""
 
-    def __init__(self, client: Client, now: Callable[[], float]) -> None:
+    def __init__(self, client: Client, now: Callable[[], float], may: Callable[[], bool]) -> None:
         self._client = client
         self._now = now
+        self._may = may
         self._tried: dict[str, float] = {}
         self._evicted: dict[str, float] = {}
         self._free = asyncio.Semaphore(AT_ONCE)
@@ -63,6 +64,11 @@ class Doors:
         """These have new places: they are to be woken at once."""
         for uid in uids:
             self._tried.pop(uid, None)
+
+    def forget(self, uids: Iterable[str]) -> None:
+        """Of these it is to be seen anew whether they may be evicted."""
+        for uid in uids:
+            self.refusals.pop(uid, None)
 
     def keep(self, uids: Collection[str]) -> None:
         """Forget all others."""
@@ -88,6 +94,8 @@ class Doors:
         meta = pod.metadata
         patch = {**patch, "metadata": {**patch.get("metadata", {}), "uid": meta.uid}}
         async with self._free:
+            if not self._may():
+                return
             try:
                 await self._client.patch(PODS, meta.name, patch, namespace=meta.namespace)
             except ApiError as error:
@@ -97,6 +105,8 @@ class Doors:
 
     async def _evict(self, pod: Pod) -> None:
         async with self._free:
+            if not self._may():
+                return
             try:
                 refusal = await evict(self._client, pod)
             except ApiError as error:

@@ -6,31 +6,30 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.queues.status import Load
-from aliquot.placement.queues import usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.gangs.planning import Outcome
+    from aliquot.kubernetes.gangs.holdings import Holdings
     from aliquot.kubernetes.gangs.state import Known
     from aliquot.kubernetes.queues.known import Queues
 
 
 def loads_of(
-    outcome: Outcome,
+    holdings: Holdings,
     gangs: Iterable[Known],
     waiting: Iterable[tuple[Pod, float]],
     queues: Queues,
+    now: float,
 ) -> dict[str, Load]:
     """By queue; `waiting` are single pods and since when."""
     loads: defaultdict[str, Load] = defaultdict(Load)
-    if outcome.picture is not None:
-        for name, used in usage(outcome.running, outcome.picture.hardware).items():
-            loads[name] += Load(used=used)
-    named = set()
+    for name, used in holdings.used(now).items():
+        loads[name] += Load(used=used)
+    for name, count in holdings.singles(now).items():
+        loads[name] += Load(pods=count)
     for gang in gangs:
-        named.add(str(gang.key))
         some = next(iter((*gang.pods.values(), *gang.others.values())))
         bound, unbound = len(gang.bound), len(gang.unbound)
         whole = bool(gang.reserved or gang.had_nodes)
@@ -41,9 +40,6 @@ def loads_of(
             waiting_gangs=int(not whole),
             since=gang.since or None if not whole else None,
         )
-    for one in outcome.running:
-        if one.gang.name.startswith("pod "):
-            loads[one.gang.queue] += Load(pods=1)
     for pod, since in waiting:
         loads[queues.queue_of(pod)] += Load(waiting_pods=1, since=since)
     return dict(loads)

@@ -1,4 +1,4 @@
-"""The places of gangs on their way: counted in the books, given up, and read again.
+"""The places of gangs on their way: counted in the books, and given up.
 
 A place is given up with all others of its gang while none of them is bound: when a pod of the gang,
 the node or a GPU goes away, when kube-scheduler does not offer the node, and when for `grace`
@@ -12,26 +12,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from aliquot.kubernetes.gangs.objects import Phase
 from aliquot.kubernetes.gangs.permit import Permit
-from aliquot.kubernetes.gangs.state import Place
-from aliquot.kubernetes.gangs.words import seconds_at
-from aliquot.kubernetes.names import PLAN
 from aliquot.kubernetes.scheduler.cluster import Reserved
-from aliquot.kubernetes.scheduler.parts import planned_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.gangs.members import Key
-    from aliquot.kubernetes.gangs.objects import GangMember, GangStatus
-    from aliquot.kubernetes.gangs.state import Known
-    from aliquot.kubernetes.presets import Preset
+    from aliquot.kubernetes.gangs.sources import Found
+    from aliquot.kubernetes.gangs.state import Known, Place
     from aliquot.kubernetes.scheduler.cluster import Cluster
-    from aliquot.kubernetes.scheduler.parts import Parts
 
 ENDING_SECONDS = 600.0  # others that end for a gang are waited for so long
 
@@ -47,9 +38,8 @@ class Times:
 class Reservations:
     """All places of all gangs, in the books of one cluster."""
 
-    def __init__(self, cluster: Cluster, presets: Sequence[Preset], times: Times) -> None:
+    def __init__(self, cluster: Cluster, times: Times) -> None:
         self._cluster = cluster
-        self._presets = presets
         self._times = times
         self._permits: dict[Key, Permit] = {}
 
@@ -61,9 +51,11 @@ class Reservations:
         gang.making_room = making_room
         self._count(gang)
 
-    def give_up(self, gang: Known, why: str, now: float, *, node: str = "") -> None:
+    def give_up(
+        self, gang: Known, why: str, now: float, *, node: str = "", pause: bool = True
+    ) -> None:
         """Take a gang's places back."""
-        for uid in gang.give_up(why, now, node=node):
+        for uid in gang.give_up(why, now, node=node, pause=pause):
             self._cluster.release(uid)
         permit = self._permits.pop(gang.key, None)
         if permit is not None:
@@ -78,25 +70,13 @@ class Reservations:
         place = gang.reserved[uid]
         return Reserved(gang.pods[uid].key, place.node, place.parts, math.inf)
 
-    def restore(self, gang: Known, status: GangStatus, now: float) -> None:
-        """What was reserved when another led is so again."""
-        gang.since = seconds_at(status.since) or now
-        gang.whole_once = status.whole_once
-        gang.grown = gang.moved = now
-        if status.phase != Phase.RESERVED:
-            return
-        gang.making_room = frozenset(status.making_room)
-        gang.topology = status.topology
-        if gang.staying:  # then all were there, and who is gone has ended
-            gang.had_nodes |= {one.uid for one in status.members if one.uid not in gang.pods}
-        unbound = {one.metadata.uid: one for one in gang.unbound}
-        for one in status.members:
-            if one.uid in unbound and one.plan:
-                gang.reserved[one.uid] = Place(one.node, self._parts(unbound[one.uid], one))
+    def restore(self, gang: Known, places: Mapping[str, Place], ending: frozenset[str]) -> None:
+        """These were a gang's places when another led, and the API server has them."""
+        gang.reserved.update(places)
         gang.persisted = dict(gang.reserved)
-        if gang.reserved:
-            gang.phase, gang.reason = Phase.RESERVED, status.reason
-            self._count(gang)
+        gang.making_room = ending
+        gang.phase = Phase.RESERVED
+        self._count(gang)
 
     def forget_all(self, why: str) -> None:
         """Another leads: whoever waits for a permit is told."""
@@ -104,7 +84,7 @@ class Reservations:
             permit.refuse(why)
         self._permits.clear()
 
-    def settle(self, gang: Known, size: int | None, now: float) -> None:
+    def settle(self, gang: Known, found: Found | None, now: float) -> None:
         """What follows from pods that were bound or went, from nodes, and from time."""
         for pod in gang.bound:
             gang.reserved.pop(pod.metadata.uid, None)
@@ -112,22 +92,19 @@ class Reservations:
             if pod.metadata.uid not in gang.had_nodes:
                 gang.had_nodes.add(pod.metadata.uid)
                 gang.moved = gang.grown = now
+        wanted = gang.wanted(found)
         if gang.making_room:
             self._look_for_room(gang, now)
         if gang.reserved:
-            self._look_at_places(gang, size, now)
-        wanted = None if size is None else size - len(gang.others)
+            self._look_at_places(gang, wanted, now)
         if wanted is not None and len(gang.had_nodes) >= wanted:
             gang.whole_once = True
         if gang.staying and not gang.whole_once and now - gang.grown > 2 * self._times.grace:
             self._leave(gang, wanted, now)
         if not gang.staying and (not gang.reserved or gang.leaving):
-            gang.had_nodes.clear()  # who comes now is another gang of that name
-            gang.whole_once, gang.leaving = False, ""
+            gang.begin_anew()
         if gang.staying and not gang.unbound and not gang.leaving:
-            gang.phase = Phase.BOUND if gang.whole_once else Phase.RESERVED
-            gang.reason, gang.planned = "", None
-            self._permits.pop(gang.key, None)
+            self._come_to_rest(gang, wanted)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -135,11 +112,6 @@ class Reservations:
         for uid in gang.reserved:
             self._cluster.reserve(uid, self.reserved(gang, uid))
         self._permits[gang.key] = Permit(gang.reserved, is_open=bool(gang.had_nodes))
-
-    def _parts(self, pod: Pod, one: GangMember) -> Parts:
-        notes = {**pod.metadata.annotations, PLAN: one.plan}
-        meta = msgspec.structs.replace(pod.metadata, annotations=notes)
-        return planned_parts(msgspec.structs.replace(pod, metadata=meta), self._presets)
 
     def _look_for_room(self, gang: Known, now: float) -> None:
         """Whether those that make room for a gang are gone from its nodes."""
@@ -149,25 +121,33 @@ class Reservations:
         if not gang.making_room:
             gang.moved = now
 
-    def _look_at_places(self, gang: Known, size: int | None, now: float) -> None:
+    def _come_to_rest(self, gang: Known, wanted: int | None) -> None:
+        """All that are there have nodes."""
+        gang.phase, gang.reason, gang.planned = Phase.BOUND, "", None
+        if gang.whole_once:
+            gang.tries, gang.not_before, gang.kept = 0, 0.0, ""
+        else:
+            gang.phase = Phase.RESERVED
+            some = _so_many(gang, wanted)
+            gang.reason = f"{some} have nodes, and the others are not there{gang.why_kept}"
+        self._permits.pop(gang.key, None)
+
+    def _look_at_places(self, gang: Known, wanted: int | None, now: float) -> None:
         unbound = {one.metadata.uid for one in gang.unbound}
         gone = [uid for uid in gang.reserved if uid not in unbound]
         if gone and not gang.had_nodes:
-            self.give_up(gang, "a pod of it went away", now)
-            gang.not_before = now
+            self.give_up(gang, "a pod of it went away", now, pause=False)
             return
         for uid in gone:
             del gang.reserved[uid]
             self._cluster.forget(uid)
-        have = len(gang.reserved) + len(gang.had_nodes) + len(gang.others)
-        if size is not None and have < size and not gang.had_nodes:
+        if wanted is not None and len(gang.reserved) < wanted and not gang.had_nodes:
             self.give_up(gang, "its size has changed", now)
             return
         for uid, place in gang.reserved.items():
             fault = self._fault(uid, place, gang.making_room)
             if fault:
-                self.give_up(gang, fault, now)
-                gang.not_before = now
+                self.give_up(gang, fault, now, pause=False)
                 return
         waits = ENDING_SECONDS if gang.making_room else self._times.grace
         if gang.reserved and now - gang.moved > waits:
@@ -197,6 +177,11 @@ class Reservations:
 
     def _leave(self, gang: Known, wanted: int | None, now: float) -> None:
         if not gang.leaving:
-            count = f"{len(gang.had_nodes)} of {wanted}" if wanted else str(len(gang.had_nodes))
-            gang.leaving = f"only {count} of its pods got their nodes: it starts again"
+            why = f"only {_so_many(gang, wanted)} got their nodes: it starts again{gang.why_kept}"
+            gang.leave(why, now)
             self.give_up(gang, gang.leaving, now)
+
+
+def _so_many(gang: Known, wanted: int | None) -> str:
+    count = len(gang.had_nodes)
+    return f"{count} of {wanted} of its pods" if wanted else f"{count} of its pods"

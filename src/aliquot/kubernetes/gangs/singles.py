@@ -1,54 +1,66 @@
 """Single pods beside gangs: where they harm no promise, and within their queue's limit.
 
 Where nothing is promised and no queue is described, nothing here is asked: a single pod goes its
-usual way.
+usual way. A pod that may go is counted at once, and what is counted is looked at again when it is
+bound: so no limit is passed, however long the way from the one to the other. Where a gang waits for
+a limit, single pods that come after it wait behind it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.gangs.nodes import Limits
-from aliquot.kubernetes.gangs.picture import bare
+from aliquot.kubernetes.gangs.picture import largest_demand
 from aliquot.kubernetes.gangs.roster import single_name
-from aliquot.kubernetes.names import QUEUE
+from aliquot.kubernetes.gangs.words import seconds_at
 from aliquot.kubernetes.pods import BadRequestError
+from aliquot.kubernetes.queues.spec import DEFAULT
+from aliquot.kubernetes.scheduler.bind import NotBoundError
 from aliquot.kubernetes.scheduler.cluster import Reserved
 from aliquot.kubernetes.scheduler.planner import RESERVED_SECONDS, Answer
-from aliquot.placement.demand import Gang, Running
-from aliquot.placement.queues import Tree, needs, usage
-from aliquot.placement.timeline import Timeline
+from aliquot.placement.demand import Gang
+from aliquot.placement.queues import Bound, Tree, needs, upto
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.gangs.planning import Planning
+    from aliquot.kubernetes.gangs.beside import Beside
+    from aliquot.kubernetes.gangs.holdings import Holdings
     from aliquot.kubernetes.gangs.roster import Roster
     from aliquot.kubernetes.pods import ContainerRequest
     from aliquot.kubernetes.queues.known import Queues
     from aliquot.kubernetes.scheduler.planner import Planner
+    from aliquot.placement.queues import Path
 
 PROMISED = "what is free is promised to gangs"
+WITH_THIS = "with this pod it would have"
 
 
 class Singles:
-    """Answers for single pods; `promises` are the gangs' as they were last decided."""
+    """Answers for single pods.
+
+    `beside` is what the gangs' promises leave, where there are any; `stopped` are the gangs that
+    wait for a limit, by the queue whose limit it is.
+    """
 
     def __init__(
-        self, planner: Planner, planning: Planning, roster: Roster, queues: Queues
+        self, planner: Planner, roster: Roster, queues: Queues, holdings: Holdings
     ) -> None:
         self._planner = planner
-        self._planning = planning
+        self._cluster = planner.cluster
         self._roster = roster
         self._queues = queues
-        self.promises: tuple[Running, ...] = ()
+        self._holdings = holdings
+        self.beside: Beside | None = None
+        self.stopped: Mapping[Path, Gang] = {}
 
     def answer(self, pod: Pod, names: Sequence[str], now: float) -> Answer | None:
         """Where a pod may go for all that gangs and queues say; None: anywhere."""
-        described = self._queues.objects or QUEUE in pod.metadata.labels
-        if not (self.promises or described):
+        queue = self._queue(pod)
+        if self.beside is None and not queue:
             return None
         try:
             requests = self._planner.requests(pod)
@@ -56,64 +68,124 @@ class Singles:
             return None
         if not requests:
             return None
-        if described:
-            refused = self._by_queue(pod, requests, names, now)
-            if refused is not None:
-                return refused
-        return self._beside(pod, requests, names, now) if self.promises else None
-
-    def _by_queue(
-        self, pod: Pod, requests: Sequence[ContainerRequest], names: Sequence[str], now: float
-    ) -> Answer | None:
-        queue = self._queues.queue_of(pod)
-        problem = self._queues.problem_of(queue)
+        problem = self._queues.problem_of(queue) if queue else ""
         if problem:
             return _refusal(names, "BadQueue", problem)
-        limits = Limits()
-        picture = self._planning.picture([limits])
-        running = picture.running(self._roster.whose(now), {pod.metadata.uid})
-        tree = Tree(self._queues.queues())
-        sums = tree.summed(usage(running, picture.hardware))
-        members = tuple(picture.demand([one], limits) for one in requests if not one.init)
-        if not members:
-            return None
-        asked = needs(Gang(single_name(pod), members), picture.hardware)
-        over = tree.over(queue, asked, sums)
-        if over is None:
-            return None
-        return _refusal(names, "QueueFull", f"queue {over[-1]!r} is at its limit")
+        full = self._behind(pod, queue) or self._full(pod, queue, requests, now)
+        if full:
+            return _refusal(names, "QueueFull", full)
+        return self._place(pod, requests, names, now)
 
-    def _beside(
+    def may_bind(self, pod: Pod, now: float) -> None:
+        """Look again at a pod that is about to be bound; NotBoundError where it may not be.
+
+        Where a limit bounds its queue it must still be counted, and stays so while it is bound.
+        """
+        queue = self._queue(pod)
+        if not queue or not _is_limited(Tree(self._queues.queues()), queue):
+            return
+        uid = pod.metadata.uid
+        try:
+            requests = self._planner.requests(pod)
+        except BadRequestError as error:
+            raise NotBoundError(str(error)) from error
+        if not requests:
+            return
+        reserved = self._cluster.reserved(uid)
+        if reserved is None:
+            raise NotBoundError(f"pod {pod.key} was too long on its way: it must be looked at anew")
+        full = self._full(pod, queue, requests, now)
+        if full:
+            self._cluster.forget(uid)
+            raise NotBoundError(f"pod {pod.key}: {full}")
+        until = self._cluster.now() + RESERVED_SECONDS
+        self._cluster.reserve(uid, replace(reserved, until=max(until, reserved.until)))
+
+    def lets(self, pod: Pod, now: float) -> bool:
+        """Whether a pod that waits for room would get it, for all that gangs and queues say."""
+        queue = self._queue(pod)
+        try:
+            requests = self._planner.requests(pod)
+        except BadRequestError:
+            return False
+        if queue and self._queues.problem_of(queue):
+            return False
+        if self._behind(pod, queue) or self._full(pod, queue, requests, now):
+            return False
+        if self.beside is None or not self.beside.holds:
+            return True
+        try:
+            return self.beside.has_room(requests, self._roster.seconds_of(pod), now)
+        except BadRequestError:
+            return True
+
+    # --- queues -----------------------------------------------------------------------------------
+
+    def _queue(self, pod: Pod) -> str:
+        """The queue of a pod, where somebody has described any, or says that it is in one."""
+        queue = self._queues.queue_of(pod)
+        return queue if queue != DEFAULT or self._queues.objects else ""
+
+    def _full(self, pod: Pod, queue: str, requests: Sequence[ContainerRequest], now: float) -> str:
+        """That a limit would be passed; nothing where none would, or there is no queue."""
+        tree = Tree(self._queues.queues())
+        if not queue or not _is_limited(tree, queue):
+            return ""
+        hardware = self._cluster.chooser.books.hardware
+        main = [one for one in requests if not one.init]
+        members = tuple(largest_demand(self._cluster, one, hardware) for one in main)
+        if not members:
+            return ""
+        gang = Gang(single_name(pod), members, queue=queue)
+        more = needs(gang, hardware)
+        used = tree.summed(self._holdings.used(now, {pod.metadata.uid}))
+        over = tree.over(queue, more, used)
+        return "" if over is None else tree.limit_told(over, gang, used[over] + more, WITH_THIS)
+
+    def _behind(self, pod: Pod, queue: str) -> str:
+        """That a gang comes before it and waits for a limit of its queue; nothing where none does.
+
+        As among gangs: one of a higher priority, or of the same and there for longer.
+        """
+        if not queue or not self.stopped:
+            return ""
+        made = (seconds_at(pod.metadata.creation_timestamp) or math.inf) + 1  # in whole seconds
+        for path in upto(Tree(self._queues.queues()).path(queue)):
+            gang = self.stopped.get(path)
+            mine = -(pod.spec.priority or 0), made
+            if gang is not None and (-gang.priority, gang.submitted) < mine:
+                return f"{gang.name} comes before it, and waits for the limit of queue {path[-1]}"
+        return ""
+
+    # --- promises ---------------------------------------------------------------------------------
+
+    def _place(
         self, pod: Pod, requests: Sequence[ContainerRequest], names: Sequence[str], now: float
     ) -> Answer | None:
-        """The place that leaves all promises as they are."""
-        cluster = self._planner.cluster
-        cluster.forget(pod.metadata.uid)
-        limits = Limits(barred=frozenset(cluster.nodes.keys() - set(names)))
-        picture = self._planning.picture([limits])
+        """The place that leaves all promises as they are; None where nothing is promised."""
+        beside, uid = self.beside, pod.metadata.uid
+        if beside is None:
+            return None
+        self._cluster.forget(uid)
+        if not beside.holds:
+            return self._elsewhere(beside, pod, names)
         try:
-            demand = picture.demand(requests, limits)
+            found = beside.find(uid, requests, names, self._roster.seconds_of(pod), now)
         except BadRequestError:
-            return self._elsewhere(pod, names)
-        promised = [_bare(one) for one in self.promises]
-        running = picture.running(self._roster.whose(now))
-        seconds = self._roster.seconds_of(pod)
-        line = Timeline(picture.books, running, promised, now, by=picture.by)
-        found = line.fits_now(Gang(single_name(pod), (demand,), seconds))
+            return self._elsewhere(beside, pod, names)
         if found is None:
             usual = self._planner.filter(pod, names)
-            cluster.forget(pod.metadata.uid)
+            self._cluster.forget(uid)
             return _refusal(names, "Promised", PROMISED) if usual.names else usual
-        (place,) = found.placements
-        node, parts = picture.names[place.node], picture.parts(requests, place)
-        until = cluster.now() + RESERVED_SECONDS
-        cluster.reserve(pod.metadata.uid, Reserved(pod.key, node, parts, until))
-        return Answer((node,))
+        until, news = self._cluster.now() + RESERVED_SECONDS, self._cluster.news(found.node)
+        place = Reserved(pod.key, found.node, found.parts, until, asked=tuple(requests), news=news)
+        self._cluster.reserve(uid, place)
+        beside.take(uid, found)
+        return Answer((found.node,))
 
-    def _elsewhere(self, pod: Pod, names: Sequence[str]) -> Answer:
+    def _elsewhere(self, beside: Beside, pod: Pod, names: Sequence[str]) -> Answer:
         """On nodes of which nothing is promised: for pods that are more than one demand."""
-        rows = {place.node for one in self.promises for place in one.placements}
-        taken = {name for name, row in self._planner.cluster.rows.items() if row in rows}
+        taken = beside.promised_nodes
         left = [name for name in names if name not in taken]
         usual = self._planner.filter(pod, left)
         if usual.names:
@@ -122,9 +194,9 @@ class Singles:
         return Answer((), why, "Promised", PROMISED)
 
 
-def _bare(one: Running) -> Running:
-    gang = replace(one.gang, members=tuple(map(bare, one.gang.members)))
-    return replace(one, gang=gang)
+def _is_limited(tree: Tree, queue: str) -> bool:
+    """Whether a queue, or one above it, has a limit."""
+    return any(tree.queue(path).limit != Bound() for path in upto(tree.path(queue)))
 
 
 def _refusal(names: Sequence[str], reason: str, text: str) -> Answer:

@@ -51,11 +51,12 @@ class Known:
 
     `pods` are its live ones that ask for GPUs, `others` those that do not, and `reserved` are the
     places of those on their way, by UID; `persisted` are the places that the API server has.
-    `had_nodes` are all UIDs that were seen with a node.
+    `had_nodes` are all UIDs that were seen with a node, and `finished` those of members that ask
+    for no GPU and have done their work.
     `whole_once`: all of it had nodes at some time. `moved` is when it last came nearer to that, and
     `grown` when one more had a node.
     `version` counts the changes of its pods. `leaving` says why those of it that have nodes are to
-    end: it could not be completed.
+    end, since `left`: it could not be completed. `kept` says who keeps them from it.
     """
 
     key: Key
@@ -71,7 +72,10 @@ class Known:
     making_room: frozenset[str] = frozenset()
     had_nodes: set[str] = field(default_factory=set)
     whole_once: bool = False
+    finished: frozenset[str] = frozenset()
     leaving: str = ""
+    left: float = 0.0
+    kept: str = ""
     moved: float = 0.0
     grown: float = 0.0
     not_before: float = 0.0
@@ -144,10 +148,10 @@ class Known:
         if size is None:
             being_read = found is None and self.source is not None
             return (Phase.GATHERING if being_read else Phase.REFUSED), problem
-        count = len(pods) + len(self.others)
-        if self.source is None and count > size:
+        live, count = len(pods) + len(self.others), self.there(found)
+        if self.source is None and live > size:
             return Phase.REFUSED, (
-                f"{count} pods belong to it, and they say that it has {size}. Correct the size,"
+                f"{live} pods belong to it, and they say that it has {size}. Correct the size,"
                 " or give other pods another gang's name."
             )
         if count < size:
@@ -160,6 +164,19 @@ class Known:
             return Phase.GATHERING, f"its pods are held back by {', '.join(gates)}"
         return None
 
+    def there(self, found: Found | None) -> int:
+        """How many of its pods are there, or have done their work; as its size counts them."""
+        if found is not None and found.only_gpus:
+            return len(self.members)
+        return len(self.members) + len({*self.others, *self.finished})
+
+    def wanted(self, found: Found | None) -> int | None:
+        """How many of its pods ask for GPUs; None where its size is not known."""
+        size, _ = self.size(found)
+        if size is None or (found is not None and found.only_gpus):
+            return size
+        return size - len({*self.others, *self.finished})
+
     def _claims(self) -> list[Claim]:
         if self._claimed[0] != self.version:
             every = (*self.members, *self.others.values())
@@ -171,6 +188,16 @@ class Known:
         """Whether a member may go to its place: the API server knows it, and it is free."""
         place = self.reserved.get(uid)
         return place is not None and self.persisted.get(uid) == place and not self.making_room
+
+    @property
+    def why_kept(self) -> str:
+        """What keeps those of it from ending that were to; as the end of a sentence."""
+        return f"; {self.kept}" if self.kept else ""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the API server knows all its places."""
+        return all(self.persisted.get(uid) == place for uid, place in self.reserved.items())
 
     def told_members(self) -> tuple[GangMember, ...]:
         """For its status."""
@@ -189,12 +216,16 @@ class Known:
 
     # --- what changes it --------------------------------------------------------------------------
 
+    def tell(self, phase: Phase, reason: str) -> None:
+        """It is not planned, and this is why."""
+        self.phase, self.reason, self.planned, self.promise = phase, reason, None, None
+
     def reserve(self, places: Mapping[str, Place], now: float) -> None:
         """Its members, or its rest, have places from now on."""
         self.reserved.update(places)
         self.phase, self.moved, self.promise, self.planned = Phase.RESERVED, now, None, None
 
-    def give_up(self, why: str, now: float, *, node: str = "") -> list[str]:
+    def give_up(self, why: str, now: float, *, node: str = "", pause: bool = True) -> list[str]:
         """Take its places back, of which `node` was impossible; the UIDs that had one.
 
         It is planned again at once where a node is known that was at fault, else after a pause.
@@ -206,10 +237,26 @@ class Known:
         self.phase, self.reason, self.topology, self.moved = Phase.WAITING, why, "", now
         if node:
             self.barred[node] = now + BAR_SECONDS
+        if node or not pause:
+            self.not_before = now
         else:
             self.not_before = now + min(FIRST_PAUSE * 2**self.tries, LONGEST_PAUSE)
             self.tries += 1
         return uids
+
+    def leave(self, why: str, now: float) -> None:
+        """Those of it that have nodes are to end."""
+        if not self.leaving:
+            self.leaving, self.left = why, now
+
+    def stay(self, why: str, now: float) -> None:
+        """They are kept from ending: the others are to follow them, when there is room."""
+        self.leaving, self.kept, self.grown = "", why, now
+
+    def begin_anew(self) -> None:
+        """None of it has a node: who comes now is another gang of that name."""
+        self.had_nodes.clear()
+        self.whole_once, self.leaving, self.kept = False, "", ""
 
     def forget_bars(self, now: float) -> None:
         """Nodes and others are tried again after a while."""

@@ -1,7 +1,8 @@
 """Gang objects in the API server: written when something is new, read by who leads next.
 
 A change of a gang's phase, of its members' places or of its size is written at once; words alone at
-most every `WORDS` seconds, since they change with everything around a gang.
+most every `WORDS` seconds, since they change with everything around a gang. Whether this replica
+may write is asked before each.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ class _Written:
 class Store:
     """What was written of each gang."""
 
-    def __init__(self, client: Client, now: Callable[[], float]) -> None:
+    def __init__(self, client: Client, now: Callable[[], float], may: Callable[[], bool]) -> None:
         self._client = client
         self._now = now
+        self._may = may
         self._written: dict[Key, _Written] = {}
         self._uids: dict[Key, str] = {}
 
@@ -80,6 +82,8 @@ class Store:
         self, key: Key, spec: GangSpec, status: GangStatus, owners: tuple[Owner, ...]
     ) -> bool:
         """Make the object so; whether the API server has it now."""
+        if not self._may():
+            return False
         try:
             await self._write(key, spec, status, owners)
         except ApiError as error:
@@ -91,6 +95,8 @@ class Store:
 
     async def delete(self, key: Key) -> bool:
         """Take it away; whether it is gone."""
+        if not self._may():
+            return False
         try:
             await self._client.delete(GANGS, key.name, key.namespace)
         except ApiError as error:

@@ -51,6 +51,10 @@ class Teller:
                 if uid in pods:
                     self._recorder.record(PODS, pods[uid], "Warning", "Preempted", text)
 
+    def warn(self, gang: Known, reason: str, message: str) -> None:
+        """Something that people may want to do something about."""
+        self._say(gang, "Warning", reason, message)
+
     def forget(self, key: Key) -> None:
         """It is gone."""
         self._told.pop(key, None)

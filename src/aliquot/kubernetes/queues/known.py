@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 
 
 class Queues:
-    """All queues that there are, and the namespaces that are labelled with one."""
+    """All queues that there are, and the namespaces that are labelled with one.
+
+    `version` counts the changes after which pods may be in other queues, or queues have others.
+    """
 
     def __init__(self) -> None:
         self._objects: dict[str, Queue] = {}
         self._labels: dict[str, str] = {}
         self._largest_gpu = 0
         self._known: Picture | None = None
+        self.version = 0
 
     # --- what the API server tells ----------------------------------------------------------------
 
@@ -39,21 +43,24 @@ class Queues:
         if queue is not None:
             self._objects[name] = queue
         if before is None or queue is None or _written(before) != _written(queue):
-            self._known = None
+            self._forget()
 
     def set_namespace(self, name: str, namespace: Namespace | None) -> None:
         """A namespace is now so; None: it is gone."""
         label = namespace.metadata.labels.get(QUEUE) if namespace else None
+        if label == self._labels.get(name):
+            return
+        self.version += 1
         if label:
             self._labels[name] = label
         else:
-            self._labels.pop(name, None)
+            del self._labels[name]
 
     def set_largest_gpu(self, memory: int) -> None:
         """The bytes of the cluster's largest GPU: bounds in GPUs are in its memory too."""
         if memory != self._largest_gpu:
             self._largest_gpu = memory
-            self._known = None
+            self._forget()
 
     # --- what is so -------------------------------------------------------------------------------
 
@@ -95,6 +102,10 @@ class Queues:
     def largest_gpu(self) -> int:
         """Bytes of the cluster's largest GPU, 0 while there is none."""
         return self._largest_gpu
+
+    def _forget(self) -> None:
+        self._known = None
+        self.version += 1
 
     def _missing(self, name: str) -> str:
         there = sorted({*self._objects, DEFAULT})

@@ -72,6 +72,8 @@ class Writer:
         done = True
         for name, status in statuses(self._known, self._loads(), time.time()).items():
             one = self._known.objects.get(name)
+            if not self._leading():
+                return True
             if one is not None and one.status != status:
                 done &= await self._write(name, status)
         return done

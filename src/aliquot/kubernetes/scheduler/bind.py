@@ -51,6 +51,9 @@ class Permits(Protocol):
         NotBoundError where it may not.
         """
 
+    def may_bind(self) -> bool:
+        """Whether this replica leads at this moment."""
+
     def holds(self, pod: Pod, place: Reserved) -> bool:
         """Whether that place is still its own."""
 
@@ -133,8 +136,11 @@ class Binder:
             requests = self._planner.requests(pod)
         except BadRequestError as error:
             raise NotBoundError(str(error)) from error
-        if not requests:
-            return ()
+        if not requests:  # kube-scheduler does not ask for such a pod
+            raise NotBoundError(
+                f"pod {pod.key} asks for no GPU: kube-scheduler binds such pods by itself where its"
+                " configuration has the extender's managedResources"
+            )
         deadline = self._cluster.now() + PATIENCE
         while True:
             parts = self._planner.plan_again(uid, requests, node)
@@ -181,11 +187,21 @@ class Binder:
             Meta(name=meta.name, namespace=meta.namespace, uid=meta.uid, annotations=notes),
             Target(node),
         )
+        if not self._permits.may_bind():
+            self._cluster.forget(meta.uid)
+            raise NotBoundError(f"pod {pod.key}: another replica leads now")
+        was_known = self._is_known(pod)
         try:
             await self._client.bind(binding)
         except ApiError as error:
-            if error.passing:
+            is_gone = was_known and not self._is_known(pod)
+            if (error.passing or error.conflict) and not is_gone:  # it may have its node by now
                 self._count(pod, node, parts, RESERVED_SECONDS)
             else:
                 self._cluster.forget(meta.uid)
             raise NotBoundError(f"pod {pod.key}: {error.message}") from error
+
+    def _is_known(self, pod: Pod) -> bool:
+        """Whether the pod is still there, as far as was heard."""
+        found = self._find(pod.metadata.name, pod.metadata.namespace)
+        return found is not None and found.metadata.uid == pod.metadata.uid

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 SPARE = 0.1  # rows more than nodes, so that a new node does not make all rows anew
 NOTHING_LEFT = NodeLeft((), (), (), ())
 NO_SIZE = -1
+UNNAMED_SECONDS = 10.0  # from the bind until an agent has named a pod, or let go of one that ended
 ALIKE = 256  # nodes that differ, whose empty pictures are kept
 
 
@@ -54,7 +55,8 @@ class Reserved:
     """What a pod that is on its way will have; forgotten at `until`.
 
     `pod` is for people. `sure`: it is being bound, or is bound and not yet seen so. `asked` is what
-    it was planned for, and `news` how often the node had told anything new by then.
+    it was planned for, and `news` how often the node had told anything new by then. `over`: the pod
+    has ended, and its node may not have heard of that.
     """
 
     pod: str
@@ -64,6 +66,7 @@ class Reserved:
     sure: bool = False
     asked: tuple[ContainerRequest, ...] = ()
     news: int = -1
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class Size:
 class _Bound:
     node: str
     parts: Parts
+    seen: float
 
 
 class Cluster:
@@ -99,6 +103,7 @@ class Cluster:
         self._bound: dict[str, _Bound] = {}
         self._reserved: dict[str, Reserved] = {}
         self._here: defaultdict[str, set[str]] = defaultdict(set)  # UIDs of both, by node
+        self._named: set[str] = set()  # UIDs of those that their node has named at some time
         self._rows: dict[str, int] = {}
         self._specs: dict[str, NodeSpec] = {}
         self._free_rows: list[int] = []
@@ -122,6 +127,7 @@ class Cluster:
             self._nodes.pop(name, None)
         else:
             self._nodes[name] = node
+            self._named |= _named_by(node) & self._here.get(name, set())
         self._tallies.pop(name, None)
         self._learn(name)
 
@@ -133,25 +139,34 @@ class Cluster:
         self._learn(name)
 
     def set_pod(self, uid: str, pod: Pod | None) -> None:
-        """A pod is now so; None: it is gone. One that has ended holds what its node names, only."""
+        """A pod is now so; None: it is gone. One that has ended holds what its node names, only.
+
+        One that ends soon after it was bound may still be held by its node, which has not named it
+        yet: its plan counts a while longer.
+        """
         if pod is not None and not pod.ended and not pod.spec.node_name and uid not in self._bound:
             return
-        before = self._bound.get(uid) or self._reserved.get(uid)
+        reserved = self._reserved.get(uid)
+        before = self._bound.get(uid) or reserved
+        if reserved is not None and reserved.over and (pod is None or pod.ended):
+            return
         now = None
         if pod is not None and not pod.ended and pod.spec.node_name:
             parts = planned_parts(pod, self._presets)
-            now = _Bound(pod.spec.node_name, parts) if parts else None
+            seen = self._bound[uid].seen if uid in self._bound else self.now()
+            now = _Bound(pod.spec.node_name, parts, seen) if parts else None
         if now and before and (now.node, now.parts) == (before.node, before.parts):
             self._reserved.pop(uid, None)  # its node's row stays as it is
             self._bound[uid] = now
             return
         self.forget(uid)
-        if self._bound.pop(uid, None) is not None and before is not None:
-            self._leave(uid, before.node)
+        self._part_with(uid, early=now is None)
         if now:
             self._bound[uid] = now
             self._come(uid, now.node, now.parts)
             self._learn(now.node)
+            if now.node in self._nodes:
+                self._named |= _named_by(self._nodes[now.node]) & {uid}
 
     # --- who is on their way ----------------------------------------------------------------------
 
@@ -367,11 +382,25 @@ class Cluster:
 
     def _leave(self, uid: str, node: str) -> None:
         self._here[node].discard(uid)
+        self._named.discard(uid)
         if not self._here[node]:
             del self._here[node]
         if node in self._tallies:
             self._tallies[node].leave(uid)
         self._mark(node)
+
+    def _part_with(self, uid: str, *, early: bool) -> None:
+        """A pod is bound no more; `early`: its node may not have heard of it."""
+        bound = self._bound.get(uid)
+        if bound is None:
+            return
+        node = bound.node
+        until = bound.seen + UNNAMED_SECONDS
+        early = early and self.now() < until and uid not in self._named
+        del self._bound[uid]
+        self._leave(uid, node)
+        if early:
+            self.reserve(uid, Reserved(uid, node, bound.parts, until, over=True))
 
     def _learn(self, node: str) -> None:
         """Something that was not decided here."""
@@ -389,6 +418,10 @@ class Cluster:
         for uid in [uid for uid, one in self._reserved.items() if one.until <= now]:
             self.forget(uid)
         self._next_old = min((one.until for one in self._reserved.values()), default=math.inf)
+
+
+def _named_by(node: GpuNode) -> set[str]:
+    return {part.pod_uid for gpu in node.status.gpus for part in gpu.grants}
 
 
 def _unused(row: int) -> NodeSpec:

@@ -32,12 +32,12 @@ def demand_of(
     request: ContainerRequest, gpu_bytes: int, shares: int, models: Sequence[str]
 ) -> Demand:
     """A request on nodes with GPUs of this size and so many shares; `models` are all there are."""
-    sliced = request.kind == "sliced"
+    whole = request.kind == "whole"
     return Demand(
         gpus=request.gpus,
         kind=KINDS[request.kind],
         milli=milli_of(request.kind, request.reserved, shares),
-        gpu_bytes=request.memory_of(gpu_bytes, shares) if sliced else 0,
+        gpu_bytes=0 if whole else request.memory_of(gpu_bytes, shares),
         models=_models(request.models, models),
         thrifty=request.kind != "whole",
     )

@@ -12,18 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.names import PLAN
+from aliquot.kubernetes.names import CORE_UNITS, PLAN
 from aliquot.kubernetes.plan import ContainerPlan, Plan, decode_plan
-from aliquot.kubernetes.pods import BadRequestError, requests_of
-from aliquot.model import Priority
+from aliquot.kubernetes.pods import BadRequestError, container_asks, requests_of
+from aliquot.model import MAX_SLICES, Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.plan import Kind
     from aliquot.kubernetes.pods import ContainerRequest
     from aliquot.kubernetes.presets import Preset
+
+
+MOST_BYTES = 1 << 48  # of a GPU's memory that anybody can mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +51,66 @@ Parts = tuple[Part, ...]  # of one pod, in the order in which the kubelet starts
 
 
 def planned_parts(pod: Pod, presets: Sequence[Preset]) -> Parts:
-    """What a pod has by its plan; nothing where it has none that makes sense."""
+    """What a pod has by its plan; nothing where it has none that makes sense.
+
+    Whoever may write the pod may have written the plan: what is in it of containers that ask for
+    nothing, or for something else, does not count.
+    """
     plan = decode_plan(pod.metadata.annotations.get(PLAN, ""))
     if plan is None:
         return ()
     try:
-        asked = {one.container: one for one in requests_of(pod, presets)}
+        asked = requests_of(pod, presets)
     except BadRequestError:  # an annotation has changed since it was planned
-        asked = {}
-    stages = {one.name: one.restart_policy != "Always" for one in pod.spec.init_containers}
-    every = (*pod.spec.init_containers, *pod.spec.containers)
+        return _unchecked_parts(pod, plan, presets)
     return tuple(
-        _part(one.name, plan.containers[one.name], asked, init=stages.get(one.name, False))
-        for one in every
-        if one.name in plan.containers
+        _part(one, plan.containers[one.container])
+        for one in asked
+        if one.container in plan.containers and _is_for(one, plan.containers[one.container])
     )
 
 
-def _part(
-    name: str, plan: ContainerPlan, asked: Mapping[str, ContainerRequest], *, init: bool
-) -> Part:
-    request = asked.get(name)
-    background = request is not None and request.priority is Priority.BACKGROUND
+def _unchecked_parts(pod: Pod, plan: Plan, presets: Sequence[Preset]) -> Parts:
+    """The parts of containers that ask for GPUs, and nobody knows how."""
+    stages = {one.name: one.restart_policy != "Always" for one in pod.spec.init_containers}
+    return tuple(
+        Part(
+            container=one.name,
+            kind=planned.kind,
+            gpus=planned.gpus,
+            memory=_within(planned.memory, MOST_BYTES),
+            compute=_within(planned.compute, CORE_UNITS),
+            reserved=_within(planned.compute, CORE_UNITS),
+            init=stages.get(one.name, False),
+        )
+        for one in (*pod.spec.init_containers, *pod.spec.containers)
+        if container_asks(one, presets)
+        and (planned := plan.containers.get(one.name)) is not None
+        and 0 < len(planned.gpus) <= MAX_SLICES
+    )
+
+
+def _is_for(request: ContainerRequest, plan: ContainerPlan) -> bool:
+    return (plan.kind, len(plan.gpus)) == (request.kind, request.gpus)
+
+
+def _part(request: ContainerRequest, plan: ContainerPlan) -> Part:
+    exact = request.kind == "sliced" and not request.memory_percent
+    compute = _within(plan.compute, CORE_UNITS)
     return Part(
-        container=name,
+        container=request.container,
         kind=plan.kind,
         gpus=plan.gpus,
-        memory=plan.memory,
-        compute=plan.compute,
-        reserved=0 if background else plan.compute,
-        init=init,
-        units=request.units if request else (),
+        memory=request.memory if exact else _within(plan.memory, MOST_BYTES),
+        compute=compute,
+        reserved=0 if request.priority is Priority.BACKGROUND else compute,
+        init=request.init,
+        units=request.units,
     )
+
+
+def _within(value: int, most: int) -> int:
+    return max(0, min(value, most))
 
 
 def plan_of(parts: Parts) -> Plan:

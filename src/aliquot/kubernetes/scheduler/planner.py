@@ -97,6 +97,19 @@ class Planner:
         self.cluster.reserve(uid, Reserved(pod.key, best, parts, until, asked=requests, news=news))
         return Answer(tuple(name for name, _ in found))
 
+    def on_its_way(self, pod: Pod, names: Sequence[str]) -> Answer | None:
+        """The node to which a pod is being bound: that may have come about unheard.
+
+        None where it is not.
+        """
+        kept = self.cluster.reserved(pod.metadata.uid)
+        if kept is None or not kept.sure:
+            return None
+        if kept.node in names:
+            return Answer((kept.node,))
+        why = f"it may be bound to node {kept.node} already"
+        return Answer((), dict.fromkeys(names, why), "OnItsWay", why)
+
     def fits(self, pod: Pod) -> bool:
         """Whether a pod that waits would find room on some node now."""
         try:
@@ -137,11 +150,13 @@ class Planner:
         """What a pod gets on a node that `filter` may have offered it; None: no room.
 
         What was reserved for it there is nobody else's: it holds as long as the pod asks for the
-        same and nothing new was told of the node.
+        same and nothing new was told of the node; and where it may have been bound with it.
         """
         kept = self.cluster.reserved(uid)
         basis = node, requests, self.cluster.news(node)
         if kept is not None and (kept.node, kept.asked, kept.news) == basis:
+            return kept.parts
+        if kept is not None and kept.sure and kept.node == node:
             return kept.parts
         return self.plan(requests, node, {uid})
 

@@ -22,7 +22,7 @@ import structlog
 import uvicorn
 
 from aliquot.kubernetes.api.backoff import Backoff
-from aliquot.kubernetes.api.client import connect
+from aliquot.kubernetes.api.client import ApiError, connect
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.leader import USUAL, Elector, Times
 from aliquot.kubernetes.api.objects import (
@@ -92,6 +92,7 @@ class Scheduler:
 
     def __init__(self, client: Client, options: Options) -> None:
         presets = choose_presets(options.presets)
+        self._client = client
         self._options = options
         self._changes = Changes()
         self._loaded = False
@@ -133,6 +134,7 @@ class Scheduler:
             nodes=lambda: self._known_nodes,
             presets=presets,
             options=options.gangs,
+            leading=lambda: self._elector.leading,
             looked=self._writer.change,
         )
         self._waiting = Waiting(
@@ -141,9 +143,10 @@ class Scheduler:
             self._recorder,
             self._changes,
             lambda: self._elector.leading,
-            self._gangs.lets,
+            self._gangs.answers.lets,
         )
-        binder = Binder(client, planner, self._changes, self._pods.get, self._gangs)
+        answers = self._gangs.answers
+        binder = Binder(client, planner, self._changes, self._pods.get, answers)
         now: Now = {
             "waiting_pods": ("Pods that found no room and wait.", lambda: len(self._waiting)),
             "held_back_pods": (
@@ -166,7 +169,7 @@ class Scheduler:
             ),
         }
         self._metrics = Metrics(self.cluster, now)
-        extender = Extender(planner, self._gangs, binder, self._waiting, self._metrics, self)
+        extender = Extender(planner, answers, binder, self._waiting, self._metrics, self)
         self.app = extender.app()
 
     def why_not(self) -> str:
@@ -226,8 +229,10 @@ class Scheduler:
             self._known_nodes.pop(name, None)
         else:
             self._known_nodes[name] = new
-        served = new is None or is_served(new, self._seen_by_kubelets)
+        served = new is not None and is_served(new, self._seen_by_kubelets)
         self.cluster.set_served(name, served=served)
+        if old is None or new is None or _says(old) != _says(new):
+            self._changes.ring()
 
     def _queue_changed(self, old: Queue | None, new: Queue | None) -> None:
         one = new or old
@@ -253,21 +258,42 @@ class Scheduler:
     async def _load(self) -> None:
         """Read the pods anew: the leader before may have bound some that were not heard of yet."""
         await self._pods.refresh()
-        with suppress(TimeoutError):  # a cluster without their CustomResourceDefinition has none
-            async with asyncio.timeout(QUEUE_SECONDS):
-                await self._queue_objects.wait_synced()
-                await self._namespaces.wait_synced()
+        await self._gpu_nodes.refresh()
+        await self._know_queues()
         backoff = Backoff()
         while not await self._gangs.load():
             await asyncio.sleep(backoff.wait())
         self._loaded = True
         _log.info("ready", nodes=len(self.cluster.nodes), pods=len(self._pods.objects))
 
+    async def _know_queues(self) -> None:
+        """Until queues are read: one that is not read yet is not one that does not exist.
+
+        A cluster without their CustomResourceDefinition has none.
+        """
+        await self._namespaces.wait_synced()
+        while not (self._queue_objects.synced or await self._has_no_queues()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(QUEUE_SECONDS):
+                    await self._queue_objects.wait_synced()
+
+    async def _has_no_queues(self) -> bool:
+        try:
+            await self._client.list(QUEUES)
+        except ApiError as error:
+            return error.not_found
+        return False
+
     async def _keep_warm(self) -> None:
         """Who does not lead keeps its books up to date too: it may have to at any time."""
         while True:
             await asyncio.sleep(WARM_SECONDS)
             self.cluster.bring_up_to_date(AT_ONCE)
+
+
+def _says(node: Node) -> object:
+    """What of a node decides who may go there; the rest changes all the time."""
+    return node.metadata.labels, node.spec, node.status
 
 
 def is_served(node: Node, resources: Iterable[str]) -> bool:

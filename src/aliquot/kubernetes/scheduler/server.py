@@ -113,7 +113,9 @@ class Extender:
             if args.node_names is None:
                 count("error")
                 return _json(FilterResult([], error=NAMES_WANTED))
-            answer = self._rules.answer(args.pod, args.node_names)
+            answer = self._planner.on_its_way(args.pod, args.node_names)
+            if answer is None:
+                answer = self._rules.answer(args.pod, args.node_names)
             if answer is None:
                 answer = self._planner.filter(args.pod, args.node_names)
             if answer.names:

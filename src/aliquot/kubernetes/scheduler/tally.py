@@ -118,9 +118,8 @@ class Tally:
         """Pods with plans of which the node does not name all containers, with those."""
         for uid, parts in self._planned.items():
             named = self._named.get(uid)
-            if named is None:
-                yield uid, parts
-            elif missing := tuple(one for one in parts if one.container not in named):
+            missing = parts if named is None else _to_come(named, parts)
+            if missing:
                 yield uid, missing
 
     def _count(self, uid: str) -> None:
@@ -182,11 +181,19 @@ def _in_order(named: Mapping[str, list[Part]], planned: Parts) -> Iterable[Part]
         if container not in known:
             yield from parts
     for one in planned:
-        if one.container not in named:
-            yield one
-            continue
-        for part in named[one.container]:
+        for part in named.get(one.container, ()):
             yield replace(part, init=True) if one.init else part
+    yield from _to_come(named, planned)
+
+
+def _to_come(named: Mapping[str, list[Part]], planned: Parts) -> Parts:
+    """The parts that the node has still to name.
+
+    The kubelet asks for one container after the other. One before the last that is named was asked
+    for too: an init container whose devices another has taken over is named by that one alone.
+    """
+    done = max((n for n, one in enumerate(planned, 1) if one.container in named), default=0)
+    return planned[done:]
 
 
 def _uses(parts: Iterable[Part], shares: int) -> dict[str, Use]:

@@ -5,8 +5,8 @@ A pod gets an event when the reasons change, and otherwise once in a while: not 
 kube-scheduler tries a pod that an extender refused again when something happens that it knows of.
 It does not know of `GPUNode`: a slice that ends beside others changes nothing that it sees, and a
 pod's end comes to it before the GPU is free. So when a pod that waits would find room, its
-annotation `aliquot.io/room` is written, and kube-scheduler tries it again at once; a few at a time,
-those that have waited longest first.
+annotation `aliquot.io/room` is written, and kube-scheduler tries it again at once. A few are looked
+at in one pass, in turns: those for which there is no room do not keep others from being seen.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ TELL_AGAIN = 120.0  # seconds until the same reasons are told again
 WAKE_AGAIN = 5.0
 WOKEN_AT_ONCE = 10
 LOOKED_AT = 50  # pods in one pass
+FORGOTTEN = 900.0  # kube-scheduler tries a pod at least every 5 minutes: this one is none any more
 SETTLE = 0.1  # changes come in bursts
 
 _log = structlog.get_logger(__name__)
@@ -44,12 +45,13 @@ _log = structlog.get_logger(__name__)
 class _Waits:
     pod: Pod
     reasons: frozenset[str] = frozenset()
+    refused: float = 0.0
     told: float = 0.0
     woken: float = 0.0
 
 
 class Waiting:
-    """The pods that wait for room, those that have waited longest first.
+    """The pods that wait for room, those that are looked at next first.
 
     `lets` says whether anything but room keeps a pod away.
     """
@@ -79,6 +81,7 @@ class Waiting:
         one = self._waits.setdefault(pod.metadata.uid, _Waits(pod))
         one.pod = pod
         now, reasons = self._planner.cluster.now(), frozenset(answer.refused.values())
+        one.refused = now
         if reasons != one.reasons or now - one.told >= TELL_AGAIN:
             one.reasons, one.told = reasons, now
             self._recorder.record(PODS, pod, "Warning", answer.reason, answer.message)
@@ -98,7 +101,11 @@ class Waiting:
     async def _wake(self) -> None:
         now = self._planner.cluster.now()
         woken = 0
-        for one in list(self._waits.values())[:LOOKED_AT]:
+        for uid, one in list(self._waits.items())[:LOOKED_AT]:
+            if now - one.refused > FORGOTTEN:
+                del self._waits[uid]
+                continue
+            self._waits[uid] = self._waits.pop(uid)  # others come before it is looked at again
             if now - one.woken < WAKE_AGAIN or not self._planner.fits(one.pod):
                 continue
             if not self._lets(one.pod):

@@ -1,0 +1,122 @@
+"""`aliquot describe gang/NAME`: a gang on Kubernetes, why it waits and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from aliquot.cli.tables import NOTHING, print_json, print_text
+from aliquot.model.errors import AliquotError, BadValueError, InstallationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from aliquot.kubernetes.api.objects import Event
+    from aliquot.kubernetes.gangs.objects import GangMember, GangObject
+
+PREFIX = "gang/"
+
+
+def describe_gang(name: str, namespace: str | None, kubeconfig: Path | None, *, json: bool) -> None:
+    """One gang: where it stands and why, who has which place, what happened."""
+    try:
+        import msgspec  # noqa: PLC0415 - needs the extra
+
+        gang, events = asyncio.run(_read(name.removeprefix(PREFIX), namespace, kubeconfig))
+    except ModuleNotFoundError as error:
+        raise InstallationError(
+            f"{error.name} is not installed",
+            "What is on a cluster needs more: pip install 'aliquot[kubernetes]'",
+        ) from error
+    if json:
+        print_json({"gang": msgspec.to_builtins(gang), "events": msgspec.to_builtins(events)})
+    else:
+        print_text(_told(gang, events, time.time()))
+
+
+async def _read(
+    name: str, namespace: str | None, kubeconfig: Path | None
+) -> tuple[GangObject, list[Event]]:
+    from aliquot.kubernetes.api.client import ApiError, connect  # noqa: PLC0415
+    from aliquot.kubernetes.api.objects import EVENTS  # noqa: PLC0415
+    from aliquot.kubernetes.gangs.objects import GANGS  # noqa: PLC0415
+
+    if not name:
+        raise BadValueError(f"{PREFIX} names no gang", "Write gang/NAME: kubectl get gangs")
+    async with connect(kubeconfig) as client:
+        where = namespace or client.namespace
+        try:
+            gang = await client.get(GANGS, name, where)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            raise AliquotError(
+                f"there is no gang {name!r} in namespace {where!r}",
+                "See which there are: kubectl get gangs --all-namespaces",
+            ) from error
+        fields = f"involvedObject.kind=Gang,involvedObject.name={name}"
+        found = await client.list(EVENTS, where, fields=fields)
+    return gang, sorted(found.items, key=lambda one: one.last_timestamp or "")
+
+
+def _told(gang: GangObject, events: Iterable[Event], now: float) -> str:
+    meta, spec, status = gang.metadata, gang.spec, gang.status
+    lines = {
+        "Gang": f"{meta.namespace}/{meta.name}",
+        "Phase": (status.phase or NOTHING) + _since(status.since, now),
+        "Why": status.reason or NOTHING,
+        "Start": _start(status.planned_start, now),
+        "Size": f"{_pods(spec.size)}, for {_long(spec.seconds)}",
+        "Queue": f"{spec.queue}, priority {spec.priority}",
+        "Near": status.topology or NOTHING,
+    }
+    if status.making_room:
+        lines["Room"] = f"{len(status.making_room)} pods of others end for it"
+    width = max(map(len, lines)) + 2
+    text = "".join(f"{key + ':':<{width}}{value}\n" for key, value in lines.items())
+    members = "".join(map(_member, status.members)) or f"  {NOTHING}\n"
+    history = "".join(
+        f"  {one.last_timestamp or '':<20}  {one.reason:<10}  {one.message}\n" for one in events
+    )
+    return f"{text}Members:\n{members}History:\n{history}"
+
+
+def _pods(size: int) -> str:
+    if not size:
+        return "not known"
+    return f"{size} pod{'s' if size > 1 else ''}"
+
+
+def _member(one: GangMember) -> str:
+    from aliquot.kubernetes.plan import decode_plan  # noqa: PLC0415
+
+    plan = decode_plan(one.plan) if one.plan else None
+    gpus = [gpu for part in plan.containers.values() for gpu in part.gpus] if plan else []
+    where = f"{one.node}  {', '.join(dict.fromkeys(gpus))}" if one.node else "has no place"
+    return f"  {one.pod}  {where}\n"
+
+
+def _since(stamp: str | None, now: float) -> str:
+    from aliquot.kubernetes.gangs.words import clock, seconds_at  # noqa: PLC0415
+
+    at = seconds_at(stamp)
+    return "" if at is None else f"; all there since {clock(at, now)}, {_long(now - at)} ago"
+
+
+def _start(stamp: str | None, now: float) -> str:
+    """When it is to start."""
+    from aliquot.kubernetes.gangs.words import clock, seconds_at  # noqa: PLC0415
+
+    at = seconds_at(stamp)
+    if at is None:
+        return NOTHING
+    return f"about {clock(at, now)}, " + (f"in {_long(at - now)}" if at > now else "any moment")
+
+
+def _long(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{max(0, seconds):.0f} s"

@@ -1,0 +1,294 @@
+"""What a decision means for gangs: who starts, who makes room, what all others are told.
+
+The brain thought about a picture of the cluster that is older by now. So each start, and each claim
+to the places of others, is looked at again on the books as they are: what does not fit any more, or
+would pass a queue's limit, is left undone and decided anew. A claim is also left undone where one
+who was to end is not what it was: another pod of that name must not end in its place.
+
+No input or output. What is done is counted in the books as soon as it is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.kubernetes.gangs import words
+from aliquot.kubernetes.gangs.objects import Phase
+from aliquot.kubernetes.gangs.picture import bare
+from aliquot.kubernetes.gangs.state import Place, Promise
+from aliquot.placement.demand import Running
+from aliquot.placement.gangs import may_hold, plan_gang
+from aliquot.placement.preempt import entitled
+from aliquot.placement.queues import Resources, Tree, needs, takes
+from aliquot.placement.snapshot import CHANGING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.gangs.decide import Decision
+    from aliquot.kubernetes.gangs.holdings import Holdings
+    from aliquot.kubernetes.gangs.picture import Picture
+    from aliquot.kubernetes.gangs.question import Asked, Ready
+    from aliquot.kubernetes.gangs.reservations import Reservations
+    from aliquot.kubernetes.gangs.roster import Roster
+    from aliquot.kubernetes.gangs.state import Known
+    from aliquot.kubernetes.queues.known import Queues
+    from aliquot.kubernetes.scheduler.cluster import Cluster
+    from aliquot.placement.books import Books
+    from aliquot.placement.demand import Gang
+    from aliquot.placement.preempt import Preemption
+
+NAMED = 3  # nodes that a sentence names
+
+
+@dataclass(slots=True)
+class Done:
+    """What came of a decision: promises that others must keep to, and who makes room for whom.
+
+    `undone` is how many starts and claims were not possible any more.
+    """
+
+    promises: tuple[Running, ...] = ()
+    claims: list[tuple[Known, str, Mapping[str, str]]] = field(default_factory=list)
+    undone: int = 0
+
+
+class Deeds:
+    """Does what was decided, as far as it still can be done."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        cluster: Cluster,
+        reservations: Reservations,
+        queues: Queues,
+        holdings: Holdings,
+    ) -> None:
+        self._roster = roster
+        self._cluster = cluster
+        self._reservations = reservations
+        self._queues = queues
+        self._holdings = holdings
+
+    def do(self, decision: Decision, asked: Asked, now: float) -> Done:
+        """All of it."""
+        done = Done()
+        still = self._as_they_were(asked.ready)
+        room = self._room(asked, now)
+        for one in decision.starts:
+            ready = asked.ready[one.gang.name]
+            if one.gang.name in still and room.take(one):
+                self._start(ready, one, asked.picture, now)
+            else:
+                ready.gang.promise = None  # it is as one that comes: a limit may keep it
+                done.undone += 1
+        for gang, claim in decision.claims:
+            if gang.name in still and self._may_claim(gang, claim, asked, room, now):
+                done.claims.append(self._claim(gang, claim, asked, now))
+            else:
+                done.undone += 1
+        claimed = {str(known.key) for known, _, _ in done.claims}
+        done.promises = tuple(one for one in decision.promises if one.gang.name not in claimed)
+        self._tell(decision, asked, still, done.promises)
+        return done
+
+    # --- what is still so -------------------------------------------------------------------------
+
+    def _as_they_were(self, ready: Mapping[str, Ready]) -> set[str]:
+        """The gangs that can be dealt with as it was decided."""
+        return {
+            name
+            for name, one in ready.items()
+            if self._roster.gangs.get(one.gang.key) is one.gang
+            and one.gang.version == one.version
+            and not one.gang.reserved
+        }
+
+    def _room(self, asked: Asked, now: float) -> _Room:
+        used = self._holdings.used(now, self._ending())
+        return _Room(self._cluster, asked.picture, Tree(self._queues.queues()), used)
+
+    def _may_claim(
+        self, gang: Gang, claim: Preemption, asked: Asked, room: _Room, now: float
+    ) -> bool:
+        """Whether those who are to end are as they were, and there is a right and a need still."""
+        running = {one.gang.name: one for one in self._holdings.running(now, self._ending())}
+        parties = self._holdings.parties(now)
+        for then in claim.victims:
+            name, one = then.gang.name, running.get(then.gang.name)
+            if one is None or _standing(one) != _standing(then):
+                return False
+            if parties[name] != asked.parties[name]:
+                return False
+        if room.has_changed and claim.victims:  # is it its right, and its need?
+            queues, hardware = self._queues.queues(), room.books.hardware
+            if not entitled([gang], list(running.values()), queues, hardware):
+                return False
+            if may_hold(room.books, gang) and plan_gang(room.books, gang) is not None:
+                return False
+        start = Running(gang, claim.placements, now, now + gang.seconds)
+        return room.take(start, claim.victims)
+
+    def _ending(self) -> set[str]:
+        """The UIDs of pods whose places others have already."""
+        return {uid for gang in self._roster.gangs.values() for uid in gang.making_room}
+
+    # --- what is done -----------------------------------------------------------------------------
+
+    def _start(
+        self,
+        one: Ready,
+        start: Running,
+        picture: Picture,
+        now: float,
+        ending: Collection[str] = (),
+    ) -> None:
+        rows = zip(one.pods, one.requests, start.placements, strict=True)
+        places = {
+            pod.metadata.uid: Place(picture.node(place.node), picture.parts(asked, place))
+            for pod, asked, place in rows
+        }
+        rest = bool(one.gang.had_nodes)
+        self._reservations.take(one.gang, places, now, frozenset(ending))
+        near = words.nearness(picture.hardware, start.placements)
+        one.gang.topology = one.gang.topology if rest else near
+        one.gang.reason = f"{len(places)} pods have their places: {near}{one.gang.why_kept}"
+
+    def _claim(
+        self, gang: Gang, claim: Preemption, asked: Asked, now: float
+    ) -> tuple[Known, str, Mapping[str, str]]:
+        """Give a gang the places of others: who has them, and what all sides are told."""
+        one = asked.ready[gang.name]
+        told = self._make_room(claim, asked, now)
+        every = {uid for victim in claim.victims for uid in asked.parties[victim.gang.name]}
+        gone = {uid for uid in every if uid not in self._roster.pods}  # and still named by a node
+        start = Running(gang, claim.placements, now, now + gang.seconds)
+        self._start(one, start, asked.picture, now, gone | told.keys())
+        one.gang.reason = claim.to_gang
+        return one.gang, claim.to_gang, told
+
+    def _make_room(self, claim: Preemption, asked: Asked, now: float) -> dict[str, str]:
+        """What each pod that is to end is told, by UID."""
+        told: dict[str, str] = {}
+        for victim in claim.victims:
+            why = claim.to_victims[victim.gang.name]
+            found = (self._roster.pods.get(uid) for uid in asked.parties[victim.gang.name])
+            pods = [one for one in found if one is not None]
+            gang = next((self._roster.gang_of(one) for one in pods), None)
+            if gang is not None:
+                self._reservations.give_up(gang, why, now, pause=False)
+            theirs = {one.metadata.uid: why for one in pods if self._holds_it(one)}
+            for one in pods:  # who only waits is told so when it asks again
+                if one.metadata.uid not in theirs:
+                    self._cluster.release(one.metadata.uid)
+            if gang is not None and theirs:
+                gang.leave(why, now)  # all of it, on whatever nodes its members are
+            told |= theirs
+        return told
+
+    def _holds_it(self, pod: Pod) -> bool:
+        """Whether a pod has its node, or is being given it at this moment."""
+        reserved = self._cluster.reserved(pod.metadata.uid)
+        return bool(pod.spec.node_name) or (reserved is not None and reserved.sure)
+
+    def _tell(
+        self,
+        decision: Decision,
+        asked: Asked,
+        still: Collection[str],
+        promises: Sequence[Running],
+    ) -> None:
+        """Who does not start is told why, and until when."""
+        question = asked.question
+        promised = {one.gang.name: one for one in promises}
+        for gang in (*question.waiting, *(one for one, _ in question.rests)):
+            known = asked.ready[gang.name].gang
+            if known.reserved or gang.name not in still:
+                continue
+            promise = promised.get(gang.name)
+            known.promise = None if promise is None else _promise(promise, asked.picture)
+            known.planned = promise.start if promise else None
+            if gang.name in decision.never:
+                known.tell(Phase.REFUSED, decision.never[gang.name])
+                continue
+            now, running = question.now, question.running
+            text = words.why_later(gang, question.books, promise, running, now)
+            why = "" if promise else f"; {decision.waits.get(gang.name, '')}".rstrip("; ")
+            known.phase, known.reason = Phase.WAITING, text + why + _bars(known)
+
+
+class _Room:
+    """The books as they are now, and what queues have, with all that is done."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        picture: Picture,
+        tree: Tree,
+        used: Mapping[str, Resources],
+    ) -> None:
+        self.books = cluster.chooser.books.copy()
+        self.has_changed = not self._is_as_in(picture.books)
+        self._picture = picture
+        self._tree = tree
+        self._used = tree.summed(used)
+        self.books.hardware = picture.hardware
+
+    def take(self, start: Running, ended: Sequence[Running] = ()) -> bool:
+        """Count a start, with others ended for it, where that fits and is within all limits."""
+        gang, hardware = start.gang, self._picture.hardware
+        if not self._picture.still_holds({place.node for place in start.placements}):
+            return False
+        less = [(one.gang.queue, takes(one, hardware)) for one in ended]
+        self._count([(queue, Resources() - part) for queue, part in less])
+        for one in ended:
+            self.books.give_gang(one)
+        fits = self._tree.over(gang.queue, needs(gang, hardware), self._used) is None
+        if fits and self.books.take_gang_if_it_fits(start):
+            self._count([(gang.queue, takes(start, hardware))])
+            return True
+        for one in ended:
+            self.books.take_gang(one, known_to_fit=True)
+        self._count(less)
+        return False
+
+    def _count(self, parts: Iterable[tuple[str, Resources]]) -> None:
+        for queue, part in parts:
+            self._tree.add(self._used, queue, part)
+
+    def _is_as_in(self, then: Books) -> bool:
+        return all(
+            np.array_equal(getattr(self.books, name), getattr(then, name)) for name in CHANGING
+        )
+
+
+def _standing(one: Running) -> object:
+    """What a right over others depends on, and the way that was found."""
+    return one.placements, one.gang.members, one.gang.queue, one.gang.priority
+
+
+def _bars(gang: Known) -> str:
+    text = gang.why_kept
+    if gang.barred:
+        text += f"; kube-scheduler did not let it go to {_some(gang.barred)}"
+    if gang.spared:
+        text += f"; their disruption budgets kept {_some(gang.spared)} from ending for it"
+    return text
+
+
+def _some(names: Iterable[str]) -> str:
+    every = sorted(names)
+    more = f" and {len(every) - NAMED} more" if len(every) > NAMED else ""
+    return ", ".join(every[:NAMED]) + more
+
+
+def _promise(one: Running, picture: Picture) -> Promise:
+    return Promise(
+        start=one.start,
+        places=tuple((picture.node(place.node), place.gpus) for place in one.placements),
+        shape=tuple(map(bare, one.gang.members)),
+    )

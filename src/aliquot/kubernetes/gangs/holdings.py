@@ -1,0 +1,195 @@
+"""Who has what of all GPUs, gang by gang, and what each queue has; by what has changed.
+
+It is at any time what it would be if all nodes were looked at anew. What it costs to ask is what
+has changed since it was last asked: rows of the books, pods (`touch`), and queues, which are few
+and make all anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from aliquot.kubernetes.gangs.roster import is_single
+from aliquot.placement.demand import Demand, Gang, Kind, Placement, Running
+from aliquot.placement.queues import Resources, takes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from aliquot.kubernetes.gangs.roster import Roster, Work
+    from aliquot.kubernetes.queues.known import Queues
+    from aliquot.kubernetes.scheduler.cluster import Cluster
+    from aliquot.kubernetes.scheduler.tally import Holding
+    from aliquot.placement.books import Books
+
+Pairs = list[tuple[Placement, Demand]]
+
+
+class Holdings:
+    """What is held or reserved on the rows of a cluster's books."""
+
+    def __init__(self, cluster: Cluster, roster: Roster, queues: Queues) -> None:
+        self._cluster = cluster
+        self._roster = roster
+        self._queues = queues
+        self._books: Books | None = None
+        self._version = 0
+        self._queues_version = -1
+        self._rows: dict[int, tuple[int, dict[str, Pairs]]] = {}  # a GPU's bytes; by UID
+        self._pairs: defaultdict[str, dict[int, Pairs]] = defaultdict(dict)  # by UID and row
+        self._name_of: dict[str, str] = {}  # of the work that a UID is part of
+        self._uids: dict[str, frozenset[str]] = {}
+        self._running: dict[str, Running] = {}
+        self._takes: dict[str, tuple[str, Resources]] = {}
+        self._used: dict[str, Resources] = {}
+        self._singles: Counter[str] = Counter()
+        self._stale: set[str] = set()
+        self._renamed: set[str] = set()
+        roster.listeners.append(self.touch)
+
+    def touch(self, uid: str, name: str) -> None:
+        """A pod has changed, which is or was a part of the work of this name."""
+        if uid in self._pairs:
+            self._renamed.add(uid)
+        if name in self._uids:
+            self._stale.add(name)
+
+    # --- what is so -------------------------------------------------------------------------------
+
+    def running(self, now: float, without: Collection[str] = ()) -> list[Running]:
+        """All that is held or reserved, but for what the pods of these UIDs have."""
+        self._refresh(now)
+        apart = {name for uid in without if (name := self._name_of.get(uid)) is not None}
+        found = [one for name, one in self._running.items() if name not in apart]
+        for name in apart:
+            left = self._uids[name].difference(without)
+            if left:
+                found.append(self._made(name, left, now))
+        return found
+
+    def used(self, now: float, without: Collection[str] = ()) -> dict[str, Resources]:
+        """What each queue has, but for what the pods of these UIDs have."""
+        self._refresh(now)
+        used = dict(self._used)
+        for one in self.parts_of(without, now):
+            used[one.gang.queue] -= takes(one, self._cluster.chooser.books.hardware)
+        return used
+
+    def singles(self, now: float) -> Mapping[str, int]:
+        """How many single pods each queue has."""
+        self._refresh(now)
+        return self._singles
+
+    def parts_of(self, uids: Collection[str], now: float) -> list[Running]:
+        """What the pods of these UIDs have, each with others of its work."""
+        self._refresh(now)
+        names = {name for uid in uids if (name := self._name_of.get(uid)) is not None}
+        return [self._made(name, self._uids[name].intersection(uids), now) for name in names]
+
+    def parties(self, now: float) -> Mapping[str, frozenset[str]]:
+        """The UIDs of all that have something, by the name of their work; as it is now."""
+        self._refresh(now)
+        return dict(self._uids)
+
+    # --- by what has changed ----------------------------------------------------------------------
+
+    def _refresh(self, now: float) -> None:
+        books = self._cluster.chooser.books
+        changed = books.changed_since(self._version) if books is self._books else None
+        rows: Iterable[int] = {*self._rows, *self._cluster.rows.values()}
+        if changed is not None:
+            rows = changed.tolist()
+        self._books, self._version = books, books.version
+        for row in rows:
+            self._look_at(row, books)
+        if self._queues_version != self._queues.version:
+            self._queues_version = self._queues.version
+            self._stale |= self._uids.keys()
+        for uid in self._renamed:
+            self._rename(uid)
+        self._renamed.clear()
+        for name in self._stale:
+            self._count(name, now)
+        self._stale.clear()
+
+    def _look_at(self, row: int, books: Books) -> None:
+        """Who has what of the node in a row."""
+        node = books.hardware.names[row] if row < books.hardware.size else ""
+        size = int(books.hardware.gpu_bytes[row]) if node else 0
+        held = self._cluster.held(node) if self._cluster.rows.get(node) == row else {}
+        now = {uid: pairs for uid, one in held.items() if (pairs := _pairs(row, one))}
+        old_size, before = self._rows.pop(row, (size, {}))
+        if now:
+            self._rows[row] = size, now
+        for uid in before.keys() | now.keys():
+            if before.get(uid) == now.get(uid) and size == old_size:
+                continue
+            if uid in now:
+                self._pairs[uid][row] = now[uid]
+            else:
+                self._pairs[uid].pop(row, None)
+            self._rename(uid)
+
+    def _rename(self, uid: str) -> None:
+        """Whose a pod's part is; that is counted anew, and so is whose it was."""
+        old = self._name_of.pop(uid, None)
+        if old is not None:
+            self._stale.add(old)
+            self._uids[old] -= {uid}
+        if not self._pairs.get(uid):
+            self._pairs.pop(uid, None)
+            self._roster.forget(uid)
+            return
+        name = self._name_of[uid] = self._roster.name_of(uid)
+        self._uids[name] = self._uids.get(name, frozenset()) | {uid}
+        self._stale.add(name)
+
+    def _count(self, name: str, now: float) -> None:
+        if name in self._takes:
+            queue, before = self._takes.pop(name)
+            self._used[queue] -= before
+            self._singles[queue] -= is_single(name)
+        if not self._uids.get(name):
+            self._uids.pop(name, None)
+            self._running.pop(name, None)
+            return
+        one = self._running[name] = self._made(name, self._uids[name], now)
+        more = takes(one, self._cluster.chooser.books.hardware)
+        self._takes[name] = one.gang.queue, more
+        self._used[one.gang.queue] = self._used.get(one.gang.queue, Resources()) + more
+        self._singles[one.gang.queue] += is_single(name)
+
+    def _made(self, name: str, uids: Collection[str], now: float) -> Running:
+        work = self._roster.work(next(iter(self._uids[name])), now)
+        pairs = [
+            pair for uid in sorted(uids) for some in self._pairs[uid].values() for pair in some
+        ]
+        return _running(work, pairs)
+
+
+def _pairs(row: int, held: Mapping[int, Holding]) -> Pairs:
+    """What a pod holds, GPU by GPU, so that giving it back makes the books what they were."""
+    pairs = []
+    for column, one in held.items():
+        place = Placement(row, (column,))
+        if one.kind is Kind.WHOLE:
+            pairs.append((place, Demand()))
+            continue
+        use = one.use
+        pairs.append((place, Demand(1, one.kind, min(use.milli, 1000), use.bytes)))
+        pairs += [(place, Demand(1, one.kind, 0))] * (use.holders - 1)
+    return pairs
+
+
+def _running(work: Work, pairs: Pairs) -> Running:
+    gang = Gang(
+        name=work.name,
+        members=tuple(demand for _, demand in pairs),
+        seconds=work.seconds,
+        queue=work.queue,
+        priority=work.priority,
+        submitted=work.start,
+    )
+    placements = tuple(place for place, _ in pairs)
+    return Running(gang, placements, work.start, work.start + work.seconds)

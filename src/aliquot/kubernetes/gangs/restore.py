@@ -1,0 +1,195 @@
+"""What the leader before has reserved, as its Gang objects say it, checked before it counts.
+
+Others than the scheduler may have written a Gang's status. So nothing is believed of it that pods,
+nodes and the books do not bear out:
+
+- A place is a member's where the plan is what the pod asks for, on GPUs that are there and free,
+  and within the limits of its queue. Where one of a gang's is not, none counts, and it is planned
+  anew.
+- Others end for a gang where it has a right to that by what runs now, and they are in its way.
+  Otherwise its claim is given up, and decided anew.
+- A gang has not waited for longer than its oldest pod is there.
+- One that was whole is not ended. One that says that it was not, and has run for long, was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from aliquot.kubernetes.gangs.objects import Phase
+from aliquot.kubernetes.gangs.picture import as_one, parts_on
+from aliquot.kubernetes.gangs.state import Place
+from aliquot.kubernetes.gangs.words import seconds_at
+from aliquot.kubernetes.names import PLAN
+from aliquot.kubernetes.pods import BadRequestError
+from aliquot.kubernetes.scheduler.demands import demand_of
+from aliquot.kubernetes.scheduler.parts import planned_parts
+from aliquot.placement.demand import Gang, Placement, Running
+from aliquot.placement.preempt import rights
+from aliquot.placement.queues import Tree, needs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.gangs.holdings import Holdings
+    from aliquot.kubernetes.gangs.objects import GangMember, GangStatus
+    from aliquot.kubernetes.gangs.reservations import Reservations
+    from aliquot.kubernetes.gangs.roster import Roster
+    from aliquot.kubernetes.gangs.state import Known
+    from aliquot.kubernetes.presets import Preset
+    from aliquot.kubernetes.queues.known import Queues
+    from aliquot.kubernetes.scheduler.planner import Planner
+    from aliquot.placement.demand import Demand
+
+LONG = 10  # times the grace in which a half is ended
+NOT_BORNE_OUT = "its reservation is not borne out by its pods and nodes: it is planned anew"
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """The places of a gang's members, by UID, and all of them as something that runs."""
+
+    places: Mapping[str, Place] = field(default_factory=dict)
+    running: Running | None = None
+
+
+class Restorer:
+    """Reads what was reserved; one gang after the other, each counts for the next."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - all that bears it out
+        self,
+        planner: Planner,
+        presets: Sequence[Preset],
+        roster: Roster,
+        queues: Queues,
+        holdings: Holdings,
+        reservations: Reservations,
+        grace: float,
+    ) -> None:
+        self._planner = planner
+        self._cluster = planner.cluster
+        self._presets = presets
+        self._roster = roster
+        self._queues = queues
+        self._holdings = holdings
+        self._reservations = reservations
+        self._grace = grace
+
+    def restore(self, gang: Known, status: GangStatus, now: float) -> None:
+        """What is true of a gang's status is so again."""
+        gang.since = _since(gang, status, now)
+        gang.whole_once = status.whole_once or self._has_run_long(gang, now)
+        gang.grown = gang.moved = now
+        if status.phase != Phase.RESERVED:
+            return
+        gang.topology = status.topology
+        if gang.staying:  # then all were there, and who is gone has ended
+            gang.had_nodes |= {one.uid for one in status.members if one.uid not in gang.pods}
+        ending = frozenset(status.making_room)
+        start = self._start(gang, status, now)
+        if start is None or not self._may_have(start, ending, now):
+            gang.tell(Phase.WAITING, NOT_BORNE_OUT)
+        elif start.places:
+            gang.reason = status.reason
+            self._reservations.restore(gang, start.places, ending)
+            self._end_whole(gang, ending, now)
+
+    def _end_whole(self, gang: Known, ending: frozenset[str], now: float) -> None:
+        """Gangs that make room end as a whole."""
+        pods = [self._roster.pods[uid] for uid in ending if uid in self._roster.pods]
+        for other in filter(None, map(self._roster.gang_of, pods)):
+            other.leave(f"ended for {gang.key}", now)
+
+    def _has_run_long(self, gang: Known, now: float) -> bool:
+        """Whether those with nodes have had them for longer than a half would."""
+        starts = [seconds_at(one.status.start_time) for one in gang.staying]
+        long_ago = now - LONG * 2 * self._grace
+        return bool(starts) and all(at is not None and at < long_ago for at in starts)
+
+    def _start(self, gang: Known, status: GangStatus, now: float) -> _Start | None:
+        """The places of members on their way; None where one of them is not borne out."""
+        unbound = {one.metadata.uid: one for one in gang.unbound}
+        places: dict[str, Place] = {}
+        placements: list[Placement] = []
+        demands: list[Demand] = []
+        for member in status.members:
+            if member.uid not in unbound or not member.plan:
+                continue
+            found = self._place(unbound[member.uid], member)
+            if found is None:
+                return None
+            places[member.uid], placement, demand = found
+            placements.append(placement)
+            demands.append(demand)
+        if not places:
+            return _Start()
+        work = self._roster.work_of(gang, now)
+        one = Gang(work.name, tuple(demands), work.seconds, work.queue, work.priority)
+        return _Start(places, Running(one, tuple(placements), now, now + work.seconds))
+
+    def _place(self, pod: Pod, member: GangMember) -> tuple[Place, Placement, Demand] | None:
+        """A member's place, where it is what its pod asks for, and on GPUs that are there."""
+        row, node = self._cluster.rows.get(member.node), self._cluster.nodes.get(member.node)
+        notes = {**pod.metadata.annotations, PLAN: member.plan}
+        meta = msgspec.structs.replace(pod.metadata, annotations=notes)
+        parts = planned_parts(msgspec.structs.replace(pod, metadata=meta), self._presets)
+        if row is None or node is None or not parts:
+            return None
+        beside = [one for one in parts if not one.init] or list(parts)
+        columns = {gpu.uuid: column for column, gpu in enumerate(node.status.gpus)}
+        wanted = [gpu for one in beside for gpu in one.gpus]
+        if not all(gpu in columns for gpu in wanted):
+            return None
+        placement = Placement(row, tuple(columns[gpu] for gpu in wanted))
+        try:
+            requests = self._planner.requests(pod)
+            request = as_one(requests)
+            if parts_on(node, requests, placement) != parts:
+                return None
+        except (BadRequestError, ValueError):
+            return None
+        hardware = self._cluster.chooser.books.hardware
+        size = int(hardware.gpu_bytes[row])
+        demand = demand_of(request, size, node.status.shares, hardware.models)
+        return Place(member.node, parts), placement, demand
+
+    def _may_have(self, start: _Start, ending: frozenset[str], now: float) -> bool:
+        """Whether its places are free, or will be when those have ended that it has a right over.
+
+        And whether they are within its queues' limits.
+        """
+        one = start.running
+        if one is None:
+            return True
+        books = self._cluster.chooser.books.copy()
+        live = [uid for uid in ending if uid in self._roster.pods and not self._is_ending(uid)]
+        if live and (books.take_gang_if_it_fits(one) or not self._has_right(one.gang, live, now)):
+            return False
+        for other in self._holdings.parts_of(ending, now):
+            books.give_gang(other)
+        tree = Tree(self._queues.queues())
+        used = tree.summed(self._holdings.used(now, ending))
+        more = needs(one.gang, books.hardware)
+        if tree.over(one.gang.queue, more, used) is not None:
+            return False
+        return books.take_gang_if_it_fits(one)
+
+    def _is_ending(self, uid: str) -> bool:
+        return bool(self._roster.pods[uid].metadata.deletion_timestamp)
+
+    def _has_right(self, gang: Gang, uids: Collection[str], now: float) -> bool:
+        """Whether a gang may ask all of these to end."""
+        books, queues = self._cluster.chooser.books, self._queues.queues()
+        over = rights(books, gang, self._holdings.running(now), queues, now)
+        return all(self._roster.name_of(uid) in over for uid in uids)
+
+
+def _since(gang: Known, status: GangStatus, now: float) -> float:
+    """Since when it waits: not for longer than its oldest pod is there."""
+    made = (seconds_at(one.metadata.creation_timestamp) for one in gang.members)
+    oldest = min((at for at in made if at is not None), default=0.0)
+    return min(now, max(seconds_at(status.since) or now, oldest))

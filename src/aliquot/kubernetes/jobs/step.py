@@ -1,0 +1,153 @@
+"""What follows from one look at a job: the state machine's word, and what people are told. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from aliquot.kubernetes.gangs.objects import Phase as GangPhase
+from aliquot.kubernetes.gangs.words import stamp
+from aliquot.kubernetes.jobs.objects import ElasticJobStatus, Transition
+from aliquot.kubernetes.jobs.sight import learn, look
+from aliquot.kubernetes.names import JOB
+from aliquot.kubernetes.queues.spec import Condition
+from aliquot.model import lifecycle
+from aliquot.model.job import State, Wish
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aliquot.kubernetes.gangs.objects import GangStatus
+    from aliquot.kubernetes.jobs.memory import Memory
+    from aliquot.kubernetes.jobs.objects import ElasticJob, JobPod
+    from aliquot.model.job import Job
+    from aliquot.model.record import Record, Seen
+
+AGAIN_SECONDS = 2.0  # between two starts, whoever was at fault
+ROOM_SECONDS = 15.0  # that a gang has for its places, where the job could run with fewer workers
+HISTORY = 20
+ON_THEIR_WAY = {State.STARTING, State.GROWING}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is seen of one job.
+
+    `gang` is that of its newest workers. `refused`: the API server does not take its pods, and why.
+    `problem`: it cannot be started as it is written.
+    """
+
+    job: Job
+    suspend: bool
+    pods: Sequence[JobPod]
+    gang: GangStatus | None = None
+    refused: str | None = None
+    problem: str = ""
+
+
+def advance(view: View, memory: Memory, now: float) -> tuple[Memory, Seen]:
+    """What is remembered after this look, and what was seen."""
+    memory = learn(memory, view.pods)
+    before = memory.record
+    seen = look(memory, view.pods, view.refused or no_room(view, before, now))
+    record = lifecycle.want(before, Wish.SUSPEND if view.suspend else Wish.RUN)
+    record = lifecycle.advance(view.job, record, seen, now)
+    record = _within_bounds(view.job, record, now)
+    if record.state is State.PENDING and not before.state.resting:
+        record = replace(record, not_before=max(record.not_before, now + AGAIN_SECONDS))
+    return msgspec.structs.replace(memory, record=record), seen
+
+
+def no_room(view: View, record: Record, now: float) -> str | None:
+    """Why workers that a job could do without do not get their places; None where they may yet."""
+    gang = view.gang
+    fewer = record.size > view.job.sizes.least and record.state in ON_THEIR_WAY
+    if gang is None or not fewer:
+        return None
+    late = now - record.since > ROOM_SECONDS
+    if gang.phase == GangPhase.REFUSED or (late and gang.phase == GangPhase.WAITING):
+        return f"no room for {record.size} workers: {gang.reason}"
+    return None
+
+
+def _within_bounds(job: Job, record: Record, now: float) -> Record:
+    """The job as large as its bounds allow, where they have changed."""
+    sizes = job.sizes
+    if sizes.least <= record.size <= sizes.most:
+        return record
+    size = sizes.most if record.size > sizes.most else sizes.least
+    why = f"its workers are to be {sizes}"
+    return lifecycle.resize(job, record, record.generation, size, now, why)
+
+
+# --- what people are told -------------------------------------------------------------------------
+
+
+def status_of(one: ElasticJob, view: View, memory: Memory, now: float) -> ElasticJobStatus:
+    """The whole status."""
+    record, before = memory.record, one.status
+    phase, reason = str(record.state), _reason(view, record)
+    ready = sum(pod.status.phase == "Running" for pod in view.pods)
+    history = before.history
+    last = history[-1] if history else None
+    if last is None or (last.phase, last.generation) != (phase, record.generation):
+        new = Transition(stamp(record.since), phase, record.generation, record.size, record.reason)
+        history = (*history, new)[-HISTORY:]
+    return ElasticJobStatus(
+        phase=phase,
+        reason=reason,
+        generation=record.generation,
+        workers=record.size,
+        ready=ready,
+        restarts=record.retries,
+        resizes=record.resizes,
+        selector=f"{JOB}={one.metadata.name}",
+        observed_generation=one.metadata.generation,
+        conditions=_conditions(view, record, reason, before.conditions, now),
+        history=history,
+        record=memory.encode(),
+    )
+
+
+def _reason(view: View, record: Record) -> str:
+    if view.problem and record.state is State.PENDING:
+        return view.problem
+    if record.state not in ON_THEIR_WAY:
+        return record.reason
+    gang = view.gang
+    if gang is not None and gang.phase in {GangPhase.WAITING, GangPhase.REFUSED}:
+        return f"{gang.phase.lower()}: {gang.reason}"
+    return _held_up(view.pods) or record.reason
+
+
+def _held_up(pods: Sequence[JobPod]) -> str:
+    """What keeps a pod that has its node from running."""
+    for pod in pods:
+        for one in pod.status.container_statuses if pod.spec.node_name else ():
+            waiting = one.state.waiting
+            if waiting is not None and waiting.message:
+                return f"{pod.metadata.name}: {waiting.reason}: {waiting.message}"
+    return ""
+
+
+def _conditions(
+    view: View, record: Record, reason: str, before: Sequence[Condition], now: float
+) -> tuple[Condition, ...]:
+    state, gang = record.state, view.gang
+    waits = gang is not None and gang.phase in {GangPhase.WAITING, GangPhase.REFUSED}
+    placed = not state.resting and not (state in ON_THEIR_WAY and waits)
+    facts = {
+        "Accepted": (not view.problem, "BadSpec" if view.problem else "Sound", view.problem),
+        "Placed": (placed, gang.phase if gang and waits else str(state), reason if waits else ""),
+        "Suspended": (state is State.SUSPENDED, str(state), ""),
+        "Complete": (state is State.SUCCEEDED, str(state), ""),
+        "Failed": (state is State.FAILED, str(state), reason if state is State.FAILED else ""),
+    }
+    since = {(one.type, one.status): one.last_transition_time for one in before}
+    found = []
+    for kind, (so, word, text) in facts.items():
+        said = "True" if so else "False"
+        found.append(Condition(kind, said, word, text, since.get((kind, said), stamp(now))))
+    return tuple(found)

@@ -1,0 +1,117 @@
+"""Single pods beside promises: whatever is placed, every promise stays possible as it was made."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aliquot.kubernetes.gangs.beside import Beside
+from aliquot.kubernetes.gangs.decide import Question, decide
+from aliquot.kubernetes.gangs.ground import Ground, Labels
+from aliquot.kubernetes.gangs.holdings import Holdings
+from aliquot.kubernetes.gangs.nodes import Limits
+from aliquot.kubernetes.gangs.picture import Picture
+from aliquot.kubernetes.gangs.roster import Roster
+from aliquot.kubernetes.names import DURATION
+from aliquot.kubernetes.pods import asks
+from aliquot.kubernetes.presets import ALIQUOT
+from aliquot.kubernetes.queues.known import Queues
+from aliquot.kubernetes.scheduler.cluster import Cluster, Reserved
+from aliquot.kubernetes.scheduler.planner import Planner
+from aliquot.placement.demand import Gang
+from aliquot.placement.timeline import Timeline
+from kubernetes.builders import make_node, make_pod
+
+NOW = 1000.0
+LATE = 5.0  # a line is used until the next decision
+KINDS: tuple[dict[str, Any], ...] = (
+    {"gpu": 1},
+    {"gpu": 2},
+    {"memory": 20, "core": 30},
+    {"memory": 40, "core": 60},
+    {"sgpu": 1},
+    {"memory": 8, "core": 10},
+)
+SMALL = 5
+WORK = st.lists(
+    st.tuples(st.sampled_from([SMALL, SMALL, 0, 1, 2, 3, 4]), st.sampled_from([20, 1000])),
+    max_size=8,
+)
+
+
+class Stage:
+    """Nodes with GPUs, and single pods that come, one after the other."""
+
+    def __init__(self, *gpus: int) -> None:
+        self.cluster = Cluster(now=lambda: NOW)
+        self.planner = Planner(self.cluster)
+        self.names = [f"n{number}" for number in range(len(gpus))]
+        for name, count in zip(self.names, gpus, strict=True):
+            self.cluster.set_node(name, make_node(name, count))
+        queues = Queues()
+        self.roster = Roster(queues.queue_of, lambda pod: asks(pod, (ALIQUOT,)), 60.0)
+        self.holdings = Holdings(self.cluster, self.roster, queues)
+        self._count = 0
+
+    def pod(self, kind: int, seconds: int) -> Any:
+        self._count += 1
+        pod = make_pod(f"p{self._count}", annotations={DURATION: f"{seconds}s"}, **KINDS[kind])
+        started = msgspec.structs.replace(pod.status, start_time="1970-01-01T00:16:40Z")
+        pod = msgspec.structs.replace(pod, status=started)
+        self.roster.change(pod.metadata.uid, pod, NOW)
+        return pod
+
+    def beside(self, wanted: list[tuple[int, int]]) -> tuple[Beside, Any] | None:
+        """What is promised to gangs of these, each of some pods of a kind."""
+        picture = Picture(Ground(self.cluster, dict, Labels()), [Limits()])
+        waiting = [
+            Gang(f"g{n}", (picture.demand(self.requests(kind), Limits()),) * count, 100.0)
+            for n, (kind, count) in enumerate(wanted)
+        ]
+        running = self.holdings.running(NOW)
+        question = Question(picture.books, running, [], waiting, [], {}, NOW, picture.by)
+        decision = decide(question)
+        if decision.line is None or decision.starts:
+            return None
+        return Beside(self.cluster, picture, decision.line, decision.promises), decision.promises
+
+    def requests(self, kind: int) -> Any:
+        return self.planner.requests(make_pod(**KINDS[kind]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    gpus=st.lists(st.integers(1, 2), min_size=1, max_size=2),
+    before=st.lists(st.sampled_from([0, 2, 3]), min_size=1, max_size=3),
+    first=st.sampled_from([3, 0]),
+    wanted=st.lists(st.integers(0, 4), max_size=2),
+    after=WORK,
+)
+def test_promises_stay_possible(
+    gpus: list[int], before: list[int], first: int, wanted: list[int], after: list[tuple[int, int]]
+) -> None:
+    stage = Stage(*gpus)
+    for kind in before:
+        stage.planner.filter(stage.pod(kind, 200), stage.names)
+    made = stage.beside([(first, sum(gpus)), *((kind, 2) for kind in wanted)])
+    if made is None:
+        return
+    beside, promises = made
+    for kind, seconds in after:
+        pod = stage.pod(kind, seconds)
+        requests = stage.planner.requests(pod)
+        spot = beside.find(pod.metadata.uid, requests, stage.names, seconds, NOW + LATE)
+        assert spot is None or beside.has_room(requests, seconds, NOW + LATE)
+        if spot is None:
+            continue
+        place = Reserved(pod.key, spot.node, spot.parts, math.inf)
+        stage.cluster.reserve(pod.metadata.uid, place)
+        beside.take(pod.metadata.uid, spot)
+    books = stage.cluster.chooser.books.copy()
+    books.hardware = beside._picture.hardware
+    line = Timeline(books, stage.holdings.running(NOW), promises, NOW)
+    assert not line.broken

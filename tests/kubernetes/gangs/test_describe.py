@@ -1,0 +1,55 @@
+"""`aliquot describe gang/NAME` says why a gang waits and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from aliquot.cli.app import app
+from kubernetes.fake_api import until
+from kubernetes.gangs.world import World, is_bound, running
+
+
+async def described(world: World, folder: Path, *words: str) -> Result:
+    """What it says; it has a loop of its own, in a thread."""
+    config: dict[str, Any] = {
+        "clusters": [{"name": "c", "cluster": {"server": world.api.url}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "ns"}}],
+        "users": [{"name": "u", "user": {}}],
+        "current-context": "x",
+    }
+    file = folder / "config"
+    file.write_text(json.dumps(config))
+    command = ["describe", *words, f"--kubeconfig={file}"]
+    return await asyncio.to_thread(CliRunner().invoke, app, command)
+
+
+def test_it_says_why_it_waits_and_until_when(tmp_path: Path) -> None:
+    async def play() -> None:
+        world = World(4)
+        async with running(world):
+            world.gang("first", 2, annotations={"aliquot.io/duration": "1h"})
+            await is_bound(world, "first", 2)
+            world.gang("big", 4)
+            await until(lambda: "planned for about" in world.why("big"))
+            await until(lambda: world.events("big"))
+            waits = (await described(world, tmp_path, "gang/big")).stdout
+            assert "Gang:  ns/big\n" in waits
+            assert "Phase: Waiting; all there since" in waits
+            assert "Why:   4 GPUs asked; 2 free; planned for about" in waits
+            assert "Start: about " in waits
+            assert ", in " in waits
+            assert "Size:  4 pods, for 1 h\n" in waits
+            runs = (await described(world, tmp_path, "gang/first", "-n", "ns")).stdout
+            assert "Near:  one node\n" in runs
+            assert "  first-0  n0  GPU-n0-" in runs
+            found = (await described(world, tmp_path, "gang/first", "--json")).stdout
+            assert json.loads(found)["gang"]["status"]["phase"] == "Bound"
+            missing = await described(world, tmp_path, "gang/nobody")
+            assert "there is no gang 'nobody' in namespace 'ns'" in str(missing.exception)
+
+    asyncio.run(play())

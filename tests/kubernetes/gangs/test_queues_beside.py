@@ -1,0 +1,160 @@
+"""Single pods, gangs and queues together: what is told, what is not yet known, and who is woken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from aliquot.kubernetes.names import ROOM
+from aliquot.kubernetes.scheduler import run as scheduler
+from kubernetes.fake_api import until
+from kubernetes.gangs.world import World, is_bound, led, running
+from kubernetes.scheduler.replica import replica
+
+IN_Q = {"aliquot.io/queue": "q"}
+HOURS, MINUTES = {"aliquot.io/duration": "5h"}, {"aliquot.io/duration": "5m"}
+
+
+def test_a_namespace_that_names_a_missing_queue_is_told_though_there_is_none_at_all() -> None:
+    async def play() -> None:
+        world = World(1)
+        world.api.put("namespaces", {"metadata": {"name": "ns", "labels": IN_Q}})
+        async with running(world):
+            world.pod("single", gpu=1)
+            await until(lambda: world.events("single"))
+            reason, text = world.events("single")[0]
+            assert reason == "BadQueue"
+            assert "queue 'q' does not exist" in text
+            world.queue("q")
+            await until(lambda: "single" in world.bound())
+
+    asyncio.run(play())
+
+
+def test_queues_that_are_not_read_yet_are_not_taken_as_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "QUEUE_SECONDS", 0.05)
+
+    async def play() -> None:
+        world = World(1)
+        world.queue("q", limit={"gpus": 0})
+        world.pod("single", gpu=1, labels=IN_Q)
+        world.api.faults.refuse = lambda _, path: 503 if path.endswith("/queues") else None
+        async with world.api.serving(), replica(world.api) as one:
+            await until(lambda: len([1 for _, p in world.api.requests if "/queues" in p]) > 4)
+            assert one.scheduler.why_not()
+            world.api.faults.refuse = lambda *_: None
+            await one.ready()
+            answer = await one.filter(world.pods()["single"], "n0")
+            assert not answer["NodeNames"]
+
+    asyncio.run(play())
+
+
+def test_a_cluster_without_queues_is_not_waited_for() -> None:
+    async def play() -> None:
+        world = World(1)
+        world.api.faults.refuse = lambda _, path: 404 if path.endswith("/queues") else None
+        async with world.api.serving(), led(world):
+            world.pod("single", gpu=1)
+            await until(lambda: "single" in world.bound())
+
+    asyncio.run(play())
+
+
+def test_single_pods_do_not_overtake_a_gang_that_waits_for_their_queues_limit() -> None:
+    async def play() -> None:
+        world = World(4)
+        world.queue("q", limit={"gpus": 2})
+        async with running(world):
+            for name in ("s0", "s1"):
+                world.pod(name, gpu=1, labels=IN_Q)
+            await until(lambda: len(world.bound()) == 2)
+            world.gang("a", 2, gpu=1, labels=IN_Q)
+            await until(lambda: "queue q may have 2 GPUs" in world.why("a"))
+            world.pod("later", gpu=1, labels=IN_Q)
+            world.delete("s0")
+            behind = ("QueueFull", "ns/a comes before it, and waits for the limit of queue q")
+            await until(lambda: behind in world.events("later"))
+            world.pod("urgent", gpu=1, labels=IN_Q, spec={"priority": 9})
+            await until(lambda: "urgent" in world.bound())
+            world.delete("s1", "urgent")
+            await is_bound(world, "a", 2)
+            assert "later" not in world.bound()
+            world.delete(*world.pods("a"))
+            await until(lambda: "later" in world.bound())
+
+    asyncio.run(play())
+
+
+def test_beside_promises_the_last_of_many_that_wait_is_woken_when_it_fits() -> None:
+    async def play() -> None:
+        world = World(2)
+        async with world.api.serving(), replica(world.api) as one:
+            await one.ready()
+            async with world.scheduling(one):
+                world.gang("first", 1)
+                await is_bound(world, "first", 1)
+                world.pod("gap", gpu=1, annotations=MINUTES)
+                await until(lambda: "gap" in world.bound())
+                world.gang("big", 2)
+                await until(lambda: world.phase("big") == "Waiting")
+            for number in range(15):
+                world.pod(f"long{number}", gpu=1, annotations=HOURS)
+            world.pod("short", gpu=1, annotations=MINUTES)
+            for pod in world.pods().values():
+                if not pod.spec.node_name and not pod.spec.scheduling_gates:
+                    assert not (await one.filter(pod, "n0"))["NodeNames"]
+            world.delete("gap")
+            await until(lambda: ROOM in world.pods()["short"].metadata.annotations)
+            woken = [n for n, pod in world.pods().items() if ROOM in pod.metadata.annotations]
+            assert woken == ["short"]
+            assert (await one.filter(world.pods()["short"], "n0"))["NodeNames"] == ["n0"]
+
+    asyncio.run(play())
+
+
+def test_slices_beside_a_promise_leave_it_what_it_was_promised() -> None:
+    async def play() -> None:
+        world = World(1)
+        async with running(world):
+            world.pod("first", memory=160, core=50, annotations={"aliquot.io/duration": "1h"})
+            await until(lambda: "first" in world.bound())
+            world.gang("big", 1, memory=160, core=60)
+            await until(lambda: world.phase("big") == "Waiting")
+            promised = world.status("big")
+            assert promised is not None
+            for number in range(4):
+                world.pod(f"long{number}", memory=8, core=15, annotations=HOURS)
+            await until(lambda: {"long0", "long1"} & world.bound().keys())
+            await until(
+                lambda: all(
+                    f"long{n}" in world.bound() or world.events(f"long{n}") for n in range(4)
+                )
+            )
+            long = [name for name in world.bound() if name.startswith("long")]
+            assert 15 * len(long) <= 40
+            world.delete("first")
+            await is_bound(world, "big", 1)
+
+    asyncio.run(play())
+
+
+def test_a_node_that_is_opened_is_heard_of_at_once() -> None:
+    async def play() -> None:
+        world = World(1)
+        closed = {"metadata": {"name": "n0"}, "spec": {"unschedulable": True}}
+        world.api.put("nodes", closed)
+        async with running(world) as one:
+            world.gang("a", 1)
+            await until(lambda: world.phase("a") in {"Waiting", "Refused"})
+            changes = one.scheduler._changes
+            seen = changes.count
+            world.api.put("nodes", {**json.loads(json.dumps(closed)), "spec": {}})
+            await until(lambda: changes.count > seen)
+            await is_bound(world, "a", 1)
+
+    asyncio.run(play())

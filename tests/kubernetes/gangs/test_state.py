@@ -1,0 +1,33 @@
+"""What is known of a gang, and what follows from it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from aliquot.kubernetes.gangs.members import Key
+from aliquot.kubernetes.gangs.objects import Phase
+from aliquot.kubernetes.gangs.reservations import Reservations, Times
+from aliquot.kubernetes.gangs.state import FIRST_PAUSE, Known
+from aliquot.kubernetes.names import GANG, GANG_SIZE
+from aliquot.kubernetes.scheduler.cluster import Cluster
+from kubernetes.builders import make_pod
+
+NOW = 1000.0
+
+
+def test_pauses_grow_with_the_tries_and_begin_anew_when_it_is_whole() -> None:
+    gang = Known(Key("ns", "g"))
+    pod = make_pod("g-0", annotations={GANG: "g", GANG_SIZE: "1"}, gpu=1)
+    gang.pods = {pod.metadata.uid: pod}
+    pauses = []
+    for _ in range(3):
+        gang.give_up("nobody came", NOW)
+        pauses.append(gang.not_before - NOW)
+    assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    bound = msgspec.structs.replace(pod.spec, node_name="n0")
+    gang.pods = {pod.metadata.uid: msgspec.structs.replace(pod, spec=bound)}
+    gang.version += 1
+    Reservations(Cluster(), Times()).settle(gang, None, NOW)
+    assert gang.phase is Phase.BOUND
+    gang.give_up("nobody came", NOW)
+    assert gang.not_before - NOW == FIRST_PAUSE

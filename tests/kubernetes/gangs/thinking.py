@@ -1,0 +1,47 @@
+"""The brain, held up in its thread: for what happens between a decision and what is done of it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from aliquot.kubernetes.gangs import planning
+from aliquot.kubernetes.gangs.decide import Decision, Question, decide
+from kubernetes.fake_api import until
+
+
+class Thinking:
+    """A brain that can be told to keep its next decision back."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._hold = False
+        self._decided = threading.Event()
+        self._go_on = threading.Event()
+        patch.setattr(planning, "decide", self._decide)
+
+    def hold(self) -> None:
+        """Keep the next decision that would do something back."""
+        self._decided.clear()
+        self._go_on.clear()
+        self._hold = True
+
+    async def decided(self) -> None:
+        """Until there is one."""
+        await until(self._decided.is_set)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+    def _decide(self, question: Question) -> Decision:
+        decision = decide(question)
+        if self._hold and (decision.starts or decision.claims):
+            self._hold = False
+            self._decided.set()
+            assert self._go_on.wait(20)
+        return decision
+
+
+@pytest.fixture
+def thinking(monkeypatch: pytest.MonkeyPatch) -> Thinking:
+    return Thinking(monkeypatch)

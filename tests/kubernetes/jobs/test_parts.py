@@ -1,0 +1,206 @@
+"""The parts of elastic jobs on Kubernetes, each by itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aliquot.kubernetes.jobs.form import asked_by, job_of, pod_in, sizes_of
+from aliquot.kubernetes.jobs.manifests import pod_body, service_body
+from aliquot.kubernetes.jobs.memory import Memory, read_memory
+from aliquot.kubernetes.jobs.objects import ElasticJob, ElasticJobSpec
+from aliquot.kubernetes.jobs.room import ClusterRoom, Party
+from aliquot.kubernetes.jobs.sizes import Candidate
+from aliquot.kubernetes.presets import ALIQUOT
+from aliquot.model.errors import StateError
+from aliquot.model.job import State
+from aliquot.model.record import Leaving, Record, Slot, Stage
+from aliquot.placement.books import Books
+from aliquot.placement.demand import Demand, Gang, Placement, Running
+from aliquot.placement.snapshot import NodeSpec, empty
+from aliquot.placement.strategies import strategy
+from kubernetes.jobs.world import TEMPLATE
+
+
+def job(**spec: object) -> ElasticJob:
+    body = {
+        "metadata": {"name": "train", "namespace": "ns", "uid": "u1"},
+        "spec": {"workers": {"min": 1, "max": 4}, "template": TEMPLATE, **spec},
+    }
+    return msgspec.convert(body, ElasticJob, strict=False)
+
+
+RECORD = Record(State.STARTING, generation=3, slots=(Slot(2, 0), Slot(3, 1), Slot(3, 2)))
+
+
+# --- what people write ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workers", "replicas", "sizes"),
+    [
+        ({"min": 1, "max": 4}, 1024, (1, 2, 3, 4)),
+        ({"min": 1, "max": 4}, 2, (1, 2)),
+        ({"min": 2, "max": 4}, 0, (2,)),
+        ({"min": 1, "max": 8, "sizes": [8, 4, 2, 1, 4]}, 5, (1, 2, 4)),
+    ],
+)
+def test_the_sizes_of_a_job(
+    workers: dict[str, object], replicas: int, sizes: tuple[int, ...]
+) -> None:
+    spec = msgspec.convert(
+        {"workers": workers, "replicas": replicas, "template": {}}, ElasticJobSpec
+    )
+    assert sizes_of(spec).allowed == sizes
+
+
+def test_a_pods_grace_is_the_templates() -> None:
+    template = {"spec": {**TEMPLATE["spec"], "terminationGracePeriodSeconds": 7}}
+    assert job_of(job()).grace_seconds == 30
+    assert job_of(job(template=template)).grace_seconds == 7
+
+
+# --- what is made ---------------------------------------------------------------------------------
+
+
+def environment(**spec: object) -> dict[str, str]:
+    body = pod_body(job(**spec), RECORD, Slot(3, 1))
+    return {one["name"]: one["value"] for one in body.spec["containers"][0]["env"]}
+
+
+def test_a_worker_has_what_plain_programs_and_torchrun_look_for() -> None:
+    env = environment()
+    assert (env["RANK"], env["WORLD_SIZE"], env["MASTER_PORT"]) == ("1", "3", "29500")
+    assert env["MASTER_ADDR"] == "train-0.train"
+    assert (env["PET_NNODES"], env["PET_NODE_RANK"]) == ("3", "1")
+    assert env["PET_MASTER_ADDR"] == env["MASTER_ADDR"]
+    live = environment(live=True, port=1234)
+    assert (live["PET_NNODES"], live["PET_RDZV_ENDPOINT"]) == ("1:4", "train-0.train:1234")
+    assert "PET_NODE_RANK" not in live
+
+
+def test_what_the_template_says_of_the_environment_wins() -> None:
+    own = {"name": "main", "env": [{"name": "MASTER_PORT", "value": "7"}]}
+    assert environment(template={"spec": {"containers": [own]}})["MASTER_PORT"] == "7"
+
+
+def test_the_pods_that_a_generation_adds_are_a_gang_of_their_own() -> None:
+    body = pod_body(job(queue="red"), RECORD, Slot(3, 2))
+    meta, spec = body.metadata, body.spec
+    assert (meta.name, spec["hostname"], spec["subdomain"]) == ("train-2", "train-2", "train")
+    assert meta.annotations["aliquot.io/gang"] == "train-3"
+    assert meta.annotations["aliquot.io/gang-size"] == "2"
+    assert meta.labels["aliquot.io/queue"] == "red"
+    assert spec["schedulingGates"] == [{"name": "aliquot.io/gang"}]
+    assert (spec["restartPolicy"], spec["schedulerName"]) == ("Never", "aliquot")
+
+
+def test_the_template_stays_as_it_is() -> None:
+    one = job()
+    before = json.dumps(one.spec.template)
+    pod_body(one, RECORD, Slot(3, 1))
+    assert json.dumps(one.spec.template) == before
+
+
+def test_the_service_is_headless_and_the_jobs() -> None:
+    body = service_body(job())
+    assert body.spec["clusterIP"] == "None"
+    assert body.metadata.owner_references[0].uid == "u1"
+
+
+# --- what is remembered ---------------------------------------------------------------------------
+
+
+def test_what_is_remembered_is_read_again() -> None:
+    leaving = Leaving(State.STARTING, Stage.TERM, 5.5, 1, 2)
+    record = msgspec.structs.replace(
+        Memory(RECORD, (Slot(3, 1),), {2: 1.5}),
+        record=Record(State.SHRINKING, slots=(Slot(1, 0),), leaving=leaving),
+    )
+    assert read_memory(record.encode(), 0.0) == record
+    assert read_memory("", 7.0) == Memory(Record(since=7.0))
+    with pytest.raises(StateError, match=r"status\.record cannot be read"):
+        read_memory("nonsense", 0.0)
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+
+def test_room_counts_who_stays_where_they_are_and_who_moves() -> None:
+    books = Books(empty([NodeSpec("a", 2), NodeSpec("b", 2)]))
+    held = []
+    for rank, place in enumerate([Placement(0, (0,)), Placement(1, (0,)), Placement(0, (1,))]):
+        one = Running(Gang(f"w{rank}", (Demand(),)), (place,), 0.0, 1.0)
+        books.take_gang(one)
+        held.append(one)
+    pair = Party("pair", (Demand(gpus=2),))
+    for live in (False, True):
+        parties = {"job": Party("job", (Demand(),), tuple(held), 3, live=live), "pair": pair}
+        room = ClusterRoom(books, strategy("fragmentation", books.hardware), parties)
+        assert room.holds({"job": 3})
+        assert room.holds({"job": 4})
+        assert not room.holds({"job": 5})
+        assert not room.holds({"job": 3, "pair": 1})
+        assert room.holds({"job": 2, "pair": 1}) == (not live)  # ranks 0 and 1 are on two nodes
+        assert room.holds({"job": 1, "pair": 1})
+        assert room.moved("job", 4) is not None
+        assert room.moved("pair", 1) is None
+
+
+def test_a_job_on_its_way_has_its_place_or_is_left_out() -> None:
+    books = Books(empty([NodeSpec("a", 4)]))
+    parties = {name: Party(name, (Demand(),)) for name in ("coming", "huge", "other")}
+    room = ClusterRoom(books, strategy("fragmentation", books.hardware), parties)
+    there = room.arrived({"coming": 2, "huge": 9})
+    assert there.holds({"coming": 2, "huge": 9, "other": 2})
+    assert not there.holds({"coming": 2, "huge": 9, "other": 3})
+
+
+def test_of_many_sizes_some_are_weighed() -> None:
+    def sizes(most: int, size: int, cap: int | None = None) -> tuple[int, ...]:
+        one = job(workers={"min": 1, "max": most})
+        record = Record(State.RUNNING, slots=tuple(Slot(1, rank) for rank in range(size)))
+        pod = pod_in(one)
+        return Candidate(
+            "job", job_of(one), Memory(record), pod, asked_by(pod, (ALIQUOT,)), most=cap
+        ).sizes.allowed
+
+    assert sizes(16, 1) == tuple(range(1, 17))
+    assert sizes(16, 1, cap=3) == (1, 2, 3)
+    weighed = sizes(1000, 77)
+    assert {1, 2, 77, 1000} <= set(weighed)
+    assert len(weighed) < 24
+
+
+# --- the worker's side ----------------------------------------------------------------------------
+
+
+def test_a_worker_reads_what_it_is_told_and_leaves_what_it_says(tmp_path: Path) -> None:
+    told, said = tmp_path / "told", tmp_path / "said"
+    told.mkdir()
+    said.touch()
+    (told / "size").touch()  # an annotation that is not there yet
+    notice = {"generation": 2, "kind": "shrink", "size": 2, "deadline": 2e9}
+    (told / "notice").write_text(json.dumps(notice))
+    program = (
+        "from aliquot import worker\n"
+        "worker.report(step=7, samples_per_second=3.5)\n"
+        "assert worker.notice().size == 2\n"
+        "worker.ready()\n"
+    )
+    env = {
+        "ALIQUOT_TOLD": str(told),
+        "ALIQUOT_SAID": str(said),
+        "ALIQUOT_GENERATION": "2",
+        "WORLD_SIZE": "4",
+    }
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+    assert json.loads(said.read_text()) == {
+        "ready": 2,
+        "report": {"step": 7, "samples_per_second": 3.5, "size": 4},
+    }
