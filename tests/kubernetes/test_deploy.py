@@ -148,7 +148,10 @@ def test_only_the_agent_is_privileged(manifest: chart.Objects) -> None:
 
 def test_nobody_may_do_everything(manifest: chart.Objects) -> None:
     rules = [
-        rule for one in manifest if one["kind"] in {"ClusterRole", "Role"} for rule in one["rules"]
+        rule
+        for one in manifest
+        if one["kind"] in {"ClusterRole", "Role"} and "-users-" not in one["metadata"]["name"]
+        for rule in one["rules"]
     ]
     said = {word for rule in rules for words in rule.values() for word in words}
     assert not {"*", "secrets", "pods/exec"} & said

@@ -44,8 +44,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Without a GPU, try gpus, run, resize, metrics, doctor, arbiter, up and node on a "
-    "simulated machine: --simulate h100:8. What runs there is shown by ps and top too.",
+    epilog="Without a GPU, try gpus, run, resize, metrics, doctor, arbiter, node, up and the "
+    "commands for jobs on a simulated machine: --simulate h100:8. What runs there is shown by ps "
+    "and top too.",
 )
 
 Simulate = Annotated[

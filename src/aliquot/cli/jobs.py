@@ -51,7 +51,7 @@ def describe(name: str, simulate: str | None, *, json: bool) -> None:
         "Command": " ".join(job["command"]),
         "Workers": f"{_workers(job)}; sizes {_sizes(job)}{', live' if job['live'] else ''}",
         "Each": _each(job["request"]),
-        "Queue": f"{job['queue']}, priority {job['priority']}",
+        "Queue": f"{job['queue']}, urgency {job['priority']}",
         "Retries": f"{job['record']['retries']} of {job['retries']} used",
         "Resizes": f"{job['record']['resizes']}{_redone(job['progress'])}",
         "Speeds": ", ".join(f"{n} workers: {s:g}/s" for n, s in job["speeds"].items()) or NOTHING,
