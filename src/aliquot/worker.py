@@ -39,6 +39,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+try:
+    import fcntl
+except ImportError:  # no job runs there, but programs do
+    fcntl = None  # type: ignore[assignment] # as above
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -163,10 +168,13 @@ def _say(name: str, words: object) -> None:
     if path is None:
         return
     with contextlib.suppress(OSError), open(path, "a+", encoding="utf-8") as file:  # noqa: PTH123 - as above
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
         file.seek(0)
         try:
             said = json.loads(file.read() or "{}")
         except ValueError:
             said = {}
+        said = said if isinstance(said, dict) else {}
         file.truncate(0)
         file.write(json.dumps({**said, name: words}))

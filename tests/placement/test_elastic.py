@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -185,6 +186,23 @@ def test_unmeasured_speeds_follow_the_nearest_that_is_known(speeds: dict[int, fl
     assert all(one.speed(size) == speed for size, speed in speeds.items())
     assert one.speed(3) < one.speed(2) * 3 / 2
     assert one.speed(8) < one.speed(4) * 2
+
+
+@given(
+    speeds=st.dictionaries(st.integers(-2, 2000), st.floats(), max_size=6),
+    sizes=st.tuples(st.integers(1, 1024), st.integers(1, 1024)),
+)
+def test_whatever_is_reported_speeds_are_sound_and_no_more_than_linear(
+    speeds: dict[int, float], sizes: tuple[int, int]
+) -> None:
+    one, (less, more) = job("a", speeds=speeds), sorted(sizes)
+    assert math.isfinite(math.log(one.speed(less)))
+    assert one.speed(more) <= one.speed(less) * more / less * (1 + 1e-9)
+
+
+def test_a_report_that_cannot_be_stops_no_decision() -> None:
+    liar = job("liar", size=1, speeds={4: 5e-324})
+    assert ask(4, liar, job("other", "1")).starts == {"other": 1}
 
 
 def test_the_room_is_asked_no_more_than_twice_for_each_pair_of_jobs() -> None:

@@ -139,17 +139,22 @@ def _watch(job: Job, record: Record, seen: Seen, now: float) -> Record:
     """Workers come, run and end by themselves."""
     ended = {slot.rank: seen.slots[slot] for slot in record.slots if seen.closed(slot)}
     if failed := {rank: sight for rank, sight in ended.items() if sight.code != 0}:
-        return _fail(job, record, *min(failed.items()), now)
+        first = min(failed, key=lambda rank: (not failed[rank].excused, rank))
+        return _fail(job, record, first, failed[first], now)
     if len(ended) == record.size:
         why = "its worker has finished" if record.size == 1 else "all workers have finished"
         return _leave(job, record, record.state, State.SUCCEEDED, now, why, stage=Stage.KILL)
     if record.state is State.RUNNING:
         return record
-    if seen.refused is not None and not all(slot in seen.held for slot in _new(record)):
-        return _give_up_start(job, record, seen.refused, now)
-    if all(slot in seen.slots for slot in record.slots):
-        return _enter(record, State.RUNNING, now, f"runs with {_workers(record.size)}")
-    return record
+    whole = all(slot in seen.slots for slot in record.slots)
+    trouble = None if all(slot in seen.held for slot in _new(record)) else seen.refused
+    if trouble is None and not whole:
+        trouble = seen.stuck
+    if trouble is not None:
+        return _give_up_start(job, record, trouble, now)
+    if not whole:
+        return record
+    return _enter(record, State.RUNNING, now, f"runs with {_workers(record.size)}")
 
 
 def _fail(job: Job, record: Record, rank: int, sight: Sight, now: float) -> Record:
@@ -170,7 +175,7 @@ def _fail(job: Job, record: Record, rank: int, sight: Sight, now: float) -> Reco
 
 
 def _give_up_start(job: Job, record: Record, why: str, now: float) -> Record:
-    """There was no room after all. Workers that ran before run on."""
+    """They do not all come after all. Workers that ran before run on."""
     keep = record.size - len(_new(record))
     then = State.STARTING if keep else State.PENDING
     later = replace(record, not_before=now + BACKOFF_SECONDS)
@@ -318,7 +323,7 @@ def _how(sight: Sight) -> str:
     if sight.excused:
         return sight.note or "went when its machine went down"
     if sight.code is None:
-        return "was lost: nobody saw how it ended"
+        return f"ended: {sight.note}" if sight.note else "was lost: nobody saw how it ended"
     more = f" ({sight.note})" if sight.note else ""
     if sight.code < 0:
         return f"was killed by signal {-sight.code}{more}"

@@ -57,12 +57,13 @@ class Seen:
     """The world as one job's controller sees it.
 
     `held` are the slots for which GPUs are held. `refused`: why the generation of the record could
-    not get its GPUs.
+    not get its GPUs. `stuck`: why its workers, which have them, do not come.
     """
 
     slots: Mapping[Slot, Sight] = field(default_factory=dict)
     held: frozenset[Slot] = frozenset()
     refused: str | None = None
+    stuck: str | None = None
 
     def alive(self, slot: Slot) -> bool:
         """Whether a worker runs in it."""

@@ -21,7 +21,8 @@ its queue (shared by the queue's jobs; a parent's by those below it that have jo
 by how much it speeds up that job, so the sum is largest where each has its fair part and none has
 GPUs it cannot use. Speeds are those that workers reported, and between two of them on the curve
 through both; beyond them, and where there are none, n workers are taken to be n ** `EFFICIENCY` as
-fast as one.
+fast as one. Programs may report what they like: what is not `plausible` does not count, and twice
+the workers are never taken to be more than twice as fast.
 
 No job is resized twice within `resize_seconds`, so there are at most 3600 / `resize_seconds`
 resizes in a job-hour, whatever comes; who waits, waits so long for them at most. An exchange raises
@@ -37,6 +38,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from aliquot.model.job import MAX_WORKERS
 from aliquot.placement.demand import Demand, Gang
 from aliquot.placement.queues import Bound, Resources, Tree, borrows, in_turn, needs, upto
 
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from aliquot.placement.snapshot import Hardware
 
 EFFICIENCY = 0.9
+SLOWEST, FASTEST = 1e-6, 1e12  # that a report can be, in any unit
 _NOTHING = 1e-9
 
 
@@ -93,7 +96,7 @@ class Elastic:
 
     def speed(self, size: int) -> float:
         """How fast it is with so many workers, measured or assumed."""
-        known = {at: speed for at, speed in self.speeds.items() if at > 0 and speed > 0}
+        known = _believed(self.speeds)
         if not known:
             return float(size**EFFICIENCY)
         below = max((at for at in known if at <= size), default=None)
@@ -105,6 +108,21 @@ class Elastic:
             return known[below]
         part = math.log(size / below) / math.log(above / below)
         return float(known[below] ** (1 - part) * known[above] ** part)
+
+
+def plausible(size: int, speed: float) -> bool:
+    """Whether so many workers can be so fast."""
+    return 1 <= size <= MAX_WORKERS and SLOWEST <= speed <= FASTEST
+
+
+def _believed(speeds: Mapping[int, float]) -> dict[int, float]:
+    """What counts of the reports: nobody gains more than linearly by more workers."""
+    found: dict[int, float] = {}
+    each = math.inf
+    for at in sorted(at for at, speed in speeds.items() if plausible(at, speed)):
+        found[at] = min(speeds[at], each * at)
+        each = min(each, speeds[at] / at)
+    return found
 
 
 class Room(Protocol):

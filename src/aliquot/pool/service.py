@@ -18,6 +18,7 @@ from aliquot.model import lifecycle
 from aliquot.model.errors import AliquotError, BadValueError, NameInUseError, NoRoomError
 from aliquot.model.job import State, Wish, check_job_name
 from aliquot.model.record import Record
+from aliquot.placement.elastic import plausible
 from aliquot.pool.progress import REPORTED, noted
 from aliquot.pool.room import Plan
 from aliquot.pool.schedule import Scheduler
@@ -222,7 +223,7 @@ class Pool:
         progress = noted(stored.progress, words, record.slots[0].generation)
         speed, size = progress["samples_per_second"], _size(stored, words)
         speeds = stored.speeds
-        if isinstance(speed, int | float) and isinstance(size, int) and speed > 0 and size > 0:
+        if isinstance(speed, int | float) and isinstance(size, int) and plausible(size, speed):
             speeds = {**speeds, size: float(speed)}
         self.store.note_progress(number, progress, speeds)
         return replace(stored, progress=progress, speeds=speeds)

@@ -32,7 +32,7 @@ ACTS = st.one_of(
     st.builds(Act, st.sampled_from(["round", "place", "kubelet", "lag", "tell"])),
     st.builds(Act, st.just("later"), st.sampled_from([3, 11, 40])),
     st.builds(Act, st.sampled_from(["dies early", "dies late"]), st.integers(1, 6)),
-    st.builds(Act, st.sampled_from(["finish", "fail", "take away"]), st.integers(0, 3)),
+    st.builds(Act, st.sampled_from(["finish", "fail", "take away", "drain"]), st.integers(0, 3)),
     st.builds(Act, st.sampled_from(["suspend", "resume", "come", "go"])),
     st.builds(Act, st.just("scale"), st.integers(0, 4)),
 )
@@ -71,9 +71,12 @@ def intervene(world: World, act: Act) -> None:
         case "finish" | "fail" if pod in world.running():
             code = int(act.what == "fail")
             world.failures += code
+            world.finished += 1 - code
             world.exit(pod, code)
         case "take away" if pod in world.pods():
             world.api.delete("pods", pod, "ns")
+        case "drain" if pod in world.pods():
+            world.drain(pod)
         case "suspend" | "resume":
             world.change(suspend=act.what == "suspend")
         case "scale":
@@ -95,6 +98,8 @@ def check(world: World, *, live: bool) -> None:
     assert status.restarts <= world.failures, "a restart for what was not the job's fault"
     assert status.phase != "Failed" or world.failures > 0
     assert "Cancelled" not in status.phase
+    assert status.phase != "Succeeded" or world.finished, "nobody has finished"
+    assert not world.api.forgotten, "a pod that may run was deleted without grace"
 
 
 async def come_to_an_end(world: World) -> None:
@@ -106,6 +111,7 @@ async def come_to_an_end(world: World) -> None:
     for _ in range(ROUNDS):
         if world.phase() and State(world.phase()).final:
             break
+        world.now += 5  # pauses grow
         await world.go(1)
         if world.phase() == "Running":
             for name in world.running():

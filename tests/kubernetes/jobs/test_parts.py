@@ -204,3 +204,47 @@ def test_a_worker_reads_what_it_is_told_and_leaves_what_it_says(tmp_path: Path) 
         "ready": 2,
         "report": {"step": 7, "samples_per_second": 3.5, "size": 4},
     }
+
+
+def test_what_many_processes_of_a_worker_say_at_once_can_be_read(tmp_path: Path) -> None:
+    told, said = tmp_path / "told", tmp_path / "said"
+    told.mkdir()
+    notice = {"generation": 2, "kind": "shrink", "size": 2, "deadline": 2e9}
+    (told / "notice").write_text(json.dumps(notice))
+    program = (
+        "import fcntl, json, os\n"
+        "from aliquot import worker\n"
+        "worker.ready()\n"
+        "children = set()\n"
+        "for _ in range(4):\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        for step in range(200):\n"
+        "            worker.report(step=step)\n"
+        "            worker.ready()\n"
+        "        os._exit(0)\n"
+        "    children.add(child)\n"
+        "while children:\n"
+        "    with open(os.environ['ALIQUOT_SAID']) as file:\n"
+        "        fcntl.flock(file, fcntl.LOCK_SH)\n"
+        "        assert json.load(file)['ready'] == 2\n"
+        "    child, status = os.waitpid(-1, os.WNOHANG)\n"
+        "    assert status == 0\n"
+        "    children -= {child}\n"
+    )
+    env = {"ALIQUOT_TOLD": str(told), "ALIQUOT_SAID": str(said), "WORLD_SIZE": "4"}
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+    assert json.loads(said.read_text())["report"]["size"] == 4
+
+
+def test_a_program_can_import_it_where_files_have_no_locks(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    program = (
+        "import sys\n"
+        "sys.modules['fcntl'] = None\n"
+        "from aliquot import worker\n"
+        "worker.report(step=7)\n"
+    )
+    env = {"ALIQUOT_SAID": str(said)}
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+    assert json.loads(said.read_text())["report"]["step"] == 7

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,7 +49,14 @@ class DiedError(BaseException):
 
 
 class PaperApi(FakeApi):
-    """With what a real one does for pods: deletion takes time, UIDs and versions are checked."""
+    """With what a real one does for pods: deletion takes time, UIDs and versions are checked.
+
+    `forgotten` are pods that may still run, and that it knows nothing of any more.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: list[str] = []
 
     def _post(self, where: _Where, body: Json) -> Response:
         if where.plural == "pods":
@@ -74,6 +81,9 @@ class PaperApi(FakeApi):
             if body.get("preconditions", {}).get("uid", uid) != uid:
                 return _conflict("the UID is another")
             if where.plural == "pods" and one["spec"].get("nodeName") and not _over(one):
+                if body.get("gracePeriodSeconds") == 0:
+                    self.forgotten.append(where.name)
+                    return super()._delete(where, body)
                 one = copy.deepcopy(one)
                 one["metadata"]["deletionTimestamp"] = "2026-11-15T12:00:00Z"
                 return Response(json.dumps(self.put("pods", one)))
@@ -145,7 +155,8 @@ class World:
         self.rules = rules
         self.behind = False
         self.cooperative = True
-        self.failures = 0
+        self.failures, self.finished = 0, 0  # of workers
+        self.stuck: set[str] = set()  # pods whose image is not to be had
         self._decided = 0.0
         self._told: dict[tuple[str, str, str], Json] = {}
         self._node = make_node(NODE, gpus)
@@ -154,7 +165,13 @@ class World:
 
     # --- the controller ---------------------------------------------------------------------------
 
-    def begin(self, lives: int = 1 << 30, *, late: bool = False) -> None:
+    def begin(
+        self,
+        lives: int = 1 << 30,
+        *,
+        late: bool = False,
+        may: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Another controller, which knows what the API server has."""
         self.ledger = Ledger()
         self._known: set[str] = set()
@@ -173,6 +190,7 @@ class World:
             self.ledger,
             self.rules,
             now=lambda: self.now,
+            may=may,
         )
         self.tell()
 
@@ -244,6 +262,10 @@ class World:
             meta = {"name": f"{name}-{number}", "namespace": "ns", "annotations": notes}
             spec = {**copy.deepcopy(TEMPLATE["spec"]), "schedulingGates": [{"name": GATE}]}
             self.api.put("pods", {"metadata": meta, "spec": spec, "status": {"phase": "Pending"}})
+
+    def drain(self, pod: str) -> None:
+        """Take a worker away as a drain does: it has some time, and ends as it likes."""
+        self.api._delete(_Where.of(f"/api/v1/namespaces/ns/pods/{pod}"), {})
 
     def end_gang(self, name: str) -> None:
         for pod in self.pods(name):
@@ -330,15 +352,22 @@ class World:
         return [gpu.uuid for gpu in self._node.status.gpus]
 
     def run_pods(self) -> None:
-        """Pods with a node run; those that were deleted are gone; programs heed their notice."""
+        """Pods with a node run; programs heed their notice; those that were deleted end, and go."""
         for one in self.api.all("pods"):
             meta = one["metadata"]
             if meta.get("deletionTimestamp"):
-                self.api.delete("pods", meta["name"], "ns")
+                if _over(one):
+                    self.api.delete("pods", meta["name"], "ns")
+                else:
+                    self.exit(meta["name"], 0 if self.cooperative else 137)
                 continue
             if not one["spec"].get("nodeName") or _over(one):
                 continue
-            if one["status"]["phase"] == "Pending":
+            if meta["name"] in self.stuck:
+                waits = {"reason": "ImagePullBackOff", "message": "no such image"}
+                state = [{"name": "main", "state": {"waiting": waits}}]
+                self._set(meta["name"], {"containerStatuses": state})
+            elif one["status"]["phase"] == "Pending":
                 self._set(meta["name"], {"phase": "Running"})
             elif self.cooperative and meta.get("annotations", {}).get(NOTICE):
                 told = json.loads(meta["annotations"][NOTICE])

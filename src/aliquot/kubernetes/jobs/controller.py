@@ -23,14 +23,14 @@ from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.gangs.members import Key
 from aliquot.kubernetes.gangs.picture import as_one
 from aliquot.kubernetes.gangs.roster import single_name
-from aliquot.kubernetes.jobs.deeds import Deeds, Order
+from aliquot.kubernetes.jobs.deeds import Deeds, Order, check_lead
 from aliquot.kubernetes.jobs.form import asked_by, job_of, pod_in
 from aliquot.kubernetes.jobs.manifests import gang_name
 from aliquot.kubernetes.jobs.memory import read_memory
 from aliquot.kubernetes.jobs.objects import JOBS, ElasticJobStatus
-from aliquot.kubernetes.jobs.sight import slot_of
+from aliquot.kubernetes.jobs.sight import look, slot_of
 from aliquot.kubernetes.jobs.sizes import Candidate, Sizer
-from aliquot.kubernetes.jobs.step import View, advance, no_room, status_of
+from aliquot.kubernetes.jobs.step import View, advance, no_room, not_whole, status_of
 from aliquot.kubernetes.names import SCHEDULER
 from aliquot.kubernetes.pods import BadRequestError
 from aliquot.model import lifecycle
@@ -38,7 +38,7 @@ from aliquot.model.errors import AliquotError, BadValueError, StateError
 from aliquot.model.job import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.events import Recorder
@@ -48,13 +48,17 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.jobs.objects import ElasticJob, JobPod
     from aliquot.kubernetes.jobs.sizes import Change
     from aliquot.model.job import Job
+    from aliquot.model.record import Record
     from aliquot.placement.elastic import Rules
 
-    Name = tuple[str, str]  # namespace and name
+    Name = tuple[str, str]  # namespace and name, or UID
+    Step = Callable[[ElasticJob, Mapping[str, JobPod]], Awaitable[None]]
 
 MADE_SECONDS = 10.0  # after which a pod that no watch has told of is not there
 REFUSED_SECONDS = 30.0  # between two tries of what the API server does not take
-CAP_SECONDS = 300.0  # for which a size that found no room is not tried again
+CAP_SECONDS = 300.0  # for which a size that failed is not tried again; twice that the next time
+DOUBLINGS = 8
+FINAL = {state for state in State if state.final}
 TROUBLE = {State.FAILED}
 CALM = {State.RUNNING, State.SUSPENDED}
 
@@ -77,6 +81,7 @@ class _Notes:
     refused: tuple[int, str] | None = None
     not_before: float = 0.0
     most: tuple[int, float] | None = None
+    failed_size: tuple[int, int] = 0, 0  # the generation that did, and how many in a row
     trouble: str = ""
 
 
@@ -91,12 +96,13 @@ class Controller:
     recorder: Recorder | None = None
     scheduler: str = SCHEDULER
     now: Callable[[], float] = time.time
+    may: Callable[[], bool] = lambda: True
     _saved: dict[str, ElasticJob] = field(default_factory=dict)
     _made: dict[Name, tuple[JobPod, float]] = field(default_factory=dict)
     _notes: defaultdict[str, _Notes] = field(default_factory=lambda: defaultdict(_Notes))
 
     def __post_init__(self) -> None:
-        self._deeds = Deeds(self.client, self._has_made, self.scheduler)
+        self._deeds = Deeds(self.client, self._has_made, self.scheduler, self.may)
         self._sizer = Sizer(self.ledger, self.rules)
 
     def counts(self) -> Counter[str]:
@@ -105,15 +111,26 @@ class Controller:
 
     async def round(self) -> bool:
         """One step of every job; whether something is on its way."""
-        jobs = self._jobs()
-        pods = self._pods()
-        await asyncio.gather(*(self._try_step(one, pods[one.metadata.uid]) for one in jobs))
+        jobs, pods = self._jobs(), self._pods()
+        over = [(one, pods[_home(one)]) for one in self._jobs(over=True)]
+        self._deeds.forget(
+            {one.metadata.uid for one in jobs},
+            {pod.metadata.uid for mine in pods.values() for pod in mine.values()},
+        )
+        await asyncio.gather(
+            *(self._try(self._step, one, pods[_home(one)]) for one in jobs),
+            *(
+                self._try(self._clear_up, one, mine)
+                for one, mine in over
+                if any(not pod.ended for pod in mine.values())
+            ),
+        )
         return any(one.status.phase not in CALM for one in self._jobs())
 
     # --- what is so ---
 
-    def _jobs(self) -> list[ElasticJob]:
-        """Those that are not over, as they were last seen or written."""
+    def _jobs(self, *, over: bool = False) -> list[ElasticJob]:
+        """Those that are not over, or those that are, as they were last seen or written."""
         found = []
         seen = {one.metadata.uid: one for one in self.views.jobs().values()}
         self._saved = {uid: one for uid, one in self._saved.items() if uid in seen}
@@ -121,14 +138,12 @@ class Controller:
             del self._notes[gone]
         for uid, one in seen.items():
             newer = _newer(one, self._saved.get(uid))
-            phase = newer.status.phase
-            over = bool(phase) and State(phase).final
-            if not over and not newer.metadata.deletion_timestamp:
+            if (newer.status.phase in FINAL) == over and not newer.metadata.deletion_timestamp:
                 found.append(newer)
         return found
 
-    def _pods(self) -> defaultdict[str, dict[str, JobPod]]:
-        """The pods of each job, by its UID and their names."""
+    def _pods(self) -> defaultdict[Name, dict[str, JobPod]]:
+        """The pods of each job, by its namespace and UID, and by their names."""
         seen, now = self.views.pods(), self.now()
         self._made = {
             key: (pod, at)
@@ -136,11 +151,11 @@ class Controller:
             if key not in seen and now - at < MADE_SECONDS
         }
         every = {**seen, **{key: pod for key, (pod, _) in self._made.items()}}
-        found: defaultdict[str, dict[str, JobPod]] = defaultdict(dict)
+        found: defaultdict[Name, dict[str, JobPod]] = defaultdict(dict)
         for pod in every.values():
             for owner in pod.metadata.owner_references:
                 if owner.controller and slot_of(pod) is not None:
-                    found[owner.uid][pod.metadata.name] = pod
+                    found[pod.metadata.namespace, owner.uid][pod.metadata.name] = pod
         return found
 
     def _has_made(self, pod: JobPod) -> None:
@@ -148,10 +163,10 @@ class Controller:
 
     # --- one job ---
 
-    async def _try_step(self, one: ElasticJob, pods: Mapping[str, JobPod]) -> None:
+    async def _try(self, step: Step, one: ElasticJob, pods: Mapping[str, JobPod]) -> None:
         """What goes wrong for one job does not stop the others; it is tried again."""
         try:
-            await self._step(one, pods)
+            await step(one, pods)
             self._notes[one.metadata.uid].trouble = ""
         except AliquotError as error:
             notes = self._notes[one.metadata.uid]
@@ -162,14 +177,13 @@ class Controller:
             _log.exception("a job's step failed; it is tried again", job=str(one))
 
     async def _step(self, one: ElasticJob, pods: Mapping[str, JobPod]) -> None:
-        memory = read_memory(one.status.record, self.now())
         try:
-            job = job_of(one)
-        except BadValueError as error:
+            memory, job = read_memory(one.status.record, self.now()), job_of(one)
+        except (BadValueError, StateError) as error:
             await self._complain(one, _sentence(error))
             return
         view = self._view(one, job, memory, pods)
-        self._remember_no_room(one, view, memory)
+        self._remember_size(one, view, memory.record)
         memory, seen = advance(view, memory, self.now())
         saved = await self._save(one, status_of(one, view, memory, self.now()))
         if saved is None:
@@ -177,7 +191,15 @@ class Controller:
         order = Order(saved, job, memory.record, pods)
         refused = await self._deeds.do(order, lifecycle.due(memory.record, seen))
         if refused is not None:
-            self._refuse(saved, memory, refused)
+            self._refuse(saved, job, memory, refused)
+
+    async def _clear_up(self, one: ElasticJob, pods: Mapping[str, JobPod]) -> None:
+        """A job that is over has no workers, whoever made them, and when."""
+        memory = read_memory(one.status.record, self.now())
+        if not memory.record.state.final:
+            return  # its phase is not by the controller
+        order = Order(one, job_of(one), memory.record, pods)
+        await self._deeds.do(order, lifecycle.due(memory.record, look(memory, pods.values(), None)))
 
     def _view(self, one: ElasticJob, job: Job, memory: Memory, pods: Mapping[str, JobPod]) -> View:
         notes, record = self._notes[one.metadata.uid], memory.record
@@ -204,20 +226,31 @@ class Controller:
             return _sentence(error)
         return self.ledger.queues.problem_of(self.ledger.queues.queue_of(pod))
 
-    def _remember_no_room(self, one: ElasticJob, view: View, memory: Memory) -> None:
-        record = memory.record
-        if no_room(view, record, self.now()) is not None:
-            most = view.job.sizes.below(record.size) or view.job.sizes.least
-            self._notes[one.metadata.uid].most = most, self.now() + CAP_SECONDS
+    def _remember_size(self, one: ElasticJob, view: View, record: Record) -> None:
+        """Which size did not come about; one that did makes good for those before."""
+        notes, now = self._notes[one.metadata.uid], self.now()
+        if no_room(view, record, now) is not None or not_whole(view, record, now) is not None:
+            self._cap(notes, view.job, record)
+        elif notes.most and record.state is State.RUNNING and record.size > notes.most[0]:
+            notes.most, notes.failed_size = None, (0, 0)
 
-    def _refuse(self, one: ElasticJob, memory: Memory, why: str) -> None:
+    def _cap(self, notes: _Notes, job: Job, record: Record) -> None:
+        generation, failures = notes.failed_size
+        below = job.sizes.below(record.size)
+        if below is None or generation == record.generation:
+            return
+        notes.most = below, self.now() + CAP_SECONDS * 2.0 ** min(failures, DOUBLINGS)
+        notes.failed_size = record.generation, failures + 1
+
+    def _refuse(self, one: ElasticJob, job: Job, memory: Memory, why: str) -> None:
         notes = self._notes[one.metadata.uid]
+        self._cap(notes, job, memory.record)
         notes.refused = memory.record.generation, why
         notes.not_before = self.now() + REFUSED_SECONDS
         self._tell(one, "Refused", why, warning=True)
 
     async def _complain(self, one: ElasticJob, problem: str) -> None:
-        """Its numbers make no sense: nothing can be done but to say so."""
+        """Nothing can be done with what is written there but to say so."""
         status = msgspec.structs.replace(
             one.status, phase=one.status.phase or State.PENDING, reason=problem
         )
@@ -229,6 +262,7 @@ class Controller:
         """The job with this status; None where it has changed since it was read."""
         if status == one.status:
             return one
+        check_lead(self.may)
         namespace, name = one.key
         version = {"resourceVersion": one.metadata.resource_version}
         patch = {"metadata": version, "status": msgspec.to_builtins(status)}
@@ -257,7 +291,7 @@ class Controller:
         candidates = [
             found
             for name, one in jobs.items()
-            if (found := self._candidate(name, one, pods[one.metadata.uid])) is not None
+            if (found := self._candidate(name, one, pods[_home(one)])) is not None
         ]
         if not candidates:
             return
@@ -310,13 +344,17 @@ class Controller:
             changed = lifecycle.resize(job, record, change.generation, change.size, now, change.why)
         if changed == record:
             return
-        pods = self._pods()[one.metadata.uid]
+        pods = self._pods()[_home(one)]
         memory = msgspec.structs.replace(memory, record=changed)
         view = replace(self._view(one, job, memory, pods), refused=None, gang=None)
         try:
             await self._save(one, status_of(one, view, memory, now))
-        except ApiError as error:
+        except (ApiError, StateError) as error:
             _log.warning("a job was not changed", job=str(one), why=error.message)
+
+
+def _home(one: ElasticJob) -> Name:
+    return one.metadata.namespace, one.metadata.uid
 
 
 def _newer(seen: ElasticJob, saved: ElasticJob | None) -> ElasticJob:

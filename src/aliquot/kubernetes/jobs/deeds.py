@@ -6,10 +6,11 @@
     term      the pod is deleted: SIGTERM, and SIGKILL after its grace
     kill      the same with a second of grace. Never without any: the API server would forget a
               worker that still runs
-    void      the pod is deleted before it has run
+    void      the same, before it has run: it may have got a node a moment ago
     release   nothing: a pod that has ended holds nothing
 
-Every deletion names the pod's UID, so that one of the same name is not meant.
+Every deletion names the pod's UID, so that one of the same name is not meant. Before each request
+`may` is asked: a leader that stood still does nothing when it goes on.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from aliquot.kubernetes.jobs.manifests import (
 from aliquot.kubernetes.jobs.objects import JOB_PODS, POD_BODIES, SERVICES, JobPod
 from aliquot.kubernetes.jobs.sight import slot_of
 from aliquot.kubernetes.names import NOTICE, SCHEDULER, SIZE
+from aliquot.model.errors import StateError
 from aliquot.model.job import State
 from aliquot.model.record import Verb
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.jobs.objects import Body, ElasticJob
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from aliquot.model.record import Action, Record, Slot
 
 AT_ONCE = 32  # requests
+LEAST_GRACE = 1  # seconds; the API server makes it 0 for a pod without a node
 
 _log = structlog.get_logger(__name__)
 
@@ -74,6 +77,7 @@ class Deeds:
     client: Client
     made: Callable[[JobPod], None]
     scheduler: str = SCHEDULER
+    may: Callable[[], bool] = lambda: True
     _free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     _served: set[tuple[str, int]] = field(default_factory=set)
     _killed: set[str] = field(default_factory=set)
@@ -88,6 +92,11 @@ class Deeds:
         except RefusedError as error:
             return str(error)
         return None
+
+    def forget(self, jobs: Collection[str], pods: Collection[str]) -> None:
+        """Only these UIDs are of use from now on."""
+        self._served = {pair for pair in self._served if pair[0] in jobs}
+        self._killed.intersection_update(pods)
 
     async def _act(self, order: Order, action: Action) -> None:
         deed = {
@@ -130,12 +139,14 @@ class Deeds:
         except ApiError as error:
             if not error.not_found:
                 raise
+        check_lead(self.may)
         return await self.client.create(SERVICES, service_body(one))
 
     async def _make(self, order: Order, slot: Slot) -> None:
         name = pod_name(order.one.metadata.name, slot.rank)
         if name in order.pods:  # also what an earlier generation left, which is being taken away
             return
+        check_lead(self.may)
         try:
             body = pod_body(order.one, order.record, slot, self.scheduler)
             made = await self.client.create(POD_BODIES, body)
@@ -166,18 +177,19 @@ class Deeds:
     async def _term(self, order: Order, slot: Slot) -> None:
         pod = order.pod(slot)
         if pod is not None and not pod.metadata.deletion_timestamp:
-            await self._delete(pod, int(order.job.grace_seconds))
+            await self._delete(pod, max(LEAST_GRACE, int(order.job.grace_seconds)))
 
     async def _kill(self, order: Order, slot: Slot) -> None:
         pod = order.pod(slot) or self._stray(order, slot)
         if pod is not None and pod.metadata.uid not in self._killed:
+            check_lead(self.may)
             self._killed.add(pod.metadata.uid)
-            await self._delete(pod, 1)
+            await self._delete(pod, LEAST_GRACE)
 
     async def _void(self, order: Order, slot: Slot) -> None:
         pod = order.pod(slot) or self._stray(order, slot)
         if pod is not None and not pod.metadata.deletion_timestamp:
-            await self._delete(pod, 1 if pod.spec.node_name else 0)
+            await self._delete(pod, LEAST_GRACE)
 
     async def _tell_size(self, order: Order) -> None:
         if order.job.live and order.record.state is State.RUNNING:
@@ -201,6 +213,7 @@ class Deeds:
         pod = order.pod(slot)
         if pod is None or pod.ended or pod.metadata.annotations.get(note) == words:
             return
+        check_lead(self.may)
         meta = pod.metadata
         patch = {"metadata": {"uid": meta.uid, "annotations": {note: words}}}
         try:
@@ -210,6 +223,7 @@ class Deeds:
                 _log.info("a worker was not told", pod=pod.key, why=error.message)
 
     async def _delete(self, pod: JobPod, grace: int | None = None) -> None:
+        check_lead(self.may)
         meta = pod.metadata
         options = DeleteOptions(grace, Preconditions(meta.uid))
         try:
@@ -225,6 +239,12 @@ class Deeds:
                 await deed
 
         await asyncio.gather(*(one(deed) for deed in deeds))
+
+
+def check_lead(may: Callable[[], bool]) -> None:
+    """Nothing, or an error where another replica may lead by now."""
+    if not may():
+        raise StateError("this replica does not lead any more")
 
 
 def _judge(error: ApiError) -> None:

@@ -16,12 +16,14 @@ class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
     """The record of the state machine, and what else is known only while a pod is there.
 
     `finished` are slots of the record whose workers have ended well: their pods may be taken away.
-    `speeds` are what workers reported, by their number.
+    `speeds` are what workers reported, by their number. `excuses`: how often in a row it was
+    started again for what was no fault of its own.
     """
 
     record: Record
     finished: tuple[Slot, ...] = ()
     speeds: dict[int, float] = {}
+    excuses: int = 0
 
     def encode(self) -> str:
         """As it stands in the status."""
@@ -35,4 +37,6 @@ def read_memory(text: str, now: float) -> Memory:
     try:
         return msgspec.json.decode(text, type=Memory)
     except msgspec.DecodeError as error:
-        raise StateError(f"status.record cannot be read: {error}") from error
+        raise StateError(
+            f"status.record cannot be read: {error}", "Delete the job and create it again."
+        ) from error

@@ -13,6 +13,7 @@ from aliquot.model.job import MAX_WORKERS
 
 KIND = "ElasticJob"
 PLURAL = "elasticjobs"
+DISRUPTED = "DisruptionTarget"
 
 
 class Workers(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -141,12 +142,21 @@ class JobPodStatus(PodStatus, frozen=True, rename="camel", omit_defaults=True):
     reason: str = ""
     conditions: tuple[PodCondition, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
 
 
 class JobPod(Pod, frozen=True, rename="camel", omit_defaults=True):
     """A worker's pod."""
 
     status: JobPodStatus = JobPodStatus()
+
+    @property
+    def is_taken(self) -> bool:
+        """Somebody takes it away: it is being deleted, evicted or preempted."""
+        marked = any(
+            one.type == DISRUPTED and one.status == "True" for one in self.status.conditions
+        )
+        return marked or bool(self.metadata.deletion_timestamp)
 
 
 class Body(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -1,7 +1,8 @@
 """`aliquot controller`, all of it together.
 
 Every replica follows the cluster; one leads and acts. Who becomes the leader reads jobs and pods
-again before it does anything: the one before it may have written what was not heard of yet.
+again before it does anything: the one before it may have written what was not heard of yet. Before
+each request it asks whether it still leads.
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ class Replica:
             options.rules,
             recorder=self._recorder,
             scheduler=options.scheduler,
+            may=lambda: self._elector.leading,
         )
         self._elector = Elector(
             client,

@@ -4,11 +4,14 @@ A pod that waits for its node is not a worker yet; one that has a node holds GPU
 ended. What is known of a slot without a pod follows from the record: a slot that is new may still
 be taken; one that is on its way out is closed, for a pod that came later would be taken away; and a
 worker that was there and whose pod is gone was taken away by somebody, which is no fault of
-the job's. So was one that was evicted or deleted, or that the kubelet did not let in.
+the job's. So was one that was evicted or deleted, however its program ended then (one that saves
+and exits 0 has not finished), or that the kubelet did not let in. While one is taken away the
+others break down with it: that is excused as well. All else that fails is the job's.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +19,7 @@ import msgspec
 from aliquot.kubernetes.names import JOB_GENERATION, JOB_RANK
 from aliquot.model.job import State
 from aliquot.model.record import Phase, Seen, Sight, Slot
+from aliquot.placement.elastic import plausible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,8 +29,17 @@ if TYPE_CHECKING:
     from aliquot.model.record import Record
 
 CANNOT_RUN = {"StartError", "ContainerCannotRun"}
-DISRUPTED = "DisruptionTarget"
 USUAL = {"Error", "Completed"}
+EXCUSES = {
+    "Evicted",
+    "NodeAffinity",
+    "NodeShutdown",
+    "Preempting",
+    "Terminated",
+    "TopologyAffinityError",
+    "UnexpectedAdmissionError",
+}
+OUT_OF = "OutOf"  # cpu, memory, pods ...: the node had less than the scheduler thought
 LONGEST = 300
 
 
@@ -53,21 +66,27 @@ def slot_of(pod: JobPod) -> Slot | None:
     return Slot(int(generation), int(rank))
 
 
-def look(memory: Memory, pods: Iterable[JobPod], refused: str | None) -> Seen:
+def look(
+    memory: Memory, pods: Iterable[JobPod], refused: str | None, stuck: str | None = None
+) -> Seen:
     """What the controller of a job sees."""
     record = memory.record
     there = {slot: pod for pod in pods if (slot := slot_of(pod)) is not None}
     sights: dict[Slot, Sight] = {}
     held: set[Slot] = set()
+    taken = record.leaving is None and any(
+        slot in record.slots and pod.is_taken for slot, pod in there.items()
+    )
     for slot, pod in there.items():
         if (sight := _sight(pod, stays=_stays(record, slot))) is not None:
-            sights[slot] = sight
+            finished = slot in memory.finished
+            sights[slot] = _judged(sight, finished=finished, taken=taken and slot in record.slots)
         if not pod.ended and (pod.spec.node_name or slot not in record.slots):
             held.add(slot)
     for slot in record.slots:
         if slot not in there and (missed := _missed(memory, slot)) is not None:
             sights[slot] = missed
-    return Seen(sights, frozenset(held), refused)
+    return Seen(sights, frozenset(held), refused, stuck)
 
 
 def learn(memory: Memory, pods: Iterable[JobPod]) -> Memory:
@@ -82,8 +101,10 @@ def learn(memory: Memory, pods: Iterable[JobPod]) -> Memory:
         if record.leaving is None and sight is not None and sight.code == 0:
             finished.add(slot)
         said = _said(pod)
-        if slot.rank == 0 and said.report and said.report.size and said.report.samples_per_second:
-            speeds[said.report.size] = said.report.samples_per_second
+        if slot.rank == 0 and said.report and said.report.samples_per_second:
+            size, speed = said.report.size, said.report.samples_per_second
+            if plausible(size, speed):
+                speeds[size] = speed
     return msgspec.structs.replace(memory, finished=tuple(sorted(finished)), speeds=speeds)
 
 
@@ -113,31 +134,43 @@ def _sight(pod: JobPod, *, stays: bool = False) -> Sight | None:
     return None
 
 
+def _judged(sight: Sight, *, finished: bool, taken: bool) -> Sight:
+    """The same in the light of what was seen before, and of the others."""
+    if finished and sight.excused:
+        return Sight(Phase.ENDED, code=0, ready=sight.ready)
+    failed = sight.closed and sight.code != 0 and not sight.excused
+    if taken and failed and sight.unrunnable is None:
+        return replace(sight, excused=True, note="ended when another was taken away")
+    return sight
+
+
 def _ending(pod: JobPod) -> Sight:
-    ready = _said(pod).ready is not None
+    ready, reason = _said(pod).ready is not None, pod.status.reason
+    if pod.is_taken or reason in EXCUSES or reason.startswith(OUT_OF):
+        why = reason or "its pod was deleted"
+        return Sight(Phase.ENDED, ready=ready, excused=True, note=f"was taken away: {why}")
     if pod.status.phase == "Succeeded":
         return Sight(Phase.ENDED, code=0, ready=ready)
     failed = next((one for one in _ends(pod) if one.exit_code), None)
-    disrupted = any(one.type == DISRUPTED and one.status == "True" for one in pod.status.conditions)
-    if failed is None or disrupted or pod.metadata.deletion_timestamp:
-        why = pod.status.reason or ("its pod was deleted" if failed else "the kubelet refused it")
-        return Sight(Phase.ENDED, ready=ready, excused=True, note=f"was taken away: {why}")
+    if failed is None:
+        return Sight(Phase.ENDED, ready=ready, note=reason)
     if failed.reason in CANNOT_RUN:
         return Sight(Phase.ENDED, failed.exit_code, unrunnable=failed.message[:LONGEST])
-    note = "" if failed.reason in USUAL else failed.reason
+    note = reason or ("" if failed.reason in USUAL else failed.reason)
     return Sight(Phase.ENDED, failed.exit_code, ready=ready, note=note)
 
 
 def _ends(pod: JobPod) -> list[Ended]:
-    states = (one.state.terminated for one in pod.status.container_statuses)
-    return [one for one in states if one is not None]
+    every = (*pod.status.container_statuses, *pod.status.init_container_statuses)
+    return [one.state.terminated for one in every if one.state.terminated is not None]
 
 
 def _said(pod: JobPod) -> Said:
-    for one in _ends(pod):
-        if one.message.startswith("{"):
+    for one in pod.status.container_statuses:
+        ended = one.state.terminated
+        if ended is not None and ended.message.startswith("{"):
             try:
-                return msgspec.json.decode(one.message, type=Said)
+                return msgspec.json.decode(ended.message, type=Said)
             except msgspec.DecodeError:
-                continue
+                return Said(ready=0)  # cut off or garbled, but it did speak
     return Said()

@@ -21,6 +21,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import structlog
+
 from aliquot.kubernetes.gangs.members import Key, claim_of
 from aliquot.kubernetes.gangs.nodes import Limits
 from aliquot.kubernetes.gangs.objects import Phase
@@ -28,6 +30,7 @@ from aliquot.kubernetes.gangs.picture import Picture
 from aliquot.kubernetes.gangs.roster import single_name
 from aliquot.kubernetes.gangs.words import seconds_at
 from aliquot.kubernetes.jobs.room import ClusterRoom, Party
+from aliquot.kubernetes.jobs.step import could_be_fewer
 from aliquot.kubernetes.pods import BadRequestError, requests_of
 from aliquot.model.job import Sizes, State, Wish
 from aliquot.placement.demand import Gang
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
 WAITS_SECONDS = 2.0  # a pod that is younger may just be on its way
 WAITING, BEGINNING, WEIGHED = 32, 4, 16  # that are looked at in one decision
 ONE = Sizes((1,))
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,7 @@ class Sizer:
     ledger: Ledger
     rules: Rules = field(default_factory=Rules)
     _could: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _left_out: set[str] = field(default_factory=set)
 
     async def changes(
         self, candidates: Sequence[Candidate], gangs: Iterable[GangObject], now: float
@@ -133,16 +139,16 @@ class Sizer:
         """What is to be done, in this order."""
         ledger, every = self.ledger, list(gangs)
         candidates = _first(candidates)
-        ours = {one.gang for one in candidates if one.gang and one.record.state is State.GROWING}
+        ours = {one.gang for one in candidates if one.gang and could_be_fewer(one.job, one.record)}
         waiting = sorted([*self._gangs(every, ours), *self._singles(now)], key=_turn)[:WAITING]
         limits = [Limits.of(one.pod) for one in candidates]
         limits += [Limits.of(pod) for _, pods, _ in waiting for pod in pods]
         picture = Picture(ledger.ground, limits)
         running = {one.gang.name: one for one in ledger.holdings.running(now)}
-        parties = {one.name: _party(one, picture, running) for one in candidates}
+        parties, jobs = self._parts(candidates, picture, running, now)
+        candidates = [one for one in candidates if one.name in parties]
         rigid = [one for each in waiting if (one := self._rigid(*each, picture)) is not None]
         parties |= {one.name: Party(one.name, one.members) for one in rigid}
-        jobs = [job for one in candidates if (job := self._elastic(one, parties, now))]
         coming = {one.name: one.size for one in jobs if one.size and not one.settled}
         room = ClusterRoom(picture.books, picture.by, parties).arrived(coming)
         mine = {worker for one in jobs for worker in _by_name(candidates, one.name).workers}
@@ -164,6 +170,30 @@ class Sizer:
         return list(_changes(decision, room, candidates, now, may_grow=not promised))
 
     # --- the picture ---
+
+    def _parts(
+        self,
+        candidates: Sequence[Candidate],
+        picture: Picture,
+        running: Mapping[str, Running],
+        now: float,
+    ) -> tuple[dict[str, Party], list[Elastic]]:
+        """Each job's part; one that makes no sense is left out, and does not stop the others."""
+        parties: dict[str, Party] = {}
+        jobs: list[Elastic] = []
+        known, self._left_out = self._left_out, set()
+        for one in candidates:
+            try:
+                party = _party(one, picture, running)
+                job = self._elastic(one, party, now)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with it
+                self._left_out.add(one.name)
+                if one.name not in known:
+                    _log.warning("left out of decisions", job=one.name, why=str(error))
+                continue
+            parties[one.name] = party
+            jobs += [job] if job is not None else []
+        return parties, jobs
 
     def _gangs(
         self, gangs: Iterable[GangObject], ours: set[Key]
@@ -208,7 +238,7 @@ class Sizer:
             members=members,
         )
 
-    def _elastic(self, one: Candidate, parties: Mapping[str, Party], now: float) -> Elastic | None:
+    def _elastic(self, one: Candidate, party: Party, now: float) -> Elastic | None:
         record = one.record
         leaving = record.leaving
         if record.wish is not Wish.RUN or record.state.final or one.waits:
@@ -220,7 +250,7 @@ class Sizer:
         return Elastic(
             name=one.name,
             sizes=one.sizes,
-            member=parties[one.name].member[0],
+            member=party.member[0],
             queue=self.ledger.queues.queue_of(one.pod),
             priority=one.priority,
             submitted=one.job.submitted,

@@ -10,7 +10,7 @@ import msgspec
 from aliquot.kubernetes.gangs.objects import Phase as GangPhase
 from aliquot.kubernetes.gangs.words import stamp
 from aliquot.kubernetes.jobs.objects import ElasticJobStatus, Transition
-from aliquot.kubernetes.jobs.sight import learn, look
+from aliquot.kubernetes.jobs.sight import learn, look, slot_of
 from aliquot.kubernetes.names import JOB
 from aliquot.kubernetes.queues.spec import Condition
 from aliquot.model import lifecycle
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from aliquot.model.record import Record, Seen
 
 AGAIN_SECONDS = 2.0  # between two starts, whoever was at fault
+LONGEST_SECONDS = 300.0  # the same after many excuses; a run of so long ends their row
 ROOM_SECONDS = 15.0  # that a gang has for its places, where the job could run with fewer workers
+WHOLE_SECONDS = 300.0  # that workers with places have to come, in the same case
 HISTORY = 20
 ON_THEIR_WAY = {State.STARTING, State.GROWING}
 
@@ -51,25 +53,57 @@ def advance(view: View, memory: Memory, now: float) -> tuple[Memory, Seen]:
     """What is remembered after this look, and what was seen."""
     memory = learn(memory, view.pods)
     before = memory.record
-    seen = look(memory, view.pods, view.refused or no_room(view, before, now))
+    refused = view.refused or no_room(view, before, now)
+    seen = look(memory, view.pods, refused, not_whole(view, before, now))
     record = lifecycle.want(before, Wish.SUSPEND if view.suspend else Wish.RUN)
     record = lifecycle.advance(view.job, record, seen, now)
     record = _within_bounds(view.job, record, now)
+    excuses = memory.excuses
+    if _is_excused(before, record, seen):
+        long = before.state is State.RUNNING and now - before.since >= LONGEST_SECONDS
+        excuses = 1 if long else excuses + 1
+        pause = min(AGAIN_SECONDS * 2.0 ** min(excuses - 1, 16), LONGEST_SECONDS)
+        record = replace(record, not_before=now + pause)
     if record.state is State.PENDING and not before.state.resting:
         record = replace(record, not_before=max(record.not_before, now + AGAIN_SECONDS))
-    return msgspec.structs.replace(memory, record=record), seen
+    return msgspec.structs.replace(memory, record=record, excuses=excuses), seen
 
 
 def no_room(view: View, record: Record, now: float) -> str | None:
     """Why workers that a job could do without do not get their places; None where they may yet."""
     gang = view.gang
-    fewer = record.size > view.job.sizes.least and record.state in ON_THEIR_WAY
-    if gang is None or not fewer:
+    if gang is None or not could_be_fewer(view.job, record):
         return None
     late = now - record.since > ROOM_SECONDS
     if gang.phase == GangPhase.REFUSED or (late and gang.phase == GangPhase.WAITING):
         return f"no room for {record.size} workers: {gang.reason}"
     return None
+
+
+def not_whole(view: View, record: Record, now: float) -> str | None:
+    """Why workers that have their nodes, and that a job could do without, are given up."""
+    late = now - record.since > WHOLE_SECONDS and record.leaving is None
+    if not late or not could_be_fewer(view.job, record):
+        return None
+    bound = {slot_of(pod) for pod in view.pods if pod.spec.node_name}
+    if any(slot not in bound for slot in record.slots):
+        return None
+    why = _held_up(view.pods) or "no more is known"
+    return f"not all of {record.size} workers have come in {WHOLE_SECONDS:.0f} s: {why}"
+
+
+def could_be_fewer(job: Job, record: Record) -> bool:
+    """Whether workers are on their way that a job could do without."""
+    return record.size > job.sizes.least and record.state in ON_THEIR_WAY
+
+
+def _is_excused(before: Record, record: Record, seen: Seen) -> bool:
+    """Whether it starts again for what was no fault of its own."""
+    if before.leaving is not None or record.leaving is None:
+        return False
+    return record.leaving.then is State.PENDING and any(
+        slot in seen.slots and seen.slots[slot].excused for slot in before.slots
+    )
 
 
 def _within_bounds(job: Job, record: Record, now: float) -> Record:
@@ -125,7 +159,8 @@ def _reason(view: View, record: Record) -> str:
 def _held_up(pods: Sequence[JobPod]) -> str:
     """What keeps a pod that has its node from running."""
     for pod in pods:
-        for one in pod.status.container_statuses if pod.spec.node_name else ():
+        every = (*pod.status.init_container_statuses, *pod.status.container_statuses)
+        for one in every if pod.spec.node_name else ():
             waiting = one.state.waiting
             if waiting is not None and waiting.message:
                 return f"{pod.metadata.name}: {waiting.reason}: {waiting.message}"
@@ -137,7 +172,8 @@ def _conditions(
 ) -> tuple[Condition, ...]:
     state, gang = record.state, view.gang
     waits = gang is not None and gang.phase in {GangPhase.WAITING, GangPhase.REFUSED}
-    placed = not state.resting and not (state in ON_THEIR_WAY and waits)
+    has_places = gang is not None and gang.phase in {GangPhase.RESERVED, GangPhase.BOUND}
+    placed = not state.resting and (has_places or state not in ON_THEIR_WAY)
     facts = {
         "Accepted": (not view.problem, "BadSpec" if view.problem else "Sound", view.problem),
         "Placed": (placed, gang.phase if gang and waits else str(state), reason if waits else ""),
