@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from aliquot.model.errors import BadValueError, InstallationError
+from aliquot.cli.on_cluster import Kubeconfig, needs_extra, split_names
+from aliquot.model.errors import BadValueError
 
 EXAMPLES = (
     "aliquot node --node-name worker-1 --kubeconfig /etc/kubernetes/agent.conf",
@@ -71,10 +72,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             envvar="ALIQUOT_DRIVER_ROOT", help="Where the node's file system, with its driver, is."
         ),
     ] = Path("/"),
-    kubeconfig: Annotated[
-        Path | None,
-        typer.Option(help="How to reach the API server. Without it: as a pod, or KUBECONFIG."),
-    ] = None,
+    kubeconfig: Kubeconfig = None,
     host: Annotated[str, typer.Option(help="The address of metrics and probes.")] = "0.0.0.0",  # noqa: S104
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="The port of metrics and probes.")
@@ -91,21 +89,16 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         raise BadValueError(
             "the name of this node is not known", "Give --node-name, or set NODE_NAME."
         )
-    try:
+    with needs_extra():
         from aliquot.kubernetes.log import set_up_log  # noqa: PLC0415 - needs the extra
         from aliquot.kubernetes.node.agent import run_agent  # noqa: PLC0415
         from aliquot.kubernetes.node.machine import Options  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise InstallationError(
-            f"{error.name} is not installed",
-            "What runs on a cluster needs more: pip install 'aliquot[kubernetes]'",
-        ) from error
     from aliquot.devices import parse_shape  # noqa: PLC0415
     from aliquot.kubernetes.presets import choose_presets  # noqa: PLC0415
 
     options = Options(
         node=node_name,
-        presets=choose_presets(name.strip() for name in names.split(",")),
+        presets=choose_presets(split_names(names)),
         shares=shares,
         shape=parse_shape(simulate) if simulate else None,
         state=state.absolute(),

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from aliquot.model.errors import BadValueError, InstallationError
+from aliquot.cli.on_cluster import (
+    Host,
+    Kubeconfig,
+    LeaseNamespace,
+    Names,
+    Port,
+    needs_extra,
+    split_names,
+)
+from aliquot.model.errors import BadValueError
 
 EXAMPLES = (
     "aliquot scheduler --kubeconfig ~/.kube/config --port 8080",
@@ -16,24 +25,14 @@ EXAMPLES = (
 
 
 def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
-    kubeconfig: Annotated[
-        Path | None,
-        typer.Option(help="How to reach the API server. Without it: as a pod, or KUBECONFIG."),
-    ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",  # noqa: S104
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8443,
+    kubeconfig: Kubeconfig = None,
+    host: Host = "0.0.0.0",  # noqa: S104
+    port: Port = 8443,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key to it.")] = None,
-    names: Annotated[
-        str,
-        typer.Option(
-            metavar="PRESETS",
-            help="By which names pods ask for GPUs: aliquot, tencent, tuya, nvidia, aliyun; "
-            "several with commas.",
-        ),
-    ] = "aliquot",
+    names: Names = "aliquot",
     strategy: Annotated[
         str, typer.Option(help="fragmentation, pack, spread, best-fit, random or fgd.")
     ] = "fragmentation",
@@ -62,9 +61,7 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
     block_label: Annotated[
         str, typer.Option(help="The label of nodes that names their block, before the usual ones.")
     ] = "",
-    namespace: Annotated[
-        str, typer.Option(help="Where the Lease is. Without it: the namespace it runs in.")
-    ] = "",
+    namespace: LeaseNamespace = "",
 ) -> None:
     """Run the scheduler extender: which GPUs pods get, for kube-scheduler.
 
@@ -75,24 +72,19 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
         raise BadValueError(
             "--tls-cert and --tls-key go together", "Give both, or none for plain HTTP."
         )
-    try:
+    with needs_extra():
         import uvloop  # noqa: PLC0415 - needs the extra
 
         from aliquot.kubernetes.gangs.controller import gang_options  # noqa: PLC0415
         from aliquot.kubernetes.log import set_up_log  # noqa: PLC0415
         from aliquot.kubernetes.scheduler.run import Options, serve  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise InstallationError(
-            f"{error.name} is not installed",
-            "What runs on a cluster needs more: pip install 'aliquot[kubernetes]'",
-        ) from error
     options = Options(
         kubeconfig=kubeconfig,
         host=host,
         port=port,
         tls_cert=tls_cert,
         tls_key=tls_key,
-        presets=tuple(name.strip() for name in names.split(",")),
+        presets=split_names(names),
         strategy=strategy,
         offer=offer,
         lease=lease,

@@ -124,6 +124,24 @@ class Record:
         """How many workers it has, or is about to."""
         return len(self.slots)
 
+    @property
+    def size_to_be(self) -> int:
+        """The same, or how many it is on its way to."""
+        return self.size if self.leaving is None else self.leaving.size
+
+    @property
+    def settled(self) -> bool:
+        """Whether it runs, and no change is on its way."""
+        return self.state is State.RUNNING and self.leaving is None
+
+    def takes_decisions(self, now: float) -> bool:
+        """Whether its size is to be decided about: it wants to run, may, and holds nothing else."""
+        if self.wish is not Wish.RUN or self.state.final:
+            return False
+        if self.state is State.PENDING and now < self.not_before:
+            return False
+        return self.leaving is None or self.leaving.then is State.STARTING
+
 
 class Verb(StrEnum):
     """What a controller does to the world."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.model import lifecycle
 from aliquot.model.errors import NoRoomError
-from aliquot.model.job import State, Wish
+from aliquot.model.job import State
 from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind
 from aliquot.placement.elastic import Elastic, Rules, decide
 from aliquot.placement.snapshot import NodeSpec, empty
@@ -71,13 +71,8 @@ class Scheduler:
 
 def _elastic(stored: Stored, status: Status, now: float) -> Elastic | None:
     job, record = stored.job, stored.record
-    leaving = record.leaving
-    if record.wish is not Wish.RUN or record.state.final:
+    if not record.takes_decisions(now):
         return None
-    if record.state is State.PENDING and now < record.not_before:
-        return None
-    if leaving is not None and leaving.then is not State.STARTING:
-        return None  # what it holds is still held
     return Elastic(
         name=job.name,
         sizes=job.sizes,
@@ -85,9 +80,9 @@ def _elastic(stored: Stored, status: Status, now: float) -> Elastic | None:
         queue=job.queue,
         priority=job.priority,
         submitted=job.submitted,
-        size=record.size if leaving is None else leaving.size,
+        size=record.size_to_be,
         resized_at=record.resized_at,
-        settled=record.state is State.RUNNING and leaving is None,
+        settled=record.settled,
         speeds=stored.speeds,
         rest_seconds=rest_seconds(stored.progress),
     )
@@ -115,8 +110,8 @@ def _reserved(jobs: Sequence[Stored], status: Status) -> Plan:
     """The machine as it is, with what those that are on their way still need."""
     plan = Plan.of(status)
     for stored in jobs:
-        record, leaving = stored.record, stored.record.leaving
-        size = record.size if leaving is None else leaving.size
+        record = stored.record
+        size = record.size_to_be
         if record.state.resting or _is_in_place(stored, status):
             continue
         if size > len(_grants(stored, status)):

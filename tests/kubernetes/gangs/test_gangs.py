@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
@@ -14,19 +12,8 @@ from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
 from aliquot.kubernetes.gangs.reservations import Times
 from kubernetes.builders import CARD, held, make_node, make_pod
 from kubernetes.fake_api import until
-from kubernetes.gangs.world import SOON, World, is_bound, running
+from kubernetes.gangs.world import SOON, World, is_bound, played, running
 from kubernetes.scheduler.replica import Replica, put_node, replica
-
-
-def played(
-    world: World, play: Callable[[World, Replica], Coroutine[Any, Any, None]], **options: Any
-) -> None:
-    async def run() -> None:
-        async with running(world, **options) as one:
-            await play(world, one)
-
-    asyncio.run(run())
-    world.check_cards()
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -13,7 +11,8 @@ from aliquot.kubernetes.gangs.sources import size_in
 from aliquot.kubernetes.pods import asks
 from aliquot.kubernetes.presets import ALIQUOT
 from kubernetes.fake_api import until
-from kubernetes.gangs.world import World, is_bound, running
+from kubernetes.gangs.world import World, is_bound, played
+from kubernetes.scheduler.replica import Replica
 
 
 @pytest.fixture(autouse=True)
@@ -22,17 +21,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "FIRST_PAUSE", 0.1)
 
 
-def played(world: World, play: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        async with running(world):
-            await play(world)
-
-    asyncio.run(run())
-    world.check_cards()
-
-
 def test_a_half_that_a_budget_keeps_is_told_so_and_completed_when_it_can_be() -> None:
-    async def play(world: World) -> None:
+    async def play(world: World, _: Replica) -> None:
         def refuse(_: str, path: str) -> int | None:
             return 403 if path.endswith("a-1/binding") else None
 
@@ -51,7 +41,7 @@ def test_a_half_that_a_budget_keeps_is_told_so_and_completed_when_it_can_be() ->
 
 
 def test_a_half_whose_other_pods_are_gone_for_good_says_what_keeps_it() -> None:
-    async def play(world: World) -> None:
+    async def play(world: World, _: Replica) -> None:
         world.api.faults.refuse = lambda _, path: 403 if path.endswith("a-1/binding") else None
         world.api.faults.budgets = {"a-0": "keep-it"}
         world.gang("a", 2)
@@ -65,7 +55,7 @@ def test_a_half_whose_other_pods_are_gone_for_good_says_what_keeps_it() -> None:
 
 
 def test_a_member_without_a_gpu_that_has_done_its_work_holds_nobody_up() -> None:
-    async def play(world: World) -> None:
+    async def play(world: World, _: Replica) -> None:
         launcher = {"aliquot.io/gang": "a", "aliquot.io/gang-size": "3"}
         world.pod("launcher", annotations=launcher)
         world.gang("a", 3, pods=1)
@@ -79,7 +69,7 @@ def test_a_member_without_a_gpu_that_has_done_its_work_holds_nobody_up() -> None
 
 
 def test_a_launcher_of_an_earlier_run_does_not_count() -> None:
-    async def play(world: World) -> None:
+    async def play(world: World, _: Replica) -> None:
         notes = {"aliquot.io/gang": "a", "aliquot.io/gang-size": "3"}
         world.pod("launcher", annotations=notes)
         body = world.api.objects["pods", "ns", "launcher"]
@@ -101,7 +91,7 @@ def test_a_launcher_of_an_earlier_run_does_not_count() -> None:
 
 
 def test_a_launcher_that_ends_before_all_are_bound_does_not_make_a_half_of_them() -> None:
-    async def play(world: World) -> None:
+    async def play(world: World, _: Replica) -> None:
         world.api.faults.refuse = lambda _, path: 503 if path.endswith("a-1/binding") else None
         notes = {"aliquot.io/gang": "a", "aliquot.io/gang-size": "3"}
         world.pod("launcher", annotations=notes)

@@ -14,7 +14,7 @@ from aliquot.kubernetes.api import leader
 from aliquot.kubernetes.scheduler import planner
 from kubernetes.fake_api import until
 from kubernetes.gangs.thinking import Thinking
-from kubernetes.gangs.world import World, is_bound, running
+from kubernetes.gangs.world import World, is_bound, played
 from kubernetes.scheduler.replica import Replica, replica
 
 HIGHER = {"priority": 9}
@@ -22,17 +22,8 @@ HIGHEST = {"priority": 100}
 IN_Q = {"aliquot.io/queue": "q"}
 
 
-def played(world: World, play: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        async with running(world):
-            await play(world)
-
-    asyncio.run(run())
-    world.check_cards()
-
-
 def test_a_pod_that_came_in_a_victims_name_and_place_is_not_ended(thinking: Thinking) -> None:
-    async def play(world: World) -> None:
+    async def play(world: World, _: Replica) -> None:
         world.pod("p", gpu=1)
         await until(lambda: "p" in world.bound())
         thinking.hold()
@@ -50,7 +41,7 @@ def test_a_pod_that_came_in_a_victims_name_and_place_is_not_ended(thinking: Thin
 
 
 def test_nobody_ends_for_a_gang_whose_other_place_was_taken_meanwhile(thinking: Thinking) -> None:
-    async def play(world: World) -> None:
+    async def play(world: World, _: Replica) -> None:
         world.gang("low", 1)
         await is_bound(world, "low", 1)
         thinking.hold()
@@ -66,7 +57,7 @@ def test_nobody_ends_for_a_gang_whose_other_place_was_taken_meanwhile(thinking: 
 
 
 def test_nobody_ends_for_a_gang_that_finds_room_meanwhile(thinking: Thinking) -> None:
-    async def play(world: World) -> None:
+    async def play(world: World, _: Replica) -> None:
         world.gang("low", 1)
         await is_bound(world, "low", 1)
         world.pod("short", gpu=1, spec=HIGHEST)
@@ -86,7 +77,7 @@ def test_nobody_ends_for_a_gang_that_finds_room_meanwhile(thinking: Thinking) ->
 
 
 def test_a_limit_holds_though_single_pods_come_while_a_gang_is_planned(thinking: Thinking) -> None:
-    async def play(world: World) -> None:
+    async def play(world: World, _: Replica) -> None:
         world.queue("q", limit={"gpus": 2})
         world.api.put("nodes", {"metadata": {"name": "n0", "labels": {"for": "gangs"}}})
         thinking.hold()

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -237,6 +237,19 @@ async def running(world: World, **options: Any) -> AsyncIterator[Replica]:
     """An API server, and a replica that leads."""
     async with world.api.serving(), led(world, **options) as one:
         yield one
+
+
+def played(
+    world: World, play: Callable[[World, Replica], Coroutine[Any, Any, None]], **options: Any
+) -> None:
+    """Play it with a replica that leads; then no card may have been given twice."""
+
+    async def run() -> None:
+        async with running(world, **options) as one:
+            await play(world, one)
+
+    asyncio.run(run())
+    world.check_cards()
 
 
 @asynccontextmanager

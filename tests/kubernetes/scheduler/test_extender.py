@@ -229,6 +229,27 @@ def test_a_refused_pod_is_told_why_once_and_woken_when_there_is_room(
     played(play)
 
 
+def test_pods_without_room_do_not_keep_those_behind_them_from_being_woken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "SETTLE", 0.01)
+    monkeypatch.setattr(waiting, "WAKE_AGAIN", 0.05)
+    monkeypatch.setattr(waiting, "LOOKED_AT", 2)
+
+    async def play(api: FakeApi, one: Replica) -> None:
+        first = put_pod(api, make_pod("a", gpu=2))
+        assert await one.bind(first, "n1") == ""
+        report(api, "a")
+        for name, gpus in (("b", 9), ("c", 9), ("d", 9), ("e", 1)):
+            pod = put_pod(api, make_pod(name, gpu=gpus))
+            assert (await one.filter(pod, "n1"))["NodeNames"] == []
+        api.delete("pods", "a", "ns")
+        release(api)
+        await until(lambda: ROOM in pod_in(api, "e").metadata.annotations)
+
+    played(play)
+
+
 def test_bad_input_becomes_an_event() -> None:
     async def play(api: FakeApi, one: Replica) -> None:
         pod = put_pod(api, make_pod("a", memory=21, annotations={"aliquot.io/gpus": "2"}))
@@ -295,12 +316,17 @@ def test_a_node_whose_kubelet_lost_its_agent_gets_no_pods_until_it_is_back() -> 
         async def has_room() -> bool:
             return bool((await one.filter(make_pod("a", gpu=1), "n1"))["NodeNames"])
 
-        assert await has_room()  # a kubelet that says nothing may have an agent that just came
-        for allocatable, room in ((0, False), (2, True)):
-            api.put("nodes", node(allocatable))
+        async def becomes(*, room: bool) -> None:
             async with asyncio.timeout(20):
                 while await has_room() != room:
                     await asyncio.sleep(0.01)
+
+        assert await has_room()  # a kubelet that says nothing may have an agent that just came
+        for allocatable, room in ((0, False), (2, True)):
+            api.put("nodes", node(allocatable))
+            await becomes(room=room)
+        api.delete("nodes", "n1")  # its GPUNode may outlive it
+        await becomes(room=False)
 
     played(play)
 

@@ -129,6 +129,16 @@ def test_a_share_is_as_large_as_its_nodes_shares() -> None:
     assert not filtered(of, make_pod("g", sgpu=1))
 
 
+def test_a_card_whose_bytes_are_gone_has_no_share_left_however_many_there_are_now() -> None:
+    """The node had two shares of a card when both were given, and has four since."""
+    before = planner(make_node("n1", 1, shares=2))
+    after = planner(make_node("n1", 1, shares=4))
+    for name in ("a", "b"):
+        pod = make_pod(name, sgpu=1)
+        after.cluster.set_pod(pod.metadata.uid, bound_by(pod, "n1", plan(before, pod)))
+    assert not filtered(after, make_pod("c", sgpu=1))
+
+
 def test_a_percentage_is_of_the_card_it_meets() -> None:
     of = planner(
         make_node("n1", 1, memory=80 * GIB),

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,14 +55,14 @@ class Elector:
         *,
         namespace: str,
         name: str,
-        identity: str,
+        identity: str = "",
         on_change: Callable[[bool], None],
         times: Times = USUAL,
     ) -> None:
         self._client = client
         self._namespace = namespace
         self._name = name
-        self.identity = identity
+        self.identity = identity or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
         self._on_change = on_change
         self._times = times
         self._seen: LeaseSpec | None = None

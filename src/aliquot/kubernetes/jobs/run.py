@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import time
-import uuid
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -130,7 +128,6 @@ class Replica:
             client,
             namespace=options.namespace or client.namespace,
             name=options.lease,
-            identity=f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}",
             on_change=self._leads,
             times=options.times,
         )

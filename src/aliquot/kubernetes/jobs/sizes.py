@@ -240,13 +240,8 @@ class Sizer:
 
     def _elastic(self, one: Candidate, party: Party, now: float) -> Elastic | None:
         record = one.record
-        leaving = record.leaving
-        if record.wish is not Wish.RUN or record.state.final or one.waits:
+        if one.waits or not record.takes_decisions(now):
             return None
-        if record.state is State.PENDING and now < record.not_before:
-            return None
-        if leaving is not None and leaving.then is not State.STARTING:
-            return None  # what it holds is still held
         return Elastic(
             name=one.name,
             sizes=one.sizes,
@@ -254,21 +249,20 @@ class Sizer:
             queue=self.ledger.queues.queue_of(one.pod),
             priority=one.priority,
             submitted=one.job.submitted,
-            size=record.size if leaving is None else leaving.size,
+            size=record.size_to_be,
             resized_at=record.resized_at,
-            settled=record.state is State.RUNNING and leaving is None,
+            settled=record.settled,
             speeds=one.memory.speeds,
         )
 
 
 def _party(one: Candidate, picture: Picture, running: Mapping[str, Running]) -> Party:
     record = one.record
-    in_place = record.state is State.RUNNING and record.leaving is None
     return Party(
         name=one.name,
         member=(picture.demand(one.asked, Limits.of(one.pod)),),
         held=tuple(running[name] for name in one.workers if name in running),
-        size=record.size if in_place else None,
+        size=record.size if record.settled else None,
         live=one.job.live,
     )
 

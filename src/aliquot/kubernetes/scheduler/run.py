@@ -10,9 +10,7 @@ import asyncio
 import gc
 import os
 import signal
-import socket
 import ssl
-import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,7 +116,6 @@ class Scheduler:
             client,
             namespace=options.namespace or client.namespace,
             name=options.lease,
-            identity=f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}",
             on_change=self._leads,
             times=options.times,
         )
