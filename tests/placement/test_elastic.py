@@ -205,18 +205,6 @@ def test_a_report_that_cannot_be_stops_no_decision() -> None:
     assert ask(4, liar, job("other", "1")).starts == {"other": 1}
 
 
-def test_the_room_is_asked_no_more_than_twice_for_each_pair_of_jobs() -> None:
-    """Whether there is one for a worker more, and for another: what one job can have alone is
-    asked once, and not again beside each giver.
-    """
-    jobs = [job(f"job-{number}", "1..8", size=2) for number in range(20)]
-    room = Gpus(40, {one.name: one for one in jobs})
-    hardware = empty([NodeSpec("here", gpus=40)]).hardware
-    decision = decide(jobs, room, {}, hardware, NOW, RULES, {})
-    assert decision.resizes == {}
-    assert room.asked <= 2 * 20 * 19 + 2 * 20
-
-
 @st.composite
 def pictures(draw: st.DrawFn, queues: tuple[str, ...] = ("a", "b")) -> tuple[int, list[Elastic]]:
     gpus = draw(st.integers(1, 12))

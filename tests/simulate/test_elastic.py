@@ -225,6 +225,7 @@ def test_counting_gpus_and_placing_workers_come_to_the_same(
         room = ClusterRoom(books, places, dict.fromkeys("abcd", member), by)
         answers.add(room.holds(sizes))
         assert room.holds(sizes) == (sum(sizes.values()) <= len(free))
+        assert room.free_milli(sizes) == 1000 * (len(free) - sum(sizes.values()))
     assert len(answers) == 1
 
 

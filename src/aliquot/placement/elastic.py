@@ -16,6 +16,14 @@ while nobody waits, and asked for again when somebody does. Four steps over one 
 
 No step makes a queue, or any above it, pass its limit.
 
+To ask the room is what takes time. So it is asked only where the answer may change something, in
+the order in which a yes ends the search, and not about sizes that take more than there is
+(`Counts`). Where GPUs are just counted, that decides as if all was asked. Where it matters who has
+which, not all that could give, or grow, are tried after others of the same kind were refused, and
+for one that needs many steps of others several are taken at a time (`make_room`): what was not
+needed is given back. So somebody may be left as it is who could have had more; nobody gets what
+the room did not say is there.
+
 What a job loses and gains is measured in one number, the logarithm of its speed by the weight of
 its queue (shared by the queue's jobs; a parent's by those below it that have jobs): a step counts
 by how much it speeds up that job, so the sum is largest where each has its fair part and none has
@@ -34,24 +42,25 @@ gives as ever. Who waits for longer than `patience_seconds` is not overtaken any
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aliquot.model.job import MAX_WORKERS
 from aliquot.placement.demand import Demand, Gang
-from aliquot.placement.queues import Bound, Resources, Tree, borrows, in_turn, needs, upto
+from aliquot.placement.grow import Grow
+from aliquot.placement.make_room import Makers
+from aliquot.placement.queues import in_turn
+from aliquot.placement.standing import Scales, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from aliquot.model.job import Sizes
-    from aliquot.placement.queues import Path, Queue, Sums
+    from aliquot.placement.queues import Queue
     from aliquot.placement.snapshot import Hardware
 
 EFFICIENCY = 0.9
 SLOWEST, FASTEST = 1e-6, 1e12  # that a report can be, in any unit
-_NOTHING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +141,14 @@ class Room(Protocol):
         """Whether there is a place for all workers of these jobs."""
 
 
+@runtime_checkable
+class Counts(Protocol):
+    """A room that also knows how much is free: sizes that take more are not asked about."""
+
+    def free_milli(self, sizes: Mapping[str, int]) -> int:
+        """How many thousandths of GPUs nobody has beside these jobs; at most, never fewer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What is to be done, in this order: `resizes`, then `starts` as soon as there is room.
@@ -171,11 +188,14 @@ class _Decider:
         self.jobs = {job.name: job for job in jobs}
         self.room, self.queues, self.hardware = room, queues, hardware
         self.now, self.rules = now, rules
-        self.tree = Tree(queues)
-        self.sizes = {job.name: job.size for job in jobs if job.size}
+        self.scales = Scales(self.jobs, queues, hardware)
+        self.standing = Standing.of(self.scales, {job.name: job.size for job in jobs if job.size})
+        self.scales.weigh(self.standing.sizes)
+        if isinstance(room, Counts):
+            free = room.free_milli(self.standing.sizes)
+            self.scales.most_milli = self.standing.milli + free
         self.waits: dict[str, str] = {}
         self.why: dict[str, str] = {}
-        self._weights, self._weighed = dict[str, float](), 0  # sizes are only ever added
         self.may_grow = True  # nobody waits for what growing would take
 
     def decide(self, could: Mapping[str, tuple[float, int]]) -> Decision:
@@ -183,166 +203,85 @@ class _Decider:
         self._exchange()
         possible = self._grow() if self.may_grow else {}
         growing, could = self._wait_and_see(possible, could)
+        sizes = self.standing.sizes
         resizes = {
             job.name: (size, self.why.get(job.name, "for a job that waits"))
             for job in self.jobs.values()
-            if job.size and (size := self.sizes[job.name]) != job.size
+            if job.size and (size := sizes[job.name]) != job.size
         }
         resizes |= {name: (size, "GPUs are free") for name, size in growing.items()}
-        starts = {name: size for name, size in self.sizes.items() if not self.jobs[name].size}
+        starts = {name: size for name, size in sizes.items() if not self.jobs[name].size}
         return Decision(resizes, starts, self.waits, could)
 
     # --- 1 ---
 
     def _let_in(self) -> None:
         waiting = [job.gang(job.sizes.least) for job in self.jobs.values() if not job.size]
-        order, refused = in_turn(waiting, self.queues, self._used(self.sizes), self.hardware)
+        order, refused = in_turn(waiting, self.queues, self.standing.used(), self.hardware)
         self.waits.update(refused)
         blocker: Elastic | None = None
+        told: dict[tuple[tuple[Demand, ...], str], str] = {}  # why not, as long as nobody gets in
         for gang in order:
-            job = self.jobs[gang.name]
+            job, asked = self.jobs[gang.name], (gang.members, gang.queue)
             if blocker is not None:
                 self.waits[job.name] = f"{blocker.name} has waited longer, and is not overtaken"
-            elif not self._let_one_in(job) and self._is_patient(job):
+                continue
+            found = self._with(job) if asked not in told else None
+            if found is not None:
+                self.standing = found
+                self.scales.weigh(found.sizes)
+                told.clear()
+                continue
+            if asked not in told:
+                told[asked] = self._why_not(job)
+            self.waits[job.name] = told[asked]
+            if self.now - job.submitted >= self.rules.patience_seconds:
                 blocker = job
 
-    def _let_one_in(self, job: Elastic) -> bool:
-        trial = {**self.sizes, job.name: job.sizes.least}
-        if not self.room.holds(trial):
-            found = self._make_room(trial, job)
-            if found is None:
-                self.waits[job.name] = self._why_not(job)
-                return False
-            trial = found
-        self.sizes = trial
-        return True
-
-    def _make_room(
-        self, trial: dict[str, int], job: Elastic, givers: Sequence[Elastic] | None = None
-    ) -> dict[str, int] | None:
-        """The same with others made smaller until it holds, none more than needed."""
-        before = dict(trial)
-        givers = self._movable(trial, self.rules.resize_seconds) if givers is None else givers
-        while not self.room.holds(trial):
-            steps = [
-                (*self._loss(one, trial, size), {**trial, one.name: size})
-                for one, size in _downs(self._first_to_give(givers, job, trial), trial)
-            ]
-            if not steps:
-                return None
-            enough = [step for step in steps if self.room.holds(step[2])]
-            if enough:
-                trial = min(enough, key=lambda step: step[0])[2]
-            else:
-                trial = min(steps, key=lambda step: step[1])[2]
-        for name in [name for name, size in trial.items() if size != before[name]]:
-            for size in (one for one in self.jobs[name].sizes.allowed if one > trial[name]):
-                if size <= before[name] and self.room.holds({**trial, name: size}):
-                    trial = {**trial, name: size}
-        return trial
-
-    def _first_to_give(
-        self, givers: Iterable[Elastic], job: Elastic, sizes: Mapping[str, int]
-    ) -> list[Elastic]:
-        """Of those that can give at all, and have to, the ones that borrow on the most levels."""
-        sums = self._sums(sizes)
-        found = [
-            (rank, one)
-            for one in givers
-            if one.sizes.below(sizes[one.name]) is not None
-            and (rank := self._reluctance(one, job, sums)) is not None
-        ]
-        least = min((rank for rank, _ in found), default=0)
-        return [one for rank, one in found if rank == least]
-
-    def _reluctance(self, giver: Elastic, job: Elastic, sums: Sums) -> int | None:
-        """On how many levels a giver is within its quota; None where it gives it nothing."""
-        mine = list(upto(self.tree.path(giver.queue)))
-        others = set(upto(self.tree.path(job.queue)))
-        own = [path for path in mine if path not in others]
-        within = [not borrows(self.tree.queue(path), sums[path]) for path in own]
-        return None if within and within[0] else sum(within)
+    def _with(self, job: Elastic) -> Standing | None:
+        """The standing with this job at its smallest, and others smaller where it needs that."""
+        trial = self.standing.changed(job, job.sizes.least)
+        if self._holds(trial):
+            return trial
+        return Makers(self._holds, self._movable(self.rules.resize_seconds)).room(trial, job)
 
     def _why_not(self, job: Elastic) -> str:
         """Why there is no room; and whether what is free should stay so."""
-        sums = self._sums(self.sizes)
-        running = [one for one in self.jobs.values() if self.sizes.get(one.name)]
-        givers = [one for one in running if self._reluctance(one, job, sums) is not None]
-        least = {one.name: min(self.sizes[one.name], one.sizes.least) for one in givers}
-        trial = {**self.sizes, job.name: job.sizes.least}
-        found = self._make_room(trial, job, givers) if self.room.holds(trial | least) else None
+        running = [one for one in self.jobs.values() if self.standing.sizes.get(one.name)]
+        trial = self.standing.changed(job, job.sizes.least)
+        found = Makers(self._holds, running).room(trial, job)
         if found is None:
             return "there is no room for it beside what runs"
         self.may_grow = False
-        names = sorted(name for name, size in found.items() if size < trial[name])
+        names = sorted(name for name, size in found.sizes.items() if size < trial.sizes[name])
         return f"{' and '.join(names)} cannot be made smaller again so soon"
-
-    def _is_patient(self, job: Elastic) -> bool:
-        return self.now - job.submitted >= self.rules.patience_seconds
 
     # --- 2 ---
 
     def _exchange(self) -> None:
-        before, gained = dict(self.sizes), 0.0
-        while best := max(self._exchanges(), default=None, key=lambda pair: pair[0]):
+        from aliquot.placement.exchange import Exchange  # noqa: PLC0415 - numpy only to decide
+
+        before, gained = self.standing, 0.0
+        exchange = Exchange(self.scales, self._holds, self._movable(), before)
+        while (best := exchange.best()) is not None:
             gained += best[0]
-            self.sizes = best[1]
+            self.standing = best[1]
+            exchange.go_on(self.standing)
         if gained < self.rules.exchange_gain:
-            self.sizes = before
+            self.standing = before
             return
-        for name in self.sizes:
-            if self.sizes[name] != before[name]:
+        for name, size in self.standing.sizes.items():
+            if size != before.sizes[name]:
                 self.why.setdefault(name, "for fair shares")
-
-    def _exchanges(self) -> Iterator[tuple[float, dict[str, int]]]:
-        movable = self._movable(self.sizes)
-        alone = {  # what it is worth to each to have what it could without a giver
-            taker.name: self._value(taker, self._grown(self.sizes, taker)[taker.name])
-            for taker in movable
-        }
-        sums = self._sums(self.sizes)
-        for giver, size in _downs(movable, self.sizes):
-            loss = self._value(giver, self.sizes[giver.name]) - self._value(giver, size)
-            for taker in movable:
-                if taker.name == giver.name or self._reluctance(giver, taker, sums) is None:
-                    continue
-                trial = self._grown({**self.sizes, giver.name: size}, taker)
-                gain = self._value(taker, trial[taker.name]) - alone[taker.name] - loss
-                if gain > _NOTHING:
-                    yield gain, trial
-
-    def _grown(self, trial: dict[str, int], taker: Elastic) -> dict[str, int]:
-        """The same with this job as large as there is room for."""
-        while (size := taker.sizes.above(trial[taker.name])) is not None:
-            larger = {**trial, taker.name: size}
-            if not self._allowed(larger, taker) or not self.room.holds(larger):
-                break
-            trial = larger
-        return trial
 
     # --- 3 and 4 ---
 
     def _grow(self) -> dict[str, int]:
         """Give away what is left: new jobs have it at once, running ones only could."""
-        sizes, closed = dict(self.sizes), set[str]()
-        while True:
-            ups = [
-                (self._gain(one, sizes, size), one.name, size)
-                for one in self._movable(sizes)
-                if one.name not in closed and (size := one.sizes.above(sizes[one.name]))
-            ]
-            if not ups:
-                break
-            gain, name, size = max(ups)
-            larger = {**sizes, name: size}
-            job = self.jobs[name]
-            if gain > 0 and self._allowed(larger, job) and self.room.holds(larger):
-                sizes = larger
-            else:
-                closed.add(name)
-        new = {name for name in sizes if not self.jobs[name].size}
-        self.sizes |= {name: sizes[name] for name in new}
-        return {name: size for name, size in sizes.items() if name not in new}
+        found = Grow(self.scales, self._holds, self._movable()).most(self.standing).sizes
+        new = {name: size for name, size in found.items() if not self.jobs[name].size}
+        self.standing = self.standing.with_all(new)
+        return {name: size for name, size in found.items() if name not in new}
 
     def _wait_and_see(
         self, possible: Mapping[str, int], could: Mapping[str, tuple[float, int]]
@@ -351,7 +290,7 @@ class _Decider:
         now_could: dict[str, tuple[float, int]] = {}
         for name, size in possible.items():
             job = self.jobs[name]
-            if size <= job.size or self.sizes[name] != job.size:
+            if size <= job.size or self.standing.sizes[name] != job.size:
                 continue
             since, least = could.get(name, (self.now, size))
             if least <= job.size:  # it has grown since
@@ -365,14 +304,17 @@ class _Decider:
 
     # --- parts ---
 
-    def _movable(self, sizes: Mapping[str, int], rest: float | None = None) -> list[Elastic]:
+    def _holds(self, standing: Standing) -> bool:
+        return standing.free >= 0 and self.room.holds(standing.sizes)
+
+    def _movable(self, rest: float | None = None) -> list[Elastic]:
         """Jobs whose size may change: new ones, and those that are long enough as they are.
 
         `rest` is how long that is; without it, as long as each job wants.
         """
         return [
             job
-            for name in sorted(sizes)
+            for name in sorted(self.standing.sizes)
             if (job := self.jobs[name]).sizes.elastic
             and (not job.size or (job.settled and self._is_rested(job, rest)))
         ]
@@ -380,57 +322,3 @@ class _Decider:
     def _is_rested(self, job: Elastic, rest: float | None) -> bool:
         wanted = max(self.rules.resize_seconds, job.rest_seconds) if rest is None else rest
         return self.now - job.resized_at >= wanted
-
-    def _value(self, job: Elastic, size: int) -> float:
-        if len(self.sizes) != self._weighed:
-            self._weights, self._weighed = self._weigh(), len(self.sizes)
-        return self._weights[job.queue] * math.log(job.speed(size))
-
-    def _weigh(self) -> dict[str, float]:
-        """What each job counts for, by its queue: weights are shared out level by level."""
-        counts = Counter(self.jobs[name].queue for name in self.sizes)
-        paths = {queue: self.tree.path(queue) for queue in counts}
-        beside: dict[Path, float] = {}  # of all queues with jobs below one, by that one
-        for path in sorted({path for leaf in paths.values() for path in upto(leaf)}):
-            weight = self.tree.queue(path).weight
-            beside[path[:-1]] = beside.get(path[:-1], 0.0) + weight
-        beside[()] = 1.0
-        return {
-            queue: math.prod(self.tree.queue(up).weight / beside[up[:-1]] for up in upto(leaf))
-            / counts[queue]
-            for queue, leaf in paths.items()
-        }
-
-    def _gain(self, job: Elastic, sizes: Mapping[str, int], size: int) -> float:
-        """What each GPU more is worth to it."""
-        more = self._value(job, size) - self._value(job, sizes[job.name])
-        return more / max(1, job.gang(size - sizes[job.name]).milli)
-
-    def _loss(self, job: Elastic, sizes: Mapping[str, int], size: int) -> tuple[float, float]:
-        """What being smaller costs it, and what each GPU less does."""
-        less = self._value(job, sizes[job.name]) - self._value(job, size)
-        return less, less / max(1, job.gang(sizes[job.name] - size).milli)
-
-    def _allowed(self, sizes: Mapping[str, int], job: Elastic) -> bool:
-        """Whether its queue and all above it stay within their limits."""
-        ways = list(upto(self.tree.path(job.queue)))
-        if all(self.tree.queue(path).limit == Bound() for path in ways):
-            return True
-        return self.tree.over(job.queue, Resources(), self._sums(sizes)) is None
-
-    def _sums(self, sizes: Mapping[str, int]) -> Sums:
-        return self.tree.summed(self._used(sizes))
-
-    def _used(self, sizes: Mapping[str, int]) -> dict[str, Resources]:
-        used: dict[str, Resources] = {}
-        for name, size in sizes.items():
-            job = self.jobs[name]
-            taken = needs(job.gang(size), self.hardware)
-            used[job.queue] = used.get(job.queue, Resources()) + taken
-        return used
-
-
-def _downs(jobs: Iterable[Elastic], sizes: Mapping[str, int]) -> Iterator[tuple[Elastic, int]]:
-    for job in jobs:
-        if (size := job.sizes.below(sizes[job.name])) is not None:
-            yield job, size

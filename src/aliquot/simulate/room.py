@@ -55,6 +55,13 @@ class ClusterRoom:
             return counted <= free
         return self._holds_after(sizes)
 
+    def free_milli(self, sizes: Mapping[str, int]) -> int:
+        """How many thousandths of GPUs nobody has beside these."""
+        free = int(self.books.milli_left[self.books.hardware.present].sum())
+        for name, size in sizes.items():
+            free += self.members[name].total_milli * (len(self.held.get(name, ())) - size)
+        return free
+
     def _free_beside(self, placed: Changes) -> int | None:
         """How many GPUs stay free when these have got theirs; None where they do not fit."""
         if placed not in self._beside:

@@ -1,0 +1,126 @@
+"""Whether jobs of some sizes fit on the cluster together: against all ways there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.kubernetes.jobs.room import ClusterRoom, Party
+from aliquot.placement.books import Books
+from aliquot.placement.demand import Gang, Placement, Running, whole
+from aliquot.placement.snapshot import NodeSpec, empty
+from aliquot.placement.strategies import strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAMES = "abcde"
+
+
+@dataclass
+class Scene:
+    """Some nodes, and jobs of which some run on them."""
+
+    gpus: list[int]
+    each: dict[str, int]
+    nodes: dict[str, list[int]]  # where the workers are
+
+    def room(self, live: set[str]) -> ClusterRoom:
+        books = Books(empty([NodeSpec(f"n{i}", count) for i, count in enumerate(self.gpus)]))
+        next_gpu = [0] * len(self.gpus)
+        parties = {}
+        for name, each in self.each.items():
+            held = []
+            for node in self.nodes[name]:
+                gpus = tuple(range(next_gpu[node], next_gpu[node] + each))
+                next_gpu[node] += each
+                gang = Gang(name, (whole(each),))
+                held.append(Running(gang, (Placement(node, gpus),), 0.0, 1.0))
+                books.take_gang(held[-1])
+            size = len(held) or None
+            parties[name] = Party(name, (whole(each),), tuple(held), size, name in live)
+        return ClusterRoom(books, strategy("fragmentation", books.hardware), parties)
+
+    def can_hold(self, sizes: Mapping[str, int]) -> bool:
+        """Whether there is any way; who keeps its size stays where it is."""
+        free, workers = list(self.gpus), []
+        for name, nodes in self.nodes.items():
+            if not nodes and name not in sizes:
+                continue
+            if sizes[name] == len(nodes):
+                for node in nodes:
+                    free[node] -= self.each[name]
+            else:
+                workers += [self.each[name]] * sizes[name]
+        return fit(tuple(sorted(free)), tuple(sorted(workers, reverse=True)))
+
+
+@cache
+def fit(free: tuple[int, ...], workers: tuple[int, ...]) -> bool:
+    if not workers:
+        return True
+    return any(
+        fit(tuple(sorted((*free[:at], one - workers[0], *free[at + 1 :]))), workers[1:])
+        for at, one in enumerate(free)
+        if one >= workers[0] and one not in free[:at]
+    )
+
+
+@st.composite
+def scenes(draw: st.DrawFn, most: int = 3) -> Scene:
+    gpus = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    left = list(gpus)
+    each: dict[str, int] = {}
+    nodes: dict[str, list[int]] = {}
+    for name in NAMES:
+        each[name] = draw(st.integers(1, most))
+        nodes[name] = []
+        for _ in range(draw(st.integers(0, 3))):
+            open_to = [node for node, free in enumerate(left) if free >= each[name]]
+            if open_to:
+                nodes[name].append(draw(st.sampled_from(open_to)))
+                left[nodes[name][-1]] -= each[name]
+    return Scene(gpus, each, nodes)
+
+
+def questions(scene: Scene) -> st.SearchStrategy[list[dict[str, int]]]:
+    """Sizes of jobs, one after the other: those that run are in all of them."""
+    runs = {name: st.integers(1, 5) for name, nodes in scene.nodes.items() if nodes}
+    waits = {name: st.integers(1, 4) for name, nodes in scene.nodes.items() if not nodes}
+    sizes = st.fixed_dictionaries(runs, optional=waits)
+    return st.lists(sizes, min_size=1, max_size=12)
+
+
+@given(st.data(), scenes(), st.sets(st.sampled_from(NAMES)))
+def test_what_it_holds_has_a_place_whatever_was_asked_before(
+    data: st.DataObject, scene: Scene, live: set[str]
+) -> None:
+    room = scene.room(live)
+    for sizes in data.draw(questions(scene)):
+        if room.holds(sizes):
+            assert scene.can_hold(sizes), sizes
+            assert room.free_milli(sizes) >= 0
+
+
+@given(st.data(), scenes(most=1), st.sets(st.sampled_from(NAMES)))
+def test_workers_of_one_gpu_are_counted(data: st.DataObject, scene: Scene, live: set[str]) -> None:
+    room = scene.room(live)
+    for sizes in data.draw(questions(scene)):
+        assert room.holds(sizes) == (sum(sizes.values()) <= sum(scene.gpus))
+        assert room.free_milli(sizes) == 1000 * (sum(scene.gpus) - sum(sizes.values()))
+
+
+@given(st.data(), scenes(), st.sets(st.sampled_from(NAMES)))
+def test_what_one_job_can_get_now_it_holds(
+    data: st.DataObject, scene: Scene, live: set[str]
+) -> None:
+    room = scene.room(live)
+    now = {name: len(nodes) for name, nodes in scene.nodes.items() if nodes}
+    name = data.draw(st.sampled_from(NAMES))
+    size = data.draw(st.integers(1, 5))
+    if room.moved(name, size) is not None:
+        assert room.holds({**now, name: size})
