@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import aliquot
-from aliquot.kubernetes.names import GANG, GANG_SIZE, GATE
+from aliquot.kubernetes.names import GANG, GANG_SIZE, GATE, QUEUE
 from cluster.cluster import Cluster
 from cluster.installed import IMAGE, SPACE, install, label
 from cluster.manifests import pod
@@ -99,7 +99,9 @@ def elastic(folder: Path, **spec: Any) -> dict[str, Any]:
     }
 
 
-def gang(name: str, size: int, folder: Path) -> list[dict[str, Any]]:
+def gang(
+    name: str, size: int, folder: Path, labels: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
     """A static gang, which ends when there is a file `go`."""
     made = [
         pod(
@@ -107,6 +109,7 @@ def gang(name: str, size: int, folder: Path) -> list[dict[str, Any]]:
             ["/bin/sh", "-c", "until [ -e /saved/go ]; do sleep 0.1; done"],
             limits={"aliquot.io/gpu": 1},
             annotations={GANG: name, GANG_SIZE: str(size)},
+            labels=labels,
             schedulerName="aliquot",
             schedulingGates=[{"name": GATE}],
         )
@@ -134,6 +137,10 @@ def wait_workers(cluster: Cluster, count: int, seconds: float = 30) -> None:
     cluster.wait_until(so, seconds, f"it runs with {count} workers")
 
 
+def wait_gang(cluster: Cluster, name: str) -> None:
+    cluster.wait_until(lambda: phases(cluster, name) == {"Running"}, 40, f"gang {name} runs")
+
+
 def phases(cluster: Cluster, name: str) -> set[str]:
     found = cluster.api.get("/api/v1/namespaces/default/pods")["items"]
     return {
@@ -147,7 +154,7 @@ def test_a_job_fills_the_node_makes_room_for_a_gang_and_grows_back(
     cluster.apply(elastic(folder))
     wait_workers(cluster, 4)
     cluster.apply(*gang("static", 2, folder))
-    cluster.wait_until(lambda: phases(cluster, "static") == {"Running"}, 40, "the gang runs")
+    wait_gang(cluster, "static")
     wait_workers(cluster, 2)
     (folder / "go").touch()
     wait_workers(cluster, 4)
@@ -184,6 +191,31 @@ def check_log(text: str) -> None:
     assert len(steps) > 50
     for before, after in itertools.pairwise(steps):
         assert before - EVERY <= after <= before + 1, (before, after)
+
+
+def test_who_has_a_quota_gets_it_back_and_workers_are_told_before_they_end(
+    cluster: Cluster, folder: Path
+) -> None:
+    kind = {"apiVersion": "aliquot.io/v1alpha1", "kind": "Queue"}
+    own = {**kind, "metadata": {"name": "own"}, "spec": {"quota": {"gpus": 4}}}
+    cluster.apply(own, elastic(folder))
+    wait_workers(cluster, 4)
+    for name in ("first", "second"):
+        cluster.apply(*gang(name, 2, folder, {QUEUE: "own"}))
+        wait_gang(cluster, name)
+        if name == "first":  # it can do without two; then only without one
+            wait_workers(cluster, 2)
+    told = [line.split()[:2] for line in (folder / "log").read_text().splitlines()]
+    assert [words for words in told if words[0] != "step"] == [["shrink", "2"], ["suspend", "0"]]
+    now = status(cluster)
+    assert (now["restarts"], now["ready"]) == (0, 0)
+    phase = {one["phase"]: one["reason"] for one in now["history"]}
+    assert phase["Suspending"].startswith("asked to save: ended for default/second: queue default")
+    (folder / "go").touch()
+    wait_workers(cluster, 4)
+    cluster.kubectl("delete", "elasticjob", "counting", "--wait")
+    cluster.kubectl("delete", "queue", "own")
+    cluster.wait_until(lambda: not phases(cluster, "counting"), 30, "its pods are gone")
 
 
 def test_what_makes_no_sense_is_refused_or_told(cluster: Cluster, folder: Path) -> None:

@@ -213,6 +213,36 @@ def test_a_queue_gets_its_own_back_from_a_gang_that_borrows_in_seconds(
     stage.cluster.kubectl("delete", "queues", "--all")
 
 
+def test_the_extender_killed_between_evictions_leaves_no_half_of_who_makes_room(
+    stage: Stage, namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.add_nodes(8, gpus=8)
+    for name, quota in {"owner": 1, "borrower": 63}.items():
+        one = {"metadata": {"name": name}, "spec": {"quota": {"gpus": quota}}}
+        kind = {"apiVersion": "aliquot.io/v1alpha1", "kind": "Queue"}
+        stage.cluster.api.create(QUEUES, {**kind, **one})
+    guests = stage.submit(namespace, "guest", 64, labels={"aliquot.io/queue": "borrower"})
+    stage.wait_phase(namespace, "guest", "Bound", 60)
+    stage.submit(namespace, "host", 1, labels={"aliquot.io/queue": "owner"})
+
+    def staying() -> int:
+        pods = stage.pods(namespace)
+        return sum(
+            not pods[one]["metadata"].get("deletionTimestamp") for one in pods.keys() & {*guests}
+        )
+
+    stage.cluster.wait_until(lambda: staying() < 64, 30, "one is evicted", every=0.001)
+    server = stage.replicas[0].server
+    server.kill()
+    left = staying()
+    server.start()
+    stage.wait_leader()
+    stage.cluster.wait_until(lambda: set(stage.bound(namespace)) == {"host-0"}, 60, "all have gone")
+    with capsys.disabled():
+        sys.stdout.write(f" killed when {64 - left} of 64 were evicted ")
+    stage.cluster.kubectl("delete", "queues", "--all")
+
+
 def running(stage: Stage, namespace: str) -> set[str]:
     pods = stage.pods(namespace).items()
     return {name for name, one in pods if one["status"].get("phase") == "Running"}

@@ -26,6 +26,7 @@ QUEUE = f"{GROUP}/queue"  # a label, on pods and namespaces
 JOB = f"{GROUP}/job"
 JOB_GENERATION = f"{GROUP}/job-generation"
 JOB_RANK = f"{GROUP}/job-rank"
+ELASTIC = f"{GROUP}/elastic"  # what its job can do without, and how long it takes to give back
 NOTICE = f"{GROUP}/notice"
 SIZE = f"{GROUP}/size"
 

@@ -1,8 +1,10 @@
 """Gangs whatever happens: events lost, repeated and cut off, refusals, and leaders killed anywhere.
 
 Some gangs go before others and have their places, whose pods take time to end; some have owners,
-which make a pod anew when one goes; budgets keep some from ending. Single pods come beside them,
-and a queue has a limit. Whatever the order: in the end no half of a gang holds GPUs, no GPU is
+which make a pod anew when one goes; budgets keep some from ending; the leader dies between two
+evictions. Some are elastic, and are asked to give back and told before they end, though nobody is
+there to do so. Single pods come beside them, a queue has a limit, and another a quota that others
+borrow. Whatever the order: in the end no half of a gang holds GPUs, no GPU is
 given twice, no limit is passed, every gang that is all there gets its turn, and when all pods are
 gone nothing is left of any of them.
 """
@@ -10,32 +12,40 @@ gone nothing is left of any of them.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.gangs import controller, doors, state, store
-from aliquot.kubernetes.names import QUEUE
+from aliquot.kubernetes.gangs import controller, doors, elastic, state, store
+from aliquot.kubernetes.gangs.elastic import Terms
+from aliquot.kubernetes.names import ELASTIC, QUEUE
 from kubernetes.fake_api import Faults, until
 from kubernetes.gangs.world import SOON, World
 from kubernetes.scheduler.replica import Replica, replica
 
 SIZES = (2, 3)  # GPUs of the nodes
 LIMIT = 2
+QUOTA = 3
 OPS = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 5)),
     st.tuples(st.just("submit_without_gates"), st.integers(1, 4)),
     st.tuples(st.just("submit_higher"), st.integers(1, 4)),
     st.tuples(st.just("submit_owned"), st.integers(1, 4)),
     st.tuples(st.just("submit_limited"), st.integers(1, 2)),
+    st.tuples(st.just("submit_guest"), st.integers(2, 4)),
+    st.tuples(st.just("submit_own"), st.integers(1, QUOTA)),
+    st.tuples(st.just("submit_elastic"), st.integers(1, 4)),
     st.tuples(st.just("single"), st.integers(0, 1)),
     st.tuples(st.just("take_time_to_end"), st.integers(0, 4)),
     st.tuples(st.just("protect"), st.integers(0, 9)),
     st.tuples(st.just("end"), st.integers(0, 9)),
     st.tuples(st.just("lose"), st.integers(0, 9)),
     st.tuples(st.just("kill"), st.integers(0, 3)),
+    st.tuples(st.just("die_evicting"), st.integers(0, 3)),
     st.tuples(st.just("cut"), st.just(0)),
     st.tuples(st.just("compact"), st.just(0)),
     st.tuples(st.just("repeat"), st.integers(1, 4)),
@@ -69,12 +79,37 @@ class Play:
     def submit(self, size: int) -> None:
         self._submit(size)
 
-    def _submit(self, size: int, *, gated: bool = True, priority: int = 0, queue: str = "") -> str:
+    def _submit(
+        self,
+        size: int,
+        *,
+        gated: bool = True,
+        priority: int = 0,
+        queue: str = "",
+        notes: Mapping[str, str] | None = None,
+        **labels: str,
+    ) -> str:
         name = f"g{len(self.sizes)}"
         self.sizes[name] = size
-        labels, spec = {QUEUE: queue} if queue else {}, {"priority": priority}
-        self.world.gang(name, size, gated=gated, gpu=1, spec=spec, labels=labels)
+        mine = {f"aliquot.io/{key}": value for key, value in labels.items()}
+        if queue:
+            mine[QUEUE] = queue
+        spec = {"priority": priority}
+        self.world.gang(name, size, gated=gated, gpu=1, spec=spec, labels=mine, annotations=notes)
         return name
+
+    def submit_guest(self, size: int) -> None:
+        """A gang that borrows all but one of its GPUs."""
+        self._submit(size, queue="guest")
+
+    def submit_own(self, size: int) -> None:
+        """A gang that its queue's quota covers."""
+        self._submit(size, queue="own")
+
+    def submit_elastic(self, least: int) -> None:
+        """A job of four workers, which could do with so many."""
+        terms = msgspec.json.encode(Terms(least, notice=0.1)).decode()
+        self._submit(4, queue="guest", notes={ELASTIC: terms}, job=f"j{len(self.sizes)}")
 
     def submit_limited(self, size: int) -> None:
         """A gang in the queue that has a limit."""
@@ -130,6 +165,13 @@ class Play:
         api.faults.refuse = lambda *_: None
         api.delete("leases", "aliquot-scheduler", "ns")
         await self.begin()
+
+    async def die_evicting(self, evictions: int) -> None:
+        """The leader dies when so many are evicted, if so many are."""
+        dead = self.world.dies_after(evictions)
+        with suppress(TimeoutError):
+            await until(dead, 0.5)
+        await self.kill(0)
 
     def cut(self, _: int) -> None:
         self.world.api.cut()
@@ -188,6 +230,8 @@ def check(world: World) -> None:
 async def played(ops: list[tuple[str, int]]) -> None:
     world = World(*SIZES)
     world.queue("limited", limit={"gpus": LIMIT})
+    world.queue("own", quota={"gpus": QUOTA})
+    world.queue("guest", quota={"gpus": 1})
     async with world.api.serving():
         play = Play(world)
         await play.begin()
@@ -229,4 +273,6 @@ def test_whatever_happens_gangs_are_whole_and_nothing_is_left(ops: list[tuple[st
         patch.setattr(doors, "AGAIN", 0.2)
         patch.setattr(doors, "EVICT_AGAIN", 0.1)
         patch.setattr(store, "WORDS", 0.2)
+        patch.setattr(elastic, "MARGIN", 0.2)
+        patch.setattr(state, "LATE", 0.1)
         asyncio.run(played(ops))

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.gangs.decide import TRIES, Question, decide
+from aliquot.kubernetes.gangs.decide import TRIES, Giver, Question, decide
 from aliquot.placement.books import Books
 from aliquot.placement.demand import Gang, Running, whole
 from aliquot.placement.queues import Bound, Queue
@@ -160,3 +160,48 @@ def test_two_claims_of_one_decision_keep_to_a_limit_together() -> None:
     mine = [gang(f"y{n}", 2, queue="q", submitted=n) for n in range(2)]
     decision = decide(question(books, *mine, running=taken, queues=queues))
     assert [one.name for one, _ in decision.claims] == ["y0"]
+
+
+def part_of(one: Running, least: int) -> tuple[Running, ...]:
+    """What a job that runs has above its smallest size."""
+    places = one.placements[least:]
+    return (Running(gang(one.gang.name, len(places)), places, one.start, one.end),)
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    elastic=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4),
+    claims=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    quota=st.integers(0, 8),
+)
+def test_elastic_jobs_are_asked_first_and_after_their_time_claims_are_as_without_them(
+    sizes: list[int], elastic: list[tuple[int, int]], claims: list[int], quota: int
+) -> None:
+    books = nodes(*sizes)
+    queues = {"a": Queue("a", quota=Bound(1000 * quota, 80 * quota))}
+    running, givers = [], []
+    for number, (size, least) in enumerate(elastic):
+        one = gang(f"job{number}", size)
+        if decide(question(books, one)).starts:
+            running.append(started(books, one))
+            if size > least:
+                givers.append(Giver(f"job{number}", 60.0, part_of(running[-1], least)))
+    mine = [gang(f"y{n}", size, queue="a", submitted=n) for n, size in enumerate(claims)]
+    asked: dict[str, Any] = {"running": running, "queues": queues}
+    without = decide(question(books, *mine, **asked))
+    every = {one.name: {giver.job for giver in givers} for one in mine}
+    after = decide(question(books, *mine, givers=givers, waited=every, **asked))
+    assert (after.claims, after.asked) == (without.claims, {})
+    first = decide(question(books, *mine, givers=givers, **asked))
+    claimed = {one.name for one, _ in first.claims}
+    assert claimed.isdisjoint(first.asked)
+    if without.claims:
+        assert claimed | first.asked.keys()
+    for name, jobs in first.asked.items():
+        room = books.copy()
+        for giver in givers:
+            if giver.job in jobs:
+                room.give_gang(giver.parts[0])
+        one = next(each for each in mine if each.name == name)
+        assert decide(question(room, one)).starts, "what they give back is not enough"

@@ -10,8 +10,8 @@ import pytest
 from aliquot.kubernetes.names import ROOM
 from aliquot.kubernetes.scheduler import run as scheduler
 from kubernetes.fake_api import until
-from kubernetes.gangs.world import World, is_bound, led, running
-from kubernetes.scheduler.replica import replica
+from kubernetes.gangs.world import World, is_bound, led, played, running
+from kubernetes.scheduler.replica import Replica, replica
 
 IN_Q = {"aliquot.io/queue": "q"}
 HOURS, MINUTES = {"aliquot.io/duration": "5h"}, {"aliquot.io/duration": "5m"}
@@ -158,3 +158,42 @@ def test_a_node_that_is_opened_is_heard_of_at_once() -> None:
             await is_bound(world, "a", 1)
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("queues", "why"),
+    [
+        (
+            {"q": {"parent": "r"}, "r": {"parent": "q"}},
+            "queue 'q' is below itself: q below r below q",
+        ),
+        ({"q": {"limit": {"gpus": 0}}}, "queue q may have 0 GPUs"),
+    ],
+    ids=["a circle", "a limit of zero"],
+)
+def test_a_queue_in_which_nothing_can_start_is_told(
+    queues: dict[str, dict[str, object]], why: str
+) -> None:
+    async def play(world: World, _: Replica) -> None:
+        for name, spec in queues.items():
+            world.queue(name, **spec)
+        world.gang("a", 1, labels=IN_Q, gpu=1)
+        await until(lambda: why in world.why("a"))
+        assert not world.bound()
+        world.gang("other", 1)
+        await is_bound(world, "other", 1)
+
+    played(World(2), play)
+
+
+def test_a_quota_of_zero_borrows_all_it_has_and_gives_it_back() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.queue("none", quota={"gpus": 0})
+        world.queue("own", quota={"gpus": 2})
+        world.gang("guest", 2, labels={"aliquot.io/queue": "none"}, gpu=1)
+        await is_bound(world, "guest", 2)
+        world.gang("host", 2, labels={"aliquot.io/queue": "own"}, gpu=1)
+        await is_bound(world, "host", 2)
+        assert not world.bound("guest")
+
+    played(World(2), play)

@@ -30,8 +30,8 @@ SOON = GangOptions(times=Times(grace=0.4, room=0.4))
 class World:
     """Pods, nodes and gangs, as the API server has them."""
 
-    def __init__(self, *gpus: int) -> None:
-        self.api = FakeApi()
+    def __init__(self, *gpus: int, api: FakeApi | None = None) -> None:
+        self.api = api or FakeApi()
         self.nodes = [f"n{number}" for number in range(len(gpus))]
         for name, count in zip(self.nodes, gpus, strict=True):
             put_node(self.api, make_node(name, count))
@@ -120,6 +120,24 @@ class World:
             body["metadata"]["deletionTimestamp"] = "2026-11-15T12:00:00Z"
             self.api.put("pods", body)
 
+    def dies_after(self, evictions: int) -> Callable[[], bool]:
+        """Nothing is heard of the leader after so many evictions; whether that is so."""
+        asked = itertools.count()
+        dead = asyncio.Event()
+
+        def refuse(method: str, path: str) -> int | None:
+            if method == "POST" and path.endswith("/eviction") and next(asked) >= evictions:
+                dead.set()
+            return 503 if dead.is_set() else None
+
+        self.api.faults.refuse = refuse
+        return dead.is_set
+
+    def revive(self) -> None:
+        """Another may lead."""
+        self.api.faults.refuse = lambda *_: None
+        self.api.delete("leases", "aliquot-scheduler", "ns")
+
     # --- what is so -------------------------------------------------------------------------------
 
     def pods(self, gang: str = "") -> dict[str, Pod]:
@@ -134,6 +152,19 @@ class World:
         return {
             name: one.spec.node_name for name, one in self.pods(gang).items() if one.spec.node_name
         }
+
+    def staying(self, gang: str) -> set[str]:
+        """Its pods that have nodes, and are not on their way out."""
+        found = self.pods(gang).items()
+        return {
+            name
+            for name, one in found
+            if one.spec.node_name and not one.metadata.deletion_timestamp
+        }
+
+    def leaving(self, gang: str) -> str:
+        found = self.status(gang)
+        return found.status.leaving if found else ""
 
     def status(self, gang: str) -> GangObject | None:
         found = self.api.objects.get(("gangs", "ns", gang))

@@ -1,7 +1,8 @@
 """Whatever happens in whatever order: no worker lost, none twice, every job comes to its end.
 
 The controller dies before or after any of its requests, is told late what is so, and is told the
-same again; pods end, fail and are taken away; people suspend, resume and scale; others take GPUs.
+same again; pods end, fail and are taken away; people suspend, resume and scale; others take GPUs,
+also those that its workers have.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ ACTS = st.one_of(
     st.builds(Act, st.sampled_from(["finish", "fail", "take away", "drain"]), st.integers(0, 3)),
     st.builds(Act, st.sampled_from(["suspend", "resume", "come", "go"])),
     st.builds(Act, st.just("scale"), st.integers(0, 4)),
+    st.builds(Act, st.just("claim"), st.integers(0, 9)),
+    st.builds(Act, st.just("evict")),
 )
 
 
@@ -81,6 +84,10 @@ def intervene(world: World, act: Act) -> None:
             world.change(suspend=act.what == "suspend")
         case "scale":
             world.change(replicas=act.number)
+        case "claim" if world.running():
+            world.claim(f"train-{max(world.running().values())}", act.number)
+        case "evict":
+            world.evict()
         case "come" if not world.pods("static"):
             world.gang("static", 2)
         case "go":

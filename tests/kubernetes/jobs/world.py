@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -17,7 +18,8 @@ from starlette.responses import Response
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Pod, Resource
 from aliquot.kubernetes.gangs.objects import GangObject
-from aliquot.kubernetes.gpunode import HeldPart
+from aliquot.kubernetes.gangs.words import stamp
+from aliquot.kubernetes.gpunode import GpuNodeStatus, HeldPart
 from aliquot.kubernetes.jobs.controller import Controller, Views
 from aliquot.kubernetes.jobs.ledger import Ledger
 from aliquot.kubernetes.jobs.objects import ElasticJob, ElasticJobStatus, JobPod
@@ -157,9 +159,11 @@ class World:
         self.cooperative = True
         self.failures, self.finished = 0, 0  # of workers
         self.stuck: set[str] = set()  # pods whose image is not to be had
+        self.claimed: dict[str, tuple[str, float]] = {}  # gangs that end for others: why, and when
         self._decided = 0.0
         self._told: dict[tuple[str, str, str], Json] = {}
         self._node = make_node(NODE, gpus)
+        self._reported: GpuNodeStatus | None = None
         self.report()
         self.begin()
 
@@ -255,11 +259,13 @@ class World:
             if any(owner["uid"] == gone["metadata"]["uid"] for owner in owners):
                 self.api.delete(plural, each, namespace)
 
-    def gang(self, name: str, size: int) -> None:
-        """A gang of somebody else's."""
+    def gang(self, name: str, size: int, **labels: str) -> None:
+        """A gang of somebody else's; labels without `aliquot.io/`."""
+        mine = {f"aliquot.io/{key}": value for key, value in labels.items()}
         for number in range(size):
             notes = {GANG: name, GANG_SIZE: str(size)}
             meta = {"name": f"{name}-{number}", "namespace": "ns", "annotations": notes}
+            meta["labels"] = mine
             spec = {**copy.deepcopy(TEMPLATE["spec"]), "schedulingGates": [{"name": GATE}]}
             self.api.put("pods", {"metadata": meta, "spec": spec, "status": {"phase": "Pending"}})
 
@@ -302,14 +308,25 @@ class World:
         else:
             phase = "Refused" if size > len(self.gpus()) else "Waiting"
         reason = f"{size} GPUs asked" if phase != "Bound" else ""
-        self.api.put(
-            "gangs",
-            {
-                "metadata": {"name": name, "namespace": "ns"},
-                "spec": {"size": size},
-                "status": {"phase": phase, "reason": reason},
-            },
-        )
+        status: Json = {"phase": phase, "reason": reason}
+        if name in self.claimed:
+            why, until = self.claimed[name]
+            status |= {"leaving": why, "leavesAt": stamp(until)}
+        meta = {"name": name, "namespace": "ns"}
+        self.api.put("gangs", {"metadata": meta, "spec": {"size": size}, "status": status})
+
+    def claim(self, gang: str, seconds: float = 5.0) -> None:
+        """The scheduler gives a gang's places to others, and says so ahead."""
+        why = "ended for ns/other: queue default borrows from the quota of queue own"
+        self.claimed[gang] = why, self.now + seconds
+
+    def evict(self) -> None:
+        """The scheduler evicts those whose time is over."""
+        for one in self.api.all("pods"):
+            notes = one["metadata"].get("annotations", {})
+            _, until = self.claimed.get(notes.get(GANG, ""), ("", math.inf))
+            if self.now > until and one["spec"].get("nodeName"):
+                self.drain(one["metadata"]["name"])
 
     def _bind(self, pod: Json, gpu: str) -> None:
         pod = copy.deepcopy(pod)
@@ -345,8 +362,10 @@ class World:
             for gpu in self._node.status.gpus
         )
         status = msgspec.structs.replace(self._node.status, gpus=gpus)
-        node = msgspec.structs.replace(self._node, status=status)
-        self.api.put("gpunodes", as_json(GPU_NODES, node))
+        if status != self._reported:
+            self._reported = status
+            node = msgspec.structs.replace(self._node, status=status)
+            self.api.put("gpunodes", as_json(GPU_NODES, node))
 
     def gpus(self) -> list[str]:
         return [gpu.uuid for gpu in self._node.status.gpus]
@@ -414,7 +433,7 @@ class World:
     def running(self, job: str = "train") -> dict[str, int]:
         """The generations of the workers that run."""
         return {
-            name: int(one["metadata"]["labels"][JOB_GENERATION])
+            name: int(one["metadata"]["labels"].get(JOB_GENERATION, 0))
             for name, one in self.pods(job).items()
             if one["status"]["phase"] == "Running"
         }

@@ -5,6 +5,7 @@ sources       the objects that know a gang's size; finished: members that have d
 objects       the `Gang` object, which says what became of a gang, and is its reservation
 state         what is known of one gang, and what follows from it
 roster        who belongs to which, as pods come and go
+elastic       what elastic jobs could give back, and how long that takes
 holdings      who has what of all GPUs, and what each queue has
 nodes         which nodes a pod may go to; ground: in which rack and block all of them are
 picture       the cluster in the numbers of the brain

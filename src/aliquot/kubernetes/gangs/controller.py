@@ -3,7 +3,8 @@
 A pass goes so:
 1. What became of places that were given (`reservations`, `budgets`).
 2. Who starts, who is promised what, who makes room (`planning`). New places count in the books.
-3. Gang objects are written. A reservation that is not written opens no door.
+3. Gang objects are written. A reservation that is not written opens no door, and who is not
+   written to be leaving is not evicted.
 4. Gates of members that have their places are taken away; those without one are woken.
 5. Who is to end is evicted.
 
@@ -46,7 +47,7 @@ from aliquot.kubernetes.gangs.words import stamp
 from aliquot.kubernetes.pods import asks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.events import Recorder
@@ -192,9 +193,7 @@ class Gangs:
             return False
         self.answers.trouble = NOT_INSTALLED if self._missing else ""
         self._queues.set_largest_gpu(self._largest_gpu())
-        now = self._now()
-        for one in objects:
-            self._found(one, now)
+        self._restorer.restore([*self._found(objects)], self._now())
         self._term.begin()
         return True
 
@@ -207,17 +206,20 @@ class Gangs:
         for gang in self._roster.gangs.values():
             gang.reserved.clear()
             gang.persisted, gang.making_room, gang.promise = {}, frozenset(), None
+            gang.leaving_known = ""
+            gang.asked.clear()
             gang.phase = Phase.GATHERING
             gang.begin_anew()
 
-    def _found(self, one: GangObject, now: float) -> None:
-        key = Key(one.metadata.namespace, one.metadata.name)
-        self._store.found(key, one)
-        gang = self._roster.gangs.get(key)
-        if gang is None:
-            self._gone.add(key)
-        else:
-            self._restorer.restore(gang, one.status, now)
+    def _found(self, objects: Sequence[GangObject]) -> Iterator[tuple[Known, GangStatus]]:
+        for one in objects:
+            key = Key(one.metadata.namespace, one.metadata.name)
+            self._store.found(key, one)
+            gang = self._roster.gangs.get(key)
+            if gang is None:
+                self._gone.add(key)
+            else:
+                yield gang, one.status
 
     def _largest_gpu(self) -> int:
         return int(self._cluster.chooser.books.hardware.gpu_bytes.max(initial=0))
@@ -344,13 +346,16 @@ class Gangs:
             topology=gang.topology,
             making_room=tuple(sorted(gang.making_room)),
             whole_once=gang.whole_once,
+            leaving=gang.leaving,
+            leaves_at=stamp(gang.leaves_at) if gang.is_told_ahead else None,
             members=gang.told_members() if gang.reserved or gang.had_nodes else (),
         )
         self._teller.tell(gang)
-        if not self._store.differs(gang.key, spec, status):
-            return
-        if await self._store.write(gang.key, spec, status, owners_of(gang, found)):
+        if self._store.differs(gang.key, spec, status):
+            if not await self._store.write(gang.key, spec, status, owners_of(gang, found)):
+                return
             gang.persisted = places
+        gang.leaving_known = status.leaving
 
     async def _clear(self) -> None:
         free = asyncio.Semaphore(AT_ONCE)
@@ -378,9 +383,12 @@ class Gangs:
         await self._doors.open(let_go)
 
     async def _end(self) -> None:
-        """Evict who is to end: who makes room when that is written, and gangs that end whole."""
-        gangs = self._roster.gangs.values()
+        """Evict who is to end, when that is written: who makes room, and gangs that end whole."""
+        gangs, now = self._roster.gangs.values(), self._now()
         not_yet = {uid for gang in gangs if not gang.is_written for uid in gang.making_room}
+        for gang in gangs:
+            if gang.leaving and not gang.may_end(now):
+                not_yet |= gang.pods.keys()
         uids = {uid for gang in gangs for uid in gang.making_room} - not_yet
         ending = [self._roster.pods[uid] for uid in uids if uid in self._roster.pods]
         for gang in gangs:

@@ -2,9 +2,11 @@
 
 First comes what completes a gang of which a part has its nodes already, as near to that as there is
 room. Then all that wait, in their queues' turns, by reservations with backfill. Who does not start
-and has a right to what others hold is given their places, and they are to end. To look for a way to
-that takes long, so only some are looked at in one decision; where there are more, those whose turn
-to be looked at was longest ago, so that some without a way do not keep others from theirs.
+and has a right to what others hold is given their places, and they are to end. Where it would be
+enough that elastic jobs give back what they have above their smallest size, they are asked for that
+first, and nobody ends until their time for it is over. To look for a way to others' places takes
+long, so only some are looked at in one decision; where there are more, those whose turn to be
+looked at was longest ago, so that some without a way do not keep others from theirs.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import numpy as np
 
 from aliquot.placement.backfill import plan_starts
 from aliquot.placement.demand import Running
-from aliquot.placement.gangs import plan_gang
-from aliquot.placement.preempt import entitled, preempt
+from aliquot.placement.gangs import may_hold, plan_gang
+from aliquot.placement.preempt import entitled, preempt, rights
 from aliquot.placement.queues import WITH_THIS, Tree, in_turn, needs, usage, within_quota
 from aliquot.placement.timeline import Timeline
 
@@ -40,7 +42,8 @@ class Question:
 
     `rests` are the missing members of gangs, each with the nodes (rows) of the members that have
     theirs. `spared` are the names of what runs and is not to make room now, for each gang. `looked`
-    is when a gang was last looked at for others' places, in decisions.
+    is when a gang was last looked at for others' places, in decisions. `givers` are the elastic
+    jobs that could give back, and `waited` those that each gang has waited for already.
     """
 
     books: Books
@@ -53,6 +56,17 @@ class Question:
     by: Strategy | None = None
     spared: Mapping[str, Collection[str]] = field(default_factory=dict)
     looked: Mapping[str, int] = field(default_factory=dict)
+    givers: Sequence[Giver] = ()
+    waited: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Giver:
+    """An elastic job: what it has above its smallest size, and how long it takes to give it."""
+
+    job: str
+    seconds: float
+    parts: tuple[Running, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +75,8 @@ class Decision:
 
     `looked_at` are those that were looked at for others' places, and `overlooked` how many were
     not. `line` is what is left for others once all is done, where something is promised. `stopped`
-    are the first gangs that wait for a limit, by the queue whose limit it is.
+    are the first gangs that wait for a limit, by the queue whose limit it is. `asked` are the
+    elastic jobs that are to give back for a gang, with how long that takes.
     """
 
     starts: tuple[Running, ...] = ()
@@ -73,6 +88,7 @@ class Decision:
     overlooked: int = 0
     line: Timeline | None = None
     stopped: Mapping[Path, Gang] = field(default_factory=dict)
+    asked: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def decide(question: Question) -> Decision:
@@ -108,6 +124,7 @@ def decide(question: Question) -> Decision:
         stopped=_stopped(
             [one for one in refused if one.name not in claimed], order, used, question
         ),
+        asked=asking.asked,
     )
 
 
@@ -199,7 +216,8 @@ class _Asking:
     """Who is given the places of others; nobody makes room twice.
 
     `ended` are all who make room. Who was to start now and makes room loses nothing: it does not
-    start. `promised` is what is still promised.
+    start. `promised` is what is still promised. `asked` are elastic jobs that are to give back, for
+    whom, and how long that takes.
     """
 
     def __init__(
@@ -217,6 +235,7 @@ class _Asking:
         self.ended: list[Running] = []
         self.looked_at: tuple[str, ...] = ()
         self.overlooked = 0
+        self.asked: dict[str, dict[str, float]] = {}
 
     def claims(self, behind: Sequence[Gang]) -> tuple[tuple[Gang, Preemption], ...]:
         """Of those that do not start, who has a right and a way."""
@@ -256,6 +275,11 @@ class _Asking:
         claim = preempt(books, gang, others, question.queues, now, promised=promised, by=by)
         if claim is None or any(one in self._claimants for one in claim.victims):
             return None
+        ends = any(one in question.running for one in claim.victims)
+        givers = self._givers(gang, others) if ends else {}
+        if givers:
+            self.asked[gang.name] = givers
+            return None
         gone = {gang.name, *(one.gang.name for one in claim.withdrawn)}
         self.promised = [one for one in promised if one.gang.name not in gone]
         self.ended += claim.victims
@@ -267,3 +291,30 @@ class _Asking:
         self._running.append(start)
         self._claimants.append(start)
         return claim
+
+    def _givers(self, gang: Gang, others: Sequence[Running]) -> dict[str, float]:
+        """The elastic jobs that it has a right over, where what they can give back is enough."""
+        question, books = self._question, self._books
+        waited = question.waited.get(gang.name, ())
+        givers = [one for one in question.givers if one.job not in waited]
+        if not givers or not self._lacks_room(gang):
+            return {}
+        over = rights(books, gang, others, question.queues, question.now)
+        found: dict[str, float] = {}
+        books = books.copy()
+        for one in givers:
+            for part in one.parts:
+                if part.gang.name in over:
+                    books.give_gang(part)
+                    found[one.job] = one.seconds
+        return found if self._fits(books, gang) else {}
+
+    def _lacks_room(self, gang: Gang) -> bool:
+        """Whether it is for want of room that it waits, and not for a limit or a promise."""
+        tree, hardware = Tree(self._question.queues), self._books.hardware
+        used = tree.summed(usage(self._running, hardware))
+        full = tree.over(gang.queue, needs(gang, hardware), used)
+        return full is None and not self._fits(self._books, gang)
+
+    def _fits(self, books: Books, gang: Gang) -> bool:
+        return may_hold(books, gang) and plan_gang(books, gang, self._question.by) is not None

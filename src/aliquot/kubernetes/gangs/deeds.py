@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aliquot.kubernetes.gangs import words
+from aliquot.kubernetes.gangs.elastic import told_ahead
 from aliquot.kubernetes.gangs.objects import Phase
 from aliquot.kubernetes.gangs.picture import bare
 from aliquot.kubernetes.gangs.state import Place, Promise
@@ -91,6 +92,8 @@ class Deeds:
                 done.claims.append(self._claim(gang, claim, asked, now))
             else:
                 done.undone += 1
+        for name, jobs in decision.asked.items():
+            asked.ready[name].gang.ask(jobs, now)
         claimed = {str(known.key) for known, _, _ in done.claims}
         done.promises = tuple(one for one in decision.promises if one.gang.name not in claimed)
         self._tell(decision, asked, still, done.promises)
@@ -181,12 +184,14 @@ class Deeds:
             gang = next((self._roster.gang_of(one) for one in pods), None)
             if gang is not None:
                 self._reservations.give_up(gang, why, now, pause=False)
-            theirs = {one.metadata.uid: why for one in pods if self._holds_it(one)}
+            seconds = told_ahead(gang.staying) if gang is not None else 0.0
+            after = f"; it is told, and has {seconds:.0f} s" if seconds else ""
+            theirs = {one.metadata.uid: why + after for one in pods if self._holds_it(one)}
             for one in pods:  # who only waits is told so when it asks again
                 if one.metadata.uid not in theirs:
                     self._cluster.release(one.metadata.uid)
             if gang is not None and theirs:
-                gang.leave(why, now)  # all of it, on whatever nodes its members are
+                gang.leave(why, now, seconds)  # all of it, on whatever nodes its members are
             told |= theirs
         return told
 
@@ -218,7 +223,7 @@ class Deeds:
             now, running = question.now, question.running
             text = words.why_later(gang, question.books, promise, running, now)
             why = "" if promise else f"; {decision.waits.get(gang.name, '')}".rstrip("; ")
-            known.phase, known.reason = Phase.WAITING, text + why + _bars(known)
+            known.phase, known.reason = Phase.WAITING, text + why + _bars(known, now)
 
 
 class _Room:
@@ -271,8 +276,12 @@ def _standing(one: Running) -> object:
     return one.placements, one.gang.members, one.gang.queue, one.gang.priority
 
 
-def _bars(gang: Known) -> str:
+def _bars(gang: Known, now: float) -> str:
     text = gang.why_kept
+    asked = {job: until for job, until in gang.asked.items() if until > now}
+    if asked:
+        until = words.clock(max(asked.values()), now)
+        text += f"; {_some(asked)} can give back enough, and is waited for until {until}"
     if gang.barred:
         text += f"; kube-scheduler did not let it go to {_some(gang.barred)}"
     if gang.spared:

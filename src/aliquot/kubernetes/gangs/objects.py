@@ -49,7 +49,9 @@ class GangMember(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 class GangStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """What became of it. `makingRoom` are the UIDs of pods that end for it.
 
-    `wholeOnce`: all of it had nodes, so that it is not ended when it loses a member.
+    `wholeOnce`: all of it had nodes, so that it is not ended when it loses a member. `leaving` says
+    why those of it that have nodes are to end: it is written before the first of them is asked to.
+    `leavesAt`: not before that time, so that the controller of an elastic job can tell its workers.
     """
 
     phase: str = ""
@@ -59,6 +61,8 @@ class GangStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     topology: str = ""
     making_room: tuple[str, ...] = ()
     whole_once: bool = False
+    leaving: str = ""
+    leaves_at: str | None = None
     members: tuple[GangMember, ...] = ()
 
 

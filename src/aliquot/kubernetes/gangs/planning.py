@@ -102,6 +102,8 @@ class Planning:
 
 def _until(asked: Asked, done: Done, now: float) -> float:
     """Until when the same question has the same answer."""
-    waits = [until for one in asked.ready.values() for until in one.gang.barred.values()]
+    gangs = [one.gang for one in asked.ready.values()]
+    waits = [until for one in gangs for until in one.barred.values()]
+    waits += [until for one in gangs for until in one.asked.values() if until > now]
     starts = [one.start for one in done.promises]
     return min([*waits, *starts, now + LONGEST])

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.gangs.decide import Question
+from aliquot.kubernetes.gangs.decide import Giver, Question
+from aliquot.kubernetes.gangs.elastic import surpluses
 from aliquot.kubernetes.gangs.nodes import Limits
 from aliquot.kubernetes.gangs.objects import Phase
 from aliquot.kubernetes.gangs.picture import Picture, bare
@@ -16,7 +17,7 @@ from aliquot.kubernetes.pods import BadRequestError
 from aliquot.placement.demand import Gang, Running
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.gangs.ground import Ground
@@ -184,6 +185,7 @@ class Questions:
             if promise is not None:
                 promised.append(promise)
         ending = {uid for gang in self._roster.gangs.values() for uid in gang.making_room}
+        waited = {name: one.gang.waited_for(now) for name, one in ready.items()}
         return Question(
             books=picture.books,
             running=self._holdings.running(now, ending),
@@ -195,7 +197,21 @@ class Questions:
             by=picture.by,
             spared={name: frozenset(one.gang.spared) for name, one in ready.items()},
             looked=self._looked,
+            givers=self._givers(ending, now),
+            waited=waited,
         )
+
+    def _givers(self, ending: Collection[str], now: float) -> list[Giver]:
+        """Elastic jobs that could give back, of those that do not make room already."""
+        pods = (
+            pod
+            for gang in self._roster.gangs.values()
+            if not gang.leaving
+            for pod in gang.staying
+            if pod.metadata.uid not in ending
+        )
+        found = ((one, self._holdings.parts_of(one.uids, now)) for one in surpluses(pods))
+        return [Giver(one.job, one.seconds, tuple(parts)) for one, parts in found if parts]
 
 
 def _promised(gang: Gang, promise: Promise | None, picture: Picture) -> Running | None:

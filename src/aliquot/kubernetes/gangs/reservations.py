@@ -99,6 +99,7 @@ class Reservations:
             self._look_at_places(gang, wanted, now)
         if wanted is not None and len(gang.had_nodes) >= wanted:
             gang.whole_once = True
+        gang.leave_on(found, now)
         if gang.staying and not gang.whole_once and now - gang.grown > 2 * self._times.grace:
             self._leave(gang, wanted, now)
         if not gang.staying and (not gang.reserved or gang.leaving):

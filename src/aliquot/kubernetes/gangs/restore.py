@@ -10,6 +10,9 @@ nodes and the books do not bear out:
   Otherwise its claim is given up, and decided anew.
 - A gang has not waited for longer than its oldest pod is there.
 - One that was whole is not ended. One that says that it was not, and has run for long, was.
+- One that was being ended when the leader before ended is ended where some of it have gone: so no
+  half stays of those that made room, though what is left of them is in nobody's way. Where none has
+  gone, nothing was done yet, and the claim is looked at as above.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aliquot.kubernetes.gangs.elastic import told_ahead
 from aliquot.kubernetes.gangs.objects import Phase
 from aliquot.kubernetes.gangs.picture import as_one, parts_on
 from aliquot.kubernetes.gangs.state import Place
@@ -79,8 +83,15 @@ class Restorer:
         self._reservations = reservations
         self._grace = grace
 
-    def restore(self, gang: Known, status: GangStatus, now: float) -> None:
-        """What is true of a gang's status is so again."""
+    def restore(self, found: Sequence[tuple[Known, GangStatus]], now: float) -> None:
+        """What is true of the status of gangs is so again; first of all, who was being ended."""
+        for gang, status in found:
+            gang.leaving_known = gang.was_leaving = status.leaving
+            gang.leave_on(None, now)
+        for gang, status in found:
+            self._restore(gang, status, now)
+
+    def _restore(self, gang: Known, status: GangStatus, now: float) -> None:
         gang.since = _since(gang, status, now)
         gang.whole_once = status.whole_once or self._has_run_long(gang, now)
         gang.grown = gang.moved = now
@@ -102,7 +113,8 @@ class Restorer:
         """Gangs that make room end as a whole."""
         pods = [self._roster.pods[uid] for uid in ending if uid in self._roster.pods]
         for other in filter(None, map(self._roster.gang_of, pods)):
-            other.leave(f"ended for {gang.key}", now)
+            why = other.leaving_known or f"ended for {gang.key}"
+            other.leave(why, now, told_ahead(other.staying))
 
     def _has_run_long(self, gang: Known, now: float) -> bool:
         """Whether those with nodes have had them for longer than a half would."""
@@ -179,7 +191,9 @@ class Restorer:
         return books.take_gang_if_it_fits(one)
 
     def _is_ending(self, uid: str) -> bool:
-        return bool(self._roster.pods[uid].metadata.deletion_timestamp)
+        pod = self._roster.pods[uid]
+        gang = self._roster.gang_of(pod)
+        return bool(pod.metadata.deletion_timestamp or (gang is not None and gang.leaving))
 
     def _has_right(self, gang: Gang, uids: Collection[str], now: float) -> bool:
         """Whether a gang may ask all of these to end."""

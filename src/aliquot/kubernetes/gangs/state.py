@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from aliquot.kubernetes.gangs.elastic import LATE, told_ahead
 from aliquot.kubernetes.gangs.members import claim_of, foreign_gates, seconds_of
 from aliquot.kubernetes.gangs.objects import GangMember, Phase
 from aliquot.kubernetes.names import PLAN
@@ -56,7 +57,11 @@ class Known:
     `whole_once`: all of it had nodes at some time. `moved` is when it last came nearer to that, and
     `grown` when one more had a node.
     `version` counts the changes of its pods. `leaving` says why those of it that have nodes are to
-    end, since `left`: it could not be completed. `kept` says who keeps them from it.
+    end, since `left`, and not before `leaves_at`: it could not be completed, or makes room.
+    `leavers` is how many had nodes then.
+    `leaving_known` is what the API server has of it, and `was_leaving` what the leader before had
+    written. `kept` says who keeps them from it. `asked` are elastic jobs that are to give back for
+    it, by name, and until when they are waited for.
     """
 
     key: Key
@@ -74,7 +79,11 @@ class Known:
     whole_once: bool = False
     finished: frozenset[str] = frozenset()
     leaving: str = ""
+    leaving_known: str = ""
+    was_leaving: str = ""
     left: float = 0.0
+    leaves_at: float = 0.0
+    leavers: int = 0
     kept: str = ""
     moved: float = 0.0
     grown: float = 0.0
@@ -82,6 +91,7 @@ class Known:
     tries: int = 0
     barred: dict[str, float] = field(default_factory=dict)
     spared: dict[str, float] = field(default_factory=dict)
+    asked: dict[str, float] = field(default_factory=dict)
     promise: Promise | None = None
     version: int = 0
     _sorted: tuple[int, list[Pod]] = (-1, [])
@@ -223,6 +233,7 @@ class Known:
     def reserve(self, places: Mapping[str, Place], now: float) -> None:
         """Its members, or its rest, have places from now on."""
         self.reserved.update(places)
+        self.asked.clear()
         self.phase, self.moved, self.promise, self.planned = Phase.RESERVED, now, None, None
 
     def give_up(self, why: str, now: float, *, node: str = "", pause: bool = True) -> list[str]:
@@ -244,24 +255,68 @@ class Known:
             self.tries += 1
         return uids
 
-    def leave(self, why: str, now: float) -> None:
-        """Those of it that have nodes are to end."""
+    def leave(self, why: str, now: float, seconds: float = 0.0) -> None:
+        """Those of it that have nodes are to end, after so long."""
         if not self.leaving:
-            self.leaving, self.left = why, now
+            self.leaving, self.left, self.leaves_at = why, now, now + seconds
+            self.leavers = len(self.staying)
+
+    def leave_on(self, found: Found | None, now: float) -> None:
+        """It was leaving when another led: it goes on with that where some of it have gone."""
+        wanted = self.wanted(found) if self.was_leaving else None
+        if wanted is None:
+            return
+        if 0 < len(self.staying) < wanted:
+            self.leave(self.was_leaving, now, told_ahead(self.staying))
+            self.leavers = wanted
+        self.was_leaving = ""
+
+    def ask(self, jobs: Mapping[str, float], now: float) -> None:
+        """These elastic jobs are to give back for it; each is waited for once, for so long."""
+        for job, seconds in jobs.items():
+            self.asked.setdefault(job, now + seconds)
+
+    def waited_for(self, now: float) -> frozenset[str]:
+        """The elastic jobs that were to give back for it, and whose time for that is over."""
+        return frozenset(job for job, until in self.asked.items() if until <= now)
+
+    def may_end(self, now: float) -> bool:
+        """Whether those of it that have nodes may be evicted now: that is written, and time."""
+        return bool(self.leaving) and self.leaving_known == self.leaving and now >= self.ends_at
+
+    @property
+    def is_told_ahead(self) -> bool:
+        """Whether it leaves, and its workers are told so by their controller."""
+        return bool(self.leaving) and self.leaves_at > self.left
+
+    @property
+    def ends_at(self) -> float:
+        """When those of it that leave are evicted: who was told has been stopped by then."""
+        return self.leaves_at + LATE if self.is_told_ahead else self.leaves_at
+
+    @property
+    def is_half_gone(self) -> bool:
+        """Whether some of those that were to end have."""
+        return len(self.staying) < self.leavers
 
     def stay(self, why: str, now: float) -> None:
         """They are kept from ending: the others are to follow them, when there is room."""
+        if self.is_half_gone:  # what is left is not whole, whatever it was
+            self.whole_once = False
+            self.had_nodes &= {one.metadata.uid for one in self.staying}
         self.leaving, self.kept, self.grown = "", why, now
 
     def begin_anew(self) -> None:
         """None of it has a node: who comes now is another gang of that name."""
         self.had_nodes.clear()
-        self.whole_once, self.leaving, self.kept = False, "", ""
+        self.whole_once, self.leaving, self.was_leaving, self.kept = False, "", "", ""
 
     def forget_bars(self, now: float) -> None:
-        """Nodes and others are tried again after a while."""
+        """Nodes and others are tried again after a while, and elastic jobs asked again."""
         self.barred = {name: until for name, until in self.barred.items() if until > now}
         self.spared = {name: until for name, until in self.spared.items() if until > now}
+        again = now - BAR_SECONDS
+        self.asked = {name: until for name, until in self.asked.items() if until > again}
 
 
 def owners_of(known: Known, found: Found | None) -> tuple[Owner, ...]:

@@ -31,6 +31,8 @@ _EMPTY: dict[str, Any] = {
     "topology": "",
     "makingRoom": [],
     "wholeOnce": False,
+    "leaving": "",
+    "leavesAt": None,
     "members": [],
 }
 

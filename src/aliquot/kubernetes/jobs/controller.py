@@ -23,6 +23,7 @@ from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.gangs.members import Key
 from aliquot.kubernetes.gangs.picture import as_one
 from aliquot.kubernetes.gangs.roster import single_name
+from aliquot.kubernetes.gangs.words import seconds_at
 from aliquot.kubernetes.jobs.deeds import Deeds, Order, check_lead
 from aliquot.kubernetes.jobs.form import asked_by, job_of, pod_in
 from aliquot.kubernetes.jobs.manifests import gang_name
@@ -34,11 +35,12 @@ from aliquot.kubernetes.jobs.step import View, advance, no_room, not_whole, stat
 from aliquot.kubernetes.names import SCHEDULER
 from aliquot.kubernetes.pods import BadRequestError
 from aliquot.model import lifecycle
+from aliquot.model.due import due
 from aliquot.model.errors import AliquotError, BadValueError, StateError
 from aliquot.model.job import State
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.events import Recorder
@@ -189,7 +191,7 @@ class Controller:
         if saved is None:
             return  # somebody was quicker: the next round sees to it
         order = Order(saved, job, memory.record, pods)
-        refused = await self._deeds.do(order, lifecycle.due(memory.record, seen))
+        refused = await self._deeds.do(order, due(memory.record, seen))
         if refused is not None:
             self._refuse(saved, job, memory, refused)
 
@@ -199,7 +201,7 @@ class Controller:
         if not memory.record.state.final:
             return  # its phase is not by the controller
         order = Order(one, job_of(one), memory.record, pods)
-        await self._deeds.do(order, lifecycle.due(memory.record, look(memory, pods.values(), None)))
+        await self._deeds.do(order, due(memory.record, look(memory, pods.values(), None)))
 
     def _view(self, one: ElasticJob, job: Job, memory: Memory, pods: Mapping[str, JobPod]) -> View:
         notes, record = self._notes[one.metadata.uid], memory.record
@@ -215,7 +217,18 @@ class Controller:
             gang=gang.status if gang is not None else None,
             refused=refused,
             problem=self._problem(one) or (refused or ""),
+            ending=dict(self._ending(one, record)),
         )
+
+    def _ending(self, one: ElasticJob, record: Record) -> Iterator[tuple[int, tuple[str, float]]]:
+        """The generations of workers that the scheduler will evict for others; why, and when."""
+        gangs = self.views.gangs()
+        for generation in {slot.generation for slot in record.slots}:
+            name = gang_name(one.metadata.name, generation)
+            gang = gangs.get((one.metadata.namespace, name))
+            until = seconds_at(gang.status.leaves_at) if gang is not None else None
+            if gang is not None and until is not None:
+                yield generation, (gang.status.leaving, until)
 
     def _problem(self, one: ElasticJob) -> str:
         """Why it cannot be started as it is written."""

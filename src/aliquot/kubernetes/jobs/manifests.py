@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from aliquot.kubernetes.api.objects import Meta
+from aliquot.kubernetes.gangs.elastic import Terms
+from aliquot.kubernetes.jobs.form import grace_of, sizes_of
 from aliquot.kubernetes.jobs.objects import Body
 from aliquot.kubernetes.names import (
     CONTROLLER,
+    ELASTIC,
     GANG,
     GANG_SIZE,
     GATE,
@@ -105,6 +108,7 @@ def pod_body(one: ElasticJob, record: Record, slot: Slot, scheduler: str = SCHED
         **(meta.get("annotations") or {}),
         GANG: gang_name(job, slot.generation),
         GANG_SIZE: str(together),
+        ELASTIC: _terms(one),
     }
     return Body(
         Meta(
@@ -116,6 +120,12 @@ def pod_body(one: ElasticJob, record: Record, slot: Slot, scheduler: str = SCHED
         ),
         _spec(one, record, slot, scheduler),
     )
+
+
+def _terms(one: ElasticJob) -> str:
+    """For the scheduler: what the job can do without, and how long it takes to give back."""
+    found = Terms(sizes_of(one.spec).least, one.spec.resize_seconds, grace_of(one.spec.template))
+    return msgspec.json.encode(found).decode()
 
 
 def _spec(one: ElasticJob, record: Record, slot: Slot, scheduler: str) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def look(
     for slot in record.slots:
         if slot not in there and (missed := _missed(memory, slot)) is not None:
             sights[slot] = missed
-    return Seen(sights, frozenset(held), refused, stuck)
+    return Seen(sights, frozenset(held), refused=refused, stuck=stuck)
 
 
 def learn(memory: Memory, pods: Iterable[JobPod]) -> Memory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,9 +15,10 @@ from aliquot.kubernetes.names import JOB
 from aliquot.kubernetes.queues.spec import Condition
 from aliquot.model import lifecycle
 from aliquot.model.job import State, Wish
+from aliquot.model.record import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from aliquot.kubernetes.gangs.objects import GangStatus
     from aliquot.kubernetes.jobs.memory import Memory
@@ -31,6 +32,7 @@ ROOM_SECONDS = 15.0  # that a gang has for its places, where the job could run w
 WHOLE_SECONDS = 300.0  # that workers with places have to come, in the same case
 HISTORY = 20
 ON_THEIR_WAY = {State.STARTING, State.GROWING}
+HEEDING = {State.RUNNING, State.GROWING, State.SHRINKING}  # has workers that may have to save
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class View:
     """What is seen of one job.
 
     `gang` is that of its newest workers. `refused`: the API server does not take its pods, and why.
-    `problem`: it cannot be started as it is written.
+    `problem`: it cannot be started as it is written. `ending`: the scheduler gives the places of
+    these generations to others, why, and when it will evict who is still there.
     """
 
     job: Job
@@ -47,6 +50,7 @@ class View:
     gang: GangStatus | None = None
     refused: str | None = None
     problem: str = ""
+    ending: Mapping[int, tuple[str, float]] = field(default_factory=dict)
 
 
 def advance(view: View, memory: Memory, now: float) -> tuple[Memory, Seen]:
@@ -55,9 +59,11 @@ def advance(view: View, memory: Memory, now: float) -> tuple[Memory, Seen]:
     before = memory.record
     refused = view.refused or no_room(view, before, now)
     seen = look(memory, view.pods, refused, not_whole(view, before, now))
-    record = lifecycle.want(before, Wish.SUSPEND if view.suspend else Wish.RUN)
+    record = _give_way(view, before, now)
+    gives_way = view.suspend or _must_go(view, record)
+    record = lifecycle.want(record, Wish.SUSPEND if gives_way else Wish.RUN)
     record = lifecycle.advance(view.job, record, seen, now)
-    record = _within_bounds(view.job, record, now)
+    record = _told_in_time(view, before, _within_bounds(view.job, record, now))
     excuses = memory.excuses
     if _is_excused(before, record, seen):
         long = before.state is State.RUNNING and now - before.since >= LONGEST_SECONDS
@@ -114,6 +120,44 @@ def _within_bounds(job: Job, record: Record, now: float) -> Record:
     size = sizes.most if record.size > sizes.most else sizes.least
     why = f"its workers are to be {sizes}"
     return lifecycle.resize(job, record, record.generation, size, now, why)
+
+
+# --- what others have a right to ------------------------------------------------------------------
+
+
+def _give_way(view: View, record: Record, now: float) -> Record:
+    """A job that changes size as it runs goes on without the workers that end, where it can."""
+    first = _first_to_end(view, record)
+    if first is None or not view.job.live or view.suspend:
+        return record
+    why, _ = view.ending[record.slots[first].generation]
+    return lifecycle.resize(view.job, record, record.generation, first, now, why)
+
+
+def _must_go(view: View, record: Record) -> bool:
+    """Whether all are to be told: some end for others, and are not on their way out yet."""
+    first = _first_to_end(view, record)
+    if first is None or record.state not in HEEDING:
+        return False
+    return record.leaving is None or first < record.leaving.keep
+
+
+def _first_to_end(view: View, record: Record) -> int | None:
+    """The lowest rank whose place others have a right to."""
+    ranks = (rank for rank, slot in enumerate(record.slots) if slot.generation in view.ending)
+    return next(ranks, None)
+
+
+def _told_in_time(view: View, before: Record, record: Record) -> Record:
+    """The same with words of why it goes, and a notice that ends when the scheduler evicts."""
+    first = _first_to_end(view, record)
+    if first is None or record.leaving is None or record.leaving.stage is not Stage.NOTICE:
+        return record
+    why, until = view.ending[record.slots[first].generation]
+    leaving = replace(record.leaving, until=min(record.leaving.until, until))
+    begins = record.state is State.SUSPENDING and before.state is not State.SUSPENDING
+    reason = f"asked to save: {why}" if begins and not view.suspend else record.reason
+    return replace(record, leaving=leaving, reason=reason)
 
 
 # --- what people are told -------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+"""A leader that dies between any two evictions: whoever leads next leaves no half of who made room.
+
+Of a gang that ends for another some may have gone when the leader dies. What is left of it may then
+be in nobody's way, and its queue may borrow nothing any more: it is ended all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kubernetes.fake_api import until
+from kubernetes.gangs.world import SOON, World, is_bound, led
+from kubernetes.scheduler.replica import replica
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+OWN, GUEST = {"aliquot.io/queue": "own"}, {"aliquot.io/queue": "guest"}
+
+
+def queues(world: World, own: int, guest: int) -> None:
+    world.queue("own", quota={"gpus": own})
+    world.queue("guest", quota={"gpus": guest})
+
+
+@asynccontextmanager
+async def dying(world: World, evictions: int) -> AsyncIterator[None]:
+    """A leader of which nothing is heard after so many evictions; it is gone afterwards."""
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(replica(world.api, gangs=SOON))
+        await one.ready()
+        await stack.enter_async_context(world.scheduling(one))
+        asked = world.dies_after(evictions)
+        yield
+        await until(asked)
+    world.revive()
+
+
+@pytest.mark.parametrize("owned", [False, True], ids=["for good", "made anew"])
+@pytest.mark.parametrize("evictions", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("gpus", "size"), [((4,), 2), ((1, 1, 1, 1), 1)], ids=["one node", "four nodes"]
+)
+def test_no_half_of_who_makes_room_is_left(
+    gpus: tuple[int, ...], size: int, evictions: int, *, owned: bool
+) -> None:
+    async def run() -> None:
+        world = World(*gpus)
+        queues(world, own=2, guest=2)
+        if owned:
+            world.owned.add("victim")
+        async with world.api.serving():
+            async with dying(world, evictions):
+                world.gang("victim", 4, labels=GUEST, gpu=1)
+                await is_bound(world, "victim", 4)
+                world.gang("claimant", size, labels=OWN, gpu=1)
+            assert len(world.staying("victim")) == 4 - evictions
+            async with led(world):
+                await is_bound(world, "claimant", size)
+                await until(lambda: not world.staying("victim"))
+                await until(lambda: world.phase("victim") == ("Waiting" if owned else ""))
+        world.check_cards()
+
+    asyncio.run(run())
+
+
+def test_a_gang_of_which_none_has_gone_is_left_alone_where_nobody_has_a_right_to_it() -> None:
+    async def run() -> None:
+        world = World(2)
+        queues(world, own=2, guest=0)
+        async with world.api.serving():
+            async with dying(world, 0):
+                world.gang("kept", 2, labels=GUEST, gpu=1)
+                await is_bound(world, "kept", 2)
+                world.gang("claimant", 2, labels=OWN, gpu=1)
+            assert world.leaving("kept")
+            queues(world, own=2, guest=2)
+            async with led(world):
+                await until(lambda: not world.leaving("kept"))
+                await until(lambda: world.phase("claimant") == "Waiting")
+            assert len(world.staying("kept")) == 2
+
+    asyncio.run(run())
+
+
+def test_a_half_that_a_budget_keeps_from_ending_for_another_ends_when_it_may() -> None:
+    async def run() -> None:
+        world = World(2)
+        queues(world, own=2, guest=0)
+        async with world.api.serving(), led(world):
+            world.gang("victim", 2, labels=GUEST, gpu=1)
+            await is_bound(world, "victim", 2)
+            world.api.faults.budgets = {"victim-1": "keep-it"}
+            world.gang("claimant", 2, labels=OWN, gpu=1)
+            await until(lambda: "disruption budget" in world.why("claimant"))
+            await until(lambda: "disruption budget keep-it" in world.why("victim"))
+            assert set(world.staying("victim")) == {"victim-1"}
+            world.api.faults.budgets = {}
+            await is_bound(world, "claimant", 2)
+            assert not world.staying("victim")
+
+    asyncio.run(run())

@@ -1,0 +1,189 @@
+"""Claims to what elastic jobs have: they are asked to give back, then told, and evicted at last."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.kubernetes.api.objects import Pod
+from aliquot.kubernetes.gangs import elastic, state
+from aliquot.kubernetes.gangs.elastic import Terms, surpluses, terms_of, told_ahead
+from aliquot.kubernetes.names import ELASTIC, GANG, GANG_SIZE, JOB, JOB_RANK
+from kubernetes.builders import make_pod
+from kubernetes.fake_api import until
+from kubernetes.gangs.world import World, is_bound, led, played
+from kubernetes.scheduler.replica import Replica
+
+QUEUE = "aliquot.io/queue"
+LATE = 0.3
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "MARGIN", 0.4)
+    monkeypatch.setattr(state, "LATE", LATE)
+
+
+def job(world: World, workers: int, *, least: int = 1, notice: float = 0.0) -> list[str]:
+    """An elastic job's pods, in a queue that borrows them from another."""
+    world.queue("own", quota={"gpus": workers})
+    world.queue("guest", quota={"gpus": 0})
+    terms = msgspec.json.encode(Terms(least, notice)).decode()
+    names = [f"train-{rank}" for rank in range(workers)]
+    for rank, name in enumerate(names):
+        notes = {GANG: "train-1", GANG_SIZE: str(workers), ELASTIC: terms}
+        labels = {QUEUE: "guest", JOB: "train", JOB_RANK: str(rank)}
+        world.pod(name, gated=True, annotations=notes, labels=labels, gpu=1)
+    return names
+
+
+def claim(world: World, size: int) -> None:
+    world.gang("claimant", size, labels={QUEUE: "own"}, gpu=1)
+
+
+def evicted(world: World) -> set[str]:
+    paths = (path.split("/") for _, path in world.api.requests if path.endswith("/eviction"))
+    return {path[-2] for path in paths}
+
+
+def test_a_job_that_gives_back_enough_is_not_ended() -> None:
+    async def play(world: World, _: Replica) -> None:
+        job(world, 4, notice=60.0)
+        await is_bound(world, "train-1", 4)
+        claim(world, 2)
+        await until(lambda: "ns/train can give back enough, and is waited" in world.why("claimant"))
+        assert world.phase("claimant") == "Waiting"
+        world.delete("train-2", "train-3")  # as its controller does
+        await is_bound(world, "claimant", 2)
+        assert set(world.bound("train-1")) == {"train-0", "train-1"}
+        assert not evicted(world)
+
+    played(World(4), play)
+
+
+def test_a_job_that_gives_nothing_back_in_time_is_told_and_then_ended() -> None:
+    async def play(world: World, _: Replica) -> None:
+        written, evictions = times(world, "/gangs/train-1/status"), times(world, "/eviction")
+        job(world, 4, notice=1.0)
+        await is_bound(world, "train-1", 4)
+        began = time.monotonic()
+        claim(world, 2)
+        await until(lambda: world.leaving("train-1"))
+        found = world.status("train-1")
+        assert found is not None
+        assert found.status.leaves_at
+        await is_bound(world, "claimant", 2)
+        assert evicted(world) == {"train-0", "train-1", "train-2", "train-3"}
+        assert evictions[0] - began >= 2 * 1.0 + 0.4, "it is waited for, and then told"
+        told = max(at for at in written if at < evictions[0])
+        assert evictions[0] - told >= 0.5
+        await until(lambda: ("Preempted", preempted(1.0)) in world.events("train-0"))
+
+    played(World(4), play)
+
+
+def times(world: World, what: str) -> list[float]:
+    """When requests with such paths came."""
+    found: list[float] = []
+    before = world.api.faults.refuse
+
+    def note(method: str, path: str) -> int | None:
+        if path.endswith(what):
+            found.append(time.monotonic())
+        return before(method, path)
+
+    world.api.faults.refuse = note
+    return found
+
+
+def preempted(seconds: float) -> str:
+    why = "queue guest borrows from the quota of queue own"
+    return f"ended for ns/claimant: {why}; it is told, and has {seconds:.0f} s"
+
+
+@pytest.mark.parametrize(("least", "size"), [(4, 2), (3, 2)], ids=["nothing", "too little"])
+def test_a_job_that_cannot_give_back_enough_is_told_at_once(least: int, size: int) -> None:
+    async def play(world: World, _: Replica) -> None:
+        job(world, 4, least=least, notice=60.0)
+        await is_bound(world, "train-1", 4)
+        claim(world, size)
+        await until(lambda: world.leaving("train-1"))
+        assert "can give back" not in world.why("claimant")
+        world.delete("train-0", "train-1", "train-2", "train-3")  # they were told, and have ended
+        await is_bound(world, "claimant", size)
+        assert not evicted(world)
+
+    played(World(4), play)
+
+
+def test_a_new_leader_goes_on_with_a_claim_of_which_workers_are_told() -> None:
+    async def run(world: World) -> None:
+        async with world.api.serving():
+            async with led(world):
+                job(world, 2, least=2, notice=60.0)
+                await is_bound(world, "train-1", 2)
+                claim(world, 2)
+                await until(lambda: world.leaving("train-1"))
+                why = world.leaving("train-1")
+            world.delete("train-1")
+            async with led(world):
+                assert world.leaving("train-1") == why
+                world.delete("train-0")
+                await is_bound(world, "claimant", 2)
+        assert not evicted(world)
+
+    asyncio.run(run(World(2)))
+
+
+def test_limits_of_a_queue_are_not_waited_for() -> None:
+    """Who waits for a limit is not helped by GPUs that become free."""
+
+    async def play(world: World, _: Replica) -> None:
+        world.queue("tight", limit={"gpus": 2})
+        terms = msgspec.json.encode(Terms(1, 60.0)).decode()
+        for rank in range(2):
+            notes = {GANG: "train-1", GANG_SIZE: "2", ELASTIC: terms}
+            labels = {QUEUE: "tight", JOB: "train", JOB_RANK: str(rank)}
+            world.pod(f"train-{rank}", gated=True, annotations=notes, labels=labels, gpu=1)
+        await is_bound(world, "train-1", 2)
+        world.gang("claimant", 1, labels={QUEUE: "tight"}, gpu=1, spec={"priority": 9})
+        await until(lambda: world.leaving("train-1"))
+        assert "can give back" not in world.why("claimant")
+
+    played(World(4), play)
+
+
+def worker(rank: int, text: str) -> Pod:
+    one = make_pod(f"p{rank}", gpu=1, annotations={ELASTIC: text})
+    labels = {JOB: "train", JOB_RANK: str(rank)}
+    meta = msgspec.structs.replace(one.metadata, labels=labels)
+    return msgspec.structs.replace(one, metadata=meta)
+
+
+TIMES = st.floats(-1e9, 1e9)
+
+
+@given(least=st.integers(-3, 6), notice=TIMES, grace=TIMES, ranks=st.permutations(range(5)))
+def test_what_pods_say_is_bounded(
+    least: int, notice: float, grace: float, ranks: list[int]
+) -> None:
+    text = msgspec.json.encode(Terms(least, notice, grace)).decode()
+    pods = [worker(rank, text) for rank in ranks]
+    assert 0 <= told_ahead(pods) <= elastic.LONGEST
+    found = surpluses(pods)
+    assert [one.job for one in found] == (["ns/train"] if least < 5 else [])
+    for one in found:
+        assert one.uids == {f"uid-p{rank}" for rank in range(max(0, least), 5)}
+        assert 0 <= one.seconds <= 2 * elastic.LONGEST + elastic.MARGIN
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "1", '{"least": "many"}', '{"notice": 3}', '{"least": 1}' + " " * 200]
+)
+def test_what_makes_no_sense_is_no_elastic_job(text: str) -> None:
+    assert terms_of(worker(0, text)) is None
