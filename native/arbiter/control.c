@@ -2,6 +2,7 @@
 
 #include "connections.h"
 #include "grants.h"
+#include "hold.h"
 #include "identity.h"
 #include "log.h"
 #include "resize.h"
@@ -96,6 +97,23 @@ static bool resize_grant(struct connection *connection, const struct control_req
 	return true;
 }
 
+static bool hold_grant(struct connection *connection, const struct control_request *request,
+                       struct failure *failure)
+{
+	uint32_t uid = UINT32_MAX;
+	if (!is_master(connection)) /* whose gates stand open is held to no share */
+		return failure_set(failure, "not-allowed",
+		                   "only root and the arbiter's own user may say how a grant is held");
+	identity_uid_of_peer(connection->watch.fd, &uid);
+	if (!hold_change(connection->arbiter, request, uid, failure))
+		return false;
+	json_open(&connection->reply, NULL, '{');
+	json_string(&connection->reply, "name", request->name);
+	json_string(&connection->reply, "hold", grants_hold_word(request->hold));
+	json_close(&connection->reply, '}');
+	return true;
+}
+
 static bool end_grant(struct connection *connection, const struct control_request *request,
                       struct failure *failure)
 {
@@ -141,6 +159,8 @@ static bool answer(struct connection *connection, size_t length, struct failure 
 		return make(connection, &request, failure);
 	case CONTROL_RESIZE:
 		return resize_grant(connection, &request, failure);
+	case CONTROL_HOLD:
+		return hold_grant(connection, &request, failure);
 	case CONTROL_END:
 		return end_grant(connection, &request, failure);
 	case CONTROL_STOP:

@@ -67,6 +67,9 @@ static const struct word policies[] = {{"elastic", ALIQUOT_ELASTIC}, {"hard", AL
 static const struct word priorities[] = {{"normal", ALIQUOT_NORMAL},
                                          {"latency", ALIQUOT_LATENCY},
                                          {"background", ALIQUOT_BACKGROUND}};
+static const struct word holds[] = {{"taken", ALIQUOT_HOLD_TAKEN},
+                                    {"open", ALIQUOT_HOLD_OPEN},
+                                    {"parked", ALIQUOT_HOLD_PARKED}};
 
 static bool parse_word(struct text text, const struct word *words, size_t count, int *out)
 {
@@ -190,10 +193,26 @@ static const char *parse_switch(struct text text, bool *out)
 	return *out ? NULL : "kept and gradual are 1 or not given";
 }
 
+static const char *parse_hold(struct text text, struct control_request *out)
+{
+	int value = 0;
+	if (out->has_hold)
+		return "a setting comes twice";
+	out->has_hold = parse_word(text, holds, sizeof(holds) / sizeof(*holds), &value);
+	out->hold = (enum aliquot_hold)value;
+	return out->has_hold ? NULL : "a grant is held as taken, open or parked";
+}
+
+static bool takes_slices(const struct control_request *request)
+{
+	return request->kind == CONTROL_MAKE || request->kind == CONTROL_RESIZE;
+}
+
 /* What a request about a grant takes, for people. */
 static const char *const takes[] = {
 	[CONTROL_MAKE] = "make takes name=NAME, kept=1 and slice=...",
 	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1 and slice=...",
+	[CONTROL_HOLD] = "hold takes name=NAME and as=taken, open or parked",
 	[CONTROL_END] = "end takes name=NAME",
 };
 
@@ -203,16 +222,18 @@ static const char *parse_word_of_grant(struct text value, struct control_request
 	struct text key = cut(&value, '=', &has_value);
 	if (has_value && is(key, "name"))
 		return parse_name(value, out);
-	if (has_value && out->kind != CONTROL_END && is(key, "slice"))
+	if (has_value && takes_slices(out) && is(key, "slice"))
 		return add_slice(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && is(key, "kept"))
 		return parse_switch(value, &out->kept);
 	if (has_value && out->kind == CONTROL_RESIZE && is(key, "gradual"))
 		return parse_switch(value, &out->gradual);
+	if (has_value && out->kind == CONTROL_HOLD && is(key, "as"))
+		return parse_hold(value, out);
 	return takes[out->kind];
 }
 
-/* What follows `make`, `resize` and `end`. */
+/* What follows the word of a request about a grant. */
 static const char *parse_grant(struct text rest, bool more, struct control_request *out)
 {
 	while (more) {
@@ -222,16 +243,16 @@ static const char *parse_grant(struct text rest, bool more, struct control_reque
 	}
 	if (!*out->name)
 		return "a request about a grant needs name=NAME";
-	if (!out->slice_count && out->kind != CONTROL_END)
+	if (!out->slice_count && takes_slices(out))
 		return "make and resize need at least one slice=...";
-	return NULL;
+	return out->kind == CONTROL_HOLD && !out->has_hold ? takes[CONTROL_HOLD] : NULL;
 }
 
 static bool find_kind(struct text verb, enum control_kind *kind)
 {
 	static const char *const verbs[] = {
 		[CONTROL_STATUS] = "status", [CONTROL_STOP] = "stop", [CONTROL_MAKE] = "make",
-		[CONTROL_RESIZE] = "resize", [CONTROL_END] = "end",
+		[CONTROL_RESIZE] = "resize", [CONTROL_HOLD] = "hold", [CONTROL_END] = "end",
 	};
 	for (size_t i = 0; i < sizeof(verbs) / sizeof(*verbs); i++) {
 		*kind = (enum control_kind)i;
@@ -252,6 +273,6 @@ int control_parse(const char *line, size_t len, struct control_request *out, con
 	if (known && out->kind >= CONTROL_MAKE)
 		*error = parse_grant(rest, more, out);
 	else if (!known || more)
-		*error = "a request is status, stop, or make, resize or end with name=NAME";
+		*error = "a request is status, stop, or make, resize, hold or end with name=NAME";
 	return *error ? -1 : 0;
 }

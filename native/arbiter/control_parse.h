@@ -4,6 +4,7 @@
  *   stop
  *   make name=NAME [kept=1] slice=UUID,memory=BYTES[,compute=PERCENT][,policy=WORD][,priority=WORD] ...
  *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
+ *   hold name=NAME as=taken|open|parked
  *   end name=NAME
  *
  * A slice to be resized names what is to change, at least one thing; the rest stays as it is.
@@ -20,7 +21,14 @@
 #define CONTROL_LINE_MAX 4096u
 #define CONTROL_LEAST_BYTES (UINT64_C(1) << 20)
 
-enum control_kind { CONTROL_STATUS, CONTROL_STOP, CONTROL_MAKE, CONTROL_RESIZE, CONTROL_END };
+enum control_kind {
+	CONTROL_STATUS,
+	CONTROL_STOP,
+	CONTROL_MAKE, /* from here on: about a grant */
+	CONTROL_RESIZE,
+	CONTROL_HOLD,
+	CONTROL_END,
+};
 
 /* What a slice names, a bit each. */
 enum control_given {
@@ -44,6 +52,8 @@ struct control_request {
 	char name[ALIQUOT_NAME_SIZE];
 	bool kept;    /* make: until `end`, whoever is in it */
 	bool gradual; /* resize: as far as what is in use allows */
+	bool has_hold;
+	enum aliquot_hold hold; /* hold: what it is to be */
 	uint32_t slice_count;
 	struct control_slice slices[ALIQUOT_MAX_GPUS];
 };

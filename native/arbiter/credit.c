@@ -216,12 +216,14 @@ void credit_free(struct credit *credit)
 	credit->gpu_count = 0;
 }
 
-static struct turns_settings settings_of(const struct aliquot_slice_limits *limits)
+static struct turns_settings settings_of(const struct grant *grant, uint32_t slice)
 {
+	const struct aliquot_slice_limits *limits = &grant->limits->slices[slice];
 	return (struct turns_settings){
 		.percent = atomic_load(&limits->compute_percent),
 		.policy = (enum aliquot_policy)atomic_load(&limits->policy),
 		.priority = (enum aliquot_priority)atomic_load(&limits->priority),
+		.hold = grants_hold(grant),
 	};
 }
 
@@ -237,7 +239,7 @@ int credit_add_grant(struct grant *grant)
 	pthread_mutex_lock(&credit->lock);
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		struct credit_slice *slice = &added->slices[i];
-		struct turns_settings settings = settings_of(&grant->limits->slices[i]);
+		struct turns_settings settings = settings_of(grant, i);
 		slice->grant = added;
 		slice->index = i;
 		slice->takes_part = grant->gpus[i] != NULL;
@@ -260,10 +262,14 @@ void credit_change_grant(struct grant *grant)
 	if (!grant->credit)
 		return;
 	pthread_mutex_lock(&credit->lock);
+	uint64_t now = loop_now();
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
-		struct turns_settings settings = settings_of(&grant->limits->slices[i]);
-		if (grant->credit->slices[i].takes_part)
-			turns_change(&grant->credit->slices[i].contender, &settings);
+		struct credit_slice *slice = &grant->credit->slices[i];
+		struct turns_settings settings = settings_of(grant, i);
+		if (!slice->takes_part)
+			continue;
+		turns_change(&slice->contender, &settings, now);
+		note(slice, now); /* where it is set aside, for the last time */
 	}
 	wake(credit);
 	pthread_mutex_unlock(&credit->lock);

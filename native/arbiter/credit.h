@@ -8,7 +8,7 @@
  * moments, and never across a call to anyone else. The thread touches memory alone: no file, no
  * log, no NVML.
  *
- * Guarantee: a process that is removed has its gates open.
+ * Guarantee: a process that is removed, or whose grant is not taken, has its gates open.
  */
 #ifndef ARBITER_CREDIT_H
 #define ARBITER_CREDIT_H

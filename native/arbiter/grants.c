@@ -2,6 +2,7 @@
 
 #include "connections.h"
 #include "grant_files.h"
+#include "hold.h"
 #include "log.h"
 #include "processes.h"
 #include "room.h"
@@ -22,6 +23,25 @@ struct grant *grants_find(struct arbiter *arbiter, const char *name)
 		if (!strcmp(grant->name, name))
 			return grant;
 	return NULL;
+}
+
+struct grant *grants_find_to_change(struct arbiter *arbiter, const char *name, uint32_t uid,
+                                    struct failure *failure)
+{
+	struct grant *grant = grants_find(arbiter, name);
+	if (!grant) {
+		failure_set(failure, "no-such-grant", "there is no grant named %s", name);
+		return NULL;
+	}
+	if (!grants_check(grant)) {
+		failure_set(failure, "broken", "grant %s is broken: %s", name, grant->broken);
+		return NULL;
+	}
+	if (uid != grant->limits->owner_uid && uid != 0 && uid != geteuid()) {
+		failure_set(failure, "not-yours", "grant %s is another user's", name);
+		return NULL;
+	}
+	return grant;
 }
 
 void grants_break(struct grant *grant, const char *part, const char *why)
@@ -57,10 +77,13 @@ bool grants_check(struct grant *grant)
 uint64_t grants_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu)
 {
 	uint64_t sum = 0;
-	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next) {
+		if (grants_hold(grant) == ALIQUOT_HOLD_PARKED)
+			continue;
 		for (uint32_t i = 0; grant->limits && i < grant->slice_count; i++)
 			if (grant->gpus[i] == gpu)
 				sum += atomic_load(&grant->limits->slices[i].limit_bytes);
+	}
 	return sum;
 }
 
@@ -83,6 +106,17 @@ void grants_linger(struct arbiter *arbiter)
 enum aliquot_life grants_life(const struct grant *grant)
 {
 	return grant->limits ? (enum aliquot_life)atomic_load(&grant->limits->life) : ALIQUOT_OWNED;
+}
+
+enum aliquot_hold grants_hold(const struct grant *grant)
+{
+	return grant->limits ? aliquot_limits_hold(grant->limits) : ALIQUOT_HOLD_TAKEN;
+}
+
+const char *grants_hold_word(enum aliquot_hold hold)
+{
+	static const char *const words[] = {"taken", "open", "parked"};
+	return words[hold];
 }
 
 static void on_owner_dead(struct watch *watch, uint32_t events)
@@ -310,6 +344,7 @@ static bool recover(struct arbiter *arbiter, const char *name, struct failure *f
 	add(grant);
 	if (!error && grant->limits) {
 		find_gpus(grant);
+		hold_agree(grant);
 		owner = identity_reopen(grant->limits->owner_pid, grant->limits->owner_start_time);
 		if (owner < 0 && owner != -ESRCH)
 			error = owner;
@@ -325,8 +360,9 @@ static bool recover(struct arbiter *arbiter, const char *name, struct failure *f
 		return failure_set(failure, "state", "grant %s cannot be recovered: %s", name,
 		                   strerror(-error));
 	static const char *const lives[] = {"its owner dead", "kept", "kept no more"};
-	log_event("grant %s recovered: %u processes, %s", name, grant->process_count,
-	          owner >= 0 ? "its owner alive" : lives[grants_life(grant)]);
+	log_event("grant %s recovered: %u processes, %s, %s", name, grant->process_count,
+	          owner >= 0 ? "its owner alive" : lives[grants_life(grant)],
+	          grants_hold_word(grants_hold(grant)));
 	grants_consider(grant);
 	return true;
 }

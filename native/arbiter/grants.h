@@ -8,6 +8,10 @@
  * its end is asked for. From then on it takes nobody in, and ends with its last process. Whoever
  * reaches its socket may join it, under any uid: it is shown to that container alone.
  *
+ * A grant is taken, open or parked (enum aliquot_hold); `limits` has it, so it outlives the arbiter.
+ * Parked, it is a grant as ever but for its slices: nothing of them counts for anybody, and nobody
+ * joins it.
+ *
  * A grant whose files fail their check is broken: it takes no new process, its own are left alone,
  * and its memory stays counted if `limits` can be read.
  */
@@ -63,8 +67,16 @@ bool grants_end(struct arbiter *arbiter, const char *name, uint32_t *left, struc
 /* What it lives by; one that cannot be read has an owner for all we know. */
 enum aliquot_life grants_life(const struct grant *grant);
 
+/* Taken, where it cannot be read: it counts for all we know. */
+enum aliquot_hold grants_hold(const struct grant *grant);
+/* The words for that, as requests and answers have them. */
+const char *grants_hold_word(enum aliquot_hold hold);
+
 /* NULL: there is none of that name. */
 struct grant *grants_find(struct arbiter *arbiter, const char *name);
+/* The same for a peer of that uid who would change it. NULL: it may not, or it cannot be. */
+struct grant *grants_find_to_change(struct arbiter *arbiter, const char *name, uint32_t uid,
+                                    struct failure *failure);
 
 /* All grants of the state directory. */
 bool grants_recover(struct arbiter *arbiter, struct failure *failure);
@@ -81,7 +93,7 @@ void grants_drop_removed(struct arbiter *arbiter);
 /* Checks the pages that others can touch; false: the grant is broken. */
 bool grants_check(struct grant *grant);
 
-/* Bytes of that GPU in all grants' limits. */
+/* Bytes of that GPU in the limits of all grants that are not parked. */
 uint64_t grants_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu);
 
 /* How many grants somebody may still be in. */

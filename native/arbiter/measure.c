@@ -141,11 +141,17 @@ static void take(struct arbiter *arbiter, const struct gpu *gpu, bool young, uin
 	}
 }
 
+/* A frozen process is not in NVML's list, and has on its return what it had. */
+static bool can_be_measured(struct grant *grant)
+{
+	return grants_check(grant) && grants_hold(grant) == ALIQUOT_HOLD_TAKEN;
+}
+
 void measure_process(struct process *process, bool young, uint64_t for_context)
 {
 	struct grant *grant = process->grant;
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
-		if (!grants_check(grant) || !grant->gpus[i])
+		if (!can_be_measured(grant) || !grant->gpus[i])
 			continue;
 		batch.count = 0;
 		add_reading(process, i);
@@ -168,7 +174,7 @@ void measure_on_timer(struct timer *timer)
 		struct gpu *gpu = &arbiter->nvml.gpus[i];
 		batch.count = 0;
 		for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
-			if (grants_check(grant))
+			if (can_be_measured(grant))
 				add_readings(grant, gpu);
 		if (batch.count)
 			take(arbiter, gpu, false, 0);

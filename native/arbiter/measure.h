@@ -3,7 +3,7 @@
  * NVML says what a process has on a GPU; the ledger says what it was given. The difference is the
  * driver's: contexts, modules, local memory. A process that allocates meanwhile makes it look low
  * (it reserves first, and gives back last), never high; so a rise is believed at once and a fall
- * when it is seen twice.
+ * when it is seen twice. A grant that is not taken keeps the figures it had (hold.h).
  */
 #ifndef ARBITER_MEASURE_H
 #define ARBITER_MEASURE_H

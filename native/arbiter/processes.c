@@ -36,6 +36,14 @@ void processes_give_back(struct process *process, uint32_t slice)
 	process->owed &= ~(1u << slice);
 }
 
+/* The slot is another program's: what ties it is nobody's any more. */
+static void untie(struct process *process)
+{
+	struct grant *grant = process->grant;
+	if (grants_check(grant))
+		atomic_store(&grant->usage->slices[0].entries[process->slot].ties, 0);
+}
+
 static void give_all_back(struct process *process)
 {
 	for (uint32_t slice = 0; slice < process->grant->slice_count; slice++)
@@ -143,6 +151,7 @@ static void begin_again(struct process *process)
 	log_event("grant %s: process %d became another program (slot %u)", process->grant->name,
 	          process->pid, process->slot);
 	give_all_back(process);
+	untie(process);
 	process->measured = 0;
 	identity_name(process->pid, process->name);
 }
@@ -174,6 +183,7 @@ static void write_slot(struct process *process, int32_t inner_pid)
 	page->inner_pid = inner_pid;
 	page->start_time = process->start_time;
 	give_all_back(process); /* a free slot holds nothing, unless somebody scribbled in the ledger */
+	untie(process);
 	atomic_store(&page->state, ALIQUOT_LIVE);
 }
 

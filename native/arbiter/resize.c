@@ -5,7 +5,6 @@
 #include "room.h"
 
 #include <string.h>
-#include <unistd.h>
 
 #define GRADUAL_TRIES 8
 
@@ -48,16 +47,20 @@ static void fill_in(struct change *change)
 		wanted->priority = (enum aliquot_priority)atomic_load(&change->limits->priority);
 }
 
-/* Only what is asked for is asked about: a grant that is over-committed from before can shrink. */
+/* Only what is asked for is asked about: a grant that is over-committed from before can shrink. A
+ * parked one takes nothing of the others' now: what it is to have is looked for when it comes back,
+ * and must be on the GPU at all. */
 static bool has_room(struct grant *grant, const struct change *change, struct failure *failure)
 {
 	struct arbiter *arbiter = grant->arbiter;
 	const struct gpu *gpu = grant->gpus[change->index];
 	const struct control_slice *wanted = &change->wanted;
+	bool parked = grants_hold(grant) == ALIQUOT_HOLD_PARKED;
 	if (wanted->memory_bytes > change->before &&
-	    !room_for_memory(arbiter, gpu, wanted->memory_bytes, grant, failure))
+	    !(parked ? room_on_gpu(gpu, wanted->memory_bytes, failure)
+	             : room_for_memory(arbiter, gpu, wanted->memory_bytes, grant, failure)))
 		return false;
-	if (wanted->given & (CONTROL_COMPUTE | CONTROL_PRIORITY) &&
+	if (!parked && wanted->given & (CONTROL_COMPUTE | CONTROL_PRIORITY) &&
 	    !room_for_compute(arbiter, gpu, wanted, grant, failure))
 		return false;
 	return !(wanted->given & CONTROL_POLICY) ||
@@ -146,30 +149,11 @@ static void say(const struct grant *grant, const struct change *change)
 	          policies[change->wanted.policy], priorities[change->wanted.priority]);
 }
 
-static struct grant *find_grant(struct arbiter *arbiter, const char *name, uint32_t uid,
-                                struct failure *failure)
-{
-	struct grant *grant = grants_find(arbiter, name);
-	if (!grant) {
-		failure_set(failure, "no-such-grant", "there is no grant named %s", name);
-		return NULL;
-	}
-	if (!grants_check(grant)) {
-		failure_set(failure, "broken", "grant %s is broken: %s", name, grant->broken);
-		return NULL;
-	}
-	if (uid != grant->limits->owner_uid && uid != 0 && uid != geteuid()) {
-		failure_set(failure, "not-yours", "grant %s is another user's", name);
-		return NULL;
-	}
-	return grant;
-}
-
 bool resize(struct arbiter *arbiter, const struct control_request *request, uint32_t uid,
             struct resized *out, struct failure *failure)
 {
 	struct change changes[ALIQUOT_MAX_GPUS];
-	struct grant *grant = find_grant(arbiter, request->name, uid, failure);
+	struct grant *grant = grants_find_to_change(arbiter, request->name, uid, failure);
 	if (!grant)
 		return false;
 	for (uint32_t i = 0; i < request->slice_count; i++) {

@@ -3,7 +3,8 @@
  * All that is asked or nothing: what can be refused comes first, and a limit that was lowered is put
  * back where the next cannot be. Memory changes at once, compute at the next window.
  *
- * Memory that grows must be left on the GPU. Memory that shrinks below what is in use is refused;
+ * Memory that grows must be left on the GPU. A parked grant's must only be on it: whether it is left
+ * is asked when the grant comes back (hold.h). Memory that shrinks below what is in use is refused;
  * or, gradually, becomes what is in use now, so that what the program frees does not come back to
  * it, and whoever asked asks again.
  */

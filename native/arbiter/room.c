@@ -4,10 +4,12 @@
 
 #include <stdio.h>
 
-/* The grant's slice of that GPU, or NULL. */
+/* What the grant has of that GPU now, or NULL. */
 static const struct aliquot_slice_limits *slice_on(const struct grant *grant, const struct gpu *gpu)
 {
-	for (uint32_t i = 0; grant && grant->limits && i < grant->slice_count; i++)
+	if (!grant || !grant->limits || grants_hold(grant) == ALIQUOT_HOLD_PARKED)
+		return NULL;
+	for (uint32_t i = 0; i < grant->slice_count; i++)
 		if (grant->gpus[i] == gpu)
 			return &grant->limits->slices[i];
 	return NULL;
@@ -18,6 +20,15 @@ static uint32_t share_of(const struct aliquot_slice_limits *slice)
 	if (!slice || atomic_load(&slice->priority) == ALIQUOT_BACKGROUND)
 		return 0;
 	return atomic_load(&slice->compute_percent);
+}
+
+bool room_on_gpu(const struct gpu *gpu, uint64_t bytes, struct failure *failure)
+{
+	if (bytes <= gpu->memory_bytes)
+		return true;
+	return failure_set(failure, "no-room", "GPU %u (%s) has %llu bytes: %llu asked", gpu->index,
+	                   gpu->uuid_text, (unsigned long long)gpu->memory_bytes,
+	                   (unsigned long long)bytes);
 }
 
 bool room_for_memory(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,

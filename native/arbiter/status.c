@@ -146,6 +146,25 @@ static void write_slice(struct grant *grant, uint32_t i, struct json *out)
 	json_close(out, '}');
 }
 
+/* What keeps the driver from freezing it, by its own word. */
+static void write_ties(const struct process *process, struct json *out)
+{
+	static const struct {
+		enum aliquot_tie tie;
+		const char *word;
+	} words[] = {{ALIQUOT_TIE_MANAGED, "managed"},
+	             {ALIQUOT_TIE_IPC, "ipc"},
+	             {ALIQUOT_TIE_SHARED, "shared"}};
+	const struct aliquot_usage *usage = process->grant->usage;
+	uint64_t ties = usage ? atomic_load(&usage->slices[0].entries[process->slot].ties) : 0;
+	json_open(out, "ties", '[');
+	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
+		if (ties & words[i].tie)
+			json_string(out, NULL, words[i].word);
+	json_close(out, ']');
+	json_number(out, "inside", ties / ALIQUOT_INSIDE);
+}
+
 static void write_process(struct process *process, struct json *out)
 {
 	struct grant *grant = process->grant;
@@ -155,6 +174,7 @@ static void write_process(struct process *process, struct json *out)
 	json_number(out, "inner_pid", (uint32_t)page->inner_pid);
 	json_string(out, "name", process->name);
 	json_string(out, "state", process->ending ? "ending" : "live");
+	write_ties(process, out);
 	json_open(out, "slices", '[');
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		uint64_t counted = 0;
@@ -182,6 +202,7 @@ static void write_grant(struct grant *grant, struct json *out)
 	json_string(out, "directory", directory);
 	static const char *const lives[] = {"owned", "kept", "ended"};
 	json_string(out, "life", lives[grants_life(grant)]);
+	json_string(out, "hold", grants_hold_word(grants_hold(grant)));
 	if (grants_life(grant) == ALIQUOT_OWNED)
 		json_number(out, "owner_pid", limits ? (uint32_t)limits->owner_pid : 0);
 	else

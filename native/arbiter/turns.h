@@ -15,6 +15,9 @@
  * Never a deadlock: a holder that does not come to its end within a bound no longer keeps the next
  * out. Then the GPU's own time-slicing shares it; that is counted, and by whose fault.
  *
+ * One whose grant is not taken is set aside: its gates stand open, and it is neither looked at nor
+ * waited for nor charged, whoever is in it. It comes back as one that has had no work.
+ *
  * Slices of one grant on several GPUs hold together: when one of them gets its window the others are
  * called in on theirs, because their kernels may wait for one another.
  *
@@ -39,6 +42,7 @@ struct turns_settings {
 	uint32_t percent; /* 0: an equal part of what the others leave */
 	enum aliquot_policy policy;
 	enum aliquot_priority priority;
+	enum aliquot_hold hold; /* of all the grant's slices at once */
 };
 
 /* What is told of a contender; all of it only grows. */
@@ -89,7 +93,7 @@ struct contender {
 	bool active;          /* it has, or had some lately */
 	bool called;          /* its grant holds another GPU and waits for this one */
 	double used;          /* ns for each percent of its weight: who has least is next */
-	double weight;        /* in percent of the GPU */
+	double weight;        /* in percent of the GPU; 0: its grant is parked */
 	double tokens;        /* ns that `hard` may use, and `latency` may come in with */
 	bool spent;           /* they ran out, and are not half there again */
 	uint64_t since;       /* this state's beginning */
@@ -110,6 +114,7 @@ struct contender {
 /* One GPU. */
 struct turns {
 	struct contender *contenders;
+	struct contender *aside; /* those whose grant is not taken */
 	struct contender *holder;
 	uint64_t looked_at;
 	uint64_t round_ns;
@@ -123,8 +128,8 @@ void turns_add(struct turns *turns, struct contender *contender,
                const struct turns_settings *settings, struct contender *joint, uint64_t now);
 void turns_remove(struct contender *contender);
 
-/* Live resize: counts from the next window. */
-void turns_change(struct contender *contender, const struct turns_settings *settings);
+/* Live resize: counts from the next window. A hold counts at once. */
+void turns_change(struct contender *contender, const struct turns_settings *settings, uint64_t now);
 
 /* A process comes with its pages or goes; a page that is left has its gates open. */
 void turns_enter(struct contender *contender, struct worker *worker,

@@ -97,25 +97,52 @@ unsigned turns_on_the_gpu(const struct turns *turns)
 	return count;
 }
 
+/* What was asked for in all, and by how many none; of those in the background by themselves. */
+struct asked {
+	double percent[2];
+	unsigned without[2];
+};
+
+static void add_up(const struct contender *contender, struct asked *asked)
+{
+	int background = contender->settings.priority == ALIQUOT_BACKGROUND;
+	asked->percent[background] += contender->settings.percent;
+	asked->without[background] += !contender->settings.percent;
+}
+
+static void weigh(struct contender *contender, const struct asked *asked)
+{
+	int background = contender->settings.priority == ALIQUOT_BACKGROUND;
+	double left = asked->percent[background] < 100 ? 100 - asked->percent[background] : 0;
+	contender->weight = contender->settings.percent;
+	if (!contender->settings.percent)
+		contender->weight = left / asked->without[background];
+	if (contender->weight < 1)
+		contender->weight = 1;
+}
+
+static bool is_parked(const struct contender *contender)
+{
+	return contender->settings.hold == ALIQUOT_HOLD_PARKED;
+}
+
 /* Who asked for no percentage has an equal part of what the others leave. Those in the background get
- * what is left of the GPU's time anyway, and share that by what they asked for. */
+ * what is left of the GPU's time anyway, and share that by what they asked for. Who is parked has
+ * nothing, and leaves it all. */
 void turns_weigh(struct turns *turns)
 {
-	double asked[2] = {0, 0};
-	unsigned without[2] = {0, 0};
-	EACH (contender, turns) {
-		int background = contender->settings.priority == ALIQUOT_BACKGROUND;
-		asked[background] += contender->settings.percent;
-		without[background] += !contender->settings.percent;
-	}
-	EACH (contender, turns) {
-		int background = contender->settings.priority == ALIQUOT_BACKGROUND;
-		double left = asked[background] < 100 ? 100 - asked[background] : 0;
-		contender->weight = contender->settings.percent;
-		if (!contender->settings.percent)
-			contender->weight = left / without[background];
-		if (contender->weight < 1)
-			contender->weight = 1;
+	struct asked asked = {0};
+	EACH (contender, turns)
+		add_up(contender, &asked);
+	for (struct contender *aside = turns->aside; aside; aside = aside->next)
+		if (!is_parked(aside))
+			add_up(aside, &asked);
+	EACH (contender, turns)
+		weigh(contender, &asked);
+	for (struct contender *aside = turns->aside; aside; aside = aside->next) {
+		aside->weight = 0;
+		if (!is_parked(aside))
+			weigh(aside, &asked);
 	}
 }
 

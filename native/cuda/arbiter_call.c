@@ -179,22 +179,23 @@ static void say_unanswered(const char *directory)
 		            directory, why);
 }
 
-bool arbiter_hello(struct arbiter_welcome *out)
+enum arbiter_hello arbiter_hello(struct arbiter_welcome *out)
 {
 	char directory[PATH_MAX];
 	uint64_t created;
 	if (!forward_grant(directory, &created)) {
 		forward_say("this program has the slice's driver and no grant: start it with aliquot run");
-		return false;
+		return ARBITER_REFUSES;
 	}
 	struct aliquot_message answer;
 	int fds[PAGES], count = 0;
 	if (!ask_patiently(directory, aliquot_message_make(ALIQUOT_HELLO, (uint64_t)getpid()), &answer,
 	                   fds, &count)) {
 		say_unanswered(directory);
-		return false;
+		return ARBITER_REFUSES;
 	}
 	const char *wrong = NULL;
+	bool parked = answer.kind == ALIQUOT_REFUSED && answer.value == ALIQUOT_REFUSED_PARKED;
 	if (answer.kind == ALIQUOT_REFUSED)
 		wrong = answer.text[0] ? answer.text : "it refused";
 	else if (answer.kind != ALIQUOT_WELCOME || count != PAGES)
@@ -205,9 +206,11 @@ bool arbiter_hello(struct arbiter_welcome *out)
 		wrong = "the one this program was started in has ended, and this one has its name";
 	for (int i = 0; i < count; i++)
 		close(fds[i]);
+	if (parked)
+		return ARBITER_PARKED;
 	if (wrong)
 		forward_say("the grant %s gives no GPU: %s; ask: aliquot doctor", directory, wrong);
-	return !wrong;
+	return wrong ? ARBITER_REFUSES : ARBITER_WELCOMES;
 }
 
 bool arbiter_measure(int patience_ms, uint64_t for_context)

@@ -14,8 +14,14 @@ struct arbiter_welcome {
 	uint32_t slot;
 };
 
-/* Join the grant; false: refused or unreachable, and why was said on stderr. */
-bool arbiter_hello(struct arbiter_welcome *out);
+enum arbiter_hello {
+	ARBITER_WELCOMES,
+	ARBITER_PARKED,  /* the grant is: its programs stand still, and this one asks again later */
+	ARBITER_REFUSES, /* or cannot be reached, and why was said on stderr */
+};
+
+/* Join the grant. */
+enum arbiter_hello arbiter_hello(struct arbiter_welcome *out);
 
 /* Ask for a measurement and wait for it, so long at most; false: it did not come. */
 bool arbiter_measure(int patience_ms, uint64_t for_context);

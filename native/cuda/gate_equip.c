@@ -4,6 +4,7 @@
  * context gets mappings of its own, and drops them when it has ended; the driver has let go of them by
  * then. The first context of a slice tries out whether the GPU waits and writes as it should. */
 #define _GNU_SOURCE
+#include "door.h"
 #include "gate.h"
 #include "session.h"
 
@@ -82,12 +83,21 @@ static CUresult check_device(CUdevice device)
 	return result == CUDA_SUCCESS && !can ? CUDA_ERROR_NOT_SUPPORTED : result;
 }
 
+static CUresult ask(CUstream stream)
+{
+	bool inside = door_enter();
+	CUresult result = REAL(cuStreamQuery)(stream);
+	if (inside)
+		door_leave();
+	return result;
+}
+
 static CUresult wait_briefly(CUstream stream)
 {
 	struct timespec pause = {.tv_nsec = TEST_PAUSE_NS};
 	CUresult result;
 	for (uint64_t end = gate_now_ns() + TEST_NS;
-	     (result = REAL(cuStreamQuery)(stream)) == CUDA_ERROR_NOT_READY && gate_now_ns() < end;)
+	     (result = ask(stream)) == CUDA_ERROR_NOT_READY && gate_now_ns() < end;)
 		nanosleep(&pause, NULL);
 	return result;
 }

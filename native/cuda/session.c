@@ -19,6 +19,8 @@
 #define MEASURE_MS 1000
 #define MEASURE_AGAIN_MS 50
 #define SILENCE_NS (UINT64_C(10) * 1000 * 1000 * 1000)
+/* While the grant is parked, for as long as that is: its programs stand still. */
+#define PARKED_MS 100
 
 struct session {
 	_Atomic bool joined;        /* the arbiter let us in: the pages are mapped */
@@ -77,26 +79,38 @@ static struct session *wiped_page(void)
 	return session;
 }
 
+static enum arbiter_hello join(struct session *session)
+{
+	struct arbiter_welcome welcome;
+	enum arbiter_hello answer = arbiter_hello(&welcome);
+	if (answer != ARBITER_WELCOMES)
+		return answer;
+	session->limits = welcome.limits;
+	session->usage = welcome.usage;
+	session->credit = welcome.credit;
+	session->work = welcome.work;
+	session->slot = welcome.slot;
+	for (unsigned i = 0; i < MAX_DEVICES; i++)
+		session->slice_of_device[i] = SESSION_NO_SLICE;
+	atomic_store_explicit(&session->joined, true, memory_order_release);
+	return answer;
+}
+
 bool session_join(void)
 {
+	struct timespec moment = {.tv_nsec = PARKED_MS * 1000 * 1000};
+	enum arbiter_hello answer = ARBITER_REFUSES;
 	if (current())
 		return true;
-	aliquot_lock(&opening);
-	struct session *session = wiped_page();
-	if (session && !session->joined) {
-		struct arbiter_welcome welcome;
-		if (arbiter_hello(&welcome)) {
-			session->limits = welcome.limits;
-			session->usage = welcome.usage;
-			session->credit = welcome.credit;
-			session->work = welcome.work;
-			session->slot = welcome.slot;
-			for (unsigned i = 0; i < MAX_DEVICES; i++)
-				session->slice_of_device[i] = SESSION_NO_SLICE;
-			atomic_store_explicit(&session->joined, true, memory_order_release);
-		}
-	}
-	aliquot_unlock(&opening);
+	/* The lock is free while it waits: a child that is forked meanwhile finds it so. */
+	do {
+		if (answer == ARBITER_PARKED)
+			nanosleep(&moment, NULL);
+		aliquot_lock(&opening);
+		struct session *session = wiped_page();
+		answer = session && !session->joined ? join(session) : ARBITER_REFUSES;
+		aliquot_unlock(&opening);
+	} while (answer == ARBITER_PARKED);
 	return current() != NULL;
 }
 
@@ -230,6 +244,21 @@ void session_count_managed(uint32_t slice, int64_t bytes)
 	if (session && slice != SESSION_NO_SLICE)
 		atomic_fetch_add(&session->usage->slices[slice].entries[session->slot].managed,
 		                 (uint64_t)bytes);
+}
+
+void session_tie(enum aliquot_tie tie)
+{
+	struct session *session = current();
+	if (session)
+		atomic_fetch_or(&session->usage->slices[0].entries[session->slot].ties, tie);
+}
+
+void session_count_inside(int64_t change)
+{
+	struct session *session = current();
+	if (session)
+		atomic_fetch_add(&session->usage->slices[0].entries[session->slot].ties,
+		                 (uint64_t)change * ALIQUOT_INSIDE);
 }
 
 static void measure(struct session *session, int patience_ms, uint64_t for_context)

@@ -19,7 +19,7 @@
 
 #define SESSION_NO_SLICE UINT32_MAX
 
-/* Join the grant; false: it cannot be, and why was said on stderr. */
+/* Join the grant, when it is not parked; false: it cannot be, and why was said on stderr. */
 bool session_join(void);
 
 /* Learn which of the driver's devices is which slice, and with that open the session; false: one of
@@ -49,6 +49,12 @@ bool session_charge(uint32_t slice, uint64_t bytes);
 bool session_reserve(uint32_t slice, uint64_t bytes);
 void session_uncharge(uint32_t slice, uint64_t bytes);
 void session_count_managed(uint32_t slice, int64_t bytes);
+
+/* Write down what keeps the driver from freezing this process, for as long as it lives. */
+void session_tie(enum aliquot_tie tie);
+
+/* Count who is past the door (door.h). Precondition: a session is open. */
+void session_count_inside(int64_t change);
 
 /* What programs may still take of a slice. */
 uint64_t session_left(uint32_t slice);

@@ -102,6 +102,8 @@ CUresult hook_pool_create(__typeof__(&cuMemPoolCreate) real, CUmemoryPool *handl
 	if (result != CUDA_SUCCESS)
 		return result;
 	bool on_device = properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+	if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
+		session_tie(ALIQUOT_TIE_MANAGED);
 	pool_remember(*handle,
 	              on_device ? session_slice_of_device(properties->location.id) : SESSION_NO_SLICE);
 	return result;

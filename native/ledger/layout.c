@@ -36,3 +36,15 @@ const char *aliquot_usage_check(const struct aliquot_usage *usage, size_t size)
 		return "usage: written by another version of Aliquot";
 	return NULL;
 }
+
+enum aliquot_hold aliquot_limits_hold(const struct aliquot_limits *limits)
+{
+	uint32_t least = limits->slice_count ? ALIQUOT_HOLD_PARKED : ALIQUOT_HOLD_TAKEN;
+	for (uint32_t i = 0; i < limits->slice_count && i < ALIQUOT_MAX_GPUS; i++) {
+		uint32_t hold = atomic_load(&limits->slices[i].hold);
+		if (hold > ALIQUOT_HOLD_PARKED)
+			return ALIQUOT_HOLD_TAKEN;
+		least = hold < least ? hold : least;
+	}
+	return (enum aliquot_hold)least;
+}

@@ -147,14 +147,14 @@ static CUresult synchronise(struct sim_context *context)
 
 CUresult cuCtxSynchronize(void)
 {
-	SIM_ENTER();
+	SIM_LOOK(sim_crash(__func__));
 	SIM_CURRENT(context);
 	return synchronise(context);
 }
 
 CUresult cuCtxSynchronize_v2(CUcontext handle)
 {
-	SIM_ENTER();
+	SIM_LOOK(sim_crash(__func__));
 	struct sim_context *context;
 	SIM_TRY(context_get(handle, &context));
 	return synchronise(context);

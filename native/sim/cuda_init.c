@@ -1,6 +1,7 @@
 /* The driver's start: cuInit, CUDA_VISIBLE_DEVICES, what a forked child may do, versions.
  *
- * Nothing happens before cuInit: no thread, no file. In a child forked after a successful cuInit
+ * Nothing happens before cuInit, or before a checkpoint of another process, which needs none: no
+ * thread, no file. In a child forked after a successful cuInit
  * every call answers NOT_INITIALIZED, as the real driver does.
  */
 #include "sim.h"
@@ -28,12 +29,6 @@ void sim_leave_per_thread(void)
 bool sim_per_thread(void)
 {
 	return per_thread > 0;
-}
-
-void sim_unlock(int *guard)
-{
-	(void)guard;
-	pthread_mutex_unlock(&sim.lock);
 }
 
 static void forked(void)
@@ -112,33 +107,77 @@ static CUresult choose_devices(void)
 	return sim.count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
-/* What this machine's driver is to lack, from ALIQUOT_SIMULATE_WITHOUT. */
+/* What can be left out of the driver; NULL: `word`, of `length`, names nothing of that. */
+static bool *part(const char *word, size_t length)
+{
+	static const struct {
+		const char *name;
+		bool *out;
+	} parts[] = {{"stream-memory-operations", &sim.without_stream_operations},
+	             {"checkpoint", &sim.without_checkpoint}};
+	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+		if (length == strlen(parts[i].name) && !strncmp(word, parts[i].name, length))
+			return parts[i].out;
+	return NULL;
+}
+
+/* What this machine's driver is to lack: words with commas between, in ALIQUOT_SIMULATE_WITHOUT. */
 static CUresult leave_out(void)
 {
-	const char *without = getenv("ALIQUOT_SIMULATE_WITHOUT");
-	if (!without || !*without)
+	const char *word = getenv("ALIQUOT_SIMULATE_WITHOUT");
+	for (size_t length; word && *word; word += length + (word[length] == ',')) {
+		length = strcspn(word, ",");
+		bool *out = part(word, length);
+		if (!out) {
+			fprintf(stderr,
+			        "aliquot: simulated driver: no GPU: ALIQUOT_SIMULATE_WITHOUT: %.*s: %s\n",
+			        (int)length, word,
+			        "only stream-memory-operations and checkpoint can be left out");
+			return CUDA_ERROR_NO_DEVICE;
+		}
+		*out = true;
+	}
+	return CUDA_SUCCESS;
+}
+
+/* Precondition: init_lock is held. */
+static CUresult find_machine(void)
+{
+	static bool opened;
+	char why[256];
+	if (opened)
 		return CUDA_SUCCESS;
-	sim.without_stream_operations = !strcmp(without, "stream-memory-operations");
-	if (sim.without_stream_operations)
-		return CUDA_SUCCESS;
-	fprintf(stderr, "aliquot: simulated driver: no GPU: ALIQUOT_SIMULATE_WITHOUT: %s: %s\n",
-	        without, "only stream-memory-operations can be left out");
-	return CUDA_ERROR_NO_DEVICE;
+	SIM_TRY(leave_out());
+	if (!machine_open(&sim.machine, why, sizeof(why))) {
+		fprintf(stderr, "aliquot: simulated driver: no GPU: %s\n", why);
+		return CUDA_ERROR_NO_DEVICE;
+	}
+	pthread_atfork(NULL, NULL, forked);
+	opened = true;
+	return CUDA_SUCCESS;
+}
+
+CUresult sim_find_machine(void)
+{
+	if (__atomic_load_n(&sim.state, __ATOMIC_ACQUIRE) == SIM_FORKED)
+		return CUDA_ERROR_NOT_INITIALIZED;
+	pthread_mutex_lock(&init_lock);
+	CUresult result = find_machine();
+	pthread_mutex_unlock(&init_lock);
+	return result;
 }
 
 static CUresult start(void)
 {
-	static bool opened;
-	char why[256];
-	SIM_TRY(leave_out());
-	if (!opened && !machine_open(&sim.machine, why, sizeof(why))) {
-		fprintf(stderr, "aliquot: simulated driver: no GPU: %s\n", why);
+	SIM_TRY(find_machine());
+	SIM_TRY(choose_devices());
+	if (!machine_enter(&sim.machine)) {
+		fprintf(stderr,
+		        "aliquot: simulated driver: no GPU: %u processes use this machine already\n",
+		        SIM_MAX_PROCESSES);
 		return CUDA_ERROR_NO_DEVICE;
 	}
-	if (!opened)
-		pthread_atfork(NULL, NULL, forked);
-	opened = true;
-	return choose_devices();
+	return CUDA_SUCCESS;
 }
 
 CUresult cuInit(unsigned int flags)

@@ -51,8 +51,6 @@ void memory_unmap(uint64_t base, uint64_t size)
 
 CUresult memory_take(uint32_t gpu, uint64_t bytes)
 {
-	if (!machine_enter(&sim.machine))
-		return CUDA_ERROR_OUT_OF_MEMORY;
 	return machine_take(&sim.machine, gpu, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -155,6 +153,7 @@ CUresult memory_free(struct sim_range *range)
 	case SIM_MANAGED:
 		memory_unmap(range->base, memory_round(range->size, SIM_PAGE));
 		machine_give_managed(&sim.machine, range->gpu, range->taken);
+		sim_self()->managed--;
 		break;
 	case SIM_POOLED:
 		return pool_free(range);
@@ -201,7 +200,7 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned int size)
 
 CUresult cuMemGetInfo(unsigned int *available, unsigned int *total)
 {
-	SIM_ENTER();
+	SIM_LOOK(return CUDA_ERROR_OPERATING_SYSTEM);
 	(void)available;
 	(void)total;
 	return CUDA_ERROR_INVALID_CONTEXT;
@@ -251,6 +250,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags
 	range.taken = machine_take_managed(&sim.machine, context->gpu,
 	                                   memory_round(size, SIM_MANAGED_PAGE));
 	range_add(&range);
+	sim_self()->managed++;
 	*address = range.base;
 	return CUDA_SUCCESS;
 }
@@ -272,7 +272,7 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 
 CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 {
-	SIM_ENTER();
+	SIM_LOOK(return CUDA_ERROR_OPERATING_SYSTEM);
 	SIM_CURRENT(context);
 	uint64_t all = sim.machine.shape.memory - sim.machine.shape.reserved;
 	uint64_t used = machine_used(&sim.machine, context->gpu);

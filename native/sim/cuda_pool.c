@@ -113,6 +113,8 @@ void pool_shrink(struct sim_pool *pool, uint64_t keep)
 
 void pool_settle(uint32_t gpu)
 {
+	if (sim_is_locked())
+		return;
 	for (struct sim_pool *pool = pools; pool; pool = pool->next)
 		if (pool->gpu == gpu)
 			pool_shrink(pool, pool->threshold);

@@ -122,7 +122,7 @@ CUresult cuStreamDestroy(CUstream handle)
 
 CUresult cuStreamQuery(CUstream handle)
 {
-	SIM_ENTER();
+	SIM_LOOK(sim_crash(__func__));
 	struct sim_stream *stream;
 	SIM_TRY(stream_get(handle, &stream));
 	SIM_TRY(capture_refuses_sync(stream));
@@ -131,7 +131,7 @@ CUresult cuStreamQuery(CUstream handle)
 
 CUresult cuStreamSynchronize(CUstream handle)
 {
-	SIM_ENTER();
+	SIM_LOOK(sim_crash(__func__));
 	struct sim_stream *stream;
 	SIM_TRY(stream_get(handle, &stream));
 	SIM_TRY(capture_refuses_sync(stream));

@@ -137,7 +137,9 @@ static void release(struct sim_physical *piece)
 			at = &(*at)->next;
 		*at = piece->next;
 	}
-	if (!piece->imported)
+	if (piece->imported)
+		sim_self()->imported--;
+	else
 		machine_give(&sim.machine, piece->gpu, piece->size);
 	free(piece);
 }
@@ -391,6 +393,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	piece->properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
 	piece->properties.requestedHandleTypes = type;
 	piece->properties.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
+	sim_self()->imported++;
 	handle_add(piece, SIM_PHYSICAL);
 	*handle = (CUmemGenericAllocationHandle)piece;
 	return CUDA_SUCCESS;

@@ -5,7 +5,9 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #define AT_ONCE (64u << 10) /* copies up to here need no other thread */
 #define ANY_SIZE UINT64_MAX
@@ -25,6 +27,7 @@ static void op_free(struct sim_op *op)
 		event_release(op->event.event);
 	free(op->staged);
 	free(op);
+	__atomic_sub_fetch(&sim_self()->work, 1, __ATOMIC_RELEASE);
 }
 
 static void take_head(struct sim_stream *stream)
@@ -65,6 +68,7 @@ static void *worker_thread(void *unused)
 {
 	prctl(PR_SET_TIMERSLACK, 1ul); /* a kernel's end is noticed when it comes, not 50 us later */
 	pthread_mutex_lock(&sim.lock);
+	__atomic_store_n(&sim_self()->worker, (int32_t)syscall(SYS_gettid), __ATOMIC_RELAXED);
 	for (;;) {
 		uint64_t wake = SIM_NEVER;
 		if (round_of_work(&wake))
@@ -129,6 +133,7 @@ CUresult stream_queue(struct sim_stream *stream, const struct sim_op *given)
 	op->issued = false;
 	op->sequence = ++sim.next_id;
 	op->ready_ns = machine_now();
+	__atomic_add_fetch(&sim_self()->work, 1, __ATOMIC_RELAXED);
 	if (stream->tail)
 		stream->tail->next = op;
 	else

@@ -18,14 +18,13 @@ static uint64_t now_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* False: the round is over and nobody woke us. */
-static bool wait_round(uint32_t *word, uint32_t seen)
+bool word_wait(uint32_t *word, uint32_t seen, long ns)
 {
-	struct timespec round = {.tv_nsec = LOCK_ROUND_NS};
-	return !syscall(SYS_futex, word, FUTEX_WAIT, seen, &round, NULL, 0) || errno != ETIMEDOUT;
+	struct timespec time = {.tv_nsec = ns};
+	return !syscall(SYS_futex, word, FUTEX_WAIT, seen, &time, NULL, 0) || errno != ETIMEDOUT;
 }
 
-static void wake(uint32_t *word, int count)
+void word_wake(uint32_t *word, int count)
 {
 	syscall(SYS_futex, word, FUTEX_WAKE, count, NULL, NULL, 0);
 }
@@ -50,7 +49,7 @@ static bool take_slowly(struct sim_lock *lock, uint32_t me,
 			continue;
 		if (now_ns() - since >= LOCK_PATIENCE_NS)
 			change(&lock->heir, 0, me);
-		if (wait_round(&lock->holder, seen | WAITED) || lives(context, holder))
+		if (word_wait(&lock->holder, seen | WAITED, LOCK_ROUND_NS) || lives(context, holder))
 			continue;
 		if (change(&lock->holder, seen | WAITED, me | WAITED))
 			return true;
@@ -73,5 +72,5 @@ void lock_give(struct sim_lock *lock)
 	uint32_t before = __atomic_exchange_n(&lock->holder, heir ? heir | WAITED : 0,
 	                                      __ATOMIC_RELEASE);
 	if (before & WAITED)
-		wake(&lock->holder, heir ? INT_MAX : 1);
+		word_wake(&lock->holder, heir ? INT_MAX : 1);
 }

@@ -30,4 +30,9 @@ bool lock_take(struct sim_lock *lock, uint32_t ticket,
                bool (*lives)(void *context, uint32_t ticket), void *context);
 void lock_give(struct sim_lock *lock);
 
+/* For any word that processes share. Waits while it is `seen`, for less than a second; false: the
+ * time is over and nobody woke us. */
+bool word_wait(uint32_t *word, uint32_t seen, long ns);
+void word_wake(uint32_t *word, int count);
+
 #endif

@@ -4,6 +4,7 @@
 #include "engine.h"
 
 #include <fcntl.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <time.h>
@@ -31,7 +32,7 @@ static void add_up(struct sim_map *map)
 		uint64_t used = 0, busy_ns = map->gpus[g].ended_ns;
 		for (uint32_t i = 0; i < map->high; i++) {
 			const struct sim_part *part = &map->processes[i].parts[g];
-			used += map->processes[i].used ? part->bytes + part->managed : 0;
+			used += machine_on_gpus(&map->processes[i]) ? part->bytes + part->managed : 0;
 			busy_ns += map->processes[i].used ? part->busy_ns : 0;
 		}
 		map->gpus[g].used = used;
@@ -44,8 +45,8 @@ static struct flock byte_lock(uint32_t byte, short type)
 	return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
 }
 
-/* Whether who has a ticket for the lock lives. Its own record locks the kernel tells no process. */
-static bool lives(void *machine, uint32_t ticket)
+/* Its own record locks the kernel tells no process. */
+bool machine_lives(void *machine, uint32_t ticket)
 {
 	const struct machine *m = machine;
 	uint32_t number = ticket % SIM_SEATS;
@@ -103,7 +104,7 @@ void machine_lock(struct machine *m)
 	pthread_mutex_lock(&m->threads);
 	while (!m->ticket && !take_seat(m))
 		usleep(1000);
-	if (lock_take(&m->map->lock, m->ticket, lives, m)) {
+	if (lock_take(&m->map->lock, m->ticket, machine_lives, m)) {
 		add_up(m->map);
 		engine_mend(m);
 	}
@@ -115,7 +116,8 @@ void machine_unlock(struct machine *m)
 	pthread_mutex_unlock(&m->threads);
 }
 
-pid_t machine_pid(struct machine *m, uint32_t slot)
+/* The pid of the line's process here; 0: it is dead; -1: it lives where the caller cannot see. */
+static pid_t pid_here(const struct machine *m, uint32_t slot)
 {
 	const struct sim_process *p = &m->map->processes[slot];
 	if (!p->used)
@@ -125,20 +127,36 @@ pid_t machine_pid(struct machine *m, uint32_t slot)
 	struct flock lock = byte_lock(slot, F_WRLCK);
 	if (fcntl(m->fd, F_GETLK, &lock) || lock.l_type == F_UNLCK)
 		return 0;
-	return lock.l_pid > 0 ? lock.l_pid : p->pid;
+	return lock.l_pid > 0 ? lock.l_pid : -1;
+}
+
+pid_t machine_pid(struct machine *m, uint32_t slot)
+{
+	pid_t pid = pid_here(m, slot);
+	return pid < 0 ? m->map->processes[slot].pid : pid;
+}
+
+uint32_t machine_find(struct machine *m, pid_t pid)
+{
+	for (uint32_t i = 0; i < m->map->high; i++)
+		if (pid_here(m, i) == pid)
+			return i;
+	return SIM_NONE;
 }
 
 /* Takes a dead process's line away; what it had of the GPUs' time stays known. */
 static void bury(struct sim_map *map, struct sim_process *p)
 {
 	struct sim_ended *ended = &map->ended[map->ended_count % SIM_ENDED];
+	bool on_gpus = machine_on_gpus(p);
 	ended->pid = p->pid;
 	p->used = 0;
 	for (uint32_t g = 0; g < map->count; g++) {
 		const struct sim_part *part = &p->parts[g];
 		ended->busy_ns[g] = part->busy_ns;
 		map->gpus[g].ended_ns += part->busy_ns;
-		map->gpus[g].used -= part->bytes + part->managed;
+		if (on_gpus)
+			map->gpus[g].used -= part->bytes + part->managed;
 	}
 	map->ended_count++;
 }
@@ -179,7 +197,7 @@ bool machine_enter(struct machine *m)
 		struct sim_process *p = &m->map->processes[slot];
 		struct timespec now;
 		clock_gettime(CLOCK_REALTIME, &now);
-		memset(p->parts, 0, sizeof(p->parts[0]) * m->map->count);
+		memset(p, 0, offsetof(struct sim_process, parts[m->map->count]));
 		p->pid = getpid();
 		p->token = own_token();
 		p->since_us = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
@@ -251,6 +269,34 @@ void machine_count_contexts(struct machine *m, uint32_t gpu, int change)
 	machine_lock(m);
 	m->map->processes[m->slot].parts[gpu].contexts += (uint32_t)change;
 	machine_unlock(m);
+}
+
+/* The state goes first: from it whoever finds a half-done change adds the sums up again. */
+void machine_take_off(struct machine *m, struct sim_process *p)
+{
+	__atomic_store_n(&p->state, SIM_CHECKPOINTED, __ATOMIC_SEQ_CST);
+	for (uint32_t g = 0; g < m->map->count; g++)
+		m->map->gpus[g].used -= p->parts[g].bytes + p->parts[g].managed;
+}
+
+static bool has_room(const struct machine *m, const struct sim_process *p)
+{
+	for (uint32_t g = 0; g < m->map->count; g++)
+		if (free_bytes(m, g) < p->parts[g].bytes + p->parts[g].managed)
+			return false;
+	return true;
+}
+
+bool machine_bring_back(struct machine *m, struct sim_process *p)
+{
+	if (!has_room(m, p))
+		machine_reap(m);
+	if (!has_room(m, p))
+		return false;
+	__atomic_store_n(&p->state, SIM_LOCKED, __ATOMIC_SEQ_CST);
+	for (uint32_t g = 0; g < m->map->count; g++)
+		m->map->gpus[g].used += p->parts[g].bytes + p->parts[g].managed;
+	return true;
 }
 
 uint64_t machine_used(struct machine *m, uint32_t gpu)

@@ -8,7 +8,8 @@
  * The model. The file holds, for each process, what it took of each GPU, and for each GPU the sum.
  * A lock in the file (lock.h) guards both; whoever gets it after a holder died adds the sums up
  * again from the processes' own lines, so a process killed at any instruction leaves nothing
- * behind.
+ * behind. A process that was checkpointed (cuda_checkpoint.c) has nothing on the GPUs: its line says
+ * what it took and takes again when it is restored, and no sum has it.
  *
  * Who lives. Each process that uses a GPU holds a POSIX record lock on the byte of its slot, and
  * each library that has the file open one on the byte of its seat at the lock: the kernel drops them
@@ -31,7 +32,7 @@
 #include <sys/types.h>
 
 #define SIM_MAGIC 0x31304d4953514c41ull /* "ALQSIM01" */
-#define SIM_VERSION 3u
+#define SIM_VERSION 4u
 #define SIM_SHOWN "/run/aliquot/machine"
 #define SIM_MAX_PROCESSES 1024u
 #define SIM_SEATS 4096u
@@ -59,12 +60,23 @@ struct sim_part {
 	struct sim_history history;
 };
 
+/* The first three as CUprocessState has them; its fourth does not come about. */
+enum sim_process_state { SIM_RUNNING, SIM_LOCKED, SIM_CHECKPOINTED, SIM_LOCKING = 4 };
+
 struct sim_process {
 	uint32_t used;  /* 1: this line belongs to a process */
 	int32_t pid;    /* as it calls itself */
 	uint64_t token; /* its own: tells it from one it execs or forks, and from another namespace's */
 	uint64_t since_us; /* CLOCK_REALTIME */
-	uint64_t reserved[5];
+	uint32_t state;    /* enum sim_process_state */
+	uint32_t locker;   /* SIM_LOCKING: the ticket of who does it */
+	uint32_t calls;    /* of the driver that it is in; not those that wait until it is unlocked */
+	uint32_t work;     /* operations it asked for that have not ended */
+	uint32_t managed;  /* its pieces of managed memory */
+	uint32_t imported; /* its pieces of memory that are other processes' */
+	int32_t worker;    /* the thread that carries its work out, as it calls itself; 0: none yet */
+	uint32_t lost;     /* 1: there was no room to restore it, and there will be none */
+	uint32_t reserved[2];
 	struct sim_part parts[SIM_MAX_GPUS];
 };
 
@@ -145,6 +157,9 @@ bool machine_sit_down(struct machine *m);
 void machine_lock(struct machine *m);
 void machine_unlock(struct machine *m);
 
+/* Whether who has a ticket for the lock lives. `machine` is a struct machine. */
+bool machine_lives(void *machine, uint32_t ticket);
+
 /* Gives this process a line; false: all are taken. */
 bool machine_enter(struct machine *m);
 
@@ -169,6 +184,22 @@ void machine_reap(struct machine *m);
 
 /* The pid of the line's process as the caller's pid namespace knows it; 0: it is dead. */
 pid_t machine_pid(struct machine *m, uint32_t slot);
+
+/* The line of the living process that the caller's pid namespace knows by that pid, which is more
+ * than 0; SIM_NONE: there is none. Precondition of this and the next two: the lock is held. */
+uint32_t machine_find(struct machine *m, pid_t pid);
+
+/* Takes what a process has off the GPUs: it is SIM_CHECKPOINTED. */
+void machine_take_off(struct machine *m, struct sim_process *p);
+
+/* Brings it back: it is SIM_LOCKED. False: there is no room, nothing changed. */
+bool machine_bring_back(struct machine *m, struct sim_process *p);
+
+/* Whether the line is a process's that may have something on the GPUs. */
+static inline bool machine_on_gpus(const struct sim_process *p)
+{
+	return p->used && p->state != SIM_CHECKPOINTED;
+}
 
 void machine_uuid(const struct machine *m, uint32_t gpu, uint8_t uuid[16]);
 

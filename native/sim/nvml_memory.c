@@ -53,7 +53,7 @@ static void list(uint32_t index, nvmlProcessInfo_v2_t *out, unsigned int room, u
 	machine_reap(&nvml.machine);
 	for (uint32_t i = 0; i < map->high; i++) {
 		const struct sim_part *part = &map->processes[i].parts[index];
-		if (!map->processes[i].used || (!part->contexts && !part->bytes))
+		if (!machine_on_gpus(&map->processes[i]) || (!part->contexts && !part->bytes))
 			continue;
 		if (*count < room) {
 			out[*count] = (nvmlProcessInfo_v2_t){.pid = (unsigned)machine_pid(&nvml.machine, i),
@@ -111,7 +111,7 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 	machine_reap(&nvml.machine);
 	for (uint32_t i = 0; i < map->high && details->mode == 0; i++) {
 		const struct sim_part *part = &map->processes[i].parts[index];
-		if (!map->processes[i].used || (!part->contexts && !part->bytes))
+		if (!machine_on_gpus(&map->processes[i]) || (!part->contexts && !part->bytes))
 			continue;
 		if (count < room)
 			details->procArray[count] = (nvmlProcessDetail_v1_t){.pid = (unsigned)

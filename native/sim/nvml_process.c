@@ -24,7 +24,7 @@ static unsigned int use(uint32_t slot, uint32_t index)
 static bool on_gpu(uint32_t slot, uint32_t index)
 {
 	const struct sim_process *p = &nvml.machine.map->processes[slot];
-	return p->used && p->parts[index].contexts;
+	return machine_on_gpus(p) && p->parts[index].contexts;
 }
 
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,

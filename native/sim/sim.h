@@ -1,9 +1,10 @@
 /* The simulated driver inside one process: its objects and the few functions its files share.
  *
- * The model. One lock guards everything in the process; every entry point takes it (SIM_ENTER) and
- * a wait for the GPU gives it up for as long as it waits. What is shared with other processes lies
- * behind machine.h and engine.h. Handles are addresses of the structures below; a table of the
- * living ones (handle_*) tells a bad handle from a good one without touching it.
+ * The model. One lock guards everything in the process; every entry point takes it (SIM_ENTER), once
+ * no other process has this one locked (cuda_checkpoint.c), and a wait for the GPU gives it up for as
+ * long as it waits. What is shared with other processes lies behind machine.h and engine.h. Handles
+ * are addresses of the structures below; a table of the living ones (handle_*) tells a bad handle
+ * from a good one without touching it.
  *
  * Device memory is host memory: a device pointer is an address in this process.
  */
@@ -114,21 +115,28 @@ extern struct sim {
 	struct sim_device devices[SIM_MAX_GPUS];
 	struct sim_context *contexts; /* also destroyed ones: a thread may still name them */
 	uint64_t next_id;
-	bool without_stream_operations; /* ALIQUOT_SIMULATE_WITHOUT says so */
+	bool without_stream_operations, without_checkpoint; /* ALIQUOT_SIMULATE_WITHOUT says so */
 	pthread_mutex_t lock;
 } sim;
 
 enum sim_state { SIM_COLD, SIM_READY, SIM_FORKED };
-
-void sim_unlock(int *guard);
 
 /* First line of an entry point: the driver is ready, and its lock is held until the function
  * ends. */
 #define SIM_ENTER()                                                                                \
 	if (__atomic_load_n(&sim.state, __ATOMIC_ACQUIRE) != SIM_READY)                                \
 		return CUDA_ERROR_NOT_INITIALIZED;                                                         \
-	pthread_mutex_lock(&sim.lock);                                                                 \
-	__attribute__((cleanup(sim_unlock), unused)) int sim_guard = 0
+	sim_enter();                                                                                   \
+	__attribute__((cleanup(sim_leave), unused)) int sim_guard = 0
+
+/* The same in a call that only looks or waits: a locked process's goes on, and in a checkpointed one
+ * `otherwise` is done, which does not come back. */
+#define SIM_LOOK(otherwise)                                                                        \
+	if (__atomic_load_n(&sim.state, __ATOMIC_ACQUIRE) != SIM_READY)                                \
+		return CUDA_ERROR_NOT_INITIALIZED;                                                         \
+	if (!sim_look())                                                                               \
+		otherwise;                                                                                 \
+	__attribute__((cleanup(sim_leave), unused)) int sim_guard = 0
 
 /* The calling thread's context, or the function ends with the error that there is none. */
 #define SIM_CURRENT(context)                                                                       \
@@ -150,7 +158,21 @@ void sim_unlock(int *guard);
 			return result_;                                                                        \
 	} while (0)
 
+/* This process's line in the machine's file. */
+static inline struct sim_process *sim_self(void)
+{
+	return &sim.machine.map->processes[sim.machine.slot];
+}
+
+/* cuda_checkpoint.c */
+void sim_enter(void);
+bool sim_look(void); /* false: the process is checkpointed, and the lock is not held */
+void sim_leave(int *guard);
+bool sim_is_locked(void);                                   /* or checkpointed */
+void sim_crash(const char *call) __attribute__((noreturn)); /* as the card's driver does */
+
 /* cuda_init.c */
+CUresult sim_find_machine(void); /* without cuInit: the process gets no line */
 void sim_enter_per_thread(void);
 void sim_leave_per_thread(void);
 bool sim_per_thread(void); /* the call came through a _ptsz or _ptds name */
@@ -179,12 +201,12 @@ void *memory_map(uint64_t size);
 void memory_unmap(uint64_t base, uint64_t size);
 CUresult memory_free(struct sim_range *range);
 void memory_end_context(struct sim_context *context);
-CUresult memory_take(uint32_t gpu, uint64_t bytes); /* registers the process when it must */
+CUresult memory_take(uint32_t gpu, uint64_t bytes);
 uint64_t memory_round(uint64_t bytes, uint64_t unit);
 
 /* cuda_vmm.c, cuda_pool.c, cuda_array.c, cuda_module.c */
 CUresult pool_free(struct sim_range *range);
-void pool_settle(uint32_t gpu); /* gives back what passes the release threshold */
+void pool_settle(uint32_t gpu); /* gives back what passes the release threshold, if not locked */
 struct sim_pool *pool_default(CUdevice device);
 void pool_end_gpu(uint32_t gpu); /* the process's last context there has ended */
 void array_end_context(struct sim_context *context);

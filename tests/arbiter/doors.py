@@ -23,12 +23,13 @@ MESSAGE = struct.Struct("<IHHQ112s")
 MAGIC = 0x4D514C41
 PROTOCOL = 2
 HELLO, WELCOME, MEASURE, MEASURED, RING, REFUSED = 1, 2, 3, 4, 5, 6
-MALFORMED, VERSION, OWNER, FULL, BROKEN, TWICE, ENDED = 1, 2, 3, 4, 5, 6, 7
+MALFORMED, VERSION, OWNER, FULL, BROKEN, TWICE, ENDED, PARKED = 1, 2, 3, 4, 5, 6, 7, 8
 
 MAX_GPUS = 16
 MAX_PROCESSES = 1024
 LIMITS_HEADER = struct.Struct("<QII64sIIiIQQ")
 SLICE = struct.Struct("<16s32sQQQQQIII28x")
+HOLD_AT = 100  # in a slice
 PROCESS = struct.Struct("<IiiIQ16Q")
 LIMITS_SIZE = LIMITS_HEADER.size + MAX_GPUS * SLICE.size + MAX_PROCESSES * PROCESS.size
 ENTRY = struct.Struct("<QQQQ")
@@ -186,16 +187,20 @@ class Usage:
     def set_held(self, index: int, slot: int, size: int) -> None:
         """As the slot's only writer, while nobody else writes: word and held agree afterwards."""
         at = self._entry(index, slot)
-        _, held, managed, _ = ENTRY.unpack_from(self._page, at)
+        _, held, managed, ties = ENTRY.unpack_from(self._page, at)
         turn = ((held >> UNITS_BITS) + 1) & 0xFFFF
         others = self.total(index) // UNIT - (held & ((1 << UNITS_BITS) - 1))
         units = size // UNIT
-        ENTRY.pack_into(self._page, at, turn << UNITS_BITS, turn << UNITS_BITS | units, managed, 0)
+        words = (turn << UNITS_BITS, turn << UNITS_BITS | units, managed, ties)
+        ENTRY.pack_into(self._page, at, *words)
         word = slot << (UNITS_BITS + 16) | turn << UNITS_BITS | (others + units)
         struct.pack_into("<Q", self._page, self._word(index), word)
 
     def set_managed(self, index: int, slot: int, size: int) -> None:
         struct.pack_into("<Q", self._page, self._entry(index, slot) + 16, size)
+
+    def set_ties(self, slot: int, ties: int) -> None:
+        struct.pack_into("<Q", self._page, self._entry(0, slot) + 24, ties)
 
     def scribble(self, data: bytes, at: int) -> None:
         self._page[at : at + len(data)] = data

@@ -187,6 +187,18 @@ class Arbiter:
         grant = self.grant(name)
         return [one["state"] for one in grant["processes"]] if grant else []
 
+    def hold(self, how: str, name: str = "a") -> None:
+        assert self.ask(f"hold name={name} as={how}") == {"name": name, "hold": how}
+
+    def held(self, name: str = "a") -> str:
+        grant = self.grant(name)
+        assert grant
+        return str(grant["hold"])
+
+    def granted(self) -> list[int]:
+        """Bytes of each GPU."""
+        return [one["granted_bytes"] for one in self.status()["gpus"]]
+
     def answers(self) -> bool:
         try:
             self.status()

@@ -60,6 +60,11 @@ class Tenant:
         self.holding.hold(int(slice_index), int(size))
         return "held"
 
+    def tie(self, ties: str) -> str:
+        assert self.holding
+        self.holding.usage.set_ties(self.holding.slot, int(ties))
+        return "tied"
+
     def gates(self, index: str, found: str, why: str) -> str:
         assert self.holding
         self.holding.works[int(index)].set("why", int(why))
@@ -171,6 +176,7 @@ def main() -> None:
         "hello": tenant.hello,
         "measure": tenant.measure,
         "hold": tenant.hold,
+        "tie": tenant.tie,
         "gates": tenant.gates,
         "launch": tenant.launch,
         "run": tenant.run,

@@ -149,6 +149,7 @@ def test_top_in_a_file_has_a_line_for_each_slice_and_look(cli: Cli, play: Play) 
         "policy": "elastic",
         "priority": "normal",
         "state": "out",
+        "hold": "taken",
         "gates": "work",
         "contended": "yes",
     }

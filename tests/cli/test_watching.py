@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from aliquot.cli.ps import render
+from aliquot.cli import ps, top
 from aliquot.devices import Shape
-from aliquot.model import Grant, Life
+from aliquot.model import Grant, Hold, Life
 from aliquot.slices import Machine, State, control, examine
 from aliquot.slices.control import Status
 from aliquot.slices.state import SYSTEM
@@ -98,7 +98,7 @@ def seen_by_ps(*grants: Grant) -> str:
     console = Console(width=160)
     with console.capture() as shown:
         status = Status(pid=1, gpus=(make_shared(),), grants=grants, answer={})
-        console.print(render([Machine(State(Path("/nowhere")), status)]))
+        console.print(ps.render([Machine(State(Path("/nowhere")), status)]))
     return shown.get()
 
 
@@ -115,6 +115,22 @@ def test_ps_tells_a_grant_that_is_kept_from_one_whose_command_has_ended() -> Non
     over = replace(make_grant("over", gpu0=GIB), owner_alive=False)
     assert "its command has ended" in seen_by_ps(over)
     assert "no GPU use yet" in seen_by_ps(replace(over, owner_pid=None, life=Life.KEPT))
+
+
+def test_ps_and_top_tell_a_grant_that_is_suspended() -> None:
+    grant = make_grant("mine", gpu0=GIB)
+    for hold, told, in_top in (
+        (Hold.TAKEN, "no GPU use yet", "idle"),
+        (Hold.OPEN, "being suspended or resumed", "open"),
+        (Hold.PARKED, "suspended", "suspended"),
+    ):
+        held = replace(grant, hold=hold)
+        row = next(line for line in seen_by_ps(held).splitlines() if "mine" in line)
+        assert row.rstrip().endswith(told)
+        status = Status(pid=1, gpus=(make_shared(),), grants=(held,), answer={})
+        view = top.View(Machine(State(Path("/nowhere")), status), None)
+        (shown,) = view.rows(make_shared().gpu.uuid)
+        assert shown.cells()[-1] == in_top
 
 
 def test_grants_whose_arbiter_died_are_shown_again(

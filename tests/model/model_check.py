@@ -16,8 +16,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from aliquot.model import Request
+from aliquot.model.due import due
 from aliquot.model.job import Job, Sizes, State, Wish
-from aliquot.model.lifecycle import advance, due, migrate, resize, start, want
+from aliquot.model.lifecycle import advance, migrate, resize, start, want
 from aliquot.model.record import Action, Leaving, Phase, Record, Seen, Sight, Slot, Stage, Verb
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Budget:
     refusals: int = 1
     wishes: int = 2
     late: int = 1
+    stuck: int = 0  # workers that cannot be frozen, or thawed
+    freezes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class World:
 
     slots: frozenset[tuple[Slot, Sight]] = frozenset()
     held: frozenset[Slot] = frozenset()
+    parked: frozenset[Slot] = frozenset()
     termed: frozenset[Slot] = frozenset()
 
     def sight(self, slot: Slot) -> Sight | None:
@@ -54,6 +58,9 @@ class World:
     def alive(self) -> list[Slot]:
         return [slot for slot, sight in self.slots if sight.phase is Phase.ALIVE]
 
+    def frozen(self) -> list[Slot]:
+        return [slot for slot, sight in self.slots if sight.frozen and not sight.closed]
+
     def put(self, slot: Slot, sight: Sight) -> World:
         others = (pair for pair in self.slots if pair[0] != slot)
         return replace(self, slots=frozenset([*others, (slot, sight)]))
@@ -61,7 +68,8 @@ class World:
     def deliver(self, verb: Verb, slots: tuple[Slot, ...]) -> World:
         if verb is Verb.RESERVE:
             closed = any(self._closed(slot) for slot in slots)
-            return self if closed else replace(self, held=self.held | frozenset(slots))
+            held, parked = self.held | frozenset(slots), self.parked - frozenset(slots)
+            return self if closed else replace(self, held=held, parked=parked)
         (slot,) = slots
         sight, after = self.sight(slot), self
         alive = sight is not None and sight.phase is Phase.ALIVE
@@ -75,7 +83,14 @@ class World:
             case Verb.KILL if sight is not None and alive:
                 after = self.put(slot, Sight(Phase.ENDED, code=-9, ready=sight.ready))
             case Verb.RELEASE if self._closed(slot):
-                after = replace(self, held=self.held - {slot})
+                after = replace(self, held=self.held - {slot}, parked=self.parked - {slot})
+            case Verb.FREEZE if sight is not None and alive:
+                after = self.put(slot, replace(sight, frozen=True))
+            case Verb.PARK if sight is not None and sight.frozen and slot in self.held:
+                held, parked = self.held - {slot}, self.parked | {slot}
+                after = replace(self, held=held, parked=parked)
+            case Verb.THAW if sight is not None and alive and slot in self.held:
+                after = self.put(slot, replace(sight, frozen=False))
         return after
 
     def _closed(self, slot: Slot) -> bool:
@@ -146,15 +161,22 @@ def follow(job: Job, point: Point) -> Iterator[Point]:
 def look(job: Job, point: Point, now: float) -> tuple[Point, tuple[Message, ...]]:
     """Look and write; and what is due then."""
     refused = point.refused == point.record.generation
-    record, messages = _look(job, point.record, point.world, now, refused=refused)
+    freezes = point.budget.freezes
+    record, messages = _look(job, point.record, point.world, now, refused=refused, freezes=freezes)
     return replace(point, record=record), messages
 
 
 @cache
 def _look(
-    job: Job, record: Record, world: World, now: float, *, refused: bool
+    job: Job, record: Record, world: World, now: float, *, refused: bool, freezes: bool
 ) -> tuple[Record, tuple[Message, ...]]:
-    seen = Seen(dict(world.slots), world.held, "no room" if refused else None)
+    seen = Seen(
+        dict(world.slots),
+        world.held,
+        world.parked,
+        refused="no room" if refused else None,
+        freezes=freezes,
+    )
     record = timeless(advance(job, record, seen, now))
     messages = tuple(message for action in due(record, seen) for message in _split(action))
     return record, messages
@@ -202,10 +224,20 @@ def _deeds(point: Point, messages: tuple[Message, ...]) -> Iterator[Point]:
     if message[0] is Verb.RESERVE and budget.refusals:
         less = replace(budget, refusals=budget.refusals - 1)
         yield from _deeds(replace(point, refused=point.record.generation, budget=less), rest)
+    if message[0] in {Verb.FREEZE, Verb.THAW} and budget.stuck:
+        less = replace(budget, stuck=budget.stuck - 1)
+        yield from _deeds(replace(_stick(point, *message[1]), budget=less), rest)
     if budget.late and message[0] is not Verb.NOTIFY:
         later = replace(point, late=message, budget=replace(budget, late=budget.late - 1))
         yield from _deeds(later, rest)
         yield from _deeds(replace(later, world=point.world.deliver(*message)), rest)  # twice
+
+
+def _stick(point: Point, slot: Slot) -> Point:
+    sight = point.world.sight(slot)
+    if sight is None or sight.closed:
+        return point
+    return _with(point, slot, replace(sight, stuck="it cannot"))
 
 
 def _events(point: Point) -> Iterator[Point]:
@@ -263,17 +295,29 @@ def check(point: Point, given: Budget) -> None:
     ranks = [slot.rank for slot in alive]
     assert len(ranks) == len(set(ranks)), "a rank has two workers"
     assert set(alive) <= set(record.slots), "a worker that nobody knows of"
-    assert set(alive) <= world.held, "a worker without its GPUs"
+    frozen = set(world.frozen())
+    assert set(alive) - frozen <= world.held, "a worker without its GPUs"
+    assert set(alive) <= world.held | world.parked, "a frozen worker that cannot come back"
+    assert not world.held & world.parked, "GPUs that are held and given back"
     assert [slot.rank for slot in record.slots] == list(range(record.size)), "a rank is missing"
     if record.state.resting:
-        assert not alive, f"a worker of a job that is {record.state}"
-        assert not world.held, f"GPUs held by a job that is {record.state}"
-        assert not record.slots, f"a job that is {record.state} has slots"
+        assert not set(alive) - frozen, f"a worker of a job that is {record.state}"
+        assert not world.held - _given_back_next(point), f"GPUs held: {record.state}"
+        assert record.still or not record.slots, f"a job that is {record.state} has slots"
+        assert not record.state.final or not record.slots, "a job that is over has slots"
     else:
         assert record.size, f"a job that is {record.state} has no workers"
     failures = given.failures - point.budget.failures
     assert record.retries <= failures, "a retry for what was not the job's fault"
     assert record.state is not State.FAILED or failures, "failed without a fault"
+
+
+def _given_back_next(point: Point) -> set[Slot]:
+    """What a late word has taken for frozen workers, or the dead have left."""
+    if not point.record.still:
+        return set()
+    dead = (slot for slot, sight in point.world.slots if sight.closed)
+    return {*point.world.frozen(), *dead}
 
 
 def fair(job: Job, point: Point) -> Point:
@@ -282,9 +326,11 @@ def fair(job: Job, point: Point) -> Point:
     if point.late is not None:
         return replace(point, world=point.world.deliver(*point.late), late=None)
     if record.state is State.PENDING and record.wish is Wish.RUN:
-        begun = timeless(start(job, record, record.generation, 1, AFTER))
-        return replace(point, record=begun, refused=0)
-    if record.state is State.SUSPENDED and record.wish is Wish.SUSPEND:
+        begun = timeless(start(job, record, record.generation, record.size or 1, AFTER))
+        if begun != record:
+            return replace(point, record=begun, refused=0)
+    resting = record.state is State.SUSPENDED and record.leaving is None
+    if resting and record.wish is Wish.SUSPEND:
         return replace(point, record=want(record, Wish.RUN))
     if record.state is State.RUNNING and record.leaving is None:
         for slot in point.world.alive():

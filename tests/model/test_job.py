@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from aliquot.model import Request
+from aliquot.model.due import due
 from aliquot.model.errors import BadValueError
 from aliquot.model.job import Job, Sizes, State, Wish, check_job_name, parse_sizes
-from aliquot.model.lifecycle import BACKOFF_SECONDS, advance, due, resize, start, want
+from aliquot.model.lifecycle import BACKOFF_SECONDS, advance, resize, start, want
 from aliquot.model.record import Phase, Record, Seen, Sight, Stage, Verb
 
 ALIVE, DONE = Sight(Phase.ALIVE), Sight(Phase.ENDED, code=0)

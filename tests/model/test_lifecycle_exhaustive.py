@@ -28,11 +28,24 @@ BUDGETS = {
     ),
     "it is resized again": Budget(3, failures=0, refusals=0, wishes=1, late=0),
     "its user changes his mind": Budget(2, failures=0, refusals=0, wishes=2, late=0),
+    "it is frozen, and its user changes his mind": Budget(
+        2, failures=0, refusals=1, wishes=2, late=0, freezes=True
+    ),
+    "it is frozen, and a worker fails": Budget(
+        2, failures=1, refusals=0, wishes=1, late=0, freezes=True
+    ),
+    "it cannot be frozen, or thawed": Budget(
+        2, failures=0, refusals=0, wishes=2, late=0, stuck=1, freezes=True
+    ),
+    "it is frozen, and a deed comes late or twice": Budget(
+        2, failures=0, refusals=0, wishes=1, late=1, freezes=True
+    ),
 }
 CASES = [
     pytest.param(live, budget, id=f"{'live' if live else 'restarted'}: {name}")
     for name, budget in BUDGETS.items()
     for live in (False, True)
+    if not (live and budget.freezes)  # all workers stand still, whichever way it is resized
 ]
 
 

@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-MAGIC, VERSION = 0x31304D4953514C41, 3
+MAGIC, VERSION = 0x31304D4953514C41, 4
 MAX_GPUS, MAX_PROCESSES, MAX_ENDED, MAX_SEATS, BUCKETS = 16, 1024, 256, 4096, 16
 NONE, NEVER = (1 << 32) - 1, (1 << 64) - 1
 QUEUED = 1
@@ -47,7 +47,15 @@ class Process(ctypes.Structure):
         ("pid", ctypes.c_int32),
         ("token", U64),
         ("since_us", U64),
-        ("reserved", U64 * 5),
+        ("state", U32),
+        ("locker", U32),
+        ("calls", U32),
+        ("work", U32),
+        ("managed", U32),
+        ("imported", U32),
+        ("worker", ctypes.c_int32),
+        ("lost", U32),
+        ("reserved", U32 * 2),
         ("parts", Part * MAX_GPUS),
     )
 

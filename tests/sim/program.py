@@ -48,6 +48,10 @@ class Program:
         self.ask(call, *arguments)
         return self.answer()
 
+    def ended(self) -> int:
+        """How it ended by itself, once it has."""
+        return self._process.wait(60)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()

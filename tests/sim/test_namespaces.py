@@ -87,6 +87,22 @@ def test_killed_anywhere_they_leave_nothing(start: Start, nvml: Program) -> None
     assert total - free == (CONTEXT << 20) + 3328 * 1024
 
 
+def test_a_process_is_locked_by_its_pid_here(start: Start, nvml: Program) -> None:
+    """In their namespaces both are number 1."""
+    inside = [start("checkpoint", inside=ALONE) for _ in range(2)]
+    caller = start("checkpoint")
+    for program in (*inside, caller):
+        program("begin")
+    one, two = (inner(program) for program in inside)
+    assert caller("lock", one) == 0
+    assert caller("checkpoint", one) == 0
+    assert nvml("processes", 0) == {str(pid): CONTEXT for pid in (two, caller.pid)}
+    assert caller("call", "cuCheckpointProcessGetRestoreThreadId", one) == [0, one]
+    assert inside[1]("lock", 1) == 0
+    assert [caller("state", pid) for pid in (one, two)] == [[0, 2], [0, 1]]
+    assert inside[1]("state", caller.pid)[0] == 304  # whom it does not see
+
+
 def test_the_machine_that_a_container_is_shown_needs_no_name(
     start: Start, nvml: Program, place: str
 ) -> None:

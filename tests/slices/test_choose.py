@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model import Amount, Grant, Priority, Request, Slice
+from aliquot.model import Amount, Grant, Hold, Priority, Request, Slice
 from aliquot.model.errors import NoRoomError
 from aliquot.slices.choose import choose, compute_left, left
 from support import GIB, MIB, make_grant, make_shared, uuid_of
@@ -144,6 +144,21 @@ def test_an_equal_part_and_a_background_slice_need_no_compute_time_left() -> Non
 def test_a_background_slice_takes_no_compute_time() -> None:
     grants = [sharing(80, priority="background"), sharing(70)]
     assert compute_left(make_shared(0), grants) == 30
+
+
+@pytest.mark.parametrize("hold", Hold)
+def test_a_parked_grant_leaves_all_that_it_had(hold: Hold) -> None:
+    grant = replace(sharing(60), hold=hold)
+    parked = hold is Hold.PARKED
+    uuid = make_shared(0).gpu.uuid
+    assert compute_left(make_shared(0), [grant]) == (100 if parked else 40)
+    assert (grant.bytes_on(uuid), len(grant.slices_on(uuid))) == (
+        (0, 0) if parked else (8 * GIB, 1)
+    )
+    assert grant.slices[0].memory_bytes == 8 * GIB  # and will ask for it again
+    gpus = [make_shared(0, granted=grant.bytes_on(uuid)), make_shared(1, granted=4 * GIB)]
+    (chosen,) = choose(ask_compute(0), gpus, [grant, make_grant(gpu1=4 * GIB)])
+    assert chosen.index == (1 if parked else 0)
 
 
 def test_of_equally_cut_gpus_the_first_is_chosen() -> None:

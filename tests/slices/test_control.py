@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.model import ComputeUse, Gates, Life, Policy, Priority, Slice, Turn
+from aliquot.model import ComputeUse, Gates, Hold, Life, Policy, Priority, Slice, Turn
 from aliquot.model.errors import (
     ArbiterError,
     InUseError,
@@ -134,6 +134,40 @@ def test_a_kept_grant_has_no_owner(play: Play, short_tmp: Path) -> None:
     play(json.dumps(status_words(words)).encode() + b"\n")
     (grant,) = control.status(short_tmp).grants
     assert (grant.life, grant.owner_pid) == (Life.KEPT, None)
+
+
+@pytest.mark.parametrize("hold", Hold)
+def test_a_hold_is_asked_for_and_read_back(play: Play, short_tmp: Path, hold: Hold) -> None:
+    played = play(json.dumps({"name": "a", "hold": str(hold)}).encode() + b"\n")
+    control.hold(short_tmp, "a", hold)
+    assert played.questions == [f"hold name=a as={hold}"]
+
+
+def test_a_hold_that_is_another_was_not_understood(play: Play, short_tmp: Path) -> None:
+    play(b'{"name":"a","hold":"taken"}\n')
+    with pytest.raises(ArbiterError, match="did not change a"):
+        control.hold(short_tmp, "a", Hold.PARKED)
+
+
+def test_no_room_to_come_back_to(play: Play, short_tmp: Path) -> None:
+    play(refusal("no-room"))
+    with pytest.raises(control.RoomTakenError):
+        control.hold(short_tmp, "a", Hold.OPEN)
+
+
+def test_a_status_tells_holds_and_ties(play: Play, short_tmp: Path) -> None:
+    words = {**grant_words("a", slice_words()), "hold": "parked"}
+    words["processes"][0]["ties"] = ["managed", "ipc"]
+    play(json.dumps(status_words(words)).encode() + b"\n")
+    (grant,) = control.status(short_tmp).grants
+    assert grant.hold is Hold.PARKED
+    assert grant.processes[0].ties == ("managed", "ipc")
+
+
+def test_an_arbiter_that_knows_no_holds_has_taken_all(play: Play, short_tmp: Path) -> None:
+    play(json.dumps(status_words(grant_words("a", slice_words()))).encode() + b"\n")
+    (grant,) = control.status(short_tmp).grants
+    assert (grant.hold, grant.processes[0].ties) == (Hold.TAKEN, ())
 
 
 @pytest.mark.parametrize(

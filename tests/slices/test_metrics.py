@@ -65,7 +65,9 @@ def test_every_figure_is_there_with_its_unit() -> None:
         "aliquot_gpu_contended": [(of_gpu, 1)],
         "aliquot_gpu_stranger_processes": [(of_gpu, 1)],
         "aliquot_gpu_stranger_memory_bytes": [(of_gpu, GIB)],
-        "aliquot_slice_info": [({**OF_SLICE, "policy": "hard", "priority": "latency"}, 1)],
+        "aliquot_slice_info": [
+            ({**OF_SLICE, "policy": "hard", "priority": "latency", "hold": "taken"}, 1)
+        ],
         "aliquot_slice_memory_limit_bytes": [(OF_SLICE, 8 * GIB)],
         "aliquot_slice_memory_used_bytes": [(OF_SLICE, GIB + 5)],
         "aliquot_slice_compute_share_ratio": [(OF_SLICE, 0.3)],

@@ -219,6 +219,9 @@ class Driver:
         )
         return [*code, pointer.value, pitch.value]
 
+    def call_with_nothing(self, name: str) -> Answer:
+        return self._call(name, *[None] * 4)
+
     def alloc_managed(self, size: int, flags: int = 1) -> Answer:
         return self._make("cuMemAllocManaged", _size(size), flags)
 

@@ -38,7 +38,8 @@ class SliceLimits(c.Structure):
         ("compute_percent", c.c_uint32),
         ("policy", c.c_uint32),
         ("priority", c.c_uint32),
-        ("reserved", c.c_uint32 * 7),
+        ("hold", c.c_uint32),
+        ("reserved", c.c_uint32 * 6),
     )
 
 
@@ -75,7 +76,7 @@ class Entry(c.Structure):
         ("pending", c.c_uint64),
         ("held", c.c_uint64),
         ("managed", c.c_uint64),
-        ("reserved", c.c_uint64),
+        ("ties", c.c_uint64),
     )
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import support
-from aliquot.devices import CUDA, NVML, elf
+from aliquot.devices import CUDA, NVML
+from standin.changed import changed_driver, exported
 from standin.conftest import MakeMachine
 from standin.machine import GIB, TESTS, Grant, Machine, fitted_library
 
@@ -27,10 +28,6 @@ FLAGS = [0, 1, 2, 3, 4, 64]
 @pytest.fixture
 def grant(machine: Machine) -> Grant:
     return machine.grant(GIB)
-
-
-def exported(path: Path) -> list[str]:
-    return sorted(elf.read_file(path).functions())
 
 
 @cache
@@ -182,69 +179,36 @@ def test_a_look_up_needs_no_grant(machine: Machine) -> None:
 # --- a driver newer than our headers
 
 FUTURE = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <string.h>
-static const char names[] = {names};
-__attribute__((visibility("hidden"))) void *table[{count}];
-__attribute__((constructor)) static void fill(void)
-{{
-	/* dlmopen: dlopen may be the stand-in's. */
-	void *library = dlmopen(LM_ID_BASE, "{driver}", RTLD_NOW | RTLD_LOCAL);
-	const char *name = names;
-	for (int i = 0; i < {count}; i++, name += strlen(name) + 1)
-		table[i] = dlsym(library, name);
-}}
 int cuFromTheFuture(int number)
-{{
+{
 	return number + 1;
-}}
+}
 int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long flags,
                         int *status)
-{{
-	if (strcmp(name, "cuFromTheFuture") == 0) {{
+{
+	if (strcmp(name, "cuFromTheFuture") == 0) {
 		*function = (void *)cuFromTheFuture;
 		*status = 0;
 		return 0;
-	}}
-	int (*real)(const char *, void **, int, unsigned long, int *) = table[{look_up}];
+	}
+	int (*real)(const char *, void **, int, unsigned long, int *);
+	real = simulated("cuGetProcAddress_v2");
 	return real(name, function, version, flags, status);
-}}
-{jumps}
-"""
-
-JUMPS = {
-    elf.X86_64: "jmp *table+8*{index}(%rip)",
-    elf.AARCH64: "adrp x16, table+8*{index}; ldr x16, [x16, :lo12:table+8*{index}]; br x16",
 }
-
-
-def future_driver(folder: Path, driver: Path, *, without: str) -> Path:
-    """The simulated driver with one function more and one less."""
-    names = [name for name in exported(driver / CUDA) if name != without]
-    jump = JUMPS[elf.read_file(driver / CUDA).machine]
-    jumps = [
-        f'__asm__(".globl {name}\\n.type {name}, %function\\n{name}: {jump.format(index=index)}");'
-        for index, name in enumerate(names)
-        if name != "cuGetProcAddress_v2"
-    ]
-    source = FUTURE.format(
-        names="\n".join(f'"{name}\\0"' for name in names),
-        count=len(names),
-        driver=driver / CUDA,
-        look_up=names.index("cuGetProcAddress_v2"),
-        jumps="\n".join(jumps),
-    )
-    support.compile_library(folder, CUDA, source, "-Wl,-Bsymbolic", "-ldl")
-    (folder / NVML).symlink_to(driver / NVML)
-    return folder
+"""
 
 
 def test_a_function_newer_than_our_headers_is_found(
     make_machine: MakeMachine, native_dir: Path, tmp_path: Path
 ) -> None:
     lacks = "cuMemAllocManaged"
-    driver = future_driver(tmp_path / "driver", native_dir / "sim", without=lacks)
+    driver = changed_driver(
+        tmp_path / "driver",
+        native_dir / "sim",
+        FUTURE,
+        defined=["cuGetProcAddress_v2"],
+        without=lacks,
+    )
     fitted = fitted_library(tmp_path / "fitted", native_dir, driver)
     machine = make_machine(driver=driver, fitted=fitted)
     grant = machine.grant(GIB)

@@ -38,6 +38,23 @@ enum aliquot_life {
 	ALIQUOT_ENDED = 2, /* the processes that are left: it was kept, and takes nobody in any more */
 };
 
+/* Whether a grant has its slices now: what its programs are frozen and thawed between. */
+enum aliquot_hold {
+	ALIQUOT_HOLD_TAKEN = 0,  /* as ever; also what an arbiter that knew no other wrote */
+	ALIQUOT_HOLD_OPEN = 1,   /* it has them, and its gates stand open */
+	ALIQUOT_HOLD_PARKED = 2, /* its gates stand open, others may have its room, nobody joins it */
+};
+
+/* What keeps the driver from freezing a process: what it ever asked for, a bit each. */
+enum aliquot_tie {
+	ALIQUOT_TIE_MANAGED = 1, /* managed memory */
+	ALIQUOT_TIE_IPC = 2,     /* memory or events that go between processes by a handle */
+	ALIQUOT_TIE_SHARED = 4,  /* memory that was exported or imported */
+};
+
+/* Beside the ties stands how many of the process's calls are past the door (cuda/door.h). */
+#define ALIQUOT_INSIDE (UINT64_C(1) << 32)
+
 enum aliquot_process_state {
 	ALIQUOT_FREE = 0,   /* nobody holds this slot */
 	ALIQUOT_LIVE = 1,   /* its process is connected or was, and lives */
@@ -56,7 +73,8 @@ struct aliquot_slice_limits {
 	_Atomic uint32_t compute_percent; /* 0: an equal part of what the others leave */
 	_Atomic uint32_t policy;          /* enum aliquot_policy */
 	_Atomic uint32_t priority;        /* enum aliquot_priority */
-	uint32_t reserved[7];
+	_Atomic uint32_t hold;            /* enum aliquot_hold; of the grant: aliquot_limits_hold */
+	uint32_t reserved[6];
 };
 
 /* One process of the grant, by the kernel's word. */
@@ -90,7 +108,7 @@ struct aliquot_entry {
 	_Atomic uint64_t pending;
 	_Atomic uint64_t held;
 	_Atomic uint64_t managed; /* bytes of `held` that the GPU may keep elsewhere (managed memory) */
-	uint64_t reserved;
+	_Atomic uint64_t ties;    /* of enum aliquot_tie, and ALIQUOT_INSIDE for each; first slice's */
 };
 
 struct aliquot_usage_slice {
@@ -109,10 +127,15 @@ struct aliquot_usage {
 
 _Static_assert(sizeof(struct aliquot_slice_limits) == 128, "part of the contract");
 _Static_assert(sizeof(struct aliquot_process) == 24 + 8 * ALIQUOT_MAX_GPUS, "part of the contract");
+_Static_assert(sizeof(struct aliquot_entry) == 32, "part of the contract");
 _Static_assert(offsetof(struct aliquot_usage, slices) == 64, "part of the contract");
 
 /* What is wrong with a mapped page of `size` bytes; NULL: nothing. */
 const char *aliquot_limits_check(const struct aliquot_limits *limits, size_t size);
 const char *aliquot_usage_check(const struct aliquot_usage *usage, size_t size);
+
+/* A grant's hold: the one of its slices' that counts most, where a writer was killed between two of
+ * them; what cannot be counts. */
+enum aliquot_hold aliquot_limits_hold(const struct aliquot_limits *limits);
 
 #endif

@@ -210,14 +210,18 @@ def logs(
 
 
 def suspend(names: Names = None, simulate: Simulate = None, *, every: All = False) -> None:
-    """Have jobs save and stop, and give their GPUs back."""
+    """Take jobs off their GPUs, for a while.
+
+    Where the driver can, a job is frozen: its memory moves to the host, and it goes on where it
+    was. Elsewhere it is asked to save, stopped, and started again. `describe` says which, and why.
+    """
     from aliquot.cli.jobs import ask  # noqa: PLC0415 - imported when needed
 
     ask(names or [], "suspend", simulate, every=every)
 
 
 def resume(names: Names = None, simulate: Simulate = None, *, every: All = False) -> None:
-    """Let suspended jobs run again."""
+    """Let suspended jobs run again, when there is room."""
     from aliquot.cli.jobs import ask  # noqa: PLC0415 - imported when needed
 
     ask(names or [], "resume", simulate, every=every)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot import slices
 from aliquot.cli.tables import console, new_table, percent, print_json
-from aliquot.model import Life, format_bytes, format_share
+from aliquot.model import Hold, Life, format_bytes, format_share
 from aliquot.slices.culprits import culprits
 
 if TYPE_CHECKING:
@@ -159,7 +159,19 @@ def _processes(grant: Grant) -> str:
         + (" ending" if process.state == "ending" else "")
         for process in grant.processes
     ]
-    return "\n".join(words) or ("its command has ended" if _is_over(grant) else "no GPU use yet")
+    words = words or ["its command has ended" if _is_over(grant) else "no GPU use yet"]
+    return "\n".join([*_hold_words(grant), *words])
+
+
+def _hold_words(grant: Grant) -> list[str]:
+    """What stands above a grant's processes where it is not simply taken."""
+    match grant.hold:
+        case Hold.TAKEN:
+            return []
+        case Hold.OPEN:
+            return ["being suspended or resumed"]
+        case Hold.PARKED:
+            return ["suspended"]
 
 
 def _is_over(grant: Grant) -> bool:

@@ -12,7 +12,7 @@ from aliquot import slices
 from aliquot.cli.keys import waiting
 from aliquot.cli.ps import strangers
 from aliquot.cli.tables import NOTHING, console, milliseconds, new_table, percent, rate, used_of
-from aliquot.model import Gates, Policy, Priority, format_bytes, format_share
+from aliquot.model import Gates, Hold, Policy, Priority, format_bytes, format_share
 from aliquot.slices.culprits import culprits
 from aliquot.slices.rates import Rates, credit_cpu_ratio, key, slice_rates
 
@@ -55,8 +55,15 @@ class Row:
             rate(self.rates.handovers_per_second),
             "/".join(map(milliseconds, waits)),
             str(compute.fallbacks),
-            "no gates" if compute.gates is Gates.FAIL else str(compute.turn),
+            self.state,
         )
+
+    @property
+    def state(self) -> str:
+        """Where it stands in the turns, or why it takes none."""
+        if self.grant.hold is not Hold.TAKEN:
+            return "suspended" if self.grant.hold is Hold.PARKED else "open"
+        return "no gates" if self.compute.gates is Gates.FAIL else str(self.compute.turn)
 
     @property
     def asked(self) -> str:
@@ -206,6 +213,7 @@ def _words(machine: Machine, one: SharedGpu, row: Row) -> Iterator[str]:
         "policy": row.part.policy,
         "priority": row.part.priority,
         "state": compute.turn,
+        "hold": row.grant.hold,
         "gates": compute.gates,
         "contended": "yes" if one.contended else "no",
     }

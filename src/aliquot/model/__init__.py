@@ -6,6 +6,7 @@ from aliquot.model.gpu import Gpu, GpuProcess, Link
 from aliquot.model.grant import (
     MAX_SLICES,
     Grant,
+    Hold,
     Life,
     Policy,
     Priority,
@@ -26,6 +27,7 @@ __all__ = [
     "Gpu",
     "GpuProcess",
     "Grant",
+    "Hold",
     "Life",
     "Link",
     "Policy",

@@ -44,6 +44,19 @@ class Life(StrEnum):
     ENDED = "ended"
 
 
+class Hold(StrEnum):
+    """Whether a grant has its slices now: what a program is frozen and thawed between.
+
+    A taken one is as ever. An open one has all it has, and the GPU waits for no credit of it. A
+    parked one has nothing: others may have its room, its processes wait before they come in, and
+    it is taken or open again only where there is room for it.
+    """
+
+    TAKEN = "taken"
+    OPEN = "open"
+    PARKED = "parked"
+
+
 @dataclass(frozen=True, slots=True)
 class Slice:
     """A part of one GPU. `compute_percent` 0 is an equal part of what the others leave."""
@@ -80,12 +93,19 @@ class SliceUse:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of a grant, by the kernel's word. `state` is `live`, or `ending` once dead."""
+    """A process of a grant, by the kernel's word. `state` is `live`, or `ending` once dead.
+
+    `ties` are what keeps the driver from freezing it, by what it ever asked for: `managed` memory,
+    memory or events that go between processes (`ipc`), memory that was exported or imported
+    (`shared`). `inside`: calls that wait for the GPU, or ask it; they stop while it is frozen.
+    """
 
     pid: int
     name: str
     state: str
     use: tuple[SliceUse, ...] = ()
+    ties: tuple[str, ...] = ()
+    inside: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +124,21 @@ class Grant:
     compute: tuple[ComputeUse, ...]
     processes: tuple[Process, ...]
     life: Life = Life.OWNED
+    hold: Hold = Hold.TAKEN
+
+    def slices_on(self, gpu_uuid: str) -> tuple[Slice, ...]:
+        """What this grant has of a GPU now: nothing while it is parked."""
+        if self.hold is Hold.PARKED:
+            return ()
+        return tuple(part for part in self.slices if part.gpu_uuid == gpu_uuid)
 
     def bytes_on(self, gpu_uuid: str) -> int:
         """What this grant holds of a GPU, used or not."""
-        return sum(part.memory_bytes for part in self.slices if part.gpu_uuid == gpu_uuid)
+        return sum(part.memory_bytes for part in self.slices_on(gpu_uuid))
 
     def reserved_percent_on(self, gpu_uuid: str) -> int:
         """What this grant has of a GPU's compute time that no other can have."""
-        return sum(part.reserved_percent for part in self.slices if part.gpu_uuid == gpu_uuid)
+        return sum(part.reserved_percent for part in self.slices_on(gpu_uuid))
 
 
 def check_name(name: str) -> str:

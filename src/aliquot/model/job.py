@@ -42,7 +42,7 @@ class State(StrEnum):
 
     @property
     def resting(self) -> bool:
-        """Whether the job has no worker in it, and holds nothing."""
+        """Whether no worker of the job runs, and no GPU is held for it."""
         return self.final or self in {State.PENDING, State.SUSPENDED}
 
     @property

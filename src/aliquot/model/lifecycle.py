@@ -12,12 +12,16 @@ started again; what it does may be lost, done twice or done late. The machine li
   lost is said again until it is seen to be done.
 - *Generations.* Each set of workers has a number of its own, larger than all before. Whoever asks
   for a start or a resize names the generation that was looked at; for another one nothing happens.
+- *Standing still.* Where the world can, a running job is suspended by freezing its workers: they
+  stay, and what they have on GPUs goes to the host (`Record.still`). Their GPUs are given back when
+  all stand still, and are there again before the first is thawed. Where one cannot be frozen, all
+  are asked to save and go; where one does not survive it, all start again, at no retry's cost.
 - *One way out.* Workers that must go are told, then sent SIGTERM, then killed (`Leaving`). A job
   enters the state that comes after only when their slots are closed and nothing is held for them.
 
-So no rank has two workers, a job without workers holds nothing, and what was asked to go is gone
-before its place is given away. A worker that is stopped for a resize, a move or a suspension may
-end as it likes: that is no failure and costs no retry.
+So no rank has two workers, a job whose workers do not run holds nothing, and what was asked to go
+is gone before its place is given away. A worker that is stopped for a resize, a move or a
+suspension may end as it likes: that is no failure and costs no retry.
 """
 
 from __future__ import annotations
@@ -26,9 +30,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aliquot.model.job import State, Wish
-from aliquot.model.record import Action, Leaving, Phase, Slot, Stage, Verb
+from aliquot.model.record import Leaving, Phase, Slot, Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from aliquot.model.job import Job
     from aliquot.model.record import Record, Seen, Sight
 
@@ -42,9 +48,14 @@ LONGEST_BACKOFF_SECONDS = 300.0
 def start(job: Job, record: Record, generation: int, size: int, now: float) -> Record:
     """Give a waiting job its workers; nothing where it does not wait any more."""
     waits = record.state is State.PENDING and record.wish is Wish.RUN and now >= record.not_before
-    if not waits or generation != record.generation or size not in job.sizes.allowed:
+    if not waits or record.leaving is not None or generation != record.generation:
         return record
-    return _with_workers(record, State.STARTING, size, now, f"there is room for {_workers(size)}")
+    if size not in job.sizes.allowed or (record.still and size != record.size):
+        return record
+    why = f"there is room for {_workers(size)}"
+    if record.still:
+        return _thaw(replace(record, resized_at=now), now, why)
+    return _with_workers(record, State.STARTING, size, now, why)
 
 
 def resize(  # noqa: PLR0913, PLR0917 - all that a word about a size must say
@@ -94,23 +105,13 @@ def advance(job: Job, record: Record, seen: Seen, now: float) -> Record:
         return record
     if record.leaving is not None:
         return _go_on_leaving(job, record, record.leaving, seen, now)
+    if record.still:
+        return _stand_still(job, record, seen, now)
     if record.state.resting:
         return _rest(record, now)
     if record.wish is not Wish.RUN:
-        return _obey(job, record, now)
+        return _obey(job, record, seen, now)
     return _watch(job, record, seen, now)
-
-
-def due(record: Record, seen: Seen) -> list[Action]:
-    """What must be done now for the world to become what the record says."""
-    actions = _clear_up(record, seen)
-    leaving = record.leaving
-    keep = record.size if leaving is None else leaving.keep
-    if leaving is not None:
-        actions += _see_off(record.slots, keep, leaving, seen)
-    else:
-        actions += _bring_in(record.slots, seen)
-    return [action for action in actions if action.slots]
 
 
 def _rest(record: Record, now: float) -> Record:
@@ -126,8 +127,11 @@ def _rest(record: Record, now: float) -> Record:
             return record
 
 
-def _obey(job: Job, record: Record, now: float) -> Record:
+def _obey(job: Job, record: Record, seen: Seen, now: float) -> Record:
     """Its user wants it suspended or cancelled."""
+    if record.wish is Wish.SUSPEND and _freezable(record, seen):
+        why = "suspended: what it has on GPUs moves to the host"
+        return _enter(replace(record, still=True), State.SUSPENDING, now, why)
     if record.wish is Wish.SUSPEND:
         return _leave(
             job, record, State.SUSPENDING, State.SUSPENDED, now, "suspended: asked to save"
@@ -137,28 +141,38 @@ def _obey(job: Job, record: Record, now: float) -> Record:
 
 def _watch(job: Job, record: Record, seen: Seen, now: float) -> Record:
     """Workers come, run and end by themselves."""
-    ended = {slot.rank: seen.slots[slot] for slot in record.slots if seen.closed(slot)}
-    if failed := {rank: sight for rank, sight in ended.items() if sight.code != 0}:
-        first = min(failed, key=lambda rank: (not failed[rank].excused, rank))
-        return _fail(job, record, first, failed[first], now)
+    ended = _ended(record, seen)
+    if (failed := _first_failed(ended)) is not None:
+        return _fail(job, record, failed, ended[failed], now)
     if len(ended) == record.size:
-        why = "its worker has finished" if record.size == 1 else "all workers have finished"
-        return _leave(job, record, record.state, State.SUCCEEDED, now, why, stage=Stage.KILL)
+        return _succeed(job, record, now)
     if record.state is State.RUNNING:
         return record
+    return _await_workers(job, record, seen, now)
+
+
+def _await_workers(job: Job, record: Record, seen: Seen, now: float) -> Record:
+    """Those that are new begin; frozen ones are thawed."""
+    frozen = [slot for slot in record.slots if seen.frozen(slot)]
+    if (stuck := _first_stuck(frozen, seen)) is not None:
+        rank, why = stuck
+        return _lose_frozen(job, record, rank, f"could not be thawed ({why})", now)
     whole = all(slot in seen.slots for slot in record.slots)
-    trouble = None if all(slot in seen.held for slot in _new(record)) else seen.refused
+    wanting = [*_new(record), *frozen]
+    trouble = None if all(slot in seen.held for slot in wanting) else seen.refused
     if trouble is None and not whole:
         trouble = seen.stuck
     if trouble is not None:
         return _give_up_start(job, record, trouble, now)
-    if not whole:
+    if frozen or not whole:
         return record
     return _enter(record, State.RUNNING, now, f"runs with {_workers(record.size)}")
 
 
 def _fail(job: Job, record: Record, rank: int, sight: Sight, now: float) -> Record:
     """A worker ended as it should not: all start again, or the job has failed."""
+    if _thaws(record):
+        return _lose_frozen(job, record, rank, _how(sight), now)
     what = f"worker {rank} {_how(sight)}"
     if sight.phase is Phase.VOID or sight.excused:  # no fault of the job's
         return _leave(job, record, record.state, State.PENDING, now, what, stage=Stage.TERM)
@@ -174,12 +188,75 @@ def _fail(job: Job, record: Record, rank: int, sight: Sight, now: float) -> Reco
     return _leave(job, again, record.state, State.PENDING, now, why, stage=Stage.TERM)
 
 
+def _succeed(job: Job, record: Record, now: float) -> Record:
+    why = "its worker has finished" if record.size == 1 else "all workers have finished"
+    return _leave(job, record, record.state, State.SUCCEEDED, now, why, stage=Stage.KILL)
+
+
 def _give_up_start(job: Job, record: Record, why: str, now: float) -> Record:
-    """They do not all come after all. Workers that ran before run on."""
+    """They do not all come after all. Workers that ran before run on; frozen ones stay so."""
+    if _thaws(record):
+        again = replace(record, still=True, not_before=now + BACKOFF_SECONDS)
+        return _enter(again, State.PENDING, now, why)
     keep = record.size - len(_new(record))
     then = State.STARTING if keep else State.PENDING
     later = replace(record, not_before=now + BACKOFF_SECONDS)
     return _leave(job, later, record.state, then, now, why, stage=Stage.KILL, keep=keep, size=keep)
+
+
+# --- standing still -------------------------------------------------------------------------------
+
+
+def _freezable(record: Record, seen: Seen) -> bool:
+    """Whether all workers are there, and can be frozen as far as is known before it is tried."""
+    whole = record.leaving is None and all(slot in seen.slots for slot in record.slots)
+    return seen.freezes and whole
+
+
+def _stand_still(job: Job, record: Record, seen: Seen, now: float) -> Record:
+    """Workers are frozen, or are to be."""
+    ended = _ended(record, seen)
+    if record.wish is Wish.CANCEL:
+        why = "cancelled"
+        return _leave(job, record, record.state, State.CANCELLED, now, why, stage=Stage.KILL)
+    if (failed := _first_failed(ended)) is not None:
+        return _lose_frozen(job, record, failed, _how(ended[failed]), now)
+    if len(ended) == record.size:
+        return _succeed(job, record, now)
+    if record.state.resting:
+        return _rest(record, now)
+    return _come_to_rest(job, record, seen, now)
+
+
+def _come_to_rest(job: Job, record: Record, seen: Seen, now: float) -> Record:
+    alive = [slot for slot in record.slots if seen.alive(slot)]
+    moving = [slot for slot in alive if not seen.frozen(slot)]
+    if (stuck := _first_stuck(moving, seen)) is not None:
+        return _cannot_freeze(job, record, stuck[1], now)
+    if moving or any(slot in seen.held for slot in alive):
+        return record
+    return _enter(record, State.SUSPENDED, now, "suspended: what it had on GPUs is with the host")
+
+
+def _cannot_freeze(job: Job, record: Record, why: str, now: float) -> Record:
+    """Those that are frozen are thawed; all are asked to save, or run on if nobody minds."""
+    if record.wish is Wish.RUN:
+        return _thaw(record, now, f"resumed: {why}")
+    moving = replace(record, still=False)
+    why = f"suspended: asked to save, since it cannot be frozen: {why}"
+    return _leave(job, moving, State.SUSPENDING, State.SUSPENDED, now, why)
+
+
+def _lose_frozen(job: Job, record: Record, rank: int, how: str, now: float) -> Record:
+    """A worker did not survive it: all start again, when they may; it was no fault of the job's."""
+    then = State.SUSPENDED if record.wish is Wish.SUSPEND else State.PENDING
+    why = f"worker {rank} {how} while it was suspended: starts again from what it saved"
+    return _leave(job, record, record.state, then, now, why, stage=Stage.KILL)
+
+
+def _thaw(record: Record, now: float, why: str) -> Record:
+    again = replace(record, still=False, generation=record.generation + 1)
+    return _enter(again, State.STARTING, now, why)
 
 
 # --- leaving --------------------------------------------------------------------------------------
@@ -199,11 +276,11 @@ def _go_on_leaving(job: Job, record: Record, leaving: Leaving, seen: Seen, now: 
     if record.wish is not Wish.RUN:
         wanted = State.SUSPENDED if record.wish is Wish.SUSPEND else State.CANCELLED
         if _FIRMNESS[wanted] > _FIRMNESS[leaving.then]:
-            return _obey(job, record, now)
+            return _obey(job, record, seen, now)
     if leaving.stage is Stage.NOTICE and _have_finished(record, seen):
         why = "all workers finished before they were stopped"
         return _leave(job, record, record.state, State.SUCCEEDED, now, why, stage=Stage.KILL)
-    if all(seen.closed(slot) and slot not in seen.held for slot in going):
+    if all(seen.gone(slot) for slot in going):
         return _are_gone(record, leaving, now)
     told = record.slots if leaving.stage is Stage.NOTICE else going
     if leaving.stage is Stage.NOTICE and all(
@@ -231,7 +308,7 @@ def _press(job: Job, record: Record, leaving: Leaving, now: float) -> Record:
 
 
 def _are_gone(record: Record, leaving: Leaving, now: float) -> Record:
-    kept = replace(record, slots=record.slots[: leaving.keep], leaving=None)
+    kept = replace(record, slots=record.slots[: leaving.keep], leaving=None, still=False)
     if leaving.then is not State.STARTING:
         return _enter(kept, leaving.then, now, record.reason)
     if leaving.size == leaving.keep:  # a live job goes on with those that stay
@@ -259,40 +336,6 @@ def _leave(  # noqa: PLR0913, PLR0917 - one for each part of what is remembered
     return _enter(replace(record, leaving=leaving), state, now, why)
 
 
-# --- what is due ----------------------------------------------------------------------------------
-
-
-def _clear_up(record: Record, seen: Seen) -> list[Action]:
-    """Whatever is there and belongs to no worker of the record."""
-    ours = set(record.slots)
-    strays = sorted(slot for slot in seen.slots if slot not in ours and seen.alive(slot))
-    unused = sorted(slot for slot in seen.held if slot not in ours and slot not in seen.slots)
-    over = sorted(slot for slot in seen.held if seen.closed(slot))
-    return [
-        Action(Verb.KILL, tuple(strays)),
-        Action(Verb.VOID, tuple(unused)),
-        Action(Verb.RELEASE, tuple(over)),
-    ]
-
-
-def _see_off(slots: tuple[Slot, ...], keep: int, leaving: Leaving, seen: Seen) -> list[Action]:
-    going = slots[keep:]
-    verb = {Stage.NOTICE: Verb.NOTIFY, Stage.TERM: Verb.TERM, Stage.KILL: Verb.KILL}[leaving.stage]
-    asked = slots if leaving.stage is Stage.NOTICE else going
-    return [
-        Action(Verb.VOID, tuple(slot for slot in going if slot not in seen.slots)),
-        Action(verb, tuple(slot for slot in asked if seen.alive(slot))),
-    ]
-
-
-def _bring_in(slots: tuple[Slot, ...], seen: Seen) -> list[Action]:
-    """GPUs for all that have not come yet; then, and only then, the workers."""
-    missing = tuple(slot for slot in slots if slot not in seen.slots)
-    if any(slot not in seen.held for slot in missing):
-        return [Action(Verb.RESERVE, missing)]
-    return [Action(Verb.START, missing)]
-
-
 # --- small parts ----------------------------------------------------------------------------------
 
 
@@ -307,12 +350,33 @@ def _with_workers(record: Record, state: State, size: int, now: float, why: str)
     )
 
 
+def _ended(record: Record, seen: Seen) -> dict[int, Sight]:
+    return {slot.rank: seen.slots[slot] for slot in record.slots if seen.closed(slot)}
+
+
+def _first_stuck(slots: list[Slot], seen: Seen) -> tuple[int, str] | None:
+    """The first that cannot be frozen or thawed, and why."""
+    found = ((slot.rank, seen.slots[slot].stuck) for slot in slots)
+    return next(((rank, why) for rank, why in found if why is not None), None)
+
+
+def _first_failed(ended: Mapping[int, Sight]) -> int | None:
+    """The rank that the failure is put down to; None where all ended well."""
+    failed = [rank for rank, sight in ended.items() if sight.code != 0]
+    return min(failed, key=lambda rank: (not ended[rank].excused, rank), default=None)
+
+
 def _new(record: Record) -> list[Slot]:
     return [slot for slot in record.slots if slot.generation == record.generation]
 
 
 def _enter(record: Record, state: State, now: float, why: str) -> Record:
     return replace(record, state=state, since=now, reason=why)
+
+
+def _thaws(record: Record) -> bool:
+    """Whether it starts with the workers it had."""
+    return record.state is State.STARTING and not _new(record)
 
 
 def _how(sight: Sight) -> str:

@@ -37,6 +37,8 @@ class Sight:
     `code` is how its worker ended: an exit code, a signal as a negative number, or None where
     nobody knows. `ready`: it said that it has saved. `unrunnable`: why the command cannot be run.
     `excused`: it went with its machine, or was taken away. `note`: what more is known of its end.
+    `frozen`: its worker stands still, and what it had on its GPUs is with the host. `stuck`: why it
+    could not be frozen, or thawed.
     """
 
     phase: Phase
@@ -45,6 +47,8 @@ class Sight:
     unrunnable: str | None = None
     excused: bool = False
     note: str = ""
+    frozen: bool = False
+    stuck: str | None = None
 
     @property
     def closed(self) -> bool:
@@ -56,14 +60,17 @@ class Sight:
 class Seen:
     """The world as one job's controller sees it.
 
-    `held` are the slots for which GPUs are held. `refused`: why the generation of the record could
-    not get its GPUs. `stuck`: why its workers, which have them, do not come.
+    `held` are the slots for which GPUs are held, `parked` those whose frozen workers have given
+    theirs back. `refused`: why the generation of the record could not get its GPUs. `stuck`: why
+    its workers, which have them, do not come. `freezes`: workers can be frozen here.
     """
 
     slots: Mapping[Slot, Sight] = field(default_factory=dict)
     held: frozenset[Slot] = frozenset()
+    parked: frozenset[Slot] = frozenset()
     refused: str | None = None
     stuck: str | None = None
+    freezes: bool = False
 
     def alive(self, slot: Slot) -> bool:
         """Whether a worker runs in it."""
@@ -72,6 +79,14 @@ class Seen:
     def closed(self, slot: Slot) -> bool:
         """Whether nothing runs in it, and nothing will."""
         return slot in self.slots and self.slots[slot].closed
+
+    def frozen(self, slot: Slot) -> bool:
+        """Whether its worker stands still."""
+        return self.alive(slot) and self.slots[slot].frozen
+
+    def gone(self, slot: Slot) -> bool:
+        """Whether nothing is left of it."""
+        return self.closed(slot) and slot not in self.held and slot not in self.parked
 
     def ready(self, slot: Slot) -> bool:
         """Whether its worker need not be waited for any more."""
@@ -104,7 +119,8 @@ class Leaving:
 class Record:
     """All that must be remembered of a job between two looks. Rank r runs in `slots[r]`.
 
-    `resized_at` is when it last got the workers it has; `not_before` when it may start again.
+    `still`: its workers are frozen, or are to be. `resized_at` is when it last got the workers it
+    has; `not_before` when it may start again.
     """
 
     state: State = State.PENDING
@@ -112,6 +128,7 @@ class Record:
     generation: int = 0
     slots: tuple[Slot, ...] = ()
     leaving: Leaving | None = None
+    still: bool = False
     retries: int = 0
     resizes: int = 0
     since: float = 0.0
@@ -126,8 +143,10 @@ class Record:
 
     @property
     def size_to_be(self) -> int:
-        """The same, or how many it is on its way to."""
-        return self.size if self.leaving is None else self.leaving.size
+        """How many it runs with, or is on its way to; frozen ones do not run."""
+        if self.leaving is not None:
+            return self.leaving.size
+        return 0 if self.state.resting else self.size
 
     @property
     def settled(self) -> bool:
@@ -140,19 +159,24 @@ class Record:
             return False
         if self.state is State.PENDING and now < self.not_before:
             return False
+        if self.still and self.state is not State.PENDING:
+            return False
         return self.leaving is None or self.leaving.then is State.STARTING
 
 
 class Verb(StrEnum):
     """What a controller does to the world."""
 
-    RESERVE = "reserve"  # GPUs for all of these slots, or for none
+    RESERVE = "reserve"  # GPUs for all of these slots, or for none; parked ones get theirs again
     START = "start"
     NOTIFY = "notify"
     TERM = "term"
     KILL = "kill"
     VOID = "void"
     RELEASE = "release"
+    FREEZE = "freeze"
+    PARK = "park"  # give the GPUs of frozen workers back
+    THAW = "thaw"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from aliquot.model import ComputeUse, Grant, SliceUse
 from aliquot.model.errors import NoRoomError
-from aliquot.slices.choose import choose
+from aliquot.slices.choose import WAIT, choose, figures, has_room
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from aliquot.model import Request, Slice
     from aliquot.slices.control import SharedGpu, Status
@@ -59,6 +59,18 @@ class Plan:
             placed.append(slices)
         return plan, placed
 
+    def put_back(self, parked: Iterable[Grant]) -> Plan:
+        """The same with parked grants on the GPUs they had; NoRoomError, with figures."""
+        plan = self
+        for grant in parked:
+            for part in grant.slices:
+                one = next(one for one in plan.gpus if one.gpu.uuid == part.gpu_uuid)
+                if not has_room(part, one, plan.grants):
+                    left = figures(one, plan.grants, with_compute=True)
+                    raise NoRoomError(f"what {grant.name} had is not free: {left}", WAIT)
+            plan = plan._with(grant.slices)
+        return plan
+
     def holds(self, request: Request, count: int) -> bool:
         """Whether so many workers more have a place."""
         try:
@@ -67,7 +79,7 @@ class Plan:
             return False
         return True
 
-    def _with(self, slices: list[Slice]) -> Plan:
+    def _with(self, slices: Collection[Slice]) -> Plan:
         sizes: dict[str, int] = defaultdict(int)
         for part in slices:
             sizes[part.gpu_uuid] += part.memory_bytes
@@ -81,13 +93,15 @@ class Plan:
 class MachineRoom:
     """The room of `placement.elastic`, on one machine.
 
-    `grants` names what each job holds; `now` is the size it holds them for.
+    `grants` names what each job holds; `now` is the size it holds them for. `parked` is what frozen
+    workers come back to.
     """
 
     plan: Plan
     requests: Mapping[str, Request]
     grants: Mapping[str, list[str]]
     now: Mapping[str, int]
+    parked: Mapping[str, Collection[Grant]] = field(default_factory=dict)
     _known: dict[tuple[tuple[str, int], ...], bool] = field(default_factory=dict)
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
@@ -103,13 +117,18 @@ class MachineRoom:
         order = sorted(moved, key=lambda name: (self.requests[name].memory is not None, name))
         try:
             for name in order:  # whole GPUs first
-                plan, _ = plan.put(self.requests[name], sizes[name])
+                plan = place(plan, self.requests[name], sizes[name], self.parked.get(name, ()))
         except NoRoomError:
             return False
         return True
 
 
-def _planned(slices: list[Slice]) -> Grant:
+def place(plan: Plan, request: Request, size: int, parked: Collection[Grant] = ()) -> Plan:
+    """The same with a job's workers, which come back to what they had where they are frozen."""
+    return plan.put_back(parked) if parked and size else plan.put(request, size)[0]
+
+
+def _planned(slices: Iterable[Slice]) -> Grant:
     return Grant(
         name="",
         directory="",

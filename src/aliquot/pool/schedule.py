@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from aliquot.model import lifecycle
 from aliquot.model.errors import NoRoomError
-from aliquot.model.job import State
+from aliquot.model.job import Sizes, State
 from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind
 from aliquot.placement.elastic import Elastic, Rules, decide
 from aliquot.placement.snapshot import NodeSpec, empty
 from aliquot.pool.progress import rest_seconds
-from aliquot.pool.room import MachineRoom, Plan
-from aliquot.pool.world import grant_name, held_by
+from aliquot.pool.room import MachineRoom, Plan, place
+from aliquot.pool.world import grant_name, held_by, parked_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ class Scheduler:
         for name, size in decision.starts.items():
             stored = by_name[name]
             try:
-                plan, _ = plan.put(stored.job.request, size)
+                plan = _placed(plan, stored, status, size)
             except NoRoomError:
                 self.waits[name] = "its GPUs are being given back by others"
                 continue
@@ -75,7 +75,7 @@ def _elastic(stored: Stored, status: Status, now: float) -> Elastic | None:
         return None
     return Elastic(
         name=job.name,
-        sizes=job.sizes,
+        sizes=Sizes((record.size,)) if record.still else job.sizes,  # frozen ones come back
         member=_demand(job.request, status),
         queue=job.queue,
         priority=job.priority,
@@ -94,6 +94,7 @@ def _room(jobs: Sequence[Stored], status: Status) -> MachineRoom:
         requests={stored.job.name: stored.job.request for stored in jobs},
         grants={stored.job.name: _grants(stored, status) for stored in jobs},
         now={one.job.name: one.record.size for one in jobs if _is_in_place(one, status)},
+        parked={one.job.name: parked_by(one.job, status).values() for one in jobs},
     )
 
 
@@ -122,9 +123,13 @@ def _reserved(jobs: Sequence[Stored], status: Status) -> Plan:
 def _moved(plan: Plan, stored: Stored, status: Status, size: int) -> Plan | None:
     """The same with this job at another size, where that is possible now."""
     try:
-        return plan.without(_grants(stored, status)).put(stored.job.request, size)[0]
+        return _placed(plan.without(_grants(stored, status)), stored, status, size)
     except NoRoomError:
         return None
+
+
+def _placed(plan: Plan, stored: Stored, status: Status, size: int) -> Plan:
+    return place(plan, stored.job.request, size, parked_by(stored.job, status).values())
 
 
 def _grants(stored: Stored, status: Status) -> list[str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aliquot.model import lifecycle
+from aliquot.model.due import due
 from aliquot.model.errors import AliquotError, BadValueError, NameInUseError, NoRoomError
 from aliquot.model.job import State, Wish, check_job_name
 from aliquot.model.record import Record
@@ -179,14 +180,14 @@ class Pool:
         saved = self._save(stored, record)
         if saved is None:
             return stored  # its user was quicker: the next round sees to it
-        for action in lifecycle.due(saved.record, seen):
+        for action in due(saved.record, seen):
             self.world.do(action, saved)
         if saved.job.live and saved.record.state is State.RUNNING:
             self.world.tell_size(saved)
         return self._note_progress(saved)
 
     def _act(self, stored: Stored, status: Status) -> None:
-        for action in lifecycle.due(stored.record, self.world.seen(stored, status)):
+        for action in due(stored.record, self.world.seen(stored, status)):
             self.world.do(action, stored)
 
     def _decide(self, jobs: list[Stored]) -> None:

@@ -5,6 +5,8 @@ jobs/NUMBER/G.R/grant       the grant that its worker joins
 jobs/NUMBER/G.R/order       what its keeper is to do
 jobs/NUMBER/G.R/claim       whose it is: a keeper's, or void; made once, never changed
 jobs/NUMBER/G.R/end         how its worker ended
+jobs/NUMBER/G.R/still       whether its worker is to be frozen, by which generation of the record
+jobs/NUMBER/G.R/standing    whether it is, or why that could not be changed (`freezer`)
 jobs/NUMBER/G.R/worker/     where the worker and the pool meet (`aliquot.worker`)
 """
 
@@ -22,6 +24,7 @@ from aliquot.pool import keeper, processes
 
 GRANT = "grant"
 WORKER = "worker"
+STILL, STANDING = "still", "standing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class SlotFolder:
         self.worker.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def sight(self, generation: int) -> Sight | None:
-        """What is known of the slot; `ready` is for a notice of that generation."""
+        """What is known of the slot; `ready` and `stuck` are of what that generation asked."""
         claim = read(self.path / keeper.CLAIM)
         if claim is None:
             return None
@@ -52,7 +55,11 @@ class SlotFolder:
             return Sight(Phase.ENDED, excused=True)
         if processes.started_at(claim["keeper"]) == claim["start"]:
             told = read(self.worker / "ready")
-            return Sight(Phase.ALIVE, ready=told is not None and told["generation"] == generation)
+            ready = told is not None and told["generation"] == generation
+            standing = read(self.path / STANDING) or {}
+            stuck = standing.get("stuck") if standing.get("generation") == generation else None
+            frozen = bool(standing.get("frozen"))
+            return Sight(Phase.ALIVE, ready=ready, frozen=frozen, stuck=stuck)
         return self._ended() or Sight(Phase.ENDED)  # it may have ended between two looks
 
     def void(self) -> None:

@@ -7,6 +7,7 @@ knows is on disk and in the arbiter; what it keeps in memory only saves doing th
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -17,25 +18,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aliquot import slices as grants
-from aliquot.model import Life
+from aliquot.model import Hold, Life
 from aliquot.model.errors import ArbiterError, NameInUseError, NoRoomError
 from aliquot.model.record import Seen, Slot, Verb
-from aliquot.pool import keeper, processes
+from aliquot.pool import freezer, keeper, processes
 from aliquot.pool.room import Plan
-from aliquot.pool.slots import GRANT, SlotFolder, folders, read, write
-from aliquot.slices import arbiter, control
+from aliquot.pool.slots import GRANT, STILL, SlotFolder, folders, read, write
+from aliquot.slices import arbiter, checkpoint, control
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.devices import Driver
+    from aliquot.model import Grant
     from aliquot.model.job import Job
     from aliquot.model.record import Action, Record
     from aliquot.pool.place import Place
     from aliquot.pool.store import Stored
     from aliquot.slices.control import Status
 
-_START_AGAIN_SECONDS = 2.0  # a keeper that ended without taking its slot
+_START_AGAIN_SECONDS = 2.0  # a process that ended without doing what it is for
+
+_Begun = dict[tuple[int, Slot], tuple[subprocess.Popen[bytes], float]]  # since when
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Machine:
     state: Path
     driver: Driver
     library: Path
+    freezes: bool = False  # programs can be frozen by the driver
 
 
 class World:
@@ -54,7 +59,8 @@ class World:
         self._place, self._machine = place, machine
         self._refused: dict[int, tuple[int, str]] = {}
         self._told: set[tuple[int, Slot, object]] = set()
-        self._keepers: dict[tuple[int, Slot], tuple[subprocess.Popen[bytes], float]] = {}
+        self._keepers: _Begun = {}
+        self._freezers: _Begun = {}
 
     def status(self) -> Status:
         """What the arbiter knows; it is started again if it has died."""
@@ -73,7 +79,9 @@ class World:
         return Seen(
             slots=sights,
             held=frozenset(held_by(job, status)),
+            parked=frozenset(parked_by(job, status)),
             refused=refused if generation == record.generation else None,
+            freezes=self._machine.freezes,
         )
 
     def do(self, action: Action, stored: Stored) -> None:
@@ -88,6 +96,9 @@ class World:
             Verb.KILL: self._kill,
             Verb.VOID: self._void,
             Verb.RELEASE: self._release,
+            Verb.FREEZE: self._freeze,
+            Verb.PARK: self._park,
+            Verb.THAW: self._thaw,
         }[action.verb]
         for slot in action.slots:
             deed(stored, slot)
@@ -105,20 +116,19 @@ class World:
         self._refused.pop(number, None)
 
     def reap(self) -> None:
-        """Let go of keepers of ours that have ended."""
-        over = time.monotonic() - _START_AGAIN_SECONDS
-        self._keepers = {
-            key: (keeper, since)
-            for key, (keeper, since) in self._keepers.items()
-            if keeper.poll() is None or since > over
-        }
+        """Let go of processes of ours that have ended."""
+        self._keepers = _at_work(self._keepers)
+        self._freezers = _at_work(self._freezers)
 
     # --- deeds ---
 
     def _reserve(self, job: Job, record: Record, slots: tuple[Slot, ...]) -> None:
+        status = self.status()
+        if parked := [slot for slot in parked_by(job, status) if slot in slots]:
+            self._take_again(job, record, parked)
+            return
         made: list[str] = []
         try:
-            status = self.status()
             there = {grant.name for grant in status.grants}
             mine = {grant_name(job, slot) for slot in slots}
             plan = Plan.of(status).without(mine)  # those are half made
@@ -138,6 +148,19 @@ class World:
             self._end_all(made)
             raise
 
+    def _take_again(self, job: Job, record: Record, slots: list[Slot]) -> None:
+        """The GPUs that frozen workers had, for all or for none."""
+        state, taken = self._machine.state, []
+        try:
+            for slot in slots:
+                control.hold(state, grant_name(job, slot), Hold.OPEN)
+                taken.append(grant_name(job, slot))
+            checkpoint.check_room(control.status(state), taken)
+        except NoRoomError as error:
+            self._refused[job.number] = record.generation, error.message
+            for name in taken:
+                control.hold(state, name, Hold.PARKED)
+
     def _start(self, stored: Stored, slot: Slot) -> None:
         job, folder = stored.job, self._folder(stored.job, slot)
         granted = read(folder.path / GRANT)
@@ -147,17 +170,20 @@ class World:
         if (job.number, slot) in self._keepers:
             return
         write(folder.path / keeper.ORDER, self._order(stored, slot, granted["grant"]))
+        self._keepers[job.number, slot] = self._begin(keeper.__name__, job, slot), time.monotonic()
+
+    def _begin(self, program: str, job: Job, slot: Slot) -> subprocess.Popen[bytes]:
+        """A process for one slot that outlives the pool; what goes wrong is in the rank's log."""
         with self._place.log(job.number, slot.rank).open("ab") as log:
-            command = [sys.executable, "-P", "-m", keeper.__name__, str(folder.path)]
-            begun = subprocess.Popen(
-                command,
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", program, str(self._folder(job, slot).path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 cwd="/",
+                env={**os.environ, **self._machine.driver.variables},
             )
-        self._keepers[job.number, slot] = begun, time.monotonic()
 
     def _order(self, stored: Stored, slot: Slot, grant: str) -> dict[str, Any]:
         job, machine = stored.job, self._machine
@@ -169,6 +195,7 @@ class World:
             "environment": grants.tenant_environment(own, machine.library, machine.driver, grant),
             "state": str(machine.state),
             "grant": grant_name(job, slot),
+            "driver": {"cuda": str(machine.driver.cuda), "nvml": str(machine.driver.nvml)},
         }
 
     def _variables(self, stored: Stored, slot: Slot) -> dict[str, str]:
@@ -235,6 +262,24 @@ class World:
             if (start := processes.started_at(process.pid)) is not None:
                 processes.tell(process.pid, start, signal.SIGKILL)
 
+    def _freeze(self, stored: Stored, slot: Slot) -> None:
+        self._let_stand(stored, slot, frozen=True)
+
+    def _thaw(self, stored: Stored, slot: Slot) -> None:
+        self._let_stand(stored, slot, frozen=False)
+
+    def _let_stand(self, stored: Stored, slot: Slot, *, frozen: bool) -> None:
+        key, folder = (stored.job.number, slot), self._folder(stored.job, slot)
+        asked = {"generation": stored.record.generation, "frozen": frozen}
+        if read(folder.path / STILL) != asked:
+            write(folder.path / STILL, asked)
+        if key not in self._freezers:
+            begun = self._begin(freezer.__name__, stored.job, slot)
+            self._freezers[key] = begun, time.monotonic()
+
+    def _park(self, stored: Stored, slot: Slot) -> None:
+        control.hold(self._machine.state, grant_name(stored.job, slot), Hold.PARKED)
+
     # --- parts ---
 
     def _is_overdue(self, stored: Stored) -> bool:
@@ -265,14 +310,31 @@ def grant_name(job: Job, slot: Slot) -> str:
 
 def held_by(job: Job, status: Status) -> list[Slot]:
     """The slots for which a job holds GPUs."""
+    found = _grants_of(job, status).items()
+    return [slot for slot, grant in found if grant.hold is not Hold.PARKED]
+
+
+def parked_by(job: Job, status: Status) -> dict[Slot, Grant]:
+    """The slots whose frozen workers have given their GPUs back, and what they had."""
+    found = _grants_of(job, status).items()
+    return {slot: grant for slot, grant in found if grant.hold is Hold.PARKED}
+
+
+def _grants_of(job: Job, status: Status) -> dict[Slot, Grant]:
     prefix = f"{job.name}.{job.number}."
-    found = []
+    found = {}
     for grant in status.grants:
         if grant.name.startswith(prefix) and grant.life is not Life.OWNED:
             generation, _, rank = grant.name.removeprefix(prefix).partition(".")
             if generation.isdecimal() and rank.isdecimal():
-                found.append(Slot(int(generation), int(rank)))
+                found[Slot(int(generation), int(rank))] = grant
     return found
+
+
+def _at_work(begun: _Begun) -> _Begun:
+    """Less those that have ended, after a pause: what did not come about is tried again then."""
+    over = time.monotonic() - _START_AGAIN_SECONDS
+    return {key: one for key, one in begun.items() if one[0].poll() is None or one[1] > over}
 
 
 def make_machine(place: Place) -> Machine:
@@ -280,7 +342,8 @@ def make_machine(place: Place) -> Machine:
     state = place.state
     driver = state.driver()
     grants.prepare(state)
-    return Machine(state.directory, driver, grants.prepare_library(driver))
+    library = grants.prepare_library(driver)
+    return Machine(state.directory, driver, library, checkpoint.unsupported(driver) is None)
 
 
-__all__ = ["Machine", "World", "grant_name", "held_by", "make_machine"]
+__all__ = ["Machine", "World", "grant_name", "held_by", "make_machine", "parked_by"]

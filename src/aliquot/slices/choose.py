@@ -19,7 +19,7 @@ from aliquot.placement.machine import Card, choose_gpus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aliquot.model import Gpu, Grant, Request
+    from aliquot.model import Gpu, Grant, Request, Slice
     from aliquot.slices.control import SharedGpu
 
 WAIT = "or wait until a grant ends: aliquot ps"
@@ -66,6 +66,13 @@ def compute_left(one: SharedGpu, grants: Sequence[Grant]) -> int:
     return max(0, 100 - sum(grant.reserved_percent_on(one.gpu.uuid) for grant in grants))
 
 
+def has_room(part: Slice, one: SharedGpu, grants: Sequence[Grant]) -> bool:
+    """Whether a GPU has room for that very slice; a whole GPU is one that no grant has part of."""
+    whole = part.memory_bytes >= one.gpu.memory_bytes
+    memory = one.granted_bytes == 0 if whole else part.memory_bytes <= left(one)
+    return memory and part.reserved_percent <= compute_left(one, grants)
+
+
 def outside(one: SharedGpu) -> int:
     """What programs outside every grant use, as far as the driver says."""
     return sum(stranger.bytes or 0 for stranger in one.strangers)
@@ -103,7 +110,7 @@ def _has_compute(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> b
 
 
 def _slices_on(one: SharedGpu, grants: Sequence[Grant]) -> int:
-    return sum(part.gpu_uuid == one.gpu.uuid for grant in grants for part in grant.slices)
+    return sum(len(grant.slices_on(one.gpu.uuid)) for grant in grants)
 
 
 def _too_small(request: Request, gpus: Sequence[SharedGpu], enough: int) -> str:

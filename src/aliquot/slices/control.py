@@ -21,6 +21,7 @@ from aliquot.model import (
     Gpu,
     GpuProcess,
     Grant,
+    Hold,
     Life,
     Policy,
     Priority,
@@ -205,6 +206,17 @@ def resize(
         raise ArbiterError(f"the arbiter in {directory} resized nothing: {answer}") from error
 
 
+def hold(directory: Path, name: str, hold: Hold) -> None:
+    """Make a grant taken, open or parked; where it is so already, nothing changes.
+
+    A parked one is open or taken again only where there is room for all its slices:
+    RoomTakenError, and it stays parked. Only root and the arbiter's user may ask.
+    """
+    answer = ask(directory, f"hold name={name} as={hold}")
+    if answer.get("hold") != str(hold):
+        raise ArbiterError(f"the arbiter in {directory} did not change {name}: {answer}")
+
+
 def stop(directory: Path) -> None:
     """End an arbiter that has no grant left."""
     ask(directory, "stop")
@@ -298,6 +310,7 @@ def _grant(words: dict[str, Any]) -> Grant:
         owner_alive=words["owner_alive"],
         owner_uid=words["owner_uid"],
         life=Life(words["life"]),
+        hold=Hold(words.get("hold", Hold.TAKEN)),  # an older arbiter does not tell
         created=words["created"],
         broken=words["broken"],
         slices=tuple(
@@ -318,6 +331,8 @@ def _grant(words: dict[str, Any]) -> Grant:
                 name=one["name"],
                 state=one["state"],
                 use=tuple(map(_use, one["slices"])),
+                ties=tuple(one.get("ties", ())),
+                inside=one.get("inside", 0),
             )
             for one in words["processes"]
         ),

@@ -20,7 +20,7 @@ from aliquot import devices
 from aliquot.devices import CUDA, NVML
 from aliquot.model import Gates, format_bytes
 from aliquot.model.errors import AliquotError, StateError
-from aliquot.slices import arbiter, control, gates, library, state
+from aliquot.slices import arbiter, checkpoint, control, gates, library, state
 from aliquot.slices.run import GRANT, tenant_environment
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def examine(where: State) -> Iterator[Finding]:
     yield from _checked("arbiter", lambda: _arbiter(where))
     yield from _users(where)
     yield from _checked("compute", lambda: _compute(where, driver))
+    yield from _checked("suspend", lambda: _suspend(driver))
 
 
 def _checked(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -314,3 +315,9 @@ def _compute_untried(driver: Driver) -> Iterator[Finding]:
             Health.OK,
             f"shares are not tried yet{able}: the first program in a slice tries them",
         )
+
+
+def _suspend(driver: Driver) -> Iterator[Finding]:
+    why = checkpoint.unsupported(driver)
+    way = "are frozen by the driver" if why is None else f"are asked to save: {why}"
+    yield Finding("suspend", Health.OK, f"suspended jobs {way}")

@@ -1,8 +1,8 @@
 """What an arbiter knows, as Prometheus text (format 0.0.4): a pure function of its status.
 
 Units are seconds, bytes and ratios; what only grows ends in `_total`. A slice is told by its grant
-and its GPU; what can change while it lives (policy, priority) stands in `aliquot_slice_info` alone,
-so that a resize begins no new series.
+and its GPU; what can change while it lives (policy, priority, hold) stands in `aliquot_slice_info`
+alone, so that a change begins no new series.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aliquot.model import Gates
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from aliquot.model import ComputeUse, Slice, SliceUse
+    from aliquot.model import ComputeUse, Hold, Slice, SliceUse
     from aliquot.slices.control import SharedGpu, Status
 
 T = TypeVar("T")
@@ -30,6 +30,7 @@ class _Part:
 
     labels: dict[str, str]
     granted: Slice
+    hold: Hold
     use: SliceUse
     compute: ComputeUse
 
@@ -68,7 +69,7 @@ _GPU: tuple[_Family[SharedGpu], ...] = (
     _Family(
         "aliquot_gpu_memory_granted_bytes",
         "gauge",
-        "Memory of the GPU that is granted, used or not.",
+        "Memory of the GPU that is granted, used or not; that of parked grants is not.",
         lambda one: one.granted_bytes,
     ),
     _Family(
@@ -174,7 +175,7 @@ def _parts(seen: Status) -> Iterator[_Part]:
                 "gpu": part.gpu_uuid,
                 "index": indexes.get(part.gpu_uuid, ""),
             }
-            yield _Part(labels, part, use, compute)
+            yield _Part(labels, part, grant.hold, use, compute)
 
 
 def _families(
@@ -201,7 +202,11 @@ def _slice_info(parts: Sequence[_Part]) -> Iterator[str]:
         return
     yield from _head("aliquot_slice_info", "gauge", "1 for every slice, with its settings.")
     for part in parts:
-        settings = {"policy": str(part.granted.policy), "priority": str(part.granted.priority)}
+        settings = {
+            "policy": str(part.granted.policy),
+            "priority": str(part.granted.priority),
+            "hold": str(part.hold),
+        }
         yield _sample("aliquot_slice_info", {**part.labels, **settings}, 1)
 
 

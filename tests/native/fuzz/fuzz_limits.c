@@ -9,6 +9,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Parked only where all its words say so, and taken where one says so or nobody knows it. */
+static int is_right(const struct aliquot_limits *limits)
+{
+	enum aliquot_hold hold = aliquot_limits_hold(limits);
+	int parked = 1, taken = 0;
+	for (uint32_t i = 0; i < limits->slice_count; i++) {
+		uint32_t word = atomic_load(&limits->slices[i].hold);
+		parked &= word == ALIQUOT_HOLD_PARKED;
+		taken |= word == ALIQUOT_HOLD_TAKEN || word > ALIQUOT_HOLD_PARKED;
+	}
+	return (hold == ALIQUOT_HOLD_PARKED) == parked && (hold == ALIQUOT_HOLD_TAKEN) == taken;
+}
+
 static void check_accepted(const struct aliquot_limits *limits)
 {
 	int sound = limits->slice_count >= 1 && limits->slice_count <= ALIQUOT_MAX_GPUS &&
@@ -18,7 +31,7 @@ static void check_accepted(const struct aliquot_limits *limits)
 		sound = memchr(slice->pci_bus_id, 0, sizeof(slice->pci_bus_id)) &&
 		        atomic_load(&slice->limit_bytes) <= slice->gpu_bytes;
 	}
-	if (!sound)
+	if (!sound || !is_right(limits))
 		abort();
 }
 

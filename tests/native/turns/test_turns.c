@@ -169,7 +169,7 @@ static void a_change_counts_from_the_next_window(void)
 	add(50, &busy);
 	card_run(&card, 500 * MS);
 	shares[0].settings.percent = 20;
-	turns_change(&shares[0].contender, &shares[0].settings);
+	turns_change(&shares[0].contender, &shares[0].settings, card.now);
 	card_run(&card, 100 * MS);
 	run_noted(3 * SEC);
 	NEAR(said(0), 100.0 * 20 / 70, 0.7);
@@ -183,7 +183,7 @@ static void what_was_used_as_elastic_is_not_owed_as_hard(void)
 	add(30, &busy);
 	card_run(&card, 3 * SEC);
 	shares[0].settings.policy = ALIQUOT_HARD;
-	turns_change(&shares[0].contender, &shares[0].settings);
+	turns_change(&shares[0].contender, &shares[0].settings, card.now);
 	run_noted(1 * SEC);
 	NEAR(said(0), 30, 1.5);
 }

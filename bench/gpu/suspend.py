@@ -1,0 +1,195 @@
+"""Two trainings in turns on a card that has room for one: suspended and resumed by the pool.
+
+    python bench/gpu/suspend.py [--turns 6] [--steps 1500] [--layers 16] [--limit 24] [--json]
+
+Needs an NVIDIA GPU with a driver from R570 on, and PyTorch. A pool of its own, in which a job that
+does nothing has all of the card but `--limit` GiB. Each training (work_losses.py, 16 GiB) runs to
+its end alone first: those are the losses it should have. Then both are submitted, with 19 GiB each,
+and take turns of a few seconds: one is suspended, the other resumed. Said are the seconds from
+`aliquot suspend` to Suspended, and from `aliquot resume` to the first new step, what the card had
+in use, and whether the losses are the same to the last bit. Exit code 0: they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from aliquot.model import format_bytes
+from aliquot.slices import control
+
+HERE = Path(__file__).parent
+GIB = 1 << 30
+ROOM = "19GiB"
+TURN_SECONDS = 4.0
+WAIT_SECONDS = 120.0
+
+
+class Pool:
+    """`aliquot up` in a folder of its own."""
+
+    def __init__(self, folder: Path, ending: ExitStack) -> None:
+        self.state = folder
+        self._env = {**os.environ, "ALIQUOT_STATE": str(folder)}
+        self._log = (folder / "up.log").open("wb")
+        up = subprocess.Popen([*ALIQUOT, "up"], env=self._env, stdout=self._log, stderr=self._log)
+        ending.callback(up.wait)
+        ending.callback(up.terminate)
+        ending.callback(self._cancel_all)
+        self.until(lambda: self.ask("jobs", check=False).returncode == 0)
+
+    def ask(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*ALIQUOT, *words], env=self._env, check=check, capture_output=True, text=True
+        )
+
+    def train(self, name: str, steps: int, seed: int, layers: int) -> None:
+        program = [sys.executable, str(HERE / "work_losses.py"), str(steps), str(seed), str(layers)]
+        self.submit(name, ROOM, *program)
+
+    def submit(self, name: str, memory: str, *program: str) -> None:
+        self.ask("submit", "--name", name, "--memory", memory, "--", *program)
+
+    def until_it_works(self, name: str) -> None:
+        self.until(lambda: len(self.lines(name)) > 5)
+
+    def job(self, name: str) -> dict[str, Any]:
+        """Where it stands."""
+        record: dict[str, Any] = json.loads(self.ask("describe", name, "--json").stdout)["record"]
+        return record
+
+    def lines(self, name: str) -> list[str]:
+        return self.ask("logs", name, check=False).stdout.splitlines()
+
+    def used(self) -> int:
+        return control.status(self.state).gpus[0].gpu.used_bytes
+
+    def until(self, so: Any) -> float:
+        """How long it took to be so."""
+        begin = time.monotonic()
+        while not so():
+            assert time.monotonic() - begin < WAIT_SECONDS, (self.state / "up.log").read_text()
+            time.sleep(0.05)
+        return time.monotonic() - begin
+
+    def _cancel_all(self) -> None:
+        self.ask("cancel", "--all", check=False)
+        self.until(lambda: not json.loads(self.ask("jobs", "--json").stdout)["jobs"])
+
+
+def is_over(pool: Pool, name: str) -> bool:
+    state = pool.job(name)["state"]
+    assert state not in {"Failed", "Cancelled"}, "\n".join(pool.lines(name)[-20:])
+    return bool(state == "Succeeded")
+
+
+def alone(pool: Pool, name: str, steps: int, seed: int, layers: int) -> list[str]:
+    pool.train(name, steps, seed, layers)
+    pool.until(lambda: is_over(pool, name))
+    return pool.lines(name)
+
+
+def suspend(pool: Pool, name: str) -> dict[str, Any] | None:
+    """None: it has ended meanwhile."""
+    before, begin = pool.used(), time.monotonic()
+    if pool.ask("suspend", name, check=False).returncode != 0:
+        return None
+    pool.until(lambda: pool.job(name)["state"] in {"Suspended", "Succeeded"})
+    if is_over(pool, name):
+        return None
+    assert "is with the host" in pool.job(name)["reason"], pool.job(name)
+    took = time.monotonic() - begin
+    return {"job": name, "out_seconds": took, "used_before": before, "used_after": pool.used()}
+
+
+def resume(pool: Pool, name: str) -> dict[str, Any]:
+    steps, begin = len(pool.lines(name)), time.monotonic()
+    pool.ask("resume", name)
+    pool.until(lambda: len(pool.lines(name)) > steps)
+    return {"job": name, "back_seconds": time.monotonic() - begin, "used": pool.used()}
+
+
+def take_turns(pool: Pool, names: list[str], turns: int) -> list[dict[str, Any]]:
+    said = []
+    running, other = names
+    pool.until_it_works(running)
+    for turn in range(turns):
+        time.sleep(TURN_SECONDS)
+        out = suspend(pool, running)
+        if out is None:
+            break
+        said.append(out)
+        print(out, file=sys.stderr, flush=True)
+        if turn:
+            said.append(resume(pool, other))
+            print(said[-1], file=sys.stderr, flush=True)
+        else:  # it has waited for room
+            pool.until_it_works(other)
+        running, other = other, running
+    return said
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    with ExitStack() as ending:
+        folder = Path(ending.enter_context(tempfile.TemporaryDirectory()))
+        pool = Pool(folder, ending)
+        total = control.status(folder).gpus[0].gpu.memory_bytes
+        pool.submit("rest", str(total - options.limit * GIB), "sleep", "3600")
+        trainings = {"one": 1, "two": 2}
+        size = options.steps, options.layers
+        should = {
+            name: alone(pool, f"{name}-alone", size[0], seed, size[1])
+            for name, seed in trainings.items()
+        }
+        for name, seed in trainings.items():
+            pool.train(name, size[0], seed, size[1])
+        said = take_turns(pool, list(trainings), options.turns)
+        for name in trainings:
+            if not is_over(pool, name):
+                pool.ask("resume", name, check=False)
+        for name in trainings:
+            pool.until(lambda name=name: is_over(pool, name))
+        same = {name: pool.lines(name) == should[name] for name in trainings}
+        most = {name: int(should[name][-1].split()[1]) for name in trainings}
+        return {"turns": said, "same": same, "allocated": most, "steps": options.steps}
+
+
+def show(result: dict[str, Any]) -> None:
+    outs = [one["out_seconds"] for one in result["turns"] if "out_seconds" in one]
+    backs = [one["back_seconds"] for one in result["turns"] if "back_seconds" in one]
+    for what, seconds in (("suspended", outs), ("resumed", backs)):
+        if seconds:
+            spread = f"{min(seconds):.1f} to {max(seconds):.1f}"
+            print(f"{what} {len(seconds)} times: {median(seconds):.1f} s ({spread})")
+    for name, allocated in result["allocated"].items():
+        same = "the same" if result["same"][name] else "NOT THE SAME"
+        words = f"{format_bytes(allocated)} at most, {result['steps']} steps"
+        print(f"{name}: {words}, losses {same} as undisturbed")
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--turns", type=int, default=6)
+    options.add_argument("--steps", type=int, default=1500)
+    options.add_argument("--layers", type=int, default=16)
+    options.add_argument("--limit", type=int, default=24, help="GiB that the pool has")
+    options.add_argument("--json", action="store_true")
+    chosen = options.parse_args()
+    result = measure(chosen)
+    print(json.dumps(result, indent=1)) if chosen.json else show(result)
+    return 0 if all(result["same"].values()) else 1
+
+
+ALIQUOT = (sys.executable, "-m", "aliquot")
+
+if __name__ == "__main__":
+    sys.exit(main())

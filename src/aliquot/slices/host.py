@@ -1,0 +1,58 @@
+"""What the host has for a process, and how that stands, by the kernel's word."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SPARE = 1 << 30  # left to the machine
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def memory_left(pid: int) -> int:
+    """What the machine has available and the cgroups of a process allow, less a little."""
+    limits = [_available(), *_in_cgroups(pid)]
+    return max(0, min(limits) - _SPARE)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process."""
+    try:
+        words = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    return words.rpartition(")")[2].split()[0] in {"T", "t"}
+
+
+def _available() -> int:
+    for line in (_PROC / "meminfo").read_text("ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def _in_cgroups(pid: int) -> Iterator[int]:
+    """What is left in each cgroup above the process that has a limit."""
+    with suppress(OSError):
+        for line in (_PROC / str(pid) / "cgroup").read_text("utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                yield from _up(_CGROUPS, path, "memory.max", "memory.current")
+            elif "memory" in controllers.split(","):
+                names = "memory.limit_in_bytes", "memory.usage_in_bytes"
+                yield from _up(_CGROUPS / "memory", path, *names)
+
+
+def _up(root: Path, path: str, limit: str, usage: str) -> Iterator[int]:
+    folder = root / path.lstrip("/")
+    while folder.is_relative_to(root):
+        with suppress(OSError, ValueError):  # no such file here, or "max"
+            yield int((folder / limit).read_text("ascii")) - int(
+                (folder / usage).read_text("ascii")
+            )
+        folder = folder.parent

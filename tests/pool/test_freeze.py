@@ -1,0 +1,222 @@
+"""Jobs that are suspended without their knowledge: frozen and thawed by the driver."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from aliquot.model import Hold
+from aliquot.slices import control
+from pool.conftest import PoolUp
+from support import GIB, wait_until
+
+TRAINS = Path(__file__).with_name("trains.py")
+WAITS = Path(__file__).with_name("waits.py")
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def train(pool: PoolUp, name: str, end: Path, *options: str) -> None:
+    """A job that has whole GPUs, and uses a little of one."""
+    command = (sys.executable, str(TRAINS), str(GIB), str(end))
+    pool.submit("--name", name, *options, "--", *command)
+
+
+def steps(pool: PoolUp, name: str, rank: int = 0) -> list[int]:
+    return [int(line) for line in pool.log(name, rank).splitlines()]
+
+
+def goes_on(pool: PoolUp, name: str) -> None:
+    before = len(steps(pool, name))
+    wait_until(lambda: len(steps(pool, name)) > before + 5, 60)
+
+
+def never_began_anew(pool: PoolUp, name: str, rank: int = 0) -> None:
+    found = steps(pool, name, rank)
+    assert found == list(range(1, len(found) + 1))
+
+
+def holds(pool: PoolUp) -> dict[str, Hold]:
+    return {grant.name: grant.hold for grant in control.status(pool.state).grants}
+
+
+def used(pool: PoolUp) -> int:
+    return sum(one.gpu.used_bytes for one in control.status(pool.state).gpus)
+
+
+def resting(pool: PoolUp, name: str) -> None:
+    pool.ask("suspend", name)
+    pool.wait_for(name, "Suspended")
+
+
+def ends(pool: PoolUp, end: Path, *names: str) -> None:
+    end.touch()
+    for name in names:
+        pool.wait_for(name, "Succeeded")
+        never_began_anew(pool, name)
+        assert pool.job(name)["record"]["retries"] == 0
+    pool.leaves_nothing()
+
+
+class TestTurns:
+    def test_it_holds_nothing_while_it_is_suspended_and_goes_on_where_it_was(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        train(pool, "one", tmp_path / "end")
+        goes_on(pool, "one")
+        before = used(pool)
+        resting(pool, "one")
+        assert holds(pool) == {"one.1.1.0": Hold.PARKED}
+        assert used(pool) < before - GIB
+        assert all(one.granted_bytes == 0 for one in control.status(pool.state).gpus)
+        assert "is with the host" in pool.job("one")["record"]["reason"]
+        pool.ask("resume", "one")
+        pool.wait_for("one", "Running")
+        wait_until(lambda: holds(pool) == {"one.1.1.0": Hold.TAKEN})
+        goes_on(pool, "one")
+        ends(pool, tmp_path / "end", "one")
+
+    def test_two_that_do_not_fit_together_take_turns(
+        self, down_pool: PoolUp, tmp_path: Path
+    ) -> None:
+        """On the one GPU that others leave."""
+        pool, end = down_pool, tmp_path / "end"
+        pool.up()
+        pool.submit("--name", "rest", "--workers", "3", "--", "sleep", "1000")
+        pool.wait_for("rest", "Running")
+        train(pool, "one", end)
+        goes_on(pool, "one")
+        train(pool, "two", end)
+        for before, after in (("one", "two"), ("two", "one"), ("one", "two")):
+            resting(pool, before)
+            pool.ask("resume", after)
+            pool.wait_for(after, "Running")
+            goes_on(pool, after)
+            pool.ask("resume", before)
+            pool.wait_for(before, "Pending")
+            assert pool.job(before)["waits"] == "there is no room for it beside what runs"
+            pool.ask("suspend", before)
+        pool.ask("cancel", "rest")
+        pool.ask("resume", "one")
+        wait_until(lambda: pool.job("one")["waits"] == "there is no room for it beside what runs")
+        end.touch()  # the one that runs ends, and the other has its GPU again
+        pool.wait_for("two", "Succeeded")
+        ends(pool, end, "one", "two")
+
+    def test_all_workers_of_a_gang_stand_still_and_go_on(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        train(pool, "gang", tmp_path / "end", "--workers", "3")
+        wait_until(lambda: all(len(steps(pool, "gang", rank)) > 5 for rank in range(3)), 60)
+        resting(pool, "gang")
+        assert set(holds(pool).values()) == {Hold.PARKED}
+        pool.ask("resume", "gang")
+        pool.wait_for("gang", "Running")
+        goes_on(pool, "gang")
+        (tmp_path / "end").touch()
+        pool.wait_for("gang", "Succeeded")
+        for rank in range(3):
+            never_began_anew(pool, "gang", rank)
+        pool.leaves_nothing()
+
+    def test_one_that_asks_and_waits_all_the_time_does_not_crash(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        """The driver lets such calls through to memory that is not there."""
+        end = tmp_path / "end"
+        pool.submit("--name", "asks", "--", sys.executable, str(WAITS), str(end))
+        for _ in range(3):
+            goes_on(pool, "asks")
+            resting(pool, "asks")
+            assert holds(pool) == {"asks.1.1.0": Hold.PARKED}
+            pool.ask("resume", "asks")
+            pool.wait_for("asks", "Running")
+        goes_on(pool, "asks")
+        end.touch()
+        pool.wait_for("asks", "Succeeded")
+        assert steps(pool, "asks") == sorted(steps(pool, "asks")), "one process said all of it"
+
+
+class TestRefusals:
+    def test_one_with_several_gpus_is_asked_to_save(self, pool: PoolUp, tmp_path: Path) -> None:
+        train(pool, "two", tmp_path / "end", "--gpus", "2", "--notice", "0.2")
+        goes_on(pool, "two")
+        resting(pool, "two")
+        pool.leaves_nothing()
+        assert "cannot be frozen: it has several GPUs" in pool.job("two")["record"]["reason"]
+        pool.ask("resume", "two")
+        wait_until(lambda: steps(pool, "two").count(1) == 2, 60)
+        pool.ask("cancel", "two")
+        pool.wait_for("two", "Cancelled")
+
+    def test_one_with_managed_memory_is_asked_to_save(self, pool: PoolUp) -> None:
+        script = (
+            "import ctypes, time; cuda = ctypes.CDLL('libcuda.so.1'); at = ctypes.c_uint64()\n"
+            "context = ctypes.c_void_p()\n"
+            "cuda.cuInit(0); cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)\n"
+            "cuda.cuCtxSetCurrent(context)\n"
+            "assert not cuda.cuMemAllocManaged(ctypes.byref(at), ctypes.c_size_t(1 << 20), 1)\n"
+            "print('there', flush=True); time.sleep(1000)"
+        )
+        args = ("--notice", "0.2", "--memory", "2GiB", "--", sys.executable, "-c", script)
+        pool.submit("--name", "unified", *args)
+        wait_until(lambda: "there" in pool.log("unified"), 60)
+        resting(pool, "unified")
+        assert "it has used unified memory" in pool.job("unified")["record"]["reason"]
+        pool.ask("cancel", "unified")
+        pool.wait_for("unified", "Cancelled")
+        pool.leaves_nothing()
+
+
+class TestDying:
+    def test_a_frozen_worker_that_is_killed_starts_again_when_it_may(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        train(pool, "one", tmp_path / "end")
+        goes_on(pool, "one")
+        resting(pool, "one")
+        (worker,) = control.status(pool.state).grants[0].processes
+        os.kill(worker.pid, signal.SIGKILL)
+        wait_until(lambda: "starts again from what it saved" in pool.job("one")["record"]["reason"])
+        pool.leaves_nothing()
+        assert pool.state_of("one") == "Suspended"
+        pool.ask("resume", "one")
+        wait_until(lambda: steps(pool, "one").count(1) == 2, 60)
+        assert pool.job("one")["record"]["retries"] == 0
+        pool.ask("cancel", "one")
+        pool.wait_for("one", "Cancelled")
+
+    def test_a_frozen_job_that_is_cancelled_leaves_nothing(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        train(pool, "one", tmp_path / "end")
+        goes_on(pool, "one")
+        resting(pool, "one")
+        pool.ask("cancel", "one")
+        pool.wait_for("one", "Cancelled")
+        pool.leaves_nothing()
+        assert used(pool) < GIB
+
+    @pytest.mark.parametrize("seed", range(2))
+    def test_a_pool_that_dies_anywhere_loses_no_frozen_worker(
+        self, down_pool: PoolUp, tmp_path: Path, seed: int
+    ) -> None:
+        pool, chance = down_pool, random.Random(seed)  # noqa: S311 - the same each time
+        pool.up()
+        train(pool, "one", tmp_path / "end")
+        goes_on(pool, "one")
+        for number in range(6):
+            pool.ask("resume" if number % 2 else "suspend", "one")
+            pool.kill()
+            pool.up(dies_after=int(10 ** chance.uniform(2.0, 4.0)))
+            assert pool.process is not None
+            assert pool.process.wait(60) == -signal.SIGKILL
+            pool.up()
+        pool.wait_for("one", "Running")
+        goes_on(pool, "one")
+        ends(pool, tmp_path / "end", "one")

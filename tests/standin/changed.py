@@ -1,0 +1,73 @@
+"""The simulated driver with functions of a test's own: all others jump on to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import support
+from aliquot.devices import CUDA, NVML, elf
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+_SOURCE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+static const char names[] = {names};
+__attribute__((visibility("hidden"))) void *table[{count}];
+__attribute__((constructor)) static void fill(void)
+{{
+	/* dlmopen: dlopen may be the stand-in's. */
+	void *library = dlmopen(LM_ID_BASE, "{driver}", RTLD_NOW | RTLD_LOCAL);
+	const char *name = names;
+	for (int i = 0; i < {count}; i++, name += strlen(name) + 1)
+		table[i] = dlsym(library, name);
+}}
+static __attribute__((unused)) void *simulated(const char *wanted)
+{{
+	const char *name = names;
+	for (int i = 0; i < {count}; i++, name += strlen(name) + 1)
+		if (strcmp(name, wanted) == 0)
+			return table[i];
+	return 0;
+}}
+{own}
+{jumps}
+"""
+
+_JUMPS = {
+    elf.X86_64: "jmp *table+8*{index}(%rip)",
+    elf.AARCH64: "adrp x16, table+8*{index}; ldr x16, [x16, :lo12:table+8*{index}]; br x16",
+}
+
+
+def exported(path: Path) -> list[str]:
+    return sorted(elf.read_file(path).functions())
+
+
+def changed_driver(
+    folder: Path, driver: Path, own: str, *, defined: Collection[str] = (), without: str = ""
+) -> Path:
+    """One that has `own` C source, in place of what it `defined` and beside all else.
+
+    There, `simulated(name)` is the simulated driver's function.
+    """
+    names = [name for name in exported(driver / CUDA) if name != without]
+    jump = _JUMPS[elf.read_file(driver / CUDA).machine]
+    jumps = [
+        f'__asm__(".globl {name}\\n.type {name}, %function\\n{name}: {jump.format(index=index)}");'
+        for index, name in enumerate(names)
+        if name not in defined
+    ]
+    source = _SOURCE.format(
+        names="\n".join(f'"{name}\\0"' for name in names),
+        count=len(names),
+        driver=driver / CUDA,
+        own=own,
+        jumps="\n".join(jumps),
+    )
+    support.compile_library(folder, CUDA, source, "-Wl,-Bsymbolic", "-ldl")
+    (folder / NVML).symlink_to(driver / NVML)
+    return folder

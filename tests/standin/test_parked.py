@@ -1,0 +1,90 @@
+"""A program that comes to a grant while it is parked: it waits, and goes on when that is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from aliquot.model import Hold, Slice
+from aliquot.slices import control
+from standin.machine import GIB, MIB, SYSTEM_NOT_READY, Grant, Machine
+from support import wait_until
+
+ASKED_TIMES = 3
+ASKS_EVERY = 0.1
+
+
+@pytest.fixture
+def grant(machine: Machine) -> Grant:
+    """One that is kept, and parked."""
+    slices = [Slice(machine.uuids()[0], 2 * GIB)]
+    grant = machine.made(control.make(machine.state, "one", slices, kept=True))
+    control.hold(machine.state, grant.name, Hold.PARKED)
+    return grant
+
+
+def wait_while_it_asks() -> None:
+    """For as long as it takes to be told several times that the grant is parked."""
+    begun = time.monotonic()
+    wait_until(lambda: time.monotonic() > begun + ASKED_TIMES * ASKS_EVERY)
+
+
+@pytest.mark.parametrize("how", [Hold.OPEN, Hold.TAKEN])
+def test_it_goes_on_when_the_grant_is_not_parked_any_more(
+    machine: Machine, grant: Grant, how: Hold
+) -> None:
+    tenant = machine.tenant(grant)
+    tenant.tell("start")
+    wait_while_it_asks()
+    assert not tenant.has_answered()
+    assert machine.grant_status(grant)["processes"] == []
+    control.hold(machine.state, grant.name, how)
+    assert tenant.answer() == [0]
+    tenant.ok("alloc", MIB)
+    assert tenant.end() == ""
+
+
+def test_all_its_threads_go_on(machine: Machine, grant: Grant) -> None:
+    tenant = machine.tenant(grant)
+    tenant.tell("begin_in_threads", 8)
+    wait_while_it_asks()
+    assert not tenant.has_answered()
+    control.hold(machine.state, grant.name, Hold.TAKEN)
+    assert tenant.answer() == [0]
+    assert len(machine.grant_status(grant)["processes"]) == 1
+
+
+def test_it_waits_for_an_arbiter_that_comes_back(machine: Machine, grant: Grant) -> None:
+    tenant = machine.tenant(grant)
+    tenant.tell("start")
+    serving = machine.status()["serving_pid"]
+    os.kill(serving, signal.SIGKILL)
+    wait_until(lambda: control.answers(machine.state))
+    wait_while_it_asks()
+    assert not tenant.has_answered()
+    control.hold(machine.state, grant.name, Hold.OPEN)
+    assert tenant.answer() == [0]
+
+
+def test_it_is_told_when_the_grant_has_ended(machine: Machine, grant: Grant) -> None:
+    tenant = machine.tenant(grant)
+    tenant.tell("init")
+    wait_while_it_asks()
+    assert control.end(machine.state, grant.name)
+    assert tenant.answer() == [SYSTEM_NOT_READY]
+    assert "has ended" in tenant.end()
+
+
+def test_one_that_is_in_goes_on_in_a_parked_grant(machine: Machine, grant: Grant) -> None:
+    """Nobody stops it: that is the driver's part."""
+    control.hold(machine.state, grant.name, Hold.TAKEN)
+    tenant = machine.tenant(grant).start()
+    control.hold(machine.state, grant.name, Hold.PARKED)
+    assert grant.limits().slices[0].hold == 2
+    tenant.ok("alloc", MIB)
+    control.hold(machine.state, grant.name, Hold.TAKEN)
+    tenant.ok("alloc", MIB)
+    assert grant.counted() > 0
