@@ -1,4 +1,4 @@
-"""Calls to the driver while their program is frozen: do they wait, and go on?
+"""Calls to the driver while their program is frozen: does it live, and go on?
 
     python bench/gpu/frozen.py
 
@@ -170,7 +170,7 @@ def run_all(folder: Path) -> int:
             case.process.wait()
     good = [before and after for before, after in zip(began, held, strict=True)]
     for case, well in zip(cases, good, strict=True):
-        print(f"{case.name:24} {'waits, and goes on' if well else 'DOES NOT GO ON'}")
+        print(f"{case.name:24} {'lives, and goes on' if well else 'DOES NOT GO ON'}")
     return 0 if all(good) else 1
 
 

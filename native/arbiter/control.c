@@ -100,12 +100,10 @@ static bool resize_grant(struct connection *connection, const struct control_req
 static bool hold_grant(struct connection *connection, const struct control_request *request,
                        struct failure *failure)
 {
-	uint32_t uid = UINT32_MAX;
 	if (!is_master(connection)) /* whose gates stand open is held to no share */
 		return failure_set(failure, "not-allowed",
 		                   "only root and the arbiter's own user may say how a grant is held");
-	identity_uid_of_peer(connection->watch.fd, &uid);
-	if (!hold_change(connection->arbiter, request, uid, failure))
+	if (!hold_change(connection->arbiter, request, failure))
 		return false;
 	json_open(&connection->reply, NULL, '{');
 	json_string(&connection->reply, "name", request->name);

@@ -15,8 +15,8 @@
 
 #include "grants.h"
 
-/* For a peer of that uid. */
-bool hold_change(struct arbiter *arbiter, const struct control_request *request, uint32_t uid,
+/* For root and the arbiter's own user: whose gates stand open is held to no share. */
+bool hold_change(struct arbiter *arbiter, const struct control_request *request,
                  struct failure *failure);
 
 /* One word in all slices again, where an arbiter was killed between two of them. */

@@ -82,9 +82,10 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid)
 		log_event("grant %s: process %d of uid %u refused", grant->name, who.pid, who.uid);
 		return refuse(connection, ALIQUOT_REFUSED_OWNER, "grant %s is another user's", grant->name);
 	}
-	if (grants_hold(grant) == ALIQUOT_HOLD_PARKED) {
+	if (grants_hold(grant) != ALIQUOT_HOLD_TAKEN) { /* who freezes it must know all that are in it */
 		close(who.pidfd);
-		return refuse(connection, ALIQUOT_REFUSED_PARKED, "grant %s is parked", grant->name);
+		return refuse(connection, ALIQUOT_REFUSED_PARKED, "grant %s is being frozen, or is",
+		              grant->name);
 	}
 	enum aliquot_refusal refusal = processes_join(grant, &who, (int32_t)inner_pid, &seat, &error);
 	if (refusal == ALIQUOT_REFUSED_TWICE)

@@ -135,32 +135,19 @@ class TestGates:
 
 
 class TestProcesses:
-    def test_one_that_comes_while_it_is_open_is_in(
-        self, arbiter: Arbiter, tenants: Tenants
-    ) -> None:
-        directory = arbiter.make("a", GIB)
-        other = tenants(arbiter.make("b", GIB))
-        other.run()
-        arbiter.hold("open")
-        tenant = tenants(directory)
-        tenant.run()
-        assert stays_open(arbiter, tenant, other)
-        assert arbiter.states() == ["live"]
-        arbiter.hold("taken")
-        wait_until(arbiter.is_contended)
-
-    def test_one_that_comes_while_it_is_parked_comes_in_when_it_is_not(
-        self, arbiter: Arbiter, tenants: Tenants
+    @pytest.mark.parametrize("how", ["open", "parked"])
+    def test_one_that_comes_while_it_is_not_taken_comes_in_when_it_is(
+        self, arbiter: Arbiter, tenants: Tenants, how: str
     ) -> None:
         tenant = tenants(arbiter.make("a", GIB))
-        arbiter.hold("parked")
+        arbiter.hold(how)
         log = arbiter.log.read_text()
         for _ in range(3):
             kind, why, *text = tenant.tell("hello").split()
             assert (int(kind), int(why)) == (doors.REFUSED, doors.PARKED), text
         assert arbiter.states() == []
         assert arbiter.log.read_text() == log
-        arbiter.hold("open")
+        arbiter.hold("taken")
         assert tenant.hello() == 0
 
     def test_one_that_asks_again_in_a_parked_grant_keeps_its_place(

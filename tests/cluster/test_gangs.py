@@ -240,6 +240,7 @@ def test_the_extender_killed_between_evictions_leaves_no_half_of_who_makes_room(
     stage.cluster.wait_until(lambda: set(stage.bound(namespace)) == {"host-0"}, 60, "all have gone")
     with capsys.disabled():
         sys.stdout.write(f" killed when {64 - left} of 64 were evicted ")
+    assert 0 < left < 64, "it was not killed between evictions"
     stage.cluster.kubectl("delete", "queues", "--all")
 
 

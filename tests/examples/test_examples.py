@@ -1,6 +1,7 @@
 """The examples, by the commands that their docstrings give: they grow, make room, and lose no work.
 
-Each fills the machine, gives GPUs to a gang that comes, and grows back when that is gone.
+Each that can be resized fills the machine, gives GPUs to a gang that comes, and grows back when
+that is gone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from examples.conftest import ROOT
+from examples.conftest import PYTHON, ROOT
+from support import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,6 +120,23 @@ def test_a_plain_program(pool: PoolUp, tmp_path: Path) -> None:
     assert seen.kept_its_work(), seen
     assert [size for _, size in seen.starts][:2] == [4, 2]
     assert seen.starts[-1][1] == 4
+
+
+def test_one_that_saves_nothing_is_frozen_and_goes_on(pool: PoolUp) -> None:
+    def numbers() -> list[int]:
+        return [int(line) for line in pool.log("counts").splitlines()]
+
+    pool.submit("--name", "counts", "--", PYTHON, str(ROOT / "examples" / "counts_on_gpu.py"))
+    wait_until(lambda: len(numbers()) > 1, 60)
+    pool.ask("suspend", "counts")
+    pool.wait_for("counts", "Suspended")
+    before = len(numbers())
+    pool.ask("resume", "counts")
+    wait_until(lambda: len(numbers()) > before + 1, 60)
+    assert numbers() == [*range(1, len(numbers()) + 1)]
+    pool.ask("cancel", "counts")
+    pool.wait_for("counts", "Cancelled")
+    pool.leaves_nothing()
 
 
 @pytest.mark.usefixtures("torch")

@@ -28,6 +28,22 @@ BEFORE, AFTER = 0.0, 1e9
 DEADLINE = 1.0
 
 Message = tuple[Verb, tuple[Slot, ...]]
+AT_ONCE = {
+    Verb.NOTIFY,
+    Verb.FREEZE,
+    Verb.THAW,
+    Verb.PARK,
+}  # done by the one who looks, or not at all
+
+
+@dataclass(frozen=True, slots=True)
+class Still:
+    """Whether a worker is to be frozen, or is, by the word of which generation."""
+
+    slot: Slot
+    generation: int
+    frozen: bool
+    stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +67,8 @@ class World:
     held: frozenset[Slot] = frozenset()
     parked: frozenset[Slot] = frozenset()
     termed: frozenset[Slot] = frozenset()
+    asked: frozenset[Still] = frozenset()  # what freezers have yet to do: at most one for a slot
+    answers: frozenset[Still] = frozenset()  # and what they have done
 
     def sight(self, slot: Slot) -> Sight | None:
         return dict(self.slots).get(slot)
@@ -59,7 +77,33 @@ class World:
         return [slot for slot, sight in self.slots if sight.phase is Phase.ALIVE]
 
     def frozen(self) -> list[Slot]:
-        return [slot for slot, sight in self.slots if sight.frozen and not sight.closed]
+        alive = set(self.alive())
+        return [one.slot for one in self.answers if one.frozen and one.slot in alive]
+
+    def ask(self, slot: Slot, generation: int, *, frozen: bool) -> World:
+        others = (one for one in self.asked if one.slot != slot)
+        return replace(self, asked=frozenset([*others, Still(slot, generation, frozen=frozen)]))
+
+    def answer(self, one: Still, *, stuck: bool = False) -> World:
+        """A freezer is through; it thaws only who has its GPUs."""
+        if one.slot not in self.alive():
+            return replace(self, asked=self.asked - {one})
+        if not one.frozen and one.slot not in self.held:
+            return self
+        done = replace(one, frozen=one.frozen is not stuck, stuck=stuck)
+        others = (other for other in self.answers if other.slot != one.slot)
+        return replace(self, asked=self.asked - {one}, answers=frozenset([*others, done]))
+
+    def sights(self, generation: int) -> dict[Slot, Sight]:
+        """As a controller sees them."""
+        seen = dict(self.slots)
+        for one in self.answers:
+            if one.slot in seen and not seen[one.slot].closed:
+                answered = one.generation == generation
+                stuck = "it cannot" if one.stuck and answered else None
+                sight = replace(seen[one.slot], frozen=one.frozen, answered=answered, stuck=stuck)
+                seen[one.slot] = sight
+        return seen
 
     def put(self, slot: Slot, sight: Sight) -> World:
         others = (pair for pair in self.slots if pair[0] != slot)
@@ -84,13 +128,9 @@ class World:
                 after = self.put(slot, Sight(Phase.ENDED, code=-9, ready=sight.ready))
             case Verb.RELEASE if self._closed(slot):
                 after = replace(self, held=self.held - {slot}, parked=self.parked - {slot})
-            case Verb.FREEZE if sight is not None and alive:
-                after = self.put(slot, replace(sight, frozen=True))
-            case Verb.PARK if sight is not None and sight.frozen and slot in self.held:
+            case Verb.PARK if alive and slot in self.held:
                 held, parked = self.held - {slot}, self.parked | {slot}
                 after = replace(self, held=held, parked=parked)
-            case Verb.THAW if sight is not None and alive and slot in self.held:
-                after = self.put(slot, replace(sight, frozen=False))
         return after
 
     def _closed(self, slot: Slot) -> bool:
@@ -146,8 +186,15 @@ def plain(point: Point) -> Point:
         for slot, sight in world.slots
         if slot in ours or slot in named or not sight.closed
     )
-    termed = world.termed & {slot for slot, sight in slots if not sight.closed}
-    return replace(point, world=replace(world, slots=slots, termed=termed))
+    alive = {slot for slot, sight in slots if not sight.closed}
+    world = replace(
+        world,
+        slots=slots,
+        termed=world.termed & alive,
+        asked=frozenset(one for one in world.asked if one.slot in alive),
+        answers=frozenset(one for one in world.answers if one.slot in alive),
+    )
+    return replace(point, world=world)
 
 
 def follow(job: Job, point: Point) -> Iterator[Point]:
@@ -171,11 +218,11 @@ def _look(
     job: Job, record: Record, world: World, now: float, *, refused: bool, freezes: bool
 ) -> tuple[Record, tuple[Message, ...]]:
     seen = Seen(
-        dict(world.slots),
+        world.sights(record.generation),
         world.held,
         world.parked,
         refused="no room" if refused else None,
-        freezes=freezes,
+        unfreezable=None if freezes else "",
     )
     record = timeless(advance(job, record, seen, now))
     messages = tuple(message for action in due(record, seen) for message in _split(action))
@@ -219,30 +266,33 @@ def _deeds(point: Point, messages: tuple[Message, ...]) -> Iterator[Point]:
         return
     message, rest = messages[0], messages[1:]
     yield from _deeds(point, rest)  # lost
-    yield from _deeds(replace(point, world=point.world.deliver(*message)), rest)
+    yield from _deeds(replace(point, world=_deliver(point, message)), rest)
     budget = point.budget
     if message[0] is Verb.RESERVE and budget.refusals:
         less = replace(budget, refusals=budget.refusals - 1)
         yield from _deeds(replace(point, refused=point.record.generation, budget=less), rest)
-    if message[0] in {Verb.FREEZE, Verb.THAW} and budget.stuck:
-        less = replace(budget, stuck=budget.stuck - 1)
-        yield from _deeds(replace(_stick(point, *message[1]), budget=less), rest)
-    if budget.late and message[0] is not Verb.NOTIFY:
+    if budget.late and message[0] not in AT_ONCE:
         later = replace(point, late=message, budget=replace(budget, late=budget.late - 1))
         yield from _deeds(later, rest)
         yield from _deeds(replace(later, world=point.world.deliver(*message)), rest)  # twice
 
 
-def _stick(point: Point, slot: Slot) -> Point:
-    sight = point.world.sight(slot)
-    if sight is None or sight.closed:
-        return point
-    return _with(point, slot, replace(sight, stuck="it cannot"))
+def _deliver(point: Point, message: Message) -> World:
+    verb, slots = message
+    if verb in {Verb.FREEZE, Verb.THAW}:
+        (slot,) = slots
+        return point.world.ask(slot, point.record.generation, frozen=verb is Verb.FREEZE)
+    return point.world.deliver(verb, slots)
 
 
 def _events(point: Point) -> Iterator[Point]:
     if point.late is not None:
         yield replace(point, world=point.world.deliver(*point.late), late=None)
+    for one in point.world.asked:
+        yield replace(point, world=point.world.answer(one))
+        if point.budget.stuck:
+            less = replace(point.budget, stuck=point.budget.stuck - 1)
+            yield replace(point, world=point.world.answer(one, stuck=True), budget=less)
     yield from _workers(point)
 
 
@@ -336,7 +386,8 @@ def fair(job: Job, point: Point) -> Point:
         for slot in point.world.alive():
             point = _with(point, slot, Sight(Phase.ENDED, code=0))
     point, messages = look(job, point, AFTER)
-    world = point.world
     for message in messages:
-        world = world.deliver(*message)
-    return replace(point, world=world)
+        point = replace(point, world=_deliver(point, message))
+    for one in point.world.asked:
+        point = replace(point, world=point.world.answer(one))
+    return point

@@ -29,7 +29,10 @@ BUDGETS = {
     "it is resized again": Budget(3, failures=0, refusals=0, wishes=1, late=0),
     "its user changes his mind": Budget(2, failures=0, refusals=0, wishes=2, late=0),
     "it is frozen, and its user changes his mind": Budget(
-        2, failures=0, refusals=1, wishes=2, late=0, freezes=True
+        3, failures=0, refusals=0, wishes=3, late=0, freezes=True
+    ),
+    "it is frozen, and its GPUs are not free": Budget(
+        3, failures=0, refusals=1, wishes=2, late=0, freezes=True
     ),
     "it is frozen, and a worker fails": Budget(
         2, failures=1, refusals=0, wishes=1, late=0, freezes=True

@@ -6,6 +6,8 @@ import os
 import random
 import signal
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,20 @@ def holds(pool: PoolUp) -> dict[str, Hold]:
 
 def used(pool: PoolUp) -> int:
     return sum(one.gpu.used_bytes for one in control.status(pool.state).gpus)
+
+
+def waits_for_its_gpu(pool: PoolUp, name: str) -> None:
+    wait_until(lambda: pool.job(name)["waits"] == "the GPUs it was suspended on are not free")
+
+
+def freezers(pool: PoolUp) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_text("utf-8")
+            if "aliquot.pool.freezer" in words and str(pool.place) in words:
+                found.append(int(path.parent.name))
+    return found
 
 
 def resting(pool: PoolUp, name: str) -> None:
@@ -99,11 +115,11 @@ class TestTurns:
             goes_on(pool, after)
             pool.ask("resume", before)
             pool.wait_for(before, "Pending")
-            assert pool.job(before)["waits"] == "there is no room for it beside what runs"
+            waits_for_its_gpu(pool, before)
             pool.ask("suspend", before)
         pool.ask("cancel", "rest")
         pool.ask("resume", "one")
-        wait_until(lambda: pool.job("one")["waits"] == "there is no room for it beside what runs")
+        waits_for_its_gpu(pool, "one")
         end.touch()  # the one that runs ends, and the other has its GPU again
         pool.wait_for("two", "Succeeded")
         ends(pool, end, "one", "two")
@@ -141,8 +157,65 @@ class TestTurns:
         pool.wait_for("asks", "Succeeded")
         assert steps(pool, "asks") == sorted(steps(pool, "asks")), "one process said all of it"
 
+    def test_one_that_is_suspended_while_it_comes_back_gives_nothing_away_that_it_has(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        """Others wait for its GPU all the time: whoever has it is alone there."""
+        end = tmp_path / "end"
+        pool.submit("--name", "rest", "--workers", "3", "--", "sleep", "1000")
+        train(pool, "one", end)
+        goes_on(pool, "one")
+        train(pool, "two", end)
+        for _ in range(4):
+            pool.ask("suspend", "one")
+            pool.ask("resume", "one")
+            pool.ask("suspend", "one")
+            pool.wait_for("one", "Suspended")
+            assert holds(pool)["one.2.1.0"] is Hold.PARKED
+            pool.wait_for("two", "Running")
+            goes_on(pool, "two")
+            assert used(pool) < 3 * GIB, "both are there"
+            pool.ask("suspend", "two")
+            pool.ask("resume", "one")
+            pool.wait_for("one", "Running")
+            goes_on(pool, "one")
+            pool.wait_for("two", "Suspended")
+            pool.ask("resume", "two")
+        pool.ask("cancel", "rest")
+        ends(pool, end, "one", "two")
+
+    def test_two_processes_of_one_worker_come_back_together(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        """With room for both, and for no more."""
+        end, size = tmp_path / "end", 3 * GIB
+        one = f"{sys.executable} {TRAINS} {size} {end}"
+        pool.submit("--name", "two", "--memory", "8GiB", "--", "sh", "-c", f"{one} & {one}; wait")
+        wait_until(lambda: len(pool.log("two").splitlines()) > 20, 60)
+        resting(pool, "two")
+        (grant,) = control.status(pool.state).grants
+        assert len(grant.processes) == 2
+        assert used(pool) < GIB
+        pool.ask("resume", "two")
+        pool.wait_for("two", "Running")
+        goes_on(pool, "two")
+        end.touch()
+        pool.wait_for("two", "Succeeded")
+        said = steps(pool, "two")
+        assert [said.count(step) for step in (1, 2, 3)] == [2, 2, 2], "neither began anew"
+        pool.leaves_nothing()
+
 
 class TestRefusals:
+    def test_one_that_is_stopped_is_not_waited_for(self, pool: PoolUp, tmp_path: Path) -> None:
+        train(pool, "one", tmp_path / "end", "--notice", "0.2", "--grace", "0.2")
+        goes_on(pool, "one")
+        (worker,) = control.status(pool.state).grants[0].processes
+        os.kill(worker.pid, signal.SIGSTOP)
+        resting(pool, "one")
+        assert "is stopped, by a signal or a debugger" in pool.job("one")["record"]["reason"]
+        pool.leaves_nothing()
+
     def test_one_with_several_gpus_is_asked_to_save(self, pool: PoolUp, tmp_path: Path) -> None:
         train(pool, "two", tmp_path / "end", "--gpus", "2", "--notice", "0.2")
         goes_on(pool, "two")
@@ -201,6 +274,24 @@ class TestDying:
         pool.wait_for("one", "Cancelled")
         pool.leaves_nothing()
         assert used(pool) < GIB
+
+    def test_a_freezer_that_is_killed_is_followed_by_another(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        train(pool, "one", tmp_path / "end")
+        goes_on(pool, "one")
+        chance = random.Random(1)  # noqa: S311 - the same each time
+        for _ in range(3):
+            for wanted, state in (("suspend", "Suspended"), ("resume", "Running")):
+                pool.ask(wanted, "one")
+                wait_until(lambda: freezers(pool) or pool.state_of("one") == state)  # noqa: B023
+                time.sleep(chance.uniform(0.0, 0.6))  # anywhere in its work
+                for pid in freezers(pool):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                pool.wait_for("one", state)
+        goes_on(pool, "one")
+        ends(pool, tmp_path / "end", "one")
 
     @pytest.mark.parametrize("seed", range(2))
     def test_a_pool_that_dies_anywhere_loses_no_frozen_worker(

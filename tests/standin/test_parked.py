@@ -32,16 +32,17 @@ def wait_while_it_asks() -> None:
     wait_until(lambda: time.monotonic() > begun + ASKED_TIMES * ASKS_EVERY)
 
 
-@pytest.mark.parametrize("how", [Hold.OPEN, Hold.TAKEN])
-def test_it_goes_on_when_the_grant_is_not_parked_any_more(
+@pytest.mark.parametrize("how", [Hold.OPEN, Hold.PARKED])
+def test_it_goes_on_when_the_grant_is_taken_again(
     machine: Machine, grant: Grant, how: Hold
 ) -> None:
+    control.hold(machine.state, grant.name, how)
     tenant = machine.tenant(grant)
     tenant.tell("start")
     wait_while_it_asks()
     assert not tenant.has_answered()
     assert machine.grant_status(grant)["processes"] == []
-    control.hold(machine.state, grant.name, how)
+    control.hold(machine.state, grant.name, Hold.TAKEN)
     assert tenant.answer() == [0]
     tenant.ok("alloc", MIB)
     assert tenant.end() == ""
@@ -65,7 +66,7 @@ def test_it_waits_for_an_arbiter_that_comes_back(machine: Machine, grant: Grant)
     wait_until(lambda: control.answers(machine.state))
     wait_while_it_asks()
     assert not tenant.has_answered()
-    control.hold(machine.state, grant.name, Hold.OPEN)
+    control.hold(machine.state, grant.name, Hold.TAKEN)
     assert tenant.answer() == [0]
 
 

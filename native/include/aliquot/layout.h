@@ -41,8 +41,8 @@ enum aliquot_life {
 /* Whether a grant has its slices now: what its programs are frozen and thawed between. */
 enum aliquot_hold {
 	ALIQUOT_HOLD_TAKEN = 0,  /* as ever; also what an arbiter that knew no other wrote */
-	ALIQUOT_HOLD_OPEN = 1,   /* it has them, and its gates stand open */
-	ALIQUOT_HOLD_PARKED = 2, /* its gates stand open, others may have its room, nobody joins it */
+	ALIQUOT_HOLD_OPEN = 1,   /* it has them, its gates stand open, nobody joins it */
+	ALIQUOT_HOLD_PARKED = 2, /* the same, and others may have its room */
 };
 
 /* What keeps the driver from freezing a process: what it ever asked for, a bit each. */

@@ -40,7 +40,7 @@ enum aliquot_refusal {
 	ALIQUOT_REFUSED_BROKEN = 5, /* the grant's files cannot be trusted */
 	ALIQUOT_REFUSED_TWICE = 6,  /* the same program is in already, and holds something */
 	ALIQUOT_REFUSED_ENDED = 7,  /* the grant takes nobody in any more */
-	ALIQUOT_REFUSED_PARKED = 8, /* the grant is parked: ask again, until it is not */
+	ALIQUOT_REFUSED_PARKED = 8, /* the grant is open or parked: ask again, until it is not */
 };
 
 struct aliquot_message {

@@ -71,14 +71,16 @@ def _examples(*lines: str) -> str:
 
 STATES = _block(
     "State:",
-    "idle      it has no work",
-    "alone     nobody else has work",
-    "out       it has no credit now",
-    "holds     it has the GPU",
-    "drains    it gets no more credit, and has not come to its end",
-    "overdue   the same for too long: the others go on beside it",
-    "exempt    it was overdue too often: it takes no turns for a while",
-    "no gates  its share does not hold here: aliquot doctor",
+    "idle       it has no work",
+    "alone      nobody else has work",
+    "out        it has no credit now",
+    "holds      it has the GPU",
+    "drains     it gets no more credit, and has not come to its end",
+    "overdue    the same for too long: the others go on beside it",
+    "exempt     it was overdue too often: it takes no turns for a while",
+    "no gates   its share does not hold here: aliquot doctor",
+    "open       it is being suspended or resumed, and takes no turns",
+    "suspended  it is frozen and has nothing on the GPU: aliquot resume",
 )
 
 
@@ -263,7 +265,8 @@ def top(
     the quanta of work it waits for; a wait is from having work to having credit; a fall-back is a
     time that it did not come to its end and others ran beside it.
 
-    Where the output is no terminal, each slice is a line of words with a value each.
+    Where the output is no terminal, each slice is a line of words with a value each. There a
+    suspended one has the state idle, and hold says parked.
     """
     from aliquot.cli.top import show_top  # noqa: PLC0415 - imported when needed
 
@@ -343,7 +346,8 @@ def metrics(simulate: Simulate = None) -> None:
     """Print what the arbiter knows as Prometheus text.
 
     Times are in seconds, memory is in bytes, shares are ratios. A slice is told by its grant and
-    its GPU's UUID; aliquot_slice_info has its policy and priority.
+    its GPU's UUID; aliquot_slice_info has its policy, its priority and its hold: taken, open (it
+    is being suspended or resumed) or parked (it is suspended).
     """
     from aliquot.cli.metrics import show_metrics  # noqa: PLC0415 - imported when needed
 

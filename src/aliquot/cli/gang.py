@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.kubernetes.api.objects import Event
-    from aliquot.kubernetes.gangs.objects import GangMember, GangObject
+    from aliquot.kubernetes.gangs.objects import GangMember, GangObject, GangStatus
 
 PREFIX = "gang/"
 
@@ -28,7 +28,7 @@ def describe_gang(name: str, namespace: str | None, kubeconfig: Path | None, *, 
     except ModuleNotFoundError as error:
         raise InstallationError(
             f"{error.name} is not installed",
-            "What is on a cluster needs more: pip install 'aliquot[kubernetes]'",
+            "What is on a cluster needs more. In the checkout: make setup",
         ) from error
     if json:
         print_json({"gang": msgspec.to_builtins(gang), "events": msgspec.to_builtins(events)})
@@ -74,6 +74,8 @@ def _told(gang: GangObject, events: Iterable[Event], now: float) -> str:
     }
     if status.making_room:
         lines["Room"] = f"{len(status.making_room)} pods of others end for it"
+    if status.leaving:
+        lines["Leaves"] = _leaves(status, now)
     width = max(map(len, lines)) + 2
     text = "".join(f"{key + ':':<{width}}{value}\n" for key, value in lines.items())
     members = "".join(map(_member, status.members)) or f"  {NOTHING}\n"
@@ -113,6 +115,17 @@ def _start(stamp: str | None, now: float) -> str:
     if at is None:
         return NOTHING
     return f"about {clock(at, now)}, " + (f"in {_long(at - now)}" if at > now else "any moment")
+
+
+def _leaves(status: GangStatus, now: float) -> str:
+    """Why its pods are to end; and by when, where their controller tells them."""
+    from aliquot.kubernetes.gangs.words import clock, seconds_at  # noqa: PLC0415
+
+    at = seconds_at(status.leaves_at)
+    if at is None:
+        return status.leaving
+    left = f", in {_long(at - now)}" if at > now else ""
+    return f"{status.leaving}; told, and stopped about {clock(at, now)}{left}"
 
 
 def _long(seconds: float) -> str:

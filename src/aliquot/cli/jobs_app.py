@@ -23,6 +23,7 @@ Names = Annotated[
     list[str] | None, typer.Argument(metavar="JOB...", help="Their names or numbers: aliquot jobs")
 ]
 All = Annotated[bool, typer.Option("--all", help="All jobs that are not over.")]
+AllSuspended = Annotated[bool, typer.Option("--all", help="All jobs that are suspended.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -213,15 +214,22 @@ def suspend(names: Names = None, simulate: Simulate = None, *, every: All = Fals
     """Take jobs off their GPUs, for a while.
 
     Where the driver can, a job is frozen: its memory moves to the host, and it goes on where it
-    was. Elsewhere it is asked to save, stopped, and started again. `describe` says which, and why.
+    was. Elsewhere it is asked to save, stopped, and started again: a program that does not save
+    loses its work. `aliquot doctor` (line suspend) says whether this machine can, `describe` what
+    became of a job, and why.
+
+    The command does not wait: `aliquot jobs` shows Suspending, then Suspended.
     """
     from aliquot.cli.jobs import ask  # noqa: PLC0415 - imported when needed
 
     ask(names or [], "suspend", simulate, every=every)
 
 
-def resume(names: Names = None, simulate: Simulate = None, *, every: All = False) -> None:
-    """Let suspended jobs run again, when there is room."""
+def resume(names: Names = None, simulate: Simulate = None, *, every: AllSuspended = False) -> None:
+    """Let suspended jobs run again, when there is room.
+
+    A frozen one needs room on the GPUs it had, at the size it had.
+    """
     from aliquot.cli.jobs import ask  # noqa: PLC0415 - imported when needed
 
     ask(names or [], "resume", simulate, every=every)

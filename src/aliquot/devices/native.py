@@ -24,7 +24,7 @@ def native_dir() -> Path:
             return folder
     raise InstallationError(
         "the compiled part of Aliquot is not installed",
-        "Install it with: pip install aliquot (or, in a checkout: make setup)",
+        "Build it in the checkout: make setup",
     )
 
 

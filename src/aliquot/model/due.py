@@ -25,9 +25,9 @@ def due(record: Record, seen: Seen) -> list[Action]:
         actions += _bring_to_rest(record.slots, seen)
     else:
         actions += _bring_in(record.slots, seen)
-    if not record.still:
-        frozen = (slot for slot in record.slots if seen.frozen(slot) and slot in seen.held)
-        actions.append(Action(Verb.THAW, tuple(frozen)))
+    frozen = tuple(slot for slot in record.slots if seen.frozen(slot))
+    if not record.still and all(slot in seen.held for slot in frozen):
+        actions.append(Action(Verb.THAW, frozen))
     return [action for action in actions if action.slots]
 
 
@@ -66,6 +66,6 @@ def _bring_in(slots: tuple[Slot, ...], seen: Seen) -> list[Action]:
 def _bring_to_rest(slots: tuple[Slot, ...], seen: Seen) -> list[Action]:
     """All stand still; then, and only then, their GPUs are given back."""
     alive = [slot for slot in slots if seen.alive(slot)]
-    if moving := tuple(slot for slot in alive if not seen.frozen(slot)):
+    if moving := tuple(slot for slot in alive if not seen.at_rest(slot)):
         return [Action(Verb.FREEZE, moving)]
     return [Action(Verb.PARK, tuple(slot for slot in alive if slot in seen.held))]

@@ -120,7 +120,8 @@ def _rest(record: Record, now: float) -> Record:
         case Wish.CANCEL, _:
             return _enter(record, State.CANCELLED, now, "cancelled")
         case Wish.SUSPEND, State.PENDING:
-            return _enter(record, State.SUSPENDED, now, "suspended before it ran")
+            why = "suspended again" if record.still else "suspended before it ran"
+            return _enter(record, State.SUSPENDED, now, why)
         case Wish.RUN, State.SUSPENDED:
             return _enter(record, State.PENDING, now, "resumed")
         case _:
@@ -131,11 +132,10 @@ def _obey(job: Job, record: Record, seen: Seen, now: float) -> Record:
     """Its user wants it suspended or cancelled."""
     if record.wish is Wish.SUSPEND and _freezable(record, seen):
         why = "suspended: what it has on GPUs moves to the host"
-        return _enter(replace(record, still=True), State.SUSPENDING, now, why)
+        asked = replace(record, still=True, generation=record.generation + 1)
+        return _enter(asked, State.SUSPENDING, now, why)
     if record.wish is Wish.SUSPEND:
-        return _leave(
-            job, record, State.SUSPENDING, State.SUSPENDED, now, "suspended: asked to save"
-        )
+        return _ask_to_save(job, record, seen.unfreezable or "", now)
     return _leave(job, record, record.state, State.CANCELLED, now, "cancelled", stage=Stage.TERM)
 
 
@@ -197,7 +197,7 @@ def _give_up_start(job: Job, record: Record, why: str, now: float) -> Record:
     """They do not all come after all. Workers that ran before run on; frozen ones stay so."""
     if _thaws(record):
         again = replace(record, still=True, not_before=now + BACKOFF_SECONDS)
-        return _enter(again, State.PENDING, now, why)
+        return _enter(again, State.SUSPENDING, now, why)
     keep = record.size - len(_new(record))
     then = State.STARTING if keep else State.PENDING
     later = replace(record, not_before=now + BACKOFF_SECONDS)
@@ -210,7 +210,7 @@ def _give_up_start(job: Job, record: Record, why: str, now: float) -> Record:
 def _freezable(record: Record, seen: Seen) -> bool:
     """Whether all workers are there, and can be frozen as far as is known before it is tried."""
     whole = record.leaving is None and all(slot in seen.slots for slot in record.slots)
-    return seen.freezes and whole
+    return seen.unfreezable is None and whole
 
 
 def _stand_still(job: Job, record: Record, seen: Seen, now: float) -> Record:
@@ -230,7 +230,7 @@ def _stand_still(job: Job, record: Record, seen: Seen, now: float) -> Record:
 
 def _come_to_rest(job: Job, record: Record, seen: Seen, now: float) -> Record:
     alive = [slot for slot in record.slots if seen.alive(slot)]
-    moving = [slot for slot in alive if not seen.frozen(slot)]
+    moving = [slot for slot in alive if not seen.at_rest(slot)]
     if (stuck := _first_stuck(moving, seen)) is not None:
         return _cannot_freeze(job, record, stuck[1], now)
     if moving or any(slot in seen.held for slot in alive):
@@ -242,9 +242,13 @@ def _cannot_freeze(job: Job, record: Record, why: str, now: float) -> Record:
     """Those that are frozen are thawed; all are asked to save, or run on if nobody minds."""
     if record.wish is Wish.RUN:
         return _thaw(record, now, f"resumed: {why}")
-    moving = replace(record, still=False)
-    why = f"suspended: asked to save, since it cannot be frozen: {why}"
-    return _leave(job, moving, State.SUSPENDING, State.SUSPENDED, now, why)
+    return _ask_to_save(job, replace(record, still=False), why, now)
+
+
+def _ask_to_save(job: Job, record: Record, unfreezable: str, now: float) -> Record:
+    since = f", since it cannot be frozen: {unfreezable}" if unfreezable else ""
+    why = f"suspended: asked to save{since}"
+    return _leave(job, record, State.SUSPENDING, State.SUSPENDED, now, why)
 
 
 def _lose_frozen(job: Job, record: Record, rank: int, how: str, now: float) -> Record:

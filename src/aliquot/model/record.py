@@ -37,8 +37,9 @@ class Sight:
     `code` is how its worker ended: an exit code, a signal as a negative number, or None where
     nobody knows. `ready`: it said that it has saved. `unrunnable`: why the command cannot be run.
     `excused`: it went with its machine, or was taken away. `note`: what more is known of its end.
-    `frozen`: its worker stands still, and what it had on its GPUs is with the host. `stuck`: why it
-    could not be frozen, or thawed.
+    `frozen`: its worker stands still, as far as was heard last, and what it had on its GPUs is with
+    the host. `answered`: that is what came of what the record's generation asked, and nothing is on
+    its way. `stuck`: why it could not be frozen, or thawed.
     """
 
     phase: Phase
@@ -48,6 +49,7 @@ class Sight:
     excused: bool = False
     note: str = ""
     frozen: bool = False
+    answered: bool = False
     stuck: str | None = None
 
     @property
@@ -62,7 +64,8 @@ class Seen:
 
     `held` are the slots for which GPUs are held, `parked` those whose frozen workers have given
     theirs back. `refused`: why the generation of the record could not get its GPUs. `stuck`: why
-    its workers, which have them, do not come. `freezes`: workers can be frozen here.
+    its workers, which have them, do not come. `unfreezable`: why no worker can be frozen here, were
+    it in an empty text; None where they can.
     """
 
     slots: Mapping[Slot, Sight] = field(default_factory=dict)
@@ -70,7 +73,7 @@ class Seen:
     parked: frozenset[Slot] = frozenset()
     refused: str | None = None
     stuck: str | None = None
-    freezes: bool = False
+    unfreezable: str | None = ""
 
     def alive(self, slot: Slot) -> bool:
         """Whether a worker runs in it."""
@@ -81,8 +84,12 @@ class Seen:
         return slot in self.slots and self.slots[slot].closed
 
     def frozen(self, slot: Slot) -> bool:
-        """Whether its worker stands still."""
+        """Whether its worker stands still; it may be on its way back."""
         return self.alive(slot) and self.slots[slot].frozen
+
+    def at_rest(self, slot: Slot) -> bool:
+        """Whether its worker stands still, and will."""
+        return self.frozen(slot) and self.slots[slot].answered
 
     def gone(self, slot: Slot) -> bool:
         """Whether nothing is left of it."""

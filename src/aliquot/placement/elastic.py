@@ -78,7 +78,8 @@ class Rules:
 class Elastic:
     """A job as the decision sees it: `size` is what it has or is about to have, 0 if it waits.
 
-    `settled`: no change is under way. `speeds` are measured, by size, in any one unit.
+    `settled`: no change is under way. `speeds` are measured, by size, in any one unit. `bound`: it
+    can only be where it was; whether that is free says nothing of others, and nobody waits for it.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Elastic:
     settled: bool = True
     speeds: Mapping[int, float] = field(default_factory=dict)
     rest_seconds: float = 0.0
+    bound: bool = False
 
     def gang(self, size: int) -> Gang:
         """The job with that many workers."""
@@ -226,11 +228,14 @@ class _Decider:
             if blocker is not None:
                 self.waits[job.name] = f"{blocker.name} has waited longer, and is not overtaken"
                 continue
-            found = self._with(job) if asked not in told else None
+            found = self._with(job) if job.bound or asked not in told else None
             if found is not None:
                 self.standing = found
                 self.scales.weigh(found.sizes)
                 told.clear()
+                continue
+            if job.bound:
+                self.waits[job.name] = "the GPUs it was suspended on are not free"
                 continue
             if asked not in told:
                 told[asked] = self._why_not(job)

@@ -11,16 +11,19 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from aliquot.devices import Driver
-from aliquot.model.errors import AliquotError, NoSuchGrantError
+from aliquot.model.errors import NoSuchGrantError
 from aliquot.pool import keeper
 from aliquot.pool.slots import STANDING, STILL, read, write
 from aliquot.slices import checkpoint
 
 _LOCK = "freezer.lock"
+_AGAIN_SECONDS = 0.5
 
 
 def main(folder: Path) -> None:
@@ -33,8 +36,11 @@ def main(folder: Path) -> None:
             return  # who has it sees what is asked for now
         done = None
         while (asked := read(folder / STILL)) != done and asked is not None:
-            write(folder / STANDING, _do(order, asked))
-            done = asked
+            try:
+                write(folder / STANDING, _do(order, asked))
+                done = asked
+            except checkpoint.NotYetError:
+                time.sleep(_AGAIN_SECONDS)
 
 
 def _do(order: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
@@ -50,9 +56,5 @@ def _do(order: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
+    with suppress(NoSuchGrantError):  # the worker has ended
         main(Path(sys.argv[1]))
-    except NoSuchGrantError:
-        pass  # the worker has ended
-    except AliquotError as error:
-        sys.exit(error.message)  # there is no arbiter now: the pool tries again

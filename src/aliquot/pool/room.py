@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from aliquot.model import ComputeUse, Grant, SliceUse
+from aliquot.model import ComputeUse, Grant, Hold, SliceUse
 from aliquot.model.errors import NoRoomError
 from aliquot.slices.choose import WAIT, choose, figures, has_room
 
@@ -64,12 +65,25 @@ class Plan:
         plan = self
         for grant in parked:
             for part in grant.slices:
-                one = next(one for one in plan.gpus if one.gpu.uuid == part.gpu_uuid)
+                one = next((one for one in plan.gpus if one.gpu.uuid == part.gpu_uuid), None)
+                if one is None:
+                    raise NoRoomError(f"{part.gpu_uuid}, which {grant.name} had, is gone")
                 if not has_room(part, one, plan.grants):
                     left = figures(one, plan.grants, with_compute=True)
                     raise NoRoomError(f"what {grant.name} had is not free: {left}", WAIT)
             plan = plan._with(grant.slices)
         return plan
+
+    def put_beside_parked(self, request: Request, count: int) -> list[list[Slice]]:
+        """Slices for so many workers more, where it can be so where frozen ones were not."""
+        plan = self
+        for grant in self.grants:
+            if grant.hold is Hold.PARKED:
+                with suppress(NoRoomError):
+                    plan = plan.put_back([grant])
+        with suppress(NoRoomError):
+            return plan.put(request, count)[1]
+        return self.put(request, count)[1]
 
     def holds(self, request: Request, count: int) -> bool:
         """Whether so many workers more have a place."""
@@ -114,13 +128,16 @@ class MachineRoom:
     def _holds(self, sizes: Mapping[str, int]) -> bool:
         moved = [name for name, size in sizes.items() if size != self.now.get(name)]
         plan = self.plan.without(one for name in moved for one in self.grants.get(name, []))
-        order = sorted(moved, key=lambda name: (self.requests[name].memory is not None, name))
         try:
-            for name in order:  # whole GPUs first
+            for name in sorted(moved, key=self._in_order):
                 plan = place(plan, self.requests[name], sizes[name], self.parked.get(name, ()))
         except NoRoomError:
             return False
         return True
+
+    def _in_order(self, name: str) -> tuple[bool, bool, str]:
+        """Those that have no choice first, then whole GPUs."""
+        return not self.parked.get(name), self.requests[name].memory is not None, name
 
 
 def place(plan: Plan, request: Request, size: int, parked: Collection[Grant] = ()) -> Plan:

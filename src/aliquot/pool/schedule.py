@@ -85,6 +85,7 @@ def _elastic(stored: Stored, status: Status, now: float) -> Elastic | None:
         settled=record.settled,
         speeds=stored.speeds,
         rest_seconds=rest_seconds(stored.progress),
+        bound=record.still,
     )
 
 
@@ -110,7 +111,7 @@ def _is_in_place(stored: Stored, status: Status) -> bool:
 def _reserved(jobs: Sequence[Stored], status: Status) -> Plan:
     """The machine as it is, with what those that are on their way still need."""
     plan = Plan.of(status)
-    for stored in jobs:
+    for stored in sorted(jobs, key=lambda one: not parked_by(one.job, status)):  # they go first
         record = stored.record
         size = record.size_to_be
         if record.state.resting or _is_in_place(stored, status):

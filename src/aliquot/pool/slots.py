@@ -43,7 +43,7 @@ class SlotFolder:
         self.worker.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def sight(self, generation: int) -> Sight | None:
-        """What is known of the slot; `ready` and `stuck` are of what that generation asked."""
+        """What is known of the slot; `ready` and `answered` are of what that generation asked."""
         claim = read(self.path / keeper.CLAIM)
         if claim is None:
             return None
@@ -57,10 +57,20 @@ class SlotFolder:
             told = read(self.worker / "ready")
             ready = told is not None and told["generation"] == generation
             standing = read(self.path / STANDING) or {}
-            stuck = standing.get("stuck") if standing.get("generation") == generation else None
-            frozen = bool(standing.get("frozen"))
-            return Sight(Phase.ALIVE, ready=ready, frozen=frozen, stuck=stuck)
+            answered = standing.get("generation") == generation
+            return Sight(
+                Phase.ALIVE,
+                ready=ready,
+                frozen=bool(standing.get("frozen")),
+                answered=answered,
+                stuck=standing.get("stuck") if answered else None,
+            )
         return self._ended() or Sight(Phase.ENDED)  # it may have ended between two looks
+
+    @property
+    def claimed(self) -> bool:
+        """Whether it is taken, or closed."""
+        return read(self.path / keeper.CLAIM) is not None
 
     def void(self) -> None:
         """Close it, if nobody was quicker."""

@@ -35,7 +35,7 @@ def bring_up(
     if state.directory == states.SYSTEM != states.own_directory():
         raise ArbiterError(
             f"the arbiter of this machine, in {state.directory}, is root's",
-            "Run `aliquot up` as root, or set ALIQUOT_STATE to a folder of your own.",
+            "Only root can bring up a pool here. Without one there is: aliquot run",
         )
     where = place.place_of(state)
     place.prepare(where)

@@ -49,7 +49,7 @@ class Machine:
     state: Path
     driver: Driver
     library: Path
-    freezes: bool = False  # programs can be frozen by the driver
+    unfreezable: str | None = None  # why programs cannot be frozen by the driver
 
 
 class World:
@@ -81,7 +81,7 @@ class World:
             held=frozenset(held_by(job, status)),
             parked=frozenset(parked_by(job, status)),
             refused=refused if generation == record.generation else None,
-            freezes=self._machine.freezes,
+            unfreezable=self._machine.unfreezable,
         )
 
     def do(self, action: Action, stored: Stored) -> None:
@@ -123,16 +123,16 @@ class World:
     # --- deeds ---
 
     def _reserve(self, job: Job, record: Record, slots: tuple[Slot, ...]) -> None:
-        status = self.status()
-        if parked := [slot for slot in parked_by(job, status) if slot in slots]:
-            self._take_again(job, record, parked)
+        if any(self._folder(job, slot).claimed for slot in slots):
+            self._take_again(job, record, slots)
             return
+        status = self.status()
         made: list[str] = []
         try:
             there = {grant.name for grant in status.grants}
             mine = {grant_name(job, slot) for slot in slots}
             plan = Plan.of(status).without(mine)  # those are half made
-            _, placed = plan.put(job.request, len(slots))
+            placed = plan.put_beside_parked(job.request, len(slots))
             for slot, parts in zip(slots, placed, strict=True):
                 name, folder = grant_name(job, slot), self._folder(job, slot)
                 folder.make()
@@ -148,18 +148,20 @@ class World:
             self._end_all(made)
             raise
 
-    def _take_again(self, job: Job, record: Record, slots: list[Slot]) -> None:
+    def _take_again(self, job: Job, record: Record, slots: tuple[Slot, ...]) -> None:
         """The GPUs that frozen workers had, for all or for none."""
-        state, taken = self._machine.state, []
+        state, names = self._machine.state, [grant_name(job, slot) for slot in slots]
         try:
-            for slot in slots:
-                control.hold(state, grant_name(job, slot), Hold.OPEN)
-                taken.append(grant_name(job, slot))
-            checkpoint.check_room(control.status(state), taken)
-        except NoRoomError as error:
+            for name in names:
+                control.hold(state, name, Hold.OPEN)
+            checkpoint.check_room(control.status(state), names)
+        except control.NoArbiterError:
+            raise
+        except (NoRoomError, ArbiterError) as error:
             self._refused[job.number] = record.generation, error.message
-            for name in taken:
-                control.hold(state, name, Hold.PARKED)
+            for name in names:
+                with suppress(ArbiterError):  # one that is broken, or gone, holds nothing
+                    control.hold(state, name, Hold.PARKED)
 
     def _start(self, stored: Stored, slot: Slot) -> None:
         job, folder = stored.job, self._folder(stored.job, slot)
@@ -343,7 +345,7 @@ def make_machine(place: Place) -> Machine:
     driver = state.driver()
     grants.prepare(state)
     library = grants.prepare_library(driver)
-    return Machine(state.directory, driver, library, checkpoint.unsupported(driver) is None)
+    return Machine(state.directory, driver, library, checkpoint.unsupported(driver))
 
 
 __all__ = ["Machine", "World", "grant_name", "held_by", "make_machine", "parked_by"]

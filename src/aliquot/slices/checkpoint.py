@@ -23,16 +23,16 @@ import platform
 import time
 from contextlib import contextmanager, suppress
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from aliquot.devices import elf
 from aliquot.model import Hold, format_bytes
-from aliquot.model.errors import AliquotError, NoRoomError, NoSuchGrantError
+from aliquot.model.errors import AliquotError, ArbiterError, NoRoomError, NoSuchGrantError
 from aliquot.slices import control, host
 from aliquot.slices.gates import driver_words
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from aliquot.devices import Driver
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from aliquot.slices.control import SharedGpu, Status
 
 LOCK_SECONDS = 10.0
-ROOM_SECONDS = 30.0  # for memory of the GPU that somebody outside every grant has for a moment
+ALONE_SECONDS = 600.0
 
+_NOT_INITIALIZED = 3
 _NOT_READY = 600
 _PAUSE = 0.2
 _TIES = {
@@ -53,6 +54,10 @@ _TIES = {
 
 class CannotFreezeError(AliquotError):
     """The driver cannot move what a program has, or a program that was moved does not come back."""
+
+
+class NotYetError(AliquotError):
+    """Nothing was changed, and it may be possible later."""
 
 
 class Standing(IntEnum):
@@ -78,13 +83,15 @@ class Checkpoints:
 
     def __init__(self, driver: Driver) -> None:
         self._cuda = ctypes.CDLL(str(driver.cuda))
-        self._check(self._cuda.cuInit(0), "cannot be used")
 
     def standing(self, pid: int) -> Standing | None:
         """What the driver says of a process; None where it does not know it."""
         state = ctypes.c_int(0)
         code = self._cuda.cuCheckpointProcessGetState(pid, ctypes.byref(state))
-        return Standing(state.value) if code == 0 else None
+        if code == _NOT_INITIALIZED or (code != 0 and not host.is_alive(pid)):
+            return None
+        self._check(code, f"does not say how process {pid} stands")
+        return Standing(state.value)
 
     def lock(self, pid: int, seconds: float) -> None:
         """Let a process begin nothing new, and wait until what it began is over."""
@@ -115,32 +122,48 @@ class Checkpoints:
 
 
 def freeze(checkpoints: Checkpoints, state: Path, name: str) -> None:
-    """Freeze all processes of a grant, or none: CannotFreezeError, and they run on."""
+    """Freeze all processes of a grant, or none: CannotFreezeError, and they run on.
+
+    NotYetError: they are as they were, and some may be frozen.
+    """
+    if _grant(state, name).hold is Hold.PARKED:
+        return  # it was frozen whole before
     try:
-        with _alone(state):
-            check(_grant(state, name))
+        with _alone(state), _no_refusal():
+            _check_all(checkpoints, state, name)
             control.hold(state, name, Hold.OPEN)
             _move_all_out(checkpoints, state, name)
     except CannotFreezeError:
-        with suppress(CannotFreezeError):
-            thaw(checkpoints, state, name)
+        if _grant(state, name).hold is not Hold.TAKEN:
+            with suppress(CannotFreezeError):
+                thaw(checkpoints, state, name)
         raise
 
 
 def thaw(checkpoints: Checkpoints, state: Path, name: str) -> None:
-    """Let all processes of a grant that has its room go on where they were frozen."""
-    try:
-        for pid in _with(checkpoints, state, name, Standing.CHECKPOINTED):
-            _await_room(state, name)
-            checkpoints.move_back(pid)
+    """Let all processes of a grant go on where they were frozen.
+
+    NotYetError: there is no room for them, in the books or on the card, and they stay frozen.
+    CannotFreezeError: one was given up by the driver. The door stays closed as long as one is away.
+    """
+    with _no_refusal():
+        try:
+            control.hold(state, name, Hold.OPEN)
+        except NoRoomError as error:
+            raise NotYetError(error.message) from error
+        while away := _away(checkpoints, state, name):
+            _check_card(control.status(state), away)
+            checkpoints.move_back(away[0])
         for pid in _with(checkpoints, state, name, Standing.LOCKED):
             checkpoints.unlock(pid)
-    finally:
         control.hold(state, name, Hold.TAKEN)
 
 
-def check(grant: Grant) -> None:
-    """Whether the driver could move all that the processes of a grant have; else why not."""
+def check(grant: Grant, away: Collection[int] = ()) -> None:
+    """Whether the driver could move all that the processes of a grant have; else why not.
+
+    What those have that are `away` is with the host already.
+    """
     if len(grant.slices) > 1:
         raise CannotFreezeError("it has several GPUs")
     if not grant.processes:
@@ -148,9 +171,7 @@ def check(grant: Grant) -> None:
     for process in grant.processes:
         for tie in process.ties:
             raise CannotFreezeError(f"process {process.pid}: {_TIES.get(tie, tie)}")
-        if host.is_stopped(process.pid):  # the driver would wait for it for ever
-            raise CannotFreezeError(f"process {process.pid} is stopped by a signal")
-    needed = sum(use.used_bytes for process in grant.processes for use in process.use)
+    needed = _bytes(grant, [one.pid for one in grant.processes if one.pid not in away])
     there = min(host.memory_left(process.pid) for process in grant.processes)
     if needed > there:
         raise CannotFreezeError(
@@ -161,21 +182,35 @@ def check(grant: Grant) -> None:
 
 def check_room(status: Status, names: Collection[str]) -> None:
     """Whether the cards have room for these frozen grants' memory, whatever the books say."""
+    found = [grant for grant in status.grants if grant.name in names]
+    pids = [process.pid for grant in found for process in grant.processes]
+    try:
+        _check_card(status, pids)
+    except NotYetError as error:
+        raise NoRoomError(error.message) from error
+
+
+def _check_card(status: Status, pids: Collection[int]) -> None:
+    """A process for which the card has no room is lost: that is found out before."""
     for one in status.gpus:
-        needed = sum(
-            use.used_bytes
-            for grant in status.grants
-            if grant.name in names
-            for process in grant.processes
-            for use in process.use
-            if use.gpu_uuid == one.gpu.uuid
-        )
+        needed = sum(_bytes(grant, pids, one.gpu.uuid) for grant in status.grants)
         there = one.gpu.memory_bytes - one.gpu.used_bytes
         if needed > there:
-            raise NoRoomError(
+            raise NotYetError(
                 f"{one.gpu} has {format_bytes(max(0, there))} that nobody uses, and"
                 f" {format_bytes(needed)} must come back{_strangers(one)}"
             )
+
+
+def _bytes(grant: Grant, pids: Collection[int], gpu_uuid: str | None = None) -> int:
+    """What these processes of a grant have, on a GPU or in all."""
+    return sum(
+        use.used_bytes
+        for process in grant.processes
+        if process.pid in pids
+        for use in process.use
+        if gpu_uuid in {None, use.gpu_uuid}
+    )
 
 
 def _strangers(one: SharedGpu) -> str:
@@ -187,25 +222,63 @@ def _strangers(one: SharedGpu) -> str:
 def _alone(state: Path) -> Iterator[None]:
     """One grant after the other: each is to find the host's memory that those before have left."""
     with (state / "freezing").open("w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        deadline = time.monotonic() + ALONE_SECONDS
+        while not _locked(lock):
+            if time.monotonic() > deadline:
+                raise CannotFreezeError("another program has been on its way for too long")
+            time.sleep(_PAUSE)
         yield
 
 
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _no_refusal() -> Iterator[None]:
+    """What the arbiter refuses cannot be (a broken grant); where it is away, it may be later."""
+    try:
+        yield
+    except control.NoArbiterError as error:
+        raise NotYetError(error.message) from error
+    except ArbiterError as error:
+        raise CannotFreezeError(error.message) from error
+
+
 def _move_all_out(checkpoints: Checkpoints, state: Path, name: str) -> None:
-    """All that are there, and those that have come meanwhile."""
-    while moving := _with(checkpoints, state, name, Standing.RUNNING, Standing.LOCKED):
-        _lock_all(checkpoints, moving)
-        check(_grant(state, name))
-        _await_nobody_inside(state, name)
-        for pid in moving:
-            checkpoints.move_out(pid)
+    """All that are there: nobody joins a grant that is open."""
+    _await_known(checkpoints, state, name)
+    _lock_all(checkpoints, state, name)
+    _check_all(checkpoints, state, name)
+    _await_nobody_inside(state, name)
+    for pid in _with(checkpoints, state, name, Standing.LOCKED):
+        checkpoints.move_out(pid)
 
 
-def _lock_all(checkpoints: Checkpoints, pids: Iterable[int]) -> None:
+def _check_all(checkpoints: Checkpoints, state: Path, name: str) -> None:
+    if stopped := _stopped(_grant(state, name)):
+        raise CannotFreezeError(stopped)
+    check(_grant(state, name), _away(checkpoints, state, name))
+
+
+def _await_known(checkpoints: Checkpoints, state: Path, name: str) -> None:
+    """A process may have joined, and not yet come to the driver."""
     deadline = time.monotonic() + LOCK_SECONDS
-    for pid in pids:
-        if checkpoints.standing(pid) is Standing.RUNNING:
-            checkpoints.lock(pid, max(_PAUSE, deadline - time.monotonic()))
+    while None in (standings := _standings(checkpoints, state, name)).values():
+        if time.monotonic() > deadline:
+            unknown = next(pid for pid, standing in standings.items() if standing is None)
+            raise CannotFreezeError(f"process {unknown} has not begun to use its GPU")
+        time.sleep(_PAUSE)
+
+
+def _lock_all(checkpoints: Checkpoints, state: Path, name: str) -> None:
+    deadline = time.monotonic() + LOCK_SECONDS
+    for pid in _with(checkpoints, state, name, Standing.RUNNING):
+        checkpoints.lock(pid, max(_PAUSE, deadline - time.monotonic()))
 
 
 def _await_nobody_inside(state: Path, name: str) -> None:
@@ -216,33 +289,32 @@ def _await_nobody_inside(state: Path, name: str) -> None:
         time.sleep(_PAUSE)
 
 
-def _await_room(state: Path, name: str) -> None:
-    """Somebody outside every grant may have for a moment what the grant has again."""
-    deadline = time.monotonic() + ROOM_SECONDS
-    while True:
-        try:
-            check_room(control.status(state), [name])
-        except NoRoomError as error:
-            if time.monotonic() > deadline:
-                raise CannotFreezeError(error.message) from error
-            time.sleep(_PAUSE)
-        else:
-            return
+def _away(checkpoints: Checkpoints, state: Path, name: str) -> list[int]:
+    return _with(checkpoints, state, name, Standing.CHECKPOINTED)
 
 
-def _with(checkpoints: Checkpoints, state: Path, name: str, *standings: Standing) -> list[int]:
-    """The processes of a grant that stand so.
+def _with(checkpoints: Checkpoints, state: Path, name: str, wanted: Standing) -> list[int]:
+    """The processes of a grant that stand so."""
+    standings = _standings(checkpoints, state, name)
+    return [pid for pid, standing in standings.items() if standing is wanted]
 
-    One that the driver does not know has ended, or has nothing on a GPU.
-    """
-    found = {
-        process.pid: checkpoints.standing(process.pid)
-        for process in _grant(state, name).processes
-        if process.state == "live"
-    }
-    if failed := [pid for pid, standing in found.items() if standing is Standing.FAILED]:
+
+def _standings(checkpoints: Checkpoints, state: Path, name: str) -> dict[int, Standing | None]:
+    """How all processes of a grant stand; None: the driver does not know of it."""
+    grant = _grant(state, name)
+    if stopped := _stopped(grant):
+        raise NotYetError(stopped)
+    live = [one.pid for one in grant.processes if one.state == "live"]
+    standings = {pid: checkpoints.standing(pid) for pid in live}
+    if failed := [pid for pid, standing in standings.items() if standing is Standing.FAILED]:
         raise CannotFreezeError(f"the driver has given process {failed[0]} up")
-    return [pid for pid, standing in found.items() if standing in standings]
+    return {pid: how for pid, how in standings.items() if how is not None or host.is_alive(pid)}
+
+
+def _stopped(grant: Grant) -> str | None:
+    """Which process is stopped: the driver would wait for it for ever."""
+    stopped = [one.pid for one in grant.processes if host.is_stopped(one.pid)]
+    return f"process {stopped[0]} is stopped, by a signal or a debugger" if stopped else None
 
 
 def _grant(state: Path, name: str) -> Grant:

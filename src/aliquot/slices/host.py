@@ -21,12 +21,21 @@ def memory_left(pid: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a process."""
+    """Whether a signal, or a debugger, has stopped a process."""
+    return _state(pid) in {"T", "t"}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process."""
+    return _state(pid) not in {None, "Z", "X"}
+
+
+def _state(pid: int) -> str | None:
     try:
         words = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
     except OSError:
-        return False
-    return words.rpartition(")")[2].split()[0] in {"T", "t"}
+        return None
+    return words.rpartition(")")[2].split()[0]
 
 
 def _available() -> int:

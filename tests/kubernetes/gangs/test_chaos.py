@@ -1,12 +1,12 @@
 """Gangs whatever happens: events lost, repeated and cut off, refusals, and leaders killed anywhere.
 
 Some gangs go before others and have their places, whose pods take time to end; some have owners,
-which make a pod anew when one goes; budgets keep some from ending; the leader dies between two
-evictions. Some are elastic, and are asked to give back and told before they end, though nobody is
-there to do so. Single pods come beside them, a queue has a limit, and another a quota that others
-borrow. Whatever the order: in the end no half of a gang holds GPUs, no GPU is
-given twice, no limit is passed, every gang that is all there gets its turn, and when all pods are
-gone nothing is left of any of them.
+which make a pod anew when one goes; of some a PodGroup says the size; budgets keep some from
+ending; the leader dies between two evictions. Some are elastic, and are asked to give back and told
+before they end, though nobody is there to do so. Single pods come beside them, a queue has a limit,
+and another a quota that others borrow. Whatever the order: in the end no half of a gang holds GPUs,
+no GPU is given twice, no limit is passed, every gang that is all there gets its turn, and when all
+pods are gone nothing is left of any of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.gangs import controller, doors, elastic, state, store
+from aliquot.kubernetes.gangs import controller, doors, elastic, sources, state, store
 from aliquot.kubernetes.gangs.elastic import Terms
 from aliquot.kubernetes.names import ELASTIC, QUEUE
 from kubernetes.fake_api import Faults, until
@@ -37,6 +37,7 @@ OPS = st.one_of(
     st.tuples(st.just("submit_owned"), st.integers(1, 4)),
     st.tuples(st.just("submit_limited"), st.integers(1, 2)),
     st.tuples(st.just("submit_guest"), st.integers(2, 4)),
+    st.tuples(st.just("submit_group"), st.integers(2, 4)),
     st.tuples(st.just("submit_own"), st.integers(1, QUOTA)),
     st.tuples(st.just("submit_elastic"), st.integers(1, 4)),
     st.tuples(st.just("single"), st.integers(0, 1)),
@@ -86,6 +87,7 @@ class Play:
         gated: bool = True,
         priority: int = 0,
         queue: str = "",
+        group: bool = False,
         notes: Mapping[str, str] | None = None,
         **labels: str,
     ) -> str:
@@ -95,12 +97,25 @@ class Play:
         if queue:
             mine[QUEUE] = queue
         spec = {"priority": priority}
-        self.world.gang(name, size, gated=gated, gpu=1, spec=spec, labels=mine, annotations=notes)
+        self.world.gang(
+            name,
+            size,
+            gated=gated,
+            group=group,
+            annotations=notes,
+            gpu=1,
+            spec=spec,
+            labels=mine,
+        )
         return name
 
     def submit_guest(self, size: int) -> None:
         """A gang that borrows all but one of its GPUs."""
         self._submit(size, queue="guest")
+
+    def submit_group(self, size: int) -> None:
+        """The same, of which a PodGroup says the size."""
+        self._submit(size, queue="guest", group=True)
 
     def submit_own(self, size: int) -> None:
         """A gang that its queue's quota covers."""
@@ -273,6 +288,7 @@ def test_whatever_happens_gangs_are_whole_and_nothing_is_left(ops: list[tuple[st
         patch.setattr(doors, "AGAIN", 0.2)
         patch.setattr(doors, "EVICT_AGAIN", 0.1)
         patch.setattr(store, "WORDS", 0.2)
+        patch.setattr(sources, "AGAIN", 0.1)
         patch.setattr(elastic, "MARGIN", 0.2)
         patch.setattr(state, "LATE", 0.1)
         asyncio.run(played(ops))

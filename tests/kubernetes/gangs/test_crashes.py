@@ -68,17 +68,39 @@ def test_no_half_of_who_makes_room_is_left(
     asyncio.run(run())
 
 
-def test_a_gang_of_which_none_has_gone_is_left_alone_where_nobody_has_a_right_to_it() -> None:
+@pytest.mark.parametrize("least", [4, 2], ids=["as many as must", "more than must"])
+def test_no_half_of_a_pod_group_is_left(least: int) -> None:
     async def run() -> None:
-        world = World(2)
-        queues(world, own=2, guest=0)
+        world = World(1, 1, 1, 1)
+        queues(world, own=2, guest=2)
+        async with world.api.serving():
+            async with dying(world, 2):
+                world.gang("victim", least, pods=4, group=True, labels=GUEST)
+                await is_bound(world, "victim", 4)
+                world.gang("claimant", 1, labels=OWN, gpu=1)
+            assert len(world.staying("victim")) == 2
+            async with led(world):
+                await is_bound(world, "claimant", 1)
+                await until(lambda: not world.staying("victim"))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("size", [2, 4], ids=["whole", "smaller than it was"])
+def test_a_gang_of_which_none_has_gone_is_left_alone_where_nobody_has_a_right_to_it(
+    size: int,
+) -> None:
+    async def run() -> None:
+        world = World(size)
+        queues(world, own=size, guest=0)
         async with world.api.serving():
             async with dying(world, 0):
-                world.gang("kept", 2, labels=GUEST, gpu=1)
-                await is_bound(world, "kept", 2)
-                world.gang("claimant", 2, labels=OWN, gpu=1)
+                names = world.gang("kept", size, labels=GUEST, gpu=1)
+                await is_bound(world, "kept", size)
+                world.delete(*names[2:])  # as a live job does that gives back
+                world.gang("claimant", size, labels=OWN, gpu=1)
             assert world.leaving("kept")
-            queues(world, own=2, guest=2)
+            queues(world, own=size, guest=size)
             async with led(world):
                 await until(lambda: not world.leaving("kept"))
                 await until(lambda: world.phase("claimant") == "Waiting")

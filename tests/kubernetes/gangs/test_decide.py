@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,10 +163,44 @@ def test_two_claims_of_one_decision_keep_to_a_limit_together() -> None:
     assert [one.name for one, _ in decision.claims] == ["y0"]
 
 
-def part_of(one: Running, least: int) -> tuple[Running, ...]:
-    """What a job that runs has above its smallest size."""
-    places = one.placements[least:]
-    return (Running(gang(one.gang.name, len(places)), places, one.start, one.end),)
+def parts_of(one: Running, least: int) -> tuple[Running, ...]:
+    """What a job that runs has above its smallest size, worker by worker."""
+    mine = one.gang
+    unit = gang(mine.name, 1, queue=mine.queue, priority=mine.priority)
+    return tuple(
+        Running(unit, (place,), one.start, one.end) for place in reversed(one.placements[least:])
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "asked"), [(1, {"first", "second"}), (2, {"first"}), (4, {"first"})]
+)
+def test_who_waits_for_an_elastic_job_does_not_lose_it_to_one_behind_it(
+    size: int, asked: set[str]
+) -> None:
+    books = nodes(4)
+    job = started(books, gang("job", 4))
+    first = gang("first", 2, priority=10)
+    second = gang("second", size, priority=5, seconds=50.0)  # it is over before the job would be
+    givers = [Giver("job", 60.0, parts_of(job, 1))]
+    decision = decide(question(books, first, second, running=[job], givers=givers))
+    assert decision.asked == {name: {"job": 60.0} for name in asked}
+    assert not decision.claims
+
+
+@pytest.mark.parametrize(("own", "is_asked"), [(2, False), (1, True)])
+def test_a_job_is_asked_for_no_more_than_its_queue_borrows(own: int, *, is_asked: bool) -> None:
+    books = nodes(4)
+    queues = {
+        "x": Queue("x", quota=Bound(1000 * own, 80 * own)),
+        "y": Queue("y", quota=Bound(3000, 240)),
+    }
+    job = started(books, gang("job", 4, queue="x"))
+    givers = [Giver("job", 60.0, parts_of(job, 1))]
+    mine = gang("mine", 3, queue="y")
+    decision = decide(question(books, mine, running=[job], givers=givers, queues=queues))
+    assert bool(decision.asked) is is_asked
+    assert bool(decision.claims) is not is_asked
 
 
 @settings(max_examples=60)
@@ -186,11 +221,11 @@ def test_elastic_jobs_are_asked_first_and_after_their_time_claims_are_as_without
         if decide(question(books, one)).starts:
             running.append(started(books, one))
             if size > least:
-                givers.append(Giver(f"job{number}", 60.0, part_of(running[-1], least)))
+                givers.append(Giver(f"job{number}", 60.0, parts_of(running[-1], least)))
     mine = [gang(f"y{n}", size, queue="a", submitted=n) for n, size in enumerate(claims)]
     asked: dict[str, Any] = {"running": running, "queues": queues}
     without = decide(question(books, *mine, **asked))
-    every = {one.name: {giver.job for giver in givers} for one in mine}
+    every = {one.name for one in mine}
     after = decide(question(books, *mine, givers=givers, waited=every, **asked))
     assert (after.claims, after.asked) == (without.claims, {})
     first = decide(question(books, *mine, givers=givers, **asked))
@@ -201,7 +236,7 @@ def test_elastic_jobs_are_asked_first_and_after_their_time_claims_are_as_without
     for name, jobs in first.asked.items():
         room = books.copy()
         for giver in givers:
-            if giver.job in jobs:
-                room.give_gang(giver.parts[0])
+            for part in giver.parts if giver.job in jobs else ():
+                room.give_gang(part)
         one = next(each for each in mine if each.name == name)
         assert decide(question(room, one)).starts, "what they give back is not enough"

@@ -1,4 +1,4 @@
-"""`aliquot describe gang/NAME` says why a gang waits and until when."""
+"""`aliquot describe gang/NAME` says why a gang waits or ends, and until when."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from typer.testing import CliRunner, Result
 
 from aliquot.cli.app import app
+from aliquot.kubernetes.gangs.elastic import Terms
+from aliquot.kubernetes.names import ELASTIC, JOB, QUEUE
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, running
 
@@ -51,5 +54,26 @@ def test_it_says_why_it_waits_and_until_when(tmp_path: Path) -> None:
             assert json.loads(found)["gang"]["status"]["phase"] == "Bound"
             missing = await described(world, tmp_path, "gang/nobody")
             assert "there is no gang 'nobody' in namespace 'ns'" in str(missing.exception)
+
+    asyncio.run(play())
+
+
+def test_it_says_why_it_ends_and_when_its_workers_are_stopped(tmp_path: Path) -> None:
+    async def play() -> None:
+        world = World(2)
+        world.queue("own", quota={"gpus": 2})
+        world.queue("guest", quota={"gpus": 0})
+        terms = msgspec.json.encode(Terms(least=2, notice=300.0)).decode()
+        async with running(world):
+            labels = {QUEUE: "guest", JOB: "train"}
+            world.gang("train-1", 2, annotations={ELASTIC: terms}, labels=labels, gpu=1)
+            await is_bound(world, "train-1", 2)
+            assert "Leaves:" not in (await described(world, tmp_path, "gang/train-1")).stdout
+            world.gang("claimant", 2, labels={QUEUE: "own"}, gpu=1)
+            await until(lambda: world.leaving("train-1"))
+            ends = (await described(world, tmp_path, "gang/train-1")).stdout
+            why = "ended for ns/claimant: queue guest borrows from the quota of queue own"
+            assert f"Leaves: {why}; told, and stopped about " in ends
+            assert " UTC, in " in ends
 
     asyncio.run(play())

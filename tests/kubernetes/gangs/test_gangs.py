@@ -12,7 +12,7 @@ from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
 from aliquot.kubernetes.gangs.reservations import Times
 from kubernetes.builders import CARD, held, make_node, make_pod
 from kubernetes.fake_api import until
-from kubernetes.gangs.world import SOON, World, is_bound, played, running
+from kubernetes.gangs.world import SOON, World, is_bound, led, played, running
 from kubernetes.scheduler.replica import Replica, put_node, replica
 
 
@@ -140,6 +140,25 @@ def test_a_pod_group_says_how_many_must_start_together() -> None:
         assert found.metadata.owner_references[0].kind == "PodGroup"
 
     played(World(4), play)
+
+
+def test_the_object_that_knows_a_gangs_size_is_not_forgotten_when_it_is_bound() -> None:
+    async def run() -> None:
+        world = World(3)
+        async with world.api.serving():
+            for later in ("b", "c"):  # a pass of this leader, and of the next one
+                async with led(world):
+                    if later == "b":
+                        world.gang("a", 1, group=True)
+                        await is_bound(world, "a", 1)
+                    world.gang(later, 1)
+                    await is_bound(world, later, 1)
+                    found = world.status("a")
+                    assert found is not None
+                    assert found.spec.size == 1
+                    assert found.metadata.owner_references[0].kind == "PodGroup"
+
+    asyncio.run(run())
 
 
 def test_a_pod_may_change_its_gang() -> None:

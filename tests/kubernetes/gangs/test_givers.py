@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from aliquot.kubernetes.api.objects import Pod
 from aliquot.kubernetes.gangs import elastic, state
 from aliquot.kubernetes.gangs.elastic import Terms, surpluses, terms_of, told_ahead
+from aliquot.kubernetes.gangs.words import stamp
 from aliquot.kubernetes.names import ELASTIC, GANG, GANG_SIZE, JOB, JOB_RANK
 from kubernetes.builders import make_pod
 from kubernetes.fake_api import until
@@ -121,23 +122,59 @@ def test_a_job_that_cannot_give_back_enough_is_told_at_once(least: int, size: in
     played(World(4), play)
 
 
-def test_a_new_leader_goes_on_with_a_claim_of_which_workers_are_told() -> None:
+@pytest.mark.parametrize("gone", [["train-1"], []], ids=["one has gone", "none has"])
+def test_a_new_leader_goes_on_with_a_claim_and_nobody_has_more_time_than_it_was_told(
+    gone: list[str],
+) -> None:
     async def run(world: World) -> None:
         async with world.api.serving():
             async with led(world):
-                job(world, 2, least=2, notice=60.0)
+                names = job(world, 2, least=2, notice=60.0)
                 await is_bound(world, "train-1", 2)
                 claim(world, 2)
                 await until(lambda: world.leaving("train-1"))
-                why = world.leaving("train-1")
-            world.delete("train-1")
+            world.delete(*gone)
+            found = world.api.objects["gangs", "ns", "train-1"]
+            status = {**found["status"], "leavesAt": stamp(time.time())}
+            world.api.put("gangs", {**found, "status": status})
             async with led(world):
-                assert world.leaving("train-1") == why
-                world.delete("train-0")
                 await is_bound(world, "claimant", 2)
-        assert not evicted(world)
+        assert evicted(world) == {*names} - {*gone}
 
     asyncio.run(run(World(2)))
+
+
+def test_a_claim_that_is_given_up_ends_nobody() -> None:
+    async def play(world: World, _: Replica) -> None:
+        names = job(world, 2, least=2, notice=60.0)
+        await is_bound(world, "train-1", 2)
+        claim(world, 2)
+        await until(lambda: world.leaving("train-1"))
+        world.delete("claimant-0", "claimant-1")
+        await until(lambda: not world.leaving("train-1"))
+        assert world.staying("train-1") == {*names}
+        assert not evicted(world)
+
+    played(World(2), play)
+
+
+def test_who_ends_together_with_workers_that_are_told_ends_when_they_do() -> None:
+    async def play(world: World, _: Replica) -> None:
+        evictions = times(world, "/eviction")
+        job(world, 2, least=2, notice=1.0)
+        world.queue("own", quota={"gpus": 4})
+        world.gang("rigid", 1, labels={QUEUE: "guest"}, gpu=1)
+        world.pod("single", labels={QUEUE: "guest"}, gpu=1)
+        await is_bound(world, "train-1", 2)
+        await is_bound(world, "rigid", 1)
+        await until(lambda: "single" in world.bound())
+        began = time.monotonic()
+        claim(world, 4)
+        await is_bound(world, "claimant", 4)
+        assert evicted(world) == {"train-0", "train-1", "rigid-0", "single"}
+        assert min(evictions) - began >= 1.0 + LATE
+
+    played(World(4), play)
 
 
 def test_limits_of_a_queue_are_not_waited_for() -> None:
@@ -178,8 +215,8 @@ def test_what_pods_say_is_bounded(
     found = surpluses(pods)
     assert [one.job for one in found] == (["ns/train"] if least < 5 else [])
     for one in found:
-        assert one.uids == {f"uid-p{rank}" for rank in range(max(0, least), 5)}
-        assert 0 <= one.seconds <= 2 * elastic.LONGEST + elastic.MARGIN
+        assert one.uids == tuple(f"uid-p{rank}" for rank in range(4, max(0, least) - 1, -1))
+        assert 0 <= one.seconds <= elastic.LONGEST + elastic.MARGIN
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,18 @@ from kubernetes.builders import make_pod
 NOW = 1000.0
 
 
+def test_elastic_jobs_are_waited_for_until_one_time_whoever_is_asked() -> None:
+    gang = Known(Key("ns", "g"))
+    gang.ask({"ns/a": 10.0}, NOW)
+    gang.ask({"ns/b": 300.0}, NOW + 9)
+    assert not gang.has_waited(NOW + 9)
+    assert gang.has_waited(NOW + 10)
+    gang.forget_bars(NOW + 1e6)
+    assert gang.has_waited(NOW + 1e6)
+    gang.reserve({}, NOW + 1e6)
+    assert not gang.has_waited(NOW + 1e6)
+
+
 def test_pauses_grow_with_the_tries_and_begin_anew_when_it_is_whole() -> None:
     gang = Known(Key("ns", "g"))
     pod = make_pod("g-0", annotations={GANG: "g", GANG_SIZE: "1"}, gpu=1)

@@ -16,6 +16,7 @@ import msgspec
 
 from aliquot.kubernetes.api.objects import PODS, Pod
 from aliquot.kubernetes.gangs.controller import GangOptions
+from aliquot.kubernetes.gangs.members import POD_GROUP
 from aliquot.kubernetes.gangs.objects import GangObject
 from aliquot.kubernetes.gangs.reservations import Times
 from aliquot.kubernetes.names import GANG, GANG_SIZE, GATE, PLAN
@@ -58,11 +59,19 @@ class World:
         pods: int | None = None,
         first: int = 0,
         gated: bool = True,
+        group: bool = False,
         annotations: Mapping[str, str] | None = None,
         **asked: Any,
     ) -> list[str]:
-        """A gang's pods: each asks for one GPU, or for this."""
-        notes = {GANG: name, GANG_SIZE: str(size), **(annotations or {})}
+        """A gang's pods: each asks for one GPU, or for this. `group`: a PodGroup says the size."""
+        notes = dict(annotations or {})
+        if group:
+            meta = {"name": name, "namespace": "ns"}
+            self.api.put("podgroups", {"metadata": meta, "spec": {"minMember": size}})
+            labels = {**asked.get("labels", {}), POD_GROUP: name}
+            asked = {"gpu": 1, **asked, "labels": labels}
+        else:
+            notes = {GANG: name, GANG_SIZE: str(size), **notes}
         count = size if pods is None else pods
         names = [f"{name}-{number}" for number in range(first, first + count)]
         for one in names:
@@ -102,14 +111,15 @@ class World:
 
     def _own(self, plural: str, gone: Json) -> None:
         """The owner of a gang makes a pod like the one that went."""
-        notes = gone["metadata"].get("annotations", {})
-        if plural != "pods" or notes.get(GANG) not in self.owned:
+        notes, labels = (gone["metadata"].get(key, {}) for key in ("annotations", "labels"))
+        name = notes.get(GANG) or labels.get(POD_GROUP)
+        if plural != "pods" or name not in self.owned:
             return
         gated = [{"name": GATE}]
-        meta = {**gone["metadata"], "name": f"{notes[GANG]}-again-{next(self._made)}"}
+        meta = {**gone["metadata"], "name": f"{name}-again-{next(self._made)}"}
         for field in ("uid", "deletionTimestamp", "resourceVersion"):
             meta.pop(field, None)
-        meta["annotations"] = {key: notes[key] for key in (GANG, GANG_SIZE)}
+        meta["annotations"] = {key: notes[key] for key in (GANG, GANG_SIZE) if key in notes}
         spec = {key: value for key, value in gone["spec"].items() if key != "nodeName"}
         self.api.put("pods", {**gone, "metadata": meta, "spec": {**spec, "schedulingGates": gated}})
 
@@ -142,11 +152,7 @@ class World:
 
     def pods(self, gang: str = "") -> dict[str, Pod]:
         found = (msgspec.convert(one, Pod) for one in self.api.all("pods"))
-        return {
-            one.metadata.name: one
-            for one in found
-            if not gang or one.metadata.annotations.get(GANG) == gang
-        }
+        return {one.metadata.name: one for one in found if not gang or _gang_of(one) == gang}
 
     def bound(self, gang: str = "") -> dict[str, str]:
         return {
@@ -209,11 +215,16 @@ class World:
         have: dict[str, int] = defaultdict(int)
         sizes: dict[str, int] = {}
         for one in self.pods().values():
-            notes = one.metadata.annotations
-            if GANG in notes and not one.metadata.deletion_timestamp:
-                sizes[notes[GANG]] = int(notes[GANG_SIZE])
-                have[notes[GANG]] += bool(one.spec.node_name)
+            name = _gang_of(one)
+            if name and not one.metadata.deletion_timestamp:
+                sizes[name] = self._size_of(one, name)
+                have[name] += bool(one.spec.node_name)
         return {name: (have[name], size) for name, size in sizes.items() if 0 < have[name] < size}
+
+    def _size_of(self, pod: Pod, gang: str) -> int:
+        said = pod.metadata.annotations.get(GANG_SIZE)
+        group = self.api.objects.get(("podgroups", "ns", gang), {})
+        return int(said or group["spec"]["minMember"])
 
     # --- kube-scheduler ---------------------------------------------------------------------------
 
@@ -261,6 +272,10 @@ class World:
             await one.bind(pod, node)
         except (AssertionError, httpx2.HTTPError):
             return
+
+
+def _gang_of(pod: Pod) -> str:
+    return pod.metadata.annotations.get(GANG) or pod.metadata.labels.get(POD_GROUP, "")
 
 
 @asynccontextmanager

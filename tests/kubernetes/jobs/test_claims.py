@@ -85,6 +85,33 @@ async def test_a_live_job_goes_on_without_the_workers_that_end() -> None:
 
 
 @scenario
+async def test_who_is_told_while_another_is_being_stopped_has_its_notice() -> None:
+    world = World()
+    world.submit(least=1, most=4, live=True, resizeSeconds=5)
+    await world.go(4)
+    world.cooperative = False
+    world.change(workers={"min": 1, "max": 3})
+    while not (stopped := being_stopped(world)):
+        await world.round(1)
+    world.claim("train-1", 30)
+    world.place()
+    await world.round(1)
+    await world.round(1)
+    assert being_stopped(world) == stopped == {"train-3"}
+    world.run_pods()
+    await world.round(1)
+    await world.round(1)
+    told = notices(world)
+    assert [told[f"train-{rank}"]["kind"] for rank in range(3)] == ["suspend"] * 3
+    assert being_stopped(world) == stopped
+
+
+def being_stopped(world: World) -> set[str]:
+    pods = world.pods().items()
+    return {name for name, one in pods if one["metadata"].get("deletionTimestamp")}
+
+
+@scenario
 async def test_a_suspension_that_people_want_stays_one() -> None:
     world = await started(least=2)
     world.change(suspend=True)

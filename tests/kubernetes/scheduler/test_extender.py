@@ -250,6 +250,34 @@ def test_pods_without_room_do_not_keep_those_behind_them_from_being_woken(
     played(play)
 
 
+def test_a_pod_that_finds_room_while_others_are_woken_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "SETTLE", 0.01)
+    monkeypatch.setattr(waiting, "WAKE_AGAIN", 0.05)
+
+    async def play(api: FakeApi, one: Replica) -> None:
+        first = put_pod(api, make_pod("a", gpu=2))
+        assert await one.bind(first, "n1") == ""
+        report(api, "a")
+        pods = {name: put_pod(api, make_pod(name, gpu=1)) for name in ("b", "c", "d")}
+        for pod in pods.values():
+            assert (await one.filter(pod, "n1"))["NodeNames"] == []
+
+        def found_room(method: str, path: str) -> None:
+            if method == "PATCH" and path.endswith("/pods/b"):
+                one.scheduler._waiting.done(pods["c"].metadata.uid)
+
+        api.faults.refuse = found_room
+        api.delete("pods", "a", "ns")
+        release(api)
+        await until(lambda: ROOM in pod_in(api, "d").metadata.annotations)
+        assert ROOM in pod_in(api, "b").metadata.annotations
+        assert ROOM not in pod_in(api, "c").metadata.annotations
+
+    played(play)
+
+
 def test_bad_input_becomes_an_event() -> None:
     async def play(api: FakeApi, one: Replica) -> None:
         pod = put_pod(api, make_pod("a", memory=21, annotations={"aliquot.io/gpus": "2"}))

@@ -1,8 +1,9 @@
 """What follows where disruption budgets keep pods from ending.
 
-Who was to make room for another gang is spared for a while, and another way is sought. A half of a
-gang that was to end stays, and is told so: its missing members are placed when there is room. That
-is also so for one of which some have ended for another, and the others may not.
+Who was to make room for another gang is spared for a while, and another way is sought; nobody else
+ends for what was claimed. A half of a gang that was to end stays, and is told so: its missing
+members are placed when there is room. That is also so for one of which some have ended for another,
+and the others may not.
 """
 
 from __future__ import annotations
@@ -51,25 +52,16 @@ class Budgets:
     def _give_up_claim(self, gang: Known, now: float) -> None:
         """Others that are kept from ending are not waited for: another way is sought."""
         refused = [uid for uid in gang.making_room if uid in self._doors.refusals]
-        began = max((gang.moved, *(self._asked_at(uid) for uid in refused)))
-        if not refused or now - began <= self._times.room:
+        since = min((self._doors.refused_at[uid] for uid in refused), default=now)
+        if now - max(gang.moved, since) <= self._times.room:
             return
         for uid in refused:
             pod = self._roster.pods.get(uid)
-            if pod is None:
-                continue
-            other = self._roster.gang_of(pod)
-            if other is not None and not other.is_half_gone:
-                other.leaving = ""
-            gang.spared[work_name(pod)] = now + 5 * self._times.room
+            if pod is not None:
+                gang.spared[work_name(pod)] = now + 5 * self._times.room
         why = str(self._doors.refusals[refused[0]])
+        self._doors.forget(refused)
         self._reservations.give_up(gang, why, now, pause=False)
-
-    def _asked_at(self, uid: str) -> float:
-        """When a pod was first asked to end, where its gang leaves."""
-        pod = self._roster.pods.get(uid)
-        gang = self._roster.gang_of(pod) if pod is not None else None
-        return gang.ends_at if gang is not None and gang.leaving else 0.0
 
     def _keep_half(self, gang: Known, now: float) -> None:
         """A half that may not be ended stays, and is to be completed."""

@@ -38,8 +38,8 @@ from aliquot.kubernetes.gangs.reservations import Reservations, Times
 from aliquot.kubernetes.gangs.restore import Restorer
 from aliquot.kubernetes.gangs.roster import Roster
 from aliquot.kubernetes.gangs.singles import Singles
-from aliquot.kubernetes.gangs.sources import Sources
-from aliquot.kubernetes.gangs.state import owners_of
+from aliquot.kubernetes.gangs.sources import Sources, sources_of
+from aliquot.kubernetes.gangs.state import let_stay, owners_of
 from aliquot.kubernetes.gangs.store import Store
 from aliquot.kubernetes.gangs.teller import Teller
 from aliquot.kubernetes.gangs.term import Term
@@ -207,7 +207,8 @@ class Gangs:
             gang.reserved.clear()
             gang.persisted, gang.making_room, gang.promise = {}, frozenset(), None
             gang.leaving_known = ""
-            gang.asked.clear()
+            gang.claimed.clear()
+            gang.ask_anew()
             gang.phase = Phase.GATHERING
             gang.begin_anew()
 
@@ -269,13 +270,11 @@ class Gangs:
 
     async def _read(self) -> None:
         """What is not watched: objects that know sizes, and members that have done their work."""
-        gathering = [one for one in self._roster.gangs.values() if not one.whole_once]
-        wanted = {
-            (gang.key.namespace, source)
-            for gang in gathering
-            if (source := gang.source) is not None
-        }
-        self._sources.keep(wanted)
+        gangs = self._roster.gangs.values()
+        gathering = [one for one in gangs if not one.whole_once]
+        every, wanted = sources_of(gangs), sources_of(gathering)
+        self._sources.keep(every)
+        wanted |= {one for one in every if self._sources.known(*one) is None}
         await asyncio.gather(*(self._sources.read(*one) for one in wanted))
         short = [one for one in gathering if self._is_short(one)]
         await self._finished.read({one.key.namespace for one in short})
@@ -297,11 +296,14 @@ class Gangs:
         now = self._now()
         self._queues.set_largest_gpu(self._largest_gpu())
         gangs = self._roster.gangs
-        found = {key: self._source_of(gang) for key, gang in gangs.items()}
+        found = {  # of who was whole it is old: it is read again when another of that name gathers
+            key: None if gang.whole_once else self._source_of(gang) for key, gang in gangs.items()
+        }
         before = {key: dict(gang.reserved) for key, gang in gangs.items()}
         self._budgets.look(now)
         for key, gang in gangs.items():
             self._reservations.settle(gang, found[key], now)
+        let_stay(gangs)
         outcome = await self._planning.decide(found, now, lambda: self._term.lasts(number))
         if not self._term.lasts(number):
             return outcome
@@ -347,6 +349,7 @@ class Gangs:
             making_room=tuple(sorted(gang.making_room)),
             whole_once=gang.whole_once,
             leaving=gang.leaving,
+            leavers=gang.leavers if gang.leaving else 0,
             leaves_at=stamp(gang.leaves_at) if gang.is_told_ahead else None,
             members=gang.told_members() if gang.reserved or gang.had_nodes else (),
         )
@@ -389,6 +392,9 @@ class Gangs:
         for gang in gangs:
             if gang.leaving and not gang.may_end(now):
                 not_yet |= gang.pods.keys()
+        for gang in gangs:  # nobody loses its work for a gang whose other places are not free yet
+            if not not_yet.isdisjoint(gang.making_room):
+                not_yet |= gang.making_room
         uids = {uid for gang in gangs for uid in gang.making_room} - not_yet
         ending = [self._roster.pods[uid] for uid in uids if uid in self._roster.pods]
         for gang in gangs:

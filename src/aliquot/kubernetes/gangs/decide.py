@@ -20,7 +20,18 @@ from aliquot.placement.backfill import plan_starts
 from aliquot.placement.demand import Running
 from aliquot.placement.gangs import may_hold, plan_gang
 from aliquot.placement.preempt import entitled, preempt, rights
-from aliquot.placement.queues import WITH_THIS, Tree, in_turn, needs, usage, within_quota
+from aliquot.placement.queues import (
+    WITH_THIS,
+    Resources,
+    Tree,
+    borrows,
+    in_turn,
+    needs,
+    takes,
+    upto,
+    usage,
+    within_quota,
+)
 from aliquot.placement.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -29,7 +40,7 @@ if TYPE_CHECKING:
     from aliquot.placement.books import Books
     from aliquot.placement.demand import Gang, Placement
     from aliquot.placement.preempt import Preemption
-    from aliquot.placement.queues import Path, Queue, Resources
+    from aliquot.placement.queues import Path, Queue, Sums
     from aliquot.placement.snapshot import Hardware
     from aliquot.placement.strategies import Strategy
 
@@ -43,7 +54,7 @@ class Question:
     `rests` are the missing members of gangs, each with the nodes (rows) of the members that have
     theirs. `spared` are the names of what runs and is not to make room now, for each gang. `looked`
     is when a gang was last looked at for others' places, in decisions. `givers` are the elastic
-    jobs that could give back, and `waited` those that each gang has waited for already.
+    jobs that could give back, and `waited` the gangs that have waited for such for long enough.
     """
 
     books: Books
@@ -57,12 +68,15 @@ class Question:
     spared: Mapping[str, Collection[str]] = field(default_factory=dict)
     looked: Mapping[str, int] = field(default_factory=dict)
     givers: Sequence[Giver] = ()
-    waited: Mapping[str, Collection[str]] = field(default_factory=dict)
+    waited: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Giver:
-    """An elastic job: what it has above its smallest size, and how long it takes to give it."""
+    """An elastic job: what it has above its smallest size, and how long it takes to give it.
+
+    `parts` are what each of those workers has, in the order in which they go.
+    """
 
     job: str
     seconds: float
@@ -217,7 +231,7 @@ class _Asking:
 
     `ended` are all who make room. Who was to start now and makes room loses nothing: it does not
     start. `promised` is what is still promised. `asked` are elastic jobs that are to give back, for
-    whom, and how long that takes.
+    whom, and how long that takes; nobody behind those ends what they were asked for.
     """
 
     def __init__(
@@ -236,6 +250,8 @@ class _Asking:
         self.looked_at: tuple[str, ...] = ()
         self.overlooked = 0
         self.asked: dict[str, dict[str, float]] = {}
+        self._given: set[Running] = set()
+        self._askers: list[Running] = []
 
     def claims(self, behind: Sequence[Gang]) -> tuple[tuple[Gang, Preemption], ...]:
         """Of those that do not start, who has a right and a way."""
@@ -280,6 +296,9 @@ class _Asking:
         if givers:
             self.asked[gang.name] = givers
             return None
+        giving = {part.gang.name for part in self._given}
+        if any(one.gang.name in giving for one in claim.victims):
+            return None
         gone = {gang.name, *(one.gang.name for one in claim.withdrawn)}
         self.promised = [one for one in promised if one.gang.name not in gone]
         self.ended += claim.victims
@@ -293,28 +312,58 @@ class _Asking:
         return claim
 
     def _givers(self, gang: Gang, others: Sequence[Running]) -> dict[str, float]:
-        """The elastic jobs that it has a right over, where what they can give back is enough."""
-        question, books = self._question, self._books
-        waited = question.waited.get(gang.name, ())
-        givers = [one for one in question.givers if one.job not in waited]
-        if not givers or not self._lacks_room(gang):
+        """The elastic jobs that it has a right over, where what they have to give is enough.
+
+        Another queue gives worker by worker, as long as it borrows. What was asked for by who has
+        its turn before is given to that one.
+        """
+        question, hardware = self._question, self._books.hardware
+        if not question.givers or gang.name in question.waited or not self._lacks_room(gang):
             return {}
-        over = rights(books, gang, others, question.queues, question.now)
+        over = rights(self._books, gang, others, question.queues, question.now)
+        tree = Tree(question.queues)
+        used = tree.summed(usage(self._running, hardware))
+        books = self._books.copy()
+        for part in self._given:
+            books.give_gang(part)
+            tree.add(used, part.gang.queue, Resources() - takes(part, hardware))
+        for start in self._askers:
+            books.take_gang_if_it_fits(start)
         found: dict[str, float] = {}
-        books = books.copy()
-        for one in givers:
+        given: list[Running] = []
+        places = self._places(books, gang)
+        for one in question.givers:
             for part in one.parts:
-                if part.gang.name in over:
+                mine = part.gang
+                if mine.name not in over or not _has_to_give(tree, used, mine.queue, gang.queue):
+                    continue
+                found[one.job] = one.seconds
+                if places is None and part not in self._given:
                     books.give_gang(part)
-                    found[one.job] = one.seconds
-        return found if self._fits(books, gang) else {}
+                    tree.add(used, mine.queue, Resources() - takes(part, hardware))
+                    given.append(part)
+            if places is None and given:
+                places = self._places(books, gang)
+        if places is None or not found:
+            return {}
+        self._given.update(given)
+        self._askers.append(Running(gang, places, question.now, question.now + gang.seconds))
+        return found
 
     def _lacks_room(self, gang: Gang) -> bool:
         """Whether it is for want of room that it waits, and not for a limit or a promise."""
         tree, hardware = Tree(self._question.queues), self._books.hardware
         used = tree.summed(usage(self._running, hardware))
         full = tree.over(gang.queue, needs(gang, hardware), used)
-        return full is None and not self._fits(self._books, gang)
+        return full is None and self._places(self._books, gang) is None
 
-    def _fits(self, books: Books, gang: Gang) -> bool:
-        return may_hold(books, gang) and plan_gang(books, gang, self._question.by) is not None
+    def _places(self, books: Books, gang: Gang) -> tuple[Placement, ...] | None:
+        return plan_gang(books, gang, self._question.by) if may_hold(books, gang) else None
+
+
+def _has_to_give(tree: Tree, used: Sums, queue: str, other: str) -> bool:
+    """Whether a queue has more than its own, where its path and another's part; or is the other."""
+    theirs = {*upto(tree.path(other))}
+    apart = (path for path in upto(tree.path(queue)) if path not in theirs)
+    first = next(apart, None)
+    return first is None or borrows(tree.queue(first), used[first])

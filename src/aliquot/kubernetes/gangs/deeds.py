@@ -166,7 +166,7 @@ class Deeds:
     ) -> tuple[Known, str, Mapping[str, str]]:
         """Give a gang the places of others: who has them, and what all sides are told."""
         one = asked.ready[gang.name]
-        told = self._make_room(claim, asked, now)
+        told = self._make_room(one.gang, claim, asked, now)
         every = {uid for victim in claim.victims for uid in asked.parties[victim.gang.name]}
         gone = {uid for uid in every if uid not in self._roster.pods}  # and still named by a node
         start = Running(gang, claim.placements, now, now + gang.seconds)
@@ -174,7 +174,9 @@ class Deeds:
         one.gang.reason = claim.to_gang
         return one.gang, claim.to_gang, told
 
-    def _make_room(self, claim: Preemption, asked: Asked, now: float) -> dict[str, str]:
+    def _make_room(
+        self, claimant: Known, claim: Preemption, asked: Asked, now: float
+    ) -> dict[str, str]:
         """What each pod that is to end is told, by UID."""
         told: dict[str, str] = {}
         for victim in claim.victims:
@@ -191,7 +193,9 @@ class Deeds:
                 if one.metadata.uid not in theirs:
                     self._cluster.release(one.metadata.uid)
             if gang is not None and theirs:
-                gang.leave(why, now, seconds)  # all of it, on whatever nodes its members are
+                claimant.claimed.add(gang.key)
+                # all of it, on whatever nodes its members are
+                gang.leave(why, now, seconds, claimant.key)
             told |= theirs
         return told
 
@@ -278,10 +282,9 @@ def _standing(one: Running) -> object:
 
 def _bars(gang: Known, now: float) -> str:
     text = gang.why_kept
-    asked = {job: until for job, until in gang.asked.items() if until > now}
-    if asked:
-        until = words.clock(max(asked.values()), now)
-        text += f"; {_some(asked)} can give back enough, and is waited for until {until}"
+    if gang.asked_until > now:
+        until = words.clock(gang.asked_until, now)
+        text += f"; {_some(gang.asked)} can give back enough, and is waited for until {until}"
     if gang.barred:
         text += f"; kube-scheduler did not let it go to {_some(gang.barred)}"
     if gang.spared:

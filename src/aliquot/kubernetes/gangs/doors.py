@@ -35,7 +35,10 @@ _log = structlog.get_logger(__name__)
 
 
 class Doors:
-    """Opens them; `refusals` are those of the last evictions, by UID."""
+    """Opens them.
+
+    `refusals` are those of the last evictions, by UID, and `refused_at` is when each first was.
+    """
 
     def __init__(self, client: Client, now: Callable[[], float], may: Callable[[], bool]) -> None:
         self._client = client
@@ -45,6 +48,7 @@ class Doors:
         self._evicted: dict[str, float] = {}
         self._free = asyncio.Semaphore(AT_ONCE)
         self.refusals: dict[str, Refusal] = {}
+        self.refused_at: dict[str, float] = {}
 
     async def open(self, pods: Iterable[Pod]) -> None:
         """Let these pods go to kube-scheduler."""
@@ -69,10 +73,11 @@ class Doors:
         """Of these it is to be seen anew whether they may be evicted."""
         for uid in uids:
             self.refusals.pop(uid, None)
+            self.refused_at.pop(uid, None)
 
     def keep(self, uids: Collection[str]) -> None:
         """Forget all others."""
-        for times in (self._tried, self._evicted):
+        for times in (self._tried, self._evicted, self.refused_at):
             for gone in [uid for uid in times if uid not in uids]:
                 del times[gone]
         self.refusals = {uid: one for uid, one in self.refusals.items() if uid in uids}
@@ -112,7 +117,9 @@ class Doors:
             except ApiError as error:
                 _log.info("a pod was not evicted", pod=pod.key, why=error.message)
                 return
+        uid = pod.metadata.uid
         if refusal is None:
-            self.refusals.pop(pod.metadata.uid, None)
+            self.forget([uid])
         else:
-            self.refusals[pod.metadata.uid] = refusal
+            self.refusals[uid] = refusal
+            self.refused_at.setdefault(uid, self._now())

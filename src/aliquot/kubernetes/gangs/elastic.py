@@ -2,7 +2,7 @@
 
 Each worker's pod says it in an annotation of the controller (`aliquot.io/elastic`): the job's
 smallest size, for how long ahead workers are told, and for how long they may end. Others can write
-that too, so no time in it counts for longer than `LONGEST`. Pure.
+that too, so none of these times, nor both together, counts for longer than `LONGEST`. Pure.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class Terms(msgspec.Struct, frozen=True):
 
     @property
     def patience(self) -> float:
-        """How long it takes to give back, with notice."""
-        return self.told_ahead + _bounded(self.grace) + MARGIN
+        """How long it takes to give back, with notice; as far as that counts."""
+        return _bounded(self.told_ahead + _bounded(self.grace)) + MARGIN
 
 
 @dataclass(frozen=True, slots=True)
 class Surplus:
-    """What an elastic job has above its smallest size: the UIDs of those pods."""
+    """What an elastic job has above its smallest size: the UIDs of those pods, last rank first."""
 
     job: str
     seconds: float
-    uids: frozenset[str]
+    uids: tuple[str, ...]
 
 
 def terms_of(pod: Pod) -> Terms | None:
@@ -79,7 +79,7 @@ def surpluses(pods: Iterable[Pod]) -> list[Surplus]:
             workers[name].append((_rank(pod), pod.metadata.uid))
             terms[name] = found
     return [
-        Surplus(name, terms[name].patience, frozenset(uid for _, uid in sorted(mine)[least:]))
+        Surplus(name, terms[name].patience, tuple(uid for _, uid in reversed(sorted(mine)[least:])))
         for name, mine in workers.items()
         if len(mine) > (least := max(0, terms[name].least))
     ]

@@ -87,6 +87,17 @@ class Holdings:
         names = {name for uid in uids if (name := self._name_of.get(uid)) is not None}
         return [self._made(name, self._uids[name].intersection(uids), now) for name in names]
 
+    def each_of(self, uids: Iterable[str], now: float) -> list[Running]:
+        """What each of these pods has by itself, in their order."""
+        self._refresh(now)
+        names = {uid: name for uid in uids if (name := self._name_of.get(uid)) is not None}
+        firsts = {name: uid for uid, name in names.items()}
+        works = {name: self._roster.work(uid, now) for name, uid in firsts.items()}
+        return [
+            _running(works[name], [pair for some in self._pairs[uid].values() for pair in some])
+            for uid, name in names.items()
+        ]
+
     def parties(self, now: float) -> Mapping[str, frozenset[str]]:
         """The UIDs of all that have something, by the name of their work; as it is now."""
         self._refresh(now)

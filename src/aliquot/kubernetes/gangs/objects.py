@@ -51,6 +51,7 @@ class GangStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
     `wholeOnce`: all of it had nodes, so that it is not ended when it loses a member. `leaving` says
     why those of it that have nodes are to end: it is written before the first of them is asked to.
+    `leavers` is how many had nodes then, so that a new leader knows whether some have gone.
     `leavesAt`: not before that time, so that the controller of an elastic job can tell its workers.
     """
 
@@ -62,6 +63,7 @@ class GangStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     making_room: tuple[str, ...] = ()
     whole_once: bool = False
     leaving: str = ""
+    leavers: int = 0
     leaves_at: str | None = None
     members: tuple[GangMember, ...] = ()
 

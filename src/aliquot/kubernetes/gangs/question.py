@@ -185,7 +185,6 @@ class Questions:
             if promise is not None:
                 promised.append(promise)
         ending = {uid for gang in self._roster.gangs.values() for uid in gang.making_room}
-        waited = {name: one.gang.waited_for(now) for name, one in ready.items()}
         return Question(
             books=picture.books,
             running=self._holdings.running(now, ending),
@@ -198,7 +197,7 @@ class Questions:
             spared={name: frozenset(one.gang.spared) for name, one in ready.items()},
             looked=self._looked,
             givers=self._givers(ending, now),
-            waited=waited,
+            waited={name for name, one in ready.items() if one.gang.has_waited(now)},
         )
 
     def _givers(self, ending: Collection[str], now: float) -> list[Giver]:
@@ -210,8 +209,11 @@ class Questions:
             for pod in gang.staying
             if pod.metadata.uid not in ending
         )
-        found = ((one, self._holdings.parts_of(one.uids, now)) for one in surpluses(pods))
-        return [Giver(one.job, one.seconds, tuple(parts)) for one, parts in found if parts]
+        return [
+            Giver(one.job, one.seconds, parts)
+            for one in surpluses(pods)
+            if (parts := tuple(self._holdings.each_of(one.uids, now)))
+        ]
 
 
 def _promised(gang: Gang, promise: Promise | None, picture: Picture) -> Running | None:

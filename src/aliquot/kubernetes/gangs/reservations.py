@@ -92,6 +92,7 @@ class Reservations:
             if pod.metadata.uid not in gang.had_nodes:
                 gang.had_nodes.add(pod.metadata.uid)
                 gang.moved = gang.grown = now
+                gang.leavers = max(gang.leavers, len(gang.staying))
         wanted = gang.wanted(found)
         if gang.making_room:
             self._look_for_room(gang, now)
@@ -99,7 +100,6 @@ class Reservations:
             self._look_at_places(gang, wanted, now)
         if wanted is not None and len(gang.had_nodes) >= wanted:
             gang.whole_once = True
-        gang.leave_on(found, now)
         if gang.staying and not gang.whole_once and now - gang.grown > 2 * self._times.grace:
             self._leave(gang, wanted, now)
         if not gang.staying and (not gang.reserved or gang.leaving):

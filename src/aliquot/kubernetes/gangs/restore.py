@@ -11,8 +11,9 @@ nodes and the books do not bear out:
 - A gang has not waited for longer than its oldest pod is there.
 - One that was whole is not ended. One that says that it was not, and has run for long, was.
 - One that was being ended when the leader before ended is ended where some of it have gone: so no
-  half stays of those that made room, though what is left of them is in nobody's way. Where none has
-  gone, nothing was done yet, and the claim is looked at as above.
+  half stays of those that made room, though what is left of them is in nobody's way. How many there
+  were is believed. Where none has gone, nothing was done yet, and the claim is looked at as above.
+- Whoever was told when it ends has no more time than was written, and no more than it asked for.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.gangs.holdings import Holdings
+    from aliquot.kubernetes.gangs.members import Key
     from aliquot.kubernetes.gangs.objects import GangMember, GangStatus
     from aliquot.kubernetes.gangs.reservations import Reservations
     from aliquot.kubernetes.gangs.roster import Roster
@@ -82,12 +84,15 @@ class Restorer:
         self._holdings = holdings
         self._reservations = reservations
         self._grace = grace
+        self._before: Mapping[Key, GangStatus] = {}
 
     def restore(self, found: Sequence[tuple[Known, GangStatus]], now: float) -> None:
         """What is true of the status of gangs is so again; first of all, who was being ended."""
+        self._before = {gang.key: status for gang, status in found}
         for gang, status in found:
-            gang.leaving_known = gang.was_leaving = status.leaving
-            gang.leave_on(None, now)
+            gang.leaving_known = status.leaving
+            if status.leaving and 0 < len(gang.staying) < status.leavers:
+                gang.leave_on(status, now)
         for gang, status in found:
             self._restore(gang, status, now)
 
@@ -113,8 +118,12 @@ class Restorer:
         """Gangs that make room end as a whole."""
         pods = [self._roster.pods[uid] for uid in ending if uid in self._roster.pods]
         for other in filter(None, map(self._roster.gang_of, pods)):
-            why = other.leaving_known or f"ended for {gang.key}"
-            other.leave(why, now, told_ahead(other.staying))
+            gang.claimed.add(other.key)
+            before = self._before.get(other.key)
+            if before is not None and before.leaving:
+                other.leave_on(before, now, gang.key)
+            else:
+                other.leave(f"ended for {gang.key}", now, told_ahead(other.staying), gang.key)
 
     def _has_run_long(self, gang: Known, now: float) -> bool:
         """Whether those with nodes have had them for longer than a half would."""

@@ -10,6 +10,7 @@ no part of the size: an MPIJob's launcher may come when its workers run, and end
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.gangs.members import Source
+    from aliquot.kubernetes.gangs.state import Known
 
 AGAIN = 3.0
+AT_ONCE = 16  # that are read: a new leader knows none
 POD_GROUP = "PodGroup"
 
 
@@ -55,6 +58,7 @@ class Sources:
         self._client = client
         self._asks = asks
         self._now = now
+        self._free = asyncio.Semaphore(AT_ONCE)
         self._found: dict[tuple[str, Source], tuple[float, Found]] = {}
 
     def known(self, namespace: str, source: Source) -> Found | None:
@@ -68,7 +72,8 @@ class Sources:
         before = self._found.get(key)
         if before is not None and self._now() - before[0] < AGAIN:
             return
-        found = await self._read(namespace, source)
+        async with self._free:
+            found = await self._read(namespace, source)
         if found is not None:
             self._found[key] = self._now(), found
 
@@ -91,6 +96,11 @@ class Sources:
         if size is None:
             return Found(problem=f"{source} does not say how many pods it has.", owner=owner)
         return Found(size, owner=owner, only_gpus=source.kind != POD_GROUP)
+
+
+def sources_of(gangs: Iterable[Known]) -> set[tuple[str, Source]]:
+    """The objects that know the sizes of gangs, each with its namespace."""
+    return {(one.key.namespace, source) for one in gangs if (source := one.source) is not None}
 
 
 def size_in(

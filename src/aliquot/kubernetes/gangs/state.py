@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from aliquot.kubernetes.gangs.elastic import LATE, told_ahead
 from aliquot.kubernetes.gangs.members import claim_of, foreign_gates, seconds_of
 from aliquot.kubernetes.gangs.objects import GangMember, Phase
+from aliquot.kubernetes.gangs.words import seconds_at
 from aliquot.kubernetes.names import PLAN
 from aliquot.kubernetes.scheduler.parts import plan_of
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.objects import Owner, Pod
     from aliquot.kubernetes.gangs.members import Claim, Key, Source
+    from aliquot.kubernetes.gangs.objects import GangStatus
     from aliquot.kubernetes.gangs.sources import Found
     from aliquot.kubernetes.scheduler.parts import Parts
     from aliquot.placement.demand import Demand
@@ -57,11 +59,12 @@ class Known:
     `whole_once`: all of it had nodes at some time. `moved` is when it last came nearer to that, and
     `grown` when one more had a node.
     `version` counts the changes of its pods. `leaving` says why those of it that have nodes are to
-    end, since `left`, and not before `leaves_at`: it could not be completed, or makes room.
-    `leavers` is how many had nodes then.
-    `leaving_known` is what the API server has of it, and `was_leaving` what the leader before had
-    written. `kept` says who keeps them from it. `asked` are elastic jobs that are to give back for
-    it, by name, and until when they are waited for.
+    end, and not before `leaves_at`: it could not be completed, or makes room, and then `leaves_for`
+    is for whom. `told` is whether their controller tells them so. `leavers` is how many had nodes
+    when that was decided. `leaving_known` is what the API server has of it. `kept` says who keeps
+    them from it. `claimed` are the gangs that end for this one, as long as it keeps to its claim.
+    `asked` are elastic jobs that are to give back for it, by name; they are waited for until
+    `asked_until`, which the first of them sets, and which stays until it has places.
     """
 
     key: Key
@@ -80,10 +83,11 @@ class Known:
     finished: frozenset[str] = frozenset()
     leaving: str = ""
     leaving_known: str = ""
-    was_leaving: str = ""
-    left: float = 0.0
     leaves_at: float = 0.0
+    leaves_for: Key | None = None
     leavers: int = 0
+    told: bool = False
+    claimed: set[Key] = field(default_factory=set)
     kept: str = ""
     moved: float = 0.0
     grown: float = 0.0
@@ -91,7 +95,8 @@ class Known:
     tries: int = 0
     barred: dict[str, float] = field(default_factory=dict)
     spared: dict[str, float] = field(default_factory=dict)
-    asked: dict[str, float] = field(default_factory=dict)
+    asked: frozenset[str] = frozenset()
+    asked_until: float = 0.0
     promise: Promise | None = None
     version: int = 0
     _sorted: tuple[int, list[Pod]] = (-1, [])
@@ -233,7 +238,7 @@ class Known:
     def reserve(self, places: Mapping[str, Place], now: float) -> None:
         """Its members, or its rest, have places from now on."""
         self.reserved.update(places)
-        self.asked.clear()
+        self.ask_anew()
         self.phase, self.moved, self.promise, self.planned = Phase.RESERVED, now, None, None
 
     def give_up(self, why: str, now: float, *, node: str = "", pause: bool = True) -> list[str]:
@@ -245,6 +250,7 @@ class Known:
         self.reserved.clear()
         self.persisted = {}
         self.making_room = frozenset()
+        self.claimed.clear()
         self.phase, self.reason, self.topology, self.moved = Phase.WAITING, why, "", now
         if node:
             self.barred[node] = now + BAR_SECONDS
@@ -255,30 +261,37 @@ class Known:
             self.tries += 1
         return uids
 
-    def leave(self, why: str, now: float, seconds: float = 0.0) -> None:
+    def leave(
+        self, why: str, now: float, seconds: float = 0.0, claimant: Key | None = None
+    ) -> None:
         """Those of it that have nodes are to end, after so long."""
         if not self.leaving:
-            self.leaving, self.left, self.leaves_at = why, now, now + seconds
-            self.leavers = len(self.staying)
+            self.leaving, self.leaves_at, self.leaves_for = why, now + seconds, claimant
+            self.leavers, self.told = len(self.staying), seconds > 0
 
-    def leave_on(self, found: Found | None, now: float) -> None:
-        """It was leaving when another led: it goes on with that where some of it have gone."""
-        wanted = self.wanted(found) if self.was_leaving else None
-        if wanted is None:
+    def leave_on(self, status: GangStatus, now: float, claimant: Key | None = None) -> None:
+        """It was leaving when another led: so it is again, and its time does not begin anew."""
+        if self.leaving:
             return
-        if 0 < len(self.staying) < wanted:
-            self.leave(self.was_leaving, now, told_ahead(self.staying))
-            self.leavers = wanted
-        self.was_leaving = ""
+        until = seconds_at(status.leaves_at)
+        seconds = 0.0 if until is None else told_ahead(self.staying)
+        self.leave(status.leaving, now, seconds, claimant)
+        if until is not None:
+            self.leaves_at = min(self.leaves_at, until)
+        self.leavers = max(self.leavers, status.leavers)
 
     def ask(self, jobs: Mapping[str, float], now: float) -> None:
-        """These elastic jobs are to give back for it; each is waited for once, for so long."""
-        for job, seconds in jobs.items():
-            self.asked.setdefault(job, now + seconds)
+        """These elastic jobs are to give back for it; the first that are asked set the time."""
+        self.asked = frozenset(jobs)
+        self.asked_until = self.asked_until or now + max(jobs.values())
 
-    def waited_for(self, now: float) -> frozenset[str]:
-        """The elastic jobs that were to give back for it, and whose time for that is over."""
-        return frozenset(job for job, until in self.asked.items() if until <= now)
+    def has_waited(self, now: float) -> bool:
+        """Whether the time of all elastic jobs that were to give back for it is over."""
+        return 0 < self.asked_until <= now
+
+    def ask_anew(self) -> None:
+        """Elastic jobs may be asked again."""
+        self.asked, self.asked_until = frozenset(), 0.0
 
     def may_end(self, now: float) -> bool:
         """Whether those of it that have nodes may be evicted now: that is written, and time."""
@@ -287,7 +300,7 @@ class Known:
     @property
     def is_told_ahead(self) -> bool:
         """Whether it leaves, and its workers are told so by their controller."""
-        return bool(self.leaving) and self.leaves_at > self.left
+        return bool(self.leaving) and self.told
 
     @property
     def ends_at(self) -> float:
@@ -309,14 +322,24 @@ class Known:
     def begin_anew(self) -> None:
         """None of it has a node: who comes now is another gang of that name."""
         self.had_nodes.clear()
-        self.whole_once, self.leaving, self.was_leaving, self.kept = False, "", "", ""
+        self.whole_once, self.leaving, self.kept = False, "", ""
 
     def forget_bars(self, now: float) -> None:
-        """Nodes and others are tried again after a while, and elastic jobs asked again."""
+        """Nodes and others are tried again after a while."""
         self.barred = {name: until for name, until in self.barred.items() if until > now}
         self.spared = {name: until for name, until in self.spared.items() if until > now}
-        again = now - BAR_SECONDS
-        self.asked = {name: until for name, until in self.asked.items() if until > again}
+
+
+def let_stay(gangs: Mapping[Key, Known]) -> None:
+    """Who was to end for a gang that has given its claim up stays, where none of it has gone."""
+    wanted = {uid for gang in gangs.values() for uid in gang.making_room}
+    for gang in gangs.values():
+        if not gang.leaving or gang.leaves_for is None or gang.is_half_gone:
+            continue
+        claimant = gangs.get(gang.leaves_for)
+        is_claimed = claimant is not None and gang.key in claimant.claimed
+        if not is_claimed and wanted.isdisjoint(gang.pods):
+            gang.leaving = ""
 
 
 def owners_of(known: Known, found: Found | None) -> tuple[Owner, ...]:

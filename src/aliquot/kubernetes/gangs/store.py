@@ -32,6 +32,7 @@ _EMPTY: dict[str, Any] = {
     "makingRoom": [],
     "wholeOnce": False,
     "leaving": "",
+    "leavers": 0,
     "leavesAt": None,
     "members": [],
 }

@@ -135,11 +135,15 @@ def _give_way(view: View, record: Record, now: float) -> Record:
 
 
 def _must_go(view: View, record: Record) -> bool:
-    """Whether all are to be told: some end for others, and are not on their way out yet."""
-    first = _first_to_end(view, record)
+    """Whether all are to be told: some end for others, and are not on their way out yet.
+
+    Where others are being stopped they are told when those have gone: who is told now, beside them,
+    would be stopped as they are.
+    """
+    first, leaving = _first_to_end(view, record), record.leaving
     if first is None or record.state not in HEEDING:
         return False
-    return record.leaving is None or first < record.leaving.keep
+    return leaving is None or (first < leaving.keep and leaving.stage is Stage.NOTICE)
 
 
 def _first_to_end(view: View, record: Record) -> int | None:

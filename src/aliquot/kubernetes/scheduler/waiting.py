@@ -102,6 +102,8 @@ class Waiting:
         now = self._planner.cluster.now()
         woken = 0
         for uid, one in list(self._waits.items())[:LOOKED_AT]:
+            if self._waits.get(uid) is not one:
+                continue  # it was done while others were woken
             if now - one.refused > FORGOTTEN:
                 del self._waits[uid]
                 continue
