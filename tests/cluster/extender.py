@@ -1,6 +1,7 @@
 """`aliquot scheduler` beside a cluster: its replicas, GPUs on paper, the way from kube-scheduler.
 
-A Service would send kube-scheduler to the replica that is ready; here `Gateway` does.
+A Service would send kube-scheduler to the replica that is ready; here `Gateway` does. Where there
+is one replica, kube-scheduler can ask that itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -51,7 +53,7 @@ class Replica:
 
 
 class Gateway:
-    """Sends every call to a replica that is ready."""
+    """Sends every call to the replica that may decide: any other answers that it may not."""
 
     def __init__(self, address: str, replicas: Sequence[Replica]) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -60,7 +62,7 @@ class Gateway:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                code, answer = _ask_ready(replicas, self.path, body)
+                code, answer = _ask_each(replicas, self.path, body)
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
@@ -89,16 +91,15 @@ class Gateway:
         self._server.server_close()
 
 
-def _ask_ready(replicas: Iterable[Replica], path: str, body: bytes) -> tuple[int, bytes]:
+def _ask_each(replicas: Iterable[Replica], path: str, body: bytes) -> tuple[int, bytes]:
     for one in replicas:
-        if not one.ready:
-            continue
         connection = http.client.HTTPConnection(*one.address, timeout=60)
         with suppress(OSError, http.client.HTTPException), closing(connection):
             connection.request("POST", path, body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
-            return answer.status, answer.read()
-    return 503, b"no replica is ready"
+            if answer.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                return answer.status, answer.read()
+    return HTTPStatus.SERVICE_UNAVAILABLE, b"no replica is ready"
 
 
 def scheduler_config(url: str, resources: Sequence[str] = ALIQUOT.resources) -> dict[str, Any]:

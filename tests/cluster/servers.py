@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from cluster.cgroups import Cgroup
@@ -109,10 +110,16 @@ class Server:
 
 def answers(url: str) -> bool:
     """Whether a server says that it is well; its own self-signed certificate is believed."""
-    trusting = ssl.create_default_context()
-    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     try:
-        with urllib.request.urlopen(url, timeout=5, context=trusting) as response:  # noqa: S310 - ours
+        with urllib.request.urlopen(url, timeout=5, context=_trusting()) as response:  # noqa: S310 - ours
             return bool(response.status == 200)
     except OSError:
         return False
+
+
+@cache
+def _trusting() -> ssl.SSLContext:
+    """Once for all: each reads every authority that the machine knows."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
