@@ -85,9 +85,12 @@ class World:
         return replace(self, asked=frozenset([*others, Still(slot, generation, frozen=frozen)]))
 
     def answer(self, one: Still, *, stuck: bool = False) -> World:
-        """A freezer is through; it thaws only who has its GPUs."""
+        """A freezer is through. It thaws only who has its GPUs, and leaves alone who is parked."""
         if one.slot not in self.alive():
             return replace(self, asked=self.asked - {one})
+        if one in self.answers or replace(one, frozen=not one.frozen, stuck=True) in self.answers:
+            return replace(self, asked=self.asked - {one})  # another was quicker
+        stuck = stuck and not (one.frozen and one.slot in self.parked)
         if not one.frozen and one.slot not in self.held:
             return self
         done = replace(one, frozen=one.frozen is not stuck, stuck=stuck)

@@ -19,6 +19,16 @@ from support import GIB, wait_until
 
 TRAINS = Path(__file__).with_name("trains.py")
 WAITS = Path(__file__).with_name("waits.py")
+MANAGED = """
+import ctypes, time
+cuda, context, at = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p(), ctypes.c_uint64()
+cuda.cuInit(0)
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+cuda.cuCtxSetCurrent(context)
+assert not cuda.cuMemAllocManaged(ctypes.byref(at), ctypes.c_size_t(1 << 20), 1)
+print('there', flush=True)
+time.sleep(1000)
+"""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -228,21 +238,33 @@ class TestRefusals:
         pool.wait_for("two", "Cancelled")
 
     def test_one_with_managed_memory_is_asked_to_save(self, pool: PoolUp) -> None:
-        script = (
-            "import ctypes, time; cuda = ctypes.CDLL('libcuda.so.1'); at = ctypes.c_uint64()\n"
-            "context = ctypes.c_void_p()\n"
-            "cuda.cuInit(0); cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)\n"
-            "cuda.cuCtxSetCurrent(context)\n"
-            "assert not cuda.cuMemAllocManaged(ctypes.byref(at), ctypes.c_size_t(1 << 20), 1)\n"
-            "print('there', flush=True); time.sleep(1000)"
-        )
-        args = ("--notice", "0.2", "--memory", "2GiB", "--", sys.executable, "-c", script)
+        args = ("--notice", "0.2", "--memory", "2GiB", "--", sys.executable, "-c", MANAGED)
         pool.submit("--name", "unified", *args)
         wait_until(lambda: "there" in pool.log("unified"), 60)
         resting(pool, "unified")
         assert "it has used unified memory" in pool.job("unified")["record"]["reason"]
         pool.ask("cancel", "unified")
         pool.wait_for("unified", "Cancelled")
+        pool.leaves_nothing()
+
+    def test_where_one_of_a_gang_cannot_the_others_go_on_and_all_are_asked_to_save(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        end = tmp_path / "end"
+        one = f"exec {sys.executable} {TRAINS} {GIB} {end}"
+        two = f'exec {sys.executable} -c "{MANAGED}"'
+        pool.submit(
+            "--name", "gang", "--workers", "2", "--notice", "60", "--",
+            "sh", "-c", f"if test $RANK = 0; then {one}; else {two}; fi",
+        )  # fmt: skip
+        goes_on(pool, "gang")
+        wait_until(lambda: "there" in pool.log("gang", 1), 60)
+        pool.ask("suspend", "gang")
+        wait_until(lambda: "since it cannot be frozen" in pool.job("gang")["record"]["reason"], 60)
+        goes_on(pool, "gang")
+        never_began_anew(pool, "gang")
+        pool.ask("cancel", "gang")
+        pool.wait_for("gang", "Cancelled")
         pool.leaves_nothing()
 
 

@@ -34,13 +34,19 @@ def main(folder: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return  # who has it sees what is asked for now
-        done = None
-        while (asked := read(folder / STILL)) != done and asked is not None:
+        while (asked := read(folder / STILL)) is not None and not _answered(folder, asked):
             try:
                 write(folder / STANDING, _do(order, asked))
-                done = asked
             except checkpoint.NotYetError:
                 time.sleep(_AGAIN_SECONDS)
+
+
+def _answered(folder: Path, asked: dict[str, Any]) -> bool:
+    """Whether what a generation asked for has come of it already: it is not done again."""
+    standing = read(folder / STANDING)
+    if standing is None or standing["generation"] != asked["generation"]:
+        return False
+    return standing["frozen"] == asked["frozen"] or "stuck" in standing
 
 
 def _do(order: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
