@@ -82,7 +82,7 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid)
 		log_event("grant %s: process %d of uid %u refused", grant->name, who.pid, who.uid);
 		return refuse(connection, ALIQUOT_REFUSED_OWNER, "grant %s is another user's", grant->name);
 	}
-	if (grants_hold(grant) != ALIQUOT_HOLD_TAKEN) { /* who freezes it must know all that are in it */
+	if (grants_hold(grant) != ALIQUOT_HOLD_TAKEN) { /* who freezes it must know who is in it */
 		close(who.pidfd);
 		return refuse(connection, ALIQUOT_REFUSED_PARKED, "grant %s is being frozen, or is",
 		              grant->name);
