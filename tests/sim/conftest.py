@@ -39,3 +39,11 @@ def start(sim_env: dict[str, str]) -> Iterator[Start]:
     yield start_program
     for program in started:
         program.end()
+
+
+@pytest.fixture
+def nvml(start: Start) -> Program:
+    """A program that looks at the test's machine from outside."""
+    program = start("nvml")
+    assert program("call", "nvmlInit") is None
+    return program

@@ -28,7 +28,6 @@ from sim.checkpoints import (
     close_gate,
     freeze,
     line_of,
-    nvml_on,
     state,
     target_on,
     thaw,
@@ -45,11 +44,6 @@ LOOKS = 50  # at what must not change
 def caller(start: Start) -> Program:
     """Who locks others: it has no context."""
     return caller_on(start)
-
-
-@pytest.fixture
-def nvml(start: Start) -> Program:
-    return nvml_on(start)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from sim.checkpoints import (
     close_gate,
     freeze,
     line_of,
-    nvml_on,
     state,
     target_on,
     thaw,
@@ -45,11 +44,6 @@ CHUNK = 32  # MiB that a pool takes at a time
 @pytest.fixture
 def caller(start: Start) -> Program:
     return caller_on(start)
-
-
-@pytest.fixture
-def nvml(start: Start) -> Program:
-    return nvml_on(start)
 
 
 @pytest.fixture

@@ -26,13 +26,6 @@ UNNAMED = {"ALIQUOT_SIMULATE": "", "ALIQUOT_SIMULATE_STATE": ""}
 
 
 @pytest.fixture
-def nvml(start: Start) -> Program:
-    program = start("nvml")
-    assert program("call", "nvmlInit") is None
-    return program
-
-
-@pytest.fixture
 def place(sim_env: dict[str, str]) -> str:
     return sim_env["ALIQUOT_SIMULATE_STATE"]
 

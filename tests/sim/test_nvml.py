@@ -18,13 +18,6 @@ SINGLE, NODE, SYSTEM = 10, 40, 50
 GIB = 1 << 30
 
 
-@pytest.fixture
-def nvml(start: Start) -> Program:
-    program = start("nvml")
-    assert program("call", "nvmlInit") is None
-    return program
-
-
 def nvml_of(start: Start, shape: str) -> Program:
     program = start("nvml", shape=shape)
     program("call", "nvmlInit")

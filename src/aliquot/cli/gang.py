@@ -6,8 +6,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from aliquot.cli.on_cluster import needs_extra
 from aliquot.cli.tables import NOTHING, print_json, print_text
-from aliquot.model.errors import AliquotError, BadValueError, InstallationError
+from aliquot.model.errors import AliquotError, BadValueError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,15 +22,10 @@ PREFIX = "gang/"
 
 def describe_gang(name: str, namespace: str | None, kubeconfig: Path | None, *, json: bool) -> None:
     """One gang: where it stands and why, who has which place, what happened."""
-    try:
+    with needs_extra():
         import msgspec  # noqa: PLC0415 - needs the extra
 
         gang, events = asyncio.run(_read(name.removeprefix(PREFIX), namespace, kubeconfig))
-    except ModuleNotFoundError as error:
-        raise InstallationError(
-            f"{error.name} is not installed",
-            "What is on a cluster needs more. In the checkout: make setup",
-        ) from error
     if json:
         print_json({"gang": msgspec.to_builtins(gang), "events": msgspec.to_builtins(events)})
     else:

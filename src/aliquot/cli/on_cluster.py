@@ -45,5 +45,5 @@ def needs_extra() -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise InstallationError(
             f"{error.name} is not installed",
-            "What runs on a cluster needs more. In the checkout: make setup",
+            "What has to do with a cluster needs more. In the checkout: make setup",
         ) from error

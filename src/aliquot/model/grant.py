@@ -47,9 +47,9 @@ class Life(StrEnum):
 class Hold(StrEnum):
     """Whether a grant has its slices now: what a program is frozen and thawed between.
 
-    A taken one is as ever. An open one has all it has, and the GPU waits for no credit of it. A
-    parked one has nothing: others may have its room, its processes wait before they come in, and
-    it is taken or open again only where there is room for it.
+    A taken one is as ever. An open one has all it has, the GPU waits for no credit of it, and
+    processes wait before they come in. A parked one is the same and has nothing: others may have
+    its room, and it is taken or open again only where there is room for it.
     """
 
     TAKEN = "taken"

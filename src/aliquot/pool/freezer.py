@@ -3,7 +3,8 @@
 The pool writes what it wants and starts one of these; a pool that dies leaves it at work. Only one
 works on a slot at a time. What it did is told for the generation that asked: whether the worker is
 frozen, or why that could not be changed. Cut off at any line, the next one goes on from what the
-driver says (`slices.checkpoint`). A driver that hangs holds up nobody but this process.
+driver says (`slices.checkpoint`). A driver that hangs does not hold up the pool; who is to be
+frozen after it waits for ten minutes, and is then asked to save.
 """
 
 from __future__ import annotations
