@@ -16,11 +16,11 @@
 
 #define LEARNING_MS 5000
 #define GIVING_BACK_MS 1000
-
-static _Atomic unsigned learners; /* threads that hold a slice for a first context */
+#define MAKING_MS 10000
 
 static struct table contexts;
-static struct table primaries; /* device + 1 -> its primary context */
+static struct table primaries;                    /* device + 1 -> its primary context */
+static _Atomic bool turn_taken[ALIQUOT_MAX_GPUS]; /* of a slice's primary context, by one thread */
 
 static void remember(const struct record *record)
 {
@@ -41,26 +41,19 @@ struct creation {
 static bool hold_all(struct creation *creation, const _Atomic uint64_t *context_bytes)
 {
 	struct timespec moment = {.tv_nsec = 1000 * 1000};
-	for (unsigned tries = 0; tries < LEARNING_MS && !*context_bytes; tries++) {
+	for (unsigned tries = 0; tries < LEARNING_MS; tries++) {
+		/* In this order: what is left is little until it is known what a context takes, and then
+		 * nobody may hold it all again, since programs allocate. */
 		uint64_t left = session_left(creation->slice) / ALIQUOT_UNIT * ALIQUOT_UNIT;
-		atomic_fetch_add(&learners, 1);
+		if (*context_bytes)
+			return false;
 		if (left && session_reserve(creation->slice, left)) {
 			creation->expected = left;
 			return true;
 		}
-		atomic_fetch_sub(&learners, 1);
 		nanosleep(&moment, NULL);
 	}
 	return false;
-}
-
-/* While the first context is made everything is held for it: who finds it made already must not go on
- * before that is over. */
-static void wait_for_learner(void)
-{
-	struct timespec moment = {.tv_nsec = 1000 * 1000};
-	for (unsigned tries = 0; tries < LEARNING_MS && atomic_load(&learners); tries++)
-		nanosleep(&moment, NULL);
 }
 
 /* With patience: what is held for the first context is given back only after it is known what one
@@ -117,7 +110,7 @@ static bool finish(const struct creation *creation, CUresult result, CUcontext c
 	}
 	struct record earlier;
 	if (table_take(&contexts, record.key, &earlier)) {
-		/* Two threads retained the primary context at once: it was made, and charged, once. */
+		/* A thread that waited for its turn in vain retained what another has made and charged. */
 		session_uncharge(creation->slice, creation->expected);
 		remember(&earlier);
 		return true;
@@ -135,8 +128,6 @@ static CUresult end(const struct creation *creation, CUresult result, CUcontext 
 {
 	CUresult gated = result == CUDA_SUCCESS ? gate_context_made(context, device) : result;
 	bool fits = finish(creation, result, context);
-	if (creation->learning)
-		atomic_fetch_sub(&learners, 1);
 	return gated == CUDA_SUCCESS && !fits ? CUDA_ERROR_OUT_OF_MEMORY : gated;
 }
 
@@ -278,11 +269,29 @@ static CUresult refuse_primary(CUcontext *context, CUdevice device, CUresult why
 	return why;
 }
 
-/* It is there already, or another thread is making it. */
+/* One thread at a time makes or ends a primary context, and the others wait for it: each would charge
+ * for the same one, and together they would fill the slice. Not for ever, since the driver may hang;
+ * false: it was waited for in vain. */
+static bool take_turn(uint32_t slice)
+{
+	struct timespec moment = {.tv_nsec = 1000 * 1000};
+	for (unsigned tries = 0; tries < MAKING_MS; tries++) {
+		if (!atomic_exchange(&turn_taken[slice], true))
+			return true;
+		nanosleep(&moment, NULL);
+	}
+	return false;
+}
+
+static void end_turn(uint32_t slice, bool taken)
+{
+	if (taken)
+		atomic_store(&turn_taken[slice], false);
+}
+
 static CUresult retain_again(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context,
                              CUdevice device)
 {
-	wait_for_learner();
 	CUresult result = real(context, device);
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -290,16 +299,10 @@ static CUresult retain_again(__typeof__(&cuDevicePrimaryCtxRetain) real, CUconte
 	return result == CUDA_SUCCESS ? result : refuse_primary(context, device, result);
 }
 
-CUresult hook_primary_retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context,
+static CUresult retain_first(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context,
                              CUdevice device)
 {
 	struct creation creation;
-	if (!session_is_open())
-		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!context)
-		return real(context, device);
-	if (primary_is_active(device))
-		return retain_again(real, context, device);
 	if (!begin(&creation, device))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult made = real(context, device);
@@ -311,11 +314,25 @@ CUresult hook_primary_retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUconte
 	return result == CUDA_SUCCESS ? result : refuse_primary(context, device, result);
 }
 
-/* Release and reset: the context is gone when the device says so. */
-CUresult hook_primary_end(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice device)
+CUresult hook_primary_retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context,
+                             CUdevice device)
+{
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	uint32_t slice = session_slice_of_device(device);
+	if (!context || slice == SESSION_NO_SLICE)
+		return real(context, device);
+	bool turn = take_turn(slice);
+	CUresult result = primary_is_active(device) ? retain_again(real, context, device)
+	                                            : retain_first(real, context, device);
+	end_turn(slice, turn);
+	return result;
+}
+
+static CUresult end_primary(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice device)
 {
 	struct record primary;
-	bool known = session_is_open() && table_get(&primaries, (uint64_t)device + 1, &primary);
+	bool known = table_get(&primaries, (uint64_t)device + 1, &primary);
 	if (known)
 		gate_context_ending(primary.of);
 	CUresult result = real(device);
@@ -327,5 +344,17 @@ CUresult hook_primary_end(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevi
 		forget(primary.of);
 	else
 		gate_context_ended(primary.of, false);
+	return result;
+}
+
+/* Release and reset: the context is gone when the device says so. */
+CUresult hook_primary_end(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice device)
+{
+	uint32_t slice = session_is_open() ? session_slice_of_device(device) : SESSION_NO_SLICE;
+	if (slice == SESSION_NO_SLICE)
+		return real(device);
+	bool turn = take_turn(slice);
+	CUresult result = end_primary(real, device);
+	end_turn(slice, turn);
 	return result;
 }

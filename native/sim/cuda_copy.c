@@ -156,6 +156,14 @@ CUresult copy_ask(CUDA_MEMCPY3D copy, CUstream handle, bool wait)
 	return wait ? stream_wait(stream) : CUDA_SUCCESS;
 }
 
+CUresult set_check(const CUDA_MEMSET_NODE_PARAMS *set)
+{
+	uint64_t row = (uint64_t)set->width * set->elementSize;
+	bool valid = set->dst % set->elementSize == 0 && (set->height == 1 || set->pitch >= row) &&
+	             range_covers(set->dst, (set->height - 1) * set->pitch + row, PROT_WRITE);
+	return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 CUresult set_ask(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t element, size_t width,
                  size_t height, CUstream handle)
 {
@@ -164,10 +172,6 @@ CUresult set_ask(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t element,
 	SIM_TRY(stream_get(handle, &stream));
 	if (!width || !height)
 		return CUDA_SUCCESS;
-	uint64_t row = (uint64_t)width * element;
-	if (to % element || (height > 1 && pitch < row) ||
-	    !range_covers(to, (height - 1) * pitch + row, PROT_WRITE))
-		return CUDA_ERROR_INVALID_VALUE;
 	struct sim_op op = {.kind = SIM_OP_SET};
 	op.set = (CUDA_MEMSET_NODE_PARAMS){.dst = to,
 	                                   .pitch = pitch,
@@ -175,5 +179,6 @@ CUresult set_ask(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t element,
 	                                   .elementSize = element,
 	                                   .width = width,
 	                                   .height = height};
+	SIM_TRY(set_check(&op.set));
 	return stream_ask(stream, &op);
 }

@@ -12,6 +12,9 @@ CUresult copy_place(CUDA_MEMCPY3D *copy);
 /* Asks a stream for the copy; waits for its end if told to. Precondition: the lock is held. */
 CUresult copy_ask(CUDA_MEMCPY3D copy, CUstream stream, bool wait);
 
+/* Checks where a fill goes, which is not nowhere. Precondition: the lock is held. */
+CUresult set_check(const CUDA_MEMSET_NODE_PARAMS *set);
+
 /* An entry point's work: a fill of `height` rows of `width` elements. Takes the lock itself. */
 CUresult set_ask(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t element, size_t width,
                  size_t height, CUstream stream);

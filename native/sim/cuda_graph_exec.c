@@ -87,6 +87,9 @@ static CUresult ask_op(struct sim_stream *stream, const struct sim_op *kept)
 	case SIM_OP_COPY:
 		SIM_TRY(copy_place(&op.copy));
 		break;
+	case SIM_OP_SET:
+		SIM_TRY(set_check(&op.set)); /* the memory may have been freed since */
+		break;
 	case SIM_OP_RECORD:
 		op.event.number = ++op.event.event->recorded;
 		op.event.event->references++;

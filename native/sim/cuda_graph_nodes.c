@@ -28,9 +28,9 @@ CUresult node_copy_op(const CUDA_MEMCPY3D *p, struct sim_op *op)
 CUresult node_set_params_op(const CUDA_MEMSET_NODE_PARAMS *p, struct sim_op *op)
 {
 	if (!p || (p->elementSize != 1 && p->elementSize != 2 && p->elementSize != 4) || !p->width ||
-	    !p->height ||
-	    !range_covers(p->dst, (p->height - 1) * p->pitch + p->width * p->elementSize, 0))
+	    !p->height)
 		return CUDA_ERROR_INVALID_VALUE;
+	SIM_TRY(set_check(p));
 	*op = (struct sim_op){.kind = SIM_OP_SET, .set = *p};
 	return CUDA_SUCCESS;
 }

@@ -80,6 +80,18 @@ class Client(Worker):
         run_threads(begin, count)
         return sorted(seen)
 
+    def turn_over_in_threads(self, count: int, rounds: int) -> list[int]:
+        """Threads that make and end the primary context in turns; the codes they saw, sorted."""
+        seen: set[int] = set()
+
+        def turn_over(_number: int) -> None:
+            for _ in range(rounds):
+                seen.update(self.retain()[:1])
+                seen.update(self.release())
+
+        run_threads(turn_over, count)
+        return sorted(seen)
+
     def fill_up(self, size: int) -> list[int]:
         """Allocate pieces until one is refused: how many there were, and the refusal."""
         count = 0

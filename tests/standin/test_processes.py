@@ -29,15 +29,26 @@ def test_processes_share_the_limit(machine: Machine, grant: Grant) -> None:
     assert first("alloc", PIECE)[0] == OUT_OF_MEMORY
 
 
-def test_threads_that_make_the_first_call_at_once_are_one_process(
-    machine: Machine, grant: Grant
-) -> None:
+def test_threads_that_make_the_first_call_at_once_are_one_process(machine: Machine) -> None:
+    grant = machine.grant(GIB)  # no room for two contexts, not even for a moment
     tenant = machine.tenant(grant)
     assert tenant("begin_in_threads", 16) == [0]
     assert len(machine.grant_status(grant)["processes"]) == 1
     (used,) = machine.grant_status(grant)["slices"]
     in_use = used["counted_bytes"] + used["driver_bytes"]
     assert CONTEXT + 16 * MIB <= in_use <= CONTEXT + 16 * MIB + PIECE
+
+
+def test_threads_that_make_and_end_the_context_at_once_leave_none_uncounted(
+    machine: Machine,
+) -> None:
+    grant = machine.grant(GIB)
+    tenant = machine.tenant(grant)
+    assert tenant("init") == [0]
+    assert tenant("turn_over_in_threads", 8, 20) == [0]
+    assert grant.counted() == 0
+    tenant.ok("retain")
+    assert grant.counted() == CONTEXT
 
 
 def test_threads_share_the_ledger_and_lose_nothing(machine: Machine, grant: Grant) -> None:
