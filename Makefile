@@ -87,9 +87,11 @@ $(EXAMPLES)/bin/torchrun:
 	@$(UV) pip install --quiet --python $(EXAMPLES)/bin/python --torch-backend cpu $(EXAMPLES_NEED) \
 		|| $(UV) pip install --quiet --python $(EXAMPLES)/bin/python $(EXAMPLES_NEED)
 
-# The C tests in one build tree each: plain, under each sanitizer, and for arm64 under emulation.
+# The C code in one build tree each: plain, under each sanitizer, and for arm64 under emulation.
 TREES := plain address thread arm64
-test-native: $(addprefix build/native-,$(TREES)) fuzz ## the C tests: plain, sanitized, arm64, fuzzed
+test-native: $(addprefix test-native-,$(TREES)) fuzz ## the C tests: plain, sanitized, arm64, fuzzed
+test-native-%: build/native-%
+	$(BIN)/ctest --test-dir $< --output-on-failure --no-tests=error -j 2
 
 build/native-address: OPTIONS := -DALIQUOT_SANITIZE=address,undefined
 build/native-thread: OPTIONS := -DALIQUOT_SANITIZE=thread
@@ -97,7 +99,6 @@ build/native-arm64: OPTIONS := -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64.cm
 build/native-%: FORCE
 	@$(call configure,$@,$(OPTIONS))
 	@$(CMAKE) --build $@ -- --quiet
-	$(BIN)/ctest --test-dir $@ --output-on-failure --no-tests=error -j 2
 FORCE:
 
 # What reads a stranger's bytes, under clang's fuzzer; FUZZ_SECONDS=600 make fuzz for longer.

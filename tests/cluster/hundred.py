@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,15 @@ from aliquot.kubernetes.names import MEMORY_UNIT
 from aliquot.model import Grant
 from cluster.agent import Agent
 from cluster.cluster import Cluster
-from cluster.extender import Replica, scheduler_config
-from cluster.manifests import SLEEP, pod
+from cluster.extender import Replica, install_crd, scheduler_config
+from cluster.manifests import pod
 from kubernetes.node.inside import probe_image, words
 
 GPUS = 16
 PODS = 100
 ADMITTED_SECONDS = 60.0
 _WHOLE, _SHARED = 3, 5
-# Says what it sees, and stays until it is told to end.
+# Says what it sees (without a GPU that there is none), and stays until it is told to end.
 _LOOK = ("/bin/sh", "-c", f"probe {CUDA} -; trap exit TERM; sleep 2147483647 & wait")
 _TENANT = "aliquot.test/hundred:1"
 
@@ -72,6 +73,7 @@ class Stage:
 def stage(folder: Path) -> Iterator[Stage]:
     """All of it, ready for pods."""
     with Cluster() as cluster:
+        install_crd(cluster)
         cluster.load(probe_image(_TENANT, devices.native_dir(), folder))
         agent, replica = Agent(cluster, f"h100:{GPUS}"), Replica(cluster, 0)
         cluster.configure_scheduler(scheduler_config(replica.url))
@@ -100,7 +102,10 @@ def mix(seed: int) -> dict[str, Asked]:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds from the first pod's creation until all were admitted, and until all were ready."""
+    """Seconds from the first pod's creation until all were admitted, and until all were ready.
+
+    The kubelet writes in whole seconds when it admitted a pod.
+    """
 
     admitted: float
     ready: float
@@ -110,25 +115,29 @@ def run_all(stage: Stage, namespace: str, asked: Mapping[str, Asked | None]) -> 
     """Make all pods, and wait until all of them run; those that ask for nothing have no GPU."""
     cluster = stage.cluster
     path = f"/api/v1/namespaces/{namespace}/pods"
-    began = time.monotonic()
-    for name, one in asked.items():
-        command, limits = (_LOOK, one.limits) if one else (SLEEP, None)
-        body = pod(name, command, image=_TENANT, namespace=namespace, limits=limits)
-        cluster.api.create(path, body)
-    admitted = 0.0
+
+    def first(phase: str) -> list[dict[str, Any]]:
+        # Lists of all pods are asked for at the end alone: to read them costs what is measured.
+        query = f"fieldSelector=status.phase{phase}&limit=1"
+        return list(cluster.api.get(f"{path}?{query}")["items"])
 
     def all_ready() -> bool:
-        nonlocal admitted
-        rest = cluster.api.get(f"{path}?fieldSelector=status.phase!=Running")["items"]
-        refused = [_why(one) for one in rest if one["status"]["phase"] == "Failed"]
+        refused = [_why(one) for one in first("=Failed")]
         assert not refused, refused
-        if not admitted and all(_is_admitted(one) for one in rest):
-            admitted = time.monotonic() - began
-        # The whole list is asked for at the end alone: to read it costs what is measured.
-        return not rest and all(_is_ready(one) for one in cluster.api.get(path)["items"])
+        return not first("!=Running") and all(
+            _is_ready(one) for one in cluster.api.get(path)["items"]
+        )
 
+    began, at = time.monotonic(), time.time()
+    for name, one in asked.items():
+        limits = one.limits if one else None
+        cluster.api.create(
+            path, pod(name, _LOOK, image=_TENANT, namespace=namespace, limits=limits)
+        )
     cluster.wait_until(all_ready, 300, f"{len(asked)} pods are ready", every=0.2)
-    return Times(admitted, time.monotonic() - began)
+    ready = time.monotonic() - began
+    last = max(one["status"]["startTime"] for one in cluster.api.get(path)["items"])
+    return Times(datetime.fromisoformat(last).timestamp() - at, ready)
 
 
 def delete_all(stage: Stage, namespace: str, names: list[str], seed: int) -> None:
@@ -192,10 +201,6 @@ def check_empty(stage: Stage) -> None:
     stage.agent.until(lambda: not stage.agent.holders(), "GPUNode names nobody")
     stage.agent.until(lambda: not stage.agent.grants(), "the arbiter has no grant")
     stage.agent.until_counts(gpu=GPUS, sgpu=2 * GPUS)
-
-
-def _is_admitted(one: dict[str, Any]) -> bool:
-    return bool(one["status"].get("startTime"))
 
 
 def _is_ready(one: dict[str, Any]) -> bool:

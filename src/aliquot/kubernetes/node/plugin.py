@@ -25,8 +25,9 @@ Outfit = Callable[["Held"], messages.ContainerAllocateResponse]
 
 OPTIONS = messages.DevicePluginOptions(pre_start_required=True)
 
-# The kubelet writes a file of all ids for each list: what changes at nearly the same time is one.
-TOGETHER_SECONDS = 0.1
+# For each list the kubelet writes a file with all ids and all that containers got. A change is told
+# at once; those that follow it, together.
+APART_SECONDS = 0.5
 
 _log = structlog.get_logger(__name__)
 
@@ -120,8 +121,8 @@ class Plugin:
                     yield _listed(ids)
                     said = ids
                 self._streams[stream] = version
+                await asyncio.sleep(APART_SECONDS)
                 await changed.wait()
-                await asyncio.sleep(TOGETHER_SECONDS)
         finally:
             del self._streams[stream]
             lost.set()
