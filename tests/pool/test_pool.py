@@ -253,6 +253,14 @@ class TestRefusals:
         assert words in answer.stderr
         assert pool.ask("jobs", "--all").stdout == "No jobs.\n"
 
+    def test_one_that_is_refused_does_not_keep_the_others(self, pool: PoolUp) -> None:
+        pool.submit("--name", "mine", "--", *FOREVER)
+        answer = pool.ask("cancel", "first", "mine", "second")
+        assert answer.returncode == 1
+        told = [line for line in answer.stderr.splitlines() if line.startswith("aliquot: ")]
+        assert ["first" in told[0], "second" in told[1], len(told)] == [True, True, 2]
+        pool.wait_for("mine", "Cancelled")
+
     def test_a_name_is_one_jobs_while_it_is_not_over(self, pool: PoolUp) -> None:
         pool.submit("--name", "mine", "--", *FOREVER)
         answer = pool.ask("submit", "--name", "mine", "--", "true")

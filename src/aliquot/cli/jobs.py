@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.cli.tables import NOTHING, console, new_table, print_json, print_text, rate
 from aliquot.devices import parse_shape
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import AliquotError, BadValueError
 from aliquot.model.job import State
 from aliquot.model.units import format_bytes
-from aliquot.pool.client import connect
+from aliquot.pool.client import NoPoolError, connect
 from aliquot.pool.logs import KEPT_BYTES
 from aliquot.pool.progress import rest_seconds
 
@@ -86,12 +86,21 @@ def show_log(name: str, simulate: str | None, rank: int, *, follow: bool) -> Non
 
 
 def ask(names: Sequence[str], wish: str, simulate: str | None, *, every: bool = False) -> None:
-    """Suspend, resume or cancel jobs."""
+    """Suspend, resume or cancel jobs; where one is refused, the others' turn comes all the same."""
     if bool(names) == every:
         raise BadValueError("Name jobs, or say --all")
-    client = _client(simulate)
+    client, refused = _client(simulate), None
     for name in names or [str(job["number"]) for job in client.jobs(with_old=False)]:
-        client.ask(name, wish)
+        try:
+            client.ask(name, wish)
+        except NoPoolError:
+            raise
+        except AliquotError as error:
+            if refused:
+                sys.stderr.write(f"aliquot: {refused}\n")
+            refused = error
+    if refused:
+        raise refused
 
 
 def _client(simulate: str | None) -> Client:
