@@ -14,7 +14,7 @@ from aliquot.model.job import Sizes
 from aliquot.placement.demand import WHOLE_MILLI
 from aliquot.placement.elastic import Counts, Decision, Elastic, Rules, decide
 from aliquot.placement.snapshot import NodeSpec, empty
-from placement.test_elastic import NOW, PARENTS, Gpus, ask, job, pictures, trees
+from placement.test_elastic import NOW, PARENTS, Gpus, ask, come_to_rest, job, pictures, trees
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -148,3 +148,12 @@ def test_where_it_matters_who_gives_room_is_made_by_one_that_can() -> None:
     assert decision.starts == {"new-17": 1}
     assert decision.resizes == {"job-17": (3, "for a job that waits")}
     assert room.asked <= 200
+
+
+def test_jobs_that_are_slower_when_larger_do_not_give_to_each_other_for_ever() -> None:
+    jobs = [
+        job("a", "1,2,3,7", speeds={5: 99.0, 2: 23.0, 4: 4.5}),
+        job("b", "3,5,6,8", size=5, speeds={2: 71.0, 6: 53.0, 7: 72.0}),
+        job("c", "1,2,4,7", size=1, speeds={1: 0.1}),
+    ]
+    come_to_rest(10, jobs, ())

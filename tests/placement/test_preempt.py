@@ -14,7 +14,7 @@ from aliquot.placement.backfill import plan_starts
 from aliquot.placement.books import Books
 from aliquot.placement.demand import Demand, Gang, Placement, Running, sliced, whole
 from aliquot.placement.gangs import plan_gang
-from aliquot.placement.preempt import Preemption, entitled, preempt
+from aliquot.placement.preempt import Preemption, entitled, preempt, rights
 from aliquot.placement.queues import Bound, Queue, Tree, in_turn, needs, usage
 from aliquot.placement.timeline import Timeline
 from placement.builders import cluster, gang
@@ -158,6 +158,39 @@ def test_a_lower_promise_does_not_use_up_the_limit() -> None:
     assert found is not None
     assert names(found.withdrawn) == ["low1"]
     assert found.victims == ()
+
+
+# --- what counts ----------------------------------------------------------------------------------
+
+
+def test_who_is_spared_does_not_end_and_has_its_part_of_the_quota() -> None:
+    books = cluster(6)
+    running = [
+        run(books, gang("mine", whole(2), queue="own"), 0, 0, 1),
+        run(books, gang("old", whole(2), queue="guest"), 0, 2, 3),
+        run(books, gang("fresh", whole(2), queue="guest"), 99, 4, 5),
+    ]
+    claim = gang("claim", whole(2), queue="own", priority=1)
+    found = preempt(books, claim, running, OWN_AND_GUEST, 100.0, spared={"fresh", "mine"})
+    assert found is not None
+    assert names(found.victims) == ["old"]
+    large = gang("large", whole(3), queue="own", priority=1)
+    assert preempt(books, large, running, OWN_AND_GUEST, 100.0, spared={"mine"}) is None
+    assert rights(books, large, running, OWN_AND_GUEST, 100.0, spared={"mine"}) == {}
+
+
+def test_what_those_ahead_need_is_not_the_gangs_to_ask_back() -> None:
+    books = cluster(4)
+    running = [run(books, gang("guest", whole(4), queue="guest"), 0, 0, 1, 2, 3)]
+    claim = gang("claim", whole(2), queue="own")
+    fits, too_much = gang("a", whole(2), queue="own"), gang("b", whole(3), queue="own")
+    for ahead, may in (([fits], True), ([too_much], False), ([fits, fits], False)):
+        found = preempt(books, claim, running, OWN_AND_GUEST, 100.0, ahead=ahead)
+        assert (found is not None) is may
+        over = rights(books, claim, running, OWN_AND_GUEST, 100.0, ahead=ahead)
+        assert bool(over) is may
+    other = gang("c", whole(4), queue="guest")
+    assert preempt(books, claim, running, OWN_AND_GUEST, 100.0, ahead=[other]) is not None
 
 
 # --- many -----------------------------------------------------------------------------------------

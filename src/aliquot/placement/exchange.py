@@ -181,7 +181,8 @@ class Exchange:
 
     def _pairs(self, to: int) -> Iterator[_Pair]:
         """The first of each line for one taker, where that may gain something."""
-        self._alone[to] = self._worth(to, self._grown(self._standing, to, None))
+        alone = self._worth(to, self._grown(self._standing, to, None))
+        self._alone[to] = max(alone, self._worth(to, self._standing))  # some are slower when larger
         for line in self._open[self._jobs[to].queue]:
             if (pair := self._pair(to, line, 0)) is not None:
                 yield pair

@@ -152,6 +152,17 @@ class Tree:
         for path in upto(self.path(name)):
             sums[path] += more
 
+    def excess(self, before: Mapping[str, Resources], after: Mapping[str, Resources]) -> Sums:
+        """What counts for limits while some end for others, beyond what those have then.
+
+        Never do both have it: the ones begin when the others have ended.
+        """
+        had, has = self.summed(before), self.summed(after)
+        found: Sums = defaultdict(Resources)
+        for path, one in had.items():
+            found[path] = one.at_least(has[path]) - has[path]
+        return found
+
     def over(self, name: str, more: Resources, sums: Sums) -> Path | None:
         """The topmost queue, of this one and all above it, whose limit would be passed."""
         for path in upto(self.path(name)):
@@ -181,23 +192,35 @@ class Tree:
         return names
 
 
+def with_all(sums: Sums, more: Mapping[Path, Resources]) -> Sums:
+    """The same, and this counted too."""
+    for path, one in more.items():
+        sums[path] += one
+    return sums
+
+
 def upto(path: Path) -> Iterator[Path]:
     """The queues on a path, the topmost first."""
     return (path[:length] for length in range(1, len(path) + 1))
 
 
-def in_turn(
+def in_turn(  # noqa: PLR0913 - the whole question
     waiting: Sequence[Gang],
     queues: Mapping[str, Queue],
     used: Mapping[str, Resources],
     hardware: Hardware,
     promised: Collection[str] = (),
+    *,
+    ending: Mapping[Path, Resources] | None = None,
 ) -> tuple[list[Gang], dict[str, str]]:
-    """All that wait in the order of their turns; and why not, for those over a limit."""
+    """All that wait in the order of their turns; and why not, for those over a limit.
+
+    `ending` is what counts for limits beside what is used, until it is gone.
+    """
     tree = Tree(queues)
     asked = {gang.name: needs(gang, hardware) for gang in waiting}
     turns = _Turns(tree, waiting, tree.summed(used), hardware)
-    charged = tree.summed(used)
+    charged = with_all(tree.summed(used), ending or {})
     for gang in waiting:
         if gang.name in promised:
             tree.add(charged, gang.queue, asked[gang.name])

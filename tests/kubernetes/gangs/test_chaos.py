@@ -36,6 +36,7 @@ OPS = st.one_of(
     st.tuples(st.just("submit_higher"), st.integers(1, 4)),
     st.tuples(st.just("submit_owned"), st.integers(1, 4)),
     st.tuples(st.just("submit_limited"), st.integers(1, 2)),
+    st.tuples(st.just("submit_limited_higher"), st.integers(1, 2)),
     st.tuples(st.just("submit_guest"), st.integers(2, 4)),
     st.tuples(st.just("submit_group"), st.integers(2, 4)),
     st.tuples(st.just("submit_own"), st.integers(1, QUOTA)),
@@ -129,6 +130,10 @@ class Play:
     def submit_limited(self, size: int) -> None:
         """A gang in the queue that has a limit."""
         self._submit(size, queue="limited")
+
+    def submit_limited_higher(self, size: int) -> None:
+        """One that goes before others there, which end for it, on whatever nodes they are."""
+        self._submit(size, queue="limited", priority=9)
 
     def single(self, limited: int) -> None:
         """A pod of no gang, in that queue or in none."""

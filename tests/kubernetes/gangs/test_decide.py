@@ -8,47 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.gangs.decide import TRIES, Giver, Question, decide
-from aliquot.placement.books import Books
-from aliquot.placement.demand import Gang, Running, whole
+from aliquot.kubernetes.gangs.claims import TRIES
+from aliquot.kubernetes.gangs.decide import Giver, decide
+from aliquot.placement.demand import Running
 from aliquot.placement.queues import Bound, Queue
-from aliquot.placement.snapshot import NodeSpec, empty
-from aliquot.placement.strategies import strategy
-
-NOW = 1000.0
-
-
-def nodes(*gpus: int) -> Books:
-    specs = [
-        NodeSpec(f"n{number}", count, model="m", gpu_bytes=80, rack=f"r{number // 2}", block="b")
-        for number, count in enumerate(gpus)
-    ]
-    return Books(empty(specs))
-
-
-def gang(name: str, members: int, gpus: int = 1, **more: Any) -> Gang:
-    return Gang(name, (whole(gpus),) * members, **more)
-
-
-def question(books: Books, *waiting: Gang, **more: Any) -> Question:
-    asked: dict[str, Any] = {
-        "running": [],
-        "promised": [],
-        "waiting": waiting,
-        "rests": [],
-        "queues": {},
-        "now": NOW,
-        "by": strategy("fragmentation", books.hardware),
-        **more,
-    }
-    return Question(books, **asked)
-
-
-def started(books: Books, one: Gang, seconds: float = 100.0) -> Running:
-    (found,) = decide(question(books, one)).starts
-    books.take_gang(found)
-    return Running(one, found.placements, NOW, NOW + seconds)
-
+from kubernetes.gangs.questions import NOW, gang, nodes, parts_of, question, started
 
 WORK = st.lists(
     st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 200), st.integers(0, 2)),
@@ -161,15 +125,6 @@ def test_two_claims_of_one_decision_keep_to_a_limit_together() -> None:
     mine = [gang(f"y{n}", 2, queue="q", submitted=n) for n in range(2)]
     decision = decide(question(books, *mine, running=taken, queues=queues))
     assert [one.name for one, _ in decision.claims] == ["y0"]
-
-
-def parts_of(one: Running, least: int) -> tuple[Running, ...]:
-    """What a job that runs has above its smallest size, worker by worker."""
-    mine = one.gang
-    unit = gang(mine.name, 1, queue=mine.queue, priority=mine.priority)
-    return tuple(
-        Running(unit, (place,), one.start, one.end) for place in reversed(one.placements[least:])
-    )
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def test_a_new_leader_goes_on_with_a_claim_and_nobody_has_more_time_than_it_was_
                 await is_bound(world, "train-1", 2)
                 claim(world, 2)
                 await until(lambda: world.leaving("train-1"))
+                assert world.api.objects["gangs", "ns", "claimant"]["status"]["makingRoom"]
             world.delete(*gone)
             found = world.api.objects["gangs", "ns", "train-1"]
             status = {**found["status"], "leavesAt": stamp(time.time())}

@@ -6,12 +6,15 @@ import math
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.kubernetes.api.objects import Pod
 from aliquot.kubernetes.gangs.holdings import Holdings
+from aliquot.kubernetes.gangs.members import Key
 from aliquot.kubernetes.gangs.roster import Roster
+from aliquot.kubernetes.gangs.state import Place
 from aliquot.kubernetes.names import GANG, GANG_SIZE, PLAN, QUEUE
 from aliquot.kubernetes.pods import asks
 from aliquot.kubernetes.presets import ALIQUOT
@@ -134,6 +137,61 @@ def test_what_is_given_back_leaves_the_books_as_they_were() -> None:
     for one in stage.holdings.running(NOW):
         books.give_gang(one)
     assert books.fingerprint == before.fingerprint
+
+
+@settings(max_examples=60, deadline=None)
+@given(ending=st.sets(PODS), heirs=st.sets(PODS))
+def test_what_those_that_end_have_is_free_soon_but_for_gpus_that_others_were_given(
+    ending: set[int], heirs: set[int]
+) -> None:
+    stage = Stage()
+    for number in range(8):
+        stage.come(number)
+        stage.reserve(number)
+    uids = {f"uid-p{number}": NOW + number for number in ending}
+    given = [f"uid-p{number}" for number in heirs - ending]
+    found = stage.holdings.leftovers(uids, given, NOW)
+    names = {stage.roster.name_of(uid) for uid in uids}
+    assert {one.gang.name for one in found} <= {f"{name} (ending)" for name in names}
+    taken = {
+        (place.node, place.gpus)
+        for one in stage.holdings.each_of(given, NOW)
+        for place in one.placements
+    }
+    assert taken.isdisjoint((at.node, at.gpus) for one in found for at in one.placements)
+    books = stage.cluster.chooser.books.copy()
+    for one in found:
+        books.give_gang(one)
+    if not given:
+        for uid in uids:
+            stage.cluster.forget(uid)
+        assert books.fingerprint == stage.cluster.chooser.books.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("ended", "begun", "counted"), [(3, 1, 3), (1, 3, 3), (2, 2, 2)], ids=["more", "less", "same"]
+)
+def test_of_a_gang_and_those_that_end_for_it_a_limit_counts_the_one_that_has_more(
+    ended: int, begun: int, counted: int
+) -> None:
+    stage = Stage()
+    uids: dict[str, list[str]] = {"old": [], "new": []}
+    for name, count in (("old", ended), ("new", begun)):
+        for number in range(count):
+            notes = {GANG: name, GANG_SIZE: str(count)}
+            pod = make_pod(f"{name}-{number}", annotations=notes, gpu=1)
+            stage.roster.change(pod.metadata.uid, pod, NOW)
+            stage.planner.filter(pod, ["n0", "n1"])
+            uids[name].append(pod.metadata.uid)
+    gang = stage.roster.gangs[Key("ns", "new")]
+    gang.reserved = {uid: Place("n0", ()) for uid in uids["new"]}
+    assert stage.holdings.charged(NOW)[("default",)].milli == 1000 * (ended + begun)
+    gang.making_room = frozenset(uids["old"])
+    assert stage.holdings.charged(NOW)[("default",)].milli == 1000 * counted
+    assert stage.holdings.used(NOW)["default"].milli == 1000 * (ended + begun)
+    for uid in uids["old"]:
+        stage.cluster.forget(uid)
+    assert stage.holdings.having(gang.making_room, NOW) == frozenset()
 
 
 def test_a_pod_that_is_gone_and_still_named_is_expected_to_end_soon() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from aliquot.kubernetes.gangs.holdings import Holdings
 from aliquot.kubernetes.gangs.members import Key
 from aliquot.kubernetes.gangs.objects import Phase
 from aliquot.kubernetes.gangs.reservations import Reservations, Times
+from aliquot.kubernetes.gangs.roster import Roster
 from aliquot.kubernetes.gangs.state import FIRST_PAUSE, Known
 from aliquot.kubernetes.names import GANG, GANG_SIZE
+from aliquot.kubernetes.queues.known import Queues
 from aliquot.kubernetes.scheduler.cluster import Cluster
 from kubernetes.builders import make_pod
 
@@ -39,7 +42,9 @@ def test_pauses_grow_with_the_tries_and_begin_anew_when_it_is_whole() -> None:
     bound = msgspec.structs.replace(pod.spec, node_name="n0")
     gang.pods = {pod.metadata.uid: msgspec.structs.replace(pod, spec=bound)}
     gang.version += 1
-    Reservations(Cluster(), Times()).settle(gang, None, NOW)
+    cluster, queues = Cluster(), Queues()
+    holdings = Holdings(cluster, Roster(queues.queue_of, lambda _: True, 60.0), queues)
+    Reservations(cluster, holdings, Times()).settle(gang, None, NOW)
     assert gang.phase is Phase.BOUND
     gang.give_up("nobody came", NOW)
     assert gang.not_before - NOW == FIRST_PAUSE

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.changes import Changes
     from aliquot.kubernetes.gangs.reservations import Reservations
     from aliquot.kubernetes.gangs.roster import Roster
     from aliquot.kubernetes.gangs.singles import Singles
     from aliquot.kubernetes.gangs.term import Term
-    from aliquot.kubernetes.scheduler.changes import Changes
     from aliquot.kubernetes.scheduler.cluster import Cluster, Reserved
 
 PERMIT_SECONDS = 50.0  # kube-scheduler waits 60 s for a bind

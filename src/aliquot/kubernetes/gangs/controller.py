@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.events import Recorder
     from aliquot.kubernetes.api.objects import Node, Pod
+    from aliquot.kubernetes.changes import Changes
     from aliquot.kubernetes.gangs.objects import GangObject
     from aliquot.kubernetes.gangs.planning import Outcome
     from aliquot.kubernetes.gangs.sources import Found
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.presets import Preset
     from aliquot.kubernetes.queues.known import Queues
     from aliquot.kubernetes.queues.status import Load
-    from aliquot.kubernetes.scheduler.changes import Changes
     from aliquot.kubernetes.scheduler.planner import Planner
 
 PASS_SECONDS = 2.0  # at least every so often: time alone changes something
@@ -123,7 +123,7 @@ class Gangs:
         self._options = options
         self._roster = Roster(queues.queue_of, asks_for_gpus, options.assumed)
         self._holdings = Holdings(cluster, self._roster, queues)
-        self._reservations = Reservations(cluster, times)
+        self._reservations = Reservations(cluster, self._holdings, times)
         ground = Ground(cluster, nodes, options.labels)
         self._planning = Planning(
             cluster,
@@ -328,7 +328,10 @@ class Gangs:
                 if self._term.lasts(number) and self._roster.gangs.get(gang.key) is gang:
                     await self._write_one(gang)
 
-        await asyncio.gather(*(write(one) for one in list(self._roster.gangs.values())))
+        gangs = list(self._roster.gangs.values())
+        # A claim is kept before anybody is told to go for it: a new leader goes on with it.
+        await asyncio.gather(*(write(one) for one in gangs if one.making_room))
+        await asyncio.gather(*(write(one) for one in gangs if not one.making_room))
 
     async def _write_one(self, gang: Known) -> None:
         found = self._source_of(gang)

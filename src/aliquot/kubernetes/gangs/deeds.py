@@ -23,7 +23,7 @@ from aliquot.kubernetes.gangs.state import Place, Promise
 from aliquot.placement.demand import Running
 from aliquot.placement.gangs import may_hold, plan_gang
 from aliquot.placement.preempt import entitled
-from aliquot.placement.queues import Resources, Tree, needs, takes
+from aliquot.placement.queues import Resources, Tree, needs, usage, with_all
 from aliquot.placement.snapshot import CHANGING
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from aliquot.placement.books import Books
     from aliquot.placement.demand import Gang
     from aliquot.placement.preempt import Preemption
+    from aliquot.placement.queues import Sums
 
 NAMED = 3  # nodes that a sentence names
 
@@ -112,14 +113,15 @@ class Deeds:
         }
 
     def _room(self, asked: Asked, now: float) -> _Room:
-        used = self._holdings.used(now, self._ending())
-        return _Room(self._cluster, asked.picture, Tree(self._queues.queues()), used)
+        tree, charged = Tree(self._queues.queues()), self._holdings.charged(now)
+        return _Room(self._cluster, asked.picture, tree, charged)
 
     def _may_claim(
         self, gang: Gang, claim: Preemption, asked: Asked, room: _Room, now: float
     ) -> bool:
         """Whether those who are to end are as they were, and there is a right and a need still."""
-        running = {one.gang.name: one for one in self._holdings.running(now, self._ending())}
+        staying = self._holdings.running(now, self._roster.ending)
+        running = {one.gang.name: one for one in staying}
         parties = self._holdings.parties(now)
         for then in claim.victims:
             name, one = then.gang.name, running.get(then.gang.name)
@@ -129,16 +131,10 @@ class Deeds:
                 return False
         if room.has_changed and claim.victims:  # is it its right, and its need?
             queues, hardware = self._queues.queues(), room.books.hardware
-            if not entitled([gang], list(running.values()), queues, hardware):
-                return False
-            if may_hold(room.books, gang) and plan_gang(room.books, gang) is not None:
+            if not entitled([gang], staying, queues, hardware) or room.is_there_for(gang):
                 return False
         start = Running(gang, claim.placements, now, now + gang.seconds)
         return room.take(start, claim.victims)
-
-    def _ending(self) -> set[str]:
-        """The UIDs of pods whose places others have already."""
-        return {uid for gang in self._roster.gangs.values() for uid in gang.making_room}
 
     # --- what is done -----------------------------------------------------------------------------
 
@@ -224,27 +220,27 @@ class Deeds:
             if gang.name in decision.never:
                 known.tell(Phase.REFUSED, decision.never[gang.name])
                 continue
-            now, running = question.now, question.running
+            now, running = question.now, (*question.running, *question.leftovers)
             text = words.why_later(gang, question.books, promise, running, now)
             why = "" if promise else f"; {decision.waits.get(gang.name, '')}".rstrip("; ")
             known.phase, known.reason = Phase.WAITING, text + why + _bars(known, now)
 
 
 class _Room:
-    """The books as they are now, and what queues have, with all that is done."""
+    """The books as they are now, and what counts for limits, with all that is done."""
 
     def __init__(
         self,
         cluster: Cluster,
         picture: Picture,
         tree: Tree,
-        used: Mapping[str, Resources],
+        charged: Sums,
     ) -> None:
         self.books = cluster.chooser.books.copy()
         self.has_changed = not self._is_as_in(picture.books)
         self._picture = picture
         self._tree = tree
-        self._used = tree.summed(used)
+        self._charged = charged
         self.books.hardware = picture.hardware
 
     def take(self, start: Running, ended: Sequence[Running] = ()) -> bool:
@@ -252,22 +248,30 @@ class _Room:
         gang, hardware = start.gang, self._picture.hardware
         if not self._picture.still_holds({place.node for place in start.placements}):
             return False
-        less = [(one.gang.queue, takes(one, hardware)) for one in ended]
-        self._count([(queue, Resources() - part) for queue, part in less])
+        before, after = usage(ended, hardware), usage([start], hardware)
+        left = self._charged.copy()
+        for queue, part in before.items():
+            self._tree.add(left, queue, Resources() - part)
+        if not self._is_within_limits(gang, left):
+            return False
         for one in ended:
             self.books.give_gang(one)
-        fits = self._tree.over(gang.queue, needs(gang, hardware), self._used) is None
-        if fits and self.books.take_gang_if_it_fits(start):
-            self._count([(gang.queue, takes(start, hardware))])
-            return True
-        for one in ended:
-            self.books.take_gang(one, known_to_fit=True)
-        self._count(less)
-        return False
+        if not self.books.take_gang_if_it_fits(start):
+            for one in ended:
+                self.books.take_gang(one, known_to_fit=True)
+            return False
+        self._tree.add(left, gang.queue, after[gang.queue])
+        self._charged = with_all(left, self._tree.excess(before, after))
+        return True
 
-    def _count(self, parts: Iterable[tuple[str, Resources]]) -> None:
-        for queue, part in parts:
-            self._tree.add(self._used, queue, part)
+    def is_there_for(self, gang: Gang) -> bool:
+        """Whether a gang could start as it is, and nobody has to end for it."""
+        may = self._is_within_limits(gang, self._charged) and may_hold(self.books, gang)
+        return may and plan_gang(self.books, gang) is not None
+
+    def _is_within_limits(self, gang: Gang, charged: Sums) -> bool:
+        more = needs(gang, self._picture.hardware)
+        return self._tree.over(gang.queue, more, charged) is None
 
     def _is_as_in(self, then: Books) -> bool:
         return all(

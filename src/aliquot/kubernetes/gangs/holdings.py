@@ -1,5 +1,10 @@
 """Who has what of all GPUs, gang by gang, and what each queue has; by what has changed.
 
+A pod has what it has until no node names it any more, also when it makes room for a gang, which
+has its places from the first, and does not begin before all of those are gone. So of both only one
+counts: for a right the gang; for a limit whichever has more (`charged`). What those that make room
+have and nobody was given is free soon (`leftovers`).
+
 It is at any time what it would be if all nodes were looked at anew. What it costs to ask is what
 has changed since it was last asked: rows of the books, pods (`touch`), and queues, which are few
 and make all anew.
@@ -10,18 +15,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.gangs.roster import is_single
+from aliquot.kubernetes.gangs.roster import ENDING, Work, is_single
 from aliquot.placement.demand import Demand, Gang, Kind, Placement, Running
-from aliquot.placement.queues import Resources, takes
+from aliquot.placement.queues import Resources, Tree, takes, usage, with_all
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from aliquot.kubernetes.gangs.roster import Roster, Work
+    from aliquot.kubernetes.gangs.roster import Roster
     from aliquot.kubernetes.queues.known import Queues
     from aliquot.kubernetes.scheduler.cluster import Cluster
     from aliquot.kubernetes.scheduler.tally import Holding
     from aliquot.placement.books import Books
+    from aliquot.placement.queues import Sums
 
 Pairs = list[tuple[Placement, Demand]]
 
@@ -76,6 +82,51 @@ class Holdings:
             used[one.gang.queue] -= takes(one, self._cluster.chooser.books.hardware)
         return used
 
+    def charged(self, now: float, without: Collection[str] = ()) -> Sums:
+        """What counts for the limits of queues, each with all below it; but for these UIDs."""
+        staying = self.used(now, {*self._roster.ending, *without})
+        return with_all(Tree(self._queues.queues()).summed(staying), self.ending(now))
+
+    def ending(self, now: float) -> Sums:
+        """What counts for limits beside what stays: what those have that make room for gangs."""
+        tree, hardware = Tree(self._queues.queues()), self._cluster.chooser.books.hardware
+        sums: Sums = defaultdict(Resources)
+        for gang in self._roster.gangs.values():
+            if gang.making_room:
+                before = usage(self.parts_of(gang.making_room, now), hardware)
+                after = usage(self.parts_of(gang.reserved, now), hardware)
+                with_all(sums, tree.excess(before, after))
+        return sums
+
+    def having(self, uids: Collection[str], now: float) -> frozenset[str]:
+        """Those of these UIDs that still have something."""
+        self._refresh(now)
+        return frozenset(uid for uid in uids if uid in self._name_of)
+
+    def leftovers(
+        self, ends: Mapping[str, float], heirs: Iterable[str], now: float
+    ) -> list[Running]:
+        """What pods that end have of GPUs of which the heirs were given nothing, by work.
+
+        `ends` is when each is to go, by UID. It is of no queue: it is as good as free.
+        """
+        self._refresh(now)
+        given = {(at.node, at.gpus) for uid in heirs for at, _ in self._pairs_of(uid)}
+        found: dict[str, Pairs] = {}
+        until: dict[str, float] = {}
+        for uid in sorted(ends.keys() & self._name_of.keys()):
+            name = f"{self._name_of[uid]} (ending)"
+            pairs = [
+                (at, what) for at, what in self._pairs_of(uid) if (at.node, at.gpus) not in given
+            ]
+            if pairs:
+                found[name] = found.get(name, []) + pairs
+                until[name] = max(until.get(name, now), ends[uid])
+        return [
+            _running(Work(name, now, until[name] - now + ENDING), pairs)
+            for name, pairs in found.items()
+        ]
+
     def singles(self, now: float) -> Mapping[str, int]:
         """How many single pods each queue has."""
         self._refresh(now)
@@ -93,10 +144,7 @@ class Holdings:
         names = {uid: name for uid in uids if (name := self._name_of.get(uid)) is not None}
         firsts = {name: uid for uid, name in names.items()}
         works = {name: self._roster.work(uid, now) for name, uid in firsts.items()}
-        return [
-            _running(works[name], [pair for some in self._pairs[uid].values() for pair in some])
-            for uid, name in names.items()
-        ]
+        return [_running(works[name], self._pairs_of(uid)) for uid, name in names.items()]
 
     def parties(self, now: float) -> Mapping[str, frozenset[str]]:
         """The UIDs of all that have something, by the name of their work; as it is now."""
@@ -173,10 +221,10 @@ class Holdings:
 
     def _made(self, name: str, uids: Collection[str], now: float) -> Running:
         work = self._roster.work(next(iter(self._uids[name])), now)
-        pairs = [
-            pair for uid in sorted(uids) for some in self._pairs[uid].values() for pair in some
-        ]
-        return _running(work, pairs)
+        return _running(work, [pair for uid in sorted(uids) for pair in self._pairs_of(uid)])
+
+    def _pairs_of(self, uid: str) -> Pairs:
+        return [pair for some in self._pairs.get(uid, {}).values() for pair in some]
 
 
 def _pairs(row: int, held: Mapping[int, Holding]) -> Pairs:

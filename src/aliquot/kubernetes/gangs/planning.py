@@ -103,7 +103,7 @@ class Planning:
 def _until(asked: Asked, done: Done, now: float) -> float:
     """Until when the same question has the same answer."""
     gangs = [one.gang for one in asked.ready.values()]
-    waits = [until for one in gangs for until in one.barred.values()]
+    waits = [until for one in gangs for until in (*one.barred.values(), *one.spared.values())]
     waits += [one.asked_until for one in gangs if one.asked_until > now]
     starts = [one.start for one in done.promises]
     return min([*waits, *starts, now + LONGEST])

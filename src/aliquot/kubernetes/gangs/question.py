@@ -184,21 +184,34 @@ class Questions:
             promise = _promised(gang, known.promise, picture)
             if promise is not None:
                 promised.append(promise)
-        ending = {uid for gang in self._roster.gangs.values() for uid in gang.making_room}
+        ending = self._roster.ending
+        gangs = self._roster.gangs.values()
+        claimants = frozenset(str(one.key) for one in gangs if one.making_room)
+        asking = {name for name, one in ready.items() if one.gang.asked}
         return Question(
             books=picture.books,
             running=self._holdings.running(now, ending),
+            leftovers=self._leftovers(ending, now),
+            ending=self._holdings.ending(now),
             promised=promised,
             waiting=waiting,
             rests=rests,
             queues=self._queues.queues(),
             now=now,
             by=picture.by,
-            spared={name: frozenset(one.gang.spared) for name, one in ready.items()},
-            looked=self._looked,
+            spared={name: claimants.union(one.gang.spared) for name, one in ready.items()},
+            looked={name: at for name, at in self._looked.items() if name not in asking},
             givers=self._givers(ending, now),
             waited={name for name, one in ready.items() if one.gang.has_waited(now)},
         )
+
+    def _leftovers(self, ending: Collection[str], now: float) -> list[Running]:
+        """What those that make room have, and nobody was given."""
+        gangs = self._roster.gangs.values()
+        ends = dict.fromkeys(ending, now)
+        ends |= {uid: max(now, gang.ends_at) for gang in gangs for uid in gang.pods if uid in ends}
+        heirs = [uid for gang in gangs for uid in gang.reserved]
+        return self._holdings.leftovers(ends, heirs, now)
 
     def _givers(self, ending: Collection[str], now: float) -> list[Giver]:
         """Elastic jobs that could give back, of those that do not make room already."""

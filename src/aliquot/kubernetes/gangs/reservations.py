@@ -19,6 +19,7 @@ from aliquot.kubernetes.scheduler.cluster import Reserved
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aliquot.kubernetes.gangs.holdings import Holdings
     from aliquot.kubernetes.gangs.members import Key
     from aliquot.kubernetes.gangs.sources import Found
     from aliquot.kubernetes.gangs.state import Known, Place
@@ -38,8 +39,9 @@ class Times:
 class Reservations:
     """All places of all gangs, in the books of one cluster."""
 
-    def __init__(self, cluster: Cluster, times: Times) -> None:
+    def __init__(self, cluster: Cluster, holdings: Holdings, times: Times) -> None:
         self._cluster = cluster
+        self._holdings = holdings
         self._times = times
         self._permits: dict[Key, Permit] = {}
 
@@ -115,10 +117,8 @@ class Reservations:
         self._permits[gang.key] = Permit(gang.reserved, is_open=bool(gang.had_nodes))
 
     def _look_for_room(self, gang: Known, now: float) -> None:
-        """Whether those that make room for a gang are gone from its nodes."""
-        nodes = {place.node for place in gang.reserved.values()}
-        here = {uid for node in nodes if node in self._cluster.rows for uid in self._held(node)}
-        gang.making_room &= here
+        """Whether those that make room for a gang are gone, from its nodes and from all others."""
+        gang.making_room = self._holdings.having(gang.making_room, now)
         if not gang.making_room:
             gang.moved = now
 
@@ -168,13 +168,10 @@ class Reservations:
             if part.kind != "whole":
                 continue
             mine = {columns[gpu] for gpu in part.gpus}
-            for other, held in self._held(place.node).items():
+            for other, held in self._cluster.held(place.node).items():
                 if other != uid and other not in ending and not mine.isdisjoint(held):
                     return f"a GPU of node {place.node} that it was to have is in use"
         return ""
-
-    def _held(self, node: str) -> Mapping[str, Mapping[int, object]]:
-        return self._cluster.held(node)
 
     def _leave(self, gang: Known, wanted: int | None, now: float) -> None:
         if not gang.leaving:

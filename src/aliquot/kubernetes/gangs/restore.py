@@ -186,18 +186,19 @@ class Restorer:
         one = start.running
         if one is None:
             return True
-        books = self._cluster.chooser.books.copy()
         live = [uid for uid in ending if uid in self._roster.pods and not self._is_ending(uid)]
-        if live and (books.take_gang_if_it_fits(one) or not self._has_right(one.gang, live, now)):
+        if live and (self._fits(one, (), now) or not self._has_right(one.gang, live, now)):
             return False
-        for other in self._holdings.parts_of(ending, now):
+        return self._fits(one, ending, now)
+
+    def _fits(self, one: Running, ended: Collection[str], now: float) -> bool:
+        """Whether its places are free, and within limits, when these have ended."""
+        books, tree = self._cluster.chooser.books.copy(), Tree(self._queues.queues())
+        for other in self._holdings.parts_of(ended, now):
             books.give_gang(other)
-        tree = Tree(self._queues.queues())
-        used = tree.summed(self._holdings.used(now, ending))
-        more = needs(one.gang, books.hardware)
-        if tree.over(one.gang.queue, more, used) is not None:
-            return False
-        return books.take_gang_if_it_fits(one)
+        used = self._holdings.charged(now, ended)
+        full = tree.over(one.gang.queue, needs(one.gang, books.hardware), used)
+        return full is None and books.take_gang_if_it_fits(one)
 
     def _is_ending(self, uid: str) -> bool:
         pod = self._roster.pods[uid]
@@ -207,7 +208,8 @@ class Restorer:
     def _has_right(self, gang: Gang, uids: Collection[str], now: float) -> bool:
         """Whether a gang may ask all of these to end."""
         books, queues = self._cluster.chooser.books, self._queues.queues()
-        over = rights(books, gang, self._holdings.running(now), queues, now)
+        staying = self._holdings.running(now, self._roster.ending)
+        over = rights(books, gang, staying, queues, now)
         return all(self._roster.name_of(uid) in over for uid in uids)
 
 

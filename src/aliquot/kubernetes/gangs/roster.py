@@ -89,6 +89,11 @@ class Roster:
         claim = claim_of(pod)
         return None if claim is None else self.gangs.get(claim.key)
 
+    @property
+    def ending(self) -> set[str]:
+        """The UIDs of all that make room for gangs, and still have what they had."""
+        return {uid for gang in self.gangs.values() for uid in gang.making_room}
+
     def seconds_of(self, pod: Pod) -> float:
         """How long a pod runs."""
         return seconds_of(pod, self._assumed)

@@ -138,7 +138,7 @@ class Singles:
             return ""
         gang = Gang(single_name(pod), members, queue=queue)
         more = needs(gang, hardware)
-        used = tree.summed(self._holdings.used(now, {pod.metadata.uid}))
+        used = self._holdings.charged(now, {pod.metadata.uid})
         over = tree.over(queue, more, used)
         return "" if over is None else tree.limit_told(over, gang, used[over] + more, WITH_THIS)
 

@@ -32,6 +32,7 @@ from aliquot.kubernetes.api.objects import (
     ApiObject,
 )
 from aliquot.kubernetes.api.watch import Watch
+from aliquot.kubernetes.changes import Changes
 from aliquot.kubernetes.gangs.members import claim_of
 from aliquot.kubernetes.gangs.objects import GANGS
 from aliquot.kubernetes.jobs.controller import Controller, Views
@@ -42,7 +43,6 @@ from aliquot.kubernetes.names import CONTROLLER, SCHEDULER
 from aliquot.kubernetes.node.status import serve as serve_pages
 from aliquot.kubernetes.pods import asks
 from aliquot.kubernetes.presets import choose_presets
-from aliquot.kubernetes.scheduler.changes import Changes
 from aliquot.kubernetes.scheduler.run import LIVE
 from aliquot.model.job import State
 from aliquot.placement.elastic import Rules

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import structlog
 
+from aliquot.kubernetes.changes import Changes
 from aliquot.kubernetes.kubelet import deviceplugin_pb2 as messages
 from aliquot.kubernetes.kubelet import wire
 from aliquot.model.errors import AliquotError
@@ -53,9 +54,9 @@ class Plugin:
         self._start = start
         self._outfit = outfit
         self._server: Any = None
-        self._version = 0
-        self._changed = asyncio.Event()
-        self._streams: dict[object, int] = {}  # what each has been told
+        self._changes = Changes()
+        self._streams: dict[object, int] = {}  # of how many changes each has been told
+        self._told = Changes()  # of these streams
 
     @property
     def listened(self) -> bool:
@@ -64,15 +65,13 @@ class Plugin:
 
     def tell(self) -> None:
         """The ids may have changed."""
-        self._version += 1
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changes.ring()
 
     async def told(self) -> None:
         """Until the kubelet has been sent what is so now, if it listens."""
-        version = self._version
-        while any(known < version for known in self._streams.values()):
-            await asyncio.sleep(0.001)
+        count = self._changes.count
+        while any(known < count for known in self._streams.values()):
+            await self._told.wait()
 
     async def serve(self) -> None:
         """Listen on the socket."""
@@ -116,15 +115,18 @@ class Plugin:
         self._streams[stream] = -1
         try:
             while True:
-                version, changed, ids = self._version, self._changed, self._ids()
+                count, ids = self._changes.count, self._ids()
                 if ids != said:
                     yield _listed(ids)
                     said = ids
-                self._streams[stream] = version
+                self._streams[stream] = count
+                self._told.ring()
                 await asyncio.sleep(APART_SECONDS)
-                await changed.wait()
+                while self._changes.count == count:
+                    await self._changes.wait()
         finally:
             del self._streams[stream]
+            self._told.ring()
             lost.set()
 
     async def _preferred(

@@ -6,11 +6,11 @@ known too, with the reason.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aliquot.kubernetes.changes import Changes
 from aliquot.kubernetes.node.held import Owner
 from aliquot.kubernetes.pods import BadRequestError, asks, requests_of
 
@@ -73,7 +73,7 @@ class Roster:
         self._synced = synced
         self._guests: dict[str, Guest] = {}
         self._arrivals = itertools.count()
-        self._news = asyncio.Event()
+        self._news = Changes()
         self._listeners: list[Callable[[Guest | None, Guest | None], None]] = []
 
     def listen(self, listener: Callable[[Guest | None, Guest | None], None]) -> None:
@@ -90,8 +90,7 @@ class Roster:
         if before or after:
             for listener in self._listeners:
                 listener(before, after)
-        self._news.set()
-        self._news = asyncio.Event()
+        self._news.ring()
 
     def get(self, uid: str) -> Guest | None:
         """A pod."""
@@ -118,12 +117,7 @@ class Roster:
 
     async def wait_news(self, seconds: float) -> bool:
         """Until something is heard; False where that takes longer."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await self._news.wait(seconds)
 
     def _guest(self, pod: Pod, arrival: int) -> Guest:
         try:

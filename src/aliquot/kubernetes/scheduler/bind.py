@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.scheduler.changes import Changes
+    from aliquot.kubernetes.changes import Changes
     from aliquot.kubernetes.scheduler.parts import Parts
     from aliquot.kubernetes.scheduler.planner import Planner
 

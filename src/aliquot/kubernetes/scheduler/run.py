@@ -36,6 +36,7 @@ from aliquot.kubernetes.api.objects import (
     Queue,
 )
 from aliquot.kubernetes.api.watch import Watch
+from aliquot.kubernetes.changes import Changes
 from aliquot.kubernetes.gangs.controller import GangOptions, Gangs
 from aliquot.kubernetes.gangs.members import claim_of
 from aliquot.kubernetes.gangs.objects import Phase
@@ -45,7 +46,6 @@ from aliquot.kubernetes.presets import choose_presets
 from aliquot.kubernetes.queues.known import Queues
 from aliquot.kubernetes.queues.write import Writer
 from aliquot.kubernetes.scheduler.bind import Binder
-from aliquot.kubernetes.scheduler.changes import Changes
 from aliquot.kubernetes.scheduler.cluster import Cluster
 from aliquot.kubernetes.scheduler.metrics import Metrics, Now
 from aliquot.kubernetes.scheduler.planner import Planner

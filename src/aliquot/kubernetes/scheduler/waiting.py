@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.events import Recorder
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.scheduler.changes import Changes
+    from aliquot.kubernetes.changes import Changes
     from aliquot.kubernetes.scheduler.planner import Answer, Planner
 
 TELL_AGAIN = 120.0  # seconds until the same reasons are told again

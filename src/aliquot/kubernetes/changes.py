@@ -1,9 +1,8 @@
-"""Waiting for the cluster to change."""
+"""Waiting for something to change."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 
 class Changes:
@@ -19,8 +18,11 @@ class Changes:
         self._next.set()
         self._next = asyncio.Event()
 
-    async def wait(self, seconds: float) -> None:
-        """Until the next change, or so long."""
-        with suppress(TimeoutError):
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Until the next change; False where that takes longer than so many seconds."""
+        try:
             async with asyncio.timeout(seconds):
                 await self._next.wait()
+        except TimeoutError:
+            return False
+        return True

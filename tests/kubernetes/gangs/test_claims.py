@@ -1,0 +1,260 @@
+"""Who has a right to others' places: what counts as had, and by whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain, combinations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aliquot.kubernetes.gangs.decide import Decision, Giver, decide
+from aliquot.placement.books import Books
+from aliquot.placement.demand import Placement, Running
+from aliquot.placement.queues import Bound, Queue, Tree, usage
+from kubernetes.gangs.questions import NOW, gang, nodes, parts_of, question, started
+
+CHECKED = settings(max_examples=80, deadline=None)
+
+
+def quota(name: str, gpus: int, **more: Any) -> Queue:
+    return Queue(name, quota=Bound(1000 * gpus, 80 * gpus), **more)
+
+
+def queues(own: int, guest: int = 0) -> dict[str, Queue]:
+    return {"own": quota("own", own), "guest": quota("guest", guest)}
+
+
+def claimed(decision: Decision) -> dict[str, list[str]]:
+    """Who ends for whom."""
+    return {
+        one.name: [victim.gang.name for victim in claim.victims] for one, claim in decision.claims
+    }
+
+
+def test_who_is_spared_has_its_part_of_its_queues_quota() -> None:
+    books = nodes(4)
+    kept = started(books, gang("kept", 2, queue="own"))
+    guest = started(books, gang("guest", 2, queue="guest"))
+    mine = gang("mine", 2, queue="own", priority=1)
+    asked: dict[str, Any] = {"running": [kept, guest], "spared": {"mine": {"kept"}}}
+    assert not decide(question(books, mine, queues=queues(own=2), **asked)).claims
+    more = decide(question(books, mine, queues=queues(own=4), **asked))
+    assert claimed(more) == {"mine": ["guest"]}
+
+
+def test_who_is_spared_counts_for_its_queues_limit() -> None:
+    books = nodes(4)
+    limit = {"q": Queue("q", limit=Bound(3000))}
+    kept = started(books, gang("kept", 2, queue="q"))
+    other = started(books, gang("other", 1, queue="q"))
+    mine = gang("mine", 2, queue="q", priority=1)
+    asked: dict[str, Any] = {"running": [kept, other], "queues": limit}
+    assert not decide(question(books, mine, spared={"mine": {"kept"}}, **asked)).claims
+    assert claimed(decide(question(books, mine, **asked))) == {"mine": ["kept"]}
+
+
+@pytest.mark.parametrize(("own", "ends"), [(2, {}), (4, {"second": ["rigid"]})])
+def test_what_elastic_jobs_give_back_for_one_is_not_another_ones_to_ask_back(
+    own: int, ends: dict[str, list[str]]
+) -> None:
+    """The first has all that is its queue's own, as soon as the job has given it back."""
+    books = nodes(6)
+    job = replace(started(books, gang("job", 4, queue="guest")), start=NOW - 100)
+    rigid = started(books, gang("rigid", 2, queue="guest"))
+    mine = [gang(name, 2, queue="own", submitted=n) for n, name in enumerate(("first", "second"))]
+    givers = [Giver("job", 60.0, parts_of(job, 2))]
+    asked: dict[str, Any] = {"running": [job, rigid], "givers": givers, "queues": queues(own)}
+    decision = decide(question(books, *mine, **asked))
+    assert decision.asked == {"first": {"job": 60.0}}
+    assert claimed(decision) == ends
+
+
+def test_what_a_queue_gives_back_soon_is_not_borrowed_any_more() -> None:
+    """The guests have two more than their own, and that is what the job gives back."""
+    books = nodes(6)
+    job = replace(started(books, gang("job", 4, queue="guest")), start=NOW - 100)
+    rigid = started(books, gang("rigid", 2, queue="guest"))
+    mine = [gang(name, 2, queue="own", submitted=n) for n, name in enumerate(("first", "second"))]
+    givers = [Giver("job", 60.0, parts_of(job, 2))]
+    asked: dict[str, Any] = {"running": [job, rigid], "givers": givers}
+    decision = decide(question(books, *mine, queues=queues(4, guest=4), **asked))
+    assert decision.asked == {"first": {"job": 60.0}}
+    assert not decision.claims
+
+
+@pytest.mark.parametrize(
+    ("seconds", "own", "ends"),
+    [(7200.0, 2, {}), (60.0, 2, {"small": ["guest"]}), (7200.0, 3, {"small": ["guest"]})],
+    ids=["both at once", "one after the other", "enough for both"],
+)
+def test_what_was_promised_to_who_comes_before_is_not_another_ones_to_ask_back(
+    seconds: float, own: int, ends: dict[str, list[str]]
+) -> None:
+    """The wide one finds no way now, and is promised the node when the one there has ended."""
+    books = nodes(2, 1)
+    kept = started(books, gang("kept", 1, gpus=2, queue="other"), 3600.0)
+    guest = started(books, gang("guest", 1, queue="guest"), 9000.0)
+    wide = gang("wide", 1, gpus=2, queue="own", seconds=3600.0)
+    small = gang("small", 1, queue="own", seconds=seconds, submitted=1.0)
+    known = {**queues(own), "other": quota("other", 2)}
+    decision = decide(question(books, wide, small, running=[kept, guest], queues=known))
+    assert {one.gang.name for one in decision.promises} >= {"wide"}
+    assert claimed(decision) == ends
+
+
+@CHECKED
+@given(
+    running=st.lists(
+        st.tuples(
+            st.sampled_from(["own", "guest"]),
+            st.integers(1, 4),
+            st.sampled_from(["rigid", "spared", "elastic"]),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    waiting=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    quotas=st.tuples(st.integers(0, 8), st.integers(0, 4)),
+)
+def test_a_quota_is_asked_back_once_and_from_who_borrows(
+    running: list[tuple[str, int, str]], waiting: list[int], quotas: tuple[int, int]
+) -> None:
+    """The cluster is full, and all of one queue ask; in their turns, against plain sums."""
+    books = nodes(sum(size for _, size, _ in running))
+    own, guest = quotas
+    runs, givers, spared = [], [], set()
+    for number, (queue, size, how) in enumerate(running):
+        runs.append(started(books, gang(f"{how}{number}", size, queue=queue)))
+        if how == "spared":
+            spared.add(runs[-1].gang.name)
+        if how == "elastic" and size > 1:
+            givers.append(Giver(f"job{number}", 60.0, parts_of(runs[-1], 1)))
+    mine = [gang(f"y{n}", size, queue="own", submitted=n) for n, size in enumerate(waiting)]
+    asked: dict[str, Any] = {
+        "running": runs,
+        "givers": givers,
+        "queues": queues(own, guest),
+        "spared": {one.name: spared for one in mine},
+    }
+    decision = decide(question(books, *mine, **asked))
+    assert not decision.starts
+    claims = {one.name: claim.victims for one, claim in decision.claims}
+    sizes = {one.name: len(one.members) for one in mine}
+    used = {name: sum(s for queue, s, _ in running if queue == name) for name in queues(0)}
+    free = 0
+    for name in decision.looked_at:
+        if name not in claims and name not in decision.asked:
+            continue
+        used["own"] += sizes[name]
+        assert used["own"] <= own, "it is not its queue's own"
+        if name in decision.asked:
+            assert used["guest"] > guest
+            used["guest"] -= max(0, sizes[name] - free)
+            continue
+        for victim in sorted(claims[name], key=lambda one: len(one.gang.members)):
+            assert victim.gang.queue == "guest"
+            assert victim.gang.name not in spared
+            assert used["guest"] > guest, "it borrows nothing any more"
+            used["guest"] -= len(victim.gang.members)
+            free += len(victim.gang.members)
+        free -= sizes[name]
+
+
+# --- who ends already -----------------------------------------------------------------------------
+
+
+def test_who_fits_when_others_have_ended_that_end_already_ends_nobody() -> None:
+    books = nodes(1, 1)
+    stays = started(books, gang("stays", 1, queue="guest"))
+    left = started(books, gang("gone (ending)", 1), 5.0)
+    mine = gang("mine", 1, queue="own")
+    asked: dict[str, Any] = {"running": [stays], "queues": queues(4)}
+    decision = decide(question(books, mine, leftovers=[left], **asked))
+    assert not decision.claims
+    (promise,) = decision.promises
+    assert (promise.placements, promise.start) == (left.placements, left.end)
+    both = gang("both", 2, queue="own")
+    found = decide(question(books, both, leftovers=[left], **asked))
+    assert not found.claims, "it is not all there yet"
+    assert claimed(decide(question(books, mine, **asked))) == {"mine": ["stays"]}
+
+
+LIMITS = {
+    "top": Queue("top", limit=Bound(6000)),
+    "a": quota("a", 3, parent="top", limit=Bound(4000)),
+    "b": Queue("b", parent="top"),
+}
+PARTS = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(1, 3)), max_size=4)
+
+
+@CHECKED
+@given(
+    runs=PARTS,
+    ends=PARTS,
+    heir=st.integers(1, 3),
+    waiting=st.lists(
+        st.tuples(st.sampled_from(["a", "b"]), st.integers(1, 3), st.integers(0, 2)),
+        min_size=1,
+        max_size=5,
+    ),
+)
+def test_no_limit_is_passed_at_any_moment_whoever_is_gone_first(
+    runs: list[tuple[str, int]],
+    ends: list[tuple[str, int]],
+    heir: int,
+    waiting: list[tuple[str, int, int]],
+) -> None:
+    """Each claim opens when all that end for it have gone; one such was made before."""
+    books = nodes(8, 8, 8, 8)
+    staying = placed(books, "r", runs)
+    ended = placed(books, "e", ends)
+    heirs = placed(books, "h", [("a", heir)] if ends else [])
+    if not within(staying, ended, []) or not within(staying, heirs, []):
+        return
+    hardware = books.hardware
+    before = Tree(LIMITS).excess(usage(ended, hardware), usage(heirs, hardware))
+    mine = [
+        gang(f"w{n}", size, queue=queue, priority=priority, submitted=n)
+        for n, (queue, size, priority) in enumerate(waiting)
+    ]
+    spared = {one.name: {heir.gang.name for heir in heirs} for one in mine}
+    running = [*staying, *heirs]
+    asked: dict[str, Any] = {"running": running, "ending": before, "spared": spared}
+    decision = decide(question(books, *mine, queues=LIMITS, **asked))
+    swaps = [
+        (list(claim.victims), [Running(one, claim.placements, NOW, NOW + 1)])
+        for one, claim in decision.claims
+    ]
+    victims = [one for pair in swaps for one in pair[0]]
+    assert all(one in staying for one in victims)
+    always = [*(one for one in staying if one not in victims), *decision.starts]
+    swaps.append((ended, heirs))
+    for number in range(len(swaps) + 1):
+        for opened in combinations(range(len(swaps)), number):
+            now = [swap[n in opened] for n, swap in enumerate(swaps)]
+            assert within(always, chain.from_iterable(now), [])
+
+
+def placed(books: Books, prefix: str, some: list[tuple[str, int]]) -> list[Running]:
+    found = []
+    for number, (queue, size) in enumerate(some):
+        free = [
+            Placement(node, (gpu,))
+            for node in range(books.hardware.size)
+            for gpu in range(8)
+            if books.milli_left[node, gpu] == 1000
+        ]
+        one = gang(f"{prefix}{number}", size, queue=queue)
+        found.append(Running(one, tuple(free[:size]), NOW - 10, NOW + 100))
+        books.take_gang(found[-1])
+    return found
+
+
+def within(*some: Any) -> bool:
+    used = {"a": 0, "b": 0}
+    for one in chain.from_iterable(some):
+        used[one.gang.queue] += len(one.gang.members)
+    return used["a"] <= 4 and sum(used.values()) <= 6

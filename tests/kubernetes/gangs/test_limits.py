@@ -1,0 +1,185 @@
+"""Limits while some end for others: a gang starts when all of them are gone, wherever they are."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kubernetes.fake_api import until
+from kubernetes.gangs.world import SOON, World, is_bound, led, played
+from kubernetes.scheduler.replica import Replica, replica
+
+IN_Q = {"aliquot.io/queue": "q"}
+OWN, GUEST = {"aliquot.io/queue": "own"}, {"aliquot.io/queue": "guest"}
+HIGHER = {"priority": 9}
+ELSEWHERE = {**HIGHER, "nodeSelector": {"for": "urgent"}}
+FOR_EVER = 60.0
+
+
+def ending(world: World) -> set[str]:
+    return {name for name, one in world.pods().items() if one.metadata.deletion_timestamp}
+
+
+def gated(world: World, gang: str) -> bool:
+    return all(one.spec.scheduling_gates for one in world.pods(gang).values())
+
+
+def set_apart(world: World, node: str) -> None:
+    """A node that others than the urgent are not offered."""
+    world.api.put("nodes", {"metadata": {"name": node, "labels": {"for": "urgent"}}})
+    world.offered.discard(node)
+
+
+async def looked_again(world: World) -> None:
+    """Another gang has come and gone: all were looked at since."""
+    for _ in range(2):
+        world.gang("other", 1)
+        await is_bound(world, "other", 1)
+        world.delete(*world.pods("other"))
+        await until(lambda: world.status("other") is None)
+
+
+@pytest.mark.parametrize("victim", ["gang", "single pods"])
+def test_at_a_limit_a_gang_waits_for_who_ends_on_other_nodes(victim: str) -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.queue("q", limit={"gpus": 2})
+        set_apart(world, "n1")
+        if victim == "gang":
+            low = world.gang("low", 2, labels=IN_Q, gpu=1)
+        else:
+            low = ["low-0", "low-1"]
+            for name in low:
+                world.pod(name, labels=IN_Q, gpu=1)
+        await until(lambda: world.bound().keys() == {*low})
+        world.api.faults.grace = FOR_EVER
+        world.offered.add("n1")
+        world.gang("urgent", 2, labels=IN_Q, gpu=1, spec=ELSEWHERE)
+        await until(lambda: ending(world) == {*low})
+        await looked_again(world)
+        assert gated(world, "urgent")
+        world.delete(low[0])
+        await looked_again(world)
+        assert gated(world, "urgent")
+        world.delete(low[1])
+        await is_bound(world, "urgent", 2)
+
+    played(World(2, 2, 1), play)
+
+
+def test_a_gang_waits_for_members_of_who_makes_room_on_other_nodes() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.queue("own", quota={"gpus": 2})
+        world.queue("guest", quota={"gpus": 0})
+        names = world.gang("guests", 2, labels=GUEST, gpu=1)
+        await is_bound(world, "guests", 2)
+        world.api.faults.grace = FOR_EVER
+        world.gang("mine", 1, labels=OWN, gpu=1)
+        await until(lambda: ending(world) == {*names})
+        found = world.status("mine")
+        assert found is not None
+        (place,) = found.status.members
+        here = next(name for name in names if world.bound()[name] == place.node)
+        world.delete(here)
+        others = tuple(one.metadata.uid for one in world.pods("guests").values())
+        await until(lambda: making_room(world, "mine") == others)
+        assert gated(world, "mine")
+        world.delete(*names)
+        await is_bound(world, "mine", 1)
+
+    played(World(1, 1), play)
+
+
+def making_room(world: World, gang: str) -> tuple[str, ...]:
+    found = world.status(gang)
+    return found.status.making_room if found else ()
+
+
+def test_a_pod_that_a_budget_keeps_is_not_forgotten_for_being_on_another_node() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.queue("q", limit={"gpus": 1})
+        set_apart(world, "n1")
+        world.pod("low", labels=IN_Q, gpu=1)
+        await until(lambda: "low" in world.bound())
+        world.api.faults.budgets = {"low": "keep-it"}
+        world.offered.add("n1")
+        world.gang("urgent", 1, labels=IN_Q, gpu=1, spec=ELSEWHERE)
+        await until(lambda: "disruption budgets kept pod ns/low" in world.why("urgent"))
+        assert world.held("q") == 1
+        world.api.faults.budgets = {}
+        await is_bound(world, "urgent", 1)
+        assert world.held("q") == 1
+
+    played(World(1, 1), play)
+
+
+def test_who_ends_counts_for_the_limit_until_it_is_gone() -> None:
+    """Two of four are free when the low ones have ended, and not before."""
+
+    async def play(world: World, _: Replica) -> None:
+        world.queue("q", limit={"gpus": 4})
+        low = world.gang("low", 4, labels=IN_Q, gpu=1)
+        await is_bound(world, "low", 4)
+        world.api.faults.grace = FOR_EVER
+        world.gang("urgent", 2, labels=IN_Q, gpu=1, spec=HIGHER)
+        await until(lambda: ending(world) == {*low})
+        world.gang("later", 2, labels=IN_Q, gpu=1)
+        text = "queue q may have 4 GPUs; with this gang it would have 6"
+        await until(lambda: text in world.why("later"))
+        world.pod("single", labels=IN_Q, gpu=1)
+        await until(lambda: world.events("single"))
+        assert world.events("single")[0][0] == "QueueFull"
+        assert world.bound().keys() == {*low}
+        world.delete(*low)
+        await is_bound(world, "urgent", 2)
+        await is_bound(world, "later", 2)
+
+    played(World(4, 4), play)
+
+
+def test_claims_at_one_limit_do_not_wait_for_each_other() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.queue("q", limit={"gpus": 2})
+        for name in ("low0", "low1"):
+            world.gang(name, 1, labels=IN_Q, gpu=1)
+            await is_bound(world, name, 1)
+        world.api.faults.grace = FOR_EVER
+        for name in ("urgent0", "urgent1"):
+            world.gang(name, 1, labels=IN_Q, gpu=1, spec=HIGHER)
+        await until(lambda: len(ending(world)) == 2)
+        world.delete("low0-0", "low1-0")
+        await is_bound(world, "urgent0", 1)
+        await is_bound(world, "urgent1", 1)
+
+    played(World(2, 2), play)
+
+
+def test_a_new_leader_keeps_to_a_claim_for_a_limit() -> None:
+    async def run() -> None:
+        world = World(1, 1)
+        world.queue("q", limit={"gpus": 1})
+        async with world.api.serving():
+            set_apart(world, "n1")
+            async with led(world):
+                world.gang("low", 1, labels=IN_Q, gpu=1)
+                await is_bound(world, "low", 1)
+            world.offered.add("n1")
+            async with replica(world.api, gangs=SOON) as one:
+                await one.ready()
+                world.api.faults.refuse = lambda _, path: 503 if "/eviction" in path else None
+                world.gang("urgent", 1, labels=IN_Q, gpu=1, spec=ELSEWHERE)
+                await until(lambda: making_room(world, "urgent"))
+                before = world.status("urgent")
+            world.api.faults.grace = FOR_EVER
+            world.api.faults.refuse = lambda *_: None
+            async with led(world):
+                await until(lambda: ending(world) == {"low-0"})
+                after = world.status("urgent")
+                assert before is not None
+                assert after is not None
+                assert after.status.members == before.status.members
+                assert gated(world, "urgent")
+                world.delete("low-0")
+                await is_bound(world, "urgent", 1)
+
+    asyncio.run(run())
