@@ -13,6 +13,7 @@ from cluster.cluster import Cluster
 from cluster.extender import install_crd
 from cluster.installed import SPACE, allocatable, helm, install, label, pods_of, ready_pods
 from cluster.manifests import pod
+from cluster.play import EXAMPLE
 from cluster.registry import ClusterError
 from kubernetes import chart
 
@@ -64,9 +65,13 @@ def test_the_api_server_takes_an_example(informed: Cluster, namespace: str, path
 def test_two_half_cards_are_given_by_way_of_our_own_kube_scheduler(installed: Cluster) -> None:
     empty = allocatable(installed)
     assert (empty["aliquot.io/gpu"], empty["aliquot.io/sgpu"]) == (GPUS, 2 * GPUS)
-    halves = pod("halves", limits={"aliquot.io/sgpu": 2}, schedulerName="aliquot")
-    installed.apply(halves)
+    installed.kubectl("apply", f"--filename={EXAMPLE}")
     installed.wait_for_pod("halves", "default", "Running")
+    installed.wait_until(
+        lambda: installed.kubectl("logs", "halves").count(" 39.5 GiB ") == 2,
+        30,
+        "it sees two half cards",
+    )
     installed.wait_until(lambda: holders(installed) == ["halves"] * 2, 10, "GPUNode names it")
     left = {"aliquot.io/gpu": GPUS - 2, "aliquot.io/sgpu": 2 * GPUS}
     installed.wait_until(

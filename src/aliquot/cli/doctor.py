@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from aliquot import slices
 from aliquot.cli.tables import console, new_table, print_json
 from aliquot.devices import parse_shape
+from aliquot.model.errors import NestedError
 from aliquot.slices.examine import Finding, Health
 from aliquot.slices.examine import examine as find
+from aliquot.slices.run import SHOWN_GRANT
 
 if TYPE_CHECKING:
     from aliquot.devices import Shape
@@ -20,6 +22,11 @@ _STYLES = {Health.OK: "green", Health.WARNING: "yellow", Health.BROKEN: "bold re
 def examine(simulate: str | None, *, json: bool) -> bool:
     """Print what was found; whether nothing is broken."""
     shape = parse_shape(simulate) if simulate else None
+    if shape is None and SHOWN_GRANT.is_dir():
+        raise NestedError(
+            "this is a container with a grant of its node, which is not examined from here",
+            "See what it has with: aliquot gpus, and its node with: kubectl get gpunodes -o yaml",
+        )
     findings = list(find(slices.locate(shape)))
     well = all(finding.health is not Health.BROKEN for finding in findings)
     if json:

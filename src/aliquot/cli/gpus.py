@@ -11,7 +11,7 @@ from aliquot.cli.tables import console, memory, new_table, print_json
 from aliquot.model import format_bytes
 from aliquot.model.errors import ArbiterError
 from aliquot.slices import control
-from aliquot.slices.run import GRANT
+from aliquot.slices.run import is_inside_grant
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def show_gpus(simulate: str | None, *, json: bool) -> None:
     """Print what there is; inside a grant, what the grant sees."""
     shape = devices.parse_shape(simulate) if simulate else None
-    if GRANT in os.environ:
+    if is_inside_grant(os.environ):
         inventory, granted = devices.read_inventory(devices.ambient_driver()), {}
     else:
         state = slices.locate(shape)

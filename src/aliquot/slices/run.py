@@ -27,10 +27,15 @@ DRIVER_DIRECTORY = "ALIQUOT_DRIVER_DIR"
 SHOWN_GRANT = Path("/run/aliquot/grant")  # a container's own
 
 
+def is_inside_grant(environment: Mapping[str, str]) -> bool:
+    """Whether programs are held to a grant: one that `aliquot run` made, or a container's own."""
+    return bool(environment.get(GRANT)) or SHOWN_GRANT.is_dir()
+
+
 def refuse_nested(environment: Mapping[str, str]) -> None:
     """A grant inside a grant would hold what the outer one already holds."""
-    grant = environment.get(GRANT)
-    if grant or SHOWN_GRANT.is_dir():
+    if is_inside_grant(environment):
+        grant = environment.get(GRANT)
         name = Path(grant.partition("#")[0]).name if grant else "of this container"
         raise NestedError(
             f"already inside the grant {name}",

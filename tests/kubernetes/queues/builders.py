@@ -43,8 +43,8 @@ def know(*queues: Queue, largest_gpu: int = CARD) -> Queues:
     return known
 
 
-def make_namespace(name: str, queue: str = "") -> Namespace:
-    return Namespace(Meta(name=name, labels={QUEUE: queue} if queue else {}))
+def make_namespace(name: str, queue: str | None = None) -> Namespace:
+    return Namespace(Meta(name=name, labels={} if queue is None else {QUEUE: queue}))
 
 
 def pod_in(namespace: str, queue: str = "") -> Pod:

@@ -30,6 +30,9 @@ def test_the_pods_label_comes_first_then_its_namespaces_then_a_queue_that_names_
     assert known.queue_of(pod_in("ns", "own")) == "own"
     known.set_namespace("ns", make_namespace("ns"))
     assert known.queue_of(pod_in("ns")) == "by-name"
+    for label in ("", "by-label", "", None, ""):  # one that is empty says nothing
+        known.set_namespace("ns", make_namespace("ns", label))
+        assert known.queue_of(pod_in("ns")) == (label or "by-name")
     known.set_queue("by-name", None)
     assert known.queue_of(pod_in("ns")) == "default"
 

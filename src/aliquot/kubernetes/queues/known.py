@@ -47,8 +47,8 @@ class Queues:
 
     def set_namespace(self, name: str, namespace: Namespace | None) -> None:
         """A namespace is now so; None: it is gone."""
-        label = namespace.metadata.labels.get(QUEUE) if namespace else None
-        if label == self._labels.get(name):
+        label = namespace.metadata.labels.get(QUEUE, "") if namespace else ""
+        if label == self._labels.get(name, ""):
             return
         self.version += 1
         if label:
