@@ -3,14 +3,17 @@
     aliquot submit --workers 1..4 -- python examples/plain.py --steps 2000 --save /tmp/plain.json
 
 All workers take part in each step (here they sleep); rank 0 counts the steps, saves now and then,
-and saves at once when a change is coming. Started again, it goes on from what was saved.
+and saves at once when a change is coming, or at SIGTERM. Started again, it goes on from what was
+saved.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -41,6 +44,8 @@ def main() -> None:
     parser.add_argument("--save", type=Path, required=True)
     options = parser.parse_args()
 
+    ends = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ends.set())  # PID 1 would not heed it else
     rank, size = worker.rank(), worker.size()
     step = load(options.save)
     print(f"starts at step {step}: rank {rank} of {size}", flush=True)
@@ -51,12 +56,13 @@ def main() -> None:
             worker.report(step=step, samples_per_second=size / options.seconds)
             if step % options.every == 0 or step == options.steps:
                 save(options.save, step)
-        if (notice := worker.notice()) is not None:
+        if (notice := worker.notice()) is not None or ends.is_set():
             if rank == 0:
                 save(options.save, step)
-            print(f"saved at step {step}: {notice.kind} to {notice.size}", flush=True)
+            why = f"{notice.kind} to {notice.size}" if notice else "SIGTERM"
+            print(f"saved at step {step}: {why}", flush=True)
             worker.ready()
-            sys.exit()
+            sys.exit(0 if notice else 128 + signal.SIGTERM)  # it has not finished
     print(f"done at step {step}", flush=True)
 
 

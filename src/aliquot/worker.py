@@ -21,9 +21,10 @@ are written beside their place and renamed into it:
     report   by the worker: {"step", "samples_per_second", "size", "at"}
     size     by the controller, for programs that change size as they run: {"generation", "size"}
 
-On Kubernetes the controller's files are in the folder that ALIQUOT_TOLD names, and what the worker
-says goes into the one file that ALIQUOT_SAID names, {"ready": generation, "report": {...}}, which
-is read when its container has ended.
+On Kubernetes the controller's files are in the folder that ALIQUOT_TOLD names; a notice there also
+has "told", how often it was given, and is the same notice each time. What the worker says goes into
+the one file that ALIQUOT_SAID names, {"ready": generation, "report": {...}}, which is read when its
+container has ended.
 
 Nothing here fails the program: what cannot be written is not reported. Needs only Python.
 """

@@ -74,6 +74,14 @@ def test_every_switch_of_the_chart_renders(helm: None) -> None:
     assert not {name for _, name in names if "kube-scheduler" in name}
 
 
+@pytest.mark.parametrize(("own", "served"), [("true", "mine"), ("false", "default-scheduler")])
+def test_workers_of_elastic_jobs_name_the_scheduler_that_serves_them(
+    helm: None, own: str, served: str
+) -> None:
+    text = chart.render(f"kubeScheduler.enabled={own}", "kubeScheduler.profile=mine")
+    assert f"- --scheduler-name={served}\n" in text
+
+
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [

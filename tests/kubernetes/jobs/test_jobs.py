@@ -150,7 +150,39 @@ async def test_a_job_that_no_node_can_hold_is_told_so_and_holds_nothing() -> Non
     assert world.phase() == "Starting"
     assert world.status().reason == "refused: 5 GPUs asked"
     assert ("Placed", "False", "Refused") in world.conditions()
+    words = [one.reason for one in world.status().history]
+    assert words == ["submitted", "begins at its smallest size, 5 workers, and waits for room"]
     assert len(world.free()) == 4
+
+
+@scenario
+async def test_a_job_says_that_there_is_room_only_where_there_is() -> None:
+    world = World()
+    world.gang("static", 3)
+    world.place()
+    world.submit(least=2, most=4)
+    await world.go(2)
+    assert "and waits for room" in world.status().history[-1].reason
+    world.submit("small", most=1)
+    await world.go(4)
+    assert "there is room for 1 worker" in [one.reason for one in world.status("small").history]
+
+
+@scenario
+async def test_a_job_that_is_suspended_while_it_waits_waits_for_no_places() -> None:
+    world = World()
+    world.submit(least=5, most=6)
+    await world.go(5)
+    world.change(suspend=True)
+    seen = set()
+    for _ in range(4):
+        await world.round(1)
+        seen |= {(world.phase(), *one) for one in world.conditions() if one[0] == "Placed"}
+        world.run_pods()
+    assert seen == {
+        ("Suspending", "Placed", "True", "Suspending"),
+        ("Suspended", "Placed", "False", "Suspended"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -171,7 +203,12 @@ def test_what_makes_no_sense_is_told_and_nothing_is_made(spec: dict[str, Any], w
         await world.go(5)
         assert world.phase() == "Pending"
         assert why in world.status().reason
+        assert ("Accepted", "False", "BadSpec") in world.conditions()
         assert not world.pods()
+        world.change(workers={"min": 1, "max": 1}, queue="", template=TEMPLATE)
+        await world.go(5)
+        assert ("Accepted", "True", "Sound") in world.conditions()
+        assert world.phase() == "Running"
 
     asyncio.run(run())
 

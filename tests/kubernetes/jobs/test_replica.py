@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx2
+import pytest
 
 from aliquot.kubernetes.api.leader import Times
 from aliquot.kubernetes.jobs.run import Options, Replica
@@ -68,3 +70,46 @@ def test_a_job_goes_on_when_another_replica_leads() -> None:
             assert {"Starting", "Running", "Suspending"} <= told
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"queue": "nowhere"}, "queue 'nowhere' does not exist"),
+        ({"workers": {"min": 3, "max": 2}}, "workers.max is 2, below workers.min, 3"),
+    ],
+)
+def test_what_is_not_accepted_is_told_once_as_a_warning(spec: dict[str, Any], why: str) -> None:
+    async def run() -> None:
+        world = World()
+        async with world.api.serving(), replica(world):
+            world.submit(**spec)
+            await until(lambda: world.api.all("events"))
+            await until(lambda: ("Accepted", "False", "BadSpec") in world.conditions())
+            world.change(workers={"min": 1, "max": 1}, queue="")
+            await play(world, lambda: told(world)[-1:] == ["Running"])
+            first, *later = world.api.all("events")
+            assert (first["type"], first["reason"]) == ("Warning", "Refused")
+            assert why in first["message"]
+            assert "Refused" not in {one["reason"] for one in later}
+
+    asyncio.run(run())
+
+
+def test_what_the_api_server_does_not_take_is_told_as_a_warning() -> None:
+    async def run() -> None:
+        world = World()
+        world.api.faults.refuse = lambda method, path: (
+            403 if method == "POST" and path.endswith("/pods") else None
+        )
+        async with world.api.serving(), replica(world):
+            world.submit(most=1)
+            await until(lambda: "Refused" in told(world))
+            assert told(world) == ["Pending", "Starting", "Refused"]
+
+    asyncio.run(run())
+
+
+def told(world: World) -> list[str]:
+    """The reasons of the events, in their order."""
+    return [one["reason"] for one in world.api.all("events")]

@@ -159,6 +159,7 @@ class World:
         self.cooperative = True
         self.failures, self.finished = 0, 0  # of workers
         self.stuck: set[str] = set()  # pods whose image is not to be had
+        self.unheard: dict[str, int] = {}  # pods whose program does not see so many notices
         self.claimed: dict[str, tuple[str, float]] = {}  # gangs that end for others: why, and when
         self._decided = 0.0
         self._told: dict[tuple[str, str, str], Json] = {}
@@ -390,7 +391,8 @@ class World:
                 self._set(meta["name"], {"phase": "Running"})
             elif self.cooperative and meta.get("annotations", {}).get(NOTICE):
                 told = json.loads(meta["annotations"][NOTICE])
-                if self._runs_on(meta, told["size"]):
+                unheard = told["told"] <= self.unheard.get(meta["name"], 0)
+                if unheard or self._runs_on(meta, told["size"]):
                     continue
                 said = {"ready": told["generation"], "report": {"size": 2, "samples_per_second": 9}}
                 self.exit(meta["name"], 0, said=said)

@@ -31,7 +31,15 @@ from aliquot.kubernetes.jobs.memory import read_memory
 from aliquot.kubernetes.jobs.objects import JOBS, ElasticJobStatus
 from aliquot.kubernetes.jobs.sight import look, slot_of
 from aliquot.kubernetes.jobs.sizes import Candidate, Sizer
-from aliquot.kubernetes.jobs.step import View, advance, no_room, not_whole, status_of
+from aliquot.kubernetes.jobs.step import (
+    View,
+    advance,
+    no_room,
+    not_whole,
+    problem_in,
+    refused_status,
+    status_of,
+)
 from aliquot.kubernetes.names import SCHEDULER
 from aliquot.kubernetes.pods import BadRequestError
 from aliquot.model import lifecycle
@@ -190,7 +198,7 @@ class Controller:
         saved = await self._save(one, status_of(one, view, memory, self.now()))
         if saved is None:
             return  # somebody was quicker: the next round sees to it
-        order = Order(saved, job, memory.record, pods)
+        order = Order(saved, job, memory.record, pods, self.now())
         refused = await self._deeds.do(order, due(memory.record, seen))
         if refused is not None:
             self._refuse(saved, job, memory, refused)
@@ -200,7 +208,7 @@ class Controller:
         memory = read_memory(one.status.record, self.now())
         if not memory.record.state.final:
             return  # its phase is not by the controller
-        order = Order(one, job_of(one), memory.record, pods)
+        order = Order(one, job_of(one), memory.record, pods, self.now())
         await self._deeds.do(order, due(memory.record, look(memory, pods.values(), None)))
 
     def _view(self, one: ElasticJob, job: Job, memory: Memory, pods: Mapping[str, JobPod]) -> View:
@@ -260,16 +268,10 @@ class Controller:
         self._cap(notes, job, memory.record)
         notes.refused = memory.record.generation, why
         notes.not_before = self.now() + REFUSED_SECONDS
-        self._tell(one, "Refused", why, warning=True)
 
     async def _complain(self, one: ElasticJob, problem: str) -> None:
         """Nothing can be done with what is written there but to say so."""
-        status = msgspec.structs.replace(
-            one.status, phase=one.status.phase or State.PENDING, reason=problem
-        )
-        if status != one.status:
-            self._tell(one, "Refused", problem, warning=True)
-            await self._save(one, status)
+        await self._save(one, refused_status(one.status, problem, self.now()))
 
     async def _save(self, one: ElasticJob, status: ElasticJobStatus) -> ElasticJob | None:
         """The job with this status; None where it has changed since it was read."""
@@ -286,9 +288,18 @@ class Controller:
                 return None
             raise
         self._saved[saved.metadata.uid] = saved
-        if status.phase != one.status.phase:
-            self._tell(saved, status.phase, status.reason, warning=status.phase in TROUBLE)
+        self._tell_change(saved, one.status, status)
         return saved
+
+    def _tell_change(
+        self, one: ElasticJob, before: ElasticJobStatus, after: ElasticJobStatus
+    ) -> None:
+        """What is not taken, and a new phase; not the same words twice."""
+        problem = problem_in(after)
+        if problem and problem != problem_in(before):
+            self._tell(one, "Refused", problem, warning=True)
+        if after.phase != before.phase and after.reason != problem:
+            self._tell(one, after.phase, after.reason, warning=after.phase in TROUBLE)
 
     def _tell(self, one: ElasticJob, reason: str, text: str, *, warning: bool) -> None:
         _log.info("job", job=str(one), now=reason, why=text)
@@ -353,6 +364,8 @@ class Controller:
         record = memory.record
         if record.state is State.PENDING:
             changed = lifecycle.start(job, record, change.generation, change.size, now)
+            if changed != record and change.why:
+                changed = replace(changed, reason=change.why)
         else:
             changed = lifecycle.resize(job, record, change.generation, change.size, now, change.why)
         if changed == record:

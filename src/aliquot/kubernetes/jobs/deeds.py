@@ -2,7 +2,8 @@
 
     reserve   the pods are made; the scheduler finds places for their gang
     start     nothing: the kubelet does
-    notify    an annotation, which the program sees as a file
+    notify    an annotation, which the program sees as a file. Now and then the kubelet does not
+              bring a change of it to the file: it is changed again while the worker is there
     term      the pod is deleted: SIGTERM, and SIGKILL after its grace
     kill      the same with a second of grace. Never without any: the API server would forget a
               worker that still runs
@@ -57,12 +58,16 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """For whom something is done: the job as it is written, its record, and its pods by name."""
+    """For whom something is done: the job as it is written, its record, and its pods by name.
+
+    `now` is when.
+    """
 
     one: ElasticJob
     job: Job
     record: Record
     pods: Mapping[str, JobPod]
+    now: float
 
     def pod(self, slot: Slot) -> JobPod | None:
         """The pod that a slot is, where it is there."""
@@ -172,7 +177,7 @@ class Deeds:
         self.made(found)
 
     async def _notify(self, order: Order, slot: Slot) -> None:
-        await self._annotate(order, slot, NOTICE, notice_words(order.record))
+        await self._annotate(order, slot, NOTICE, notice_words(order.record, order.now))
 
     async def _term(self, order: Order, slot: Slot) -> None:
         pod = order.pod(slot)

@@ -42,6 +42,8 @@ TOLD = "/run/aliquot/told"
 SAID = "/run/aliquot/said"
 VOLUME = "aliquot-told"
 FILES = {"notice": NOTICE, "size": SIZE}
+AGAIN_SECONDS = 5.0  # after which a worker that is still there is told once more
+AGAIN = 4  # times at most
 
 
 def pod_name(job: str, rank: int) -> str:
@@ -59,8 +61,8 @@ def size_words(record: Record) -> str:
     return _json(generation=record.generation, size=record.size)
 
 
-def notice_words(record: Record) -> str:
-    """A change is coming."""
+def notice_words(record: Record, now: float) -> str:
+    """A change is coming. `told`: how often it was said; it is the same change each time."""
     leaving = record.leaving
     assert leaving is not None  # noqa: S101 - nobody is told otherwise
     return _json(
@@ -68,6 +70,7 @@ def notice_words(record: Record) -> str:
         kind=record.state.notice,
         size=leaving.size,
         deadline=leaving.until,
+        told=1 + min(AGAIN, max(0, int((now - record.since) // AGAIN_SECONDS))),
     )
 
 

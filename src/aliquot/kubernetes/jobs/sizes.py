@@ -98,7 +98,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A job is to start, or to have another size; meant is its generation."""
+    """A job is to start, or to have another size; meant is its generation.
+
+    `why` is empty where it starts because there is room.
+    """
 
     name: str
     generation: int
@@ -330,8 +333,16 @@ def _changes(
         least = one.job.sizes.least
         size = decision.starts.get(one.name, least) if may_grow else least
         begun = room.moved(one.name, size)
-        room = begun or room
-        yield Change(one.name, record.generation, size if begun else least, "")
+        if begun is not None:
+            room = begun
+            yield Change(one.name, record.generation, size, "")
+        else:
+            yield Change(one.name, record.generation, least, _waits_at(least))
+
+
+def _waits_at(least: int) -> str:
+    workers = "1 worker" if least == 1 else f"{least} workers"
+    return f"begins at its smallest size, {workers}, and waits for room"
 
 
 def _by_name(candidates: Sequence[Candidate], name: str) -> Candidate:

@@ -31,6 +31,7 @@ LONGEST_SECONDS = 300.0  # the same after many excuses; a run of so long ends th
 ROOM_SECONDS = 15.0  # that a gang has for its places, where the job could run with fewer workers
 WHOLE_SECONDS = 300.0  # that workers with places have to come, in the same case
 HISTORY = 20
+ACCEPTED, BAD = "Accepted", "BadSpec"
 ON_THEIR_WAY = {State.STARTING, State.GROWING}
 HEEDING = {State.RUNNING, State.GROWING, State.SHRINKING}  # has workers that may have to save
 
@@ -193,6 +194,24 @@ def status_of(one: ElasticJob, view: View, memory: Memory, now: float) -> Elasti
     )
 
 
+def refused_status(status: ElasticJobStatus, problem: str, now: float) -> ElasticJobStatus:
+    """The status of a job of which nothing is known but that it makes no sense."""
+    others = tuple(one for one in status.conditions if one.type != ACCEPTED)
+    refused = _since({ACCEPTED: (False, BAD, problem)}, status.conditions, now)
+    return msgspec.structs.replace(
+        status,
+        phase=status.phase or State.PENDING,
+        reason=problem,
+        conditions=(*refused, *others),
+    )
+
+
+def problem_in(status: ElasticJobStatus) -> str:
+    """Why a job is not accepted, by its status."""
+    found = (one for one in status.conditions if one.type == ACCEPTED and one.status == "False")
+    return next((one.message for one in found), "")
+
+
 def _reason(view: View, record: Record) -> str:
     if view.problem and record.state is State.PENDING:
         return view.problem
@@ -219,16 +238,25 @@ def _conditions(
     view: View, record: Record, reason: str, before: Sequence[Condition], now: float
 ) -> tuple[Condition, ...]:
     state, gang = record.state, view.gang
-    waits = gang is not None and gang.phase in {GangPhase.WAITING, GangPhase.REFUSED}
+    on_its_way = state in ON_THEIR_WAY
+    held = gang is not None and gang.phase in {GangPhase.WAITING, GangPhase.REFUSED}
+    waits = on_its_way and held
     has_places = gang is not None and gang.phase in {GangPhase.RESERVED, GangPhase.BOUND}
-    placed = not state.resting and (has_places or state not in ON_THEIR_WAY)
+    placed = not state.resting and (has_places or not on_its_way)
     facts = {
-        "Accepted": (not view.problem, "BadSpec" if view.problem else "Sound", view.problem),
+        ACCEPTED: (not view.problem, BAD if view.problem else "Sound", view.problem),
         "Placed": (placed, gang.phase if gang and waits else str(state), reason if waits else ""),
         "Suspended": (state is State.SUSPENDED, str(state), ""),
         "Complete": (state is State.SUCCEEDED, str(state), ""),
         "Failed": (state is State.FAILED, str(state), reason if state is State.FAILED else ""),
     }
+    return _since(facts, before, now)
+
+
+def _since(
+    facts: Mapping[str, tuple[bool, str, str]], before: Sequence[Condition], now: float
+) -> tuple[Condition, ...]:
+    """Facts as conditions, each with the time since which it is so."""
     since = {(one.type, one.status): one.last_transition_time for one in before}
     found = []
     for kind, (so, word, text) in facts.items():
