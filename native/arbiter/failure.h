@@ -3,6 +3,7 @@
 #define ARBITER_FAILURE_H
 
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 
 struct failure {
@@ -21,6 +22,18 @@ __attribute__((format(printf, 3, 4))) static inline _Bool failure_set(struct fai
 	vsnprintf(failure->text, sizeof(failure->text), format, args);
 	va_end(args);
 	return 0;
+}
+
+/* Bytes for people. What there is is rounded down and what is wanted or used up, so that two amounts
+ * that differ are never told as the same. */
+static inline unsigned long long mib_of(uint64_t there_is)
+{
+	return there_is >> 20;
+}
+
+static inline unsigned long long mib_for(uint64_t wanted)
+{
+	return (wanted >> 20) + (wanted % (UINT64_C(1) << 20) != 0);
 }
 
 #endif

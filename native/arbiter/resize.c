@@ -72,10 +72,10 @@ static bool refuse_in_use(const struct grant *grant, const struct change *change
 {
 	uint64_t driver = atomic_load(&change->limits->driver_bytes);
 	return failure_set(failure, "in-use",
-	                   "grant %s uses %llu bytes of GPU %u (%llu of them the driver's): it cannot "
-	                   "be made %llu",
-	                   grant->name, (unsigned long long)used, grant->gpus[change->index]->index,
-	                   (unsigned long long)driver, (unsigned long long)change->wanted.memory_bytes);
+	                   "grant %s uses %llu MiB of GPU %u (%llu of them the driver's): it cannot "
+	                   "be made %llu MiB",
+	                   grant->name, mib_for(used), grant->gpus[change->index]->index,
+	                   mib_for(driver), mib_of(change->wanted.memory_bytes));
 }
 
 /* Gradually, as little above what is wanted as what is in use allows; where programs take more

@@ -26,9 +26,8 @@ bool room_on_gpu(const struct gpu *gpu, uint64_t bytes, struct failure *failure)
 {
 	if (bytes <= gpu->memory_bytes)
 		return true;
-	return failure_set(failure, "no-room", "GPU %u (%s) has %llu bytes: %llu asked", gpu->index,
-	                   gpu->uuid_text, (unsigned long long)gpu->memory_bytes,
-	                   (unsigned long long)bytes);
+	return failure_set(failure, "no-room", "GPU %u (%s) has %llu MiB: %llu MiB asked", gpu->index,
+	                   gpu->uuid_text, mib_of(gpu->memory_bytes), mib_for(bytes));
 }
 
 bool room_for_memory(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,
@@ -41,11 +40,10 @@ bool room_for_memory(struct arbiter *arbiter, const struct gpu *gpu, uint64_t by
 	uint64_t left = granted < gpu->memory_bytes ? gpu->memory_bytes - granted : 0;
 	if (bytes <= left)
 		return true;
-	return failure_set(failure, "no-room",
-	                   "GPU %u (%s) has %llu bytes left of %llu (%llu granted): %llu asked",
-	                   gpu->index, gpu->uuid_text, (unsigned long long)left,
-	                   (unsigned long long)gpu->memory_bytes, (unsigned long long)granted,
-	                   (unsigned long long)bytes);
+	return failure_set(
+		failure, "no-room",
+		"GPU %u (%s) has %llu MiB left of %llu MiB (%llu MiB granted): %llu MiB asked", gpu->index,
+		gpu->uuid_text, mib_of(left), mib_of(gpu->memory_bytes), mib_for(granted), mib_for(bytes));
 }
 
 /* ", NAME has N %" for each that has some, as far as there is place. */

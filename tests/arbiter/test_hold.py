@@ -52,7 +52,7 @@ class TestRoom:
     @pytest.mark.parametrize(
         ("beside", "lacks"),
         [
-            (f"slice={OTHER_GPU},memory={40 * GIB}", f"has {USABLE - 40 * GIB} bytes left"),
+            (f"slice={OTHER_GPU},memory={40 * GIB}", f"has {(USABLE - 40 * GIB) >> 20} MiB left"),
             (f"slice={OTHER_GPU},memory={GIB},compute=41", "has 59 % of its compute left"),
         ],
     )

@@ -91,8 +91,8 @@ class TestMake:
         arbiter.make("a", USABLE - GIB)
         answer = arbiter.ask(f"make name=b slice={GPU},memory={GIB + 1}")
         assert answer["code"] == "no-room"
-        for figure in (GIB, USABLE, USABLE - GIB, GIB + 1):
-            assert f" {figure} " in answer["error"].replace("(", "( ").replace(":", " :")
+        for mib in (1024, USABLE >> 20, (USABLE - GIB) >> 20, 1025):
+            assert f" {mib} MiB " in answer["error"].replace("(", "( ").replace(":", " :") + " "
         arbiter.make("b", GIB)
         assert arbiter.status()["gpus"][0]["granted_bytes"] == USABLE
 

@@ -126,7 +126,7 @@ def test_each_container_asks_for_itself_and_init_containers_come_first() -> None
         ({"memory": 4}, {"priority": "first"}, "BadAnnotation", "latency, normal, background"),
         ({"memory": 4}, {"models": " , "}, "BadAnnotation", "H100,A100"),
         ({"memory": 4}, {"policy": "hard"}, "HardWithoutCompute", "aliquot.io/vcuda-core"),
-        ({"sgpu": 1}, {"policy": "hard"}, "HardWithoutCompute", "leave the policy out"),
+        ({"sgpu": 1}, {"policy": "hard"}, "HardWithoutCompute", "shared GPUs"),
     ],
 )
 def test_bad_input_is_named_with_the_way_out(
@@ -136,6 +136,22 @@ def test_bad_input_is_named_with_the_way_out(
     assert error.reason == reason
     assert said in str(error)
     assert error.way_out
+
+
+def test_all_annotations_that_are_wrong_are_named() -> None:
+    error = refused({"memory": 4}, policy="strict", priority="high", compute="30", memory="lots")
+    assert str(error) == (
+        "the annotation aliquot.io/policy is 'strict' and the annotation aliquot.io/priority is"
+        " 'high' and the annotation aliquot.io/memory is 'lots', which makes no sense. Write one of"
+        " elastic, hard for aliquot.io/policy; one of latency, normal, background for"
+        " aliquot.io/priority; an amount as 8GiB, 50%, or units of 256 MiB for aliquot.io/memory."
+    )
+
+
+def test_a_shared_gpu_is_not_advised_to_ask_for_compute() -> None:
+    told = str(refused({"sgpu": 1}, policy="hard"))
+    assert "Ask for compute" not in told
+    assert "Leave the policy out" in told
 
 
 def test_a_pod_that_asks_badly_still_asks() -> None:

@@ -140,14 +140,33 @@ def container_asks(container: Container, presets: Sequence[Preset] = (ALIQUOT,))
 
 
 def settings_of(pod: Pod) -> Settings:
-    """What the pod's annotations say of its slices."""
-    notes = pod.metadata.annotations
-    return Settings(
-        policy=_note(notes, names.POLICY, Policy, f"one of {', '.join(Policy)}") or Policy.ELASTIC,
-        priority=_note(notes, names.PRIORITY, Priority, f"one of {', '.join(Priority)}")
+    """What the pod's annotations say of its slices; BadRequestError names all that are wrong."""
+    notes = _Notes(pod.metadata.annotations)
+    settings = Settings(
+        policy=notes.read(names.POLICY, Policy, f"one of {', '.join(Policy)}") or Policy.ELASTIC,
+        priority=notes.read(names.PRIORITY, Priority, f"one of {', '.join(Priority)}")
         or Priority.NORMAL,
-        memory=_note(notes, names.MEMORY, _memory, "an amount as 8GiB, 50%, or units of 256 MiB"),
-        compute=_note(notes, names.COMPUTE, parse_share, "1 to 100 percent, or equal"),
+        memory=notes.read(names.MEMORY, _memory, "an amount as 8GiB, 50%, or units of 256 MiB"),
+        compute=notes.read(names.COMPUTE, parse_share, "1 to 100 percent, or equal"),
+    )
+    notes.check()
+    return settings
+
+
+def hard_without_compute(container: str, kind: Kind, ask_with: str) -> BadRequestError:
+    """Why a container without a share of compute cannot be held to it, and what it can do."""
+    if kind != "sliced":
+        return BadRequestError(
+            "HardWithoutCompute",
+            f"container {container!r} has {names.POLICY}: hard and {kind} GPUs, of which it has no"
+            " share of compute that it could be held to",
+            "Leave the policy out; only slices can be held to a share.",
+        )
+    return BadRequestError(
+        "HardWithoutCompute",
+        f"container {container!r} has {names.POLICY}: hard and no share of compute that it could"
+        " be held to",
+        f"Ask for compute with {ask_with}, or leave the policy out.",
     )
 
 
@@ -198,12 +217,7 @@ def _request(
     if kind == "sliced" and not compute:
         compute = settings.compute or 0
     if settings.policy is Policy.HARD and kind != "whole" and not compute:
-        raise BadRequestError(
-            "HardWithoutCompute",
-            f"{asked.where} has {names.POLICY}: hard and no share of compute that it could be"
-            " held to",
-            f"Ask for compute with {preset.core or names.COMPUTE}, or leave the policy out.",
-        )
+        raise hard_without_compute(container.name, kind, preset.core or names.COMPUTE)
     return ContainerRequest(
         container=container.name,
         kind=kind,
@@ -399,17 +413,31 @@ def _memory(text: str) -> Amount:
 _Read = TypeVar("_Read")
 
 
-def _note(
-    notes: dict[str, str], name: str, read: Callable[[str], _Read], ways: str
-) -> _Read | None:
-    text = notes.get(name)
-    if text is None:
-        return None
-    try:
-        return read(text)
-    except (ValueError, BadValueError) as error:
+class _Notes:
+    """The annotations of a pod as they are read, and those that make no sense."""
+
+    def __init__(self, notes: dict[str, str]) -> None:
+        self._notes = notes
+        self._wrong: list[tuple[str, str, str]] = []  # name, value, and what can be written
+
+    def read(self, name: str, read: Callable[[str], _Read], ways: str) -> _Read | None:
+        text = self._notes.get(name)
+        if text is None:
+            return None
+        try:
+            return read(text)
+        except (ValueError, BadValueError):
+            self._wrong.append((name, text, ways))
+            return None
+
+    def check(self) -> None:
+        if not self._wrong:
+            return
+        what = (f"the annotation {name} is {text!r}" for name, text, _ in self._wrong)
+        each = len(self._wrong) > 1
+        ways = (f"{ways} for {name}" if each else ways for name, _, ways in self._wrong)
         raise BadRequestError(
             "BadAnnotation",
-            f"the annotation {name} is {text!r}, which makes no sense",
-            f"Write {ways}.",
-        ) from error
+            f"{' and '.join(what)}, which makes no sense",
+            f"Write {'; '.join(ways)}.",
+        )

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from aliquot.kubernetes.api import events
 from aliquot.kubernetes.api.events import Recorder
@@ -77,10 +79,104 @@ def test_an_object_with_too_many_events_is_held_to_a_rate() -> None:
             for number in range(events.BURST + 5):
                 recorder.record(PODS, POD, "Normal", "Noise", f"number {number}")
             recorder.record(PODS, other, "Normal", "Calm", "still heard")
-            assert recorder.dropped == 5
+            assert recorder.dropped == 4  # the last is held
             clock.now += events.REFILL
             recorder.record(PODS, POD, "Normal", "Noise", "one more")
             await until(lambda: len(api.all("events")) == events.BURST + 2)
+            assert recorder.dropped == 5
+
+    asyncio.run(play())
+
+
+def messages(api: FakeApi) -> list[str]:
+    return [event["message"] for event in api.all("events")]
+
+
+def test_after_a_storm_the_last_word_of_each_reason_is_written() -> None:
+    async def play() -> None:
+        api, clock = FakeApi(), Clock()
+        async with recording(api, clock) as recorder:
+            for number in range(events.BURST + 5):
+                recorder.record(PODS, POD, "Normal", "Resized", f"to {number}")
+                recorder.record(PODS, POD, "Warning", "ResizeRefused", f"not to {number}")
+            await until(lambda: len(messages(api)) == events.BURST)
+            clock.now += events.REFILL
+            await until(lambda: len(messages(api)) == events.BURST + 1)
+            assert messages(api)[-1] == "not to 14"  # what was said last comes first
+            clock.now += events.REFILL
+            await until(lambda: len(messages(api)) == events.BURST + 2)
+            assert messages(api)[-1] == "to 14"
+            clock.now += events.REFILL
+        assert len(messages(api)) == events.BURST + 2
+        assert recorder.dropped == 2 * (events.BURST + 5) - len(messages(api))
+
+    asyncio.run(play())
+
+
+def test_what_is_said_again_too_soon_is_counted_later() -> None:
+    async def play() -> None:
+        api, clock = FakeApi(), Clock()
+        async with recording(api, clock) as recorder:
+            for _ in range(3):
+                recorder.record(PODS, POD, "Normal", "Resized", "to 50%")
+                await until(lambda: api.all("events"))
+            assert api.all("events")[0]["count"] == 1
+            clock.now += events.AGAIN
+            await until(lambda: api.all("events")[0]["count"] == 3)
+        assert recorder.dropped == 0
+
+    asyncio.run(play())
+
+
+def test_what_is_held_is_written_at_the_end() -> None:
+    async def play() -> None:
+        api = FakeApi()
+        async with recording(api) as recorder:
+            for number in range(events.BURST + 5):
+                recorder.record(PODS, POD, "Normal", "Resized", f"to {number}")
+            await until(lambda: len(messages(api)) == events.BURST)
+        assert messages(api)[-1] == "to 14"
+
+    asyncio.run(play())
+
+
+WORDS = st.tuples(st.sampled_from("ABC"), st.integers(0, 9), st.sampled_from([0.0, 4.0, 31.0]))
+
+
+@settings(max_examples=15, deadline=None)
+@given(said=st.lists(WORDS, min_size=1, max_size=60))
+def test_the_last_word_of_each_reason_is_never_lost(said: list[tuple[str, int, float]]) -> None:
+    async def play() -> None:
+        api, clock = FakeApi(), Clock()
+        async with recording(api, clock) as recorder:
+            recorder.record(PODS, POD, "Normal", "First", "said")
+            await until(lambda: api.all("events"))
+            for reason, number, seconds in said:
+                recorder.record(PODS, POD, "Normal", reason, f"number {number}")
+                clock.now += seconds
+        counts = {(one["reason"], one["message"]): one["count"] for one in api.all("events")}
+        for reason, number in {reason: number for reason, number, _ in said}.items():
+            times = sum(one[:2] == (reason, number) for one in said)
+            assert counts[reason, f"number {number}"] == times
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_what_is_held_is_bounded(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "KEPT", kept)
+    monkeypatch.setattr(events, "BURST", 1)
+
+    async def play() -> None:
+        api = FakeApi()
+        async with recording(api) as recorder:
+            recorder.record(PODS, POD, "Normal", "First", "said")
+            await until(lambda: api.all("events"))
+            for number in range(5):
+                recorder.record(PODS, POD, "Normal", f"Reason{number}", "said")
+            assert recorder.dropped == 5 - kept
+        reasons = {event["reason"] for event in api.all("events")}
+        assert reasons == {f"Reason{number}" for number in range(5 - kept, 5)} | {"First"}
 
     asyncio.run(play())
 

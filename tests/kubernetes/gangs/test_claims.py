@@ -39,7 +39,7 @@ def test_who_is_spared_has_its_part_of_its_queues_quota() -> None:
     kept = started(books, gang("kept", 2, queue="own"))
     guest = started(books, gang("guest", 2, queue="guest"))
     mine = gang("mine", 2, queue="own", priority=1)
-    asked: dict[str, Any] = {"running": [kept, guest], "spared": {"mine": {"kept"}}}
+    asked: dict[str, Any] = {"running": [kept, guest], "spared": {"kept"}}
     assert not decide(question(books, mine, queues=queues(own=2), **asked)).claims
     more = decide(question(books, mine, queues=queues(own=4), **asked))
     assert claimed(more) == {"mine": ["guest"]}
@@ -52,7 +52,7 @@ def test_who_is_spared_counts_for_its_queues_limit() -> None:
     other = started(books, gang("other", 1, queue="q"))
     mine = gang("mine", 2, queue="q", priority=1)
     asked: dict[str, Any] = {"running": [kept, other], "queues": limit}
-    assert not decide(question(books, mine, spared={"mine": {"kept"}}, **asked)).claims
+    assert not decide(question(books, mine, spared={"kept"}, **asked)).claims
     assert claimed(decide(question(books, mine, **asked))) == {"mine": ["kept"]}
 
 
@@ -137,7 +137,7 @@ def test_a_quota_is_asked_back_once_and_from_who_borrows(
         "running": runs,
         "givers": givers,
         "queues": queues(own, guest),
-        "spared": {one.name: spared for one in mine},
+        "spared": spared,
     }
     decision = decide(question(books, *mine, **asked))
     assert not decision.starts
@@ -182,6 +182,30 @@ def test_who_fits_when_others_have_ended_that_end_already_ends_nobody() -> None:
     assert claimed(decide(question(books, mine, **asked))) == {"mine": ["stays"]}
 
 
+def test_who_was_promised_nothing_that_soon_does_not_wait_for_what_others_leave() -> None:
+    books = nodes(1, 1)
+    stays = started(books, gang("stays", 1, queue="guest"))
+    left = started(books, gang("gone (ending)", 1), 5.0)
+    first, second = (gang(name, 1, queue="own", submitted=n) for n, name in enumerate("ab"))
+    asked: dict[str, Any] = {"running": [stays], "leftovers": [left], "queues": queues(4)}
+    assert claimed(decide(question(books, first, second, **asked))) == {"b": ["stays"]}
+
+
+def test_a_gang_has_no_gpu_of_whom_it_would_not_wait_for() -> None:
+    books = nodes(4)
+    cheap = replace(started(books, gang("cheap", 3, queue="guest")), start=NOW - 10)
+    dear = replace(started(books, gang("dear", 1, queue="guest")), start=NOW - 500)
+    small, large = gang("small", 1, queue="own"), gang("large", 3, queue="own", submitted=1.0)
+    decision = decide(question(books, small, large, running=[cheap, dear], queues=queues(8)))
+    places: set[tuple[int, int]] = set()
+    for _, claim in decision.claims:
+        own = {(at.node, gpu) for one in claim.victims for at in one.placements for gpu in at.gpus}
+        wants = {(at.node, gpu) for at in claim.placements for gpu in at.gpus}
+        assert wants.isdisjoint(places - own)
+        places |= own
+    assert claimed(decision) == {"small": ["cheap"]}
+
+
 LIMITS = {
     "top": Queue("top", limit=Bound(6000)),
     "a": quota("a", 3, parent="top", limit=Bound(4000)),
@@ -220,7 +244,7 @@ def test_no_limit_is_passed_at_any_moment_whoever_is_gone_first(
         gang(f"w{n}", size, queue=queue, priority=priority, submitted=n)
         for n, (queue, size, priority) in enumerate(waiting)
     ]
-    spared = {one.name: {heir.gang.name for heir in heirs} for one in mine}
+    spared = {one.gang.name for one in heirs}
     running = [*staying, *heirs]
     asked: dict[str, Any] = {"running": running, "ending": before, "spared": spared}
     decision = decide(question(books, *mine, queues=LIMITS, **asked))

@@ -88,42 +88,6 @@ def test_two_gangs_that_would_deadlock_half_started_run_one_after_the_other() ->
     played(World(2, 2), play)
 
 
-@pytest.mark.parametrize(
-    ("size", "pods", "annotations", "phase", "why"),
-    [
-        (9, 9, {}, "Refused", "it asks for 9 GPUs, and there are 4 in the cluster"),
-        (2, 3, {}, "Refused", "3 pods belong to it, and they say that it has 2"),
-        (2, 2, {"aliquot.io/gang-size": "x"}, "Refused", "aliquot.io/gang-size is 'x'"),
-        (2, 2, {"aliquot.io/compute": "lots"}, "Refused", "the annotation aliquot.io/compute"),
-    ],
-)
-def test_what_cannot_start_is_told_at_once(
-    size: int, pods: int, annotations: dict[str, str], phase: str, why: str
-) -> None:
-    async def play(world: World, _: Replica) -> None:
-        world.gang("a", size, pods=pods, annotations=annotations)
-        await until(lambda: why in world.why("a"))
-        assert world.phase("a") == phase
-        await until(lambda: world.events("a-0"))
-        (reason, message) = world.events("a-0")[-1]
-        assert reason == phase
-        assert why in message
-        assert not world.bound()
-
-    played(World(2, 2), play)
-
-
-def test_a_queue_that_does_not_exist_is_named() -> None:
-    async def play(world: World, _: Replica) -> None:
-        body = {"metadata": {"labels": {"aliquot.io/queue": "nowhere"}}}
-        world.gang("a", 1)
-        pod = world.api.objects["pods", "ns", "a-0"]
-        world.api.put("pods", {**pod, "metadata": {**pod["metadata"], **body["metadata"]}})
-        await until(lambda: "queue 'nowhere' does not exist" in world.why("a"))
-
-    played(World(0), play)
-
-
 def test_a_pod_group_says_how_many_must_start_together() -> None:
     async def play(world: World, _: Replica) -> None:
         for number in range(3):

@@ -191,7 +191,7 @@ def test_of_a_gang_and_those_that_end_for_it_a_limit_counts_the_one_that_has_mor
     assert stage.holdings.used(NOW)["default"].milli == 1000 * (ended + begun)
     for uid in uids["old"]:
         stage.cluster.forget(uid)
-    assert stage.holdings.having(gang.making_room, NOW) == frozenset()
+    assert stage.holdings.in_the_way(gang, NOW) == frozenset()
 
 
 def test_a_pod_that_is_gone_and_still_named_is_expected_to_end_soon() -> None:

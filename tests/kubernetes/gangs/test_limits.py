@@ -1,4 +1,4 @@
-"""Limits while some end for others: a gang starts when all of them are gone, wherever they are."""
+"""While some end for others: limits are kept, and nobody waits for who does not matter to it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from aliquot.kubernetes.gangs.controller import GangOptions
+from aliquot.kubernetes.gangs.reservations import Times
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led, played
 from kubernetes.scheduler.replica import Replica, replica
@@ -67,9 +69,12 @@ def test_at_a_limit_a_gang_waits_for_who_ends_on_other_nodes(victim: str) -> Non
     played(World(2, 2, 1), play)
 
 
-def test_a_gang_waits_for_members_of_who_makes_room_on_other_nodes() -> None:
+@pytest.mark.parametrize("limit", [None, {"gpus": 2}], ids=["no limit", "a limit"])
+def test_a_gang_waits_for_who_makes_room_elsewhere_only_for_a_limit(
+    limit: dict[str, int] | None,
+) -> None:
     async def play(world: World, _: Replica) -> None:
-        world.queue("own", quota={"gpus": 2})
+        world.queue("own", quota={"gpus": 2}, **({"limit": limit} if limit else {}))
         world.queue("guest", quota={"gpus": 0})
         names = world.gang("guests", 2, labels=GUEST, gpu=1)
         await is_bound(world, "guests", 2)
@@ -82,9 +87,10 @@ def test_a_gang_waits_for_members_of_who_makes_room_on_other_nodes() -> None:
         here = next(name for name in names if world.bound()[name] == place.node)
         world.delete(here)
         others = tuple(one.metadata.uid for one in world.pods("guests").values())
-        await until(lambda: making_room(world, "mine") == others)
-        assert gated(world, "mine")
-        world.delete(*names)
+        if limit:
+            await until(lambda: making_room(world, "mine") == others)
+            assert gated(world, "mine")
+            world.delete(*names)
         await is_bound(world, "mine", 1)
 
     played(World(1, 1), play)
@@ -183,3 +189,51 @@ def test_a_new_leader_keeps_to_a_claim_for_a_limit() -> None:
                 await is_bound(world, "urgent", 1)
 
     asyncio.run(run())
+
+
+def test_nobody_waits_for_who_is_kept_by_a_budget() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.queue("own", quota={"gpus": 3})
+        world.queue("guest", quota={"gpus": 0})
+        world.gang("mine", 1, labels=OWN, gpu=1)
+        await is_bound(world, "mine", 1)
+        kept = world.gang("kept", 2, labels=GUEST, gpu=1)
+        await is_bound(world, "kept", 2)
+        world.api.faults.budgets = dict.fromkeys(kept, "keep-it")
+        world.gang("first", 1, labels=OWN, gpu=1)
+        await until(lambda: making_room(world, "first"))
+        world.delete(*world.pods("mine"))
+        world.gang("may", 1, labels=GUEST, gpu=1)
+        await is_bound(world, "may", 1)
+        world.gang("second", 1, labels=OWN, gpu=1)
+        await is_bound(world, "second", 1)
+        assert set(world.bound("kept")) == {*kept}
+
+    played(World(3), play, gangs=GangOptions(times=Times(grace=0.4, room=FOR_EVER)))
+
+
+def test_nobody_is_told_to_go_for_a_claim_that_is_not_written() -> None:
+    async def play(world: World, _: Replica) -> None:
+        def refuse(method: str, path: str) -> int | None:
+            mine = path.endswith("/gangs") if method == "POST" else "/gangs/mine" in path
+            return 503 if mine and method != "GET" else None
+
+        world.queue("own", quota={"gpus": 1})
+        world.queue("guest", quota={"gpus": 0})
+        world.gang("guests", 1, labels=GUEST, gpu=1)
+        await is_bound(world, "guests", 1)
+        world.api.faults.refuse = refuse
+        world.gang("mine", 1, labels=OWN, gpu=1)
+        tried = len(world.api.requests)
+        await until(lambda: refusals(world, tried) >= 2)
+        assert not world.leaving("guests")
+        world.api.faults.refuse = lambda _method, _path: None
+        await is_bound(world, "mine", 1)
+
+    played(World(1), play)
+
+
+def refusals(world: World, since: int) -> int:
+    """How often it was tried to write a gang that is new."""
+    asked = world.api.requests[since:]
+    return sum(method == "POST" and path.endswith("/gangs") for method, path in asked)

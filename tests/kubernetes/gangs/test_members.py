@@ -121,7 +121,16 @@ def test_sizes_in_other_objects(kind: str, spec: dict[str, Any], size: int | Non
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400), ("2d", 172800), ("x", 60), ("0", 60)],
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("5m", 300),
+        ("1.5h", 5400),
+        ("2d", 172800),
+        ("x", 60),
+        ("0", 60),
+        ("9" * 20 + "d", 60),
+    ],
 )
 def test_durations(text: str, seconds: float) -> None:
     assert seconds_of(pod(notes={"aliquot.io/duration": text}), 60) == seconds

@@ -179,6 +179,7 @@ def test_a_queue_in_which_nothing_can_start_is_told(
             world.queue(name, **spec)
         world.gang("a", 1, labels=IN_Q, gpu=1)
         await until(lambda: why in world.why("a"))
+        assert world.phase("a") == "Refused"
         assert not world.bound()
         world.gang("other", 1)
         await is_bound(world, "other", 1)
@@ -197,3 +198,60 @@ def test_a_quota_of_zero_borrows_all_it_has_and_gives_it_back() -> None:
         assert not world.bound("guest")
 
     played(World(2), play)
+
+
+def test_a_queue_counts_single_pods_that_wait_for_room() -> None:
+    def waiting(world: World) -> dict[str, object]:
+        status = world.api.objects["queues", "", "q"].get("status", {})
+        return dict(status.get("waiting", {}))
+
+    async def play(world: World, _: Replica) -> None:
+        world.queue("q", quota={"gpus": 1})
+        world.pod("first", gpu=1)
+        await until(lambda: "first" in world.bound())
+        for name in ("s0", "s1"):
+            world.pod(name, gpu=1, labels=IN_Q)
+        await until(lambda: waiting(world).get("pods") == 2)
+        assert waiting(world)["since"]
+        world.delete("first")
+        await until(lambda: waiting(world).get("pods") == 1)
+
+    played(World(1), play)
+
+
+def test_a_single_pod_is_told_that_gangs_alone_ask_a_quota_back() -> None:
+    def told(world: World, name: str) -> list[str]:
+        return [text for reason, text in world.events(name) if reason == "NoRoom"]
+
+    async def play(world: World, _: Replica) -> None:
+        world.queue("q", quota={"gpus": 1})
+        world.queue("guest")
+        world.gang("borrower", 1, gpu=1, labels={"aliquot.io/queue": "guest"})
+        await is_bound(world, "borrower", 1)
+        world.pod("single", gpu=1, labels=IN_Q)
+        world.pod("other", gpu=1, labels={"aliquot.io/queue": "guest"})
+        await until(lambda: told(world, "single") and told(world, "other"))
+        assert "The quota of queue q covers it, and only gangs ask back" in told(world, "single")[0]
+        assert "quota" not in told(world, "other")[0]
+        world.delete("single", "other")
+        own = {"aliquot.io/gang": "single", "aliquot.io/gang-size": "1"}
+        world.pod("single", gpu=1, labels={**IN_Q, **own})
+        await until(lambda: world.bound() == {"single": "n0"})
+
+    played(World(1), play)
+
+
+def test_a_gang_larger_than_its_queues_limit_is_refused_until_that_is_raised() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.queue("q", limit={"gpus": 1})
+        world.gang("a", 2, gpu=1, labels=IN_Q)
+        await until(lambda: world.phase("a") == "Refused")
+        assert world.why("a") == (
+            "queue q may have 1 GPU; this gang asks for 2. Ask for less, or raise the limit"
+        )
+        world.gang("b", 1, gpu=1, labels=IN_Q)
+        await is_bound(world, "b", 1)
+        world.queue("q", limit={"gpus": 3})
+        await is_bound(world, "a", 2)
+
+    played(World(4), play)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aliquot.kubernetes.api.objects import Meta, Queue
+from aliquot.kubernetes.names import DURATION
 from aliquot.kubernetes.queues.spec import Amounts, QueueSpec
 from kubernetes.jobs.world import TEMPLATE, World
 
@@ -191,6 +192,7 @@ async def test_a_job_that_is_suspended_while_it_waits_waits_for_no_places() -> N
         ({"workers": {"min": 3, "max": 2}}, "workers.max is 2, below workers.min, 3"),
         ({"workers": {"min": 2, "max": 4, "sizes": [1]}}, "none of workers.sizes [1] is from 2"),
         ({"template": {"spec": {"containers": [{"name": "a"}]}}}, "asks for a GPU"),
+        ({"template": {"metadata": {"annotations": {DURATION: "2 weeks"}}}}, "is '2 weeks'"),
         ({"template": {"spec": "nonsense"}}, "spec.template is no pod"),
         ({"queue": "nowhere"}, "queue 'nowhere' does not exist"),
     ],

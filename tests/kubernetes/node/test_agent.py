@@ -357,6 +357,67 @@ def test_a_running_pod_is_resized_by_its_annotations(short_tmp: Path) -> None:
     on_node(resize, short_tmp)
 
 
+def test_shared_gpus_are_not_told_to_ask_for_compute(short_tmp: Path) -> None:
+    async def shared(node: Node) -> None:
+        pod = make_pod("a", sgpu=1)
+        await node.run(pod)
+        node.annotate(pod, policy="hard", priority="latency")
+        await node.until(lambda: "HardWithoutCompute" in dict(node.events(pod)))
+        told = dict(node.events(pod))["HardWithoutCompute"]
+        assert "Leave the policy out" in told
+        assert "Ask for compute" not in told
+        assert told.endswith("Until then no annotation changes container 'main'.")
+        (part,) = node.grants()[grant_of(node, pod)].slices
+        assert part.priority is Priority.NORMAL
+
+    on_node(shared, short_tmp)
+
+
+def test_a_shrink_below_what_is_used_is_refused_in_words(short_tmp: Path, native_dir: Path) -> None:
+    program = (
+        "import ctypes, sys\n"
+        "cuda = ctypes.CDLL('libcuda.so.1')\n"
+        "context, address = ctypes.c_void_p(), ctypes.c_void_p()\n"
+        "assert cuda.cuInit(0) == 0\n"
+        "assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0\n"
+        "assert cuda.cuCtxSetCurrent(context) == 0\n"
+        "assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(5 << 30)) == 0\n"
+        "print('here', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+
+    async def shrink(node: Node) -> None:
+        def refused(pod: Pod, *words: str) -> bool:
+            words = "container 'main' stays as it is: ", *words
+            return any(
+                reason == "ResizeRefused" and all(word in text for word in words)
+                for reason, text in node.events(pod)
+            )
+
+        pod = make_pod("a", memory=32)
+        await node.run(pod)
+        env = {
+            "LD_LIBRARY_PATH": str(native_dir / "lib"),
+            "ALIQUOT_DRIVER_DIR": str(native_dir / "sim"),
+            "ALIQUOT_GRANT": str(node.state / "grants" / grant_of(node, pod)),
+            "ALIQUOT_SIMULATE": "t4:4",
+            "ALIQUOT_SIMULATE_STATE": str(node.state / "machine"),
+        }
+        with subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdout
+            assert process.stdout.readline() == b"here\n"
+            node.annotate(pod, memory="4GiB")
+            await node.until(lambda: refused(pod, " MiB of GPU 0", "cannot be made 4096 MiB"))
+            process.kill()
+
+    on_node(shrink, short_tmp)
+
+
 def test_growth_leaves_what_is_planned_for_pods_that_have_not_come(short_tmp: Path) -> None:
     async def growth(node: Node) -> None:
         pod = make_pod("a", memory=10)

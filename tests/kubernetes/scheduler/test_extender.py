@@ -278,14 +278,22 @@ def test_a_pod_that_finds_room_while_others_are_woken_is_left_alone(
     played(play)
 
 
-def test_bad_input_becomes_an_event() -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "reason", "why"),
+    [
+        ("gpus", "2", "UnevenSplit", "multiple of 2"),
+        ("duration", "2 weeks", "BadAnnotation", "aliquot.io/duration is '2 weeks'"),
+        ("duration", "9" * 20 + "d", "BadAnnotation", "3650d is the most"),
+    ],
+)
+def test_bad_input_becomes_an_event(name: str, value: str, reason: str, why: str) -> None:
     async def play(api: FakeApi, one: Replica) -> None:
-        pod = put_pod(api, make_pod("a", memory=21, annotations={"aliquot.io/gpus": "2"}))
+        pod = put_pod(api, make_pod("a", memory=21, annotations={f"aliquot.io/{name}": value}))
         answer = await one.filter(pod, "n1")
         assert answer["NodeNames"] == []
         await until(lambda: api.all("events"))
-        assert api.all("events")[0]["reason"] == "UnevenSplit"
-        assert "multiple of 2" in api.all("events")[0]["message"]
+        assert api.all("events")[0]["reason"] == reason
+        assert why in api.all("events")[0]["message"]
 
     played(play)
 

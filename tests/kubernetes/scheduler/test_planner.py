@@ -182,6 +182,22 @@ def test_every_node_is_told_what_it_lacks() -> None:
     assert "container 'main' asks for sliced: 80 GiB of each of 3 GPUs" in answer.message
 
 
+def test_too_large_says_how_much_there_is_in_the_units_that_were_used() -> None:
+    of = planner(make_node("n1", 2, memory=79 * GIB), make_node("n2", 2, memory=16 * GIB))
+    answer = of.filter(make_pod(memory="8Gi"), ["n1", "n2"])
+    assert answer.reason == "TooLarge"
+    assert answer.message.endswith(
+        " Such a GPU has at most 79 GiB, aliquot.io/vcuda-memory: 316 for container 'main' in units"
+        " of 256 MiB."
+    )
+    of_two = of.filter(make_pod(memory=640, annotations={"aliquot.io/gpus": "2"}), ["n1", "n2"])
+    assert "aliquot.io/vcuda-memory: 632" in of_two.message
+    per_card = planner(make_node("n1", memory=79 * GIB), presets=(NVIDIA,))
+    asked: dict[str, Any] = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 90_000}
+    told = per_card.filter(make_pod(**asked), ["n1"]).message
+    assert told.endswith(" Such a GPU has at most 79 GiB.")
+
+
 def test_a_node_without_an_agent_is_named_as_such() -> None:
     answer = planner(make_node("n1", 1)).filter(make_pod(gpu=2), ["n1", "n2"])
     assert answer.refused["n2"] == UNKNOWN

@@ -3,7 +3,9 @@
 Recording never blocks and never fails: an event is put into a queue, and `run` writes it. The same
 reason and message on the same object again only raises a count, which is written at most every
 `AGAIN` seconds. An object gets `BURST` different events at once and one more every `REFILL`
-seconds; what is more, or does not fit the queue, is dropped and counted.
+seconds. What has to wait for that is held, the newest of each object and reason: so the last word
+is always written, with the time at which it was said. What a newer one replaces before it was
+written, and what does not fit the queue, is dropped and counted.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ AGAIN = 10.0
 FORGET = 600.0  # after that it is a new event
 BURST = 10
 REFILL = 30.0
+LOOK_SECONDS = 1.0  # how often what is held is looked at
 FLUSH_SECONDS = 2.0
 TRIES = 8
 LONGEST = 1024  # the API server takes no longer message
@@ -47,14 +50,20 @@ LONGEST = 1024  # the API server takes no longer message
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Known:
-    """An event that was recorded, how often, and whether the API server has it."""
+    """An event that was recorded, how often, and whether the API server has it.
 
+    `taken`: it has taken its part of what its object may have; `due`: when it may be written next.
+    """
+
+    about: str
     event: Event
-    count: int = 1
+    count: int = 0
+    taken: bool = False
     made: bool = False
     last: float = 0.0
+    said: str = ""
     due: float = 0.0
 
 
@@ -76,6 +85,8 @@ class Recorder:
         self._known: OrderedDict[tuple[str, str, str, str], _Known] = OrderedDict()
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
         self._queue: asyncio.Queue[_Known] = asyncio.Queue(QUEUE)
+        self._held: OrderedDict[tuple[str, str], _Known] = OrderedDict()  # by object and reason
+        self._look_at = 0.0
         self.dropped = 0
 
     def record(self, of: Resource[T], one: T, type_: Type, reason: str, message: str) -> None:
@@ -88,17 +99,70 @@ class Recorder:
         key = (about.uid or about.name, type_, reason, message)
         now = self._now()
         known = self._known.get(key)
-        if known is not None and now - known.last < FORGET:
-            known.count += 1
-            known.last = now
-            if now >= known.due:
-                known.due = now + AGAIN
+        if known is None or now - known.last >= FORGET:
+            known = _Known(key[0], self._event(about, type_, reason, message), due=now)
+            _keep(self._known, key, known)
+        known.count += 1
+        known.last = now
+        known.said = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._replace(known)
+        if self._may_write(known, now):
+            self._put(known)
+        else:
+            self.dropped += _keep(self._held, (known.about, reason), known)
+
+    async def run(self) -> None:
+        """Write what is recorded, until cancelled; what is left then is written within 2 s."""
+        try:
+            while True:
+                known = await self._next()
+                try:
+                    await self._write(known)
+                except asyncio.CancelledError:
+                    self._put(known)
+                    raise
+        finally:
+            self._let_go(all_of_them=True)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_SECONDS):
+                    while not self._queue.empty():
+                        await self._write(self._queue.get_nowait())
+
+    async def _next(self) -> _Known:
+        while True:
+            if self._now() >= self._look_at:
+                self._look_at = self._now() + LOOK_SECONDS
+                self._let_go()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    return await self._queue.get()
+
+    def _let_go(self, *, all_of_them: bool = False) -> None:
+        """Queue what need not be held any longer, what was said last first."""
+        now = self._now()
+        for place, known in reversed(list(self._held.items())):
+            if self._queue.full():
+                break
+            if all_of_them or self._may_write(known, now):
+                del self._held[place]
                 self._put(known)
-            return
-        if not self._may(key[0], now):
+
+    def _replace(self, known: _Known) -> None:
+        """What is held of the same object and reason is not the last word any more."""
+        before = self._held.pop((known.about, known.event.reason), None)
+        if before is not None and before is not known and not before.taken:
             self.dropped += 1
-            return
-        event = Event(
+
+    def _may_write(self, known: _Known, now: float) -> bool:
+        """Whether it is its turn; it has taken it then."""
+        if now < known.due or not (known.taken or self._may(known.about, now)):
+            return False
+        known.taken = True
+        known.due = now + AGAIN
+        return True
+
+    def _event(self, about: Reference, type_: Type, reason: str, message: str) -> Event:
+        return Event(
             metadata=Meta(
                 name=f"{about.name[:200]}.{uuid.uuid4().hex[:16]}",
                 namespace=about.namespace or "default",
@@ -111,25 +175,6 @@ class Recorder:
             reporting_component=self._source.component,
             reporting_instance=self._source.host,
         )
-        known = _Known(event, last=now, due=now + AGAIN)
-        _keep(self._known, key, known)
-        self._put(known)
-
-    async def run(self) -> None:
-        """Write what is recorded, until cancelled; what is left then is written within 2 s."""
-        try:
-            while True:
-                known = await self._queue.get()
-                try:
-                    await self._write(known)
-                except asyncio.CancelledError:
-                    self._put(known)
-                    raise
-        finally:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_SECONDS):
-                    while not self._queue.empty():
-                        await self._write(self._queue.get_nowait())
 
     def _may(self, about: str, now: float) -> bool:
         bucket = self._buckets.get(about) or _Bucket(BURST, now)
@@ -162,7 +207,7 @@ class Recorder:
         return None
 
     async def _send(self, known: _Known) -> None:
-        event, stamp = known.event, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        event, stamp = known.event, known.said
         meta = event.metadata
         if known.made:
             changes = {"count": known.count, "lastTimestamp": stamp}
@@ -189,9 +234,11 @@ _Value = TypeVar("_Value")
 _Key = TypeVar("_Key")
 
 
-def _keep(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:
-    """Keep the last that were used."""
+def _keep(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> int:
+    """Keep the last that were used; how many others went."""
     kept[key] = value
     kept.move_to_end(key)
-    while len(kept) > KEPT:
+    over = max(0, len(kept) - KEPT)
+    for _ in range(over):
         kept.popitem(last=False)
+    return over

@@ -9,7 +9,7 @@ from aliquot.kubernetes.scheduler.bind import NotBoundError
 from aliquot.kubernetes.scheduler.planner import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.changes import Changes
@@ -42,7 +42,7 @@ class Answers:
         self._changes = changes
         self._term = term
         self._now = now
-        self._waits_since: dict[str, tuple[Pod, float]] = {}
+        self._held: set[str] = set()  # single pods that gangs or queues kept from starting
         self.trouble = ""
 
     # --- filter -----------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class Answers:
         if claim is None:
             answer = self._singles.answer(pod, names, self._now())
             if answer is not None and not answer.names:
-                self._waits_since.setdefault(pod.metadata.uid, (pod, self._now()))
+                self._held.add(pod.metadata.uid)
             return answer
         gang = self._roster.gangs.get(claim.key)
         uid = pod.metadata.uid
@@ -62,7 +62,7 @@ class Answers:
                 return None
             return _told(names, f"gang {claim.key}: this pod was not seen yet")
         if not gang.is_open(uid):
-            why = self.trouble or gang.reason
+            why = self.trouble or gang.reason or "it was not looked at yet"
             return _told(names, f"gang {gang.key} is {gang.phase.lower()}: {why}")
         place = gang.reserved[uid]
         if place.node in names:
@@ -72,14 +72,13 @@ class Answers:
         self._changes.ring()
         return _told(names, f"gang {gang.key}: {why}")
 
-    @property
-    def waiting(self) -> Iterable[tuple[Pod, float]]:
-        """The single pods that were refused, and since when."""
-        return self._waits_since.values()
+    def advised(self, pod: Pod, answer: Answer) -> Answer:
+        """A refusal, with what its queue has to do with it."""
+        return self._singles.advised(pod, answer, self._now())
 
-    def waits_no_more(self, uid: str) -> None:
+    def hold_no_more(self, uid: str) -> None:
         """A pod has its node, or is gone."""
-        self._waits_since.pop(uid, None)
+        self._held.discard(uid)
 
     def lets(self, pod: Pod) -> bool:
         """Whether a single pod that waits for room may try again now."""
@@ -135,7 +134,7 @@ class Answers:
         Not for a member of a gang, nor for one that may not start whatever ends; and no gang is
         ended by halves.
         """
-        if claim_of(pod) is not None or pod.metadata.uid in self._waits_since:
+        if claim_of(pod) is not None or pod.metadata.uid in self._held:
             return False
         pods = (self._roster.pods.get(uid) for uid in victims)
         return all(one is None or claim_of(one) is None for one in pods)

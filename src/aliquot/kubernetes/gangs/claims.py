@@ -150,13 +150,15 @@ class Claims:
         question, then = self._question, self._then
         if self._fits_soon(gang):
             return None
-        spared = {*self._spared, *question.spared.get(gang.name, ())}
+        spared = {*self._spared, *question.spared}
         claim = self._way(gang, ahead, spared)
         if claim is not None and self._ending_for(claim) and self._asks(gang, ahead, spared):
             return None
         if claim is not None and any(one.gang.name in self._giving for one in claim.victims):
             claim = self._way(gang, ahead, spared | self._giving)
-        if claim is None or not self._is_within_limits(gang, claim.victims):
+        if claim is None or self._is_taken(claim.placements):
+            return None
+        if not self._is_within_limits(gang, claim.victims):
             return None
         start = Running(gang, claim.placements, question.now, question.now + gang.seconds)
         if not (self._now.change(claim.victims, start) and then.change(claim.victims, start)):
@@ -189,14 +191,19 @@ class Claims:
         return [one for one in claim.victims if one.gang.name in run]
 
     def _fits_soon(self, gang: Gang) -> bool:
-        """Whether there is room for it when all have ended that end already."""
-        leftovers = self._question.leftovers
-        if not leftovers or not self._lacks_room(gang):
-            return False
-        books = self._then.books.copy()
-        for one in leftovers:
-            books.give_gang(one)
-        return self._places(books, gang) is not None
+        """Whether it was promised a start for when all have ended that end already."""
+        ends = max((one.end for one in self._question.leftovers), default=-math.inf)
+        return any(one.gang.name == gang.name and one.start <= ends for one in self.promised)
+
+    def _is_taken(self, places: Sequence[Placement]) -> bool:
+        """Whether who ends for another still has some of it: this gang would not wait for that.
+
+        The next decision knows it as left over.
+        """
+        run = {one.gang.name for one in self._question.running}
+        ending = (place for one in self.ended if one.gang.name in run for place in one.placements)
+        held = {(place.node, gpu) for place in ending for gpu in place.gpus}
+        return any((place.node, gpu) in held for place in places for gpu in place.gpus)
 
     def _is_within_limits(self, gang: Gang, ended: Sequence[Running]) -> bool:
         """Whether no limit is passed when these have ended, and others perhaps not yet."""

@@ -47,7 +47,7 @@ from aliquot.kubernetes.gangs.words import stamp
 from aliquot.kubernetes.pods import asks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.events import Recorder
@@ -91,8 +91,8 @@ def gang_options(grace: float, assumed: float, rack: str = "", block: str = "") 
 class Gangs:
     """All gangs of a cluster; `looked` is called after each pass.
 
-    `leading` says whether this replica holds the lease at this moment. `answers` are what
-    kube-scheduler is told.
+    `leading` says whether this replica holds the lease at this moment. `waiting` are the single
+    pods that wait, and since when. `answers` are what kube-scheduler is told.
     """
 
     def __init__(  # noqa: PLR0913 - all that it works with
@@ -108,6 +108,7 @@ class Gangs:
         options: GangOptions,
         leading: Callable[[], bool] = lambda: True,
         looked: Callable[[], None] = lambda: None,
+        waiting: Callable[[], Iterable[tuple[Pod, float]]] = tuple,
         now: Callable[[], float] = time.time,
     ) -> None:
         def asks_for_gpus(pod: Pod) -> bool:
@@ -117,6 +118,7 @@ class Gangs:
         term = self._term = Term(leading)
         self._now = now
         self._looked = looked
+        self._waiting = waiting
         self._changes = changes
         self._queues = queues
         self._cluster = cluster
@@ -125,9 +127,10 @@ class Gangs:
         self._holdings = Holdings(cluster, self._roster, queues)
         self._reservations = Reservations(cluster, self._holdings, times)
         ground = Ground(cluster, nodes, options.labels)
+        self._doors = Doors(client, now, lambda: term.is_on)
         self._planning = Planning(
             cluster,
-            Questions(self._roster, planner, queues, ground, self._holdings),
+            Questions(self._roster, planner, queues, ground, self._holdings, doors=self._doors),
             Deeds(self._roster, cluster, self._reservations, queues, self._holdings),
         )
         self._restorer = Restorer(
@@ -141,7 +144,6 @@ class Gangs:
         self._finished = Finished(client, asks_for_gpus, now)
         self._store = Store(client, now, lambda: term.is_on)
         self._teller = Teller(recorder, self._store)
-        self._doors = Doors(client, now, lambda: term.is_on)
         self._budgets = Budgets(self._roster, self._reservations, self._doors, self._teller, times)
         self._gone: set[Key] = set()
         self._missing = False
@@ -163,7 +165,7 @@ class Gangs:
                 self._reservations.give_up(gang, "all its pods are gone", self._now())
                 self._gone.add(gang.key)
         if pod is None or pod.spec.node_name:
-            self.answers.waits_no_more(uid)
+            self.answers.hold_no_more(uid)
 
     def count(self, phase: Phase) -> int:
         """How many gangs are so."""
@@ -313,9 +315,8 @@ class Gangs:
         for key, gang in gangs.items():
             self._doors.again(gang.reserved.keys() - before.get(key, {}).keys())
         if self._queues.objects:
-            self.loads = loads_of(
-                self._holdings, gangs.values(), self.answers.waiting, self._queues, now
-            )
+            waiting = self._waiting()
+            self.loads = loads_of(self._holdings, gangs.values(), waiting, self._queues, now)
         return outcome
 
     # --- what is written --------------------------------------------------------------------------
@@ -331,7 +332,13 @@ class Gangs:
         gangs = list(self._roster.gangs.values())
         # A claim is kept before anybody is told to go for it: a new leader goes on with it.
         await asyncio.gather(*(write(one) for one in gangs if one.making_room))
-        await asyncio.gather(*(write(one) for one in gangs if not one.making_room))
+        others = [one for one in gangs if not one.making_room and self._may_be_told(one)]
+        await asyncio.gather(*(write(one) for one in others))
+
+    def _may_be_told(self, gang: Known) -> bool:
+        """Whether the claim that it goes for is written."""
+        claimant = self._roster.gangs.get(gang.leaves_for) if gang.leaves_for else None
+        return claimant is None or claimant.is_written
 
     async def _write_one(self, gang: Known) -> None:
         found = self._source_of(gang)

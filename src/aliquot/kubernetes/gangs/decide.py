@@ -39,9 +39,9 @@ class Question:
     """All that a decision is made from.
 
     `rests` are the missing members of gangs, each with the nodes (rows) of the members that have
-    theirs. `spared` are the names of what runs and is not to make room now, for each gang. `looked`
-    is when a gang was last looked at for others' places, in decisions. `givers` are the elastic
-    jobs that could give back, and `waited` the gangs that have waited for such for long enough.
+    theirs. `spared` are the names of what runs and is not to make room now. `looked` is when a gang
+    was last looked at for others' places, in decisions. `givers` are the elastic jobs that could
+    give back, and `waited` the gangs that have waited for such for long enough.
 
     Who makes room for a gang already is not among those that run. `ending` is what limits count of
     them until they are gone, and `leftovers` what they have that nobody was given.
@@ -55,7 +55,7 @@ class Question:
     queues: Mapping[str, Queue]
     now: float
     by: Strategy | None = None
-    spared: Mapping[str, Collection[str]] = field(default_factory=dict)
+    spared: Collection[str] = ()
     looked: Mapping[str, int] = field(default_factory=dict)
     givers: Sequence[Giver] = ()
     waited: Collection[str] = ()
@@ -79,10 +79,11 @@ class Giver:
 class Decision:
     """What to do: `never` are those that cannot start on this cluster, and why.
 
-    `looked_at` are those that were looked at for others' places, and `overlooked` how many were
-    not. `line` is what is left for others once all is done, where something is promised. `stopped`
-    are the first gangs that wait for a limit, by the queue whose limit it is. `asked` are the
-    elastic jobs that are to give back for a gang, with how long that takes.
+    `above_limit` are those that are larger than a limit of their queue. `looked_at` are those that
+    were looked at for others' places, and `overlooked` how many were not. `line` is what is left
+    for others once all is done, where something is promised. `stopped` are the first gangs that
+    wait for a limit, by the queue whose limit it is. `asked` are the elastic jobs that are to give
+    back for a gang, with how long that takes.
     """
 
     starts: tuple[Running, ...] = ()
@@ -90,6 +91,7 @@ class Decision:
     claims: tuple[tuple[Gang, Preemption], ...] = ()
     waits: Mapping[str, str] = field(default_factory=dict)
     never: Mapping[str, str] = field(default_factory=dict)
+    above_limit: Mapping[str, str] = field(default_factory=dict)
     looked_at: tuple[str, ...] = ()
     overlooked: int = 0
     line: Timeline | None = None
@@ -100,8 +102,10 @@ class Decision:
 def decide(question: Question) -> Decision:
     """Decide for all that wait."""
     now, by, hardware = question.now, question.by, question.books.hardware
-    never = {one.name: why for one in question.waiting if (why := _too_large(one, hardware))}
-    waiting = [one for one in question.waiting if one.name not in never]
+    tree, every = Tree(question.queues), question.waiting
+    never = {one.name: why for one in every if (why := _too_large(one, hardware))}
+    above = {one.name: why for one in every if (why := _above_limit(one, tree, hardware))}
+    waiting = [one for one in every if one.name not in never | above]
     books = question.books.copy()
     first, left, too_much = _complete(books, question)
     running = [*question.running, *question.leftovers, *first]
@@ -128,6 +132,7 @@ def decide(question: Question) -> Decision:
         claims=tuple((gang, _of_those_that_run(claim, question)) for gang, claim in claims),
         waits={**over, **too_much, **plan.reasons, **_told(claims, question)},
         never=never,
+        above_limit=above,
         looked_at=asking.looked_at,
         overlooked=asking.overlooked,
         line=asking.line(),
@@ -150,22 +155,31 @@ def _too_large(gang: Gang, hardware: Hardware) -> str:
     return f"it asks for {gang.milli / 1000:g} GPUs, and there are {total / 1000:g} {where}"
 
 
+def _above_limit(gang: Gang, tree: Tree, hardware: Hardware) -> str:
+    """Why a gang is larger than a limit of its queue; nothing where it is not."""
+    more = needs(gang, hardware)
+    path = tree.over(gang.queue, more, tree.summed({}))
+    if path is None:
+        return ""
+    told = tree.limit_told(path, gang, more, "this gang asks for")
+    return f"{told}. Ask for less, or raise the limit"
+
+
 def _stopped(
     refused: Iterable[Gang],
     order: Iterable[Gang],
     used: Mapping[str, Resources],
     question: Question,
 ) -> dict[Path, Gang]:
-    """The first that waits for each limit, and would not pass it alone."""
+    """The first that waits for each limit."""
     tree, hardware = Tree(question.queues), question.books.hardware
     charged = with_all(tree.summed(used), question.ending)
     for gang in order:
         tree.add(charged, gang.queue, needs(gang, hardware))
     found: dict[Path, Gang] = {}
     for gang in sorted(refused, key=lambda one: (-one.priority, one.submitted, one.name)):
-        more = needs(gang, hardware)
-        full = tree.over(gang.queue, more, charged)
-        if full is not None and tree.over(gang.queue, more, tree.summed({})) is None:
+        full = tree.over(gang.queue, needs(gang, hardware), charged)
+        if full is not None:
             found.setdefault(full, gang)
     return found
 

@@ -97,7 +97,7 @@ class Deeds:
             asked.ready[name].gang.ask(jobs, now)
         claimed = {str(known.key) for known, _, _ in done.claims}
         done.promises = tuple(one for one in decision.promises if one.gang.name not in claimed)
-        self._tell(decision, asked, still, done.promises)
+        self._tell(decision, asked, still, done.promises, room)
         return done
 
     # --- what is still so -------------------------------------------------------------------------
@@ -206,9 +206,12 @@ class Deeds:
         asked: Asked,
         still: Collection[str],
         promises: Sequence[Running],
+        room: _Room,
     ) -> None:
         """Who does not start is told why, and until when."""
-        question = asked.question
+        question, now = asked.question, asked.question.now
+        started = (one for one in decision.starts if asked.ready[one.gang.name].gang.reserved)
+        running = [*question.running, *question.leftovers, *started]
         promised = {one.gang.name: one for one in promises}
         for gang in (*question.waiting, *(one for one, _ in question.rests)):
             known = asked.ready[gang.name].gang
@@ -218,10 +221,13 @@ class Deeds:
             known.promise = None if promise is None else _promise(promise, asked.picture)
             known.planned = promise.start if promise else None
             if gang.name in decision.never:
-                known.tell(Phase.REFUSED, decision.never[gang.name])
+                taints = asked.picture.kept_by(asked.ready[gang.name].limits)
+                known.tell(Phase.REFUSED, decision.never[gang.name] + _taints(taints))
                 continue
-            now, running = question.now, (*question.running, *question.leftovers)
-            text = words.why_later(gang, question.books, promise, running, now)
+            if gang.name in decision.above_limit:
+                known.tell(Phase.REFUSED, decision.above_limit[gang.name])
+                continue
+            text = words.why_later(gang, room.books, promise, running, now)
             why = "" if promise else f"; {decision.waits.get(gang.name, '')}".rstrip("; ")
             known.phase, known.reason = Phase.WAITING, text + why + _bars(known, now)
 
@@ -294,6 +300,15 @@ def _bars(gang: Known, now: float) -> str:
     if gang.spared:
         text += f"; their disruption budgets kept {_some(gang.spared)} from ending for it"
     return text
+
+
+def _taints(taints: Sequence[str]) -> str:
+    if not taints:
+        return ""
+    return (
+        f". Nodes are left out for taints that its pods do not tolerate: {_some(taints)}."
+        " Where they are meant for such nodes, write that into their spec.tolerations."
+    )
 
 
 def _some(names: Iterable[str]) -> str:

@@ -66,6 +66,17 @@ class Ground:
             self._open[limits] = found
         return found
 
+    def kept_by(self, limits: Limits) -> set[str]:
+        """The taints that keep pods of these limits from nodes with GPUs."""
+        self._look()
+        nodes = ((name, self._seen.get(name)) for name in self.cluster.rows)
+        return {
+            taint
+            for name, node in nodes
+            if node is not None
+            for taint in limits.kept_by(name, node)
+        }
+
     def _look(self) -> None:
         """Forget what is no longer so."""
         base, nodes = self.cluster.chooser.books.hardware, self._nodes()

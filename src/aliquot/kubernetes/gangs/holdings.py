@@ -1,9 +1,9 @@
 """Who has what of all GPUs, gang by gang, and what each queue has; by what has changed.
 
 A pod has what it has until no node names it any more, also when it makes room for a gang, which
-has its places from the first, and does not begin before all of those are gone. So of both only one
-counts: for a right the gang; for a limit whichever has more (`charged`). What those that make room
-have and nobody was given is free soon (`leftovers`).
+has its places from the first, and does not begin before those are gone (`in_the_way`). So of both
+only one counts: for a right the gang; for a limit whichever has more (`charged`). What those that
+make room have and nobody was given is free soon (`leftovers`).
 
 It is at any time what it would be if all nodes were looked at anew. What it costs to ask is what
 has changed since it was last asked: rows of the books, pods (`touch`), and queues, which are few
@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.gangs.roster import ENDING, Work, is_single
 from aliquot.placement.demand import Demand, Gang, Kind, Placement, Running
-from aliquot.placement.queues import Resources, Tree, takes, usage, with_all
+from aliquot.placement.queues import Bound, Resources, Tree, takes, upto, usage, with_all
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from aliquot.kubernetes.gangs.roster import Roster
+    from aliquot.kubernetes.gangs.state import Known
     from aliquot.kubernetes.queues.known import Queues
     from aliquot.kubernetes.scheduler.cluster import Cluster
     from aliquot.kubernetes.scheduler.tally import Holding
@@ -98,10 +99,21 @@ class Holdings:
                 with_all(sums, tree.excess(before, after))
         return sums
 
-    def having(self, uids: Collection[str], now: float) -> frozenset[str]:
-        """Those of these UIDs that still have something."""
+    def in_the_way(self, gang: Known, now: float) -> frozenset[str]:
+        """Those that make room for a gang, and that its start waits for.
+
+        Where its queue has a limit, all that still have something; else those on its nodes. One
+        that does not go elsewhere, on a node that is dead, does not keep it from places that are
+        free.
+        """
         self._refresh(now)
-        return frozenset(uid for uid in uids if uid in self._name_of)
+        having = frozenset(uid for uid in gang.making_room if uid in self._name_of)
+        tree = Tree(self._queues.queues())
+        queue = self._queues.queue_of(next(iter(gang.pods.values())))
+        if any(tree.queue(path).limit != Bound() for path in upto(tree.path(queue))):
+            return having
+        rows = {self._cluster.rows.get(place.node) for place in gang.reserved.values()}
+        return frozenset(uid for uid in having if not rows.isdisjoint(self._pairs[uid]))
 
     def leftovers(
         self, ends: Mapping[str, float], heirs: Iterable[str], now: float

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.names import DURATION, GANG, GANG_SIZE, GATE
+from aliquot.kubernetes.pods import BadRequestError
 
 if TYPE_CHECKING:
     from aliquot.kubernetes.api.objects import Pod
@@ -43,6 +44,7 @@ KUBEFLOW_JOBS = {
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,198}[a-z0-9])?", re.ASCII)
 _UNFIT = re.compile(r"[^a-z0-9.-]+", re.ASCII)
 _DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[smhd]?)", re.ASCII)
+LONGEST_SECONDS = 3650 * 86400.0
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -130,12 +132,26 @@ def foreign_gates(pod: Pod) -> tuple[str, ...]:
 
 def seconds_of(pod: Pod, assumed: float) -> float:
     """How long a pod runs, by its own word; else as long as is assumed."""
-    said = _DURATION.fullmatch(pod.metadata.annotations.get(DURATION, "").strip())
-    if said is not None:
-        seconds = float(said["number"]) * _SECONDS[said["unit"]]
-        if seconds > 0:
-            return seconds
-    return float(pod.spec.active_deadline_seconds or assumed)
+    said = _duration(pod.metadata.annotations.get(DURATION, ""))
+    return said or float(pod.spec.active_deadline_seconds or assumed)
+
+
+def check_duration(pod: Pod) -> None:
+    """BadRequestError where a pod says how long it runs, and that makes no sense."""
+    text = pod.metadata.annotations.get(DURATION)
+    if text is not None and _duration(text) is None:
+        raise BadRequestError(
+            "BadAnnotation",
+            f"the annotation {DURATION} is {text!r}, which is no time that work could take",
+            "Write a number with s, m, h or d, for example 90s, 30m, 2h or 14d; 3650d is the most.",
+        )
+
+
+def _duration(text: str) -> float | None:
+    """The seconds that a text says; None where it makes no sense."""
+    said = _DURATION.fullmatch(text.strip())
+    seconds = float(said["number"]) * _SECONDS[said["unit"]] if said is not None else 0.0
+    return seconds if 0 < seconds <= LONGEST_SECONDS else None
 
 
 def object_name(name: str) -> str:

@@ -73,22 +73,32 @@ class Limits:
 
     def allow(self, name: str, node: Node | None) -> bool:
         """Whether a pod may go to a node; one that is not known has no labels and no taints."""
-        if name in self.barred:
-            return False
         node = node or Node()
+        return self._wants(name, node) and not self._untolerated(node)
+
+    def kept_by(self, name: str, node: Node) -> tuple[str, ...]:
+        """The taints without which a pod might go to a node."""
+        if not self._wants(name, node):
+            return ()
+        return tuple(f"{_named(one)}:{one.effect}" for one in self._untolerated(node))
+
+    def _wants(self, name: str, node: Node) -> bool:
+        """Whether a pod may go to a node, but for taints."""
         labels = node.metadata.labels
-        if any(labels.get(key) != value for key, value in self.labels):
+        if name in self.barred or any(labels.get(key) != value for key, value in self.labels):
             return False
-        if self.terms is not None and not any(
+        return self.terms is None or any(
             _holds(term, name, labels) for term in self.terms.node_selector_terms
-        ):
-            return False
-        taints = (*node.spec.taints, *((UNSCHEDULABLE,) if node.spec.unschedulable else ()))
-        return all(
-            taint.effect not in KEEPS_AWAY
-            or any(_tolerates(one, taint) for one in self.tolerations)
-            for taint in taints
         )
+
+    def _untolerated(self, node: Node) -> list[Taint]:
+        taints = (*node.spec.taints, *((UNSCHEDULABLE,) if node.spec.unschedulable else ()))
+        return [
+            taint
+            for taint in taints
+            if taint.effect in KEEPS_AWAY
+            and not any(_tolerates(one, taint) for one in self.tolerations)
+        ]
 
 
 def label_of(node: Node | None, names: Collection[str]) -> str:
@@ -97,6 +107,10 @@ def label_of(node: Node | None, names: Collection[str]) -> str:
         return ""
     labels = node.metadata.labels
     return next((labels[name] for name in names if labels.get(name)), "")
+
+
+def _named(taint: Taint) -> str:
+    return f"{taint.key}={taint.value}" if taint.value else taint.key
 
 
 def _tolerates(one: Toleration, taint: Taint) -> bool:

@@ -42,6 +42,7 @@ class Picture:
     """The books with what pods of these limits may use of them."""
 
     def __init__(self, ground: Ground, limits: Collection[Limits] = ()) -> None:
+        self._ground = ground
         self._cluster = ground.cluster
         self._nodes = dict(ground.cluster.nodes)
         self._open_to: dict[Limits, frozenset[str]] = {}
@@ -78,6 +79,10 @@ class Picture:
     def parts(self, requests: Sequence[ContainerRequest], placement: Placement) -> Parts:
         """What the containers of a pod get there: those that run together, GPUs of their own."""
         return parts_on(self._nodes[self.node(placement.node)], requests, placement)
+
+    def kept_by(self, limits: Collection[Limits]) -> list[str]:
+        """The taints, as nodes have them now, that keep pods of these limits away."""
+        return sorted(set().union(*(self._ground.kept_by(one) for one in set(limits))))
 
     def still_holds(self, rows: Collection[int]) -> bool:
         """Whether these rows are still those of the same nodes, with the same GPUs."""

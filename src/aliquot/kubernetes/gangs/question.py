@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.gangs.doors import Doors
     from aliquot.kubernetes.gangs.ground import Ground
     from aliquot.kubernetes.gangs.holdings import Holdings
     from aliquot.kubernetes.gangs.members import Key
@@ -71,19 +72,22 @@ class Asked:
 class Questions:
     """Makes them, from all gangs of a roster."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that they are about
         self,
         roster: Roster,
         planner: Planner,
         queues: Queues,
         ground: Ground,
         holdings: Holdings,
+        *,
+        doors: Doors,
     ) -> None:
         self._roster = roster
         self._planner = planner
         self._queues = queues
         self._ground = ground
         self._holdings = holdings
+        self._doors = doors
         self._looked: dict[str, int] = {}
         self._decisions = 0
         self._asked: dict[str, tuple[Pod, tuple[ContainerRequest, ...]]] = {}
@@ -186,7 +190,8 @@ class Questions:
                 promised.append(promise)
         ending = self._roster.ending
         gangs = self._roster.gangs.values()
-        claimants = frozenset(str(one.key) for one in gangs if one.making_room)
+        spared = {str(one.key) for one in gangs if one.making_room}
+        spared |= {name for one in gangs for name in one.spared}  # a budget keeps them from all
         asking = {name for name, one in ready.items() if one.gang.asked}
         return Question(
             books=picture.books,
@@ -199,16 +204,16 @@ class Questions:
             queues=self._queues.queues(),
             now=now,
             by=picture.by,
-            spared={name: claimants.union(one.gang.spared) for name, one in ready.items()},
+            spared=spared,
             looked={name: at for name, at in self._looked.items() if name not in asking},
             givers=self._givers(ending, now),
             waited={name for name, one in ready.items() if one.gang.has_waited(now)},
         )
 
-    def _leftovers(self, ending: Collection[str], now: float) -> list[Running]:
-        """What those that make room have, and nobody was given."""
+    def _leftovers(self, ending: set[str], now: float) -> list[Running]:
+        """What those that make room have, and nobody was given; not who is kept by a budget."""
         gangs = self._roster.gangs.values()
-        ends = dict.fromkeys(ending, now)
+        ends = dict.fromkeys(ending - self._doors.refusals.keys(), now)
         ends |= {uid: max(now, gang.ends_at) for gang in gangs for uid in gang.pods if uid in ends}
         heirs = [uid for gang in gangs for uid in gang.reserved]
         return self._holdings.leftovers(ends, heirs, now)

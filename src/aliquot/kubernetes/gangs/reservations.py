@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.gangs.objects import Phase
 from aliquot.kubernetes.gangs.permit import Permit
+from aliquot.kubernetes.names import PLAN, SCHEDULER
 from aliquot.kubernetes.scheduler.cluster import Reserved
 
 if TYPE_CHECKING:
@@ -117,14 +118,14 @@ class Reservations:
         self._permits[gang.key] = Permit(gang.reserved, is_open=bool(gang.had_nodes))
 
     def _look_for_room(self, gang: Known, now: float) -> None:
-        """Whether those that make room for a gang are gone, from its nodes and from all others."""
-        gang.making_room = self._holdings.having(gang.making_room, now)
+        """Whether those that make room for a gang are gone."""
+        gang.making_room = self._holdings.in_the_way(gang, now)
         if not gang.making_room:
             gang.moved = now
 
     def _come_to_rest(self, gang: Known, wanted: int | None) -> None:
         """All that are there have nodes."""
-        gang.phase, gang.reason, gang.planned = Phase.BOUND, "", None
+        gang.phase, gang.reason, gang.planned = Phase.BOUND, _past_us(gang), None
         if gang.whole_once:
             gang.tries, gang.not_before, gang.kept = 0, 0.0, ""
         else:
@@ -183,3 +184,16 @@ class Reservations:
 def _so_many(gang: Known, wanted: int | None) -> str:
     count = len(gang.had_nodes)
     return f"{count} of {wanted} of its pods" if wanted else f"{count} of its pods"
+
+
+def _past_us(gang: Known) -> str:
+    """That pods of it have nodes without a plan; nothing where all have one."""
+    pods = gang.staying
+    count = sum(PLAN not in one.metadata.annotations for one in pods)
+    if not count:
+        return ""
+    return (
+        f"{count} of its {len(pods)} pods have nodes that were not planned: a scheduler bound them"
+        f" that does not ask Aliquot. Write schedulerName: {SCHEDULER}, or another profile of its"
+        " kube-scheduler"
+    )

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from aliquot.kubernetes.gangs.picture import largest_demand
 from aliquot.kubernetes.gangs.roster import single_name
 from aliquot.kubernetes.gangs.words import seconds_at
+from aliquot.kubernetes.names import GANG, GANG_SIZE
 from aliquot.kubernetes.pods import BadRequestError
 from aliquot.kubernetes.queues.spec import DEFAULT
 from aliquot.kubernetes.scheduler.bind import NotBoundError
 from aliquot.kubernetes.scheduler.cluster import Reserved
 from aliquot.kubernetes.scheduler.planner import RESERVED_SECONDS, Answer
 from aliquot.placement.demand import Gang
-from aliquot.placement.queues import Bound, Tree, needs, upto
+from aliquot.placement.queues import Bound, Tree, needs, upto, within_quota
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,6 +76,23 @@ class Singles:
         if full:
             return _refusal(names, "QueueFull", full)
         return self._place(pod, requests, names, now)
+
+    def advised(self, pod: Pod, answer: Answer, now: float) -> Answer:
+        """The same; a pod that its queue's quota covers is told that gangs alone ask that back."""
+        queue = self._queue(pod)
+        if answer.reason != "NoRoom" or not queue or self._queues.problem_of(queue):
+            return answer
+        gang = self._as_gang(pod, queue, self._planner.requests(pod))
+        hardware = self._cluster.chooser.books.hardware
+        queues, used = self._queues.queues(), self._holdings.used(now, {pod.metadata.uid})
+        if not within_quota([gang], queues, used, hardware):
+            return answer
+        way_out = (
+            f"The quota of queue {queue} covers it, and only gangs ask back what others borrow:"
+            f" as a gang of one, with the labels {GANG}: {pod.metadata.name} and"
+            f' {GANG_SIZE}: "1", it would.'
+        )
+        return replace(answer, message=f"{answer.message} {way_out}")
 
     def may_bind(self, pod: Pod, now: float) -> None:
         """Look again at a pod that is about to be bound; NotBoundError where it may not be.
@@ -131,16 +149,20 @@ class Singles:
         tree = Tree(self._queues.queues())
         if not queue or not _is_limited(tree, queue):
             return ""
-        hardware = self._cluster.chooser.books.hardware
-        main = [one for one in requests if not one.init]
-        members = tuple(largest_demand(self._cluster, one, hardware) for one in main)
-        if not members:
+        gang = self._as_gang(pod, queue, requests)
+        if not gang.members:
             return ""
-        gang = Gang(single_name(pod), members, queue=queue)
-        more = needs(gang, hardware)
+        more = needs(gang, self._cluster.chooser.books.hardware)
         used = self._holdings.charged(now, {pod.metadata.uid})
         over = tree.over(queue, more, used)
         return "" if over is None else tree.limit_told(over, gang, used[over] + more, WITH_THIS)
+
+    def _as_gang(self, pod: Pod, queue: str, requests: Sequence[ContainerRequest]) -> Gang:
+        """A pod as a gang of one, with a member for each container that runs beside others."""
+        hardware = self._cluster.chooser.books.hardware
+        main = (one for one in requests if not one.init)
+        members = tuple(largest_demand(self._cluster, one, hardware) for one in main)
+        return Gang(single_name(pod), members, queue=queue)
 
     def _behind(self, pod: Pod, queue: str) -> str:
         """That a gang comes before it and waits for a limit of its queue; nothing where none does.

@@ -154,7 +154,7 @@ class Known:
             return None, f"its pods say different sizes: {', '.join(map(str, sizes))}"
         if sizes:
             return sizes[0], ""
-        return None, next((one.problem for one in claims if one.problem), "its size is not known")
+        return None, next((one.problem for one in claims if one.problem), "its pods are ending")
 
     def not_ready(self, found: Found | None) -> tuple[Phase, str] | None:
         """Why it cannot be planned yet, before any of it has a node; None where it can."""
@@ -162,7 +162,8 @@ class Known:
         size, problem = self.size(found)
         if size is None:
             being_read = found is None and self.source is not None
-            return (Phase.GATHERING if being_read else Phase.REFUSED), problem
+            soon = being_read or not self._claims()
+            return (Phase.GATHERING if soon else Phase.REFUSED), problem
         live, count = len(pods) + len(self.others), self.there(found)
         if self.source is None and live > size:
             return Phase.REFUSED, (

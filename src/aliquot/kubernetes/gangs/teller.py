@@ -38,7 +38,8 @@ class Teller:
         if self._told.get(gang.key) == now or not gang.reason:
             return
         self._told[gang.key] = now
-        kind: Type = "Warning" if gang.phase is Phase.REFUSED else "Normal"
+        is_bad = gang.phase in {Phase.REFUSED, Phase.BOUND}  # where all is well, nothing is said
+        kind: Type = "Warning" if is_bad else "Normal"
         self._say(gang, kind, gang.phase, gang.reason)
 
     def tell_of_claims(

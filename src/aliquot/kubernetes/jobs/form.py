@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from aliquot.kubernetes.api.objects import Pod
+from aliquot.kubernetes.gangs.members import check_duration
 from aliquot.kubernetes.gangs.words import seconds_at
 from aliquot.kubernetes.names import QUEUE
 from aliquot.kubernetes.pods import BadRequestError, requests_of
@@ -88,6 +89,7 @@ def pod_in(one: ElasticJob) -> Pod:
 def asked_by(pod: Pod, presets: Sequence[Preset]) -> tuple[ContainerRequest, ...]:
     """What each worker asks for; BadValueError where that makes no sense."""
     try:
+        check_duration(pod)
         found = requests_of(pod, presets)
     except BadRequestError as error:
         raise BadValueError(error.message, error.way_out) from error

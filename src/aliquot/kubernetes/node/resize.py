@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from aliquot.kubernetes import names
 from aliquot.kubernetes.node.books import OverTakenError
 from aliquot.kubernetes.node.held import Settings
 from aliquot.kubernetes.node.promised import with_promised
-from aliquot.kubernetes.pods import BadRequestError, settings_of
+from aliquot.kubernetes.pods import BadRequestError, hard_without_compute, settings_of
 from aliquot.model import Policy, Priority, format_bytes, format_share
 from aliquot.model.errors import AliquotError, NoSuchGrantError
 
@@ -42,19 +43,16 @@ def wanted_by(guest: Guest, held: Held, cards: Mapping[str, Card]) -> Settings:
     if held.kind != "sliced" and (said.memory or said.compute is not None):
         raise BadRequestError(
             "OnlySlices",
-            f"container {held.owner.container!r} has {held.kind} GPUs: they have one size",
-            "Take the annotations for memory and compute away.",
+            f"{_name(held)} has {held.kind} GPUs: they have one size",
+            f"Take the annotations {names.MEMORY} and {names.COMPUTE} away.",
         )
     asked = {one.container: one.compute for one in guest.requests}
     compute = asked.get(held.owner.container, held.asked.compute)
     if held.kind == "sliced" and said.compute is not None:
         compute = said.compute
     if said.policy is Policy.HARD and not compute:
-        raise BadRequestError(
-            "HardWithoutCompute",
-            f"container {held.owner.container!r} has no share of compute that it could be held to",
-            "Say how much with the annotation for compute, or take the policy away.",
-        )
+        ask_with = f"the annotation {names.COMPUTE}"
+        raise hard_without_compute(held.owner.container, held.kind, ask_with)
     memory = held.asked.memory
     if said.memory is not None:
         memory = tuple(said.memory.of(cards[part.gpu].memory) for part in held.parts)
@@ -114,9 +112,10 @@ class Resizer:
                 await self._change(held, to)
                 self._events.say(guest, "Resized", _told(held, to), warning=False)
         except BadRequestError as error:
-            self._refuse(guest, held, error.reason, str(error))
+            text = f"{error} Until then no annotation changes {_name(held)}."
+            self._refuse(guest, held, error.reason, text)
         except (OverTakenError, AliquotError) as error:
-            text = f"container {held.owner.container!r} stays as it is: {_sentence(error)}"
+            text = f"{_name(held)} stays as it is: {_sentence(held, error)}"
             self._refuse(guest, held, "ResizeRefused", text)
 
     async def _change(self, held: Held, to: Settings) -> None:
@@ -161,13 +160,17 @@ def _told(held: Held, to: Settings) -> str:
         changes.append(f"policy {was.policy} to {to.policy}")
     if was.priority != to.priority:
         changes.append(f"priority {was.priority} to {to.priority}")
-    return f"container {held.owner.container!r}: {', '.join(changes)}"
+    return f"{_name(held)}: {', '.join(changes)}"
 
 
 def _sizes(settings: Settings) -> str:
     return " and ".join(format_bytes(size) for size in dict.fromkeys(settings.memory))
 
 
-def _sentence(error: Exception) -> str:
+def _name(held: Held) -> str:
+    return f"container {held.owner.container!r}"
+
+
+def _sentence(held: Held, error: Exception) -> str:
     text = error.message if isinstance(error, AliquotError) else str(error)
-    return text.replace("\n", " ").rstrip(".")
+    return text.replace(f"grant {held.name}", "it").replace("\n", " ").rstrip(".")

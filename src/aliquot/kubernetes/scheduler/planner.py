@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aliquot.kubernetes.gangs.members import check_duration
 from aliquot.kubernetes.pods import BadRequestError, requests_of
 from aliquot.kubernetes.presets import ALIQUOT
 from aliquot.kubernetes.scheduler.cluster import Reserved
 from aliquot.kubernetes.scheduler.demands import Demands
 from aliquot.kubernetes.scheduler.together import part_of, place
+from aliquot.model import format_bytes
 from aliquot.placement.explain import count_nodes
 from aliquot.placement.fit import Lack
 
@@ -75,8 +77,11 @@ class Planner:
         self._offer = offer
 
     def requests(self, pod: Pod) -> tuple[ContainerRequest, ...]:
-        """What a pod asks for."""
-        return requests_of(pod, self._presets)
+        """What a pod asks for; BadRequestError where that, or how long it runs, makes no sense."""
+        found = requests_of(pod, self._presets)
+        if found:
+            check_duration(pod)
+        return found
 
     def filter(self, pod: Pod, names: Sequence[str]) -> Answer:
         """The nodes of these that are best for a pod; the first is reserved for it."""
@@ -226,9 +231,26 @@ class Planner:
         parts = [f"{count_nodes(count)}: {why}" for why, count in _sorted(counts)]
         asked = "; ".join(f"container {one.container!r} asks for {one}" for one in requests)
         message = f"no room on {count_nodes(len(names))} ({'; '.join(parts)}). {asked}."
+        if Lack.TOO_SMALL in counts:
+            message += self._at_most(requests, refused)
         known = counts.keys() - {UNKNOWN}
         never = known and known <= LASTING
         return Answer((), refused, "TooLarge" if never else "NoRoom", message)
+
+    def _at_most(self, requests: Sequence[ContainerRequest], refused: Mapping[str, str]) -> str:
+        """What could be asked for instead of more memory than GPUs have, in the asker's units."""
+        sizes, rows = self.cluster.chooser.books.hardware.gpu_bytes, self.cluster.rows
+        most = max(int(sizes[rows[name]]) for name, why in refused.items() if why == Lack.TOO_SMALL)
+        units = {preset.memory: preset.memory_unit for preset in self._presets}
+        could = [
+            f", {resource}: {most // units[resource] * one.gpus} for container {one.container!r}"
+            f" in units of {format_bytes(units[resource])}"
+            for one in requests
+            if one.memory > most
+            for resource, _ in one.units
+            if resource in units
+        ]
+        return f" Such a GPU has at most {format_bytes(most)}{''.join(could)}."
 
     def _lacks(self, requests: Sequence[ContainerRequest]) -> list[Lack | None]:
         """What each row lacks for the first container that has no room there."""

@@ -133,6 +133,7 @@ class Scheduler:
             options=options.gangs,
             leading=lambda: self._elector.leading,
             looked=self._writer.change,
+            waiting=lambda: self._waiting.pods,
         )
         self._waiting = Waiting(
             client,

@@ -58,6 +58,9 @@ class Rules(Protocol):
     def answer(self, pod: Pod, names: Sequence[str]) -> Answer | None:
         """Where a pod may go, or why nowhere; None where it may go anywhere."""
 
+    def advised(self, pod: Pod, answer: Answer) -> Answer:
+        """A refusal of a single pod, with what people can do."""
+
     def may_end_others(self, pod: Pod, victims: Collection[str]) -> bool:
         """Whether these pods, by UID, may end for it."""
 
@@ -125,7 +128,7 @@ class Extender:
                 count("gang waits")
             else:
                 count("bad request" if answer.bad else "no room")
-                self._waiting.refused(args.pod, answer)
+                self._waiting.refused(args.pod, self._rules.advised(args.pod, answer))
             return _json(
                 FilterResult(list(answer.names), failed_and_unresolvable_nodes=dict(answer.refused))
             )

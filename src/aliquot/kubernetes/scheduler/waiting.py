@@ -12,7 +12,8 @@ at in one pass, in turns: those for which there is no room do not keep others fr
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from aliquot.kubernetes.api.objects import PODS
 from aliquot.kubernetes.names import ROOM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.events import Recorder
@@ -48,6 +49,7 @@ class _Waits:
     refused: float = 0.0
     told: float = 0.0
     woken: float = 0.0
+    since: float = field(default_factory=time.time)
 
 
 class Waiting:
@@ -75,6 +77,11 @@ class Waiting:
 
     def __len__(self) -> int:
         return len(self._waits)
+
+    @property
+    def pods(self) -> Iterator[tuple[Pod, float]]:
+        """All that wait, and since when, as `time.time()` tells it."""
+        return ((one.pod, one.since) for one in self._waits.values())
 
     def refused(self, pod: Pod, answer: Answer) -> None:
         """A pod found no room."""
