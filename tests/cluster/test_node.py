@@ -143,11 +143,14 @@ def test_an_agent_killed_while_pods_come_leaks_nothing(
     cluster: Cluster, namespace: str, agent: Agent
 ) -> None:
     names = [f"p{number}" for number in range(12)]
+    counts = {"vcuda_memory": 344, "vcuda_core": 400}
+    agent.until_counts(**counts)
     for name in names:
         cluster.apply(pod(name, limits=limits(vcuda_memory=9, vcuda_core=5), namespace=namespace))
         if name in {"p3", "p8"}:
             agent.server.kill()
             agent.start()
+            agent.until_counts(**counts)  # else all that come wait, and are there at the next kill
 
     def phases() -> dict[str, str]:
         found = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
