@@ -17,7 +17,7 @@ from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind, Placement
 from aliquot.placement.snapshot import ABSENT, CHANGING, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -149,6 +149,16 @@ class Books:
         """Take a gang out again."""
         for placement, member in zip(one.placements, one.gang.members, strict=True):
             self.give(placement, member)
+
+    def exchange_gangs(self, ended: Sequence[Running], start: Running) -> bool:
+        """Write a gang in, in place of others; where it does not fit there, nothing changes."""
+        for one in ended:
+            self.give_gang(one)
+        if self.take_gang_if_it_fits(start):
+            return True
+        for one in ended:
+            self.take_gang(one, known_to_fit=True)
+        return False
 
     def left_on(self, nodes: Ints) -> Left:
         """What is left on these nodes."""

@@ -8,8 +8,9 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import urllib.request
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from kubernetes.fake_api import FakeApi, as_json
 from kubernetes.node.fake_kubelet import FakeKubelet
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.model import Grant
@@ -201,6 +202,39 @@ async def a_node(
         finally:
             node.close()
             await node.kubelet.stop()
+
+
+def on_node(
+    test: Callable[[Node], Coroutine[Any, Any, None]], folder: Path, **options: Any
+) -> None:
+    """Play a test on a node of its own."""
+
+    async def run() -> None:
+        async with a_node(folder, **options) as node:
+            await test(node)
+
+    asyncio.run(run())
+
+
+def grant_of(node: Node, pod: Pod, name: str = "main") -> str:
+    """The name of a container's grant, by what is mounted into it."""
+    mounts = node.kubelet.response(pod, name).mounts
+    (source,) = [str(one.host_path) for one in mounts if one.container_path == "/run/aliquot/grant"]
+    return source.rpartition("/")[2]
+
+
+@contextmanager
+def at_work(program: str, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python program that has printed a line, and stays until this is over."""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
 
 
 def _free_port() -> int:

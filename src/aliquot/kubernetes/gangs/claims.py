@@ -45,11 +45,7 @@ class _Scene:
 
     def change(self, ended: Sequence[Running], start: Running) -> bool:
         """These have ended, and this one has its places; whether it found them free."""
-        for one in ended:
-            self.books.give_gang(one)
-        if not self.books.take_gang_if_it_fits(start):
-            for one in ended:
-                self.books.take_gang(one, known_to_fit=True)
+        if not self.books.exchange_gangs(ended, start):
             return False
         self.running = [*(one for one in self.running if one not in ended), start]
         return True
@@ -91,6 +87,7 @@ class Claims:
         self._now = _Scene(books, list(running))
         self._then = _Scene(books.copy(), list(running))  # when what was asked for is given back
         self._ending: Sums = with_all(defaultdict(Resources), question.ending)
+        self._runs = {one.gang.name for one in question.running}
         self._spared = {one.gang.name for one in question.leftovers}
         self._given: set[Running] = set()
         self._giving: set[str] = set()
@@ -187,8 +184,7 @@ class Claims:
 
     def _ending_for(self, claim: Preemption) -> list[Running]:
         """Who runs, and ends for it; not who was to start now."""
-        run = {one.gang.name for one in self._question.running}
-        return [one for one in claim.victims if one.gang.name in run]
+        return [one for one in claim.victims if one.gang.name in self._runs]
 
     def _fits_soon(self, gang: Gang) -> bool:
         """Whether it was promised a start for when all have ended that end already."""
@@ -200,9 +196,8 @@ class Claims:
 
         The next decision knows it as left over.
         """
-        run = {one.gang.name for one in self._question.running}
-        ending = (place for one in self.ended if one.gang.name in run for place in one.placements)
-        held = {(place.node, gpu) for place in ending for gpu in place.gpus}
+        ending = [one for one in self.ended if one.gang.name in self._runs]
+        held = {(at.node, gpu) for one in ending for at in one.placements for gpu in at.gpus}
         return any((place.node, gpu) in held for place in places for gpu in place.gpus)
 
     def _is_within_limits(self, gang: Gang, ended: Sequence[Running]) -> bool:

@@ -260,11 +260,7 @@ class _Room:
             self._tree.add(left, queue, Resources() - part)
         if not self._is_within_limits(gang, left):
             return False
-        for one in ended:
-            self.books.give_gang(one)
-        if not self.books.take_gang_if_it_fits(start):
-            for one in ended:
-                self.books.take_gang(one, known_to_fit=True)
+        if not self.books.exchange_gangs(ended, start):
             return False
         self._tree.add(left, gang.queue, after[gang.queue])
         self._charged = with_all(left, self._tree.excess(before, after))
