@@ -36,10 +36,10 @@ import msgspec
 HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[2] / "tests"))
 
+from aliquot.kubernetes.api.gpunode import HeldPart  # noqa: E402
+from aliquot.kubernetes.api.names import PLAN  # noqa: E402
 from aliquot.kubernetes.api.objects import GPU_NODES, PODS, GpuNode, Pod  # noqa: E402
-from aliquot.kubernetes.gpunode import HeldPart  # noqa: E402
-from aliquot.kubernetes.names import PLAN  # noqa: E402
-from aliquot.kubernetes.plan import Plan, decode_plan  # noqa: E402
+from aliquot.kubernetes.api.plan import Plan, decode_plan  # noqa: E402
 from kubernetes.builders import make_node, make_pod  # noqa: E402
 from kubernetes.fake_api import FakeApi, as_json  # noqa: E402
 

@@ -3,10 +3,10 @@
     python bench/kubernetes/hundred.py [--rounds 10] [--json]
 
 On a real Kubernetes (tests/cluster), as root: kube-scheduler with the extender, a kubelet with the
-agent. Each round makes a hundred pods with a mix of whole, shared and sliced GPUs, checks the books
-and what every container sees, deletes them in random order and checks that all came back; then the
-same number of pods that ask for nothing. Seconds from the first pod's creation until all were
-admitted by the kubelet, and until all were ready.
+agent. Each round makes a hundred pods with a mix of whole, shared and sliced GPUs, checks the
+allocations and what every container sees, deletes them in random order and checks that all came
+back; then the same number of pods that ask for nothing. Seconds from the first pod's creation until
+all were admitted by the kubelet, and until all were ready.
 """
 
 from __future__ import annotations

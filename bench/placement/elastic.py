@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.jobs.room import ClusterRoom, Party
 from aliquot.model.job import Sizes
-from aliquot.placement.books import Books
-from aliquot.placement.demand import Demand, Gang, Running, sliced, whole
-from aliquot.placement.elastic import Elastic, Rules, decide
-from aliquot.placement.gangs import plan_gang
-from aliquot.placement.queues import Bound, Queue
-from aliquot.placement.snapshot import NodeSpec, empty
-from aliquot.placement.strategies import strategy
+from aliquot.placement.choose.strategies import strategy
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import Demand, Gang, Running, sliced, whole
+from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.elastic.resize import Elastic, Rules, decide
+from aliquot.placement.gangs.plan import plan_gang
+from aliquot.placement.queues.quota import Bound, Queue
 
 if TYPE_CHECKING:
-    from aliquot.placement.elastic import Decision
+    from aliquot.placement.elastic.resize import Decision
 
 NOW = 10_000.0
 RULES = Rules(settle_seconds=0.0)
@@ -66,7 +66,7 @@ class Picture:
     """All that is decided about: jobs, and where those that run are."""
 
     jobs: list[Elastic]
-    books: Books
+    allocations: Allocations
     queues: dict[str, Queue]
     held: dict[str, tuple[Running, ...]]
 
@@ -75,24 +75,26 @@ class Picture:
             one.name: Party(one.name, (one.member,), self.held.get(one.name, ()), one.size or None)
             for one in self.jobs
         }
-        return Asked(self.books, strategy("fragmentation", self.books.hardware), parties)
+        return Asked(
+            self.allocations, strategy("fragmentation", self.allocations.hardware), parties
+        )
 
     def decide(self, room: ClusterRoom) -> Decision:
-        hardware = self.books.hardware
+        hardware = self.allocations.hardware
         return decide(self.jobs, room, self.queues, hardware, NOW, RULES, {})
 
     def resize(self, place: int, size: int) -> bool:
         """Another size for a job, placed anew, where that is possible."""
         job = self.jobs[place]
         for one in self.held.get(job.name, ()):
-            self.books.give_gang(one)
-        found = plan_gang(self.books, Gang(job.name, (job.member,) * size))
+            self.allocations.give_gang(one)
+        found = plan_gang(self.allocations, Gang(job.name, (job.member,) * size))
         if found is not None:
             each = Gang(job.name, (job.member,))
             self.held[job.name] = tuple(Running(each, (one,), 0.0, 1.0) for one in found)
             self.jobs[place] = replace(job, size=size)
         for one in self.held.get(job.name, ()):
-            self.books.take_gang(one)
+            self.allocations.take_gang(one)
         return found is not None
 
     def carry_out(self, decision: Decision) -> None:
@@ -115,7 +117,7 @@ def drawn(nodes: int, count: int, members: list[Demand], seed: int) -> Picture:
     }
     fair = max(1, nodes * 8 * 3 // (2 * count))
     jobs = [job(chance, number, chance.choice(members), fair) for number in range(count)]
-    picture = Picture(jobs, Books(empty(specs)), queues, {})
+    picture = Picture(jobs, Allocations(empty(specs)), queues, {})
     running = range(count * 2 // 3)
     for place in running:
         allowed = jobs[place].sizes.allowed

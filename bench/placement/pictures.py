@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aliquot.placement.demand import Gang, whole
-from aliquot.placement.snapshot import NodeSpec
+from aliquot.placement.core.demand import Gang, whole
+from aliquot.placement.core.snapshot import NodeSpec
 from aliquot.simulate import generate, openb
 from aliquot.simulate.engine import Discipline, simulate
 from aliquot.simulate.plot import Line, draw

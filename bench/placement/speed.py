@@ -33,16 +33,16 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
-from aliquot.placement.backfill import plan_starts
-from aliquot.placement.books import Books
-from aliquot.placement.chooser import Chooser
-from aliquot.placement.demand import Demand, Gang, Placement, Running, sliced, whole
-from aliquot.placement.gangs import plan_gang
-from aliquot.placement.snapshot import NodeSpec, empty
-from aliquot.placement.strategies import strategy
+from aliquot.placement.choose.chooser import Chooser
+from aliquot.placement.choose.strategies import strategy
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import Demand, Gang, Placement, Running, sliced, whole
+from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.gangs.backfill import plan_starts
+from aliquot.placement.gangs.plan import plan_gang
 
 if TYPE_CHECKING:
-    from aliquot.placement.outlook import Mix
+    from aliquot.placement.choose.forecast import Mix
 
 GIB = 1 << 30
 REQUESTS = 3000
@@ -66,8 +66,8 @@ MIX: Mix = {
 }
 
 
-def cluster(count: int) -> Books:
-    return Books(
+def cluster(count: int) -> Allocations:
+    return Allocations(
         empty(
             [
                 NodeSpec(
@@ -115,9 +115,9 @@ def measure(count: int) -> Measured:
 def requests(count: int, mix: Mix) -> Measured:
     chance = random.Random(1)  # noqa: S311 - a mix, not a secret
     shapes, weights = list(mix), list(mix.values())
-    books = cluster(count)
-    chooser = Chooser(books, strategy("fragmentation", books.hardware, mix), seed=1)
-    held = filled(books, chance)
+    allocations = cluster(count)
+    chooser = Chooser(allocations, strategy("fragmentation", allocations.hardware, mix), seed=1)
+    held = filled(allocations, chance)
     for demand in shapes:
         chooser.choose(demand)
     took, cpu = [], []
@@ -130,7 +130,7 @@ def requests(count: int, mix: Mix) -> Measured:
         took.append(time.perf_counter() - start)
         if placement is not None:
             held.append((placement, demand))
-        books.give(*held.pop(chance.randrange(len(held))))
+        allocations.give(*held.pop(chance.randrange(len(held))))
     return {
         "p50_ms": 1e3 * median(took),
         "p99_ms": 1e3 * quantiles(took, n=100)[98],
@@ -143,9 +143,9 @@ def requests(count: int, mix: Mix) -> Measured:
 def among_many_shapes(count: int) -> Measured:
     mix = many_shapes()
     found = requests(count, mix)
-    books = cluster(count)
-    filled(books, random.Random(1))  # noqa: S311 - a mix, not a secret
-    chooser = Chooser(books, strategy("fragmentation", books.hardware, mix), seed=1)
+    allocations = cluster(count)
+    filled(allocations, random.Random(1))  # noqa: S311 - a mix, not a secret
+    chooser = Chooser(allocations, strategy("fragmentation", allocations.hardware, mix), seed=1)
     unseen = iter(mix)
     new, new_cpu = timed(lambda: chooser.choose(next(unseen)), 50)
     return {
@@ -157,18 +157,18 @@ def among_many_shapes(count: int) -> Measured:
     }
 
 
-def filled(books: Books, chance: random.Random) -> list[tuple[Placement, Demand]]:
+def filled(allocations: Allocations, chance: random.Random) -> list[tuple[Placement, Demand]]:
     """Two thirds full, by hand: how it came to be so is not what is measured."""
     shapes, weights = list(MIX), list(MIX.values())
     held = []
-    left = books.hardware.total_milli * 2 // 3
+    left = allocations.hardware.total_milli * 2 // 3
     while left > 0:
         demand = chance.choices(shapes, weights)[0]
         place = Placement(
-            chance.randrange(books.hardware.size), tuple(chance.sample(range(8), demand.gpus))
+            chance.randrange(allocations.hardware.size), tuple(chance.sample(range(8), demand.gpus))
         )
-        if books.fits(place, demand):
-            books.take(place, demand)
+        if allocations.fits(place, demand):
+            allocations.take(place, demand)
             held.append((place, demand))
             left -= demand.total_milli
     return held
@@ -182,24 +182,24 @@ def gang_of_512(count: int) -> Measured:
 
 def start_among_many(count: int) -> Measured:
     """Gangs of two nodes run everywhere; ends are two seconds apart."""
-    books = cluster(count)
+    allocations = cluster(count)
     running = []
     for first in range(0, count - 1, 2):
         end = 3600.0 + first
         one = Gang(f"r{first}", (whole(8, cpu_milli=8000),) * 2, end)
         places = Placement(first, tuple(range(8))), Placement(first + 1, tuple(range(8)))
         running.append(Running(one, places, 0, end))
-        books.take_gang(running[-1])
-    by = strategy("fragmentation", books.hardware, MIX)
+        allocations.take_gang(running[-1])
+    by = strategy("fragmentation", allocations.hardware, MIX)
     big = Gang("big", (whole(8, cpu_milli=8000),) * max(1, count // 10), 3600)
     small = [Gang(f"s{i}", (sliced(100, cpu_milli=1000),), 600) for i in range(8)]
-    plan = timed(lambda: plan_starts(books, running, (), [big, *small], 0, by=by), 3)
+    plan = timed(lambda: plan_starts(allocations, running, (), [big, *small], 0, by=by), 3)
     mixed = [
         Gang(f"w{i}", (whole(1 + i % 8, cpu_milli=1000),) * (1 + i % 3), 600.0 * (1 + i % 7))
         for i in range(100)
     ]
-    promised = plan_starts(books, running, (), mixed, 0, by=by).reservations
-    again = timed(lambda: plan_starts(books, running, promised, mixed, 1, by=by), 3)
+    promised = plan_starts(allocations, running, (), mixed, 0, by=by).reservations
+    again = timed(lambda: plan_starts(allocations, running, promised, mixed, 1, by=by), 3)
     return {
         "running": len(running),
         "plan_ms": plan[0],
@@ -214,8 +214,8 @@ def on_16_gpus() -> Measured:
     table = [[0] * 16 for _ in range(16)]
     for a, b in combinations(range(16), 2):
         table[a][b] = table[b][a] = chance.choice((10, 12, 104, 118))
-    books = Books(empty([NodeSpec("n", 16, links=tuple(map(tuple, table)))]))
-    took, cpu = timed(lambda: plan_gang(books, Gang("g", (whole(4),) * 2)), 1)
+    allocations = Allocations(empty([NodeSpec("n", 16, links=tuple(map(tuple, table)))]))
+    took, cpu = timed(lambda: plan_gang(allocations, Gang("g", (whole(4),) * 2)), 1)
     return {"gpus16_ms": took, "gpus16_cpu_ms": cpu}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aliquot.kubernetes.pods import quantity
+from aliquot.kubernetes.api.requests import quantity
 from aliquot.model import Grant
 from aliquot.model.errors import ArbiterError
 from aliquot.slices import control

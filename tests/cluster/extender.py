@@ -20,7 +20,7 @@ from typing import Any, Self
 import msgspec
 
 from aliquot.kubernetes.api.objects import GpuNode
-from aliquot.kubernetes.presets import ALIQUOT
+from aliquot.kubernetes.api.presets import ALIQUOT
 from cluster.cluster import Cluster
 from cluster.servers import Server, answers
 from conftest import aliquot_command

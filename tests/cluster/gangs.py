@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from aliquot.kubernetes.gpunode import GpuNodeStatus, HeldPart, NodeGpu
-from aliquot.kubernetes.names import GANG, GANG_SIZE, GATE, PLAN
-from aliquot.kubernetes.plan import decode_plan
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus, HeldPart, NodeGpu
+from aliquot.kubernetes.api.names import GANG, GANG_SIZE, GATE, PLAN
+from aliquot.kubernetes.api.plan import decode_plan
 from cluster.api import ApiError
 from cluster.cluster import Cluster
 from cluster.extender import GPU_NODES, Gateway, Replica, install_crd, scheduler_config

@@ -17,7 +17,7 @@ from typing import Any
 
 from aliquot import devices
 from aliquot.devices import CUDA
-from aliquot.kubernetes.names import MEMORY_UNIT
+from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.model import Grant
 from cluster.agent import Agent
 from cluster.cluster import Cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import aliquot
-from aliquot.kubernetes.pods import quantity
+from aliquot.kubernetes.api.requests import quantity
 from cluster.cluster import Cluster
 from cluster.images import Image
 from cluster.programs import find_programs, kubernetes_version

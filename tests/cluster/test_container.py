@@ -10,7 +10,7 @@ import pytest
 
 from aliquot import devices
 from aliquot.devices import CUDA, NVML
-from aliquot.kubernetes.names import MEMORY_UNIT
+from aliquot.kubernetes.api.names import MEMORY_UNIT
 from cluster.agent import Agent
 from cluster.cluster import Cluster
 from cluster.images import Image

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import aliquot
-from aliquot.kubernetes.names import GANG, GANG_SIZE, GATE, QUEUE
+from aliquot.kubernetes.api.names import GANG, GANG_SIZE, GATE, QUEUE
 from cluster.cluster import Cluster
 from cluster.installed import IMAGE, SPACE, install, label
 from cluster.manifests import pod

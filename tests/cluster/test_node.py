@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from aliquot.kubernetes.names import MEMORY_UNIT
+from aliquot.kubernetes.api.names import MEMORY_UNIT
 from cluster.agent import Agent
 from cluster.cluster import Cluster
 from cluster.images import busybox

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aliquot.kubernetes.names import MEMORY_UNIT
+from aliquot.kubernetes.api.names import MEMORY_UNIT
 from cluster.agent import Agent
 from cluster.cluster import Cluster
 from cluster.tenants import LOOK, delete_pod, limits, restarts_of, run_pod

@@ -12,10 +12,10 @@ import pytest
 from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.evict import Refusal, evict
 from aliquot.kubernetes.api.objects import PODS, QUEUES
-from aliquot.kubernetes.queues.known import Queues
+from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.kubernetes.queues.status import Load
 from aliquot.kubernetes.queues.write import Writer
-from aliquot.placement.queues import Resources
+from aliquot.placement.queues.quota import Resources
 from cluster.api import ApiError
 from cluster.cluster import Cluster
 from cluster.manifests import pod

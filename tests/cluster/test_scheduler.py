@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from aliquot.kubernetes.gpunode import HeldPart, NodeGpu
-from aliquot.kubernetes.names import PLAN, ROOM
-from aliquot.kubernetes.plan import Plan, decode_plan
+from aliquot.kubernetes.api.gpunode import HeldPart, NodeGpu
+from aliquot.kubernetes.api.names import PLAN, ROOM
+from aliquot.kubernetes.api.plan import Plan, decode_plan
 from cluster.cluster import Cluster
 from cluster.extender import (
     GPU_NODES,

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus, HeldPart, NodeGpu, NodeLink
+from aliquot.kubernetes.api.names import GROUP, MEMORY_UNIT
 from aliquot.kubernetes.api.objects import (
     Container,
     GpuNode,
@@ -15,8 +17,6 @@ from aliquot.kubernetes.api.objects import (
     PodStatus,
     Resources,
 )
-from aliquot.kubernetes.gpunode import GpuNodeStatus, HeldPart, NodeGpu, NodeLink
-from aliquot.kubernetes.names import GROUP, MEMORY_UNIT
 
 GIB = 1 << 30
 CARD = 80 * GIB

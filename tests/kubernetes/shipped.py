@@ -18,13 +18,13 @@ from aliquot.kubernetes.api.server import Credentials, Server
 from aliquot.kubernetes.node import agent
 from aliquot.kubernetes.node.books import Books
 from aliquot.kubernetes.node.status import BooksCollector, Meters
-from aliquot.kubernetes.scheduler.run import Options, Scheduler
+from aliquot.kubernetes.scheduler import Options, Scheduler
 from aliquot.slices import metrics as slice_metrics
 from kubernetes.chart import Objects, objects
 
 _ENDS = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
 _REASON = re.compile(r"(?:[A-Z]+[a-z]+)+s?")
-_SAYS = {"BadRequestError", "Answer", "say", "say_of_node", "record", "_say", "_refuse"}
+_SAYS = {"InvalidRequestError", "Answer", "say", "say_of_node", "record", "_say", "_refuse"}
 
 
 # --- in manifests ---------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ import typer
 
 from aliquot import __version__
 from aliquot.cli.app import app
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus
 from aliquot.kubernetes.api.objects import GPU_NODES
-from aliquot.kubernetes.gpunode import GpuNodeStatus
-from aliquot.kubernetes.pods import requests_of
-from aliquot.kubernetes.presets import PRESETS
+from aliquot.kubernetes.api.presets import PRESETS
+from aliquot.kubernetes.api.requests import requests_of
 from kubernetes import chart
 from kubernetes.builders import pod_of
 from kubernetes.shipped import (

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.pods import (
-    BadRequestError,
+from aliquot.kubernetes.api.presets import ALIQUOT, ALIYUN, choose_presets
+from aliquot.kubernetes.api.requests import (
     ContainerRequest,
+    InvalidRequestError,
     asks,
     quantity,
     requests_of,
     settings_of,
 )
-from aliquot.kubernetes.presets import ALIQUOT, ALIYUN, choose_presets
 from aliquot.model import Amount, Policy, Priority
 from aliquot.model.errors import BadValueError
 from kubernetes.builders import CARD, GIB, container, make_pod, units
@@ -29,8 +29,8 @@ def only(pod_asks: dict[str, Any], **annotations: str) -> ContainerRequest:
     return one
 
 
-def refused(pod_asks: dict[str, Any], **annotations: str) -> BadRequestError:
-    with pytest.raises(BadRequestError) as error:
+def refused(pod_asks: dict[str, Any], **annotations: str) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as error:
         only(pod_asks, **annotations)
     return error.value
 
@@ -159,7 +159,7 @@ def test_a_pod_that_asks_badly_still_asks() -> None:
     named: dict[str, Any] = {"aliquot.io/gpu": 1, "aliyun.com/gpu-mem": 3}
     both = container("main", **named)
     assert asks(make_pod("p", both), (ALIQUOT, ALIYUN))
-    with pytest.raises(BadRequestError, match="aliquot and aliyun"):
+    with pytest.raises(InvalidRequestError, match="aliquot and aliyun"):
         requests_of(make_pod("p", both), (ALIQUOT, ALIYUN))
 
 
@@ -210,7 +210,7 @@ def test_whatever_is_asked_is_understood_or_refused_with_a_way_out(
     pod = make_pod(annotations={f"aliquot.io/{k}": v for k, v in notes.items()}, **asked)
     try:
         found = requests_of(pod)
-    except BadRequestError as error:
+    except InvalidRequestError as error:
         assert error.reason.isalpha()
         assert error.way_out
         return

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from aliquot.kubernetes.pods import BadRequestError, ContainerRequest, requests_of
-from aliquot.kubernetes.presets import ALIQUOT, ALIYUN, NVIDIA, PRESETS, TENCENT, TUYA, Preset
+from aliquot.kubernetes.api.presets import ALIQUOT, ALIYUN, NVIDIA, PRESETS, TENCENT, TUYA, Preset
+from aliquot.kubernetes.api.requests import ContainerRequest, InvalidRequestError, requests_of
 from kubernetes.builders import CARD, GIB, pod_of
 
 MIB = 1 << 20
@@ -48,7 +48,7 @@ def test_gpu_manager_a_hundred_core_is_a_whole_card_whatever_the_memory() -> Non
     one = only(TENCENT, manifest(limits, requests=True))
     assert (one.kind, one.gpus) == ("whole", 2)
     assert dict(one.units) == limits
-    with pytest.raises(BadRequestError, match="multiple of 100"):
+    with pytest.raises(InvalidRequestError, match="multiple of 100"):
         only(TENCENT, manifest({"tencent.com/vcuda-core": 150, "tencent.com/vcuda-memory": 6}))
 
 
@@ -107,7 +107,7 @@ def test_hami_card_types_are_chosen_by_annotation() -> None:
     ],
 )
 def test_hami_nonsense_is_refused(limits: dict[str, int], said: str) -> None:
-    with pytest.raises(BadRequestError, match=said):
+    with pytest.raises(InvalidRequestError, match=said):
         only(NVIDIA, manifest(limits))
 
 

@@ -19,7 +19,7 @@ from aliquot.model import Request
 from aliquot.model.due import due
 from aliquot.model.job import Job, Sizes, State, Wish
 from aliquot.model.lifecycle import advance, migrate, resize, start, want
-from aliquot.model.record import Action, Leaving, Phase, Record, Seen, Sight, Slot, Stage, Verb
+from aliquot.model.status import Action, Leaving, Phase, Record, Seen, Sight, Slot, Stage, Verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from aliquot.model.due import due
 from aliquot.model.errors import BadValueError
 from aliquot.model.job import Job, Sizes, State, Wish, check_job_name, parse_sizes
 from aliquot.model.lifecycle import BACKOFF_SECONDS, advance, resize, start, want
-from aliquot.model.record import Phase, Record, Seen, Sight, Stage, Verb
+from aliquot.model.status import Phase, Record, Seen, Sight, Stage, Verb
 
 ALIVE, DONE = Sight(Phase.ALIVE), Sight(Phase.ENDED, code=0)
 FAILED = Sight(Phase.ENDED, code=3)

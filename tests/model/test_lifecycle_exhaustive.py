@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aliquot.model.job import State
-from aliquot.model.record import Phase, Seen, Sight, Slot, Verb
+from aliquot.model.status import Phase, Seen, Sight, Slot, Verb
 from model import model_check
 from model.model_check import Budget, World, check, explore, fair, small_job
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from aliquot.placement.books import Books
-from aliquot.placement.demand import Demand, Gang, Kind
-from aliquot.placement.snapshot import NodeSpec, empty
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import Demand, Gang, Kind
+from aliquot.placement.core.snapshot import NodeSpec, empty
 
 GIB = 1 << 30
 
@@ -16,8 +16,8 @@ def node(name: str = "a", gpus: int = 4, **more: object) -> NodeSpec:
     return NodeSpec(name=name, gpus=gpus, **settings)  # type: ignore[arg-type]
 
 
-def cluster(*gpus: int, **more: object) -> Books:
-    return Books(empty([node(f"n{i}", count, **more) for i, count in enumerate(gpus)]))
+def cluster(*gpus: int, **more: object) -> Allocations:
+    return Allocations(empty([node(f"n{i}", count, **more) for i, count in enumerate(gpus)]))
 
 
 def gang(name: str, *members: Demand, **more: object) -> Gang:

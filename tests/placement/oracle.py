@@ -1,7 +1,7 @@
 """What fits, told a second time: slow, plain, and without anything of what it judges.
 
-Only the numbers in the books are read. What they mean is written here again, from the words of the
-demand: how much of each GPU, of which kind, and of the node's CPU and memory.
+Only the numbers in the allocations are read. What they mean is written here again, from the words
+of the demand: how much of each GPU, of which kind, and of the node's CPU and memory.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from aliquot.placement.books import Books
-from aliquot.placement.demand import Demand, Kind, Placement
-from aliquot.placement.fit import Lack
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import Demand, Kind, Placement
+from aliquot.placement.core.fit import Lack
 
 
 @dataclass
@@ -67,20 +67,20 @@ class Machine:
         return sum(map(which, self.cards))
 
 
-def machines(books: Books) -> list[Machine]:
-    hardware = books.hardware
+def machines(allocations: Allocations) -> list[Machine]:
+    hardware = allocations.hardware
     return [
         Machine(
             model=hardware.models[int(hardware.model[node])],
-            cpu=int(books.cpu_left[node]),
-            ram=int(books.ram_left[node]),
+            cpu=int(allocations.cpu_free[node]),
+            ram=int(allocations.ram_free[node]),
             cards=[
                 Card(
-                    milli=int(books.milli_left[node, gpu]),
-                    bytes=int(books.bytes_left[node, gpu]),
+                    milli=int(allocations.milli_free[node, gpu]),
+                    bytes=int(allocations.bytes_free[node, gpu]),
                     size=int(hardware.gpu_bytes[node]),
-                    kind=Kind(int(books.kind[node, gpu])),
-                    holders=int(books.holders[node, gpu]),
+                    kind=Kind(int(allocations.kind[node, gpu])),
+                    holders=int(allocations.holders[node, gpu]),
                     is_healthy=bool(hardware.present[node, gpu]),
                 )
                 for gpu in range(int(hardware.gpu_count[node]))
@@ -90,12 +90,12 @@ def machines(books: Books) -> list[Machine]:
     ]
 
 
-def placements(books: Books, demand: Demand) -> Iterator[Placement]:
-    return _placements(machines(books), demand)
+def placements(allocations: Allocations, demand: Demand) -> Iterator[Placement]:
+    return _placements(machines(allocations), demand)
 
 
-def can_place(books: Books, members: Sequence[Demand]) -> bool:
-    return _can_place(machines(books), members)
+def can_place(allocations: Allocations, members: Sequence[Demand]) -> bool:
+    return _can_place(machines(allocations), members)
 
 
 def _placements(every: list[Machine], demand: Demand) -> Iterator[Placement]:

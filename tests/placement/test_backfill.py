@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aliquot.placement import timeline
-from aliquot.placement.backfill import OVERRAN, Plan, plan_starts
-from aliquot.placement.books import Books
-from aliquot.placement.demand import Demand, Gang, Placement, Running, sliced, whole
-from aliquot.placement.gangs import plan_gang
-from aliquot.placement.snapshot import NodeSpec, empty
-from aliquot.placement.strategies import strategy
-from aliquot.placement.timeline import Timeline
+from aliquot.placement.choose.strategies import strategy
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import Demand, Gang, Placement, Running, sliced, whole
+from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.gangs import timeline
+from aliquot.placement.gangs.backfill import OVERRAN, Plan, plan_starts
+from aliquot.placement.gangs.plan import plan_gang
+from aliquot.placement.gangs.timeline import Timeline
 from placement.builders import cluster, demands, gang, node_specs, only_cpu
 
 
@@ -25,33 +25,33 @@ from placement.builders import cluster, demands, gang, node_specs, only_cpu
 def test_with_two_free_gpus_the_small_job_runs_while_the_big_one_waits(
     order: tuple[str, str],
 ) -> None:
-    books = cluster(2, 2)
-    busy = Running(gang("busy", whole(2), seconds=600), (placed_on(books, 0),), 0, 600)
+    allocations = cluster(2, 2)
+    busy = Running(gang("busy", whole(2), seconds=600), (placed_on(allocations, 0),), 0, 600)
     jobs = {
         "four": gang("four", *[whole()] * 4, seconds=1000, submitted=1),
         "two": gang("two", *[whole()] * 2, seconds=500, submitted=2),
     }
-    plan = plan_starts(books, [busy], (), [jobs[name] for name in order], now=10)
+    plan = plan_starts(allocations, [busy], (), [jobs[name] for name in order], now=10)
     assert [one.gang.name for one in plan.starts] == ["two"]
     assert [(one.gang.name, one.start) for one in plan.reservations] == [("four", 600)]
 
 
 def test_work_that_would_push_back_a_promise_waits() -> None:
-    books = cluster(2, 2)
-    busy = Running(gang("busy", whole(2), seconds=600), (placed_on(books, 0),), 0, 600)
+    allocations = cluster(2, 2)
+    busy = Running(gang("busy", whole(2), seconds=600), (placed_on(allocations, 0),), 0, 600)
     four = gang("four", *[whole()] * 4, seconds=1000)
     two = gang("two", *[whole()] * 2, seconds=5000)
-    plan = plan_starts(books, [busy], (), [four, two], now=10)
+    plan = plan_starts(allocations, [busy], (), [four, two], now=10)
     assert plan.starts == ()
     assert {one.gang.name: one.start for one in plan.reservations} == {"four": 600, "two": 1600}
     assert "600" in plan.reasons["four"]
 
 
 def test_two_gangs_that_each_need_most_of_the_cluster_take_turns() -> None:
-    books = cluster(2, 2)
+    allocations = cluster(2, 2)
     first = gang("first", *[whole()] * 3, seconds=100)
     second = gang("second", *[whole()] * 3, seconds=100)
-    plan = plan_starts(books, [], (), [first, second], now=0)
+    plan = plan_starts(allocations, [], (), [first, second], now=0)
     assert [one.gang.name for one in plan.starts] == ["first"]
     assert [(one.gang.name, one.start) for one in plan.reservations] == [("second", 100)]
 
@@ -71,11 +71,11 @@ def test_a_large_gang_without_a_place_is_told_that_not_all_ways_were_tried() -> 
 
 
 def test_what_starts_now_takes_nobodys_reservation() -> None:
-    books = cluster(2, 2)
-    busy = Running(gang("busy", whole(2), seconds=600), (placed_on(books, 0),), 0, 600)
+    allocations = cluster(2, 2)
+    busy = Running(gang("busy", whole(2), seconds=600), (placed_on(allocations, 0),), 0, 600)
     four, other = (gang(name, *[whole()] * 4, seconds=1000) for name in ("four", "other"))
     small = [gang(f"s{i}", sliced(10), seconds=10) for i in range(70)]
-    plan = plan_starts(books, [busy], (), [four, *small, other], now=10)
+    plan = plan_starts(allocations, [busy], (), [four, *small, other], now=10)
     assert len(plan.starts) == 70
     assert {one.gang.name: one.start for one in plan.reservations} == {"four": 600, "other": 1600}
 
@@ -91,12 +91,12 @@ def eight(name: str, seconds: float = 1000, **more: object) -> Gang:
     return gang(name, whole(8), seconds=seconds, **more)
 
 
-def busy_until(end: float) -> tuple[Books, Running]:
+def busy_until(end: float) -> tuple[Allocations, Running]:
     """A node of 8 GPUs that is full until then."""
-    books = cluster(8)
+    allocations = cluster(8)
     one = Running(eight("busy", end), (Placement(0, tuple(range(8))),), 0, end)
-    books.take_gang(one)
-    return books, one
+    allocations.take_gang(one)
+    return allocations, one
 
 
 def starts_of(plan: Plan) -> dict[str, float]:
@@ -106,34 +106,34 @@ def starts_of(plan: Plan) -> dict[str, float]:
 @pytest.mark.parametrize("queues", ["qqqq", "qrst"])
 def test_who_loses_a_start_does_not_come_behind_those_after_it(queues: str) -> None:
     """The work before them runs for a second longer than it said."""
-    books, busy = busy_until(100)
+    allocations, busy = busy_until(100)
     waiting = [eight(name, queue=queue) for name, queue in zip("ABCD", queues, strict=True)]
-    promised = plan_starts(books, [busy], (), waiting, now=1).reservations
-    broken = plan_starts(books, [busy], promised, waiting, now=100)
+    promised = plan_starts(allocations, [busy], (), waiting, now=1).reservations
+    broken = plan_starts(allocations, [busy], promised, waiting, now=100)
     assert starts_of(broken) == {"A": 110, "B": 1110, "C": 2110, "D": 3110}
     assert all(OVERRAN in reason for reason in broken.reasons.values())
-    books.give_gang(busy)
-    ended = plan_starts(books, [], broken.reservations, waiting, now=101)
+    allocations.give_gang(busy)
+    ended = plan_starts(allocations, [], broken.reservations, waiting, now=101)
     assert starts_of(ended) == {"A": 101, "B": 1101, "C": 2101, "D": 3101}
 
 
 def test_who_asks_may_say_what_broke_a_promise() -> None:
-    books, busy = busy_until(100)
+    allocations, busy = busy_until(100)
     waiting = [eight("A")]
-    promised = plan_starts(books, [busy], (), waiting, now=1).reservations
+    promised = plan_starts(allocations, [busy], (), waiting, now=1).reservations
     longer = replace(busy, end=500)
-    plan = plan_starts(books, [longer], promised, waiting, now=2, blame="another came")
+    plan = plan_starts(allocations, [longer], promised, waiting, now=2, blame="another came")
     assert starts_of(plan) == {"A": 500}
     assert plan.moved == {"A": "another came"}
 
 
 @pytest.mark.parametrize("late", [0.2, 30.0])
 def test_who_asks_late_moves_all_that_follow_and_blames_nobody(late: float) -> None:
-    books, busy = busy_until(100)
+    allocations, busy = busy_until(100)
     waiting = [eight(name) for name in "ABCD"]
-    promised = plan_starts(books, [busy], (), waiting, now=1).reservations
-    books.give_gang(busy)
-    plan = plan_starts(books, [], promised, waiting, now=100 + late)
+    promised = plan_starts(allocations, [busy], (), waiting, now=1).reservations
+    allocations.give_gang(busy)
+    plan = plan_starts(allocations, [], promised, waiting, now=100 + late)
     assert starts_of(plan) == pytest.approx(
         {name: 100 + late + 1000 * turn for turn, name in enumerate("ABCD")}
     )
@@ -142,27 +142,27 @@ def test_who_asks_late_moves_all_that_follow_and_blames_nobody(late: float) -> N
 
 
 def test_a_late_question_moves_nothing_that_is_elsewhere() -> None:
-    books = cluster(8, 8)
+    allocations = cluster(8, 8)
     running = [
         Running(eight(f"r{i}", end), (Placement(i, tuple(range(8))),), 0, end)
         for i, end in enumerate((100.0, 500.0))
     ]
     for one in running:
-        books.take_gang(one)
+        allocations.take_gang(one)
     waiting = [eight("A"), eight("B")]
-    promised = plan_starts(books, running, (), waiting, now=1).reservations
-    books.give_gang(running[0])
-    plan = plan_starts(books, running[1:], promised, waiting, now=130)
+    promised = plan_starts(allocations, running, (), waiting, now=1).reservations
+    allocations.give_gang(running[0])
+    plan = plan_starts(allocations, running[1:], promised, waiting, now=130)
     assert starts_of(plan) == {"A": 130, "B": 500}
 
 
 def test_the_first_64_in_turn_always_have_a_promise() -> None:
     """Also one of a high priority that comes when 64 have theirs."""
-    books, busy = busy_until(100)
+    allocations, busy = busy_until(100)
     waiting = [eight(f"g{i}", 10) for i in range(70)]
-    promised = plan_starts(books, [busy], (), waiting, now=1).reservations
+    promised = plan_starts(allocations, [busy], (), waiting, now=1).reservations
     urgent = eight("urgent", 10, priority=1)
-    plan = plan_starts(books, [busy], promised, [urgent, *waiting], now=2)
+    plan = plan_starts(allocations, [busy], promised, [urgent, *waiting], now=2)
     starts = starts_of(plan)
     assert starts["urgent"] == 100
     assert [starts[f"g{i}"] for i in range(63)] == [110 + 10 * i for i in range(63)]
@@ -174,35 +174,35 @@ def test_the_first_64_in_turn_always_have_a_promise() -> None:
 
 
 def test_a_higher_priority_displaces_only_what_is_in_its_way() -> None:
-    books = cluster(8, 4)
+    allocations = cluster(8, 4)
     full = Running(eight("r", 100), (Placement(0, tuple(range(8))),), 0, 100)
     half = Running(gang("h", whole(4), seconds=50), (Placement(1, (0, 1, 2, 3)),), 0, 50)
     for one in (full, half):
-        books.take_gang(one)
+        allocations.take_gang(one)
     four, low = gang("four", whole(4)), eight("low")
-    promised = plan_starts(books, [full, half], (), [four, low], now=1).reservations
+    promised = plan_starts(allocations, [full, half], (), [four, low], now=1).reservations
     urgent = eight("urgent", priority=9)
-    plan = plan_starts(books, [full, half], promised, [urgent, four, low], now=2)
+    plan = plan_starts(allocations, [full, half], promised, [urgent, four, low], now=2)
     assert starts_of(plan) == {"urgent": 100, "four": 50, "low": 1100}
     assert plan.moved == {"low": "urgent came before it"}
 
 
 def test_another_queue_displaces_all_but_the_first_of_each_queue() -> None:
-    books, busy = busy_until(100)
+    allocations, busy = busy_until(100)
     mine = [eight(f"a{i}", queue="a") for i in range(3)]
-    promised = plan_starts(books, [busy], (), mine, now=1).reservations
+    promised = plan_starts(allocations, [busy], (), mine, now=1).reservations
     other = eight("b", queue="b")
-    plan = plan_starts(books, [busy], promised, [other, *mine], now=2)
+    plan = plan_starts(allocations, [busy], promised, [other, *mine], now=2)
     assert starts_of(plan) == {"a0": 100, "b": 1100, "a1": 2100, "a2": 3100}
     assert plan.moved == {"a1": "b came before it", "a2": "b came before it"}
 
 
 def test_what_a_quota_covers_is_not_held_up_by_the_promise_of_one_that_borrows() -> None:
-    books, busy = busy_until(100)
+    allocations, busy = busy_until(100)
     borrows, owns = eight("borrows", queue="a"), eight("owns", queue="b")
-    promised = plan_starts(books, [busy], (), [borrows], now=1).reservations
+    promised = plan_starts(allocations, [busy], (), [borrows], now=1).reservations
     for own, first in (({"owns"}, "owns"), ((), "borrows"), ({"owns", "borrows"}, "borrows")):
-        plan = plan_starts(books, [busy], promised, [owns, borrows], now=2, own=own)
+        plan = plan_starts(allocations, [busy], promised, [owns, borrows], now=2, own=own)
         assert min(starts_of(plan), key=starts_of(plan).__getitem__) == first
 
 
@@ -228,7 +228,7 @@ def test_a_promise_is_possible_and_is_never_pushed_back_by_backfill(
     most: int,
 ) -> None:
     """Work ends when it said or earlier; a gang comes every 5 s; promises only move forward."""
-    books = Books(empty(nodes))
+    allocations = Allocations(empty(nodes))
     running: list[Running] = []
     ends: dict[str, float] = {}
     waiting: list[Gang] = []
@@ -237,7 +237,7 @@ def test_a_promise_is_possible_and_is_never_pushed_back_by_backfill(
         now = 5.0 * tick
         for one in [each for each in running if ends[each.gang.name] <= now]:
             running.remove(one)
-            books.give_gang(one)
+            allocations.give_gang(one)
         if tick < len(arriving):
             (members, seconds), part = arriving[tick]
             waiting.append(Gang(f"g{tick}", members, seconds, submitted=now))
@@ -245,16 +245,16 @@ def test_a_promise_is_possible_and_is_never_pushed_back_by_backfill(
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(timeline, "EXACT_ENDS", exact)
             patched.setattr(timeline, "MOST_MOMENTS", most)
-            chosen = None if by is None else strategy(by, books.hardware)
-            plan = plan_starts(books, running, promised, waiting, now, by=chosen, seed=tick)
+            chosen = None if by is None else strategy(by, allocations.hardware)
+            plan = plan_starts(allocations, running, promised, waiting, now, by=chosen, seed=tick)
         was = {one.gang.name: one.start for one in promised}
         for one in (*plan.starts, *plan.reservations):
             assert one.start <= max(now, was.get(one.gang.name, one.start))
         for name in was:
             assert name in {one.gang.name for one in (*plan.starts, *plan.reservations)}
-        let_it_happen(books, running, (*plan.starts, *plan.reservations))
+        let_it_happen(allocations, running, (*plan.starts, *plan.reservations))
         for one in plan.starts:
-            books.take_gang(one)
+            allocations.take_gang(one)
             ends[one.gang.name] += now
             running.append(one)
             waiting.remove(one.gang)
@@ -265,7 +265,7 @@ class Stream:
     """Gangs come, wait and run; some longer than they said, and we ask at odd times."""
 
     def __init__(self, nodes: list[NodeSpec]) -> None:
-        self.books = Books(empty(nodes))
+        self.allocations = Allocations(empty(nodes))
         self.running: list[Running] = []
         self.ends: dict[str, float] = {}
         self.ran: dict[str, float] = {}
@@ -279,12 +279,12 @@ class Stream:
     def asks(self, now: float) -> Plan:
         for one in [each for each in self.running if self.ends[each.gang.name] <= now]:
             self.running.remove(one)
-            self.books.give_gang(one)
-        return plan_starts(self.books, self.running, self.promised, self.waiting, now)
+            self.allocations.give_gang(one)
+        return plan_starts(self.allocations, self.running, self.promised, self.waiting, now)
 
     def carries_out(self, plan: Plan, now: float) -> None:
         for one in plan.starts:
-            self.books.take_gang(one)
+            self.allocations.take_gang(one)
             self.ends[one.gang.name] = now + self.ran[one.gang.name]
             self.running.append(one)
             self.waiting.remove(one.gang)
@@ -328,7 +328,7 @@ def test_a_start_is_moved_back_only_for_those_before_it_and_for_a_reason(
             before = planned[:turn]
             new = [each.gang.name for each in before if each.gang.name not in was]
             assert overran or any(other in plan.moved.get(name, "") for other in new)
-            after_those = stream.books.copy()
+            after_those = stream.allocations.copy()
             for each in before:
                 if each.start <= now:
                     after_those.take_gang(each)
@@ -336,7 +336,7 @@ def test_a_start_is_moved_back_only_for_those_before_it_and_for_a_reason(
             later = [each for each in before if each.start > now]
             line = Timeline(after_those, [*stream.running, *begun], later, now)
             assert line.earliest(one.gang, one.start) is None
-        let_it_happen(stream.books, as_expected(stream.running, now), tuple(planned))
+        let_it_happen(stream.allocations, as_expected(stream.running, now), tuple(planned))
         stream.carries_out(plan, now)
 
 
@@ -344,9 +344,11 @@ def as_expected(running: list[Running], now: float) -> list[Running]:
     return [replace(one, end=timeline.expected_end(one, now)) for one in running]
 
 
-def let_it_happen(books: Books, running: list[Running], planned: tuple[Running, ...]) -> None:
+def let_it_happen(
+    allocations: Allocations, running: list[Running], planned: tuple[Running, ...]
+) -> None:
     """All begin and end when they said; a take of what is not there raises."""
-    trial = books.copy()
+    trial = allocations.copy()
     ends = [(one.end, 0, number, one) for number, one in enumerate((*running, *planned))]
     begins = [(one.start, 1, number, one) for number, one in enumerate(planned)]
     for _, is_begin, _, one in sorted(ends + begins, key=lambda event: event[:3]):
@@ -356,46 +358,48 @@ def let_it_happen(books: Books, running: list[Running], planned: tuple[Running, 
             trial.give_gang(one)
 
 
-def many(count: int) -> tuple[Books, list[Running]]:
+def many(count: int) -> tuple[Allocations, list[Running]]:
     """A GPU each, with as many different ends."""
-    books = cluster(*[8] * (count // 8))
+    allocations = cluster(*[8] * (count // 8))
     running = []
     for number in range(count):
         place = Placement(number // 8, (number % 8,))
         one = gang(f"r{number}", whole(), seconds=100.0 + number)
         running.append(Running(one, (place,), 0, one.seconds))
-        books.take_gang(running[-1])
-    return books, running
+        allocations.take_gang(running[-1])
+    return allocations, running
 
 
 def test_thousands_of_running_gangs_need_little_memory_and_give_a_start_near_the_best() -> None:
-    books, running = many(4000)
+    allocations, running = many(4000)
     waiting = [gang("big", *[whole(8)] * 64), gang("small", whole(8), seconds=5)]
     tracemalloc.start()
-    plan = plan_starts(books, running, (), waiting, now=10)
+    plan = plan_starts(allocations, running, (), waiting, now=10)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     starts = {one.gang.name: one.start for one in plan.reservations}
-    assert peak < 30e6  # a copy of these books is 1 MB: with one for each end it would be 4 GB
+    assert (
+        peak < 30e6
+    )  # a copy of these allocations is 1 MB: with one for each end it would be 4 GB
     assert 100 + 64 * 8 - 1 <= starts["big"] <= 100 + 1.3 * 64 * 8
     assert 107 <= starts["small"] <= 115
 
 
 def test_a_promise_far_away_moves_forward_as_it_comes_near() -> None:
-    books, running = many(400)
+    allocations, running = many(400)
     waiting = [gang("big", *[whole(8)] * 20)]
-    first = plan_starts(books, running, (), waiting, now=10).reservations
+    first = plan_starts(allocations, running, (), waiting, now=10).reservations
     best = 100.0 + 159
     assert best < first[0].start < 1.3 * best
     for one in running[:150]:
-        books.give_gang(one)
-    later = plan_starts(books, running[150:], first, waiting, now=249.5).reservations
+        allocations.give_gang(one)
+    later = plan_starts(allocations, running[150:], first, waiting, now=249.5).reservations
     assert later[0].start == best
 
 
-def placed_on(books: Books, where: int) -> Placement:
-    placement = plan_gang(books, gang("busy", whole(2)))
+def placed_on(allocations: Allocations, where: int) -> Placement:
+    placement = plan_gang(allocations, gang("busy", whole(2)))
     assert placement is not None
     assert placement[0].node == where
-    books.take(placement[0], whole(2))
+    allocations.take(placement[0], whole(2))
     return placement[0]

@@ -6,25 +6,27 @@ import numpy as np
 import pytest
 
 from aliquot.model.errors import BadValueError
-from aliquot.placement.books import Books, OverTakenError
-from aliquot.placement.chooser import Chooser, Relation
-from aliquot.placement.demand import Demand, Kind, Near, Placement, sliced, whole
-from aliquot.placement.explain import explain
-from aliquot.placement.fit import Lack, rows_of
-from aliquot.placement.outlook import Mix, outlook
-from aliquot.placement.snapshot import empty
-from aliquot.placement.strategies import Fragmentation, strategy
+from aliquot.placement.choose.chooser import Chooser, Relation
+from aliquot.placement.choose.explain import explain
+from aliquot.placement.choose.forecast import Mix, outlook
+from aliquot.placement.choose.strategies import Fragmentation, strategy
+from aliquot.placement.core.allocations import Allocations, OverallocatedError
+from aliquot.placement.core.demand import Demand, Kind, Near, Placement, sliced, whole
+from aliquot.placement.core.fit import Lack, rows_of
+from aliquot.placement.core.snapshot import empty
 from aliquot.simulate.trace import links
 from placement.builders import GIB, cluster, node
 
 
-def chooser(books: Books, name: str = "fragmentation", mix: Mix | None = None) -> Chooser:
-    return Chooser(books, strategy(name, books.hardware, mix), seed=1)
+def chooser(
+    allocations: Allocations, name: str = "fragmentation", mix: Mix | None = None
+) -> Chooser:
+    return Chooser(allocations, strategy(name, allocations.hardware, mix), seed=1)
 
 
 def test_whole_gpus_are_kept_for_those_who_need_them() -> None:
-    books = cluster(8, 2)
-    asks = chooser(books, mix={whole(8): 1, sliced(500): 3})
+    allocations = cluster(8, 2)
+    asks = chooser(allocations, mix={whole(8): 1, sliced(500): 3})
     assert [asks.place(sliced(500)).node for _ in range(4)] == [1, 1, 1, 1]  # type: ignore[union-attr]
     assert asks.place(whole(8)) is not None
 
@@ -36,24 +38,24 @@ def test_a_cut_card_is_filled_before_another_is_cut() -> None:
 
 
 def test_fgd_takes_the_gpu_that_fits_and_not_its_like_of_another_kind() -> None:
-    books = cluster(2)
-    books.take(Placement(0, (0,)), Demand(gpus=1, kind=Kind.SHARED, milli=500))
-    books.take(Placement(0, (1,)), sliced(500))
-    assert chooser(books, "fgd").choose(sliced(300)) == Placement(0, (1,))
+    allocations = cluster(2)
+    allocations.take(Placement(0, (0,)), Demand(gpus=1, kind=Kind.SHARED, milli=500))
+    allocations.take(Placement(0, (1,)), sliced(500))
+    assert chooser(allocations, "fgd").choose(sliced(300)) == Placement(0, (1,))
 
 
 def test_thrifty_work_goes_to_the_weaker_card() -> None:
     nodes = [node("strong", 2, model="H100", strength=1.0), node("weak", 2, model="T4")]
-    asks = chooser(Books(empty(nodes)))
+    asks = chooser(Allocations(empty(nodes)))
     small = Demand(gpus=1, kind=Kind.SLICED, milli=300, thrifty=True)
     assert {asks.place(small).node for _ in range(6)} == {1}  # type: ignore[union-attr]
 
 
 def test_spread_goes_where_the_most_is_left_and_pack_where_the_least_is() -> None:
     for name, expected in (("spread", 1), ("pack", 0)):
-        books = cluster(4, 4)
-        books.take(Placement(0, (0,)), whole())
-        found = chooser(books, name).choose(sliced(500))
+        allocations = cluster(4, 4)
+        allocations.take(Placement(0, (0,)), whole())
+        found = chooser(allocations, name).choose(sliced(500))
         assert found is not None
         assert found.node == expected
 
@@ -70,14 +72,14 @@ def test_spread_goes_where_the_most_is_left_and_pack_where_the_least_is() -> Non
 def test_a_request_can_be_near_or_far_from_a_grant(
     near: Near, expected: set[tuple[int, tuple[int, ...]]]
 ) -> None:
-    books = cluster(2, 2)
+    allocations = cluster(2, 2)
     grant = Placement(0, (1,))
-    books.take(grant, sliced(100))
+    allocations.take(grant, sliced(100))
     found = {
         (one.node, one.gpus)
         for seed in range(20)
         if (
-            one := Chooser(books, strategy("random", books.hardware), seed=seed).choose(
+            one := Chooser(allocations, strategy("random", allocations.hardware), seed=seed).choose(
                 sliced(100), [Relation(near, (grant,))]
             )
         )
@@ -86,47 +88,51 @@ def test_a_request_can_be_near_or_far_from_a_grant(
 
 
 def test_a_gpu_is_locked_to_the_kind_that_came_first() -> None:
-    books = cluster(1)
-    asks = chooser(books)
+    allocations = cluster(1)
+    asks = chooser(allocations)
     shared = Demand(gpus=1, kind=Kind.SHARED, milli=250)
     place = asks.place(shared)
     assert place is not None
     assert asks.choose(sliced(100)) is None
     assert dict(explain(asks, sliced(100)).lacks) == {Lack.SHARED: 1}
     assert dict(explain(asks, sliced(800)).lacks) == {Lack.GPU: 1}  # the kind is not in the way
-    books.give(place, shared)
+    allocations.give(place, shared)
     assert asks.choose(sliced(100)) is not None
 
 
 def test_nothing_goes_to_a_gpu_that_is_not_healthy() -> None:
-    books = Books(empty([node("n", 2, unhealthy=frozenset({0}))]))
-    asks = chooser(books)
+    allocations = Allocations(empty([node("n", 2, unhealthy=frozenset({0}))]))
+    asks = chooser(allocations)
     assert asks.choose(whole(2)) is None
     assert asks.choose(sliced(0)) == asks.choose(whole()) == Placement(0, (1,))
-    assert books.hardware.total_milli == 1000
+    assert allocations.hardware.total_milli == 1000
 
 
 def test_what_is_left_is_lost_where_nothing_that_comes_can_use_it() -> None:
-    books = cluster(1)
-    measure = Fragmentation(outlook({sliced(600): 1.0}, books.hardware))
-    books.take(Placement(0, (0,)), sliced(300))
-    assert measure.lost(rows_of(books, np.array([0]))) == pytest.approx(1 - 600 / 700, abs=0.01)
-    books.take(Placement(0, (0,)), sliced(200))
-    assert measure.lost(rows_of(books, np.array([0]))) == 1
+    allocations = cluster(1)
+    measure = Fragmentation(outlook({sliced(600): 1.0}, allocations.hardware))
+    allocations.take(Placement(0, (0,)), sliced(300))
+    assert measure.lost(rows_of(allocations, np.array([0]))) == pytest.approx(
+        1 - 600 / 700, abs=0.01
+    )
+    allocations.take(Placement(0, (0,)), sliced(200))
+    assert measure.lost(rows_of(allocations, np.array([0]))) == 1
 
 
 def test_what_is_larger_than_the_card_is_not_likely_to_come_to_it() -> None:
-    books = Books(empty([node("t4", 1, gpu_bytes=16 * GIB)]))
-    holes = outlook({sliced(100, 40 * GIB): 1.0, sliced(100, 8 * GIB): 1.0}, books.hardware).holes
+    allocations = Allocations(empty([node("t4", 1, gpu_bytes=16 * GIB)]))
+    holes = outlook(
+        {sliced(100, 40 * GIB): 1.0, sliced(100, 8 * GIB): 1.0}, allocations.hardware
+    ).holes
     assert holes.fill[0][[400, 500, 1000]].tolist() == [0, 500, 1000]
-    none = outlook({sliced(100, 40 * GIB): 1.0}, books.hardware).holes
+    none = outlook({sliced(100, 40 * GIB): 1.0}, allocations.hardware).holes
     assert not none.fill.any()
 
 
 def test_a_picture_cannot_be_changed() -> None:
     picture = empty([node("a", 2), node("b", 2)])
     changed = picture.hardware.with_node(1, node("c", 1))
-    for array in (picture.milli_left, picture.hardware.present, changed.cpu_milli, changed.rack):
+    for array in (picture.milli_free, picture.hardware.present, changed.cpu_milli, changed.rack):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
 
@@ -134,33 +140,35 @@ def test_a_picture_cannot_be_changed() -> None:
 @pytest.mark.parametrize("by", ["fragmentation", "pack", "best-fit", "spread"])
 def test_of_nodes_that_cost_the_same_the_one_with_the_better_link_is_taken(by: str) -> None:
     pairs = [node(name, 4, links=links("nvlink-pairs", 4)) for name in ("cross", "pair", "other")]
-    books = Books(empty(pairs))
+    allocations = Allocations(empty(pairs))
     for where, gpus in enumerate([(1, 3), (2, 3), (0, 2)]):
-        books.take(Placement(where, gpus), whole(2))
-    costs = strategy(by, books.hardware)
-    found = {Chooser(books, costs, seed=seed).choose(whole(2)) for seed in range(20)}
+        allocations.take(Placement(where, gpus), whole(2))
+    costs = strategy(by, allocations.hardware)
+    found = {Chooser(allocations, costs, seed=seed).choose(whole(2)) for seed in range(20)}
     assert found == {Placement(1, (0, 1))}
 
 
 def test_four_gpus_go_to_a_switch_and_one_goes_anywhere() -> None:
-    books = Books(empty([node("pcie", 8), node("switch", 8, links=links("nvswitch", 8))]))
-    by = strategy("fragmentation", books.hardware)
+    allocations = Allocations(
+        empty([node("pcie", 8), node("switch", 8, links=links("nvswitch", 8))])
+    )
+    by = strategy("fragmentation", allocations.hardware)
     for demand, expected in ((whole(4), {1}), (sliced(500, gpus=2), {1}), (whole(), {0, 1})):
-        found = [Chooser(books, by, seed=seed).choose(demand) for seed in range(20)]
+        found = [Chooser(allocations, by, seed=seed).choose(demand) for seed in range(20)]
         assert {one.node for one in found if one} == expected
 
 
 def test_a_better_link_is_not_worth_a_broken_up_node() -> None:
     nodes = [node("switch", 8, links=links("nvswitch", 8)), node("pcie", 2)]
-    asks = chooser(Books(empty(nodes)), mix={whole(8): 1})
+    asks = chooser(Allocations(empty(nodes)), mix={whole(8): 1})
     assert asks.choose(whole(2)) == Placement(1, (0, 1))
 
 
 def test_what_does_not_fit_cannot_be_taken() -> None:
-    books = cluster(1)
-    books.take(Placement(0, (0,)), sliced(600))
-    with pytest.raises(OverTakenError):
-        books.take(Placement(0, (0,)), sliced(600))
+    allocations = cluster(1)
+    allocations.take(Placement(0, (0,)), sliced(600))
+    with pytest.raises(OverallocatedError):
+        allocations.take(Placement(0, (0,)), sliced(600))
 
 
 def test_every_node_is_accounted_for() -> None:
@@ -173,9 +181,9 @@ def test_every_node_is_accounted_for() -> None:
         node("crowded", 1, gpu_bytes=80 * GIB, model="T4", ram_bytes=GIB),
         node("shared", 1, gpu_bytes=80 * GIB, model="T4"),
     ]
-    books = Books(empty(nodes))
-    books.take(Placement(4, (0,)), sliced(900, 70 * GIB))
-    books.take(Placement(6, (0,)), Demand(kind=Kind.SHARED, milli=100))
+    allocations = Allocations(empty(nodes))
+    allocations.take(Placement(4, (0,)), sliced(900, 70 * GIB))
+    allocations.take(Placement(6, (0,)), Demand(kind=Kind.SHARED, milli=100))
     ask = Demand(
         gpus=1,
         kind=Kind.SLICED,
@@ -185,7 +193,7 @@ def test_every_node_is_accounted_for() -> None:
         ram_bytes=2 * GIB,
         models=frozenset({"T4"}),
     )
-    said = explain(chooser(books), ask)
+    said = explain(chooser(allocations), ask)
     assert said.placement is None
     assert dict(said.examples) == {
         Lack.TOO_SMALL: 0,
@@ -200,27 +208,27 @@ def test_every_node_is_accounted_for() -> None:
 
 def test_what_an_affinity_leaves_out_is_told_as_such() -> None:
     """Costs, the next best and the lacks are those of the nodes that the affinity leaves."""
-    books = cluster(4, 4, 4, 1)
+    allocations = cluster(4, 4, 4, 1)
     grant = Placement(0, (0,))
-    books.take(grant, whole())
+    allocations.take(grant, whole())
     away = [Relation(Near.OTHER_NODE, (grant,))]
-    said = explain(chooser(books, "pack"), whole(2), away)
+    said = explain(chooser(allocations, "pack"), whole(2), away)
     assert said.placement is not None
     assert said.placement.node in (1, 2)
     assert [(node, cost) for node, cost in said.runners_up] == [(3 - said.placement.node, 0.0)]
     assert dict(said.lacks) == {Lack.TAKEN_OUT: 1, Lack.TOO_FEW: 1}
     assert dict(said.examples) == {Lack.TAKEN_OUT: 0, Lack.TOO_FEW: 3}
     near = [Relation(Near.SAME_GPU, (grant,))]
-    assert dict(explain(chooser(books), sliced(100), near).lacks) == {Lack.TAKEN_OUT: 4}
+    assert dict(explain(chooser(allocations), sliced(100), near).lacks) == {Lack.TAKEN_OUT: 4}
 
 
 def test_spread_takes_the_emptiest_cards_also_where_several_are_asked_for() -> None:
-    books = cluster(4)
+    allocations = cluster(4)
     for gpu, milli in enumerate((300, 100, 0, 200)):
-        books.take(Placement(0, (gpu,)), sliced(milli))
+        allocations.take(Placement(0, (gpu,)), sliced(milli))
     two = sliced(500, gpus=2)
-    assert chooser(books, "spread").choose(two) == Placement(0, (1, 2))
-    assert chooser(books, "pack").choose(two) == Placement(0, (0, 3))
+    assert chooser(allocations, "spread").choose(two) == Placement(0, (1, 2))
+    assert chooser(allocations, "pack").choose(two) == Placement(0, (0, 3))
 
 
 def test_an_unknown_strategy_is_told_by_name() -> None:

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model.job import Sizes, parse_sizes
-from aliquot.placement.demand import WHOLE_MILLI, whole
-from aliquot.placement.elastic import Decision, Elastic, Rules, decide
-from aliquot.placement.queues import Bound, Queue
-from aliquot.placement.snapshot import NodeSpec, empty
+from aliquot.placement.core.demand import WHOLE_MILLI, whole
+from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.elastic.resize import Decision, Elastic, Rules, decide
+from aliquot.placement.queues.quota import Bound, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

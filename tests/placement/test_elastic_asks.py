@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model.job import Sizes
-from aliquot.placement.demand import WHOLE_MILLI
-from aliquot.placement.elastic import Counts, Decision, Elastic, Rules, decide
-from aliquot.placement.snapshot import NodeSpec, empty
+from aliquot.placement.core.demand import WHOLE_MILLI
+from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.elastic.resize import Counts, Decision, Elastic, Rules, decide
 from placement.test_elastic import NOW, PARENTS, Gpus, ask, come_to_rest, job, pictures, trees
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aliquot.placement.queues import Queue
+    from aliquot.placement.queues.quota import Queue
 
 AT_ONCE = Rules(resize_seconds=0.0, settle_seconds=0.0, exchange_gain=0.0, least_gain=0.0)
 

@@ -9,12 +9,12 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.placement.books import Books
-from aliquot.placement.demand import whole
-from aliquot.placement.gangs import plan_gang
-from aliquot.placement.links import Links, closest, near_sets, slowest_within
-from aliquot.placement.snapshot import empty
-from aliquot.placement.topology import slowest_link
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import whole
+from aliquot.placement.core.links import Links, closest, near_sets, slowest_within
+from aliquot.placement.core.snapshot import empty
+from aliquot.placement.core.topology import slowest_link
+from aliquot.placement.gangs.plan import plan_gang
 from placement.builders import gang, node
 
 
@@ -67,9 +67,10 @@ def test_a_node_of_16_gpus_has_few_near_sets() -> None:
     """There are 65,535 sets of its GPUs, and 12,870 of 8 of them."""
     links = made_up(16, (10, 12, 104, 118), seed=1)
     assert sum(len(sets) for _, sets in near_sets(links)) < 250
-    books = Books(empty([node("big", 16, links=links)]))
-    placed = plan_gang(books, gang("g", whole(4), whole(4)))
+    allocations = Allocations(empty([node("big", 16, links=links)]))
+    placed = plan_gang(allocations, gang("g", whole(4), whole(4)))
     assert placed is not None
     assert (
-        slowest_link(books.hardware, placed) == every_way(links, dict.fromkeys(range(16), 0), 8)[0]
+        slowest_link(allocations.hardware, placed)
+        == every_way(links, dict.fromkeys(range(16), 0), 8)[0]
     )

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from aliquot.model import Amount, Link, Request
-from aliquot.placement.machine import Card, choose_gpus
+from aliquot.placement.choose.machine import Card, choose_gpus
 from support import GIB, make_gpu
 
 
@@ -78,5 +78,5 @@ def test_two_gpus_are_the_two_with_the_best_link() -> None:
 
 
 def test_it_needs_no_numpy() -> None:
-    code = "import sys; sys.modules['numpy'] = None; import aliquot.placement.machine"
+    code = "import sys; sys.modules['numpy'] = None; import aliquot.placement.choose.machine"
     subprocess.run([sys.executable, "-c", code], check=True)

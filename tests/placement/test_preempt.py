@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.placement import preempt as preemption
-from aliquot.placement import trial
-from aliquot.placement.backfill import plan_starts
-from aliquot.placement.books import Books
-from aliquot.placement.demand import Demand, Gang, Placement, Running, sliced, whole
-from aliquot.placement.gangs import plan_gang
-from aliquot.placement.preempt import Preemption, entitled, preempt, rights
-from aliquot.placement.queues import Bound, Queue, Tree, in_turn, needs, usage
-from aliquot.placement.timeline import Timeline
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import Demand, Gang, Placement, Running, sliced, whole
+from aliquot.placement.gangs.backfill import plan_starts
+from aliquot.placement.gangs.plan import plan_gang
+from aliquot.placement.gangs.timeline import Timeline
+from aliquot.placement.queues import preempt as preemption
+from aliquot.placement.queues import trial
+from aliquot.placement.queues.preempt import Preemption, entitled, preempt, rights
+from aliquot.placement.queues.quota import Bound, Queue, Tree, in_turn, needs, usage
 from placement.builders import cluster, gang
 
 DAY = 86_400.0
@@ -24,9 +24,9 @@ QUICK = settings(max_examples=60, deadline=None)
 OWN_AND_GUEST = {"own": Queue("own", quota=Bound(4000)), "guest": Queue("guest")}
 
 
-def run(books: Books, one: Gang, start: float, *gpus: int) -> Running:
+def run(allocations: Allocations, one: Gang, start: float, *gpus: int) -> Running:
     running = Running(one, (Placement(0, gpus),), start, start + one.seconds)
-    books.take_gang(running)
+    allocations.take_gang(running)
     return running
 
 
@@ -43,11 +43,11 @@ def names(some: tuple[Running, ...]) -> list[str]:
 
 def test_a_borrowers_promise_does_not_hold_up_what_is_a_queues_own() -> None:
     """Two GPUs are free: the owner starts on them now, and not when the guest's four have ended."""
-    books = cluster(4)
-    runs = run(books, gang("g1", whole(2), queue="guest", seconds=DAY), 0, 0, 1)
+    allocations = cluster(4)
+    runs = run(allocations, gang("g1", whole(2), queue="guest", seconds=DAY), 0, 0, 1)
     later = promise(gang("g2", whole(4), queue="guest", seconds=DAY), DAY, 0, 1, 2, 3)
     claim = gang("mine", whole(2), queue="own", seconds=2 * DAY)
-    found = preempt(books, claim, [runs], OWN_AND_GUEST, 2.0, promised=[later])
+    found = preempt(allocations, claim, [runs], OWN_AND_GUEST, 2.0, promised=[later])
     assert found is not None
     assert found.victims == ()
     assert found.placements == (Placement(0, (2, 3)),)
@@ -57,44 +57,44 @@ def test_a_borrowers_promise_does_not_hold_up_what_is_a_queues_own() -> None:
         "g2": "its promised start was withdrawn for mine:"
         " queue guest borrows from the quota of queue own"
     }
-    assert entitled([claim], [runs], OWN_AND_GUEST, books.hardware, [later]) == [claim]
+    assert entitled([claim], [runs], OWN_AND_GUEST, allocations.hardware, [later]) == [claim]
 
 
 def test_a_lower_promise_does_not_hold_up_a_higher_one() -> None:
-    books = cluster(4)
-    runs = run(books, gang("runs", whole(2), priority=9, seconds=DAY), 0, 0, 1)
+    allocations = cluster(4)
+    runs = run(allocations, gang("runs", whole(2), priority=9, seconds=DAY), 0, 0, 1)
     later = promise(gang("low", whole(4)), DAY, 0, 1, 2, 3)
     claim = gang("urgent", whole(2), priority=5, seconds=2 * DAY)
-    found = preempt(books, claim, [runs], {}, 2.0, promised=[later])
+    found = preempt(allocations, claim, [runs], {}, 2.0, promised=[later])
     assert found is not None
     assert (names(found.victims), names(found.withdrawn)) == ([], ["low"])
     same = gang("same", whole(2), seconds=2 * DAY)
-    assert preempt(books, same, [runs], {}, 2.0, promised=[later]) is None
+    assert preempt(allocations, same, [runs], {}, 2.0, promised=[later]) is None
 
 
 def test_a_promise_that_is_a_queues_own_is_kept() -> None:
     """The other queue is within its quota when it starts: what it has now has ended by then."""
-    books = cluster(4)
+    allocations = cluster(4)
     queues = {"own": Queue("own", quota=Bound(4000)), "guest": Queue("guest", quota=Bound(2000))}
-    runs = run(books, gang("g1", whole(2), queue="guest", seconds=DAY), 0, 0, 1)
+    runs = run(allocations, gang("g1", whole(2), queue="guest", seconds=DAY), 0, 0, 1)
     theirs = promise(gang("g2", whole(2), queue="guest"), DAY, 2, 3)
     claim = gang("mine", whole(2), queue="own", seconds=2 * DAY)
-    assert preempt(books, claim, [runs], queues, 2.0, promised=[theirs]) is None
+    assert preempt(allocations, claim, [runs], queues, 2.0, promised=[theirs]) is None
     short = gang("short", whole(2), queue="own", seconds=100)
-    assert preempt(books, short, [runs], queues, 2.0, promised=[theirs]) is None
+    assert preempt(allocations, short, [runs], queues, 2.0, promised=[theirs]) is None
 
 
 def test_who_ends_makes_room_beside_the_promises_that_are_kept() -> None:
     """The one that loses less work would free a GPU that is promised to somebody else."""
-    books = cluster(2)
+    allocations = cluster(2)
     running = [
-        run(books, gang("old", whole(), seconds=DAY), 0, 0),
-        run(books, gang("fresh", whole(), seconds=200), 99, 1),
+        run(allocations, gang("old", whole(), seconds=DAY), 0, 0),
+        run(allocations, gang("fresh", whole(), seconds=200), 99, 1),
     ]
     kept = promise(gang("other", whole(), queue="other", seconds=DAY), 299, 1)
     claim = gang("urgent", whole(), priority=1, seconds=1000)
-    without = preempt(books, claim, running, {}, 100.0)
-    beside = preempt(books, claim, running, {}, 100.0, promised=[kept])
+    without = preempt(allocations, claim, running, {}, 100.0)
+    beside = preempt(allocations, claim, running, {}, 100.0, promised=[kept])
     assert without is not None
     assert names(without.victims) == ["fresh"]
     assert beside is not None
@@ -103,13 +103,13 @@ def test_who_ends_makes_room_beside_the_promises_that_are_kept() -> None:
 
 
 def test_what_was_to_start_now_does_not_and_loses_nothing() -> None:
-    books = cluster(4)
+    allocations = cluster(4)
     running = [
-        run(books, gang("old", whole(2), queue="guest"), 0, 0, 1),
-        run(books, gang("new", whole(2), queue="guest"), 100, 2, 3),
+        run(allocations, gang("old", whole(2), queue="guest"), 0, 0, 1),
+        run(allocations, gang("new", whole(2), queue="guest"), 100, 2, 3),
     ]
     claim = gang("mine", whole(2), queue="own")
-    found = preempt(books, claim, running, OWN_AND_GUEST, 100.0)
+    found = preempt(allocations, claim, running, OWN_AND_GUEST, 100.0)
     assert found is not None
     assert names(found.victims) == ["new"]
     assert (found.lost, found.to_gang) == (0, "starts before new")
@@ -119,20 +119,22 @@ def test_what_was_to_start_now_does_not_and_loses_nothing() -> None:
 
 
 def test_at_the_limit_a_higher_priority_asks_lower_ones_of_its_queue() -> None:
-    books = cluster(8)
+    allocations = cluster(8)
     queues = {"q": Queue("q", limit=Bound(4000))}
     running = [
-        run(books, gang("low", whole(2), queue="q"), 0, 0, 1),
-        run(books, gang("fresh", whole(2), queue="q"), 50, 2, 3),
+        run(allocations, gang("low", whole(2), queue="q"), 0, 0, 1),
+        run(allocations, gang("fresh", whole(2), queue="q"), 50, 2, 3),
     ]
     urgent = gang("urgent", whole(2), queue="q", priority=9)
-    order, refused = in_turn([urgent], queues, usage(running, books.hardware), books.hardware)
+    order, refused = in_turn(
+        [urgent], queues, usage(running, allocations.hardware), allocations.hardware
+    )
     assert (order, list(refused)) == ([], ["urgent"])
-    found = preempt(books, urgent, running, queues, 100.0)
+    found = preempt(allocations, urgent, running, queues, 100.0)
     assert found is not None
     assert names(found.victims) == ["fresh"]
     large = gang("large", whole(5), queue="q", priority=9)
-    assert preempt(books, large, running, queues, 100.0) is None
+    assert preempt(allocations, large, running, queues, 100.0) is None
 
 
 def test_a_limit_of_a_queue_above_is_kept_too() -> None:
@@ -142,19 +144,19 @@ def test_a_limit_of_a_queue_above_is_kept_too() -> None:
         "a": Queue("a", parent="top", quota=Bound(2000)),
         "b": Queue("b", parent="top"),
     }
-    books = cluster(8)
-    running = [run(books, gang(f"b{i}", whole(), queue="b"), i, i) for i in range(4)]
-    found = preempt(books, gang("mine", whole(2), queue="a"), running, queues, 100.0)
+    allocations = cluster(8)
+    running = [run(allocations, gang(f"b{i}", whole(), queue="b"), i, i) for i in range(4)]
+    found = preempt(allocations, gang("mine", whole(2), queue="a"), running, queues, 100.0)
     assert found is not None
     assert sorted(names(found.victims)) == ["b2", "b3"]
 
 
 def test_a_lower_promise_does_not_use_up_the_limit() -> None:
-    books = cluster(8)
+    allocations = cluster(8)
     queues = {"q": Queue("q", limit=Bound(4000))}
     low = [promise(gang(f"low{i}", whole(2), queue="q"), 50, 2 * i, 2 * i + 1) for i in range(2)]
     claim = gang("urgent", whole(2), queue="q", priority=1)
-    found = preempt(books, claim, [], queues, 0.0, promised=low)
+    found = preempt(allocations, claim, [], queues, 0.0, promised=low)
     assert found is not None
     assert names(found.withdrawn) == ["low1"]
     assert found.victims == ()
@@ -164,49 +166,49 @@ def test_a_lower_promise_does_not_use_up_the_limit() -> None:
 
 
 def test_who_is_spared_does_not_end_and_has_its_part_of_the_quota() -> None:
-    books = cluster(6)
+    allocations = cluster(6)
     running = [
-        run(books, gang("mine", whole(2), queue="own"), 0, 0, 1),
-        run(books, gang("old", whole(2), queue="guest"), 0, 2, 3),
-        run(books, gang("fresh", whole(2), queue="guest"), 99, 4, 5),
+        run(allocations, gang("mine", whole(2), queue="own"), 0, 0, 1),
+        run(allocations, gang("old", whole(2), queue="guest"), 0, 2, 3),
+        run(allocations, gang("fresh", whole(2), queue="guest"), 99, 4, 5),
     ]
     claim = gang("claim", whole(2), queue="own", priority=1)
-    found = preempt(books, claim, running, OWN_AND_GUEST, 100.0, spared={"fresh", "mine"})
+    found = preempt(allocations, claim, running, OWN_AND_GUEST, 100.0, spared={"fresh", "mine"})
     assert found is not None
     assert names(found.victims) == ["old"]
     large = gang("large", whole(3), queue="own", priority=1)
-    assert preempt(books, large, running, OWN_AND_GUEST, 100.0, spared={"mine"}) is None
-    assert rights(books, large, running, OWN_AND_GUEST, 100.0, spared={"mine"}) == {}
+    assert preempt(allocations, large, running, OWN_AND_GUEST, 100.0, spared={"mine"}) is None
+    assert rights(allocations, large, running, OWN_AND_GUEST, 100.0, spared={"mine"}) == {}
 
 
 def test_what_those_ahead_need_is_not_the_gangs_to_ask_back() -> None:
-    books = cluster(4)
-    running = [run(books, gang("guest", whole(4), queue="guest"), 0, 0, 1, 2, 3)]
+    allocations = cluster(4)
+    running = [run(allocations, gang("guest", whole(4), queue="guest"), 0, 0, 1, 2, 3)]
     claim = gang("claim", whole(2), queue="own")
     fits, too_much = gang("a", whole(2), queue="own"), gang("b", whole(3), queue="own")
     for ahead, may in (([fits], True), ([too_much], False), ([fits, fits], False)):
-        found = preempt(books, claim, running, OWN_AND_GUEST, 100.0, ahead=ahead)
+        found = preempt(allocations, claim, running, OWN_AND_GUEST, 100.0, ahead=ahead)
         assert (found is not None) is may
-        over = rights(books, claim, running, OWN_AND_GUEST, 100.0, ahead=ahead)
+        over = rights(allocations, claim, running, OWN_AND_GUEST, 100.0, ahead=ahead)
         assert bool(over) is may
     other = gang("c", whole(4), queue="guest")
-    assert preempt(books, claim, running, OWN_AND_GUEST, 100.0, ahead=[other]) is not None
+    assert preempt(allocations, claim, running, OWN_AND_GUEST, 100.0, ahead=[other]) is not None
 
 
 # --- many -----------------------------------------------------------------------------------------
 
 
-def many(nodes: int, each: int) -> tuple[Books, list[Running]]:
+def many(nodes: int, each: int) -> tuple[Allocations, list[Running]]:
     """Nodes of 8 GPUs, each full of gangs of the same size."""
-    books = cluster(*[8] * nodes)
+    allocations = cluster(*[8] * nodes)
     running = []
     for number in range(nodes * 8 // each):
         node, first = divmod(number * each, 8)
         one = gang(f"g{number}", whole(each))
         place = Placement(node, tuple(range(first, first + each)))
         running.append(Running(one, (place,), number % 7 + number / 1000, 1e6))
-        books.take_gang(running[-1])
-    return books, running
+        allocations.take_gang(running[-1])
+    return allocations, running
 
 
 @pytest.mark.parametrize("members", [[whole(8)] * 16, [whole(8), whole(4)] * 10])
@@ -220,8 +222,8 @@ def test_among_many_few_ways_are_planned(
         return plan_gang(*asked, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(trial, "plan_gang", counted)
-    books, running = many(64, 8)
-    found = preempt(books, gang("c", *members, priority=1), running, {}, 100.0)
+    allocations, running = many(64, 8)
+    found = preempt(allocations, gang("c", *members, priority=1), running, {}, 100.0)
     assert found is not None
     assert len(found.victims) == (16 if len(members) == 16 else 15)
     assert len(plans) <= 20
@@ -229,9 +231,9 @@ def test_among_many_few_ways_are_planned(
 
 def test_a_gang_of_unlike_members_that_nothing_fits_gives_up_soon() -> None:
     """There are too few nodes for members of more than half a node: that is counted."""
-    books, running = many(10, 8)
+    allocations, running = many(10, 8)
     claim = gang("c", *[whole(5), whole(6)] * 6, priority=1)
-    assert preempt(books, claim, running, {}, 100.0) is None
+    assert preempt(allocations, claim, running, {}, 100.0) is None
 
 
 # --- what always holds ----------------------------------------------------------------------------
@@ -259,14 +261,14 @@ def gangs(draw: st.DrawFn, prefix: str, *, most: int, priority: int = 0) -> list
     return [one(number) for number in range(draw(st.integers(1, most)))]
 
 
-def started(books: Books, some: list[Gang]) -> list[Running]:
+def started(allocations: Allocations, some: list[Gang]) -> list[Running]:
     found = []
     for number, one in enumerate(some):
-        placements = plan_gang(books, one)
+        placements = plan_gang(allocations, one)
         if placements is not None:
             start = 7.0 * number
             found.append(Running(one, placements, start, start + one.seconds))
-            books.take_gang(found[-1])
+            allocations.take_gang(found[-1])
     return found
 
 
@@ -275,17 +277,17 @@ def started(books: Books, some: list[Gang]) -> list[Running]:
 def test_promises_that_are_not_withdrawn_stay_possible_and_limits_hold(
     ran: list[Gang], waiting: list[Gang], claims: list[Gang], few: int
 ) -> None:
-    books, claim, now = cluster(2, 2), claims[0], 40.0
-    running = started(books, ran)
-    hardware = books.hardware
+    allocations, claim, now = cluster(2, 2), claims[0], 40.0
+    running = started(allocations, ran)
+    hardware = allocations.hardware
     order, _ = in_turn(waiting, QUEUES, usage(running, hardware), hardware)
-    plan = plan_starts(books, running, (), order, now)
+    plan = plan_starts(allocations, running, (), order, now)
     for one in plan.starts:
-        books.take_gang(one)
+        allocations.take_gang(one)
     running += plan.starts
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preemption, "ALL_WAYS", few)
-        found = preempt(books, claim, running, QUEUES, now, promised=plan.reservations)
+        found = preempt(allocations, claim, running, QUEUES, now, promised=plan.reservations)
     if found is None:
         return
     assert entitled([claim], running, QUEUES, hardware, plan.reservations) == [claim]
@@ -293,10 +295,10 @@ def test_promises_that_are_not_withdrawn_stay_possible_and_limits_hold(
     left = [one for one in running if one not in found.victims]
     start = Running(claim, found.placements, now, now + claim.seconds)
     for one in found.victims:
-        books.give_gang(one)
-    books.take_gang(start)
+        allocations.give_gang(one)
+    allocations.take_gang(start)
     kept = [one for one in plan.reservations if one not in found.withdrawn]
-    assert Timeline(books, [*left, start], kept, now).broken == []
+    assert Timeline(allocations, [*left, start], kept, now).broken == []
     tree = Tree(QUEUES)
     has = tree.summed(usage(left, hardware))
     for one in kept:
@@ -311,27 +313,31 @@ def test_nobody_ends_who_is_not_needed_and_of_few_the_least_work_is_lost(
 ) -> None:
     """In one queue, where any lower priority may be asked: against all ways there are."""
     alone = [Gang(one.name, one.members, one.seconds, "", one.priority) for one in [*ran, *claims]]
-    ran, claim, books, now = alone[:-1], alone[-1], cluster(3, 2), 100.0
-    running = started(books, ran)
+    ran, claim, allocations, now = alone[:-1], alone[-1], cluster(3, 2), 100.0
+    running = started(allocations, ran)
     lower = [one for one in running if one.gang.priority < claim.priority]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preemption, "ALL_WAYS", few)
-        found = preempt(books, claim, running, {}, now)
+        found = preempt(allocations, claim, running, {}, now)
     sizes = range(len(lower) + 1)
-    ways = [way for size in sizes for way in combinations(lower, size) if _fits(books, way, claim)]
+    ways = [
+        way for size in sizes for way in combinations(lower, size) if _fits(allocations, way, claim)
+    ]
     if found is None:
         assert not ways or () in ways
         return
     assert found.victims
     assert set(found.victims) in [set(way) for way in ways]
     for one in found.victims:
-        assert not _fits(books, [other for other in found.victims if other is not one], claim)
+        assert not _fits(allocations, [other for other in found.victims if other is not one], claim)
     if few:
         assert found.lost == min(_lost(way, now) for way in ways)
 
 
-def _fits(books: Books, ended: tuple[Running, ...] | list[Running], claim: Gang) -> bool:
-    after = books.copy()
+def _fits(
+    allocations: Allocations, ended: tuple[Running, ...] | list[Running], claim: Gang
+) -> bool:
+    after = allocations.copy()
     for one in ended:
         after.give_gang(one)
     return plan_gang(after, claim) is not None
@@ -343,17 +349,17 @@ def _lost(way: tuple[Running, ...], now: float) -> float:
 
 def test_the_answer_for_many_is_that_of_one_by_one() -> None:
     """Doubling and halving finds the same as adding and sparing one at a time."""
-    books, running = many(12, 4)
+    allocations, running = many(12, 4)
     claim = gang("c", *[whole(8)] * 3, priority=1)
-    found = preempt(books, claim, running, {}, 100.0)
+    found = preempt(allocations, claim, running, {}, 100.0)
     assert isinstance(found, Preemption)
     victims: list[Running] = []
     for one in sorted(running, key=lambda each: -each.start):
         victims.append(one)
-        if _fits(books, victims, claim):
+        if _fits(allocations, victims, claim):
             break
     for one in reversed(victims[:-1]):
         fewer = [other for other in victims if other is not one]
-        if _fits(books, fewer, claim):
+        if _fits(allocations, fewer, claim):
             victims = fewer
     assert list(found.victims) == victims

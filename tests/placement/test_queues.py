@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from aliquot.model.errors import BadValueError
-from aliquot.placement.books import Books
-from aliquot.placement.demand import Gang, Placement, Running, whole
-from aliquot.placement.preempt import preempt
-from aliquot.placement.queues import Bound, Queue, Resources, in_turn, needs, usage
-from aliquot.placement.snapshot import empty
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import Gang, Placement, Running, whole
+from aliquot.placement.core.snapshot import empty
+from aliquot.placement.queues.preempt import preempt
+from aliquot.placement.queues.quota import Bound, Queue, Resources, in_turn, needs, usage
 from placement.builders import GIB, cluster, gang, node
 
 EIGHT = cluster(8).hardware
 
 
-def run(books: Books, one: Gang, start: float, *gpus: int) -> Running:
+def run(allocations: Allocations, one: Gang, start: float, *gpus: int) -> Running:
     placements = tuple(Placement(0, (gpu,)) for gpu in gpus)
     for placement, member in zip(placements, one.members, strict=True):
-        books.take(placement, member)
+        allocations.take(placement, member)
     return Running(one, placements, start, start + one.seconds)
 
 
@@ -34,22 +34,22 @@ def test_memory_counts_where_it_is_the_larger_share() -> None:
     queues = {"a": Queue("a"), "b": Queue("b")}
     used = {"a": Resources(1000, 70), "b": Resources(3000, 10)}
     waiting = [gang("a", whole(), queue="a"), gang("b", whole(), queue="b")]
-    hardware = Books(empty([node("n", 8, gpu_bytes=12)])).hardware
+    hardware = Allocations(empty([node("n", 8, gpu_bytes=12)])).hardware
     order, _ = in_turn(waiting, queues, used, hardware)
     assert [one.name for one in order] == ["b", "a"]
 
 
 def test_a_whole_gpu_counts_with_all_its_memory() -> None:
     nodes = [node("a", 2, gpu_bytes=80 * GIB, model="H100"), node("b", 2, gpu_bytes=16 * GIB)]
-    books = Books(empty(nodes))
+    allocations = Allocations(empty(nodes))
     waits = gang("waits", whole(2))
-    assert needs(waits, books.hardware) == Resources(2000, 160 * GIB)
+    assert needs(waits, allocations.hardware) == Resources(2000, 160 * GIB)
     runs = Running(waits, (Placement(1, (0, 1)),), 0, 10)
-    assert usage([runs], books.hardware) == {"": Resources(2000, 32 * GIB)}
+    assert usage([runs], allocations.hardware) == {"": Resources(2000, 32 * GIB)}
 
 
 def test_a_limit_of_memory_holds_for_whole_gpus_and_one_of_compute_says_nothing_of_it() -> None:
-    hardware = Books(empty([node("n", 8, gpu_bytes=80 * GIB)])).hardware
+    hardware = Allocations(empty([node("n", 8, gpu_bytes=80 * GIB)])).hardware
     waiting = [gang(f"g{i}", whole(), queue="q", submitted=i) for i in range(3)]
     for limit, allowed in ((Bound(None, 160 * GIB), 2), (Bound(1000), 1), (Bound(), 3)):
         order, _ = in_turn(waiting, {"q": Queue("q", limit=limit)}, {}, hardware)
@@ -80,7 +80,7 @@ def test_a_queue_at_its_limit_waits_and_is_told_so() -> None:
 
 
 def test_a_limit_of_memory_is_told_in_memory() -> None:
-    hardware = Books(empty([node("n", 8, gpu_bytes=80 * GIB)])).hardware
+    hardware = Allocations(empty([node("n", 8, gpu_bytes=80 * GIB)])).hardware
     queues = {"a": Queue("a", limit=Bound(4000, 200 * GIB))}
     used = {"a": Resources(1000, 80 * GIB)}
     _, refused = in_turn([gang("g", whole(2), queue="a")], queues, used, hardware)
@@ -119,25 +119,28 @@ def test_what_has_a_promise_is_charged_to_its_queues_limit_first() -> None:
 
 
 def test_nobody_ends_for_a_gang_that_fits_or_that_nothing_makes_room_for() -> None:
-    books = cluster(3)
-    running = [run(books, gang("low", whole()), 0, 0), run(books, gang("lower", whole()), 0, 1)]
-    assert preempt(books, gang("fits", whole(), priority=5), running, {}, now=1) is None
-    assert preempt(books, gang("four", whole(4), priority=5), running, {}, now=1) is None
-    assert preempt(books, gang("two", whole(2), priority=5), running, {}, now=1) is not None
+    allocations = cluster(3)
+    running = [
+        run(allocations, gang("low", whole()), 0, 0),
+        run(allocations, gang("lower", whole()), 0, 1),
+    ]
+    assert preempt(allocations, gang("fits", whole(), priority=5), running, {}, now=1) is None
+    assert preempt(allocations, gang("four", whole(4), priority=5), running, {}, now=1) is None
+    assert preempt(allocations, gang("two", whole(2), priority=5), running, {}, now=1) is not None
 
 
 def test_a_queue_gets_its_quota_back_from_the_one_that_borrowed_it() -> None:
-    books = cluster(4)
+    allocations = cluster(4)
     queues = {
         "own": Queue("own", quota=Bound(2000)),
         "guest": Queue("guest", quota=Bound(2000)),
     }
     running = [
-        run(books, gang("early", whole(), whole(), queue="guest"), 0, 0, 1),
-        run(books, gang("late", whole(), queue="guest"), 80, 2),
-        run(books, gang("later", whole(), queue="guest"), 90, 3),
+        run(allocations, gang("early", whole(), whole(), queue="guest"), 0, 0, 1),
+        run(allocations, gang("late", whole(), queue="guest"), 80, 2),
+        run(allocations, gang("later", whole(), queue="guest"), 90, 3),
     ]
-    found = preempt(books, gang("back", whole(), queue="own"), running, queues, now=100)
+    found = preempt(allocations, gang("back", whole(), queue="own"), running, queues, now=100)
     assert found is not None
     assert [one.gang.name for one in found.victims] == ["later"]
     assert "borrows" in found.to_victims["later"]
@@ -145,32 +148,32 @@ def test_a_queue_gets_its_quota_back_from_the_one_that_borrowed_it() -> None:
 
 
 def test_a_queue_within_its_quota_is_left_alone() -> None:
-    books = cluster(1)
+    allocations = cluster(1)
     queues = {"own": Queue("own", quota=Bound(1000)), "other": Queue("other", quota=Bound(8000))}
-    running = [run(books, gang("runs", whole(), queue="other"), 0, 0)]
-    assert preempt(books, gang("new", whole(), queue="own"), running, queues, now=1) is None
+    running = [run(allocations, gang("runs", whole(), queue="other"), 0, 0)]
+    assert preempt(allocations, gang("new", whole(), queue="own"), running, queues, now=1) is None
 
 
 def test_a_higher_priority_ends_whole_gangs_and_the_least_work() -> None:
-    books = cluster(4)
+    allocations = cluster(4)
     running = [
-        run(books, gang("pair", whole(), whole()), 0, 0, 1),
-        run(books, gang("fresh", whole()), 95, 2),
-        run(books, gang("same", whole(), priority=5), 99, 3),
+        run(allocations, gang("pair", whole(), whole()), 0, 0, 1),
+        run(allocations, gang("fresh", whole()), 95, 2),
+        run(allocations, gang("same", whole(), priority=5), 99, 3),
     ]
     urgent = gang("urgent", whole(), whole(), whole(), priority=5)
-    found = preempt(books, urgent, running, {}, now=100)
+    found = preempt(allocations, urgent, running, {}, now=100)
     assert found is not None
     assert {one.gang.name for one in found.victims} == {"pair", "fresh"}
-    small = preempt(books, gang("small", whole(), priority=5), running, {}, now=100)
+    small = preempt(allocations, gang("small", whole(), priority=5), running, {}, now=100)
     assert small is not None
     assert [one.gang.name for one in small.victims] == ["fresh"]
 
 
 def test_with_many_candidates_those_not_needed_are_spared() -> None:
-    books = cluster(14)
-    running = [run(books, gang(f"g{i}", whole()), i, i) for i in range(14)]
-    found = preempt(books, gang("urgent", whole(), whole(), priority=1), running, {}, now=100)
+    allocations = cluster(14)
+    running = [run(allocations, gang(f"g{i}", whole()), i, i) for i in range(14)]
+    found = preempt(allocations, gang("urgent", whole(), whole(), priority=1), running, {}, now=100)
     assert found is not None
     assert {one.gang.name for one in found.victims} == {"g13", "g12"}
 
@@ -180,23 +183,27 @@ def test_who_must_end_does_not_depend_on_the_order_in_which_they_came(
     starts: tuple[float, float],
 ) -> None:
     """Both must go, the queue keeps its quota until the last of them, whichever that is."""
-    books = cluster(4)
+    allocations = cluster(4)
     queues = {"own": Queue("own", quota=Bound(4000)), "guest": Queue("guest", quota=Bound(2000))}
     running = [
-        run(books, gang("three", whole(), whole(), whole(), queue="guest"), starts[0], 0, 1, 2),
-        run(books, gang("one", whole(), queue="guest"), starts[1], 3),
+        run(
+            allocations, gang("three", whole(), whole(), whole(), queue="guest"), starts[0], 0, 1, 2
+        ),
+        run(allocations, gang("one", whole(), queue="guest"), starts[1], 3),
     ]
-    found = preempt(books, gang("back", *[whole()] * 4, queue="own"), running, queues, now=100)
+    found = preempt(
+        allocations, gang("back", *[whole()] * 4, queue="own"), running, queues, now=100
+    )
     assert found is not None
     assert {one.gang.name for one in found.victims} == {"three", "one"}
 
 
 def test_a_queue_gives_no_more_than_it_borrows() -> None:
-    books = cluster(4)
+    allocations = cluster(4)
     queues = {"own": Queue("own", quota=Bound(4000)), "guest": Queue("guest", quota=Bound(2000))}
-    running = [run(books, gang(f"g{i}", whole(), queue="guest"), 0, i) for i in range(4)]
+    running = [run(allocations, gang(f"g{i}", whole(), queue="guest"), 0, i) for i in range(4)]
     asked = [gang(f"back{n}", *[whole()] * n, queue="own") for n in (2, 3)]
-    two = preempt(books, asked[0], running, queues, now=100)
+    two = preempt(allocations, asked[0], running, queues, now=100)
     assert two is not None
     assert len(two.victims) == 2
-    assert preempt(books, asked[1], running, queues, now=100) is None
+    assert preempt(allocations, asked[1], running, queues, now=100) is None

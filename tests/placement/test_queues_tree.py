@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.placement.books import Books
-from aliquot.placement.demand import Gang, Placement, Running, sliced, whole
-from aliquot.placement.preempt import Preemption, entitled, preempt
-from aliquot.placement.queues import (
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import Gang, Placement, Running, sliced, whole
+from aliquot.placement.queues.preempt import Preemption, entitled, preempt
+from aliquot.placement.queues.quota import (
     Bound,
     Queue,
     Resources,
@@ -225,19 +225,23 @@ def test_a_circle_never_hangs_and_the_order_of_telling_changes_nothing(
 # --- preemption -----------------------------------------------------------------------------------
 
 
-def run(books: Books, queue: str, *gpus: int, name: str = "", **more: float) -> Running:
+def run(allocations: Allocations, queue: str, *gpus: int, name: str = "", **more: float) -> Running:
     one = gang(name or f"{queue}-{gpus[0]}", *[whole()] * len(gpus), queue=queue)
     placements = tuple(Placement(0, (gpu,)) for gpu in gpus)
     for placement, member in zip(placements, one.members, strict=True):
-        books.take(placement, member)
+        allocations.take(placement, member)
     return Running(one, placements, more.get("start", 0), 1000)
 
 
 def ask(
-    books: Books, queue: str, gpus: int, running: list[Running], queues: dict[str, Queue]
+    allocations: Allocations,
+    queue: str,
+    gpus: int,
+    running: list[Running],
+    queues: dict[str, Queue],
 ) -> Preemption | None:
     claim = gang("claim", *[whole()] * gpus, queue=queue)
-    return preempt(books, claim, running, queues, now=100)
+    return preempt(allocations, claim, running, queues, now=100)
 
 
 def victims(found: Preemption | None) -> list[str]:
@@ -256,9 +260,9 @@ TEAMS = tree_of(
 
 
 def test_a_queue_beside_that_borrows_gives_back() -> None:
-    books = cluster(4)
-    running = [run(books, "o2", gpu, start=gpu) for gpu in range(4)]
-    found = ask(books, "o1", 1, running, TEAMS)
+    allocations = cluster(4)
+    running = [run(allocations, "o2", gpu, start=gpu) for gpu in range(4)]
+    found = ask(allocations, "o1", 1, running, TEAMS)
     assert victims(found) == ["o2-3"]
     assert found is not None
     assert (
@@ -268,25 +272,25 @@ def test_a_queue_beside_that_borrows_gives_back() -> None:
 
 def test_what_a_queue_above_has_left_of_its_own_is_for_all_below_it() -> None:
     """o1 is over its own quota, and not the team's: what o2 leaves is o1's before any other's."""
-    books = cluster(8)
-    ours = [run(books, "o1", gpu) for gpu in range(2)]
-    theirs = [run(books, "t1", gpu) for gpu in range(2, 8)]
-    found = ask(books, "o1", 2, [*ours, *theirs], TEAMS)
+    allocations = cluster(8)
+    ours = [run(allocations, "o1", gpu) for gpu in range(2)]
+    theirs = [run(allocations, "t1", gpu) for gpu in range(2, 8)]
+    found = ask(allocations, "o1", 2, [*ours, *theirs], TEAMS)
     assert len(victims(found)) == 2
     assert found is not None
     assert set(found.to_victims.values()) == {
         "ended for claim: queue theirs borrows from the quota of queue ours"
     }
-    assert ask(books, "o1", 3, [*ours, *theirs], TEAMS) is None
+    assert ask(allocations, "o1", 3, [*ours, *theirs], TEAMS) is None
 
 
 def test_a_queue_within_its_quota_is_left_alone_while_one_beside_it_borrows() -> None:
-    books = cluster(8)
+    allocations = cluster(8)
     running = [
-        *(run(books, "t1", gpu, start=99) for gpu in range(2)),
-        *(run(books, "t2", gpu) for gpu in range(2, 8)),
+        *(run(allocations, "t1", gpu, start=99) for gpu in range(2)),
+        *(run(allocations, "t2", gpu) for gpu in range(2, 8)),
     ]
-    assert all(name.startswith("t2") for name in victims(ask(books, "o1", 2, running, TEAMS)))
+    assert all(name.startswith("t2") for name in victims(ask(allocations, "o1", 2, running, TEAMS)))
 
 
 def test_where_nobody_below_borrows_the_one_above_still_gives_back() -> None:
@@ -296,25 +300,25 @@ def test_where_nobody_below_borrows_the_one_above_still_gives_back() -> None:
         Queue("theirs", quota=Bound(2000)),
         Queue("t1", parent="theirs", quota=Bound(4000)),
     )
-    books = cluster(4)
-    running = [run(books, "t1", gpu) for gpu in range(4)]
-    assert len(victims(ask(books, "ours", 2, running, queues))) == 2
-    assert ask(books, "ours", 3, running, queues) is None
+    allocations = cluster(4)
+    running = [run(allocations, "t1", gpu) for gpu in range(4)]
+    assert len(victims(ask(allocations, "ours", 2, running, queues))) == 2
+    assert ask(allocations, "ours", 3, running, queues) is None
 
 
 def test_work_beside_the_queues_below_goes_before_theirs() -> None:
-    books = cluster(4)
+    allocations = cluster(4)
     queues = tree_of(Queue("top", quota=Bound(4000)), Queue("a", parent="top", quota=Bound(2000)))
-    running = [run(books, "top", gpu) for gpu in range(4)]
-    assert len(victims(ask(books, "a", 2, running, queues))) == 2
-    assert ask(books, "a", 3, running, queues) is None
+    running = [run(allocations, "top", gpu) for gpu in range(4)]
+    assert len(victims(ask(allocations, "a", 2, running, queues))) == 2
+    assert ask(allocations, "a", 3, running, queues) is None
     running = [*running[:2], run(cluster(4), "a", 2), run(cluster(4), "a", 3)]
-    assert ask(books, "top", 1, running, queues) is None
+    assert ask(allocations, "top", 1, running, queues) is None
 
 
 def test_only_those_with_a_right_need_ask() -> None:
-    books = cluster(8)
-    running = [run(books, "t1", gpu) for gpu in range(7)]
+    allocations = cluster(8)
+    running = [run(allocations, "t1", gpu) for gpu in range(7)]
     waiting = [
         *waits("nobody"),
         *waits("t1"),
@@ -323,7 +327,7 @@ def test_only_those_with_a_right_need_ask() -> None:
         gang("large", whole(5), queue="o1"),
         gang("urgent", whole(), queue="t1", priority=1),
     ]
-    found = entitled(waiting, running, TEAMS, books.hardware)
+    found = entitled(waiting, running, TEAMS, allocations.hardware)
     assert names(found) == ["t20", "o10", "urgent"]
 
 
@@ -337,27 +341,27 @@ def test_only_those_with_a_right_need_ask() -> None:
 def test_nobody_gives_what_is_its_own(
     queues: dict[str, Queue], owners: list[str], claimant: str, gpus: int
 ) -> None:
-    books = cluster(len(owners))
+    allocations = cluster(len(owners))
     running = [
-        run(books, queue, gpu, name=f"r{gpu}", start=gpu) for gpu, queue in enumerate(owners)
+        run(allocations, queue, gpu, name=f"r{gpu}", start=gpu) for gpu, queue in enumerate(owners)
     ]
     claim = gang("claim", *[whole()] * gpus, queue=claimant)
-    found = preempt(books, claim, running, queues, now=100)
+    found = preempt(allocations, claim, running, queues, now=100)
     if found is None:
         return
-    assert entitled([claim], running, queues, books.hardware) == [claim]
+    assert entitled([claim], running, queues, allocations.hardware) == [claim]
     tree = Tree(queues)
     ours = tree.path(claimant)
-    used = tree.summed(usage(running, books.hardware))
+    used = tree.summed(usage(running, allocations.hardware))
     given: defaultdict[tuple[str, ...], list[Resources]] = defaultdict(list)
     for one in found.victims:
         theirs = tree.path(one.gang.queue)
         pairs = enumerate(zip(ours, theirs, strict=False))
         parted = next(level for level, (one_side, other) in pairs if one_side != other)
-        more = needs(gang("claim", *[whole()] * gpus), books.hardware)
+        more = needs(gang("claim", *[whole()] * gpus), allocations.hardware)
         mine = ours[: parted + 1]
         assert tree.queue(mine).quota.covers(used[mine] + more)
-        given[theirs[: parted + 1]].append(takes(one, books.hardware))
+        given[theirs[: parted + 1]].append(takes(one, allocations.hardware))
     for path, parts in given.items():
         left = used[path]
         for part in parts:

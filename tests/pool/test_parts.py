@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from aliquot.model import Request, parse_amount
 from aliquot.model.errors import BadValueError, NoRoomError
 from aliquot.model.job import Job, State, Wish, parse_sizes
-from aliquot.model.record import Leaving, Phase, Record, Slot, Stage
-from aliquot.placement.queues import Bound, Queue
+from aliquot.model.status import Leaving, Phase, Record, Slot, Stage
+from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.pool import forms, logs
 from aliquot.pool.forms import Submission
 from aliquot.pool.logs import Log

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from aliquot.model.errors import BadValueError
 from aliquot.model.job import Sizes, parse_sizes
-from aliquot.placement.books import Books
-from aliquot.placement.demand import Demand, Gang, Placement, sliced, whole
-from aliquot.placement.elastic import Rules
-from aliquot.placement.queues import Bound, Queue
-from aliquot.placement.snapshot import NodeSpec, empty
-from aliquot.placement.strategies import strategy
+from aliquot.placement.choose.strategies import strategy
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import Demand, Gang, Placement, sliced, whole
+from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.elastic.resize import Rules
+from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.simulate.elastic import Costs, simulate_elastic
 from aliquot.simulate.room import ClusterRoom
 from aliquot.simulate.trace import Arrival
@@ -214,15 +214,15 @@ def test_counting_gpus_and_placing_workers_come_to_the_same(
     free = [Placement(i, (gpu,)) for i, count in enumerate(gpus) for gpu in range(count)]
     answers = set()
     for member in (Demand(), Demand(cpu_milli=1)):
-        books, left = Books(empty(nodes)), list(free)
+        allocations, left = Allocations(empty(nodes)), list(free)
         places: dict[str, list[Placement]] = {}
         for name, count in held.items():
             places[name] = [left.pop(0) for _ in range(min(count, len(left)))]
             for placement in places[name]:
-                books.take(placement, member)
+                allocations.take(placement, member)
         sizes = {name: len(places[name]) for name in places} | wanted
-        by = strategy("pack", books.hardware)
-        room = ClusterRoom(books, places, dict.fromkeys("abcd", member), by)
+        by = strategy("pack", allocations.hardware)
+        room = ClusterRoom(allocations, places, dict.fromkeys("abcd", member), by)
         answers.add(room.holds(sizes))
         assert room.holds(sizes) == (sum(sizes.values()) <= len(free))
         assert room.free_milli(sizes) == 1000 * (len(free) - sum(sizes.values()))

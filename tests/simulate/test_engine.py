@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aliquot.model.errors import BadValueError
-from aliquot.placement.backfill import Plan, plan_starts
-from aliquot.placement.demand import Gang, whole
-from aliquot.placement.queues import Bound, Queue
-from aliquot.placement.snapshot import NodeSpec
-from aliquot.placement.strategies import STRATEGIES
+from aliquot.placement.choose.strategies import STRATEGIES
+from aliquot.placement.core.demand import Gang, whole
+from aliquot.placement.core.snapshot import NodeSpec
+from aliquot.placement.gangs.backfill import Plan, plan_starts
+from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.simulate import engine
 from aliquot.simulate.engine import Discipline, simulate
 from aliquot.simulate.generate import cluster, day

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.model.errors import BadValueError
-from aliquot.placement.demand import Kind
+from aliquot.placement.core.demand import Kind
 from aliquot.simulate.compare import compare
 from aliquot.simulate.openb import read_nodes, read_pods, replay, stream
 

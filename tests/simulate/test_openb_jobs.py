@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.model.errors import BadValueError
-from aliquot.placement.snapshot import NodeSpec
+from aliquot.placement.core.snapshot import NodeSpec
 from aliquot.simulate.openb_jobs import LAST, pressed, read_jobs, some_nodes, some_of
 from aliquot.simulate.trace import Arrival
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aliquot.placement.demand import Gang, whole
-from aliquot.placement.queues import Bound, Queue
-from aliquot.placement.snapshot import NodeSpec
+from aliquot.placement.core.demand import Gang, whole
+from aliquot.placement.core.snapshot import NodeSpec
+from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.simulate.engine import simulate
 from aliquot.simulate.trace import Arrival
 from aliquot.simulate.world import Fate

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from aliquot.cli.simulate_app import simulate_app
 from aliquot.model.errors import BadValueError
-from aliquot.placement.snapshot import NodeSpec
+from aliquot.placement.core.snapshot import NodeSpec
 from aliquot.simulate.engine import Discipline, simulate
 from aliquot.simulate.generate import DAY, diurnal, plain
 from aliquot.simulate.trace import read_gangs

@@ -54,9 +54,9 @@ def controller(  # noqa: PLR0913, PLR0917 - one for each option
     /metrics is for Prometheus.
     """
     with needs_extra():
+        from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415
         from aliquot.kubernetes.jobs.run import Options, serve  # noqa: PLC0415 - needs the extra
-        from aliquot.kubernetes.log import set_up_log  # noqa: PLC0415
-        from aliquot.placement.elastic import Rules  # noqa: PLC0415
+        from aliquot.placement.elastic.resize import Rules  # noqa: PLC0415
     options = Options(
         kubeconfig=kubeconfig,
         host=host,

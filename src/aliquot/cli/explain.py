@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from aliquot.cli.simulate_source import check_strategies, has_nodes_of_openb, has_pods_of_openb
 from aliquot.cli.tables import print_json, print_text
 from aliquot.model.errors import BadValueError
-from aliquot.placement.books import Books
-from aliquot.placement.chooser import Chooser
-from aliquot.placement.explain import AS_GOOD, count_nodes, explain, unit_of_cost
-from aliquot.placement.snapshot import empty
-from aliquot.placement.strategies import strategy
+from aliquot.placement.choose.chooser import Chooser
+from aliquot.placement.choose.explain import AS_GOOD, count_nodes, explain, unit_of_cost
+from aliquot.placement.choose.strategies import strategy
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.snapshot import empty
 from aliquot.simulate import openb, trace
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.cli.simulate_source import Source
-    from aliquot.placement.demand import Demand
-    from aliquot.placement.explain import Explanation
-    from aliquot.placement.snapshot import Hardware, Snapshot
+    from aliquot.placement.choose.explain import Explanation
+    from aliquot.placement.core.demand import Demand
+    from aliquot.placement.core.snapshot import Hardware, Snapshot
 
 ARRIVE = 0.5
 
@@ -53,7 +53,7 @@ def _after_the_list(source: Source, start: Snapshot, by: str, seed: int) -> Choo
                 "--arrive says how much of a list comes before, and there is none",
                 "Leave out --arrive, or give --pods PODS.csv.",
             )
-        return Chooser(Books(start), strategy(by, start.hardware, {}), seed=seed)
+        return Chooser(Allocations(start), strategy(by, start.hardware, {}), seed=seed)
     if has_pods_of_openb(source.pods) is False:
         raise BadValueError(
             f"{source.pods} is in our format, and here only openb's list of pods can come before",
@@ -61,7 +61,9 @@ def _after_the_list(source: Source, start: Snapshot, by: str, seed: int) -> Choo
         )
     pods = openb.read_pods(source.pods)
     arrive = source.arrive or ARRIVE
-    chooser = Chooser(Books(start), strategy(by, start.hardware, openb.mix_of(pods)), seed=seed)
+    chooser = Chooser(
+        Allocations(start), strategy(by, start.hardware, openb.mix_of(pods)), seed=seed
+    )
     come = 0
     for pod in openb.stream(pods, 0, arrive, seed):
         come += pod.demand.total_milli

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from aliquot.kubernetes.api.gang import GangMember, GangObject, GangStatus
     from aliquot.kubernetes.api.objects import Event
-    from aliquot.kubernetes.gangs.objects import GangMember, GangObject, GangStatus
 
 PREFIX = "gang/"
 
@@ -36,8 +36,8 @@ async def _read(
     name: str, namespace: str | None, kubeconfig: Path | None
 ) -> tuple[GangObject, list[Event]]:
     from aliquot.kubernetes.api.client import ApiError, connect  # noqa: PLC0415
+    from aliquot.kubernetes.api.gang import GANGS  # noqa: PLC0415
     from aliquot.kubernetes.api.objects import EVENTS  # noqa: PLC0415
-    from aliquot.kubernetes.gangs.objects import GANGS  # noqa: PLC0415
 
     if not name:
         raise BadValueError(f"{PREFIX} names no gang", "Write gang/NAME: kubectl get gangs")
@@ -88,7 +88,7 @@ def _pods(size: int) -> str:
 
 
 def _member(one: GangMember) -> str:
-    from aliquot.kubernetes.plan import decode_plan  # noqa: PLC0415
+    from aliquot.kubernetes.api.plan import decode_plan  # noqa: PLC0415
 
     plan = decode_plan(one.plan) if one.plan else None
     gpus = [gpu for part in plan.containers.values() for gpu in part.gpus] if plan else []
@@ -97,7 +97,7 @@ def _member(one: GangMember) -> str:
 
 
 def _since(stamp: str | None, now: float) -> str:
-    from aliquot.kubernetes.gangs.words import clock, seconds_at  # noqa: PLC0415
+    from aliquot.kubernetes.gangs.messages import clock, seconds_at  # noqa: PLC0415
 
     at = seconds_at(stamp)
     return "" if at is None else f"; all there since {clock(at, now)}, {_long(now - at)} ago"
@@ -105,7 +105,7 @@ def _since(stamp: str | None, now: float) -> str:
 
 def _start(stamp: str | None, now: float) -> str:
     """When it is to start."""
-    from aliquot.kubernetes.gangs.words import clock, seconds_at  # noqa: PLC0415
+    from aliquot.kubernetes.gangs.messages import clock, seconds_at  # noqa: PLC0415
 
     at = seconds_at(stamp)
     if at is None:
@@ -115,7 +115,7 @@ def _start(stamp: str | None, now: float) -> str:
 
 def _leaves(status: GangStatus, now: float) -> str:
     """Why its pods are to end; and by when, where their controller tells them."""
-    from aliquot.kubernetes.gangs.words import clock, seconds_at  # noqa: PLC0415
+    from aliquot.kubernetes.gangs.messages import clock, seconds_at  # noqa: PLC0415
 
     at = seconds_at(status.leaves_at)
     if at is None:

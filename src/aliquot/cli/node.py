@@ -90,11 +90,11 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             "the name of this node is not known", "Give --node-name, or set NODE_NAME."
         )
     with needs_extra():
-        from aliquot.kubernetes.log import set_up_log  # noqa: PLC0415 - needs the extra
+        from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415 - needs the extra
         from aliquot.kubernetes.node.agent import run_agent  # noqa: PLC0415
         from aliquot.kubernetes.node.machine import Options  # noqa: PLC0415
     from aliquot.devices import parse_shape  # noqa: PLC0415
-    from aliquot.kubernetes.presets import choose_presets  # noqa: PLC0415
+    from aliquot.kubernetes.api.presets import choose_presets  # noqa: PLC0415
 
     options = Options(
         node=node_name,

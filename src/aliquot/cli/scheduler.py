@@ -75,9 +75,9 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
     with needs_extra():
         import uvloop  # noqa: PLC0415 - needs the extra
 
+        from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415
         from aliquot.kubernetes.gangs.controller import gang_options  # noqa: PLC0415
-        from aliquot.kubernetes.log import set_up_log  # noqa: PLC0415
-        from aliquot.kubernetes.scheduler.run import Options, serve  # noqa: PLC0415
+        from aliquot.kubernetes.scheduler import Options, serve  # noqa: PLC0415
     options = Options(
         kubeconfig=kubeconfig,
         host=host,

@@ -247,7 +247,7 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
     """
     from aliquot.cli.simulate_source import Source  # noqa: PLC0415 - when needed
     from aliquot.cli.simulate_ways import Workload, run_ways  # noqa: PLC0415
-    from aliquot.placement.elastic import Rules  # noqa: PLC0415
+    from aliquot.placement.elastic.resize import Rules  # noqa: PLC0415
     from aliquot.simulate.elastic import Costs  # noqa: PLC0415
     from aliquot.simulate.ways import parse_stretch  # noqa: PLC0415
 
@@ -321,7 +321,7 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     """
     from aliquot.cli.explain import explain_request  # noqa: PLC0415 - when needed
     from aliquot.cli.simulate_source import Source  # noqa: PLC0415
-    from aliquot.placement.demand import Demand, Kind  # noqa: PLC0415
+    from aliquot.placement.core.demand import Demand, Kind  # noqa: PLC0415
 
     whole = compute == 100 and memory is None
     demand = Demand(

@@ -11,8 +11,8 @@ from aliquot.model.errors import BadValueError, InstallationError
 from aliquot.model.units import format_bytes
 
 try:
-    from aliquot.placement.snapshot import empty
-    from aliquot.placement.strategies import STRATEGIES
+    from aliquot.placement.choose.strategies import STRATEGIES
+    from aliquot.placement.core.snapshot import empty
     from aliquot.simulate import generate, openb, trace
     from aliquot.simulate.rows import read_head
 except ImportError as error:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from aliquot.placement.queues import Queue
-    from aliquot.placement.snapshot import NodeSpec
+    from aliquot.placement.core.snapshot import NodeSpec
+    from aliquot.placement.queues.quota import Queue
     from aliquot.simulate.openb import Pod
 
 ARRIVE = 1.3

@@ -17,7 +17,7 @@ from aliquot.cli.simulate_source import (
 )
 from aliquot.cli.tables import console, new_table, percent, print_json
 from aliquot.model.errors import BadValueError
-from aliquot.placement.snapshot import empty
+from aliquot.placement.core.snapshot import empty
 from aliquot.simulate import generate, openb, openb_jobs
 from aliquot.simulate.plot import Line, draw
 from aliquot.simulate.ways import Figures, Way, completions, figures_of, run_way
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from aliquot.placement.elastic import Rules
-    from aliquot.placement.queues import Queue
-    from aliquot.placement.snapshot import NodeSpec
+    from aliquot.placement.core.snapshot import NodeSpec
+    from aliquot.placement.elastic.resize import Rules
+    from aliquot.placement.queues.quota import Queue
     from aliquot.simulate.elastic import Costs
     from aliquot.simulate.trace import Arrival
     from aliquot.simulate.ways import Stretch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aliquot import slices
 from aliquot.devices import check_version, parse_shape
-from aliquot.placement.elastic import Rules
+from aliquot.placement.elastic.resize import Rules
 from aliquot.pool.up import bring_up, read_queues
 
 if TYPE_CHECKING:

@@ -14,5 +14,5 @@ The way of a pod. kube-scheduler asks the extender which nodes have room; the ex
 what `GPUNode` objects and bound pods say, and its bind writes the plan into the pod. The kubelet
 asks the agent's device plugins for units; the agent knows the pods of its node, finds whose units
 they are, makes a grant on the planned GPUs and gives the container the stand-ins and the grant.
-What it gave is in the node's `GPUNode`, by which the scheduler corrects its books.
+What it gave is in the node's `GPUNode`, by which the scheduler corrects its allocations.
 """

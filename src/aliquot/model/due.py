@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aliquot.model.record import Action, Stage, Verb
+from aliquot.model.status import Action, Stage, Verb
 
 if TYPE_CHECKING:
-    from aliquot.model.record import Leaving, Record, Seen, Slot
+    from aliquot.model.status import Leaving, Record, Seen, Slot
 
 
 def due(record: Record, seen: Seen) -> list[Action]:

@@ -30,13 +30,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aliquot.model.job import State, Wish
-from aliquot.model.record import Leaving, Phase, Slot, Stage
+from aliquot.model.status import Leaving, Phase, Slot, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aliquot.model.job import Job
-    from aliquot.model.record import Record, Seen, Sight
+    from aliquot.model.status import Record, Seen, Sight
 
 BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 300.0

@@ -3,7 +3,8 @@
 Nothing here reads a file, a clock or the network. The doors, each a module:
 
 - `demand`: what a request takes of a node, in numbers.
-- `snapshot`: an immutable picture of all nodes; `books`: a working copy to take from and give back.
+- `snapshot`: an immutable picture of all nodes; `allocations`: a working copy to take from and give
+back.
 - `chooser`: one request to GPUs, by a named strategy; `explain`: why, and why not there.
 - `gangs`, `backfill`, `queues`, `preempt`, `defragment`: all that is about more than one request.
 - `machine`: the same for one machine, without numpy.

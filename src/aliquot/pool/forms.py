@@ -9,7 +9,7 @@ from typing import Any
 from aliquot.model import Amount, Policy, Priority, Request
 from aliquot.model.errors import BadValueError
 from aliquot.model.job import Job, Sizes, State, Wish
-from aliquot.model.record import Leaving, Record, Stage, slots_of
+from aliquot.model.status import Leaving, Record, Stage, slots_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from aliquot.model import lifecycle
 from aliquot.model.errors import NoRoomError
 from aliquot.model.job import Sizes, State
-from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind
-from aliquot.placement.elastic import Elastic, Rules, decide
-from aliquot.placement.snapshot import NodeSpec, empty
+from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
+from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.elastic.resize import Elastic, Rules, decide
 from aliquot.pool.progress import rest_seconds
 from aliquot.pool.room import MachineRoom, Plan, place
 from aliquot.pool.world import grant_name, held_by, parked_by
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from aliquot.model import Request
-    from aliquot.model.record import Record
-    from aliquot.placement.queues import Queue
-    from aliquot.placement.snapshot import Hardware
+    from aliquot.model.status import Record
+    from aliquot.placement.core.snapshot import Hardware
+    from aliquot.placement.queues.quota import Queue
     from aliquot.pool.store import Stored
     from aliquot.slices.control import Status
 

@@ -18,8 +18,8 @@ from aliquot.model import lifecycle
 from aliquot.model.due import due
 from aliquot.model.errors import AliquotError, BadValueError, NameInUseError, NoRoomError
 from aliquot.model.job import State, Wish, check_job_name
-from aliquot.model.record import Record
-from aliquot.placement.elastic import plausible
+from aliquot.model.status import Record
+from aliquot.placement.elastic.resize import plausible
 from aliquot.pool.progress import REPORTED, noted
 from aliquot.pool.room import Plan
 from aliquot.pool.schedule import Scheduler
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from aliquot.model.job import Job
-    from aliquot.placement.elastic import Rules
-    from aliquot.placement.queues import Queue
+    from aliquot.placement.elastic.resize import Rules
+    from aliquot.placement.queues.quota import Queue
     from aliquot.pool.forms import Submission
     from aliquot.pool.place import Place
     from aliquot.pool.store import Store, Stored

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aliquot.model.record import Phase, Sight, Slot
+from aliquot.model.status import Phase, Sight, Slot
 from aliquot.pool import keeper, processes
 
 GRANT = "grant"

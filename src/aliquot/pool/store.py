@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.model.job import Job
-    from aliquot.model.record import Record
+    from aliquot.model.status import Record
 
 _FORM = 1
 _TABLES = """

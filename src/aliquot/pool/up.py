@@ -9,8 +9,8 @@ import tomllib
 from typing import TYPE_CHECKING
 
 from aliquot.model.errors import ArbiterError, BadValueError
-from aliquot.placement.demand import WHOLE_MILLI
-from aliquot.placement.queues import Bound, Queue
+from aliquot.placement.core.demand import WHOLE_MILLI
+from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.pool import api, place, processes
 from aliquot.pool.service import Pool
 from aliquot.pool.slots import write
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from aliquot.placement.elastic import Rules
+    from aliquot.placement.elastic.resize import Rules
     from aliquot.slices import State
 
 QUEUE_EXAMPLE = "A queue is written as: [queues.NAME] weight = 2.0, quota = 4 (GPUs), limit = 6"

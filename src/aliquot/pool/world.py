@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from aliquot import slices as grants
 from aliquot.model import Hold, Life
 from aliquot.model.errors import ArbiterError, NameInUseError, NoRoomError
-from aliquot.model.record import Seen, Slot, Verb
+from aliquot.model.status import Seen, Slot, Verb
 from aliquot.pool import freezer, keeper, processes
 from aliquot.pool.room import Plan
 from aliquot.pool.slots import GRANT, STILL, SlotFolder, folders, read, write
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from aliquot.devices import Driver
     from aliquot.model import Grant
     from aliquot.model.job import Job
-    from aliquot.model.record import Action, Record
+    from aliquot.model.status import Action, Record
     from aliquot.pool.place import Place
     from aliquot.pool.store import Stored
     from aliquot.slices.control import Status

@@ -11,7 +11,7 @@ from aliquot.simulate.openb import replay
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from aliquot.placement.snapshot import NodeSpec
+    from aliquot.placement.core.snapshot import NodeSpec
     from aliquot.simulate.openb import Pod, Replay
 
 

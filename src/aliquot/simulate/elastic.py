@@ -28,19 +28,19 @@ from typing import TYPE_CHECKING
 
 from aliquot.model.errors import BadValueError
 from aliquot.model.job import Sizes
-from aliquot.placement.demand import WHOLE_MILLI, Demand, Gang
-from aliquot.placement.elastic import EFFICIENCY, Elastic, Rules, decide
-from aliquot.placement.gangs import plan_gang
+from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Gang
+from aliquot.placement.elastic.resize import EFFICIENCY, Elastic, Rules, decide
+from aliquot.placement.gangs.plan import plan_gang
 from aliquot.simulate.room import ClusterRoom
 from aliquot.simulate.world import NEVER, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from aliquot.placement.demand import Placement
-    from aliquot.placement.elastic import Decision
-    from aliquot.placement.queues import Queue
-    from aliquot.placement.snapshot import NodeSpec
+    from aliquot.placement.core.demand import Placement
+    from aliquot.placement.core.snapshot import NodeSpec
+    from aliquot.placement.elastic.resize import Decision
+    from aliquot.placement.queues.quota import Queue
     from aliquot.simulate.trace import Arrival
     from aliquot.simulate.world import Run, Sample
 
@@ -205,14 +205,14 @@ class _World(World):
     def decide(self, now: float, queues: Mapping[str, Queue]) -> None:
         jobs = self.jobs
         room = ClusterRoom(
-            self.books,
+            self.allocations,
             {name: job.placements for name, job in jobs.items()},
             {name: job.member for name, job in jobs.items()},
             self.by,
             self.seed,
         )
         seen = [job.seen() for job in jobs.values()]
-        hardware = self.books.hardware
+        hardware = self.allocations.hardware
         decision = decide(seen, room, queues, hardware, now, self.rules, self.could)
         self.could = decision.could
         self._carry_out(decision, now)
@@ -240,15 +240,15 @@ class _World(World):
     def _take(self, job: _Job, size: int) -> bool:
         """Places for so many workers in all, where there are any now."""
         new = replace(job.gang, members=(job.member,) * (size - len(job.placements)))
-        found = plan_gang(self.books, new, self.by, seed=self.seed)
+        found = plan_gang(self.allocations, new, self.by, seed=self.seed)
         for placement in found or ():
-            self.books.take(placement, job.member)
+            self.allocations.take(placement, job.member)
         job.placements.extend(found or ())
         return found is not None
 
     def _give(self, job: _Job, size: int) -> None:
         for placement in job.placements[size:]:
-            self.books.give(placement, job.member)
+            self.allocations.give(placement, job.member)
         del job.placements[size:]
 
     def next_look(self, now: float) -> float:

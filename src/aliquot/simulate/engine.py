@@ -23,20 +23,20 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from aliquot.placement.backfill import OVERRAN, Plan, plan_starts
-from aliquot.placement.chooser import Chooser
-from aliquot.placement.demand import Gang, Running
-from aliquot.placement.gangs import plan_gang
-from aliquot.placement.preempt import entitled, preempt
-from aliquot.placement.queues import in_turn, usage, within_quota
+from aliquot.placement.choose.chooser import Chooser
+from aliquot.placement.core.demand import Gang, Running
+from aliquot.placement.gangs.backfill import OVERRAN, Plan, plan_starts
+from aliquot.placement.gangs.plan import plan_gang
+from aliquot.placement.queues.preempt import entitled, preempt
+from aliquot.placement.queues.quota import in_turn, usage, within_quota
 from aliquot.simulate.world import NEVER, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from aliquot.placement.demand import Placement
-    from aliquot.placement.queues import Queue
-    from aliquot.placement.snapshot import NodeSpec
+    from aliquot.placement.core.demand import Placement
+    from aliquot.placement.core.snapshot import NodeSpec
+    from aliquot.placement.queues.quota import Queue
     from aliquot.simulate.trace import Arrival
     from aliquot.simulate.world import Run, Sample
 
@@ -57,7 +57,7 @@ class _World(World):
         self, nodes: Sequence[NodeSpec], arrivals: Sequence[Arrival], by: str, seed: int
     ) -> None:
         super().__init__(nodes, arrivals, by, seed)
-        self.chooser = Chooser(self.books, self.by, seed=seed)
+        self.chooser = Chooser(self.allocations, self.by, seed=seed)
         self.ran = {one.gang.name: one.ran for one in arrivals}
         self.waiting: dict[str, Gang] = {}
         self.running: dict[str, Running] = {}
@@ -66,7 +66,7 @@ class _World(World):
         self.ends: list[tuple[float, str, float]] = []
 
     def begin(self, one: Running, now: float) -> None:
-        self.books.take_gang(one)
+        self.allocations.take_gang(one)
         self._started(one, now)
 
     def _started(self, one: Running, now: float) -> None:
@@ -82,12 +82,12 @@ class _World(World):
         if one is None or one.start != begun:  # it was evicted, and may run again
             return
         del self.running[name]
-        self.books.give_gang(one)
+        self.allocations.give_gang(one)
 
     def evict(self, one: Running, now: float, reason: str) -> None:
         name = one.gang.name
         del self.running[name]
-        self.books.give_gang(one)
+        self.allocations.give_gang(one)
         self.waiting[name] = one.gang
         self.note(name, start=None, end=None)
         if one.start < now:  # the others did not start
@@ -105,7 +105,7 @@ class _World(World):
 
     def _plan(self, now: float, queues: Mapping[str, Queue], blame: str) -> list[Gang]:
         running = list(self.running.values())
-        hardware = self.books.hardware
+        hardware = self.allocations.hardware
         used = usage(running, hardware)
         order, refused = in_turn(
             list(self.waiting.values()),
@@ -115,7 +115,7 @@ class _World(World):
             {one.gang.name for one in self.promised},
         )
         plan = plan_starts(
-            self.books,
+            self.allocations,
             running,
             self.promised,
             order,
@@ -147,12 +147,12 @@ class _World(World):
     def _ask_back(self, waiting: Sequence[Gang], now: float, queues: Mapping[str, Queue]) -> bool:
         """End what must make room, start what it is for, and tell both; whether there was any."""
         is_any = False
-        running, hardware = list(self.running.values()), self.books.hardware
+        running, hardware = list(self.running.values()), self.allocations.hardware
         for gang in entitled(waiting, running, queues, hardware, self.promised):
             if gang.name not in self.waiting:
                 continue
             found = preempt(
-                self.books,
+                self.allocations,
                 gang,
                 list(self.running.values()),
                 queues,
@@ -176,12 +176,14 @@ class _World(World):
 
     def decide_first_come(self, now: float, queues: Mapping[str, Queue]) -> None:
         """In turn, each starts if it fits, until one does not that ever could."""
-        used = usage(self.running.values(), self.books.hardware)
-        order, refused = in_turn(list(self.waiting.values()), queues, used, self.books.hardware)
+        used = usage(self.running.values(), self.allocations.hardware)
+        order, refused = in_turn(
+            list(self.waiting.values()), queues, used, self.allocations.hardware
+        )
         for name, reason in refused.items():
             self.note(name, reason=reason)
         for gang in order:
-            placements = plan_gang(self.books, gang, self.by, seed=self.seed)
+            placements = plan_gang(self.allocations, gang, self.by, seed=self.seed)
             if placements is not None:
                 self.begin(Running(gang, placements, now, now + gang.seconds), now)
             elif plan_gang(self.nothing_runs, gang, self.by, seed=self.seed) is None:

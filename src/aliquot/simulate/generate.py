@@ -16,8 +16,8 @@ import random
 from typing import TYPE_CHECKING
 
 from aliquot.model.units import GIB
-from aliquot.placement.demand import Demand, Gang, Kind
-from aliquot.placement.snapshot import NodeSpec
+from aliquot.placement.core.demand import Demand, Gang, Kind
+from aliquot.placement.core.snapshot import NodeSpec
 from aliquot.simulate.trace import Arrival, links
 
 if TYPE_CHECKING:

@@ -16,20 +16,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aliquot.model.units import MIB
-from aliquot.placement.books import Books
-from aliquot.placement.chooser import Chooser
-from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind
-from aliquot.placement.fit import all_rows
-from aliquot.placement.outlook import outlook
-from aliquot.placement.snapshot import NodeSpec, empty
-from aliquot.placement.strategies import Fragmentation, strategy
+from aliquot.placement.choose.chooser import Chooser
+from aliquot.placement.choose.forecast import outlook
+from aliquot.placement.choose.strategies import Fragmentation, strategy
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
+from aliquot.placement.core.fit import all_rows
+from aliquot.placement.core.snapshot import NodeSpec, empty
 from aliquot.simulate.rows import MOST_GPUS, Columns, read_rows, refuse_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from aliquot.placement.outlook import Mix
+    from aliquot.placement.choose.forecast import Mix
     from aliquot.simulate.rows import Row
 
 NODES = Columns("nodes", ("sn", "cpu_milli", "memory_mib", "gpu", "model"))
@@ -151,7 +151,7 @@ def replay(  # noqa: PLR0913 - one for each option of the command
     start = empty(nodes)
     capacity = start.hardware.total_milli
     mix = mix_of(pods)
-    chooser = Chooser(Books(start), strategy(by, start.hardware, mix), seed=seed)
+    chooser = Chooser(Allocations(start), strategy(by, start.hardware, mix), seed=seed)
     arriving = list(stream(pods, capacity, arrive, seed))
     every = max(1, len(arriving) // POINTS)
     placed = refused = placed_milli = refused_milli = arrived_milli = 0
@@ -177,14 +177,14 @@ def replay(  # noqa: PLR0913 - one for each option of the command
         placed=placed,
         refused=refused,
         refused_milli=refused_milli,
-        lost=_lost(chooser.books, mix),
+        lost=_lost(chooser.allocations, mix),
         seconds=time.perf_counter() - begun,
         course=tuple(course),
     )
 
 
-def _lost(books: Books, mix: Mix) -> float:
-    return Fragmentation(outlook(mix, books.hardware)).lost(all_rows(books))
+def _lost(allocations: Allocations, mix: Mix) -> float:
+    return Fragmentation(outlook(mix, allocations.hardware)).lost(all_rows(allocations))
 
 
 def _kind(gpus: int, milli: int) -> Kind:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aliquot.model.errors import BadValueError
-from aliquot.placement.demand import Demand, Gang
+from aliquot.placement.core.demand import Demand, Gang
 from aliquot.simulate.openb import PODS, TIMED_PODS, TIMES, demand_of
 from aliquot.simulate.rows import MOST_SECONDS, read_rows, refuse_again
 from aliquot.simulate.trace import Arrival
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from aliquot.placement.snapshot import NodeSpec
+    from aliquot.placement.core.snapshot import NodeSpec
     from aliquot.simulate.rows import Row
 
 HOUR = 3600.0

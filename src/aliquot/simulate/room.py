@@ -14,15 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aliquot.placement.demand import Demand, Gang, Kind
-from aliquot.placement.gangs import plan_gang
+from aliquot.placement.core.demand import Demand, Gang, Kind
+from aliquot.placement.gangs.plan import plan_gang
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aliquot.placement.books import Books
-    from aliquot.placement.demand import Placement
-    from aliquot.placement.strategies import Strategy
+    from aliquot.placement.choose.strategies import Strategy
+    from aliquot.placement.core.allocations import Allocations
+    from aliquot.placement.core.demand import Placement
 
 ONE_GPU = Demand()
 
@@ -31,9 +31,9 @@ Changes = tuple[tuple[str, int], ...]
 
 @dataclass
 class ClusterRoom:
-    """The books as they are, and what each job holds of them and needs for a worker."""
+    """The allocations as they are, and what each job holds of them and needs for a worker."""
 
-    books: Books
+    allocations: Allocations
     held: Mapping[str, Sequence[Placement]]
     members: Mapping[str, Demand]
     by: Strategy
@@ -57,7 +57,7 @@ class ClusterRoom:
 
     def free_milli(self, sizes: Mapping[str, int]) -> int:
         """How many thousandths of GPUs nobody has beside these."""
-        free = int(self.books.milli_left[self.books.hardware.present].sum())
+        free = int(self.allocations.milli_free[self.allocations.hardware.present].sum())
         for name, size in sizes.items():
             free += self.members[name].total_milli * (len(self.held.get(name, ())) - size)
         return free
@@ -65,7 +65,7 @@ class ClusterRoom:
     def _free_beside(self, placed: Changes) -> int | None:
         """How many GPUs stay free when these have got theirs; None where they do not fit."""
         if placed not in self._beside:
-            trial = self.books.copy() if placed else self.books
+            trial = self.allocations.copy() if placed else self.allocations
             fits = self._put(trial, placed)
             self._beside[placed] = free_gpus(trial) if fits else None
         return self._beside[placed]
@@ -77,10 +77,10 @@ class ClusterRoom:
             if (more := size - len(self.held.get(name, ())))
         )
         if changes not in self._after:
-            self._after[changes] = self._put(self.books.copy(), changes)
+            self._after[changes] = self._put(self.allocations.copy(), changes)
         return self._after[changes]
 
-    def _put(self, trial: Books, changes: Changes) -> bool:
+    def _put(self, trial: Allocations, changes: Changes) -> bool:
         for name, more in changes:
             if more < 0:
                 for placement in self.held[name][more:]:
@@ -88,13 +88,13 @@ class ClusterRoom:
         grown = [(self.members[name] == ONE_GPU, name, more) for name, more in changes if more > 0]
         return all(self._place(trial, self.members[name], more) for _, name, more in sorted(grown))
 
-    def _place(self, trial: Books, member: Demand, count: int) -> bool:
+    def _place(self, trial: Allocations, member: Demand, count: int) -> bool:
         found = plan_gang(trial, Gang("", (member,) * count), self.by, seed=self.seed)
         for placement in found or ():
             trial.take(placement, member, known_to_fit=True)
         return found is not None
 
 
-def free_gpus(books: Books) -> int:
+def free_gpus(allocations: Allocations) -> int:
     """How many GPUs nobody holds a part of."""
-    return int((books.hardware.present & (books.kind == int(Kind.FREE))).sum())
+    return int((allocations.hardware.present & (allocations.kind == int(Kind.FREE))).sum())

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from aliquot.model.errors import BadValueError
 from aliquot.model.job import MAX_WORKERS, Sizes
 from aliquot.model.units import MIB
-from aliquot.placement.demand import WHOLE_MILLI, Demand, Gang, Kind
-from aliquot.placement.links import Reach
-from aliquot.placement.queues import Bound, Queue
-from aliquot.placement.snapshot import NodeSpec
+from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Gang, Kind
+from aliquot.placement.core.links import Reach
+from aliquot.placement.core.snapshot import NodeSpec
+from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.simulate.rows import (
     MOST,
     MOST_GPUS,
@@ -37,7 +37,7 @@ from aliquot.simulate.rows import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aliquot.placement.links import Links
+    from aliquot.placement.core.links import Links
     from aliquot.simulate.rows import Row
 
 MOST_MEMBERS = 10_000

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.model.errors import BadValueError
 from aliquot.model.job import MAX_WORKERS, Sizes
-from aliquot.placement.demand import WHOLE_MILLI, Kind
+from aliquot.placement.core.demand import WHOLE_MILLI, Kind
 from aliquot.simulate.elastic import Costs, simulate_elastic
 from aliquot.simulate.engine import Discipline, simulate
 from aliquot.simulate.report import percentile_95
@@ -23,9 +23,9 @@ from aliquot.simulate.report import percentile_95
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from aliquot.placement.elastic import Rules
-    from aliquot.placement.queues import Queue
-    from aliquot.placement.snapshot import NodeSpec
+    from aliquot.placement.core.snapshot import NodeSpec
+    from aliquot.placement.elastic.resize import Rules
+    from aliquot.placement.queues.quota import Queue
     from aliquot.simulate.trace import Arrival
     from aliquot.simulate.world import Fate, Run
 

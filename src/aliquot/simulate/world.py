@@ -10,18 +10,18 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from aliquot.placement.books import Books
-from aliquot.placement.explain import never_fits
-from aliquot.placement.fit import all_rows
-from aliquot.placement.outlook import outlook
-from aliquot.placement.snapshot import empty
-from aliquot.placement.strategies import Fragmentation, strategy
+from aliquot.placement.choose.explain import never_fits
+from aliquot.placement.choose.forecast import outlook
+from aliquot.placement.choose.strategies import Fragmentation, strategy
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.fit import all_rows
+from aliquot.placement.core.snapshot import empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from aliquot.placement.demand import Demand, Gang
-    from aliquot.placement.snapshot import NodeSpec
+    from aliquot.placement.core.demand import Demand, Gang
+    from aliquot.placement.core.snapshot import NodeSpec
     from aliquot.simulate.trace import Arrival
 
 NEVER = "not all its members fit together, even where nothing runs"
@@ -88,7 +88,7 @@ class Run:
 
 
 class World:
-    """The books, the strategy for what the trace brings, and the fate of each gang."""
+    """The allocations, the strategy for what the trace brings, and the fate of each gang."""
 
     def __init__(
         self, nodes: Sequence[NodeSpec], arrivals: Sequence[Arrival], by: str, seed: int
@@ -98,7 +98,7 @@ class World:
         for one in arrivals:
             mix.update(one.gang.members)
         likely = {demand: float(n) for demand, n in mix.items()}
-        self.books, self.nothing_runs = Books(start), Books(start)
+        self.allocations, self.nothing_runs = Allocations(start), Allocations(start)
         self.by = strategy(by, start.hardware, likely)
         self.measure = Fragmentation(outlook(likely, start.hardware))
         self.named, self.seed = by, seed
@@ -111,9 +111,9 @@ class World:
 
     def seen(self, now: float, held_milli: int, waiting: int) -> Sample:
         """The cluster at this moment; `held_milli` is allocated and does not work."""
-        left = int(self.books.milli_left[self.books.hardware.present].sum())
+        left = int(self.allocations.milli_free[self.allocations.hardware.present].sum())
         total = max(1, self.total_milli)
-        lost = self.measure.lost(all_rows(self.books))
+        lost = self.measure.lost(all_rows(self.allocations))
         return Sample(now, (self.total_milli - left) / total, held_milli / total, lost, waiting)
 
     def summed_up(self, samples: Iterable[Sample], begun: float) -> Run:
@@ -128,7 +128,7 @@ class World:
         )
 
 
-def _with_reasons(fates: Iterable[Fate], nothing_runs: Books) -> tuple[Fate, ...]:
+def _with_reasons(fates: Iterable[Fate], nothing_runs: Allocations) -> tuple[Fate, ...]:
     """The same; who never ran since a member fits no node at all is told what the nodes lack."""
     reasons: dict[tuple[Demand, ...], str | None] = {}
     told = []

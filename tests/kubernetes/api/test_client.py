@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.kubernetes.api.client import ApiError, Client, connect
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus, NodeGpu
 from aliquot.kubernetes.api.objects import (
     GPU_NODES,
     LEASES,
@@ -20,7 +21,6 @@ from aliquot.kubernetes.api.objects import (
     Target,
 )
 from aliquot.kubernetes.api.watch import Watch
-from aliquot.kubernetes.gpunode import GpuNodeStatus, NodeGpu
 from aliquot.model.errors import AliquotError
 from kubernetes.fake_api import FakeApi
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from aliquot.kubernetes.cluster import cluster
 from aliquot.kubernetes.gangs import store
-from aliquot.kubernetes.scheduler import cluster
 from kubernetes.gangs.thinking import thinking
 
 __all__ = ["thinking"]

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from aliquot.kubernetes.gangs.decide import Question, decide
-from aliquot.placement.books import Books
-from aliquot.placement.demand import Gang, Running, whole
-from aliquot.placement.snapshot import NodeSpec, empty
-from aliquot.placement.strategies import strategy
+from aliquot.placement.choose.strategies import strategy
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import Gang, Running, whole
+from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.decide import DecisionInput, decide
 
 NOW = 1000.0
 
 
-def nodes(*gpus: int) -> Books:
+def nodes(*gpus: int) -> Allocations:
     specs = [
         NodeSpec(f"n{number}", count, model="m", gpu_bytes=80, rack=f"r{number // 2}", block="b")
         for number, count in enumerate(gpus)
     ]
-    return Books(empty(specs))
+    return Allocations(empty(specs))
 
 
 def gang(name: str, members: int, gpus: int = 1, **more: Any) -> Gang:
     return Gang(name, (whole(gpus),) * members, **more)
 
 
-def question(books: Books, *waiting: Gang, **more: Any) -> Question:
+def question(allocations: Allocations, *waiting: Gang, **more: Any) -> DecisionInput:
     asked: dict[str, Any] = {
         "running": [],
         "promised": [],
@@ -33,15 +33,15 @@ def question(books: Books, *waiting: Gang, **more: Any) -> Question:
         "rests": [],
         "queues": {},
         "now": NOW,
-        "by": strategy("fragmentation", books.hardware),
+        "by": strategy("fragmentation", allocations.hardware),
         **more,
     }
-    return Question(books, **asked)
+    return DecisionInput(allocations, **asked)
 
 
-def started(books: Books, one: Gang, seconds: float = 100.0) -> Running:
-    (found,) = decide(question(books, one)).starts
-    books.take_gang(found)
+def started(allocations: Allocations, one: Gang, seconds: float = 100.0) -> Running:
+    (found,) = decide(question(allocations, one)).starts
+    allocations.take_gang(found)
     return Running(one, found.placements, NOW, NOW + seconds)
 
 

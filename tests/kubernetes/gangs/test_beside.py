@@ -9,21 +9,21 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.gangs.beside import Beside
-from aliquot.kubernetes.gangs.decide import Question, decide
-from aliquot.kubernetes.gangs.ground import Ground, Labels
-from aliquot.kubernetes.gangs.holdings import Holdings
-from aliquot.kubernetes.gangs.nodes import Limits
-from aliquot.kubernetes.gangs.picture import Picture
-from aliquot.kubernetes.gangs.roster import Roster
-from aliquot.kubernetes.names import DURATION
-from aliquot.kubernetes.pods import asks
-from aliquot.kubernetes.presets import ALIQUOT
-from aliquot.kubernetes.queues.known import Queues
-from aliquot.kubernetes.scheduler.cluster import Cluster, Reserved
-from aliquot.kubernetes.scheduler.planner import Planner
-from aliquot.placement.demand import Gang
-from aliquot.placement.timeline import Timeline
+from aliquot.kubernetes.api.names import DURATION
+from aliquot.kubernetes.api.presets import ALIQUOT
+from aliquot.kubernetes.api.requests import asks
+from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
+from aliquot.kubernetes.cluster.cluster import Cluster, Reserved
+from aliquot.kubernetes.cluster.constraints import NodeConstraints
+from aliquot.kubernetes.cluster.queues import Queues
+from aliquot.kubernetes.cluster.snapshot import Picture
+from aliquot.kubernetes.cluster.topology import Labels, Topology
+from aliquot.kubernetes.cluster.workloads import Workloads
+from aliquot.kubernetes.extender.planner import Planner
+from aliquot.kubernetes.gangs.backfill import BackfillWindow
+from aliquot.placement.core.demand import Gang
+from aliquot.placement.decide import DecisionInput, decide
+from aliquot.placement.gangs.timeline import Timeline
 from kubernetes.builders import make_node, make_pod
 
 NOW = 1000.0
@@ -53,8 +53,8 @@ class Stage:
         for name, count in zip(self.names, gpus, strict=True):
             self.cluster.set_node(name, make_node(name, count))
         queues = Queues()
-        self.roster = Roster(queues.queue_of, lambda pod: asks(pod, (ALIQUOT,)), 60.0)
-        self.holdings = Holdings(self.cluster, self.roster, queues)
+        self.roster = Workloads(queues.queue_of, lambda pod: asks(pod, (ALIQUOT,)), 60.0)
+        self.holdings = WorkloadAllocations(self.cluster, self.roster, queues)
         self._count = 0
 
     def pod(self, kind: int, seconds: int) -> Any:
@@ -65,19 +65,21 @@ class Stage:
         self.roster.change(pod.metadata.uid, pod, NOW)
         return pod
 
-    def beside(self, wanted: list[tuple[int, int]]) -> tuple[Beside, Any] | None:
+    def beside(self, wanted: list[tuple[int, int]]) -> tuple[BackfillWindow, Any] | None:
         """What is promised to gangs of these, each of some pods of a kind."""
-        picture = Picture(Ground(self.cluster, dict, Labels()), [Limits()])
+        picture = Picture(Topology(self.cluster, dict, Labels()), [NodeConstraints()])
         waiting = [
-            Gang(f"g{n}", (picture.demand(self.requests(kind), Limits()),) * count, 100.0)
+            Gang(f"g{n}", (picture.demand(self.requests(kind), NodeConstraints()),) * count, 100.0)
             for n, (kind, count) in enumerate(wanted)
         ]
         running = self.holdings.running(NOW)
-        question = Question(picture.books, running, [], waiting, [], {}, NOW, picture.by)
+        question = DecisionInput(picture.allocations, running, [], waiting, [], {}, NOW, picture.by)
         decision = decide(question)
         if decision.line is None or decision.starts:
             return None
-        return Beside(self.cluster, picture, decision.line, decision.promises), decision.promises
+        return BackfillWindow(
+            self.cluster, picture, decision.line, decision.promises
+        ), decision.promises
 
     def requests(self, kind: int) -> Any:
         return self.planner.requests(make_pod(**KINDS[kind]))
@@ -111,7 +113,7 @@ def test_promises_stay_possible(
         place = Reserved(pod.key, spot.node, spot.parts, math.inf)
         stage.cluster.reserve(pod.metadata.uid, place)
         beside.take(pod.metadata.uid, spot)
-    books = stage.cluster.chooser.books.copy()
-    books.hardware = beside._picture.hardware
-    line = Timeline(books, stage.holdings.running(NOW), promises, NOW)
+    allocations = stage.cluster.chooser.allocations.copy()
+    allocations.hardware = beside._picture.hardware
+    line = Timeline(allocations, stage.holdings.running(NOW), promises, NOW)
     assert not line.broken

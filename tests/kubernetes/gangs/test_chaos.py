@@ -20,9 +20,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.gangs import controller, doors, elastic, sources, state, store
-from aliquot.kubernetes.gangs.elastic import Terms
-from aliquot.kubernetes.names import ELASTIC, QUEUE
+from aliquot.kubernetes.api.names import ELASTIC, QUEUE
+from aliquot.kubernetes.cluster import elastic
+from aliquot.kubernetes.cluster.elastic import Terms
+from aliquot.kubernetes.gangs import controller, sources, state, store
+from aliquot.kubernetes.gangs import evictions as doors
 from kubernetes.fake_api import Faults, until
 from kubernetes.gangs.world import SOON, World
 from kubernetes.scheduler.replica import Replica, replica
@@ -276,7 +278,7 @@ async def played(ops: list[tuple[str, int]]) -> None:
             await until(lambda: not world.api.all("gangs"), 30)
             assert play.leader is not None
             cluster = play.leader.scheduler.cluster
-            await until(lambda: not cluster.chooser.books.holders.any())
+            await until(lambda: not cluster.chooser.allocations.holders.any())
         finally:
             await play.stop()
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.gangs.decide import Decision, Giver, decide
-from aliquot.placement.books import Books
-from aliquot.placement.demand import Placement, Running
-from aliquot.placement.queues import Bound, Queue, Tree, usage
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import Placement, Running
+from aliquot.placement.decide import Decision, ElasticSurplus, decide
+from aliquot.placement.queues.quota import Bound, Queue, Tree, usage
 from kubernetes.gangs.questions import NOW, gang, nodes, parts_of, question, started
 
 CHECKED = settings(max_examples=80, deadline=None)
@@ -35,25 +35,25 @@ def claimed(decision: Decision) -> dict[str, list[str]]:
 
 
 def test_who_is_spared_has_its_part_of_its_queues_quota() -> None:
-    books = nodes(4)
-    kept = started(books, gang("kept", 2, queue="own"))
-    guest = started(books, gang("guest", 2, queue="guest"))
+    allocations = nodes(4)
+    kept = started(allocations, gang("kept", 2, queue="own"))
+    guest = started(allocations, gang("guest", 2, queue="guest"))
     mine = gang("mine", 2, queue="own", priority=1)
     asked: dict[str, Any] = {"running": [kept, guest], "spared": {"kept"}}
-    assert not decide(question(books, mine, queues=queues(own=2), **asked)).claims
-    more = decide(question(books, mine, queues=queues(own=4), **asked))
+    assert not decide(question(allocations, mine, queues=queues(own=2), **asked)).claims
+    more = decide(question(allocations, mine, queues=queues(own=4), **asked))
     assert claimed(more) == {"mine": ["guest"]}
 
 
 def test_who_is_spared_counts_for_its_queues_limit() -> None:
-    books = nodes(4)
+    allocations = nodes(4)
     limit = {"q": Queue("q", limit=Bound(3000))}
-    kept = started(books, gang("kept", 2, queue="q"))
-    other = started(books, gang("other", 1, queue="q"))
+    kept = started(allocations, gang("kept", 2, queue="q"))
+    other = started(allocations, gang("other", 1, queue="q"))
     mine = gang("mine", 2, queue="q", priority=1)
     asked: dict[str, Any] = {"running": [kept, other], "queues": limit}
-    assert not decide(question(books, mine, spared={"kept"}, **asked)).claims
-    assert claimed(decide(question(books, mine, **asked))) == {"mine": ["kept"]}
+    assert not decide(question(allocations, mine, spared={"kept"}, **asked)).claims
+    assert claimed(decide(question(allocations, mine, **asked))) == {"mine": ["kept"]}
 
 
 @pytest.mark.parametrize(("own", "ends"), [(2, {}), (4, {"second": ["rigid"]})])
@@ -61,26 +61,26 @@ def test_what_elastic_jobs_give_back_for_one_is_not_another_ones_to_ask_back(
     own: int, ends: dict[str, list[str]]
 ) -> None:
     """The first has all that is its queue's own, as soon as the job has given it back."""
-    books = nodes(6)
-    job = replace(started(books, gang("job", 4, queue="guest")), start=NOW - 100)
-    rigid = started(books, gang("rigid", 2, queue="guest"))
+    allocations = nodes(6)
+    job = replace(started(allocations, gang("job", 4, queue="guest")), start=NOW - 100)
+    rigid = started(allocations, gang("rigid", 2, queue="guest"))
     mine = [gang(name, 2, queue="own", submitted=n) for n, name in enumerate(("first", "second"))]
-    givers = [Giver("job", 60.0, parts_of(job, 2))]
+    givers = [ElasticSurplus("job", 60.0, parts_of(job, 2))]
     asked: dict[str, Any] = {"running": [job, rigid], "givers": givers, "queues": queues(own)}
-    decision = decide(question(books, *mine, **asked))
+    decision = decide(question(allocations, *mine, **asked))
     assert decision.asked == {"first": {"job": 60.0}}
     assert claimed(decision) == ends
 
 
 def test_what_a_queue_gives_back_soon_is_not_borrowed_any_more() -> None:
     """The guests have two more than their own, and that is what the job gives back."""
-    books = nodes(6)
-    job = replace(started(books, gang("job", 4, queue="guest")), start=NOW - 100)
-    rigid = started(books, gang("rigid", 2, queue="guest"))
+    allocations = nodes(6)
+    job = replace(started(allocations, gang("job", 4, queue="guest")), start=NOW - 100)
+    rigid = started(allocations, gang("rigid", 2, queue="guest"))
     mine = [gang(name, 2, queue="own", submitted=n) for n, name in enumerate(("first", "second"))]
-    givers = [Giver("job", 60.0, parts_of(job, 2))]
+    givers = [ElasticSurplus("job", 60.0, parts_of(job, 2))]
     asked: dict[str, Any] = {"running": [job, rigid], "givers": givers}
-    decision = decide(question(books, *mine, queues=queues(4, guest=4), **asked))
+    decision = decide(question(allocations, *mine, queues=queues(4, guest=4), **asked))
     assert decision.asked == {"first": {"job": 60.0}}
     assert not decision.claims
 
@@ -94,13 +94,13 @@ def test_what_was_promised_to_who_comes_before_is_not_another_ones_to_ask_back(
     seconds: float, own: int, ends: dict[str, list[str]]
 ) -> None:
     """The wide one finds no way now, and is promised the node when the one there has ended."""
-    books = nodes(2, 1)
-    kept = started(books, gang("kept", 1, gpus=2, queue="other"), 3600.0)
-    guest = started(books, gang("guest", 1, queue="guest"), 9000.0)
+    allocations = nodes(2, 1)
+    kept = started(allocations, gang("kept", 1, gpus=2, queue="other"), 3600.0)
+    guest = started(allocations, gang("guest", 1, queue="guest"), 9000.0)
     wide = gang("wide", 1, gpus=2, queue="own", seconds=3600.0)
     small = gang("small", 1, queue="own", seconds=seconds, submitted=1.0)
     known = {**queues(own), "other": quota("other", 2)}
-    decision = decide(question(books, wide, small, running=[kept, guest], queues=known))
+    decision = decide(question(allocations, wide, small, running=[kept, guest], queues=known))
     assert {one.gang.name for one in decision.promises} >= {"wide"}
     assert claimed(decision) == ends
 
@@ -123,15 +123,15 @@ def test_a_quota_is_asked_back_once_and_from_who_borrows(
     running: list[tuple[str, int, str]], waiting: list[int], quotas: tuple[int, int]
 ) -> None:
     """The cluster is full, and all of one queue ask; in their turns, against plain sums."""
-    books = nodes(sum(size for _, size, _ in running))
+    allocations = nodes(sum(size for _, size, _ in running))
     own, guest = quotas
     runs, givers, spared = [], [], set()
     for number, (queue, size, how) in enumerate(running):
-        runs.append(started(books, gang(f"{how}{number}", size, queue=queue)))
+        runs.append(started(allocations, gang(f"{how}{number}", size, queue=queue)))
         if how == "spared":
             spared.add(runs[-1].gang.name)
         if how == "elastic" and size > 1:
-            givers.append(Giver(f"job{number}", 60.0, parts_of(runs[-1], 1)))
+            givers.append(ElasticSurplus(f"job{number}", 60.0, parts_of(runs[-1], 1)))
     mine = [gang(f"y{n}", size, queue="own", submitted=n) for n, size in enumerate(waiting)]
     asked: dict[str, Any] = {
         "running": runs,
@@ -139,7 +139,7 @@ def test_a_quota_is_asked_back_once_and_from_who_borrows(
         "queues": queues(own, guest),
         "spared": spared,
     }
-    decision = decide(question(books, *mine, **asked))
+    decision = decide(question(allocations, *mine, **asked))
     assert not decision.starts
     claims = {one.name: claim.victims for one, claim in decision.claims}
     sizes = {one.name: len(one.members) for one in mine}
@@ -167,36 +167,36 @@ def test_a_quota_is_asked_back_once_and_from_who_borrows(
 
 
 def test_who_fits_when_others_have_ended_that_end_already_ends_nobody() -> None:
-    books = nodes(1, 1)
-    stays = started(books, gang("stays", 1, queue="guest"))
-    left = started(books, gang("gone (ending)", 1), 5.0)
+    allocations = nodes(1, 1)
+    stays = started(allocations, gang("stays", 1, queue="guest"))
+    left = started(allocations, gang("gone (ending)", 1), 5.0)
     mine = gang("mine", 1, queue="own")
     asked: dict[str, Any] = {"running": [stays], "queues": queues(4)}
-    decision = decide(question(books, mine, leftovers=[left], **asked))
+    decision = decide(question(allocations, mine, leftovers=[left], **asked))
     assert not decision.claims
     (promise,) = decision.promises
     assert (promise.placements, promise.start) == (left.placements, left.end)
     both = gang("both", 2, queue="own")
-    found = decide(question(books, both, leftovers=[left], **asked))
+    found = decide(question(allocations, both, leftovers=[left], **asked))
     assert not found.claims, "it is not all there yet"
-    assert claimed(decide(question(books, mine, **asked))) == {"mine": ["stays"]}
+    assert claimed(decide(question(allocations, mine, **asked))) == {"mine": ["stays"]}
 
 
 def test_who_was_promised_nothing_that_soon_does_not_wait_for_what_others_leave() -> None:
-    books = nodes(1, 1)
-    stays = started(books, gang("stays", 1, queue="guest"))
-    left = started(books, gang("gone (ending)", 1), 5.0)
+    allocations = nodes(1, 1)
+    stays = started(allocations, gang("stays", 1, queue="guest"))
+    left = started(allocations, gang("gone (ending)", 1), 5.0)
     first, second = (gang(name, 1, queue="own", submitted=n) for n, name in enumerate("ab"))
     asked: dict[str, Any] = {"running": [stays], "leftovers": [left], "queues": queues(4)}
-    assert claimed(decide(question(books, first, second, **asked))) == {"b": ["stays"]}
+    assert claimed(decide(question(allocations, first, second, **asked))) == {"b": ["stays"]}
 
 
 def test_a_gang_has_no_gpu_of_whom_it_would_not_wait_for() -> None:
-    books = nodes(4)
-    cheap = replace(started(books, gang("cheap", 3, queue="guest")), start=NOW - 10)
-    dear = replace(started(books, gang("dear", 1, queue="guest")), start=NOW - 500)
+    allocations = nodes(4)
+    cheap = replace(started(allocations, gang("cheap", 3, queue="guest")), start=NOW - 10)
+    dear = replace(started(allocations, gang("dear", 1, queue="guest")), start=NOW - 500)
     small, large = gang("small", 1, queue="own"), gang("large", 3, queue="own", submitted=1.0)
-    decision = decide(question(books, small, large, running=[cheap, dear], queues=queues(8)))
+    decision = decide(question(allocations, small, large, running=[cheap, dear], queues=queues(8)))
     places: set[tuple[int, int]] = set()
     for _, claim in decision.claims:
         own = {(at.node, gpu) for one in claim.victims for at in one.placements for gpu in at.gpus}
@@ -232,13 +232,13 @@ def test_no_limit_is_passed_at_any_moment_whoever_is_gone_first(
     waiting: list[tuple[str, int, int]],
 ) -> None:
     """Each claim opens when all that end for it have gone; one such was made before."""
-    books = nodes(8, 8, 8, 8)
-    staying = placed(books, "r", runs)
-    ended = placed(books, "e", ends)
-    heirs = placed(books, "h", [("a", heir)] if ends else [])
+    allocations = nodes(8, 8, 8, 8)
+    staying = placed(allocations, "r", runs)
+    ended = placed(allocations, "e", ends)
+    heirs = placed(allocations, "h", [("a", heir)] if ends else [])
     if not within(staying, ended, []) or not within(staying, heirs, []):
         return
-    hardware = books.hardware
+    hardware = allocations.hardware
     before = Tree(LIMITS).excess(usage(ended, hardware), usage(heirs, hardware))
     mine = [
         gang(f"w{n}", size, queue=queue, priority=priority, submitted=n)
@@ -247,7 +247,7 @@ def test_no_limit_is_passed_at_any_moment_whoever_is_gone_first(
     spared = {one.gang.name for one in heirs}
     running = [*staying, *heirs]
     asked: dict[str, Any] = {"running": running, "ending": before, "spared": spared}
-    decision = decide(question(books, *mine, queues=LIMITS, **asked))
+    decision = decide(question(allocations, *mine, queues=LIMITS, **asked))
     swaps = [
         (list(claim.victims), [Running(one, claim.placements, NOW, NOW + 1)])
         for one, claim in decision.claims
@@ -262,18 +262,18 @@ def test_no_limit_is_passed_at_any_moment_whoever_is_gone_first(
             assert within(always, chain.from_iterable(now), [])
 
 
-def placed(books: Books, prefix: str, some: list[tuple[str, int]]) -> list[Running]:
+def placed(allocations: Allocations, prefix: str, some: list[tuple[str, int]]) -> list[Running]:
     found = []
     for number, (queue, size) in enumerate(some):
         free = [
             Placement(node, (gpu,))
-            for node in range(books.hardware.size)
+            for node in range(allocations.hardware.size)
             for gpu in range(8)
-            if books.milli_left[node, gpu] == 1000
+            if allocations.milli_free[node, gpu] == 1000
         ]
         one = gang(f"{prefix}{number}", size, queue=queue)
         found.append(Running(one, tuple(free[:size]), NOW - 10, NOW + 100))
-        books.take_gang(found[-1])
+        allocations.take_gang(found[-1])
     return found
 
 

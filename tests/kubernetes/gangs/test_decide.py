@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.gangs.claims import TRIES
-from aliquot.kubernetes.gangs.decide import Giver, decide
-from aliquot.placement.demand import Running
-from aliquot.placement.queues import Bound, Queue
+from aliquot.placement.core.demand import Running
+from aliquot.placement.decide import ElasticSurplus, decide
+from aliquot.placement.queues.quota import Bound, Queue
+from aliquot.placement.queues.reclaim import TRIES
 from kubernetes.gangs.questions import NOW, gang, nodes, parts_of, question, started
 
 WORK = st.lists(
@@ -31,14 +31,14 @@ def test_gangs_start_whole_and_never_on_what_is_taken(
     before: list[tuple[int, int, int, int]],
     after: list[tuple[int, int, int, int]],
 ) -> None:
-    books = nodes(*sizes)
+    allocations = nodes(*sizes)
     running: list[Running] = []
     for prefix, work in (("a", before), ("b", after)):
         waiting = [
             gang(f"{prefix}{n}", members, gpus, seconds=float(s), priority=p, submitted=float(n))
             for n, (members, gpus, s, p) in enumerate(work)
         ]
-        decision = decide(question(books, *waiting, running=running))
+        decision = decide(question(allocations, *waiting, running=running))
         told = {one.gang.name for one in decision.starts} | {
             one.gang.name for one in decision.promises
         }
@@ -46,7 +46,7 @@ def test_gangs_start_whole_and_never_on_what_is_taken(
         assert told == {one.name for one in waiting}
         total = sum(sizes)
         assert decision.never.keys() == {one.name for one in waiting if one.milli > 1000 * total}
-        trial = books.copy()
+        trial = allocations.copy()
         ended = {victim.gang.name for _, claim in decision.claims for victim in claim.victims}
         for one in decision.starts:
             assert len(one.placements) == len(one.gang.members)
@@ -58,33 +58,33 @@ def test_gangs_start_whole_and_never_on_what_is_taken(
             trial.take_gang(Running(claimant, claim.placements, NOW, NOW + claimant.seconds))
         running += decision.starts
         for one in decision.starts:
-            books.take_gang(one)
+            allocations.take_gang(one)
 
 
 def test_the_rest_of_a_gang_goes_near_the_others_before_all_that_waits() -> None:
-    books = nodes(2, 1, 2, 2)
-    placed = started(books, gang("half", 2))
+    allocations = nodes(2, 1, 2, 2)
+    placed = started(allocations, gang("half", 2))
     here = {one.node for one in placed.placements}
     assert len(here) == 1
     rest = gang("half", 1)
     decision = decide(
-        question(books, gang("big", 5), running=[placed], rests=[(rest, sorted(here))])
+        question(allocations, gang("big", 5), running=[placed], rests=[(rest, sorted(here))])
     )
     (first, *_) = decision.starts
     assert first.gang is rest
-    rack = {int(books.hardware.rack[node]) for node in here}
-    assert int(books.hardware.rack[first.placements[0].node]) in rack
+    rack = {int(allocations.hardware.rack[node]) for node in here}
+    assert int(allocations.hardware.rack[first.placements[0].node]) in rack
 
 
 def test_a_queue_gets_its_own_back_and_nobody_makes_room_twice() -> None:
-    books = nodes(2, 2)
+    allocations = nodes(2, 2)
     queues = {
         "a": Queue("a", quota=Bound(2000, 160)),
         "b": Queue("b", quota=Bound(2000, 160)),
     }
-    taken = [started(books, gang(f"x{n}", 1, queue="b")) for n in range(4)]
+    taken = [started(allocations, gang(f"x{n}", 1, queue="b")) for n in range(4)]
     mine = [gang(f"y{n}", 1, queue="a", submitted=n) for n in range(3)]
-    decision = decide(question(books, *mine, running=taken, queues=queues))
+    decision = decide(question(allocations, *mine, running=taken, queues=queues))
     victims = [one.gang.name for _, claim in decision.claims for one in claim.victims]
     assert len(victims) == len(set(victims))
     assert {one.name for one, _ in decision.claims} <= {"y0", "y1", "y2"}
@@ -92,38 +92,38 @@ def test_a_queue_gets_its_own_back_and_nobody_makes_room_twice() -> None:
 
 
 def test_gangs_without_a_way_do_not_keep_another_from_its_own() -> None:
-    books = nodes(1, 1, 1)
-    low = started(books, gang("low", 1))
-    kept = [started(books, gang(f"kept{n}", 1, priority=9)) for n in range(2)]
+    allocations = nodes(1, 1, 1)
+    low = started(allocations, gang("low", 1))
+    kept = [started(allocations, gang(f"kept{n}", 1, priority=9)) for n in range(2)]
     hopeless = [gang(f"wide{n}", 1, gpus=2, priority=5, submitted=n) for n in range(TRIES)]
     last = gang("last", 1, priority=5, submitted=99.0)
     asked: dict[str, Any] = {"running": [low, *kept]}
-    first = decide(question(books, *hopeless, last, **asked))
+    first = decide(question(allocations, *hopeless, last, **asked))
     assert not first.claims
     assert first.overlooked == 1
     looked = dict.fromkeys(first.looked_at, 1)
-    then = decide(question(books, *hopeless, last, looked=looked, **asked))
+    then = decide(question(allocations, *hopeless, last, looked=looked, **asked))
     assert [one.name for one, _ in then.claims] == ["last"]
 
 
 def test_the_rest_of_a_gang_waits_for_its_queues_limit() -> None:
-    books = nodes(2, 2)
+    allocations = nodes(2, 2)
     queues = {"q": Queue("q", limit=Bound(2000, None))}
-    half = started(books, gang("half", 1, queue="q"))
-    other = started(books, gang("other", 1, queue="q"))
+    half = started(allocations, gang("half", 1, queue="q"))
+    other = started(allocations, gang("other", 1, queue="q"))
     rest = gang("half", 1, queue="q")
     running = [half, other]
-    decision = decide(question(books, running=running, rests=[(rest, [0])], queues=queues))
+    decision = decide(question(allocations, running=running, rests=[(rest, [0])], queues=queues))
     assert not decision.starts
     assert decision.waits == {"half": "queue q may have 2 GPUs; with this gang it would have 3"}
 
 
 def test_two_claims_of_one_decision_keep_to_a_limit_together() -> None:
-    books = nodes(2, 2)
+    allocations = nodes(2, 2)
     queues = {"q": Queue("q", quota=Bound(2000, 160), limit=Bound(2000, None))}
-    taken = [started(books, gang(f"x{n}", 1)) for n in range(4)]
+    taken = [started(allocations, gang(f"x{n}", 1)) for n in range(4)]
     mine = [gang(f"y{n}", 2, queue="q", submitted=n) for n in range(2)]
-    decision = decide(question(books, *mine, running=taken, queues=queues))
+    decision = decide(question(allocations, *mine, running=taken, queues=queues))
     assert [one.name for one, _ in decision.claims] == ["y0"]
 
 
@@ -133,27 +133,27 @@ def test_two_claims_of_one_decision_keep_to_a_limit_together() -> None:
 def test_who_waits_for_an_elastic_job_does_not_lose_it_to_one_behind_it(
     size: int, asked: set[str]
 ) -> None:
-    books = nodes(4)
-    job = started(books, gang("job", 4))
+    allocations = nodes(4)
+    job = started(allocations, gang("job", 4))
     first = gang("first", 2, priority=10)
     second = gang("second", size, priority=5, seconds=50.0)  # it is over before the job would be
-    givers = [Giver("job", 60.0, parts_of(job, 1))]
-    decision = decide(question(books, first, second, running=[job], givers=givers))
+    givers = [ElasticSurplus("job", 60.0, parts_of(job, 1))]
+    decision = decide(question(allocations, first, second, running=[job], givers=givers))
     assert decision.asked == {name: {"job": 60.0} for name in asked}
     assert not decision.claims
 
 
 @pytest.mark.parametrize(("own", "is_asked"), [(2, False), (1, True)])
 def test_a_job_is_asked_for_no_more_than_its_queue_borrows(own: int, *, is_asked: bool) -> None:
-    books = nodes(4)
+    allocations = nodes(4)
     queues = {
         "x": Queue("x", quota=Bound(1000 * own, 80 * own)),
         "y": Queue("y", quota=Bound(3000, 240)),
     }
-    job = started(books, gang("job", 4, queue="x"))
-    givers = [Giver("job", 60.0, parts_of(job, 1))]
+    job = started(allocations, gang("job", 4, queue="x"))
+    givers = [ElasticSurplus("job", 60.0, parts_of(job, 1))]
     mine = gang("mine", 3, queue="y")
-    decision = decide(question(books, mine, running=[job], givers=givers, queues=queues))
+    decision = decide(question(allocations, mine, running=[job], givers=givers, queues=queues))
     assert bool(decision.asked) is is_asked
     assert bool(decision.claims) is not is_asked
 
@@ -168,28 +168,28 @@ def test_a_job_is_asked_for_no_more_than_its_queue_borrows(own: int, *, is_asked
 def test_elastic_jobs_are_asked_first_and_after_their_time_claims_are_as_without_them(
     sizes: list[int], elastic: list[tuple[int, int]], claims: list[int], quota: int
 ) -> None:
-    books = nodes(*sizes)
+    allocations = nodes(*sizes)
     queues = {"a": Queue("a", quota=Bound(1000 * quota, 80 * quota))}
     running, givers = [], []
     for number, (size, least) in enumerate(elastic):
         one = gang(f"job{number}", size)
-        if decide(question(books, one)).starts:
-            running.append(started(books, one))
+        if decide(question(allocations, one)).starts:
+            running.append(started(allocations, one))
             if size > least:
-                givers.append(Giver(f"job{number}", 60.0, parts_of(running[-1], least)))
+                givers.append(ElasticSurplus(f"job{number}", 60.0, parts_of(running[-1], least)))
     mine = [gang(f"y{n}", size, queue="a", submitted=n) for n, size in enumerate(claims)]
     asked: dict[str, Any] = {"running": running, "queues": queues}
-    without = decide(question(books, *mine, **asked))
+    without = decide(question(allocations, *mine, **asked))
     every = {one.name for one in mine}
-    after = decide(question(books, *mine, givers=givers, waited=every, **asked))
+    after = decide(question(allocations, *mine, givers=givers, waited=every, **asked))
     assert (after.claims, after.asked) == (without.claims, {})
-    first = decide(question(books, *mine, givers=givers, **asked))
+    first = decide(question(allocations, *mine, givers=givers, **asked))
     claimed = {one.name for one, _ in first.claims}
     assert claimed.isdisjoint(first.asked)
     if without.claims:
         assert claimed | first.asked.keys()
     for name, jobs in first.asked.items():
-        room = books.copy()
+        room = allocations.copy()
         for giver in givers:
             for part in giver.parts if giver.job in jobs else ():
                 room.give_gang(part)

@@ -11,8 +11,8 @@ import msgspec
 from typer.testing import CliRunner, Result
 
 from aliquot.cli.app import app
-from aliquot.kubernetes.gangs.elastic import Terms
-from aliquot.kubernetes.names import ELASTIC, JOB, QUEUE
+from aliquot.kubernetes.api.names import ELASTIC, JOB, QUEUE
+from aliquot.kubernetes.cluster.elastic import Terms
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, running
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from aliquot.kubernetes.api.presets import ALIQUOT
+from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.gangs import finished, state
 from aliquot.kubernetes.gangs.sources import size_in
-from aliquot.kubernetes.pods import asks
-from aliquot.kubernetes.presets import ALIQUOT
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, played
 from kubernetes.scheduler.replica import Replica

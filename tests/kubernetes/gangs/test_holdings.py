@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aliquot.kubernetes.api.names import GANG, GANG_SIZE, PLAN, QUEUE
 from aliquot.kubernetes.api.objects import Pod
-from aliquot.kubernetes.gangs.holdings import Holdings
-from aliquot.kubernetes.gangs.members import Key
-from aliquot.kubernetes.gangs.roster import Roster
-from aliquot.kubernetes.gangs.state import Place
-from aliquot.kubernetes.names import GANG, GANG_SIZE, PLAN, QUEUE
-from aliquot.kubernetes.pods import asks
-from aliquot.kubernetes.presets import ALIQUOT
-from aliquot.kubernetes.queues.known import Queues
-from aliquot.kubernetes.scheduler.cluster import Cluster, Reserved
-from aliquot.kubernetes.scheduler.parts import plan_of
-from aliquot.kubernetes.scheduler.planner import Planner
-from aliquot.placement.queues import Resources, usage
+from aliquot.kubernetes.api.presets import ALIQUOT
+from aliquot.kubernetes.api.requests import asks
+from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
+from aliquot.kubernetes.cluster.cluster import Cluster, Reserved
+from aliquot.kubernetes.cluster.membership import Key
+from aliquot.kubernetes.cluster.parts import plan_of
+from aliquot.kubernetes.cluster.queues import Queues
+from aliquot.kubernetes.cluster.workloads import Workloads
+from aliquot.kubernetes.extender.planner import Planner
+from aliquot.kubernetes.gangs.state import MemberPlace
+from aliquot.placement.queues.quota import Resources, usage
 from kubernetes.builders import make_node, make_pod
 from kubernetes.queues.builders import make_namespace
 
@@ -38,8 +38,8 @@ class Stage:
         self.cluster = Cluster(now=lambda: NOW)
         self.planner = Planner(self.cluster)
         self.queues = Queues()
-        self.roster = Roster(self.queues.queue_of, lambda pod: asks(pod, (ALIQUOT,)), 60.0)
-        self.holdings = Holdings(self.cluster, self.roster, self.queues)
+        self.roster = Workloads(self.queues.queue_of, lambda pod: asks(pod, (ALIQUOT,)), 60.0)
+        self.holdings = WorkloadAllocations(self.cluster, self.roster, self.queues)
         for name in ("n0", "n1"):
             self.cluster.set_node(name, make_node(name, 3))
 
@@ -113,13 +113,13 @@ def test_what_is_kept_is_what_would_be_found_anew(ops: list[tuple[str, int]], lo
 
 
 def check(stage: Stage) -> None:
-    kept, anew = stage.holdings, Holdings(stage.cluster, stage.roster, stage.queues)
+    kept, anew = stage.holdings, WorkloadAllocations(stage.cluster, stage.roster, stage.queues)
     stage.roster.listeners.pop()
     mine = {one.gang.name: one for one in kept.running(NOW)}
     fresh = {one.gang.name: one for one in anew.running(NOW)}
     assert mine == fresh
     assert kept.parties(NOW) == anew.parties(NOW)
-    hardware = stage.cluster.chooser.books.hardware
+    hardware = stage.cluster.chooser.allocations.hardware
     counted = {queue: one for queue, one in kept.used(NOW).items() if one != Resources()}
     assert counted == usage(mine.values(), hardware)
     some = {"uid-p0", "uid-p1"}
@@ -129,14 +129,14 @@ def check(stage: Stage) -> None:
 
 def test_what_is_given_back_leaves_the_books_as_they_were() -> None:
     stage = Stage()
-    before = stage.cluster.chooser.books.copy()
+    before = stage.cluster.chooser.allocations.copy()
     for number in range(6):
         stage.come(number)
         stage.reserve(number)
-    books = stage.cluster.chooser.books.copy()
+    allocations = stage.cluster.chooser.allocations.copy()
     for one in stage.holdings.running(NOW):
-        books.give_gang(one)
-    assert books.fingerprint == before.fingerprint
+        allocations.give_gang(one)
+    assert allocations.fingerprint == before.fingerprint
 
 
 @settings(max_examples=60, deadline=None)
@@ -159,13 +159,13 @@ def test_what_those_that_end_have_is_free_soon_but_for_gpus_that_others_were_giv
         for place in one.placements
     }
     assert taken.isdisjoint((at.node, at.gpus) for one in found for at in one.placements)
-    books = stage.cluster.chooser.books.copy()
+    allocations = stage.cluster.chooser.allocations.copy()
     for one in found:
-        books.give_gang(one)
+        allocations.give_gang(one)
     if not given:
         for uid in uids:
             stage.cluster.forget(uid)
-        assert books.fingerprint == stage.cluster.chooser.books.fingerprint
+        assert allocations.fingerprint == stage.cluster.chooser.allocations.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_of_a_gang_and_those_that_end_for_it_a_limit_counts_the_one_that_has_mor
             stage.planner.filter(pod, ["n0", "n1"])
             uids[name].append(pod.metadata.uid)
     gang = stage.roster.gangs[Key("ns", "new")]
-    gang.reserved = {uid: Place("n0", ()) for uid in uids["new"]}
+    gang.reserved = {uid: MemberPlace("n0", ()) for uid in uids["new"]}
     assert stage.holdings.charged(NOW)[("default",)].milli == 1000 * (ended + begun)
     gang.making_room = frozenset(uids["old"])
     assert stage.holdings.charged(NOW)[("default",)].milli == 1000 * counted

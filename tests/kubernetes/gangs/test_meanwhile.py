@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aliquot.kubernetes.api import leader
-from aliquot.kubernetes.scheduler import planner
+from aliquot.kubernetes.extender import planner
 from kubernetes.fake_api import until
 from kubernetes.gangs.thinking import Thinking
 from kubernetes.gangs.world import World, is_bound, played
@@ -68,7 +68,7 @@ def test_nobody_ends_for_a_gang_that_finds_room_meanwhile(thinking: Thinking) ->
         world.delete("short")
         await until(lambda: "short" not in world.pods())
         cluster = world.leader.scheduler.cluster
-        await until(lambda: int(cluster.chooser.books.holders.sum()) == 1)
+        await until(lambda: int(cluster.chooser.allocations.holders.sum()) == 1)
         thinking.go_on()
         await is_bound(world, "high", 1)
         assert set(world.bound()) == {"low-0", "high-0"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.kubernetes.api.objects import Gate, Owner
-from aliquot.kubernetes.gangs.members import (
+from aliquot.kubernetes.cluster.membership import (
     Key,
     Source,
     claim_of,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from aliquot.kubernetes.api.objects import Node
-from aliquot.kubernetes.gangs.nodes import BLOCKS, RACKS, Limits, label_of
+from aliquot.kubernetes.cluster.constraints import BLOCKS, RACKS, NodeConstraints, label_of
 from kubernetes.builders import pod_of
 
 NODE = msgspec.convert(
@@ -18,7 +18,7 @@ GPU = {"key": "gpu", "effect": "NoSchedule"}
 
 
 def allowed(node: Node = NODE, **spec: Any) -> bool:
-    return Limits.of(pod_of({"spec": spec})).allow("n1", node)
+    return NodeConstraints.of(pod_of({"spec": spec})).allow("n1", node)
 
 
 def tainted(*taints: dict[str, str], **more: Any) -> Node:
@@ -69,7 +69,7 @@ def test_selectors_taints_and_cordons() -> None:
 
 
 def test_a_node_that_was_not_offered_is_barred() -> None:
-    assert not Limits.of(pod_of({}), ["n1"]).allow("n1", NODE)
+    assert not NodeConstraints.of(pod_of({}), ["n1"]).allow("n1", NODE)
 
 
 def test_the_first_known_label_names_the_rack() -> None:

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from aliquot.kubernetes.names import ROOM
-from aliquot.kubernetes.scheduler import run as scheduler
+from aliquot.kubernetes import scheduler
+from aliquot.kubernetes.api.names import ROOM
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, led, played, running
 from kubernetes.scheduler.replica import Replica, replica

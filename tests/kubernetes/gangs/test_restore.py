@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.kubernetes.plan import ContainerPlan, Plan
+from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from kubernetes.builders import CARD, gpu_uuid
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led

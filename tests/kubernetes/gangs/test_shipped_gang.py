@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from aliquot.kubernetes.gangs.members import BY_LABEL, KUBEFLOW, KUBEFLOW_JOBS, claim_of, is_gated
-from aliquot.kubernetes.gangs.nodes import BLOCKS, RACKS
-from aliquot.kubernetes.gangs.objects import GANGS, GangSpec, GangStatus, Phase
+from aliquot.kubernetes.api.gang import GANGS, GangSpec, GangStatus, Phase
+from aliquot.kubernetes.cluster.constraints import BLOCKS, RACKS
+from aliquot.kubernetes.cluster.membership import (
+    BY_LABEL,
+    KUBEFLOW,
+    KUBEFLOW_JOBS,
+    claim_of,
+    is_gated,
+)
 from kubernetes import chart
 from kubernetes.builders import pod_of
 from kubernetes.shipped import find, pod_in, shape_of_schema, shape_of_type

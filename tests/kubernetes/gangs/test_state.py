@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
-from aliquot.kubernetes.gangs.holdings import Holdings
-from aliquot.kubernetes.gangs.members import Key
-from aliquot.kubernetes.gangs.objects import Phase
+from aliquot.kubernetes.api.gang import Phase
+from aliquot.kubernetes.api.names import GANG, GANG_SIZE
+from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
+from aliquot.kubernetes.cluster.cluster import Cluster
+from aliquot.kubernetes.cluster.membership import Key
+from aliquot.kubernetes.cluster.queues import Queues
+from aliquot.kubernetes.cluster.workloads import Workloads
 from aliquot.kubernetes.gangs.reservations import Reservations, Times
-from aliquot.kubernetes.gangs.roster import Roster
-from aliquot.kubernetes.gangs.state import FIRST_PAUSE, Known
-from aliquot.kubernetes.names import GANG, GANG_SIZE
-from aliquot.kubernetes.queues.known import Queues
-from aliquot.kubernetes.scheduler.cluster import Cluster
+from aliquot.kubernetes.gangs.state import FIRST_PAUSE, GangState
 from kubernetes.builders import make_pod
 
 NOW = 1000.0
 
 
 def test_elastic_jobs_are_waited_for_until_one_time_whoever_is_asked() -> None:
-    gang = Known(Key("ns", "g"))
+    gang = GangState(Key("ns", "g"))
     gang.ask({"ns/a": 10.0}, NOW)
     gang.ask({"ns/b": 300.0}, NOW + 9)
     assert not gang.has_waited(NOW + 9)
@@ -31,7 +31,7 @@ def test_elastic_jobs_are_waited_for_until_one_time_whoever_is_asked() -> None:
 
 
 def test_pauses_grow_with_the_tries_and_begin_anew_when_it_is_whole() -> None:
-    gang = Known(Key("ns", "g"))
+    gang = GangState(Key("ns", "g"))
     pod = make_pod("g-0", annotations={GANG: "g", GANG_SIZE: "1"}, gpu=1)
     gang.pods = {pod.metadata.uid: pod}
     pauses = []
@@ -43,7 +43,9 @@ def test_pauses_grow_with_the_tries_and_begin_anew_when_it_is_whole() -> None:
     gang.pods = {pod.metadata.uid: msgspec.structs.replace(pod, spec=bound)}
     gang.version += 1
     cluster, queues = Cluster(), Queues()
-    holdings = Holdings(cluster, Roster(queues.queue_of, lambda _: True, 60.0), queues)
+    holdings = WorkloadAllocations(
+        cluster, Workloads(queues.queue_of, lambda _: True, 60.0), queues
+    )
     Reservations(cluster, holdings, Times()).settle(gang, None, NOW)
     assert gang.phase is Phase.BOUND
     gang.give_up("nobody came", NOW)

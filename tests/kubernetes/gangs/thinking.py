@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from aliquot.kubernetes.gangs import planning
-from aliquot.kubernetes.gangs.decide import Decision, Question, decide
+from aliquot.placement.decide import Decision, DecisionInput, decide
 from kubernetes.fake_api import until
 
 
@@ -33,7 +33,7 @@ class Thinking:
     def go_on(self) -> None:
         self._go_on.set()
 
-    def _decide(self, question: Question) -> Decision:
+    def _decide(self, question: DecisionInput) -> Decision:
         decision = decide(question)
         if self._hold and (decision.starts or decision.claims):
             self._hold = False

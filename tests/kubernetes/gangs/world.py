@@ -14,13 +14,13 @@ from typing import Any
 import httpx2
 import msgspec
 
+from aliquot.kubernetes.api.gang import GangObject
+from aliquot.kubernetes.api.names import GANG, GANG_SIZE, GATE, PLAN
 from aliquot.kubernetes.api.objects import PODS, Pod
+from aliquot.kubernetes.api.plan import decode_plan
+from aliquot.kubernetes.cluster.membership import POD_GROUP
 from aliquot.kubernetes.gangs.controller import GangOptions
-from aliquot.kubernetes.gangs.members import POD_GROUP
-from aliquot.kubernetes.gangs.objects import GangObject
 from aliquot.kubernetes.gangs.reservations import Times
-from aliquot.kubernetes.names import GANG, GANG_SIZE, GATE, PLAN
-from aliquot.kubernetes.plan import decode_plan
 from kubernetes.builders import make_node, make_pod
 from kubernetes.fake_api import FakeApi, Json, as_json, until
 from kubernetes.scheduler.replica import Replica, put_node, replica

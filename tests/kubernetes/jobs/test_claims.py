@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from aliquot.kubernetes.gangs import elastic, state
+from aliquot.kubernetes.api.names import NOTICE
+from aliquot.kubernetes.cluster import elastic
+from aliquot.kubernetes.gangs import state
 from aliquot.kubernetes.jobs import run as jobs_run
 from aliquot.kubernetes.jobs.run import Options
 from aliquot.kubernetes.jobs.run import Replica as Controller
-from aliquot.kubernetes.names import NOTICE
-from aliquot.placement.elastic import Rules
+from aliquot.placement.elastic.resize import Rules
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON as GANGS_SOON
 from kubernetes.gangs.world import World as GangWorld

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from aliquot.kubernetes.api.elasticjob import ElasticJob
+from aliquot.kubernetes.api.presets import ALIQUOT
+from aliquot.kubernetes.jobs.codec import Memory
 from aliquot.kubernetes.jobs.form import asked_by, job_of, pod_in
-from aliquot.kubernetes.jobs.memory import Memory
-from aliquot.kubernetes.jobs.objects import ElasticJob
 from aliquot.kubernetes.jobs.sizes import Candidate, Sizer
-from aliquot.kubernetes.presets import ALIQUOT
-from aliquot.model.record import Record
+from aliquot.model.status import Record
 from kubernetes.fake_api import Json
 from kubernetes.jobs.test_jobs import scenario, started
 from kubernetes.jobs.world import World

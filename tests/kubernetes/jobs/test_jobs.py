@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from aliquot.kubernetes.api.names import DURATION
 from aliquot.kubernetes.api.objects import Meta, Queue
-from aliquot.kubernetes.names import DURATION
-from aliquot.kubernetes.queues.spec import Amounts, QueueSpec
+from aliquot.kubernetes.api.queue import Amounts, QueueSpec
 from kubernetes.jobs.world import TEMPLATE, World
 
 

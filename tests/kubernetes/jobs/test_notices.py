@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.kubernetes.names import NOTICE
+from aliquot.kubernetes.api.names import NOTICE
 from kubernetes.jobs.test_jobs import scenario, started
 from kubernetes.jobs.world import World
 

@@ -10,20 +10,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from aliquot.kubernetes.api.elasticjob import ElasticJob, ElasticJobSpec
+from aliquot.kubernetes.api.presets import ALIQUOT
+from aliquot.kubernetes.jobs.codec import Memory, read_memory
 from aliquot.kubernetes.jobs.form import asked_by, job_of, pod_in, sizes_of
 from aliquot.kubernetes.jobs.manifests import pod_body, service_body
-from aliquot.kubernetes.jobs.memory import Memory, read_memory
-from aliquot.kubernetes.jobs.objects import ElasticJob, ElasticJobSpec
 from aliquot.kubernetes.jobs.room import ClusterRoom, Party
 from aliquot.kubernetes.jobs.sizes import Candidate
-from aliquot.kubernetes.presets import ALIQUOT
 from aliquot.model.errors import StateError
 from aliquot.model.job import State
-from aliquot.model.record import Leaving, Record, Slot, Stage
-from aliquot.placement.books import Books
-from aliquot.placement.demand import Demand, Gang, Placement, Running
-from aliquot.placement.snapshot import NodeSpec, empty
-from aliquot.placement.strategies import strategy
+from aliquot.model.status import Leaving, Record, Slot, Stage
+from aliquot.placement.choose.strategies import strategy
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import Demand, Gang, Placement, Running
+from aliquot.placement.core.snapshot import NodeSpec, empty
 from kubernetes.jobs.world import TEMPLATE
 
 
@@ -132,16 +132,16 @@ def test_what_is_remembered_is_read_again() -> None:
 
 
 def test_room_counts_who_stays_where_they_are_and_who_moves() -> None:
-    books = Books(empty([NodeSpec("a", 2), NodeSpec("b", 2)]))
+    allocations = Allocations(empty([NodeSpec("a", 2), NodeSpec("b", 2)]))
     held = []
     for rank, place in enumerate([Placement(0, (0,)), Placement(1, (0,)), Placement(0, (1,))]):
         one = Running(Gang(f"w{rank}", (Demand(),)), (place,), 0.0, 1.0)
-        books.take_gang(one)
+        allocations.take_gang(one)
         held.append(one)
     pair = Party("pair", (Demand(gpus=2),))
     for live in (False, True):
         parties = {"job": Party("job", (Demand(),), tuple(held), 3, live=live), "pair": pair}
-        room = ClusterRoom(books, strategy("fragmentation", books.hardware), parties)
+        room = ClusterRoom(allocations, strategy("fragmentation", allocations.hardware), parties)
         assert room.holds({"job": 3})
         assert room.holds({"job": 4})
         assert not room.holds({"job": 5})
@@ -153,9 +153,9 @@ def test_room_counts_who_stays_where_they_are_and_who_moves() -> None:
 
 
 def test_a_job_on_its_way_has_its_place_or_is_left_out() -> None:
-    books = Books(empty([NodeSpec("a", 4)]))
+    allocations = Allocations(empty([NodeSpec("a", 4)]))
     parties = {name: Party(name, (Demand(),)) for name in ("coming", "huge", "other")}
-    room = ClusterRoom(books, strategy("fragmentation", books.hardware), parties)
+    room = ClusterRoom(allocations, strategy("fragmentation", allocations.hardware), parties)
     there = room.arrived({"coming": 2, "huge": 9})
     assert there.holds({"coming": 2, "huge": 9, "other": 2})
     assert not there.holds({"coming": 2, "huge": 9, "other": 3})

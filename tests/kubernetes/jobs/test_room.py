@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.kubernetes.jobs.room import ClusterRoom, Party
-from aliquot.placement.books import Books
-from aliquot.placement.demand import Gang, Placement, Running, whole
-from aliquot.placement.snapshot import NodeSpec, empty
-from aliquot.placement.strategies import strategy
+from aliquot.placement.choose.strategies import strategy
+from aliquot.placement.core.allocations import Allocations
+from aliquot.placement.core.demand import Gang, Placement, Running, whole
+from aliquot.placement.core.snapshot import NodeSpec, empty
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,9 @@ class Scene:
     nodes: dict[str, list[int]]  # where the workers are
 
     def room(self, live: set[str]) -> ClusterRoom:
-        books = Books(empty([NodeSpec(f"n{i}", count) for i, count in enumerate(self.gpus)]))
+        allocations = Allocations(
+            empty([NodeSpec(f"n{i}", count) for i, count in enumerate(self.gpus)])
+        )
         next_gpu = [0] * len(self.gpus)
         parties = {}
         for name, each in self.each.items():
@@ -40,10 +42,10 @@ class Scene:
                 next_gpu[node] += each
                 gang = Gang(name, (whole(each),))
                 held.append(Running(gang, (Placement(node, gpus),), 0.0, 1.0))
-                books.take_gang(held[-1])
+                allocations.take_gang(held[-1])
             size = len(held) or None
             parties[name] = Party(name, (whole(each),), tuple(held), size, name in live)
-        return ClusterRoom(books, strategy("fragmentation", books.hardware), parties)
+        return ClusterRoom(allocations, strategy("fragmentation", allocations.hardware), parties)
 
     def can_hold(self, sizes: Mapping[str, int]) -> bool:
         """Whether there is any way; who keeps its size stays where it is."""

@@ -6,9 +6,9 @@ import msgspec
 import typer
 
 from aliquot.cli.app import app
+from aliquot.kubernetes.api.elasticjob import JOBS, ElasticJob, ElasticJobSpec, ElasticJobStatus
+from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.jobs.form import asked_by, job_of, pod_in
-from aliquot.kubernetes.jobs.objects import JOBS, ElasticJob, ElasticJobSpec, ElasticJobStatus
-from aliquot.kubernetes.presets import ALIQUOT
 from aliquot.model.job import MAX_WORKERS, State
 from kubernetes import chart
 from kubernetes.shipped import container_of, find, shape_of_schema, shape_of_type

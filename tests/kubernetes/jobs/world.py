@@ -16,14 +16,10 @@ import msgspec
 from starlette.responses import Response
 
 from aliquot.kubernetes.api.client import ApiError
-from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Pod, Resource
-from aliquot.kubernetes.gangs.objects import GangObject
-from aliquot.kubernetes.gangs.words import stamp
-from aliquot.kubernetes.gpunode import GpuNodeStatus, HeldPart
-from aliquot.kubernetes.jobs.controller import Controller, Views
-from aliquot.kubernetes.jobs.ledger import Ledger
-from aliquot.kubernetes.jobs.objects import ElasticJob, ElasticJobStatus, JobPod
-from aliquot.kubernetes.names import (
+from aliquot.kubernetes.api.elasticjob import ElasticJob, ElasticJobStatus, JobPod
+from aliquot.kubernetes.api.gang import GangObject
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus, HeldPart
+from aliquot.kubernetes.api.names import (
     GANG,
     GANG_SIZE,
     GATE,
@@ -33,8 +29,12 @@ from aliquot.kubernetes.names import (
     NOTICE,
     PLAN,
 )
-from aliquot.kubernetes.plan import ContainerPlan, Plan
-from aliquot.placement.elastic import Rules
+from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Pod, Resource
+from aliquot.kubernetes.api.plan import ContainerPlan, Plan
+from aliquot.kubernetes.gangs.messages import stamp
+from aliquot.kubernetes.jobs.allocations import Ledger
+from aliquot.kubernetes.jobs.controller import Controller, Views
+from aliquot.placement.elastic.resize import Rules
 from kubernetes.builders import CARD, make_node
 from kubernetes.fake_api import FakeApi, Json, _Where, as_json
 

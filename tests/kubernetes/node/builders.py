@@ -6,12 +6,12 @@ import itertools
 from typing import TYPE_CHECKING
 
 import support
-from aliquot.kubernetes.names import MEMORY_UNIT
+from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.node.held import Held, Owner, Part, Settings
 from aliquot.kubernetes.node.units import Card
 
 if TYPE_CHECKING:
-    from aliquot.kubernetes.plan import Kind
+    from aliquot.kubernetes.api.plan import Kind
 
 GPU, SGPU = "aliquot.io/gpu", "aliquot.io/sgpu"
 MEMORY, CORE = "aliquot.io/vcuda-memory", "aliquot.io/vcuda-core"

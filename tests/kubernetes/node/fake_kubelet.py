@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from aliquot.kubernetes.api.requests import quantity
 from aliquot.kubernetes.kubelet import deviceplugin_pb2 as messages
 from aliquot.kubernetes.kubelet import podresources_pb2 as resources
 from aliquot.kubernetes.kubelet import wire
-from aliquot.kubernetes.pods import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aliquot.kubernetes.names import MEMORY_UNIT
-from aliquot.kubernetes.plan import ContainerPlan, Plan
+from aliquot.kubernetes.api.names import MEMORY_UNIT
+from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from aliquot.model import Policy, Priority
 from aliquot.slices import control
 from kubernetes.builders import container, make_pod

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import support
+from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.api.objects import Pod
-from aliquot.kubernetes.names import MEMORY_UNIT
+from aliquot.kubernetes.api.presets import ALIQUOT
+from aliquot.kubernetes.api.requests import requests_of
 from aliquot.kubernetes.node.allocate import Allocator
 from aliquot.kubernetes.node.books import Books
 from aliquot.kubernetes.node.identity import Identity
@@ -22,8 +24,6 @@ from aliquot.kubernetes.node.roster import Roster
 from aliquot.kubernetes.node.store import Store
 from aliquot.kubernetes.node.units import Card, offers_of
 from aliquot.kubernetes.node.whose import RefusedError, Whose
-from aliquot.kubernetes.pods import requests_of
-from aliquot.kubernetes.presets import ALIQUOT
 from kubernetes.builders import container, make_pod
 
 if TYPE_CHECKING:

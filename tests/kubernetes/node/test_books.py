@@ -18,11 +18,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from aliquot.kubernetes.names import MEMORY_UNIT
+from aliquot.kubernetes.api.names import MEMORY_UNIT
+from aliquot.kubernetes.api.presets import ALIQUOT, NVIDIA, TENCENT
 from aliquot.kubernetes.node.books import Books, OverTakenError
 from aliquot.kubernetes.node.held import Held
 from aliquot.kubernetes.node.units import Card, offers_of
-from aliquot.kubernetes.presets import ALIQUOT, NVIDIA, TENCENT
 from kubernetes.node.builders import (
     CORE,
     GPU,
@@ -33,8 +33,8 @@ from kubernetes.node.builders import (
 )
 
 if TYPE_CHECKING:
+    from aliquot.kubernetes.api.plan import Kind
     from aliquot.kubernetes.node.held import Part
-    from aliquot.kubernetes.plan import Kind
 
 OFFERS = offers_of([ALIQUOT])
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.node import processes
 from aliquot.kubernetes.node.aside import Aside
 from aliquot.kubernetes.node.books import Books
@@ -20,7 +21,6 @@ from aliquot.kubernetes.node.record import Record
 from aliquot.kubernetes.node.roster import Roster
 from aliquot.kubernetes.node.store import Store
 from aliquot.kubernetes.node.units import offers_of
-from aliquot.kubernetes.presets import ALIQUOT
 from kubernetes.builders import make_pod
 from kubernetes.node.builders import SGPU, make_card, make_held
 

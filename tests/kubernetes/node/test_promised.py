@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aliquot.kubernetes.names import MEMORY_UNIT
+from aliquot.kubernetes.api.names import MEMORY_UNIT
+from aliquot.kubernetes.api.plan import ContainerPlan, Plan
+from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.node.books import Books
 from aliquot.kubernetes.node.promised import with_promised
 from aliquot.kubernetes.node.roster import Roster
 from aliquot.kubernetes.node.units import offers_of
-from aliquot.kubernetes.plan import ContainerPlan, Plan
-from aliquot.kubernetes.presets import ALIQUOT
 from kubernetes.builders import container, make_pod
 from kubernetes.node.builders import MEMORY, make_card, make_held
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.plan import Kind
+    from aliquot.kubernetes.api.plan import Kind
 
 CARDS = [make_card(0), make_card(1)]
 

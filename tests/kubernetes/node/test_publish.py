@@ -6,7 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.gpunode import GpuNodeStatus
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus
 from aliquot.kubernetes.node.publish import Publisher
 from kubernetes.fake_api import FakeApi, until
 from kubernetes.node.rig import NODE

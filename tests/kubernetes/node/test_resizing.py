@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.names import MEMORY_UNIT
-from aliquot.kubernetes.plan import ContainerPlan, Plan
+from aliquot.kubernetes.api.names import MEMORY_UNIT
+from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from aliquot.model import Priority
 from kubernetes.builders import make_pod
 from kubernetes.node.rig import Node, at_work, grant_of, on_node

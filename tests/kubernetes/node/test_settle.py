@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from aliquot.kubernetes.api.presets import ALIQUOT
+from aliquot.kubernetes.api.requests import requests_of
 from aliquot.kubernetes.node.books import Books
 from aliquot.kubernetes.node.settle import rename, settle
 from aliquot.kubernetes.node.units import offers_of
-from aliquot.kubernetes.pods import requests_of
-from aliquot.kubernetes.presets import ALIQUOT
 from kubernetes.builders import container, make_pod
 from kubernetes.node.builders import CORE, GPU, MEMORY, SGPU, make_card, make_held, make_owner
 

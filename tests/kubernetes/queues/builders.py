@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from aliquot.kubernetes.api.names import QUEUE
 from aliquot.kubernetes.api.objects import Meta, Namespace, Pod, Queue
-from aliquot.kubernetes.names import QUEUE
-from aliquot.kubernetes.queues.known import Queues
-from aliquot.kubernetes.queues.spec import Amounts, QueueSpec
+from aliquot.kubernetes.api.queue import Amounts, QueueSpec
+from aliquot.kubernetes.cluster.queues import Queues
 
 GIB = 1 << 30
 CARD = 80 * GIB

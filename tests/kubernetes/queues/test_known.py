@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.kubernetes.api.objects import Queue
-from aliquot.kubernetes.queues.known import Queues
-from aliquot.kubernetes.queues.spec import LEVELS
-from aliquot.placement.queues import Bound, Tree
+from aliquot.kubernetes.api.queue import LEVELS
+from aliquot.kubernetes.cluster.queues import Queues
+from aliquot.placement.queues.quota import Bound, Tree
 from kubernetes.queues.builders import CARD, GIB, know, make_namespace, make_queue, pod_in
 
 NAMES = ("a", "b", "c", "d", "e", "default")

@@ -8,7 +8,7 @@ import msgspec
 import yaml  # type: ignore[import-untyped] # lightkube brings it, without types
 
 from aliquot.kubernetes.api.objects import QUEUES, Queue
-from aliquot.kubernetes.queues.spec import LEVELS, QueueSpec, QueueStatus
+from aliquot.kubernetes.api.queue import LEVELS, QueueSpec, QueueStatus
 from kubernetes.chart import ROOT
 from kubernetes.queues.builders import know
 from kubernetes.shipped import shape_of_schema, shape_of_type

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from aliquot.kubernetes.queues import spec
-from aliquot.kubernetes.queues.known import Queues
+from aliquot.kubernetes.api import queue as spec
+from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.kubernetes.queues.status import Load, statuses
-from aliquot.placement.queues import Resources
+from aliquot.placement.queues.quota import Resources
 from kubernetes.queues.builders import CARD, GIB, know, make_queue
 
 NOON = 1_794_744_000.0  # 2026-11-15T12:00:00Z

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from aliquot.kubernetes.api.objects import QUEUES, Queue
 from aliquot.kubernetes.api.watch import Watch
-from aliquot.kubernetes.queues.known import Queues
+from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.kubernetes.queues.status import Load
 from aliquot.kubernetes.queues.write import Writer
-from aliquot.placement.queues import Resources
+from aliquot.placement.queues.quota import Resources
 from kubernetes.fake_api import FakeApi, as_json, until
 from kubernetes.queues.builders import CARD, make_queue
 

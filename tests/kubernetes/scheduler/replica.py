@@ -11,10 +11,10 @@ import httpx2
 import msgspec
 
 from aliquot.kubernetes.api.leader import Times
+from aliquot.kubernetes.api.names import PLAN
 from aliquot.kubernetes.api.objects import GPU_NODES, PODS, GpuNode, Pod
-from aliquot.kubernetes.names import PLAN
-from aliquot.kubernetes.plan import Plan, decode_plan
-from aliquot.kubernetes.scheduler.run import Options, Scheduler
+from aliquot.kubernetes.api.plan import Plan, decode_plan
+from aliquot.kubernetes.scheduler import Options, Scheduler
 from kubernetes.fake_api import FakeApi, as_json, until
 
 OFTEN = Times(retry=0.05)

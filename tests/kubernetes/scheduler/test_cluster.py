@@ -1,4 +1,5 @@
-"""The cluster's books are, after any changes, what they would be if all were read from scratch."""
+"""The cluster's allocations are, after any changes, what they would be if all were read from
+scratch."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aliquot.kubernetes.api.names import GPUS, PLAN, POLICY
 from aliquot.kubernetes.api.objects import GpuNode, Pod
-from aliquot.kubernetes.names import GPUS, PLAN, POLICY
-from aliquot.kubernetes.plan import ContainerPlan, Plan
-from aliquot.kubernetes.scheduler.cluster import UNNAMED_SECONDS, Cluster, Reserved
-from aliquot.kubernetes.scheduler.parts import Part
-from aliquot.placement.demand import Demand, Kind, sliced, whole
+from aliquot.kubernetes.api.plan import ContainerPlan, Plan
+from aliquot.kubernetes.cluster.cluster import UNNAMED_SECONDS, Cluster, Reserved
+from aliquot.kubernetes.cluster.parts import Part
+from aliquot.placement.core.demand import Demand, Kind, sliced, whole
 from kubernetes.builders import CARD, GIB, container, gpu_uuid, held, make_node, make_pod
 
 SHAPES: list[Demand] = [
@@ -71,12 +72,12 @@ def holding(node: GpuNode, pod: Pod, gpu: int, *, gib: int = 10, kind: str = "sl
 
 
 def row(cluster: Cluster, name: str) -> dict[str, list[int]]:
-    books = cluster.chooser.books
+    allocations = cluster.chooser.allocations
     at = cluster.rows[name]
     width = len(cluster.nodes[name].status.gpus)
     return {
-        what: getattr(books, what)[at, :width].tolist()
-        for what in ("milli_left", "bytes_left", "kind", "holders")
+        what: getattr(allocations, what)[at, :width].tolist()
+        for what in ("milli_free", "bytes_free", "kind", "holders")
     }
 
 
@@ -87,8 +88,8 @@ def test_a_node_is_empty_until_somebody_is_there() -> None:
     cluster = Cluster()
     cluster.set_node("n0", make_node("n0", 2))
     assert row(cluster, "n0") == {
-        "milli_left": [1000, 1000],
-        "bytes_left": [CARD, CARD],
+        "milli_free": [1000, 1000],
+        "bytes_free": [CARD, CARD],
         "kind": [Kind.FREE, Kind.FREE],
         "holders": [0, 0],
     }
@@ -100,11 +101,11 @@ def test_a_bound_pod_counts_by_its_plan_until_its_node_names_it() -> None:
     cluster.set_node("n0", node)
     pod = planned("a", "n0", [0])
     cluster.set_pod(pod.metadata.uid, pod)
-    assert row(cluster, "n0")["bytes_left"] == [CARD - 10 * GIB, CARD]
-    assert row(cluster, "n0")["milli_left"] == [800, 1000]
+    assert row(cluster, "n0")["bytes_free"] == [CARD - 10 * GIB, CARD]
+    assert row(cluster, "n0")["milli_free"] == [800, 1000]
     # The agent gave it another card: that counts, and the plan no more.
     cluster.set_node("n0", holding(node, pod, 1))
-    assert row(cluster, "n0")["bytes_left"] == [CARD, CARD - 10 * GIB]
+    assert row(cluster, "n0")["bytes_free"] == [CARD, CARD - 10 * GIB]
 
 
 def test_what_a_node_names_counts_whatever_became_of_the_pod() -> None:
@@ -155,8 +156,8 @@ def test_a_plan_of_containers_that_ask_for_nothing_or_something_else_does_not_co
             "a", container("main", memory=4), container("sidecar"), node="n0", annotations=notes
         )
         cluster.set_pod(pod.metadata.uid, pod)
-        assert all(left >= 0 for left in row(cluster, "n0")["bytes_left"])
-        assert max(row(cluster, "n0")["bytes_left"]) <= CARD
+        assert all(left >= 0 for left in row(cluster, "n0")["bytes_free"])
+        assert max(row(cluster, "n0")["bytes_free"]) <= CARD
         if not bad:
             assert row(cluster, "n0")["holders"] == [0, 0]
 
@@ -184,7 +185,7 @@ def test_an_unhealthy_gpu_has_nothing_left() -> None:
     assert np.isfinite(cluster.chooser.costs(whole(2))).any()
     status = msgspec.structs.replace(node.status, gpus=gpus)
     cluster.set_node("n0", msgspec.structs.replace(node, status=status))
-    assert row(cluster, "n0")["milli_left"] == [-1, 1000]
+    assert row(cluster, "n0")["milli_free"] == [-1, 1000]
     assert not np.isfinite(cluster.chooser.costs(whole(2))).any()
 
 
@@ -220,8 +221,8 @@ def test_init_containers_and_those_after_them_count_once() -> None:
         annotations={PLAN: both.encode()},
     )
     cluster.set_pod(pod.metadata.uid, pod)
-    assert row(cluster, "n0")["bytes_left"] == [CARD - 30 * GIB]
-    assert row(cluster, "n0")["milli_left"] == [600]
+    assert row(cluster, "n0")["bytes_free"] == [CARD - 30 * GIB]
+    assert row(cluster, "n0")["milli_free"] == [600]
 
 
 def test_background_work_takes_no_compute() -> None:
@@ -231,7 +232,7 @@ def test_background_work_takes_no_compute() -> None:
     notes = {**pod.metadata.annotations, "aliquot.io/priority": "background"}
     meta = msgspec.structs.replace(pod.metadata, annotations=notes)
     cluster.set_pod(pod.metadata.uid, msgspec.structs.replace(pod, metadata=meta))
-    assert row(cluster, "n0")["milli_left"] == [1000]
+    assert row(cluster, "n0")["milli_free"] == [1000]
 
 
 # --- any order ----------------------------------------------------------------------------------
@@ -376,10 +377,10 @@ def test_after_any_changes_the_books_are_those_made_from_scratch(
             if not shape.thrifty:
                 assert ours == theirs or abs(ours - theirs) < 1e-6
             assert np.isfinite(ours) == np.isfinite(theirs)
-    books = kept.chooser.books
-    number = books.fingerprint
-    books._fingerprint = None
-    assert books.fingerprint == number
-    unused = set(range(books.hardware.size)) - set(kept.rows.values())
+    allocations = kept.chooser.allocations
+    number = allocations.fingerprint
+    allocations._fingerprint = None
+    assert allocations.fingerprint == number
+    unused = set(range(allocations.hardware.size)) - set(kept.rows.values())
     for shape in SHAPES:
         assert not np.isfinite(kept.chooser.costs(shape)[sorted(unused)]).any()

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from aliquot.kubernetes.api.gpunode import HeldPart
+from aliquot.kubernetes.api.names import ROOM
 from aliquot.kubernetes.api.objects import PODS
-from aliquot.kubernetes.gpunode import HeldPart
-from aliquot.kubernetes.names import ROOM
-from aliquot.kubernetes.scheduler import bind, waiting
+from aliquot.kubernetes.extender import bind, waiting
 from kubernetes.builders import gpu_uuid, make_node, make_pod, units
 from kubernetes.fake_api import FakeApi, as_json, until
 from kubernetes.scheduler.replica import (

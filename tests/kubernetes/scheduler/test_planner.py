@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aliquot.kubernetes.api.gpunode import HeldPart
+from aliquot.kubernetes.api.names import PLAN
 from aliquot.kubernetes.api.objects import Container, GpuNode, Pod
-from aliquot.kubernetes.gpunode import HeldPart
-from aliquot.kubernetes.names import PLAN
-from aliquot.kubernetes.pods import ContainerRequest
-from aliquot.kubernetes.presets import ALIQUOT, NVIDIA, SLOTS, TENCENT
-from aliquot.kubernetes.scheduler.cluster import UNNAMED_SECONDS, Cluster
-from aliquot.kubernetes.scheduler.parts import Part, Parts, plan_of
-from aliquot.kubernetes.scheduler.planner import UNKNOWN, Planner
+from aliquot.kubernetes.api.presets import ALIQUOT, NVIDIA, SLOTS, TENCENT
+from aliquot.kubernetes.api.requests import ContainerRequest
+from aliquot.kubernetes.cluster.cluster import UNNAMED_SECONDS, Cluster
+from aliquot.kubernetes.cluster.parts import Part, Parts, plan_of
+from aliquot.kubernetes.extender.planner import UNKNOWN, Planner
 from kubernetes.builders import CARD, GIB, container, gpu_uuid, make_node, make_pod, units
 
 

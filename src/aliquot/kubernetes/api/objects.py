@@ -11,8 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from aliquot.kubernetes import gpunode
-from aliquot.kubernetes.queues import spec as queue
+from aliquot.kubernetes.api import gpunode, queue
 
 Quantity = str | int
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.gangs.members import claim_of
-from aliquot.kubernetes.scheduler.bind import NotBoundError
-from aliquot.kubernetes.scheduler.planner import Answer
+from aliquot.kubernetes.cluster.membership import claim_of
+from aliquot.kubernetes.extender.bind import NotBoundError
+from aliquot.kubernetes.extender.planner import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from aliquot.kubernetes.api.changes import Changes
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.changes import Changes
+    from aliquot.kubernetes.cluster.cluster import Cluster, Reserved
+    from aliquot.kubernetes.cluster.workloads import Workloads
     from aliquot.kubernetes.gangs.reservations import Reservations
-    from aliquot.kubernetes.gangs.roster import Roster
-    from aliquot.kubernetes.gangs.singles import Singles
+    from aliquot.kubernetes.gangs.single_pods import SinglePods
     from aliquot.kubernetes.gangs.term import Term
-    from aliquot.kubernetes.scheduler.cluster import Cluster, Reserved
 
 PERMIT_SECONDS = 50.0  # kube-scheduler waits 60 s for a bind
 
@@ -27,9 +27,9 @@ class Answers:
 
     def __init__(  # noqa: PLR0913, PLR0917 - all that they come from
         self,
-        roster: Roster,
+        roster: Workloads,
         reservations: Reservations,
-        singles: Singles,
+        singles: SinglePods,
         cluster: Cluster,
         changes: Changes,
         term: Term,

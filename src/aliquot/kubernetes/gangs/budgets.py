@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.gangs.roster import work_name
+from aliquot.kubernetes.cluster.workloads import work_name
 
 if TYPE_CHECKING:
-    from aliquot.kubernetes.gangs.doors import Doors
+    from aliquot.kubernetes.cluster.workloads import Workloads
+    from aliquot.kubernetes.gangs.events import GangEvents
+    from aliquot.kubernetes.gangs.evictions import GatesAndEvictions
     from aliquot.kubernetes.gangs.reservations import Reservations, Times
-    from aliquot.kubernetes.gangs.roster import Roster
-    from aliquot.kubernetes.gangs.state import Known
-    from aliquot.kubernetes.gangs.teller import Teller
+    from aliquot.kubernetes.gangs.state import GangState
 
 
 class Budgets:
@@ -25,10 +25,10 @@ class Budgets:
 
     def __init__(
         self,
-        roster: Roster,
+        roster: Workloads,
         reservations: Reservations,
-        doors: Doors,
-        teller: Teller,
+        doors: GatesAndEvictions,
+        teller: GangEvents,
         times: Times,
     ) -> None:
         self._roster = roster
@@ -49,7 +49,7 @@ class Budgets:
             if gang.leaving and not any(uid in wanted for uid in gang.pods):
                 self._keep_half(gang, now)
 
-    def _give_up_claim(self, gang: Known, now: float) -> None:
+    def _give_up_claim(self, gang: GangState, now: float) -> None:
         """Others that are kept from ending are not waited for: another way is sought."""
         refused = [uid for uid in gang.making_room if uid in self._doors.refusals]
         since = min((self._doors.refused_at[uid] for uid in refused), default=now)
@@ -63,7 +63,7 @@ class Budgets:
         self._doors.forget(refused)
         self._reservations.give_up(gang, why, now, pause=False)
 
-    def _keep_half(self, gang: Known, now: float) -> None:
+    def _keep_half(self, gang: GangState, now: float) -> None:
         """A half that may not be ended stays, and is to be completed."""
         refused = [
             self._doors.refusals[one.metadata.uid]

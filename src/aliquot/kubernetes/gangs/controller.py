@@ -2,7 +2,8 @@
 
 A pass goes so:
 1. What became of places that were given (`reservations`, `budgets`).
-2. Who starts, who is promised what, who makes room (`planning`). New places count in the books.
+2. Who starts, who is promised what, who makes room (`planning`). New places count in the
+allocations.
 3. Gang objects are written. A reservation that is not written opens no door, and who is not
    written to be leaving is not evicted.
 4. Gates of members that have their places are taken away; those without one are woken.
@@ -22,45 +23,45 @@ from typing import TYPE_CHECKING
 import structlog
 
 from aliquot.kubernetes.api.client import ApiError
+from aliquot.kubernetes.api.gang import GangSpec, GangStatus, Phase
+from aliquot.kubernetes.api.requests import asks
+from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
+from aliquot.kubernetes.cluster.membership import Key
+from aliquot.kubernetes.cluster.topology import Labels, Topology
+from aliquot.kubernetes.cluster.workloads import Workloads
 from aliquot.kubernetes.gangs.answers import Answers
+from aliquot.kubernetes.gangs.apply import Applier
 from aliquot.kubernetes.gangs.budgets import Budgets
-from aliquot.kubernetes.gangs.deeds import Deeds
-from aliquot.kubernetes.gangs.doors import Doors
+from aliquot.kubernetes.gangs.events import GangEvents
+from aliquot.kubernetes.gangs.evictions import GatesAndEvictions
 from aliquot.kubernetes.gangs.finished import Finished
-from aliquot.kubernetes.gangs.ground import Ground, Labels
-from aliquot.kubernetes.gangs.holdings import Holdings
-from aliquot.kubernetes.gangs.loads import loads_of
-from aliquot.kubernetes.gangs.members import Key
-from aliquot.kubernetes.gangs.objects import GangSpec, GangStatus, Phase
+from aliquot.kubernetes.gangs.messages import stamp
+from aliquot.kubernetes.gangs.observe import Observer
 from aliquot.kubernetes.gangs.planning import Planning
-from aliquot.kubernetes.gangs.question import Questions
 from aliquot.kubernetes.gangs.reservations import Reservations, Times
 from aliquot.kubernetes.gangs.restore import Restorer
-from aliquot.kubernetes.gangs.roster import Roster
-from aliquot.kubernetes.gangs.singles import Singles
+from aliquot.kubernetes.gangs.single_pods import SinglePods
 from aliquot.kubernetes.gangs.sources import Sources, sources_of
 from aliquot.kubernetes.gangs.state import let_stay, owners_of
 from aliquot.kubernetes.gangs.store import Store
-from aliquot.kubernetes.gangs.teller import Teller
 from aliquot.kubernetes.gangs.term import Term
-from aliquot.kubernetes.gangs.words import stamp
-from aliquot.kubernetes.pods import asks
+from aliquot.kubernetes.queues.usage import loads_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from aliquot.kubernetes.api.changes import Changes
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.events import Recorder
+    from aliquot.kubernetes.api.gang import GangObject
     from aliquot.kubernetes.api.objects import Node, Pod
-    from aliquot.kubernetes.changes import Changes
-    from aliquot.kubernetes.gangs.objects import GangObject
+    from aliquot.kubernetes.api.presets import Preset
+    from aliquot.kubernetes.cluster.queues import Queues
+    from aliquot.kubernetes.extender.planner import Planner
     from aliquot.kubernetes.gangs.planning import Outcome
     from aliquot.kubernetes.gangs.sources import Found
-    from aliquot.kubernetes.gangs.state import Known
-    from aliquot.kubernetes.presets import Preset
-    from aliquot.kubernetes.queues.known import Queues
+    from aliquot.kubernetes.gangs.state import GangState
     from aliquot.kubernetes.queues.status import Load
-    from aliquot.kubernetes.scheduler.planner import Planner
 
 PASS_SECONDS = 2.0  # at least every so often: time alone changes something
 LONGEST_PAUSE = 5.0  # between passes, of which a long one is followed by as long a pause
@@ -123,27 +124,27 @@ class Gangs:
         self._queues = queues
         self._cluster = cluster
         self._options = options
-        self._roster = Roster(queues.queue_of, asks_for_gpus, options.assumed)
-        self._holdings = Holdings(cluster, self._roster, queues)
+        self._roster = Workloads(queues.queue_of, asks_for_gpus, options.assumed)
+        self._holdings = WorkloadAllocations(cluster, self._roster, queues)
         self._reservations = Reservations(cluster, self._holdings, times)
-        ground = Ground(cluster, nodes, options.labels)
-        self._doors = Doors(client, now, lambda: term.is_on)
+        ground = Topology(cluster, nodes, options.labels)
+        self._doors = GatesAndEvictions(client, now, lambda: term.is_on)
         self._planning = Planning(
             cluster,
-            Questions(self._roster, planner, queues, ground, self._holdings, doors=self._doors),
-            Deeds(self._roster, cluster, self._reservations, queues, self._holdings),
+            Observer(self._roster, planner, queues, ground, self._holdings, doors=self._doors),
+            Applier(self._roster, cluster, self._reservations, queues, self._holdings),
         )
         self._restorer = Restorer(
             planner, presets, self._roster, queues, self._holdings, self._reservations, times.grace
         )
-        self._singles = Singles(planner, self._roster, queues, self._holdings)
+        self._singles = SinglePods(planner, self._roster, queues, self._holdings)
         self.answers = Answers(
             self._roster, self._reservations, self._singles, cluster, changes, term, now
         )
         self._sources = Sources(client, asks_for_gpus, now)
         self._finished = Finished(client, asks_for_gpus, now)
         self._store = Store(client, now, lambda: term.is_on)
-        self._teller = Teller(recorder, self._store)
+        self._teller = GangEvents(recorder, self._store)
         self._budgets = Budgets(self._roster, self._reservations, self._doors, self._teller, times)
         self._gone: set[Key] = set()
         self._missing = False
@@ -214,7 +215,7 @@ class Gangs:
             gang.phase = Phase.GATHERING
             gang.begin_anew()
 
-    def _found(self, objects: Sequence[GangObject]) -> Iterator[tuple[Known, GangStatus]]:
+    def _found(self, objects: Sequence[GangObject]) -> Iterator[tuple[GangState, GangStatus]]:
         for one in objects:
             key = Key(one.metadata.namespace, one.metadata.name)
             self._store.found(key, one)
@@ -225,7 +226,7 @@ class Gangs:
                 yield gang, one.status
 
     def _largest_gpu(self) -> int:
-        return int(self._cluster.chooser.books.hardware.gpu_bytes.max(initial=0))
+        return int(self._cluster.chooser.allocations.hardware.gpu_bytes.max(initial=0))
 
     # --- again and again --------------------------------------------------------------------------
 
@@ -283,14 +284,14 @@ class Gangs:
         for gang in gathering:
             gang.finished = self._finished.of(gang) if self._is_short(gang) else frozenset()
 
-    def _is_short(self, gang: Known) -> bool:
+    def _is_short(self, gang: GangState) -> bool:
         found = self._source_of(gang)
         if found is not None and found.only_gpus:
             return False
         size, _ = gang.size(found)
         return size is not None and len(gang.members) + len(gang.others) < size
 
-    def _source_of(self, gang: Known) -> Found | None:
+    def _source_of(self, gang: GangState) -> Found | None:
         source = gang.source
         return None if source is None else self._sources.known(gang.key.namespace, source)
 
@@ -324,7 +325,7 @@ class Gangs:
     async def _write(self, number: int) -> None:
         free = asyncio.Semaphore(AT_ONCE)
 
-        async def write(gang: Known) -> None:
+        async def write(gang: GangState) -> None:
             async with free:
                 if self._term.lasts(number) and self._roster.gangs.get(gang.key) is gang:
                     await self._write_one(gang)
@@ -335,12 +336,12 @@ class Gangs:
         others = [one for one in gangs if not one.making_room and self._may_be_told(one)]
         await asyncio.gather(*(write(one) for one in others))
 
-    def _may_be_told(self, gang: Known) -> bool:
+    def _may_be_told(self, gang: GangState) -> bool:
         """Whether the claim that it goes for is written."""
         claimant = self._roster.gangs.get(gang.leaves_for) if gang.leaves_for else None
         return claimant is None or claimant.is_written
 
-    async def _write_one(self, gang: Known) -> None:
+    async def _write_one(self, gang: GangState) -> None:
         found = self._source_of(gang)
         pods = (*gang.pods.values(), *gang.others.values())
         spec = GangSpec(

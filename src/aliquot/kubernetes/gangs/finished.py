@@ -15,16 +15,16 @@ import structlog
 
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.objects import PODS
-from aliquot.kubernetes.gangs.members import claim_of
-from aliquot.kubernetes.gangs.words import seconds_at
+from aliquot.kubernetes.cluster.membership import claim_of
+from aliquot.kubernetes.gangs.messages import seconds_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.gangs.members import Key
-    from aliquot.kubernetes.gangs.state import Known
+    from aliquot.kubernetes.cluster.membership import Key
+    from aliquot.kubernetes.gangs.state import GangState
 
 AGAIN = 5.0
 TOGETHER = 10.0  # seconds between pods that are made together
@@ -54,7 +54,7 @@ class Finished:
         due = [one for one in namespaces if now - self._read.get(one, -AGAIN) >= AGAIN]
         await asyncio.gather(*(self._read_one(one) for one in due))
 
-    def of(self, gang: Known) -> frozenset[str]:
+    def of(self, gang: GangState) -> frozenset[str]:
         """The UIDs of a gang's members that have done their work."""
         found = self._found.get(gang.key.namespace, {}).get(gang.key, ())
         live = (*gang.pods.values(), *gang.others.values())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.scheduler.bind import NotBoundError
+from aliquot.kubernetes.extender.bind import NotBoundError
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -1,7 +1,7 @@
 """One decision over all gangs: the question, the brain's answer, and what is done of it.
 
-The brain thinks in a thread, on a copy of the books. Nothing else waits for it: what it decided is
-done as far as it still can be (`deeds`).
+The brain thinks in a thread, on a copy of the allocations. Nothing else waits for it: what it
+decided is done as far as it still can be (`deeds`).
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.gangs.beside import Beside
-from aliquot.kubernetes.gangs.decide import decide
+from aliquot.kubernetes.gangs.backfill import BackfillWindow
+from aliquot.placement.decide import decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from aliquot.kubernetes.gangs.decide import Decision
-    from aliquot.kubernetes.gangs.deeds import Deeds, Done
-    from aliquot.kubernetes.gangs.members import Key
-    from aliquot.kubernetes.gangs.question import Asked, Questions
+    from aliquot.kubernetes.cluster.cluster import Cluster
+    from aliquot.kubernetes.cluster.membership import Key
+    from aliquot.kubernetes.gangs.apply import Applier, Done
+    from aliquot.kubernetes.gangs.observe import Observed, Observer
     from aliquot.kubernetes.gangs.sources import Found
-    from aliquot.kubernetes.gangs.state import Known
-    from aliquot.kubernetes.scheduler.cluster import Cluster
-    from aliquot.placement.demand import Gang
-    from aliquot.placement.queues import Path
+    from aliquot.kubernetes.gangs.state import GangState
+    from aliquot.placement.core.demand import Gang
+    from aliquot.placement.decide import Decision
+    from aliquot.placement.queues.quota import Path
 
 LONGEST = 60.0  # a decision is made again after so many seconds, whatever has changed
 
@@ -37,9 +37,9 @@ class Outcome:
     something was not possible any more, or not looked at, and is to be decided soon.
     """
 
-    beside: Beside | None = None
+    beside: BackfillWindow | None = None
     stopped: Mapping[Path, Gang] = field(default_factory=dict)
-    claims: list[tuple[Known, str, Mapping[str, str]]] = field(default_factory=list)
+    claims: list[tuple[GangState, str, Mapping[str, str]]] = field(default_factory=list)
     again: bool = False
 
 
@@ -48,7 +48,7 @@ class _Last:
     """The last decision: what it was made from, and when it is no longer good for that."""
 
     sign: object
-    beside: Beside | None
+    beside: BackfillWindow | None
     stopped: Mapping[Path, Gang]
     until: float
 
@@ -56,7 +56,7 @@ class _Last:
 class Planning:
     """Decides, and does it."""
 
-    def __init__(self, cluster: Cluster, questions: Questions, deeds: Deeds) -> None:
+    def __init__(self, cluster: Cluster, questions: Observer, deeds: Applier) -> None:
         self._cluster = cluster
         self._questions = questions
         self._deeds = deeds
@@ -86,7 +86,7 @@ class Planning:
         done = self._deeds.do(decision, asked, now)
         beside = None
         if decision.line is not None:
-            beside = Beside(self._cluster, asked.picture, decision.line, done.promises)
+            beside = BackfillWindow(self._cluster, asked.picture, decision.line, done.promises)
         again = bool(done.undone) or self._overlooks(sign, decision)
         if not (again or decision.starts or decision.claims):  # else the next is another
             self._last = _Last(sign, beside, decision.stopped, _until(asked, done, now))
@@ -100,7 +100,7 @@ class Planning:
         return len(names) < len(decision.looked_at) + decision.overlooked
 
 
-def _until(asked: Asked, done: Done, now: float) -> float:
+def _until(asked: Observed, done: Done, now: float) -> float:
     """Until when the same question has the same answer."""
     gangs = [one.gang for one in asked.ready.values()]
     waits = [until for one in gangs for until in (*one.barred.values(), *one.spared.values())]

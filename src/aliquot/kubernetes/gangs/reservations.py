@@ -1,4 +1,4 @@
-"""The places of gangs on their way: counted in the books, and given up.
+"""The places of gangs on their way: counted in the allocations, and given up.
 
 A place is given up with all others of its gang while none of them is bound: when a pod of the gang,
 the node or a GPU goes away, when kube-scheduler does not offer the node, and when for `grace`
@@ -12,19 +12,19 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.gangs.objects import Phase
+from aliquot.kubernetes.api.gang import Phase
+from aliquot.kubernetes.api.names import PLAN, SCHEDULER
+from aliquot.kubernetes.cluster.cluster import Reserved
 from aliquot.kubernetes.gangs.permit import Permit
-from aliquot.kubernetes.names import PLAN, SCHEDULER
-from aliquot.kubernetes.scheduler.cluster import Reserved
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aliquot.kubernetes.gangs.holdings import Holdings
-    from aliquot.kubernetes.gangs.members import Key
+    from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
+    from aliquot.kubernetes.cluster.cluster import Cluster
+    from aliquot.kubernetes.cluster.membership import Key
     from aliquot.kubernetes.gangs.sources import Found
-    from aliquot.kubernetes.gangs.state import Known, Place
-    from aliquot.kubernetes.scheduler.cluster import Cluster
+    from aliquot.kubernetes.gangs.state import GangState, MemberPlace
 
 ENDING_SECONDS = 600.0  # others that end for a gang are waited for so long
 
@@ -38,16 +38,20 @@ class Times:
 
 
 class Reservations:
-    """All places of all gangs, in the books of one cluster."""
+    """All places of all gangs, in the allocations of one cluster."""
 
-    def __init__(self, cluster: Cluster, holdings: Holdings, times: Times) -> None:
+    def __init__(self, cluster: Cluster, holdings: WorkloadAllocations, times: Times) -> None:
         self._cluster = cluster
         self._holdings = holdings
         self._times = times
         self._permits: dict[Key, Permit] = {}
 
     def take(
-        self, gang: Known, places: Mapping[str, Place], now: float, making_room: frozenset[str]
+        self,
+        gang: GangState,
+        places: Mapping[str, MemberPlace],
+        now: float,
+        making_room: frozenset[str],
     ) -> None:
         """These are the places of a gang's members from now on."""
         gang.reserve(places, now)
@@ -55,7 +59,7 @@ class Reservations:
         self._count(gang)
 
     def give_up(
-        self, gang: Known, why: str, now: float, *, node: str = "", pause: bool = True
+        self, gang: GangState, why: str, now: float, *, node: str = "", pause: bool = True
     ) -> None:
         """Take a gang's places back."""
         for uid in gang.give_up(why, now, node=node, pause=pause):
@@ -64,16 +68,18 @@ class Reservations:
         if permit is not None:
             permit.refuse(f"gang {gang.key}: {why}")
 
-    def permit(self, gang: Known) -> Permit:
+    def permit(self, gang: GangState) -> Permit:
         """The permit of a gang that has places."""
         return self._permits[gang.key]
 
-    def reserved(self, gang: Known, uid: str) -> Reserved:
-        """A member's place, as the books count it."""
+    def reserved(self, gang: GangState, uid: str) -> Reserved:
+        """A member's place, as the allocations count it."""
         place = gang.reserved[uid]
         return Reserved(gang.pods[uid].key, place.node, place.parts, math.inf)
 
-    def restore(self, gang: Known, places: Mapping[str, Place], ending: frozenset[str]) -> None:
+    def restore(
+        self, gang: GangState, places: Mapping[str, MemberPlace], ending: frozenset[str]
+    ) -> None:
         """These were a gang's places when another led, and the API server has them."""
         gang.reserved.update(places)
         gang.persisted = dict(gang.reserved)
@@ -87,7 +93,7 @@ class Reservations:
             permit.refuse(why)
         self._permits.clear()
 
-    def settle(self, gang: Known, found: Found | None, now: float) -> None:
+    def settle(self, gang: GangState, found: Found | None, now: float) -> None:
         """What follows from pods that were bound or went, from nodes, and from time."""
         for pod in gang.bound:
             gang.reserved.pop(pod.metadata.uid, None)
@@ -112,18 +118,18 @@ class Reservations:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _count(self, gang: Known) -> None:
+    def _count(self, gang: GangState) -> None:
         for uid in gang.reserved:
             self._cluster.reserve(uid, self.reserved(gang, uid))
         self._permits[gang.key] = Permit(gang.reserved, is_open=bool(gang.had_nodes))
 
-    def _look_for_room(self, gang: Known, now: float) -> None:
+    def _look_for_room(self, gang: GangState, now: float) -> None:
         """Whether those that make room for a gang are gone."""
         gang.making_room = self._holdings.in_the_way(gang, now)
         if not gang.making_room:
             gang.moved = now
 
-    def _come_to_rest(self, gang: Known, wanted: int | None) -> None:
+    def _come_to_rest(self, gang: GangState, wanted: int | None) -> None:
         """All that are there have nodes."""
         gang.phase, gang.reason, gang.planned = Phase.BOUND, _past_us(gang), None
         if gang.whole_once:
@@ -134,7 +140,7 @@ class Reservations:
             gang.reason = f"{some} have nodes, and the others are not there{gang.why_kept}"
         self._permits.pop(gang.key, None)
 
-    def _look_at_places(self, gang: Known, wanted: int | None, now: float) -> None:
+    def _look_at_places(self, gang: GangState, wanted: int | None, now: float) -> None:
         unbound = {one.metadata.uid for one in gang.unbound}
         gone = [uid for uid in gang.reserved if uid not in unbound]
         if gone and not gang.had_nodes:
@@ -156,7 +162,7 @@ class Reservations:
             permit = self._permits.get(gang.key)
             self.give_up(gang, f"its members did not arrive in time: {permit}", now)
 
-    def _fault(self, uid: str, place: Place, ending: frozenset[str]) -> str:
+    def _fault(self, uid: str, place: MemberPlace, ending: frozenset[str]) -> str:
         """What keeps a place from being taken; nothing where nothing does."""
         if place.node not in self._cluster.rows:
             return f"node {place.node} has no GPUs to give any more"
@@ -174,19 +180,19 @@ class Reservations:
                     return f"a GPU of node {place.node} that it was to have is in use"
         return ""
 
-    def _leave(self, gang: Known, wanted: int | None, now: float) -> None:
+    def _leave(self, gang: GangState, wanted: int | None, now: float) -> None:
         if not gang.leaving:
             why = f"only {_so_many(gang, wanted)} got their nodes: it starts again{gang.why_kept}"
             gang.leave(why, now)
             self.give_up(gang, gang.leaving, now)
 
 
-def _so_many(gang: Known, wanted: int | None) -> str:
+def _so_many(gang: GangState, wanted: int | None) -> str:
     count = len(gang.had_nodes)
     return f"{count} of {wanted} of its pods" if wanted else f"{count} of its pods"
 
 
-def _past_us(gang: Known) -> str:
+def _past_us(gang: GangState) -> str:
     """That pods of it have nodes without a plan; nothing where all have one."""
     pods = gang.staying
     count = sum(PLAN not in one.metadata.annotations for one in pods)

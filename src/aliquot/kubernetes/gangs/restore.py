@@ -1,7 +1,7 @@
 """What the leader before has reserved, as its Gang objects say it, checked before it counts.
 
 Others than the scheduler may have written a Gang's status. So nothing is believed of it that pods,
-nodes and the books do not bear out:
+nodes and the allocations do not bear out:
 
 - A place is a member's where the plan is what the pod asks for, on GPUs that are there and free,
   and within the limits of its queue. Where one of a gang's is not, none counts, and it is planned
@@ -23,33 +23,33 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aliquot.kubernetes.gangs.elastic import told_ahead
-from aliquot.kubernetes.gangs.objects import Phase
-from aliquot.kubernetes.gangs.picture import as_one, parts_on
-from aliquot.kubernetes.gangs.state import Place
-from aliquot.kubernetes.gangs.words import seconds_at
-from aliquot.kubernetes.names import PLAN
-from aliquot.kubernetes.pods import BadRequestError
-from aliquot.kubernetes.scheduler.demands import demand_of
-from aliquot.kubernetes.scheduler.parts import planned_parts
-from aliquot.placement.demand import Gang, Placement, Running
-from aliquot.placement.preempt import rights
-from aliquot.placement.queues import Tree, needs
+from aliquot.kubernetes.api.gang import Phase
+from aliquot.kubernetes.api.names import PLAN
+from aliquot.kubernetes.api.requests import InvalidRequestError
+from aliquot.kubernetes.cluster.demands import demand_of
+from aliquot.kubernetes.cluster.elastic import told_ahead
+from aliquot.kubernetes.cluster.parts import planned_parts
+from aliquot.kubernetes.cluster.snapshot import as_one, parts_on
+from aliquot.kubernetes.gangs.messages import seconds_at
+from aliquot.kubernetes.gangs.state import MemberPlace
+from aliquot.placement.core.demand import Gang, Placement, Running
+from aliquot.placement.queues.preempt import rights
+from aliquot.placement.queues.quota import Tree, needs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from aliquot.kubernetes.api.gang import GangMember, GangStatus
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.gangs.holdings import Holdings
-    from aliquot.kubernetes.gangs.members import Key
-    from aliquot.kubernetes.gangs.objects import GangMember, GangStatus
+    from aliquot.kubernetes.api.presets import Preset
+    from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
+    from aliquot.kubernetes.cluster.membership import Key
+    from aliquot.kubernetes.cluster.queues import Queues
+    from aliquot.kubernetes.cluster.workloads import Workloads
+    from aliquot.kubernetes.extender.planner import Planner
     from aliquot.kubernetes.gangs.reservations import Reservations
-    from aliquot.kubernetes.gangs.roster import Roster
-    from aliquot.kubernetes.gangs.state import Known
-    from aliquot.kubernetes.presets import Preset
-    from aliquot.kubernetes.queues.known import Queues
-    from aliquot.kubernetes.scheduler.planner import Planner
-    from aliquot.placement.demand import Demand
+    from aliquot.kubernetes.gangs.state import GangState
+    from aliquot.placement.core.demand import Demand
 
 LONG = 10  # times the grace in which a half is ended
 NOT_BORNE_OUT = "its reservation is not borne out by its pods and nodes: it is planned anew"
@@ -59,7 +59,7 @@ NOT_BORNE_OUT = "its reservation is not borne out by its pods and nodes: it is p
 class _Start:
     """The places of a gang's members, by UID, and all of them as something that runs."""
 
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, MemberPlace] = field(default_factory=dict)
     running: Running | None = None
 
 
@@ -70,9 +70,9 @@ class Restorer:
         self,
         planner: Planner,
         presets: Sequence[Preset],
-        roster: Roster,
+        roster: Workloads,
         queues: Queues,
-        holdings: Holdings,
+        holdings: WorkloadAllocations,
         reservations: Reservations,
         grace: float,
     ) -> None:
@@ -86,7 +86,7 @@ class Restorer:
         self._grace = grace
         self._before: Mapping[Key, GangStatus] = {}
 
-    def restore(self, found: Sequence[tuple[Known, GangStatus]], now: float) -> None:
+    def restore(self, found: Sequence[tuple[GangState, GangStatus]], now: float) -> None:
         """What is true of the status of gangs is so again; first of all, who was being ended."""
         self._before = {gang.key: status for gang, status in found}
         for gang, status in found:
@@ -96,7 +96,7 @@ class Restorer:
         for gang, status in found:
             self._restore(gang, status, now)
 
-    def _restore(self, gang: Known, status: GangStatus, now: float) -> None:
+    def _restore(self, gang: GangState, status: GangStatus, now: float) -> None:
         gang.since = _since(gang, status, now)
         gang.whole_once = status.whole_once or self._has_run_long(gang, now)
         gang.grown = gang.moved = now
@@ -114,7 +114,7 @@ class Restorer:
             self._reservations.restore(gang, start.places, ending)
             self._end_whole(gang, ending, now)
 
-    def _end_whole(self, gang: Known, ending: frozenset[str], now: float) -> None:
+    def _end_whole(self, gang: GangState, ending: frozenset[str], now: float) -> None:
         """Gangs that make room end as a whole."""
         pods = [self._roster.pods[uid] for uid in ending if uid in self._roster.pods]
         for other in filter(None, map(self._roster.gang_of, pods)):
@@ -125,16 +125,16 @@ class Restorer:
             else:
                 other.leave(f"ended for {gang.key}", now, told_ahead(other.staying), gang.key)
 
-    def _has_run_long(self, gang: Known, now: float) -> bool:
+    def _has_run_long(self, gang: GangState, now: float) -> bool:
         """Whether those with nodes have had them for longer than a half would."""
         starts = [seconds_at(one.status.start_time) for one in gang.staying]
         long_ago = now - LONG * 2 * self._grace
         return bool(starts) and all(at is not None and at < long_ago for at in starts)
 
-    def _start(self, gang: Known, status: GangStatus, now: float) -> _Start | None:
+    def _start(self, gang: GangState, status: GangStatus, now: float) -> _Start | None:
         """The places of members on their way; None where one of them is not borne out."""
         unbound = {one.metadata.uid: one for one in gang.unbound}
-        places: dict[str, Place] = {}
+        places: dict[str, MemberPlace] = {}
         placements: list[Placement] = []
         demands: list[Demand] = []
         for member in status.members:
@@ -152,7 +152,7 @@ class Restorer:
         one = Gang(work.name, tuple(demands), work.seconds, work.queue, work.priority)
         return _Start(places, Running(one, tuple(placements), now, now + work.seconds))
 
-    def _place(self, pod: Pod, member: GangMember) -> tuple[Place, Placement, Demand] | None:
+    def _place(self, pod: Pod, member: GangMember) -> tuple[MemberPlace, Placement, Demand] | None:
         """A member's place, where it is what its pod asks for, and on GPUs that are there."""
         row, node = self._cluster.rows.get(member.node), self._cluster.nodes.get(member.node)
         notes = {**pod.metadata.annotations, PLAN: member.plan}
@@ -171,12 +171,12 @@ class Restorer:
             request = as_one(requests)
             if parts_on(node, requests, placement) != parts:
                 return None
-        except (BadRequestError, ValueError):
+        except (InvalidRequestError, ValueError):
             return None
-        hardware = self._cluster.chooser.books.hardware
+        hardware = self._cluster.chooser.allocations.hardware
         size = int(hardware.gpu_bytes[row])
         demand = demand_of(request, size, node.status.shares, hardware.models)
-        return Place(member.node, parts), placement, demand
+        return MemberPlace(member.node, parts), placement, demand
 
     def _may_have(self, start: _Start, ending: frozenset[str], now: float) -> bool:
         """Whether its places are free, or will be when those have ended that it has a right over.
@@ -193,12 +193,12 @@ class Restorer:
 
     def _fits(self, one: Running, ended: Collection[str], now: float) -> bool:
         """Whether its places are free, and within limits, when these have ended."""
-        books, tree = self._cluster.chooser.books.copy(), Tree(self._queues.queues())
+        allocations, tree = self._cluster.chooser.allocations.copy(), Tree(self._queues.queues())
         for other in self._holdings.parts_of(ended, now):
-            books.give_gang(other)
+            allocations.give_gang(other)
         used = self._holdings.charged(now, ended)
-        full = tree.over(one.gang.queue, needs(one.gang, books.hardware), used)
-        return full is None and books.take_gang_if_it_fits(one)
+        full = tree.over(one.gang.queue, needs(one.gang, allocations.hardware), used)
+        return full is None and allocations.take_gang_if_it_fits(one)
 
     def _is_ending(self, uid: str) -> bool:
         pod = self._roster.pods[uid]
@@ -207,13 +207,13 @@ class Restorer:
 
     def _has_right(self, gang: Gang, uids: Collection[str], now: float) -> bool:
         """Whether a gang may ask all of these to end."""
-        books, queues = self._cluster.chooser.books, self._queues.queues()
+        allocations, queues = self._cluster.chooser.allocations, self._queues.queues()
         staying = self._holdings.running(now, self._roster.ending)
-        over = rights(books, gang, staying, queues, now)
+        over = rights(allocations, gang, staying, queues, now)
         return all(self._roster.name_of(uid) in over for uid in uids)
 
 
-def _since(gang: Known, status: GangStatus, now: float) -> float:
+def _since(gang: GangState, status: GangStatus, now: float) -> float:
     """Since when it waits: not for longer than its oldest pod is there."""
     made = (seconds_at(one.metadata.creation_timestamp) for one in gang.members)
     oldest = min((at for at in made if at is not None), default=0.0)

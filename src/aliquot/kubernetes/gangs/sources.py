@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from aliquot.kubernetes.api.client import Client
-    from aliquot.kubernetes.gangs.members import Source
-    from aliquot.kubernetes.gangs.state import Known
+    from aliquot.kubernetes.cluster.membership import Source
+    from aliquot.kubernetes.gangs.state import GangState
 
 AGAIN = 3.0
 AT_ONCE = 16  # that are read: a new leader knows none
@@ -98,7 +98,7 @@ class Sources:
         return Found(size, owner=owner, only_gpus=source.kind != POD_GROUP)
 
 
-def sources_of(gangs: Iterable[Known]) -> set[tuple[str, Source]]:
+def sources_of(gangs: Iterable[GangState]) -> set[tuple[str, Source]]:
     """The objects that know the sizes of gangs, each with its namespace."""
     return {(one.key.namespace, source) for one in gangs if (source := one.source) is not None}
 

@@ -10,29 +10,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.gangs.elastic import LATE, told_ahead
-from aliquot.kubernetes.gangs.members import claim_of, foreign_gates, seconds_of
-from aliquot.kubernetes.gangs.objects import GangMember, Phase
-from aliquot.kubernetes.gangs.words import seconds_at
-from aliquot.kubernetes.names import PLAN
-from aliquot.kubernetes.scheduler.parts import plan_of
+from aliquot.kubernetes.api.gang import GangMember, Phase
+from aliquot.kubernetes.api.names import PLAN
+from aliquot.kubernetes.cluster.elastic import LATE, told_ahead
+from aliquot.kubernetes.cluster.membership import claim_of, foreign_gates, seconds_of
+from aliquot.kubernetes.cluster.parts import plan_of
+from aliquot.kubernetes.gangs.messages import seconds_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aliquot.kubernetes.api.gang import GangStatus
     from aliquot.kubernetes.api.objects import Owner, Pod
-    from aliquot.kubernetes.gangs.members import Claim, Key, Source
-    from aliquot.kubernetes.gangs.objects import GangStatus
+    from aliquot.kubernetes.cluster.membership import Claim, Key, Source
+    from aliquot.kubernetes.cluster.parts import Parts
     from aliquot.kubernetes.gangs.sources import Found
-    from aliquot.kubernetes.scheduler.parts import Parts
-    from aliquot.placement.demand import Demand
+    from aliquot.placement.core.demand import Demand
 
 BAR_SECONDS = 300.0
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemberPlace:
     """Where a member goes, and what it gets there."""
 
     node: str
@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class PlannedStart:
     """The start that a gang was promised, and where; `shape` is what it asked for then."""
 
     start: float
@@ -49,7 +49,7 @@ class Promise:
 
 
 @dataclass(slots=True)
-class Known:
+class GangState:
     """A gang.
 
     `pods` are its live ones that ask for GPUs, `others` those that do not, and `reserved` are the
@@ -75,8 +75,8 @@ class Known:
     planned: float | None = None
     since: float = 0.0
     topology: str = ""
-    reserved: dict[str, Place] = field(default_factory=dict)
-    persisted: Mapping[str, Place] = field(default_factory=dict)
+    reserved: dict[str, MemberPlace] = field(default_factory=dict)
+    persisted: Mapping[str, MemberPlace] = field(default_factory=dict)
     making_room: frozenset[str] = frozenset()
     had_nodes: set[str] = field(default_factory=set)
     whole_once: bool = False
@@ -97,7 +97,7 @@ class Known:
     spared: dict[str, float] = field(default_factory=dict)
     asked: frozenset[str] = frozenset()
     asked_until: float = 0.0
-    promise: Promise | None = None
+    promise: PlannedStart | None = None
     version: int = 0
     _sorted: tuple[int, list[Pod]] = (-1, [])
     _claimed: tuple[int, list[Claim]] = (-1, [])
@@ -236,7 +236,7 @@ class Known:
         """It is not planned, and this is why."""
         self.phase, self.reason, self.planned, self.promise = phase, reason, None, None
 
-    def reserve(self, places: Mapping[str, Place], now: float) -> None:
+    def reserve(self, places: Mapping[str, MemberPlace], now: float) -> None:
         """Its members, or its rest, have places from now on."""
         self.reserved.update(places)
         self.ask_anew()
@@ -331,7 +331,7 @@ class Known:
         self.spared = {name: until for name, until in self.spared.items() if until > now}
 
 
-def let_stay(gangs: Mapping[Key, Known]) -> None:
+def let_stay(gangs: Mapping[Key, GangState]) -> None:
     """Who was to end for a gang that has given its claim up stays, where none of it has gone."""
     wanted = {uid for gang in gangs.values() for uid in gang.making_room}
     for gang in gangs.values():
@@ -343,7 +343,7 @@ def let_stay(gangs: Mapping[Key, Known]) -> None:
             gang.leaving = ""
 
 
-def owners_of(known: Known, found: Found | None) -> tuple[Owner, ...]:
+def owners_of(known: GangState, found: Found | None) -> tuple[Owner, ...]:
     """The object that people wrote the gang with, where there is one."""
     if found is not None and found.owner is not None:
         return (found.owner,)

@@ -14,15 +14,15 @@ import msgspec
 import structlog
 
 from aliquot.kubernetes.api.client import ApiError
+from aliquot.kubernetes.api.gang import GANGS, GangObject, GangSpec, GangStatus
 from aliquot.kubernetes.api.objects import Meta
-from aliquot.kubernetes.gangs.objects import GANGS, GangObject, GangSpec, GangStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.objects import Owner
-    from aliquot.kubernetes.gangs.members import Key
+    from aliquot.kubernetes.cluster.membership import Key
 
 WORDS = 10.0
 _EMPTY: dict[str, Any] = {

@@ -20,16 +20,18 @@ import msgspec
 import structlog
 
 from aliquot.kubernetes.api.client import ApiError
-from aliquot.kubernetes.gangs.members import Key
-from aliquot.kubernetes.gangs.picture import as_one
-from aliquot.kubernetes.gangs.roster import single_name
-from aliquot.kubernetes.gangs.words import seconds_at
-from aliquot.kubernetes.jobs.deeds import Deeds, Order, check_lead
+from aliquot.kubernetes.api.elasticjob import JOBS, ElasticJobStatus
+from aliquot.kubernetes.api.names import SCHEDULER
+from aliquot.kubernetes.api.requests import InvalidRequestError
+from aliquot.kubernetes.cluster.membership import Key
+from aliquot.kubernetes.cluster.snapshot import as_one
+from aliquot.kubernetes.cluster.workloads import single_name
+from aliquot.kubernetes.gangs.messages import seconds_at
+from aliquot.kubernetes.jobs.apply import Applier, Order, check_lead
+from aliquot.kubernetes.jobs.codec import read_memory
 from aliquot.kubernetes.jobs.form import asked_by, job_of, pod_in
 from aliquot.kubernetes.jobs.manifests import gang_name
-from aliquot.kubernetes.jobs.memory import read_memory
-from aliquot.kubernetes.jobs.objects import JOBS, ElasticJobStatus
-from aliquot.kubernetes.jobs.sight import look, slot_of
+from aliquot.kubernetes.jobs.observe import look, slot_of
 from aliquot.kubernetes.jobs.sizes import Candidate, Sizer
 from aliquot.kubernetes.jobs.step import (
     View,
@@ -40,8 +42,6 @@ from aliquot.kubernetes.jobs.step import (
     refused_status,
     status_of,
 )
-from aliquot.kubernetes.names import SCHEDULER
-from aliquot.kubernetes.pods import BadRequestError
 from aliquot.model import lifecycle
 from aliquot.model.due import due
 from aliquot.model.errors import AliquotError, BadValueError, StateError
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from aliquot.kubernetes.api.client import Client
+    from aliquot.kubernetes.api.elasticjob import ElasticJob, JobPod
     from aliquot.kubernetes.api.events import Recorder
-    from aliquot.kubernetes.gangs.objects import GangObject
-    from aliquot.kubernetes.jobs.ledger import Ledger
-    from aliquot.kubernetes.jobs.memory import Memory
-    from aliquot.kubernetes.jobs.objects import ElasticJob, JobPod
+    from aliquot.kubernetes.api.gang import GangObject
+    from aliquot.kubernetes.jobs.allocations import Ledger
+    from aliquot.kubernetes.jobs.codec import Memory
     from aliquot.kubernetes.jobs.sizes import Change
     from aliquot.model.job import Job
-    from aliquot.model.record import Record
-    from aliquot.placement.elastic import Rules
+    from aliquot.model.status import Record
+    from aliquot.placement.elastic.resize import Rules
 
     Name = tuple[str, str]  # namespace and name, or UID
     Step = Callable[[ElasticJob, Mapping[str, JobPod]], Awaitable[None]]
@@ -112,7 +112,7 @@ class Controller:
     _notes: defaultdict[str, _Notes] = field(default_factory=lambda: defaultdict(_Notes))
 
     def __post_init__(self) -> None:
-        self._deeds = Deeds(self.client, self._has_made, self.scheduler, self.may)
+        self._deeds = Applier(self.client, self._has_made, self.scheduler, self.may)
         self._sizer = Sizer(self.ledger, self.rules)
 
     def counts(self) -> Counter[str]:
@@ -243,7 +243,7 @@ class Controller:
         try:
             pod = pod_in(one)
             as_one(asked_by(pod, self.ledger.presets))
-        except (BadValueError, BadRequestError) as error:
+        except (BadValueError, InvalidRequestError) as error:
             return _sentence(error)
         return self.ledger.queues.problem_of(self.ledger.queues.queue_of(pod))
 
@@ -333,7 +333,7 @@ class Controller:
             asked = asked_by(pod, self.ledger.presets)
             as_one(asked)
             memory = read_memory(one.status.record, now)
-        except (BadValueError, BadRequestError, StateError):
+        except (BadValueError, InvalidRequestError, StateError):
             return None
         if not one.status.record or (memory.record.state.resting and self._must_wait(one)):
             return None

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from aliquot.kubernetes.api.names import QUEUE
 from aliquot.kubernetes.api.objects import Pod
-from aliquot.kubernetes.gangs.members import check_duration
-from aliquot.kubernetes.gangs.words import seconds_at
-from aliquot.kubernetes.names import QUEUE
-from aliquot.kubernetes.pods import BadRequestError, requests_of
+from aliquot.kubernetes.api.requests import InvalidRequestError, requests_of
+from aliquot.kubernetes.cluster.membership import check_duration
+from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.model import Request
 from aliquot.model.errors import BadValueError
 from aliquot.model.job import Job, Sizes
@@ -18,9 +18,9 @@ from aliquot.model.job import Job, Sizes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aliquot.kubernetes.jobs.objects import ElasticJob, ElasticJobSpec
-    from aliquot.kubernetes.pods import ContainerRequest
-    from aliquot.kubernetes.presets import Preset
+    from aliquot.kubernetes.api.elasticjob import ElasticJob, ElasticJobSpec
+    from aliquot.kubernetes.api.presets import Preset
+    from aliquot.kubernetes.api.requests import ContainerRequest
 
 GRACE_SECONDS = 30  # what a pod has that does not say it
 
@@ -91,7 +91,7 @@ def asked_by(pod: Pod, presets: Sequence[Preset]) -> tuple[ContainerRequest, ...
     try:
         check_duration(pod)
         found = requests_of(pod, presets)
-    except BadRequestError as error:
+    except InvalidRequestError as error:
         raise BadValueError(error.message, error.way_out) from error
     if not found:
         raise BadValueError(

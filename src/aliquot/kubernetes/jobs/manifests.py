@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aliquot.kubernetes.api.objects import Meta
-from aliquot.kubernetes.gangs.elastic import Terms
-from aliquot.kubernetes.jobs.form import grace_of, sizes_of
-from aliquot.kubernetes.jobs.objects import Body
-from aliquot.kubernetes.names import (
+from aliquot.kubernetes.api.elasticjob import Body
+from aliquot.kubernetes.api.names import (
     CONTROLLER,
     ELASTIC,
     GANG,
@@ -31,10 +28,13 @@ from aliquot.kubernetes.names import (
     SCHEDULER,
     SIZE,
 )
+from aliquot.kubernetes.api.objects import Meta
+from aliquot.kubernetes.cluster.elastic import Terms
+from aliquot.kubernetes.jobs.form import grace_of, sizes_of
 
 if TYPE_CHECKING:
-    from aliquot.kubernetes.jobs.objects import ElasticJob
-    from aliquot.model.record import Record, Slot
+    from aliquot.kubernetes.api.elasticjob import ElasticJob
+    from aliquot.model.status import Record, Slot
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OURS = f"{MANAGED_BY}={CONTROLLER}"

@@ -17,16 +17,16 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from aliquot.placement.demand import Gang, Kind, Running
-from aliquot.placement.gangs import plan_gang
-from aliquot.placement.places import capacity
+from aliquot.placement.core.demand import Gang, Kind, Running
+from aliquot.placement.gangs.domains import capacity
+from aliquot.placement.gangs.plan import plan_gang
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from aliquot.placement.books import Books
-    from aliquot.placement.demand import Demand
-    from aliquot.placement.strategies import Strategy
+    from aliquot.placement.choose.strategies import Strategy
+    from aliquot.placement.core.allocations import Allocations
+    from aliquot.placement.core.demand import Demand
 
 PLACED_ANEW = 100
 LAYOUTS = 4
@@ -58,9 +58,9 @@ class Party:
 
 @dataclass
 class ClusterRoom:
-    """The books with all parties, of which those without a place yet are put into them."""
+    """The allocations with all parties, of which those without a place yet are put into them."""
 
-    books: Books
+    allocations: Allocations
     by: Strategy
     parties: Mapping[str, Party]
     _known: dict[Sizes, bool] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class ClusterRoom:
 
     def free_milli(self, sizes: Mapping[str, int]) -> int:
         """How many thousandths of GPUs nobody has beside these."""
-        free = int(self.books.milli_left[self.books.hardware.present].sum())
+        free = int(self.allocations.milli_free[self.allocations.hardware.present].sum())
         for party, size in self._moved(sizes):
             each = sum(one.total_milli for one in party.member)
             free += each * (len(party.held) - size)
@@ -87,30 +87,30 @@ class ClusterRoom:
 
     def moved(self, name: str, size: int) -> ClusterRoom | None:
         """The room after this job alone got another size now; None where it cannot."""
-        books = self.books.copy()
-        if _put(books, self.by, [(self.parties[name], size)]) is None:
+        allocations = self.allocations.copy()
+        if _put(allocations, self.by, [(self.parties[name], size)]) is None:
             return None
-        return ClusterRoom(books, self.by, self.parties)
+        return ClusterRoom(allocations, self.by, self.parties)
 
     def arrived(self, sizes: Mapping[str, int]) -> ClusterRoom:
         """The room when jobs on their way to these sizes have them, so that they stay there.
 
         One that finds no place now is left to the scheduler, and takes none.
         """
-        books, parties = self.books.copy(), dict(self.parties)
+        allocations, parties = self.allocations.copy(), dict(self.parties)
         for name, size in sizes.items():
             party = parties[name]
             for one in party.held:
-                books.give_gang(one)
+                allocations.give_gang(one)
             gang = Gang(name, party.member * size)
             held = tuple(
                 Running(Gang(name, party.member), (place,), 0.0, 1.0)
-                for place in plan_gang(books, gang, self.by) or ()
+                for place in plan_gang(allocations, gang, self.by) or ()
             )
             for one in held:
-                books.take_gang(one)
+                allocations.take_gang(one)
             parties[name] = replace(party, held=held, size=size)
-        return ClusterRoom(books, self.by, parties)
+        return ClusterRoom(allocations, self.by, parties)
 
     def _moved(self, sizes: Mapping[str, int]) -> Iterator[tuple[Party, int]]:
         for name, size in sizes.items():
@@ -138,7 +138,7 @@ class ClusterRoom:
     def _first_alike(self, party: Party) -> str | None:
         """The name of the first party whose units are the same; None where a GPU of it is gone."""
         if party.name not in self._alike:
-            present = self.books.hardware.present
+            present = self.allocations.hardware.present
             places = [place for one in party.held for place in one.placements]
             whole = all(present[place.node, gpu] for place in places for gpu in place.gpus)
             first = self._firsts.setdefault(party.member, party.name) if whole else None
@@ -147,7 +147,7 @@ class ClusterRoom:
 
     def _left(self, member: Demand) -> int:
         if member not in self._room_for:
-            self._room_for[member] = int(capacity(self.books, member).sum())
+            self._room_for[member] = int(capacity(self.allocations, member).sum())
         return self._room_for[member]
 
     def _holds(self, key: Sizes, sizes: Mapping[str, int]) -> bool:
@@ -155,7 +155,7 @@ class ClusterRoom:
             counted = self._counted(self._moved(sizes))
             if counted is not None:
                 return counted
-            self._layouts.append(_Layout(self, frozenset(), self.books, {}))
+            self._layouts.append(_Layout(self, frozenset(), self.allocations, {}))
         near = min(self._layouts, key=lambda one: (len(key - one.sizes), not one.is_placed))
         found = near.changed(key, sizes)
         if found is None:
@@ -170,9 +170,9 @@ class ClusterRoom:
         return found is not None
 
     def _anew(self, key: Sizes, moved: list[tuple[Party, int]]) -> _Layout | None:
-        books = self.books.copy()
-        places = _put(books, self.by, moved)
-        return None if places is None else _Layout(self, key, books, places)
+        allocations = self.allocations.copy()
+        places = _put(allocations, self.by, moved)
+        return None if places is None else _Layout(self, key, allocations, places)
 
 
 class _Layout:
@@ -185,12 +185,12 @@ class _Layout:
         self,
         room: ClusterRoom,
         sizes: Sizes,
-        books: Books,
+        allocations: Allocations,
         places: Places,
         more: tuple[Party, int] | None = None,
     ) -> None:
         self.room, self.sizes = room, sizes
-        self._books, self._places, self._more = books, places, more
+        self._books, self._places, self._more = allocations, places, more
         self._left: dict[Demand, int] = {}
         self._given: dict[Sizes, _Layout | None] = {}
 
@@ -231,18 +231,18 @@ class _Layout:
         return self._given[key]
 
     def _give_back(self, less: list[tuple[Party, int]]) -> _Layout | None:
-        books, places = self._books.copy(), dict(self._places)
+        allocations, places = self._books.copy(), dict(self._places)
         for party, size in less:
             stays = size == party.size
             for one in self._has(party)[0 if stays else size :]:
-                books.give_gang(one)
+                allocations.give_gang(one)
             places[party.name] = self._has(party)[:size]
         for party, size in less:
             if size == party.size:
                 del places[party.name]
-                if not all(books.take_gang_if_it_fits(one) for one in party.held):
+                if not all(allocations.take_gang_if_it_fits(one) for one in party.held):
                     return None
-        return _Layout(self.room, self.sizes, books, places)
+        return _Layout(self.room, self.sizes, allocations, places)
 
     def with_more(self, key: Sizes, more: list[tuple[Party, int]]) -> _Layout | None:
         """The same when these have got so many workers more."""
@@ -250,13 +250,13 @@ class _Layout:
             return None
         if len(more) == 1 and len(set(more[0][0].member)) == 1:
             return _Layout(self.room, key, self._books, self._places, more[0])
-        books, places = self._books.copy(), dict(self._places)
+        allocations, places = self._books.copy(), dict(self._places)
         for party, members in sorted(_gangs(more), key=_order):
-            found = _placed(books, self.room.by, party, members)
+            found = _placed(allocations, self.room.by, party, members)
             if found is None:
                 return None
             places[party.name] = self._has(party) + found
-        return _Layout(self.room, key, books, places)
+        return _Layout(self.room, key, allocations, places)
 
     def _may_hold(self, party: Party, count: int) -> bool:
         """Whether each kind of worker has room by itself: it is so where all are alike."""
@@ -283,15 +283,15 @@ def _is_one_gpu(member: Demand) -> bool:
     return member.kind is Kind.WHOLE and member.gpus == 1 and not needs_more
 
 
-def _put(books: Books, by: Strategy, moved: list[tuple[Party, int]]) -> Places | None:
+def _put(allocations: Allocations, by: Strategy, moved: list[tuple[Party, int]]) -> Places | None:
     """Give back what these have, and place them at their sizes; None where not all fit."""
     for party, size in moved:
         for one in party.held[party.keeps(size) :]:
-            books.give_gang(one)
+            allocations.give_gang(one)
     places: Places = {party.name: party.held[: party.keeps(size)] for party, size in moved}
     wanted = _gangs((party, size - party.keeps(size)) for party, size in moved)
     for party, members in sorted(wanted, key=_order):
-        found = _placed(books, by, party, members)
+        found = _placed(allocations, by, party, members)
         if found is None:
             return None
         places[party.name] += found
@@ -303,10 +303,10 @@ def _gangs(more: Iterable[tuple[Party, int]]) -> list[tuple[Party, tuple[Demand,
 
 
 def _placed(
-    books: Books, by: Strategy, party: Party, members: tuple[Demand, ...]
+    allocations: Allocations, by: Strategy, party: Party, members: tuple[Demand, ...]
 ) -> tuple[Running, ...] | None:
-    """Workers of a party, put into the books; None where they do not all fit."""
-    placements = plan_gang(books, Gang(party.name, members), by)
+    """Workers of a party, put into the allocations; None where they do not all fit."""
+    placements = plan_gang(allocations, Gang(party.name, members), by)
     if placements is None:
         return None
     unit, each = Gang(party.name, party.member), len(party.member)
@@ -315,7 +315,7 @@ def _placed(
         for at in range(0, len(placements), each)
     )
     for one in found:
-        books.take_gang(one, known_to_fit=True)
+        allocations.take_gang(one, known_to_fit=True)
     return found
 
 

@@ -20,9 +20,13 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from aliquot.kubernetes.api.changes import Changes
 from aliquot.kubernetes.api.client import connect
+from aliquot.kubernetes.api.elasticjob import JOB_PODS, JOBS
 from aliquot.kubernetes.api.events import Recorder
+from aliquot.kubernetes.api.gang import GANGS
 from aliquot.kubernetes.api.leader import USUAL, Elector, Times
+from aliquot.kubernetes.api.names import CONTROLLER, SCHEDULER
 from aliquot.kubernetes.api.objects import (
     GPU_NODES,
     NAMESPACES,
@@ -31,21 +35,17 @@ from aliquot.kubernetes.api.objects import (
     QUEUES,
     ApiObject,
 )
+from aliquot.kubernetes.api.presets import choose_presets
+from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.api.watch import Watch
-from aliquot.kubernetes.changes import Changes
-from aliquot.kubernetes.gangs.members import claim_of
-from aliquot.kubernetes.gangs.objects import GANGS
+from aliquot.kubernetes.cluster.membership import claim_of
+from aliquot.kubernetes.jobs.allocations import Ledger
 from aliquot.kubernetes.jobs.controller import Controller, Views
-from aliquot.kubernetes.jobs.ledger import Ledger
 from aliquot.kubernetes.jobs.manifests import OURS
-from aliquot.kubernetes.jobs.objects import JOB_PODS, JOBS
-from aliquot.kubernetes.names import CONTROLLER, SCHEDULER
 from aliquot.kubernetes.node.status import serve as serve_pages
-from aliquot.kubernetes.pods import asks
-from aliquot.kubernetes.presets import choose_presets
-from aliquot.kubernetes.scheduler.run import LIVE
+from aliquot.kubernetes.scheduler import LIVE
 from aliquot.model.job import State
-from aliquot.placement.elastic import Rules
+from aliquot.placement.elastic.resize import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -23,31 +23,31 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from aliquot.kubernetes.gangs.members import Key, claim_of
-from aliquot.kubernetes.gangs.nodes import Limits
-from aliquot.kubernetes.gangs.objects import Phase
-from aliquot.kubernetes.gangs.picture import Picture
-from aliquot.kubernetes.gangs.roster import single_name
-from aliquot.kubernetes.gangs.words import seconds_at
+from aliquot.kubernetes.api.gang import Phase
+from aliquot.kubernetes.api.requests import InvalidRequestError, requests_of
+from aliquot.kubernetes.cluster.constraints import NodeConstraints
+from aliquot.kubernetes.cluster.membership import Key, claim_of
+from aliquot.kubernetes.cluster.snapshot import Picture
+from aliquot.kubernetes.cluster.workloads import single_name
+from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.kubernetes.jobs.room import ClusterRoom, Party
 from aliquot.kubernetes.jobs.step import could_be_fewer
-from aliquot.kubernetes.pods import BadRequestError, requests_of
 from aliquot.model.job import Sizes, State, Wish
-from aliquot.placement.demand import Gang
-from aliquot.placement.elastic import Elastic, Rules, decide
+from aliquot.placement.core.demand import Gang
+from aliquot.placement.elastic.resize import Elastic, Rules, decide
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from aliquot.kubernetes.api.gang import GangObject, GangStatus
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.gangs.objects import GangObject, GangStatus
-    from aliquot.kubernetes.jobs.ledger import Ledger
-    from aliquot.kubernetes.jobs.memory import Memory
-    from aliquot.kubernetes.pods import ContainerRequest
+    from aliquot.kubernetes.api.requests import ContainerRequest
+    from aliquot.kubernetes.jobs.allocations import Ledger
+    from aliquot.kubernetes.jobs.codec import Memory
     from aliquot.model.job import Job
-    from aliquot.model.record import Record
-    from aliquot.placement.demand import Demand, Running
-    from aliquot.placement.elastic import Decision
+    from aliquot.model.status import Record
+    from aliquot.placement.core.demand import Demand, Running
+    from aliquot.placement.elastic.resize import Decision
 
 WAITS_SECONDS = 2.0  # a pod that is younger may just be on its way
 WAITING, BEGINNING, WEIGHED = 32, 4, 16  # that are looked at in one decision
@@ -144,8 +144,8 @@ class Sizer:
         candidates = _first(candidates)
         ours = {one.gang for one in candidates if one.gang and could_be_fewer(one.job, one.record)}
         waiting = sorted([*self._gangs(every, ours), *self._singles(now)], key=_turn)[:WAITING]
-        limits = [Limits.of(one.pod) for one in candidates]
-        limits += [Limits.of(pod) for _, pods, _ in waiting for pod in pods]
+        limits = [NodeConstraints.of(one.pod) for one in candidates]
+        limits += [NodeConstraints.of(pod) for _, pods, _ in waiting for pod in pods]
         picture = Picture(ledger.ground, limits)
         running = {one.gang.name: one for one in ledger.holdings.running(now)}
         parties, jobs = self._parts(candidates, picture, running, now)
@@ -153,7 +153,7 @@ class Sizer:
         rigid = [one for each in waiting if (one := self._rigid(*each, picture)) is not None]
         parties |= {one.name: Party(one.name, one.members) for one in rigid}
         coming = {one.name: one.size for one in jobs if one.size and not one.settled}
-        room = ClusterRoom(picture.books, picture.by, parties).arrived(coming)
+        room = ClusterRoom(picture.allocations, picture.by, parties).arrived(coming)
         mine = {worker for one in jobs for worker in _by_name(candidates, one.name).workers}
         others = _others(one for name, one in running.items() if name not in mine)
         decision = await asyncio.to_thread(
@@ -224,11 +224,11 @@ class Sizer:
         presets = self.ledger.presets
         try:
             members = tuple(
-                picture.demand(asked, Limits.of(pod))
+                picture.demand(asked, NodeConstraints.of(pod))
                 for pod in pods
                 if (asked := requests_of(pod, presets))
             )
-        except BadRequestError:
+        except InvalidRequestError:
             return None
         if not members:
             return None
@@ -263,7 +263,7 @@ def _party(one: Candidate, picture: Picture, running: Mapping[str, Running]) -> 
     record = one.record
     return Party(
         name=one.name,
-        member=(picture.demand(one.asked, Limits.of(one.pod)),),
+        member=(picture.demand(one.asked, NodeConstraints.of(one.pod)),),
         held=tuple(running[name] for name in one.workers if name in running),
         size=record.size if record.settled else None,
         live=one.job.live,

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aliquot.kubernetes.gangs.objects import Phase as GangPhase
-from aliquot.kubernetes.gangs.words import stamp
-from aliquot.kubernetes.jobs.objects import ElasticJobStatus, Transition
-from aliquot.kubernetes.jobs.sight import learn, look, slot_of
-from aliquot.kubernetes.names import JOB
-from aliquot.kubernetes.queues.spec import Condition
+from aliquot.kubernetes.api.elasticjob import ElasticJobStatus, Transition
+from aliquot.kubernetes.api.gang import Phase as GangPhase
+from aliquot.kubernetes.api.names import JOB
+from aliquot.kubernetes.api.queue import Condition
+from aliquot.kubernetes.gangs.messages import stamp
+from aliquot.kubernetes.jobs.observe import learn, look, slot_of
 from aliquot.model import lifecycle
 from aliquot.model.job import State, Wish
-from aliquot.model.record import Stage
+from aliquot.model.status import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aliquot.kubernetes.gangs.objects import GangStatus
-    from aliquot.kubernetes.jobs.memory import Memory
-    from aliquot.kubernetes.jobs.objects import ElasticJob, JobPod
+    from aliquot.kubernetes.api.elasticjob import ElasticJob, JobPod
+    from aliquot.kubernetes.api.gang import GangStatus
+    from aliquot.kubernetes.jobs.codec import Memory
     from aliquot.model.job import Job
-    from aliquot.model.record import Record, Seen
+    from aliquot.model.status import Record, Seen
 
 AGAIN_SECONDS = 2.0  # between two starts, whoever was at fault
 LONGEST_SECONDS = 300.0  # the same after many excuses; a run of so long ends their row

@@ -33,18 +33,18 @@ _SOON = tuple(
     for which, milliseconds in (("initial", 20), ("min", 20), ("max", 200))
 )
 
-Asked = TypeVar("Asked")
+Observed = TypeVar("Observed")
 Answered = TypeVar("Answered")
 Context = Any  # grpc.aio.ServicerContext, which has no types
 
 
 @dataclass(frozen=True, slots=True)
-class Method(Generic[Asked, Answered]):
+class Method(Generic[Observed, Answered]):
     """One method of a service; `streams`: it answers more than once."""
 
     service: str
     name: str
-    asked: type[Asked]
+    asked: type[Observed]
     answered: type[Answered]
     streams: bool = False
 
@@ -58,7 +58,7 @@ class Method(Generic[Asked, Answered]):
         )
         return called
 
-    def by(self, answer: Callable[[Asked, Context], Any]) -> Handler:
+    def by(self, answer: Callable[[Observed, Context], Any]) -> Handler:
         """This method, answered by that function."""
         return Handler(self, answer)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from aliquot.devices.health import HealthWatch
-from aliquot.kubernetes import names
+from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.objects import PODS
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from aliquot.kubernetes.api.client import Client
-    from aliquot.kubernetes.gpunode import GpuNodeStatus
+    from aliquot.kubernetes.api.gpunode import GpuNodeStatus
     from aliquot.kubernetes.node.machine import Machine, Options
     from aliquot.model import Gpu
     from aliquot.slices.control import Status

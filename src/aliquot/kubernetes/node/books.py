@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aliquot.kubernetes.names import CORE_UNITS
+from aliquot.kubernetes.api.names import CORE_UNITS
 from aliquot.kubernetes.node.units import NOTHING, Card, Use, chains_of, use_of
 from aliquot.model import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from aliquot.kubernetes.api.plan import Kind
     from aliquot.kubernetes.node.held import Held, Part
     from aliquot.kubernetes.node.units import Offer
-    from aliquot.kubernetes.plan import Kind
 
 
 class OverTakenError(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from aliquot.kubernetes.plan import Kind  # noqa: TC001 - msgspec reads it
+from aliquot.kubernetes.api.plan import Kind  # noqa: TC001 - msgspec reads it
 from aliquot.model import Policy, Priority
 
 

@@ -17,10 +17,10 @@ from aliquot.slices import state
 if TYPE_CHECKING:
     from aliquot.devices import Driver, Inventory, Shape
     from aliquot.devices.attached import Attached
+    from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.node.container import Kit
     from aliquot.kubernetes.node.held import Held
     from aliquot.kubernetes.node.store import Kept
-    from aliquot.kubernetes.presets import Preset
 
 ROOT = Path("/")
 

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aliquot.kubernetes import names
-from aliquot.kubernetes.plan import decode_plan
+from aliquot.kubernetes.api import names
+from aliquot.kubernetes.api.plan import decode_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from aliquot.kubernetes.api.plan import ContainerPlan
+    from aliquot.kubernetes.api.presets import Role
+    from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.node.held import Held, Owner
     from aliquot.kubernetes.node.roster import Guest
-    from aliquot.kubernetes.plan import ContainerPlan
-    from aliquot.kubernetes.pods import ContainerRequest
-    from aliquot.kubernetes.presets import Role
 
 CARRIERS: tuple[Role, ...] = ("memory", "whole", "shared", "slot", "core")
 """Of a container's resources the first of these brings it its mounts; the others bring nothing."""

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 from aliquot.kubernetes.node.held import Part
 from aliquot.model import Amount, Request, format_bytes
 from aliquot.model.errors import NoRoomError
-from aliquot.placement.machine import Card as Choice
-from aliquot.placement.machine import choose_gpus
+from aliquot.placement.choose.machine import Card as Choice
+from aliquot.placement.choose.machine import choose_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aliquot.kubernetes.api.plan import ContainerPlan
+    from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.node.books import Books
     from aliquot.kubernetes.node.held import Held
     from aliquot.kubernetes.node.units import Card
-    from aliquot.kubernetes.plan import ContainerPlan
-    from aliquot.kubernetes.pods import ContainerRequest
     from aliquot.model import Gpu
 
 
@@ -90,7 +90,7 @@ def _choice(books: Books, gpus: Mapping[str, Gpu], shape: Held, card: Card) -> C
     gpu = gpus[card.uuid]
     return Choice(
         gpu=gpu,
-        bytes_left=left.memory,
+        bytes_free=left.memory,
         percent_left=left.reserved,
         unused_bytes=max(0, gpu.memory_bytes - gpu.used_bytes),
         holders=books.shares - left.parts,

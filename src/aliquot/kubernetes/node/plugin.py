@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import structlog
 
-from aliquot.kubernetes.changes import Changes
+from aliquot.kubernetes.api.changes import Changes
 from aliquot.kubernetes.kubelet import deviceplugin_pb2 as messages
 from aliquot.kubernetes.kubelet import wire
 from aliquot.model.errors import AliquotError

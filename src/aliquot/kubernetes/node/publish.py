@@ -17,8 +17,8 @@ import structlog
 
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.api.client import ApiError
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus, HeldPart, NodeGpu, NodeLink
 from aliquot.kubernetes.api.objects import GPU_NODES, GpuNode, Meta
-from aliquot.kubernetes.gpunode import GpuNodeStatus, HeldPart, NodeGpu, NodeLink
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from aliquot.kubernetes import names
+from aliquot.kubernetes.api import names
+from aliquot.kubernetes.api.requests import InvalidRequestError, hard_without_compute, settings_of
 from aliquot.kubernetes.node.books import OverTakenError
 from aliquot.kubernetes.node.held import Settings
 from aliquot.kubernetes.node.promised import with_promised
-from aliquot.kubernetes.pods import BadRequestError, hard_without_compute, settings_of
 from aliquot.model import Policy, Priority, format_bytes, format_share
 from aliquot.model.errors import AliquotError, NoSuchGrantError
 
@@ -38,10 +38,10 @@ _log = structlog.get_logger(__name__)
 
 
 def wanted_by(guest: Guest, held: Held, cards: Mapping[str, Card]) -> Settings:
-    """What the pod says its container is to have now; BadRequestError where that makes no sense."""
+    """The settings that the pod asks for now; InvalidRequestError if they are invalid."""
     said = settings_of(guest.pod)
     if held.kind != "sliced" and (said.memory or said.compute is not None):
-        raise BadRequestError(
+        raise InvalidRequestError(
             "OnlySlices",
             f"{_name(held)} has {held.kind} GPUs: they have one size",
             f"Take the annotations {names.MEMORY} and {names.COMPUTE} away.",
@@ -111,7 +111,7 @@ class Resizer:
             if to != held.now and self._answered.get(held.name) != notes:
                 await self._change(held, to)
                 self._events.say(guest, "Resized", _told(held, to), warning=False)
-        except BadRequestError as error:
+        except InvalidRequestError as error:
             text = f"{error} Until then no annotation changes {_name(held)}."
             self._refuse(guest, held, error.reason, text)
         except (OverTakenError, AliquotError) as error:

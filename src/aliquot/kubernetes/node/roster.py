@@ -10,16 +10,16 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.changes import Changes
+from aliquot.kubernetes.api.changes import Changes
+from aliquot.kubernetes.api.requests import InvalidRequestError, asks, requests_of
 from aliquot.kubernetes.node.held import Owner
-from aliquot.kubernetes.pods import BadRequestError, asks, requests_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.pods import ContainerRequest
-    from aliquot.kubernetes.presets import Preset
+    from aliquot.kubernetes.api.presets import Preset
+    from aliquot.kubernetes.api.requests import ContainerRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Guest:
 
     pod: Pod
     requests: tuple[ContainerRequest, ...] = ()
-    bad: BadRequestError | None = None
+    bad: InvalidRequestError | None = None
     arrival: int = 0
 
     @property
@@ -122,5 +122,5 @@ class Roster:
     def _guest(self, pod: Pod, arrival: int) -> Guest:
         try:
             return Guest(pod, requests_of(pod, self._presets), arrival=arrival)
-        except BadRequestError as error:
+        except InvalidRequestError as error:
             return Guest(pod, bad=error, arrival=arrival)

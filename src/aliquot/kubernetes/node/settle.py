@@ -22,9 +22,9 @@ from aliquot.kubernetes.node.match import carrier
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.node.books import Books
     from aliquot.kubernetes.node.held import Held, Owner
-    from aliquot.kubernetes.pods import ContainerRequest
 
 Units = Mapping[str, tuple[str, ...]]
 """By resource: ids."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.names import CORE_UNITS
-from aliquot.kubernetes.presets import SLOTS
+from aliquot.kubernetes.api.names import CORE_UNITS
+from aliquot.kubernetes.api.presets import SLOTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from aliquot.kubernetes.api.plan import Kind
+    from aliquot.kubernetes.api.presets import Preset, Role
     from aliquot.kubernetes.node.held import Held
-    from aliquot.kubernetes.plan import Kind
-    from aliquot.kubernetes.presets import Preset, Role
 
 _LETTERS: dict[Role, str] = {"whole": "g", "shared": "s", "core": "c", "memory": "m", "slot": "n"}
 _KINDS: dict[Role, Kind] = {

@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes import names
+from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.objects import Meta, Pod
+from aliquot.kubernetes.api.requests import ContainerRequest, quantity
 from aliquot.kubernetes.node.match import Wanted, candidates, match, must_be_given_on
 from aliquot.kubernetes.node.roster import Guest
-from aliquot.kubernetes.pods import ContainerRequest, quantity
 from aliquot.model.errors import AliquotError, BadValueError
 
 if TYPE_CHECKING:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aliquot.kubernetes.queues import spec
-from aliquot.placement.demand import WHOLE_MILLI
-from aliquot.placement.queues import Resources, Tree, upto
+from aliquot.kubernetes.api import queue as spec
+from aliquot.placement.core.demand import WHOLE_MILLI
+from aliquot.placement.queues.quota import Resources, Tree, upto
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aliquot.kubernetes.queues.known import Queues
-    from aliquot.kubernetes.queues.spec import Condition, QueueStatus
-    from aliquot.placement.queues import Bound, Path
+    from aliquot.kubernetes.api.queue import Condition, QueueStatus
+    from aliquot.kubernetes.cluster.queues import Queues
+    from aliquot.placement.queues.quota import Bound, Path
 
 SOUND = "Sound"
 _UNITS = ("Ki", "Mi", "Gi", "Ti")

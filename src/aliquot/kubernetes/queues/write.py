@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from aliquot.kubernetes.api.client import Client
-    from aliquot.kubernetes.queues.known import Queues
-    from aliquot.kubernetes.queues.spec import QueueStatus
+    from aliquot.kubernetes.api.queue import QueueStatus
+    from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.kubernetes.queues.status import Load
 
 SECONDS = 1.0

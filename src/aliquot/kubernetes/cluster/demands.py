@@ -1,0 +1,111 @@
+"""What containers ask for, in the numbers of the brain.
+
+A share of a shared GPU, or a percentage of a GPU's memory, is more on one node than on another. So
+one request is a demand for each size of GPU and number of shares that nodes have.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.kubernetes.cluster.cluster import Size
+from aliquot.kubernetes.cluster.hardware import KINDS, MIXED, milli_of
+from aliquot.placement.core.demand import Demand
+from aliquot.placement.core.fit import lacks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from aliquot.kubernetes.api.requests import ContainerRequest
+    from aliquot.kubernetes.cluster.cluster import Cluster
+    from aliquot.placement.core.fit import Lack
+
+NO_MODEL = frozenset({"\0"})
+ANY_SIZE = Size(0, 1)
+
+
+def demand_of(
+    request: ContainerRequest, gpu_bytes: int, shares: int, models: Sequence[str]
+) -> Demand:
+    """A request on nodes with GPUs of this size and so many shares; `models` are all there are."""
+    whole = request.kind == "whole"
+    return Demand(
+        gpus=request.gpus,
+        kind=KINDS[request.kind],
+        milli=milli_of(request.kind, request.reserved, shares),
+        gpu_bytes=0 if whole else request.memory_of(gpu_bytes, shares),
+        models=_models(request.models, models),
+        thrifty=request.kind != "whole",
+    )
+
+
+class Demands:
+    """Requests on all rows of the allocations, as they are now."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._chooser = cluster.chooser
+        self._sizes = cluster.sizes
+        self._size_of = cluster.size_of
+        self.size = len(self._size_of)
+
+    def costs(self, request: ContainerRequest) -> NDArray[np.float64]:
+        """What each row would cost; infinite where there is no room."""
+        if _is_everywhere_the_same(request):
+            return self._chooser.costs(self._demand(request))
+        result = np.full(self.size, np.inf)
+        for demand, rows in self._demands(request):
+            result[rows] = self._chooser.costs(demand)[rows]
+        return result
+
+    def gpus_on(self, request: ContainerRequest, row: int) -> tuple[int, ...]:
+        """The columns of the GPUs that are best in a row that has room."""
+        size = ANY_SIZE
+        if not _is_everywhere_the_same(request):
+            size = list(self._sizes)[self._size_of[row]]
+        return self._chooser.gpus_on(row, self._demand(request, size))
+
+    def lacks(self, request: ContainerRequest) -> list[Lack | None]:
+        """What each row lacks; None where there is room."""
+        allocations = self._chooser.allocations
+        if _is_everywhere_the_same(request):
+            return lacks_of(allocations, self._demand(request))
+        result: list[Lack | None] = [None] * self.size
+        for demand, rows in self._demands(request):
+            lacks = lacks_of(allocations, demand)
+            for row in np.flatnonzero(rows).tolist():
+                result[row] = lacks[row]
+        return result
+
+    def _demand(self, request: ContainerRequest, size: Size = ANY_SIZE) -> Demand:
+        models = self._chooser.allocations.hardware.models
+        return demand_of(request, size.gpu_bytes, size.shares, models)
+
+    def _demands(self, request: ContainerRequest) -> Iterator[tuple[Demand, NDArray[np.bool_]]]:
+        """The demands that the request is, and which rows each is for."""
+        for size, number in self._sizes.items():
+            rows = self._size_of == number
+            if rows.any():
+                yield self._demand(request, size), rows
+
+
+def _is_everywhere_the_same(request: ContainerRequest) -> bool:
+    return request.kind == "whole" or (request.kind == "sliced" and not request.memory_percent)
+
+
+def _models(words: frozenset[str], models: Sequence[str]) -> frozenset[str]:
+    """The models that have one of the words in their names; a node's must all have."""
+    if not words:
+        return frozenset()
+    folded = [word.casefold() for word in words]
+    return (
+        frozenset(
+            model
+            for model in models
+            if all(any(word in one.casefold() for word in folded) for one in model.split(MIXED))
+        )
+        or NO_MODEL
+    )

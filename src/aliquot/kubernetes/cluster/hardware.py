@@ -1,0 +1,66 @@
+"""A node's GPUs as the brain sees them, before anything runs there. Pure.
+
+CPU and memory of nodes are kube-scheduler's business: here every node has more than enough.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aliquot.placement.core.demand import WHOLE_MILLI, Kind
+from aliquot.placement.core.links import rank
+from aliquot.placement.core.snapshot import NodeSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from aliquot.kubernetes.api import plan
+    from aliquot.kubernetes.api.gpunode import NodeGpu
+    from aliquot.kubernetes.api.objects import GpuNode
+    from aliquot.placement.core.links import Links
+
+ENOUGH = 1 << 40
+
+KINDS: dict[plan.Kind, Kind] = {
+    "whole": Kind.WHOLE,
+    "shared": Kind.SHARED,
+    "sliced": Kind.SLICED,
+}
+MIXED = " + "  # between the models of a node that has several
+
+
+def spec_of(node: GpuNode, strength: float = 0.0) -> NodeSpec:
+    """The node before anything runs on it. Where its GPUs differ, the smallest counts for all."""
+    gpus = node.status.gpus
+    return NodeSpec(
+        name=node.metadata.name,
+        gpus=len(gpus),
+        model=MIXED.join(sorted({one.model for one in gpus})),
+        cpu_milli=ENOUGH,
+        ram_bytes=ENOUGH,
+        gpu_bytes=min((one.memory for one in gpus), default=0),
+        links=_links(gpus),
+        strength=strength,
+        unhealthy=frozenset(column for column, one in enumerate(gpus) if not one.healthy),
+    )
+
+
+def milli_of(kind: plan.Kind, reserved: int, shares: int) -> int:
+    """Thousandths of a GPU that a part of this kind takes."""
+    if kind == "whole":
+        return WHOLE_MILLI
+    return WHOLE_MILLI // shares if kind == "shared" else 10 * reserved
+
+
+def _links(gpus: Iterable[NodeGpu]) -> Links:
+    """The ranks of the ways between all pairs; nothing where no GPU says any."""
+    every = tuple(gpus)
+    if not any(one.links for one in every):
+        return ()
+    columns = {one.index: column for column, one in enumerate(every)}
+    table = [[0] * len(every) for _ in every]
+    for column, one in enumerate(every):
+        for link in one.links:
+            if link.gpu in columns:
+                table[column][columns[link.gpu]] = rank(link.kind)
+    return tuple(tuple(row) for row in table)

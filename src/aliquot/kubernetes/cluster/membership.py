@@ -1,0 +1,171 @@
+"""Which gang a pod belongs to, by what people write. Pure.
+
+    aliquot.io/gang, aliquot.io/gang-size     labels or annotations on pods
+    scheduling.x-k8s.io/pod-group             label: a PodGroup of scheduler-plugins
+    scheduling.k8s.io/group-name              annotation: a PodGroup of Volcano
+    jobset.sigs.k8s.io/jobset-name            label that JobSet writes
+    training.kubeflow.org/job-name            label that Kubeflow's training operator writes
+
+The first of these that a pod has counts. Where no pod says the size, the object that is named knows
+it (`Source`, see `sources`). Kubernetes' own PodGroups (scheduling.k8s.io, alpha) would be one more
+line of `BY_LABEL`, once pods name theirs.
+
+`aliquot.io/gang: none` makes a pod that belongs to one of the others a single pod.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aliquot.kubernetes.api.names import DURATION, GANG, GANG_SIZE, GATE
+from aliquot.kubernetes.api.requests import InvalidRequestError
+
+if TYPE_CHECKING:
+    from aliquot.kubernetes.api.objects import Pod
+
+NONE = "none"
+LARGEST = 10_000
+POD_GROUP = "scheduling.x-k8s.io/pod-group"
+VOLCANO_GROUP = "scheduling.k8s.io/group-name"
+JOBSET = "jobset.sigs.k8s.io/jobset-name"
+KUBEFLOW = "training.kubeflow.org/job-name"
+KUBEFLOW_JOBS = {
+    "PyTorchJob": "pytorchjobs",
+    "TFJob": "tfjobs",
+    "MPIJob": "mpijobs",
+    "XGBoostJob": "xgboostjobs",
+    "PaddleJob": "paddlejobs",
+    "JAXJob": "jaxjobs",
+}
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,198}[a-z0-9])?", re.ASCII)
+_UNFIT = re.compile(r"[^a-z0-9.-]+", re.ASCII)
+_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[smhd]?)", re.ASCII)
+LONGEST_SECONDS = 3650 * 86400.0
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The object, in the pod's namespace, that knows a gang's size."""
+
+    api_version: str
+    kind: str
+    plural: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A gang: its namespace and its name."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a pod says of its gang: its size, or who knows it; or what makes no sense in it."""
+
+    key: Key
+    size: int | None = None
+    source: Source | None = None
+    problem: str = ""
+
+
+BY_LABEL = {
+    POD_GROUP: ("scheduling.x-k8s.io/v1alpha1", "PodGroup", "podgroups"),
+    VOLCANO_GROUP: ("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups"),
+    JOBSET: ("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets"),
+}
+
+
+def claim_of(pod: Pod) -> Claim | None:
+    """The gang that a pod belongs to; None for a single pod."""
+    meta = pod.metadata
+    labels, notes = meta.labels, meta.annotations
+    own = notes.get(GANG) or labels.get(GANG)
+    if own:
+        if own == NONE:
+            return None
+        size, problem = _size(notes.get(GANG_SIZE) or labels.get(GANG_SIZE))
+        key = Key(meta.namespace, object_name(own))
+        return Claim(key, size, problem=problem)
+    for label, (version, kind, plural) in BY_LABEL.items():
+        name = labels.get(label) or notes.get(label)
+        if name:
+            source = Source(version, kind, plural, name)
+            return Claim(Key(meta.namespace, object_name(name)), source=source)
+    return _kubeflow(pod)
+
+
+def _kubeflow(pod: Pod) -> Claim | None:
+    name = pod.metadata.labels.get(KUBEFLOW)
+    if not name:
+        return None
+    for owner in pod.metadata.owner_references:
+        plural = KUBEFLOW_JOBS.get(owner.kind)
+        if plural is not None and owner.api_version.startswith("kubeflow.org/"):
+            source = Source(owner.api_version, owner.kind, plural, owner.name)
+            return Claim(Key(pod.metadata.namespace, object_name(name)), source=source)
+    return None
+
+
+def is_gated(pod: Pod) -> bool:
+    """Whether our gate keeps it from kube-scheduler."""
+    return any(one.name == GATE for one in pod.spec.scheduling_gates)
+
+
+def foreign_gates(pod: Pod) -> tuple[str, ...]:
+    """The gates of others: Kueue's, for one."""
+    return tuple(one.name for one in pod.spec.scheduling_gates if one.name != GATE)
+
+
+def seconds_of(pod: Pod, assumed: float) -> float:
+    """How long a pod runs, by its own word; else as long as is assumed."""
+    said = _duration(pod.metadata.annotations.get(DURATION, ""))
+    return said or float(pod.spec.active_deadline_seconds or assumed)
+
+
+def check_duration(pod: Pod) -> None:
+    """InvalidRequestError where a pod says how long it runs, and that makes no sense."""
+    text = pod.metadata.annotations.get(DURATION)
+    if text is not None and _duration(text) is None:
+        raise InvalidRequestError(
+            "BadAnnotation",
+            f"the annotation {DURATION} is {text!r}, which is no time that work could take",
+            "Write a number with s, m, h or d, for example 90s, 30m, 2h or 14d; 3650d is the most.",
+        )
+
+
+def _duration(text: str) -> float | None:
+    """The seconds that a text says; None where it makes no sense."""
+    said = _DURATION.fullmatch(text.strip())
+    seconds = float(said["number"]) * _SECONDS[said["unit"]] if said is not None else 0.0
+    return seconds if 0 < seconds <= LONGEST_SECONDS else None
+
+
+def object_name(name: str) -> str:
+    """The name of the Gang object: the gang's own, where an object can have it."""
+    if _NAME.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{_UNFIT.sub('-', name.lower()).strip('-.')[:180] or 'gang'}-{digest}"
+
+
+def _size(text: str | None) -> tuple[int | None, str]:
+    if text is None:
+        return None, f"no member says its size. Write {GANG_SIZE}, the number of its pods."
+    digits = text.strip()
+    if digits.isascii() and digits.isdecimal() and 1 <= int(digits) <= LARGEST:
+        return int(digits), ""
+    return None, f"{GANG_SIZE} is {text!r}. Write the number of its pods, 1 to {LARGEST}."

@@ -1,0 +1,145 @@
+"""What a pod's containers have, or will have, of a node's GPUs.
+
+A container's device ids are asked of the agent resource by resource, with a count and nothing else.
+So two containers of different pods can be confused where a count is the same. That does no harm
+where the containers are alike: each gets what the other would have had. Where they differ, it does
+harm if their GPUs differ, or if nothing the kubelet asks for tells them apart at all: then one must
+wait until the other is reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aliquot.kubernetes.api.names import CORE_UNITS, PLAN
+from aliquot.kubernetes.api.plan import ContainerPlan, Plan, decode_plan
+from aliquot.kubernetes.api.requests import InvalidRequestError, container_asks, requests_of
+from aliquot.model import MAX_SLICES, Priority
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.api.plan import Kind
+    from aliquot.kubernetes.api.presets import Preset
+    from aliquot.kubernetes.api.requests import ContainerRequest
+
+
+MOST_BYTES = 1 << 48  # of a GPU's memory that anybody can mean
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A container's part of each of some GPUs.
+
+    `reserved` is percent of compute that no other can have. `init`: it ends before the containers
+    after it begin. `units` is what the kubelet asks for: resource and count.
+    """
+
+    container: str
+    kind: Kind
+    gpus: tuple[str, ...]
+    memory: int
+    compute: int = 0
+    reserved: int = 0
+    init: bool = False
+    units: tuple[tuple[str, int], ...] = ()
+
+
+Parts = tuple[Part, ...]  # of one pod, in the order in which the kubelet starts its containers
+
+
+def planned_parts(pod: Pod, presets: Sequence[Preset]) -> Parts:
+    """What a pod has by its plan; nothing where it has none that makes sense.
+
+    Whoever may write the pod may have written the plan: what is in it of containers that ask for
+    nothing, or for something else, does not count.
+    """
+    plan = decode_plan(pod.metadata.annotations.get(PLAN, ""))
+    if plan is None:
+        return ()
+    try:
+        asked = requests_of(pod, presets)
+    except InvalidRequestError:  # an annotation has changed since it was planned
+        return _unchecked_parts(pod, plan, presets)
+    return tuple(
+        _part(one, plan.containers[one.container])
+        for one in asked
+        if one.container in plan.containers and _is_for(one, plan.containers[one.container])
+    )
+
+
+def _unchecked_parts(pod: Pod, plan: Plan, presets: Sequence[Preset]) -> Parts:
+    """The parts of containers that ask for GPUs, and nobody knows how."""
+    stages = {one.name: one.restart_policy != "Always" for one in pod.spec.init_containers}
+    return tuple(
+        Part(
+            container=one.name,
+            kind=planned.kind,
+            gpus=planned.gpus,
+            memory=_within(planned.memory, MOST_BYTES),
+            compute=_within(planned.compute, CORE_UNITS),
+            reserved=_within(planned.compute, CORE_UNITS),
+            init=stages.get(one.name, False),
+        )
+        for one in (*pod.spec.init_containers, *pod.spec.containers)
+        if container_asks(one, presets)
+        and (planned := plan.containers.get(one.name)) is not None
+        and 0 < len(planned.gpus) <= MAX_SLICES
+    )
+
+
+def _is_for(request: ContainerRequest, plan: ContainerPlan) -> bool:
+    return (plan.kind, len(plan.gpus)) == (request.kind, request.gpus)
+
+
+def _part(request: ContainerRequest, plan: ContainerPlan) -> Part:
+    exact = request.kind == "sliced" and not request.memory_percent
+    compute = _within(plan.compute, CORE_UNITS)
+    return Part(
+        container=request.container,
+        kind=plan.kind,
+        gpus=plan.gpus,
+        memory=request.memory if exact else _within(plan.memory, MOST_BYTES),
+        compute=compute,
+        reserved=0 if request.priority is Priority.BACKGROUND else compute,
+        init=request.init,
+        units=request.units,
+    )
+
+
+def _within(value: int, most: int) -> int:
+    return max(0, min(value, most))
+
+
+def plan_of(parts: Parts) -> Plan:
+    """The plan that says so."""
+    return Plan(
+        {
+            one.container: ContainerPlan(
+                kind=one.kind, gpus=one.gpus, memory=one.memory, compute=one.compute
+            )
+            for one in parts
+        }
+    )
+
+
+def confused(ours: Iterable[Part], theirs: Iterable[Part]) -> tuple[Part, Part] | None:
+    """Two containers of two pods of which the agent could take one for the other, to harm."""
+    others = tuple(theirs)
+    for one in ours:
+        for other in others:
+            if _confusable(one, other):
+                return one, other
+    return None
+
+
+def _confusable(one: Part, other: Part) -> bool:
+    if one.units == other.units:
+        return bool(one.units) and _shape(one) != _shape(other)
+    return not set(one.units).isdisjoint(other.units) and set(one.gpus) != set(other.gpus)
+
+
+def _shape(one: Part) -> tuple[Kind, int, int, int]:
+    return one.kind, len(one.gpus), one.memory, one.compute

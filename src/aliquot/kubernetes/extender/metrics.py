@@ -1,0 +1,106 @@
+"""What the scheduler counts, for Prometheus. What can be asked for is asked for at each look."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from aliquot.placement.choose.forecast import ANYTHING, outlook
+from aliquot.placement.choose.strategies import Fragmentation
+from aliquot.placement.core.demand import WHOLE_MILLI, Kind
+from aliquot.placement.core.fit import all_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from aliquot.kubernetes.cluster.cluster import Cluster
+
+BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0)
+
+
+Now = dict[str, tuple[str, "Callable[[], float]"]]  # by name: what it is, and its value
+
+
+class Metrics:
+    """All metrics of one scheduler; `now` are more that are asked for at each look."""
+
+    def __init__(self, cluster: Cluster, now: Now) -> None:
+        self.registry = CollectorRegistry()
+        self._decisions = Counter(
+            "aliquot_scheduler_decisions",
+            "Answers to kube-scheduler, by verb and result.",
+            ["verb", "result"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "aliquot_scheduler_decision_seconds",
+            "Time from a question of kube-scheduler to its answer, by verb.",
+            ["verb"],
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self.registry.register(_Now(cluster, now))
+
+    @contextmanager
+    def deciding(self, verb: str) -> Iterator[Callable[[str], None]]:
+        """Time a decision; the function that is given counts its result."""
+        start = time.perf_counter()
+        try:
+            yield lambda result: self._decisions.labels(verb, result).inc()
+        finally:
+            self._seconds.labels(verb).observe(time.perf_counter() - start)
+
+    def exposition(self) -> bytes:
+        """As Prometheus reads it."""
+        return generate_latest(self.registry)
+
+
+class _Now:
+    """The cluster as it is when somebody looks."""
+
+    def __init__(self, cluster: Cluster, now: Now) -> None:
+        self._cluster = cluster
+        self._more = now
+
+    def collect(self) -> Iterable[Metric]:
+        allocations = self._cluster.chooser.allocations
+        hardware, present = allocations.hardware, allocations.hardware.present
+        gpus = int(present.sum())
+        milli = WHOLE_MILLI * gpus - int(allocations.milli_free[present].sum())
+        total = int((present * hardware.gpu_bytes[:, None]).sum())
+        left = int(allocations.bytes_free[present].sum())
+        lost = Fragmentation(outlook(ANYTHING, hardware)).lost(all_rows(allocations))
+        kinds = GaugeMetricFamily(
+            "aliquot_scheduler_gpus", "Healthy GPUs, by what they are used as.", labels=["kind"]
+        )
+        for kind in Kind:
+            kinds.add_metric([kind.name.lower()], int((allocations.kind[present] == kind).sum()))
+        yield kinds
+        yield _gauge("nodes", "Nodes with GPUs.", len(self._cluster.rows))
+        yield _gauge(
+            "allocated_compute_ratio",
+            "Part of the compute of healthy GPUs that is given or reserved.",
+            milli / (WHOLE_MILLI * gpus) if gpus else 0.0,
+        )
+        yield _gauge(
+            "allocated_memory_ratio",
+            "Part of the memory of healthy GPUs that is given or reserved.",
+            (total - left) / total if total else 0.0,
+        )
+        yield _gauge(
+            "fragmentation_ratio",
+            "Part of what is left that nothing likely to come will use.",
+            lost,
+        )
+        for name, (text, value) in self._more.items():
+            yield _gauge(name, text, value())
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"aliquot_scheduler_{name}", text, value=value)

@@ -1,0 +1,204 @@
+"""The extender over HTTP: what kube-scheduler asks, health, and metrics.
+
+kube-scheduler takes HTTP 200 alone for an answer; anything else is a failure after which it tries
+the pod again. So a replica that may not decide answers 503, and is not ready.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from aliquot.kubernetes.api.requests import InvalidRequestError
+from aliquot.kubernetes.extender.bind import NotBoundError
+from aliquot.kubernetes.extender.messages import (
+    BindingArgs,
+    BindingResult,
+    ExtenderArgs,
+    FilterResult,
+    HostPriority,
+    MetaVictims,
+    PreemptionArgs,
+    PreemptionResult,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Sequence
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.extender.bind import Binder
+    from aliquot.kubernetes.extender.metrics import Metrics
+    from aliquot.kubernetes.extender.planner import Answer, Planner
+    from aliquot.kubernetes.extender.waiting import Waiting
+
+NAMES_WANTED = "the extender is sent nodes and not their names: set nodeCacheCapable: true"
+
+_log = structlog.get_logger(__name__)
+
+
+class Readiness(Protocol):
+    """Whether this replica may decide."""
+
+    def why_not(self) -> str:
+        """What is missing; nothing where it may."""
+
+
+class Rules(Protocol):
+    """Who may go where, beside what has room: gangs and queues."""
+
+    def answer(self, pod: Pod, names: Sequence[str]) -> Answer | None:
+        """Where a pod may go, or why nowhere; None where it may go anywhere."""
+
+    def advised(self, pod: Pod, answer: Answer) -> Answer:
+        """A refusal of a single pod, with what people can do."""
+
+    def may_end_others(self, pod: Pod, victims: Collection[str]) -> bool:
+        """Whether these pods, by UID, may end for it."""
+
+
+class Extender:
+    """The answers to kube-scheduler's questions."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - all that they come from
+        self,
+        planner: Planner,
+        rules: Rules,
+        binder: Binder,
+        waiting: Waiting,
+        metrics: Metrics,
+        readiness: Readiness,
+    ) -> None:
+        self._planner = planner
+        self._rules = rules
+        self._binder = binder
+        self._waiting = waiting
+        self._metrics = metrics
+        self._readiness = readiness
+
+    def app(self) -> ASGIApp:
+        """To be served. kube-scheduler's questions do not go through routes and middleware."""
+        asked = {
+            ("POST", "/filter"): self._filter,
+            ("POST", "/prioritize"): self._prioritize,
+            ("POST", "/bind"): self._bind,
+            ("POST", "/preempt"): self._preempt,
+        }
+        others = Starlette(
+            routes=[
+                Route("/healthz", _healthz),
+                Route("/readyz", self._readyz),
+                Route("/metrics", self._show_metrics),
+            ]
+        )
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            answer = asked.get((scope.get("method", ""), scope.get("path", "")))
+            if answer is None:
+                await others(scope, receive, send)
+                return
+            response = await self._when_ready(answer, Request(scope, receive))
+            await response(scope, receive, send)
+
+        return app
+
+    async def _filter(self, request: Request) -> Response:
+        with self._metrics.deciding("filter") as count:
+            args = msgspec.json.decode(await request.body(), type=ExtenderArgs)
+            if args.node_names is None:
+                count("error")
+                return _json(FilterResult([], error=NAMES_WANTED))
+            answer = self._planner.on_its_way(args.pod, args.node_names)
+            if answer is None:
+                answer = self._rules.answer(args.pod, args.node_names)
+            if answer is None:
+                answer = self._planner.filter(args.pod, args.node_names)
+            if answer.names:
+                count("fits")
+                self._waiting.done(args.pod.metadata.uid)
+            elif answer.told:
+                count("gang waits")
+            else:
+                count("bad request" if answer.bad else "no room")
+                self._waiting.refused(args.pod, self._rules.advised(args.pod, answer))
+            return _json(
+                FilterResult(list(answer.names), failed_and_unresolvable_nodes=dict(answer.refused))
+            )
+
+    async def _prioritize(self, request: Request) -> Response:
+        with self._metrics.deciding("prioritize") as count:
+            args = msgspec.json.decode(await request.body(), type=ExtenderArgs)
+            scores = self._planner.scores(args.pod, args.node_names or [])
+            count("scored")
+            return _json([HostPriority(name, score) for name, score in scores])
+
+    async def _bind(self, request: Request) -> Response:
+        with self._metrics.deciding("bind") as count:
+            args = msgspec.json.decode(await request.body(), type=BindingArgs)
+            try:
+                await self._binder.bind(args.pod_namespace, args.pod_name, args.pod_uid, args.node)
+            except NotBoundError as error:
+                count("failed")
+                _log.info("not bound", pod=f"{args.pod_namespace}/{args.pod_name}", why=str(error))
+                return _json(BindingResult(str(error)))
+            count("bound")
+            self._waiting.done(args.pod_uid)
+            return _json(BindingResult())
+
+    async def _preempt(self, request: Request) -> Response:
+        with self._metrics.deciding("preempt") as count:
+            args = msgspec.json.decode(await request.body(), type=PreemptionArgs)
+            asked = args.node_name_to_meta_victims or {}
+            every = {node: _uids(one) for node, one in asked.items()}
+            victims = {
+                node: uids
+                for node, uids in every.items()
+                if self._rules.may_end_others(args.pod, uids)
+            }
+            try:
+                spared = self._planner.spared(args.pod, victims)
+            except InvalidRequestError:
+                spared = []
+            count("allowed" if spared else "vetoed")
+            found = {node: asked[node] for node in spared}
+            return _json(
+                PreemptionResult({node: one for node, one in found.items() if one is not None})
+            )
+
+    async def _readyz(self, _: Request) -> Response:
+        why = self._readiness.why_not()
+        return Response(why or "ready", 503 if why else 200)
+
+    async def _show_metrics(self, _: Request) -> Response:
+        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _when_ready(
+        self, answer: Callable[[Request], Awaitable[Response]], request: Request
+    ) -> Response:
+        why = self._readiness.why_not()
+        if why:
+            return Response(why, 503)
+        try:
+            return await answer(request)
+        except msgspec.DecodeError as error:
+            return Response(f"not understood: {error}", 400)
+
+
+async def _healthz(_: Request) -> Response:
+    return Response("alive")
+
+
+def _json(message: object) -> Response:
+    return Response(msgspec.json.encode(message), media_type="application/json")
+
+
+def _uids(victims: MetaVictims | None) -> list[str]:
+    return [one.uid for one in (victims.pods if victims else None) or ()]

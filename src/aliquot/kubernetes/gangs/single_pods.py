@@ -1,0 +1,225 @@
+"""Single pods beside gangs: where they harm no promise, and within their queue's limit.
+
+Where nothing is promised and no queue is described, nothing here is asked: a single pod goes its
+usual way. A pod that may go is counted at once, and what is counted is looked at again when it is
+bound: so no limit is passed, however long the way from the one to the other. Where a gang waits for
+a limit, single pods that come after it wait behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aliquot.kubernetes.api.names import GANG, GANG_SIZE
+from aliquot.kubernetes.api.queue import DEFAULT
+from aliquot.kubernetes.api.requests import InvalidRequestError
+from aliquot.kubernetes.cluster.cluster import Reserved
+from aliquot.kubernetes.cluster.snapshot import largest_demand
+from aliquot.kubernetes.cluster.workloads import single_name
+from aliquot.kubernetes.extender.bind import NotBoundError
+from aliquot.kubernetes.extender.planner import RESERVED_SECONDS, Answer
+from aliquot.kubernetes.gangs.messages import seconds_at
+from aliquot.placement.core.demand import Gang
+from aliquot.placement.queues.quota import Bound, Tree, needs, upto, within_quota
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.api.requests import ContainerRequest
+    from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
+    from aliquot.kubernetes.cluster.queues import Queues
+    from aliquot.kubernetes.cluster.workloads import Workloads
+    from aliquot.kubernetes.extender.planner import Planner
+    from aliquot.kubernetes.gangs.backfill import BackfillWindow
+    from aliquot.placement.queues.quota import Path
+
+PROMISED = "what is free is promised to gangs"
+WITH_THIS = "with this pod it would have"
+
+
+class SinglePods:
+    """Answers for single pods.
+
+    `beside` is what the gangs' promises leave, where there are any; `stopped` are the gangs that
+    wait for a limit, by the queue whose limit it is.
+    """
+
+    def __init__(
+        self, planner: Planner, roster: Workloads, queues: Queues, holdings: WorkloadAllocations
+    ) -> None:
+        self._planner = planner
+        self._cluster = planner.cluster
+        self._roster = roster
+        self._queues = queues
+        self._holdings = holdings
+        self.beside: BackfillWindow | None = None
+        self.stopped: Mapping[Path, Gang] = {}
+
+    def answer(self, pod: Pod, names: Sequence[str], now: float) -> Answer | None:
+        """Where a pod may go for all that gangs and queues say; None: anywhere."""
+        queue = self._queue(pod)
+        if self.beside is None and not queue:
+            return None
+        try:
+            requests = self._planner.requests(pod)
+        except InvalidRequestError:
+            return None
+        if not requests:
+            return None
+        problem = self._queues.problem_of(queue) if queue else ""
+        if problem:
+            return _refusal(names, "BadQueue", problem)
+        full = self._behind(pod, queue) or self._full(pod, queue, requests, now)
+        if full:
+            return _refusal(names, "QueueFull", full)
+        return self._place(pod, requests, names, now)
+
+    def advised(self, pod: Pod, answer: Answer, now: float) -> Answer:
+        """The same; a pod that its queue's quota covers is told that gangs alone ask that back."""
+        queue = self._queue(pod)
+        if answer.reason != "NoRoom" or not queue or self._queues.problem_of(queue):
+            return answer
+        gang = self._as_gang(pod, queue, self._planner.requests(pod))
+        hardware = self._cluster.chooser.allocations.hardware
+        queues, used = self._queues.queues(), self._holdings.used(now, {pod.metadata.uid})
+        if not within_quota([gang], queues, used, hardware):
+            return answer
+        way_out = (
+            f"The quota of queue {queue} covers it, and only gangs ask back what others borrow:"
+            f" as a gang of one, with the labels {GANG}: {pod.metadata.name} and"
+            f' {GANG_SIZE}: "1", it would.'
+        )
+        return replace(answer, message=f"{answer.message} {way_out}")
+
+    def may_bind(self, pod: Pod, now: float) -> None:
+        """Look again at a pod that is about to be bound; NotBoundError where it may not be.
+
+        Where a limit bounds its queue it must still be counted, and stays so while it is bound.
+        """
+        queue = self._queue(pod)
+        if not queue or not _is_limited(Tree(self._queues.queues()), queue):
+            return
+        uid = pod.metadata.uid
+        try:
+            requests = self._planner.requests(pod)
+        except InvalidRequestError as error:
+            raise NotBoundError(str(error)) from error
+        if not requests:
+            return
+        reserved = self._cluster.reserved(uid)
+        if reserved is None:
+            raise NotBoundError(f"pod {pod.key} was too long on its way: it must be looked at anew")
+        full = self._full(pod, queue, requests, now)
+        if full:
+            self._cluster.forget(uid)
+            raise NotBoundError(f"pod {pod.key}: {full}")
+        until = self._cluster.now() + RESERVED_SECONDS
+        self._cluster.reserve(uid, replace(reserved, until=max(until, reserved.until)))
+
+    def lets(self, pod: Pod, now: float) -> bool:
+        """Whether a pod that waits for room would get it, for all that gangs and queues say."""
+        queue = self._queue(pod)
+        try:
+            requests = self._planner.requests(pod)
+        except InvalidRequestError:
+            return False
+        if queue and self._queues.problem_of(queue):
+            return False
+        if self._behind(pod, queue) or self._full(pod, queue, requests, now):
+            return False
+        if self.beside is None or not self.beside.holds:
+            return True
+        try:
+            return self.beside.has_room(requests, self._roster.seconds_of(pod), now)
+        except InvalidRequestError:
+            return True
+
+    # --- queues -----------------------------------------------------------------------------------
+
+    def _queue(self, pod: Pod) -> str:
+        """The queue of a pod, where somebody has described any, or says that it is in one."""
+        queue = self._queues.queue_of(pod)
+        return queue if queue != DEFAULT or self._queues.objects else ""
+
+    def _full(self, pod: Pod, queue: str, requests: Sequence[ContainerRequest], now: float) -> str:
+        """That a limit would be passed; nothing where none would, or there is no queue."""
+        tree = Tree(self._queues.queues())
+        if not queue or not _is_limited(tree, queue):
+            return ""
+        gang = self._as_gang(pod, queue, requests)
+        if not gang.members:
+            return ""
+        more = needs(gang, self._cluster.chooser.allocations.hardware)
+        used = self._holdings.charged(now, {pod.metadata.uid})
+        over = tree.over(queue, more, used)
+        return "" if over is None else tree.limit_told(over, gang, used[over] + more, WITH_THIS)
+
+    def _as_gang(self, pod: Pod, queue: str, requests: Sequence[ContainerRequest]) -> Gang:
+        """A pod as a gang of one, with a member for each container that runs beside others."""
+        hardware = self._cluster.chooser.allocations.hardware
+        main = (one for one in requests if not one.init)
+        members = tuple(largest_demand(self._cluster, one, hardware) for one in main)
+        return Gang(single_name(pod), members, queue=queue)
+
+    def _behind(self, pod: Pod, queue: str) -> str:
+        """That a gang comes before it and waits for a limit of its queue; nothing where none does.
+
+        As among gangs: one of a higher priority, or of the same and there for longer.
+        """
+        if not queue or not self.stopped:
+            return ""
+        made = (seconds_at(pod.metadata.creation_timestamp) or math.inf) + 1  # in whole seconds
+        for path in upto(Tree(self._queues.queues()).path(queue)):
+            gang = self.stopped.get(path)
+            mine = -(pod.spec.priority or 0), made
+            if gang is not None and (-gang.priority, gang.submitted) < mine:
+                return f"{gang.name} comes before it, and waits for the limit of queue {path[-1]}"
+        return ""
+
+    # --- promises ---------------------------------------------------------------------------------
+
+    def _place(
+        self, pod: Pod, requests: Sequence[ContainerRequest], names: Sequence[str], now: float
+    ) -> Answer | None:
+        """The place that leaves all promises as they are; None where nothing is promised."""
+        beside, uid = self.beside, pod.metadata.uid
+        if beside is None:
+            return None
+        self._cluster.forget(uid)
+        if not beside.holds:
+            return self._elsewhere(beside, pod, names)
+        try:
+            found = beside.find(uid, requests, names, self._roster.seconds_of(pod), now)
+        except InvalidRequestError:
+            return self._elsewhere(beside, pod, names)
+        if found is None:
+            usual = self._planner.filter(pod, names)
+            self._cluster.forget(uid)
+            return _refusal(names, "Promised", PROMISED) if usual.names else usual
+        until, news = self._cluster.now() + RESERVED_SECONDS, self._cluster.news(found.node)
+        place = Reserved(pod.key, found.node, found.parts, until, asked=tuple(requests), news=news)
+        self._cluster.reserve(uid, place)
+        beside.take(uid, found)
+        return Answer((found.node,))
+
+    def _elsewhere(self, beside: BackfillWindow, pod: Pod, names: Sequence[str]) -> Answer:
+        """On nodes of which nothing is promised: for pods that are more than one demand."""
+        taken = beside.promised_nodes
+        left = [name for name in names if name not in taken]
+        usual = self._planner.filter(pod, left)
+        if usual.names:
+            return usual
+        why = {**dict(usual.refused), **dict.fromkeys(taken.intersection(names), PROMISED)}
+        return Answer((), why, "Promised", PROMISED)
+
+
+def _is_limited(tree: Tree, queue: str) -> bool:
+    """Whether a queue, or one above it, has a limit."""
+    return any(tree.queue(path).limit != Bound() for path in upto(tree.path(queue)))
+
+
+def _refusal(names: Sequence[str], reason: str, text: str) -> Answer:
+    return Answer((), dict.fromkeys(names, text), reason, text)

@@ -1,0 +1,223 @@
+"""One request to GPUs: the cheapest place by a strategy, kept up to date as the allocations change.
+
+For each shape of demand the cost of every node is remembered; a decision brings up to date the rows
+that changed since the shape was last asked for, and takes the lowest. So a decision costs what has
+changed, not the size of the cluster, and the answer is the same as if all were computed anew.
+
+Where several GPUs are asked for and nodes cost about the same, the one whose GPUs have the better
+slowest link is taken: a slow link is part of the cost, and small beside what the strategy counts.
+
+Chance decides between equal costs. It is drawn from the seed and the allocations' fingerprint, so
+asking changes nothing: the same picture, seed and request have one answer, however often they are
+asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.placement.choose.strategies import tightest
+from aliquot.placement.core.demand import Demand, Near, Placement
+from aliquot.placement.core.fit import all_rows, gpus_that_fit, hashed, nodes_that_fit, rows_of
+from aliquot.placement.core.links import Reach, closest, slowest_within
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from aliquot.placement.choose.strategies import Strategy
+    from aliquot.placement.core.allocations import Allocations
+    from aliquot.placement.core.fit import Rows
+    from aliquot.placement.core.snapshot import Bools, Ints
+
+SHAPES_KEPT = 512
+EQUAL = 1e-8
+NOT_FITTING = 1 << 20
+WEAKER_FIRST = 1000.0
+CUT_FIRST = 500.0
+NEARNESS = (Reach.SYS, Reach.PIX, Reach.NVLINK, Reach.ITSELF), (0.0, 0.4, 0.6, 1.0)
+
+
+@dataclass(slots=True)
+class _Remembered:
+    version: int
+    cost: NDArray[np.float64]
+    gpu: Ints
+    models: Bools | None
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """Where to be, seen from the placements of another grant."""
+
+    near: Near
+    others: tuple[Placement, ...]
+
+
+class Chooser:
+    """A strategy at work on allocations."""
+
+    def __init__(self, allocations: Allocations, by: Strategy, *, seed: int = 0) -> None:
+        self.allocations = allocations
+        self._by = by
+        self._seed = seed
+        self._shapes: dict[Demand, _Remembered] = {}
+
+    def choose(self, demand: Demand, relations: Sequence[Relation] = ()) -> Placement | None:
+        """The cheapest place for the demand; None where there is none. Takes nothing."""
+        cost, gpu, allowed = self._weigh(demand, relations)
+        return self._pick(demand, cost, gpu, allowed)
+
+    def gpus_on(self, node: int, demand: Demand) -> tuple[int, ...]:
+        """The GPUs that are best on a node that has room."""
+        known = self._known(demand)
+        return self._gpus(node, demand, known.gpu, None, drawn(self.allocations, self._seed))
+
+    def place(self, demand: Demand, relations: Sequence[Relation] = ()) -> Placement | None:
+        """Choose, and take it."""
+        placement = self.choose(demand, relations)
+        if placement is not None:
+            self.allocations.take(placement, demand)
+        return placement
+
+    def costs(self, demand: Demand, relations: Sequence[Relation] = ()) -> NDArray[np.float64]:
+        """What each node would cost; infinite where it does not fit."""
+        return self._weigh(demand, relations)[0].copy()
+
+    def _weigh(
+        self, demand: Demand, relations: Sequence[Relation]
+    ) -> tuple[NDArray[np.float64], Ints, Bools | None]:
+        """The cost of each node, the GPU meant there, and which GPUs the relations leave."""
+        known = self._known(demand)
+        if not relations:
+            return known.cost, known.gpu, None
+        allowed = _allowed(self.allocations, relations)
+        every = np.arange(self.allocations.hardware.size)
+        return *self._costs(demand, every, known.models, allowed), allowed
+
+    def _known(self, demand: Demand) -> _Remembered:
+        allocations = self.allocations
+        known = self._shapes.pop(demand, None)
+        rows = None if known is None else allocations.changed_since(known.version)
+        if known is None or rows is None or len(rows) == allocations.hardware.size:
+            models = allocations.hardware.models_allowed(demand.models) if demand.models else None
+            rows = np.arange(allocations.hardware.size)
+            known = _Remembered(0, *self._costs(demand, rows, models, None), models)
+        elif len(rows):
+            if demand.models:  # a row may have another node since
+                known.models = allocations.hardware.models_allowed(demand.models)
+            known.cost[rows], known.gpu[rows] = self._costs(demand, rows, known.models, None)
+        known.version = allocations.version
+        self._shapes[demand] = known  # the last asked for is the last to be forgotten
+        if len(self._shapes) > SHAPES_KEPT:
+            del self._shapes[next(iter(self._shapes))]
+        return known
+
+    def _costs(
+        self, demand: Demand, index: Ints, models: Bools | None, allowed: Bools | None
+    ) -> tuple[NDArray[np.float64], Ints]:
+        is_all = len(index) == self.allocations.hardware.size
+        rows = all_rows(self.allocations) if is_all else rows_of(self.allocations, index)
+        fits = gpus_that_fit(rows, demand)
+        if allowed is not None:
+            fits &= allowed[index]
+        nodes = nodes_that_fit(rows, demand, fits, models)
+        if allowed is not None and not demand.gpus:
+            nodes &= allowed[index].any(axis=1)
+        cost, gpu = np.full(len(index), np.inf), np.zeros(len(index), dtype=np.int64)
+        some = np.flatnonzero(nodes)
+        if len(some) == len(index):
+            return self._costs_where_it_fits(demand, rows, fits)
+        if demand.gpus == 1 and 2 * len(some) > len(index):  # faster than to pick them out
+            return self._costs_where_it_fits(demand, rows, fits & nodes[:, None])
+        if len(some):
+            rows = rows_of(self.allocations, index[some])
+            cost[some], gpu[some] = self._costs_where_it_fits(demand, rows, fits[some])
+        return cost, gpu
+
+    def _costs_where_it_fits(
+        self, demand: Demand, rows: Rows, fits: Bools
+    ) -> tuple[NDArray[np.float64], Ints]:
+        every = np.arange(len(rows.index))
+        if demand.gpus == 1:
+            cost = np.where(fits, self._by.one(rows, demand, fits), np.inf)
+            if demand.thrifty:
+                cost += CUT_FIRST * rows.free
+            gpu = cost.argmin(axis=1)
+            best = cost[every, gpu]
+        else:
+            gpu = np.zeros_like(every)
+            best = self._by.several(rows, demand, tightest(rows, demand, fits))
+            if demand.gpus and self._by.about and any(self.allocations.hardware.link_tables):
+                best = best + self._by.about * self._farness(rows, demand, fits)
+        if demand.thrifty:
+            best = best + WEAKER_FIRST * self.allocations.hardware.strength[rows.index]
+        return best, gpu
+
+    def _farness(self, rows: Rows, demand: Demand, fits: Bools) -> NDArray[np.float64]:
+        """How slow the slowest link is between the GPUs meant on each node, from 0 to 1."""
+        hardware = self.allocations.hardware
+        sizes = np.where(fits, self._by.lean * rows.size_left, NOT_FITTING)
+        table = hardware.link_table[rows.index]
+        _, first, alike = np.unique(
+            hashed(np.column_stack((sizes, table))), return_index=True, return_inverse=True
+        )
+        slowest = []
+        for row in map(int, first):
+            links = hardware.link_tables[int(table[row])]
+            left = {int(gpu): int(sizes[row, gpu]) for gpu in np.flatnonzero(fits[row])}
+            slowest.append(slowest_within(links, closest(links, left, demand.gpus)))
+        return np.asarray(1 - np.interp(slowest, *NEARNESS))[alike]
+
+    def _pick(
+        self, demand: Demand, cost: NDArray[np.float64], gpu: Ints, allowed: Bools | None
+    ) -> Placement | None:
+        lowest = cost.min(initial=np.inf)
+        if lowest == np.inf:
+            return None
+        equal = np.flatnonzero(cost <= lowest + EQUAL)
+        chance = drawn(self.allocations, self._seed)
+        node = int(equal[chance.randrange(len(equal))])
+        return Placement(node, self._gpus(node, demand, gpu, allowed, chance))
+
+    def _gpus(
+        self, node: int, demand: Demand, gpu: Ints, allowed: Bools | None, chance: Random
+    ) -> tuple[int, ...]:
+        if not demand.gpus:
+            return ()
+        if demand.gpus == 1 and self._by.lean:
+            return (int(gpu[node]),)
+        rows = rows_of(self.allocations, np.array([node]))
+        fits = gpus_that_fit(rows, demand)
+        if allowed is not None:
+            fits &= allowed[node]
+        candidates = [int(gpu) for gpu in np.flatnonzero(fits[0])]
+        if not self._by.lean:
+            return tuple(sorted(chance.sample(candidates, demand.gpus)))
+        left = {gpu: self._by.lean * int(rows.size_left[0, gpu]) for gpu in candidates}
+        return closest(self.allocations.hardware.links[node], left, demand.gpus)
+
+
+def drawn(allocations: Allocations, seed: int) -> Random:
+    """Chance that is the same for the same picture and seed."""
+    return Random(seed << 64 ^ allocations.fingerprint)  # noqa: S311 - ties, not secrets
+
+
+def _allowed(allocations: Allocations, relations: Sequence[Relation]) -> Bools:
+    """The GPUs that all relations leave."""
+    allowed = allocations.hardware.present.copy()
+    for relation in relations:
+        nodes = [one.node for one in relation.others]
+        cards = [(one.node, gpu) for one in relation.others for gpu in one.gpus]
+        mask = np.zeros_like(allowed)
+        if relation.near in (Near.SAME_NODE, Near.OTHER_NODE):
+            mask[nodes] = True
+        for card in cards if relation.near in (Near.SAME_GPU, Near.OTHER_GPU) else ():
+            mask[card] = True
+        allowed &= mask if relation.near in (Near.SAME_GPU, Near.SAME_NODE) else ~mask
+    return allowed

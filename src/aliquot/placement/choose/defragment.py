@@ -1,0 +1,172 @@
+"""Room by moving: which slices to move so that a waiting request fits, and what that costs.
+
+A plan, nothing more: who moves is told from where to where, in an order in which each move fits
+when it comes, beside all that is still there. The cost is the bytes that are moved.
+
+Who leaves a GPU is the cheapest choice of all (up to 10 that hold it), and so are the GPUs of a
+node that are cleared (up to 256 sets). Where they go is by best-fit, the largest first, which may
+miss a way; then the next cheapest offer is tried, 64 in all. So a plan can always be carried out,
+it is the cheapest where those who leave find a place at once, and None does not prove that there is
+no way. Nobody is moved for the CPU or the memory of a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations, islice
+from math import comb
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.placement.choose.chooser import Chooser, Relation
+from aliquot.placement.choose.strategies import strategy
+from aliquot.placement.core.demand import WHOLE_MILLI, Kind, Near, Placement
+from aliquot.placement.core.fit import Lack, lacks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from aliquot.placement.core.allocations import Allocations
+    from aliquot.placement.core.demand import Demand
+
+OFFERS_TRIED = 64
+OFFERS_OF_A_NODE = 4
+ALL_LEAVERS = 10
+ALL_SETS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A grant that could move."""
+
+    name: str
+    demand: Demand
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One grant to another place."""
+
+    name: str
+    source: Placement
+    target: Placement
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """The moves in their order, and where the request fits after them."""
+
+    moves: tuple[Move, ...]
+    placement: Placement
+
+    @property
+    def bytes(self) -> int:
+        """What has to be moved."""
+        return sum(move.bytes for move in self.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """GPUs of one node that would have room, if these left."""
+
+    cost: int
+    target: Placement
+    leaving: tuple[Held, ...]
+
+
+def plan_moves(allocations: Allocations, demand: Demand, held: Sequence[Held]) -> Moves | None:
+    """The cheapest moves that make room on one node; None where none were found."""
+    by_node: dict[int, list[Held]] = {}
+    for one in held:
+        by_node.setdefault(one.placement.node, []).append(one)
+    lacks = lacks_of(allocations, demand)
+    never = (Lack.MODEL, Lack.TOO_FEW, Lack.TOO_SMALL, Lack.CPU, Lack.RAM)
+    nodes = [node for node, lack in enumerate(lacks) if lack not in never]
+    offers = [
+        offer
+        for node in nodes
+        for offer in _offers(allocations, demand, node, by_node.get(node, []))
+    ]
+    offers.sort(key=lambda offer: (offer.cost, offer.target.node, offer.target.gpus))
+    found = (_carry_out(allocations, demand, offer) for offer in offers[:OFFERS_TRIED])
+    return next((moves for moves in found if moves is not None), None)
+
+
+def _offers(
+    allocations: Allocations, demand: Demand, node: int, held: Sequence[Held]
+) -> Iterator[_Offer]:
+    """The cheapest ways to clear enough GPUs of one node."""
+    by_gpu: dict[int, tuple[Held, ...]] = {}
+    for gpu in map(int, np.flatnonzero(allocations.hardware.present[node])):
+        there = [one for one in held if gpu in one.placement.gpus]
+        leaving = _leaving(allocations, demand, (node, gpu), there)
+        if leaving is not None:
+            by_gpu[gpu] = leaving
+    gpus = sorted(by_gpu, key=lambda gpu: (_cost(allocations, by_gpu[gpu]), gpu))
+    sets_weighed = ALL_SETS if comb(len(gpus), demand.gpus) <= ALL_SETS else 1
+    offers = []
+    for chosen in islice(combinations(gpus, demand.gpus), sets_weighed):
+        leaving = tuple({one.name: one for gpu in chosen for one in by_gpu[gpu]}.values())
+        target = Placement(node, tuple(sorted(chosen)))
+        offers.append(_Offer(_cost(allocations, leaving), target, leaving))
+    offers.sort(key=lambda offer: (offer.cost, offer.target.gpus))
+    yield from offers[:OFFERS_OF_A_NODE]
+
+
+def _leaving(
+    allocations: Allocations, demand: Demand, gpu: tuple[int, int], there: Sequence[Held]
+) -> tuple[Held, ...] | None:
+    """The cheapest who must leave a GPU for a part of the demand; None: it would not be enough."""
+    there = sorted(there, key=lambda one: _cost(allocations, [one]))
+    if not _has_room(allocations, demand, gpu, there):
+        return None
+    if len(there) <= ALL_LEAVERS:
+        ways = (way for size in range(len(there) + 1) for way in combinations(there, size))
+        enough = [way for way in ways if _has_room(allocations, demand, gpu, way)]
+        return min(enough, key=lambda way: _cost(allocations, way))
+    leaving = list(there)
+    for one in reversed(there):
+        fewer = [other for other in leaving if other is not one]
+        if _has_room(allocations, demand, gpu, fewer):
+            leaving = fewer
+    return tuple(leaving)
+
+
+def _has_room(
+    allocations: Allocations, demand: Demand, gpu: tuple[int, int], leaving: Sequence[Held]
+) -> bool:
+    """Whether a GPU has room for a part of the demand when these have left it."""
+    taken = [allocations.hardware.taken_of_each(gpu[0], one.demand) for one in leaving]
+    milli = int(allocations.milli_free[gpu]) + sum(one[0] for one in taken)
+    left = int(allocations.bytes_free[gpu]) + sum(one[1] for one in taken)
+    is_free = int(allocations.holders[gpu]) == len(leaving)
+    if demand.kind is Kind.WHOLE:
+        return is_free and milli == WHOLE_MILLI and left >= demand.gpu_bytes
+    usable = is_free or int(allocations.kind[gpu]) == demand.kind
+    return usable and milli >= demand.milli and left >= demand.gpu_bytes
+
+
+def _carry_out(allocations: Allocations, demand: Demand, offer: _Offer) -> Moves | None:
+    """Move each away in turn, beside all the others, and see whether the request fits then."""
+    trial = allocations.copy()
+    chooser = Chooser(trial, strategy("best-fit", trial.hardware))
+    elsewhere = (Relation(Near.OTHER_GPU, (offer.target,)),)
+    moves = []
+    for one in sorted(offer.leaving, key=lambda held: -_cost(allocations, [held])):
+        place = chooser.place(one.demand, elsewhere)
+        if place is None:
+            return None
+        moves.append(Move(one.name, one.placement, place, _cost(allocations, [one])))
+        trial.give(one.placement, one.demand)
+    return Moves(tuple(moves), offer.target) if trial.fits(offer.target, demand) else None
+
+
+def _cost(allocations: Allocations, leaving: Sequence[Held]) -> int:
+    """The bytes that have to be moved."""
+    return sum(
+        one.demand.gpus * allocations.hardware.taken_of_each(one.placement.node, one.demand)[1]
+        for one in leaving
+    )

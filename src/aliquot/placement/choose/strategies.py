@@ -1,0 +1,236 @@
+"""How good a place is: small, named strategies over rows of nodes.
+
+A strategy gives a cost to a node for a demand; the lowest cost is taken, and equal costs are left
+to chance (under a seed). For a demand of one GPU it gives a cost for each GPU, since the choice of
+the card is most of the decision; for several, the tightest cards that fit are meant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from aliquot.model.errors import BadValueError
+from aliquot.placement.choose.fgd import Fgd
+from aliquot.placement.choose.forecast import ANYTHING, outlook
+from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
+from aliquot.placement.core.fit import sizes_left
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from aliquot.placement.choose.forecast import Forecast, Mix, Table
+    from aliquot.placement.core.fit import Rows
+    from aliquot.placement.core.snapshot import Bools, Hardware, Ints
+
+    Floats = NDArray[np.float64]
+
+
+PACKED = 1e-3  # of what is left of a node, in a measure of thousandths
+CARD = 1e-12  # of what is left of a card, in a measure of 1: decides between cards, not nodes
+
+
+class Strategy(Protocol):
+    """Costs of places."""
+
+    lean: int
+    """1: the fuller first; -1: the emptier first; 0: any, and the card is left to chance too.
+
+    So cards are taken where several are asked for, and places of a gang that are equally near."""
+
+    about: float
+    """Costs that differ by less are about equal: where several GPUs are asked for, their links
+    decide between such nodes."""
+
+    def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
+        """For each node and GPU, the cost of taking the one GPU asked for there."""
+
+    def several(self, rows: Rows, demand: Demand, chosen: Bools) -> Floats:
+        """For each node, the cost of taking these GPUs, which may be none."""
+
+
+def tightest(rows: Rows, demand: Demand, fits: Bools) -> Bools:
+    """The GPUs with the least left that fit, as many as asked for."""
+    if not demand.gpus:
+        return np.zeros_like(fits)
+    left = np.where(fits, rows.size_left, 2 * WHOLE_MILLI)
+    order = np.argsort(left, axis=1, kind="stable")
+    rank = np.argsort(order, axis=1, kind="stable")
+    return fits & (rank < demand.gpus)
+
+
+class Random:
+    """Anywhere."""
+
+    lean = 0
+    about = 0.0
+
+    def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:  # noqa: ARG002 - Strategy
+        """All the same."""
+        return np.zeros(fits.shape)
+
+    def several(self, rows: Rows, demand: Demand, chosen: Bools) -> Floats:  # noqa: ARG002
+        """All the same."""
+        return np.zeros(len(rows.index))
+
+
+class BestFit:
+    """The node with the least CPU and GPU left, in equal parts, and its tightest GPU.
+
+    `pack` looks at GPUs first and `spread` is its opposite.
+    """
+
+    about = 1e-6
+
+    def __init__(self, hardware: Hardware, *, cpu: float, gpu: float, lean: int = 1) -> None:
+        self.lean = lean
+        self._cpu = lean * cpu / max(1, int(hardware.cpu_milli.max(initial=0)))
+        self._gpu = lean * gpu / (WHOLE_MILLI * max(1, int(hardware.gpu_count.max(initial=0))))
+
+    def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:  # noqa: ARG002 - Strategy
+        """The node's cost, and a little for the card's own rest."""
+        return self._node(rows)[:, None] + self.lean * CARD * rows.size_left
+
+    def several(self, rows: Rows, demand: Demand, chosen: Bools) -> Floats:  # noqa: ARG002
+        """The node's cost; what the demand itself takes is the same everywhere."""
+        return self._node(rows)
+
+    def _node(self, rows: Rows) -> Floats:
+        return np.asarray(self._cpu * rows.cpu + self._gpu * _left(rows), dtype=np.float64)
+
+
+class Fragmentation:
+    """The place where the least is lost of what is likely to come (see `outlook`).
+
+    Places that lose about the same are told apart by the links of the GPUs, where several are asked
+    for; then by what is left of the node, the least first.
+    """
+
+    lean = 1
+    about = 10.0
+
+    def __init__(self, ahead: Forecast) -> None:
+        self._ahead = ahead
+        self._holes, self._idle = _flat(ahead.holes), _flat(ahead.idle)
+        self._sizes, self._counts = ahead.holes.fill.shape[1], ahead.idle.fill.shape[1]
+
+    def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
+        """The worth that each choice takes from the node; of free GPUs the first stands for all."""
+        holes, sums, idle = self._before(rows)
+        row, cards, is_free = _that_differ(rows, fits)
+        after = rows.model.take(row) * self._sizes + _size_after(rows, demand, row, cards)
+        fewer = np.maximum(idle - 1, rows.model * self._counts)
+        later = [
+            total.take(row)
+            - np.where(is_free, (of_idle.take(idle) - of_idle.take(fewer)).take(row), hole)
+            + of_hole.take(after)
+            for total, hole, of_hole, of_idle in zip(
+                sums, (hole.take(cards) for hole in holes), self._holes, self._idle, strict=True
+            )
+        ]
+        left = (rows.cpu - demand.cpu_milli).take(row), (rows.ram - demand.ram_bytes).take(row)
+        cost = np.full(fits.shape, np.inf)
+        cost.ravel()[cards] = self._before_cost(rows, sums).take(row) - self._worth(later, left)
+        return cost
+
+    def several(self, rows: Rows, demand: Demand, chosen: Bools) -> Floats:
+        """The same, for a set of GPUs or none."""
+        holes, sums, idle = self._before(rows)
+        after = rows.model[:, None] * self._sizes + np.where(chosen, _sizes_after(rows, demand), 0)
+        fewer = idle - (chosen & rows.free).sum(axis=1)
+        later = [
+            total
+            + (chosen * (of_hole.take(after) - hole)).sum(axis=1)
+            - of_idle.take(idle)
+            + of_idle.take(fewer)
+            for total, hole, of_hole, of_idle in zip(
+                sums, holes, self._holes, self._idle, strict=True
+            )
+        ]
+        left = rows.cpu - demand.cpu_milli, rows.ram - demand.ram_bytes
+        return self._before_cost(rows, sums) - self._worth(later, left)
+
+    def lost(self, rows: Rows) -> float:
+        """The part of what is left that nothing likely to come will use."""
+        left = int(_left(rows).sum())
+        worth = float(self._worth(self._before(rows)[1], (rows.cpu, rows.ram)).sum())
+        return max(0.0, 1 - worth / left) if left else 0.0
+
+    def _before(self, rows: Rows) -> tuple[list[Floats], list[Floats], Ints]:
+        """Fill, CPU and memory: of each cut GPU, and of each node; and where its idle ones are."""
+        cut = rows.present & ~rows.free
+        size = rows.model[:, None] * self._sizes + np.where(cut, rows.size_left, 0)
+        idle = rows.model * self._counts + rows.free.sum(axis=1)
+        holes = [cut * of_hole.take(size) for of_hole in self._holes]
+        sums = [
+            hole.sum(axis=1) + of_idle.take(idle)
+            for hole, of_idle in zip(holes, self._idle, strict=True)
+        ]
+        return holes, sums, idle
+
+    def _before_cost(self, rows: Rows, sums: list[Floats]) -> Floats:
+        return self._worth(sums, (rows.cpu, rows.ram)) + PACKED * _left(rows)
+
+    def _worth(self, sums: list[Floats], left: tuple[Ints, Ints]) -> Floats:
+        return self._ahead.worth(sums[0], (sums[1], sums[2]), left)
+
+
+def _that_differ(rows: Rows, fits: Bools) -> tuple[Ints, Ints, Bools]:
+    """The cut GPUs that fit and a free one of each node: rows, places, and which are free."""
+    width = fits.shape[1]
+    cut = np.flatnonzero(fits & ~rows.free)
+    free = fits & rows.free
+    having = np.flatnonzero(free.any(axis=1))
+    first = having * width + free.argmax(axis=1)[having]
+    is_free = np.arange(len(cut) + len(first)) >= len(cut)
+    return np.concatenate((cut // width, having)), np.concatenate((cut, first)), is_free
+
+
+def _left(rows: Rows) -> Ints:
+    return np.asarray(np.where(rows.present, rows.size_left, 0).sum(axis=1))
+
+
+def _flat(table: Table) -> list[Floats]:
+    """One row after the other: numpy is faster with one index than with two."""
+    return [np.ravel(column) for column in (table.fill, table.cpu, table.ram)]
+
+
+def _sizes_after(rows: Rows, demand: Demand) -> Ints:
+    if demand.kind is Kind.WHOLE:
+        return np.zeros_like(rows.size_left)
+    return sizes_left(
+        rows.milli - demand.milli, rows.bytes - demand.gpu_bytes, rows.gpu_bytes[:, None]
+    )
+
+
+def _size_after(rows: Rows, demand: Demand, row: Ints, cards: Ints) -> Ints:
+    """The same for some cards."""
+    if demand.kind is Kind.WHOLE:
+        return np.zeros_like(cards)
+    return sizes_left(
+        rows.milli.take(cards) - demand.milli,
+        rows.bytes.take(cards) - demand.gpu_bytes,
+        rows.gpu_bytes.take(row),
+    )
+
+
+STRATEGIES: dict[str, Callable[[Hardware, Mix], Strategy]] = {
+    "fragmentation": lambda hardware, mix: Fragmentation(outlook(mix, hardware)),
+    "fgd": Fgd,
+    "best-fit": lambda hardware, _: BestFit(hardware, cpu=0.5, gpu=0.5),
+    "pack": lambda hardware, _: BestFit(hardware, cpu=0.01, gpu=1.0),
+    "spread": lambda hardware, _: BestFit(hardware, cpu=0.01, gpu=1.0, lean=-1),
+    "random": lambda *_: Random(),
+}
+
+
+def strategy(name: str, hardware: Hardware, mix: Mix | None = None) -> Strategy:
+    """The strategy of this name, for these nodes and what is likely to come to them."""
+    if name not in STRATEGIES:
+        raise BadValueError(
+            f"there is no strategy {name!r}", f"There are: {', '.join(STRATEGIES)}."
+        )
+    return STRATEGIES[name](hardware, mix or ANYTHING)

@@ -1,0 +1,328 @@
+"""A working copy of a snapshot: take for a placement, give back, and know which rows changed.
+
+Every take is checked against what is left, the kind of the GPU and the node's CPU and memory, and
+changes nothing where it fails. Giving back is the exact opposite of taking. A GPU becomes free for
+another kind when the last that holds it gave back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind, Placement
+from aliquot.placement.core.snapshot import ABSENT, CHANGING, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from aliquot.placement.core.demand import Running
+    from aliquot.placement.core.snapshot import Hardware, Ints, NodeSpec
+
+_64_BITS = (1 << 64) - 1
+_FREE = int(Kind.FREE)  # numpy is slow with an enum's members
+
+
+class OverallocatedError(Exception):
+    """A placement takes what is not there: a defect of the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFree:
+    """What is left of each GPU of a node, what it is used as, and how many hold it."""
+
+    milli: tuple[int, ...]
+    bytes: tuple[int, ...]
+    kind: tuple[Kind, ...]
+    holders: tuple[int, ...]
+
+
+class Allocations:
+    """Nodes and what is left of them, changed in place."""
+
+    milli_free: Ints
+    bytes_free: Ints
+    kind: NDArray[np.int8]
+    holders: Ints
+    cpu_free: Ints
+    ram_free: Ints
+
+    def __init__(self, picture: Snapshot | Allocations, fingerprint: int | None = None) -> None:
+        self.hardware: Hardware = picture.hardware
+        for name in CHANGING:
+            setattr(self, name, getattr(picture, name).copy())
+        self._changes: list[int] = []
+        self._first_change = 0
+        self._fingerprint = fingerprint
+
+    def snapshot(self) -> Snapshot:
+        """The picture as it is now."""
+        return Snapshot(self.hardware, **{name: getattr(self, name).copy() for name in CHANGING})
+
+    def copy(self) -> Allocations:
+        """Another working copy, for what may be thrown away."""
+        return Allocations(self, self._fingerprint)
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that equal pictures share, whatever led to them."""
+        if self._fingerprint is None:
+            column = np.arange(1, self.holders.shape[1] + 1)
+            rows = ((self.milli_free + self.holders) * column).sum(axis=1)
+            rows = (rows + self.cpu_free + self.ram_free).astype(np.uint64)
+            self._fingerprint = int((rows * _weights(len(rows))).sum())
+        return self._fingerprint
+
+    @property
+    def version(self) -> int:
+        """How many changes there were."""
+        return self._first_change + len(self._changes)
+
+    def changed_since(self, version: int) -> Ints | None:
+        """The rows that changed since then; None where that was too long ago to know."""
+        start = version - self._first_change
+        if start < 0:
+            return None
+        return np.array(sorted(set(self._changes[start:])), dtype=np.int64)
+
+    def fits(self, placement: Placement, demand: Demand) -> bool:
+        """Whether this placement can be taken."""
+        node = placement.node
+        if self.cpu_free[node] < demand.cpu_milli or self.ram_free[node] < demand.ram_bytes:
+            return False
+        if len(set(placement.gpus)) != demand.gpus:
+            return False
+        hardware = self.hardware
+        if demand.models and hardware.models[int(hardware.model[node])] not in demand.models:
+            return False
+        return all(self._gpu_fits(node, gpu, demand) for gpu in placement.gpus)
+
+    def _gpu_fits(self, node: int, gpu: int, demand: Demand) -> bool:
+        kind = int(self.kind[node, gpu])
+        if not self.hardware.present[node, gpu]:
+            return False
+        if demand.kind is Kind.WHOLE:
+            return bool(
+                kind == Kind.FREE
+                and self.milli_free[node, gpu] == WHOLE_MILLI
+                and self.bytes_free[node, gpu] >= demand.gpu_bytes
+            )
+        return bool(
+            kind in (Kind.FREE, demand.kind)
+            and self.milli_free[node, gpu] >= demand.milli
+            and self.bytes_free[node, gpu] >= demand.gpu_bytes
+        )
+
+    def take(self, placement: Placement, demand: Demand, *, known_to_fit: bool = False) -> None:
+        """Write a placement in; who has just asked whether it fits need not ask again."""
+        if not known_to_fit and not self.fits(placement, demand):
+            raise OverallocatedError(f"{demand} does not fit {placement}")
+        self._add(placement, demand, 1)
+
+    def give(self, placement: Placement, demand: Demand) -> None:
+        """Take a placement out again."""
+        self._add(placement, demand, -1)
+
+    def take_gang(self, one: Running, *, known_to_fit: bool = False) -> None:
+        """Write all members of a gang in."""
+        for placement, member in zip(one.placements, one.gang.members, strict=True):
+            self.take(placement, member, known_to_fit=known_to_fit)
+
+    def take_gang_if_it_fits(self, one: Running) -> bool:
+        """Write a gang in, all of it or nothing; whether it was."""
+        taken: list[tuple[Placement, Demand]] = []
+        for placement, member in zip(one.placements, one.gang.members, strict=True):
+            if not self.fits(placement, member):
+                for pair in taken:
+                    self.give(*pair)
+                return False
+            self.take(placement, member, known_to_fit=True)
+            taken.append((placement, member))
+        return True
+
+    def give_gang(self, one: Running) -> None:
+        """Take a gang out again."""
+        for placement, member in zip(one.placements, one.gang.members, strict=True):
+            self.give(placement, member)
+
+    def exchange_gangs(self, ended: Sequence[Running], start: Running) -> bool:
+        """Write a gang in, in place of others; where it does not fit there, nothing changes."""
+        for one in ended:
+            self.give_gang(one)
+        if self.take_gang_if_it_fits(start):
+            return True
+        for one in ended:
+            self.take_gang(one, known_to_fit=True)
+        return False
+
+    def left_on(self, nodes: Ints) -> Left:
+        """What is left on these nodes."""
+        return Left(nodes, **{name: getattr(self, name)[nodes] for name in CHANGING})
+
+    def lower_to(self, other: Left) -> None:
+        """Keep only what is left there too."""
+        nodes = other.nodes
+        kind = self.kind[nodes]
+        neither = (kind != _FREE) & (other.kind != _FREE) & (kind != other.kind)
+        milli = np.minimum(self.milli_free[nodes], other.milli_free)
+        self.milli_free[nodes] = np.where(neither, ABSENT, milli)
+        self.bytes_free[nodes] = np.minimum(self.bytes_free[nodes], other.bytes_free)
+        self.cpu_free[nodes] = np.minimum(self.cpu_free[nodes], other.cpu_free)
+        self.ram_free[nodes] = np.minimum(self.ram_free[nodes], other.ram_free)
+        self.kind[nodes] = np.maximum(kind, other.kind)
+        self.holders[nodes] = np.maximum(self.holders[nodes], other.holders)
+        self._fingerprint = None
+        self._note(*nodes.tolist())
+
+    def take_all(self, bundle: Bundle) -> None:
+        """Write many placements in at once, which are known to fit."""
+        self._add_all(bundle, 1)
+        self.kind[bundle.gpus] = bundle.kind
+
+    def give_all(self, bundle: Bundle) -> None:
+        """Take many placements out at once."""
+        self._add_all(bundle, -1)
+        gpus = bundle.gpus
+        self.kind[gpus] = np.where(self.holders[gpus] > 0, self.kind[gpus], _FREE)
+
+    def set_node(self, node: int, left: NodeFree, spec: NodeSpec | None = None) -> None:
+        """This node is now so, whatever was taken before: for allocations that follow a cluster.
+
+        With a `spec` it is another node; the hardware must have a place for it
+        (`Hardware.has_place_for`).
+        """
+        before = self._row_number(node) if self._fingerprint is not None else 0
+        if spec is not None:
+            self.hardware = self.hardware.with_node(node, spec)
+            self.cpu_free[node], self.ram_free[node] = spec.cpu_milli, spec.ram_bytes
+        gone = ~self.hardware.present[node]
+        for mine, now in (
+            (self.milli_free, left.milli),
+            (self.bytes_free, left.bytes),
+            (self.kind, left.kind),
+            (self.holders, left.holders),
+        ):
+            mine[node] = 0
+            mine[node, : len(now)] = now
+        self.milli_free[node, gone] = self.bytes_free[node, gone] = ABSENT
+        if self._fingerprint is not None:
+            more = self._row_number(node) - before
+            weight = int(_weights(self.hardware.size)[node])
+            self._fingerprint = (self._fingerprint + more * weight) & _64_BITS
+        self._note(node)
+
+    def _row_number(self, node: int) -> int:
+        """What a row adds to the fingerprint, before its weight."""
+        column = np.arange(1, self.holders.shape[1] + 1)
+        gpus = ((self.milli_free[node] + self.holders[node]) * column).sum()
+        return int(gpus + self.cpu_free[node] + self.ram_free[node])
+
+    def _add_all(self, bundle: Bundle, sign: int) -> None:
+        self.cpu_free[bundle.nodes] -= sign * bundle.cpu
+        self.ram_free[bundle.nodes] -= sign * bundle.ram
+        self.milli_free[bundle.gpus] -= sign * bundle.milli
+        self.bytes_free[bundle.gpus] -= sign * bundle.bytes
+        self.holders[bundle.gpus] += sign * bundle.holders
+        self._fingerprint = None
+        self._note(*bundle.nodes.tolist())
+
+    def _add(self, placement: Placement, demand: Demand, sign: int) -> None:
+        node = placement.node
+        self.cpu_free[node] -= sign * demand.cpu_milli
+        self.ram_free[node] -= sign * demand.ram_bytes
+        milli, size = self.hardware.taken_of_each(node, demand)
+        kind, free = int(demand.kind), int(Kind.FREE)
+        for gpu in placement.gpus:
+            self.milli_free[node, gpu] -= sign * milli
+            self.bytes_free[node, gpu] -= sign * size
+            self.holders[node, gpu] += sign
+            self.kind[node, gpu] = kind if self.holders[node, gpu] else free
+        if self._fingerprint is not None:
+            columns = sum(placement.gpus) + len(placement.gpus)
+            less = demand.cpu_milli + demand.ram_bytes + columns * (milli - 1)
+            weight = int(_weights(self.hardware.size)[node])
+            self._fingerprint = (self._fingerprint - sign * less * weight) & _64_BITS
+        self._note(node)
+
+    def _note(self, *nodes: int) -> None:
+        self._changes.extend(nodes)
+        keep = max(4096, 4 * self.hardware.size)
+        if len(self._changes) > 2 * keep:
+            self._first_change += len(self._changes) - keep
+            del self._changes[:-keep]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left on some nodes, a row for each."""
+
+    nodes: Ints
+    milli_free: Ints
+    bytes_free: Ints
+    kind: NDArray[np.int8]
+    holders: Ints
+    cpu_free: Ints
+    ram_free: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What many placements take, added up by node and by GPU."""
+
+    nodes: Ints
+    cpu: Ints
+    ram: Ints
+    gpus: tuple[Ints, Ints]
+    milli: Ints
+    bytes: Ints
+    holders: Ints
+    kind: Ints
+
+    @classmethod
+    def of(cls, hardware: Hardware, gangs: Iterable[Running]) -> Bundle:
+        """Of gangs where they run, or will."""
+        by_node: dict[int, list[int]] = {}
+        by_gpu: dict[tuple[int, int], list[int]] = {}
+        for one in gangs:
+            for placement, demand in zip(one.placements, one.gang.members, strict=True):
+                node = by_node.setdefault(placement.node, [0, 0])
+                node[0] += demand.cpu_milli
+                node[1] += demand.ram_bytes
+                milli, size = hardware.taken_of_each(placement.node, demand)
+                for number in placement.gpus:
+                    gpu = by_gpu.setdefault((placement.node, number), [0, 0, 0, int(demand.kind)])
+                    gpu[0] += milli
+                    gpu[1] += size
+                    gpu[2] += 1
+        nodes, gpus, where = (
+            _table(by_node.values(), 2),
+            _table(by_gpu.values(), 4),
+            _table(by_gpu, 2),
+        )
+        return cls(
+            nodes=np.array(list(by_node), dtype=np.int64),
+            cpu=nodes[:, 0],
+            ram=nodes[:, 1],
+            gpus=(where[:, 0], where[:, 1]),
+            milli=gpus[:, 0],
+            bytes=gpus[:, 1],
+            holders=gpus[:, 2],
+            kind=gpus[:, 3],
+        )
+
+
+def _table(rows: Iterable[Iterable[int]], columns: int) -> Ints:
+    return np.array([tuple(row) for row in rows], dtype=np.int64).reshape(-1, columns)
+
+
+@lru_cache(maxsize=8)
+def _weights(size: int) -> NDArray[np.uint64]:
+    """A number for each node, of which sums say little."""
+    mixed = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    return np.asarray(mixed ^ (mixed >> np.uint64(27)))

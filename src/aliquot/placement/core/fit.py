@@ -1,0 +1,145 @@
+"""Where a demand fits, for many nodes at once, and what is missing where it does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from aliquot.placement.core.allocations import Allocations
+    from aliquot.placement.core.snapshot import Bools, Ints
+
+
+class Lack(StrEnum):
+    """What keeps a request from a node, the most lasting first.
+
+    TAKEN_OUT is for one that would fit of itself.
+    """
+
+    MODEL = "another GPU model"
+    TOO_FEW = "fewer GPUs than asked for"
+    TOO_SMALL = "GPUs with less memory than asked for"
+    CPU = "not enough CPU left"
+    RAM = "not enough memory of the node left"
+    SHARED = "room only on GPUs in use as another kind: shared, and it asks for sliced"
+    SLICED = "room only on GPUs in use as another kind: sliced, and it asks for shared"
+    GPU = "not enough left on enough GPUs"
+    TAKEN_OUT = "left out by where the request wants to be, seen from other work"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some nodes of the allocations, as they are now.
+
+    `size_left` is what counts of a GPU: thousandths of compute or of memory, whichever is less.
+    """
+
+    index: Ints
+    model: Ints
+    present: Bools
+    milli: Ints
+    bytes: Ints
+    gpu_bytes: Ints
+    free: Bools
+    kind: Ints
+    size_left: Ints
+    cpu: Ints
+    ram: Ints
+
+
+def rows_of(allocations: Allocations, index: Ints) -> Rows:
+    """These rows of the allocations, as they are now."""
+    return _rows(allocations, index, index)
+
+
+def all_rows(allocations: Allocations) -> Rows:
+    """All rows, for use before the allocations change: nothing is copied."""
+    return _rows(allocations, np.arange(allocations.hardware.size), slice(None))
+
+
+def _rows(allocations: Allocations, index: Ints, part: Ints | slice) -> Rows:
+    hardware = allocations.hardware
+    milli, left = allocations.milli_free[part], allocations.bytes_free[part]
+    total = hardware.gpu_bytes[part]
+    present = hardware.present[part]
+    kind = allocations.kind[part].astype(np.int64)
+    return Rows(
+        index=index,
+        model=hardware.model[part],
+        present=present,
+        milli=milli,
+        bytes=left,
+        gpu_bytes=total,
+        free=present & (kind == Kind.FREE),
+        kind=kind,
+        size_left=sizes_left(milli, left, total[:, None]),
+        cpu=allocations.cpu_free[part],
+        ram=allocations.ram_free[part],
+    )
+
+
+def sizes_left(milli: Ints, left: Ints, total: Ints) -> Ints:
+    """Thousandths of compute or of memory, whichever is less; nodes may not know their memory."""
+    if not total.any():
+        return milli
+    share = left * WHOLE_MILLI // np.maximum(total, 1)
+    return np.where(total > 0, np.minimum(milli, share), milli)
+
+
+def hashed(table: Ints) -> NDArray[np.uint64]:
+    """A number for each row, which equal rows share and others do not."""
+    columns = np.arange(1, table.shape[1] + 1, dtype=np.uint64)
+    weights = columns * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (table.astype(np.uint64) + np.uint64(1)) * weights
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray((mixed ^ (mixed >> np.uint64(32))).sum(axis=1))
+
+
+def gpus_that_fit(rows: Rows, demand: Demand) -> Bools:
+    """Which GPUs can give one part of the demand, whatever their node's CPU."""
+    enough = rows.bytes >= demand.gpu_bytes
+    if demand.kind is Kind.WHOLE:
+        return np.asarray(rows.free & (rows.milli == WHOLE_MILLI) & enough)
+    usable = rows.free | (rows.kind == demand.kind)
+    return np.asarray(rows.present & usable & (rows.milli >= demand.milli) & enough)
+
+
+def nodes_that_fit(rows: Rows, demand: Demand, gpus: Bools, models: Bools | None) -> Bools:
+    """Which nodes can hold the demand, given the GPUs that can."""
+    fits = (rows.cpu >= demand.cpu_milli) & (rows.ram >= demand.ram_bytes)
+    if demand.gpus:
+        fits &= gpus.sum(axis=1) >= demand.gpus
+    return fits if models is None else fits & models[rows.index]
+
+
+def lacks_of(allocations: Allocations, demand: Demand) -> list[Lack | None]:
+    """What each node lacks for the demand; None where it fits."""
+    rows = all_rows(allocations)
+    room = rows.present & (rows.kind != Kind.WHOLE)
+    room &= (rows.milli >= demand.milli) & (rows.bytes >= demand.gpu_bytes)
+    too_few = gpus_that_fit(rows, demand).sum(axis=1) < demand.gpus
+    lacks: list[tuple[Lack, Bools]] = [
+        (Lack.TOO_FEW, rows.present.sum(axis=1) < demand.gpus),
+        (Lack.TOO_SMALL, (rows.gpu_bytes < demand.gpu_bytes) & bool(demand.gpus)),
+        (Lack.CPU, rows.cpu < demand.cpu_milli),
+        (Lack.RAM, rows.ram < demand.ram_bytes),
+        (
+            Lack.SHARED if demand.kind is Kind.SLICED else Lack.SLICED,
+            (demand.kind is not Kind.WHOLE) & too_few & (room.sum(axis=1) >= demand.gpus),
+        ),
+        (Lack.GPU, too_few),
+    ]
+    if demand.models:
+        lacks.insert(0, (Lack.MODEL, ~allocations.hardware.models_allowed(demand.models)))
+    found: list[Lack | None] = [None] * len(rows.index)
+    for lack, nodes in reversed(lacks):
+        for node in np.flatnonzero(nodes):
+            found[node] = lack
+    return found

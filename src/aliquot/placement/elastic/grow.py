@@ -1,0 +1,85 @@
+"""What is left goes to who gains most by it: step after step, as long as there is room.
+
+The room is asked about several steps at once, twice as many each time; only where it says no are
+they looked at one by one. Who is refused a step gets no other: from then on there is only less.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from aliquot.placement.elastic.sizes import TRIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from aliquot.placement.core.demand import Demand
+    from aliquot.placement.elastic.resize import Elastic
+    from aliquot.placement.elastic.sizes import JobSizes, Scales
+
+MOST_AT_ONCE = 256
+
+Step = tuple["Elastic", "JobSizes"]  # who grows, and what is then
+
+
+class Grow:
+    """Jobs that may have what is free."""
+
+    def __init__(
+        self, scales: Scales, holds: Callable[[JobSizes], bool], jobs: Sequence[Elastic]
+    ) -> None:
+        self._scales, self._holds, self._jobs = scales, holds, jobs
+        self._closed: set[str] = set()
+        self._refused: Counter[tuple[Demand, int]] = Counter()
+
+    def most(self, standing: JobSizes) -> JobSizes:
+        """The same when nobody can grow any more."""
+        at_once = 1
+        while steps := list(islice(self._steps(standing), at_once)):
+            held = len(steps)
+            if not self._holds(steps[-1][1]):
+                held = bisect_left(steps[:-1], 1, key=lambda step: int(not self._holds(step[1])))
+                self._close(steps[held][0], standing if not held else steps[held - 1][1])
+            at_once = min(2 * at_once, MOST_AT_ONCE) if held == len(steps) else 1
+            standing = steps[held - 1][1] if held else standing
+        return standing
+
+    def _close(self, job: Elastic, standing: JobSizes) -> None:
+        """The room has refused its next step."""
+        has = standing.sizes[job.name]
+        self._closed.add(job.name)
+        self._refused[job.member, (job.sizes.above(has) or has) - has] += 1
+
+    def _steps(self, standing: JobSizes) -> Iterator[Step]:
+        """Step after step as if the room held them; of equals the last name comes first."""
+        heap = [one for place in range(len(self._jobs)) if (one := self._next(standing, place))]
+        heapq.heapify(heap)
+        while heap:
+            loss, place, size = heapq.heappop(heap)
+            job = self._jobs[-place]
+            has = standing.sizes[job.name]
+            is_refused = self._refused[job.member, size - has] >= TRIES
+            more = self._scales.milli_between(job, has, size)
+            if loss >= 0 or is_refused or more > standing.free:
+                continue
+            larger = standing.changed(job, size)
+            if not larger.is_allowed(job.queue):
+                continue
+            standing = larger
+            yield job, standing
+            if (entry := self._next(standing, -place)) is not None:
+                heapq.heappush(heap, entry)
+
+    def _next(self, standing: JobSizes, place: int) -> tuple[float, int, int] | None:
+        """The next size of a job, by what each GPU more is worth to it; None where it ends."""
+        job, scales = self._jobs[place], self._scales
+        has = standing.sizes[job.name]
+        size = job.sizes.above(has)
+        if size is None or job.name in self._closed:
+            return None
+        more = scales.value(job, size) - scales.value(job, has)
+        return -more / max(1, scales.milli_between(job, has, size)), -place, size

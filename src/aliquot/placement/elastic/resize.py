@@ -1,0 +1,329 @@
+"""How many workers each job should have: who starts, who grows, who gives back.
+
+Each job has a list of sizes it can run with. What it has above the smallest is lent: it is given
+while nobody waits, and asked for again when somebody does. Four steps over one picture:
+
+1. *Let in.* Those that wait are taken in the order of their turns (`queues`), each at its smallest
+   size. Where there is no room, running jobs are made smaller, step by step, always the one that
+   loses least; nothing is taken that does not help. A queue within its quota gives only to itself.
+   In a tree this is decided, as in `preempt`, between the two queues where the paths of both sides
+   part; below the one that has to give, those that borrow there give first.
+2. *Exchange.* A job may give a step to another, or several, if both together are better off by more
+   than `exchange_gain`; what is within a quota is exchanged as little as it is taken.
+3. *Grow.* What is left goes to who gains most by it.
+4. *Wait and see.* A running job grows only where it could have for `settle_seconds`, and by at
+   least `least_gain` of its speed.
+
+No step makes a queue, or any above it, pass its limit.
+
+To ask the room is what takes time. So it is asked only where the answer may change something, in
+the order in which a yes ends the search, and not about sizes that take more than there is
+(`Counts`). Where GPUs are just counted, that decides as if all was asked. Where it matters who has
+which, not all that could give, or grow, are tried after others of the same kind were refused, and
+for one that needs many steps of others several are taken at a time (`make_room`): what was not
+needed is given back. So somebody may be left as it is who could have had more; nobody gets what
+the room did not say is there.
+
+What a job loses and gains is measured in one number, the logarithm of its speed by the weight of
+its queue (shared by the queue's jobs; a parent's by those below it that have jobs): a step counts
+by how much it speeds up that job, so the sum is largest where each has its fair part and none has
+GPUs it cannot use. Speeds are those that workers reported, and between two of them on the curve
+through both; beyond them, and where there are none, n workers are taken to be n ** `EFFICIENCY` as
+fast as one. Programs may report what they like: what is not `plausible` does not count, and twice
+the workers are never taken to be more than twice as fast.
+
+No job is resized twice within `resize_seconds`, so there are at most 3600 / `resize_seconds`
+resizes in a job-hour, whatever comes; who waits, waits so long for them at most. An exchange raises
+the sum, so jobs cannot take turns robbing each other. A job that has to do work again after each
+resize says so by `rest_seconds`: for so long it neither grows nor exchanges; to those that wait it
+gives as ever. Who waits for longer than `patience_seconds` is not overtaken any more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from aliquot.model.job import MAX_WORKERS
+from aliquot.placement.core.demand import Demand, Gang
+from aliquot.placement.elastic.grow import Grow
+from aliquot.placement.elastic.shrink import Makers
+from aliquot.placement.elastic.sizes import JobSizes, Scales
+from aliquot.placement.queues.quota import in_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aliquot.model.job import Sizes
+    from aliquot.placement.core.snapshot import Hardware
+    from aliquot.placement.queues.quota import Queue
+
+EFFICIENCY = 0.9
+SLOWEST, FASTEST = 1e-6, 1e12  # that a report can be, in any unit
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How eagerly sizes are changed."""
+
+    resize_seconds: float = 300.0
+    settle_seconds: float = 300.0
+    least_gain: float = 0.05
+    exchange_gain: float = 0.1
+    patience_seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """A job as the decision sees it: `size` is what it has or is about to have, 0 if it waits.
+
+    `settled`: no change is under way. `speeds` are measured, by size, in any one unit. `bound`: it
+    can only be where it was; whether that is free says nothing of others, and nobody waits for it.
+    """
+
+    name: str
+    sizes: Sizes
+    member: Demand = field(default_factory=Demand)
+    queue: str = ""
+    priority: int = 0
+    submitted: float = 0.0
+    size: int = 0
+    resized_at: float = -math.inf
+    settled: bool = True
+    speeds: Mapping[int, float] = field(default_factory=dict)
+    rest_seconds: float = 0.0
+    bound: bool = False
+
+    def gang(self, size: int) -> Gang:
+        """The job with that many workers."""
+        return Gang(
+            self.name,
+            (self.member,) * size,
+            queue=self.queue,
+            priority=self.priority,
+            submitted=self.submitted,
+        )
+
+    def speed(self, size: int) -> float:
+        """How fast it is with so many workers, measured or assumed."""
+        known = _believed(self.speeds)
+        if not known:
+            return float(size**EFFICIENCY)
+        below = max((at for at in known if at <= size), default=None)
+        above = min((at for at in known if at >= size), default=None)
+        if below is None or above is None:
+            near = min(known) if below is None else max(known)
+            return float(known[near] * (size / near) ** EFFICIENCY)
+        if below == above:
+            return known[below]
+        part = math.log(size / below) / math.log(above / below)
+        return float(known[below] ** (1 - part) * known[above] ** part)
+
+
+def plausible(size: int, speed: float) -> bool:
+    """Whether so many workers can be so fast."""
+    return 1 <= size <= MAX_WORKERS and SLOWEST <= speed <= FASTEST
+
+
+def _believed(speeds: Mapping[int, float]) -> dict[int, float]:
+    """What counts of the reports: nobody gains more than linearly by more workers."""
+    found: dict[int, float] = {}
+    each = math.inf
+    for at in sorted(at for at, speed in speeds.items() if plausible(at, speed)):
+        found[at] = min(speeds[at], each * at)
+        each = min(each, speeds[at] / at)
+    return found
+
+
+class Room(Protocol):
+    """Whether jobs can be on the GPUs together, those that keep their size where they are."""
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether there is a place for all workers of these jobs."""
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """A room that also knows how much is free: sizes that take more are not asked about."""
+
+    def free_milli(self, sizes: Mapping[str, int]) -> int:
+        """How many thousandths of GPUs nobody has beside these jobs; at most, never fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done, in this order: `resizes`, then `starts` as soon as there is room.
+
+    `could` is to be given to the next decision: since when, and to what size, jobs could grow.
+    """
+
+    resizes: dict[str, tuple[int, str]]
+    starts: dict[str, int]
+    waits: dict[str, str]
+    could: dict[str, tuple[float, int]]
+
+
+def decide(  # noqa: PLR0913, PLR0917 - the whole picture
+    jobs: Sequence[Elastic],
+    room: Room,
+    queues: Mapping[str, Queue],
+    hardware: Hardware,
+    now: float,
+    rules: Rules,
+    could: Mapping[str, tuple[float, int]],
+) -> Decision:
+    """Decide over one picture."""
+    return _Decider(jobs, room, queues, hardware, now, rules).decide(could)
+
+
+class _Decider:
+    def __init__(  # noqa: PLR0913, PLR0917 - the whole picture
+        self,
+        jobs: Sequence[Elastic],
+        room: Room,
+        queues: Mapping[str, Queue],
+        hardware: Hardware,
+        now: float,
+        rules: Rules,
+    ) -> None:
+        self.jobs = {job.name: job for job in jobs}
+        self.room, self.queues, self.hardware = room, queues, hardware
+        self.now, self.rules = now, rules
+        self.scales = Scales(self.jobs, queues, hardware)
+        self.standing = JobSizes.of(self.scales, {job.name: job.size for job in jobs if job.size})
+        self.scales.weigh(self.standing.sizes)
+        if isinstance(room, Counts):
+            free = room.free_milli(self.standing.sizes)
+            self.scales.most_milli = self.standing.milli + free
+        self.waits: dict[str, str] = {}
+        self.why: dict[str, str] = {}
+        self.may_grow = True  # nobody waits for what growing would take
+
+    def decide(self, could: Mapping[str, tuple[float, int]]) -> Decision:
+        self._let_in()
+        self._exchange()
+        possible = self._grow() if self.may_grow else {}
+        growing, could = self._wait_and_see(possible, could)
+        sizes = self.standing.sizes
+        resizes = {
+            job.name: (size, self.why.get(job.name, "for a job that waits"))
+            for job in self.jobs.values()
+            if job.size and (size := sizes[job.name]) != job.size
+        }
+        resizes |= {name: (size, "GPUs are free") for name, size in growing.items()}
+        starts = {name: size for name, size in sizes.items() if not self.jobs[name].size}
+        return Decision(resizes, starts, self.waits, could)
+
+    # --- 1 ---
+
+    def _let_in(self) -> None:
+        waiting = [job.gang(job.sizes.least) for job in self.jobs.values() if not job.size]
+        order, refused = in_turn(waiting, self.queues, self.standing.used(), self.hardware)
+        self.waits.update(refused)
+        blocker: Elastic | None = None
+        told: dict[tuple[tuple[Demand, ...], str], str] = {}  # why not, as long as nobody gets in
+        for gang in order:
+            job, asked = self.jobs[gang.name], (gang.members, gang.queue)
+            if blocker is not None:
+                self.waits[job.name] = f"{blocker.name} has waited longer, and is not overtaken"
+                continue
+            found = self._with(job) if job.bound or asked not in told else None
+            if found is not None:
+                self.standing = found
+                self.scales.weigh(found.sizes)
+                told.clear()
+                continue
+            if job.bound:
+                self.waits[job.name] = "the GPUs it was suspended on are not free"
+                continue
+            if asked not in told:
+                told[asked] = self._why_not(job)
+            self.waits[job.name] = told[asked]
+            if self.now - job.submitted >= self.rules.patience_seconds:
+                blocker = job
+
+    def _with(self, job: Elastic) -> JobSizes | None:
+        """The standing with this job at its smallest, and others smaller where it needs that."""
+        trial = self.standing.changed(job, job.sizes.least)
+        if self._holds(trial):
+            return trial
+        return Makers(self._holds, self._movable(self.rules.resize_seconds)).room(trial, job)
+
+    def _why_not(self, job: Elastic) -> str:
+        """Why there is no room; and whether what is free should stay so."""
+        running = [one for one in self.jobs.values() if self.standing.sizes.get(one.name)]
+        trial = self.standing.changed(job, job.sizes.least)
+        found = Makers(self._holds, running).room(trial, job)
+        if found is None:
+            return "there is no room for it beside what runs"
+        self.may_grow = False
+        names = sorted(name for name, size in found.sizes.items() if size < trial.sizes[name])
+        return f"{' and '.join(names)} cannot be made smaller again so soon"
+
+    # --- 2 ---
+
+    def _exchange(self) -> None:
+        from aliquot.placement.elastic.exchange import Exchange  # noqa: PLC0415 - numpy only to decide
+
+        before, gained = self.standing, 0.0
+        exchange = Exchange(self.scales, self._holds, self._movable(), before)
+        while (best := exchange.best()) is not None:
+            gained += best[0]
+            self.standing = best[1]
+            exchange.go_on(self.standing)
+        if gained < self.rules.exchange_gain:
+            self.standing = before
+            return
+        for name, size in self.standing.sizes.items():
+            if size != before.sizes[name]:
+                self.why.setdefault(name, "for fair shares")
+
+    # --- 3 and 4 ---
+
+    def _grow(self) -> dict[str, int]:
+        """Give away what is left: new jobs have it at once, running ones only could."""
+        found = Grow(self.scales, self._holds, self._movable()).most(self.standing).sizes
+        new = {name: size for name, size in found.items() if not self.jobs[name].size}
+        self.standing = self.standing.with_all(new)
+        return {name: size for name, size in found.items() if name not in new}
+
+    def _wait_and_see(
+        self, possible: Mapping[str, int], could: Mapping[str, tuple[float, int]]
+    ) -> tuple[dict[str, int], dict[str, tuple[float, int]]]:
+        growing: dict[str, int] = {}
+        now_could: dict[str, tuple[float, int]] = {}
+        for name, size in possible.items():
+            job = self.jobs[name]
+            if size <= job.size or self.standing.sizes[name] != job.size:
+                continue
+            since, least = could.get(name, (self.now, size))
+            if least <= job.size:  # it has grown since
+                since, least = self.now, size
+            least = min(least, size)
+            now_could[name] = since, least
+            gain = job.speed(least) / job.speed(job.size) - 1
+            if self.now - since >= self.rules.settle_seconds and gain >= self.rules.least_gain:
+                growing[name] = least
+        return growing, now_could
+
+    # --- parts ---
+
+    def _holds(self, standing: JobSizes) -> bool:
+        return standing.free >= 0 and self.room.holds(standing.sizes)
+
+    def _movable(self, rest: float | None = None) -> list[Elastic]:
+        """Jobs whose size may change: new ones, and those that are long enough as they are.
+
+        `rest` is how long that is; without it, as long as each job wants.
+        """
+        return [
+            job
+            for name in sorted(self.standing.sizes)
+            if (job := self.jobs[name]).sizes.elastic
+            and (not job.size or (job.settled and self._is_rested(job, rest)))
+        ]
+
+    def _is_rested(self, job: Elastic, rest: float | None) -> bool:
+        wanted = max(self.rules.resize_seconds, job.rest_seconds) if rest is None else rest
+        return self.now - job.resized_at >= wanted

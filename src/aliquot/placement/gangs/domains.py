@@ -1,0 +1,218 @@
+"""Where a gang could go: how many members fit where, and which places come first.
+
+A place is a set of nodes: one node, the nodes of a rack, of a block, or all. It is offered where
+each kind of member has room by itself, and there is enough of all for all of them together. Nodes
+in the same state are offered once, and of each kind of place no more than 64.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.placement.choose.chooser import drawn
+from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
+from aliquot.placement.core.fit import all_rows, gpus_that_fit, hashed, nodes_that_fit
+from aliquot.placement.core.links import closest, slowest_within
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from aliquot.placement.choose.forecast import Floats
+    from aliquot.placement.choose.strategies import Strategy
+    from aliquot.placement.core.allocations import Allocations
+    from aliquot.placement.core.links import Links
+    from aliquot.placement.core.snapshot import Bools, Hardware, Ints
+
+ANY_NUMBER = 1 << 31  # more than there are members, and the sum over all nodes is an int64
+PLACES_TRIED = 64
+
+Room = dict[Demand, "Ints"]
+
+
+class Preference:
+    """Which of equally near places comes first."""
+
+    def __init__(self, allocations: Allocations, by: Strategy | None, seed: int) -> None:
+        self.lean = 1 if by is None else by.lean
+        self._random = (
+            None if by is None else np.random.default_rng(drawn(allocations, seed).getrandbits(64))
+        )
+
+    def order(self, *keys: Ints | Floats) -> Ints:
+        """Positions by these keys, the first decides first; of equals any, or the first."""
+        size = len(keys[0])
+        ties = np.arange(size) if self._random is None else self._random.permutation(size)
+        return np.lexsort((ties, *reversed(keys)))
+
+
+class Nodes:
+    """The nodes of a domain for one demand: the roomiest first, and for the rest the tightest.
+
+    Thrifty demands take those of weaker models first. Without a lean, in any order.
+    """
+
+    def __init__(
+        self, hardware: Hardware, domain: Ints, demand: Demand, room: Ints, taste: Preference
+    ) -> None:
+        roomy = -room if taste.lean else np.zeros_like(room)
+        strong = hardware.strength[domain] * demand.thrifty
+        order = taste.order(strong, roomy)
+        self._nodes = domain[order].tolist()
+        self._room = room[order].tolist()
+        self._strong = strong[order].tolist()
+        self._next = 0
+        self._is_tight = taste.lean > 0
+
+    def next(self, wanted: int) -> int | None:
+        """The node to fill for so many; None when all were."""
+        at = self._next
+        if at == len(self._nodes):
+            return None
+        if self._is_tight and self._room[at] > wanted:
+            at = self._tightest(at, wanted)
+            self._move_to_front(at)
+        self._next += 1
+        return int(self._nodes[self._next - 1])
+
+    def _tightest(self, at: int, wanted: int) -> int:
+        """The last of those from here on that are as weak and hold them; they have ever less."""
+        best = at
+        for one in range(at + 1, len(self._nodes)):
+            if self._strong[one] > self._strong[at] or self._room[one] < wanted:
+                break
+            if self._room[one] < self._room[best]:
+                best = one
+        return best
+
+    def _move_to_front(self, at: int) -> None:
+        for column in (self._nodes, self._room):
+            column.insert(self._next, column.pop(at))
+
+
+def capacity(allocations: Allocations, demand: Demand) -> Ints:
+    """How many of one demand fit on each node."""
+    rows = all_rows(allocations)
+    fits = gpus_that_fit(rows, demand)
+    models = allocations.hardware.models_allowed(demand.models) if demand.models else None
+    nodes = nodes_that_fit(rows, demand, fits, models)
+    limit = np.full(len(rows.index), ANY_NUMBER)
+    if demand.cpu_milli:
+        limit = np.minimum(limit, rows.cpu // demand.cpu_milli)
+    if demand.ram_bytes:
+        limit = np.minimum(limit, rows.ram // demand.ram_bytes)
+    if demand.gpus:
+        limit = np.minimum(
+            limit, _by_gpus(demand, parts_of_gpus(rows.milli, rows.bytes, demand, fits))
+        )
+    return np.where(nodes, limit, 0)
+
+
+def parts_of_gpus(milli: Ints, left: Ints, demand: Demand, fits: Bools) -> Ints:
+    """How many parts of a demand each GPU can give."""
+    if demand.kind is Kind.WHOLE:
+        return fits.astype(np.int64)
+    parts = np.full(milli.shape, WHOLE_MILLI, dtype=np.int64)
+    if demand.milli:
+        parts = np.minimum(parts, milli // demand.milli)
+    if demand.gpu_bytes:
+        parts = np.minimum(parts, left // demand.gpu_bytes)
+    return np.where(fits, parts, 0)
+
+
+def _by_gpus(demand: Demand, parts: Ints) -> Ints:
+    """The most demands such that each gets its parts of different GPUs."""
+    low, high = np.zeros(len(parts), dtype=np.int64), parts.sum(axis=1) // demand.gpus
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        enough = np.minimum(parts, middle[:, None]).sum(axis=1) >= demand.gpus * middle
+        low, high = np.where(enough, middle, low), np.where(enough, high, middle - 1)
+    return low
+
+
+def domains(
+    allocations: Allocations, room: Room, counts: Counter[Demand], taste: Preference
+) -> Iterator[Ints]:
+    """Sets of nodes that may have room for all, near ones first, then as it is liked."""
+    hardware = allocations.hardware
+    for node in nodes_in_order(allocations, room, counts, taste)[0]:
+        yield np.array([node])
+    for groups in (hardware.rack, hardware.block, np.zeros_like(hardware.rack)):
+        found, strong, spare = _with_room(allocations, groups, room, counts)
+        order = taste.order(strong, taste.lean * spare)[:PLACES_TRIED]
+        for group in found[order]:
+            yield np.flatnonzero(groups == group)
+
+
+def _with_room(
+    allocations: Allocations, groups: Ints, room: Room, counts: Counter[Demand]
+) -> tuple[Ints, Floats, Floats]:
+    """The groups of nodes that have room for each demand by itself, and enough in all.
+
+    With each comes how strong its models are, for thrifty members, and what it has to spare.
+    """
+    size = int(groups.max(initial=0)) + 1
+
+    def inside(values: Ints | Floats) -> Floats:
+        return np.bincount(groups, weights=values, minlength=size).astype(np.float64)
+
+    enough = np.ones(size, dtype=bool)
+    spare, strong = np.zeros(size), np.zeros(size)
+    for demand, count in counts.items():
+        places = inside(room[demand])
+        enough &= places >= count
+        spare += places * demand.total_milli
+        if demand.thrifty:
+            strength = inside(room[demand] * allocations.hardware.strength)
+            strong += count * strength / np.maximum(places, 1)
+    for left, wanted in _in_all(allocations, counts):
+        enough &= inside(left) >= wanted
+    found = np.flatnonzero(enough)
+    return found, strong[found], spare[found]
+
+
+def _in_all(allocations: Allocations, counts: Counter[Demand]) -> Iterator[tuple[Ints, int]]:
+    """What is left of each node, and how much of that all members together need."""
+    pairs = counts.items()
+    present = allocations.hardware.present
+    whole = sum(demand.gpus * n for demand, n in pairs if demand.kind is Kind.WHOLE)
+    yield (present & (allocations.kind == Kind.FREE)).sum(axis=1), whole
+    milli = sum(demand.total_milli * n for demand, n in pairs)
+    yield np.where(present, allocations.milli_free, 0).sum(axis=1), milli
+    yield allocations.cpu_free, sum(demand.cpu_milli * n for demand, n in pairs)
+    yield allocations.ram_free, sum(demand.ram_bytes * n for demand, n in pairs)
+
+
+def nodes_in_order(
+    allocations: Allocations, room: Room, counts: Counter[Demand], taste: Preference
+) -> tuple[Ints, Ints]:
+    """Nodes that may hold all, by the best slowest link that they could have; and these links."""
+    hardware = allocations.hardware
+    nodes, strong, spare = _with_room(allocations, np.arange(hardware.size), room, counts)
+    if not len(nodes):
+        return nodes, nodes
+    apart = [demand.gpus * n for demand, n in counts.items() if demand.kind is Kind.WHOLE]
+    wanted = max(sum(apart), *(demand.gpus for demand in counts))  # others may share GPUs
+    best = np.array([_best_link(links, wanted) for links in hardware.link_tables])
+    links = best[hardware.link_table[nodes]]
+    order = taste.order(-links, strong, taste.lean * spare)
+    _, first = np.unique(_states(allocations, nodes[order]), return_index=True)
+    order = order[np.sort(first)][:PLACES_TRIED]
+    return nodes[order], links[order]
+
+
+def _states(allocations: Allocations, nodes: Ints) -> NDArray[np.uint64]:
+    """A number for each node, which those in the same state share."""
+    hardware = allocations.hardware
+    arrays = (allocations.milli_free, allocations.bytes_free, allocations.kind)
+    of_node = (allocations.cpu_free, allocations.ram_free, hardware.model, hardware.link_table)
+    return hashed(np.column_stack([array[nodes] for array in (*arrays, *of_node)]))
+
+
+def _best_link(links: Links, count: int) -> int:
+    gpus = closest(links, dict.fromkeys(range(len(links)), 0), min(count, len(links)))
+    return slowest_within(links, gpus)

@@ -1,0 +1,273 @@
+"""A gang to GPUs: all members or none, as near to each other as can be.
+
+Places are tried from near to far: one node, one rack, one block, anywhere; the first in which all
+members fit has the best slowest link there is between nodes. On one node the GPUs are chosen for
+the best slowest link among them. Of equally near places thrifty members take those of the weaker
+models first; then the strategy's lean decides: what has the least to spare first, or the most, or
+any; and chance (under a seed) where they are equal. Across nodes the roomiest are filled, and what
+remains goes to the tightest node that holds it.
+
+Members are placed largest first. Nodes in the same state are tried once, and of each kind of place
+(node, rack, block) 64 are tried at most. Where that fails in a place and the case is small (16
+members, 32 nodes), ways are searched there; and in the end over all nodes, so that a small gang is
+refused only if there is no way. For a gang of up to 8 members all sets of a node's GPUs are
+weighed, and not only the first that fits. All but the last search are bounded in all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.placement.choose.chooser import Chooser
+from aliquot.placement.core.demand import Demand, Kind, Placement
+from aliquot.placement.core.fit import gpus_that_fit, nodes_that_fit, rows_of
+from aliquot.placement.core.links import closest, near_sets, slowest_within
+from aliquot.placement.gangs.domains import (
+    Nodes,
+    Preference,
+    capacity,
+    domains,
+    nodes_in_order,
+    parts_of_gpus,
+)
+from aliquot.placement.gangs.search import Part, Steps, largest_first, search
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from aliquot.placement.choose.strategies import Strategy
+    from aliquot.placement.core.allocations import Allocations
+    from aliquot.placement.core.demand import Gang
+    from aliquot.placement.core.snapshot import Hardware, Ints
+    from aliquot.placement.gangs.domains import Room
+
+SEARCH_STEPS = 20_000
+SEARCHED_MEMBERS, SEARCHED_NODES = 16, 32
+SMALL = 8
+STEPS_ON_NODES, STEPS_IN_A_PLACE, STEPS_ON_A_SET = 4000, 1000, 200
+
+
+def plan_gang(
+    allocations: Allocations, gang: Gang, by: Strategy | None = None, *, seed: int = 0
+) -> tuple[Placement, ...] | None:
+    """Placements for all members, in their order; None where no way is found. Takes nothing.
+
+    A gang of one goes where the strategy says, if there is one. Without one, what has the least to
+    spare comes first, and of equals the first.
+    """
+    if by is not None and len(gang.members) == 1:
+        alone = Chooser(allocations, by, seed=seed).choose(gang.members[0])
+        return None if alone is None else (alone,)
+    counts = Counter(gang.members)
+    room = (
+        {demand: capacity(allocations, demand) for demand in counts}
+        if may_hold(allocations, gang)
+        else {}
+    )
+    if _too_many(room, counts):
+        return None
+    return _together(allocations, gang, room, counts, Preference(allocations, by, seed))
+
+
+def _together(
+    allocations: Allocations, gang: Gang, room: Room, counts: Counter[Demand], taste: Preference
+) -> tuple[Placement, ...] | None:
+    trial = allocations.copy()
+    if len(gang.members) <= SMALL:
+        near = _on_one_node(trial, gang.members, room, counts, taste)
+        if near is not None:
+            return near
+    left = STEPS_ON_NODES
+    for domain in domains(trial, room, counts, taste):
+        placed = _fill(trial, domain, room, counts, taste)
+        if placed is not None:
+            return _in_order(gang.members, placed)
+        is_searched = len(counts) > 1 and 1 < len(domain) <= SEARCHED_NODES and left > 0
+        if is_searched and len(gang.members) <= SEARCHED_MEMBERS:
+            steps = Steps(min(left, STEPS_IN_A_PLACE))
+            left -= steps.left
+            found = search(trial, gang.members, steps, nodes=domain)
+            left += max(0, steps.left)
+            if found is not None:
+                return found
+    if len(counts) == 1:
+        return None  # equal members fill what there is room for: no other way can do more
+    return (
+        search(trial, gang.members, Steps(SEARCH_STEPS)) if _is_small(allocations, gang) else None
+    )
+
+
+def may_hold(allocations: Allocations, gang: Gang) -> bool:
+    """Whether there is enough in all, wherever it is: quick to say no."""
+    present = allocations.hardware.present
+    whole = sum(member.gpus for member in gang.members if member.kind is Kind.WHOLE)
+    return (
+        int(allocations.milli_free[present].sum()) >= gang.milli
+        and int((present & (allocations.kind == Kind.FREE)).sum()) >= whole
+    )
+
+
+def has_no_way(allocations: Allocations, gang: Gang) -> bool:
+    """Whether a gang that `plan_gang` found no way for has none: False where not all were tried."""
+    counts = Counter(gang.members)
+    room = {demand: capacity(allocations, demand) for demand in counts}
+    if len(counts) == 1 or _too_many(room, counts):
+        return True
+    steps = Steps(SEARCH_STEPS)
+    return (
+        _is_small(allocations, gang)
+        and search(allocations.copy(), gang.members, steps) is None
+        and steps.left >= 0
+    )
+
+
+def _too_many(room: Room, counts: Counter[Demand]) -> bool:
+    return not room or any(int(room[one].sum()) < count for one, count in counts.items())
+
+
+def _is_small(allocations: Allocations, gang: Gang) -> bool:
+    return len(gang.members) <= SEARCHED_MEMBERS and allocations.hardware.size <= SEARCHED_NODES
+
+
+def _fill(
+    trial: Allocations, domain: Ints, room: Room, counts: Counter[Demand], taste: Preference
+) -> dict[Demand, list[Placement]] | None:
+    """Place all in these nodes, or leave the allocations as they were."""
+    placed: dict[Demand, list[Placement]] = {demand: [] for demand in counts}
+    for demand in sorted(counts, key=largest_first):
+        nodes = Nodes(trial.hardware, domain, demand, room[demand][domain], taste)
+        while len(placed[demand]) < counts[demand]:
+            node = nodes.next(counts[demand] - len(placed[demand]))
+            if node is None:
+                _undo(trial, placed)
+                return None
+            _put_on_node(trial, node, demand, counts[demand], placed[demand])
+    _undo(trial, placed)
+    return placed
+
+
+def _put_on_node(
+    trial: Allocations, node: int, demand: Demand, count: int, placed: list[Placement]
+) -> None:
+    if demand.kind is Kind.WHOLE and demand.gpus:
+        members = min(count - len(placed), _whole_members(trial, node, demand))
+        for gpus in _sets_of_whole(trial, node, demand.gpus, members):
+            placed.append(Placement(node, gpus))
+            trial.take(placed[-1], demand)
+        return
+    while len(placed) < count:
+        parts = _even(trial, node, demand)
+        if parts is None:
+            return
+        placed.append(Placement(node, parts))
+        trial.take(placed[-1], demand)
+
+
+def _whole_members(trial: Allocations, node: int, demand: Demand) -> int:
+    rows = rows_of(trial, np.array([node]))
+    fits = gpus_that_fit(rows, demand)
+    if demand.models and trial.hardware.models[int(rows.model[0])] not in demand.models:
+        return 0
+    members = int(fits.sum()) // demand.gpus
+    if demand.cpu_milli:
+        members = min(members, int(rows.cpu[0]) // demand.cpu_milli)
+    if demand.ram_bytes:
+        members = min(members, int(rows.ram[0]) // demand.ram_bytes)
+    return members
+
+
+def _sets_of_whole(
+    trial: Allocations, node: int, each: int, members: int
+) -> Iterator[tuple[int, ...]]:
+    """Free GPUs for some members on one node: well linked in all, and then each by itself."""
+    free = (trial.kind[node] == Kind.FREE) & trial.hardware.present[node]
+    links = trial.hardware.links[node]
+    left = dict.fromkeys((int(gpu) for gpu in np.flatnonzero(free)), 0)
+    together = closest(links, left, each * members)
+    rest = dict.fromkeys(together, 0)
+    for _ in range(members):
+        chosen = closest(links, rest, each)
+        for gpu in chosen:
+            del rest[gpu]
+        yield chosen
+
+
+def _even(trial: Allocations, node: int, demand: Demand) -> tuple[int, ...] | None:
+    """GPUs for one member of parts.
+
+    One GPU is the tightest; several are those that can give the most parts, since they must differ.
+    """
+    rows = rows_of(trial, np.array([node]))
+    fits = gpus_that_fit(rows, demand)
+    models = trial.hardware.models_allowed(demand.models) if demand.models else None
+    if not nodes_that_fit(rows, demand, fits, models)[0]:
+        return None
+    parts = parts_of_gpus(rows.milli, rows.bytes, demand, fits)[0]
+    sign = 1 if demand.gpus == 1 else -1
+    left = {int(gpu): sign * int(parts[gpu]) for gpu in np.flatnonzero(fits[0])}
+    return closest(trial.hardware.links[node], left, demand.gpus) if demand.gpus else ()
+
+
+def _on_one_node(
+    trial: Allocations,
+    members: Sequence[Demand],
+    room: Room,
+    counts: Counter[Demand],
+    taste: Preference,
+) -> tuple[Placement, ...] | None:
+    """All members on the one node and the set of its GPUs with the best slowest link."""
+    best: tuple[Placement, ...] | None = None
+    best_link, left = -1, STEPS_ON_NODES
+    for node, at_best in zip(*nodes_in_order(trial, room, counts, taste), strict=True):
+        if at_best <= best_link or left <= 0:
+            break
+        for link, gpus in _sets_of_gpus(trial.hardware, int(node)):
+            if link <= best_link:
+                break
+            if not _may_hold_here(trial, int(node), gpus, counts):
+                continue
+            steps = Steps(STEPS_ON_A_SET)
+            found = search(trial, members, steps, Part(int(node), gpus))
+            left -= STEPS_ON_A_SET - max(0, steps.left)
+            if found is not None:
+                best, best_link = found, link
+                break
+    return best
+
+
+def _may_hold_here(
+    trial: Allocations, node: int, gpus: tuple[int, ...], counts: Counter[Demand]
+) -> bool:
+    """Whether these GPUs have enough in all."""
+    free = sum(int(trial.kind[node, gpu]) == Kind.FREE for gpu in gpus)
+    whole = sum(demand.gpus * n for demand, n in counts.items() if demand.kind is Kind.WHOLE)
+    milli = sum(int(trial.milli_free[node, gpu]) for gpu in gpus)
+    wanted = sum(demand.total_milli * n for demand, n in counts.items())
+    return free >= whole and milli >= wanted and len(gpus) >= max(d.gpus for d in counts)
+
+
+def _sets_of_gpus(hardware: Hardware, node: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Sets of a node's GPUs, those without a slow link first; without links, all GPUs."""
+    links = hardware.links[node]
+    if not links:
+        every = tuple(range(int(hardware.gpu_count[node])))
+        yield slowest_within(links, every), every
+    for link, sets in near_sets(links):
+        for gpus in sets:
+            yield link, gpus
+
+
+def _undo(trial: Allocations, placed: dict[Demand, list[Placement]]) -> None:
+    for demand, placements in placed.items():
+        for placement in placements:
+            trial.give(placement, demand)
+
+
+def _in_order(
+    members: Sequence[Demand], placed: dict[Demand, list[Placement]]
+) -> tuple[Placement, ...]:
+    left = {demand: iter(placements) for demand, placements in placed.items()}
+    return tuple(next(left[member]) for member in members)

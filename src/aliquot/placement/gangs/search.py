@@ -1,0 +1,114 @@
+"""Every way to place a few requests: a search that can be bounded.
+
+Ways that differ only in which of two GPUs in the same state they take are one way, the tightest
+GPUs come first, and the largest request is placed first. A search that ends before its steps are
+used up and finds nothing has shown that there is no way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aliquot.placement.core.demand import Demand, Placement
+from aliquot.placement.core.fit import gpus_that_fit, nodes_that_fit, rows_of
+from aliquot.placement.core.links import closest, picks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from aliquot.placement.core.allocations import Allocations
+    from aliquot.placement.core.fit import Rows
+    from aliquot.placement.core.snapshot import Ints
+
+
+@dataclass(slots=True)
+class Steps:
+    """How many more ways a search may try; below 0 it has given up."""
+
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some GPUs of one node."""
+
+    node: int
+    gpus: Collection[int]
+
+
+def search(
+    trial: Allocations,
+    members: Sequence[Demand],
+    steps: Steps,
+    within: Part | None = None,
+    nodes: Ints | None = None,
+) -> tuple[Placement, ...] | None:
+    """Placements for all members, in their order; None where none was found. Takes nothing.
+
+    On any node, on these nodes, or within a part of one.
+    """
+    if within is not None:
+        nodes = np.array([within.node])
+    elif nodes is None:
+        nodes = np.arange(trial.hardware.size)
+    order = sorted(range(len(members)), key=lambda i: largest_first(members[i]))
+    found: list[Placement] = []
+
+    def descend(depth: int) -> bool:
+        if depth == len(order):
+            return True
+        member = members[order[depth]]
+        for placement in _ways(trial, member, nodes, within):
+            steps.left -= 1
+            if steps.left < 0:
+                return False
+            trial.take(placement, member, known_to_fit=True)
+            found.append(placement)
+            done = descend(depth + 1)
+            trial.give(placement, member)
+            if done:
+                return True
+            found.pop()
+        return False
+
+    if not descend(0):
+        return None
+    by_member = dict(zip(order, found, strict=True))
+    return tuple(by_member[i] for i in range(len(members)))
+
+
+def largest_first(demand: Demand) -> tuple[int, int, int, int]:
+    """What members are sorted by."""
+    return -demand.total_milli, -demand.gpus, -demand.gpu_bytes, -demand.cpu_milli
+
+
+def _ways(
+    trial: Allocations, demand: Demand, index: Ints, within: Part | None
+) -> Iterator[Placement]:
+    rows = rows_of(trial, index)
+    fits = gpus_that_fit(rows, demand)
+    models = trial.hardware.models_allowed(demand.models) if demand.models else None
+    for row in np.flatnonzero(nodes_that_fit(rows, demand, fits, models)):
+        node = int(index[row])
+        gpus = [int(gpu) for gpu in np.flatnonzero(fits[row])]
+        if within is not None:
+            gpus = [gpu for gpu in gpus if gpu in within.gpus]
+        alike = _alike(rows, int(row), gpus)
+        if len(alike) == 1 and len(gpus) >= demand.gpus:
+            left = dict.fromkeys(gpus, 0)
+            yield Placement(node, closest(trial.hardware.links[node], left, demand.gpus))
+            continue
+        for chosen in picks(alike, demand.gpus):
+            yield Placement(node, tuple(sorted(chosen)))
+
+
+def _alike(rows: Rows, row: int, gpus: Sequence[int]) -> list[list[int]]:
+    """GPUs in groups of one state, those with the least left first."""
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    for gpu in gpus:
+        state = int(rows.milli[row, gpu]), int(rows.bytes[row, gpu]), int(rows.kind[row, gpu])
+        groups.setdefault(state, []).append(gpu)
+    return [groups[state] for state in sorted(groups)]
