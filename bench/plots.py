@@ -176,7 +176,7 @@ def partition(cases: Cases) -> Figure | None:
                       color=COLOURS[number], markersize=9)  # fmt: skip
     axes.plot(range(1, 9), [100 / count for count in range(1, 9)], ":", color=MUTED, label="1/n")
     axes.set_ylim(0, 115)
-    axes.set_xlabel("slices of one card")
+    axes.set_xlabel("slices of one GPU")
     axes.set_ylabel("speed, % of one alone (dashes: each one)")
     axes.legend(fontsize=8)
     return figure
@@ -195,7 +195,7 @@ def isolation(cases: Cases) -> Figure | None:
         axes.plot([number - 0.3, number + 0.3], [asked, asked], ":", color=MUTED)
     axes.set_xticks(range(len(rows)), [label for label, _ in rows])
     axes.set_ylim(0, None)
-    axes.set_ylabel("speed, % of the whole card")
+    axes.set_ylabel("speed, % of the whole GPU")
     handles = axes.lines[:3]
     axes.legend(handles, ["alone in its slice", "beside the others", "asked"], fontsize=8)
     return figure

@@ -46,7 +46,7 @@ def compact(values: Sequence[float | None]) -> str:
 
 
 def clocks(together: float | None, alone: Iterable[float | None]) -> str:
-    """Of the card while all worked, and while each kind was alone."""
+    """Of the GPU while all worked, and while each kind was alone."""
     kinds = dict.fromkeys(alone)
     return f"{figures([together], 0)} ({figures(kinds, 0)})"
 
@@ -188,7 +188,7 @@ def partition(cases: Cases) -> str:
         )
         for label, case in named(cases, "partition:")
     ]
-    return markdown(("card cut into", "asked", "each one's speed", "summed"), rows) if rows else ""
+    return markdown(("GPU cut into", "asked", "each one's speed", "summed"), rows) if rows else ""
 
 
 def isolation(cases: Cases) -> str:
@@ -207,7 +207,7 @@ def isolation(cases: Cases) -> str:
         "asked",
         "one alone in its slice",
         "each beside the others",
-        "SM clock, MHz: whole card / one in its slice / all",
+        "SM clock, MHz: whole GPU / one in its slice / all",
     )
     return markdown(heads, rows) if rows else ""
 
@@ -242,7 +242,7 @@ TABLES = {
     "Overhead": overhead,
     "The arbiter": arbiter,
     "Faults": faults,
-    "One card cut into slices": partition,
+    "One GPU cut into slices": partition,
     "Isolation": isolation,
     "Elastic": elastic,
     "Resize": resize,

@@ -108,7 +108,7 @@ def measure(context: Context, row: Row, seconds: float) -> None:
     """Both witnesses' words on one row."""
     alone = {spec: context.speeds.of(spec).rate for spec in row.programs}
     shares = dict(zip(row.programs, row.shares, strict=True))
-    with context.speeds.card() as card:
+    with context.speeds.monitor() as monitor:
         seen = together(context.stage, shares, seconds, idle=row.idle)
     got = by_arbiter(seen, row, seen.start, seen.end)
     worst = max(
@@ -127,7 +127,7 @@ def measure(context: Context, row: Row, seconds: float) -> None:
         "got_by_speed": told,
         "speeds": [round(speeds[spec], 4) for spec in row.programs],
         "summed": round(sum(speeds.values()), 4),
-        "sm_mhz": card.sm_mhz(),
+        "sm_mhz": monitor.sm_mhz(),
         "sm_mhz_alone": [context.speeds.of(spec).sm_mhz for spec in row.programs],
         "credit_cpu_percent": round(100 * seen.credit_cpu_ratio(), 2),
         "handovers_per_second": round(seen.handovers_per_second(), 1),

@@ -1,7 +1,7 @@
 """Whether work is conserved: what sharing costs, and how soon an idle one's share is used.
 
-The same programs in grants and on the card as it is, by turns in one run, against one of them alone
-on the card as it is. Then one program stops and starts again and again beside another: how long the
+The same programs in grants and on the bare GPU, by turns in one run, against one of them alone
+on the bare GPU. Then one program stops and starts again and again beside another: how long the
 other is still held back after a stop, and how long the first waits when it comes back.
 """
 
@@ -60,7 +60,7 @@ def cases(*, quick: bool) -> list[Case]:
 
 
 def measure(context: Context, workload: str, count: int, rounds: int) -> None:
-    """Summed speed over one alone, by turns with credit and by the card's own time-slicing."""
+    """Summed speed over one alone, by turns with credit and by the GPU's own time-slicing."""
     granted, plain = programs(workload, count, GRANT), programs(workload, count, PLAIN)
     ratios: dict[str, list[float]] = {"credit": [], "time-slicing": []}
     alone, fallbacks = [], 0

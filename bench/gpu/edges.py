@@ -114,7 +114,7 @@ def one_context() -> None:
 
 
 def killed() -> tuple[bool, str]:
-    """How long after kill -9 a process with 20 GiB is out of the driver's books and ours."""
+    """How long after kill -9 a process with 20 GiB is out of the driver's and the arbiter's accounts."""
     took = []
     for _ in range(5):
         holder = subprocess.Popen(

@@ -1,11 +1,11 @@
-"""The five experiments of the GaiaGPU paper, on one card. Needs an NVIDIA GPU and PyTorch.
+"""The five experiments of the GaiaGPU paper, on one GPU. Needs an NVIDIA GPU and PyTorch.
 
     python bench/gpu/gaia.py --out DIR [--only partition] [--budget SECONDS] [--quick]
 
     overhead    what each framework's program pays for being in a grant
-    partition   a card cut into 1, 2, 3, 4, 5 and 8 slices, with compute-bound and memory-bound work
+    partition   a GPU cut into 1, 2, 3, 4, 5 and 8 slices, with compute-bound and memory-bound work
     isolation   2, 4 and 8 hard slices: each as fast beside the others as alone in its slice
-    elastic     a second program comes and goes: who has how much of the card when
+    elastic     a second program comes and goes: who has how much of the GPU when
     resize      shares changed while two programs run
 
 Writes DIR/gaia.json after every case and prints each figure against its bar; exit code 0 if all are
@@ -141,10 +141,10 @@ def measure_isolation(context: Context, specs: list[Spec]) -> None:
     shares = dict.fromkeys(specs, Share(100 // len(specs), Policy.HARD))
     first = {specs[0]: shares[specs[0]]}
     idle = {spec: share for spec, share in shares.items() if spec not in first}
-    with context.speeds.card() as card_of_one:
+    with context.speeds.monitor() as monitor_of_one:
         one = together(context.stage, first, ISOLATION_SECONDS, idle=idle)
     alone = one.rate(specs[0]) / whole
-    with context.speeds.card() as card_of_all:
+    with context.speeds.monitor() as monitor_of_all:
         seen = together(context.stage, shares, ISOLATION_SECONDS)
     beside = [seen.rate(spec) / whole for spec in specs]
     context.found = {
@@ -154,15 +154,15 @@ def measure_isolation(context: Context, specs: list[Spec]) -> None:
         "beside_others": beside,
         "sm_mhz": {
             "whole": context.speeds.of(specs[0]).sm_mhz,
-            "alone_in_slice": card_of_one.sm_mhz(),
-            "beside_others": card_of_all.sm_mhz(),
+            "alone_in_slice": monitor_of_one.sm_mhz(),
+            "beside_others": monitor_of_all.sm_mhz(),
         },
         "fallbacks": [seen.fallbacks(spec) for spec in specs],
         "raw": seen.raw(),
     }
     off = max(100 * abs(speed - alone) for speed in beside)
     context.at_most("beside others, off its speed alone in the slice", off, POINTS, "points")
-    context.tell("one alone in its slice, of the card", 100 * alone, "%")
+    context.tell("one alone in its slice, of the GPU", 100 * alone, "%")
     context.tell("all, mean", 100 * statistics.mean(beside), "%")
 
 

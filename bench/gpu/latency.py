@@ -1,8 +1,8 @@
-"""How long an inference step takes beside a training, by each way of sharing the card.
+"""How long an inference step takes beside a training, by each way of sharing the GPU.
 
 A graph of a 12-layer transformer is replayed every 10 ms; a ResNet-50 training runs beside it. With
 credit the first is a `latency` slice and the second a `background` one. All ways are measured by
-turns in one run, with both programs alone on the card as the measure.
+turns in one run, with both programs alone on the GPU as the measure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a program pays for being in a grant when it is alone, and what the arbiter costs meanwhile.
 
-One program in a grant and the same on the card as it is, both alive all the time, work by turns for
+One program in a grant and the same on the bare GPU, both alive all the time, work by turns for
 half a second while the other is idle; the order changes from pair to pair. Both launch from one and
 the same core: some are bound by the CPU, and cores differ by more than what is looked for. Told is
 the median of the pairs' ratios of speed, with the middle half of them.

@@ -1,6 +1,6 @@
 """The programs of a benchmark, where they run, and what they are told.
 
-A program is started once per benchmark: in a grant of its own (`aliquot run`), on the card as it
+A program is started once per benchmark: in a grant of its own (`aliquot run`), on the GPU as it
 is, or as a client of MPS. Shares are changed between cases on the running grants, as `aliquot
 resize` does. The grants are of an arbiter of this benchmark's own; the MPS daemon is its own too,
 in a private folder. When the stage closes, all that it started has ended.

@@ -3,8 +3,8 @@
     python bench/gpu/shares.py --out DIR [--only accuracy,latency] [--budget SECONDS] [--quick]
 
     accuracy    the share each program gets, by two witnesses; hard caps; odd programs
-    conserved   what sharing costs against one alone and the card's own time-slicing; idle and back
-    latency     an inference step beside a training, by every way of sharing the card
+    conserved   what sharing costs against one alone and the GPU's own time-slicing; idle and back
+    latency     an inference step beside a training, by every way of sharing the GPU
     overhead    what a program pays when it is alone; what the arbiter costs
     faults      what one program's fault does to its neighbour
 

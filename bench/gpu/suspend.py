@@ -1,12 +1,12 @@
-"""Two trainings in turns on a card that has room for one: suspended and resumed by the pool.
+"""Two trainings in turns on a GPU that has room for one: suspended and resumed by the pool.
 
     python bench/gpu/suspend.py [--turns 6] [--steps 1500] [--layers 16] [--limit 24] [--json]
 
 Needs an NVIDIA GPU with a driver from R570 on, and PyTorch. A pool of its own, in which a job that
-does nothing has all of the card but `--limit` GiB. Each training (work_losses.py, 16 GiB) runs to
+does nothing has all of the GPU but `--limit` GiB. Each training (work_losses.py, 16 GiB) runs to
 its end alone first: those are the losses it should have. Then both are submitted, with 19 GiB each,
 and take turns of a few seconds: one is suspended, the other resumed. Said are the seconds from
-`aliquot suspend` to Suspended, and from `aliquot resume` to the first new step, what the card had
+`aliquot suspend` to Suspended, and from `aliquot resume` to the first new step, what the GPU had
 in use, and whether the losses are the same to the last bit. Exit code 0: they are.
 """
 

@@ -206,10 +206,10 @@ def answers(stage: Stage, specs: Mapping[Spec, Share], end: float) -> dict[Spec,
     return {spec: stage[spec].answer(deadline - time.monotonic()) for spec in specs}
 
 
-class Card(threading.Thread):
+class GpuMonitor(threading.Thread):
     """NVML's word on the GPU while a `with` lasts; None where it cannot be asked.
 
-    How busy it is, and how fast it clocks: below its power limit a card is faster, and so is a
+    How busy it is, and how fast it clocks: below its power limit a GPU is faster, and so is a
     program that has a part of it.
     """
 
@@ -275,14 +275,14 @@ class Speeds:
         """Of this program's kind, where it runs."""
         all_known = self.known.setdefault((spec.kind, spec.where), [])
         if not all_known or time.monotonic() - all_known[-1].when > FRESH_SECONDS:
-            with self.card() as card:
+            with self.monitor() as monitor:
                 seen = together(self.stage, {spec: Share()}, self.seconds, sampled=False)
             now, rate = time.monotonic(), seen.rate(spec)
-            all_known.append(Alone(now, rate, card.busy_percent(), card.sm_mhz()))
+            all_known.append(Alone(now, rate, monitor.busy_percent(), monitor.sm_mhz()))
         return all_known[-1]
 
-    def card(self) -> Card:
-        return Card(simulated=self.stage.simulate is not None)
+    def monitor(self) -> GpuMonitor:
+        return GpuMonitor(simulated=self.stage.simulate is not None)
 
     def keeps_busy(self, spec: Spec) -> bool:
         """Whether it keeps the GPU busy when it is alone."""

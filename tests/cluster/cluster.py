@@ -268,7 +268,7 @@ class Cluster:
         place = self.place
         arguments = [str(each) for each in (place.number, place.folder, place.lock)]
         return subprocess.Popen(
-            [sys.executable, "-m", "cluster.keeper", *arguments],
+            [sys.executable, "-m", "cluster.reaper", *arguments],
             cwd=Path(__file__).parents[1],
             stdin=subprocess.PIPE,
             pass_fds=[place.lock],

@@ -1,6 +1,6 @@
 """A hundred pods at once on a node with 16 simulated GPUs: what they ask for, and what is so.
 
-The mix fills at most 80 % of the cards and fits in any order: each kind has cards to spare.
+The mix fills at most 80 % of the GPUs and fits in any order: each kind has GPUs to spare.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Asked:
         }
         return {f"aliquot.io/{name}": count for name, count in named.items() if count}
 
-    def memory(self, card: int) -> int:
-        """What its programs must see of each card."""
+    def memory(self, gpu_memory: int) -> int:
+        """What its programs must see of each GPU."""
         if self.units:
             return self.units * MEMORY_UNIT
-        return card if self.gpu else card // 2
+        return gpu_memory if self.gpu else gpu_memory // 2
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,10 @@ def delete_all(stage: Stage, namespace: str, names: list[str], seed: int) -> Non
 
 
 def check_books(stage: Stage, asked: Mapping[str, Asked]) -> None:
-    """No card is given twice, and every grant is what its pod asked for."""
+    """No GPU is given twice, and every grant is what its pod asked for."""
     agent = stage.agent
     agent.until(lambda: set(agent.holders()) == set(asked), "GPUNode names every pod")
-    card = agent.gpunode()[0]["memory"]
+    gpu_memory = agent.gpunode()[0]["memory"]
     kinds: dict[str, set[str]] = defaultdict(set)
     memory: Counter[str] = Counter()
     core: Counter[str] = Counter()
@@ -163,24 +163,26 @@ def check_books(stage: Stage, asked: Mapping[str, Asked]) -> None:
             kinds[gpu["uuid"]].add("gpu" if one.gpu else "sgpu" if one.sgpu else "slice")
             memory[gpu["uuid"]] += part["memory"]
             core[gpu["uuid"]] += part.get("compute", 0) if one.units else 0
-            assert part["memory"] == one.memory(card), part
+            assert part["memory"] == one.memory(gpu_memory), part
             assert not one.units or part["compute"] == one.core, part
     assert all(len(found) == 1 for found in kinds.values()), kinds
-    assert all(found <= card for found in memory.values()), memory
+    assert all(found <= gpu_memory for found in memory.values()), memory
     assert all(found <= 100 for found in core.values()), core
-    _check_grants(list(agent.grants().values()), asked, card)
+    _check_grants(list(agent.grants().values()), asked, gpu_memory)
 
 
-def _check_grants(grants: list[Grant], asked: Mapping[str, Asked], card: int) -> None:
+def _check_grants(grants: list[Grant], asked: Mapping[str, Asked], gpu_memory: int) -> None:
     """The arbiter, which holds programs to their limits, says the same."""
     wanted = Counter(
-        (one.gpu + one.sgpu or 1, one.memory(card), one.core) for one in asked.values()
+        (one.gpu + one.sgpu or 1, one.memory(gpu_memory), one.core) for one in asked.values()
     )
     found = Counter(
         (
             len(grant.slices),
             grant.slices[0].memory_bytes,
-            0 if grant.slices[0].memory_bytes >= card // 2 else grant.slices[0].compute_percent,
+            0
+            if grant.slices[0].memory_bytes >= gpu_memory // 2
+            else grant.slices[0].compute_percent,
         )
         for grant in grants
     )
@@ -189,11 +191,11 @@ def _check_grants(grants: list[Grant], asked: Mapping[str, Asked], card: int) ->
 
 def check_inside(stage: Stage, namespace: str, asked: Mapping[str, Asked]) -> None:
     """What the programs themselves saw, through the driver's API."""
-    card = stage.agent.gpunode()[0]["memory"]
+    gpu_memory = stage.agent.gpunode()[0]["memory"]
     for name, one in asked.items():
         said = words(stage.cluster.kubectl("logs", name, f"--namespace={namespace}"))
         assert said["init"] == 0, (name, said)
-        assert said["memory"] == one.memory(card), (name, said)
+        assert said["memory"] == one.memory(gpu_memory), (name, said)
 
 
 def check_empty(stage: Stage) -> None:

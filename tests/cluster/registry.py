@@ -2,7 +2,7 @@
 
 Each cluster has a number, and all it takes from the machine is named after it: the control group
 `aliquot-N`, the bridge `aliquotN` with the network 198.18.N.0/24 (set aside for tests of networks,
-RFC 2544), and a folder in /tmp. Its file here is locked as long as its owner or its keeper lives:
+RFC 2544), and a folder in /tmp. Its file here is locked as long as its owner or its reaper lives:
 a file without a lock belongs to a dead run, whose leftovers are removed by whoever comes next,
 unless it says that the cluster is to be kept.
 """

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.cluster
 TESTS = Path(__file__).parents[1]
 
 
-def test_a_pod_runs_and_its_words_can_be_read(cluster: Cluster, namespace: str) -> None:
+def test_a_pod_runs_and_has_a_log(cluster: Cluster, namespace: str) -> None:
     cluster.apply(pod("speaker", ["/bin/echo", "hello"], namespace=namespace))
     cluster.wait_for_pod("speaker", namespace, "Succeeded")
     assert cluster.kubectl("logs", "speaker", "-n", namespace) == "hello\n"
@@ -77,7 +77,7 @@ def test_a_running_container_outlives_a_restart_of(
     assert status["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_a_killed_server_is_named_with_what_it_said(cluster: Cluster) -> None:
+def test_a_killed_server_is_named_with_its_log(cluster: Cluster) -> None:
     server = cluster.server("grumbler", "sh", "-c", "echo it hurts; exit 3")
     server.ready = lambda: False
     server.start()
@@ -110,7 +110,7 @@ def test_fake_nodes_take_pods(cluster: Cluster, namespace: str) -> None:
     assert [node["metadata"]["name"] for node in nodes] == [cluster.node.name]
 
 
-def test_two_clusters_do_not_meet_and_one_has_two_nodes(cluster: Cluster) -> None:
+def test_two_clusters_are_separate_and_one_has_two_nodes(cluster: Cluster) -> None:
     with Cluster(nodes=2) as other:
         serve = "while true; do echo here | nc -l -p 8000; done"
         other.apply(pod("server", ["sh", "-c", serve], nodeName="node-1"))
@@ -134,12 +134,12 @@ def test_a_cluster_whose_owner_is_killed_is_removed() -> None:
         assert_nothing_left(place, processes)
 
 
-def test_what_a_killed_keeper_left_is_removed_by_the_next_cluster() -> None:
+def test_the_next_cluster_removes_what_a_killed_reaper_left() -> None:
     with owned_by_another() as (owner, place):
         processes = processes_of(place)
-        keeper = keeper_of(place)
-        signal.pidfd_send_signal(keeper, signal.SIGKILL)
-        wait_until(lambda: has_ended(keeper))
+        reaper = reaper_of(place)
+        signal.pidfd_send_signal(reaper, signal.SIGKILL)
+        wait_until(lambda: has_ended(reaper))
         owner.kill()
     assert not any(has_ended(process) for process in processes)
     following = registry.claim()
@@ -169,11 +169,11 @@ def owned_by_another() -> Iterator[tuple[subprocess.Popen[str], Place]]:
         owner.wait(10)
 
 
-def keeper_of(place: Place) -> int:
+def reaper_of(place: Place) -> int:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             command = (process / "cmdline").read_bytes().decode().split("\0")
-            if "cluster.keeper" in command and str(place.folder) in command:
+            if "cluster.reaper" in command and str(place.folder) in command:
                 return os.pidfd_open(int(process.name))
     raise AssertionError(f"nobody keeps {place.folder}")
 

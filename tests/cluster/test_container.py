@@ -64,7 +64,7 @@ def look(cluster: Cluster, namespace: str, name: str, *command: str) -> dict[str
     return words(cluster.kubectl(*target, *(command or PROBE)))
 
 
-def test_every_shell_and_every_user(
+def test_every_shell_and_every_user_is_in_the_slice(
     cluster: Cluster, namespace: str, agent: Agent, tenant: str
 ) -> None:
     for name, uid in (("root", 0), ("user", USER)):
@@ -84,7 +84,7 @@ def test_every_shell_and_every_user(
             assert is_held(found, UNITS * MEMORY_UNIT), command
 
 
-def test_containers_of_a_pod_have_grants_of_their_own(
+def test_each_container_of_a_pod_has_its_own_grant(
     cluster: Cluster, namespace: str, agent: Agent, tenant: str
 ) -> None:
     one = pod("two", image=tenant, limits=LIMITS, namespace=namespace)
@@ -121,7 +121,7 @@ def test_a_container_that_starts_again_has_the_same_grant(
     assert set(agent.grants()) == before
 
 
-def test_a_static_program_is_told_of(
+def test_a_static_program_is_reported(
     cluster: Cluster, namespace: str, agent: Agent, tenant: str
 ) -> None:
     command = ["/bin/sh", "-c", "sleep 2147483647 | /bin/stranger"]
@@ -133,7 +133,7 @@ def test_a_static_program_is_told_of(
 
 
 @pytest.mark.skipif(not shutil.which("musl-gcc"), reason="needs musl-gcc: musl-tools")
-def test_an_image_of_musl_is_told_that_it_cannot(
+def test_a_musl_image_gets_an_event(
     cluster: Cluster, namespace: str, agent: Agent, tmp_path: Path
 ) -> None:
     image = load(cluster, musl_image("aliquot.test/musl:1", tmp_path))

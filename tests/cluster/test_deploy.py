@@ -34,13 +34,13 @@ def installed() -> Iterator[Cluster]:
 # --- taken ----------------------------------------------------------------------------------------
 
 
-def test_the_api_server_takes_the_manifest(cluster: Cluster) -> None:
+def test_the_api_server_accepts_the_manifest(cluster: Cluster) -> None:
     with space(cluster):
         said = dry_run(cluster, chart.MANIFEST.read_text("utf-8"))
     assert "daemonset.apps/aliquot-node created (server dry run)" in said
 
 
-def test_the_api_server_takes_every_switch_of_the_chart(cluster: Cluster) -> None:
+def test_the_api_server_accepts_every_option_of_the_chart(cluster: Cluster) -> None:
     text = chart.render("networkPolicy.enabled=true", "quota.enabled=true")
     with space(cluster):
         assert "networkpolicy" in dry_run(cluster, text)
@@ -54,7 +54,9 @@ def informed(cluster: Cluster) -> Cluster:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_api_server_takes_an_example(informed: Cluster, namespace: str, path: Path) -> None:
+def test_the_api_server_accepts_every_example(
+    informed: Cluster, namespace: str, path: Path
+) -> None:
     said = dry_run(informed, path.read_text("utf-8"), f"--namespace={namespace}")
     assert "created (server dry run)" in said
 
@@ -62,7 +64,7 @@ def test_the_api_server_takes_an_example(informed: Cluster, namespace: str, path
 # --- at work --------------------------------------------------------------------------------------
 
 
-def test_two_half_cards_are_given_by_way_of_our_own_kube_scheduler(installed: Cluster) -> None:
+def test_a_pod_gets_two_half_gpus_through_our_kube_scheduler(installed: Cluster) -> None:
     empty = allocatable(installed)
     assert (empty["aliquot.io/gpu"], empty["aliquot.io/sgpu"]) == (GPUS, 2 * GPUS)
     installed.kubectl("apply", f"--filename={EXAMPLE}")
@@ -70,7 +72,7 @@ def test_two_half_cards_are_given_by_way_of_our_own_kube_scheduler(installed: Cl
     installed.wait_until(
         lambda: installed.kubectl("logs", "halves").count(" 39.5 GiB ") == 2,
         30,
-        "it sees two half cards",
+        "it sees two half GPUs",
     )
     installed.wait_until(lambda: holders(installed) == ["halves"] * 2, 10, "GPUNode names it")
     left = {"aliquot.io/gpu": GPUS - 2, "aliquot.io/sgpu": 2 * GPUS}
@@ -81,7 +83,7 @@ def test_two_half_cards_are_given_by_way_of_our_own_kube_scheduler(installed: Cl
     installed.wait_until(lambda: allocatable(installed) == empty, 30, "all is back")
 
 
-def test_a_pod_that_fits_nowhere_is_told_so(installed: Cluster) -> None:
+def test_a_pod_that_fits_nowhere_gets_an_event(installed: Cluster) -> None:
     huge = pod("huge", limits={"aliquot.io/gpu": GPUS + 1}, schedulerName="aliquot")
     installed.apply(huge)
     try:
@@ -92,7 +94,7 @@ def test_a_pod_that_fits_nowhere_is_told_so(installed: Cluster) -> None:
         installed.kubectl("delete", "pod", "huge", "--now")
 
 
-def test_everybody_may_do_what_they_have_to(installed: Cluster) -> None:
+def test_each_service_account_has_the_permissions_it_needs(installed: Cluster) -> None:
     for part in ("node", "scheduler", "kube-scheduler", "controller"):
         log = installed.kubectl("logs", "-n", SPACE, f"--selector={label(part)}", "--tail=-1")
         assert "forbidden" not in log.lower(), part
@@ -128,7 +130,7 @@ def test_the_extender_changes_nothing_of_a_pod_but_annotations(installed: Cluste
         installed.kubectl("delete", "pod", "plain", "--now")
 
 
-def test_the_arbiter_outlives_the_agents_container(installed: Cluster) -> None:
+def test_the_arbiter_survives_the_agents_container(installed: Cluster) -> None:
     installed.apply(pod("holder", limits={"aliquot.io/gpu": 1}, schedulerName="aliquot"))
     installed.wait_for_pod("holder", "default", "Running")
     before = arbiter(installed)

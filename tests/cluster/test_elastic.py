@@ -148,7 +148,7 @@ def phases(cluster: Cluster, name: str) -> set[str]:
     }
 
 
-def test_a_job_fills_the_node_makes_room_for_a_gang_and_grows_back(
+def test_a_job_fills_the_node_shrinks_for_a_gang_and_grows_back(
     cluster: Cluster, folder: Path
 ) -> None:
     cluster.apply(elastic(folder))
@@ -193,7 +193,7 @@ def check_log(text: str) -> None:
         assert before - EVERY <= after <= before + 1, (before, after)
 
 
-def test_who_has_a_quota_gets_it_back_and_workers_are_told_before_they_end(
+def test_quota_is_reclaimed_from_a_job_whose_workers_get_a_notice(
     cluster: Cluster, folder: Path
 ) -> None:
     kind = {"apiVersion": "aliquot.io/v1alpha1", "kind": "Queue"}
@@ -218,7 +218,7 @@ def test_who_has_a_quota_gets_it_back_and_workers_are_told_before_they_end(
     cluster.wait_until(lambda: not phases(cluster, "counting"), 30, "its pods are gone")
 
 
-def test_what_makes_no_sense_is_refused_or_told(cluster: Cluster, folder: Path) -> None:
+def test_an_invalid_job_is_refused_or_gets_a_condition(cluster: Cluster, folder: Path) -> None:
     with pytest.raises(ClusterError, match="max is below min"):
         cluster.apply(elastic(folder, workers={"min": 3, "max": 2}))
     job = elastic(folder, workers={"min": 1, "max": 1})

@@ -50,7 +50,7 @@ def cluster(whole: Stage) -> Cluster:
     return whole.cluster
 
 
-def test_with_two_gpus_free_the_small_one_runs_and_the_big_one_starts_when_it_can(
+def test_a_small_gang_backfills_before_the_planned_start_of_a_big_one(
     stage: Stage, namespace: str
 ) -> None:
     stage.add_nodes(2, gpus=2)
@@ -74,7 +74,7 @@ def test_with_two_gpus_free_the_small_one_runs_and_the_big_one_starts_when_it_ca
     assert shown.split()[:5] == ["NAME", "SIZE", "QUEUE", "PHASE", "START"]
 
 
-def test_two_gangs_that_would_deadlock_half_started_run_one_after_the_other(
+def test_two_gangs_that_could_deadlock_run_one_after_the_other(
     stage: Stage, namespace: str
 ) -> None:
     stage.add_nodes(2, gpus=2)
@@ -92,7 +92,7 @@ def test_two_gangs_that_would_deadlock_half_started_run_one_after_the_other(
     assert set(stage.bound(namespace)) == set(ours[other])
 
 
-def test_what_cannot_start_is_told_at_once(stage: Stage, namespace: str) -> None:
+def test_a_gang_that_cannot_start_is_refused_at_once(stage: Stage, namespace: str) -> None:
     stage.add_nodes(2, gpus=2)
     stage.submit(namespace, "huge", 5)
     stage.submit(namespace, "many", 1, pods=2)
@@ -103,7 +103,7 @@ def test_what_cannot_start_is_told_at_once(stage: Stage, namespace: str) -> None
     assert not stage.bound(namespace)
 
 
-def test_the_charts_policies_put_the_gate_on_and_let_the_scheduler_take_nothing_else(
+def test_policies_add_the_gate_and_let_the_scheduler_remove_only_that(
     stage: Stage, namespace: str
 ) -> None:
     try:
@@ -151,9 +151,7 @@ def test_the_charts_policies_put_the_gate_on_and_let_the_scheduler_take_nothing_
         stage.cluster.kubectl("delete", kind, "--all")
 
 
-def test_the_extender_killed_with_a_gang_on_its_way_is_followed_by_another(
-    stage: Stage, namespace: str
-) -> None:
+def test_the_next_extender_continues_a_reserved_gang(stage: Stage, namespace: str) -> None:
     stage.add_nodes(4, gpus=4)
     server = stage.replicas[0].server
     names = stage.submit(namespace, "a", 16)
@@ -171,9 +169,7 @@ def test_the_extender_killed_with_a_gang_on_its_way_is_followed_by_another(
     stage.check_cards(namespace)
 
 
-def test_a_higher_priority_has_the_gpu_of_a_lower_one_in_seconds(
-    stage: Stage, namespace: str
-) -> None:
+def test_a_higher_priority_preempts_a_lower_one_in_seconds(stage: Stage, namespace: str) -> None:
     stage.add_nodes(1, gpus=1)
     stage.submit(namespace, "low", 1)
     stage.wait_phase(namespace, "low", "Bound")
@@ -185,7 +181,7 @@ def test_a_higher_priority_has_the_gpu_of_a_lower_one_in_seconds(
     assert "Preempted" in events
 
 
-def test_a_queue_gets_its_own_back_from_a_gang_that_borrows_in_seconds(
+def test_a_queue_reclaims_its_quota_from_a_borrowing_gang_in_seconds(
     stage: Stage, namespace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (node,) = stage.cluster.nodes  # a real one: what ends and begins there are processes
@@ -213,7 +209,7 @@ def test_a_queue_gets_its_own_back_from_a_gang_that_borrows_in_seconds(
     stage.cluster.kubectl("delete", "queues", "--all")
 
 
-def test_the_extender_killed_between_evictions_leaves_no_half_of_who_makes_room(
+def test_an_extender_killed_between_evictions_leaves_no_half_victim(
     stage: Stage, namespace: str
 ) -> None:
     """A budget keeps one half of them while it dies."""
@@ -266,9 +262,7 @@ def test_a_gang_lands_in_one_rack_and_says_so(stage: Stage, namespace: str) -> N
     assert "2 nodes of one rack" in shown
 
 
-def test_a_pod_group_of_scheduler_plugins_starts_with_its_least_members(
-    stage: Stage, namespace: str
-) -> None:
+def test_a_pod_group_starts_with_its_min_members(stage: Stage, namespace: str) -> None:
     stage.cluster.apply(POD_GROUPS)
     stage.cluster.kubectl("wait", "--for=condition=established", f"crd/{POD_GROUPS_NAME}")
     stage.add_nodes(1, gpus=2)

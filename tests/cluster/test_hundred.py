@@ -22,7 +22,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_a_hundred_pods_get_what_they_asked_for_and_leave_nothing(stage: Stage, seed: int) -> None:
+def test_a_hundred_pods_get_what_they_ask_for_and_leak_nothing(stage: Stage, seed: int) -> None:
     namespace = f"round-{seed}"
     stage.cluster.create_namespace(namespace)
     asked = hundred.mix(seed)

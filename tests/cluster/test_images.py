@@ -28,7 +28,7 @@ def rootfs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_tree_is_in_the_layer_with_its_modes_and_links(rootfs: Path, tmp_path: Path) -> None:
+def test_a_layer_keeps_modes_and_links(rootfs: Path, tmp_path: Path) -> None:
     image = Image("x.test/tool:1", command=["/bin/tool"], env={"A": "b"})
     image.add(rootfs, "/", skip=lambda path: path.name == "secret")
     image.add_text("/etc/motd", "hello")
@@ -42,7 +42,7 @@ def test_a_tree_is_in_the_layer_with_its_modes_and_links(rootfs: Path, tmp_path:
     assert "A=b" in config["config"]["Env"]
 
 
-def test_folders_come_before_what_is_in_them(tmp_path: Path) -> None:
+def test_folders_come_before_their_contents(tmp_path: Path) -> None:
     image = Image("x.test/deep:1")
     image.add_text("/a/b/c", "")
     image.add_text("/a-b", "")
@@ -61,7 +61,7 @@ def test_the_same_files_give_the_same_archive(rootfs: Path, tmp_path: Path) -> N
     assert len(digests) == 1
 
 
-def test_a_program_brings_what_it_is_linked_with(tmp_path: Path) -> None:
+def test_a_program_brings_its_libraries(tmp_path: Path) -> None:
     program = Path(sys.executable).resolve()
     image = Image("x.test/linked:1")
     image.add_program(program, "/bin/python")

@@ -73,11 +73,11 @@ def test_containers_see_what_they_asked_for(
             )
         )
         cluster.wait_for_pod(name, namespace, "Succeeded", 120)
-    card = agent.gpunode()[0]["memory"]
+    gpu_memory = agent.gpunode()[0]["memory"]
     seen = {name: json.loads(cluster.kubectl("logs", name, "-n", namespace)) for name in shapes}
     assert seen == {
-        "whole": [card],
-        "shared": [card // 2] * 2,
+        "whole": [gpu_memory],
+        "shared": [gpu_memory // 2] * 2,
         "sliced": [10 * MEMORY_UNIT],
         "halves": [10 * MEMORY_UNIT] * 2,
     }
@@ -139,7 +139,7 @@ def test_a_kubelet_that_restarts_loses_nothing(
     run_pod(cluster, namespace, "after", limits=limits(gpu=4))
 
 
-def test_an_agent_killed_while_pods_come_leaks_nothing(
+def test_an_agent_killed_while_pods_arrive_leaks_nothing(
     cluster: Cluster, namespace: str, agent: Agent
 ) -> None:
     names = [f"p{number}" for number in range(12)]
@@ -226,7 +226,7 @@ def test_a_running_pod_is_resized(
     answered("BadAnnotation", "hardly")
 
 
-def test_a_program_that_slips_past_its_slice_is_told_of(
+def test_a_program_outside_its_slice_is_reported(
     cluster: Cluster, namespace: str, agent: Agent, project: str
 ) -> None:
     program = LOOK.replace('"libcuda.so.1"', '"/usr/local/aliquot/driver/libcuda.so.1"')
@@ -240,9 +240,7 @@ def test_a_program_that_slips_past_its_slice_is_told_of(
     agent.until(lambda: "SlippedPast" in dict(agent.events(namespace, "one")), "an event says so")
 
 
-def test_an_image_that_no_driver_can_run_in_is_told_of(
-    cluster: Cluster, namespace: str, agent: Agent
-) -> None:
+def test_an_image_without_glibc_is_reported(cluster: Cluster, namespace: str, agent: Agent) -> None:
     image = busybox()
     image.name = "aliquot.test/musl:1"
     image.add_text("/lib/ld-musl-x86_64.so.1", "")
@@ -251,7 +249,7 @@ def test_an_image_that_no_driver_can_run_in_is_told_of(
     agent.until(lambda: "MuslImage" in dict(agent.events(namespace, "one")), "an event says so")
 
 
-def test_what_makes_no_sense_is_refused_with_an_event(
+def test_an_invalid_request_is_refused_with_an_event(
     cluster: Cluster, namespace: str, agent: Agent
 ) -> None:
     cluster.apply(pod("core", limits=limits(vcuda_core=30), namespace=namespace))

@@ -34,7 +34,7 @@ def agent(cluster: Cluster) -> Iterator[Agent]:
     one.close()
 
 
-def test_containerd_is_restarted(
+def test_pods_survive_a_restart_of_containerd(
     cluster: Cluster, namespace: str, agent: Agent, project: str
 ) -> None:
     asked = limits(vcuda_memory=4)
@@ -52,7 +52,7 @@ def test_containerd_is_restarted(
     agent.until_counts(gpu=4, sgpu=8, vcuda_memory=344)
 
 
-def test_the_api_server_is_away_for_a_minute(
+def test_pods_survive_a_minute_without_the_api_server(
     cluster: Cluster, namespace: str, agent: Agent, project: str
 ) -> None:
     run_pod(

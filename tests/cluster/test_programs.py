@@ -58,7 +58,7 @@ class Compiler:
         return [path.name for path in cache.iterdir() if path.is_dir()]
 
 
-def test_they_are_built_once(compiler: Compiler) -> None:
+def test_programs_are_built_once(compiler: Compiler) -> None:
     programs = provide_programs()
     assert all(programs.path(name).is_file() for name in NAMES)
     assert find_programs() == programs
@@ -75,14 +75,14 @@ def test_a_broken_build_leaves_nothing_and_says_why(compiler: Compiler) -> None:
         find_programs()
 
 
-def test_what_a_killed_build_left_is_removed(compiler: Compiler) -> None:
+def test_the_rest_of_a_killed_build_is_removed(compiler: Compiler) -> None:
     left = compiler.folder / "cache" / "aliquot" / "kubernetes" / "building-1" / "bin"
     left.mkdir(parents=True)
     programs = provide_programs()
     assert compiler.kept == [programs.folder.name]
 
 
-def test_a_named_folder_is_taken_as_it_is(
+def test_a_named_folder_is_used_as_it_is(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = provide_programs().folder

@@ -65,14 +65,12 @@ def both(amount: str, quota: Any, limit: Any) -> dict[str, Any]:
         ({"colour": "red"}, "unknown field"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    queues: Cluster, spec: dict[str, Any], complaint: str
-) -> None:
+def test_an_invalid_queue_is_refused(queues: Cluster, spec: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ApiError, match=re.escape(complaint)):
         create(queues, spec)
 
 
-def test_what_makes_sense_is_taken(queues: Cluster) -> None:
+def test_valid_queues_are_accepted(queues: Cluster) -> None:
     assert create(queues, {})["spec"] == {"weight": 1}
     create(queues, {"quota": {"gpus": 0}, "limit": {"gpus": 0}})
     create(queues, {"quota": {"memory": "1.5Ti"}, "limit": {"memory": "1536Gi", "compute": 100}})
@@ -81,7 +79,7 @@ def test_what_makes_sense_is_taken(queues: Cluster) -> None:
         create(queues, {}, "q" * 64)
 
 
-def test_the_example_is_shown_with_what_its_queues_have(queues: Cluster) -> None:
+def test_kubectl_shows_the_queues_of_the_example(queues: Cluster) -> None:
     queues.kubectl("apply", f"--filename={EXAMPLE}")
     loads = {
         "training": Load(Resources(11_000, 11 * CARD), pods=11, gangs=2),
@@ -112,7 +110,7 @@ def test_the_example_is_shown_with_what_its_queues_have(queues: Cluster) -> None
     queues.kubectl("delete", "queues", "--all")
 
 
-def test_the_pages_policy_is_one(cluster: Cluster) -> None:
+def test_the_policy_in_the_docs_works(cluster: Cluster) -> None:
     policy = next(
         text
         for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
@@ -121,9 +119,7 @@ def test_the_pages_policy_is_one(cluster: Cluster) -> None:
     cluster.kubectl("create", "--dry-run=server", "--filename=-", text=policy)
 
 
-def test_an_eviction_is_refused_by_a_budget_until_it_allows_it(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_a_budget_refuses_an_eviction_until_it_allows_it(cluster: Cluster, namespace: str) -> None:
     budget = {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -169,7 +169,7 @@ def assert_no_card_is_given_twice(plans: dict[str, Plan]) -> None:
         assert sum(one.compute for one in parts) <= 100
 
 
-def test_pods_of_all_kinds_get_plans_that_go_together(stage: Stage, namespace: str) -> None:
+def test_plans_of_pods_of_all_kinds_do_not_conflict(stage: Stage, namespace: str) -> None:
     stage.add_nodes(3, gpus=4)
     asked: list[dict[str, Any]] = [
         {"gpu": 1},
@@ -193,7 +193,7 @@ def test_pods_of_all_kinds_get_plans_that_go_together(stage: Stage, namespace: s
         assert len(part.gpus) == asking.get("gpu", asking.get("sgpu", 1))
 
 
-def test_a_pod_that_can_never_fit_is_told_so_once(stage: Stage, namespace: str) -> None:
+def test_a_pod_that_can_never_fit_gets_one_event(stage: Stage, namespace: str) -> None:
     stage.add_nodes(2, gpus=2)
     stage.submit(namespace, "huge", gpu=3)
     reason, message, count = stage.wait_event(namespace, "huge")
@@ -213,7 +213,7 @@ def test_a_pod_that_can_never_fit_is_told_so_once(stage: Stage, namespace: str) 
         ({"gpu": 0}, {}, "BadAmount"),
     ],
 )
-def test_bad_input_is_answered_with_an_event(
+def test_an_invalid_request_gets_an_event(
     stage: Stage, namespace: str, asked: dict[str, Any], annotations: dict[str, str], reason: str
 ) -> None:
     stage.add_nodes(1, gpus=2)
@@ -221,9 +221,7 @@ def test_bad_input_is_answered_with_an_event(
     assert stage.wait_event(namespace, "bad")[0] == reason
 
 
-def test_a_pod_that_waits_is_woken_when_a_slice_ends_that_kube_scheduler_knows_nothing_of(
-    stage: Stage, namespace: str
-) -> None:
+def test_a_waiting_pod_is_retried_when_a_slice_ends(stage: Stage, namespace: str) -> None:
     (node,) = stage.add_nodes(1, gpus=1)
     stage.hold(node, 1, GHOST)
     stage.submit(namespace, "waits", memory=200)
@@ -236,7 +234,7 @@ def test_a_pod_that_waits_is_woken_when_a_slice_ends_that_kube_scheduler_knows_n
     assert ROOM in stage.pods(namespace)["waits"]["metadata"]["annotations"]
 
 
-def test_the_extender_killed_between_filter_and_bind_is_followed_by_another(
+def test_an_extender_killed_between_filter_and_bind_loses_nothing(
     stage: Stage, namespace: str
 ) -> None:
     (node,) = stage.add_nodes(1, gpus=2)
@@ -264,9 +262,7 @@ def test_the_extender_killed_between_filter_and_bind_is_followed_by_another(
     assert plans["first"].containers["main"].gpus != plans["second"].containers["main"].gpus
 
 
-def test_two_replicas_agree_on_one_and_the_other_follows_when_it_is_killed(
-    stage: Stage, namespace: str
-) -> None:
+def test_the_second_replica_leads_when_the_first_is_killed(stage: Stage, namespace: str) -> None:
     stage.add_nodes(2, gpus=4)
     stage.replicas[1].server.start()
     stage.replicas[1].server.wait_ready()
@@ -286,9 +282,7 @@ def test_two_replicas_agree_on_one_and_the_other_follows_when_it_is_killed(
     assert stage.wait_event(namespace, "one-more")[0] == "NoRoom"
 
 
-def test_nobody_is_evicted_for_a_pod_whose_gpus_that_would_not_free(
-    stage: Stage, namespace: str
-) -> None:
+def test_no_pod_is_evicted_if_that_frees_no_gpu_for_another(stage: Stage, namespace: str) -> None:
     (node,) = stage.nodes.add(1, capacity={"cpu": 4, "memory": "16Gi", "pods": 10})
     stage.hold(node, 1, GHOST)
     api = stage.cluster.api

@@ -1,7 +1,7 @@
 """Outlives the owner of a cluster, however that ends, and removes what is not to be kept of it.
 
 Started by the owner with the cluster's lock and a pipe as its standard input, whose end means that
-the owner is gone: `python -m cluster.keeper NUMBER FOLDER LOCK`.
+the owner is gone: `python -m cluster.reaper NUMBER FOLDER LOCK`.
 """
 
 from __future__ import annotations
