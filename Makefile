@@ -1,5 +1,5 @@
-# Everything a developer runs. Each target makes what it needs: an environment in .venv, the compiled
-# parts, Debian's packages. `make` alone says what there is.
+# Everything a developer runs. Each target prepares what it needs: an environment in .venv, the compiled
+# parts, Debian's packages. `make` alone lists the targets.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -32,19 +32,19 @@ LEFT_OUT := build/left-out.txt
 .PHONY: test-cluster kubernetes manifest cluster cluster-down
 .PHONY: packages test-packages proto cluster-packages test-examples
 
-help: ## say what there is
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-setup: packages build ## make the environment in .venv, with `aliquot` in it
+setup: packages build ## create .venv with the command aliquot
 	@echo "aliquot is ready: .venv/bin/aliquot --help"
 
-build: $(UV) ## build again what changed (Python files need no build)
+build: $(UV) ## rebuild what changed (Python files need no build)
 	@$(UV) sync --locked --quiet
 
-demo: setup ## two acts on one GPU: programs held to their memory, then to their shares of its time
+demo: setup ## two acts on one GPU: memory limits, then shares of compute time
 	@$(BIN)/python demo/demo.py
 
-test: setup test-packages ## everything: lint, types, layers, and all tests
+test: setup test-packages ## everything: lint and all tests
 	@mkdir -p build && : > $(LEFT_OUT)
 	@$(MAKE) lint
 	@$(MAKE) test-native
@@ -59,14 +59,15 @@ test: setup test-packages ## everything: lint, types, layers, and all tests
 	@if [ -s $(LEFT_OUT) ]; then echo "Left out:"; sed 's/^/  /' $(LEFT_OUT); \
 	else echo "Nothing was left out."; fi
 
-lint: ## style, types and layers
+lint: ## style, types, layers and vocabulary
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/pytest -q -n 0 tests/repository
 	$(C_FILES) -print0 | xargs -0r $(BIN)/clang-format --dry-run -Werror
 
-format: ## put all sources into the one style
+format: ## format all sources
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format --quiet .
 	$(C_FILES) -print0 | xargs -0r $(BIN)/clang-format -i
@@ -101,7 +102,7 @@ build/native-%: FORCE
 	@$(CMAKE) --build $@ -- --quiet
 FORCE:
 
-# What reads a stranger's bytes, under clang's fuzzer; FUZZ_SECONDS=600 make fuzz for longer.
+# The parsers of untrusted bytes, under clang's fuzzer; FUZZ_SECONDS=600 make fuzz for longer.
 FUZZ_SECONDS ?= 5
 FUZZERS := $(patsubst tests/native/fuzz/%.c,%,$(wildcard tests/native/fuzz/fuzz_*.c))
 fuzz: ## the fuzzers, FUZZ_SECONDS each
@@ -113,19 +114,19 @@ fuzz: ## the fuzzers, FUZZ_SECONDS each
 			-artifact_prefix=build/fuzz/ build/fuzz/found/$$name tests/native/fuzz/corpus/$$name \
 			2>build/fuzz/$$name.log || { cat build/fuzz/$$name.log; exit 1; }; done
 
-bench: build/native-plain ## what Aliquot costs a program (docs/measured.md)
+bench: build/native-plain ## measure what Aliquot costs a program (docs/measured.md)
 	$(BIN)/python bench/native/cost.py --build build/native-plain
 
-proto: build ## make the kubelet's messages from their .proto files again
+proto: build ## regenerate the kubelet's messages from their .proto files
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src \
 		src/aliquot/kubernetes/kubelet/*.proto
 
 # Programs that keep simulated GPUs busy need the machine for themselves.
-test-shares: build ## compute shares on simulated GPUs, one test after the other
+test-shares: build ## compute shares on simulated GPUs, one test at a time
 	$(BIN)/pytest -q -n 0 -m shares tests/credit
 
 # The race of tests/storm once more, shorter, with everything under a sanitizer.
-test-storm: build/native-address build/native-thread ## the race, under each sanitizer
+test-storm: build/native-address build/native-thread ## the long race, under each sanitizer
 	@for name in address thread; do echo "the storm, with the $$name sanitizer"; \
 		ALIQUOT_TEST_NATIVE=$(CURDIR)/build/native-$$name/_native \
 		ALIQUOT_STORM_SECONDS=8 ALIQUOT_STORM_KILLS=150 $(BIN)/pytest -q -n 0 tests/storm \
@@ -137,7 +138,7 @@ test-gpu: ## the tests on this machine's own GPU, if it has one
 	else echo "tests marked gpu: this machine has no GPU" >> $(LEFT_OUT); fi
 
 # ALIQUOT_REQUIRE_CLUSTER=1: a machine that cannot run one fails.
-test-cluster: build ## the tests on a real Kubernetes, one after the other
+test-cluster: build ## the tests on a real Kubernetes, one at a time
 	@mkdir -p build
 	@why="$$($(CLUSTER).obstacles)"; \
 	if [ -z "$$why" ]; then $(MAKE) kubernetes; $(BIN)/pytest -n 0 -m cluster tests/cluster; \
@@ -148,16 +149,16 @@ kubernetes: build cluster-packages ## build Kubernetes and Helm for the tests, o
 	@$(CLUSTER).programs
 	@$(CHART) build
 
-manifest: kubernetes ## write deploy/aliquot.yaml anew, from the chart
+manifest: kubernetes ## regenerate deploy/aliquot.yaml from the chart
 	@$(CHART) write
 
-cluster: kubernetes ## leave a real Kubernetes running, to play with
+cluster: kubernetes ## leave a real Kubernetes running to try things
 	@$(CLUSTER).play up
 
-cluster-down: ## end what `make cluster` left running
+cluster-down: ## stop the cluster of `make cluster`
 	@$(CLUSTER).play down
 
-clean: ## remove all that was made
+clean: ## remove everything that was built
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -114,7 +114,7 @@ def one_context() -> None:
 
 
 def killed() -> tuple[bool, str]:
-    """How long after kill -9 a process with 20 GiB is out of the driver's and the arbiter's accounts."""
+    """How long after kill -9 the driver and the arbiter have the process's 20 GiB back."""
     took = []
     for _ in range(5):
         holder = subprocess.Popen(
