@@ -7,7 +7,7 @@
  * memory", as a small card would. */
 #define _GNU_SOURCE
 #include "aliquot/ledger.h"
-#include "gate.h"
+#include "gate/gate.h"
 #include "memory.h"
 #include "session.h"
 #include "table.h"
@@ -126,7 +126,7 @@ static bool finish(const struct creation *creation, CUresult result, CUcontext c
 static CUresult end(const struct creation *creation, CUresult result, CUcontext context,
                     CUdevice device)
 {
-	CUresult gated = result == CUDA_SUCCESS ? gate_context_made(context, device) : result;
+	CUresult gated = result == CUDA_SUCCESS ? gate_context_created(context, device) : result;
 	bool fits = finish(creation, result, context);
 	return gated == CUDA_SUCCESS && !fits ? CUDA_ERROR_OUT_OF_MEMORY : gated;
 }
@@ -295,7 +295,7 @@ static CUresult retain_again(__typeof__(&cuDevicePrimaryCtxRetain) real, CUconte
 	CUresult result = real(context, device);
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = gate_context_made(*context, device);
+	result = gate_context_created(*context, device);
 	return result == CUDA_SUCCESS ? result : refuse_primary(context, device, result);
 }
 

@@ -1,7 +1,7 @@
 /* Graphs: launched as one, by a cost of their own; and the memory that they allocate. A node says how
  * much, and the card gives it when the graph is launched or uploaded for the first time (seen on a
  * card), keeping it until the program has it trimmed. */
-#include "gate.h"
+#include "gate/gate.h"
 #include "pool.h"
 #include "session.h"
 #include "table.h"

@@ -2,7 +2,7 @@
  *
  * The common ones are exported from here by hand: where a launch is free, nothing is called on the way
  * that would have its arguments moved, and the function jumps on to the driver's with them. */
-#include "gate.h"
+#include "gate/gate.h"
 
 #define COLD static __attribute__((noinline, cold))
 
@@ -56,7 +56,7 @@ COLD CUresult launch_cooperative(unsigned slot, bool per_thread, SHAPE)
 	{                                                                                              \
 		__typeof__(&name) real = REAL(name);                                                       \
 		if (real &&                                                                                \
-		    gate_is_free(stream, per_thread, key_of(function, grid_x, grid_y, grid_z), false))     \
+		    gate_fast_path(stream, per_thread, key_of(function, grid_x, grid_y, grid_z), false))   \
 			return real(SHAPED, extra);                                                            \
 		return launch(SLOT_##name, per_thread, SHAPED, extra);                                     \
 	}
@@ -66,7 +66,7 @@ COLD CUresult launch_cooperative(unsigned slot, bool per_thread, SHAPE)
 	{                                                                                              \
 		__typeof__(&name) real = REAL(name);                                                       \
 		if (real &&                                                                                \
-		    gate_is_free(stream, per_thread, key_of(function, grid_x, grid_y, grid_z), false))     \
+		    gate_fast_path(stream, per_thread, key_of(function, grid_x, grid_y, grid_z), false))   \
 			return real(SHAPED);                                                                   \
 		return launch_cooperative(SLOT_##name, per_thread, SHAPED);                                \
 	}
@@ -104,7 +104,7 @@ COLD CUresult launch_ex(unsigned slot, bool per_thread, const CUlaunchConfig *co
 	{                                                                                              \
 		__typeof__(&name) real = REAL(name);                                                       \
 		if (real && config &&                                                                      \
-		    gate_is_free(config->hStream, per_thread, config_key(config, function), false))        \
+		    gate_fast_path(config->hStream, per_thread, config_key(config, function), false))      \
 			return real(config, function, parameters, extra);                                      \
 		return launch_ex(SLOT_##name, per_thread, config, function, parameters, extra);            \
 	}

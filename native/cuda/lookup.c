@@ -1,7 +1,7 @@
 /* The first call, and the ways in which a program finds the driver's functions. */
 #define _GNU_SOURCE
 #include "aliquot/lock.h"
-#include "gate.h"
+#include "gate/gate.h"
 #include "glibc_floor.h"
 #include "session.h"
 #include "visible.h"

@@ -1,5 +1,5 @@
 /* The calls that fill memory: launches, by the bytes they fill. */
-#include "gate.h"
+#include "gate/gate.h"
 
 static const char what; /* for a key that no function has */
 
