@@ -19,7 +19,8 @@ CUresult hook_stream_create_with_priority(__typeof__(&cuStreamCreateWithPriority
 	return created(real(stream, flags, priority), flags);
 }
 
-/* The gates must forget the stream first: the driver may give its handle to another thread at once. */
+/* The gates must forget the stream first: the driver may give its handle to another thread at once.
+ */
 CUresult hook_stream_destroy(__typeof__(&cuStreamDestroy_v2) real, CUstream stream)
 {
 	gate_stream_ending(stream);

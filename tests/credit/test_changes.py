@@ -10,7 +10,7 @@ from credit.card import Card
 pytestmark = pytest.mark.shares
 
 
-def test_what_one_leaves_goes_to_the_others_in_proportion_and_back(card: Card) -> None:
+def test_the_share_of_an_idle_grant_is_divided_in_proportion(card: Card) -> None:
     away, one, other = card.share("away", 50), card.share("one", 30), card.share("other", 20)
     card.shares(away, one, other, gpu_seconds=0.5)
     away.tell("pause")
@@ -21,7 +21,7 @@ def test_what_one_leaves_goes_to_the_others_in_proportion_and_back(card: Card) -
     assert shares.arbiter == pytest.approx([50, 30, 20], abs=1.5), shares
 
 
-def test_a_resize_counts_while_the_program_runs(card: Card) -> None:
+def test_a_resize_takes_effect_while_the_program_runs(card: Card) -> None:
     one, other = card.share("one", 50), card.share("other", 50)
     card.shares(one, other, gpu_seconds=0.5)
     card.resize(one, compute=20)
@@ -34,7 +34,7 @@ def test_a_resize_counts_while_the_program_runs(card: Card) -> None:
     assert card.compute(one)["state"] in {"holds", "drains", "out"}  # alone, and yet not free
 
 
-def test_nobody_looks_at_who_is_alone(card: Card) -> None:
+def test_the_arbiter_does_not_poll_a_grant_that_is_alone(card: Card) -> None:
     only = card.share("only", 30)
     card.shares(only, gpu_seconds=0.3, settled=0.2)
     before = card.machine.status()["credit_cpu_ns"]
@@ -43,7 +43,7 @@ def test_nobody_looks_at_who_is_alone(card: Card) -> None:
     assert card.machine.status()["credit_cpu_ns"] - before < 20_000_000
 
 
-def test_who_wakes_up_rings(card: Card) -> None:
+def test_an_idle_grant_that_wakes_up_gets_its_share(card: Card) -> None:
     asleep, busy = card.share("asleep", 50), card.share("busy", 50)
     asleep.tell("pause")
     support.wait_until(lambda: card.compute(asleep)["state"] == "idle")

@@ -29,14 +29,14 @@ def neighbour(card: Card) -> Tenant:
     return card.share("neighbour", 50, burst=10)
 
 
-def test_an_illegal_access_hurts_its_own_program_alone(card: Card, neighbour: Tenant) -> None:
+def test_an_illegal_access_breaks_only_its_own_program(card: Card, neighbour: Tenant) -> None:
     broken = card.share("broken", 50, "fault")
     assert broken.listen().split()[-1] == "700"
     assert goes_on(neighbour) < BOUND + SLACK
     support.wait_until(lambda: card.compute(neighbour)["state"] == "alone")
 
 
-def test_a_stopped_process_keeps_nobody_out(card: Card, neighbour: Tenant) -> None:
+def test_a_stopped_process_does_not_block_others(card: Card, neighbour: Tenant) -> None:
     stopped = card.share("stopped", 50)
     card.shares(stopped, neighbour, gpu_seconds=0.3)
     stopped.process.send_signal(signal.SIGSTOP)
@@ -46,7 +46,7 @@ def test_a_stopped_process_keeps_nobody_out(card: Card, neighbour: Tenant) -> No
     assert shares.arbiter == pytest.approx([50, 50], abs=2), shares
 
 
-def test_a_kernel_that_never_ends_is_named_and_keeps_nobody_out(
+def test_an_endless_kernel_is_reported_and_does_not_block_others(
     card: Card, neighbour: Tenant
 ) -> None:
     stuck = card.share("stuck", 50, "never", after=3)
@@ -58,7 +58,7 @@ def test_a_kernel_that_never_ends_is_named_and_keeps_nobody_out(
     assert card.compute(neighbour)["fallbacks"] == 0
 
 
-def test_one_killed_in_its_window_gives_it_back(card: Card, neighbour: Tenant) -> None:
+def test_a_process_killed_in_its_window_frees_it(card: Card, neighbour: Tenant) -> None:
     killed = card.share("killed", 50)
     card.shares(killed, neighbour, gpu_seconds=0.3)
     killed.kill()
@@ -66,7 +66,7 @@ def test_one_killed_in_its_window_gives_it_back(card: Card, neighbour: Tenant) -
     support.wait_until(lambda: card.compute(neighbour)["state"] == "alone")
 
 
-def test_the_arbiters_death_opens_the_gates_and_turns_go_on_after_it(
+def test_the_arbiters_death_opens_all_gates_and_a_restart_resumes_turns(
     card: Card, neighbour: Tenant
 ) -> None:
     other = card.share("other", 20)
@@ -78,7 +78,7 @@ def test_the_arbiters_death_opens_the_gates_and_turns_go_on_after_it(
     assert shares.arbiter == pytest.approx([100 * 50 / 70, 100 * 20 / 70], abs=2), shares
 
 
-def test_kernels_that_wait_for_each_other_on_two_gpus_meet(two_cards: Card) -> None:
+def test_kernels_that_wait_for_each_other_on_two_gpus_finish(two_cards: Card) -> None:
     grant = two_cards.grant("both", 50, gpus=2)
     pair = two_cards.tenant(grant, "pair").go()
     single = two_cards.share("single", 50)
@@ -88,7 +88,7 @@ def test_kernels_that_wait_for_each_other_on_two_gpus_meet(two_cards: Card) -> N
     assert two_cards.compute(pair)["state"] != "exempt"
 
 
-def test_where_gates_cannot_be_had_memory_alone_is_limited(card: Card) -> None:
+def test_without_working_gates_only_memory_is_limited(card: Card) -> None:
     grant = card.grant("elastic", 50)
     environment = {"ALIQUOT_SIMULATE_WITHOUT": "stream-memory-operations"}
     tenant = Tenant(grant, card.machine.inside(grant, **environment), "spin")

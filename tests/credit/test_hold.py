@@ -50,7 +50,7 @@ def kill_arbiter(card: Card) -> None:
 
 
 @pytest.mark.parametrize("how", [Hold.OPEN, Hold.PARKED])
-def test_what_a_hard_slice_has_begun_ends_at_once_and_it_waits_until_it_is_taken_again(
+def test_a_hard_slice_finishes_at_once_and_waits_until_its_grant_is_active(
     card: Card, how: Hold
 ) -> None:
     """At its share, a hundredth, that takes seconds."""
@@ -68,7 +68,7 @@ def test_what_a_hard_slice_has_begun_ends_at_once_and_it_waits_until_it_is_taken
     assert seconds_for(card, tenant, 0.04) > 1
 
 
-def test_the_others_share_what_it_leaves_and_turns_go_on_when_it_is_back(card: Card) -> None:
+def test_the_share_of_a_parked_grant_is_divided_until_it_is_active(card: Card) -> None:
     away, one, other = card.share("away", 50), card.share("one", 30), card.share("other", 20)
     card.shares(away, one, other, gpu_seconds=0.5)
     hold(card, away, Hold.OPEN)

@@ -50,12 +50,12 @@ def assert_held(card: Card, asked: list[float], *tenants: Tenant, gpu_seconds: f
 
 
 @pytest.mark.parametrize("asked", [[50, 50], [30, 70], [10, 90], [50, 30, 20]])
-def test_what_was_asked_for_is_what_each_one_gets(card: Card, asked: list[float]) -> None:
+def test_each_grant_gets_the_share_it_asked_for(card: Card, asked: list[float]) -> None:
     tenants = [card.share(f"t{number}", int(part)) for number, part in enumerate(asked)]
     assert_held(card, asked, *tenants)
 
 
-def test_eight_equal_parts_for_eight_that_ask_for_none(card: Card) -> None:
+def test_eight_grants_without_a_share_get_equal_parts(card: Card) -> None:
     tenants = [card.share(f"t{number}") for number in range(8)]
     assert_held(card, [12.5] * 8, *tenants, gpu_seconds=4)
 
@@ -74,7 +74,7 @@ def test_eight_equal_parts_for_eight_that_ask_for_none(card: Card) -> None:
     ],
     ids=str,
 )
-def test_every_way_of_working_is_held_to_its_share(
+def test_every_kind_of_load_is_held_to_its_share(
     card: Card, kind: str, options: dict[str, int]
 ) -> None:
     one = card.share("one", 30, kind, **options)
@@ -82,7 +82,7 @@ def test_every_way_of_working_is_held_to_its_share(
     assert_held(card, [30, 70], one, other)
 
 
-def test_several_processes_of_a_grant_have_one_share(card: Card) -> None:
+def test_processes_of_a_grant_divide_its_share(card: Card) -> None:
     both = card.grant("both", 40)
     first, second = card.tenant(both).go(), card.tenant(both).go()
     other = card.share("other", 60)
@@ -93,7 +93,7 @@ def test_several_processes_of_a_grant_have_one_share(card: Card) -> None:
     assert min(shares.busy_ns) > 0.1 * max(shares.busy_ns), shares
 
 
-def test_a_hard_slice_is_held_alone_and_beside_others(card: Card) -> None:
+def test_a_hard_slice_is_held_to_its_share_alone_and_with_others(card: Card) -> None:
     capped = card.tenant(card.grant("capped", 30, Policy.HARD)).go()
     card.shares(capped, gpu_seconds=0.2, settled=0.1)
     before = card.compute(capped)["used_ns"], card.machine.status()["now_ns"]
@@ -105,7 +105,7 @@ def test_a_hard_slice_is_held_alone_and_beside_others(card: Card) -> None:
     assert_held(card, [30, 70], capped, beside)
 
 
-def test_background_has_what_the_others_leave(card: Card) -> None:
+def test_background_gets_only_what_others_leave(card: Card) -> None:
     behind = card.tenant(card.grant("behind", priority=Priority.BACKGROUND)).go()
     ahead = card.share("ahead", 10)
     shares = card.shares(behind, ahead)
@@ -114,7 +114,7 @@ def test_background_has_what_the_others_leave(card: Card) -> None:
     assert card.shares(behind, ahead, gpu_seconds=0.5).gpu[0] > 97
 
 
-def test_latency_is_served_at_once_beside_background(card: Card) -> None:
+def test_latency_priority_is_served_at_once_before_background(card: Card) -> None:
     card.tenant(card.grant("behind", priority=Priority.BACKGROUND)).go()
     served = card.tenant(card.grant("served", priority=Priority.LATENCY), "request").go()
     card.shares(served, gpu_seconds=0.2, settled=0.05)

@@ -25,7 +25,6 @@ ALLOWED: dict[frozenset[str], str] = {
     frozenset({"cuda/generated/hooks.c", "cuda/lookup.c"}): (
         "cuGetProcAddress is itself hooked, and its hook hands out the hooked functions."
     ),
-    frozenset({"cuda/memory.c", "cuda/pool.c", "cuda/session.c"}): TO_BE_BROKEN,
     frozenset(
         f"arbiter/{name}.c"
         for name in (

@@ -67,7 +67,7 @@ def give_in_pieces(gated: Gated, process: subprocess.Popen[str], seed: int) -> N
 
 
 @pytest.mark.parametrize("queues", [1, 8])
-def test_nothing_is_lost_and_nobody_waits_for_ever(
+def test_no_work_is_lost_and_no_thread_waits_for_ever(
     gated: Gated, program: Path, queues: int
 ) -> None:
     gated.arbiter.greet_with(credit=2, pace=pages.TURNS, quantum_ns=50_000)

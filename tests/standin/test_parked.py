@@ -33,7 +33,7 @@ def wait_while_it_asks() -> None:
 
 
 @pytest.mark.parametrize("how", [Hold.OPEN, Hold.PARKED])
-def test_it_goes_on_when_the_grant_is_taken_again(
+def test_a_program_that_joins_a_parked_grant_continues_when_it_is_active(
     machine: Machine, grant: Grant, how: Hold
 ) -> None:
     control.hold(machine.state, grant.name, how)
@@ -48,7 +48,7 @@ def test_it_goes_on_when_the_grant_is_taken_again(
     assert tenant.end() == ""
 
 
-def test_all_its_threads_go_on(machine: Machine, grant: Grant) -> None:
+def test_all_threads_that_wait_for_a_parked_grant_continue(machine: Machine, grant: Grant) -> None:
     tenant = machine.tenant(grant)
     tenant.tell("begin_in_threads", 8)
     wait_while_it_asks()
@@ -58,7 +58,7 @@ def test_all_its_threads_go_on(machine: Machine, grant: Grant) -> None:
     assert len(machine.grant_status(grant)["processes"]) == 1
 
 
-def test_it_waits_for_an_arbiter_that_comes_back(machine: Machine, grant: Grant) -> None:
+def test_a_program_that_waits_survives_an_arbiter_restart(machine: Machine, grant: Grant) -> None:
     tenant = machine.tenant(grant)
     tenant.tell("start")
     serving = machine.status()["serving_pid"]
@@ -70,7 +70,9 @@ def test_it_waits_for_an_arbiter_that_comes_back(machine: Machine, grant: Grant)
     assert tenant.answer() == [0]
 
 
-def test_it_is_told_when_the_grant_has_ended(machine: Machine, grant: Grant) -> None:
+def test_a_program_that_waits_learns_that_the_grant_has_ended(
+    machine: Machine, grant: Grant
+) -> None:
     tenant = machine.tenant(grant)
     tenant.tell("init")
     wait_while_it_asks()
@@ -79,7 +81,9 @@ def test_it_is_told_when_the_grant_has_ended(machine: Machine, grant: Grant) -> 
     assert "has ended" in tenant.end()
 
 
-def test_one_that_is_in_goes_on_in_a_parked_grant(machine: Machine, grant: Grant) -> None:
+def test_a_program_that_has_joined_continues_in_a_parked_grant(
+    machine: Machine, grant: Grant
+) -> None:
     """Nobody stops it: that is the driver's part."""
     control.hold(machine.state, grant.name, Hold.TAKEN)
     tenant = machine.tenant(grant).start()

@@ -204,7 +204,7 @@ def test_a_program_gets_the_same_answers(runners: tuple[Runner, Runner], calls: 
 )
 @given(calls=st.lists(WORK, min_size=5, max_size=60))
 @example(calls=FILLS_FREED_MEMORY)
-def test_a_program_at_work_gets_the_same_answers(
+def test_a_working_program_gets_the_same_answers(
     runners: tuple[Runner, Runner], calls: list[Call]
 ) -> None:
     """Launches, fills, streams, events, captures and graphs, in several contexts."""
@@ -218,7 +218,7 @@ def test_a_program_at_work_gets_the_same_answers(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(before=st.lists(CALLS, max_size=8), after=st.lists(CALLS, max_size=8))
-def test_a_program_that_begins_too_early_gets_the_same_answers(
+def test_calls_before_cuinit_get_the_same_answers(
     runners: tuple[Runner, Runner], before: list[Call], after: list[Call]
 ) -> None:
     """Calls before init, and before there is a context."""

@@ -60,14 +60,14 @@ def tenant(machine: Machine, grant: Grant) -> Tenant:
     return machine.tenant(grant).start()
 
 
-def test_plain_memory_ties_nobody(machine: Machine, grant: Grant, tenant: Tenant) -> None:
+def test_plain_memory_makes_no_tie(machine: Machine, grant: Grant, tenant: Tenant) -> None:
     tenant.ok("alloc", MIB)
     tenant.ok("create_physical", 2 * MIB)
     tenant.ok("create_pool")
     assert ties(machine, grant) == [[]]
 
 
-def test_managed_memory_ties_also_when_it_is_freed(
+def test_managed_memory_makes_a_tie_that_outlives_it(
     machine: Machine, grant: Grant, tenant: Tenant
 ) -> None:
     code, _ = tenant("alloc_managed", 80 * GIB)
@@ -77,7 +77,7 @@ def test_managed_memory_ties_also_when_it_is_freed(
     assert ties(machine, grant) == [["managed"]]
 
 
-def test_memory_that_is_given_away_ties(machine: Machine, grant: Grant, tenant: Tenant) -> None:
+def test_exported_memory_makes_a_tie(machine: Machine, grant: Grant, tenant: Tenant) -> None:
     handle = tenant.ok("create_shareable", 2 * MIB)
     assert ties(machine, grant) == [[]]
     tenant.ok("export_physical", handle)
@@ -86,7 +86,7 @@ def test_memory_that_is_given_away_ties(machine: Machine, grant: Grant, tenant: 
     assert ties(machine, grant) == [["managed", "shared"]]
 
 
-def test_they_are_the_process_s_own(machine: Machine, grant: Grant, tenant: Tenant) -> None:
+def test_ties_belong_to_the_process(machine: Machine, grant: Grant, tenant: Tenant) -> None:
     other = machine.tenant(grant).start()
     other.ok("alloc_managed", MIB)
     assert ties(machine, grant) == [[], ["managed"]]
@@ -113,7 +113,7 @@ def obliging(native_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 @pytest.mark.parametrize(
     ("name", "tie"), [*((name, "ipc") for name in IPC), *((name, "shared") for name in SHARED)]
 )
-def test_what_goes_between_processes_ties(
+def test_memory_shared_between_processes_makes_a_tie(
     make_machine: MakeMachine, obliging: tuple[Path, Path], name: str, tie: str
 ) -> None:
     driver, fitted = obliging

@@ -192,7 +192,7 @@ def taken(limits: pages.Limits) -> list[int]:
 
 @pytest.mark.timeout(SECONDS * 4 + 300)
 @pytest.mark.parametrize("room", ROOMS)
-def test_never_over_the_limit_and_nothing_left(
+def test_the_limit_is_never_exceeded_and_no_charge_is_left(
     make_machine: MakeMachine, programs: Path, tmp_path: Path, room: str
 ) -> None:
     limit, part = ROOMS[room]

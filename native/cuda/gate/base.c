@@ -23,7 +23,7 @@ uint64_t gate_now_ns(void)
 	return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-/* --- who has which lock, for the invariants ----------------------------------------------------- */
+/* --- who has which lock, for the invariants --------------------------------------------------- */
 
 #ifdef ALIQUOT_SANITIZE
 
@@ -87,7 +87,7 @@ bool gate_is_relaxed(void)
 
 #endif
 
-/* --- the locks ---------------------------------------------------------------------------------- */
+/* --- the locks -------------------------------------------------------------------------------- */
 
 void gates_lock(struct gates *all)
 {
@@ -113,9 +113,9 @@ static bool try_lock(struct gate *gate)
 	return true;
 }
 
-/* After one thread has waited in vain the others do not wait: the holder is blocked in the driver, or
- * its thread is gone. But while processes take turns the holder may be blocked for want of credit, and
- * a launch that does not wait runs without a gate: so there each one waits. */
+/* After one thread has waited in vain the others do not wait: the holder is blocked in the driver,
+ * or its thread is gone. But while processes take turns the holder may be blocked for want of
+ * credit, and a launch that does not wait runs without a gate: so there each one waits. */
 static bool wait_for_lock(struct gate *gate, uint64_t patience_ns)
 {
 	struct timespec pause = {.tv_nsec = PAUSE_NS};
@@ -150,7 +150,7 @@ void gate_unlock(struct gate *gate)
 	atomic_store_explicit(&gate->taken, false, memory_order_release);
 }
 
-/* --- the driver --------------------------------------------------------------------------------- */
+/* --- the driver ------------------------------------------------------------------------------- */
 
 CUstreamCaptureMode gate_relax_capture_mode(void)
 {

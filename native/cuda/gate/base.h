@@ -1,5 +1,5 @@
-/* The bottom layer of the gates: their memory, the locks, the clock, the thread's capture mode and its
- * current context. It calls the session and the driver, and nothing else of the gates. */
+/* The bottom layer of the gates: their memory, the locks, the clock, the thread's capture mode and
+ * its current context. It calls the session and the driver, and nothing else of the gates. */
 #ifndef ALIQUOT_GATE_BASE_H
 #define ALIQUOT_GATE_BASE_H
 
@@ -16,15 +16,15 @@ uint64_t gate_now_ns(void);
 void gates_lock(struct gates *all);
 void gates_unlock(struct gates *all);
 
-/* Set or clear `taken`. Only gate_take and gate_give (contexts.h) call these. False: another thread kept
- * the gate for longer than `patience_ns`. */
+/* Set or clear `taken`. Only gate_take and gate_give (contexts.h) call these. False: another thread
+ * kept the gate for longer than `patience_ns`. */
 bool gate_lock(struct gate *gate, uint64_t patience_ns);
 void gate_unlock(struct gate *gate);
 /* Whether the calling thread has the gate. In release builds: whether any thread has. */
 bool gate_is_mine(const struct gate *gate);
 
-/* Put the calling thread into the capture mode in which its calls break no capture; returns the mode it
- * was in, for gate_restore_capture_mode. Calls may nest. */
+/* Put the calling thread into the capture mode in which its calls break no capture; returns the
+ * mode it was in, for gate_restore_capture_mode. Calls may nest. */
 CUstreamCaptureMode gate_relax_capture_mode(void);
 void gate_restore_capture_mode(CUstreamCaptureMode mode);
 /* Whether the calling thread is in that mode; in release builds always true. */
@@ -33,8 +33,8 @@ bool gate_is_relaxed(void);
 /* Whether a stream captures. True also if the driver does not say. */
 bool gate_is_capturing(CUstream stream);
 
-/* Make a context current, unless it is; gate_pop_context with *pushed must follow. False: the driver
- * refused. */
+/* Make a context current, unless it is; gate_pop_context with *pushed must follow. False: the
+ * driver refused. */
 bool gate_push_context(const struct gate_context *context, bool *pushed);
 void gate_pop_context(bool pushed);
 

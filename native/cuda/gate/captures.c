@@ -1,10 +1,10 @@
 /* Captures: a stream that begins or joins one is not in the table by then, and nobody touches it.
  *
- * To ask whether a stream captures is not enough: another thread may begin a capture between our question
- * and our mark. So before the driver begins a capture, the stream gets its mark and is removed from the
- * table. Meanwhile nobody touches the context's legacy stream, since that would break the capture of a
- * blocking stream. A stream joins a capture by waiting for an event: while there are captures, every
- * stream that waits for an event is removed as well. */
+ * To ask whether a stream captures is not enough: another thread may begin a capture between our
+ * question and our mark. So before the driver begins a capture, the stream gets its mark and is
+ * removed from the table. Meanwhile nobody touches the context's legacy stream, since that would
+ * break the capture of a blocking stream. A stream joins a capture by waiting for an event: while
+ * there are captures, every stream that waits for an event is removed as well. */
 #include "gate/base.h"
 #include "gate/close.h"
 #include "gate/contexts.h"
@@ -56,8 +56,8 @@ void gate_capture_begun(struct gate_context *context, CUresult result)
 		atomic_fetch_sub(&all->captures, 1);
 }
 
-/* A capture that ends in another way stays counted. That costs streams that wait for events some time,
- * and nothing else. */
+/* A capture that ends in another way stays counted. That costs streams that wait for events some
+ * time, and nothing else. */
 void gate_capture_ended(CUresult result)
 {
 	struct gates *all = gates_here();

@@ -23,7 +23,7 @@ void gate_ring_if_asked(struct gate *gate)
 		arbiter_ring();
 }
 
-/* --- closing ------------------------------------------------------------------------------------ */
+/* --- closing ---------------------------------------------------------------------------------- */
 
 /* `always`: also those of slices whose processes do not take turns. */
 static void close_open_gates(struct gates *all, bool always)
@@ -59,8 +59,8 @@ static bool any_takes_turns(struct gates *all)
 	return false;
 }
 
-/* A process that is alone closes now and then too, so that the arbiter can tell one that waits for long
- * from one that has nothing to do. */
+/* A process that is alone closes now and then too, so that the arbiter can tell one that waits for
+ * long from one that has nothing to do. */
 static bool is_close_due(struct gates *all)
 {
 	uint64_t now = gate_now_ns(), before = atomic_load(&all->closed_ns);
@@ -81,7 +81,7 @@ void gate_close_before_wait(void)
 		gate_mark_legacy_streams();
 }
 
-/* --- marking ------------------------------------------------------------------------------------ */
+/* --- marking ---------------------------------------------------------------------------------- */
 
 void gate_overtake_legacy(struct gate_context *context)
 {

@@ -1,5 +1,5 @@
-/* The table of contexts, and taking a gate. Nothing here calls the driver, but to ask for the current
- * context. */
+/* The table of contexts, and taking a gate. Nothing here calls the driver, but to ask for the
+ * current context. */
 #ifndef ALIQUOT_GATE_CONTEXTS_H
 #define ALIQUOT_GATE_CONTEXTS_H
 
@@ -10,11 +10,13 @@
 bool gate_take(struct gate *gate, uint64_t patience_ns);
 void gate_give(struct gate *gate);
 
-/* A context in the table, or the calling thread's current one; NULL: it is not there, or has ended. */
+/* A context in the table, or the calling thread's current one; NULL: it is not there, or has ended.
+ */
 struct gate_context *gate_find_context(struct gates *all, CUcontext handle);
 struct gate_context *gate_current_context(struct gates *all);
 
-/* A new slot for a context, in state ADDING; NULL: the table is full, or the context is in it by now. */
+/* A new slot for a context, in state ADDING; NULL: the table is full, or the context is in it by
+ * now. */
 struct gate_context *gate_add_context(struct gates *all, CUcontext handle);
 
 /* Change a context's state, and `only_context` with it. */

@@ -1,7 +1,7 @@
 /* Checks of the invariants in gate.h, in sanitizer builds only (CMake: -DALIQUOT_SANITIZE=...).
  *
- * A release build runs inside a tenant's process and never aborts: there INVARIANT compiles to nothing,
- * and its condition is not evaluated. */
+ * A release build runs inside a tenant's process and never aborts: there INVARIANT compiles to
+ * nothing, and its condition is not evaluated. */
 #ifndef ALIQUOT_GATE_INVARIANT_H
 #define ALIQUOT_GATE_INVARIANT_H
 

@@ -82,8 +82,8 @@ static void mark_after(const struct gate_launch *launch)
 	gate_give(launch->gate);
 }
 
-/* No launch follows in a quantum that is full or for one launch. With its mark in the streams now, its
- * end is seen when it comes, whatever the program does next. */
+/* No launch follows in a quantum that is full or for one launch. With its mark in the streams now,
+ * its end is seen when it comes, whatever the program does next. */
 static void close_full(struct gate *gate)
 {
 	if (!gate_take(gate, 0))

@@ -1,5 +1,5 @@
-/* The gates' start, and contexts: set up when they are created, abandoned when they break, removed when
- * they are destroyed. */
+/* The gates' start, and contexts: set up when they are created, abandoned when they break, removed
+ * when they are destroyed. */
 #define _GNU_SOURCE
 #include "gate/lifecycle.h"
 
@@ -29,7 +29,7 @@ void gates_start(void)
 	atomic_store_explicit(&gates_page, all, memory_order_release);
 }
 
-/* --- created ------------------------------------------------------------------------------------ */
+/* --- created ---------------------------------------------------------------------------------- */
 
 /* Precondition: its state is ADDING, by the caller. */
 static CUresult set_up(struct gates *all, struct gate_context *context)
@@ -110,7 +110,7 @@ void gate_unknown_context(void)
 		gate_set_unknown_contexts(all);
 }
 
-/* --- broken ------------------------------------------------------------------------------------- */
+/* --- broken ----------------------------------------------------------------------------------- */
 
 void gate_call_failed(CUresult result)
 {
@@ -123,7 +123,7 @@ void gate_call_failed(CUresult result)
 	gate_give(context->gate);
 }
 
-/* --- destroyed ---------------------------------------------------------------------------------- */
+/* --- destroyed -------------------------------------------------------------------------------- */
 
 void gate_context_ending(CUcontext handle)
 {

@@ -7,8 +7,8 @@ static uint16_t number_of(const struct gates *all, const struct gate_context *co
 	return (uint16_t)(context - all->contexts + 1);
 }
 
-/* The lowest word that no stream has and whose marks are all written: the arbiter reads all words up to
- * the highest ever used. */
+/* The lowest word that no stream has and whose marks are all written: the arbiter reads all words
+ * up to the highest ever used. */
 bool gate_mark_word_assign(struct gate *gate, struct gate_stream *stream)
 {
 	struct aliquot_work_slice *work = gate->work;

@@ -9,9 +9,10 @@
 /* Graph launches of unknown cost in one quantum, at most: each may take very long. */
 #define UNKNOWN_GRAPHS 4u
 
-/* --- learning ----------------------------------------------------------------------------------- */
+/* --- learning --------------------------------------------------------------------------------- */
 
-/* Learn from the arbiter's timings. One that does not advance both figures is only a new beginning. */
+/* Learn from the arbiter's timings. One that does not advance both figures is only a new beginning.
+ */
 static void learn_from_arbiter(struct gate *gate)
 {
 	const struct aliquot_credit_slice *credit = gate->credit;
@@ -37,8 +38,9 @@ static void learn_from_arbiter(struct gate *gate)
 	}
 }
 
-/* Learn from our own look at the marks while the process is alone: then the arbiter measures nothing. If
- * the GPU has not finished what was closed at the last look, it was busy all the time since. */
+/* Learn from our own look at the marks while the process is alone: then the arbiter measures
+ * nothing. If the GPU has not finished what was closed at the last look, it was busy all the time
+ * since. */
 static void learn_by_looking(struct gate *gate, uint32_t pace)
 {
 	uint64_t now = gate_now_ns();
@@ -57,7 +59,7 @@ static void learn_by_looking(struct gate *gate, uint32_t pace)
 	gate->looked_closed = gate->closed;
 }
 
-/* --- opening and closing ------------------------------------------------------------------------ */
+/* --- opening and closing ---------------------------------------------------------------------- */
 
 /* Whether the work page has a place for the next quantum. */
 static bool has_place_for_next(struct gate *gate)
@@ -161,10 +163,10 @@ void quantum_close(struct gate *gate)
 	learn_by_looking(gate, atomic_load_explicit(&gate->credit->pace, memory_order_relaxed));
 }
 
-/* --- a launch ----------------------------------------------------------------------------------- */
+/* --- a launch --------------------------------------------------------------------------------- */
 
-/* Put the stream into the open quantum's list: it gets a mark when the quantum is closed. False: the list
- * is full. */
+/* Put the stream into the open quantum's list: it gets a mark when the quantum is closed. False:
+ * the list is full. */
 static bool list_stream(struct gate *gate, struct gate_stream *stream, uint64_t quantum)
 {
 	if (stream->listed_quantum != quantum && gate->used_count == GATE_USED)
@@ -178,8 +180,8 @@ static bool list_stream(struct gate *gate, struct gate_stream *stream, uint64_t 
 	return true;
 }
 
-/* Whether the launch must be alone in its quantum, to measure it. While no other process wants the GPU,
- * only graphs are measured: each may take long. */
+/* Whether the launch must be alone in its quantum, to measure it. While no other process wants the
+ * GPU, only graphs are measured: each may take long. */
 static bool must_be_solo(const struct gate_launch *launch, struct cost *cost, uint32_t pace)
 {
 	if (pace == ALIQUOT_ALONE && !launch->is_graph)
@@ -215,7 +217,7 @@ void quantum_count_launch(struct gate *gate, struct gate_stream *stream, struct 
 		count_numbered(gate);
 	uint64_t key = gate_cost_key(gate, launch->key, launch->is_graph);
 	struct cost *cost = pace == ALIQUOT_ALONE && !launch->is_graph ? cost_find(&gate->costs, key)
-	                                                               : cost_place(&gate->costs, key);
+	                                                               : cost_slot(&gate->costs, key);
 	bool solo = must_be_solo(launch, cost, pace);
 	if (solo || must_close(gate, launch, cost, pace))
 		quantum_close(gate);

@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
 #include "gate/selftest.h"
 
-#include "door.h"
+#include "freeze_barrier.h"
 #include "gate/base.h"
 #include "gate/contexts.h"
 #include "gate/marks.h"
@@ -26,10 +26,10 @@ static CUresult check_device(CUdevice device)
 
 static CUresult query_stream(CUstream stream)
 {
-	bool inside = door_enter();
+	bool inside = freeze_barrier_enter();
 	CUresult result = REAL(cuStreamQuery)(stream);
 	if (inside)
-		door_leave();
+		freeze_barrier_leave();
 	return result;
 }
 

@@ -4,9 +4,10 @@
 
 #include "gate/state.h"
 
-/* Map the context's pages. For a slice's first context, also try out whether the GPU waits and writes as
- * it should; that decides for all contexts of the slice. An error: there can be no gates in this context.
- * Precondition: the context is current and has a gate, which the caller has not taken. */
+/* Map the context's pages. For a slice's first context, also try out whether the GPU waits and
+ * writes as it should; that decides for all contexts of the slice. An error: there can be no gates
+ * in this context. Precondition: the context is current and has a gate, which the caller has not
+ * taken. */
 CUresult gate_set_up_context(struct gate_context *context, CUdevice device);
 
 #endif

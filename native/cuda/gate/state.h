@@ -1,5 +1,5 @@
-/* The data of the gates: one gate per slice, a table of contexts, a table of streams. gate.h has the
- * model and the invariants, among them who writes which field.
+/* The data of the gates: one gate per slice, a table of contexts, a table of streams. gate.h has
+ * the model and the invariants, among them who writes which field.
  *
  * All of it lies in one block of memory that the kernel wipes in a forked child. */
 #ifndef ALIQUOT_GATE_STATE_H
@@ -36,8 +36,8 @@ struct gate_stream {
 	_Atomic uint64_t key;
 	_Atomic uint64_t prepared; /* a launch in this quantum only needs to be counted; 0: in none */
 	struct gate *_Atomic gate; /* NULL: the stream is not gated, its launches never need anything */
-	/* The flag `unmarked` of the legacy stream that must get its mark before anything is put into this
-	 * stream; for a stream that does not wait for the legacy one, a flag that is never set. */
+	/* The flag `unmarked` of the legacy stream that must get its mark before anything is put into
+	 * this stream; for a stream that does not wait for the legacy one, a flag that is never set. */
 	const _Atomic bool *_Atomic legacy_unmarked;
 	_Atomic bool unmarked;  /* it has launches that no mark follows */
 	_Atomic bool overtaken; /* legacy stream only: a mark now would be a barrier */
@@ -154,7 +154,7 @@ struct gate_launch {
 
 extern struct gates *_Atomic gates_page;
 
-/* --- lookups, with no lock ---------------------------------------------------------------------- */
+/* --- lookups, with no lock -------------------------------------------------------------------- */
 
 /* A number that tells the calling thread from all other living threads. */
 ALWAYS_INLINE uintptr_t gate_thread(void)
@@ -225,7 +225,8 @@ ALWAYS_INLINE uint32_t gate_state_of(const struct gate_context *context)
 	return atomic_load_explicit(&context->state, memory_order_acquire);
 }
 
-/* Whether the arbiter has other processes take turns with this one, so that quanta must be short. */
+/* Whether the arbiter has other processes take turns with this one, so that quanta must be short.
+ */
 static inline bool gate_takes_turns(const struct gate *gate)
 {
 	return atomic_load_explicit(&gate->credit->pace, memory_order_relaxed) != ALIQUOT_ALONE;

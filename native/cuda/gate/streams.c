@@ -13,7 +13,7 @@
 /* What `legacy_unmarked` points to for streams that do not wait for the legacy one. */
 static const _Atomic bool never;
 
-/* --- touching ----------------------------------------------------------------------------------- */
+/* --- touching --------------------------------------------------------------------------------- */
 
 /* Write `touching`, then read the key. A remover writes the key, then reads `touching`. */
 bool gate_touch(struct gate *gate, struct gate_stream *slot, uint64_t key)
@@ -51,7 +51,7 @@ static bool is_touched(struct gates *all, const struct gate_stream *slot)
 	return false;
 }
 
-/* --- removing ----------------------------------------------------------------------------------- */
+/* --- removing --------------------------------------------------------------------------------- */
 
 /* Precondition: the caller has written REMOVING into the key. */
 static void empty_slot(struct gate_stream *slot)
@@ -104,7 +104,7 @@ void gate_remove_legacy_stream(struct gate_context *context)
 		empty_slot(&context->legacy);
 }
 
-/* --- adding ------------------------------------------------------------------------------------- */
+/* --- adding ----------------------------------------------------------------------------------- */
 
 /* Write everything but the key. Precondition: the caller owns the slot. */
 static void fill_slot(struct gate_stream *slot, struct gate_context *context, struct gate *gate)
@@ -130,8 +130,8 @@ static bool is_replaceable(const struct gate_stream *slot, struct gate *gate)
 	       slot->listed_quantum != gate->opened;
 }
 
-/* A slot for the key that the caller owns; NULL: there is none. Precondition: the lock; `gate` is taken
- * or NULL. */
+/* A slot for the key that the caller owns; NULL: there is none. Precondition: the lock; `gate` is
+ * taken or NULL. */
 static struct gate_stream *claim_slot(struct gates *all, struct gate *gate, uint64_t key)
 {
 	EACH_WAY (slot, gate_stream_set(all, key))
