@@ -1,4 +1,4 @@
-"""Failing closed: with no grant, no arbiter or no trust there is no GPU, and the way out is told.
+"""Failing closed: without a grant, an arbiter or valid pages there is no GPU, and stderr says why.
 
 Whoever runs already keeps its limits and goes on.
 """
@@ -36,7 +36,7 @@ def grant(machine: Machine) -> Grant:
 
 
 def refused(machine: Machine, tenant: Tenant) -> str:
-    """It gets no GPU, by no call, and the card knows nothing of it; what it said."""
+    """Assert that no call gets a GPU, and the GPU shows no process. Returns the stderr text."""
     before = machine.status()["gpus"] if machine.arbiter else None
     assert tenant("init") == [SYSTEM_NOT_READY]
     for call in (("retain",), ("create_context",), ("alloc", PIECE), ("create_physical", PIECE)):
@@ -80,7 +80,7 @@ def test_without_its_socket_there_is_no_gpu(machine: Machine, grant: Grant) -> N
 
 
 def test_a_silent_socket_gives_no_gpu(machine: Machine, tmp_path: Path) -> None:
-    """A folder with the right names and nothing behind them."""
+    """A folder with a socket that nobody answers."""
     for name in ("limits", "usage", "socket"):
         (tmp_path / name).touch()
     assert "aliquot doctor" in refused(machine, machine.tenant(Grant("made-up", tmp_path)))
@@ -179,7 +179,7 @@ def test_a_restarted_arbiter_recovers_all_state(machine: Machine, grant: Grant) 
 
 
 def test_new_programs_wait_while_the_arbiter_restarts(machine: Machine, grant: Grant) -> None:
-    """Its parent starts it again; who comes in between is not refused."""
+    """The parent restarts the arbiter; a program that joins meanwhile is not refused."""
     stays = machine.tenant(grant).start()
     newcomers = [machine.tenant(grant) for _ in range(4)]
     for tenant in newcomers:
@@ -191,7 +191,7 @@ def test_new_programs_wait_while_the_arbiter_restarts(machine: Machine, grant: G
 def test_a_tenant_that_waits_for_a_stopped_arbiter_continues(
     machine: Machine, grant: Grant
 ) -> None:
-    """It is asked for figures near the limit; a program must not hang when it does not answer."""
+    """Near the limit a program asks for figures, and must not hang without an answer."""
     tenant = machine.tenant(grant).start()
     with machine.stopped_arbiter():
         assert tenant("fill_up", PIECE * 4)[1] == OUT_OF_MEMORY

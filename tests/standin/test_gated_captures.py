@@ -1,4 +1,4 @@
-"""A capture is never broken by us, and what is captured holds nothing of ours."""
+"""Gates never break a capture, and a captured graph holds no gate and no mark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tenant(gated: Gated) -> Tenant:
 
 
 def captured(tenant: Tenant, stream: int, *kinds: int) -> int:
-    """End the capture; its graph, which has nodes of these kinds alone."""
+    """End the capture, and assert the kinds of its graph's nodes. Returns the graph."""
     graph = tenant.ok("end_capture", stream)
     assert tenant("node_types", graph) == [0, *sorted(kinds)]
     return graph
@@ -80,7 +80,7 @@ def test_a_stream_in_the_open_quantum_may_begin_a_capture(
 def test_streams_join_and_leave_a_capture_by_events(
     gated: Gated, tenant: Tenant, mode: int
 ) -> None:
-    """The joined ones are in an open quantum, which is closed while they capture."""
+    """The streams that join are in an open quantum, which is closed while they capture."""
     origin, *joined = tenant("make_streams", 4)
     fork, *back = [tenant.ok("create_event") for _ in range(4)]
     gated.take_turns(tenant, credit=1000)
@@ -125,7 +125,7 @@ def test_other_streams_are_gated_during_a_capture(gated: Gated, tenant: Tenant, 
 def test_the_legacy_stream_gets_no_mark_while_a_blocking_stream_captures(
     gated: Gated, tenant: Tenant, mode: int
 ) -> None:
-    """To touch it would spoil the capture; it has launches in the quantum that is closed."""
+    """A mark in it would break the capture; it has launches in the quantum that is closed."""
     origin = tenant.ok("create_stream", BLOCKING)
     other = tenant.ok("create_stream", NON_BLOCKING)
     for word in range(3):
@@ -159,7 +159,7 @@ def test_a_capture_that_the_program_breaks_returns_the_drivers_error(
 
 
 def test_a_context_can_be_created_during_a_capture(gated: Gated, tenant: Tenant, mode: int) -> None:
-    """Pages are registered for it, which a capture in the global mode forbids to everybody else."""
+    """Creating it registers pages, which a capture in the global mode forbids to other threads."""
     stream = tenant.ok("create_stream", NON_BLOCKING)
     tenant.does("begin_capture", stream, mode)
     assert tenant("in_thread", "other", ["create_context"])[0][0] == 0

@@ -1,4 +1,4 @@
-"""Contexts: each with gates of its own, also while they come and go, break, or cannot have any."""
+"""Contexts: each has its own gates, while contexts are created, destroyed, break or have none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tenant(gated: Gated) -> Tenant:
 
 
 def another(tenant: Tenant) -> int:
-    """A context more, made current, with its kernels."""
+    """Create one more context with its kernels, and make it current."""
     context = tenant.ok("create_context")
     tenant.does("prepare")
     return context
@@ -43,7 +43,7 @@ def test_every_context_has_gates_in_its_own_default_streams(gated: Gated, tenant
 
 
 def test_a_gate_in_one_context_does_not_count_in_another(gated: Gated, tenant: Tenant) -> None:
-    """Their default streams have the same name."""
+    """Their default streams have the same handle."""
     first, second = tenant.ok("current"), another(tenant)
 
     def launch(context: int, word: int) -> None:
@@ -219,7 +219,7 @@ def test_hard_policy_works_if_gates_work(make_gated: MakeGated) -> None:
 
 
 def test_a_fault_completes_the_marks_of_its_context(gated: Gated, tenant: Tenant) -> None:
-    """Its marks will never come: they count as come, and the program sees the driver's error."""
+    """Its marks count as written, and the program gets the driver's error."""
     gated.take_turns(tenant, credit=1000)
     tenant.does("fault")
     tenant("set_words", 20)

@@ -1,4 +1,4 @@
-"""Many streams, default ones, threads, streams that end: each has its gate, and its mark comes."""
+"""Many streams, default streams, threads, destroyed streams: each gets its gate and its mark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tenant(gated: Gated) -> Tenant:
 @pytest.mark.parametrize("queues", [1, 8])
 @pytest.mark.parametrize("flags", [BLOCKING, NON_BLOCKING])
 def test_forty_streams_share_few_hardware_queues(gated: Gated, queues: int, flags: int) -> None:
-    """A mark behind a gate would never come: credit is given one quantum at a time."""
+    """With credit for one quantum at a time, a mark behind a gate would never be written."""
     tenant = gated.tenant(CUDA_DEVICE_MAX_CONNECTIONS=str(queues))
     streams = [tenant.ok("create_stream", flags) for _ in range(40)]
     newest = gated.take_turns(tenant)
@@ -72,7 +72,7 @@ def test_all_streams_of_a_process_share_a_quantum(gated: Gated, tenant: Tenant) 
 
 
 def test_streams_beyond_the_table_run_without_gates(gated: Gated, tenant: Tenant) -> None:
-    """Places are taken from streams that are not in the open quantum; words for marks again."""
+    """Streams that are not in the open quantum lose their slots and mark words to others."""
     streams = tenant("make_streams", 2600)
     gated.take_turns(tenant, credit=100_000)
     assert set(tenant("launch_into", streams, 0)) == {0}
@@ -97,7 +97,7 @@ def test_default_streams_by_every_name(gated: Gated, tenant: Tenant, stream: int
 
 
 def test_the_legacy_streams_mark_is_no_barrier(gated: Gated, tenant: Tenant) -> None:
-    """A blocking stream may wait for what a second one does later.
+    """A blocking stream may wait for something that a second one does later.
 
     A mark in the legacy stream behind the first one's wait would keep the second from starting.
     """
@@ -172,7 +172,7 @@ def test_every_thread_has_its_own_default_stream(gated: Gated, tenant: Tenant) -
 
 
 def test_a_per_thread_stream_is_marked_by_its_own_thread(gated: Gated, tenant: Tenant) -> None:
-    """Another thread cannot name it: the first time it does without, from then on it need not."""
+    """Another thread leaves the mark out once; from then on each launch is marked."""
     launch = ["launch", "cuLaunchKernel_ptsz", 0]
     gated.take_turns(tenant, credit=1000)
     tenant("in_thread", "a", *[launch] * 11)  # the last one did not stand alone
@@ -200,7 +200,7 @@ def test_a_new_thread_reuses_the_slot_of_one_that_ended(gated: Gated, tenant: Te
 def test_marks_of_an_ended_thread_are_not_mixed_with_the_next_ones(
     gated: Gated, tenant: Tenant
 ) -> None:
-    """The first one's mark comes after the second one's, though it was asked for before."""
+    """The first thread's mark is written after the second's, though it was inserted before."""
     gated.take_turns(tenant, credit=1000)
     launch, query = ["launch", "cuLaunchKernel_ptsz", 0], ["query_stream", PER_THREAD]
     tenant("in_thread", "a", launch, ["wait_value", 10, 1, PER_THREAD], query)
@@ -260,7 +260,7 @@ def test_the_remaining_work_of_a_destroyed_stream_keeps_its_quantum_open(
 
 
 def use_and_end(gated: Gated, tenant: Tenant) -> int:
-    """A stream that was used in the open quantum and is no more; its handle is another's now."""
+    """Destroy a stream of the open quantum, and create another with the same handle."""
     for _ in range(50):  # the driver gives handles again, though not always at once
         stream, *others = tenant("make_streams", 20)
         tenant.does("write_word", 20, 0)

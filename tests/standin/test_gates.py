@@ -1,4 +1,4 @@
-"""No work starts without credit, by whatever call; all of it runs when credit comes; marks tell."""
+"""No call starts work without credit; all work runs when credit comes; marks show its progress."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_reduced_credit_holds_quanta_that_have_not_started(gated: Gated, tenant:
 
 
 def test_quanta_are_about_as_long_as_the_arbiter_asks(gated: Gated, tenant: Tenant) -> None:
-    """Kernels of an unknown cost count 10 us each; the first ones stand alone to be measured."""
+    """Kernels of unknown cost count 10 us each; the first ones are measured alone."""
     newest = gated.take_turns(tenant, credit=10_000)
     gated.arbiter.credit().quantum_ns = 100_000
     for _ in range(5):  # launches 1, 2 and 4 are alone
@@ -153,7 +153,7 @@ def test_a_process_that_is_alone_has_long_quanta(gated: Gated, tenant: Tenant) -
 def test_a_kernel_is_measured_at_its_first_second_fourth_and_eighth_launch(
     gated: Gated, tenant: Tenant
 ) -> None:
-    """Of those after the same other kernel: at another place it may take another time."""
+    """Counted per preceding kernel: at another point of the program it may take another time."""
     gated.take_turns(tenant, credit=10_000)
     tenant("set_words", 1)
     opened = []
@@ -168,7 +168,7 @@ def test_a_kernel_is_measured_at_its_first_second_fourth_and_eighth_launch(
 def test_graphs_of_unknown_cost_are_measured_and_few_share_a_quantum(
     gated: Gated, tenant: Tenant
 ) -> None:
-    """Also while nobody else wants the GPU: each graph may be long."""
+    """Also while no other process wants the GPU, since each graph may take long."""
     tenant("set_words", 1)
     opened = []
     for _ in range(15):
@@ -234,7 +234,7 @@ def test_freeing_memory_closes_the_quantum(gated: Gated, tenant: Tenant) -> None
 def test_a_launch_alone_in_its_quantum_gets_its_mark_right_after_it(
     gated: Gated, tenant: Tenant
 ) -> None:
-    """Whatever the program does next, the end of a long kernel is seen when it comes."""
+    """The arbiter sees the end of a long kernel, whatever the program does next."""
     newest = gated.take_turns(tenant, credit=10)
     tenant.does("launch", "cuLaunchKernel", 0)
     assert gated.arbiter.work().closed == newest + 1
@@ -256,7 +256,7 @@ def test_a_launch_that_the_driver_refuses_returns_the_drivers_error(
 
 
 def test_a_program_far_ahead_of_its_credit_loses_no_mark(gated: Gated, tenant: Tenant) -> None:
-    """More quanta than the page tells of: the last ones grow instead."""
+    """With more quanta than the page holds, the last one grows instead."""
     newest = gated.take_turns(tenant)
     for word in range(1200):
         tenant("launch", "cuLaunchKernel", word)

@@ -1,4 +1,4 @@
-"""A process that never calls CUDA: the stand-in is there and costs it nothing."""
+"""A process that never calls CUDA: the stand-in is loaded and does nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_shells_and_their_children_run_with_the_stand_in(machine: Machine, grant
 
 
 def test_no_descriptor_stays_open_in_a_tenant(machine: Machine, grant: Grant) -> None:
-    """No descriptor of the arbiter's is left that a child could inherit."""
+    """A child could inherit a descriptor of the arbiter's."""
     tenant = machine.tenant(grant).start()
     links = [fd.readlink() for fd in Path(f"/proc/{tenant.pid}/fd").iterdir()]
     ours = [str(link) for link in links if str(grant.directory) in str(link)]

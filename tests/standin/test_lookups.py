@@ -142,7 +142,7 @@ def bases(names: list[str]) -> list[str]:
 
 
 def expected_place(alone: Any, in_stand_in: dict[str, Any], in_driver: dict[str, Any]) -> Any:
-    """The stand-in's function where it has a hook for what the driver answers alone."""
+    """The stand-in's function if it hooks what the driver answers."""
     if alone is None:
         return None
     names = [name for name, at in in_driver.items() if at == alone and name in hooked()]
@@ -298,7 +298,7 @@ def test_a_program_that_bypasses_the_stand_in_is_reported(machine: Machine, gran
 def test_other_libraries_are_found_as_before(
     machine: Machine, grant: Grant, tmp_path: Path
 ) -> None:
-    """Our dlopen passes its caller on: a RUNPATH of the caller counts in the search."""
+    """Our dlopen keeps its caller: the search uses the caller's RUNPATH."""
     support.compile_library(tmp_path / "beside", "libbeside.so", "int beside(void) { return 5; }")
     opener = support.compile_library(
         tmp_path,

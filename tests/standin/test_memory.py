@@ -1,4 +1,4 @@
-"""What is counted: every way to take memory is stopped at the limit and given back when freed."""
+"""Every call that allocates is charged, refused at the limit, and released when freed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PIECE = 64 * MIB
 
 @dataclass(frozen=True)
 class Way:
-    """A way to take memory: PIECE at a time, and its way back."""
+    """A call that allocates PIECE, and the call that frees it."""
 
     take: str
     arguments: tuple[int, ...]
@@ -54,7 +54,7 @@ def tenant(machine: Machine, grant: Grant) -> Tenant:
 
 
 def used(tenant: Tenant) -> int:
-    """What a program sees in use of its GPU."""
+    """The memory that a program sees in use on its GPU."""
     _, free, total = tenant("info")
     return int(total - free)
 

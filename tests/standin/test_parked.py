@@ -1,4 +1,4 @@
-"""A program that comes to a grant while it is parked: it waits, and goes on when that is over."""
+"""A program that joins a parked grant waits until the grant is active."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASKS_EVERY = 0.1
 
 @pytest.fixture
 def grant(machine: Machine) -> Grant:
-    """One that is kept, and parked."""
+    """A persistent grant that is parked."""
     slices = [Slice(machine.uuids()[0], 2 * GIB)]
     grant = machine.made(control.make(machine.state, "one", slices, kept=True))
     control.hold(machine.state, grant.name, Hold.PARKED)
@@ -27,7 +27,7 @@ def grant(machine: Machine) -> Grant:
 
 
 def wait_while_it_asks() -> None:
-    """For as long as it takes to be told several times that the grant is parked."""
+    """Wait until the program has been told several times that the grant is parked."""
     begun = time.monotonic()
     wait_until(lambda: time.monotonic() > begun + ASKED_TIMES * ASKS_EVERY)
 
@@ -84,7 +84,7 @@ def test_a_program_that_waits_learns_that_the_grant_has_ended(
 def test_a_program_that_has_joined_continues_in_a_parked_grant(
     machine: Machine, grant: Grant
 ) -> None:
-    """Nobody stops it: that is the driver's part."""
+    """Freezing it is the driver's part, not tested here."""
     control.hold(machine.state, grant.name, Hold.TAKEN)
     tenant = machine.tenant(grant).start()
     control.hold(machine.state, grant.name, Hold.PARKED)

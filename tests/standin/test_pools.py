@@ -1,4 +1,4 @@
-"""Pools: charged by what they reserve, of the right slice, and asked for what they keep first."""
+"""Pools are charged to the right slice by what they reserve, and use what they keep first."""
 
 from __future__ import annotations
 

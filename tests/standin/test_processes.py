@@ -1,4 +1,4 @@
-"""Processes of one grant: they share its ledger, and leave nothing in it when they go."""
+"""Processes of one grant share its ledger, and leave no charge when they end."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_killed_process_leaves_no_charge(machine: Machine, grant: Grant) -> No
 
 
 def test_an_orphaned_child_keeps_no_charge(machine: Machine, grant: Grant) -> None:
-    """It has all its parent's descriptors and mappings; death is the kernel's word all the same."""
+    """It has its parent's descriptors and mappings; the kernel still reports the parent's end."""
     tenant = machine.tenant(grant).start()
     tenant.ok("alloc", 2 * GIB)
     child = os.pidfd_open(tenant("leave_child_behind"))

@@ -1,4 +1,4 @@
-"""What ties a program to others or to the host is written down, for as long as it lives."""
+"""Ties to other processes or to the host are recorded for as long as the process lives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ static int code(void)
 
 
 def ties(machine: Machine, grant: Grant) -> list[list[str]]:
-    """Of the grant's processes, in the order of their slots."""
+    """The ties of the grant's processes, in the order of their slots."""
     processes: list[dict[str, Any]] = machine.grant_status(grant)["processes"]
     return [one["ties"] for one in processes]
 
@@ -102,7 +102,7 @@ def test_ties_belong_to_the_process(machine: Machine, grant: Grant, tenant: Tena
 
 @pytest.fixture(scope="module")
 def obliging(native_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A driver that can do what the simulated one cannot, and stand-ins fitted to it."""
+    """A driver with calls that the simulated one lacks, and stand-ins fitted to it."""
     folder = tmp_path_factory.mktemp("obliging")
     names = IPC + SHARED
     own = OBLIGING + "".join(f"int {name}(void)\n{{\n\treturn code();\n}}\n" for name in names)

@@ -1,4 +1,4 @@
-"""What a program sees: the slice is the card, the grant is the machine."""
+"""What a program sees: its slice as the GPU, its grant as the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA_VISIBLE_DEVICES within a grant: the grant is the machine that its indices count."""
+"""CUDA_VISIBLE_DEVICES within a grant: indices count the grant's GPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def grant(machine: Machine) -> Grant:
 
 
 def shown(machine: Machine, grant: Grant, **changes: str) -> tuple[int, list[int]]:
-    """The code of cuInit, and which of the machine's GPUs are seen."""
+    """The code of cuInit, and which of the machine's GPUs are visible."""
     done = machine.run(grant, sys.executable, "-S", "-c", SHOW, PYTHONPATH=str(TESTS), **changes)
     assert done.returncode == 0, done.stderr
     code, seen = json.loads(done.stdout)
