@@ -15,13 +15,13 @@
 #include <unistd.h>
 
 #define ANSWER_MS 5000
-/* An arbiter that died is started again by its parent: who comes in between waits that long. */
+/* An arbiter that died is started again by its parent: wait that long for it. */
 #define RESTART_MS 500
 #define RETRY_MS 5
-/* What WELCOME carries. */
+/* The descriptors that come with WELCOME. */
 enum { LIMITS, USAGE, CREDIT, WORK, PAGES };
 
-/* Long paths do not fit a socket's address; /proc/self/fd/N does. */
+/* A long path does not fit into a socket's address; /proc/self/fd/N does. */
 static int connect_by_folder(int socket_fd, const char *directory)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -36,8 +36,8 @@ static int connect_by_folder(int socket_fd, const char *directory)
 	return result;
 }
 
-/* With no patience nothing is waited for, not even for the arbiter to take the call. */
-static int call(const char *directory, int patience_ms)
+/* With a patience of 0 it waits for nothing, not even for the arbiter to accept the connection. */
+static int connect_to(const char *directory, int patience_ms)
 {
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | (patience_ms ? 0 : SOCK_NONBLOCK), 0);
 	if (fd < 0)
@@ -53,7 +53,7 @@ static int call(const char *directory, int patience_ms)
 	return -1;
 }
 
-/* One message out, one back; *count descriptors come with it, at most PAGES. */
+/* Send one message and receive one; *count descriptors come with it, at most PAGES. */
 static bool exchange(int fd, struct aliquot_message out, struct aliquot_message *in, int fds[PAGES],
                      int *count)
 {
@@ -102,7 +102,7 @@ static void unmap(const void *memory, size_t size)
 		munmap((void *)memory, size);
 }
 
-static void give_up_pages(const struct arbiter_welcome *pages, size_t work_size)
+static void unmap_pages(const struct arbiter_welcome *pages, size_t work_size)
 {
 	unmap(pages->limits, sizeof(*pages->limits));
 	unmap(pages->usage, sizeof(*pages->usage));
@@ -122,14 +122,15 @@ static const char *check_pages(const struct arbiter_welcome *pages, size_t work_
 	return wrong;
 }
 
-static const char *accept_pages(const int fds[PAGES], uint64_t slot, struct arbiter_welcome *out)
+/* Returns what is wrong with the pages; NULL: nothing, and *out has them. */
+static const char *map_pages(const int fds[PAGES], uint64_t slot, struct arbiter_welcome *out)
 {
 	*out = (struct arbiter_welcome){.slot = (uint32_t)slot};
 	out->limits = map(fds[LIMITS], sizeof(*out->limits), PROT_READ);
 	const char *wrong = "its pages cannot be mapped";
 	size_t work_size = 0;
 	if (slot >= ALIQUOT_MAX_PROCESSES)
-		wrong = "it gave a slot that cannot be";
+		wrong = "it gave an invalid slot";
 	else if (out->limits)
 		wrong = aliquot_limits_check(out->limits, sizeof(*out->limits));
 	if (!wrong) {
@@ -140,17 +141,18 @@ static const char *accept_pages(const int fds[PAGES], uint64_t slot, struct arbi
 		wrong = check_pages(out, work_size);
 	}
 	if (wrong)
-		give_up_pages(out, work_size);
+		unmap_pages(out, work_size);
 	return wrong;
 }
 
-/* One call and its answer. To be refused or cut off while the arbiter is started again is none. */
+/* One question and its answer. A connection that is refused or cut off is tried again: the arbiter
+ * may be starting. */
 static bool ask_patiently(const char *directory, struct aliquot_message question,
                           struct aliquot_message *answer, int fds[PAGES], int *count)
 {
 	struct timespec moment = {.tv_nsec = RETRY_MS * 1000 * 1000};
 	for (unsigned tries = 0; tries < RESTART_MS / RETRY_MS; tries++) {
-		int fd = call(directory, ANSWER_MS);
+		int fd = connect_to(directory, ANSWER_MS);
 		if (fd < 0 && errno != ECONNREFUSED)
 			return false;
 		bool answered = fd >= 0 && exchange(fd, question, answer, fds, count);
@@ -169,7 +171,7 @@ static bool ask_patiently(const char *directory, struct aliquot_message question
 	return false;
 }
 
-static void say_unanswered(const char *directory)
+static void report_no_answer(const char *directory)
 {
 	const char *why = strerror(errno);
 	if (access(directory, F_OK) != 0)
@@ -191,7 +193,7 @@ enum arbiter_hello arbiter_hello(struct arbiter_welcome *out)
 	int fds[PAGES], count = 0;
 	if (!ask_patiently(directory, aliquot_message_make(ALIQUOT_HELLO, (uint64_t)getpid()), &answer,
 	                   fds, &count)) {
-		say_unanswered(directory);
+		report_no_answer(directory);
 		return ARBITER_REFUSES;
 	}
 	const char *wrong = NULL;
@@ -199,9 +201,9 @@ enum arbiter_hello arbiter_hello(struct arbiter_welcome *out)
 	if (answer.kind == ALIQUOT_REFUSED)
 		wrong = answer.text[0] ? answer.text : "it refused";
 	else if (answer.kind != ALIQUOT_WELCOME || count != PAGES)
-		wrong = "it gave an answer that does not fit";
+		wrong = "it gave an invalid answer";
 	else
-		wrong = accept_pages(fds, answer.value, out);
+		wrong = map_pages(fds, answer.value, out);
 	if (!wrong && created && out->limits->created_ns != created)
 		wrong = "the one this program was started in has ended, and this one has its name";
 	for (int i = 0; i < count; i++)
@@ -213,17 +215,17 @@ enum arbiter_hello arbiter_hello(struct arbiter_welcome *out)
 	return wrong ? ARBITER_REFUSES : ARBITER_WELCOMES;
 }
 
-bool arbiter_measure(int patience_ms, uint64_t for_context)
+bool arbiter_measure(int patience_ms, uint64_t held_for_context)
 {
 	char directory[PATH_MAX];
 	uint64_t created;
-	int fd = forward_grant(directory, &created) ? call(directory, patience_ms) : -1;
+	int fd = forward_grant(directory, &created) ? connect_to(directory, patience_ms) : -1;
 	if (fd < 0)
 		return false;
 	struct aliquot_message answer;
 	int fds[PAGES], count = 0;
-	bool answered = exchange(fd, aliquot_message_make(ALIQUOT_MEASURE, for_context), &answer, fds,
-	                         &count);
+	bool answered = exchange(fd, aliquot_message_make(ALIQUOT_MEASURE, held_for_context), &answer,
+	                         fds, &count);
 	for (int i = 0; i < count; i++)
 		close(fds[i]);
 	close(fd);
@@ -234,7 +236,7 @@ void arbiter_ring(void)
 {
 	char directory[PATH_MAX];
 	uint64_t created;
-	int fd = forward_grant(directory, &created) ? call(directory, 0) : -1;
+	int fd = forward_grant(directory, &created) ? connect_to(directory, 0) : -1;
 	if (fd < 0)
 		return;
 	struct aliquot_message ring = aliquot_message_make(ALIQUOT_RING, 0);

@@ -1,4 +1,4 @@
-/* The tenant's side of protocol.h: short calls to the arbiter, each on a connection of its own. */
+/* The tenant's side of protocol.h: short calls to the arbiter, each on its own connection. */
 #ifndef ALIQUOT_ARBITER_CALL_H
 #define ALIQUOT_ARBITER_CALL_H
 
@@ -10,23 +10,24 @@ struct arbiter_welcome {
 	const struct aliquot_limits *limits; /* mapped read-only */
 	struct aliquot_usage *usage;         /* mapped read-write */
 	const struct aliquot_credit *credit; /* mapped read-only */
-	struct aliquot_work_slice *work;     /* of each slice, mapped read-write */
+	struct aliquot_work_slice *work;     /* one for each slice, mapped read-write */
 	uint32_t slot;
 };
 
 enum arbiter_hello {
 	ARBITER_WELCOMES,
-	ARBITER_PARKED,  /* the grant is: its programs stand still, and this one asks again later */
-	ARBITER_REFUSES, /* or cannot be reached, and why was said on stderr */
+	ARBITER_PARKED,  /* the grant is parked: ask again later */
+	ARBITER_REFUSES, /* or does not answer; stderr has the reason */
 };
 
 /* Join the grant. */
 enum arbiter_hello arbiter_hello(struct arbiter_welcome *out);
 
-/* Ask for a measurement and wait for it, so long at most; false: it did not come. */
-bool arbiter_measure(int patience_ms, uint64_t for_context);
+/* Ask for a measurement, and wait for it for `patience_ms` at most; false: it did not come. If a
+ * context was just created, `held_for_context` is what is charged for it; else 0. */
+bool arbiter_measure(int patience_ms, uint64_t held_for_context);
 
-/* Say that this process is at work. Waits for nothing, and it is no matter if it cannot be said. */
+/* Tell the arbiter that this process is at work. Waits for nothing; a failure does not matter. */
 void arbiter_ring(void);
 
 #endif

@@ -1,6 +1,8 @@
-/* Arrays, mipmapped arrays and memory imported from another API. How the card lays an array out is
- * its own affair: the texels are charged here, the padding the arbiter finds in NVML's figure. */
-#include "memory.h"
+/* The calls that create arrays and mipmapped arrays, and import memory from another API.
+ *
+ * Only the GPU knows how it lays an array out. The texels are charged here; the arbiter finds the
+ * padding in NVML's figure. */
+#include "allocation.h"
 #include "page.h"
 #include "session.h"
 
@@ -45,27 +47,23 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned level
 {
 	uint64_t sum = 0;
 	if (array->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
-		return 0; /* its memory comes by cuMemMapArrayAsync, from handles that are charged */
+		return 0; /* cuMemMapArrayAsync gives it memory, from handles that are charged */
 	for (unsigned level = 0; level < (levels < 32 ? levels : 32); level++)
 		if (__builtin_add_overflow(sum, level_bytes(array, level), &sum))
 			return UINT64_MAX;
 	return sum;
 }
 
-/* False: let the driver answer alone. */
-static bool describe(struct memory_request *request, uint64_t bytes)
+/* False: nothing is to be charged, and the driver shall answer. */
+static bool make_request(struct allocation_request *request, uint64_t bytes)
 {
-	CUcontext context = NULL;
 	bool small = bytes <= PAGE_LARGEST;
-	*request = (struct memory_request){.table = &memory_arrays,
-	                                   .bytes = small ? bytes : memory_cost(bytes),
-	                                   .kind = small ? RECORD_FILLING : RECORD_PLAIN};
-	request->slice = session_slice_of_current_context();
-	if (bytes == 0 || request->slice == SESSION_NO_SLICE ||
-	    REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
-		return false;
-	request->of = context;
-	return true;
+	*request = (struct allocation_request){
+		.map = &allocated_arrays,
+		.bytes = small ? bytes : allocation_cost(bytes),
+		.kind = small ? ALLOCATION_SMALL_ARRAY : ALLOCATION_OWN_PAGES,
+	};
+	return bytes != 0 && allocation_in_current_context(request);
 }
 
 static uint64_t key_of(const void *handle)
@@ -76,7 +74,7 @@ static uint64_t key_of(const void *handle)
 CUresult hook_array_create(__typeof__(&cuArrayCreate_v2) real, CUarray *array,
                            const CUDA_ARRAY_DESCRIPTOR *wanted)
 {
-	struct memory_request request;
+	struct allocation_request request;
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (!array || !wanted)
@@ -85,76 +83,79 @@ CUresult hook_array_create(__typeof__(&cuArrayCreate_v2) real, CUarray *array,
 	                                .Height = wanted->Height,
 	                                .Format = wanted->Format,
 	                                .NumChannels = wanted->NumChannels};
-	if (!describe(&request, array_bytes(&flat, 1)))
+	if (!make_request(&request, array_bytes(&flat, 1)))
 		return real(array, wanted);
-	if (!memory_begin(&request))
+	if (!allocation_charge(&request))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = real(array, wanted);
-	return memory_end(&request, result, key_of(*array));
+	return allocation_finish(&request, result, key_of(*array));
 }
 
 CUresult hook_array3d_create(__typeof__(&cuArray3DCreate_v2) real, CUarray *array,
                              const CUDA_ARRAY3D_DESCRIPTOR *wanted)
 {
-	struct memory_request request;
+	struct allocation_request request;
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!array || !wanted || !describe(&request, array_bytes(wanted, 1)))
+	if (!array || !wanted || !make_request(&request, array_bytes(wanted, 1)))
 		return real(array, wanted);
-	if (!memory_begin(&request))
+	if (!allocation_charge(&request))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = real(array, wanted);
-	return memory_end(&request, result, key_of(*array));
+	return allocation_finish(&request, result, key_of(*array));
 }
 
 CUresult hook_mipmap_create(__typeof__(&cuMipmappedArrayCreate) real, CUmipmappedArray *array,
                             const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned levels)
 {
-	struct memory_request request;
+	struct allocation_request request;
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!array || !wanted || !describe(&request, array_bytes(wanted, levels)))
+	if (!array || !wanted || !make_request(&request, array_bytes(wanted, levels)))
 		return real(array, wanted, levels);
-	if (!memory_begin(&request))
+	if (!allocation_charge(&request))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = real(array, wanted, levels);
-	return memory_end(&request, result, key_of(*array));
+	return allocation_finish(&request, result, key_of(*array));
 }
 
 CUresult hook_external_import(__typeof__(&cuImportExternalMemory) real, CUexternalMemory *memory,
                               const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *wanted)
 {
-	struct memory_request request;
+	struct allocation_request request;
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!memory || !wanted || !describe(&request, wanted->size))
+	if (!memory || !wanted || !make_request(&request, wanted->size))
 		return real(memory, wanted);
-	request.table = &memory_imports;
+	request.map = &allocated_imports;
 	request.bytes = wanted->size;
-	request.kind = RECORD_PLAIN;
-	if (!memory_begin(&request))
+	request.kind = ALLOCATION_OWN_PAGES;
+	if (!allocation_charge(&request))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = real(memory, wanted);
-	return memory_end(&request, result, key_of(*memory));
+	return allocation_finish(&request, result, key_of(*memory));
 }
 
 CUresult hook_array_destroy(__typeof__(&cuArrayDestroy) real, CUarray array)
 {
-	struct record record;
-	bool known = session_is_open() && table_take(&memory_arrays, key_of(array), &record);
-	return memory_freed(&memory_arrays, known ? &record : NULL, real(array));
+	struct allocation allocation;
+	bool known = session_is_open() &&
+	             allocation_map_take(&allocated_arrays, key_of(array), &allocation);
+	return allocation_freed(&allocated_arrays, known ? &allocation : NULL, real(array));
 }
 
 CUresult hook_mipmap_destroy(__typeof__(&cuMipmappedArrayDestroy) real, CUmipmappedArray array)
 {
-	struct record record;
-	bool known = session_is_open() && table_take(&memory_arrays, key_of(array), &record);
-	return memory_freed(&memory_arrays, known ? &record : NULL, real(array));
+	struct allocation allocation;
+	bool known = session_is_open() &&
+	             allocation_map_take(&allocated_arrays, key_of(array), &allocation);
+	return allocation_freed(&allocated_arrays, known ? &allocation : NULL, real(array));
 }
 
 CUresult hook_external_destroy(__typeof__(&cuDestroyExternalMemory) real, CUexternalMemory memory)
 {
-	struct record record;
-	bool known = session_is_open() && table_take(&memory_imports, key_of(memory), &record);
-	return memory_freed(&memory_imports, known ? &record : NULL, real(memory));
+	struct allocation allocation;
+	bool known = session_is_open() &&
+	             allocation_map_take(&allocated_imports, key_of(memory), &allocation);
+	return allocation_freed(&allocated_imports, known ? &allocation : NULL, real(memory));
 }

@@ -1,54 +1,79 @@
-/* Contexts: each takes memory that no call of the program asks for.
+/* The calls that create and destroy contexts. Each context takes memory that the program does not
+ * ask for.
  *
- * What one is expected to take is charged before it is made, so that it is refused rather than made
- * when there is no room; then the arbiter measures what was really taken. What one takes is learned
- * from the first: it is made with all that is left of the slice held for it, while others that would
- * make one wait. A context that does not fit after all is ended again, and the program told "out of
- * memory", as a small card would. */
+ * What a context is expected to take is charged before it is created; if that does not fit, the
+ * program gets "out of memory" at once. Then the arbiter measures what was really taken. It learns
+ * what a context takes from the first one: all free memory of the slice is held while that one is
+ * created, and threads that would create another wait. A context that does not fit after all is
+ * destroyed again, and the program gets "out of memory", as on a small GPU. */
 #define _GNU_SOURCE
 #include "aliquot/ledger.h"
-#include "gate.h"
-#include "memory.h"
+#include "allocation.h"
+#include "gate/gate.h"
+#include "map.h"
+#include "pool.h"
 #include "session.h"
-#include "table.h"
 
 #include <time.h>
 
 #define LEARNING_MS 5000
 #define GIVING_BACK_MS 1000
-#define MAKING_MS 10000
+#define TURN_MS 10000
 
-static struct table contexts;
-static struct table primaries;                    /* device + 1 -> its primary context */
-static _Atomic bool turn_taken[ALIQUOT_MAX_GPUS]; /* of a slice's primary context, by one thread */
-
-static void remember(const struct record *record)
-{
-	struct record replaced;
-	table_put(&contexts, record, &replaced);
-	if (replaced.key) /* another thread has charged for the same context */
-		session_uncharge(replaced.slice, replaced.bytes);
-}
-
-/* Everything the creating calls have in common but the call itself. */
-struct creation {
+struct context {
+	uint64_t key; /* its handle */
+	uint64_t bytes;
 	uint32_t slice;
-	uint64_t expected; /* charged for it */
-	bool learning;     /* it is the first: what it takes is not known */
+	uint32_t references; /* cuCtxAttach adds one, cuCtxDetach takes one away */
 };
 
-/* Hold all that is left, or wait for the one who does: then it is known what a context takes. */
-static bool hold_all(struct creation *creation, const _Atomic uint64_t *context_bytes)
+struct primary_context {
+	uint64_t key; /* its device + 1 */
+	CUcontext handle;
+};
+
+MAP_OF(context_map, struct context)
+MAP_OF(primary_map, struct primary_context)
+
+static struct context_map contexts;
+static struct primary_map primaries;
+/* By slice: a thread is creating or destroying the primary context. */
+static _Atomic bool turn_taken[ALIQUOT_MAX_GPUS];
+
+static uint64_t key_of(CUcontext handle)
+{
+	return (uint64_t)(uintptr_t)handle;
+}
+
+static void remember(const struct context *context)
+{
+	struct context replaced;
+	context_map_put(&contexts, context, &replaced);
+	if (replaced.key) /* another thread has charged for the same context */
+		session_release(replaced.slice, replaced.bytes);
+}
+
+/* A context that is being created. */
+struct creation {
+	uint32_t slice;
+	uint64_t charged;
+	bool is_first; /* nobody knows yet what a context takes */
+};
+
+/* Charge all free memory, or wait for the thread that has: then it is known what a context takes.
+ * False: it is known, or the wait was too long. */
+static bool charge_everything(struct creation *creation, const _Atomic uint64_t *context_bytes)
 {
 	struct timespec moment = {.tv_nsec = 1000 * 1000};
 	for (unsigned tries = 0; tries < LEARNING_MS; tries++) {
-		/* In this order: what is left is little until it is known what a context takes, and then
-		 * nobody may hold it all again, since programs allocate. */
-		uint64_t left = session_left(creation->slice) / ALIQUOT_UNIT * ALIQUOT_UNIT;
+		/* In this order: while another thread has charged everything, little is free. Once it is
+		 * known what a context takes, nobody may charge everything again, since programs allocate.
+		 */
+		uint64_t all = session_free_bytes(creation->slice) / ALIQUOT_UNIT * ALIQUOT_UNIT;
 		if (*context_bytes)
 			return false;
-		if (left && session_reserve(creation->slice, left)) {
-			creation->expected = left;
+		if (all && session_reserve(creation->slice, all)) {
+			creation->charged = all;
 			return true;
 		}
 		nanosleep(&moment, NULL);
@@ -56,104 +81,105 @@ static bool hold_all(struct creation *creation, const _Atomic uint64_t *context_
 	return false;
 }
 
-/* With patience: what is held for the first context is given back only after it is known what one
- * takes. */
-static bool charge(const struct creation *creation)
+/* With some patience: the thread that creates the first context gives memory back only after it is
+ * known what a context takes. */
+static bool charge_expected(const struct creation *creation)
 {
 	struct timespec moment = {.tv_nsec = 1000 * 1000};
 	for (unsigned tries = 0; tries < GIVING_BACK_MS; tries++) {
-		if (session_charge(creation->slice, creation->expected))
+		if (pools_charge(creation->slice, creation->charged))
 			return true;
 		nanosleep(&moment, NULL);
 	}
 	return false;
 }
 
-static bool begin(struct creation *creation, CUdevice device)
+static bool begin_creation(struct creation *creation, CUdevice device)
 {
 	*creation = (struct creation){.slice = session_slice_of_device(device)};
 	if (creation->slice == SESSION_NO_SLICE)
-		return true; /* no device of ours: the driver says what it thinks of that */
+		return true; /* not a device of ours: the driver shall answer */
 	const _Atomic uint64_t *known = &session_limits()->slices[creation->slice].context_bytes;
-	creation->learning = !*known && hold_all(creation, known);
-	if (creation->learning || !*known)
-		return true; /* nobody tells what a context takes: it is found when it is there */
-	creation->expected = ledger_round(*known);
-	return charge(creation);
+	creation->is_first = !*known && charge_everything(creation, known);
+	if (creation->is_first || !*known)
+		return true; /* what it takes is measured when it is there */
+	creation->charged = ledger_round(*known);
+	return charge_expected(creation);
 }
 
-/* Keep of what was held for the first context what it took. */
-static uint64_t settle(const struct creation *creation)
+/* Have the first context measured, and give back what it did not take. Returns what it took. */
+static uint64_t measure_first(const struct creation *creation)
 {
-	session_measure_context(creation->expected);
+	session_measure_context(creation->charged);
 	uint64_t took = ledger_round(session_limits()->slices[creation->slice].context_bytes);
-	if (took > creation->expected)
-		took = creation->expected;
-	session_uncharge(creation->slice, creation->expected - took);
+	if (took > creation->charged)
+		took = creation->charged;
+	session_release(creation->slice, creation->charged - took);
 	return took;
 }
 
-static bool finish(const struct creation *creation, CUresult result, CUcontext context)
+/* Remember the context and its charge, or give the charge back; false: it was not created, or
+ * exceeds the slice's limit. */
+static bool finish_charge(const struct creation *creation, CUresult result, CUcontext handle)
 {
-	struct record record = {
-		.key = (uint64_t)(uintptr_t)context,
-		.bytes = creation->expected,
+	struct context context = {
+		.key = key_of(handle),
+		.bytes = creation->charged,
 		.slice = creation->slice,
-		.kind = RECORD_PLAIN,
-		.handles = 1,
+		.references = 1,
 	};
 	if (creation->slice == SESSION_NO_SLICE)
 		return result == CUDA_SUCCESS;
 	if (result != CUDA_SUCCESS) {
-		session_uncharge(creation->slice, creation->expected);
+		session_release(creation->slice, creation->charged);
 		return false;
 	}
-	struct record earlier;
-	if (table_take(&contexts, record.key, &earlier)) {
-		/* A thread that waited for its turn in vain retained what another has made and charged. */
-		session_uncharge(creation->slice, creation->expected);
-		remember(&earlier);
+	struct context earlier;
+	if (context_map_get(&contexts, context.key, &earlier)) {
+		/* This thread waited in vain for its turn; another has created and charged the context. */
+		session_release(creation->slice, creation->charged);
 		return true;
 	}
-	if (creation->learning)
-		record.bytes = settle(creation);
-	remember(&record);
+	if (creation->is_first)
+		context.bytes = measure_first(creation);
+	remember(&context);
 	session_measure();
-	return !session_is_over(creation->slice);
+	return !session_exceeds_limit(creation->slice);
 }
 
-/* Success: the context stands, with its gates. Else it was not made, or must not stand. */
-static CUresult end(const struct creation *creation, CUresult result, CUcontext context,
-                    CUdevice device)
+/* An error: the context was not created, or must be destroyed again. */
+static CUresult finish_creation(const struct creation *creation, CUresult result, CUcontext context,
+                                CUdevice device)
 {
-	CUresult gated = result == CUDA_SUCCESS ? gate_context_made(context, device) : result;
-	bool fits = finish(creation, result, context);
+	CUresult gated = result == CUDA_SUCCESS ? gate_context_created(context, device) : result;
+	bool fits = finish_charge(creation, result, context);
 	return gated == CUDA_SUCCESS && !fits ? CUDA_ERROR_OUT_OF_MEMORY : gated;
 }
 
-static void forget(CUcontext context)
+/* The driver has destroyed the context. */
+static void forget(CUcontext handle)
 {
-	struct memory_of_context memory;
-	struct record record;
-	gate_context_ended(context, true);
-	memory_take_context(context, &memory);
-	memory_give_back_context(&memory);
-	if (table_take(&contexts, (uint64_t)(uintptr_t)context, &record))
-		session_uncharge(record.slice, record.bytes);
+	struct context_allocations allocations;
+	struct context context;
+	gate_context_ended(handle, true);
+	allocations_take(handle, &allocations);
+	allocations_release(&allocations);
+	if (context_map_take(&contexts, key_of(handle), &context))
+		session_release(context.slice, context.bytes);
 	session_measure();
 }
 
-static CUresult refuse(CUcontext *context, CUresult why)
+static CUresult destroy_again(CUcontext *context, CUresult why)
 {
-	CUcontext made = *context;
-	gate_context_ending(made);
-	REAL(cuCtxDestroy_v2)(made);
-	forget(made);
+	CUcontext handle = *context;
+	gate_context_ending(handle);
+	REAL(cuCtxDestroy_v2)(handle);
+	forget(handle);
 	*context = NULL;
 	return why;
 }
 
-/* The creating calls differ in what stands between the context and the device. */
+/* The calls that create a context differ in the arguments between the context and the device. */
 #define CREATE(context, device, call)                                                              \
 	do {                                                                                           \
 		struct creation creation;                                                                  \
@@ -161,13 +187,13 @@ static CUresult refuse(CUcontext *context, CUresult why)
 			return CUDA_ERROR_NOT_INITIALIZED;                                                     \
 		if (!(context))                                                                            \
 			return call;                                                                           \
-		if (!begin(&creation, device))                                                             \
+		if (!begin_creation(&creation, device))                                                    \
 			return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
-		CUresult made = call;                                                                      \
-		CUresult result = end(&creation, made, *(context), device);                                \
-		if (result == CUDA_SUCCESS || made != CUDA_SUCCESS)                                        \
+		CUresult created = call;                                                                   \
+		CUresult result = finish_creation(&creation, created, *(context), device);                 \
+		if (result == CUDA_SUCCESS || created != CUDA_SUCCESS)                                     \
 			return result;                                                                         \
-		return refuse(context, result);                                                            \
+		return destroy_again(context, result);                                                     \
 	} while (0)
 
 CUresult hook_context_create(__typeof__(&cuCtxCreate_v2) real, CUcontext *context, unsigned flags,
@@ -189,60 +215,54 @@ CUresult hook_context_create_v4(__typeof__(&cuCtxCreate_v4) real, CUcontext *con
 	CREATE(context, device, real(context, parameters, flags, device));
 }
 
-/* Out of the books before the driver is asked: it may give the handle to another thread at once. */
-CUresult hook_context_destroy(__typeof__(&cuCtxDestroy_v2) real, CUcontext context)
+/* We forget everything first: the driver may give the handle to another thread at once. */
+CUresult hook_context_destroy(__typeof__(&cuCtxDestroy_v2) real, CUcontext handle)
 {
-	struct memory_of_context memory;
-	struct record record;
+	struct context_allocations allocations;
+	struct context context;
 	if (!session_is_open())
-		return real(context);
-	memory_take_context(context, &memory);
-	bool known = table_take(&contexts, (uint64_t)(uintptr_t)context, &record);
-	gate_context_ending(context);
-	CUresult result = real(context);
-	gate_context_ended(context, result == CUDA_SUCCESS);
+		return real(handle);
+	allocations_take(handle, &allocations);
+	bool known = context_map_take(&contexts, key_of(handle), &context);
+	gate_context_ending(handle);
+	CUresult result = real(handle);
+	gate_context_ended(handle, result == CUDA_SUCCESS);
 	if (result != CUDA_SUCCESS) {
-		memory_keep_context(&memory);
+		allocations_restore(&allocations);
 		if (known)
-			remember(&record);
+			remember(&context);
 		return result;
 	}
-	memory_give_back_context(&memory);
+	allocations_release(&allocations);
 	if (known)
-		session_uncharge(record.slice, record.bytes);
+		session_release(context.slice, context.bytes);
 	session_measure();
 	return result;
 }
 
-static bool attach(struct record *record, void *unused)
+/* Returns the number of references after the change; 1 for a context that is not ours. */
+static uint32_t change_references(CUcontext handle, int change)
 {
-	(void)unused;
-	record->handles++;
-	return false;
+	context_map_lock(&contexts);
+	struct context *context = context_map_find(&contexts, key_of(handle));
+	uint32_t references = context ? context->references += (uint32_t)change : 1;
+	context_map_unlock(&contexts);
+	return references;
 }
 
 CUresult hook_context_attach(__typeof__(&cuCtxAttach) real, CUcontext *context, unsigned flags)
 {
 	CUresult result = real(context, flags);
 	if (result == CUDA_SUCCESS)
-		table_change(&contexts, (uint64_t)(uintptr_t)*context, attach, NULL);
+		change_references(*context, 1);
 	return result;
-}
-
-static bool detach(struct record *record, void *gone)
-{
-	*(bool *)gone = --record->handles == 0;
-	return false;
 }
 
 CUresult hook_context_detach(__typeof__(&cuCtxDetach) real, CUcontext context)
 {
-	bool gone = false;
 	gate_context_ending(context);
 	CUresult result = real(context);
-	if (result == CUDA_SUCCESS)
-		table_change(&contexts, (uint64_t)(uintptr_t)context, detach, &gone);
-	if (gone)
+	if (result == CUDA_SUCCESS && change_references(context, -1) == 0)
 		forget(context);
 	else
 		gate_context_ended(context, false);
@@ -256,26 +276,26 @@ static bool primary_is_active(CUdevice device)
 	return REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-static CUresult refuse_primary(CUcontext *context, CUdevice device, CUresult why)
+static CUresult release_primary_again(CUcontext *context, CUdevice device, CUresult why)
 {
-	CUcontext made = *context;
-	gate_context_ending(made);
+	CUcontext handle = *context;
+	gate_context_ending(handle);
 	REAL(cuDevicePrimaryCtxRelease_v2)(device);
 	if (!primary_is_active(device))
-		forget(made);
+		forget(handle);
 	else
-		gate_context_ended(made, false);
+		gate_context_ended(handle, false);
 	*context = NULL;
 	return why;
 }
 
-/* One thread at a time makes or ends a primary context, and the others wait for it: each would charge
- * for the same one, and together they would fill the slice. Not for ever, since the driver may hang;
- * false: it was waited for in vain. */
+/* One thread at a time creates or destroys a slice's primary context. Otherwise each would charge
+ * for the same context, and together they would fill the slice. Nobody waits for ever, since the
+ * driver may hang; false: the wait was in vain. */
 static bool take_turn(uint32_t slice)
 {
 	struct timespec moment = {.tv_nsec = 1000 * 1000};
-	for (unsigned tries = 0; tries < MAKING_MS; tries++) {
+	for (unsigned tries = 0; tries < TURN_MS; tries++) {
 		if (!atomic_exchange(&turn_taken[slice], true))
 			return true;
 		nanosleep(&moment, NULL);
@@ -295,23 +315,24 @@ static CUresult retain_again(__typeof__(&cuDevicePrimaryCtxRetain) real, CUconte
 	CUresult result = real(context, device);
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = gate_context_made(*context, device);
-	return result == CUDA_SUCCESS ? result : refuse_primary(context, device, result);
+	result = gate_context_created(*context, device);
+	return result == CUDA_SUCCESS ? result : release_primary_again(context, device, result);
 }
 
 static CUresult retain_first(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context,
                              CUdevice device)
 {
 	struct creation creation;
-	if (!begin(&creation, device))
+	if (!begin_creation(&creation, device))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult made = real(context, device);
-	CUresult result = end(&creation, made, made == CUDA_SUCCESS ? *context : NULL, device);
-	if (made != CUDA_SUCCESS)
-		return made;
-	struct record primary = {.key = (uint64_t)device + 1, .of = *context}, replaced;
-	table_put(&primaries, &primary, &replaced);
-	return result == CUDA_SUCCESS ? result : refuse_primary(context, device, result);
+	CUresult created = real(context, device);
+	CUresult result = finish_creation(&creation, created, created == CUDA_SUCCESS ? *context : NULL,
+	                                  device);
+	if (created != CUDA_SUCCESS)
+		return created;
+	struct primary_context primary = {.key = (uint64_t)device + 1, .handle = *context}, replaced;
+	primary_map_put(&primaries, &primary, &replaced);
+	return result == CUDA_SUCCESS ? result : release_primary_again(context, device, result);
 }
 
 CUresult hook_primary_retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context,
@@ -331,23 +352,23 @@ CUresult hook_primary_retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUconte
 
 static CUresult end_primary(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice device)
 {
-	struct record primary;
-	bool known = table_get(&primaries, (uint64_t)device + 1, &primary);
+	struct primary_context primary;
+	bool known = primary_map_get(&primaries, (uint64_t)device + 1, &primary);
 	if (known)
-		gate_context_ending(primary.of);
+		gate_context_ending(primary.handle);
 	CUresult result = real(device);
 	if (!known)
 		return result;
 	bool gone = result == CUDA_SUCCESS && !primary_is_active(device) &&
-	            table_take(&primaries, (uint64_t)device + 1, &primary);
+	            primary_map_take(&primaries, (uint64_t)device + 1, &primary);
 	if (gone)
-		forget(primary.of);
+		forget(primary.handle);
 	else
-		gate_context_ended(primary.of, false);
+		gate_context_ended(primary.handle, false);
 	return result;
 }
 
-/* Release and reset: the context is gone when the device says so. */
+/* Release and reset: the device tells whether the context is gone. */
 CUresult hook_primary_end(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevice device)
 {
 	uint32_t slice = session_is_open() ? session_slice_of_device(device) : SESSION_NO_SLICE;

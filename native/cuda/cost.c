@@ -1,7 +1,8 @@
 #include "cost.h"
 
 #define LONGEST_NS 4e9
-#define UNKNOWN_PART 8 /* unknown_ns moves so much of the way */
+/* A figure moves 1/PART of the way to what was measured. */
+#define UNKNOWN_PART 8
 #define KNOWN_PART 4
 #define SCALE_PART 32
 #define SCALE_MOST (16.0 * COST_SCALE)
@@ -23,11 +24,11 @@ void costs_init(struct costs *costs)
 
 static struct cost *set_of(struct costs *costs, uint64_t key)
 {
-	return costs->places[key * UINT64_C(0x9e3779b97f4a7c15) >> 54];
+	return costs->slots[key * UINT64_C(0x9e3779b97f4a7c15) >> 54];
 }
 
-/* A place of the set that is nobody's, or else somebody's. */
-static struct cost *make_room(struct costs *costs, struct cost *set)
+/* An empty slot of the set, or else another key's. */
+static struct cost *claim_slot(struct costs *costs, struct cost *set)
 {
 	for (unsigned i = 0; i < COST_WAYS; i++)
 		if (atomic_load_explicit(&set[i].key, memory_order_relaxed) == 0)
@@ -35,23 +36,23 @@ static struct cost *make_room(struct costs *costs, struct cost *set)
 	return &set[costs->hand++ % COST_WAYS];
 }
 
-struct cost *cost_place(struct costs *costs, uint64_t key)
+struct cost *cost_slot(struct costs *costs, uint64_t key)
 {
-	struct cost *place = cost_find(costs, key);
-	if (place)
-		return place;
-	place = make_room(costs, set_of(costs, key));
-	atomic_store_explicit(&place->key, key, memory_order_relaxed);
-	atomic_store_explicit(&place->ns, 0, memory_order_relaxed);
-	atomic_store_explicit(&place->launches, 0, memory_order_relaxed);
-	return place;
+	struct cost *slot = cost_find(costs, key);
+	if (slot)
+		return slot;
+	slot = claim_slot(costs, set_of(costs, key));
+	atomic_store_explicit(&slot->key, key, memory_order_relaxed);
+	atomic_store_explicit(&slot->ns, 0, memory_order_relaxed);
+	atomic_store_explicit(&slot->launches, 0, memory_order_relaxed);
+	return slot;
 }
 
 void cost_forget(struct costs *costs, uint64_t key)
 {
-	struct cost *place = cost_find(costs, key);
-	if (place)
-		atomic_store_explicit(&place->key, 0, memory_order_relaxed);
+	struct cost *slot = cost_find(costs, key);
+	if (slot)
+		atomic_store_explicit(&slot->key, 0, memory_order_relaxed);
 }
 
 void cost_remember(struct costs *costs, const struct cost_quantum *quantum)
@@ -65,8 +66,8 @@ static const struct cost_quantum *recall(const struct costs *costs, uint64_t qua
 	return found->quantum == quantum ? found : NULL;
 }
 
-/* False: not all of them are remembered. */
-static bool add_up(const struct costs *costs, uint64_t first, uint64_t last, struct sum *sum)
+/* False: not all of these quanta are remembered. */
+static bool sum_quanta(const struct costs *costs, uint64_t first, uint64_t last, struct sum *sum)
 {
 	*sum = (struct sum){0};
 	if (first == 0 || last < first || last - first >= ALIQUOT_QUANTA)
@@ -83,7 +84,7 @@ static bool add_up(const struct costs *costs, uint64_t first, uint64_t last, str
 	return sum->expected_ns > 0;
 }
 
-static void move(_Atomic uint32_t *ns, double to, double part)
+static void move_towards(_Atomic uint32_t *ns, double to, double part)
 {
 	double from = atomic_load_explicit(ns, memory_order_relaxed);
 	double moved = from + (to - from) * part;
@@ -91,14 +92,16 @@ static void move(_Atomic uint32_t *ns, double to, double part)
 	atomic_store_explicit(ns, (uint32_t)moved, memory_order_relaxed);
 }
 
-/* One launch of a quantum's only key took so long; what is known of it moves by this part. */
+/* One launch of this key took `ns`: move its cost this part of the way, or all of it if it has
+ * none. */
 static void move_key(struct costs *costs, uint64_t key, double ns, double part)
 {
-	struct cost *cost = cost_place(costs, key);
-	move(&cost->ns, ns, cost_of(cost) ? part : 1);
+	struct cost *cost = cost_slot(costs, key);
+	move_towards(&cost->ns, ns, cost_of(cost) ? part : 1);
 }
 
-/* What the known launches leave is the unknown ones', in proportion to what was expected of them. */
+/* The time that the known launches leave belongs to the unknown ones, in proportion to their
+ * expectation. */
 static void learn_unknown(struct costs *costs, uint64_t first, uint64_t last, double ns,
                           const struct sum *sum)
 {
@@ -110,7 +113,7 @@ static void learn_unknown(struct costs *costs, uint64_t first, uint64_t last, do
 		double part = (double)quantum->expected_ns / sum->unknown_ns;
 		move_key(costs, quantum->key, left * part / quantum->launches, part / KNOWN_PART);
 	}
-	move(&costs->unknown_ns, left / (double)sum->unknown, 1.0 / UNKNOWN_PART);
+	move_towards(&costs->unknown_ns, left / (double)sum->unknown, 1.0 / UNKNOWN_PART);
 }
 
 static void learn_known(struct costs *costs, uint64_t first, uint64_t last, double ns,
@@ -125,7 +128,7 @@ static void learn_known(struct costs *costs, uint64_t first, uint64_t last, doub
 	}
 }
 
-/* By sums that fade: a mean of ratios would lean to where little was measured. */
+/* From fading sums: a mean of ratios would give quanta with little time too much weight. */
 static void learn_scale(struct costs *costs, double expected_ns, double ns)
 {
 	costs->expected_ns += expected_ns - costs->expected_ns / SCALE_PART;
@@ -138,7 +141,7 @@ static void learn_scale(struct costs *costs, double expected_ns, double ns)
 void cost_learn(struct costs *costs, uint64_t first, uint64_t last, uint64_t ns)
 {
 	struct sum sum;
-	if (!add_up(costs, first, last, &sum) || ns == 0)
+	if (!sum_quanta(costs, first, last, &sum) || ns == 0)
 		return;
 	learn_scale(costs, sum.expected_ns, (double)ns);
 	if (sum.unknown && sum.unknown_ns > 0)

@@ -1,17 +1,27 @@
-/* Graphs: launched as one, by a cost of their own; and the memory that they allocate. A node says how
- * much, and the card gives it when the graph is launched or uploaded for the first time (seen on a
- * card), keeping it until the program has it trimmed. */
-#include "gate.h"
+/* The calls for executable graphs: a graph is launched like a kernel, with its own cost, and may
+ * allocate memory. A node says how much. The GPU takes it when the graph is launched or uploaded
+ * for the first time (seen on a GPU), and keeps it until the program trims it. */
+#include "gate/gate.h"
+#include "map.h"
 #include "pool.h"
 #include "session.h"
-#include "table.h"
 
 #include <stdlib.h>
 
-/* Executable graphs that allocate: bytes, and in `handles` the trim up to which they have them. */
-static struct table executables;
-static _Atomic bool any;
-static _Atomic uint32_t trims = 1;
+/* An executable graph that allocates. */
+struct graph_memory {
+	uint64_t key; /* its handle */
+	uint64_t bytes;
+	CUmemoryPool pool;
+	uint32_t slice;
+	uint32_t trim; /* the value of `trims` when it took its memory last; 0: never */
+};
+
+MAP_OF(graph_map, struct graph_memory)
+
+static struct graph_map executables;
+static _Atomic bool has_executables; /* there are or were some */
+static _Atomic uint32_t trims = 1;   /* counts the calls that trim */
 
 struct need {
 	uint64_t bytes;
@@ -57,14 +67,14 @@ static CUresult instantiated(CUresult result, const CUgraphExec *executable, CUg
 		return result;
 	add_up(graph, &need);
 	if (need.bytes) {
-		struct record replaced, record = {.key = (uint64_t)(uintptr_t)*executable,
-		                                  .bytes = need.bytes,
-		                                  .slice = session_slice_of_device(need.device),
-		                                  .of = pool_of_graphs(need.device)};
-		table_put(&executables, &record, &replaced);
-		atomic_store(&any, true);
+		struct graph_memory replaced, memory = {.key = (uint64_t)(uintptr_t)*executable,
+		                                        .bytes = need.bytes,
+		                                        .slice = session_slice_of_device(need.device),
+		                                        .pool = pool_of_graphs(need.device)};
+		graph_map_put(&executables, &memory, &replaced);
+		atomic_store(&has_executables, true);
 	}
-	session_driver_took();
+	session_driver_allocated();
 	return result;
 }
 
@@ -90,44 +100,47 @@ CUresult hook_instantiate_with_params(__typeof__(&cuGraphInstantiateWithParams) 
 
 CUresult hook_graph_destroy(__typeof__(&cuGraphExecDestroy) real, CUgraphExec executable)
 {
-	struct record record, replaced;
-	bool known = atomic_load_explicit(&any, memory_order_relaxed) &&
-	             table_take(&executables, (uint64_t)(uintptr_t)executable, &record);
+	struct graph_memory memory, replaced;
+	bool known = atomic_load_explicit(&has_executables, memory_order_relaxed) &&
+	             graph_map_take(&executables, (uint64_t)(uintptr_t)executable, &memory);
 	CUresult result = real(executable);
 	if (result == CUDA_SUCCESS)
 		gate_forget_key(cost_key(executable, 1));
 	if (known && result != CUDA_SUCCESS)
-		table_put(&executables, &record, &replaced);
+		graph_map_put(&executables, &memory, &replaced);
 	else if (known)
-		pool_end(record.of, 0);
+		pool_settle(memory.pool, 0);
 	return result;
 }
 
-static bool has_memory(struct record *record, void *trim)
+static void set_trim(CUgraphExec executable, uint32_t trim)
 {
-	record->handles = *(uint32_t *)trim;
-	return false;
+	graph_map_lock(&executables);
+	struct graph_memory *memory = graph_map_find(&executables, (uint64_t)(uintptr_t)executable);
+	if (memory)
+		memory->trim = trim;
+	graph_map_unlock(&executables);
 }
 
-/* Launch and upload are the same to the memory: the first since a trim takes it. */
+/* Launch and upload both take the graph's memory, if it has none since the last trim. */
 static CUresult with_memory(__typeof__(&cuGraphLaunch) real, CUgraphExec executable,
                             CUstream stream)
 {
-	struct record record;
+	struct graph_memory memory;
 	uint64_t step;
-	if (!atomic_load_explicit(&any, memory_order_relaxed) || !session_is_open() ||
-	    !table_get(&executables, (uint64_t)(uintptr_t)executable, &record) ||
-	    record.slice == SESSION_NO_SLICE)
+	if (!atomic_load_explicit(&has_executables, memory_order_relaxed) || !session_is_open() ||
+	    !graph_map_get(&executables, (uint64_t)(uintptr_t)executable, &memory) ||
+	    memory.slice == SESSION_NO_SLICE)
 		return real(executable, stream);
 	uint32_t trim = atomic_load(&trims);
-	if (record.handles == trim)
+	if (memory.trim == trim)
 		return real(executable, stream);
-	if (!pool_begin(record.of, record.slice, record.bytes, &step))
+	if (!pool_charge_step(memory.pool, memory.slice, memory.bytes, &step))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = real(executable, stream);
-	pool_end(record.of, step);
+	pool_settle(memory.pool, step);
 	if (result == CUDA_SUCCESS)
-		table_change(&executables, record.key, has_memory, &trim);
+		set_trim(executable, trim);
 	return result;
 }
 
@@ -151,8 +164,8 @@ CUresult hook_graph_trim(__typeof__(&cuDeviceGraphMemTrim) real, CUdevice device
 {
 	CUresult result = real(device);
 	if (result == CUDA_SUCCESS && session_is_open()) {
-		atomic_fetch_add(&trims, 1); /* what had its memory may have to ask for it again */
-		pool_end(pool_of_graphs(device), 0);
+		atomic_fetch_add(&trims, 1); /* graphs may have to take their memory again */
+		pool_settle(pool_of_graphs(device), 0);
 	}
 	return result;
 }

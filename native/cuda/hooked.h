@@ -1,5 +1,5 @@
-/* What every file of the stand-in sees: the driver's API as the driver itself declares it (all
- * versions, no macros that rename), and the functions behind the names. */
+/* The driver's API with all versions of its functions and no renaming macros, and REAL(name), the
+ * driver's own function. */
 #ifndef ALIQUOT_HOOKED_H
 #define ALIQUOT_HOOKED_H
 

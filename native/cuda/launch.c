@@ -1,8 +1,8 @@
 /* The calls that launch kernels.
  *
- * The common ones are exported from here by hand: where a launch is free, nothing is called on the way
- * that would have its arguments moved, and the function jumps on to the driver's with them. */
-#include "gate.h"
+ * The common ones are written here by hand, not generated. On the fast path they call nothing that
+ * would move their arguments, and jump to the driver's function with them. */
+#include "gate/gate.h"
 
 #define COLD static __attribute__((noinline, cold))
 
@@ -11,14 +11,14 @@ static inline uint64_t key_of(CUfunction function, unsigned x, unsigned y, unsig
 	return cost_key(function, (uint64_t)x * y * z);
 }
 
-/* The driver's function, once the driver is there. */
-static void *find(unsigned slot)
+/* The driver's function; loads the driver if that was not done. */
+static void *find_real(unsigned slot)
 {
 	forward_begin();
 	return __atomic_load_n(&forward_real[slot], __ATOMIC_RELAXED);
 }
 
-/* --- a grid of a shape -------------------------------------------------------------------------- */
+/* --- launches with the grid as arguments ------------------------------------------------------ */
 
 #define SHAPE                                                                                      \
 	CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,      \
@@ -28,7 +28,7 @@ static void *find(unsigned slot)
 
 COLD CUresult launch(unsigned slot, bool per_thread, SHAPE, void **extra)
 {
-	__typeof__(&cuLaunchKernel) real = find(slot);
+	__typeof__(&cuLaunchKernel) real = find_real(slot);
 	struct gate_launch gated = {.stream = stream,
 	                            .per_thread = per_thread,
 	                            .key = key_of(function, grid_x, grid_y, grid_z)};
@@ -40,7 +40,7 @@ COLD CUresult launch(unsigned slot, bool per_thread, SHAPE, void **extra)
 
 COLD CUresult launch_cooperative(unsigned slot, bool per_thread, SHAPE)
 {
-	__typeof__(&cuLaunchCooperativeKernel) real = find(slot);
+	__typeof__(&cuLaunchCooperativeKernel) real = find_real(slot);
 	struct gate_launch gated = {.stream = stream,
 	                            .per_thread = per_thread,
 	                            .key = key_of(function, grid_x, grid_y, grid_z)};
@@ -50,13 +50,14 @@ COLD CUresult launch_cooperative(unsigned slot, bool per_thread, SHAPE)
 	return gate_after(&gated, real(SHAPED));
 }
 
-/* Gates are there once the driver is; what it lacks is found to be so on the long way. */
+/* There are no gates before the driver is loaded. The slow path loads it, or finds that it lacks
+ * the function. */
 #define KERNEL(name, per_thread)                                                                   \
 	FORWARD_EXPORT CUresult name(SHAPE, void **extra)                                              \
 	{                                                                                              \
 		__typeof__(&name) real = REAL(name);                                                       \
 		if (real &&                                                                                \
-		    gate_is_free(stream, per_thread, key_of(function, grid_x, grid_y, grid_z), false))     \
+		    gate_fast_path(stream, per_thread, key_of(function, grid_x, grid_y, grid_z), false))   \
 			return real(SHAPED, extra);                                                            \
 		return launch(SLOT_##name, per_thread, SHAPED, extra);                                     \
 	}
@@ -66,7 +67,7 @@ COLD CUresult launch_cooperative(unsigned slot, bool per_thread, SHAPE)
 	{                                                                                              \
 		__typeof__(&name) real = REAL(name);                                                       \
 		if (real &&                                                                                \
-		    gate_is_free(stream, per_thread, key_of(function, grid_x, grid_y, grid_z), false))     \
+		    gate_fast_path(stream, per_thread, key_of(function, grid_x, grid_y, grid_z), false))   \
 			return real(SHAPED);                                                                   \
 		return launch_cooperative(SLOT_##name, per_thread, SHAPED);                                \
 	}
@@ -76,7 +77,7 @@ KERNEL(cuLaunchKernel_ptsz, true)
 COOPERATIVE(cuLaunchCooperativeKernel, false)
 COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
 
-/* --- a grid by its configuration ---------------------------------------------------------------- */
+/* --- launches with a configuration ------------------------------------------------------------ */
 
 static inline uint64_t config_key(const CUlaunchConfig *config, CUfunction function)
 {
@@ -86,7 +87,7 @@ static inline uint64_t config_key(const CUlaunchConfig *config, CUfunction funct
 COLD CUresult launch_ex(unsigned slot, bool per_thread, const CUlaunchConfig *config,
                         CUfunction function, void **parameters, void **extra)
 {
-	__typeof__(&cuLaunchKernelEx) real = find(slot);
+	__typeof__(&cuLaunchKernelEx) real = find_real(slot);
 	if (!real)
 		return forward_missing();
 	if (!config)
@@ -104,7 +105,7 @@ COLD CUresult launch_ex(unsigned slot, bool per_thread, const CUlaunchConfig *co
 	{                                                                                              \
 		__typeof__(&name) real = REAL(name);                                                       \
 		if (real && config &&                                                                      \
-		    gate_is_free(config->hStream, per_thread, config_key(config, function), false))        \
+		    gate_fast_path(config->hStream, per_thread, config_key(config, function), false))      \
 			return real(config, function, parameters, extra);                                      \
 		return launch_ex(SLOT_##name, per_thread, config, function, parameters, extra);            \
 	}
@@ -112,9 +113,9 @@ COLD CUresult launch_ex(unsigned slot, bool per_thread, const CUlaunchConfig *co
 CONFIGURED(cuLaunchKernelEx, false)
 CONFIGURED(cuLaunchKernelEx_ptsz, true)
 
-/* --- the others --------------------------------------------------------------------------------- */
+/* --- other launches --------------------------------------------------------------------------- */
 
-/* One call, a launch on each of several devices. */
+/* One call that launches on several devices. */
 CUresult hook_launch_on_devices(__typeof__(&cuLaunchCooperativeKernelMultiDevice) real,
                                 CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags)
 {
@@ -133,7 +134,7 @@ CUresult hook_launch_on_devices(__typeof__(&cuLaunchCooperativeKernelMultiDevice
 	return result;
 }
 
-/* The calls of the first CUDA: one block, or a grid, of a shape that was set before. */
+/* The calls of the first CUDA versions: the blocks' shape was set by earlier calls. */
 CUresult hook_launch_one(__typeof__(&cuLaunch) real, CUfunction function)
 {
 	GATED(NULL, false, key_of(function, 1, 1, 1), false, real(function));

@@ -1,7 +1,7 @@
-/* The first call, and the ways in which a program finds the driver's functions. */
+/* cuInit, and the ways in which a program finds the driver's functions. */
 #define _GNU_SOURCE
 #include "aliquot/lock.h"
-#include "gate.h"
+#include "gate/gate.h"
 #include "glibc_floor.h"
 #include "session.h"
 #include "visible.h"
@@ -19,7 +19,7 @@ const int forward_error_missing = CUDA_ERROR_NOT_SUPPORTED;
 const int forward_error_no_library = CUDA_ERROR_NO_DEVICE;
 
 static struct aliquot_lock first;
-static _Atomic bool initialised; /* in this process or the one it was forked from */
+static _Atomic bool initialised; /* in this process or its parent */
 
 /* The driver reads the variable once, here; the program's own value is put back. */
 static CUresult init_with_our_devices(__typeof__(&cuInit) real, unsigned flags)
@@ -40,7 +40,7 @@ static CUresult init_with_our_devices(__typeof__(&cuInit) real, unsigned flags)
 
 CUresult hook_init(__typeof__(&cuInit) real, unsigned flags)
 {
-	/* Again, or in a forked child, where the driver says what it says there. */
+	/* Not the first call, or in a forked child: the driver answers. */
 	if (atomic_load(&initialised) || flags != 0)
 		return real(flags);
 	if (!session_join())
@@ -61,8 +61,8 @@ CUresult hook_init(__typeof__(&cuInit) real, unsigned flags)
 	return result;
 }
 
-/* The driver decides what a name, a version and flags mean; where its answer is a function that we
- * have a hook for, the program gets the hook. */
+/* The driver decides what a name, a version and flags mean. If it answers with a function that we
+ * hook, the program gets the hook. */
 CUresult hook_proc_address_v2(__typeof__(&cuGetProcAddress_v2) real, const char *symbol,
                               void **function, int version, cuuint64_t flags,
                               CUdriverProcAddressQueryResult *status)
@@ -82,10 +82,10 @@ CUresult hook_proc_address(__typeof__(&cuGetProcAddress) real, const char *symbo
 	return result;
 }
 
-/* dlopen, where the stand-in is preloaded: a preloaded library answers for its SONAME alone, and
- * programs also ask for libcuda.so or for the driver's own file by its path. The assembly in
- * dlopen_entry.S asks lookup_redirect and jumps on to the C library's dlopen, so that the caller
- * stays the caller (its RUNPATH counts in the search). */
+/* dlopen, if the stand-in is preloaded. A preloaded library is found by its SONAME only, but
+ * programs also open libcuda.so, or the driver's file by its path. The code in dlopen_entry.S calls
+ * lookup_redirect and jumps to the C library's dlopen, so that the caller stays the same (dlopen
+ * searches its RUNPATH). */
 void *lookup_next_dlopen;
 const char *lookup_redirect(const char *path);
 
@@ -97,7 +97,7 @@ static bool is_named(const char *path, const char *library)
 
 static char our_cuda[PATH_MAX], our_nvml[PATH_MAX + 32];
 
-/* Once, when we are loaded, while there is one thread; or by a dlopen that comes even before. */
+/* Runs once when we are loaded, while there is one thread; or earlier, if somebody calls dlopen. */
 __attribute__((constructor)) static void find_ourselves(void)
 {
 	Dl_info info;

@@ -1,13 +1,14 @@
-/* The calls that fill memory: launches, by the bytes they fill. */
-#include "gate.h"
+/* The calls that fill memory: launches whose cost goes by the bytes they fill. */
+#include "gate/gate.h"
 
-static const char what; /* for a key that no function has */
+static const char fill; /* its address gives a key that no function has */
 
-/* In the current context's default stream, legacy or the thread's; and in any stream. */
+/* FILL and FILL_2D: in the current context's default stream, legacy or per-thread. *_ASYNC: in any
+ * stream. */
 #define FILL(name, real_name, per_thread, address, value, size)                                    \
 	CUresult name(__typeof__(&real_name) real, address pointer, value filling, size count)         \
 	{                                                                                              \
-		GATED(NULL, per_thread, cost_key(&what, (uint64_t)count * sizeof(filling)), false,         \
+		GATED(NULL, per_thread, cost_key(&fill, (uint64_t)count * sizeof(filling)), false,         \
 		      real(pointer, filling, count));                                                      \
 	}
 
@@ -15,7 +16,7 @@ static const char what; /* for a key that no function has */
 	CUresult name(__typeof__(&real_name) real, address pointer, size pitch, value filling,         \
 	              size width, size height)                                                         \
 	{                                                                                              \
-		GATED(NULL, per_thread, cost_key(&what, (uint64_t)width * height * sizeof(filling)),       \
+		GATED(NULL, per_thread, cost_key(&fill, (uint64_t)width * height * sizeof(filling)),       \
 		      false, real(pointer, pitch, filling, width, height));                                \
 	}
 
@@ -23,7 +24,7 @@ static const char what; /* for a key that no function has */
 	CUresult name(__typeof__(&real_name) real, CUdeviceptr pointer, value filling, size_t count,   \
 	              CUstream stream)                                                                 \
 	{                                                                                              \
-		GATED(stream, per_thread, cost_key(&what, count * sizeof(filling)), false,                 \
+		GATED(stream, per_thread, cost_key(&fill, count * sizeof(filling)), false,                 \
 		      real(pointer, filling, count, stream));                                              \
 	}
 
@@ -31,7 +32,7 @@ static const char what; /* for a key that no function has */
 	CUresult name(__typeof__(&real_name) real, CUdeviceptr pointer, size_t pitch, value filling,   \
 	              size_t width, size_t height, CUstream stream)                                    \
 	{                                                                                              \
-		GATED(stream, per_thread, cost_key(&what, width * height * sizeof(filling)), false,        \
+		GATED(stream, per_thread, cost_key(&fill, width * height * sizeof(filling)), false,        \
 		      real(pointer, pitch, filling, width, height, stream));                               \
 	}
 

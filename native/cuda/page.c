@@ -1,49 +1,50 @@
 #include "page.h"
 
 #include "aliquot/layout.h"
-#include "table.h"
+#include "map.h"
 
-static struct table pages;
-static struct aliquot_lock lock; /* finding a page and adding it are one step */
+struct shared_page {
+	uint64_t key;
+	uint64_t allocations;
+};
+
+MAP_OF(page_map, struct shared_page)
+
+static struct aliquot_lock lock; /* over all below */
+static struct page_map pages;
 
 static uint64_t key_of(uint64_t address)
 {
 	return address / PAGE_BYTES;
 }
 
-static bool add_one(struct record *record, void *unused)
-{
-	(void)unused;
-	record->handles++;
-	return false;
-}
-
-static bool take_one(struct record *record, void *last)
-{
-	return *(bool *)last = --record->handles == 0;
-}
-
 bool page_count_in(uint64_t address)
 {
 	aliquot_lock(&lock);
-	bool known = table_change(&pages, key_of(address), add_one, NULL);
-	if (!known) {
-		struct record page = {.key = key_of(address), .handles = 1}, replaced;
-		table_put(&pages, &page, &replaced);
+	struct shared_page *page = page_map_find(&pages, key_of(address));
+	bool is_first = !page;
+	if (page) {
+		page->allocations++;
+	} else {
+		struct shared_page added = {.key = key_of(address), .allocations = 1}, replaced;
+		page_map_put(&pages, &added, &replaced);
 	}
 	aliquot_unlock(&lock);
-	return !known;
+	return is_first;
 }
 
 bool page_count_out(uint64_t address)
 {
-	bool last = false;
 	aliquot_lock(&lock);
-	table_change(&pages, key_of(address), take_one, &last);
+	struct shared_page *page = page_map_find(&pages, key_of(address));
+	bool is_last = page && --page->allocations == 0;
+	if (is_last)
+		page_map_remove(&pages, page);
 	aliquot_unlock(&lock);
-	return last;
+	return is_last;
 }
 
+/* By slice: the bytes of small arrays, and the pages charged for them. */
 static struct {
 	uint64_t bytes, pages;
 } filled[ALIQUOT_MAX_GPUS];

@@ -1,72 +1,86 @@
-/* Physical memory by handle (cuMemCreate): it is freed when its last handle is released and its
- * last mapping is gone, whichever comes last.
+/* The calls for physical memory by handle (cuMemCreate) and its mappings. Physical memory is freed
+ * when its last handle is released and its last mapping is gone.
  *
- * Memory that was exported is counted here, where it was made, and not again where it is imported. It
- * may outlive our last handle, and no figure of the driver's tells whether it does (tried on a card:
+ * Exported memory is charged here, where it was created, and not where it is imported. It may
+ * outlive our last handle, and no figure of the driver's tells whether it does (tried on a GPU:
  * NVML does not count it for an importer). So its charge stays until this process ends. */
+#include "hooked.h"
+#include "map.h"
+#include "pool.h"
 #include "session.h"
-#include "table.h"
 
-static struct table handles;  /* handle -> physical memory */
-static struct table mappings; /* address -> handle */
+struct physical_memory {
+	uint64_t key; /* its handle */
+	uint64_t bytes;
+	uint32_t slice;
+	uint32_t handles;  /* given out and not released */
+	uint32_t mappings; /* of it, now */
+	bool is_exported;
+};
 
-static bool is_gone(const struct record *record)
+struct mapping {
+	uint64_t key; /* its address */
+	uint64_t bytes;
+	CUmemGenericAllocationHandle handle;
+};
+
+MAP_OF(physical_map, struct physical_memory)
+MAP_OF(mapping_map, struct mapping)
+
+static struct physical_map memories;
+static struct mapping_map mappings;
+
+enum counter { HANDLES, MAPPINGS };
+
+/* Count a handle or a mapping of the memory in; false: the memory is not ours. */
+static bool count_in(CUmemGenericAllocationHandle handle, enum counter counter)
 {
-	return record->handles == 0 && record->mappings == 0;
+	physical_map_lock(&memories);
+	struct physical_memory *memory = physical_map_find(&memories, handle);
+	if (memory)
+		(*(counter == HANDLES ? &memory->handles : &memory->mappings))++;
+	physical_map_unlock(&memories);
+	return memory != NULL;
 }
 
-/* Each of these changes one count and, with the last, takes the record out: *out then tells what to
- * give back. */
-static bool count_handle_out(struct record *record, void *out)
+static bool is_freed(const struct physical_memory *memory)
 {
-	record->handles -= record->handles > 0;
-	*(struct record *)out = *record;
-	return is_gone(record);
+	return memory->handles == 0 && memory->mappings == 0;
 }
 
-static bool count_mapping_out(struct record *record, void *out)
+/* Count one out; with the last one the memory is forgotten, and is_freed(out) tells so. False: the
+ * memory is not ours. */
+static bool count_out(CUmemGenericAllocationHandle handle, enum counter counter,
+                      struct physical_memory *out)
 {
-	record->mappings -= record->mappings > 0;
-	*(struct record *)out = *record;
-	return is_gone(record);
+	physical_map_lock(&memories);
+	struct physical_memory *memory = physical_map_find(&memories, handle);
+	if (memory) {
+		uint32_t *count = counter == HANDLES ? &memory->handles : &memory->mappings;
+		*count -= *count > 0;
+		*out = *memory;
+		if (is_freed(memory))
+			physical_map_remove(&memories, memory);
+	}
+	physical_map_unlock(&memories);
+	return memory != NULL;
 }
 
-static bool mark_exported(struct record *record, void *unused)
+static void remember_memory(const struct physical_memory *memory)
 {
-	(void)unused;
-	record->exported = 1;
-	return false;
+	struct physical_memory replaced;
+	physical_map_put(&memories, memory, &replaced);
+	if (replaced.key)
+		session_release(replaced.slice, replaced.bytes);
 }
 
-static bool count_handle_in(struct record *record, void *unused)
+static void release(const struct physical_memory *memory)
 {
-	(void)unused;
-	record->handles++;
-	return false;
+	if (!memory->is_exported)
+		session_release(memory->slice, memory->bytes);
 }
 
-static bool count_mapping_in(struct record *record, void *unused)
-{
-	(void)unused;
-	record->mappings++;
-	return false;
-}
-
-static void remember(struct table *table, const struct record *record)
-{
-	struct record replaced;
-	table_put(table, record, &replaced);
-	if (replaced.key && table == &handles)
-		session_uncharge(replaced.slice, replaced.bytes);
-}
-
-static void give_back(const struct record *record)
-{
-	if (!record->exported)
-		session_uncharge(record->slice, record->bytes);
-}
-
-/* The driver looks at the size before it looks for room. */
+/* The driver checks the size before it looks for free memory. */
 static CUresult refuse(size_t bytes, const CUmemAllocationProp *properties)
 {
 	size_t granule = 0;
@@ -88,32 +102,32 @@ CUresult hook_handle_create(__typeof__(&cuMemCreate) real, CUmemGenericAllocatio
 		slice = session_slice_of_device(properties->location.id);
 	if (!handle || bytes == 0 || slice == SESSION_NO_SLICE)
 		return real(handle, bytes, properties, flags);
-	if (!session_charge(slice, bytes))
+	if (!pools_charge(slice, bytes))
 		return refuse(bytes, properties);
 	CUresult result = real(handle, bytes, properties, flags);
 	if (result != CUDA_SUCCESS) {
-		session_uncharge(slice, bytes);
+		session_release(slice, bytes);
 		return result;
 	}
-	struct record record = {.key = *handle, .bytes = bytes, .slice = slice, .handles = 1};
-	remember(&handles, &record);
+	struct physical_memory memory = {.key = *handle, .bytes = bytes, .slice = slice, .handles = 1};
+	remember_memory(&memory);
 	return result;
 }
 
 CUresult hook_handle_release(__typeof__(&cuMemRelease) real, CUmemGenericAllocationHandle handle)
 {
-	struct record record;
+	struct physical_memory memory;
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!table_change(&handles, handle, count_handle_out, &record))
+	if (!count_out(handle, HANDLES, &memory))
 		return real(handle);
 	CUresult result = real(handle);
 	if (result == CUDA_SUCCESS) {
-		if (is_gone(&record))
-			give_back(&record);
-	} else if (!table_change(&handles, handle, count_handle_in, NULL)) {
-		record.handles++;
-		remember(&handles, &record);
+		if (is_freed(&memory))
+			release(&memory);
+	} else if (!count_in(handle, HANDLES)) {
+		memory.handles++;
+		remember_memory(&memory);
 	}
 	return result;
 }
@@ -123,7 +137,7 @@ CUresult hook_handle_retain(__typeof__(&cuMemRetainAllocationHandle) real,
 {
 	CUresult result = real(handle, address);
 	if (result == CUDA_SUCCESS)
-		table_change(&handles, *handle, count_handle_in, NULL);
+		count_in(*handle, HANDLES);
 	return result;
 }
 
@@ -132,56 +146,57 @@ CUresult hook_export(__typeof__(&cuMemExportToShareableHandle) real, void *share
                      unsigned long long flags)
 {
 	CUresult result = real(shareable, handle, type, flags);
-	if (result == CUDA_SUCCESS)
-		table_change(&handles, handle, mark_exported, NULL);
+	if (result == CUDA_SUCCESS) {
+		physical_map_lock(&memories);
+		struct physical_memory *memory = physical_map_find(&memories, handle);
+		if (memory)
+			memory->is_exported = true;
+		physical_map_unlock(&memories);
+	}
 	return result;
 }
 
 static void unmapped(CUmemGenericAllocationHandle handle)
 {
-	struct record record;
-	if (table_change(&handles, handle, count_mapping_out, &record) && is_gone(&record))
-		give_back(&record);
+	struct physical_memory memory;
+	if (count_out(handle, MAPPINGS, &memory) && is_freed(&memory))
+		release(&memory);
 }
 
-/* Counted before it is there: another thread may release the handle meanwhile. */
+/* The mapping is counted before it exists: another thread may release the handle meanwhile. */
 CUresult hook_map(__typeof__(&cuMemMap) real, CUdeviceptr address, size_t bytes, size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
-	bool known = table_change(&handles, handle, count_mapping_in, NULL);
+	bool known = count_in(handle, MAPPINGS);
 	CUresult result = real(address, bytes, offset, handle, flags);
 	if (known && result == CUDA_SUCCESS) {
-		struct record mapping = {.key = address, .bytes = bytes, .of = (void *)(uintptr_t)handle};
-		remember(&mappings, &mapping);
+		struct mapping mapping = {.key = address, .bytes = bytes, .handle = handle}, replaced;
+		mapping_map_put(&mappings, &mapping, &replaced);
 	} else if (known) {
 		unmapped(handle);
 	}
 	return result;
 }
 
-static void keep_mapping(const struct record *mapping, void *unused)
-{
-	(void)unused;
-	remember(&mappings, mapping);
-}
-
-static void end_mapping(const struct record *mapping, void *unused)
-{
-	(void)unused;
-	unmapped((CUmemGenericAllocationHandle)(uintptr_t)mapping->of);
-}
-
-/* One call may end several mappings that lie side by side; the driver refuses to cut one. */
+/* One call may unmap several mappings that lie one after the other; the driver refuses to cut one.
+ */
 CUresult hook_unmap(__typeof__(&cuMemUnmap) real, CUdeviceptr address, size_t bytes)
 {
-	struct table taken = {0};
-	struct record mapping, replaced;
+	struct mapping_map taken = {0};
+	struct mapping mapping, replaced;
 	for (CUdeviceptr at = address; at - address < bytes; at += mapping.bytes) {
-		if (!table_take(&mappings, at, &mapping))
+		if (!mapping_map_take(&mappings, at, &mapping))
 			break;
-		table_put(&taken, &mapping, &replaced);
+		mapping_map_put(&taken, &mapping, &replaced);
 	}
 	CUresult result = real(address, bytes);
-	table_empty(&taken, result == CUDA_SUCCESS ? end_mapping : keep_mapping, NULL);
+	for (uint64_t place = 0; place < taken.map.capacity; place++) {
+		const struct mapping *one = mapping_map_at(&taken, place);
+		if (one && result == CUDA_SUCCESS)
+			unmapped(one->handle);
+		else if (one)
+			mapping_map_put(&mappings, one, &replaced);
+	}
+	mapping_map_clear(&taken);
 	return result;
 }

@@ -2,7 +2,6 @@
 
 #include "aliquot/ledger.h"
 #include "aliquot/lock.h"
-#include "memory.h"
 #include "session.h"
 
 #include <stdlib.h>
@@ -12,12 +11,12 @@
 
 struct pool {
 	CUmemoryPool handle; /* NULL: an empty place */
-	uint32_t slice;      /* SESSION_NO_SLICE: none of ours, not counted */
-	bool destroyed;      /* by the program; lives on in the driver until its memory is freed */
-	uint64_t charged;    /* in the ledger for it */
-	uint64_t in_flight;  /* of that, for allocations whose outcome is not known yet */
+	uint32_t slice;      /* SESSION_NO_SLICE: its memory is not charged here */
+	bool destroyed;      /* by the program; in the driver it lives until its memory is freed */
+	uint64_t charged;    /* in the ledger, for this pool */
+	uint64_t in_flight;  /* the part of it for allocations that the driver has not answered yet */
 	uint64_t used;       /* by allocations that are not freed, in the ledger's units */
-	uint64_t changes;    /* of the two above: tells a figure that was asked for before */
+	uint64_t changes;    /* of `charged` and `in_flight`: shows that a figure is outdated */
 };
 
 static struct aliquot_lock lock;
@@ -25,7 +24,8 @@ static struct pool *pools;
 static unsigned places;
 static _Atomic bool dirty;
 
-/* Precondition of what returns a pool: the lock is held, and the pool is used under it alone. */
+/* Precondition of everything that returns a pool: the caller has the lock while it uses the pool.
+ */
 static struct pool *find(CUmemoryPool handle)
 {
 	for (unsigned i = 0; i < places; i++)
@@ -34,7 +34,7 @@ static struct pool *find(CUmemoryPool handle)
 	return NULL;
 }
 
-static bool is_counted(const struct pool *pool)
+static bool is_charged(const struct pool *pool)
 {
 	return pool && !pool->destroyed && pool->slice != SESSION_NO_SLICE;
 }
@@ -53,7 +53,7 @@ static struct pool *empty_place(void)
 	return find(NULL);
 }
 
-/* No driver's handle is that small. */
+/* No handle of the driver's is that small. */
 CUmemoryPool pool_of_graphs(CUdevice device)
 {
 	return (CUmemoryPool)((uintptr_t)device + 1);
@@ -85,7 +85,7 @@ void pool_remember(CUmemoryPool handle, uint32_t slice)
 	aliquot_unlock(&lock);
 }
 
-/* A pool that the program neither made nor imported is the default one of some device. */
+/* A pool that the program neither created nor imported is some device's default pool. */
 static uint32_t slice_of_default(CUmemoryPool handle)
 {
 	int count = 0;
@@ -111,35 +111,33 @@ uint32_t pool_slice(CUmemoryPool handle)
 	return slice;
 }
 
-/* The pool's reserve and the change it belongs to; asked again while another thread settles. Of one
- * that we do not know, or no more, nothing is asked. */
+/* What the pool has reserved, and the change that this figure belongs to. A pool that is not
+ * charged, or is destroyed, is not asked. */
 static uint64_t ask_reserved(CUmemoryPool handle, uint64_t *change)
 {
 	aliquot_lock(&lock);
 	struct pool *pool = find(handle);
-	bool known = is_counted(pool);
+	bool known = is_charged(pool);
 	*change = pool ? pool->changes : 0;
 	aliquot_unlock(&lock);
 	return known ? reserved_by(handle) : 0;
 }
 
-/* Bring the charge to what the pool has; `landed` in-flight bytes are known now.
- * False: the pool has more than was charged, and the slice has no room for it. */
-bool pool_end(CUmemoryPool handle, uint64_t landed)
+bool pool_settle(CUmemoryPool handle, uint64_t step)
 {
 	uint64_t change, reserved = ask_reserved(handle, &change), back = 0, more = 0;
 	aliquot_lock(&lock);
 	struct pool *pool = find(handle);
-	while (pool && pool->changes != change) {
+	while (pool && pool->changes != change) { /* another thread settled it: ask again */
 		aliquot_unlock(&lock);
 		reserved = ask_reserved(handle, &change);
 		aliquot_lock(&lock);
 		pool = find(handle);
 	}
 	uint32_t slice = pool ? pool->slice : SESSION_NO_SLICE;
-	if (is_counted(pool)) {
+	if (is_charged(pool)) {
 		pool->changes++;
-		pool->in_flight -= landed;
+		pool->in_flight -= step;
 		uint64_t target = reserved + pool->in_flight;
 		if (target < pool->charged)
 			back = pool->charged - target;
@@ -148,7 +146,7 @@ bool pool_end(CUmemoryPool handle, uint64_t landed)
 		pool->charged += more - back;
 	}
 	aliquot_unlock(&lock);
-	session_uncharge(slice, back);
+	session_release(slice, back);
 	if (more == 0 || session_reserve(slice, more))
 		return true;
 	aliquot_lock(&lock);
@@ -158,13 +156,56 @@ bool pool_end(CUmemoryPool handle, uint64_t landed)
 	return false;
 }
 
-/* Whether the pool may serve `bytes` from what it keeps. The driver's own figure for what is used is
- * no help: it leaves out what cuMemFree gave back (seen on a card). */
+/* The next charged pool, from place *at on; NULL: there are no more. */
+static CUmemoryPool next_charged(unsigned *at)
+{
+	CUmemoryPool handle = NULL;
+	aliquot_lock(&lock);
+	for (; *at < places && !handle; ++*at)
+		if (is_charged(&pools[*at]))
+			handle = pools[*at].handle;
+	aliquot_unlock(&lock);
+	return handle;
+}
+
+static uint64_t sum_of_charges(void)
+{
+	uint64_t sum = 0;
+	aliquot_lock(&lock);
+	for (unsigned i = 0; i < places; i++)
+		sum += pools[i].charged;
+	aliquot_unlock(&lock);
+	return sum;
+}
+
+/* Have every pool give up what it keeps unused; true: that freed something. But what graphs keep
+ * they need: a graph that was launched may be launched again. */
+static bool trim_pools(void)
+{
+	uint64_t before = sum_of_charges();
+	unsigned at = 0;
+	CUdevice device;
+	for (CUmemoryPool handle; (handle = next_charged(&at));) {
+		if (is_of_graphs(handle, &device))
+			continue;
+		REAL(cuMemPoolTrimTo)(handle, 0);
+		pool_settle(handle, 0);
+	}
+	return sum_of_charges() < before;
+}
+
+bool pools_charge(uint32_t slice, uint64_t bytes)
+{
+	return session_reserve(slice, bytes) || (trim_pools() && session_reserve(slice, bytes));
+}
+
+/* Whether the pool may have `bytes` in what it keeps unused. The driver's own figure for what is
+ * used is no help: it leaves out what cuMemFree gave back (seen on a GPU). */
 static bool has_unused(CUmemoryPool handle, uint64_t bytes)
 {
 	CUdevice device;
 	if (is_of_graphs(handle, &device))
-		return false; /* a launch cannot be undone if it does not fit after all */
+		return false; /* a launch that does not fit after all cannot be undone */
 	uint64_t reserved = reserved_by(handle);
 	aliquot_lock(&lock);
 	struct pool *pool = find(handle);
@@ -173,18 +214,18 @@ static bool has_unused(CUmemoryPool handle, uint64_t bytes)
 	return reserved >= bytes && reserved - bytes >= used;
 }
 
-bool pool_begin(CUmemoryPool handle, uint32_t slice, uint64_t bytes, uint64_t *step)
+bool pool_charge_step(CUmemoryPool handle, uint32_t slice, uint64_t bytes, uint64_t *step)
 {
 	uint64_t wanted = (bytes + GROWTH - 1) / GROWTH * GROWTH;
 	*step = 0;
 	pool_remember(handle, slice);
 	if (wanted < bytes)
 		return false;
-	/* What the pool keeps comes before having all pools give up what they keep. */
+	/* The pool may use what it keeps, before all pools give up what they keep. */
 	if (!session_reserve(slice, wanted)) {
 		if (has_unused(handle, bytes))
 			return true;
-		if (!session_charge(slice, wanted))
+		if (!pools_charge(slice, wanted))
 			return false;
 	}
 	aliquot_lock(&lock);
@@ -197,19 +238,17 @@ bool pool_begin(CUmemoryPool handle, uint32_t slice, uint64_t bytes, uint64_t *s
 	}
 	aliquot_unlock(&lock);
 	if (!pool)
-		session_uncharge(slice, wanted);
+		session_release(slice, wanted);
 	return pool != NULL;
 }
 
-void pool_count_in(CUmemoryPool handle, uint32_t slice, CUdeviceptr pointer, uint64_t bytes)
+void pool_allocated(CUmemoryPool handle, uint64_t bytes)
 {
-	bytes = ledger_round(bytes);
 	aliquot_lock(&lock);
 	struct pool *pool = find(handle);
 	if (pool)
-		pool->used += bytes;
+		pool->used += ledger_round(bytes);
 	aliquot_unlock(&lock);
-	memory_put_pooled(pointer, bytes, slice, handle);
 }
 
 void pool_destroyed(CUmemoryPool handle)
@@ -219,7 +258,7 @@ void pool_destroyed(CUmemoryPool handle)
 	struct pool *pool = find(handle);
 	uint32_t slice = pool ? pool->slice : SESSION_NO_SLICE;
 	if (pool) {
-		/* What it keeps unused is gone now; what is used goes as it is freed. */
+		/* What it keeps unused is freed now; the rest as the program frees it. */
 		back = pool->used < pool->charged ? pool->charged - pool->used : 0;
 		pool->charged -= back;
 		pool->destroyed = true;
@@ -227,10 +266,12 @@ void pool_destroyed(CUmemoryPool handle)
 			pool->handle = NULL;
 	}
 	aliquot_unlock(&lock);
-	session_uncharge(slice, back);
+	session_release(slice, back);
 }
 
-/* Of a destroyed pool no figure can be asked: its charge goes by what is freed. True: it was one. */
+/* The driver tells nothing about a destroyed pool: its charge shrinks by what is freed. True: it is
+ * one.
+ */
 static bool count_out(CUmemoryPool handle, uint64_t bytes)
 {
 	uint64_t back = 0;
@@ -247,14 +288,14 @@ static bool count_out(CUmemoryPool handle, uint64_t bytes)
 			pool->handle = NULL;
 	}
 	aliquot_unlock(&lock);
-	session_uncharge(slice, back);
+	session_release(slice, back);
 	return destroyed;
 }
 
 void pool_freed(CUmemoryPool handle, uint64_t bytes)
 {
 	if (!count_out(handle, bytes))
-		pool_end(handle, 0);
+		pool_settle(handle, 0);
 }
 
 void pool_freed_async(CUmemoryPool handle, uint64_t bytes)
@@ -263,49 +304,12 @@ void pool_freed_async(CUmemoryPool handle, uint64_t bytes)
 		atomic_store(&dirty, true);
 }
 
-/* The next pool that can be asked, from place *at on; NULL: no more. */
-static CUmemoryPool next(unsigned *at)
-{
-	CUmemoryPool handle = NULL;
-	aliquot_lock(&lock);
-	for (; *at < places && !handle; ++*at)
-		if (is_counted(&pools[*at]))
-			handle = pools[*at].handle;
-	aliquot_unlock(&lock);
-	return handle;
-}
-
 void pools_settle(void)
 {
 	if (!atomic_load_explicit(&dirty, memory_order_relaxed) || !session_is_open() ||
 	    !atomic_exchange(&dirty, false))
 		return;
 	unsigned at = 0;
-	for (CUmemoryPool handle; (handle = next(&at));)
-		pool_end(handle, 0);
-}
-
-static uint64_t charged_in_all(void)
-{
-	uint64_t sum = 0;
-	aliquot_lock(&lock);
-	for (unsigned i = 0; i < places; i++)
-		sum += pools[i].charged;
-	aliquot_unlock(&lock);
-	return sum;
-}
-
-/* Not what graphs keep: one that was launched can be launched again. */
-bool pools_trim(void)
-{
-	uint64_t before = charged_in_all();
-	unsigned at = 0;
-	CUdevice device;
-	for (CUmemoryPool handle; (handle = next(&at));) {
-		if (is_of_graphs(handle, &device))
-			continue;
-		REAL(cuMemPoolTrimTo)(handle, 0);
-		pool_end(handle, 0);
-	}
-	return charged_in_all() < before;
+	for (CUmemoryPool handle; (handle = next_charged(&at));)
+		pool_settle(handle, 0);
 }

@@ -1,10 +1,12 @@
-/* Memory pools, charged by what they reserve of the card.
+/* Memory pools, charged by what they reserve of the GPU's memory; and charging a slice, for which
+ * pools may have to give up memory.
  *
- * A pool grows in steps of 32 MiB (seen on a card), keeps what is freed until the next
- * synchronisation, and tells what it has. So: before an allocation the step that it could need is
- * charged, after it the charge is set to what the pool then has, and again when a synchronisation
- * may have let it shrink. Threads that allocate at once keep their steps charged until each has
- * its answer, so the charge is never below what the pool reserved.
+ * The model. A pool grows in steps of 32 MiB (seen on a GPU), keeps what is freed until the next
+ * synchronisation, and tells how much it has reserved. So the step that an allocation could need is
+ * charged before it (pool_charge_step), and after it the charge is set to what the pool then has
+ * (pool_settle). It is set again when a synchronisation may have let the pool shrink
+ * (pools_settle). Threads that allocate at the same time keep their steps charged until each has
+ * its answer, so the charge is never below what the pool has reserved.
  */
 #ifndef ALIQUOT_POOL_H
 #define ALIQUOT_POOL_H
@@ -14,33 +16,33 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A pool that the program made or imported; SESSION_NO_SLICE: its memory is not ours to count. */
+/* Take memory of a slice. If it does not fit, all pools first give up what they keep unused, as the
+ * driver would have them. False: it does not fit even so. */
+bool pools_charge(uint32_t slice, uint64_t bytes);
+
+/* The program created or imported a pool. SESSION_NO_SLICE: its memory is not charged here. */
 void pool_remember(CUmemoryPool pool, uint32_t slice);
-/* The program ended it; what is allocated from it lives on until it is freed. */
+/* The program destroyed a pool. What is allocated from it lives on until it is freed. */
 void pool_destroyed(CUmemoryPool pool);
-/* The slice whose memory a pool is of. */
+/* The slice whose memory a pool reserves; SESSION_NO_SLICE: none of ours. */
 uint32_t pool_slice(CUmemoryPool pool);
 
-/* The memory that a device's graphs allocate, as a pool like the others: what they reserve of the card
- * is known by another name. */
+/* The memory that a device's graphs allocate, as a pool like the others. */
 CUmemoryPool pool_of_graphs(CUdevice device);
 
-/* Before a pool may grow by `bytes`: charge the step, and say it in *step. False: there is no room. */
-bool pool_begin(CUmemoryPool pool, uint32_t slice, uint64_t bytes, uint64_t *step);
-/* After it: charge what the pool has now. False: that is more than there is room for. */
-bool pool_end(CUmemoryPool pool, uint64_t step);
+/* Charge the step by which a pool may grow for an allocation of `bytes`; *step says how much.
+ * False: it does not fit. */
+bool pool_charge_step(CUmemoryPool pool, uint32_t slice, uint64_t bytes, uint64_t *step);
+/* Set the charge to what the pool has now; `step` of it is no longer in flight. False: the pool has
+ * more than was charged, and that does not fit. */
+bool pool_settle(CUmemoryPool pool, uint64_t step);
 
-/* An allocation of this pool was made: the pool is charged for it, its pointer is remembered. */
-void pool_count_in(CUmemoryPool pool, uint32_t slice, CUdeviceptr pointer, uint64_t bytes);
-
-/* An allocation of `bytes` of this pool was freed, now or in stream order. */
+/* An allocation of `bytes` was made from the pool; or freed, now or in stream order. */
+void pool_allocated(CUmemoryPool pool, uint64_t bytes);
 void pool_freed(CUmemoryPool pool, uint64_t bytes);
 void pool_freed_async(CUmemoryPool pool, uint64_t bytes);
 
-/* After a synchronisation: charge what the pools have now. Costs nothing when none was freed to. */
+/* After a synchronisation: settle all pools, if anything was freed in stream order. */
 void pools_settle(void);
-
-/* Have every pool give up what it keeps unused; true: some charge was given back. */
-bool pools_trim(void);
 
 #endif

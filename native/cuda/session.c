@@ -4,35 +4,34 @@
 #include "aliquot/ledger.h"
 #include "aliquot/lock.h"
 #include "arbiter_call.h"
-#include "pool.h"
 
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 
 #define MAX_DEVICES 64
-/* Below this distance to the limit the driver's own share is read anew before memory is taken. */
+/* With less than this free, the driver's own memory is measured anew before memory is taken. */
 #define NEAR_LIMIT (UINT64_C(256) << 20)
 #define FRESH_NS (UINT64_C(10) * 1000 * 1000)
-/* How long an answer is waited for, and how long none is asked for after one did not come: a hung
+/* How long we wait for an answer, and how long we ask for none after one did not come: a hung
  * arbiter must not stop its tenants. */
 #define MEASURE_MS 1000
 #define MEASURE_AGAIN_MS 50
 #define SILENCE_NS (UINT64_C(10) * 1000 * 1000 * 1000)
-/* While the grant is parked, for as long as that is: its programs stand still. */
+/* Between two attempts to join a grant that is parked. */
 #define PARKED_MS 100
 
 struct session {
-	_Atomic bool joined;        /* the arbiter let us in: the pages are mapped */
-	_Atomic bool open;          /* and the driver shows no other devices than the grant's */
-	struct aliquot_lock ledger; /* threads take turns in this process's slot */
+	_Atomic bool joined;        /* the arbiter accepted us: the pages are mapped */
+	_Atomic bool open;          /* and all devices of the driver are in the grant */
+	struct aliquot_lock ledger; /* one thread at a time writes this process's slot */
 	const struct aliquot_limits *limits;
 	struct aliquot_usage *usage;
 	const struct aliquot_credit *credit;
 	struct aliquot_work_slice *work;
 	uint32_t slot;
 	uint32_t slice_of_device[MAX_DEVICES];
-	_Atomic uint64_t measure_at_ns; /* not before */
+	_Atomic uint64_t measure_at_ns; /* no measurement before that time */
 };
 
 static struct aliquot_lock opening;
@@ -61,14 +60,14 @@ void *session_wiped_memory(size_t size)
 		return NULL;
 	}
 	if (madvise(memory, size, MADV_WIPEONFORK) != 0) {
-		forward_say("this kernel cannot keep a forked child apart (needs Linux 4.14)");
+		forward_say("this kernel cannot wipe memory in a forked child (needs Linux 4.14)");
 		munmap(memory, size);
 		return NULL;
 	}
 	return memory;
 }
 
-/* The page that a fork wipes: a child must not write into its parent's slot. */
+/* A fork wipes it: a child must not write into its parent's slot. */
 static struct session *wiped_page(void)
 {
 	struct session *session = atomic_load(&page);
@@ -102,7 +101,7 @@ bool session_join(void)
 	enum arbiter_hello answer = ARBITER_REFUSES;
 	if (current())
 		return true;
-	/* The lock is free while it waits: a child that is forked meanwhile finds it so. */
+	/* Not locked while it waits: a child that is forked meanwhile must find the lock free. */
 	do {
 		if (answer == ARBITER_PARKED)
 			nanosleep(&moment, NULL);
@@ -152,7 +151,7 @@ bool session_open(void)
 	for (int i = 0; i < count; i++) {
 		CUdevice device;
 		CUuuid uuid;
-		/* The second version tells a MIG instance from its card. */
+		/* The second version tells a MIG instance from its GPU. */
 		__typeof__(&cuDeviceGetUuid) get_uuid = REAL(cuDeviceGetUuid_v2);
 		if (!get_uuid)
 			get_uuid = REAL(cuDeviceGetUuid);
@@ -199,7 +198,7 @@ bool session_device_of_stream(CUstream stream, CUdevice *device)
 	return known;
 }
 
-uint64_t session_left(uint32_t slice)
+uint64_t session_free_bytes(uint32_t slice)
 {
 	struct session *session = current();
 	uint64_t capacity = ledger_capacity(&session->limits->slices[slice]);
@@ -210,9 +209,9 @@ uint64_t session_left(uint32_t slice)
 bool session_reserve(uint32_t slice, uint64_t bytes)
 {
 	struct session *session = current();
-	uint64_t left = session_left(slice);
-	if (left < NEAR_LIMIT || left - NEAR_LIMIT < bytes)
-		session_driver_took();
+	uint64_t free_bytes = session_free_bytes(slice);
+	if (free_bytes < NEAR_LIMIT || free_bytes - NEAR_LIMIT < bytes)
+		session_driver_allocated();
 	aliquot_lock(&session->ledger);
 	bool fits = ledger_reserve(&session->usage->slices[slice], &session->limits->slices[slice],
 	                           session->slot, bytes);
@@ -220,15 +219,7 @@ bool session_reserve(uint32_t slice, uint64_t bytes)
 	return fits;
 }
 
-bool session_charge(uint32_t slice, uint64_t bytes)
-{
-	if (session_reserve(slice, bytes))
-		return true;
-	/* The driver, too, gives up what its pools keep unused before it says "out of memory". */
-	return pools_trim() && session_reserve(slice, bytes);
-}
-
-void session_uncharge(uint32_t slice, uint64_t bytes)
+void session_release(uint32_t slice, uint64_t bytes)
 {
 	struct session *session = current();
 	if (!session || slice == SESSION_NO_SLICE || bytes == 0)
@@ -261,9 +252,9 @@ void session_count_inside(int64_t change)
 		                 (uint64_t)change * ALIQUOT_INSIDE);
 }
 
-static void measure(struct session *session, int patience_ms, uint64_t for_context)
+static void measure(struct session *session, int patience_ms, uint64_t held_for_context)
 {
-	bool answered = arbiter_measure(patience_ms, for_context);
+	bool answered = arbiter_measure(patience_ms, held_for_context);
 	atomic_store(&session->measure_at_ns, now_ns() + (answered ? FRESH_NS : SILENCE_NS));
 }
 
@@ -281,14 +272,14 @@ void session_measure_context(uint64_t held)
 		measure(session, MEASURE_MS, held);
 }
 
-void session_driver_took(void)
+void session_driver_allocated(void)
 {
 	struct session *session = current();
 	if (session && now_ns() >= atomic_load(&session->measure_at_ns))
 		measure(session, MEASURE_AGAIN_MS, 0);
 }
 
-bool session_is_over(uint32_t slice)
+bool session_exceeds_limit(uint32_t slice)
 {
 	struct session *session = current();
 	const struct aliquot_slice_limits *limits = &session->limits->slices[slice];

@@ -1,49 +1,29 @@
-/* Streams that come and go, as far as gates must know of them. */
-#include "gate.h"
+/* The calls that create and destroy streams and green contexts. */
+#include "gate/gate.h"
 
-#include <errno.h>
-
-static CUresult made(CUresult result, unsigned flags)
+static CUresult created(CUresult result, unsigned flags)
 {
 	if (result == CUDA_SUCCESS && !(flags & CU_STREAM_NON_BLOCKING))
-		gate_blocking_stream();
+		gate_blocking_stream_created();
 	return result;
 }
 
 CUresult hook_stream_create(__typeof__(&cuStreamCreate) real, CUstream *stream, unsigned flags)
 {
-	return made(real(stream, flags), flags);
+	return created(real(stream, flags), flags);
 }
 
 CUresult hook_stream_create_with_priority(__typeof__(&cuStreamCreateWithPriority) real,
                                           CUstream *stream, unsigned flags, int priority)
 {
-	return made(real(stream, flags, priority), flags);
+	return created(real(stream, flags, priority), flags);
 }
 
-void gate_let_go(struct gates *all, uint64_t key)
-{
-	struct gate_stream *place = gate_find_key(all, key);
-	if (!place)
-		return;
-	int before = errno;
-	struct gate *gate = atomic_load(&place->gate);
-	if (gate && atomic_load(&place->owes) && gate_take(gate, GATE_PATIENCE_NS)) {
-		CUstreamCaptureMode mode = gate_relax();
-		quantum_mark(gate, place);
-		gate_restrict(mode);
-		gate_give(gate);
-	}
-	gate_drop_stream(all, key);
-	errno = before;
-}
-
-/* Before the driver is asked: it may give the handle to another thread at once. */
+/* The gates must forget the stream first: the driver may give its handle to another thread at once.
+ */
 CUresult hook_stream_destroy(__typeof__(&cuStreamDestroy_v2) real, CUstream stream)
 {
-	struct gates *all = gates_here();
-	if (all && !gate_is_default(stream))
-		gate_let_go(all, (uint64_t)(uintptr_t)stream);
+	gate_stream_ending(stream);
 	return real(stream);
 }
 

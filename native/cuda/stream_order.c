@@ -1,5 +1,6 @@
-/* The calls that allocate from pools, in stream order, and those that make and end pools. */
-#include "memory.h"
+/* The calls that allocate from pools, in stream order, and those that create and destroy pools. */
+#include "aliquot/ledger.h"
+#include "allocation.h"
 #include "pool.h"
 #include "session.h"
 
@@ -13,7 +14,7 @@ struct request {
 	CUstream stream;
 };
 
-static CUresult call(const struct request *request)
+static CUresult call_driver(const struct request *request)
 {
 	if (request->allocate)
 		return request->allocate(request->pointer, request->bytes, request->stream);
@@ -26,7 +27,7 @@ static bool is_per_thread(const struct request *request)
 	       request->allocate_from == REAL(cuMemAllocFromPoolAsync_ptsz);
 }
 
-static void undo(const struct request *request)
+static void free_again(const struct request *request)
 {
 	(is_per_thread(request) ? REAL(cuMemFreeAsync_ptsz) : REAL(cuMemFreeAsync))(*request->pointer,
 	                                                                            request->stream);
@@ -34,8 +35,9 @@ static void undo(const struct request *request)
 	pool_freed_async(request->pool, 0);
 }
 
-/* In a capture nothing is allocated: a node is made, and its memory comes when the graph is launched
- * (graph.c). Asked before anything else: even a question about a pool would end the capture. */
+/* In a capture nothing is allocated: the driver makes a node, and the graph's launch allocates
+ * (graph.c). We ask this before anything else, since even a question about a pool would break the
+ * capture. */
 static bool is_capturing(const struct request *request)
 {
 	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -50,18 +52,21 @@ static CUresult allocate(const struct request *request)
 	uint32_t slice = request->pool ? pool_slice(request->pool) : SESSION_NO_SLICE;
 	uint64_t step;
 	if (!request->pointer || request->bytes == 0 || slice == SESSION_NO_SLICE)
-		return call(request);
-	if (!pool_begin(request->pool, slice, request->bytes, &step)) {
+		return call_driver(request);
+	if (!pool_charge_step(request->pool, slice, request->bytes, &step)) {
 		*request->pointer = 0;
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	CUresult result = call(request);
-	if (!pool_end(request->pool, step) && result == CUDA_SUCCESS) {
-		undo(request);
+	CUresult result = call_driver(request);
+	if (!pool_settle(request->pool, step) && result == CUDA_SUCCESS) {
+		free_again(request);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	if (result == CUDA_SUCCESS)
-		pool_count_in(request->pool, slice, *request->pointer, request->bytes);
+	if (result == CUDA_SUCCESS) {
+		uint64_t bytes = ledger_round(request->bytes);
+		pool_allocated(request->pool, bytes);
+		allocation_put_pooled(*request->pointer, bytes, slice, request->pool);
+	}
 	return result;
 }
 
@@ -75,7 +80,7 @@ CUresult hook_alloc_from_pool(__typeof__(&cuMemAllocFromPoolAsync) real, CUdevic
 	                          .stream = stream};
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	return is_capturing(&request) ? call(&request) : allocate(&request);
+	return is_capturing(&request) ? call_driver(&request) : allocate(&request);
 }
 
 CUresult hook_alloc_async(__typeof__(&cuMemAllocAsync) real, CUdeviceptr *pointer, size_t bytes,
@@ -89,7 +94,7 @@ CUresult hook_alloc_async(__typeof__(&cuMemAllocAsync) real, CUdeviceptr *pointe
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (is_capturing(&request))
-		return call(&request);
+		return call_driver(&request);
 	if (session_device_of_stream(stream, &device))
 		REAL(cuDeviceGetMemPool)(&request.pool, device);
 	return allocate(&request);
@@ -109,7 +114,7 @@ CUresult hook_pool_create(__typeof__(&cuMemPoolCreate) real, CUmemoryPool *handl
 	return result;
 }
 
-/* Its memory is its exporter's to count. */
+/* The process that exported the pool is charged for its memory. */
 CUresult hook_pool_import(__typeof__(&cuMemPoolImportFromShareableHandle) real,
                           CUmemoryPool *handle, void *shareable, CUmemAllocationHandleType type,
                           unsigned long long flags)
@@ -132,6 +137,6 @@ CUresult hook_pool_trim(__typeof__(&cuMemPoolTrimTo) real, CUmemoryPool handle, 
 {
 	CUresult result = real(handle, keep);
 	if (result == CUDA_SUCCESS && handle)
-		pool_end(handle, 0);
+		pool_settle(handle, 0);
 	return result;
 }

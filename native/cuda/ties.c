@@ -1,6 +1,8 @@
-/* What ties a process to others or to the host, so that the driver cannot freeze it: hooks.txt names
- * the calls after whose success these are called; before it where memory comes from others, since a
- * process that is frozen with such memory never comes back. */
+/* Ties: what a process shares with others or with the host, so that the driver cannot freeze it.
+ *
+ * hooks.txt names the calls that make a tie. It is written down after the call has succeeded; but
+ * before the call if it brings in memory of another process, since a process frozen with such
+ * memory never comes back. */
 #include "session.h"
 
 void tie_managed(void);

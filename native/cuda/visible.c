@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The slices in the order in which an index counts them. */
+/* The slices in the order that indices count. */
 static void sort_slices(const struct aliquot_limits *limits, const char *order,
                         uint32_t out[ALIQUOT_MAX_GPUS])
 {
@@ -22,16 +22,16 @@ static void sort_slices(const struct aliquot_limits *limits, const char *order,
 	}
 }
 
-/* The slice that one word of the list names; slice_count: none. */
-static uint32_t slice_by_word(const struct aliquot_limits *limits, const uint32_t *order,
-                              const char *word, size_t length)
+/* The slice that one item of the list names; slice_count: none. */
+static uint32_t slice_by_item(const struct aliquot_limits *limits, const uint32_t *order,
+                              const char *item, size_t length)
 {
 	uint32_t found = limits->slice_count;
-	if (length > 4 && strncmp(word, "GPU-", 4) == 0) {
+	if (length > 4 && strncmp(item, "GPU-", 4) == 0) {
 		for (uint32_t i = 0; i < limits->slice_count; i++) {
 			char text[ALIQUOT_UUID_TEXT_SIZE];
 			aliquot_uuid_write(limits->slices[i].uuid, text);
-			if (length < ALIQUOT_UUID_TEXT_SIZE && strncmp(text, word, length) == 0) {
+			if (length < ALIQUOT_UUID_TEXT_SIZE && strncmp(text, item, length) == 0) {
 				if (found != limits->slice_count)
 					return limits->slice_count; /* the beginning of two */
 				found = i;
@@ -40,8 +40,8 @@ static uint32_t slice_by_word(const struct aliquot_limits *limits, const uint32_
 		return found;
 	}
 	char *end;
-	long index = strtol(word, &end, 0);
-	if (end == word || index < 0 || index >= (long)limits->slice_count)
+	long index = strtol(item, &end, 0);
+	if (end == item || index < 0 || index >= (long)limits->slice_count)
 		return limits->slice_count;
 	return order[index];
 }
@@ -62,11 +62,11 @@ void visible_devices(const struct aliquot_limits *limits, const char *wanted, co
 			slice = sorted[count];
 		} else {
 			size_t length = strcspn(wanted, ",");
-			slice = slice_by_word(limits, sorted, wanted, length);
+			slice = slice_by_item(limits, sorted, wanted, length);
 			wanted += length + (wanted[length] == ',');
 		}
 		if (slice >= limits->slice_count)
-			break; /* as the driver: what follows an unknown one is not seen */
+			break; /* like the driver: whatever follows an unknown GPU is not seen */
 		if (count++)
 			*at++ = ',';
 		aliquot_uuid_write(limits->slices[slice].uuid, at);

@@ -1,8 +1,8 @@
 # aliquot_stand_in(NAME SONAME .. HEADER .. DEFINE .. RESULT .. PREFIX .. SOURCES ..)
 #
-# A library that takes another one's name: generated symbols, the forwarding, and the hooks in
-# SOURCES. Built on glibc's oldest symbols, with a plain ELF hash table (the fitting step rebuilds
-# it in place when the driver has names that we do not, or the other way round).
+# A library with the name of another one: generated symbols, the forwarding, and the hooks in SOURCES.
+# It uses glibc's oldest symbols and a plain ELF hash table, which the fitting step rebuilds in place
+# where the driver's names differ from ours.
 function(aliquot_stand_in name)
 	cmake_parse_arguments(arg "" "SONAME;HEADER;DEFINE;RESULT;PREFIX" "SOURCES" ${ARGN})
 	set(here ${CMAKE_CURRENT_SOURCE_DIR})
@@ -23,11 +23,11 @@ function(aliquot_stand_in name)
 		${outputs} ${arg_SOURCES} ${ALIQUOT_NATIVE}/forward/forward.c)
 	target_include_directories(${target} PRIVATE ${here} ${generated} ${ALIQUOT_NATIVE}/forward)
 	target_link_libraries(${target} PRIVATE aliquot_ledger)
-	# A program that calls what NVIDIA deprecates must be met there too.
+	# We hook functions that NVIDIA has deprecated, too.
 	target_compile_options(${target} PRIVATE -Wno-deprecated-declarations)
 	target_link_options(${target} PRIVATE
 		-Wl,-soname,${arg_SONAME} -Wl,--hash-style=sysv -Wl,-z,relro -Wl,--exclude-libs,ALL)
-	# Before glibc 2.34 dlsym lived in libdl: a program that links nothing but us must get it too.
+	# Before glibc 2.34 dlsym was in libdl: a program that links nothing but us needs it.
 	find_library(ALIQUOT_LIBDL NAMES libdl.so.2 REQUIRED)
 	target_link_options(${target} PRIVATE -Wl,--no-as-needed ${ALIQUOT_LIBDL} -Wl,--as-needed)
 	set_target_properties(${target} PROPERTIES

@@ -15,10 +15,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Only glibc has it, as only with glibc the driver can be loaded: elsewhere we can say so. */
+/* Only glibc has dlmopen, and the driver needs glibc: with another C library we can say so. */
 #pragma weak dlmopen
 
-/* What the fitting step points the names at that this machine's driver does not have. */
+/* The fitting step points names here that this machine's driver does not have. */
 FORWARD_EXPORT void aliquot_absent(void);
 void aliquot_absent(void)
 {
@@ -72,7 +72,7 @@ bool forward_grant(char directory[PATH_MAX], uint64_t *created)
 	return true;
 }
 
-/* stat() was given a new name in glibc 2.33: ask the kernel. */
+/* stat() has a new symbol since glibc 2.33: ask the kernel. */
 static bool identify(const char *path, struct stat *out)
 {
 	return syscall(SYS_newfstatat, AT_FDCWD, path, out, 0) == 0;
@@ -87,14 +87,14 @@ static bool is_other_file(const char *path, const char *self)
 	       theirs.st_dev != ours.st_dev;
 }
 
-/* Open the library in a folder: NULL if it has none, or only ourselves, by whatever path. */
+/* Open the library in a folder. NULL: the folder has none, or it is the stand-in itself. */
 static void *try_folder(const char *folder, size_t length, const char *self)
 {
 	char path[PATH_MAX];
 	int written = snprintf(path, PATH_MAX, "%.*s/%s", (int)length, folder, forward_library);
 	if (length == 0 || written < 0 || written >= PATH_MAX || !is_other_file(path, self))
 		return NULL;
-	/* dlmopen, since dlopen may be our own hook, which would lead back here. */
+	/* Not dlopen: that may be our own hook, which would come back here. */
 	void *library = dlmopen(LM_ID_BASE, path, RTLD_NOW | RTLD_LOCAL);
 	if (!library)
 		forward_say("the driver's %s cannot be opened: %s", path, dlerror());
@@ -123,28 +123,28 @@ static void *open_library(void)
 	return library;
 }
 
-/* The jumps read a slot while it is written; whoever finds a function there finds its library whole. */
-static void set(unsigned slot, void *function)
+/* Other threads jump through a slot while it is written: they must find the library complete. */
+static void set_slot(unsigned slot, void *function)
 {
 	__atomic_store_n(&forward_real[slot], function, __ATOMIC_RELEASE);
 }
 
-static void fill(void *library)
+static void fill_slots(void *library)
 {
 	const char *name = forward_names;
 	for (unsigned slot = 0; slot < forward_known; slot++) {
-		set(slot, dlsym(library, name));
+		set_slot(slot, dlsym(library, name));
 		name += strlen(name) + 1;
 	}
 	for (unsigned slot = forward_known; slot < forward_count; slot++) {
 		name = forward_spares[slot - forward_known];
 		if (strncmp(name, "aliquot_", 8) != 0)
-			set(slot, dlsym(library, name));
+			set_slot(slot, dlsym(library, name));
 	}
 }
 
-/* With no lock, as the loader has one of its own: two threads may do this at once, and both fill in
- * the same. */
+/* Without a lock, since the loader has one: two threads may do this at the same time, and both
+ * write the same values. */
 bool forward_load(void)
 {
 	int state = atomic_load_explicit(&forward_loaded, memory_order_acquire);
@@ -153,7 +153,7 @@ bool forward_load(void)
 	int before = errno, expected = 0;
 	void *library = open_library();
 	if (library)
-		fill(library);
+		fill_slots(library);
 	if (atomic_compare_exchange_strong(&forward_loaded, &expected, library ? 1 : -1) && !library)
 		forward_say(dlmopen ? "no %s of a driver found; ask: aliquot doctor"
 		                    : "%s needs glibc, and this program's C library is another (musl?): "

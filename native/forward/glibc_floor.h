@@ -1,5 +1,5 @@
-/* The oldest glibc we load on is 2.17. These functions moved into libc later and would be bound to
- * their newer names by the machine that builds; the older ones are still there everywhere. */
+/* The oldest glibc that the stand-ins load on is 2.17. Newer versions moved these functions into
+ * libc, and a build would bind to their newer symbols; the older symbols still exist everywhere. */
 #ifndef ALIQUOT_GLIBC_FLOOR_H
 #define ALIQUOT_GLIBC_FLOOR_H
 

@@ -17,7 +17,7 @@ A line of the list is a symbol and what happens around it, in any of these words
 - ``implementation``   is called in the driver's place, with its function and the arguments;
 - ``then:function``    is called after a success, with nothing;
 - ``failed:function``  is called after anything else, with the result;
-- ``door``             the call is counted, and waits while the program is frozen (cuda/door.h);
+- ``barrier``          the call waits while the process is frozen (cuda/freeze_barrier.h);
 - ``own``              alone: the symbol is written by hand, name and all.
 """
 
@@ -31,7 +31,7 @@ from pathlib import Path
 
 SPARES = 256
 SPARE_SIZE = 64
-OWN, DOOR = "own", "door"
+OWN, BARRIER = "own", "barrier"
 
 PROTOTYPE = r"\b{result}\s+({prefix}\w+)\s*\(([^;{{}}]*?)\)\s*;"
 NAME_IN_PARAMETER = re.compile(r"(\w+)\s*(?:\[[^\]]*\]\s*)*$")
@@ -45,7 +45,7 @@ class Hook:
     before: str
     then: str
     failed: str
-    door: bool
+    barrier: bool
 
 
 def prototypes(args: argparse.Namespace) -> dict[str, str]:
@@ -65,14 +65,14 @@ def words(path: str) -> list[list[str]]:
 def read_hook(path: str, symbol: str, around: list[str]) -> Hook:
     parts = {"": "", "before": "", "then": "", "failed": ""}
     for word in around:
-        if word == DOOR:
+        if word == BARRIER:
             continue
         when, _, function = word.rpartition(":")
         if parts.get(when) != "":
             raise SystemExit(f"{path}: {symbol} cannot have {word}")
         parts[when] = function
-    door = DOOR in around
-    return Hook(symbol, parts[""], parts["before"], parts["then"], parts["failed"], door)
+    barrier = BARRIER in around
+    return Hook(symbol, parts[""], parts["before"], parts["then"], parts["failed"], barrier)
 
 
 def read_hooks(path: str, known: dict[str, str]) -> list[Hook]:
@@ -154,8 +154,8 @@ def declarations(hook: Hook, parameters: list[str], result: str) -> list[str]:
         (hook.implementation, f"{result} {hook.implementation}({listed});"),
         (hook.then, f"void {hook.then}(void);"),
         (hook.failed, f"void {hook.failed}({result} result);"),
-        (hook.door, "bool door_enter(void);"),
-        (hook.door, "void door_leave(void);"),
+        (hook.barrier, "bool freeze_barrier_enter(void);"),
+        (hook.barrier, "void freeze_barrier_leave(void);"),
     ]
     return [text for name, text in named if name]
 
@@ -175,12 +175,12 @@ def hook_function(hook: Hook, parameters: list[str], result: str) -> str:
     ]
     if hook.before:
         lines.append(f"{hook.before}();")
-    if hook.door:
-        lines.append("bool inside = door_enter();")
-    if hook.then or hook.failed or hook.door:
+    if hook.barrier:
+        lines.append("bool inside = freeze_barrier_enter();")
+    if hook.then or hook.failed or hook.barrier:
         lines.append(f"{result} result = {call};")
-        if hook.door:
-            lines += ["if (inside)", "\tdoor_leave();"]
+        if hook.barrier:
+            lines += ["if (inside)", "\tfreeze_barrier_leave();"]
         if hook.then:
             lines += ["if (result == 0)", f"\t{hook.then}();"]
         if hook.failed:

@@ -6,23 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from credit.card import Card
+from credit.gpu import LoadedGpu
 from standin.conftest import MakeMachine, library, make_machine, native_dir
 
 __all__ = ["library", "make_machine", "native_dir"]
 
 
 @pytest.fixture
-def card(make_machine: MakeMachine) -> Iterator[Card]:
+def gpu(make_machine: MakeMachine) -> Iterator[LoadedGpu]:
     """One simulated H100."""
-    made = Card(make_machine("h100:1"))
-    yield made
-    made.close()
+    loaded = LoadedGpu(make_machine("h100:1"))
+    yield loaded
+    loaded.close()
 
 
 @pytest.fixture
-def two_cards(make_machine: MakeMachine) -> Iterator[Card]:
-    """Two of them."""
-    made = Card(make_machine("h100:2"))
-    yield made
-    made.close()
+def two_gpus(make_machine: MakeMachine) -> Iterator[LoadedGpu]:
+    """Two simulated H100s."""
+    loaded = LoadedGpu(make_machine("h100:2"))
+    yield loaded
+    loaded.close()

@@ -2,9 +2,9 @@
 
     python -S -m credit.load KIND [OPTION=NUMBER ...]
 
-It says `ready` when its context stands, and then obeys one word a line on stdin: `go` starts the
-load, `pause` stops it after the burst at hand, `count` says how many bursts are done, `end` ends. A
-call that fails ends the load with `failed NAME CODE`; the process stays.
+It prints `ready` when its context exists, and then obeys one command a line on stdin: `go` starts
+the load, `pause` stops it after the current burst, `count` prints how many bursts are done, `end`
+ends. A call that fails ends the load with `failed NAME CODE`; the process stays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RELAXED = 2
 
 
 class CallError(Exception):
-    """A call of the driver that did not work."""
+    """A driver call that failed."""
 
 
 class Gpu:
@@ -83,7 +83,7 @@ Burst = Callable[[], None]
 class Ahead:
     """Keeps one burst in the streams while the next is launched: the GPU always has work.
 
-    So a machine that has no time for a program for a moment does not make it idle.
+    So the GPU stays busy if the machine does not run the program for a moment.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -98,7 +98,7 @@ class Ahead:
         return event
 
     def wait(self) -> None:
-        """A burst has been launched: wait for the one before it."""
+        """After a burst was launched: wait for the one before it."""
         for event, stream in zip(self.events[self.bursts % 2], self.streams, strict=True):
             self.gpu.call("cuEventRecord", event, stream)
         self.bursts += 1
@@ -161,7 +161,7 @@ def memset(library: c.CDLL, options: dict[str, int]) -> Burst:
 
 
 def pair(library: c.CDLL, options: dict[str, int]) -> Burst:
-    """Kernels on two GPUs that spin for each other, as a collective's do."""
+    """Kernels on two GPUs that wait for each other, like those of a collective."""
     gpus = [Gpu(library, index, 1) for index in (0, 1)]
     words = []
     for gpu in gpus:
@@ -193,7 +193,7 @@ def pair(library: c.CDLL, options: dict[str, int]) -> Burst:
 def fault(library: c.CDLL, options: dict[str, int]) -> Burst:
     """Works for `after` bursts, then makes an illegal access."""
     gpu = Gpu(library, 0, 0)
-    work, bad = gpu.function("aliquot_spin"), gpu.function("aliquot_fault")
+    work, faulty = gpu.function("aliquot_spin"), gpu.function("aliquot_fault")
     left = [options.get("after", 5)]
 
     def once() -> None:
@@ -202,7 +202,7 @@ def fault(library: c.CDLL, options: dict[str, int]) -> Burst:
         for _ in range(options.get("burst", 20)):
             gpu.launch(work, None, options.get("ns", 200_000))
         if left[0] < 0:
-            gpu.launch(bad, None)
+            gpu.launch(faulty, None)
         gpu.synchronize()
 
     return once
@@ -250,7 +250,7 @@ def say(line: str) -> None:
 
 
 class Load:
-    """A thread that makes bursts while it may."""
+    """A thread that runs bursts while `may` is set."""
 
     def __init__(self, burst: Burst) -> None:
         self.burst = burst

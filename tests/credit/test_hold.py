@@ -1,4 +1,4 @@
-"""Shares of a grant that is not taken: a program is held to nothing, and again when it is taken."""
+"""Shares of a grant that is not active: its program is stopped, and resumes with its share."""
 
 from __future__ import annotations
 
@@ -10,38 +10,36 @@ import pytest
 import support
 from aliquot.model import Hold, Policy
 from aliquot.slices import control
-from credit.card import Card, Tenant
+from credit.gpu import LoadedGpu, Tenant
 
 pytestmark = pytest.mark.shares
 
-SPENT = 0.5
+
+def hold(gpu: LoadedGpu, tenant: Tenant, how: Hold) -> None:
+    control.hold(gpu.machine.state, tenant.grant.name, how)
 
 
-def hold(card: Card, tenant: Tenant, how: Hold) -> None:
-    control.hold(card.machine.state, tenant.grant.name, how)
+def seconds_for(gpu: LoadedGpu, tenant: Tenant, gpu_seconds: float) -> float:
+    """How long the tenant takes, by the arbiter's clock, to get that much GPU time."""
+    begun = gpu.machine.status()["now_ns"]
+    had = gpu.busy_ns(tenant)
+    support.wait_until(lambda: gpu.busy_ns(tenant) - had >= gpu_seconds * 1e9, seconds=60)
+    return float(gpu.machine.status()["now_ns"] - begun) / 1e9
 
 
-def seconds_for(card: Card, tenant: Tenant, gpu_seconds: float) -> float:
-    """How long it takes, by the arbiter's clock, to have so much GPU time."""
-    begun = card.machine.status()["now_ns"]
-    had = card.busy_ns(tenant)
-    support.wait_until(lambda: card.busy_ns(tenant) - had >= gpu_seconds * 1e9, seconds=60)
-    return float(card.machine.status()["now_ns"] - begun) / 1e9
+def is_stopped(gpu: LoadedGpu, tenant: Tenant) -> bool:
+    """Whether the GPU does no work for the tenant, for several windows in a row."""
+    had, begun = gpu.busy_ns(tenant), gpu.machine.status()["now_ns"]
+    support.wait_until(lambda: gpu.machine.status()["now_ns"] > begun + 100_000_000)
+    return gpu.busy_ns(tenant) == had
 
 
-def stands_still(card: Card, tenant: Tenant) -> bool:
-    """Whether the GPU has nothing of it, for some windows in a row."""
-    had, begun = card.busy_ns(tenant), card.machine.status()["now_ns"]
-    support.wait_until(lambda: card.machine.status()["now_ns"] > begun + 100_000_000)
-    return card.busy_ns(tenant) == had
-
-
-def kill_arbiter(card: Card) -> None:
-    serving = card.machine.status()["serving_pid"]
+def kill_arbiter(gpu: LoadedGpu) -> None:
+    serving = gpu.machine.status()["serving_pid"]
 
     def is_back() -> bool:
         try:
-            return bool(card.machine.status()["serving_pid"] != serving)
+            return bool(gpu.machine.status()["serving_pid"] != serving)
         except control.NoArbiterError:
             return False
 
@@ -50,34 +48,34 @@ def kill_arbiter(card: Card) -> None:
 
 
 @pytest.mark.parametrize("how", [Hold.OPEN, Hold.PARKED])
-def test_what_a_hard_slice_has_begun_ends_at_once_and_it_waits_until_it_is_taken_again(
-    card: Card, how: Hold
+def test_a_hard_slice_finishes_at_once_and_waits_until_its_grant_is_active(
+    gpu: LoadedGpu, how: Hold
 ) -> None:
-    """At its share, a hundredth, that takes seconds."""
-    grant = card.grant("one", 1, Policy.HARD)
-    tenant = card.tenant(grant).go()
-    seconds_for(card, tenant, 0.02)  # what it may begin with
-    assert seconds_for(card, tenant, 0.02) > 1  # of a hundredth
-    hold(card, tenant, how)
-    support.wait_until(lambda: stands_still(card, tenant), 2)
-    kill_arbiter(card)
-    card.resize(tenant, compute=2)
-    assert stands_still(card, tenant)
-    hold(card, tenant, Hold.TAKEN)
-    seconds_for(card, tenant, 0.01)  # what it had in hand
-    assert seconds_for(card, tenant, 0.04) > 1
+    """With its share of a hundredth, the work in flight would take seconds."""
+    grant = gpu.grant("one", 1, Policy.HARD)
+    tenant = gpu.tenant(grant).go()
+    seconds_for(gpu, tenant, 0.02)  # its initial credit
+    assert seconds_for(gpu, tenant, 0.02) > 1  # at a share of a hundredth
+    hold(gpu, tenant, how)
+    support.wait_until(lambda: is_stopped(gpu, tenant), 2)
+    kill_arbiter(gpu)
+    gpu.resize(tenant, compute=2)
+    assert is_stopped(gpu, tenant)
+    hold(gpu, tenant, Hold.TAKEN)
+    seconds_for(gpu, tenant, 0.01)  # its work in flight
+    assert seconds_for(gpu, tenant, 0.04) > 1
 
 
-def test_the_others_share_what_it_leaves_and_turns_go_on_when_it_is_back(card: Card) -> None:
-    away, one, other = card.share("away", 50), card.share("one", 30), card.share("other", 20)
-    card.shares(away, one, other, gpu_seconds=0.5)
-    hold(card, away, Hold.OPEN)
+def test_the_share_of_a_parked_grant_is_divided_until_it_is_active(gpu: LoadedGpu) -> None:
+    away, one, other = gpu.share("away", 50), gpu.share("one", 30), gpu.share("other", 20)
+    gpu.shares(away, one, other, gpu_seconds=0.5)
+    hold(gpu, away, Hold.OPEN)
     away.tell("pause")  # as the driver stops it
-    hold(card, away, Hold.PARKED)
-    shares = card.shares(one, other, gpu_seconds=1)
+    hold(gpu, away, Hold.PARKED)
+    shares = gpu.shares(one, other, gpu_seconds=1)
     assert shares.arbiter == pytest.approx([60, 40], abs=1.5), shares
-    hold(card, away, Hold.OPEN)
+    hold(gpu, away, Hold.OPEN)
     away.go()
-    hold(card, away, Hold.TAKEN)
-    shares = card.shares(away, one, other, gpu_seconds=1.5)
+    hold(gpu, away, Hold.TAKEN)
+    shares = gpu.shares(away, one, other, gpu_seconds=1.5)
     assert shares.arbiter == pytest.approx([50, 30, 20], abs=1.5), shares

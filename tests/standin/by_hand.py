@@ -1,4 +1,4 @@
-"""An arbiter whose credit a test sets by hand: the real one's pages and messages, no decisions.
+"""An arbiter whose credit the test sets: with the real one's pages and messages, no decisions.
 
 It serves one grant, in a thread of the test's process. Every process that says HELLO gets fresh
 pages, made and sealed as the arbiter makes them; `credit` and `work` are those of the newest one.
@@ -122,7 +122,7 @@ class Arbiter:
     # --- what a test does
 
     def greet_with(self, **words: int) -> None:
-        """Set words on every slice of the credit page before the next process gets it."""
+        """Set fields of every slice in the credit page before the next process gets it."""
         self._greeted = words
 
     def credit(self, index: int = 0) -> pages.CreditSlice:
@@ -141,11 +141,11 @@ class Arbiter:
         self.credit(index).pace = pace
 
     def has_pages(self) -> bool:
-        """Somebody has said HELLO."""
+        """Whether a process has said HELLO."""
         return self._pages is not None
 
     def asked(self, index: int = 0) -> int:
-        """Marks put into streams so far."""
+        """How many marks are in streams so far."""
         work = self.work(index)
         return sum(work.marks[at].asked for at in range(work.marks_end))
 

@@ -1,4 +1,4 @@
-"""The simulated driver with functions of a test's own: all others jump on to it."""
+"""The simulated driver with some functions replaced by a test's: all others go to it."""
 
 from __future__ import annotations
 

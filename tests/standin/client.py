@@ -1,4 +1,4 @@
-"""A tenant that does what it is told: one JSON line in, one out.
+"""A tenant that makes the calls it is told: one JSON line in, one out.
 
     python -m standin.client [LIBRARY]
 
@@ -26,7 +26,7 @@ class Client(Worker):
     """A driver's client, and a process that can fork, exec and have threads."""
 
     def in_child(self, *calls: list[Any]) -> list[Any]:
-        """Fork; the child makes the calls and ends; its answers."""
+        """Fork; the child makes the calls and exits. Returns its answers."""
         out, into = os.pipe()
         if child := os.fork():
             os.close(into)
@@ -42,7 +42,7 @@ class Client(Worker):
             os._exit(0)
 
     def leave_child_behind(self) -> int:
-        """A child that does nothing and stays until it is killed; its pid."""
+        """Fork a child that sleeps until it is killed. Returns its pid."""
         if child := os.fork():
             return child
         while True:
@@ -53,7 +53,7 @@ class Client(Worker):
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
     def in_threads(self, count: int, sizes: list[int], rounds: int) -> list[int]:
-        """Threads that allocate all sizes and free them again; what codes they saw, sorted."""
+        """Threads that allocate all sizes and free them. Returns the codes they got, sorted."""
         context = self.current()[1]
         seen: set[int] = set()
 
@@ -68,7 +68,7 @@ class Client(Worker):
         return sorted(seen)
 
     def begin_in_threads(self, count: int) -> list[int]:
-        """Threads that make the process's first call at once; the codes they saw, sorted."""
+        """Threads that race for the process's first call. Returns the codes they got, sorted."""
         seen: set[int] = set()
         together = threading.Barrier(count)
 
@@ -81,7 +81,7 @@ class Client(Worker):
         return sorted(seen)
 
     def turn_over_in_threads(self, count: int, rounds: int) -> list[int]:
-        """Threads that make and end the primary context in turns; the codes they saw, sorted."""
+        """Threads that retain and release the primary context. Returns their codes, sorted."""
         seen: set[int] = set()
 
         def turn_over(_number: int) -> None:
@@ -93,18 +93,18 @@ class Client(Worker):
         return sorted(seen)
 
     def fill_up(self, size: int) -> list[int]:
-        """Allocate pieces until one is refused: how many there were, and the refusal."""
+        """Allocate until one is refused. Returns how many there were, and the error."""
         count = 0
         while (answer := self.alloc(size))[0] == 0:
             count += 1
         return [count, answer[0]]
 
     def descriptors(self) -> list[str]:
-        """What this process has open."""
+        """The descriptors that this process has open."""
         return sorted(path.name for path in Path("/proc/self/fd").iterdir())
 
     def use_up_descriptors(self) -> int:
-        """Open files until there can be no more; how many."""
+        """Open files until the limit. Returns how many."""
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         self.held: list[int] = []
         try:

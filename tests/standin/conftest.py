@@ -19,7 +19,7 @@ MakeGated = Callable[..., Gated]
 
 @pytest.fixture(scope="session")
 def native_dir() -> Path:
-    """The compiled parts: those of a build named by ALIQUOT_TEST_NATIVE, or the installed ones."""
+    """The compiled parts: of the build named by ALIQUOT_TEST_NATIVE, or the installed ones."""
     named = os.environ.get("ALIQUOT_TEST_NATIVE")
     return Path(named) if named else devices.native_dir()
 
@@ -64,7 +64,7 @@ def machine(make_machine: MakeMachine) -> Machine:
 
 @pytest.fixture
 def make_gated(native_dir: Path, library: Path, short_tmp: Path) -> Iterator[MakeGated]:
-    """Makes machines whose arbiter is the test's own hand."""
+    """Makes machines whose credit the test sets."""
     made: list[Gated] = []
 
     def make(shape: str = "h100:1", *, policy: int = 0) -> Gated:
@@ -95,5 +95,5 @@ def make_gated(native_dir: Path, library: Path, short_tmp: Path) -> Iterator[Mak
 
 @pytest.fixture
 def gated(make_gated: MakeGated) -> Gated:
-    """One simulated H100, its credit in the test's hand."""
+    """One simulated H100 whose credit the test sets."""
     return make_gated()

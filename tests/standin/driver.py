@@ -1,4 +1,4 @@
-"""The driver API as a test speaks it: plain ctypes, every call answers [code, values...].
+"""The driver API for tests: plain ctypes, every call answers [code, values...].
 
 Nothing but the standard library: it runs inside tenants, on whatever `libcuda.so.1` they find.
 A value that the driver did not write stays UNTOUCHED, so that a test sees whether it did.
@@ -100,7 +100,7 @@ class Driver:
         self._per_thread = False
 
     def use_per_thread_streams(self) -> Answer:
-        """From now on functions are looked up as programs built with that option do."""
+        """From now on, look functions up as programs built with that option do."""
         self._per_thread = True
         return [0]
 
@@ -125,7 +125,7 @@ class Driver:
         return [self._function(name)(*arguments)]
 
     def _make(self, name: str, *arguments: object) -> Answer:
-        """A call whose first argument takes what was made."""
+        """A call that writes its result to its first argument."""
         made = c.c_uint64(UNTOUCHED)
         return [self._function(name)(c.byref(made), *arguments), made.value]
 
@@ -315,7 +315,7 @@ class Driver:
         return self._call("cuMemRelease", c.c_uint64(handle))
 
     def create_shareable(self, size: int, device: int = 0) -> Answer:
-        """Physical memory that can be given away as a file descriptor."""
+        """Physical memory that can be exported as a file descriptor."""
         wanted = _physical(device)
         wanted.handle_types = FILE_DESCRIPTOR
         return self._make("cuMemCreate", _size(size), c.byref(wanted), c.c_uint64(0))
@@ -351,7 +351,7 @@ class Driver:
     # --- work
 
     def load_spin(self) -> Answer:
-        """A module with the one kernel that takes as long as it is told; the kernel."""
+        """Load a module with a kernel that takes a given time. Returns the kernel."""
         (code, module) = self._make("cuModuleLoadData", SPIN)
         return (
             [code, 0]
@@ -360,7 +360,7 @@ class Driver:
         )
 
     def spin(self, kernel: int, nanoseconds: int, times: int = 1) -> Answer:
-        """Launch it; returns when the last one is done."""
+        """Launch it that often; returns when the last one is done."""
         argument = c.c_uint64(nanoseconds)
         arguments = (c.c_void_p * 1)(c.addressof(argument))
         for _ in range(times):

@@ -1,4 +1,4 @@
-"""A simulated machine and an arbiter by hand: a tenant whose work waits for what the test gives."""
+"""A simulated machine and an arbiter whose credit the test sets: a tenant's work waits for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Gated:
         return tenant
 
     def take_turns(self, tenant: Tenant, *, credit: int | None = None) -> int:
-        """From now on the tenant's quanta need credit, and it has so much; its newest quantum.
+        """From now on the tenant's quanta need credit: it has that much. Returns its newest.
 
         What it had begun before is closed and done.
         """
@@ -40,23 +40,23 @@ class Gated:
         return newest
 
     def leave_open(self, tenant: Tenant, stream: int = 0) -> int:
-        """Turns are taken, and the tenant has launched into a quantum that is still open; which."""
+        """Take turns, and have the tenant launch into a quantum that stays open. Returns it."""
         self.take_turns(tenant, credit=100)
         while self.arbiter.work().opened == self.arbiter.work().closed:
             tenant.does("launch", "cuLaunchKernel", 0, stream)
         return int(self.arbiter.work().opened)
 
     def runs(self, tenant: Tenant, *words: int) -> None:
-        """The kernels that write these words run, sooner or later."""
+        """Assert that the kernels that write these words run, sooner or later."""
         wait_until(lambda: all(tenant("read_words", *words)))
 
     def stays_out(self, tenant: Tenant, *words: int) -> None:
-        """The kernels that write these words do not run, though the GPU has nothing else to do."""
+        """Assert that the kernels that write these words do not run, though the GPU is idle."""
         for _ in range(LOOKS):
             assert not any(tenant("read_words", *words))
 
     def settles(self, tenant: Tenant) -> None:
-        """With all gates open everything comes to its end, and nothing was forgotten."""
+        """Give unlimited credit, and assert that everything finishes."""
         self.arbiter.give(pages.OPEN)
         tenant("synchronize")
         work = self.arbiter.work()

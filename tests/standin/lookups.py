@@ -81,7 +81,7 @@ def by_driver_v1(
 
 
 def edges(library: c.CDLL) -> list[int]:
-    """The odd questions: nothing to look for, nowhere to put it, no status wanted."""
+    """Unusual lookups: no name, no place for the result, no status wanted."""
     ask, function, status = library.cuGetProcAddress_v2, c.c_void_p(), c.c_int(-1)
     none, put, told = c.c_uint64(0), c.byref(function), c.byref(status)
     return [

@@ -66,12 +66,12 @@ class Grant:
         return pages.map_page(self.directory / "usage", pages.Usage)
 
     def counted(self, slice_index: int = 0) -> int:
-        """What the ledger says that programs hold of a slice."""
+        """What the ledger says that programs use of a slice."""
         return pages.bytes_in(self.usage().slices[slice_index].word)
 
 
 class Tenant:
-    """A process in a grant that makes the calls it is told to make: see client.py."""
+    """A process in a grant that makes the calls it is told to make (client.py)."""
 
     def __init__(self, environment: dict[str, str], library: str = CUDA) -> None:
         self.process = subprocess.Popen(
@@ -113,13 +113,13 @@ class Tenant:
         return self
 
     def ok(self, method: str, *arguments: object) -> int:
-        """A call that must work; what it made."""
+        """A call that must succeed. Returns what it made."""
         code, made, *_ = self(method, *arguments)
         assert code == 0, f"{method}{arguments} gave {code}"
         return int(made)
 
     def does(self, method: str, *arguments: object) -> None:
-        """A call that must work and makes nothing."""
+        """A call that must succeed and makes nothing."""
         assert self(method, *arguments) == [0], f"{method}{arguments}"
 
     def kill(self) -> None:
@@ -127,7 +127,7 @@ class Tenant:
         self.process.communicate()
 
     def end(self) -> str:
-        """Let it end by itself; what it said on stderr."""
+        """Let it exit. Returns what it wrote to stderr."""
         _, said = self.process.communicate(timeout=30)
         return said
 
@@ -163,7 +163,7 @@ class Machine:
         return (self.state.parent / "arbiter.err").read_text("utf-8")
 
     def stop_arbiter(self, number: int = signal.SIGTERM) -> int:
-        """End the arbiter with its parent; the exit code."""
+        """End the arbiter and its parent. Returns the exit code."""
         assert self.arbiter
         serving = self.status()["serving_pid"] if number == signal.SIGKILL else None
         self.arbiter.send_signal(number)
@@ -179,7 +179,7 @@ class Machine:
 
     @contextmanager
     def stopped_arbiter(self) -> Iterator[None]:
-        """Neither it nor its parent does anything; the parent would start another."""
+        """Stop the arbiter and its parent: the parent would start another."""
         assert self.arbiter
         pids = self.arbiter.pid, self.status()["serving_pid"]
         for pid in pids:
@@ -210,7 +210,7 @@ class Machine:
         return uuids
 
     def grant(self, *memory: int, on: tuple[int, ...] = (), name: str = "one") -> Grant:
-        """A grant with so many bytes of each GPU: of the first ones, or of those named by `on`."""
+        """A grant with that many bytes of each GPU: of the first ones, or those named by `on`."""
         uuids = self.uuids()
         slices = [
             Slice(gpu_uuid=uuids[index], memory_bytes=size)
@@ -220,7 +220,7 @@ class Machine:
 
     @staticmethod
     def made(marked: str) -> Grant:
-        """What the arbiter's answer names."""
+        """The grant that the arbiter's answer names."""
         directory = Path(marked.partition("#")[0])
         return Grant(directory.name, directory, marked)
 
@@ -256,7 +256,7 @@ class Machine:
     def run(
         self, grant: Grant | None, *command: str, **changes: str | None
     ) -> subprocess.CompletedProcess[str]:
-        """A command in a grant, to its end."""
+        """Run a command in a grant, until it exits."""
         return subprocess.run(
             command,
             env=self.inside(grant, **changes),
@@ -267,7 +267,7 @@ class Machine:
         )
 
     def python(self, grant: Grant | None, code: str, **changes: str | None) -> Any:
-        """Python code in a grant; what it prints as JSON."""
+        """Run Python code in a grant. Returns what it prints as JSON."""
         done = self.run(grant, sys.executable, "-c", code, **changes)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

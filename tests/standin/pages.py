@@ -150,12 +150,12 @@ class WorkSlice(c.Structure):
 
 
 def bytes_in(word: int) -> int:
-    """The bytes that a word of the ledger tells of: the total, or what one process holds."""
+    """The bytes in a word of the ledger: the total, or what one process uses."""
     return (word & ((1 << UNITS_BITS) - 1)) * UNIT
 
 
 def map_page(path: Path, form: type[_Page]) -> _Page:
-    """A page as it changes. Mapped copy-on-write: nothing here can write into the grant's."""
+    """A live view of a page. Mapped copy-on-write: nothing here can write into the grant's page."""
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), c.sizeof(form), access=mmap.ACCESS_COPY)
     return form.from_buffer(memory)

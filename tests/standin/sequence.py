@@ -1,4 +1,4 @@
-"""Runs sequences of driver calls, each in a process of its own, and tells what the driver answered.
+"""Runs sequences of driver calls, each in its own process, and prints the driver's answers.
 
     python -m standin.sequence LIBRARY          one JSON list of calls in a line, one answer out
 
@@ -39,7 +39,7 @@ class Sequence:
         return things[number % len(things)][0] if things else UNKNOWN
 
     def keep(self, kind: str, answer: Answer) -> Answer:
-        """Remember what was made; the answer without its address."""
+        """Remember what was made. Returns the answer without its address."""
         code, value, *rest = answer
         if code == 0 and value not in {0, UNTOUCHED}:
             self.things.setdefault(kind, []).append((value, self.driver.current()[1]))
@@ -57,7 +57,7 @@ class Sequence:
         self.driver.kernels.pop(context, None)
 
     def end(self, kind: str, number: int, call: str, *more: int) -> Answer:
-        """Free a thing, and at once again."""
+        """Free a thing twice."""
         value = self.pick(kind, number)
         call_it = getattr(self.driver, call)
         first = call_it(value, *more)
@@ -250,7 +250,7 @@ class Sequence:
         return [0, *answer, *self.driver.free_addresses(address, size)]
 
     def map_twice_side_by_side(self, number: int, other: int) -> Answer:
-        """Two handles in one range, ended by one call."""
+        """Map two handles in one range, and unmap both by one call."""
         code, address = self.driver.reserve_addresses(2 * PAGE)
         if code:
             return [code]
@@ -308,7 +308,7 @@ class Sequence:
     # --- work
 
     def launch(self, symbol: str, stream: int) -> Answer:
-        """Through one entry point, a kernel that touches no memory; its context's own."""
+        """Launch a kernel of the current context that touches no memory, by one entry point."""
         context = self.driver.current()[1]
         if context and context not in self.driver.kernels:
             self.driver.load_kernels()
@@ -325,7 +325,7 @@ class Sequence:
         return self.driver.wait_event(self.pick("event", number), self._default_or(stream))
 
     def query_stream(self, stream: int) -> Answer:
-        """Whether it is done already depends on the moment: that is not told."""
+        """Whether it is done already depends on timing, so the answer leaves it out."""
         code = self.driver.query_stream(self._default_or(stream))[0]
         return [0 if code == NOT_READY else code]
 
@@ -350,13 +350,13 @@ class Sequence:
         return self.end("executable", number, "destroy_executable")
 
     def _default_or(self, number: int) -> int:
-        """Zero, one and two are the default streams by all their names."""
+        """Zero, one and two are the default streams by all their handles."""
         return number if number <= 2 else self.pick("stream", number - 3)
 
     # --- the end
 
     def give_all_back(self) -> None:
-        """Free whatever is left, so that nothing can be counted any more."""
+        """Free whatever is left, so that nothing can be charged any more."""
         for address, size in self.mappings:
             self.driver.unmap(address, size)
         for handle, _ in self.things.get("physical", []):
@@ -377,7 +377,7 @@ class Sequence:
 
 
 def held_by_us() -> int | None:
-    """What the grant's ledger has for this process; None: there is no grant."""
+    """What the grant's ledger charges this process; None: there is no grant."""
     grant, _, _ = os.environ.get("ALIQUOT_GRANT", "").partition("#")
     if not grant:
         return None

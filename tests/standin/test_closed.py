@@ -1,4 +1,4 @@
-"""Failing closed: with no grant, no arbiter or no trust there is no GPU, and the way out is told.
+"""Failing closed: without a grant, an arbiter or valid pages there is no GPU, and stderr says why.
 
 Whoever runs already keeps its limits and goes on.
 """
@@ -36,7 +36,7 @@ def grant(machine: Machine) -> Grant:
 
 
 def refused(machine: Machine, tenant: Tenant) -> str:
-    """It gets no GPU, by no call, and the card knows nothing of it; what it said."""
+    """Assert that no call gets a GPU, and the GPU shows no process. Returns the stderr text."""
     before = machine.status()["gpus"] if machine.arbiter else None
     assert tenant("init") == [SYSTEM_NOT_READY]
     for call in (("retain",), ("create_context",), ("alloc", PIECE), ("create_physical", PIECE)):
@@ -53,13 +53,13 @@ def test_without_a_grant_there_is_no_gpu(machine: Machine) -> None:
     assert "aliquot run" in said
 
 
-def test_a_grant_that_is_not_there_gives_no_gpu(machine: Machine, tmp_path: Path) -> None:
+def test_a_missing_grant_gives_no_gpu(machine: Machine, tmp_path: Path) -> None:
     said = refused(machine, machine.tenant(Grant("gone", tmp_path / "gone")))
     assert str(tmp_path / "gone") in said
     assert "has ended" in said
 
 
-def test_a_later_grant_of_the_same_name_is_another(machine: Machine, grant: Grant) -> None:
+def test_a_later_grant_of_the_same_name_gives_no_gpu(machine: Machine, grant: Grant) -> None:
     earlier = Grant(grant.name, grant.directory, f"{grant.directory}#1234")
     tenant = machine.tenant(earlier)
     assert tenant("init") == [SYSTEM_NOT_READY]
@@ -79,10 +79,8 @@ def test_without_its_socket_there_is_no_gpu(machine: Machine, grant: Grant) -> N
     assert "aliquot doctor" in refused(machine, machine.tenant(grant))
 
 
-def test_someone_elses_socket_that_says_nothing_gives_no_gpu(
-    machine: Machine, tmp_path: Path
-) -> None:
-    """A folder with the right names and nothing behind them."""
+def test_a_silent_socket_gives_no_gpu(machine: Machine, tmp_path: Path) -> None:
+    """A folder with a socket that nobody answers."""
     for name in ("limits", "usage", "socket"):
         (tmp_path / name).touch()
     assert "aliquot doctor" in refused(machine, machine.tenant(Grant("made-up", tmp_path)))
@@ -108,7 +106,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_pages_that_cannot_be_trusted_give_no_gpu(
+def test_invalid_pages_of_the_arbiter_give_no_gpu(
     machine: Machine, grant: Grant, what: str
 ) -> None:
     name, at, data = DAMAGE[what]
@@ -120,13 +118,13 @@ def test_pages_that_cannot_be_trusted_give_no_gpu(
 
 @pytest.mark.parametrize("name", ["limits", "usage"])
 @pytest.mark.parametrize("size", [0, 64])
-def test_pages_cut_short_give_no_gpu(machine: Machine, grant: Grant, name: str, size: int) -> None:
+def test_truncated_pages_give_no_gpu(machine: Machine, grant: Grant, name: str, size: int) -> None:
     os.truncate(grant.directory / name, size)
     assert "aliquot doctor" in refused(machine, machine.tenant(grant))
 
 
 @pytest.mark.parametrize("what", ["limits of another version", "usage of no layout"])
-def test_a_monitor_of_pages_that_cannot_be_trusted_sees_no_gpu(
+def test_a_monitor_with_invalid_pages_sees_no_gpu(
     machine: Machine, grant: Grant, what: str
 ) -> None:
     name, at, data = DAMAGE[what]
@@ -143,9 +141,7 @@ def test_a_tenant_cannot_write_its_limits(machine: Machine, grant: Grant) -> Non
     assert all(mode == "r--s" for mode in modes)
 
 
-def test_a_tenant_goes_on_within_its_limit_when_the_arbiter_is_dead(
-    machine: Machine, grant: Grant
-) -> None:
+def test_a_tenant_keeps_its_limit_while_the_arbiter_is_dead(machine: Machine, grant: Grant) -> None:
     tenant = machine.tenant(grant).start()
     first = tenant.ok("alloc", PIECE)
     machine.stop_arbiter(signal.SIGKILL)
@@ -160,7 +156,7 @@ def test_a_tenant_goes_on_within_its_limit_when_the_arbiter_is_dead(
     assert tenant("fill_up", PIECE)[1] == OUT_OF_MEMORY
 
 
-def test_an_arbiter_that_starts_again_finds_everything(machine: Machine, grant: Grant) -> None:
+def test_a_restarted_arbiter_recovers_all_state(machine: Machine, grant: Grant) -> None:
     stays, dies = machine.tenant(grant).start(), machine.tenant(grant).start()
     stays.ok("alloc", PIECE)
     dies.ok("alloc", 4 * PIECE)
@@ -182,10 +178,8 @@ def test_an_arbiter_that_starts_again_finds_everything(machine: Machine, grant: 
     wait_until(lambda: grant.counted() == 0)
 
 
-def test_only_the_serving_process_killed_is_a_moment_that_newcomers_wait_out(
-    machine: Machine, grant: Grant
-) -> None:
-    """Its parent starts it again; who comes in between is not refused."""
+def test_new_programs_wait_while_the_arbiter_restarts(machine: Machine, grant: Grant) -> None:
+    """The parent restarts the arbiter; a program that joins meanwhile is not refused."""
     stays = machine.tenant(grant).start()
     newcomers = [machine.tenant(grant) for _ in range(4)]
     for tenant in newcomers:
@@ -194,16 +188,16 @@ def test_only_the_serving_process_killed_is_a_moment_that_newcomers_wait_out(
     stays.ok("alloc", PIECE)
 
 
-def test_a_tenant_that_waits_for_a_stopped_arbiter_is_not_lost(
+def test_a_tenant_that_waits_for_a_stopped_arbiter_continues(
     machine: Machine, grant: Grant
 ) -> None:
-    """It is asked for figures near the limit; a program must not hang when it does not answer."""
+    """Near the limit a program asks for figures, and must not hang without an answer."""
     tenant = machine.tenant(grant).start()
     with machine.stopped_arbiter():
         assert tenant("fill_up", PIECE * 4)[1] == OUT_OF_MEMORY
 
 
-def test_an_arbiter_that_hangs_does_not_stop_its_tenants(machine: Machine, grant: Grant) -> None:
+def test_a_hung_arbiter_does_not_stop_its_tenants(machine: Machine, grant: Grant) -> None:
     tenant = machine.tenant(grant).start()
     tenant("fill_up", PIECE)
     with machine.stopped_arbiter():
@@ -222,5 +216,5 @@ print(json.dumps(nvml.nvmlErrorString(12).decode()))
 """
 
 
-def test_nvml_gives_its_errors_a_text_also_with_no_driver(machine: Machine, grant: Grant) -> None:
+def test_nvml_error_texts_work_without_a_driver(machine: Machine, grant: Grant) -> None:
     assert machine.python(grant, WHAT_IS_WRONG, ALIQUOT_DRIVER_DIR=None)

@@ -1,4 +1,4 @@
-"""A capture is never broken by us, and what is captured holds nothing of ours."""
+"""Gates never break a capture, and a captured graph holds no gate and no mark."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def tenant(gated: Gated) -> Tenant:
 
 
 def captured(tenant: Tenant, stream: int, *kinds: int) -> int:
-    """End the capture; its graph, which has nodes of these kinds alone."""
+    """End the capture, and assert the kinds of its graph's nodes. Returns the graph."""
     graph = tenant.ok("end_capture", stream)
     assert tenant("node_types", graph) == [0, *sorted(kinds)]
     return graph
 
 
 @pytest.mark.parametrize("flags", [BLOCKING, NON_BLOCKING])
-def test_every_launch_is_captured_as_it_is(
+def test_a_captured_launch_gets_no_gate(
     gated: Gated, tenant: Tenant, mode: int, flags: int
 ) -> None:
     stream = tenant.ok("create_stream", flags)
@@ -77,10 +77,10 @@ def test_a_stream_in_the_open_quantum_may_begin_a_capture(
     gated.settles(tenant)
 
 
-def test_streams_join_a_capture_by_events_and_leave_it_again(
+def test_streams_join_and_leave_a_capture_by_events(
     gated: Gated, tenant: Tenant, mode: int
 ) -> None:
-    """The joined ones are in an open quantum, which is closed while they capture."""
+    """The streams that join are in an open quantum, which is closed while they capture."""
     origin, *joined = tenant("make_streams", 4)
     fork, *back = [tenant.ok("create_event") for _ in range(4)]
     gated.take_turns(tenant, credit=1000)
@@ -106,7 +106,7 @@ def test_streams_join_a_capture_by_events_and_leave_it_again(
     assert tenant("read_words", 10, 11, 12) == [0, 0, 0]
 
 
-def test_other_streams_go_on_beside_a_capture(gated: Gated, tenant: Tenant, mode: int) -> None:
+def test_other_streams_are_gated_during_a_capture(gated: Gated, tenant: Tenant, mode: int) -> None:
     origin = tenant.ok("create_stream", NON_BLOCKING)
     other = tenant.ok("create_stream", NON_BLOCKING)
     gated.take_turns(tenant, credit=1000)
@@ -122,10 +122,10 @@ def test_other_streams_go_on_beside_a_capture(gated: Gated, tenant: Tenant, mode
     gated.settles(tenant)
 
 
-def test_the_legacy_stream_is_left_alone_while_a_blocking_one_captures(
+def test_the_legacy_stream_gets_no_mark_while_a_blocking_stream_captures(
     gated: Gated, tenant: Tenant, mode: int
 ) -> None:
-    """To touch it would spoil the capture; it has launches in the quantum that is closed."""
+    """A mark in it would break the capture; it has launches in the quantum that is closed."""
     origin = tenant.ok("create_stream", BLOCKING)
     other = tenant.ok("create_stream", NON_BLOCKING)
     for word in range(3):
@@ -141,7 +141,7 @@ def test_the_legacy_stream_is_left_alone_while_a_blocking_one_captures(
     gated.settles(tenant)
 
 
-def test_a_capture_that_the_program_breaks_is_broken_as_ever(
+def test_a_capture_that_the_program_breaks_returns_the_drivers_error(
     gated: Gated, tenant: Tenant, mode: int
 ) -> None:
     stranger = gated.machine.stranger().start()
@@ -158,10 +158,8 @@ def test_a_capture_that_the_program_breaks_is_broken_as_ever(
     gated.settles(tenant)
 
 
-def test_a_thread_makes_its_first_context_beside_a_capture(
-    gated: Gated, tenant: Tenant, mode: int
-) -> None:
-    """Pages are registered for it, which a capture in the global mode forbids to everybody else."""
+def test_a_context_can_be_created_during_a_capture(gated: Gated, tenant: Tenant, mode: int) -> None:
+    """Creating it registers pages, which a capture in the global mode forbids to other threads."""
     stream = tenant.ok("create_stream", NON_BLOCKING)
     tenant.does("begin_capture", stream, mode)
     assert tenant("in_thread", "other", ["create_context"])[0][0] == 0
@@ -174,7 +172,7 @@ def test_a_thread_makes_its_first_context_beside_a_capture(
     gated.runs(tenant, 0)
 
 
-def test_a_graph_launched_into_a_capture_becomes_a_part_of_it(
+def test_a_graph_launched_into_a_capture_becomes_a_node(
     gated: Gated, tenant: Tenant, mode: int
 ) -> None:
     stream = tenant.ok("create_stream", NON_BLOCKING)

@@ -1,4 +1,4 @@
-"""Contexts: each with gates of its own, also while they come and go, break, or cannot have any."""
+"""Contexts: each has its own gates, while contexts are created, destroyed, break or have none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tenant(gated: Gated) -> Tenant:
 
 
 def another(tenant: Tenant) -> int:
-    """A context more, made current, with its kernels."""
+    """Create one more context with its kernels, and make it current."""
     context = tenant.ok("create_context")
     tenant.does("prepare")
     return context
@@ -42,8 +42,8 @@ def test_every_context_has_gates_in_its_own_default_streams(gated: Gated, tenant
     gated.settles(tenant)
 
 
-def test_a_gate_in_one_context_is_none_in_another(gated: Gated, tenant: Tenant) -> None:
-    """Their default streams have the same name."""
+def test_a_gate_in_one_context_does_not_count_in_another(gated: Gated, tenant: Tenant) -> None:
+    """Their default streams have the same handle."""
     first, second = tenant.ok("current"), another(tenant)
 
     def launch(context: int, word: int) -> None:
@@ -66,7 +66,9 @@ def test_a_gate_in_one_context_is_none_in_another(gated: Gated, tenant: Tenant) 
     gated.runs(tenant, 2)
 
 
-def test_one_context_may_close_what_another_one_used(gated: Gated, tenant: Tenant) -> None:
+def test_a_call_in_one_context_closes_a_quantum_used_in_another(
+    gated: Gated, tenant: Tenant
+) -> None:
     first = tenant.ok("current")
     stream = tenant.ok("create_stream")
     another(tenant)
@@ -82,7 +84,7 @@ def test_one_context_may_close_what_another_one_used(gated: Gated, tenant: Tenan
     gated.runs(tenant, 20, 21)
 
 
-def test_a_context_that_ends_leaves_no_mark_behind(gated: Gated, tenant: Tenant) -> None:
+def test_a_destroyed_context_leaves_no_pending_mark(gated: Gated, tenant: Tenant) -> None:
     newest = gated.take_turns(tenant)
     context = another(tenant)
     for _ in range(3):
@@ -99,7 +101,9 @@ def test_a_context_that_ends_leaves_no_mark_behind(gated: Gated, tenant: Tenant)
 
 
 @pytest.mark.parametrize("end", ["reset", "release"])
-def test_a_primary_context_that_ends_is_known_anew(gated: Gated, tenant: Tenant, end: str) -> None:
+def test_a_primary_context_created_again_is_gated_again(
+    gated: Gated, tenant: Tenant, end: str
+) -> None:
     for _ in range(3):
         newest = gated.take_turns(tenant)
         tenant.does("launch", "cuLaunchKernel", 0)
@@ -114,7 +118,7 @@ def test_a_primary_context_that_ends_is_known_anew(gated: Gated, tenant: Tenant,
         assert gated.arbiter.work().opened > newest
 
 
-def test_contexts_that_come_and_go_leave_no_mapping(gated: Gated, tenant: Tenant) -> None:
+def test_destroyed_contexts_leave_no_mapping(gated: Gated, tenant: Tenant) -> None:
     def mappings() -> list[str]:
         maps = Path(f"/proc/{tenant.pid}/maps").read_text("ascii").splitlines()
         return [line.split()[1] for line in maps if "memfd:credit" in line or "memfd:work" in line]
@@ -127,7 +131,7 @@ def test_contexts_that_come_and_go_leave_no_mapping(gated: Gated, tenant: Tenant
     assert sorted(before) == ["r--s", "r--s", "rw-s", "rw-s"]
 
 
-def test_a_context_destroyed_twice_is_refused_as_ever(gated: Gated, tenant: Tenant) -> None:
+def test_destroying_a_context_twice_returns_the_drivers_error(gated: Gated, tenant: Tenant) -> None:
     context = another(tenant)
     tenant("set_words", 3)
     tenant.does("destroy_context", context)
@@ -142,7 +146,7 @@ def test_a_context_destroyed_twice_is_refused_as_ever(gated: Gated, tenant: Tena
     gated.runs(tenant, 20)
 
 
-def test_each_gpu_has_credit_of_its_own(make_gated: MakeGated) -> None:
+def test_each_gpu_has_its_own_credit(make_gated: MakeGated) -> None:
     gated = make_gated("h100:2")
     tenant = gated.tenant()
     first = tenant.ok("current")
@@ -186,7 +190,7 @@ def test_without_stream_operations_there_are_memory_limits_only(gated: Gated) ->
 
 
 @pytest.mark.parametrize("call", ["retain", "create_context"])
-def test_hard_is_refused_where_it_cannot_be_held(make_gated: MakeGated, call: str) -> None:
+def test_hard_policy_is_refused_if_gates_do_not_work(make_gated: MakeGated, call: str) -> None:
     gated = make_gated(policy=pages.HARD)
     tenant = gated.newcomer(ALIQUOT_SIMULATE_WITHOUT=WITHOUT)
     tenant.does("init")
@@ -201,7 +205,7 @@ def test_hard_is_refused_where_it_cannot_be_held(make_gated: MakeGated, call: st
     assert "aliquot doctor" in said
 
 
-def test_hard_holds_where_it_can(make_gated: MakeGated) -> None:
+def test_hard_policy_works_if_gates_work(make_gated: MakeGated) -> None:
     gated = make_gated(policy=pages.HARD)
     tenant = gated.tenant()
     newest = gated.take_turns(tenant)
@@ -214,8 +218,8 @@ def test_hard_holds_where_it_can(make_gated: MakeGated) -> None:
 # --- what breaks
 
 
-def test_a_fault_ends_the_waiting_for_its_context(gated: Gated, tenant: Tenant) -> None:
-    """Its marks will never come: they count as come, and the program sees the driver's error."""
+def test_a_fault_completes_the_marks_of_its_context(gated: Gated, tenant: Tenant) -> None:
+    """Its marks count as written, and the program gets the driver's error."""
     gated.take_turns(tenant, credit=1000)
     tenant.does("fault")
     tenant("set_words", 20)
@@ -226,14 +230,14 @@ def test_a_fault_ends_the_waiting_for_its_context(gated: Gated, tenant: Tenant) 
     assert tenant("query_stream") == [ILLEGAL_ADDRESS]
 
 
-def test_a_fault_seen_by_a_launch_alone(gated: Gated, tenant: Tenant) -> None:
+def test_a_fault_reported_by_a_launch_completes_the_marks(gated: Gated, tenant: Tenant) -> None:
     gated.take_turns(tenant, credit=1000)
     tenant.does("fault")
     wait_until(lambda: tenant("launch", "cuLaunchKernel", 0) == [ILLEGAL_ADDRESS])
     assert gated.arbiter.asked() == gated.arbiter.reached()
 
 
-def test_a_context_beside_a_broken_one_keeps_its_gates(make_gated: MakeGated) -> None:
+def test_a_fault_leaves_the_gates_of_other_contexts(make_gated: MakeGated) -> None:
     gated = make_gated("h100:2")
     tenant = gated.tenant()
     second = tenant.ok("retain", 1)
@@ -265,7 +269,7 @@ def test_a_forked_child_goes_straight_to_the_driver(gated: Gated, tenant: Tenant
     gated.settles(tenant)
 
 
-def test_a_program_that_becomes_another_gets_new_pages(gated: Gated, tenant: Tenant) -> None:
+def test_an_exec_gets_new_pages(gated: Gated, tenant: Tenant) -> None:
     gated.take_turns(tenant)
     tenant.does("launch", "cuLaunchKernel", 0)
     gated.arbiter.greet_with(credit=0, pace=pages.TURNS)
@@ -279,7 +283,7 @@ def test_a_program_that_becomes_another_gets_new_pages(gated: Gated, tenant: Ten
 
 
 @pytest.mark.parametrize("page", ["credit", "work"])
-def test_pages_that_are_none_give_no_gpu(gated: Gated, page: str) -> None:
+def test_invalid_pages_give_no_gpu(gated: Gated, page: str) -> None:
     gated.arbiter.spoil = page
     tenant = gated.newcomer()
     assert tenant("init") == [802]

@@ -1,4 +1,4 @@
-"""Whatever a program does and whenever credit comes: nothing starts before, and nothing is lost."""
+"""Random programs and credit: nothing starts before it has credit, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STEPS = st.one_of(
 
 @dataclass
 class Program:
-    """A tenant that does the steps, and what must be true of it."""
+    """A tenant that does the steps, and the rules it must obey."""
 
     gated: Gated
     tenant: Tenant
@@ -101,7 +101,7 @@ class Program:
         assert self.tenant("node_types", graph) == [0, 0]
 
     def finish(self) -> None:
-        """Everything ran, every mark came, and nothing is open."""
+        """Assert that everything ran, every mark was written, and no quantum is open."""
         self.gated.arbiter.set_pace(pages.TURNS)
         self.gated.settles(self.tenant)
         assert all(self.tenant("read_words", *sorted(self.quantum_of)))

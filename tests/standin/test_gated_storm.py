@@ -1,4 +1,4 @@
-"""Threads that launch in every way at once, while credit comes in small pieces at changing paces.
+"""Threads launch by all calls concurrently, while credit comes slowly and the pace changes.
 
 ALIQUOT_TEST_NATIVE names another build, whose sanitizer the program is then built with.
 """
@@ -53,7 +53,7 @@ def start(gated: Gated, program: Path, seed: int, queues: int) -> subprocess.Pop
 
 
 def give_in_pieces(gated: Gated, process: subprocess.Popen[str], seed: int) -> None:
-    """An arbiter of moods: a little credit ahead of what is done, at changing paces."""
+    """Give a little more credit than is used, and change the pace at random."""
     moods = random.Random(seed)  # noqa: S311
     credit = gated.arbiter.credit()
     credit.quantum_ns = 50_000
@@ -67,7 +67,7 @@ def give_in_pieces(gated: Gated, process: subprocess.Popen[str], seed: int) -> N
 
 
 @pytest.mark.parametrize("queues", [1, 8])
-def test_nothing_is_lost_and_nobody_waits_for_ever(
+def test_no_work_is_lost_and_no_thread_waits_for_ever(
     gated: Gated, program: Path, queues: int
 ) -> None:
     gated.arbiter.greet_with(credit=2, pace=pages.TURNS, quantum_ns=50_000)

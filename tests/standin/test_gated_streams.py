@@ -1,4 +1,4 @@
-"""Many streams, default ones, threads, streams that end: each has its gate, and its mark comes."""
+"""Many streams, default streams, threads, destroyed streams: each gets its gate and its mark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tenant(gated: Gated) -> Tenant:
 @pytest.mark.parametrize("queues", [1, 8])
 @pytest.mark.parametrize("flags", [BLOCKING, NON_BLOCKING])
 def test_forty_streams_share_few_hardware_queues(gated: Gated, queues: int, flags: int) -> None:
-    """A mark behind a gate would never come: credit is given one quantum at a time."""
+    """With credit for one quantum at a time, a mark behind a gate would never be written."""
     tenant = gated.tenant(CUDA_DEVICE_MAX_CONNECTIONS=str(queues))
     streams = [tenant.ok("create_stream", flags) for _ in range(40)]
     newest = gated.take_turns(tenant)
@@ -40,7 +40,7 @@ def test_forty_streams_share_few_hardware_queues(gated: Gated, queues: int, flag
     gated.settles(tenant)
 
 
-def test_streams_that_wait_for_each_other_get_through_quantum_by_quantum(gated: Gated) -> None:
+def test_streams_that_wait_for_each_other_advance_quantum_by_quantum(gated: Gated) -> None:
     tenant = gated.tenant(CUDA_DEVICE_MAX_CONNECTIONS="1")
     streams = [tenant.ok("create_stream", NON_BLOCKING) for _ in range(6)]
     events = [tenant.ok("create_event") for _ in range(6)]
@@ -57,7 +57,7 @@ def test_streams_that_wait_for_each_other_get_through_quantum_by_quantum(gated: 
     gated.runs(tenant, *range(120))
 
 
-def test_one_quantum_is_for_all_streams_of_the_process(gated: Gated, tenant: Tenant) -> None:
+def test_all_streams_of_a_process_share_a_quantum(gated: Gated, tenant: Tenant) -> None:
     streams = [0, *[tenant.ok("create_stream", NON_BLOCKING) for _ in range(3)]]
     gated.take_turns(tenant, credit=1000)
     tenant("set_words", 9)  # now its cost is known, and the next measurement is far
@@ -71,10 +71,8 @@ def test_one_quantum_is_for_all_streams_of_the_process(gated: Gated, tenant: Ten
     gated.arbiter.wait_done(before[0] + 1)
 
 
-def test_more_streams_than_there_is_room_for_go_on_all_the_same(
-    gated: Gated, tenant: Tenant
-) -> None:
-    """Places are taken from streams that are not in the open quantum; words for marks again."""
+def test_streams_beyond_the_table_run_without_gates(gated: Gated, tenant: Tenant) -> None:
+    """Streams that are not in the open quantum lose their slots and mark words to others."""
     streams = tenant("make_streams", 2600)
     gated.take_turns(tenant, credit=100_000)
     assert set(tenant("launch_into", streams, 0)) == {0}
@@ -99,7 +97,7 @@ def test_default_streams_by_every_name(gated: Gated, tenant: Tenant, stream: int
 
 
 def test_the_legacy_streams_mark_is_no_barrier(gated: Gated, tenant: Tenant) -> None:
-    """A blocking stream may wait for what a second one does later.
+    """A blocking stream may wait for something that a second one does later.
 
     A mark in the legacy stream behind the first one's wait would keep the second from starting.
     """
@@ -113,7 +111,9 @@ def test_the_legacy_streams_mark_is_no_barrier(gated: Gated, tenant: Tenant) -> 
     gated.settles(tenant)
 
 
-def test_nor_is_it_alone_when_a_capture_begins(gated: Gated, tenant: Tenant) -> None:
+def test_the_legacy_streams_mark_is_no_barrier_when_a_capture_begins(
+    gated: Gated, tenant: Tenant
+) -> None:
     first, second = (tenant.ok("create_stream", BLOCKING) for _ in range(2))
     other = tenant.ok("create_stream", NON_BLOCKING)
     tenant.does("launch", "cuLaunchKernel", 0)
@@ -125,7 +125,7 @@ def test_nor_is_it_alone_when_a_capture_begins(gated: Gated, tenant: Tenant) -> 
     gated.settles(tenant)
 
 
-def test_a_launch_into_a_blocking_stream_has_the_legacy_one_marked_first(
+def test_a_launch_into_a_blocking_stream_marks_the_legacy_stream_first(
     gated: Gated, tenant: Tenant
 ) -> None:
     stream = tenant.ok("create_stream", BLOCKING)
@@ -145,7 +145,9 @@ def test_a_launch_into_a_blocking_stream_has_the_legacy_one_marked_first(
     gated.arbiter.wait_done(opened)
 
 
-def test_a_launch_into_another_stream_does_not(gated: Gated, tenant: Tenant) -> None:
+def test_a_launch_into_a_non_blocking_stream_does_not_mark_the_legacy_stream(
+    gated: Gated, tenant: Tenant
+) -> None:
     stream = tenant.ok("create_stream", NON_BLOCKING)
     gated.take_turns(tenant, credit=1000)
     tenant("set_words", 9)
@@ -160,7 +162,7 @@ def test_a_launch_into_another_stream_does_not(gated: Gated, tenant: Tenant) -> 
 # --- threads
 
 
-def test_every_thread_has_a_default_stream_of_its_own(gated: Gated, tenant: Tenant) -> None:
+def test_every_thread_has_its_own_default_stream(gated: Gated, tenant: Tenant) -> None:
     newest = gated.take_turns(tenant)
     for index, name in enumerate("abc"):
         assert tenant("in_thread", name, ["launch", "cuLaunchKernel_ptsz", index]) == [[0]]
@@ -169,8 +171,8 @@ def test_every_thread_has_a_default_stream_of_its_own(gated: Gated, tenant: Tena
     gated.runs(tenant, 0, 1, 2)
 
 
-def test_a_threads_stream_is_marked_by_its_own_thread(gated: Gated, tenant: Tenant) -> None:
-    """Another thread cannot name it: the first time it does without, from then on it need not."""
+def test_a_per_thread_stream_is_marked_by_its_own_thread(gated: Gated, tenant: Tenant) -> None:
+    """Another thread leaves the mark out once; from then on each launch is marked."""
     launch = ["launch", "cuLaunchKernel_ptsz", 0]
     gated.take_turns(tenant, credit=1000)
     tenant("in_thread", "a", *[launch] * 11)  # the last one did not stand alone
@@ -183,7 +185,7 @@ def test_a_threads_stream_is_marked_by_its_own_thread(gated: Gated, tenant: Tena
     gated.settles(tenant)
 
 
-def test_a_thread_that_ends_leaves_its_place_to_the_next(gated: Gated, tenant: Tenant) -> None:
+def test_a_new_thread_reuses_the_slot_of_one_that_ended(gated: Gated, tenant: Tenant) -> None:
     newest = gated.take_turns(tenant, credit=1)
     tenant("in_thread", "a", ["launch", "cuLaunchKernel_ptsz", 0])
     gated.runs(tenant, 0)
@@ -195,10 +197,10 @@ def test_a_thread_that_ends_leaves_its_place_to_the_next(gated: Gated, tenant: T
     gated.settles(tenant)
 
 
-def test_marks_of_a_thread_that_ended_are_not_mixed_with_the_nexts(
+def test_marks_of_an_ended_thread_are_not_mixed_with_the_next_ones(
     gated: Gated, tenant: Tenant
 ) -> None:
-    """The first one's mark comes after the second one's, though it was asked for before."""
+    """The first thread's mark is written after the second's, though it was inserted before."""
     gated.take_turns(tenant, credit=1000)
     launch, query = ["launch", "cuLaunchKernel_ptsz", 0], ["query_stream", PER_THREAD]
     tenant("in_thread", "a", launch, ["wait_value", 10, 1, PER_THREAD], query)
@@ -208,7 +210,9 @@ def test_marks_of_a_thread_that_ended_are_not_mixed_with_the_nexts(
     gated.settles(tenant)
 
 
-def test_threads_launch_and_close_at_once_and_nothing_is_lost(gated: Gated, tenant: Tenant) -> None:
+def test_threads_that_launch_and_close_concurrently_lose_nothing(
+    gated: Gated, tenant: Tenant
+) -> None:
     gated.take_turns(tenant, credit=3)
     gated.arbiter.credit().quantum_ns = 50_000
     tenant.tell("hammer", 6, 300)
@@ -225,7 +229,7 @@ def test_threads_launch_and_close_at_once_and_nothing_is_lost(gated: Gated, tena
 # --- streams that end
 
 
-def test_a_stream_that_ends_has_its_mark_and_is_forgotten(gated: Gated, tenant: Tenant) -> None:
+def test_a_destroyed_stream_has_its_mark_and_loses_its_slot(gated: Gated, tenant: Tenant) -> None:
     gated.take_turns(tenant, credit=1000)
     for word in range(50):
         stream = tenant.ok("create_stream", NON_BLOCKING)
@@ -237,7 +241,9 @@ def test_a_stream_that_ends_has_its_mark_and_is_forgotten(gated: Gated, tenant: 
     assert gated.arbiter.work().marks_end <= 2
 
 
-def test_what_a_stream_that_ended_still_does_is_waited_for(gated: Gated, tenant: Tenant) -> None:
+def test_the_remaining_work_of_a_destroyed_stream_keeps_its_quantum_open(
+    gated: Gated, tenant: Tenant
+) -> None:
     stream = tenant.ok("create_stream", NON_BLOCKING)
     gated.leave_open(tenant, stream)
     tenant.does("wait_value", 10, 1, stream)
@@ -254,7 +260,7 @@ def test_what_a_stream_that_ended_still_does_is_waited_for(gated: Gated, tenant:
 
 
 def use_and_end(gated: Gated, tenant: Tenant) -> int:
-    """A stream that was used in the open quantum and is no more; its handle is another's now."""
+    """Destroy a stream of the open quantum, and create another with the same handle."""
     for _ in range(50):  # the driver gives handles again, though not always at once
         stream, *others = tenant("make_streams", 20)
         tenant.does("write_word", 20, 0)
@@ -267,9 +273,7 @@ def use_and_end(gated: Gated, tenant: Tenant) -> int:
     raise AssertionError("no handle was given again")
 
 
-def test_a_new_stream_of_the_same_handle_has_a_gate_of_its_own(
-    gated: Gated, tenant: Tenant
-) -> None:
+def test_a_new_stream_with_a_reused_handle_gets_its_own_gate(gated: Gated, tenant: Tenant) -> None:
     newest = gated.take_turns(tenant, credit=1000)
     tenant("set_words", 9)
     stream = use_and_end(gated, tenant)
@@ -280,7 +284,7 @@ def test_a_new_stream_of_the_same_handle_has_a_gate_of_its_own(
     gated.runs(tenant, 21)
 
 
-def test_a_stream_destroyed_while_it_waits_does_its_work_when_credit_comes(
+def test_a_stream_destroyed_at_a_gate_finishes_when_credit_comes(
     gated: Gated, tenant: Tenant
 ) -> None:
     newest = gated.take_turns(tenant)

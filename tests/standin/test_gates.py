@@ -1,4 +1,4 @@
-"""No work starts without credit, by whatever call; all of it runs when credit comes; marks tell."""
+"""No call starts work without credit; all work runs when credit comes; marks show its progress."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_launch_waits_for_credit(gated: Gated, tenant: Tenant, symbol: str
 
 @pytest.mark.parametrize("symbol", ENTRY_POINTS)
 @pytest.mark.parametrize("flags", [0, 1])
-def test_every_launch_waits_in_a_stream_of_its_own(
+def test_every_launch_waits_for_credit_in_its_own_stream(
     gated: Gated, tenant: Tenant, symbol: str, flags: int
 ) -> None:
     stream = tenant.ok("create_stream", flags)
@@ -70,13 +70,13 @@ def test_old_launches_open_a_quantum(gated: Gated, tenant: Tenant, symbol: str) 
     tenant.does("synchronize")
 
 
-def test_open_gates_let_everything_through(gated: Gated, tenant: Tenant) -> None:
+def test_unlimited_credit_passes_every_gate(gated: Gated, tenant: Tenant) -> None:
     assert tenant("set_words", 1000) == [0] * 1000
     gated.runs(tenant, *range(1000))
     assert gated.arbiter.work().launches == 1000
 
 
-def test_the_first_context_tries_the_gates_out(gated: Gated) -> None:
+def test_the_first_context_tests_whether_gates_work(gated: Gated) -> None:
     tenant = gated.newcomer()
     tenant.does("init")
     assert gated.arbiter.work().gates == pages.UNTRIED
@@ -94,7 +94,7 @@ def test_a_quantum_is_over_when_its_marks_are_reached(gated: Gated, tenant: Tena
     gated.arbiter.wait_done(newest + 1)
 
 
-def test_work_beyond_the_credit_waits_behind_work_within(gated: Gated, tenant: Tenant) -> None:
+def test_work_beyond_the_credit_waits(gated: Gated, tenant: Tenant) -> None:
     newest = gated.take_turns(tenant, credit=2)
     for word in range(4):
         tenant.does("launch", "cuLaunchKernel", word)
@@ -108,7 +108,7 @@ def test_work_beyond_the_credit_waits_behind_work_within(gated: Gated, tenant: T
     gated.arbiter.wait_done(newest + 4)
 
 
-def test_credit_taken_back_holds_what_has_not_begun(gated: Gated, tenant: Tenant) -> None:
+def test_reduced_credit_holds_quanta_that_have_not_started(gated: Gated, tenant: Tenant) -> None:
     newest = gated.take_turns(tenant, credit=10)
     tenant.does("launch", "cuLaunchKernel", 0)
     tenant("query_stream")
@@ -120,8 +120,8 @@ def test_credit_taken_back_holds_what_has_not_begun(gated: Gated, tenant: Tenant
     gated.runs(tenant, 1)
 
 
-def test_quanta_hold_about_what_the_arbiter_asks_for(gated: Gated, tenant: Tenant) -> None:
-    """Kernels of an unknown cost count 10 us each; the first ones stand alone to be measured."""
+def test_quanta_are_about_as_long_as_the_arbiter_asks(gated: Gated, tenant: Tenant) -> None:
+    """Kernels of unknown cost count 10 us each; the first ones are measured alone."""
     newest = gated.take_turns(tenant, credit=10_000)
     gated.arbiter.credit().quantum_ns = 100_000
     for _ in range(5):  # launches 1, 2 and 4 are alone
@@ -137,7 +137,7 @@ def test_quanta_hold_about_what_the_arbiter_asks_for(gated: Gated, tenant: Tenan
         assert gated.arbiter.work().quanta[quantum % pages.QUANTA].expected_ns <= 100_000
 
 
-def test_alone_a_quantum_is_long_and_seldom_closed_early(gated: Gated, tenant: Tenant) -> None:
+def test_a_process_that_is_alone_has_long_quanta(gated: Gated, tenant: Tenant) -> None:
     before, began = gated.arbiter.work().opened, time.monotonic()
     for _ in range(20):
         tenant("set_words", 10)
@@ -150,10 +150,10 @@ def test_alone_a_quantum_is_long_and_seldom_closed_early(gated: Gated, tenant: T
     assert 1 <= gated.arbiter.work().opened - before <= 5
 
 
-def test_a_kernel_is_alone_at_its_first_second_fourth_and_eighth_launch(
+def test_a_kernel_is_measured_at_its_first_second_fourth_and_eighth_launch(
     gated: Gated, tenant: Tenant
 ) -> None:
-    """Of those after the same other kernel: at another place it may take another time."""
+    """Counted per preceding kernel: at another point of the program it may take another time."""
     gated.take_turns(tenant, credit=10_000)
     tenant("set_words", 1)
     opened = []
@@ -165,10 +165,10 @@ def test_a_kernel_is_alone_at_its_first_second_fourth_and_eighth_launch(
     assert opened == [1, 1, 1, 1, 1, 0, 0, 1, 1]
 
 
-def test_a_graph_of_unknown_cost_is_alone_at_first_and_never_among_many(
+def test_graphs_of_unknown_cost_are_measured_and_few_share_a_quantum(
     gated: Gated, tenant: Tenant
 ) -> None:
-    """Also while nobody else wants the GPU: each graph may be long."""
+    """Also while no other process wants the GPU, since each graph may take long."""
     tenant("set_words", 1)
     opened = []
     for _ in range(15):
@@ -179,9 +179,7 @@ def test_a_graph_of_unknown_cost_is_alone_at_first_and_never_among_many(
     assert opened == [1, 1, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0]
 
 
-def test_yield_closes_what_has_credit_and_leaves_the_rest_open(
-    gated: Gated, tenant: Tenant
-) -> None:
+def test_yield_closes_a_quantum_that_has_credit_and_no_other(gated: Gated, tenant: Tenant) -> None:
     gated.take_turns(tenant, credit=100)
     tenant("set_words", 11)  # the next one that stands alone is far
     opened = gated.arbiter.work().opened
@@ -207,7 +205,7 @@ CLOSING = {
 
 
 @pytest.mark.parametrize("call", CLOSING)
-def test_a_program_that_waits_closes_its_quantum(gated: Gated, tenant: Tenant, call: str) -> None:
+def test_calls_that_wait_close_the_quantum(gated: Gated, tenant: Tenant, call: str) -> None:
     newest = gated.leave_open(tenant)
     tenant(call, *CLOSING[call])
     assert gated.arbiter.work().closed == newest
@@ -215,7 +213,7 @@ def test_a_program_that_waits_closes_its_quantum(gated: Gated, tenant: Tenant, c
 
 
 @pytest.mark.parametrize("call", ["synchronize_event", "query_event"])
-def test_who_asks_for_an_event_closes_and_who_records_it_does_not(
+def test_an_event_query_closes_the_quantum_and_a_record_does_not(
     gated: Gated, tenant: Tenant, call: str
 ) -> None:
     event = tenant.ok("create_event")
@@ -233,15 +231,19 @@ def test_freeing_memory_closes_the_quantum(gated: Gated, tenant: Tenant) -> None
     assert gated.arbiter.work().closed == newest
 
 
-def test_a_launch_that_stands_alone_has_its_mark_at_once(gated: Gated, tenant: Tenant) -> None:
-    """Whatever the program does next, the end of a long kernel is seen when it comes."""
+def test_a_launch_alone_in_its_quantum_gets_its_mark_right_after_it(
+    gated: Gated, tenant: Tenant
+) -> None:
+    """The arbiter sees the end of a long kernel, whatever the program does next."""
     newest = gated.take_turns(tenant, credit=10)
     tenant.does("launch", "cuLaunchKernel", 0)
     assert gated.arbiter.work().closed == newest + 1
     gated.arbiter.wait_done(newest + 1)
 
 
-def test_a_launch_that_the_driver_refuses_is_refused_as_ever(gated: Gated, tenant: Tenant) -> None:
+def test_a_launch_that_the_driver_refuses_returns_the_drivers_error(
+    gated: Gated, tenant: Tenant
+) -> None:
     stranger = gated.machine.stranger().start()
     stranger.does("prepare")
     newest = gated.take_turns(tenant)
@@ -253,10 +255,8 @@ def test_a_launch_that_the_driver_refuses_is_refused_as_ever(gated: Gated, tenan
     gated.runs(tenant, 0)
 
 
-def test_a_program_runs_far_ahead_of_its_credit_and_loses_no_mark(
-    gated: Gated, tenant: Tenant
-) -> None:
-    """More quanta than the page tells of: the last ones grow instead."""
+def test_a_program_far_ahead_of_its_credit_loses_no_mark(gated: Gated, tenant: Tenant) -> None:
+    """With more quanta than the page holds, the last one grows instead."""
     newest = gated.take_turns(tenant)
     for word in range(1200):
         tenant("launch", "cuLaunchKernel", word)
@@ -272,7 +272,7 @@ def test_a_program_runs_far_ahead_of_its_credit_and_loses_no_mark(
     assert work.closed == work.opened
 
 
-def test_a_process_rings_when_it_finds_nobody_looking(gated: Gated, tenant: Tenant) -> None:
+def test_a_process_rings_if_the_arbiter_asks_for_it(gated: Gated, tenant: Tenant) -> None:
     gated.take_turns(tenant)
     assert gated.arbiter.rings == 0
     gated.arbiter.credit().ring = 1
@@ -284,7 +284,7 @@ def test_a_process_rings_when_it_finds_nobody_looking(gated: Gated, tenant: Tena
     assert gated.arbiter.rings == before
 
 
-def test_ringing_leaves_no_descriptor_and_is_seldom(gated: Gated, tenant: Tenant) -> None:
+def test_rings_are_rare_and_leave_no_descriptor(gated: Gated, tenant: Tenant) -> None:
     before = tenant("descriptors")
     gated.arbiter.credit().ring = 1
     tenant("set_words", 500)
@@ -292,9 +292,7 @@ def test_ringing_leaves_no_descriptor_and_is_seldom(gated: Gated, tenant: Tenant
     assert 1 <= gated.arbiter.rings < 100
 
 
-def test_a_process_with_no_descriptor_left_cannot_ring_and_goes_on(
-    gated: Gated, tenant: Tenant
-) -> None:
+def test_a_process_without_free_descriptors_skips_the_ring(gated: Gated, tenant: Tenant) -> None:
     tenant("use_up_descriptors")
     gated.arbiter.credit().ring = 1
     assert tenant("set_words", 5) == [0] * 5
@@ -302,7 +300,7 @@ def test_a_process_with_no_descriptor_left_cannot_ring_and_goes_on(
     assert gated.arbiter.rings == 0
 
 
-def test_a_process_whose_arbiter_hears_nothing_rings_and_goes_on(
+def test_a_ring_does_not_wait_for_the_arbiter(
     make_gated: MakeGated,
 ) -> None:
     gated = make_gated()

@@ -1,4 +1,4 @@
-"""A process that never calls CUDA: the stand-in is there and costs it nothing."""
+"""A process that never calls CUDA: the stand-in is loaded and does nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def coreutils() -> list[str]:
     return programs or ["/bin/ls", "/bin/cat", "/bin/true", "/bin/sort"]
 
 
-def test_every_small_program_starts_as_it_does_without(machine: Machine, grant: Grant) -> None:
+def test_programs_without_cuda_start_as_they_do_without_the_stand_in(
+    machine: Machine, grant: Grant
+) -> None:
     for program in coreutils():
         command = [program, "--version"]
         with_it = machine.run(grant, *command)
@@ -47,19 +49,21 @@ def test_a_program_without_cuda_maps_no_driver(machine: Machine, grant: Grant) -
     assert str(grant.directory) not in maps
 
 
-def test_it_needs_no_grant_and_no_arbiter(machine: Machine, grant: Grant) -> None:
+def test_a_program_without_cuda_needs_no_grant_and_no_arbiter(
+    machine: Machine, grant: Grant
+) -> None:
     machine.stop_arbiter()
     done = machine.run(None, "cat", "/proc/self/comm")
     assert (done.returncode, done.stdout, done.stderr) == (0, "cat\n", "")
 
 
-def test_shells_and_their_children_live_with_it(machine: Machine, grant: Grant) -> None:
+def test_shells_and_their_children_run_with_the_stand_in(machine: Machine, grant: Grant) -> None:
     done = machine.run(grant, "sh", "-c", "ls /proc/self/fd | cat | wc -l; exit 7")
     assert (done.returncode, done.stderr) == (7, "")
 
 
-def test_nothing_of_ours_stays_open_in_a_tenant(machine: Machine, grant: Grant) -> None:
-    """No descriptor of the arbiter's is left that a child could inherit."""
+def test_no_descriptor_stays_open_in_a_tenant(machine: Machine, grant: Grant) -> None:
+    """A child could inherit a descriptor of the arbiter's."""
     tenant = machine.tenant(grant).start()
     links = [fd.readlink() for fd in Path(f"/proc/{tenant.pid}/fd").iterdir()]
     ours = [str(link) for link in links if str(grant.directory) in str(link)]

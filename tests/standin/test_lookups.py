@@ -54,7 +54,7 @@ def ask(environment: dict[str, str], library: str, *questions: list[Any]) -> lis
 
 
 @pytest.mark.parametrize("name", [CUDA, NVML])
-def test_every_name_of_the_driver_is_found_in_the_stand_in_and_no_other(
+def test_the_stand_in_has_exactly_the_drivers_names(
     machine: Machine, grant: Grant, name: str
 ) -> None:
     names = exported(machine.driver / name)
@@ -70,7 +70,7 @@ def test_every_name_of_the_driver_is_found_in_the_stand_in_and_no_other(
 
 
 @pytest.mark.parametrize("name", [CUDA, NVML])
-def test_a_version_is_no_hindrance_where_it_is_none_in_the_driver(
+def test_symbol_versions_resolve_as_in_the_driver(
     machine: Machine, grant: Grant, name: str
 ) -> None:
     names = [*exported(machine.driver / name)[:50], "cuNoSuch"]
@@ -119,7 +119,7 @@ def program_that_links(folder: Path, names: list[str], libraries: list[Path]) ->
 
 @pytest.mark.parametrize("name", [CUDA, NVML])
 @pytest.mark.parametrize("now", ["", "1"])
-def test_a_program_that_was_linked_to_the_driver_finds_the_stand_in(
+def test_a_program_linked_to_the_driver_finds_the_stand_in(
     machine: Machine, grant: Grant, tmp_path: Path, name: str, now: str
 ) -> None:
     names = exported(machine.driver / name)
@@ -142,7 +142,7 @@ def bases(names: list[str]) -> list[str]:
 
 
 def expected_place(alone: Any, in_stand_in: dict[str, Any], in_driver: dict[str, Any]) -> Any:
-    """The stand-in's function where it has a hook for what the driver answers alone."""
+    """The stand-in's function if it hooks what the driver answers."""
     if alone is None:
         return None
     names = [name for name, at in in_driver.items() if at == alone and name in hooked()]
@@ -150,9 +150,7 @@ def expected_place(alone: Any, in_stand_in: dict[str, Any], in_driver: dict[str,
 
 
 @pytest.mark.parametrize("way", ["by_driver", "by_driver_v1"])
-def test_the_drivers_own_look_up_answers_as_it_does_alone(
-    machine: Machine, grant: Grant, way: str
-) -> None:
+def test_cugetprocaddress_answers_like_the_driver(machine: Machine, grant: Grant, way: str) -> None:
     names = exported(machine.driver / CUDA)
     asked = [*bases(names), "cuNoSuch", "", "cuMemAlloc_v2_ptsz", "printf"]
     question = [way, asked, VERSIONS, FLAGS]
@@ -165,11 +163,11 @@ def test_the_drivers_own_look_up_answers_as_it_does_alone(
     assert any(answer[-1] and answer[-1] in in_stand_in.values() for answer in found)
 
 
-def test_the_odd_questions_are_answered_as_by_the_driver(machine: Machine, grant: Grant) -> None:
+def test_unusual_lookups_are_answered_like_the_driver(machine: Machine, grant: Grant) -> None:
     assert ask(machine.inside(grant), CUDA, ["edges"]) == ask(machine.bare(), CUDA, ["edges"])
 
 
-def test_a_look_up_needs_no_grant(machine: Machine) -> None:
+def test_a_lookup_needs_no_grant(machine: Machine) -> None:
     (found,) = ask(
         machine.inside(None), CUDA, ["by_driver", ["cuMemAlloc", "cuInit"], [13000], [0]]
     )
@@ -265,14 +263,14 @@ def test_every_name_of_the_library_leads_to_the_stand_in(machine: Machine, grant
     assert opened(machine, grant, *all_names(machine)) == ours
 
 
-def test_a_program_that_drops_the_search_path_still_meets_the_stand_in(
+def test_a_program_that_drops_the_search_path_still_gets_the_stand_in(
     machine: Machine, grant: Grant
 ) -> None:
     ours = [str((machine.library / name).resolve()) for name in (CUDA, NVML)]
     assert opened(machine, grant, *all_names(machine), LD_LIBRARY_PATH=None) == ours
 
 
-def test_a_program_that_drops_the_preload_still_meets_the_stand_in(
+def test_a_program_that_drops_the_preload_still_gets_the_stand_in(
     machine: Machine, grant: Grant
 ) -> None:
     ours = [str((machine.library / name).resolve()) for name in (CUDA, NVML)]
@@ -281,13 +279,15 @@ def test_a_program_that_drops_the_preload_still_meets_the_stand_in(
 
 
 @pytest.mark.parametrize("dropped", ["LD_PRELOAD", "LD_LIBRARY_PATH"])
-def test_the_limit_holds_with_either_alone(machine: Machine, grant: Grant, dropped: str) -> None:
+def test_the_limit_holds_with_only_the_preload_or_the_search_path(
+    machine: Machine, grant: Grant, dropped: str
+) -> None:
     tenant = machine.tenant(grant, **{dropped: None})
     assert tenant.start().ok("total", 0) == GIB
     assert tenant("fill_up", 64 << 20)[1] == 2
 
 
-def test_who_slips_past_is_told(machine: Machine, grant: Grant) -> None:
+def test_a_program_that_bypasses_the_stand_in_is_reported(machine: Machine, grant: Grant) -> None:
     stranger = machine.stranger().start()
     machine.tenant(grant).start()
     support.wait_until(
@@ -295,10 +295,10 @@ def test_who_slips_past_is_told(machine: Machine, grant: Grant) -> None:
     )
 
 
-def test_the_other_libraries_of_a_program_are_found_as_before(
+def test_other_libraries_are_found_as_before(
     machine: Machine, grant: Grant, tmp_path: Path
 ) -> None:
-    """Our dlopen passes its caller on: a RUNPATH of the caller counts in the search."""
+    """Our dlopen keeps its caller: the search uses the caller's RUNPATH."""
     support.compile_library(tmp_path / "beside", "libbeside.so", "int beside(void) { return 5; }")
     opener = support.compile_library(
         tmp_path,

@@ -1,4 +1,4 @@
-"""What is counted: every way to take memory is stopped at the limit and given back when freed."""
+"""Every call that allocates is charged, refused at the limit, and released when freed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PIECE = 64 * MIB
 
 @dataclass(frozen=True)
 class Way:
-    """A way to take memory: PIECE at a time, and its way back."""
+    """A call that allocates PIECE, and the call that frees it."""
 
     take: str
     arguments: tuple[int, ...]
@@ -54,13 +54,13 @@ def tenant(machine: Machine, grant: Grant) -> Tenant:
 
 
 def used(tenant: Tenant) -> int:
-    """What a program sees in use of its GPU."""
+    """The memory that a program sees in use on its GPU."""
     _, free, total = tenant("info")
     return int(total - free)
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_each_way_is_counted_stopped_at_the_limit_and_given_back(
+def test_every_allocating_call_is_charged_limited_and_released(
     tenant: Tenant, grant: Grant, name: str
 ) -> None:
     way = WAYS[name]
@@ -89,14 +89,12 @@ def test_each_way_is_counted_stopped_at_the_limit_and_given_back(
     tenant.ok(way.take, *arguments)
 
 
-def test_the_context_is_counted_before_the_program_asks_for_anything(
-    machine: Machine, grant: Grant
-) -> None:
+def test_a_context_is_charged_before_any_allocation(machine: Machine, grant: Grant) -> None:
     tenant = machine.tenant(grant).start()
     assert CONTEXT <= used(tenant) < CONTEXT + 64 * MIB
 
 
-def test_contexts_are_refused_where_no_room_is_left(machine: Machine, grant: Grant) -> None:
+def test_a_context_that_does_not_fit_is_refused(machine: Machine, grant: Grant) -> None:
     first, second = machine.tenant(grant).start(), machine.tenant(grant)
     first.ok("alloc", LIMIT - used(first) - CONTEXT // 2)
     second.does("init")
@@ -105,7 +103,7 @@ def test_contexts_are_refused_where_no_room_is_left(machine: Machine, grant: Gra
     assert second("primary_state")[2] == 0
 
 
-def test_a_context_that_ends_takes_its_memory_with_it(tenant: Tenant, grant: Grant) -> None:
+def test_destroying_a_context_releases_its_memory(tenant: Tenant, grant: Grant) -> None:
     before = used(tenant), grant.counted()
     tenant.ok("create_context")
     assert used(tenant) - before[0] >= CONTEXT
@@ -117,7 +115,7 @@ def test_a_context_that_ends_takes_its_memory_with_it(tenant: Tenant, grant: Gra
 
 
 @pytest.mark.parametrize("ending", ["release", "reset"])
-def test_a_primary_context_that_ends_takes_its_memory_with_it(
+def test_releasing_a_primary_context_releases_its_memory(
     tenant: Tenant, grant: Grant, ending: str
 ) -> None:
     tenant.ok("alloc", PIECE)
@@ -128,7 +126,7 @@ def test_a_primary_context_that_ends_takes_its_memory_with_it(
     assert used(tenant) < CONTEXT + 64 * MIB
 
 
-def test_a_context_retained_twice_is_counted_once(tenant: Tenant, grant: Grant) -> None:
+def test_a_context_retained_twice_is_charged_once(tenant: Tenant, grant: Grant) -> None:
     before = used(tenant)
     tenant.ok("retain")
     assert used(tenant) == before
@@ -137,7 +135,7 @@ def test_a_context_retained_twice_is_counted_once(tenant: Tenant, grant: Grant) 
     tenant.ok("alloc", PIECE)
 
 
-def test_small_allocations_are_counted_by_the_page_they_share(tenant: Tenant, grant: Grant) -> None:
+def test_small_allocations_are_charged_by_the_page_they_share(tenant: Tenant, grant: Grant) -> None:
     before = grant.counted()
     pointers = [tenant.ok("alloc", size) for size in (1, 512, 513, 1000)]
     assert grant.counted() - before == 2 * MIB
@@ -148,13 +146,13 @@ def test_small_allocations_are_counted_by_the_page_they_share(tenant: Tenant, gr
     assert grant.counted() == before
 
 
-def test_large_allocations_are_counted_by_the_page(tenant: Tenant, grant: Grant) -> None:
+def test_large_allocations_are_charged_in_whole_pages(tenant: Tenant, grant: Grant) -> None:
     before = grant.counted()
     tenant.ok("alloc", MIB + 1)
     assert grant.counted() - before == 2 * MIB
 
 
-def test_one_piece_larger_than_the_slice_is_refused(tenant: Tenant, grant: Grant) -> None:
+def test_an_allocation_larger_than_the_slice_is_refused(tenant: Tenant, grant: Grant) -> None:
     before = grant.counted()
     for size in (LIMIT, LIMIT + 1, 1 << 40, (1 << 64) - 1):
         assert tenant("alloc", size) == [OUT_OF_MEMORY, 0]
@@ -163,7 +161,7 @@ def test_one_piece_larger_than_the_slice_is_refused(tenant: Tenant, grant: Grant
     assert grant.counted() == before
 
 
-def test_physical_memory_stays_counted_while_a_handle_or_a_mapping_is_left(
+def test_physical_memory_stays_charged_while_it_has_a_handle_or_mapping(
     tenant: Tenant, grant: Grant
 ) -> None:
     before = grant.counted()
@@ -202,7 +200,7 @@ def test_one_unmap_may_end_several_mappings(tenant: Tenant, grant: Grant) -> Non
     assert grant.counted() == before
 
 
-def test_pools_are_counted_by_what_they_reserve(tenant: Tenant, grant: Grant) -> None:
+def test_pools_are_charged_by_what_they_reserve(tenant: Tenant, grant: Grant) -> None:
     before = grant.counted()
     pool = tenant.ok("create_pool")
     first, second = (tenant.ok("alloc_from", pool, MIB) for _ in range(2))
@@ -215,7 +213,7 @@ def test_pools_are_counted_by_what_they_reserve(tenant: Tenant, grant: Grant) ->
     assert grant.counted() == before
 
 
-def test_what_a_pool_keeps_is_given_up_before_a_program_is_refused(
+def test_pools_give_up_unused_memory_before_an_allocation_is_refused(
     tenant: Tenant, grant: Grant
 ) -> None:
     pool = tenant.ok("default_pool")
@@ -228,7 +226,7 @@ def test_what_a_pool_keeps_is_given_up_before_a_program_is_refused(
     assert grant.counted() <= LIMIT
 
 
-def test_pieces_of_a_destroyed_pool_stay_counted_until_they_are_freed(
+def test_allocations_of_a_destroyed_pool_stay_charged_until_freed(
     tenant: Tenant, grant: Grant
 ) -> None:
     before = grant.counted()
@@ -241,9 +239,7 @@ def test_pieces_of_a_destroyed_pool_stay_counted_until_they_are_freed(
     assert grant.counted() == before
 
 
-def test_programs_built_for_per_thread_streams_are_counted_alike(
-    tenant: Tenant, grant: Grant
-) -> None:
+def test_per_thread_stream_calls_are_charged_alike(tenant: Tenant, grant: Grant) -> None:
     before = grant.counted()
     tenant.does("use_per_thread_streams")
     pointer = tenant.ok("alloc_async", PIECE)
@@ -257,7 +253,7 @@ def test_programs_built_for_per_thread_streams_are_counted_alike(
     assert grant.counted() == before
 
 
-def test_two_half_cards_are_two_limits(make_machine: MakeMachine) -> None:
+def test_slices_of_two_gpus_have_separate_limits(make_machine: MakeMachine) -> None:
     machine = make_machine("h100:2")
     grant = machine.grant(2 * GIB, 3 * GIB)
     tenant = machine.tenant(grant)
@@ -280,7 +276,7 @@ def test_two_half_cards_are_two_limits(make_machine: MakeMachine) -> None:
     assert tenant("create_physical", PIECE, 1)[0] == OUT_OF_MEMORY
 
 
-def test_a_neighbour_on_the_same_gpu_takes_nothing_of_ours(machine: Machine) -> None:
+def test_another_grant_on_the_same_gpu_uses_none_of_this_limit(machine: Machine) -> None:
     ours, theirs = machine.grant(2 * GIB, name="ours"), machine.grant(4 * GIB, name="theirs")
     one, other = machine.tenant(ours).start(), machine.tenant(theirs).start()
     assert other("fill_up", PIECE)[1] == OUT_OF_MEMORY
@@ -288,7 +284,7 @@ def test_a_neighbour_on_the_same_gpu_takes_nothing_of_ours(machine: Machine) -> 
     assert count * PIECE > 2 * GIB - CONTEXT - 3 * PIECE
 
 
-def test_what_was_exported_stays_counted(grant: Grant, tenant: Tenant) -> None:
+def test_exported_memory_stays_charged(grant: Grant, tenant: Tenant) -> None:
     before = grant.counted()
     handle = tenant.ok("create_shareable", PIECE)
     tenant.ok("export_physical", handle)

@@ -1,4 +1,4 @@
-"""A program that comes to a grant while it is parked: it waits, and goes on when that is over."""
+"""A program that joins a parked grant waits until the grant is active."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASKS_EVERY = 0.1
 
 @pytest.fixture
 def grant(machine: Machine) -> Grant:
-    """One that is kept, and parked."""
+    """A persistent grant that is parked."""
     slices = [Slice(machine.uuids()[0], 2 * GIB)]
     grant = machine.made(control.make(machine.state, "one", slices, kept=True))
     control.hold(machine.state, grant.name, Hold.PARKED)
@@ -27,13 +27,13 @@ def grant(machine: Machine) -> Grant:
 
 
 def wait_while_it_asks() -> None:
-    """For as long as it takes to be told several times that the grant is parked."""
+    """Wait until the program has been told several times that the grant is parked."""
     begun = time.monotonic()
     wait_until(lambda: time.monotonic() > begun + ASKED_TIMES * ASKS_EVERY)
 
 
 @pytest.mark.parametrize("how", [Hold.OPEN, Hold.PARKED])
-def test_it_goes_on_when_the_grant_is_taken_again(
+def test_a_program_that_joins_a_parked_grant_continues_when_it_is_active(
     machine: Machine, grant: Grant, how: Hold
 ) -> None:
     control.hold(machine.state, grant.name, how)
@@ -48,7 +48,7 @@ def test_it_goes_on_when_the_grant_is_taken_again(
     assert tenant.end() == ""
 
 
-def test_all_its_threads_go_on(machine: Machine, grant: Grant) -> None:
+def test_all_threads_that_wait_for_a_parked_grant_continue(machine: Machine, grant: Grant) -> None:
     tenant = machine.tenant(grant)
     tenant.tell("begin_in_threads", 8)
     wait_while_it_asks()
@@ -58,7 +58,7 @@ def test_all_its_threads_go_on(machine: Machine, grant: Grant) -> None:
     assert len(machine.grant_status(grant)["processes"]) == 1
 
 
-def test_it_waits_for_an_arbiter_that_comes_back(machine: Machine, grant: Grant) -> None:
+def test_a_program_that_waits_survives_an_arbiter_restart(machine: Machine, grant: Grant) -> None:
     tenant = machine.tenant(grant)
     tenant.tell("start")
     serving = machine.status()["serving_pid"]
@@ -70,7 +70,9 @@ def test_it_waits_for_an_arbiter_that_comes_back(machine: Machine, grant: Grant)
     assert tenant.answer() == [0]
 
 
-def test_it_is_told_when_the_grant_has_ended(machine: Machine, grant: Grant) -> None:
+def test_a_program_that_waits_learns_that_the_grant_has_ended(
+    machine: Machine, grant: Grant
+) -> None:
     tenant = machine.tenant(grant)
     tenant.tell("init")
     wait_while_it_asks()
@@ -79,8 +81,10 @@ def test_it_is_told_when_the_grant_has_ended(machine: Machine, grant: Grant) -> 
     assert "has ended" in tenant.end()
 
 
-def test_one_that_is_in_goes_on_in_a_parked_grant(machine: Machine, grant: Grant) -> None:
-    """Nobody stops it: that is the driver's part."""
+def test_a_program_that_has_joined_continues_in_a_parked_grant(
+    machine: Machine, grant: Grant
+) -> None:
+    """Freezing it is the driver's part, not tested here."""
     control.hold(machine.state, grant.name, Hold.TAKEN)
     tenant = machine.tenant(grant).start()
     control.hold(machine.state, grant.name, Hold.PARKED)

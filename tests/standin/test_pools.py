@@ -1,4 +1,4 @@
-"""Pools: charged by what they reserve, of the right slice, and asked for what they keep first."""
+"""Pools are charged to the right slice by what they reserve, and use what they keep first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from standin.machine import GIB, MIB, OUT_OF_MEMORY, Machine
 LIMIT = 2 * GIB
 
 
-def test_a_stream_of_another_gpu_takes_that_gpus_memory(make_machine: MakeMachine) -> None:
+def test_an_allocation_in_a_stream_of_another_gpu_is_charged_there(
+    make_machine: MakeMachine,
+) -> None:
     machine = make_machine("h100:2")
     grant = machine.grant(LIMIT, LIMIT)
     tenant = machine.tenant(grant).start(1)
@@ -22,7 +24,7 @@ def test_a_stream_of_another_gpu_takes_that_gpus_memory(make_machine: MakeMachin
     assert tenant("alloc_async", GIB, stream)[0] == OUT_OF_MEMORY
 
 
-def test_what_a_pool_keeps_is_used_before_it_is_given_up(machine: Machine) -> None:
+def test_a_pool_uses_what_it_keeps_before_pools_give_memory_up(machine: Machine) -> None:
     tenant = machine.tenant(machine.grant(LIMIT)).start()
     pool = tenant.ok("default_pool")
     tenant.does("set_pool_attribute", pool, RELEASE_THRESHOLD, 1 << 62)
@@ -38,7 +40,7 @@ def test_what_a_pool_keeps_is_used_before_it_is_given_up(machine: Machine) -> No
     assert tenant.ok("pool_attribute", pool, RESERVED_NOW) == kept
 
 
-def test_there_is_no_most_of_pools(machine: Machine) -> None:
+def test_the_number_of_pools_is_not_limited(machine: Machine) -> None:
     grant = machine.grant(64 * GIB)
     tenant = machine.tenant(grant).start()
     pools = [tenant.ok("create_pool") for _ in range(300)]

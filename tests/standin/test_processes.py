@@ -1,4 +1,4 @@
-"""Processes of one grant: they share its ledger, and leave nothing in it when they go."""
+"""Processes of one grant share its ledger, and leave no charge when they end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_processes_share_the_limit(machine: Machine, grant: Grant) -> None:
     assert first("alloc", PIECE)[0] == OUT_OF_MEMORY
 
 
-def test_threads_that_make_the_first_call_at_once_are_one_process(machine: Machine) -> None:
+def test_threads_that_race_for_the_first_call_join_once(machine: Machine) -> None:
     grant = machine.grant(GIB)  # no room for two contexts, not even for a moment
     tenant = machine.tenant(grant)
     assert tenant("begin_in_threads", 16) == [0]
@@ -39,7 +39,7 @@ def test_threads_that_make_the_first_call_at_once_are_one_process(machine: Machi
     assert CONTEXT + 16 * MIB <= in_use <= CONTEXT + 16 * MIB + PIECE
 
 
-def test_threads_that_make_and_end_the_context_at_once_leave_none_uncounted(
+def test_threads_that_race_to_create_and_release_a_context_leave_it_charged_right(
     machine: Machine,
 ) -> None:
     grant = machine.grant(GIB)
@@ -51,14 +51,14 @@ def test_threads_that_make_and_end_the_context_at_once_leave_none_uncounted(
     assert grant.counted() == CONTEXT
 
 
-def test_threads_share_the_ledger_and_lose_nothing(machine: Machine, grant: Grant) -> None:
+def test_concurrent_threads_lose_nothing_in_the_ledger(machine: Machine, grant: Grant) -> None:
     tenant = machine.tenant(grant).start()
     before = grant.counted()
     assert tenant("in_threads", 16, [1, 4096, MIB, 3 * MIB], 25) == [0]
     assert grant.counted() == before
 
 
-def test_threads_that_race_for_the_last_bytes_never_pass_the_limit(
+def test_threads_that_race_for_the_last_bytes_never_exceed_the_limit(
     machine: Machine, grant: Grant
 ) -> None:
     tenant = machine.tenant(grant).start()
@@ -67,7 +67,7 @@ def test_threads_that_race_for_the_last_bytes_never_pass_the_limit(
     assert grant.counted() == before
 
 
-def test_a_forked_child_has_no_gpu_and_its_parent_keeps_its_own(
+def test_a_forked_child_has_no_gpu_and_its_parent_keeps_its_memory(
     machine: Machine, grant: Grant
 ) -> None:
     tenant = machine.tenant(grant).start()
@@ -94,7 +94,7 @@ def test_a_forked_child_has_no_gpu_and_its_parent_keeps_its_own(
     assert grant.counted() == counted - PIECE
 
 
-def test_a_child_forked_before_the_first_call_is_a_process_of_its_own(
+def test_a_child_forked_before_the_first_call_joins_by_itself(
     machine: Machine, grant: Grant
 ) -> None:
     tenant = machine.tenant(grant)
@@ -103,7 +103,7 @@ def test_a_child_forked_before_the_first_call_is_a_process_of_its_own(
     tenant.start().ok("alloc", PIECE)
 
 
-def test_an_exec_gives_back_what_the_program_held(machine: Machine, grant: Grant) -> None:
+def test_an_exec_releases_the_programs_memory(machine: Machine, grant: Grant) -> None:
     tenant = machine.tenant(grant).start()
     tenant.ok("alloc", GIB)
     pid = tenant("pid")
@@ -115,7 +115,7 @@ def test_an_exec_gives_back_what_the_program_held(machine: Machine, grant: Grant
     assert len(machine.grant_status(grant)["processes"]) == 1
 
 
-def test_a_killed_process_leaves_nothing(machine: Machine, grant: Grant) -> None:
+def test_a_killed_process_leaves_no_charge(machine: Machine, grant: Grant) -> None:
     survivor, victim = machine.tenant(grant).start(), machine.tenant(grant).start()
     before = grant.counted()
     survivor.ok("alloc", PIECE)
@@ -128,8 +128,8 @@ def test_a_killed_process_leaves_nothing(machine: Machine, grant: Grant) -> None
     survivor.ok("alloc", 3 * GIB)
 
 
-def test_a_child_left_behind_keeps_no_bytes(machine: Machine, grant: Grant) -> None:
-    """It has all its parent's descriptors and mappings; death is the kernel's word all the same."""
+def test_an_orphaned_child_keeps_no_charge(machine: Machine, grant: Grant) -> None:
+    """It has its parent's descriptors and mappings; the kernel still reports the parent's end."""
     tenant = machine.tenant(grant).start()
     tenant.ok("alloc", 2 * GIB)
     child = os.pidfd_open(tenant("leave_child_behind"))
@@ -141,7 +141,7 @@ def test_a_child_left_behind_keeps_no_bytes(machine: Machine, grant: Grant) -> N
         os.close(child)
 
 
-def test_who_ends_by_itself_leaves_nothing(machine: Machine, grant: Grant) -> None:
+def test_a_process_that_exits_leaves_no_charge(machine: Machine, grant: Grant) -> None:
     tenant = machine.tenant(grant).start()
     tenant.ok("alloc", GIB)
     tenant.end()
@@ -149,9 +149,7 @@ def test_who_ends_by_itself_leaves_nothing(machine: Machine, grant: Grant) -> No
     assert machine.grant_status(grant)["processes"] == []
 
 
-def test_a_program_of_one_process_may_use_all_of_its_slice_again_and_again(
-    machine: Machine, grant: Grant
-) -> None:
+def test_a_process_may_fill_its_slice_again_and_again(machine: Machine, grant: Grant) -> None:
     for _ in range(5):
         tenant = machine.tenant(grant).start()
         tenant.ok("alloc", LIMIT - CONTEXT - 2 * PIECE)

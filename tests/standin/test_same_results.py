@@ -1,4 +1,4 @@
-"""The stand-in over the driver answers as the driver alone: every sequence within the limits."""
+"""Within the limits, the stand-in answers every sequence of calls as the driver alone."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Runner:
 
 @pytest.fixture
 def runners(make_machine: MakeMachine) -> Iterator[tuple[Runner, Runner]]:
-    """On the driver alone, and on the stand-in over it; each on a machine of its own."""
+    """One on the driver alone, one on the stand-in over it; each on its own machine."""
     alone, sliced = make_machine("h100:1"), make_machine("h100:1")
     pair = Runner(alone.bare()), Runner(sliced.inside(sliced.grant(60 * GIB)))
     yield pair
@@ -204,7 +204,7 @@ def test_a_program_gets_the_same_answers(runners: tuple[Runner, Runner], calls: 
 )
 @given(calls=st.lists(WORK, min_size=5, max_size=60))
 @example(calls=FILLS_FREED_MEMORY)
-def test_a_program_at_work_gets_the_same_answers(
+def test_a_working_program_gets_the_same_answers(
     runners: tuple[Runner, Runner], calls: list[Call]
 ) -> None:
     """Launches, fills, streams, events, captures and graphs, in several contexts."""
@@ -218,7 +218,7 @@ def test_a_program_at_work_gets_the_same_answers(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(before=st.lists(CALLS, max_size=8), after=st.lists(CALLS, max_size=8))
-def test_a_program_that_begins_too_early_gets_the_same_answers(
+def test_calls_before_cuinit_get_the_same_answers(
     runners: tuple[Runner, Runner], before: list[Call], after: list[Call]
 ) -> None:
     """Calls before init, and before there is a context."""
@@ -226,7 +226,7 @@ def test_a_program_that_begins_too_early_gets_the_same_answers(
 
 
 def test_every_call_by_itself_gets_the_same_answer(runners: tuple[Runner, Runner]) -> None:
-    """One example of each call, so that a hole in the simulated driver shows as one."""
+    """One example of each call, so that a call that the simulated driver lacks is seen."""
     for size in (1, 2 * MIB, 64 * MIB):
         calls: list[Call] = [
             ["init"],

@@ -1,4 +1,4 @@
-"""What ties a program to others or to the host is written down, for as long as it lives."""
+"""Ties to other processes or to the host are recorded for as long as the process lives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ static int code(void)
 
 
 def ties(machine: Machine, grant: Grant) -> list[list[str]]:
-    """Of the grant's processes, in the order of their slots."""
+    """The ties of the grant's processes, in the order of their slots."""
     processes: list[dict[str, Any]] = machine.grant_status(grant)["processes"]
     return [one["ties"] for one in processes]
 
@@ -60,14 +60,14 @@ def tenant(machine: Machine, grant: Grant) -> Tenant:
     return machine.tenant(grant).start()
 
 
-def test_plain_memory_ties_nobody(machine: Machine, grant: Grant, tenant: Tenant) -> None:
+def test_plain_memory_makes_no_tie(machine: Machine, grant: Grant, tenant: Tenant) -> None:
     tenant.ok("alloc", MIB)
     tenant.ok("create_physical", 2 * MIB)
     tenant.ok("create_pool")
     assert ties(machine, grant) == [[]]
 
 
-def test_managed_memory_ties_also_when_it_is_freed(
+def test_managed_memory_makes_a_tie_that_outlives_it(
     machine: Machine, grant: Grant, tenant: Tenant
 ) -> None:
     code, _ = tenant("alloc_managed", 80 * GIB)
@@ -77,7 +77,7 @@ def test_managed_memory_ties_also_when_it_is_freed(
     assert ties(machine, grant) == [["managed"]]
 
 
-def test_memory_that_is_given_away_ties(machine: Machine, grant: Grant, tenant: Tenant) -> None:
+def test_exported_memory_makes_a_tie(machine: Machine, grant: Grant, tenant: Tenant) -> None:
     handle = tenant.ok("create_shareable", 2 * MIB)
     assert ties(machine, grant) == [[]]
     tenant.ok("export_physical", handle)
@@ -86,7 +86,7 @@ def test_memory_that_is_given_away_ties(machine: Machine, grant: Grant, tenant: 
     assert ties(machine, grant) == [["managed", "shared"]]
 
 
-def test_they_are_the_process_s_own(machine: Machine, grant: Grant, tenant: Tenant) -> None:
+def test_ties_belong_to_the_process(machine: Machine, grant: Grant, tenant: Tenant) -> None:
     other = machine.tenant(grant).start()
     other.ok("alloc_managed", MIB)
     assert ties(machine, grant) == [[], ["managed"]]
@@ -102,7 +102,7 @@ def test_they_are_the_process_s_own(machine: Machine, grant: Grant, tenant: Tena
 
 @pytest.fixture(scope="module")
 def obliging(native_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A driver that can do what the simulated one cannot, and stand-ins fitted to it."""
+    """A driver with calls that the simulated one lacks, and stand-ins fitted to it."""
     folder = tmp_path_factory.mktemp("obliging")
     names = IPC + SHARED
     own = OBLIGING + "".join(f"int {name}(void)\n{{\n\treturn code();\n}}\n" for name in names)
@@ -113,7 +113,7 @@ def obliging(native_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 @pytest.mark.parametrize(
     ("name", "tie"), [*((name, "ipc") for name in IPC), *((name, "shared") for name in SHARED)]
 )
-def test_what_goes_between_processes_ties(
+def test_memory_shared_between_processes_makes_a_tie(
     make_machine: MakeMachine, obliging: tuple[Path, Path], name: str, tie: str
 ) -> None:
     driver, fitted = obliging

@@ -1,4 +1,4 @@
-"""What a program sees: the slice is the card, the grant is the machine."""
+"""What a program sees: its slice as the GPU, its grant as the machine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def look(machine: Machine, grant: Grant) -> list[dict[str, Any]]:
     return list(machine.python(grant, LOOK))
 
 
-def test_the_driver_tells_the_slice_as_the_card(machine: Machine) -> None:
+def test_the_driver_reports_the_slice_as_the_gpu(machine: Machine) -> None:
     tenant = machine.tenant(machine.grant(8 * GIB)).start()
     assert tenant("total", 0) == [0, 8 * GIB]
     code, free, total = tenant("info")
@@ -68,13 +68,13 @@ def test_the_driver_tells_the_slice_as_the_card(machine: Machine) -> None:
     assert tenant("info")[1:] == [free, 8 * GIB]
 
 
-def test_what_is_told_as_free_can_be_had(machine: Machine) -> None:
+def test_memory_reported_as_free_can_be_allocated(machine: Machine) -> None:
     tenant = machine.tenant(machine.grant(8 * GIB)).start()
     free = tenant("info")[1]
     tenant.ok("alloc", free // (2 * MIB) * (2 * MIB))
 
 
-def test_a_monitor_sees_the_slices_as_the_machines_gpus(make_machine: MakeMachine) -> None:
+def test_a_monitor_sees_the_slices_as_gpus(make_machine: MakeMachine) -> None:
     machine = make_machine("h100:4")
     grant = machine.grant(8 * GIB, 16 * GIB, on=(2, 1))
     first, second = look(machine, grant)
@@ -114,7 +114,7 @@ def test_a_monitor_can_name_the_processes(machine: Machine) -> None:
     assert "python" in json.loads(done.stdout)
 
 
-def test_a_monitor_is_no_client_and_takes_nothing(machine: Machine) -> None:
+def test_a_monitor_joins_no_grant_and_uses_no_memory(machine: Machine) -> None:
     grant = machine.grant(8 * GIB)
     look(machine, grant)
     assert machine.grant_status(grant)["processes"] == []
@@ -131,7 +131,7 @@ def test_gpus_outside_the_grant_are_refused(make_machine: MakeMachine) -> None:
     assert json.loads(done.stdout) == [NOT_FOUND, 0, NOT_FOUND, 0, invalid_argument]
 
 
-def test_utilisation_is_the_grants_own(machine: Machine) -> None:
+def test_utilisation_is_that_of_the_grant(machine: Machine) -> None:
     idle, busy = machine.grant(8 * GIB, name="idle"), machine.grant(8 * GIB, name="busy")
     quiet, worker = machine.tenant(idle).start(), machine.tenant(busy).start()
     module = worker.ok("load_spin")

@@ -1,4 +1,4 @@
-"""CUDA_VISIBLE_DEVICES within a grant: the grant is the machine that its indices count."""
+"""CUDA_VISIBLE_DEVICES within a grant: indices count the grant's GPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def grant(machine: Machine) -> Grant:
 
 
 def shown(machine: Machine, grant: Grant, **changes: str) -> tuple[int, list[int]]:
-    """The code of cuInit, and which of the machine's GPUs are seen."""
+    """The code of cuInit, and which of the machine's GPUs are visible."""
     done = machine.run(grant, sys.executable, "-S", "-c", SHOW, PYTHONPATH=str(TESTS), **changes)
     assert done.returncode == 0, done.stderr
     code, seen = json.loads(done.stdout)
@@ -40,13 +40,13 @@ def shown(machine: Machine, grant: Grant, **changes: str) -> tuple[int, list[int
     return code, [plain.index(uuid) for uuid in seen]
 
 
-def test_without_it_all_of_the_grant_is_seen(machine: Machine, grant: Grant) -> None:
+def test_without_the_variable_all_gpus_of_the_grant_are_visible(
+    machine: Machine, grant: Grant
+) -> None:
     assert shown(machine, grant) == (0, [1, 3, 2])
 
 
-def test_by_bus_all_of_the_grant_is_seen_in_the_order_of_the_machine(
-    machine: Machine, grant: Grant
-) -> None:
+def test_pci_order_sorts_the_gpus_of_the_grant(machine: Machine, grant: Grant) -> None:
     assert shown(machine, grant, CUDA_DEVICE_ORDER="PCI_BUS_ID") == (0, [1, 2, 3])
 
 
@@ -87,7 +87,7 @@ def test_an_index_counts_the_gpus_of_the_grant(
     assert shown(machine, grant, CUDA_VISIBLE_DEVICES=value) == (code, seen)
 
 
-def test_an_index_counts_by_bus_where_the_program_asks_for_that(
+def test_an_index_counts_in_pci_order_if_the_program_asks_for_it(
     machine: Machine, grant: Grant
 ) -> None:
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -114,13 +114,13 @@ def test_a_uuid_or_its_beginning_names_a_gpu_of_the_grant(machine: Machine, gran
         assert shown(machine, grant, CUDA_VISIBLE_DEVICES=value) == (code, seen), value
 
 
-def test_a_grant_of_one_gpu_is_its_index_zero(machine: Machine) -> None:
+def test_the_only_gpu_of_a_grant_has_index_zero(machine: Machine) -> None:
     grant = machine.grant(GIB, on=(2,), name="single")
     assert shown(machine, grant, CUDA_VISIBLE_DEVICES="0") == (0, [2])
     assert shown(machine, grant, CUDA_VISIBLE_DEVICES="2") == (NO_DEVICE, [])
 
 
-def test_the_program_finds_its_own_value_afterwards(machine: Machine, grant: Grant) -> None:
+def test_the_programs_own_value_is_restored(machine: Machine, grant: Grant) -> None:
     code = (
         "import ctypes, json; libc = ctypes.CDLL(None); libc.getenv.restype = ctypes.c_char_p;"
         "cuda = ctypes.CDLL('libcuda.so.1'); code = cuda.cuInit(0);"
@@ -131,7 +131,7 @@ def test_the_program_finds_its_own_value_afterwards(machine: Machine, grant: Gra
     assert machine.python(grant, code) == [0, None]
 
 
-def test_memory_is_that_of_the_gpu_that_is_seen(machine: Machine) -> None:
+def test_memory_limits_follow_the_visible_gpus(machine: Machine) -> None:
     grant = machine.grant(GIB, 2 * GIB, 3 * GIB, name="sizes")
     tenant = machine.tenant(grant, CUDA_VISIBLE_DEVICES="2,0")
     tenant.does("init")

@@ -1,4 +1,4 @@
-"""Work for the GPU as a test asks for it: by every call, and seen from outside to have run.
+"""Work for the GPU by every call, whose effect the test can see.
 
 A kernel of this program writes a word in pinned memory, which the program then reads with no call
 of the driver at all: looking changes nothing. Nothing but the standard library: it runs inside
@@ -37,7 +37,7 @@ def _ptx() -> bytes:
 
 
 class _Shape(c.Structure):
-    """Of a grid of one thread: how every structure that describes a launch begins."""
+    """The first fields of every structure that describes a launch, for a grid of one thread."""
 
     _fields_ = (
         ("grid", c.c_uint * 3),
@@ -101,7 +101,7 @@ class Worker(Driver):
         self.threads: dict[str, _Thread] = {}
 
     def load_kernels(self) -> Answer:
-        """Into the current context."""
+        """Load the kernels into the current context."""
         code, module = self._make("cuModuleLoadData", _ptx())
         kernels = {}
         for name in _KERNELS if code == 0 else ():
@@ -112,7 +112,7 @@ class Worker(Driver):
         return [code]
 
     def prepare(self) -> Answer:
-        """Kernels for the current context; on the first call also the pinned words."""
+        """Load kernels into the current context; the first call also allocates the pinned words."""
         (code,) = self.load_kernels()
         if code == 0 and not self.words:
             code, self.words = self._make("cuMemHostAlloc", c.c_size_t(8 * WORDS), DEVICEMAP)
@@ -120,7 +120,7 @@ class Worker(Driver):
         return [code]
 
     def prepare_again(self) -> Answer:
-        """The context has ended, and the words with it."""
+        """Forget the words: they ended with their context."""
         self.words = 0
         return self.prepare()
 
@@ -158,7 +158,7 @@ class Worker(Driver):
         return way(symbol, word, stream, value)
 
     def set_words(self, count: int, word: int = 0, stream: int = 0) -> Answer:
-        """As many launches, each of the next word."""
+        """That many launches, each writes the next word."""
         return [self.launch("cuLaunchKernel", word + i, stream)[0] for i in range(count)]
 
     def _setting(self, word: int, value: int) -> c.Array[c.c_void_p]:
@@ -246,11 +246,11 @@ class Worker(Driver):
         return [self.create_stream(flags)[1] for _ in range(count)]
 
     def launch_into(self, streams: list[int], word: int) -> Answer:
-        """One launch into each; what codes there were."""
+        """One launch into each stream. Returns the codes."""
         return [self.launch("cuLaunchKernel", word, stream)[0] for stream in streams]
 
     def hammer(self, threads: int, rounds: int) -> Answer:
-        """Threads that launch into all kinds of streams, wait, and end streams, at once."""
+        """Threads that concurrently launch into all kinds of streams, wait, and destroy streams."""
         context = self.current()[1]
         shared = self.make_streams(4)
         seen: set[int] = set()
@@ -284,7 +284,7 @@ class Worker(Driver):
         return self._call("cuStreamWaitValue64_v2", _handle(stream), address, c.c_uint64(value), 0)
 
     def copy_word(self, to: int, word: int) -> Answer:
-        """The synchronous copy to the host, from one word to another."""
+        """Copy one word to another by the synchronous copy to the host."""
         size = c.c_size_t(8)
         pointers = c.c_void_p(self.words + 8 * to), c.c_uint64(self.words + 8 * word)
         return self._call("cuMemcpyDtoH_v2", *pointers, size)
@@ -328,7 +328,7 @@ class Worker(Driver):
     # --- threads
 
     def in_thread(self, name: str, *calls: list[object]) -> list[Answer]:
-        """Make the calls in a thread of that name, kept until it is told to end."""
+        """Make the calls in the thread of that name, which stays until it is told to end."""
         if name not in self.threads:
             context = self.current()[1]
             self.threads[name] = _Thread(lambda: self.set_current(context))
@@ -345,7 +345,7 @@ class Worker(Driver):
 
 
 def run_threads(work: Callable[[int], None], count: int) -> None:
-    """So many threads, each told its number."""
+    """Start that many threads, each with its number."""
     threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
@@ -354,7 +354,7 @@ def run_threads(work: Callable[[int], None], count: int) -> None:
 
 
 class _Thread:
-    """A thread that does what it is handed, one list at a time."""
+    """A thread that runs lists of calls, one after the other."""
 
     def __init__(self, first: Callable[[], object]) -> None:
         self._handed: list[Callable[[], Answer]] | None = []

@@ -1,4 +1,4 @@
-"""The storm has the machines of the stand-in's tests."""
+"""The storm uses the machines of the stand-in's tests."""
 
 from standin.conftest import library, make_machine, native_dir
 

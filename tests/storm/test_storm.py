@@ -1,4 +1,4 @@
-"""Never over the limit: processes that race for one slice and are killed at any instruction.
+"""Processes that race for one slice and are killed at any instruction never exceed its limit.
 
 ALIQUOT_STORM_SECONDS and ALIQUOT_STORM_KILLS shorten it; ALIQUOT_TEST_NATIVE names another build,
 whose sanitizer the tenants are then built with.
@@ -38,13 +38,13 @@ ROOMS = {
 
 SOURCES = TESTS / "native" / "storm"
 NATIVE = TESTS.parent / "native"
-COMPLAINT = re.compile(r"Sanitizer|runtime error|not true:|storm: ")
+COMPLAINT = re.compile(r"Sanitizer|runtime error|invariant broken|not true:|storm: ")
 # A killed tenant cannot be asked for its leaks.
 SANITIZERS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
 
 
 def sanitizer_of(native: Path) -> list[str]:
-    """The flags that the build was made with."""
+    """The compiler flags of the build's sanitizer."""
     needed = subprocess.run(
         ["objdump", "-p", str(native / "lib" / CUDA)], capture_output=True, text=True, check=True
     ).stdout
@@ -75,7 +75,7 @@ def programs(native_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @dataclass
 class Storm:
-    """Tenants that rage on one grant; what they wrote is in `said`, a dot for each that began."""
+    """Tenants that race on one grant; `said` has their output, a dot for each that started."""
 
     program: Path
     machine: Machine
@@ -141,7 +141,7 @@ class Storm:
 
 @dataclass
 class Seen:
-    """The most that was seen at any instant."""
+    """The largest use seen at any instant."""
 
     looks: int
     ledger: int
@@ -152,7 +152,7 @@ class Seen:
 
 @contextmanager
 def watched(program: Path, machine: Machine, grant: Grant) -> Iterator[list[Seen]]:
-    """Look as often as can be while it lasts; then what was seen is in the list."""
+    """Sample as often as possible during the block; then the list holds what was seen."""
     pages_of = [str(grant.directory / name) for name in ("limits", "usage")]
     watcher = subprocess.Popen(
         [str(program), str(machine.driver / NVML), *pages_of],
@@ -173,7 +173,7 @@ def watched(program: Path, machine: Machine, grant: Grant) -> Iterator[list[Seen
 
 
 def rage(storm: Storm, seconds: float, kills: int) -> None:
-    """Kill one after the other, evenly over the time, each replaced at once."""
+    """Kill one tenant after the other, evenly over the time, and replace each at once."""
     begin, killed = time.monotonic(), 0
     while (now := time.monotonic() - begin) < seconds or killed < kills:
         if killed < min(kills, kills * now / seconds):
@@ -192,7 +192,7 @@ def taken(limits: pages.Limits) -> list[int]:
 
 @pytest.mark.timeout(SECONDS * 4 + 300)
 @pytest.mark.parametrize("room", ROOMS)
-def test_never_over_the_limit_and_nothing_left(
+def test_the_limit_is_never_exceeded_and_no_charge_is_left(
     make_machine: MakeMachine, programs: Path, tmp_path: Path, room: str
 ) -> None:
     limit, part = ROOMS[room]

@@ -1,4 +1,4 @@
-/* Threads that launch in every way, beside each other, while streams and contexts come and go.
+/* Threads that launch by all calls concurrently, while streams and contexts come and go.
  *
  *     launches PATH-OF-LIBCUDA THREADS ROUNDS SEED
  *

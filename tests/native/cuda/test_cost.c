@@ -1,4 +1,5 @@
-/* Costs are learned, and stay within bounds, whatever quanta there are and whatever is told of them. */
+/* Costs are learned, and stay within bounds, whatever quanta there are and whatever is told of
+ * them. */
 #include "cost.h"
 
 #include "../check.h"

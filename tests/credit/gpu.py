@@ -1,8 +1,8 @@
-"""A simulated machine whose GPUs are loaded by tenants, and two witnesses of what each one had.
+"""A simulated machine whose GPUs are loaded by tenants, and two measures of what each tenant got.
 
-The GPU's own: the simulated engine counts the nanoseconds that each process's kernels had, on
-paper, so a machine that is slow or busy does not change it. The arbiter's: how long each slice held
-the GPU.
+The GPU's own: the simulated engine counts the nanoseconds that each process's kernels ran, in
+simulated time, so a slow or busy machine does not change it. The arbiter's: how long each slice
+held the GPU.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ KEPT_BUSY = 0.85
 
 
 class Tenant:
-    """A process of a grant that loads its GPUs: see load.py."""
+    """A process of a grant that loads its GPUs (load.py)."""
 
     def __init__(self, grant: Grant, environment: dict[str, str], kind: str, **options: int):
         self.grant = grant
-        words = [f"{key}={value}" for key, value in options.items()]
+        settings = [f"{key}={value}" for key, value in options.items()]
         self.process = subprocess.Popen(
-            [sys.executable, "-S", "-m", "credit.load", kind, *words],
+            [sys.executable, "-S", "-m", "credit.load", kind, *settings],
             env={**environment, "PYTHONPATH": str(TESTS)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -44,9 +44,9 @@ class Tenant:
         assert self.process.stdout
         return self.process.stdout.readline().strip()
 
-    def tell(self, word: str) -> None:
+    def tell(self, command: str) -> None:
         assert self.process.stdin
-        self.process.stdin.write(word + "\n")
+        self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
 
     def go(self) -> Tenant:
@@ -54,7 +54,7 @@ class Tenant:
         return self
 
     def count(self) -> int:
-        """Bursts that are done."""
+        """How many bursts are done."""
         self.tell("count")
         return int(self.listen())
 
@@ -65,14 +65,14 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Shares:
-    """What tenants had, in the order they were asked for: ns by the GPU's count, and held."""
+    """What tenants got, in the order of the call: ns of GPU work, and ns of holding the GPU."""
 
     busy_ns: list[int]
     used_ns: list[int]
 
     @property
     def gpu(self) -> list[float]:
-        """Percent of what all of them had, by the GPU's own count."""
+        """Percent of the GPU work of all of them."""
         return _percent(self.busy_ns)
 
     @property
@@ -82,13 +82,13 @@ class Shares:
 
     @property
     def kept_busy(self) -> bool:
-        """Whether this machine was quick enough for every program to use what it held."""
+        """Whether this machine was fast enough for every program to use the time it held."""
         pairs = zip(self.busy_ns, self.used_ns, strict=True)
         return all(busy > KEPT_BUSY * used for busy, used in pairs)
 
 
-class Card:
-    """The machine, its grants and its tenants."""
+class LoadedGpu:
+    """A machine with one or more simulated GPUs, its grants and its tenants."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -116,25 +116,25 @@ class Card:
         return tenant
 
     def share(self, name: str, compute: int = 0, kind: str = "spin", **options: int) -> Tenant:
-        """A tenant in a grant of its own, at work."""
+        """A working tenant in its own grant."""
         return self.tenant(self.grant(name, compute), kind, **options).go()
 
     def resize(self, tenant: Tenant, **settings: object) -> None:
-        words = "".join(f",{key}={value}" for key, value in settings.items())
-        slices = " ".join(f"slice={uuid}{words}" for uuid in self.machine.uuids()[:1])
+        changes = "".join(f",{key}={value}" for key, value in settings.items())
+        slices = " ".join(f"slice={uuid}{changes}" for uuid in self.machine.uuids()[:1])
         control.ask(self.machine.state, f"resize name={tenant.grant.name} {slices}")
 
-    # --- the witnesses
+    # --- measures
 
     def compute(self, tenant: Tenant, index: int = 0) -> dict[str, Any]:
-        """What the arbiter says of a tenant's slice."""
+        """The arbiter's figures for a tenant's slice."""
         return dict(self.machine.grant_status(tenant.grant)["slices"][index]["compute"])
 
     def busy_ns(self, tenant: Tenant, gpu: int = 0) -> int:
         return gpu_time.busy_ns(self.machine.meeting_place).get((tenant.pid, gpu), 0)
 
     def shares(self, *tenants: Tenant, gpu_seconds: float = 2.0, settled: float = 0.3) -> Shares:
-        """What they had of so many seconds of GPU time, after some for the turns to settle."""
+        """What they got of `gpu_seconds`, after `settled` seconds for the turns to settle."""
         self._spend(tenants, settled)
         busy, used = self._figures(tenants)
         self._spend(tenants, gpu_seconds)
@@ -146,7 +146,7 @@ class Card:
         return [self.busy_ns(one) for one in tenants], used
 
     def _spend(self, tenants: tuple[Tenant, ...], seconds: float) -> None:
-        """Until the tenants had so much GPU time together."""
+        """Wait until the tenants got that much GPU time together."""
         start = sum(map(self.busy_ns, tenants))
         support.wait_until(
             lambda: sum(map(self.busy_ns, tenants)) - start >= seconds * 1e9, seconds=60
