@@ -1,4 +1,6 @@
 /* The engine alone, for test_engine.py: its processes are numbers and its clock is the test's. */
+#include "schedule.c"
+
 #include "engine.c"
 
 #define PROCESSES 8u

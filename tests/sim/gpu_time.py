@@ -1,7 +1,7 @@
 """GPU time on a simulated machine, read from the file that all its processes share.
 
 A second witness for tests of compute shares: what the simulated engine itself wrote down, to the
-nanosecond, whatever the arbiter or a tenant says. The layout is that of native/sim/machine.h
+nanosecond, whatever the arbiter or a tenant says. The layout is that of native/sim/machine/machine.h
 (test_gpu_time.py compares them). Reading takes no lock and disturbs nobody: a snapshot counts when
 the GPU's sum is that of its processes.
 

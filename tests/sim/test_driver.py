@@ -21,7 +21,7 @@ NOT_SUPPORTED, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 801, 900, 901
 MIB, GIB = 1 << 20, 1 << 30
 CONTEXT = 518
 NON_BLOCKING = 1
-SYMBOLS = Path(__file__).resolve().parents[2] / "native" / "sim" / "cuda_symbols.txt"
+SYMBOLS = Path(__file__).resolve().parents[2] / "native" / "sim" / "cuda" / "symbols.txt"
 
 
 @pytest.fixture

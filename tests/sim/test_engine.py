@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support import compile_library
 
 HERE = Path(__file__).resolve().parent
-SIM = HERE.parents[1] / "native" / "sim"
+SIM = HERE.parents[1] / "native" / "sim" / "machine"
 US, MS = 1_000, 1_000_000
 SLICE = 2 * MS
 SPINS = (1 << 64) - 1

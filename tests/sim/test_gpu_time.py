@@ -12,7 +12,7 @@ from sim import gpu_time
 from sim.conftest import Start
 from support import wait_until
 
-SIM = Path(__file__).resolve().parents[2] / "native" / "sim"
+SIM = Path(__file__).resolve().parents[2] / "native" / "sim" / "machine"
 MS = 1_000_000
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "sim_history": gpu_time.History,
