@@ -1,10 +1,10 @@
 """Generates the exports that are not simulated, and the table behind cuGetProcAddress.
 
-The simulated driver and the simulated NVML export exactly the functions listed in `cuda/symbols.txt`
-and `nvml/symbols.txt`. This script writes a weak definition of each that returns NOT_SUPPORTED. The
-C sources in `cuda/` and `nvml/` define the simulated ones, and the linker prefers a strong definition
-over a weak one. A `_ptsz` or `_ptds` function calls its base function with the per-thread default
-stream. `cuda/procaddr.txt` becomes the table behind cuGetProcAddress.
+The simulated driver and the simulated NVML export exactly the functions listed in
+`cuda/symbols.txt` and `nvml/symbols.txt`. This script writes a weak definition of each that returns
+NOT_SUPPORTED. The C sources in `cuda/` and `nvml/` define the simulated ones; a strong definition
+replaces a weak one. A `_ptsz` or `_ptds` function calls its base function with the
+per-thread default stream. `cuda/procaddr.txt` becomes the table behind cuGetProcAddress.
 
 Usage: generate.py cuda|nvml PREPROCESSED_HEADER OUTPUT_DIRECTORY
 """
@@ -121,7 +121,7 @@ def look_up_table(symbols: list[str], known: dict[str, str], library: Library) -
     )
     return (
         '#include "cuda/core/procaddr.h"\n#include "cuda/core/sim.h"\n\n'
-        + "#pragma GCC visibility push(default)\n"
+        "#pragma GCC visibility push(default)\n"
         + declarations(symbols, known, library)
         + "#pragma GCC visibility pop\n\nconst struct sim_proc sim_procs[] = {\n"
         + body

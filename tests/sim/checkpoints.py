@@ -1,4 +1,4 @@
-"""What tests of the driver's checkpoint share: the two sides' programs, codes and states."""
+"""Shared by the checkpoint tests: programs, error codes and states."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def close_gate(target: Program) -> None:
 
 
 def line_of(target: Program, sim_env: dict[str, str]) -> gpu_time.Process:
-    """What the machine's file says of it."""
+    """The process's entry in the machine's file."""
     place = Path(sim_env["ALIQUOT_SIMULATE_STATE"]) / "machine"
     lines: list[gpu_time.Process] = gpu_time.Map.from_buffer_copy(place.read_bytes()).processes
     return next(line for line in lines if line.used and line.pid == target.pid)
 
 
 def used(nvml: Program) -> int:
-    """MiB of the first GPU, without what the driver holds itself."""
+    """MiB in use of the first GPU, without the driver's own."""
     return int(nvml("memory", 0)[2]) - BASELINE
 
 

@@ -1,4 +1,4 @@
-"""The driver's checkpoint: a process is locked, taken off the GPUs, brought back and let go on."""
+"""Checkpoints: a process is locked, checkpointed, restored and unlocked."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ LOOKS = 50  # at what must not change
 
 @pytest.fixture
 def caller(start: Start) -> Program:
-    """Who locks others: it has no context."""
+    """A program without a context, which locks others."""
     return caller_on(start)
 
 
 @pytest.fixture
 def target(start: Start) -> Program:
-    """A program with a context, a stream of its own and 1 GiB that begins with sevens."""
+    """A program with a context, a stream and 1 GiB that begins with sevens."""
     return target_on(start)
 
 
-def test_a_process_is_taken_off_the_gpu_and_brought_back(
+def test_a_process_is_checkpointed_and_restored(
     caller: Program, nvml: Program, target: Program
 ) -> None:
     pid, listed = target.pid, {str(target.pid): HELD}
@@ -72,7 +72,7 @@ def test_a_process_is_taken_off_the_gpu_and_brought_back(
     assert target("read", address, 64) == [7] * 64
 
 
-def test_a_process_does_it_to_itself(target: Program, nvml: Program) -> None:
+def test_a_process_can_checkpoint_itself(target: Program, nvml: Program) -> None:
     pid = target.pid
     assert target("lock", pid, 10_000) == SUCCESS
     assert target("checkpoint", pid) == SUCCESS
@@ -82,14 +82,14 @@ def test_a_process_does_it_to_itself(target: Program, nvml: Program) -> None:
     assert target("call", "cuCtxSynchronize") == [SUCCESS]
 
 
-def test_one_that_has_no_context_can_be_frozen(caller: Program, start: Start) -> None:
+def test_a_process_without_context_can_be_checkpointed(caller: Program, start: Start) -> None:
     target = caller_on(start)
     freeze(caller, target)
     thaw(caller, target)
     assert target("begin") == 0
 
 
-def test_each_step_has_its_state(caller: Program, target: Program) -> None:
+def test_each_step_requires_its_state(caller: Program, target: Program) -> None:
     legal = {
         RUNNING: ("lock",),
         LOCKED: ("checkpoint", "unlock"),
@@ -105,7 +105,7 @@ def test_each_step_has_its_state(caller: Program, target: Program) -> None:
             assert caller(reach[now], target.pid) == SUCCESS
 
 
-def test_who_is_no_cuda_process(caller: Program, nvml: Program) -> None:
+def test_processes_without_cuda_are_refused(caller: Program, nvml: Program) -> None:
     stranger = subprocess.Popen(["sleep", "1000"])
     try:
         for pid in (stranger.pid, nvml.pid):
@@ -130,13 +130,13 @@ def test_a_caller_needs_no_cuinit(start: Start, target: Program) -> None:
     assert state(target, caller) == RUNNING
 
 
-def test_where_there_is_no_machine_nothing_is_done(start: Start, target: Program) -> None:
+def test_without_a_machine_every_step_fails(start: Start, target: Program) -> None:
     caller = start("checkpoint", ALIQUOT_SIMULATE="")
     assert caller("state", target.pid) == [NO_DEVICE]
     assert [caller(step, target.pid) for step in STEPS] == [NO_DEVICE] * 4
 
 
-def test_reserved_words_are_zero(caller: Program, target: Program) -> None:
+def test_reserved_fields_must_be_zero(caller: Program, target: Program) -> None:
     pid = target.pid
     for words in ({"0": 1 << 32}, {"7": 1}):
         assert caller("with_words", "Lock", pid, words) == INVALID_VALUE
@@ -169,7 +169,7 @@ def test_calls_of_a_locked_process_wait(caller: Program, nvml: Program, target: 
     assert used(nvml) == HELD + 1024
 
 
-def test_what_runs_ends_first(caller: Program, target: Program) -> None:
+def test_a_locker_waits_for_running_kernels(caller: Program, target: Program) -> None:
     target("words", "mark")
     target("spin", 20_000_000, "s0", 5)
     assert target("write_word", "s0", "mark", 0, 1) == SUCCESS
@@ -177,7 +177,7 @@ def test_what_runs_ends_first(caller: Program, target: Program) -> None:
     assert target("word", "mark", 0) == 1
 
 
-def test_a_closed_gate_is_work_that_is_not_done(
+def test_a_locker_waits_for_a_stream_that_waits_for_a_value(
     caller: Program, nvml: Program, target: Program
 ) -> None:
     close_gate(target)
@@ -190,7 +190,7 @@ def test_a_closed_gate_is_work_that_is_not_done(
 
 
 @pytest.mark.parametrize("kind", ["kernel", "host function"])
-def test_work_of_every_kind_is_waited_for(caller: Program, target: Program, kind: str) -> None:
+def test_a_locker_waits_for_every_kind_of_work(caller: Program, target: Program, kind: str) -> None:
     target("words", "page")
     if kind == "kernel":
         assert target("launch", "wait", "s0", "page", 1) == SUCCESS
@@ -202,7 +202,7 @@ def test_work_of_every_kind_is_waited_for(caller: Program, target: Program, kind
 
 
 @pytest.mark.parametrize("waits", ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"])
-def test_a_thread_that_waits_for_the_gpu_goes_on_when_that_ends(
+def test_a_thread_that_waits_for_the_gpu_returns_when_the_work_ends(
     caller: Program, target: Program, sim_env: dict[str, str], waits: str
 ) -> None:
     close_gate(target)
@@ -220,7 +220,7 @@ def test_a_thread_that_waits_for_the_gpu_goes_on_when_that_ends(
     assert caller("checkpoint", target.pid) == SUCCESS
 
 
-def test_what_was_dropped_is_not_waited_for(caller: Program, target: Program) -> None:
+def test_a_locker_does_not_wait_for_dropped_work(caller: Program, target: Program) -> None:
     close_gate(target)
     assert target("call", "cuDevicePrimaryCtxReset", 0) == [SUCCESS]
     assert caller("lock", target.pid) == SUCCESS
@@ -234,7 +234,9 @@ def test_what_was_dropped_is_not_waited_for(caller: Program, target: Program) ->
     assert caller("lock", target.pid) == SUCCESS
 
 
-def test_a_second_locker_has_its_turn(caller: Program, start: Start, target: Program) -> None:
+def test_a_second_locker_waits_for_the_first(
+    caller: Program, start: Start, target: Program
+) -> None:
     second = caller_on(start)
     close_gate(target)
     caller.ask("lock", target.pid)
@@ -249,7 +251,7 @@ def test_a_second_locker_has_its_turn(caller: Program, start: Start, target: Pro
     assert second("lock", target.pid, 10_000) == SUCCESS
 
 
-def test_a_killed_locker_leaves_a_process_that_runs(
+def test_a_process_runs_again_when_its_locker_is_killed(
     caller: Program, start: Start, target: Program, sim_env: dict[str, str]
 ) -> None:
     close_gate(target)
@@ -265,7 +267,7 @@ def test_a_killed_locker_leaves_a_process_that_runs(
 
 
 @pytest.mark.parametrize("steps", range(4))
-def test_another_caller_goes_on_where_one_was_killed(
+def test_another_caller_can_continue_after_a_killed_one(
     caller: Program, start: Start, target: Program, nvml: Program, steps: int
 ) -> None:
     for step in STEPS[:steps]:
@@ -279,7 +281,7 @@ def test_another_caller_goes_on_where_one_was_killed(
 
 
 @pytest.mark.parametrize("steps", range(4))
-def test_a_process_killed_in_any_state_leaves_nothing(
+def test_a_process_killed_in_any_state_frees_its_memory(
     caller: Program, target: Program, nvml: Program, steps: int
 ) -> None:
     for step in STEPS[:steps]:
@@ -289,14 +291,14 @@ def test_a_process_killed_in_any_state_leaves_nothing(
     assert caller("state", target.pid) == [OPERATING_SYSTEM]
 
 
-def test_a_locker_is_told_of_the_death(caller: Program, target: Program) -> None:
+def test_a_locker_notices_that_the_process_died(caller: Program, target: Program) -> None:
     close_gate(target)
     caller.ask("lock", target.pid)
     target.kill()
     assert caller.answer() in (NOT_INITIALIZED, OPERATING_SYSTEM)
 
 
-def test_the_restore_thread_is_one_of_the_process(caller: Program, target: Program) -> None:
+def test_the_restore_thread_belongs_to_the_process(caller: Program, target: Program) -> None:
     def thread(pid: int) -> int:
         code, tid = caller("call", "cuCheckpointProcessGetRestoreThreadId", pid)
         assert code == SUCCESS
@@ -314,7 +316,7 @@ def test_the_functions_are_found_by_name(caller: Program) -> None:
         assert caller("look_up", name, 12080, 0) == [SUCCESS, 0, name]
 
 
-def test_a_driver_without_them_says_so(start: Start, target: Program) -> None:
+def test_a_driver_without_the_feature_returns_not_supported(start: Start, target: Program) -> None:
     caller = start("checkpoint", ALIQUOT_SIMULATE_WITHOUT="checkpoint,stream-memory-operations")
     assert caller("state", target.pid) == [NOT_SUPPORTED]
     assert [caller(step, target.pid) for step in STEPS] == [NOT_SUPPORTED] * 4

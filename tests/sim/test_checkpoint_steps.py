@@ -1,4 +1,4 @@
-"""Any steps by any callers, killed callers and killed processes: the machine's sums stay right."""
+"""Any steps by any callers, killed callers and killed processes: the sums stay correct."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ deed = st.one_of(
 
 @dataclass
 class Told:
-    """What a process holds, and its state, as far as the test knows."""
+    """The memory and the state that a process should have."""
 
     program: Program
     context: int = 0  # MiB
@@ -63,7 +63,7 @@ class Told:
 
 
 class Machine:
-    """The simulated machine beside what it should be."""
+    """The simulated machine, and the state that it should have."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -92,7 +92,7 @@ class Machine:
             assert self._caller("state", process.program.pid) == [SUCCESS, process.state]
 
     def end(self) -> None:
-        """Nothing is left, in whatever state they die."""
+        """A process that dies in any state leaves no memory in use."""
         for process in self._processes:
             process.program.kill()
         assert (used(self._nvml), self._nvml("processes", 0)) == (0, {})
@@ -122,7 +122,7 @@ class Machine:
         return OUT_OF_MEMORY if no_room else SUCCESS
 
     def _abandon(self, process: Told, name: str) -> None:
-        """The caller is killed in the middle: the step is done or it is not."""
+        """Kill the caller in the middle: the step happened completely or not at all."""
         expected = self._expected(process, name)
         self._caller.ask(name, process.program.pid)
         self._caller.kill()
@@ -147,14 +147,14 @@ class Machine:
 
 
 def go_on(caller: Program, pid: int) -> None:
-    """From whatever state to RUNNING."""
+    """Bring a process from any state to RUNNING."""
     code, state = caller("state", pid)
     assert code == SUCCESS
     for name in {RUNNING: (), LOCKED: ("unlock",), CHECKPOINTED: ("restore", "unlock")}[state]:
         assert caller(name, pid) == SUCCESS
 
 
-def test_callers_killed_anywhere_leave_what_another_goes_on_from(start: Start) -> None:
+def test_another_caller_can_continue_after_a_caller_killed_anywhere(start: Start) -> None:
     nvml, last = nvml_on(start, SHAPE), caller_on(start, SHAPE)
     targets = [start("checkpoint", SHAPE) for _ in range(2)]
     for target in targets:
@@ -164,7 +164,7 @@ def test_callers_killed_anywhere_leave_what_another_goes_on_from(start: Start) -
     for looks in (1, 4, 20, 60):
         callers = [caller_on(start, SHAPE) for _ in range(3)]
         for caller in callers:
-            caller.ask("step_for_ever", [target.pid for target in targets])
+            caller.ask("step_forever", [target.pid for target in targets])
         for caller in callers:
             for _ in range(looks):
                 assert used(nvml) in (0, whole // 2, whole)
@@ -175,16 +175,16 @@ def test_callers_killed_anywhere_leave_what_another_goes_on_from(start: Start) -
         assert used(nvml) == whole
 
 
-@given(deeds=st.lists(deed, min_size=10, max_size=40))
+@given(steps=st.lists(deed, min_size=10, max_size=40))
 @example(
-    deeds=[
+    steps=[
         *[("take", 0)] * 3, ("lock", 0), ("checkpoint", 0),
         *[("take", 1)] * 3, ("kill", 1), ("restore", 0),
         ("lock", 2), ("checkpoint", 2), ("kill", 2), ("unlock", 0), ("give", 0),
     ]
 )  # fmt: skip
 @example(
-    deeds=[
+    steps=[
         *[("take", 0)] * 3, ("lock", 0), ("checkpoint", 0),
         *[("take", 1)] * 3, ("restore", 0), ("restore", 0), ("kill", 1), ("restore", 0),
         ("unlock", 0), ("take", 2), ("kill", 0), ("take", 0), ("lock", 0),
@@ -194,9 +194,9 @@ def test_callers_killed_anywhere_leave_what_another_goes_on_from(start: Start) -
     max_examples=4,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_the_sums_are_right_after_every_step(start: Start, deeds: list[tuple[str, int]]) -> None:
+def test_the_sums_are_correct_after_every_step(start: Start, steps: list[tuple[str, int]]) -> None:
     machine = Machine(start)
-    for what, index in deeds:
+    for what, index in steps:
         machine.do(what, index)
         machine.check()
     machine.end()

@@ -1,10 +1,11 @@
-/* The engine of each GPU. See engine.h. */
+/* How one process uses each GPU's engine. See engine.h. */
 #include "engine.h"
 
 #include "schedule.h"
 
-#define LOOK_AGAIN_NS 5000000ull /* how long a kernel waits before it asks who ahead has died */
-#define HELD_LOOK_NS 100000ull   /* ... and while the paper stands still */
+#define LOOK_AGAIN_NS                                                                              \
+	5000000ull /* how long a kernel waits before it checks whether the running process died */
+#define HELD_LOOK_NS 100000ull /* the time between looks while the schedule waits for a kernel */
 
 void engine_advance(struct machine *m, uint32_t index)
 {
@@ -23,13 +24,13 @@ void engine_submit(struct machine *m, uint32_t index, uint64_t ready_ns, uint64_
 	uint64_t now = machine_now();
 	if (ready_ns > now)
 		ready_ns = now;
-	/* A clock that started anew (the machine did) must not find an end in its future. */
+	/* After a reboot the clock starts anew: the schedule must not be ahead of it. */
 	if (gpu->running == SIM_NONE && gpu->time_ns > now)
 		gpu->time_ns = now;
 	if (mine->state == SIM_QUEUED)
 		schedule_count(m->map, index, m->slot, ready_ns);
 	else if (gpu->running == m->slot && ready_ns > gpu->time_ns)
-		schedule_step_down(gpu); /* the next one was not ready when the last one ended */
+		schedule_step_down(gpu); /* this kernel was not ready when the last one ended */
 	*mine = (struct sim_request){.state = SIM_QUEUED,
 	                             .more = more,
 	                             .ready_ns = ready_ns,
@@ -38,8 +39,8 @@ void engine_submit(struct machine *m, uint32_t index, uint64_t ready_ns, uint64_
 	machine_unlock(m);
 }
 
-/* A time before which this process's kernel does not end; not far off while others wait, because
- * somebody has to see who dies and to keep the paper up to date. */
+/* A time before which this process's kernel does not end. It is soon while other processes wait:
+ * somebody has to notice processes that die, and to advance the schedule. */
 static uint64_t earliest_end(struct machine *m, const struct sim_gpu *gpu, uint64_t now)
 {
 	const struct sim_request *mine = &gpu->requests[m->slot];
@@ -63,7 +64,7 @@ bool engine_poll(struct machine *m, uint32_t index, uint64_t *when)
 	schedule_advance(m->map, index, now);
 	struct sim_gpu *gpu = &m->map->gpus[index];
 	const struct sim_request *mine = &gpu->requests[m->slot];
-	/* One that is no longer there was in the file when a process died half-way through a change. */
+	/* A kernel that is missing was lost when a process died in the middle of a change. */
 	bool done = mine->state != SIM_QUEUED;
 	if (done)
 		*when = mine->state == SIM_DONE ? mine->end_ns : now;

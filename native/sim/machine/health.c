@@ -1,4 +1,4 @@
-/* How the simulated GPUs fare. See health.h. */
+/* Reads the health of the simulated GPUs. See health.h. */
 #include "health.h"
 
 #include <fcntl.h>
@@ -11,28 +11,28 @@
 
 static int open_file(const struct machine *m)
 {
-	return openat(m->place, "health", O_RDONLY | O_CLOEXEC);
+	return openat(m->folder, "health", O_RDONLY | O_CLOEXEC);
 }
 
 static bool parse(const char *line, struct health_event *event)
 {
-	static const char *const words[] = {[HEALTH_XID] = "xid",
+	static const char *const names[] = {[HEALTH_XID] = "xid",
 	                                    [HEALTH_ECC] = "ecc",
 	                                    [HEALTH_LOST] = "lost",
-	                                    [HEALTH_WELL] = "well"};
-	char word[8];
+	                                    [HEALTH_RECOVERED] = "recovered"};
+	char name[16];
 	unsigned long long number = 0;
-	int fields = sscanf(line, "%u %7s %llu", &event->gpu, word, &number);
+	int fields = sscanf(line, "%u %15s %llu", &event->gpu, name, &number);
 	event->number = number;
-	for (size_t i = 0; fields >= 2 && i < sizeof(words) / sizeof(*words); i++) {
-		event->word = (enum health_word)i;
-		if (!strcmp(word, words[i]))
+	for (size_t i = 0; fields >= 2 && i < sizeof(names) / sizeof(*names); i++) {
+		event->kind = (enum health_kind)i;
+		if (!strcmp(name, names[i]))
 			return event->gpu < SIM_MAX_GPUS;
 	}
 	return false;
 }
 
-/* One whole line; lines that say nothing are passed over. */
+/* One whole line; skips invalid lines. */
 static bool read_event(int fd, uint64_t *position, struct health_event *event)
 {
 	for (;;) {
@@ -57,10 +57,10 @@ struct health health_of(const struct machine *m, uint32_t gpu)
 	while (fd >= 0 && read_event(fd, &position, &event)) {
 		if (event.gpu != gpu)
 			continue;
-		if (event.word == HEALTH_WELL)
+		if (event.kind == HEALTH_RECOVERED)
 			health = (struct health){0};
-		health.lost |= event.word == HEALTH_LOST;
-		health.errors += event.word == HEALTH_ECC ? event.number : 0;
+		health.lost |= event.kind == HEALTH_LOST;
+		health.errors += event.kind == HEALTH_ECC ? event.number : 0;
 	}
 	if (fd >= 0)
 		close(fd);
@@ -70,7 +70,7 @@ struct health health_of(const struct machine *m, uint32_t gpu)
 uint64_t health_end(const struct machine *m)
 {
 	struct stat st;
-	return fstatat(m->place, "health", &st, 0) ? 0 : (uint64_t)st.st_size;
+	return fstatat(m->folder, "health", &st, 0) ? 0 : (uint64_t)st.st_size;
 }
 
 bool health_next(const struct machine *m, uint64_t *position, struct health_event *event)

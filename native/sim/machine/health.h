@@ -1,37 +1,38 @@
-/* How the simulated GPUs fare: the file `health` in the meeting place, which a test appends to.
+/* The health of the simulated GPUs: the file `health` in the machine's folder, to which tests append.
  *
- *   GPU xid NUMBER   an Xid error: an event, and nothing else
- *   GPU ecc COUNT    so many more uncorrected memory errors: an event, and the counters show them
- *   GPU lost         it has fallen off the bus: every question about it is answered GPU_IS_LOST
- *   GPU well         it is back, with its counters at 0
+ *   GPU xid NUMBER   an Xid error: NVML reports an event, and nothing else
+ *   GPU ecc COUNT    that many more uncorrected memory errors: an event, and the counters include them
+ *   GPU lost         the GPU has fallen off the bus: every query about it returns GPU_IS_LOST
+ *   GPU recovered    the GPU is back, with its counters at 0
  *
- * GPU is its index. Lines are appended whole, and each counts from then on; without the file all are
- * well. This is what NVML tells: programs that use the GPU go on.
+ * GPU is its index. Each line must be appended in one write, and applies from then on. Without the file
+ * all GPUs are healthy. Only NVML shows this: programs that use the GPU go on.
  */
 #ifndef SIM_HEALTH_H
 #define SIM_HEALTH_H
 
 #include "machine.h"
 
-enum health_word { HEALTH_XID, HEALTH_ECC, HEALTH_LOST, HEALTH_WELL };
+enum health_kind { HEALTH_XID, HEALTH_ECC, HEALTH_LOST, HEALTH_RECOVERED };
 
 struct health_event {
 	uint32_t gpu;
-	enum health_word word;
+	enum health_kind kind;
 	uint64_t number;
 };
 
 struct health {
 	bool lost;
-	uint64_t errors; /* uncorrected */
+	uint64_t errors; /* uncorrected memory errors */
 };
 
+/* The state after all lines so far. */
 struct health health_of(const struct machine *m, uint32_t gpu);
 
-/* Where the file ends now. */
+/* The current size of the file: a position from which to read new lines. */
 uint64_t health_end(const struct machine *m);
 
-/* The next line from *position on, which moves behind it; false: there is none yet. */
+/* Reads the next line at *position, and moves *position after it; false: there is none yet. */
 bool health_next(const struct machine *m, uint64_t *position, struct health_event *event);
 
 #endif

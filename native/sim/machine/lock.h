@@ -1,12 +1,12 @@
 /* The lock of the file that all processes of the simulated machine share.
  *
- * Processes are in different pid namespaces (containers), where the same number names several: so
- * who holds the lock is named by a ticket of the file's own, and not by a thread's number as in
- * pthread's robust mutexes. Whether the holder lives is its record lock's word (machine.h).
+ * The processes are in different pid namespaces (containers), where the same pid can name several of
+ * them. So the lock names its holder by a ticket that the file itself issues, not by a thread id as
+ * pthread's robust mutexes do. The caller's `lives` says whether the process of a ticket lives.
  *
- * Guarantees: a holder that dies, at any instruction, holds it for LOCK_ROUND_NS more at most, and
- * whoever takes it from the dead is told so. Who has waited for LOCK_PATIENCE_NS has it next, however
- * fast others come back for it. A waiter that dies keeps nobody waiting for longer than a round.
+ * Guarantees: if the holder dies, at any instruction, another process gets the lock after at most
+ * LOCK_ROUND_NS and is told that the holder died. A process that has waited for LOCK_PATIENCE_NS is the
+ * next holder, however often others ask again. A waiter that dies delays others by at most a round.
  */
 #ifndef SIM_LOCK_H
 #define SIM_LOCK_H
@@ -20,19 +20,18 @@
 /* All zero: free. */
 struct sim_lock {
 	uint32_t holder; /* its ticket; the high bit: somebody waits */
-	uint32_t heir;   /* the ticket of who has it next */
+	uint32_t next;   /* the ticket of the next holder; 0: whoever comes first */
 };
 
-/* Takes the lock for the holder of a ticket, which is not 0 and has no high bit; `lives` says of
- * another whether it lives. True: its holder died, and what it guards may be half written. One thread
- * of a ticket at a time. */
-bool lock_take(struct sim_lock *lock, uint32_t ticket,
-               bool (*lives)(void *context, uint32_t ticket), void *context);
-void lock_give(struct sim_lock *lock);
+/* Takes the lock. The ticket is not 0 and has no high bit, and one thread at a time uses it. True: the
+ * holder died, and what the lock guards may be half written. */
+bool lock_acquire(struct sim_lock *lock, uint32_t ticket,
+                  bool (*lives)(void *context, uint32_t ticket), void *context);
+void lock_release(struct sim_lock *lock);
 
-/* For any word that processes share. Waits while it is `seen`, for less than a second; false: the
- * time is over and nobody woke us. */
-bool word_wait(uint32_t *word, uint32_t seen, long ns);
-void word_wake(uint32_t *word, int count);
+/* For any word in memory that processes share. Waits while it equals `seen`, for at most `ns`, which is
+ * less than a second; false: the time is over and nobody called futex_wake. */
+bool futex_wait(uint32_t *word, uint32_t seen, long ns);
+void futex_wake(uint32_t *word, int count); /* wakes at most `count` waiters */
 
 #endif

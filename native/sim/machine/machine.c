@@ -1,4 +1,4 @@
-/* The file all processes of the simulated machine share. See machine.h. */
+/* The entries, sums and locks in the machine's file. See machine.h. */
 #include "machine.h"
 
 #include "schedule.h"
@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define BASELINE (3328ull << 10) /* what the driver itself holds of a GPU nobody uses */
+#define BASELINE (3328ull << 10) /* what the driver itself uses of an idle GPU */
 
 uint64_t machine_now(void)
 {
@@ -31,9 +31,9 @@ static void add_up(struct sim_map *map)
 	for (uint32_t g = 0; g < map->count; g++) {
 		uint64_t used = 0, busy_ns = map->gpus[g].ended_ns;
 		for (uint32_t i = 0; i < map->high; i++) {
-			const struct sim_part *part = &map->processes[i].parts[g];
-			used += machine_on_gpus(&map->processes[i]) ? part->bytes + part->managed : 0;
-			busy_ns += map->processes[i].used ? part->busy_ns : 0;
+			const struct sim_usage *usage = &map->processes[i].usage[g];
+			used += machine_on_gpus(&map->processes[i]) ? usage->bytes + usage->managed : 0;
+			busy_ns += map->processes[i].used ? usage->busy_ns : 0;
 		}
 		map->gpus[g].used = used;
 		map->gpus[g].busy_ns = busy_ns;
@@ -45,8 +45,8 @@ static struct flock byte_lock(uint32_t byte, short type)
 	return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
 }
 
-/* Its own record locks the kernel tells no process. */
-bool machine_lives(void *machine, uint32_t ticket)
+/* The kernel does not report a process's own record locks to it, hence the tokens. */
+bool machine_ticket_lives(void *machine, uint32_t ticket)
 {
 	const struct machine *m = machine;
 	uint32_t number = ticket % SIM_SEATS;
@@ -59,8 +59,8 @@ bool machine_lives(void *machine, uint32_t ticket)
 	return fcntl(m->fd, F_GETLK, &lock) || lock.l_type != F_UNLCK;
 }
 
-/* A seat of this library's own; false: all are taken. A seat with our token is another library's of
- * this process: they have the record lock together. */
+/* Takes a seat for this library; false: all are taken. A seat with our token belongs to another library
+ * in this process, which shares our record locks. */
 static bool take_seat(struct machine *m)
 {
 	uint64_t token = own_token();
@@ -83,14 +83,14 @@ static bool take_seat(struct machine *m)
 
 static struct machine *opened;
 
-/* A forked child has no record locks, and whoever held the threads' lock is not in it. */
+/* A forked child has no record locks, and no thread that could release the inherited mutex. */
 static void forked(void)
 {
 	opened->ticket = 0;
 	pthread_mutex_init(&opened->threads, NULL);
 }
 
-bool machine_sit_down(struct machine *m)
+bool machine_take_seat(struct machine *m)
 {
 	if (!opened)
 		pthread_atfork(NULL, NULL, forked);
@@ -104,7 +104,7 @@ void machine_lock(struct machine *m)
 	pthread_mutex_lock(&m->threads);
 	while (!m->ticket && !take_seat(m))
 		usleep(1000);
-	if (lock_take(&m->map->lock, m->ticket, machine_lives, m)) {
+	if (lock_acquire(&m->map->lock, m->ticket, machine_ticket_lives, m)) {
 		add_up(m->map);
 		schedule_repair(m->map);
 	}
@@ -112,11 +112,11 @@ void machine_lock(struct machine *m)
 
 void machine_unlock(struct machine *m)
 {
-	lock_give(&m->map->lock);
+	lock_release(&m->map->lock);
 	pthread_mutex_unlock(&m->threads);
 }
 
-/* The pid of the line's process here; 0: it is dead; -1: it lives where the caller cannot see. */
+/* The process's pid in this pid namespace; 0: it is dead; -1: it lives, but not in this namespace. */
 static pid_t pid_here(const struct machine *m, uint32_t slot)
 {
 	const struct sim_process *p = &m->map->processes[slot];
@@ -144,19 +144,19 @@ uint32_t machine_find(struct machine *m, pid_t pid)
 	return SIM_NONE;
 }
 
-/* Takes a dead process's line away; what it had of the GPUs' time stays known. */
-static void bury(struct sim_map *map, struct sim_process *p)
+/* Clears a dead process's entry; the file keeps how much GPU time it had. */
+static void clear_entry(struct sim_map *map, struct sim_process *p)
 {
 	struct sim_ended *ended = &map->ended[map->ended_count % SIM_ENDED];
 	bool on_gpus = machine_on_gpus(p);
 	ended->pid = p->pid;
 	p->used = 0;
 	for (uint32_t g = 0; g < map->count; g++) {
-		const struct sim_part *part = &p->parts[g];
-		ended->busy_ns[g] = part->busy_ns;
-		map->gpus[g].ended_ns += part->busy_ns;
+		const struct sim_usage *usage = &p->usage[g];
+		ended->busy_ns[g] = usage->busy_ns;
+		map->gpus[g].ended_ns += usage->busy_ns;
 		if (on_gpus)
-			map->gpus[g].used -= part->bytes + part->managed;
+			map->gpus[g].used -= usage->bytes + usage->managed;
 	}
 	map->ended_count++;
 }
@@ -169,11 +169,11 @@ void machine_reap(struct machine *m)
 			continue;
 		for (uint32_t g = 0; g < m->map->count; g++)
 			schedule_leave(m->map, g, i, machine_now());
-		bury(m->map, p);
+		clear_entry(m->map, p);
 	}
 }
 
-/* A free line with its lock taken; SIM_NONE: there is none. */
+/* The slot of a free entry, with its record lock taken; SIM_NONE: there is none. */
 static uint32_t free_slot(struct machine *m)
 {
 	for (uint32_t i = 0; i < SIM_MAX_PROCESSES; i++) {
@@ -198,7 +198,7 @@ bool machine_enter(struct machine *m)
 		struct sim_process *p = &m->map->processes[slot];
 		struct timespec now;
 		clock_gettime(CLOCK_REALTIME, &now);
-		memset(p, 0, offsetof(struct sim_process, parts[m->map->count]));
+		memset(p, 0, offsetof(struct sim_process, usage[m->map->count]));
 		p->pid = getpid();
 		p->token = own_token();
 		p->since_us = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
@@ -229,7 +229,7 @@ bool machine_take(struct machine *m, uint32_t gpu, uint64_t bytes)
 		machine_reap(m);
 	bool fits = free_bytes(m, gpu) >= bytes;
 	if (fits) {
-		m->map->processes[m->slot].parts[gpu].bytes += bytes;
+		m->map->processes[m->slot].usage[gpu].bytes += bytes;
 		m->map->gpus[gpu].used += bytes;
 	}
 	machine_unlock(m);
@@ -239,7 +239,7 @@ bool machine_take(struct machine *m, uint32_t gpu, uint64_t bytes)
 void machine_give(struct machine *m, uint32_t gpu, uint64_t bytes)
 {
 	machine_lock(m);
-	m->map->processes[m->slot].parts[gpu].bytes -= bytes;
+	m->map->processes[m->slot].usage[gpu].bytes -= bytes;
 	m->map->gpus[gpu].used -= bytes;
 	machine_unlock(m);
 }
@@ -249,9 +249,9 @@ uint64_t machine_take_managed(struct machine *m, uint32_t gpu, uint64_t bytes)
 	machine_lock(m);
 	if (free_bytes(m, gpu) < bytes)
 		machine_reap(m);
-	uint64_t room = free_bytes(m, gpu);
-	uint64_t taken = bytes < room ? bytes : room;
-	m->map->processes[m->slot].parts[gpu].managed += taken;
+	uint64_t most = free_bytes(m, gpu);
+	uint64_t taken = bytes < most ? bytes : most;
+	m->map->processes[m->slot].usage[gpu].managed += taken;
 	m->map->gpus[gpu].used += taken;
 	machine_unlock(m);
 	return taken;
@@ -260,7 +260,7 @@ uint64_t machine_take_managed(struct machine *m, uint32_t gpu, uint64_t bytes)
 void machine_give_managed(struct machine *m, uint32_t gpu, uint64_t bytes)
 {
 	machine_lock(m);
-	m->map->processes[m->slot].parts[gpu].managed -= bytes;
+	m->map->processes[m->slot].usage[gpu].managed -= bytes;
 	m->map->gpus[gpu].used -= bytes;
 	machine_unlock(m);
 }
@@ -268,35 +268,35 @@ void machine_give_managed(struct machine *m, uint32_t gpu, uint64_t bytes)
 void machine_count_contexts(struct machine *m, uint32_t gpu, int change)
 {
 	machine_lock(m);
-	m->map->processes[m->slot].parts[gpu].contexts += (uint32_t)change;
+	m->map->processes[m->slot].usage[gpu].contexts += (uint32_t)change;
 	machine_unlock(m);
 }
 
-/* The state goes first: from it whoever finds a half-done change adds the sums up again. */
-void machine_take_off(struct machine *m, struct sim_process *p)
+/* The state changes first: if we die half-way, the next process adds up the sums by the states. */
+void machine_checkpoint(struct machine *m, struct sim_process *p)
 {
 	__atomic_store_n(&p->state, SIM_CHECKPOINTED, __ATOMIC_SEQ_CST);
 	for (uint32_t g = 0; g < m->map->count; g++)
-		m->map->gpus[g].used -= p->parts[g].bytes + p->parts[g].managed;
+		m->map->gpus[g].used -= p->usage[g].bytes + p->usage[g].managed;
 }
 
-static bool has_room(const struct machine *m, const struct sim_process *p)
+static bool fits(const struct machine *m, const struct sim_process *p)
 {
 	for (uint32_t g = 0; g < m->map->count; g++)
-		if (free_bytes(m, g) < p->parts[g].bytes + p->parts[g].managed)
+		if (free_bytes(m, g) < p->usage[g].bytes + p->usage[g].managed)
 			return false;
 	return true;
 }
 
-bool machine_bring_back(struct machine *m, struct sim_process *p)
+bool machine_restore(struct machine *m, struct sim_process *p)
 {
-	if (!has_room(m, p))
+	if (!fits(m, p))
 		machine_reap(m);
-	if (!has_room(m, p))
+	if (!fits(m, p))
 		return false;
 	__atomic_store_n(&p->state, SIM_LOCKED, __ATOMIC_SEQ_CST);
 	for (uint32_t g = 0; g < m->map->count; g++)
-		m->map->gpus[g].used += p->parts[g].bytes + p->parts[g].managed;
+		m->map->gpus[g].used += p->usage[g].bytes + p->usage[g].managed;
 	return true;
 }
 

@@ -1,26 +1,27 @@
-/* What all processes of the simulated machine share: the file `machine` in its meeting place.
+/* What all processes of the simulated machine share: the file `machine` in the machine's folder.
  *
- * Where that is. ALIQUOT_SIMULATE=MODEL:COUNT and ALIQUOT_SIMULATE_STATE=DIR name it, and who comes
- * first makes the machine. Where neither is set it is SIM_SHOWN, if there is a machine in it: what a
- * container is shown, whose programs may be started in any environment. So a machine is simulated
- * where somebody said so, and never silently.
+ * Where the folder is. ALIQUOT_SIMULATE=MODEL:COUNT and ALIQUOT_SIMULATE_STATE=DIR name the machine and
+ * its folder; the first process creates the file. If neither is set, the folder is SIM_MOUNTED, if it
+ * holds a machine: this is where a container has its machine mounted, so that its programs find it in
+ * any environment. A machine is therefore simulated only where somebody asked for it.
  *
- * The model. The file holds, for each process, what it took of each GPU, and for each GPU the sum.
- * A lock in the file (lock.h) guards both; whoever gets it after a holder died adds the sums up
- * again from the processes' own lines, so a process killed at any instruction leaves nothing
- * behind. A process that was checkpointed (cuda_checkpoint.c) has nothing on the GPUs: its line says
- * what it took and takes again when it is restored, and no sum has it.
+ * The model. The file has an entry for each process, which says how much of each GPU the process uses,
+ * and for each GPU the sum. A lock in the file (lock.h) guards both. Whoever gets the lock after its
+ * holder died adds up the sums again from the entries, so a process that is killed at any instruction
+ * leaves nothing behind. A process that was checkpointed (cuda/core/checkpoint.c) has nothing on the
+ * GPUs: its entry says what it had and will need when it is restored, and no sum includes it.
  *
- * Who lives. Each process that uses a GPU holds a POSIX record lock on the byte of its slot, and
- * each library that has the file open one on the byte of its seat at the lock: the kernel drops them
- * when the process ends (also as a zombie, also on exec) and a forked child does not have them.
- * Whoever looks and finds a line without its lock clears the line (machine_reap). For that reason
- * the file's descriptor is never closed: closing any descriptor of a file drops all of a process's
- * locks on it. A record lock names its process to each caller by that caller's own pid namespace.
+ * Which processes live. Each process that uses a GPU holds a POSIX record lock on the byte of its slot
+ * (the index of its entry). Each library that has the file open holds one on the byte of its seat (its
+ * place among those who may take the file's lock). The kernel drops these record locks when the process
+ * ends (even as a zombie) or execs, and a forked child does not inherit them. Whoever finds an entry
+ * without its record lock clears the entry (machine_reap). This is why the library never closes the
+ * file: closing any descriptor of a file drops all record locks of the process on it. The kernel
+ * reports the owner of a record lock by its pid in the caller's pid namespace.
  *
- * Guarantees: the sum of what processes hold never passes the GPU's capacity; what a dead process
- * held is free for the next who looks; a GPU's busy time is the sum of its processes' and of what
- * the dead had. The last SIM_ENDED of the dead can still be read about.
+ * Guarantees: the sum of what processes use never exceeds a GPU's capacity. What a dead process used is
+ * free for the next process that looks. A GPU's busy time is the sum of its processes', including those
+ * that have ended. The last SIM_ENDED processes that ended can still be read about.
  */
 #ifndef SIM_MACHINE_H
 #define SIM_MACHINE_H
@@ -33,51 +34,51 @@
 
 #define SIM_MAGIC 0x31304d4953514c41ull /* "ALQSIM01" */
 #define SIM_VERSION 4u
-#define SIM_SHOWN "/run/aliquot/machine"
+#define SIM_MOUNTED "/run/aliquot/machine"
 #define SIM_MAX_PROCESSES 1024u
 #define SIM_SEATS 4096u
-#define SIM_TURNS (1u << 19) /* of a seat */
+#define SIM_TURNS (1u << 19) /* how often a seat is taken before its tickets repeat */
 #define SIM_ENDED 256u
 #define SIM_NONE UINT32_MAX
 #define SIM_NEVER UINT64_MAX
 #define SIM_BUCKETS 16u
-#define SIM_BUCKET_NS 100000000ull /* of the history of use: 100 ms */
+#define SIM_BUCKET_NS 100000000ull /* 100 ms */
 
-/* How long something was busy lately: a ring of buckets by CLOCK_MONOTONIC. */
+/* How long something was busy lately: a ring of buckets on CLOCK_MONOTONIC. */
 struct sim_history {
-	uint64_t last; /* number of the newest bucket */
+	uint64_t last; /* the newest bucket: its time / SIM_BUCKET_NS */
 	uint32_t busy_ns[SIM_BUCKETS];
 };
 
-/* One process's part of one GPU. */
-struct sim_part {
-	uint64_t bytes;   /* device memory it took, its contexts included */
-	uint64_t managed; /* managed memory that lies on the GPU */
-	uint64_t busy_ns; /* GPU time its kernels had */
-	uint64_t kernels; /* how many ended */
+/* What one process uses of one GPU. */
+struct sim_usage {
+	uint64_t bytes;   /* device memory, including its contexts */
+	uint64_t managed; /* managed memory that is on the GPU */
+	uint64_t busy_ns; /* GPU time of its kernels */
+	uint64_t kernels; /* kernels that ended */
 	uint32_t contexts;
 	uint32_t reserved;
 	struct sim_history history;
 };
 
-/* The first three as CUprocessState has them; its fourth does not come about. */
+/* The first three have the values of CUprocessState; its fourth, FAILED, is not simulated. */
 enum sim_process_state { SIM_RUNNING, SIM_LOCKED, SIM_CHECKPOINTED, SIM_LOCKING = 4 };
 
 struct sim_process {
-	uint32_t used;  /* 1: this line belongs to a process */
-	int32_t pid;    /* as it calls itself */
-	uint64_t token; /* its own: tells it from one it execs or forks, and from another namespace's */
-	uint64_t since_us; /* CLOCK_REALTIME */
+	uint32_t used;     /* 1: this entry belongs to a process */
+	int32_t pid;       /* in its own pid namespace */
+	uint64_t token;    /* random: distinguishes it from processes with the same pid */
+	uint64_t since_us; /* when it started, by CLOCK_REALTIME */
 	uint32_t state;    /* enum sim_process_state */
-	uint32_t locker;   /* SIM_LOCKING: the ticket of who does it */
-	uint32_t calls;    /* of the driver that it is in; not those that wait until it is unlocked */
-	uint32_t work;     /* operations it asked for that have not ended */
-	uint32_t managed;  /* its pieces of managed memory */
-	uint32_t imported; /* its pieces of memory that are other processes' */
-	int32_t worker;    /* the thread that carries its work out, as it calls itself; 0: none yet */
-	uint32_t lost;     /* 1: there was no room to restore it, and there will be none */
+	uint32_t locker;   /* SIM_LOCKING: the ticket of the process that locks it */
+	uint32_t calls;    /* driver calls it is in, except those that wait until it is unlocked */
+	uint32_t work;     /* operations it submitted that have not ended */
+	uint32_t managed;  /* its allocations of managed memory */
+	uint32_t imported; /* its allocations that it imported from other processes */
+	int32_t worker;    /* thread id of its worker, in its own pid namespace; 0: none yet */
+	uint32_t lost;     /* 1: a restore failed for lack of memory, so every later one fails */
 	uint32_t reserved[2];
-	struct sim_part parts[SIM_MAX_GPUS];
+	struct sim_usage usage[SIM_MAX_GPUS];
 };
 
 /* A process that has ended. */
@@ -87,33 +88,33 @@ struct sim_ended {
 	uint64_t busy_ns[SIM_MAX_GPUS];
 };
 
-/* At the lock: one for each library that has the file open. A ticket for the lock is a seat and its
- * turn, so that a dead process's is never the next one's. */
+/* One for each library that has the file open. A ticket for the file's lock is a seat with its turn, so
+ * that the next library in a dead process's seat has another ticket. */
 struct sim_seat {
-	uint64_t token; /* its process's */
-	uint32_t turn;  /* goes up each time it is taken, from 1 to SIM_TURNS and over again */
+	uint64_t token; /* of its process */
+	uint32_t turn; /* counts how often the seat was taken; from 1 to SIM_TURNS, then again from 1 */
 	uint32_t reserved;
 };
 
 enum sim_request_state { SIM_IDLE, SIM_QUEUED, SIM_DONE };
 
-/* A process's kernel that waits for the GPU's engine, has it, or had it. */
+/* A process's kernel that waits for a GPU's engine, runs on it, or has ended (see schedule.h). */
 struct sim_request {
 	uint32_t state; /* enum sim_request_state */
-	uint32_t more;  /* 1: the process has another kernel for when this one ends */
+	uint32_t more;  /* 1: the process will submit another kernel when this one ends */
 	uint64_t ready_ns;
-	uint64_t left_ns; /* of its duration; SIM_NEVER: it spins, and its end is not known */
+	uint64_t left_ns; /* remaining duration; SIM_NEVER: it spins, and its end is unknown */
 	uint64_t end_ns;
-	uint64_t noted_ns; /* when that was written down */
+	uint64_t noted_ns; /* when the schedule recorded the end */
 };
 
 struct sim_gpu {
-	uint64_t used;     /* sum of all parts' bytes and managed */
-	uint64_t busy_ns;  /* sum of all parts' busy_ns, and ended_ns */
-	uint64_t ended_ns; /* what processes that have ended had of it */
-	uint32_t running;  /* the process that has the engine; SIM_NONE */
-	uint32_t last;     /* the one that had it before */
-	uint64_t time_ns;  /* what happened before is written down */
+	uint64_t used;     /* sum of `bytes` and `managed` over all processes */
+	uint64_t busy_ns;  /* sum of `busy_ns` over all processes, plus ended_ns */
+	uint64_t ended_ns; /* GPU time of the processes that have ended */
+	uint32_t running;  /* slot of the process that has the engine; SIM_NONE */
+	uint32_t last;     /* slot of the process that had it before */
+	uint64_t time_ns;  /* the schedule is recorded up to here */
 	uint64_t slice_ns; /* end of the running process's slice */
 	struct sim_history history;
 	struct sim_request requests[SIM_MAX_PROCESSES];
@@ -125,12 +126,12 @@ struct sim_map {
 	uint32_t size;
 	char model[16];
 	uint32_t count;
-	uint32_t high; /* processes from here on were never used */
-	uint64_t seed; /* of the GPUs' UUIDs */
+	uint32_t high; /* entries from this slot on were never used */
+	uint64_t seed; /* for the GPUs' UUIDs */
 	struct sim_lock lock;
 	struct sim_gpu gpus[SIM_MAX_GPUS];
 	struct sim_process processes[SIM_MAX_PROCESSES];
-	uint64_t ended_count; /* ever; the newest is at (ended_count - 1) % SIM_ENDED */
+	uint64_t ended_count; /* in total; the newest is at (ended_count - 1) % SIM_ENDED */
 	struct sim_ended ended[SIM_ENDED];
 	struct sim_seat seats[SIM_SEATS];
 };
@@ -138,64 +139,66 @@ struct sim_map {
 struct machine {
 	struct sim_shape shape;
 	struct sim_map *map;
-	int place; /* the folder the file is in */
+	int folder; /* descriptor of the folder of the file */
 	int fd;
-	uint32_t slot;           /* this process's line; SIM_NONE before machine_enter */
-	uint32_t ticket;         /* for the lock; 0 in a forked child before its first look */
-	pthread_mutex_t threads; /* one of this process at a time */
+	uint32_t slot;           /* of this process; SIM_NONE before machine_enter */
+	uint32_t ticket;         /* for the file's lock; 0 in a forked child until it first locks */
+	pthread_mutex_t threads; /* one thread of this process at a time */
 };
 
 /* The GPUs' clock: CLOCK_MONOTONIC in ns. */
 uint64_t machine_now(void);
 
-/* Opens the machine; false: `why` says what stands against it. */
+/* Opens the machine; false: `why` is the reason it cannot. */
 bool machine_open(struct machine *m, char *why, size_t size);
 
-/* For machine_open: a place at the lock; false: all are taken. */
-bool machine_sit_down(struct machine *m);
+/* For machine_open: takes a seat; false: all are taken. */
+bool machine_take_seat(struct machine *m);
 
+/* Takes the file's lock, and repairs the file if the last holder died. */
 void machine_lock(struct machine *m);
 void machine_unlock(struct machine *m);
 
-/* Whether who has a ticket for the lock lives. `machine` is a struct machine. */
-bool machine_lives(void *machine, uint32_t ticket);
+/* Whether the process with that ticket lives. `machine` is a struct machine. */
+bool machine_ticket_lives(void *machine, uint32_t ticket);
 
-/* Gives this process a line; false: all are taken. */
+/* Gives this process an entry; false: all are taken. */
 bool machine_enter(struct machine *m);
 
-/* Bytes programs can have of each GPU. */
+/* Bytes of each GPU that programs can allocate. */
 uint64_t machine_capacity(const struct machine *m);
 
-/* Takes `bytes` of the GPU for this process; false: they are not there, nothing changed. */
+/* Takes `bytes` of the GPU for this process; false: so many are not free, and nothing changed. */
 bool machine_take(struct machine *m, uint32_t gpu, uint64_t bytes);
 void machine_give(struct machine *m, uint32_t gpu, uint64_t bytes);
 
-/* The same for managed memory; takes what fits and says how much that was. */
+/* The same for managed memory; takes what is free and returns how much that was. */
 uint64_t machine_take_managed(struct machine *m, uint32_t gpu, uint64_t bytes);
 void machine_give_managed(struct machine *m, uint32_t gpu, uint64_t bytes);
 
 void machine_count_contexts(struct machine *m, uint32_t gpu, int change);
 
-/* Bytes in use of the GPU, after clearing away the dead. */
+/* Bytes in use of the GPU, without those of dead processes. */
 uint64_t machine_used(struct machine *m, uint32_t gpu);
 
-/* Clears the lines of dead processes. Precondition: the lock is held. */
+/* Clears the entries of dead processes. Precondition: the file's lock is held. */
 void machine_reap(struct machine *m);
 
-/* The pid of the line's process as the caller's pid namespace knows it; 0: it is dead. */
+/* The pid of the process in the caller's pid namespace; 0: the process is dead. If the caller's
+ * namespace does not contain the process: its pid in its own. */
 pid_t machine_pid(struct machine *m, uint32_t slot);
 
-/* The line of the living process that the caller's pid namespace knows by that pid, which is more
- * than 0; SIM_NONE: there is none. Precondition of this and the next two: the lock is held. */
+/* The slot of the live process with that pid (more than 0) in the caller's pid namespace; SIM_NONE:
+ * there is none. Precondition of this and the next two: the file's lock is held. */
 uint32_t machine_find(struct machine *m, pid_t pid);
 
-/* Takes what a process has off the GPUs: it is SIM_CHECKPOINTED. */
-void machine_take_off(struct machine *m, struct sim_process *p);
+/* Takes what a process uses off the GPUs; its state becomes SIM_CHECKPOINTED. */
+void machine_checkpoint(struct machine *m, struct sim_process *p);
 
-/* Brings it back: it is SIM_LOCKED. False: there is no room, nothing changed. */
-bool machine_bring_back(struct machine *m, struct sim_process *p);
+/* Puts it back; its state becomes SIM_LOCKED. False: too little memory is free, and nothing changed. */
+bool machine_restore(struct machine *m, struct sim_process *p);
 
-/* Whether the line is a process's that may have something on the GPUs. */
+/* Whether the entry is that of a process that may have something on the GPUs. */
 static inline bool machine_on_gpus(const struct sim_process *p)
 {
 	return p->used && p->state != SIM_CHECKPOINTED;

@@ -1,4 +1,4 @@
-/* Finding the simulated machine's file, or making it. See machine.h. */
+/* Opens the machine's file, or creates it. See machine.h. */
 #include "machine.h"
 
 #include <errno.h>
@@ -36,8 +36,8 @@ static void fill(struct sim_map *map, const struct sim_shape *shape, const char 
 		map->gpus[g].running = map->gpus[g].last = SIM_NONE;
 }
 
-/* A complete file under a name of its own, then linked to its real name: it is whole or not
- * there. */
+/* Writes a complete file under a temporary name, then links it to its real name: other processes see
+ * the whole file or none. */
 static int create(const struct sim_shape *shape, const char *folder)
 {
 	char own[PATH_MAX + 32], path[PATH_MAX + 16];
@@ -61,7 +61,7 @@ static int create(const struct sim_shape *shape, const char *folder)
 	return error && error != EEXIST ? -1 : 0;
 }
 
-/* Maps the file, if it is a machine's. */
+/* Maps the file, if it holds a machine of this version. */
 static bool map_machine(struct machine *m, const char *folder, char *why, size_t size)
 {
 	struct stat st;
@@ -83,12 +83,12 @@ static bool map_machine(struct machine *m, const char *folder, char *why, size_t
 
 static bool open_file(struct machine *m, const char *folder)
 {
-	m->place = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	m->fd = m->place < 0 ? -1 : openat(m->place, "machine", O_RDWR | O_CLOEXEC);
+	m->folder = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	m->fd = m->folder < 0 ? -1 : openat(m->folder, "machine", O_RDWR | O_CLOEXEC);
 	return m->fd >= 0;
 }
 
-/* The machine that the environment names: its folder's, made if there is none. */
+/* Opens the machine that the environment names; creates it if it does not exist. */
 static bool open_named(struct machine *m, const char *choice, const char *state, char *why,
                        size_t size)
 {
@@ -115,18 +115,18 @@ static bool open_named(struct machine *m, const char *choice, const char *state,
 	return true;
 }
 
-/* The machine that a container is shown. */
-static bool open_shown(struct machine *m, char *why, size_t size)
+/* Opens the machine that is mounted into a container. */
+static bool open_mounted(struct machine *m, char *why, size_t size)
 {
 	char choice[32];
-	if (!open_file(m, SIM_SHOWN)) {
+	if (!open_file(m, SIM_MOUNTED)) {
 		if (errno == ENOENT)
 			snprintf(why, size, "set ALIQUOT_SIMULATE=MODEL:COUNT and ALIQUOT_SIMULATE_STATE=DIR");
 		else
-			snprintf(why, size, "the machine in %s: %s", SIM_SHOWN, strerror(errno));
+			snprintf(why, size, "the machine in %s: %s", SIM_MOUNTED, strerror(errno));
 		return false;
 	}
-	if (!map_machine(m, SIM_SHOWN, why, size))
+	if (!map_machine(m, SIM_MOUNTED, why, size))
 		return false;
 	snprintf(choice, sizeof(choice), "%.15s:%u", m->map->model, m->map->count);
 	return shape_read(&m->shape, choice, why, size);
@@ -137,16 +137,16 @@ bool machine_open(struct machine *m, char *why, size_t size)
 	const char *choice = getenv("ALIQUOT_SIMULATE"), *state = getenv("ALIQUOT_SIMULATE_STATE");
 	bool chosen = choice && *choice, placed = state && *state;
 	memset(m, 0, sizeof(*m));
-	m->fd = m->place = -1;
+	m->fd = m->folder = -1;
 	m->slot = SIM_NONE;
 	if (chosen != placed) {
 		snprintf(why, size,
 		         "set both: ALIQUOT_SIMULATE=MODEL:COUNT and ALIQUOT_SIMULATE_STATE=DIR");
 		return false;
 	}
-	if (chosen ? !open_named(m, choice, state, why, size) : !open_shown(m, why, size))
+	if (chosen ? !open_named(m, choice, state, why, size) : !open_mounted(m, why, size))
 		return false;
-	if (!machine_sit_down(m)) {
+	if (!machine_take_seat(m)) {
 		snprintf(why, size, "%u processes use this machine already", SIM_SEATS);
 		return false;
 	}

@@ -1,4 +1,4 @@
-/* Who has each GPU's engine when. See schedule.h. */
+/* The schedule of each GPU's engine. See schedule.h. */
 #include "schedule.h"
 
 #include <string.h>
@@ -40,7 +40,8 @@ static uint64_t later(uint64_t a, uint64_t b)
 	return a > b ? a : b;
 }
 
-/* When a process has a kernel ready, be it one that it has yet to bring; SIM_NEVER: it has none. */
+/* When a process has a kernel ready, including one that it announced as `more`; SIM_NEVER: it has
+ * none. */
 static uint64_t ready_at(const struct sim_request *r, uint64_t now)
 {
 	if (r->state == SIM_QUEUED)
@@ -49,23 +50,23 @@ static uint64_t ready_at(const struct sim_request *r, uint64_t now)
 	return brings ? r->end_ns : SIM_NEVER;
 }
 
-/* Whether the engine waits for the next kernel of the process that has it. */
 bool schedule_is_held(const struct sim_gpu *gpu)
 {
 	return gpu->running != SIM_NONE && gpu->requests[gpu->running].state == SIM_DONE;
 }
 
-/* Counts the time up to `until` for the kernel that runs. Who reads the file without its lock sees
- * from the sums, which change first and last, whether all between belongs together. */
-static void write_down(struct sim_map *map, uint32_t index, uint64_t until)
+/* Adds the time up to `until` to the running kernel. A reader without the file's lock compares the GPU's
+ * sum, which changes last, with those of the processes, which change first: if they agree, what it read
+ * is consistent. */
+static void record_time(struct sim_map *map, uint32_t index, uint64_t until)
 {
 	struct sim_gpu *gpu = &map->gpus[index];
-	struct sim_part *part = &map->processes[gpu->running].parts[index];
+	struct sim_usage *usage = &map->processes[gpu->running].usage[index];
 	struct sim_request *r = &gpu->requests[gpu->running];
 	uint64_t ns = until - gpu->time_ns;
 	history_add(&gpu->history, gpu->time_ns, until);
-	history_add(&part->history, gpu->time_ns, until);
-	part->busy_ns += ns;
+	history_add(&usage->history, gpu->time_ns, until);
+	usage->busy_ns += ns;
 	__atomic_store_n(&gpu->time_ns, until, __ATOMIC_RELEASE);
 	if (r->left_ns != SIM_NEVER)
 		r->left_ns -= ns;
@@ -84,13 +85,12 @@ static void end_kernel(struct sim_map *map, uint32_t index, uint64_t now)
 	struct sim_request *r = &gpu->requests[gpu->running];
 	r->state = SIM_DONE;
 	r->end_ns = gpu->time_ns;
-	map->processes[gpu->running].parts[index].kernels++;
+	map->processes[gpu->running].usage[index].kernels++;
 	r->noted_ns = now;
 	if (!r->more || gpu->time_ns >= gpu->slice_ns)
 		schedule_step_down(gpu);
 }
 
-/* When the first process, other than `except`, has a kernel ready; SIM_NEVER: none has. */
 uint64_t schedule_first_ready(const struct sim_map *map, const struct sim_gpu *gpu, uint32_t except,
                               uint64_t now)
 {
@@ -103,7 +103,7 @@ uint64_t schedule_first_ready(const struct sim_map *map, const struct sim_gpu *g
 	return first;
 }
 
-/* Gives the engine to the next process in order that has a kernel ready when it is free. */
+/* Gives the engine to the next process in order that has a kernel ready. */
 static bool start_next(const struct sim_map *map, struct sim_gpu *gpu, uint64_t now)
 {
 	uint64_t first = schedule_first_ready(map, gpu, SIM_NONE, now),
@@ -120,7 +120,6 @@ static bool start_next(const struct sim_map *map, struct sim_gpu *gpu, uint64_t 
 	return true;
 }
 
-/* When the kernel that runs ends or has to let another one run; SIM_NEVER: nobody knows. */
 uint64_t schedule_next_change(const struct sim_map *map, const struct sim_gpu *gpu, uint64_t now)
 {
 	uint64_t left = gpu->requests[gpu->running].left_ns;
@@ -146,7 +145,7 @@ void schedule_advance(struct sim_map *map, uint32_t index, uint64_t now)
 		uint64_t until = schedule_next_change(map, gpu, now);
 		if (until > now)
 			return;
-		write_down(map, index, until);
+		record_time(map, index, until);
 		if (gpu->requests[gpu->running].left_ns)
 			schedule_step_down(gpu);
 		else
@@ -154,13 +153,12 @@ void schedule_advance(struct sim_map *map, uint32_t index, uint64_t now)
 	}
 }
 
-/* The same, and the kernel of `slot`, if it runs, is counted up to `now`. */
 void schedule_count(struct sim_map *map, uint32_t index, uint32_t slot, uint64_t now)
 {
 	const struct sim_gpu *gpu = &map->gpus[index];
 	schedule_advance(map, index, now);
 	if (gpu->running == slot && !schedule_is_held(gpu) && gpu->time_ns < now)
-		write_down(map, index, now);
+		record_time(map, index, now);
 }
 
 void schedule_leave(struct sim_map *map, uint32_t index, uint32_t slot, uint64_t now)

@@ -10,7 +10,7 @@
 
 #define MIB (1ull << 20)
 
-/* Where shapes.conf lies: beside the library this code is in. */
+/* The path of shapes.conf: in the folder of the library that this code is in. */
 static bool conf_path(char *out, size_t size)
 {
 	Dl_info info;
@@ -22,7 +22,8 @@ static bool conf_path(char *out, size_t size)
 	return n > 0 && (size_t)n < size;
 }
 
-/* Up to SIM_MAX_GPUS numbers in `base`; the rest repeat what the last two would continue. */
+/* Reads up to SIM_MAX_GPUS numbers in `base`. If there are fewer, hexadecimal ones count on and decimal
+ * ones repeat the last. */
 static void read_list(const char *text, int base, uint32_t *out)
 {
 	uint32_t n = 0;
@@ -86,7 +87,7 @@ static void read_setting(struct sim_shape *s, const char *key, const char *value
 		s->on_switch = (uint32_t)number;
 }
 
-/* The section of s->model; false: there is none. */
+/* Reads the section of s->model; false: there is none. */
 static bool read_conf(struct sim_shape *s, FILE *file)
 {
 	char line[256], section[16] = "";
@@ -102,7 +103,7 @@ static bool read_conf(struct sim_shape *s, FILE *file)
 	return found;
 }
 
-/* MODEL:COUNT, or MODEL for one. */
+/* Reads MODEL:COUNT, or MODEL for one GPU. */
 static bool read_choice(struct sim_shape *s, const char *choice)
 {
 	char rest = 0;

@@ -1,6 +1,7 @@
-/* The shape of the simulated machine: what its GPUs are and how they are arranged.
+/* The shape of the simulated machine: the model, number and topology of its GPUs.
  *
- * A model and a count, and what shapes.conf, which lies beside the library, says of the model.
+ * ALIQUOT_SIMULATE gives the model and the count. The file shapes.conf, in the folder of the library,
+ * gives the properties of the model.
  */
 #ifndef SIM_SHAPE_H
 #define SIM_SHAPE_H
@@ -15,11 +16,11 @@ enum sim_links { SIM_PCIE, SIM_PAIRS, SIM_NVSWITCH };
 
 struct sim_shape {
 	char model[16];
-	uint32_t count; /* GPUs in this machine */
+	uint32_t count; /* GPUs in the machine */
 	char name[64];
-	uint64_t memory;   /* bytes of the card */
-	uint64_t reserved; /* bytes no program gets */
-	uint64_t context;  /* bytes one context takes */
+	uint64_t memory;   /* bytes of a GPU, as NVML's total */
+	uint64_t reserved; /* bytes of it that no program gets */
+	uint64_t context;  /* bytes that one context takes */
 	uint32_t major, minor;
 	uint32_t sms, cores;
 	uint64_t l2, shared;
@@ -35,10 +36,10 @@ struct sim_shape {
 	uint32_t on_switch;
 };
 
-/* The shape of MODEL:COUNT, or of MODEL for one; false: `why` says what is missing or wrong. */
+/* The shape for MODEL:COUNT, or MODEL for one GPU; false: `why` says what is missing or wrong. */
 bool shape_read(struct sim_shape *shape, const char *choice, char *why, size_t size);
 
-/* Whether two GPUs are joined by NVLink (through a switch or as a pair). */
+/* Whether NVLink connects two GPUs, through a switch or as a pair. */
 bool shape_linked(const struct sim_shape *shape, uint32_t a, uint32_t b);
 
 /* The GPU's address on the PCI bus, with a domain of `digits` hexadecimal digits. */

@@ -1,4 +1,4 @@
-/* What a device is: its name, its ids, its place on the PCI bus. */
+/* Identity of a device: name, UUID, serial number, PCI address. */
 #include "nvml/nvml_sim.h"
 
 #include <stdio.h>
@@ -93,7 +93,7 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 	return NVML_SUCCESS;
 }
 
-/* The older forms end where theirs did: after the legacy id and the numbers. */
+/* Older versions of the structure end after the legacy bus id and the numbers. */
 struct old_pci {
 	char busId[NVML_DEVICE_PCI_BUS_ID_BUFFER_V2_SIZE];
 	unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;

@@ -1,4 +1,4 @@
-/* What NVML's errors mean, in words. */
+/* Messages for NVML's error codes. */
 #include "nvml/nvml_sim.h"
 
 const char *nvmlErrorString(nvmlReturn_t result)

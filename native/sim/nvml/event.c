@@ -1,4 +1,4 @@
-/* Event sets: what health.h tells of the GPUs, to those who wait for it. */
+/* Event sets: report changes of GPU health (machine/health.h) to programs that wait for them. */
 #include "nvml/nvml_sim.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 struct set {
 	unsigned long long types[SIM_MAX_GPUS];
-	uint64_t position; /* up to here it was told */
+	uint64_t position; /* in the health file: what the set has reported */
 };
 
 nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *out)
@@ -57,7 +57,7 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
 
 static unsigned long long type_of(const struct health_event *event)
 {
-	switch (event->word) {
+	switch (event->kind) {
 	case HEALTH_XID:
 		return nvmlEventTypeXidCriticalError;
 	case HEALTH_ECC:
@@ -67,7 +67,7 @@ static unsigned long long type_of(const struct health_event *event)
 	}
 }
 
-/* The next event that the set is for; false: none yet. */
+/* The next event that the set is registered for; false: none yet. */
 static bool next_event(struct set *set, nvmlEventData_t *data)
 {
 	struct health_event event;
@@ -77,7 +77,7 @@ static bool next_event(struct set *set, nvmlEventData_t *data)
 			continue;
 		*data = (nvmlEventData_t){.device = (nvmlDevice_t)&nvml.devices[event.gpu],
 		                          .eventType = type,
-		                          .eventData = event.word == HEALTH_XID ? event.number : 0,
+		                          .eventData = event.kind == HEALTH_XID ? event.number : 0,
 		                          .gpuInstanceId = UINT32_MAX,
 		                          .computeInstanceId = UINT32_MAX};
 		return true;

@@ -1,4 +1,4 @@
-/* NVML's start and end, versions, and the way from names to devices. */
+/* Start and end of NVML, versions, and device handles by index, UUID, PCI address and serial. */
 #include "nvml/nvml_sim.h"
 
 #include <fcntl.h>

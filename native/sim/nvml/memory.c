@@ -1,4 +1,4 @@
-/* Memory, and the processes that hold it. */
+/* Device memory, and the processes that use it. */
 #include "nvml/nvml_sim.h"
 
 #include <string.h>
@@ -44,7 +44,7 @@ nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *
 	return NVML_SUCCESS;
 }
 
-/* The processes on the GPU: at most `room` of them into `out`, how many there are into *count. */
+/* Writes at most `room` processes of the GPU to `out`, and their total number to *count. */
 static void list(uint32_t index, nvmlProcessInfo_v2_t *out, unsigned int room, unsigned int *count)
 {
 	struct sim_map *map = nvml.machine.map;
@@ -52,12 +52,12 @@ static void list(uint32_t index, nvmlProcessInfo_v2_t *out, unsigned int room, u
 	machine_lock(&nvml.machine);
 	machine_reap(&nvml.machine);
 	for (uint32_t i = 0; i < map->high; i++) {
-		const struct sim_part *part = &map->processes[i].parts[index];
-		if (!machine_on_gpus(&map->processes[i]) || (!part->contexts && !part->bytes))
+		const struct sim_usage *usage = &map->processes[i].usage[index];
+		if (!machine_on_gpus(&map->processes[i]) || (!usage->contexts && !usage->bytes))
 			continue;
 		if (*count < room) {
 			out[*count] = (nvmlProcessInfo_v2_t){.pid = (unsigned)machine_pid(&nvml.machine, i),
-			                                     .usedGpuMemory = part->bytes,
+			                                     .usedGpuMemory = usage->bytes,
 			                                     .gpuInstanceId = UINT32_MAX,
 			                                     .computeInstanceId = UINT32_MAX};
 		}
@@ -110,13 +110,13 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 	machine_lock(&nvml.machine);
 	machine_reap(&nvml.machine);
 	for (uint32_t i = 0; i < map->high && details->mode == 0; i++) {
-		const struct sim_part *part = &map->processes[i].parts[index];
-		if (!machine_on_gpus(&map->processes[i]) || (!part->contexts && !part->bytes))
+		const struct sim_usage *usage = &map->processes[i].usage[index];
+		if (!machine_on_gpus(&map->processes[i]) || (!usage->contexts && !usage->bytes))
 			continue;
 		if (count < room)
 			details->procArray[count] = (nvmlProcessDetail_v1_t){.pid = (unsigned)
 			                                                         machine_pid(&nvml.machine, i),
-			                                                     .usedGpuMemory = part->bytes,
+			                                                     .usedGpuMemory = usage->bytes,
 			                                                     .gpuInstanceId = UINT32_MAX,
 			                                                     .computeInstanceId = UINT32_MAX};
 		count++;
@@ -126,7 +126,7 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 	return count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-/* No graphics and no MPS here. */
+/* Graphics and MPS processes are not simulated. */
 static nvmlReturn_t none(nvmlDevice_t device, unsigned int *count)
 {
 	NVML_DEVICE(index, device);

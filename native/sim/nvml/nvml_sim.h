@@ -1,8 +1,8 @@
-/* The simulated NVML: the machine as a monitor sees it.
+/* The simulated NVML: a view of the machine for monitoring.
  *
- * It reads the same file as the simulated driver (machine.h) and holds nothing of the GPUs. Every
- * look at memory or processes first clears away the dead. nvmlDevice_t is the address of a device
- * below.
+ * It reads the same file as the simulated driver (machine/machine.h) and uses no GPU itself. Every query
+ * about memory or processes first clears the entries of dead processes. An nvmlDevice_t is the address of
+ * a struct nvml_device.
  */
 #ifndef NVML_SIM_H
 #define NVML_SIM_H
@@ -23,12 +23,12 @@ struct nvml_device {
 };
 
 extern struct nvml_state {
-	int users; /* nvmlInit less nvmlShutdown */
+	int users; /* calls of nvmlInit minus calls of nvmlShutdown */
 	struct machine machine;
 	struct nvml_device devices[SIM_MAX_GPUS];
 } nvml;
 
-/* The device's index, or the function ends with what is wrong. */
+/* Declares `index`, the device's index, or returns the error: an invalid handle, or a lost GPU. */
 #define NVML_DEVICE(index, device)                                                                 \
 	uint32_t index;                                                                                \
 	do {                                                                                           \
@@ -45,8 +45,9 @@ extern struct nvml_state {
 	if (!(condition))                                                                              \
 	return NVML_ERROR_INVALID_ARGUMENT
 
+/* state.c */
 nvmlReturn_t nvml_device_index(nvmlDevice_t device, uint32_t *index);
 nvmlReturn_t nvml_copy_text(char *out, unsigned int length, const char *text);
-void nvml_uuid(uint32_t index, char out[48]);
+void nvml_uuid(uint32_t index, char out[48]); /* "GPU-..." */
 
 #endif

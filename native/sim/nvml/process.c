@@ -1,4 +1,4 @@
-/* What each process did with a device: its part of the GPU's time, lately and in all. */
+/* GPU time of each process: recently and in total. */
 #include "machine/schedule.h"
 #include "nvml/nvml_sim.h"
 
@@ -14,18 +14,19 @@ static unsigned long long now_us(void)
 	return (unsigned long long)t.tv_sec * 1000000u + (unsigned long long)t.tv_nsec / 1000u;
 }
 
-/* Percent of the last second that process `slot` had the GPU. Precondition: the lock is held. */
+/* Percent of the last second that the process of `slot` had the GPU. Precondition: the file's lock is
+ * held. */
 static unsigned int use(uint32_t slot, uint32_t index)
 {
-	const struct sim_part *part = &nvml.machine.map->processes[slot].parts[index];
-	uint64_t busy = schedule_busy(&part->history, machine_now(), WINDOW_NS);
+	const struct sim_usage *usage = &nvml.machine.map->processes[slot].usage[index];
+	uint64_t busy = schedule_busy(&usage->history, machine_now(), WINDOW_NS);
 	return busy >= WINDOW_NS ? 100 : (unsigned int)(busy * 100 / WINDOW_NS);
 }
 
 static bool on_gpu(uint32_t slot, uint32_t index)
 {
 	const struct sim_process *p = &nvml.machine.map->processes[slot];
-	return machine_on_gpus(p) && p->parts[index].contexts;
+	return machine_on_gpus(p) && p->usage[index].contexts;
 }
 
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
@@ -94,7 +95,7 @@ nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *coun
 	return n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-/* `time` is the GPU time the process's kernels had, in ms; living processes only. */
+/* `time` is the GPU time of the process's kernels in ms. Only live processes have an answer. */
 nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid,
                                           nvmlAccountingStats_t *stats)
 {
@@ -110,8 +111,8 @@ nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid,
 			continue;
 		*stats = (nvmlAccountingStats_t){.gpuUtilization = use(i, index),
 		                                 .memoryUtilization = use(i, index) / 2,
-		                                 .maxMemoryUsage = p->parts[index].bytes,
-		                                 .time = p->parts[index].busy_ns / 1000000u,
+		                                 .maxMemoryUsage = p->usage[index].bytes,
+		                                 .time = p->usage[index].busy_ns / 1000000u,
 		                                 .startTime = p->since_us,
 		                                 .isRunning = 1};
 		result = NVML_SUCCESS;

@@ -1,11 +1,11 @@
-/* How a device fares: use, clocks, power, temperature, modes, errors. */
+/* Status of a device: utilization, clocks, power, temperature, modes, errors. */
 #include "machine/schedule.h"
 #include "nvml/nvml_sim.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define WINDOW_NS 1000000000ull /* over which use is averaged */
+#define WINDOW_NS 1000000000ull /* of the average utilization */
 #define IDLE_CLOCK 345u
 #define LOCAL_LIMIT 85u
 
@@ -34,7 +34,7 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 	return NVML_SUCCESS;
 }
 
-/* A unit this GPU has and nobody uses. */
+/* A unit (encoder, decoder, ...) that the GPU has and that is always idle. */
 static nvmlReturn_t unused(nvmlDevice_t device, unsigned int *utilization, unsigned int *period)
 {
 	NVML_DEVICE(index, device);

@@ -1,11 +1,11 @@
-/* Where a device sits: PCIe, NVLink, NUMA nodes, and how far two of them are apart. */
+/* Topology of a device: PCIe, NVLink, NUMA node, and the path between two devices. */
 #include "nvml/nvml_sim.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define SWITCH_BUS 0x05u /* of the first NVSwitch */
+#define SWITCH_BUS 0x05u /* PCI bus of the first NVSwitch */
 
 static const struct sim_shape *shape(void)
 {
@@ -111,7 +111,7 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t first, nvmlDevice_t second,
 	return NVML_SUCCESS;
 }
 
-/* Whether the GPU has that link, and it leads somewhere. */
+/* Whether the GPU has that link, and it is connected. */
 static nvmlReturn_t link_of(nvmlDevice_t device, unsigned int link, uint32_t *index)
 {
 	NVML_DEVICE(own, device);
@@ -212,7 +212,7 @@ nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned int *node)
 	return NVML_SUCCESS;
 }
 
-/* The bits of a kernel's list such as `0-3,8`. */
+/* Sets the bits of a list in Linux's format, such as `0-3,8`. */
 static void set_list(const char *list, unsigned long *set, unsigned int words)
 {
 	unsigned int bits = 8 * sizeof(*set);
@@ -240,7 +240,7 @@ static void read_list(const char *path, unsigned long *set, unsigned int words)
 		fclose(file);
 }
 
-/* The CPUs of the GPU's NUMA node; where this machine has no such node, all of them. */
+/* The CPUs of the GPU's NUMA node; all CPUs if the host has no such node. */
 nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, unsigned long *set)
 {
 	NVML_DEVICE(index, device);

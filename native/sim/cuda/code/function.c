@@ -1,4 +1,4 @@
-/* What a function can be asked and told, and how many blocks of it fit on a multiprocessor. */
+/* Attributes of functions, and their occupancy. */
 #include "cuda/code/module.h"
 
 #define THREADS_PER_SM 2048

@@ -1,11 +1,11 @@
-/* Kernels and host functions put into streams. */
+/* Launches of kernels and host functions into streams. */
 #include "cuda/graph/capture.h"
 #include "cuda/code/module.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The buffer in `extra`, if it holds all parameters. */
+/* The argument buffer in `extra`, if it is large enough for all parameters. */
 static const char *packed(void **extra, size_t needed)
 {
 	const char *buffer = NULL;
@@ -56,7 +56,7 @@ static uint64_t at_most_for_ever(uint64_t ns)
 	return ns > INT64_MAX ? SIM_NEVER : ns;
 }
 
-/* What a kernel does, by its name and parameters: see cuda_module.h. */
+/* What a kernel does, by its name and parameters: see module.h. */
 static void read_action(struct sim_op *op, const struct sim_entry *entry, void **parameters,
                         const char *buffer)
 {

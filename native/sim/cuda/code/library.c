@@ -1,4 +1,4 @@
-/* Libraries: code that belongs to no context until a kernel of it is used in one. */
+/* Libraries: code that is loaded into a context when the program first uses a kernel of it there. */
 #include "cuda/code/module.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Modules: loaded into a context, asked for functions and variables. */
+/* Modules: loading, unloading, and their functions and variables. */
 #include "cuda/code/module.h"
 
 #include "cuda/core/context_end.h"
@@ -27,7 +27,7 @@ static size_t place_variables(const struct sim_ptx *ptx)
 	return size;
 }
 
-/* A range for each variable, in the order of place_variables. */
+/* Adds a range for each variable, in the layout of place_variables. */
 static void add_variables(const struct sim_module *module)
 {
 	size_t at = 0;
@@ -131,7 +131,7 @@ CUresult cuModuleLoadData(CUmodule *out, const void *image)
 	return load(out, image);
 }
 
-/* Tells whoever asked for a log that it is empty. */
+/* Sets the sizes of requested logs to 0. */
 static void empty_logs(unsigned int count, const CUjit_option *options, void **values)
 {
 	for (unsigned int i = 0; options && values && i < count; i++)

@@ -1,4 +1,4 @@
-/* Reads names, parameters and variables from PTX text. See cuda_module.h. */
+/* Reads names, parameters and variables from PTX text. See module.h. */
 #include "cuda/code/module.h"
 
 #include <ctype.h>
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The text with its comments blanked out. */
+/* A copy of the text with spaces for comments. */
 static char *without_comments(const char *text)
 {
 	char *copy = strdup(text);
@@ -32,7 +32,7 @@ static bool in_name(char c)
 	return isalnum((unsigned char)c) || c == '_' || c == '$' || c == '%';
 }
 
-/* The next name at or behind *at, which moves past it; NULL: none before `stop`. */
+/* The next name from *at on, and moves *at after it; NULL: there is none before `stop`. */
 static char *take_name(const char **at, const char *stop)
 {
 	while (*at < stop && !in_name(**at))
@@ -52,7 +52,7 @@ static size_t type_size(const char *type)
 	return bits >= 8 ? bits / 8 : 1;
 }
 
-/* A declaration such as `.align 8 .b8 name[16]`: what it is called and how much room it takes. */
+/* Parses a declaration such as `.align 8 .b8 name[16]`: its name, size and alignment. */
 static char *declaration(const char *at, const char *stop, size_t *size, size_t *align)
 {
 	size_t element = 0, count = 1;
@@ -114,7 +114,7 @@ static void read_parameters(struct sim_entry *entry, const char *at, const char 
 	}
 }
 
-/* .maxntid and .reqntid between the parameters and the body. */
+/* Threads per block, from .maxntid or .reqntid between the parameters and the body. */
 static int read_threads(const char *at, const char *body)
 {
 	const char *found = strstr(at, "ntid");
@@ -125,7 +125,7 @@ static int read_threads(const char *at, const char *body)
 	return (int)(x * y * z);
 }
 
-/* Where the text of the body that opens at `at` closes. */
+/* The closing brace of the body that opens at `at`. */
 static const char *end_of_body(const char *at)
 {
 	int depth = 0;
@@ -138,7 +138,7 @@ static const char *end_of_body(const char *at)
 	return at;
 }
 
-/* Declarations only: in an instruction a dot follows, as in `st.shared.u32`. */
+/* Bytes of static shared memory. The space tells declarations from instructions (`st.shared.u32`). */
 static int read_shared(const char *at, const char *stop)
 {
 	size_t sum = 0;
@@ -176,7 +176,7 @@ static void read_entries(struct sim_ptx *ptx, const char *text)
 	}
 }
 
-/* Variables in .global and .const memory outside of functions. */
+/* Reads the variables in .global and .const memory outside of functions. */
 static void read_variables(struct sim_ptx *ptx, const char *text)
 {
 	for (const char *at = text; *at; at++) {
@@ -210,7 +210,7 @@ CUresult ptx_read(const void *image, struct sim_ptx **out)
 	            "ELF",
 	            4) ||
 	    !memcmp(bytes, "\x50\xed\x55\xba", 4) || !memcmp(bytes, "\xb1\x43\x62\x46", 4))
-		return CUDA_ERROR_NO_BINARY_FOR_GPU; /* machine code: nothing here could run it */
+		return CUDA_ERROR_NO_BINARY_FOR_GPU; /* machine code, which the simulation cannot read */
 	char *text = without_comments(image);
 	const char *version = text ? strstr(text, ".version") : NULL;
 	const char *target = version ? strstr(version, ".target") : NULL;

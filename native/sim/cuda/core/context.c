@@ -12,7 +12,7 @@
 
 #define CONNECTIONS 8u
 
-/* How many hardware queues a new context has. */
+/* The number of hardware queues of a new context. */
 static uint32_t connections(void)
 {
 	const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -20,8 +20,8 @@ static uint32_t connections(void)
 	return count >= 1 && count <= SIM_MAX_QUEUES ? (uint32_t)count : CONNECTIONS;
 }
 
-/* Makes a context in `context`, or in new memory. A primary context keeps its handle when it ends
- * and is made again: a thread that has it on its stack goes on. */
+/* Makes a context in the memory of `context`, or in new memory. A primary context that ended is made
+ * again under the same handle, so a thread that has it on its stack can go on using it. */
 static CUresult make(CUdevice device, uint32_t flags, struct sim_context *context,
                      struct sim_context **out)
 {
@@ -73,7 +73,7 @@ static void end(struct sim_context *context)
 	machine_give(&sim.machine, context->gpu, sim.machine.shape.context);
 }
 
-/* The device's primary context, if it is there. */
+/* The device's primary context; NULL: it is not active. */
 static struct sim_context *primary_of(CUdevice device)
 {
 	struct sim_context *primary = sim.devices[device].primary;

@@ -1,4 +1,4 @@
-/* What a context can be asked and told: its device, limits, flags, peers; waiting for it. */
+/* Properties of a context: device, limits, flags, peers; and waiting for it. */
 #include "cuda/graph/capture.h"
 #include "cuda/memory/pool.h"
 #include "cuda/stream/stream.h"
@@ -184,7 +184,7 @@ CUresult cuCtxDisablePeerAccess(CUcontext handle)
 	return peer(handle);
 }
 
-/* Declared in a header of its own that the packages with cuda.h do not have. */
+/* cudaProfiler.h declares these; the packages with cuda.h do not include it. */
 #pragma GCC visibility push(default)
 CUresult cuProfilerStart(void);
 CUresult cuProfilerStop(void);

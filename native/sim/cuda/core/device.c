@@ -1,4 +1,4 @@
-/* Devices: counts, names, attributes, properties, links between them. */
+/* Devices: count, names, attributes, properties, and the links between them. */
 #include "cuda/core/sim.h"
 
 #include <ctype.h>
@@ -87,7 +87,7 @@ CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
-/* What every model here answers alike; the index is the attribute. */
+/* Attributes that are the same for every model; the index is the attribute. */
 static const int common[] = {
 	[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024,
 	[CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X] = 1024,
@@ -173,7 +173,7 @@ static const int common[] = {
 	[CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES] = 0,
 	[CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS] = 1,
 	[CU_DEVICE_ATTRIBUTE_NUMA_ID] = -1,
-	[CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED] = 0, /* the last one CUDA 13.0 knows */
+	[CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED] = 0, /* the last attribute of CUDA 13.0 */
 };
 
 static int own_attribute(CUdevice_attribute attribute, CUdevice device)

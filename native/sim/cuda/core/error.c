@@ -1,4 +1,4 @@
-/* The names of errors, and what they mean in words. */
+/* Names and messages of error codes. */
 #include "cuda/core/sim.h"
 
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* The table of living handles: a set of addresses with their kinds, by open addressing. */
+/* The table of live handles: a hash set of addresses with their kinds, with open addressing. */
 #include "cuda/core/sim.h"
 
 #include <stdlib.h>
@@ -9,8 +9,8 @@ struct slot {
 };
 
 static struct slot *slots;
-static size_t capacity, used; /* `used` counts graves too */
-static const char grave;
+static size_t capacity, used; /* `used` counts tombstones too */
+static const char tombstone;
 
 static size_t place(const void *object)
 {
@@ -43,7 +43,7 @@ static void grow(void)
 	struct slot *old = slots;
 	size_t count = capacity, live = 0;
 	for (size_t i = 0; i < count; i++)
-		live += old[i].object && old[i].object != &grave;
+		live += old[i].object && old[i].object != &tombstone;
 	capacity = 256;
 	while (capacity < live * 4)
 		capacity *= 2;
@@ -52,7 +52,7 @@ static void grow(void)
 		abort();
 	used = 0;
 	for (size_t i = 0; i < count; i++)
-		if (old[i].object && old[i].object != &grave)
+		if (old[i].object && old[i].object != &tombstone)
 			insert(old[i].object, old[i].kind);
 	free(old);
 }
@@ -68,12 +68,12 @@ void handle_remove(const void *object)
 {
 	struct slot *slot = find(object);
 	if (slot)
-		slot->object = &grave;
+		slot->object = &tombstone;
 }
 
 bool handle_is(const void *object, enum sim_kind kind)
 {
-	if (!object || object == &grave)
+	if (!object || object == &tombstone)
 		return false;
 	const struct slot *slot = find(object);
 	return slot && slot->kind == kind;

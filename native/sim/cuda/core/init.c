@@ -1,8 +1,8 @@
-/* The driver's start: cuInit, CUDA_VISIBLE_DEVICES, what a forked child may do, versions.
+/* Start of the driver: cuInit, CUDA_VISIBLE_DEVICES, versions.
  *
- * Nothing happens before cuInit, or before a checkpoint of another process, which needs none: no
- * thread, no file. In a child forked after a successful cuInit
- * every call answers NOT_INITIALIZED, as the real driver does.
+ * The driver opens no file and starts no thread before cuInit, or before the program checkpoints another
+ * process, which needs no cuInit. In a child forked after a successful cuInit every call returns
+ * NOT_INITIALIZED, as with NVIDIA's driver.
  */
 #include "cuda/core/sim.h"
 
@@ -47,7 +47,7 @@ static void gpu_name(uint32_t gpu, char out[48])
 	         u[14], u[15]);
 }
 
-/* The one GPU whose UUID begins with `word` (of `length`); -1: none or several. */
+/* The only GPU whose UUID begins with the first `length` characters of `word`; -1: none or several. */
 static int by_uuid(const char *word, size_t length)
 {
 	int found = -1;
@@ -63,7 +63,7 @@ static int by_uuid(const char *word, size_t length)
 	return found;
 }
 
-/* One entry of CUDA_VISIBLE_DEVICES; -1: it names no GPU. */
+/* The GPU of one entry of CUDA_VISIBLE_DEVICES; -1: the entry names none. */
 static int by_word(const char *word, size_t length)
 {
 	while (length && isspace((unsigned char)*word))
@@ -79,8 +79,8 @@ static int by_word(const char *word, size_t length)
 	return end != number && index >= 0 && index < (long)sim.machine.shape.count ? (int)index : -1;
 }
 
-/* The devices this process sees: up to the first entry that names none; one named twice is an
- * error. */
+/* Sets the devices this process sees: up to the first entry that names no GPU. It is an error to name a
+ * GPU twice. */
 static CUresult choose_devices(void)
 {
 	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -107,27 +107,27 @@ static CUresult choose_devices(void)
 	return sim.count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
-/* What can be left out of the driver; NULL: `word`, of `length`, names nothing of that. */
-static bool *part(const char *word, size_t length)
+/* The switch for a feature that the driver can lack; NULL: there is no such feature. */
+static bool *feature(const char *word, size_t length)
 {
 	static const struct {
 		const char *name;
 		bool *out;
-	} parts[] = {{"stream-memory-operations", &sim.without_stream_operations},
-	             {"checkpoint", &sim.without_checkpoint}};
-	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
-		if (length == strlen(parts[i].name) && !strncmp(word, parts[i].name, length))
-			return parts[i].out;
+	} features[] = {{"stream-memory-operations", &sim.without_stream_operations},
+	                {"checkpoint", &sim.without_checkpoint}};
+	for (size_t i = 0; i < sizeof(features) / sizeof(features[0]); i++)
+		if (length == strlen(features[i].name) && !strncmp(word, features[i].name, length))
+			return features[i].out;
 	return NULL;
 }
 
-/* What this machine's driver is to lack: words with commas between, in ALIQUOT_SIMULATE_WITHOUT. */
+/* Switches off the features in ALIQUOT_SIMULATE_WITHOUT, a list with commas. */
 static CUresult leave_out(void)
 {
 	const char *word = getenv("ALIQUOT_SIMULATE_WITHOUT");
 	for (size_t length; word && *word; word += length + (word[length] == ',')) {
 		length = strcspn(word, ",");
-		bool *out = part(word, length);
+		bool *out = feature(word, length);
 		if (!out) {
 			fprintf(stderr,
 			        "aliquot: simulated driver: no GPU: ALIQUOT_SIMULATE_WITHOUT: %.*s: %s\n",

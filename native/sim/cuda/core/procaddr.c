@@ -1,5 +1,4 @@
-/* cuGetProcAddress: which function a name means for a version of CUDA, as the real driver
- * answers. */
+/* cuGetProcAddress: the function for a name and a CUDA version, as NVIDIA's driver answers. */
 #include "cuda/core/procaddr.h"
 #include "cuda/core/sim.h"
 
@@ -7,7 +6,7 @@
 
 #define FLAGS (CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
 
-/* The first entry whose name is not before `name`. */
+/* The first entry whose name is not less than `name`. */
 static size_t find(const char *name)
 {
 	size_t low = 0, high = sim_proc_count;
@@ -43,7 +42,7 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuu
 	return answer && !status ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
 
-/* The first form has no status: it fails, and leaves the caller's pointer as it was. */
+/* The first version has no status: if nothing is found it fails, and does not change *function. */
 CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags)
 {
 	void *found;

@@ -1,4 +1,4 @@
-/* The table behind cuGetProcAddress, written by generate.py from procaddr.txt. */
+/* The table behind cuGetProcAddress, which generate.py writes from cuda/procaddr.txt. */
 #ifndef SIM_PROCADDR_H
 #define SIM_PROCADDR_H
 
@@ -8,7 +8,7 @@
 struct sim_proc {
 	const char *name;
 	int per_thread;
-	int version; /* the first for which it is the answer */
+	int version; /* the first CUDA version that gets this function */
 	void *function;
 };
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 static struct sim_capture *captures;
-static __thread CUstreamCaptureMode thread_mode; /* CU_STREAM_CAPTURE_MODE_GLOBAL at first */
+static __thread CUstreamCaptureMode thread_mode; /* initially CU_STREAM_CAPTURE_MODE_GLOBAL */
 
 CUresult capture_begin(struct sim_stream *stream, struct sim_graph *graph, CUstreamCaptureMode mode)
 {
@@ -99,7 +99,6 @@ CUresult capture_add(struct sim_capture *capture, struct sim_stream *stream,
 	return tips_add(&stream->tips, node) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* The capture that work in this stream would depend on without saying so; NULL: there is none. */
 struct sim_capture *capture_implicit(const struct sim_stream *stream)
 {
 	if (!captures || stream != stream->context->legacy)
@@ -144,7 +143,7 @@ CUresult capture_check_unsafe(void)
 	return CUDA_SUCCESS;
 }
 
-/* Whether the origin's tips depend on all that `stream` did in the capture. */
+/* Whether the origin's tips depend on everything that `stream` did in the capture. */
 static bool joined(const struct sim_stream *stream, const struct sim_stream *origin)
 {
 	for (size_t i = 0; i < stream->tips.count; i++) {
@@ -157,7 +156,7 @@ static bool joined(const struct sim_stream *stream, const struct sim_stream *ori
 	return true;
 }
 
-/* Takes every stream out of the capture; false: one had not been joined to the origin. */
+/* Takes all streams out of the capture; false: one of them had not joined the origin again. */
 static bool take_streams_out(struct sim_capture *capture)
 {
 	bool all = true;

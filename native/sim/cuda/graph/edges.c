@@ -1,11 +1,10 @@
-/* Nodes and edges of a graph, listed, added and removed. Lists are filled up to the room they
- * have. */
+/* Queries for the nodes and edges of a graph, and changes to its edges. */
 #include "cuda/graph/capture.h"
 #include "cuda/graph/graph.h"
 
 #include <string.h>
 
-/* One more entry for a list of `room`; the count goes on when the list is full. */
+/* Adds a node to a list with `room` entries; *count increases even if the list is full. */
 static void put(CUgraphNode *list, size_t room, size_t *count, const struct sim_node *node)
 {
 	if (list && *count < room)
@@ -13,8 +12,8 @@ static void put(CUgraphNode *list, size_t room, size_t *count, const struct sim_
 	++*count;
 }
 
-/* Without a list the count is the answer; with one it is how many were written. */
-static void settle(const void *list, size_t room, size_t count, size_t *out)
+/* Without a list the result is the number of nodes; with one, the number written. */
+static void set_count(const void *list, size_t room, size_t count, size_t *out)
 {
 	*out = list && count > room ? room : count;
 }
@@ -29,7 +28,7 @@ CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count)
 	SIM_TRY(graph_get(handle, &graph));
 	for (const struct sim_node *node = graph->nodes; node; node = node->next)
 		put(nodes, *count, &n, node);
-	settle(nodes, *count, n, count);
+	set_count(nodes, *count, n, count);
 	return CUDA_SUCCESS;
 }
 
@@ -44,7 +43,7 @@ CUresult cuGraphGetRootNodes(CUgraph handle, CUgraphNode *nodes, size_t *count)
 	for (const struct sim_node *node = graph->nodes; node; node = node->next)
 		if (!node->dependencies.count)
 			put(nodes, *count, &n, node);
-	settle(nodes, *count, n, count);
+	set_count(nodes, *count, n, count);
 	return CUDA_SUCCESS;
 }
 
@@ -64,7 +63,7 @@ CUresult cuGraphGetEdges_v2(CUgraph handle, CUgraphNode *from, CUgraphNode *to,
 			put(from, *count, &n, node->dependencies.nodes[i]);
 			put(to, *count, &m, node);
 		}
-	settle(from, *count, n, count);
+	set_count(from, *count, n, count);
 	return CUDA_SUCCESS;
 }
 
@@ -86,7 +85,7 @@ CUresult cuGraphNodeGetDependencies_v2(CUgraphNode handle, CUgraphNode *nodes,
 		memset(data, 0, *count * sizeof(*data));
 	for (size_t i = 0; i < node->dependencies.count; i++)
 		put(nodes, *count, &n, node->dependencies.nodes[i]);
-	settle(nodes, *count, n, count);
+	set_count(nodes, *count, n, count);
 	return CUDA_SUCCESS;
 }
 
@@ -117,7 +116,7 @@ CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode handle, CUgraphNode *nodes,
 	for (const struct sim_node *other = node->graph->nodes; other; other = other->next)
 		if (depends(other, node))
 			put(nodes, *count, &n, other);
-	settle(nodes, *count, n, count);
+	set_count(nodes, *count, n, count);
 	return CUDA_SUCCESS;
 }
 

@@ -1,4 +1,4 @@
-/* Executable graphs: made from a graph, launched, changed, ended. */
+/* Executable graphs: instantiation, launch, update. */
 #include "cuda/graph/capture.h"
 #include "cuda/stream/copy.h"
 #include "cuda/graph/graph.h"
@@ -77,7 +77,7 @@ CUresult cuGraphExecDestroy(CUgraphExec handle)
 	return CUDA_SUCCESS;
 }
 
-/* One operation of a node, as the stream is to have it now. */
+/* Submits one operation of a node. */
 static CUresult submit_op(struct sim_stream *stream, const struct sim_op *kept)
 {
 	struct sim_op op = *kept;
@@ -89,7 +89,7 @@ static CUresult submit_op(struct sim_stream *stream, const struct sim_op *kept)
 		SIM_TRY(copy_place(&op.copy));
 		break;
 	case SIM_OP_FILL:
-		SIM_TRY(fill_check(&op.fill)); /* the memory may have been freed since */
+		SIM_TRY(fill_check(&op.fill)); /* the program may have freed the memory since */
 		break;
 	case SIM_OP_RECORD:
 		op.event.number = ++op.event.event->recorded;
@@ -150,7 +150,7 @@ CUresult cuGraphUpload(CUgraphExec handle, CUstream in)
 	return stream_get(in, &stream);
 }
 
-/* The executable graph's own node for `original`. */
+/* The executable graph's copy of `original`. */
 static CUresult own_node(CUgraphExec handle, CUgraphNode original, CUgraphNodeType type,
                          struct sim_node **node)
 {
@@ -242,7 +242,7 @@ CUresult cuGraphNodeGetEnabled(CUgraphExec handle, CUgraphNode original, unsigne
 	return CUDA_SUCCESS;
 }
 
-/* The first node in which two graphs differ in shape; NULL: none. */
+/* The first node by which the topology of two graphs differs; NULL: they have the same. */
 static struct sim_node *difference(const struct sim_graph *a, const struct sim_graph *b)
 {
 	struct sim_node *x = a->nodes, *y = b->nodes;
@@ -272,7 +272,8 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec handle, CUgraph with, CUgraphExecUpdat
 	struct sim_node *own = copy->nodes;
 	for (const struct sim_node *old = exec->graph->nodes; old && own;
 	     old = old->next, own = own->next)
-		own->origin = old->origin; /* its user knows the nodes it was first made from */
+		own->origin =
+			old->origin; /* the program refers to nodes of the graph that it first instantiated */
 	graph_free(exec->graph);
 	exec->graph = copy;
 	info->result = CU_GRAPH_EXEC_UPDATE_SUCCESS;

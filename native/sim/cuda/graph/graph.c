@@ -1,4 +1,4 @@
-/* Graphs as objects: made, copied, walked, asked for nodes and edges. See cuda_graph.h. */
+/* Graphs and nodes: creation, copies, traversal. See graph.h. */
 #include "cuda/graph/graph.h"
 
 #include "cuda/graph/capture.h"

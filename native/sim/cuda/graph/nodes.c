@@ -1,4 +1,4 @@
-/* Nodes added by hand: their parameters become operations, and back. */
+/* Nodes that the program adds itself: conversion between their parameters and operations. */
 #include "cuda/stream/copy.h"
 #include "cuda/graph/graph.h"
 
@@ -55,7 +55,7 @@ static CUresult event_op(CUevent handle, enum sim_op_kind kind, struct sim_op *o
 	return CUDA_SUCCESS;
 }
 
-/* Adds a node of one operation (NULL: of none). Precondition: the lock is held. */
+/* Adds a node with one operation; `op` NULL: with none. Precondition: the lock is held. */
 static CUresult add(CUgraphNode *out, CUgraph handle, const CUgraphNode *dependencies, size_t count,
                     CUgraphNodeType type, const struct sim_op *op)
 {
@@ -211,7 +211,7 @@ CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *depe
 	return cuGraphAddNode_v2(out, graph, dependencies, NULL, count, params);
 }
 
-/* The node, if it is of that type. Precondition: the lock is held. */
+/* The node, if it has that type. Precondition: the lock is held. */
 static CUresult typed(CUgraphNode handle, CUgraphNodeType type, struct sim_node **node)
 {
 	SIM_TRY(node_get(handle, node));

@@ -1,4 +1,4 @@
-/* User objects: what a program wants ended when the last graph that names it is gone. */
+/* User objects: a destructor that runs when the last reference from graphs and the program is gone. */
 #include "cuda/graph/graph.h"
 
 #include <stdlib.h>

@@ -1,5 +1,7 @@
-/* Arrays and mipmapped arrays: rows of elements in pages of device memory. As on a card, those of up to
- * 1 MiB fill pages that they share. */
+/* Arrays and mipmapped arrays: rows of elements in pages of device memory.
+ *
+ * As on a real GPU, arrays of up to 1 MiB share pages.
+ */
 #include "cuda/core/context_end.h"
 #include "cuda/graph/capture.h"
 #include "cuda/stream/copy.h"
@@ -10,9 +12,9 @@ struct sim_array {
 	CUDA_ARRAY3D_DESCRIPTOR descriptor;
 	struct sim_context *context;
 	uint64_t base, size;
-	uint64_t taken; /* bytes, as take() has them: 0 for a level */
+	uint64_t taken; /* bytes passed to take(); 0 for a level of a mipmap */
 	size_t pitch, height;
-	struct sim_mipmap *mipmap; /* whose level it is; NULL */
+	struct sim_mipmap *mipmap; /* if it is a level of one; else NULL */
 	struct sim_array *next;
 };
 
@@ -24,7 +26,7 @@ struct sim_mipmap {
 	struct sim_mipmap *next;
 };
 
-static struct sim_array *arrays; /* levels not included */
+static struct sim_array *arrays; /* without levels of mipmaps */
 static struct sim_mipmap *mipmaps;
 
 static uint64_t shared_bytes[SIM_MAX_GPUS];
@@ -92,7 +94,7 @@ static CUresult bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *d, uint64_t *size)
 	return CUDA_SUCCESS;
 }
 
-/* An array whose memory was taken: `taken` bytes that are its own to give back. */
+/* Makes an array for which the caller has taken the memory; its end gives `taken` bytes back. */
 static CUresult make(struct sim_context *context, const CUDA_ARRAY3D_DESCRIPTOR *d, uint64_t taken,
                      struct sim_array **out)
 {

@@ -1,4 +1,4 @@
-/* Pinned host memory: allocated by the driver or registered with it. */
+/* Pinned host memory: allocated by the driver, or by the program and registered. */
 #include "cuda/graph/capture.h"
 #include "cuda/stream/stream.h"
 
@@ -69,7 +69,7 @@ CUresult cuMemFreeHost(void *address)
 	return CUDA_SUCCESS;
 }
 
-/* Whether every page of it is mapped in this process. */
+/* Whether every page of [base, base + size) is mapped in this process. */
 static bool is_mapped(uint64_t base, uint64_t size)
 {
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);

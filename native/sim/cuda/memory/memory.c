@@ -1,8 +1,7 @@
-/* Linear device memory: cuMemAlloc and its kin, and what a process has taken.
+/* Linear device memory and managed memory: cuMemAlloc, cuMemAllocManaged, cuMemFree, cuMemGetInfo.
  *
- * More than 1 MiB comes in pages of 2 MiB of its own; less comes out of blocks of 2 MiB that a
- * context's small allocations share, in granules of 512 bytes. The bytes lie in host memory that is
- * touched when it is first written, so a card of any size costs nothing until it is used.
+ * An allocation of more than 1 MiB gets its own pages of 2 MiB. Smaller allocations of a context share
+ * blocks of 2 MiB, in granules of 512 bytes.
  */
 #include "cuda/graph/capture.h"
 #include "cuda/stream/stream.h"
@@ -16,7 +15,7 @@
 #define GRANULES (SIM_PAGE / GRANULE)
 #define PITCH 512u
 
-/* A page that small allocations share. */
+/* A page that small allocations of a context share. */
 struct sim_block {
 	uint64_t base;
 	uint32_t used;
@@ -141,7 +140,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 	return result;
 }
 
-/* The 32-bit interface of CUDA 3.1 and a context of today do not go together. */
+/* The 32-bit interface of CUDA 3.1 does not work with a context of a later version. */
 CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned int size)
 {
 	SIM_ENTER();

@@ -1,4 +1,4 @@
-/* What an address is: attributes of pointers and ranges, and advice about them. */
+/* Attributes of pointers and address ranges, memory advice and prefetches. */
 #include "cuda/stream/stream.h"
 
 #include <string.h>
@@ -99,7 +99,7 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute which, CUdeviceptr
 	return out && range ? attribute(out, which, address, range) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Of an unknown address every attribute is nought. */
+/* The size of an attribute: for an unknown address the driver sets it to 0. */
 static size_t width(CUpointer_attribute which)
 {
 	switch ((int)which) {

@@ -76,7 +76,7 @@ struct sim_pool *pool_current(CUdevice device)
 	return sim.devices[device].pool ? sim.devices[device].pool : pool;
 }
 
-/* Whether `piece` no longer stands in the way of an allocation in `stream`. */
+/* Whether an allocation in `stream` can use the addresses of `piece`. */
 static bool passed(const struct sim_piece *piece, const struct sim_stream *stream)
 {
 	if (!piece->freed)
@@ -90,7 +90,7 @@ static bool passed(const struct sim_piece *piece, const struct sim_stream *strea
 	return true;
 }
 
-/* Drops freed pieces that `stream` (NULL: anyone) need not wait for. */
+/* Drops freed pieces whose addresses `stream` can use; NULL: any stream. */
 static void tidy(struct sim_pool *pool, const struct sim_stream *stream)
 {
 	for (struct sim_piece **at = &pool->pieces; *at;) {
@@ -136,8 +136,8 @@ void pool_trim(uint32_t gpu)
 			pool_shrink(pool, pool->threshold);
 }
 
-/* Makes sure that the chunks under [base, base + size) hold memory. */
-static CUresult hold(struct sim_pool *pool, uint64_t base, uint64_t size)
+/* Takes device memory for the chunks under [base, base + size) that have none. */
+static CUresult back_chunks(struct sim_pool *pool, uint64_t base, uint64_t size)
 {
 	uint64_t first = (base - pool->base) / SIM_CHUNK,
 			 last = (base + size - 1 - pool->base) / SIM_CHUNK, more = 0;
@@ -189,7 +189,7 @@ static void discard(struct sim_pool *pool)
 	free(pool);
 }
 
-/* What a pool still gives out keeps it alive; it cannot be named any more. */
+/* Whether the pool has allocations; they keep a destroyed pool alive. */
 static bool is_in_use(const struct sim_pool *pool)
 {
 	for (const struct sim_piece *p = pool->pieces; p; p = p->next)
@@ -226,7 +226,7 @@ static CUresult allocate(struct sim_pool *pool, struct sim_stream *stream, uint6
 		base = pages_round((*at)->base + (*at)->size, UNIT);
 	if (base + need > pool->base + pool->chunks * SIM_CHUNK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	SIM_TRY(hold(pool, base, need));
+	SIM_TRY(back_chunks(pool, base, need));
 	struct sim_piece *piece = malloc(sizeof(*piece));
 	struct sim_range range = {.base = base,
 	                          .size = size,

@@ -1,4 +1,4 @@
-/* Memory pools as objects: made, chosen, asked, told, ended. */
+/* Entry points of memory pools: creation, choice, attributes, access. */
 #include "cuda/memory/pool.h"
 
 #include <string.h>
@@ -104,7 +104,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
 	return CUDA_SUCCESS;
 }
 
-/* The 64-bit attribute's place in the pool; NULL: it is a flag or unknown. */
+/* The pool's field for a 64-bit attribute; NULL: the attribute is a flag or unknown. */
 static uint64_t *number(struct sim_pool *pool, CUmemPool_attribute attribute)
 {
 	switch ((int)attribute) {

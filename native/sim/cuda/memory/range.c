@@ -1,4 +1,4 @@
-/* All address ranges the driver knows, in one array sorted by address. */
+/* All address ranges of the driver, in one array sorted by address. See memory.h. */
 #include "cuda/core/context_end.h"
 #include "cuda/memory/memory.h"
 
@@ -9,7 +9,7 @@
 static struct sim_range **ranges;
 static size_t count, capacity;
 
-/* The first range that ends behind `address`. */
+/* The index of the first range that ends after `address`. */
 static size_t after(uint64_t address)
 {
 	size_t low = 0, high = count;

@@ -1,8 +1,8 @@
-/* Virtual memory: addresses reserved, physical memory created, the second mapped into the first.
+/* Virtual memory management: a program reserves addresses, creates physical memory, and maps it there.
  *
- * Physical memory is a piece of one file in memory (memfd) that the process has for all of it, or a
- * file of its own where it can be shared with other processes; so two mappings of one piece show
- * the same bytes. It is given back when its last handle and its last mapping are gone.
+ * Physical memory is a piece of one file in memory (memfd) per process. Memory that can be exported to
+ * other processes has its own file. So two mappings of one piece show the same bytes. The driver gives
+ * a piece back when its last handle and its last mapping are gone.
  */
 #include "cuda/stream/stream.h"
 
@@ -67,7 +67,7 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
 	return CUDA_SUCCESS;
 }
 
-/* A place in the shared file for the piece: the first gap. */
+/* Puts the piece into the first gap of the shared file. */
 static bool place(struct sim_physical *piece)
 {
 	if (shared_fd < 0) {
@@ -84,7 +84,7 @@ static bool place(struct sim_physical *piece)
 	return true;
 }
 
-/* The file's name carries the GPU to whoever imports it. */
+/* Creates the piece's own file; its name tells an importing process the GPU. */
 static bool own_file(struct sim_physical *piece)
 {
 	char name[40];
@@ -236,7 +236,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset,
 	return CUDA_SUCCESS;
 }
 
-/* Whether whole mappings fill [address, address + size). */
+/* Whether [address, address + size) consists of whole mappings. */
 static bool whole_mappings(uint64_t address, uint64_t size)
 {
 	uint64_t at = address;
@@ -256,7 +256,7 @@ static void wait_for_all(void)
 			context_wait(c);
 }
 
-/* Whether no mapping crosses the ends of [address, address + size); there may be none in it. */
+/* Whether no mapping crosses either end of [address, address + size). It may contain none. */
 static bool clean_ends(uint64_t address, uint64_t size)
 {
 	const struct sim_range *first = range_find(address), *last = range_find(address + size - 1);

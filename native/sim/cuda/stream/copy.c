@@ -1,18 +1,14 @@
-/* Moves and fills bytes: one form for all copies (CUDA_MEMCPY3D) and one for all fills.
- *
- * A copy of one dimension is a copy of one row. Where a side lies is found when the copy is asked
- * for (copy_place): from then on it is a host address with a pitch.
- */
+/* Checks copies and fills, and submits them to streams. See copy.h. */
 #include "cuda/graph/capture.h"
 #include "cuda/stream/copy.h"
 
 #include <string.h>
 #include <sys/mman.h>
 
-#define STAGE_MAX (64u << 10) /* pageable memory up to here is read when the copy is asked for */
+#define STAGE_MAX                                                                                  \
+	(64u << 10) /* copies from pageable memory up to this size read it at submission */
 
-/* Arrays become plain addresses; a pitch or height that was left out becomes the row's or
- * copy's. */
+/* Replaces an array by its plain address, and a missing pitch or height by that of the copy. */
 static CUresult place(CUmemorytype *type, const void **host, CUdeviceptr *device, CUarray array,
                       size_t *pitch, size_t *height, const CUDA_MEMCPY3D *c)
 {
@@ -71,7 +67,7 @@ static bool pageable(CUmemorytype type, const void *host)
 	return type == CU_MEMORYTYPE_HOST && !range_find((uint64_t)host);
 }
 
-/* Small pageable sources are read now; what is left pageable makes the caller wait. */
+/* Reads a small pageable source now. False: a pageable side is left, so the caller must wait. */
 static bool stage(struct sim_op *op)
 {
 	CUDA_MEMCPY3D *c = &op->copy;

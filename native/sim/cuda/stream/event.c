@@ -1,4 +1,4 @@
-/* Events: marks in streams, with the GPU's time, and waits for them. */
+/* Events: markers in streams with the GPU's time, and waits for them. */
 #include "cuda/graph/capture.h"
 #include "cuda/memory/pool.h"
 #include "cuda/stream/stream.h"

@@ -1,13 +1,13 @@
 /* The thread that runs host functions and callbacks, one after the other.
  *
- * It is another than the worker: a host function that waits holds up its own stream, not the GPU.
+ * It is not the worker: a host function that waits blocks its own stream, but not the GPU.
  */
 #include "cuda/stream/threads.h"
 #include "cuda/stream/stream.h"
 
 static pthread_cond_t calls = PTHREAD_COND_INITIALIZER;
 
-static struct sim_op *first, **last = &first; /* to be run, linked as in a queue */
+static struct sim_op *first, **last = &first; /* waiting operations, linked by `behind` */
 
 static void run(struct sim_stream *stream)
 {

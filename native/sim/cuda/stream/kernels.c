@@ -1,9 +1,9 @@
-/* This process's kernels on each GPU: from their issue to their end.
+/* This process's kernels on each GPU, from their issue to their end.
  *
- * The engine (engine.h) has one of them at a time. Which one: by the priority of its stream, then
- * by age; one that spins only if there is no other, and it steps aside for one that comes. Beside
- * that one it ends as soon as its word is there. What a kernel does to memory it does at its end;
- * an address that its GPU cannot use is a fault.
+ * The engine (machine/engine.h) runs one of them at a time: the one in the stream with the highest
+ * priority, and among these the oldest. A kernel that spins runs only if there is no other, and the next
+ * kernel replaces it. A spinning kernel that was replaced ends as soon as its value is there. A kernel
+ * accesses memory at its end; an address that the GPU cannot access is a fault.
  */
 #include "machine/engine.h"
 #include "cuda/stream/stream.h"
@@ -13,7 +13,7 @@
 static struct {
 	struct sim_op *first; /* issued and not ended, oldest first */
 	struct sim_op *at_engine;
-	bool entered; /* the engine knows of the process */
+	bool entered; /* the process has submitted a kernel, and not left since */
 } gpus[SIM_MAX_GPUS];
 
 bool kernel_spins(const struct sim_op *op)
@@ -43,8 +43,8 @@ void kernels_drop(const struct sim_context *context)
 	}
 }
 
-/* Whether what a kernel does to memory is allowed. */
-static bool may(const struct sim_op *op)
+/* Whether the GPU can access the memory that the kernel uses. */
+static bool access_is_legal(const struct sim_op *op)
 {
 	uint64_t address = op->kernel.address;
 	switch (op->kernel.action) {
@@ -63,7 +63,7 @@ static bool may(const struct sim_op *op)
 static void end(uint32_t gpu, struct sim_op *op, uint64_t time, struct sim_context **faulted)
 {
 	remove_from(gpu, op);
-	if (!may(op)) {
+	if (!access_is_legal(op)) {
 		*faulted = op->stream->context;
 		(*faulted)->fault = CUDA_ERROR_ILLEGAL_ADDRESS;
 		return;
@@ -73,11 +73,11 @@ static void end(uint32_t gpu, struct sim_op *op, uint64_t time, struct sim_conte
 	stream_finish(op->stream, time);
 }
 
-/* Looks at the word that a kernel spins for; true: it was there. */
+/* Looks at the value that a kernel spins for; true: it is there, or the kernel faulted. */
 static bool look(uint32_t gpu, struct sim_op *op, uint64_t *wake, struct sim_context **faulted)
 {
 	uint64_t now = machine_now();
-	if (may(op) &&
+	if (access_is_legal(op) &&
 	    __atomic_load_n((uint64_t *)op->kernel.address, __ATOMIC_ACQUIRE) < op->kernel.value) {
 		uint64_t when = now + value_pause(now - op->ready_ns);
 		if (when < *wake)
@@ -92,7 +92,7 @@ static bool look(uint32_t gpu, struct sim_op *op, uint64_t *wake, struct sim_con
 	return true;
 }
 
-static bool look_at_words(uint32_t gpu, uint64_t *wake, struct sim_context **faulted)
+static bool look_at_values(uint32_t gpu, uint64_t *wake, struct sim_context **faulted)
 {
 	struct sim_op *first = gpus[gpu].at_engine ? gpus[gpu].first : NULL;
 	for (struct sim_op *op = first; op; op = op->behind)
@@ -134,7 +134,7 @@ static struct sim_op *best(uint32_t gpu)
 	return best;
 }
 
-/* Whether the GPU comes to another kernel when this one ends, with nothing to wait for. */
+/* Whether another kernel is ready as soon as this one ends. */
 static bool has_more(uint32_t gpu, const struct sim_op *op)
 {
 	if (gpus[gpu].first != op || op->behind)
@@ -148,7 +148,7 @@ static bool has_more(uint32_t gpu, const struct sim_op *op)
 	return false;
 }
 
-/* Gives the engine the kernel that it should have now; true: it is another than before. */
+/* Submits the kernel that should run now; true: it is not the one that ran before. */
 static bool choose(uint32_t gpu)
 {
 	struct sim_op *op = best(gpu), *now = gpus[gpu].at_engine;
@@ -177,5 +177,5 @@ void kernels_add(struct sim_op *op, uint64_t *wake)
 
 bool kernels_step(uint32_t gpu, uint64_t *wake, struct sim_context **faulted)
 {
-	return look_at_words(gpu, wake, faulted) || look_at_engine(gpu, wake, faulted) || choose(gpu);
+	return look_at_values(gpu, wake, faulted) || look_at_engine(gpu, wake, faulted) || choose(gpu);
 }

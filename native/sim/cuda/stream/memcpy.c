@@ -1,4 +1,4 @@
-/* The entry points of copies of one, two and three dimensions. What they do is in cuda_copy.c. */
+/* The entry points of copies of one, two and three dimensions. What they do is in copy.c. */
 #include "cuda/stream/copy.h"
 
 #include <string.h>
@@ -66,8 +66,7 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUs
 	return linear(to, DEVICE, from, DEVICE, size, stream, false);
 }
 
-/* Between the memories of two contexts; addresses are the process's, so the contexts are only
- * checked. */
+/* A copy between two contexts. All addresses belong to the process, so the contexts are only checked. */
 static CUresult peer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
                      size_t size, CUstream stream, bool wait)
 {
@@ -147,8 +146,7 @@ CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *copy, CUstream stream)
 	return solid(copy, stream, false);
 }
 
-/* The first members of the peer form are those of CUDA_MEMCPY3D, with contexts where it has
- * nothing. */
+/* CUDA_MEMCPY3D_PEER is CUDA_MEMCPY3D with contexts in place of reserved members. */
 static CUresult solid_peer(const CUDA_MEMCPY3D_PEER *c, CUstream stream, bool wait)
 {
 	if (!c)
@@ -187,7 +185,7 @@ CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *copy, CUstream stream)
 	return solid_peer(copy, stream, false);
 }
 
-/* A row between an array and plain memory or another array. */
+/* A copy of one row between an array and plain memory or another array. */
 static CUresult row(CUarray to, uint64_t to_address, enum place to_place, size_t to_offset,
                     CUarray from, uint64_t from_address, enum place from_place, size_t from_offset,
                     size_t size, CUstream stream, bool wait)

@@ -1,4 +1,4 @@
-/* The entry points of fills. What they do is in cuda_copy.c. */
+/* The entry points of fills. What they do is in copy.c. */
 #include "cuda/stream/copy.h"
 
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count)

@@ -1,4 +1,4 @@
-/* The hardware queues: what is issued when, and what is done at once. See cuda_stream.h. */
+/* The hardware queues: when an operation is issued, and what runs at once. See stream.h. */
 #include "cuda/stream/copy.h"
 #include "cuda/stream/stream.h"
 
@@ -24,7 +24,7 @@ void queue_drop(struct sim_context *context)
 			context->queues[set][i] = (struct sim_queue){.time_ns = 0};
 }
 
-/* Takes the first operation off its queue, at that GPU time. */
+/* Takes the first operation off its queue; `time` is the GPU time. */
 static void issue(struct sim_queue *queue, uint64_t time)
 {
 	struct sim_op *op = queue->first;
@@ -38,13 +38,13 @@ static void issue(struct sim_queue *queue, uint64_t time)
 	op->ready_ns = time;
 }
 
-/* Whether a stream whose work must end before `op` of another still has some of it. */
+/* Whether `other` still has operations that were submitted before `op`. */
 static bool earlier_work(const struct sim_stream *other, const struct sim_op *op)
 {
 	return other->head && other->head->sequence < op->sequence;
 }
 
-/* Whether two streams of a context keep the legacy order between them. */
+/* Whether the order of the legacy stream applies between two streams of a context. */
 static bool keep_order(const struct sim_stream *a, const struct sim_stream *b)
 {
 	const struct sim_stream *legacy = a->context->legacy;
@@ -70,7 +70,7 @@ static uint64_t later(uint64_t a, uint64_t b)
 	return a > b ? a : b;
 }
 
-/* When nothing held a queue's first operation any more. */
+/* Since when nothing blocks a queue's first operation. */
 static uint64_t ready_time(const struct sim_queue *queue)
 {
 	const struct sim_op *op = queue->first;
@@ -84,8 +84,7 @@ static uint64_t ready_time(const struct sim_queue *queue)
 	return time;
 }
 
-/* Copies and fills run with the lock given up; the stream is marked, so that nobody else takes
- * it. */
+/* Runs a copy or fill without the lock. `busy` keeps other threads from freeing the stream. */
 static void run_unlocked(struct sim_stream *stream)
 {
 	struct sim_op *op = stream->head;
@@ -147,13 +146,13 @@ static bool step_wait_event(struct sim_queue *queue)
 	return true;
 }
 
-/* One that is over as soon as it is issued. */
+/* An operation that ends as soon as it is issued. */
 static bool step_instant(struct sim_queue *queue)
 {
 	struct sim_op *op = queue->first;
 	issue(queue, ready_time(queue));
 	if (op->kind == SIM_OP_RECORD && op->event.event->done < op->event.number) {
-		op->event.event->done = op->event.number; /* a later record may have come first */
+		op->event.event->done = op->event.number; /* a later record may have ended first */
 		op->event.event->time_ns = op->ready_ns;
 	} else if (op->kind == SIM_OP_WRITE_VALUE) {
 		value_write(op);

@@ -1,4 +1,4 @@
-/* Streams as objects: made, found, asked, ended. */
+/* Streams: creation, handles, end. See stream.h. */
 #include "cuda/stream/stream.h"
 
 #include "cuda/core/context_end.h"
@@ -8,7 +8,7 @@
 
 #define PRIORITY_GREATEST (-5)
 
-/* Frees destroyed streams that have nothing left to do. */
+/* Frees destroyed streams without remaining work or waiters. */
 static void sweep(struct sim_context *context)
 {
 	for (struct sim_stream **at = &context->streams; *at;) {

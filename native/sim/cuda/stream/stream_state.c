@@ -1,4 +1,4 @@
-/* What a program can ask of a stream and set on it; waiting for it. */
+/* Properties of a stream, and waiting for it. */
 #include "cuda/graph/capture.h"
 #include "cuda/memory/pool.h"
 #include "cuda/stream/stream.h"

@@ -1,17 +1,20 @@
-/* Words in memory that streams wait for and write.
+/* Values in memory that streams wait for and write.
  *
- * A stream that waits costs the GPU nothing. The worker looks at its word again and again: soon
- * while the wait is young, since somebody may be about to write it, and less often later.
+ * A stream that waits uses no GPU time. The worker polls the value: often at first, since another thread
+ * may be about to write it, and less often the longer the wait lasts.
  */
 #include "cuda/stream/stream.h"
 
 #include <sys/mman.h>
 
-#define PAUSE_MIN_NS 20000ull    /* between looks at a word: a 32nd of how long it was waited for */
-#define PAUSE_SOON_NS 100000ull  /* ... but no more than this ... */
-#define SOON_NS 100000000ull     /* ... for so long, ... */
-#define PAUSE_LATER_NS 250000ull /* ... than this ... */
-#define LATER_NS 1000000000ull   /* ... for so long, and then */
+/* The pause between two looks at a value: a 32nd of the wait so far, but at least PAUSE_MIN_NS, and at
+ * most PAUSE_SOON_NS in the first SOON_NS of the wait and PAUSE_LATER_NS until LATER_NS; from then on
+ * always PAUSE_LONG_NS. */
+#define PAUSE_MIN_NS 20000ull
+#define PAUSE_SOON_NS 100000ull
+#define SOON_NS 100000000ull
+#define PAUSE_LATER_NS 250000ull
+#define LATER_NS 1000000000ull
 #define PAUSE_LONG_NS 2000000ull
 
 bool value_reached(const struct sim_op *op)

@@ -1,4 +1,4 @@
-/* Carries out the streams' operations, and waits for them. See cuda_stream.h. */
+/* Runs the streams' operations, and waits for them. See stream.h. */
 #include "cuda/graph/capture.h"
 #include "cuda/stream/threads.h"
 #include "cuda/stream/stream.h"
@@ -8,7 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define AT_ONCE (64u << 10) /* copies up to here need no other thread */
+#define AT_ONCE (64u << 10) /* the submitting thread itself runs copies up to this size */
 #define ANY_SIZE UINT64_MAX
 
 bool stream_idle(const struct sim_stream *stream)
@@ -16,7 +16,7 @@ bool stream_idle(const struct sim_stream *stream)
 	return !stream->head;
 }
 
-/* Drops what was asked of a stream. Its head, if a thread is busy with it, stays that one's. */
+/* Drops the operations of a stream, except a first one that a thread is running. */
 static void drop(struct sim_stream *stream)
 {
 	struct sim_op *head = stream->head, *kept = NULL;
@@ -25,7 +25,7 @@ static void drop(struct sim_stream *stream)
 	for (struct sim_op *op = kept ? kept->next : head, *next; op; op = next) {
 		next = op->next;
 		if (op->kind == SIM_OP_RECORD && op->event.event->done < op->event.number)
-			op->event.event->done = op->event.number; /* who waits for it need not wait for ever */
+			op->event.event->done = op->event.number; /* so that threads stop waiting for it */
 		operation_free(op);
 	}
 	stream->head = stream->tail = kept;
@@ -51,7 +51,7 @@ static bool round_of_work(uint64_t *wake)
 		for (uint32_t i = 0; c->live && i < c->queue_count; i++)
 			for (int set = 0; set < 2; set++)
 				if (queue_step(&c->queues[set][i], ANY_SIZE, wake))
-					return true; /* the lists may have changed while the lock was given up */
+					return true; /* the lists may have changed while the lock was released */
 	bool progress = false;
 	for (uint32_t gpu = 0; gpu < sim.machine.shape.count; gpu++) {
 		struct sim_context *faulted = NULL;
@@ -64,7 +64,7 @@ static bool round_of_work(uint64_t *wake)
 
 static void *worker_thread(void *unused)
 {
-	prctl(PR_SET_TIMERSLACK, 1ul); /* a kernel's end is noticed when it comes, not 50 us later */
+	prctl(PR_SET_TIMERSLACK, 1ul); /* to notice a kernel's end at once, not 50 us later */
 	pthread_mutex_lock(&sim.lock);
 	__atomic_store_n(&sim_self()->worker, (int32_t)syscall(SYS_gettid), __ATOMIC_RELAXED);
 	for (;;) {
@@ -82,9 +82,9 @@ static void start_worker(void)
 		worker_start(worker_thread);
 }
 
-/* Does what a queue lets do here; leaves the rest to the worker, which is told if it must look.
- * True: something was done. */
-static bool carry_on(struct sim_queue *queue, uint64_t bytes)
+/* Runs what it can of a queue in this thread, and wakes the worker if it has to do the rest. True:
+ * something was done. */
+static bool advance_queue(struct sim_queue *queue, uint64_t bytes)
 {
 	uint64_t wake = SIM_NEVER;
 	bool progress = false;
@@ -116,8 +116,8 @@ CUresult stream_enqueue(struct sim_stream *stream, const struct sim_op *given)
 	stream->tail = op;
 	stream->submitted = op->sequence;
 	queue_add(op);
-	if (queue_of(op)->first == op) /* else it is not its turn, and the worker will see to it */
-		carry_on(queue_of(op), AT_ONCE);
+	if (queue_of(op)->first == op) /* else the worker runs it when its turn comes */
+		advance_queue(queue_of(op), AT_ONCE);
 	if (stream->head)
 		start_worker();
 	return CUDA_SUCCESS;
@@ -131,11 +131,11 @@ CUresult stream_submit(struct sim_stream *stream, const struct sim_op *op)
 	return stream_enqueue(stream, op);
 }
 
-/* Helps a stream on; waits for a change if it cannot. */
-static void help(const struct sim_stream *stream)
+/* Runs what it can of a stream's queue; if that did not finish the first operation, waits for progress. */
+static void advance_or_wait(const struct sim_stream *stream)
 {
 	uint64_t sequence = stream->head->sequence;
-	carry_on(queue_of(stream->head), ANY_SIZE);
+	advance_queue(queue_of(stream->head), ANY_SIZE);
 	if (stream->head && stream->head->sequence == sequence)
 		progress_wait();
 }
@@ -145,7 +145,7 @@ CUresult stream_wait(struct sim_stream *stream)
 	uint64_t target = stream->submitted;
 	stream->waiters++;
 	while (stream->done < target && stream->head)
-		help(stream);
+		advance_or_wait(stream);
 	stream->waiters--;
 	return stream->context->fault;
 }
@@ -158,7 +158,7 @@ CUresult event_wait(struct sim_event *event)
 	return event->context->fault;
 }
 
-/* A stream of the context that has work asked for up to `target`. */
+/* A stream of the context that has an operation submitted up to `target`; NULL: there is none. */
 static struct sim_stream *working(struct sim_context *context, uint64_t target)
 {
 	struct sim_stream *s = context->streams;
@@ -171,11 +171,11 @@ CUresult context_wait(struct sim_context *context)
 {
 	uint64_t target = sim.next_id;
 	for (struct sim_stream *s = working(context, target); s; s = working(context, target))
-		help(s);
+		advance_or_wait(s);
 	return context->fault;
 }
 
-/* Whether something of the context runs that ends by itself. */
+/* Whether an operation of the context runs that will end by itself. */
 static bool in_flight(const struct sim_context *context)
 {
 	for (const struct sim_stream *s = context->streams; s; s = s->next)
@@ -191,7 +191,7 @@ void context_drain(struct sim_context *context)
 		more = false;
 		for (uint32_t i = 0; i < context->queue_count; i++)
 			for (int set = 0; set < 2; set++)
-				more |= carry_on(&context->queues[set][i], ANY_SIZE);
+				more |= advance_queue(&context->queues[set][i], ANY_SIZE);
 		if (!more && in_flight(context)) {
 			progress_wait();
 			more = true;

@@ -1,4 +1,4 @@
-/* The engine alone, for test_engine.py: its processes are numbers and its clock is the test's. */
+/* The engine alone, for test_engine.py: processes are slots, and the test sets the clock. */
 #include "schedule.c"
 
 #include "engine.c"
@@ -35,7 +35,7 @@ pid_t machine_pid(struct machine *m, uint32_t slot)
 	return (pid_t)slot + 1;
 }
 
-void paper_reset(void)
+void engine_test_reset(void)
 {
 	memset(&map, 0, sizeof(map));
 	map.count = 1;
@@ -45,39 +45,39 @@ void paper_reset(void)
 		machines[i] = (struct machine){.map = &map, .slot = i};
 }
 
-void paper_clock(uint64_t ns)
+void engine_test_clock(uint64_t ns)
 {
 	now = ns;
 }
 
-void paper_submit(uint32_t process, uint64_t ready_ns, uint64_t duration_ns, bool more)
+void engine_test_submit(uint32_t process, uint64_t ready_ns, uint64_t duration_ns, bool more)
 {
 	engine_submit(&machines[process], 0, ready_ns, duration_ns, more);
 }
 
-/* The kernel's end; 0: it has not ended. */
-uint64_t paper_end(uint32_t process)
+/* When the process's kernel ended; 0: it has not ended. */
+uint64_t engine_test_end(uint32_t process)
 {
 	uint64_t when;
 	return engine_poll(&machines[process], 0, &when) ? when : 0;
 }
 
-void paper_release(uint32_t process)
+void engine_test_release(uint32_t process)
 {
 	engine_release(&machines[process], 0);
 }
 
-void paper_leave(uint32_t process)
+void engine_test_leave(uint32_t process)
 {
 	engine_leave(&machines[process], 0);
 }
 
-uint64_t paper_busy(uint32_t process)
+uint64_t engine_test_busy(uint32_t process)
 {
-	return map.processes[process].parts[0].busy_ns;
+	return map.processes[process].usage[0].busy_ns;
 }
 
-uint64_t paper_gpu_busy(void)
+uint64_t engine_test_gpu_busy(void)
 {
 	return map.gpus[0].busy_ns;
 }

@@ -1,4 +1,4 @@
-"""What the driver's checkpoint cannot take off a GPU, and what does not come back from it."""
+"""Processes that cannot be checkpointed or restored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sim.conftest import Start
 from sim.program import Program
 
 
-def test_where_there_is_no_room_it_is_lost(start: Start) -> None:
+def test_a_process_is_lost_when_its_memory_is_not_free_at_restore(start: Start) -> None:
     caller, nvml = caller_on(start, "t4:1"), nvml_on(start, "t4:1")
     target, other = target_on(start, "t4:1"), start("checkpoint", "t4:1")
     freeze(caller, target)
@@ -43,7 +43,7 @@ def test_where_there_is_no_room_it_is_lost(start: Start) -> None:
     assert used(nvml) == 0
 
 
-def test_what_the_dead_held_is_room(start: Start) -> None:
+def test_a_restore_can_use_memory_of_dead_processes(start: Start) -> None:
     caller, target = caller_on(start, "t4:1"), target_on(start, "t4:1")
     other = start("checkpoint", "t4:1")
     freeze(caller, target)
@@ -55,7 +55,7 @@ def test_what_the_dead_held_is_room(start: Start) -> None:
 
 
 def stays_locked(caller: Program, target: Program) -> None:
-    """What cannot be taken off goes on as before."""
+    """A checkpoint is refused, and the process goes on as before."""
     assert caller("lock", target.pid) == SUCCESS
     assert caller("checkpoint", target.pid) == NOT_SUPPORTED
     assert state(caller, target) == LOCKED
@@ -66,7 +66,7 @@ def stays_locked(caller: Program, target: Program) -> None:
     assert target("read", address, 64) == [7] * 64
 
 
-def test_managed_memory_is_not_taken_off(start: Start) -> None:
+def test_a_process_with_managed_memory_cannot_be_checkpointed(start: Start) -> None:
     caller, nvml, target = caller_on(start), nvml_on(start), target_on(start)
     before = used(nvml)
     assert target("keep", "managed", "cuMemAllocManaged", GIB, 1) == SUCCESS
@@ -79,13 +79,13 @@ def test_managed_memory_is_not_taken_off(start: Start) -> None:
     assert used(nvml) == before
 
 
-def test_one_on_two_gpus_is_not_taken_off(start: Start) -> None:
+def test_a_process_on_two_gpus_cannot_be_checkpointed(start: Start) -> None:
     caller, target = caller_on(start, "h100:2"), target_on(start, "h100:2")
     target("keep", "second", "cuDevicePrimaryCtxRetain", 1)
     stays_locked(caller, target)
 
 
-def test_one_with_anothers_memory_does_not_come_back(start: Start) -> None:
+def test_a_process_with_imported_memory_cannot_be_restored(start: Start) -> None:
     caller, nvml = caller_on(start), nvml_on(start)
     giver, taker = target_on(start), target_on(start)
     number = giver("share", "shared")
@@ -102,7 +102,7 @@ def test_one_with_anothers_memory_does_not_come_back(start: Start) -> None:
         assert (state(anyone, taker), used(nvml)) == (CHECKPOINTED, away)
 
 
-def test_one_that_gave_anothers_memory_back_comes_back(start: Start) -> None:
+def test_a_process_that_released_imported_memory_can_be_restored(start: Start) -> None:
     caller, giver, taker = caller_on(start), target_on(start), target_on(start)
     number = giver("share", "shared")
     assert taker("borrow", "theirs", f"/proc/{giver.pid}/fd/{number}") == SUCCESS

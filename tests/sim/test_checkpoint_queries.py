@@ -1,4 +1,4 @@
-"""Calls that only look or wait: a locked program's answer, and a checkpointed one's are its end."""
+"""Queries and waits: they work in a locked process, and end a checkpointed one."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def caller(start: Start) -> Program:
 
 @pytest.fixture
 def target(start: Start) -> Program:
-    """One that has recorded an event, too."""
+    """A program with a context, a stream and a recorded event."""
     program = target_on(start)
     program("keep", "event", "cuEventCreate", 0)
     assert program("call", "cuEventRecord", "$event", "$s0") == [SUCCESS]
     return program
 
 
-def test_a_locked_program_may_look(caller: Program, nvml: Program, target: Program) -> None:
+def test_queries_work_in_a_locked_process(caller: Program, nvml: Program, target: Program) -> None:
     assert caller("lock", target.pid) == SUCCESS
     free = nvml("memory", 0)[3]
     for look in LOOKS:
@@ -66,7 +66,7 @@ def test_a_locked_program_may_look(caller: Program, nvml: Program, target: Progr
     assert caller("checkpoint", target.pid) == SUCCESS
 
 
-def test_one_that_is_being_locked_may_look(
+def test_queries_work_while_a_process_is_being_locked(
     caller: Program, target: Program, sim_env: dict[str, str]
 ) -> None:
     close_gate(target)
@@ -78,9 +78,11 @@ def test_one_that_is_being_locked_may_look(
     assert caller.answer() == SUCCESS
 
 
-def test_what_looks_all_the_time_can_be_locked(caller: Program, target: Program) -> None:
+def test_a_process_that_queries_all_the_time_can_be_locked(
+    caller: Program, target: Program
+) -> None:
     for _ in range(2):
-        target("look_for_ever", "s0")
+        target("query_forever", "s0")
     for _ in range(3):
         assert caller("lock", target.pid, 10_000) == SUCCESS
         assert caller("unlock", target.pid) == SUCCESS
@@ -88,7 +90,7 @@ def test_what_looks_all_the_time_can_be_locked(caller: Program, target: Program)
     assert target.ended() == -signal.SIGSEGV
 
 
-def test_a_wait_in_a_locked_program_gives_nothing_back(
+def test_a_wait_in_a_locked_process_frees_no_memory(
     caller: Program, nvml: Program, target: Program
 ) -> None:
     target("keep", "piece", "cuMemAllocAsync", 1 << 20, "$s0")
@@ -104,10 +106,10 @@ def test_a_wait_in_a_locked_program_gives_nothing_back(
 
 
 @pytest.mark.parametrize("look", LOOKS, ids=lambda look: look[0])
-def test_a_checkpointed_program_that_looks_ends(
+def test_a_query_ends_a_checkpointed_process(
     caller: Program, nvml: Program, target: Program, look: tuple[str, ...], tmp_path: Path
 ) -> None:
-    target("complain_to", str(tmp_path / "said"))
+    target("redirect_stderr", str(tmp_path / "said"))
     freeze(caller, target)
     target.ask("by_symbol", *look)
     assert target.ended() == -signal.SIGSEGV
@@ -118,14 +120,16 @@ def test_a_checkpointed_program_that_looks_ends(
     assert (nvml("processes", 0), used(nvml)) == ({}, 0)
 
 
-def test_one_that_shuts_faults_out_ends_too(caller: Program, target: Program) -> None:
-    target("shut_out_faults")
+def test_ignoring_sigsegv_does_not_save_a_checkpointed_process(
+    caller: Program, target: Program
+) -> None:
+    target("ignore_sigsegv")
     freeze(caller, target)
     target.ask("by_symbol", "cuStreamQuery", "s0")
     assert target.ended() == -signal.SIGSEGV
 
 
-def test_a_checkpointed_program_is_not_told_of_memory(caller: Program, target: Program) -> None:
+def test_memory_info_fails_in_a_checkpointed_process(caller: Program, target: Program) -> None:
     freeze(caller, target)
     assert target("call", "cuMemGetInfo")[0] == OPERATING_SYSTEM
     assert state(caller, target) == CHECKPOINTED
@@ -133,7 +137,7 @@ def test_a_checkpointed_program_is_not_told_of_memory(caller: Program, target: P
     assert target("call", "cuMemGetInfo")[0] == SUCCESS
 
 
-def test_one_that_came_back_may_look(caller: Program, target: Program) -> None:
+def test_queries_work_in_a_restored_process(caller: Program, target: Program) -> None:
     freeze(caller, target)
     assert caller("restore", target.pid) == SUCCESS
     for look in LOOKS:
