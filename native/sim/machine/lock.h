@@ -5,7 +5,7 @@
  * pthread's robust mutexes do. The caller's `lives` says whether the process of a ticket lives.
  *
  * Guarantees: if the holder dies, at any instruction, another process gets the lock after at most
- * LOCK_ROUND_NS and is told that the holder died. A process that has waited for LOCK_PATIENCE_NS is the
+ * LOCK_ROUND_NS and learns that the holder died. A process that has waited for LOCK_PATIENCE_NS is the
  * next holder, however often others ask again. A waiter that dies delays others by at most a round.
  */
 #ifndef SIM_LOCK_H

@@ -126,7 +126,8 @@ bool shape_read(struct sim_shape *shape, const char *choice, char *why, size_t s
 	char path[PATH_MAX];
 	FILE *file = conf_path(path, sizeof(path)) ? fopen(path, "re") : NULL;
 	if (!file) {
-		snprintf(why, size, "cannot read shapes.conf beside the library: %s", strerror(errno));
+		snprintf(why, size, "cannot read shapes.conf in the folder of the library: %s",
+		         strerror(errno));
 		return false;
 	}
 	bool found = read_conf(shape, file);

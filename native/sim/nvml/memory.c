@@ -44,8 +44,9 @@ nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *
 	return NVML_SUCCESS;
 }
 
-/* Writes at most `room` processes of the GPU to `out`, and their total number to *count. */
-static void list(uint32_t index, nvmlProcessInfo_v2_t *out, unsigned int room, unsigned int *count)
+/* Writes at most `capacity` processes of the GPU to `out`, and their total number to *count. */
+static void list(uint32_t index, nvmlProcessInfo_v2_t *out, unsigned int capacity,
+                 unsigned int *count)
 {
 	struct sim_map *map = nvml.machine.map;
 	*count = 0;
@@ -55,7 +56,7 @@ static void list(uint32_t index, nvmlProcessInfo_v2_t *out, unsigned int room, u
 		const struct sim_usage *usage = &map->processes[i].usage[index];
 		if (!machine_on_gpus(&map->processes[i]) || (!usage->contexts && !usage->bytes))
 			continue;
-		if (*count < room) {
+		if (*count < capacity) {
 			out[*count] = (nvmlProcessInfo_v2_t){.pid = (unsigned)machine_pid(&nvml.machine, i),
 			                                     .usedGpuMemory = usage->bytes,
 			                                     .gpuInstanceId = UINT32_MAX,
@@ -71,9 +72,9 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
 {
 	NVML_DEVICE(index, device);
 	NVML_NEED(count && (infos || !*count));
-	unsigned int room = *count;
-	list(index, (nvmlProcessInfo_v2_t *)infos, room, count);
-	return *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+	unsigned int capacity = *count;
+	list(index, (nvmlProcessInfo_v2_t *)infos, capacity, count);
+	return *count > capacity ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count,
@@ -89,13 +90,13 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned 
 	NVML_NEED(count && (infos || !*count));
 	static nvmlProcessInfo_v2_t all[SIM_MAX_PROCESSES];
 	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-	unsigned int room = *count;
+	unsigned int capacity = *count;
 	pthread_mutex_lock(&lock);
 	list(index, all, SIM_MAX_PROCESSES, count);
-	for (unsigned int i = 0; i < *count && i < room; i++)
+	for (unsigned int i = 0; i < *count && i < capacity; i++)
 		infos[i] = (nvmlProcessInfo_v1_t){all[i].pid, all[i].usedGpuMemory};
 	pthread_mutex_unlock(&lock);
-	return *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+	return *count > capacity ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
@@ -105,7 +106,7 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 	NVML_NEED(details);
 	if (details->version != nvmlProcessDetailList_v1)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	unsigned int room = details->procArray ? details->numProcArrayEntries : 0, count = 0;
+	unsigned int capacity = details->procArray ? details->numProcArrayEntries : 0, count = 0;
 	struct sim_map *map = nvml.machine.map;
 	machine_lock(&nvml.machine);
 	machine_reap(&nvml.machine);
@@ -113,7 +114,7 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 		const struct sim_usage *usage = &map->processes[i].usage[index];
 		if (!machine_on_gpus(&map->processes[i]) || (!usage->contexts && !usage->bytes))
 			continue;
-		if (count < room)
+		if (count < capacity)
 			details->procArray[count] = (nvmlProcessDetail_v1_t){.pid = (unsigned)
 			                                                         machine_pid(&nvml.machine, i),
 			                                                     .usedGpuMemory = usage->bytes,
@@ -123,7 +124,7 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 	}
 	machine_unlock(&nvml.machine);
 	details->numProcArrayEntries = count;
-	return count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+	return count > capacity ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 /* Graphics and MPS processes are not simulated. */

@@ -35,7 +35,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
 {
 	NVML_DEVICE(index, device);
 	NVML_NEED(count);
-	unsigned int room = samples ? *count : 0, n = 0;
+	unsigned int capacity = samples ? *count : 0, n = 0;
 	unsigned long long now = now_us();
 	machine_lock(&nvml.machine);
 	machine_reap(&nvml.machine);
@@ -44,7 +44,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
 		unsigned int percent = on_gpu(i, index) ? use(i, index) : 0;
 		if (!percent)
 			continue;
-		if (n < room)
+		if (n < capacity)
 			samples[n] = (nvmlProcessUtilizationSample_t){.pid = (unsigned int)
 			                                                  machine_pid(&nvml.machine, i),
 			                                              .timeStamp = now,
@@ -54,7 +54,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
 	}
 	machine_unlock(&nvml.machine);
 	*count = n;
-	if (n > room)
+	if (n > capacity)
 		return NVML_ERROR_INSUFFICIENT_SIZE;
 	return n ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
@@ -80,19 +80,19 @@ nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *coun
 {
 	NVML_DEVICE(index, device);
 	NVML_NEED(count && (pids || !*count));
-	unsigned int room = *count, n = 0;
+	unsigned int capacity = *count, n = 0;
 	machine_lock(&nvml.machine);
 	machine_reap(&nvml.machine);
 	for (uint32_t i = 0; i < nvml.machine.map->high; i++) {
 		if (!on_gpu(i, index))
 			continue;
-		if (n < room)
+		if (n < capacity)
 			pids[n] = (unsigned int)machine_pid(&nvml.machine, i);
 		n++;
 	}
 	machine_unlock(&nvml.machine);
 	*count = n;
-	return n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+	return n > capacity ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 /* `time` is the GPU time of the process's kernels in ms. Only live processes have an answer. */

@@ -43,15 +43,15 @@ static CUresult keep(struct sim_arguments *out, const struct sim_entry *entry, v
 	return CUDA_SUCCESS;
 }
 
-static uint64_t word(const struct sim_entry *entry, size_t index, void **parameters,
-                     const char *buffer)
+static uint64_t argument_u64(const struct sim_entry *entry, size_t index, void **parameters,
+                             const char *buffer)
 {
-	uint64_t word;
-	memcpy(&word, argument(entry, index, parameters, buffer), sizeof(word));
-	return word;
+	uint64_t value;
+	memcpy(&value, argument(entry, index, parameters, buffer), sizeof(value));
+	return value;
 }
 
-static uint64_t at_most_for_ever(uint64_t ns)
+static uint64_t capped_duration(uint64_t ns)
 {
 	return ns > INT64_MAX ? SIM_NEVER : ns;
 }
@@ -60,21 +60,21 @@ static uint64_t at_most_for_ever(uint64_t ns)
 static void read_action(struct sim_op *op, const struct sim_entry *entry, void **parameters,
                         const char *buffer)
 {
-	size_t words = 0;
-	while (words < entry->count && entry->parameters[words].size == sizeof(uint64_t))
-		words++;
+	size_t values = 0;
+	while (values < entry->count && entry->parameters[values].size == sizeof(uint64_t))
+		values++;
 	op->kernel.duration_ns = SIM_KERNEL_NS;
 	if (!strcmp(entry->name, SIM_FAULT))
 		op->kernel.action = SIM_ACT_FAULT;
-	else if (!strcmp(entry->name, SIM_SPIN) && words >= 1)
-		op->kernel.duration_ns = at_most_for_ever(word(entry, 0, parameters, buffer));
-	else if (!strcmp(entry->name, SIM_WAIT) && words >= 2)
+	else if (!strcmp(entry->name, SIM_SPIN) && values >= 1)
+		op->kernel.duration_ns = capped_duration(argument_u64(entry, 0, parameters, buffer));
+	else if (!strcmp(entry->name, SIM_WAIT) && values >= 2)
 		op->kernel.action = SIM_ACT_WAIT;
-	else if (!strcmp(entry->name, SIM_SET) && words >= 2)
+	else if (!strcmp(entry->name, SIM_SET) && values >= 2)
 		op->kernel.action = SIM_ACT_SET;
 	if (op->kernel.action == SIM_ACT_WAIT || op->kernel.action == SIM_ACT_SET) {
-		op->kernel.address = word(entry, 0, parameters, buffer);
-		op->kernel.value = word(entry, 1, parameters, buffer);
+		op->kernel.address = argument_u64(entry, 0, parameters, buffer);
+		op->kernel.value = argument_u64(entry, 1, parameters, buffer);
 	}
 }
 

@@ -60,11 +60,12 @@ static char *declaration(const char *at, const char *stop, size_t *size, size_t 
 	*align = 0;
 	while (at < stop && *at != '=') {
 		if (*at == '.') {
-			const char *word = ++at;
+			const char *name_start = ++at;
 			while (at < stop && isalnum((unsigned char)*at))
 				at++;
 			char text[16] = "";
-			memcpy(text, word, (size_t)(at - word) < 15 ? (size_t)(at - word) : 15);
+			memcpy(text, name_start,
+			       (size_t)(at - name_start) < 15 ? (size_t)(at - name_start) : 15);
 			if (!strcmp(text, "align"))
 				*align = strtoul(at, (char **)&at, 10);
 			else if (!strcmp(text, "ptr") || !strcmp(text, "global") || !strcmp(text, "shared"))
@@ -235,10 +236,10 @@ CUresult ptx_read_file(const char *path, char **image)
 	FILE *file = fopen(path, "re");
 	if (!file)
 		return CUDA_ERROR_FILE_NOT_FOUND;
-	size_t size = 0, room = 4096;
-	char *text = malloc(room);
-	while (text && (size += fread(text + size, 1, room - size - 8, file)) == room - 8)
-		text = realloc(text, room *= 2);
+	size_t size = 0, capacity = 4096;
+	char *text = malloc(capacity);
+	while (text && (size += fread(text + size, 1, capacity - size - 8, file)) == capacity - 8)
+		text = realloc(text, capacity *= 2);
 	fclose(file);
 	if (!text)
 		return CUDA_ERROR_OUT_OF_MEMORY;

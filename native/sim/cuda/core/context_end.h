@@ -2,7 +2,7 @@
  *
  * A file that keeps objects inside contexts registers a function before it makes its first object.
  * When a context ends, context.c runs the registered functions in the order of `enum context_stage`,
- * without knowing who they are. The context is still live while they run, so that its streams can
+ * without knowing which files they are in. The context is still live while they run, so that its streams can
  * finish their work. Registering the same function again changes nothing.
  */
 #ifndef SIM_CONTEXT_END_H

@@ -47,14 +47,14 @@ static void gpu_name(uint32_t gpu, char out[48])
 	         u[14], u[15]);
 }
 
-/* The only GPU whose UUID begins with the first `length` characters of `word`; -1: none or several. */
-static int by_uuid(const char *word, size_t length)
+/* The only GPU whose UUID begins with the first `length` characters of `entry`; -1: none or several. */
+static int find_uuid(const char *entry, size_t length)
 {
 	int found = -1;
 	for (uint32_t g = 0; g < sim.machine.shape.count; g++) {
 		char name[48];
 		gpu_name(g, name);
-		if (length <= strlen(name) && length > strlen("GPU-") && !strncmp(name, word, length)) {
+		if (length <= strlen(name) && length > strlen("GPU-") && !strncmp(name, entry, length)) {
 			if (found >= 0)
 				return -1;
 			found = (int)g;
@@ -64,17 +64,17 @@ static int by_uuid(const char *word, size_t length)
 }
 
 /* The GPU of one entry of CUDA_VISIBLE_DEVICES; -1: the entry names none. */
-static int by_word(const char *word, size_t length)
+static int find_gpu(const char *entry, size_t length)
 {
-	while (length && isspace((unsigned char)*word))
-		word++, length--;
-	if (length >= 4 && !strncmp(word, "GPU-", 4)) {
-		while (length && isspace((unsigned char)word[length - 1]))
+	while (length && isspace((unsigned char)*entry))
+		entry++, length--;
+	if (length >= 4 && !strncmp(entry, "GPU-", 4)) {
+		while (length && isspace((unsigned char)entry[length - 1]))
 			length--;
-		return by_uuid(word, length);
+		return find_uuid(entry, length);
 	}
 	char number[32] = "", *end;
-	memcpy(number, word, length < sizeof(number) - 1 ? length : sizeof(number) - 1);
+	memcpy(number, entry, length < sizeof(number) - 1 ? length : sizeof(number) - 1);
 	long index = strtol(number, &end, 10);
 	return end != number && index >= 0 && index < (long)sim.machine.shape.count ? (int)index : -1;
 }
@@ -93,7 +93,7 @@ static CUresult choose_devices(void)
 	}
 	for (;;) {
 		size_t length = strcspn(visible, ",");
-		int gpu = by_word(visible, length);
+		int gpu = find_gpu(visible, length);
 		if (gpu < 0)
 			break;
 		if (taken & 1u << gpu)
@@ -108,7 +108,7 @@ static CUresult choose_devices(void)
 }
 
 /* The switch for a feature that the driver can lack; NULL: there is no such feature. */
-static bool *feature(const char *word, size_t length)
+static bool *feature(const char *entry, size_t length)
 {
 	static const struct {
 		const char *name;
@@ -116,7 +116,7 @@ static bool *feature(const char *word, size_t length)
 	} features[] = {{"stream-memory-operations", &sim.without_stream_operations},
 	                {"checkpoint", &sim.without_checkpoint}};
 	for (size_t i = 0; i < sizeof(features) / sizeof(features[0]); i++)
-		if (length == strlen(features[i].name) && !strncmp(word, features[i].name, length))
+		if (length == strlen(features[i].name) && !strncmp(entry, features[i].name, length))
 			return features[i].out;
 	return NULL;
 }
@@ -124,14 +124,14 @@ static bool *feature(const char *word, size_t length)
 /* Switches off the features in ALIQUOT_SIMULATE_WITHOUT, a list with commas. */
 static CUresult leave_out(void)
 {
-	const char *word = getenv("ALIQUOT_SIMULATE_WITHOUT");
-	for (size_t length; word && *word; word += length + (word[length] == ',')) {
-		length = strcspn(word, ",");
-		bool *out = feature(word, length);
+	const char *entry = getenv("ALIQUOT_SIMULATE_WITHOUT");
+	for (size_t length; entry && *entry; entry += length + (entry[length] == ',')) {
+		length = strcspn(entry, ",");
+		bool *out = feature(entry, length);
 		if (!out) {
 			fprintf(stderr,
 			        "aliquot: simulated driver: no GPU: ALIQUOT_SIMULATE_WITHOUT: %.*s: %s\n",
-			        (int)length, word,
+			        (int)length, entry,
 			        "only stream-memory-operations and checkpoint can be left out");
 			return CUDA_ERROR_NO_DEVICE;
 		}

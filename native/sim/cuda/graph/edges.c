@@ -4,18 +4,18 @@
 
 #include <string.h>
 
-/* Adds a node to a list with `room` entries; *count increases even if the list is full. */
-static void put(CUgraphNode *list, size_t room, size_t *count, const struct sim_node *node)
+/* Adds a node to a list with `capacity` entries; *count increases even if the list is full. */
+static void put(CUgraphNode *list, size_t capacity, size_t *count, const struct sim_node *node)
 {
-	if (list && *count < room)
+	if (list && *count < capacity)
 		list[*count] = (CUgraphNode)node;
 	++*count;
 }
 
 /* Without a list the result is the number of nodes; with one, the number written. */
-static void set_count(const void *list, size_t room, size_t count, size_t *out)
+static void set_count(const void *list, size_t capacity, size_t count, size_t *out)
 {
-	*out = list && count > room ? room : count;
+	*out = list && count > capacity ? capacity : count;
 }
 
 CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count)

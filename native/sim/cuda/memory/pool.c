@@ -109,22 +109,22 @@ void pool_shrink(struct sim_pool *pool, uint64_t keep)
 	tidy(pool, NULL);
 	if (pool->reserved <= keep)
 		return;
-	uint8_t *lies = calloc(pool->chunks, 1);
-	if (!lies)
+	uint8_t *in_use = calloc(pool->chunks, 1);
+	if (!in_use)
 		return;
 	for (const struct sim_piece *p = pool->pieces; p; p = p->next)
 		for (uint64_t c = (p->base - pool->base) / SIM_CHUNK;
 		     c <= (p->base + p->size - 1 - pool->base) / SIM_CHUNK; c++)
-			lies[c] = 1;
+			in_use[c] = 1;
 	for (uint64_t c = pool->chunks; c-- && pool->reserved > keep;) {
-		if (!pool->backed[c] || lies[c])
+		if (!pool->backed[c] || in_use[c])
 			continue;
 		pool->backed[c] = 0;
 		pool->reserved -= SIM_CHUNK;
 		madvise((void *)(pool->base + c * SIM_CHUNK), SIM_CHUNK, MADV_DONTNEED);
 		machine_give(&sim.machine, pool->gpu, SIM_CHUNK);
 	}
-	free(lies);
+	free(in_use);
 }
 
 void pool_trim(uint32_t gpu)
@@ -247,7 +247,8 @@ static CUresult allocate(struct sim_pool *pool, struct sim_stream *stream, uint6
 	return CUDA_SUCCESS;
 }
 
-static CUresult ask(CUdeviceptr *address, size_t size, struct sim_pool *pool, CUstream handle)
+static CUresult allocate_async(CUdeviceptr *address, size_t size, struct sim_pool *pool,
+                               CUstream handle)
 {
 	struct sim_stream *stream;
 	if (!address)
@@ -271,7 +272,7 @@ static CUresult ask(CUdeviceptr *address, size_t size, struct sim_pool *pool, CU
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream stream)
 {
 	SIM_ENTER();
-	return ask(address, size, NULL, stream);
+	return allocate_async(address, size, NULL, stream);
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool pool,
@@ -280,7 +281,7 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool
 	SIM_ENTER();
 	if (!handle_is(pool, SIM_POOL))
 		return CUDA_ERROR_INVALID_VALUE;
-	return ask(address, size, (struct sim_pool *)pool, stream);
+	return allocate_async(address, size, (struct sim_pool *)pool, stream);
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)

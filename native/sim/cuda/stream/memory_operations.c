@@ -21,8 +21,8 @@ static CUresult prepare(struct sim_op *op, enum sim_op_kind kind, uint64_t addre
 	return CUDA_SUCCESS;
 }
 
-static CUresult ask(CUstream in, enum sim_op_kind kind, uint64_t address, uint64_t value,
-                    uint32_t flags, bool wide)
+static CUresult submit(CUstream in, enum sim_op_kind kind, uint64_t address, uint64_t value,
+                       uint32_t flags, bool wide)
 {
 	SIM_ENTER();
 	struct sim_stream *stream;
@@ -37,25 +37,25 @@ static CUresult ask(CUstream in, enum sim_op_kind kind, uint64_t address, uint64
 CUresult cuStreamWaitValue32_v2(CUstream in, CUdeviceptr address, cuuint32_t value,
                                 unsigned int flags)
 {
-	return ask(in, SIM_OP_WAIT_VALUE, address, value, flags, false);
+	return submit(in, SIM_OP_WAIT_VALUE, address, value, flags, false);
 }
 
 CUresult cuStreamWaitValue64_v2(CUstream in, CUdeviceptr address, cuuint64_t value,
                                 unsigned int flags)
 {
-	return ask(in, SIM_OP_WAIT_VALUE, address, value, flags, true);
+	return submit(in, SIM_OP_WAIT_VALUE, address, value, flags, true);
 }
 
 CUresult cuStreamWriteValue32_v2(CUstream in, CUdeviceptr address, cuuint32_t value,
                                  unsigned int flags)
 {
-	return ask(in, SIM_OP_WRITE_VALUE, address, value, flags, false);
+	return submit(in, SIM_OP_WRITE_VALUE, address, value, flags, false);
 }
 
 CUresult cuStreamWriteValue64_v2(CUstream in, CUdeviceptr address, cuuint64_t value,
                                  unsigned int flags)
 {
-	return ask(in, SIM_OP_WRITE_VALUE, address, value, flags, true);
+	return submit(in, SIM_OP_WRITE_VALUE, address, value, flags, true);
 }
 
 CUresult cuStreamWaitValue32(CUstream in, CUdeviceptr address, cuuint32_t value, unsigned int flags)
