@@ -9,7 +9,7 @@ from sim.conftest import Start
 from sim.program import Program
 
 GIB, BASELINE = 1 << 30, 3
-HELD = 518 + 2 + 1024  # MiB of a target: its context, its module and its memory
+USED = 518 + 2 + 1024  # MiB of a target: its context, its module and its memory
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 0, 1, 2, 3, 100
 OPERATING_SYSTEM, ILLEGAL_STATE, NOT_READY, NOT_SUPPORTED = 304, 401, 600, 801
 RUNNING, LOCKED, CHECKPOINTED = range(3)
@@ -45,7 +45,7 @@ def close_gate(target: Program) -> None:
     assert target("wait_word", "s0", "gate", 0, 1) == SUCCESS
 
 
-def line_of(target: Program, sim_env: dict[str, str]) -> gpu_time.Process:
+def entry_of(target: Program, sim_env: dict[str, str]) -> gpu_time.Process:
     """The process's entry in the machine's file."""
     place = Path(sim_env["ALIQUOT_SIMULATE_STATE"]) / "machine"
     lines: list[gpu_time.Process] = gpu_time.Map.from_buffer_copy(place.read_bytes()).processes

@@ -1,6 +1,6 @@
 """The program of test_driver.py: cuda-bindings on the simulated driver, one call a line.
 
-Answers carry the driver's own codes; an address stands for what was allocated.
+Results have the driver's error codes; an address identifies an allocation.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def wait(milliseconds: int) -> list[int] | str:
         event = pynvml.nvmlEventSetWait_v2(kept["set"], milliseconds)
     except pynvml.NVMLError as error:
         return f"error {error.value}"
-    # By its handle: of a device that is lost nothing can be asked.
+    # By its handle: every query about a lost device fails.
     return [watched[ctypes.addressof(event.device.contents)], event.eventType, event.eventData]
 
 

@@ -1,8 +1,8 @@
 """A program on the simulated machine, which a test controls line by line.
 
-The program is one of the modules beside this one (`driver_program.py`, `nvml_program.py`): a loop
-that reads a call as JSON, makes it and answers. So a test holds several processes in its hands, and
-ends each when it wants to.
+The program is `driver_program.py`, `nvml_program.py` or `checkpoint_program.py`: a loop that reads
+a call as JSON, makes it and writes the result. So a test can control several processes, and end
+each when it wants to.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import pytest
 from sim.checkpoints import (
     CHECKPOINTED,
     GIB,
-    HELD,
     ILLEGAL_STATE,
     INVALID_VALUE,
     LOCKED,
@@ -24,10 +23,11 @@ from sim.checkpoints import (
     RUNNING,
     STEPS,
     SUCCESS,
+    USED,
     caller_on,
     close_gate,
+    entry_of,
     freeze,
-    line_of,
     state,
     target_on,
     thaw,
@@ -37,7 +37,7 @@ from sim.conftest import Start
 from sim.program import Program
 from support import wait_until
 
-LOOKS = 50  # at what must not change
+LOOKS = 50  # how often a test checks that something does not change
 
 
 @pytest.fixture
@@ -55,17 +55,17 @@ def target(start: Start) -> Program:
 def test_a_process_is_checkpointed_and_restored(
     caller: Program, nvml: Program, target: Program
 ) -> None:
-    pid, listed = target.pid, {str(target.pid): HELD}
+    pid, listed = target.pid, {str(target.pid): USED}
     assert state(caller, target) == RUNNING
     assert caller("lock", pid, 10_000) == SUCCESS
     assert state(caller, target) == LOCKED
-    assert (nvml("processes", 0), used(nvml)) == (listed, HELD)
+    assert (nvml("processes", 0), used(nvml)) == (listed, USED)
     assert caller("checkpoint", pid) == SUCCESS
     assert state(caller, target) == CHECKPOINTED
     assert (nvml("processes", 0), used(nvml)) == ({}, 0)
     assert caller("restore", pid) == SUCCESS
     assert state(caller, target) == LOCKED
-    assert (nvml("processes", 0), used(nvml)) == (listed, HELD)
+    assert (nvml("processes", 0), used(nvml)) == (listed, USED)
     assert caller("unlock", pid) == SUCCESS
     assert state(caller, target) == RUNNING
     address = target("call", "cuMemGetAddressRange", "$memory")[1]
@@ -125,7 +125,7 @@ def test_a_caller_needs_no_cuinit(start: Start, target: Program) -> None:
     assert caller("state", caller.pid) == [NOT_INITIALIZED]
     assert [caller(step, target.pid) for step in STEPS] == [SUCCESS] * 4
     assert caller("call", "cuCheckpointProcessGetRestoreThreadId", target.pid)[0] == SUCCESS
-    assert caller("state", caller.pid) == [NOT_INITIALIZED]  # it is still none of them
+    assert caller("state", caller.pid) == [NOT_INITIALIZED]  # it has not become a CUDA process
     assert caller("begin") == 0
     assert state(target, caller) == RUNNING
 
@@ -144,7 +144,7 @@ def test_reserved_fields_must_be_zero(caller: Program, target: Program) -> None:
     assert caller("with_words", "Unlock", pid, {"3": 1}) == INVALID_VALUE
     assert caller("with_words", "Checkpoint", pid, {"0": 1}) == INVALID_VALUE
     assert caller("with_words", "Checkpoint", pid, {}) == SUCCESS
-    for words in ({"1": 1}, {"2": 1}, {"7": 1}):  # one pair that is nowhere, another's storage
+    for words in ({"1": 1}, {"2": 1}, {"7": 1}):  # a pair without an address, custom storage
         assert caller("with_words", "Restore", pid, words) == INVALID_VALUE
     assert caller("onto_itself", pid) == NOT_SUPPORTED
     assert state(caller, target) == CHECKPOINTED
@@ -157,7 +157,7 @@ def test_calls_of_a_locked_process_wait(caller: Program, nvml: Program, target: 
     target("in_thread", "more", "cuMemAlloc", GIB)
     target("in_thread", "another", "cuStreamCreate", NON_BLOCKING)
     for _ in range(LOOKS):
-        assert used(nvml) == HELD
+        assert used(nvml) == USED
     assert caller("checkpoint", target.pid) == SUCCESS
     for _ in range(LOOKS):
         assert used(nvml) == 0
@@ -166,7 +166,7 @@ def test_calls_of_a_locked_process_wait(caller: Program, nvml: Program, target: 
     thaw(caller, target)
     wait_until(lambda: target("answer_of", "more"))
     wait_until(lambda: target("answer_of", "another"))
-    assert used(nvml) == HELD + 1024
+    assert used(nvml) == USED + 1024
 
 
 def test_a_locker_waits_for_running_kernels(caller: Program, target: Program) -> None:
@@ -183,8 +183,8 @@ def test_a_locker_waits_for_a_stream_that_waits_for_a_value(
     close_gate(target)
     assert caller("lock", target.pid, 100) == NOT_READY
     assert state(caller, target) == RUNNING
-    assert target("call", "cuMemAlloc", GIB)[0] == SUCCESS  # it runs on as before
-    assert used(nvml) == HELD + 1024
+    assert target("call", "cuMemAlloc", GIB)[0] == SUCCESS  # the process still runs
+    assert used(nvml) == USED + 1024
     target("word", "gate", 0, 1)
     assert caller("lock", target.pid, 10_000) == SUCCESS
 
@@ -210,7 +210,7 @@ def test_a_thread_that_waits_for_the_gpu_returns_when_the_work_ends(
     target("call", "cuEventRecord", "$event", "$s0")
     arguments = {"cuStreamSynchronize": ["$s0"], "cuEventSynchronize": ["$event"]}
     target("in_thread", "wait", waits, *arguments.get(waits, []))
-    wait_until(lambda: line_of(target, sim_env).calls)
+    wait_until(lambda: entry_of(target, sim_env).calls)
     assert caller("lock", target.pid, 100) == NOT_READY
     assert target("answer_of", "wait") is None
     caller.ask("lock", target.pid)
@@ -240,7 +240,7 @@ def test_a_second_locker_waits_for_the_first(
     second = caller_on(start)
     close_gate(target)
     caller.ask("lock", target.pid)
-    target.ask("call", "cuMemAlloc", GIB)  # not answered while it is being locked, or just before
+    target.ask("call", "cuMemAlloc", GIB)  # it waits while the process is being locked
     assert second("lock", target.pid, 100) == NOT_READY
     assert second("unlock", target.pid) == ILLEGAL_STATE
     assert second("checkpoint", target.pid) == ILLEGAL_STATE
@@ -257,7 +257,7 @@ def test_a_process_runs_again_when_its_locker_is_killed(
     close_gate(target)
     other = caller_on(start)
     caller.ask("lock", target.pid)
-    wait_until(lambda: line_of(target, sim_env).state == LOCKING)
+    wait_until(lambda: entry_of(target, sim_env).state == LOCKING)
     target.ask("call", "cuEventCreate", 0)
     caller.kill()
     assert target.answer()[0] == SUCCESS
@@ -276,7 +276,7 @@ def test_another_caller_can_continue_after_a_killed_one(
     other = caller_on(start)
     for step in STEPS[steps:]:
         assert other(step, target.pid) == SUCCESS
-    assert used(nvml) == HELD
+    assert used(nvml) == USED
     assert target("call", "cuCtxSynchronize") == [SUCCESS]
 
 
@@ -305,7 +305,7 @@ def test_the_restore_thread_belongs_to_the_process(caller: Program, target: Prog
         assert Path(f"/proc/{pid}/task/{tid}").exists()
         return int(tid)
 
-    assert thread(target.pid) == target.pid  # all that it asked for was done at once
+    assert thread(target.pid) == target.pid  # it has no worker: all its operations ran at once
     target("spin_timed", 1000, 1)
     assert thread(target.pid) != target.pid
 

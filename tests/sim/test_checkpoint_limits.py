@@ -29,8 +29,8 @@ def test_a_process_is_lost_when_its_memory_is_not_free_at_restore(start: Start) 
     target, other = target_on(start, "t4:1"), start("checkpoint", "t4:1")
     freeze(caller, target)
     other("begin")
-    room = nvml("memory", 0)[3] // 2 * 2
-    assert other("keep", "all", "cuMemAlloc", room << 20) == SUCCESS
+    free = nvml("memory", 0)[3] // 2 * 2
+    assert other("keep", "all", "cuMemAlloc", free << 20) == SUCCESS
     before = used(nvml)
     assert caller("restore", target.pid) == OUT_OF_MEMORY
     assert (state(caller, target), used(nvml)) == (CHECKPOINTED, before)
@@ -90,7 +90,7 @@ def test_a_process_with_imported_memory_cannot_be_restored(start: Start) -> None
     giver, taker = target_on(start), target_on(start)
     number = giver("share", "shared")
     assert taker("borrow", "theirs", f"/proc/{giver.pid}/fd/{number}") == SUCCESS
-    freeze(caller, giver)  # who gave does
+    freeze(caller, giver)  # the exporting process can be restored
     thaw(caller, giver)
     before = used(nvml)
     freeze(caller, taker)

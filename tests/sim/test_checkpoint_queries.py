@@ -9,16 +9,16 @@ import pytest
 
 from sim.checkpoints import (
     CHECKPOINTED,
-    HELD,
     LOCKED,
     LOCKING,
     NOT_READY,
     OPERATING_SYSTEM,
     SUCCESS,
+    USED,
     caller_on,
     close_gate,
+    entry_of,
     freeze,
-    line_of,
     state,
     target_on,
     thaw,
@@ -71,9 +71,9 @@ def test_queries_work_while_a_process_is_being_locked(
 ) -> None:
     close_gate(target)
     caller.ask("lock", target.pid)
-    wait_until(lambda: line_of(target, sim_env).state == LOCKING)
+    wait_until(lambda: entry_of(target, sim_env).state == LOCKING)
     assert target("by_symbol", "cuStreamQuery", "s0") == NOT_READY
-    assert target("by_symbol", "cuEventSynchronize", "event") == SUCCESS  # it was before the gate
+    assert target("by_symbol", "cuEventSynchronize", "event") == SUCCESS  # recorded before
     target("word", "gate", 0, 1)
     assert caller.answer() == SUCCESS
 
@@ -96,13 +96,13 @@ def test_a_wait_in_a_locked_process_frees_no_memory(
     target("keep", "piece", "cuMemAllocAsync", 1 << 20, "$s0")
     assert target("call", "cuMemFreeAsync", "$piece", "$s0") == [SUCCESS]
     whole = used(nvml)
-    assert whole == HELD + CHUNK
+    assert whole == USED + CHUNK
     assert caller("lock", target.pid) == SUCCESS
     assert target("by_symbol", "cuStreamSynchronize", "s0") == SUCCESS
     assert used(nvml) == whole
     assert caller("unlock", target.pid) == SUCCESS
     assert target("by_symbol", "cuStreamSynchronize", "s0") == SUCCESS
-    assert used(nvml) == HELD
+    assert used(nvml) == USED
 
 
 @pytest.mark.parametrize("look", LOOKS, ids=lambda look: look[0])

@@ -22,7 +22,7 @@ from sim.checkpoints import (
 from sim.conftest import Start
 from sim.program import Program
 
-SHAPE = "t4:1"  # small: what was taken off does not always come back
+SHAPE = "t4:1"  # small: its memory is not always free again for a restore
 PROCESSES = 3
 PIECE = 3 << 10  # MiB
 LEADS = {
@@ -34,7 +34,7 @@ LEADS = {
 
 step = st.sampled_from(sorted(LEADS))
 which = st.integers(0, PROCESSES - 1)
-deed = st.one_of(
+action = st.one_of(
     st.tuples(step, which),
     st.tuples(step, which),
     st.tuples(st.sampled_from(["take", "give"]), which),
@@ -44,22 +44,22 @@ deed = st.one_of(
 
 
 @dataclass
-class Told:
+class Expected:
     """The memory and the state that a process should have."""
 
     program: Program
     context: int = 0  # MiB
     pieces: list[int] = field(default_factory=list)  # their addresses
     state: int = RUNNING
-    lost: bool = False  # there was no room for it to come back
+    lost: bool = False  # a restore found too little free memory
 
     @property
-    def held(self) -> int:
+    def used(self) -> int:
         return self.context + PIECE * len(self.pieces)
 
     @property
     def on_gpu(self) -> int:
-        return 0 if self.state == CHECKPOINTED else self.held
+        return 0 if self.state == CHECKPOINTED else self.used
 
 
 class Machine:
@@ -99,13 +99,13 @@ class Machine:
         self._caller.kill()
         self._nvml.kill()
 
-    def _new(self) -> Told:
+    def _new(self) -> Expected:
         before = used(self._nvml)
         program = self._start("checkpoint", SHAPE)
         code = program("try_to_begin")
-        return Told(program, 0 if code else used(self._nvml) - before)
+        return Expected(program, 0 if code else used(self._nvml) - before)
 
-    def _step(self, process: Told, name: str) -> None:
+    def _step(self, process: Expected, name: str) -> None:
         expected = self._expected(process, name)
         code = self._caller(name, process.program.pid)
         assert code == expected
@@ -113,15 +113,15 @@ class Machine:
         if code == SUCCESS:
             process.state = LEADS[name][1]
 
-    def _expected(self, process: Told, name: str) -> int:
+    def _expected(self, process: Expected, name: str) -> int:
         if process.state != LEADS[name][0]:
             return ILLEGAL_STATE
         if process.lost:
             return OPERATING_SYSTEM
-        no_room = name == "restore" and process.held > self._nvml("memory", 0)[3]
-        return OUT_OF_MEMORY if no_room else SUCCESS
+        too_large = name == "restore" and process.used > self._nvml("memory", 0)[3]
+        return OUT_OF_MEMORY if too_large else SUCCESS
 
-    def _abandon(self, process: Told, name: str) -> None:
+    def _abandon(self, process: Expected, name: str) -> None:
         """Kill the caller in the middle: the step happened completely or not at all."""
         expected = self._expected(process, name)
         self._caller.ask(name, process.program.pid)
@@ -131,17 +131,17 @@ class Machine:
         assert code == SUCCESS
         assert state == process.state or (expected == SUCCESS and state == LEADS[name][1])
         process.state = state
-        if expected == OUT_OF_MEMORY:  # whether it got so far or not, it is lost now
+        if expected == OUT_OF_MEMORY:  # the killed restore may or may not have failed; this one has
             assert self._caller(name, process.program.pid) in (OUT_OF_MEMORY, OPERATING_SYSTEM)
             process.lost = True
 
-    def _change(self, process: Told, name: str) -> None:
+    def _change(self, process: Expected, name: str) -> None:
         if name == "give" and process.pieces:
             assert process.program("call", "cuMemFree", process.pieces.pop()) == [SUCCESS]
         elif name == "take" and process.context:
-            room = self._nvml("memory", 0)[3]
+            free = self._nvml("memory", 0)[3]
             code, address = process.program("call", "cuMemAlloc", PIECE << 20)
-            assert code == (SUCCESS if room >= PIECE else OUT_OF_MEMORY)
+            assert code == (SUCCESS if free >= PIECE else OUT_OF_MEMORY)
             if code == SUCCESS:
                 process.pieces.append(address)
 
@@ -175,7 +175,7 @@ def test_another_caller_can_continue_after_a_caller_killed_anywhere(start: Start
         assert used(nvml) == whole
 
 
-@given(steps=st.lists(deed, min_size=10, max_size=40))
+@given(steps=st.lists(action, min_size=10, max_size=40))
 @example(
     steps=[
         *[("take", 0)] * 3, ("lock", 0), ("checkpoint", 0),

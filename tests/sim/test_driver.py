@@ -311,7 +311,7 @@ def test_a_spin_takes_exactly_its_time(driver: Program) -> None:
     driver("load")
     for event in ("before", "after"):
         driver("keep", event, "cuEventCreate", 0)
-    driver("spin", 200_000_000)  # until all of this has been asked for
+    driver("spin", 200_000_000)  # until everything below is submitted
     driver("call", "cuEventRecord", "$before", 0)
     driver("spin", 5_000_000, None, 3)
     driver("call", "cuEventRecord", "$after", 0)

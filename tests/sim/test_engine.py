@@ -73,7 +73,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Kernel:
-    gap: int  # between the end of the one before it and its own being ready
+    gap: int  # from the end of the previous kernel until this one is ready
     ns: int
 
 

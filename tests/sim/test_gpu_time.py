@@ -91,7 +91,7 @@ def test_processes_that_ended_are_still_listed(start: Start, place: Path) -> Non
     for _ in range(2):
         other = start("driver")
         other("begin")
-        other("call", "cuMemGetInfo")  # clears the dead away
+        other("call", "cuMemGetInfo")  # clears entries of dead processes
         other("load")
         other("spin_timed", MS, 1)
         assert gpu_time.busy_ns(place)[program.pid, 0] == 15 * MS

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: namespace
 
 GIB, CONTEXT = 1 << 30, 518
 ALONE = ["unshare", "--pid", "--mount-proc", "--fork", "--kill-child=KILL"]
-# With no word in its environment: what it is shown is where a container has it.
+# Without ALIQUOT_SIMULATE*: the machine is mounted where a container has it.
 SHOW = """
 mount -t tmpfs none /run && mkdir -p /run/aliquot/machine || exit
 [ -z "$MEETING_PLACE" ] || mount --bind "$MEETING_PLACE" /run/aliquot/machine || exit
@@ -95,7 +95,7 @@ def test_a_process_is_locked_by_its_pid_in_the_callers_namespace(
     assert caller("call", "cuCheckpointProcessGetRestoreThreadId", one) == [0, one]
     assert inside[1]("lock", 1) == 0
     assert [caller("state", pid) for pid in (one, two)] == [[0, 2], [0, 1]]
-    assert inside[1]("state", caller.pid)[0] == 304  # whom it does not see
+    assert inside[1]("state", caller.pid)[0] == 304  # a process outside of its namespace
 
 
 def test_a_mounted_machine_needs_no_environment(start: Start, nvml: Program, place: str) -> None:

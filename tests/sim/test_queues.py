@@ -23,7 +23,7 @@ def program_with(start: Start, streams: int, connections: str | None = None) -> 
     return program
 
 
-def is_held(program: Program, stream: str) -> bool:
+def is_blocked(program: Program, stream: str) -> bool:
     """Whether a stream still has work after everything that can run has run."""
     program("pass_by")
     return bool(program("call", "cuStreamQuery", f"${stream}") == [NOT_READY])
@@ -39,7 +39,7 @@ def test_streams_get_queues_round_robin(start: Start, connections: str | None, s
         program("spin", 1000, f"s{number}")
     for number in range(1, shared):
         assert program("call", "cuStreamSynchronize", f"$s{number}") == [SUCCESS]
-    assert is_held(program, f"s{shared}")
+    assert is_blocked(program, f"s{shared}")
     program("word", "page", 0, 1)
     assert program("call", "cuStreamSynchronize", f"$s{shared}") == [SUCCESS]
 
@@ -49,7 +49,7 @@ def test_with_one_queue_a_waiting_stream_blocks_all_others(start: Start) -> None
     program("wait_word", "s0", "page", 0, 1)
     program("spin", 1000, "s1")
     program("spin", 1000)
-    assert [is_held(program, stream) for stream in ("s0", "s1")] == [True, True]
+    assert [is_blocked(program, stream) for stream in ("s0", "s1")] == [True, True]
     assert program("call", "cuStreamQuery", 0) == [NOT_READY]
     program("word", "page", 0, 1)
     assert program("call", "cuCtxSynchronize") == [SUCCESS]
@@ -63,7 +63,7 @@ def test_a_write_behind_another_streams_wait_is_blocked(start: Start) -> None:
     program("wait_word", "s1", "page", 0, 2)
     program("write_word", "s0", "page", 1, 1)
     program("word", "page", 0, 1)
-    assert is_held(program, "s0")
+    assert is_blocked(program, "s0")
     assert program("word", "page", 1) == 0
     program("word", "page", 0, 2)
     assert program("call", "cuCtxSynchronize") == [SUCCESS]
@@ -99,19 +99,19 @@ def test_a_kernel_that_waits_for_its_own_stream_blocks_the_queue(start: Start) -
     program("launch", "wait", "s0", "page", 1)
     program("spin", 1000, "s0")
     program("spin", 1000, "s1")
-    assert is_held(program, "s1")
+    assert is_blocked(program, "s1")
     program("word", "page", 0, 1)
     assert program("call", "cuCtxSynchronize") == [SUCCESS]
 
 
 def test_a_stream_that_waits_for_an_event_blocks_the_queue(start: Start) -> None:
-    program = program_with(start, 3, "2")  # s0 and s2 share the queue that the default one has not
+    program = program_with(start, 3, "2")  # s0, s2: the queue without the default stream
     program("keep", "event", "cuEventCreate", 0)
     program("wait_word", "s1", "page", 0, 1)
     program("call", "cuEventRecord", "$event", "$s1")
     program("call", "cuStreamWaitEvent", "$s0", "$event", 0)
     program("spin", 1000, "s2")
-    assert is_held(program, "s2")
+    assert is_blocked(program, "s2")
     program("word", "page", 0, 1)
     assert program("call", "cuCtxSynchronize") == [SUCCESS]
 
@@ -121,7 +121,7 @@ def test_copies_have_separate_queues(start: Start) -> None:
     address = program("call", "cuMemAlloc", 4096)[1]
     program("wait_word", "s0", "page", 0, 1)
     assert program("round_trip", address, 4096)
-    assert is_held(program, "s0")
+    assert is_blocked(program, "s0")
     program("word", "page", 0, 1)
     assert program("call", "cuCtxSynchronize") == [SUCCESS]
 

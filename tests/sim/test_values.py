@@ -11,7 +11,7 @@ from sim.program import Program
 
 SUCCESS, INVALID_VALUE, NO_DEVICE, NOT_READY, NOT_SUPPORTED = 0, 1, 100, 600, 801
 NON_BLOCKING = 1
-# CU_DEVICE_ATTRIBUTE_CAN_USE_...: the first forms' three, then the second's two
+# CU_DEVICE_ATTRIBUTE_CAN_USE_...: three of the first version, then two of the second
 STREAM_OPERATIONS = (92, 93, 94, 122, 123)
 HOST_REGISTER, READ_ONLY_HOST_REGISTER = 99, 113
 WITHOUT = {"ALIQUOT_SIMULATE_WITHOUT": "stream-memory-operations"}

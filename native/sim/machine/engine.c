@@ -3,9 +3,10 @@
 
 #include "schedule.h"
 
-#define LOOK_AGAIN_NS                                                                              \
-	5000000ull /* how long a kernel waits before it checks whether the running process died */
-#define HELD_LOOK_NS 100000ull /* the time between looks while the schedule waits for a kernel */
+/* How long a kernel waits before it checks whether the running process died. */
+#define LOOK_AGAIN_NS 5000000ull
+/* Between two looks while the schedule waits for a process to submit its next kernel. */
+#define WAIT_LOOK_NS 100000ull
 
 void engine_advance(struct machine *m, uint32_t index)
 {
@@ -50,8 +51,8 @@ static uint64_t earliest_end(struct machine *m, const struct sim_gpu *gpu, uint6
 	if (gpu->running != SIM_NONE && now > mine->ready_ns + LOOK_AGAIN_NS &&
 	    !machine_pid(m, gpu->running))
 		machine_reap(m);
-	if (gpu->running == SIM_NONE || schedule_is_held(gpu))
-		return now + HELD_LOOK_NS;
+	if (gpu->running == SIM_NONE || schedule_is_waiting(gpu))
+		return now + WAIT_LOOK_NS;
 	if (gpu->running != m->slot)
 		start = schedule_next_change(m->map, gpu, now);
 	return start < again && mine->left_ns < again - start ? start + mine->left_ns : again;

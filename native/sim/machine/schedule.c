@@ -46,11 +46,11 @@ static uint64_t ready_at(const struct sim_request *r, uint64_t now)
 {
 	if (r->state == SIM_QUEUED)
 		return r->ready_ns;
-	bool brings = r->state == SIM_DONE && r->more && now < r->noted_ns + SCHEDULE_HOLD_NS;
+	bool brings = r->state == SIM_DONE && r->more && now < r->noted_ns + SCHEDULE_WAIT_NS;
 	return brings ? r->end_ns : SIM_NEVER;
 }
 
-bool schedule_is_held(const struct sim_gpu *gpu)
+bool schedule_is_waiting(const struct sim_gpu *gpu)
 {
 	return gpu->running != SIM_NONE && gpu->requests[gpu->running].state == SIM_DONE;
 }
@@ -133,14 +133,14 @@ void schedule_advance(struct sim_map *map, uint32_t index, uint64_t now)
 {
 	struct sim_gpu *gpu = &map->gpus[index];
 	for (;;) {
-		if (schedule_is_held(gpu)) {
+		if (schedule_is_waiting(gpu)) {
 			if (ready_at(&gpu->requests[gpu->running], now) != SIM_NEVER)
 				return;
 			schedule_step_down(gpu);
 		}
 		if (gpu->running == SIM_NONE && !start_next(map, gpu, now))
 			return;
-		if (schedule_is_held(gpu))
+		if (schedule_is_waiting(gpu))
 			return;
 		uint64_t until = schedule_next_change(map, gpu, now);
 		if (until > now)
@@ -157,7 +157,7 @@ void schedule_count(struct sim_map *map, uint32_t index, uint32_t slot, uint64_t
 {
 	const struct sim_gpu *gpu = &map->gpus[index];
 	schedule_advance(map, index, now);
-	if (gpu->running == slot && !schedule_is_held(gpu) && gpu->time_ns < now)
+	if (gpu->running == slot && !schedule_is_waiting(gpu) && gpu->time_ns < now)
 		record_time(map, index, now);
 }
 

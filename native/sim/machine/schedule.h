@@ -9,7 +9,7 @@
  * happened up to now. A kernel starts when it was ready and the engine was free, not when a thread
  * woke up to say so. If a process's kernel ended and the process announced `more`, it keeps its slice
  * and its turn until it has submitted the next kernel or said that it has none. The schedule stops
- * there, for at most SCHEDULE_HOLD_NS. So a thread that wakes up late slows the GPU down, but its
+ * there, for at most SCHEDULE_WAIT_NS. So a thread that wakes up late slows the GPU down, but its
  * process loses none of its share.
  *
  * Guarantees: the stretches of a kernel add up to exactly its duration. No two kernels of a GPU
@@ -23,7 +23,7 @@
 #include "machine.h"
 
 #define SCHEDULE_SLICE_NS 2000000ull
-#define SCHEDULE_HOLD_NS 20000000ull
+#define SCHEDULE_WAIT_NS 20000000ull
 
 /* Advances a GPU's schedule to `now`. */
 void schedule_advance(struct sim_map *map, uint32_t gpu, uint64_t now);
@@ -41,7 +41,7 @@ void schedule_step_down(struct sim_gpu *gpu);
 void schedule_repair(struct sim_map *map);
 
 /* Whether the engine waits for the next kernel of the process that has it. */
-bool schedule_is_held(const struct sim_gpu *gpu);
+bool schedule_is_waiting(const struct sim_gpu *gpu);
 
 /* When the first process other than `except` has a kernel ready; SIM_NEVER: no process has one. */
 uint64_t schedule_first_ready(const struct sim_map *map, const struct sim_gpu *gpu, uint32_t except,

@@ -1,6 +1,6 @@
 /* Launches of kernels and host functions into streams. */
-#include "cuda/graph/capture.h"
 #include "cuda/code/module.h"
+#include "cuda/graph/capture.h"
 
 #include <stdlib.h>
 #include <string.h>

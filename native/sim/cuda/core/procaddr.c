@@ -1,5 +1,6 @@
 /* cuGetProcAddress: the function for a name and a CUDA version, as NVIDIA's driver answers. */
 #include "cuda/core/procaddr.h"
+
 #include "cuda/core/sim.h"
 
 #include <string.h>

@@ -9,11 +9,12 @@
  *
  * Device memory is host memory: a device pointer is an address in this process.
  *
- * Layers, from the bottom: `core` (this file), `memory/memory.h` (address ranges), `graph` (graphs
- * and captures), `stream` (operations and the threads that run them), then `memory` (allocators),
- * `code` (modules and launches) and the context functions, which use all of the others. A lower layer
- * never calls a higher one: it calls back through context_end.h, through a range's `release`, or it
- * returns what happened to its caller.
+ * Layers of the headers, from the bottom: this one; memory/memory.h (address ranges and pages);
+ * graph/graph.h and graph/capture.h; stream/stream.h (operations, and the threads that run them). Above
+ * them are the entry points: allocators, modules and launches, executable graphs, contexts. A lower
+ * layer never calls a higher one. Instead the higher one registers a function (context_end.h, a range's
+ * `release`), or the lower one returns to its caller what happened (kernels_step). A test checks that no
+ * files depend on each other in a circle.
  */
 #ifndef SIM_H
 #define SIM_H

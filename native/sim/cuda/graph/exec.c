@@ -1,7 +1,7 @@
 /* Executable graphs: instantiation, launch, update. */
 #include "cuda/graph/capture.h"
-#include "cuda/stream/copy.h"
 #include "cuda/graph/graph.h"
+#include "cuda/stream/copy.h"
 
 #include <string.h>
 

@@ -33,7 +33,7 @@ void graph_free(struct sim_graph *graph)
 		next = node->next;
 		node_free(node);
 	}
-	held_free(graph->held);
+	user_references_free(graph->user_references);
 	handle_remove(graph);
 	free(graph);
 }
@@ -101,7 +101,7 @@ struct sim_graph *graph_copy(const struct sim_graph *graph)
 	struct sim_graph *copy = graph_make();
 	if (!copy)
 		return NULL;
-	copy->held = held_copy(graph->held);
+	copy->user_references = user_references_copy(graph->user_references);
 	for (struct sim_node *node = graph->nodes; node; node = node->next) {
 		struct sim_node *own;
 		if (node_add(copy, node->type, NULL, 0, node->ops, node->op_count, &own))
@@ -258,7 +258,8 @@ CUresult cuGraphRetainUserObject(CUgraph handle, CUuserObject object, unsigned i
 	SIM_ENTER();
 	struct sim_graph *graph;
 	SIM_TRY(graph_get(handle, &graph));
-	return held_add(&graph->held, object, count, flags & CU_GRAPH_USER_OBJECT_MOVE);
+	return user_references_add(&graph->user_references, object, count,
+	                           flags & CU_GRAPH_USER_OBJECT_MOVE);
 }
 
 CUresult cuGraphReleaseUserObject(CUgraph handle, CUuserObject object, unsigned int count)
@@ -266,5 +267,5 @@ CUresult cuGraphReleaseUserObject(CUgraph handle, CUuserObject object, unsigned 
 	SIM_ENTER();
 	struct sim_graph *graph;
 	SIM_TRY(graph_get(handle, &graph));
-	return held_remove(&graph->held, object, count);
+	return user_references_remove(&graph->user_references, object, count);
 }

@@ -26,15 +26,15 @@ struct sim_node {
 };
 
 /* References of a graph to a user object. */
-struct sim_held {
+struct sim_user_reference {
 	struct sim_user_object *object;
 	unsigned int count;
-	struct sim_held *next;
+	struct sim_user_reference *next;
 };
 
 struct sim_graph {
 	struct sim_node *nodes, *last;
-	struct sim_held *held;
+	struct sim_user_reference *user_references;
 };
 
 struct sim_exec {
@@ -67,10 +67,12 @@ CUresult node_copy_op(const CUDA_MEMCPY3D *params, struct sim_op *op);
 CUresult node_fill_op(const CUDA_MEMSET_NODE_PARAMS *params, struct sim_op *op);
 
 /* user_object.c */
-void held_free(struct sim_held *held);
-struct sim_held *held_copy(const struct sim_held *held);
+void user_references_free(struct sim_user_reference *first);
+struct sim_user_reference *user_references_copy(const struct sim_user_reference *first);
 /* Adds `count` references to an object; `move`: the caller's own references become the list's. */
-CUresult held_add(struct sim_held **list, CUuserObject object, unsigned int count, bool move);
-CUresult held_remove(struct sim_held **list, CUuserObject object, unsigned int count);
+CUresult user_references_add(struct sim_user_reference **list, CUuserObject object,
+                             unsigned int count, bool move);
+CUresult user_references_remove(struct sim_user_reference **list, CUuserObject object,
+                                unsigned int count);
 
 #endif

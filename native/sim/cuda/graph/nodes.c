@@ -1,6 +1,6 @@
 /* Nodes that the program adds itself: conversion between their parameters and operations. */
-#include "cuda/stream/copy.h"
 #include "cuda/graph/graph.h"
+#include "cuda/stream/copy.h"
 
 #include <string.h>
 

@@ -19,24 +19,24 @@ static void release(struct sim_user_object *object, unsigned int count)
 	free(object);
 }
 
-void held_free(struct sim_held *held)
+void user_references_free(struct sim_user_reference *reference)
 {
-	for (struct sim_held *next; held; held = next) {
-		next = held->next;
-		release(held->object, held->count);
-		free(held);
+	for (struct sim_user_reference *next; reference; reference = next) {
+		next = reference->next;
+		release(reference->object, reference->count);
+		free(reference);
 	}
 }
 
-struct sim_held *held_copy(const struct sim_held *held)
+struct sim_user_reference *user_references_copy(const struct sim_user_reference *reference)
 {
-	struct sim_held *first = NULL;
-	for (; held; held = held->next) {
-		struct sim_held *own = malloc(sizeof(*own));
+	struct sim_user_reference *first = NULL;
+	for (; reference; reference = reference->next) {
+		struct sim_user_reference *own = malloc(sizeof(*own));
 		if (!own)
 			break;
-		*own = (struct sim_held){held->object, held->count, first};
-		held->object->references += held->count;
+		*own = (struct sim_user_reference){reference->object, reference->count, first};
+		reference->object->references += reference->count;
 		first = own;
 	}
 	return first;
@@ -75,30 +75,32 @@ CUresult cuUserObjectRelease(CUuserObject handle, unsigned int count)
 	return CUDA_SUCCESS;
 }
 
-CUresult held_add(struct sim_held **list, CUuserObject object, unsigned int count, bool move)
+CUresult user_references_add(struct sim_user_reference **list, CUuserObject object,
+                             unsigned int count, bool move)
 {
-	struct sim_held *held = malloc(sizeof(*held));
-	if (!handle_is(object, SIM_USER_OBJECT) || !count || !held) {
-		free(held);
+	struct sim_user_reference *reference = malloc(sizeof(*reference));
+	if (!handle_is(object, SIM_USER_OBJECT) || !count || !reference) {
+		free(reference);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	*held = (struct sim_held){(struct sim_user_object *)object, count, *list};
+	*reference = (struct sim_user_reference){(struct sim_user_object *)object, count, *list};
 	if (!move)
-		held->object->references += count;
-	*list = held;
+		reference->object->references += count;
+	*list = reference;
 	return CUDA_SUCCESS;
 }
 
-CUresult held_remove(struct sim_held **list, CUuserObject object, unsigned int count)
+CUresult user_references_remove(struct sim_user_reference **list, CUuserObject object,
+                                unsigned int count)
 {
-	for (struct sim_held **at = list; *at; at = &(*at)->next) {
-		struct sim_held *held = *at;
-		if (held->object != (struct sim_user_object *)object || held->count < count)
+	for (struct sim_user_reference **at = list; *at; at = &(*at)->next) {
+		struct sim_user_reference *reference = *at;
+		if (reference->object != (struct sim_user_object *)object || reference->count < count)
 			continue;
-		held->count -= count;
-		if (!held->count) {
-			*at = held->next;
-			free(held);
+		reference->count -= count;
+		if (!reference->count) {
+			*at = reference->next;
+			free(reference);
 		}
 		release((struct sim_user_object *)object, count);
 		return CUDA_SUCCESS;

@@ -1,12 +1,13 @@
 /* Checks copies and fills, and submits them to streams. See copy.h. */
-#include "cuda/graph/capture.h"
 #include "cuda/stream/copy.h"
+
+#include "cuda/graph/capture.h"
 
 #include <string.h>
 #include <sys/mman.h>
 
-#define STAGE_MAX                                                                                  \
-	(64u << 10) /* copies from pageable memory up to this size read it at submission */
+/* The driver reads pageable memory at submission for copies up to this size. */
+#define STAGE_MAX (64u << 10)
 
 /* Replaces an array by its plain address, and a missing pitch or height by that of the copy. */
 static CUresult place(CUmemorytype *type, const void **host, CUdeviceptr *device, CUarray array,

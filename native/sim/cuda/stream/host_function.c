@@ -2,8 +2,8 @@
  *
  * It is not the worker: a host function that waits blocks its own stream, but not the GPU.
  */
-#include "cuda/stream/threads.h"
 #include "cuda/stream/stream.h"
+#include "cuda/stream/threads.h"
 
 static pthread_cond_t calls = PTHREAD_COND_INITIALIZER;
 

@@ -5,8 +5,8 @@
  * kernel replaces it. A spinning kernel that was replaced ends as soon as its value is there. A kernel
  * accesses memory at its end; an address that the GPU cannot access is a fault.
  */
-#include "machine/engine.h"
 #include "cuda/stream/stream.h"
+#include "machine/engine.h"
 
 #include <sys/mman.h>
 

@@ -142,8 +142,8 @@ void arguments_free(struct sim_arguments *arguments);
 void operation_release(struct sim_op *op); /* frees what it owns, but not the operation */
 /* A copy that owns what it refers to; false: out of memory. */
 bool operation_copy(struct sim_op *to, const struct sim_op *from);
-void operation_free(
-	struct sim_op *op); /* of a stream: it no longer counts as work of the process */
+/* Frees an operation of a stream; it no longer counts as work of the process. */
+void operation_free(struct sim_op *op);
 /* The first operation of the stream ended, at that GPU time. */
 void stream_finish(struct sim_stream *stream, uint64_t time);
 

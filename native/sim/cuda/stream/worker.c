@@ -1,7 +1,7 @@
 /* Runs the streams' operations, and waits for them. See stream.h. */
 #include "cuda/graph/capture.h"
-#include "cuda/stream/threads.h"
 #include "cuda/stream/stream.h"
+#include "cuda/stream/threads.h"
 
 #include <stdlib.h>
 #include <sys/prctl.h>
