@@ -17,7 +17,7 @@ from support import wait_until
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED = 0, 1, 2, 3
 NO_DEVICE, INVALID_DEVICE, INVALID_CONTEXT, INVALID_PTX = 100, 101, 201, 218
 INVALID_HANDLE, NOT_FOUND, NOT_READY, CONTEXT_IS_DESTROYED = 400, 500, 600, 709
-NOT_SUPPORTED, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 801, 900, 901
+NOT_SUPPORTED, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_IMPLICIT = 801, 900, 901, 906
 MIB, GIB = 1 << 20, 1 << 30
 CONTEXT = 518
 NON_BLOCKING = 1
@@ -387,6 +387,16 @@ def test_a_capture_forbids_unsafe_calls(driver: Program) -> None:
     driver("capture", "stream")
     allocate(driver, 10)
     assert driver("call", "cuStreamSynchronize", "$stream") == [CAPTURE_UNSUPPORTED]
+
+
+def test_a_record_that_a_capture_forbids_leaves_the_event_as_it_was(driver: Program) -> None:
+    driver("keep", "stream", "cuStreamCreate", 0)
+    driver("keep", "event", "cuEventCreate", 0)
+    driver("capture", "stream")
+    assert driver("call", "cuEventRecord", "$event", 0) == [CAPTURE_IMPLICIT]
+    assert driver("end_capture", "stream", "graph") == [CAPTURE_INVALIDATED]
+    assert driver("call", "cuEventQuery", "$event") == [0]
+    assert driver("call", "cuEventSynchronize", "$event") == [0]
 
 
 def test_all_processes_share_one_engine(start: Start, driver: Program, nvml: Program) -> None:

@@ -63,8 +63,10 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream in, unsigned int flags)
 	event->references++;
 	op.event.number = ++event->recorded;
 	CUresult result = stream_submit(stream, &op);
-	if (result)
+	if (result) {
+		event->recorded--; /* nothing would ever complete this record */
 		event_release(event);
+	}
 	return result;
 }
 
