@@ -1,12 +1,12 @@
-"""Writes what is not worth writing by hand: the exports that are not simulated, and look-up tables.
+"""Generates the exports that are not simulated, and the table behind cuGetProcAddress.
 
-The simulated driver and NVML export exactly the functions named in `cuda_symbols.txt` and
-`nvml_symbols.txt`. Each gets a weak definition here that answers NOT_SUPPORTED; the C sources
-beside this file define the ones that are simulated, and a strong definition takes the place of a
-weak one. A `_ptsz` or `_ptds` name calls its base with the per-thread default stream.
-`procaddr.txt` becomes the table behind cuGetProcAddress.
+The simulated driver and the simulated NVML export exactly the functions listed in
+`cuda/symbols.txt` and `nvml/symbols.txt`. This script writes a weak definition of each that returns
+NOT_SUPPORTED. The C sources in `cuda/` and `nvml/` define the simulated ones; a strong definition
+replaces a weak one. A `_ptsz` or `_ptds` function calls its base function with the
+per-thread default stream. `cuda/procaddr.txt` becomes the table behind cuGetProcAddress.
 
-Usage: generate.py cuda|nvml HEADER_AS_PREPROCESSED OUTPUT_DIRECTORY
+Usage: generate.py cuda|nvml PREPROCESSED_HEADER OUTPUT_DIRECTORY
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BY_HAND = {"nvmlErrorString"}  # the one that does not return a code
+BY_HAND = {"nvmlErrorString"}  # the only one that does not return a result code
 PER_THREAD = re.compile(r"_(ptsz|ptds)$")
 
 
 @dataclass(frozen=True)
 class Library:
-    """How one library's functions look."""
+    """What the functions of one library have in common."""
 
     prefix: str
     result: str
@@ -32,8 +32,8 @@ class Library:
 
 
 LIBRARIES = {
-    "cuda": Library("cu", "CUresult", "CUDA_ERROR_NOT_SUPPORTED", "sim.h"),
-    "nvml": Library("nvml", "nvmlReturn_t", "NVML_ERROR_NOT_SUPPORTED", "nvml_sim.h"),
+    "cuda": Library("cu", "CUresult", "CUDA_ERROR_NOT_SUPPORTED", "cuda/core/sim.h"),
+    "nvml": Library("nvml", "nvmlReturn_t", "NVML_ERROR_NOT_SUPPORTED", "nvml/nvml_sim.h"),
 }
 
 
@@ -79,7 +79,7 @@ def stub(symbol: str, known: dict[str, str], library: Library) -> str:
 
 
 def declarations(symbols: list[str], known: dict[str, str], library: Library) -> str:
-    """What the header does not declare and the table names."""
+    """Declarations of the table's functions that the header lacks."""
     lines = []
     for symbol in symbols:
         if symbol not in known:
@@ -108,7 +108,7 @@ def table_entries(text: str) -> list[tuple[int, str]]:
 
 def look_up_table(symbols: list[str], known: dict[str, str], library: Library) -> str:
     rows = []
-    for line in read_lines(HERE / "procaddr.txt"):
+    for line in read_lines(HERE / "cuda" / "procaddr.txt"):
         name, _, rest = line.partition(" ")
         legacy, bar, per_thread = rest.partition("|")
         for flag, text in ((0, legacy), (1, per_thread if bar else legacy)):
@@ -120,7 +120,8 @@ def look_up_table(symbols: list[str], known: dict[str, str], library: Library) -
         for name, flag, version, symbol in rows
     )
     return (
-        '#include "sim.h"\n#include "procaddr.h"\n\n#pragma GCC visibility push(default)\n'
+        '#include "cuda/core/procaddr.h"\n#include "cuda/core/sim.h"\n\n'
+        "#pragma GCC visibility push(default)\n"
         + declarations(symbols, known, library)
         + "#pragma GCC visibility pop\n\nconst struct sim_proc sim_procs[] = {\n"
         + body
@@ -135,7 +136,7 @@ def exports(symbols: list[str]) -> str:
 def main() -> None:
     kind, header, output = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     library = LIBRARIES[kind]
-    symbols = read_lines(HERE / f"{kind}_symbols.txt")
+    symbols = read_lines(HERE / kind / "symbols.txt")
     known = prototypes(header.read_text(), library)
     output.mkdir(parents=True, exist_ok=True)
     (output / f"{kind}_stubs.c").write_text(stubs(symbols, known, library))

@@ -1,4 +1,4 @@
-"""The program of test_checkpoint*.py: the driver's, calls in threads, and what locks others."""
+"""The program of test_checkpoint*.py: driver calls, calls in threads, and checkpoint steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def state(pid: int) -> list[int]:
 
 
 def lock(pid: int, milliseconds: int | None = None) -> int:
-    """None: with no arguments, which is no limit."""
+    """Lock a process; None: without arguments, so without a timeout."""
     arguments = None
     if milliseconds is not None:
         arguments = driver.CUcheckpointLockArgs()
@@ -46,7 +46,7 @@ def unlock(pid: int) -> int:
 
 
 def with_words(step: str, pid: int, words: dict[str, int]) -> int:
-    """A step with arguments by their places: eight words that are 0 but for those named."""
+    """A step with eight argument words, which are 0 except at the given positions."""
     arguments = (ctypes.c_uint64 * 8)()
     for place, value in words.items():
         arguments[int(place)] = value
@@ -55,7 +55,7 @@ def with_words(step: str, pid: int, words: dict[str, int]) -> int:
 
 
 def onto_itself(pid: int) -> int:
-    """A restore that names a GPU and the same one again as the one to go to."""
+    """A restore that maps a GPU to itself."""
     pair = driver.CUcheckpointGpuPair()
     pair.oldUuid = pair.newUuid = done(driver.cuDeviceGetUuid(0))
     arguments = driver.CUcheckpointRestoreArgs()
@@ -65,7 +65,7 @@ def onto_itself(pid: int) -> int:
 
 
 def try_to_begin() -> int:
-    """A primary context, if there is room for it: the driver's code."""
+    """Retain a primary context; the driver's code."""
     done(driver.cuInit(0))
     code, kept["context"] = driver.cuDevicePrimaryCtxRetain(0)
     if not int(code):
@@ -73,8 +73,8 @@ def try_to_begin() -> int:
     return int(code)
 
 
-def step_for_ever(pids: list[int]) -> None:
-    """All steps on all of them, whatever they answer."""
+def step_forever(pids: list[int]) -> None:
+    """All steps on all processes, ignoring the results."""
     while True:
         for pid in pids:
             driver.cuCheckpointProcessLock(pid, None)
@@ -84,7 +84,7 @@ def step_for_ever(pids: list[int]) -> None:
 
 
 def in_thread(key: str, name: str, *arguments: Any) -> int:
-    """As `call`, in a thread of its own that has begun; `answer_of` says what it answered."""
+    """As `call`, in a new thread; `answer_of` returns the result."""
     begun = threading.Event()
 
     def body() -> None:
@@ -99,18 +99,18 @@ def in_thread(key: str, name: str, *arguments: Any) -> int:
 
 
 def answer_of(key: str) -> Any:
-    """None: it stands in the call."""
+    """The result of a call in a thread; None: it has not returned."""
     return kept[key]
 
 
 def by_symbol(symbol: str, *keys: str) -> int:
-    """A function by its name in the library, with handles that `keep` kept."""
+    """Call an exported function by its symbol, with handles that `keep` stored."""
     handles = [ctypes.c_void_p(int(kept[key])) for key in keys]
     return int(getattr(ctypes.CDLL("libcuda.so.1"), symbol)(*handles))
 
 
-def look_for_ever(stream: str) -> None:
-    """Ask for a stream without a pause, in a thread of its own."""
+def query_forever(stream: str) -> None:
+    """Query a stream in a loop, in a new thread."""
     query, handle = ctypes.CDLL("libcuda.so.1").cuStreamQuery, ctypes.c_void_p(int(kept[stream]))
 
     def body() -> None:
@@ -120,19 +120,19 @@ def look_for_ever(stream: str) -> None:
     threading.Thread(target=body, daemon=True).start()
 
 
-def complain_to(path: str) -> None:
-    """Standard error goes to a file from now on."""
+def redirect_stderr(path: str) -> None:
+    """Redirect standard error to a file."""
     os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), sys.stderr.fileno())
 
 
-def shut_out_faults() -> None:
-    """As a program that wants to live on after each."""
+def ignore_sigsegv() -> None:
+    """Ignore and block SIGSEGV."""
     signal.signal(signal.SIGSEGV, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGSEGV])
 
 
 def hold_up(stream: str, key: str) -> int:
-    """A host function that stands until the page's first word is 1."""
+    """Launch a host function that returns when the page's first value is 1."""
 
     def stand(_: object) -> None:
         wait_until_word(key, 0, 1)
@@ -143,7 +143,7 @@ def hold_up(stream: str, key: str) -> int:
 
 
 def share(key: str) -> int:
-    """Memory that is exported; the file's number."""
+    """Create and export memory; the file descriptor."""
     prop = driver.CUmemAllocationProp()
     prop.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     prop.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -153,14 +153,14 @@ def share(key: str) -> int:
 
 
 def borrow(key: str, path: str) -> int:
-    """Import what another process exported, by the path of its file."""
+    """Import memory that another process exported, by the path of its file."""
     return int(keep(key, "cuMemImportFromShareableHandle", os.open(path, os.O_RDWR), FILE))
 
 
 CALLS = (
     *driver_program.CALLS, state, lock, checkpoint, restore, unlock, with_words, onto_itself,
-    try_to_begin, step_for_ever, in_thread, answer_of, by_symbol, look_for_ever,
-    complain_to, shut_out_faults, hold_up, share, borrow,
+    try_to_begin, step_forever, in_thread, answer_of, by_symbol, query_forever,
+    redirect_stderr, ignore_sigsegv, hold_up, share, borrow,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What tests of the driver's checkpoint share: the two sides' programs, codes and states."""
+"""Shared by the checkpoint tests: programs, error codes and states."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sim.conftest import Start
 from sim.program import Program
 
 GIB, BASELINE = 1 << 30, 3
-HELD = 518 + 2 + 1024  # MiB of a target: its context, its module and its memory
+USED = 518 + 2 + 1024  # MiB of a target: its context, its module and its memory
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 0, 1, 2, 3, 100
 OPERATING_SYSTEM, ILLEGAL_STATE, NOT_READY, NOT_SUPPORTED = 304, 401, 600, 801
 RUNNING, LOCKED, CHECKPOINTED = range(3)
@@ -45,15 +45,15 @@ def close_gate(target: Program) -> None:
     assert target("wait_word", "s0", "gate", 0, 1) == SUCCESS
 
 
-def line_of(target: Program, sim_env: dict[str, str]) -> gpu_time.Process:
-    """What the machine's file says of it."""
+def entry_of(target: Program, sim_env: dict[str, str]) -> gpu_time.Process:
+    """The process's entry in the machine's file."""
     place = Path(sim_env["ALIQUOT_SIMULATE_STATE"]) / "machine"
     lines: list[gpu_time.Process] = gpu_time.Map.from_buffer_copy(place.read_bytes()).processes
     return next(line for line in lines if line.used and line.pid == target.pid)
 
 
 def used(nvml: Program) -> int:
-    """MiB of the first GPU, without what the driver holds itself."""
+    """MiB in use of the first GPU, without the driver's own."""
     return int(nvml("memory", 0)[2]) - BASELINE
 
 

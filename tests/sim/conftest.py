@@ -16,7 +16,7 @@ Start = Callable[..., Program]
 
 @pytest.fixture(scope="session")
 def native_dir() -> Path:
-    """The compiled parts: those of a build named by ALIQUOT_TEST_NATIVE, or the installed ones."""
+    """The folder of the compiled libraries: ALIQUOT_TEST_NATIVE, or the installed ones."""
     named = os.environ.get("ALIQUOT_TEST_NATIVE")
     return Path(named) if named else devices.native_dir()
 
@@ -43,7 +43,7 @@ def start(sim_env: dict[str, str]) -> Iterator[Start]:
 
 @pytest.fixture
 def nvml(start: Start) -> Program:
-    """A program that looks at the test's machine from outside."""
+    """A program that uses NVML on the test's machine."""
     program = start("nvml")
     assert program("call", "nvmlInit") is None
     return program

@@ -1,6 +1,6 @@
 """The program of test_driver.py: cuda-bindings on the simulated driver, one call a line.
 
-Answers carry the driver's own codes; an address stands for what was allocated.
+Results have the driver's error codes; an address identifies an allocation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ kept: dict[str, Any] = {}
 
 
 def plain(value: Any) -> Any:
-    """A result as JSON can have it: handles, addresses and enumerations are numbers."""
+    """A result for JSON: handles, addresses and enumerations are numbers."""
     if value is None or type(value) in {bool, int, float, str}:
         return value
     if isinstance(value, bytes):
@@ -66,7 +66,7 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def keep(key: str, name: str, *arguments: Any) -> Any:
-    """As `call`, and its result gets a name."""
+    """As `call`, and stores the result under a name."""
     real = [kept[a[1:]] if isinstance(a, str) and a.startswith("$") else a for a in arguments]
     real = [a.encode() if isinstance(a, str) else a for a in real]
     code, *results = getattr(driver, name)(*real)
@@ -97,7 +97,7 @@ def load() -> int:
 
 
 def launch(name: str, stream: str | None = None, *words: int | str) -> int:
-    """One of the kernels that `load` found; "page+8" stands for an address in a page."""
+    """Launch a kernel that `load` found; "page+8" is an address in a page."""
     target = kept[stream] if stream else 0
     values = tuple(_address(word) if isinstance(word, str) else word for word in words)
     arguments = (values, (ctypes.c_uint64,) * len(values)) if values else 0
@@ -122,7 +122,7 @@ def spin(nanoseconds: int, stream: str | None = None, times: int = 1) -> int:
 
 
 def pass_by() -> int:
-    """Run a kernel beside everything else, to its end: by then all that can go on has gone on."""
+    """Run a kernel in a separate context to its end: by then everything that can run has run."""
     context = done(driver.cuCtxCreate(None, 0, 0))
     module = done(driver.cuModuleLoadData(PTX))
     function = done(driver.cuModuleGetFunction(module, b"mixed"))
@@ -134,7 +134,7 @@ def pass_by() -> int:
 
 
 def spin_timed(nanoseconds: int, times: int) -> list[float]:
-    """Spins to the end; when it began and ended, by the machine's clock."""
+    """Run spins to their end; the host's time of submission and end."""
     start = time.monotonic()
     spin(nanoseconds, None, times)
     done(driver.cuCtxSynchronize())
@@ -142,7 +142,7 @@ def spin_timed(nanoseconds: int, times: int) -> list[float]:
 
 
 def spins_took(nanoseconds: int, times: int) -> float:
-    """GPU time in ms of so many spins, back to back: they wait until all of them are asked for."""
+    """GPU time in ms of `times` spins back to back, which start when all are submitted."""
     kept["timed"] = done(driver.cuStreamCreate(NON_BLOCKING))
     words("gate")
     wait_word("timed", "gate", 0, 1)
@@ -156,7 +156,7 @@ def spins_took(nanoseconds: int, times: int) -> float:
 
 
 def round_trip(address: int, size: int) -> bool:
-    """Whether random bytes come back as they went."""
+    """Whether random bytes are the same after a copy to the GPU and back."""
     sent, got = bytearray(os.urandom(size)), bytearray(size)
     done(driver.cuMemcpyHtoD(address, sent, size))
     done(driver.cuMemcpyDtoH(got, address, size))
@@ -194,13 +194,13 @@ def pool_figures() -> list[int]:
 
 
 def words(key: str, kind: str = "pinned") -> int:
-    """Memory for words that the GPU waits for and writes, of a kind in PAGES; the driver's code."""
+    """Allocate a page of a kind in PAGES, for values that the GPU waits for and writes."""
     code, kept[key], kept[f"{key} here"] = PAGES[kind]()
     return code
 
 
 def word(key: str, index: int, value: int | None = None) -> int:
-    """A word as this process sees it; changed if a value is given."""
+    """Read a value in a page; write it first if `value` is given."""
     view = (ctypes.c_uint64 * (PAGE // 8)).from_address(kept[f"{key} here"])
     if value is not None:
         view[index] = value
@@ -208,7 +208,7 @@ def word(key: str, index: int, value: int | None = None) -> int:
 
 
 def wait_until_word(key: str, index: int, value: int) -> int:
-    """Wait for a word that the GPU writes."""
+    """Wait for a value that the GPU writes."""
     deadline = time.monotonic() + 20
     while word(key, index) != value:
         assert time.monotonic() < deadline, (key, index, word(key, index))
@@ -217,7 +217,7 @@ def wait_until_word(key: str, index: int, value: int) -> int:
 
 
 def open_after(key: str, nanoseconds: int) -> float:
-    """Set a page's first word to 1 not before that time has passed; the seconds that it took."""
+    """Set a page's first value to 1 after at least that time; the seconds that it took."""
     begun = time.monotonic()
     while time.monotonic() - begun < nanoseconds / 1e9:
         pass
@@ -256,7 +256,7 @@ def batch(symbol: str, stream: str, *operations: tuple[str, str, int]) -> int:
 
 
 def gate_delays(stream: str, times: int) -> list[float]:
-    """Seconds from the opening of each of so many gates until the mark behind it was there."""
+    """Seconds from the write of each of `times` values until the GPU's answer to it."""
     words("delays")
     delays = []
     for number in range(1, times + 1):
@@ -277,7 +277,7 @@ def capture(stream: str, mode: str = "relaxed") -> int:
 
 
 def end_capture(stream: str, key: str) -> list[int]:
-    """The code, and how many nodes and edges the graph has."""
+    """The code, and the number of nodes and edges of the captured graph."""
     code, graph = driver.cuStreamEndCapture(kept[stream])
     if int(code):
         return [int(code)]
@@ -300,13 +300,13 @@ def look_up(name: str, version: int, flags: int) -> list[Any]:
 
 
 def exported(names: list[str]) -> list[str]:
-    """Those of the names that the library has."""
+    """The names that the library exports."""
     library = ctypes.CDLL("libcuda.so.1")
     return [name for name in names if hasattr(library, name)]
 
 
 def in_forked_child(name: str, *arguments: Any) -> int:
-    """The code that a driver call gives in a child forked now."""
+    """The result of a driver call in a forked child."""
     pid = os.fork()
     if not pid:
         os._exit(int(getattr(driver, name)(*arguments)[0]))
@@ -314,7 +314,7 @@ def in_forked_child(name: str, *arguments: Any) -> int:
 
 
 def start_many(count: int) -> float:
-    """Seconds until the last of so many processes, forked now, has its context."""
+    """Seconds until the last of `count` forked processes has its context."""
     reader, writer = os.pipe()
     hold_reader, hold_writer = os.pipe()
     begun = time.monotonic()
@@ -339,7 +339,7 @@ def start_many(count: int) -> float:
 
 
 def host_order(stream: str) -> list[int]:
-    """What three host functions between two spins saw of each other."""
+    """Launch three host functions, each after a spin; the order in which they ran."""
     seen: list[int] = []
     kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     functions = [kind(lambda _, number=number: seen.append(number)) for number in range(3)]

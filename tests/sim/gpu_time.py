@@ -1,12 +1,12 @@
 """GPU time on a simulated machine, read from the file that all its processes share.
 
-A second witness for tests of compute shares: what the simulated engine itself wrote down, to the
-nanosecond, whatever the arbiter or a tenant says. The layout is that of native/sim/machine.h
-(test_gpu_time.py compares them). Reading takes no lock and disturbs nobody: a snapshot counts when
-the GPU's sum is that of its processes.
+Tests of compute shares compare with it: it is what the simulated engine itself recorded, to the
+nanosecond, independent of the arbiter and the tenants. The layout is that of
+native/sim/machine/machine.h (test_gpu_time.py compares them). Reading takes no lock: a snapshot is
+consistent if the GPU's sum is that of its processes.
 
-A process that has ended is still in it, as long as no more than 256 others have ended since; one
-that did not call itself by its pid here (another pid namespace) is listed as it called itself.
+A process that has ended is still listed until 256 others have ended since. A process in another pid
+namespace is listed by its pid there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class History(ctypes.Structure):
     _fields_ = (("last", U64), ("busy_ns", U32 * BUCKETS))
 
 
-class Part(ctypes.Structure):
+class Usage(ctypes.Structure):
     _fields_ = (
         ("bytes", U64),
         ("managed", U64),
@@ -56,7 +56,7 @@ class Process(ctypes.Structure):
         ("worker", ctypes.c_int32),
         ("lost", U32),
         ("reserved", U32 * 2),
-        ("parts", Part * MAX_GPUS),
+        ("usage", Usage * MAX_GPUS),
     )
 
 
@@ -113,19 +113,19 @@ class Map(ctypes.Structure):
 
 @dataclass(frozen=True)
 class GpuTime:
-    """Nanoseconds that kernels had since the machine was made."""
+    """Nanoseconds of kernels since the machine was created."""
 
     processes: dict[tuple[int, int], int]  # by pid and the GPU's index
     gpus: dict[int, int]
 
 
 def busy_ns(state_dir: Path) -> dict[tuple[int, int], int]:
-    """What each process had of each GPU that it used."""
+    """The GPU time of each process on each GPU that it used."""
     return read(state_dir).processes
 
 
 def read(state_dir: Path) -> GpuTime:
-    """All figures of one moment; `state_dir` is what ALIQUOT_SIMULATE_STATE names."""
+    """A consistent snapshot; `state_dir` is the folder in ALIQUOT_SIMULATE_STATE."""
     while True:
         now = time.monotonic_ns()
         shared = Map.from_buffer_copy((state_dir / "machine").read_bytes())
@@ -136,27 +136,27 @@ def read(state_dir: Path) -> GpuTime:
 
 
 def _sum_up(shared: Map, now: int) -> GpuTime | None:
-    """None: it was read in the middle of a change."""
-    living = [line for line in shared.processes[: shared.high] if line.used]
+    """None: the file was read in the middle of a change."""
+    live = [entry for entry in shared.processes[: shared.high] if entry.used]
     processes: Counter[tuple[int, int]] = Counter()
     gpus: dict[int, int] = {}
     for index, gpu in enumerate(shared.gpus[: shared.count]):
-        if gpu.busy_ns != gpu.ended_ns + sum(line.parts[index].busy_ns for line in living):
+        if gpu.busy_ns != gpu.ended_ns + sum(entry.usage[index].busy_ns for entry in live):
             return None
         gpus[index] = gpu.busy_ns
-        for line in living:
-            processes[line.pid, index] += line.parts[index].busy_ns
-        for line in shared.ended[: min(shared.ended_count, MAX_ENDED)]:
-            processes[line.pid, index] += line.busy_ns[index]
+        for entry in live:
+            processes[entry.pid, index] += entry.usage[index].busy_ns
+        for entry in shared.ended[: min(shared.ended_count, MAX_ENDED)]:
+            processes[entry.pid, index] += entry.busy_ns[index]
         if gpu.running != NONE:
-            unwritten = _unwritten(gpu, now)
-            gpus[index] += unwritten
-            processes[shared.processes[gpu.running].pid, index] += unwritten
+            unrecorded = _unrecorded(gpu, now)
+            gpus[index] += unrecorded
+            processes[shared.processes[gpu.running].pid, index] += unrecorded
     return GpuTime({key: figure for key, figure in processes.items() if figure}, gpus)
 
 
-def _unwritten(gpu: Engine, now: int) -> int:
-    """What the kernel that runs had since somebody last looked."""
+def _unrecorded(gpu: Engine, now: int) -> int:
+    """The time of the running kernel that the schedule has not recorded yet."""
     request = gpu.requests[gpu.running]
     if request.state != QUEUED:
         return 0

@@ -24,13 +24,13 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def of(index: int, name: str, *arguments: Any) -> Any:
-    """The same of a device; a device as argument is written "#INDEX"."""
+    """The same for a device; "#INDEX" as an argument is another device."""
     handles = [_device(a) if isinstance(a, str) and a.startswith("#") else a for a in arguments]
     return call(name, _device(f"#{index}"), *handles)
 
 
 def memory(index: int) -> list[int]:
-    """Total, reserved, used and free in MiB, as the second form tells them."""
+    """Total, reserved, used and free MiB, from nvmlDeviceGetMemoryInfo_v2."""
     info = pynvml.nvmlDeviceGetMemoryInfo(_device(f"#{index}"), version=pynvml.nvmlMemory_v2)
     return [figure // MIB for figure in (info.total, info.reserved, info.used, info.free)]
 
@@ -42,12 +42,12 @@ def processes(index: int) -> dict[str, int]:
 
 
 def busy_ms(index: int, pid: int) -> int:
-    """The GPU time that the process's kernels had."""
+    """The GPU time of the process's kernels."""
     return int(pynvml.nvmlDeviceGetAccountingStats(_device(f"#{index}"), pid).time)
 
 
 def links(index: int) -> list[str]:
-    """Where each NVLink of the device leads: a PCI bus id."""
+    """The PCI bus id at the other end of each NVLink of the device."""
     found = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         remote = of(index, "nvmlDeviceGetNvLinkRemotePciInfo", link)
@@ -57,7 +57,7 @@ def links(index: int) -> list[str]:
 
 
 def watch(*indexes: int) -> None:
-    """From now on wait for what befalls these devices."""
+    """Register an event set for these devices."""
     kept["set"] = pynvml.nvmlEventSetCreate()
     types = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
     for index in indexes:
@@ -67,12 +67,12 @@ def watch(*indexes: int) -> None:
 
 
 def wait(milliseconds: int) -> list[int] | str:
-    """The next event: its device, its type, its number; or "error CODE"."""
+    """The next event: device, type, number; or "error CODE"."""
     try:
         event = pynvml.nvmlEventSetWait_v2(kept["set"], milliseconds)
     except pynvml.NVMLError as error:
         return f"error {error.value}"
-    # By its handle: of a device that is lost nothing can be asked.
+    # By its handle: every query about a lost device fails.
     return [watched[ctypes.addressof(event.device.contents)], event.eventType, event.eventData]
 
 

@@ -1,7 +1,7 @@
-"""Pages with words that a GPU waits for and writes, in every kind of memory that can hold them.
+"""Pages for values that a GPU waits for and writes, in every kind of memory that can hold them.
 
-Each maker answers with the driver's code, the address for the GPU, and the one at which this
-process may write (0: nowhere). The memory is never given back: it is its program's.
+Each function in PAGES returns the driver's code, the address for the GPU, and the address at which
+this process can write (0: none). The memory stays allocated until the program ends.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _registered() -> tuple[int, int, int]:
 
 
 def _sealed() -> tuple[int, int, int]:
-    """The arbiter's page: this process's other mapping is made before the seal."""
+    """As the arbiter's page: a second, writable mapping is made before the file is sealed."""
     descriptor = _memfd()
     writable = _map(descriptor, mmap.PROT_READ | mmap.PROT_WRITE)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
@@ -66,7 +66,7 @@ def _sealed() -> tuple[int, int, int]:
 
 
 def _duplicate() -> tuple[int, int, int]:
-    """Each context registers a mapping of its own: the same pages at another address."""
+    """Each context registers another mapping of the same pages."""
     first = _map(_memfd(), mmap.PROT_READ | mmap.PROT_WRITE)
     second = int(libc.mremap(first, 0, PAGE, MREMAP_MAYMOVE))
     return int(driver.cuMemHostRegister(second, PAGE, DEVICE_MAP)[0]), second, first

@@ -1,8 +1,8 @@
-"""A program on the simulated machine, told line by line what to do.
+"""A program on the simulated machine, which a test controls line by line.
 
-The program is one of the modules beside this one (`driver_program.py`, `nvml_program.py`): a loop
-that reads a call as JSON, makes it and answers. So a test holds several processes in its hands, and
-ends each when it wants to.
+The program is `driver_program.py`, `nvml_program.py` or `checkpoint_program.py`: a loop that reads
+a call as JSON, makes it and writes the result. So a test can control several processes, and end
+each when it wants to.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Program:
         return self.answer()
 
     def ended(self) -> int:
-        """How it ended by itself, once it has."""
+        """Wait until it ends; its return code."""
         return self._process.wait(60)
 
     def kill(self) -> None:
@@ -69,7 +69,7 @@ def _open(pipe: IO[str] | None) -> IO[str]:
 
 
 def serve(calls: dict[str, Any]) -> None:
-    """The program's side: answer calls until the other side is gone."""
+    """The program's side: answer calls until the test closes the pipe."""
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         sys.stdout.write(json.dumps(calls[name](*arguments)) + "\n")

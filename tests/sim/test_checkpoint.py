@@ -1,4 +1,4 @@
-"""The driver's checkpoint: a process is locked, taken off the GPUs, brought back and let go on."""
+"""Checkpoints: a process is locked, checkpointed, restored and unlocked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from sim.checkpoints import (
     CHECKPOINTED,
     GIB,
-    HELD,
     ILLEGAL_STATE,
     INVALID_VALUE,
     LOCKED,
@@ -24,10 +23,11 @@ from sim.checkpoints import (
     RUNNING,
     STEPS,
     SUCCESS,
+    USED,
     caller_on,
     close_gate,
+    entry_of,
     freeze,
-    line_of,
     state,
     target_on,
     thaw,
@@ -37,42 +37,42 @@ from sim.conftest import Start
 from sim.program import Program
 from support import wait_until
 
-LOOKS = 50  # at what must not change
+LOOKS = 50  # how often a test checks that something does not change
 
 
 @pytest.fixture
 def caller(start: Start) -> Program:
-    """Who locks others: it has no context."""
+    """A program without a context, which locks others."""
     return caller_on(start)
 
 
 @pytest.fixture
 def target(start: Start) -> Program:
-    """A program with a context, a stream of its own and 1 GiB that begins with sevens."""
+    """A program with a context, a stream and 1 GiB that begins with sevens."""
     return target_on(start)
 
 
-def test_a_process_is_taken_off_the_gpu_and_brought_back(
+def test_a_process_is_checkpointed_and_restored(
     caller: Program, nvml: Program, target: Program
 ) -> None:
-    pid, listed = target.pid, {str(target.pid): HELD}
+    pid, listed = target.pid, {str(target.pid): USED}
     assert state(caller, target) == RUNNING
     assert caller("lock", pid, 10_000) == SUCCESS
     assert state(caller, target) == LOCKED
-    assert (nvml("processes", 0), used(nvml)) == (listed, HELD)
+    assert (nvml("processes", 0), used(nvml)) == (listed, USED)
     assert caller("checkpoint", pid) == SUCCESS
     assert state(caller, target) == CHECKPOINTED
     assert (nvml("processes", 0), used(nvml)) == ({}, 0)
     assert caller("restore", pid) == SUCCESS
     assert state(caller, target) == LOCKED
-    assert (nvml("processes", 0), used(nvml)) == (listed, HELD)
+    assert (nvml("processes", 0), used(nvml)) == (listed, USED)
     assert caller("unlock", pid) == SUCCESS
     assert state(caller, target) == RUNNING
     address = target("call", "cuMemGetAddressRange", "$memory")[1]
     assert target("read", address, 64) == [7] * 64
 
 
-def test_a_process_does_it_to_itself(target: Program, nvml: Program) -> None:
+def test_a_process_can_checkpoint_itself(target: Program, nvml: Program) -> None:
     pid = target.pid
     assert target("lock", pid, 10_000) == SUCCESS
     assert target("checkpoint", pid) == SUCCESS
@@ -82,14 +82,14 @@ def test_a_process_does_it_to_itself(target: Program, nvml: Program) -> None:
     assert target("call", "cuCtxSynchronize") == [SUCCESS]
 
 
-def test_one_that_has_no_context_can_be_frozen(caller: Program, start: Start) -> None:
+def test_a_process_without_context_can_be_checkpointed(caller: Program, start: Start) -> None:
     target = caller_on(start)
     freeze(caller, target)
     thaw(caller, target)
     assert target("begin") == 0
 
 
-def test_each_step_has_its_state(caller: Program, target: Program) -> None:
+def test_each_step_requires_its_state(caller: Program, target: Program) -> None:
     legal = {
         RUNNING: ("lock",),
         LOCKED: ("checkpoint", "unlock"),
@@ -105,7 +105,7 @@ def test_each_step_has_its_state(caller: Program, target: Program) -> None:
             assert caller(reach[now], target.pid) == SUCCESS
 
 
-def test_who_is_no_cuda_process(caller: Program, nvml: Program) -> None:
+def test_processes_without_cuda_are_refused(caller: Program, nvml: Program) -> None:
     stranger = subprocess.Popen(["sleep", "1000"])
     try:
         for pid in (stranger.pid, nvml.pid):
@@ -125,18 +125,18 @@ def test_a_caller_needs_no_cuinit(start: Start, target: Program) -> None:
     assert caller("state", caller.pid) == [NOT_INITIALIZED]
     assert [caller(step, target.pid) for step in STEPS] == [SUCCESS] * 4
     assert caller("call", "cuCheckpointProcessGetRestoreThreadId", target.pid)[0] == SUCCESS
-    assert caller("state", caller.pid) == [NOT_INITIALIZED]  # it is still none of them
+    assert caller("state", caller.pid) == [NOT_INITIALIZED]  # it has not become a CUDA process
     assert caller("begin") == 0
     assert state(target, caller) == RUNNING
 
 
-def test_where_there_is_no_machine_nothing_is_done(start: Start, target: Program) -> None:
+def test_without_a_machine_every_step_fails(start: Start, target: Program) -> None:
     caller = start("checkpoint", ALIQUOT_SIMULATE="")
     assert caller("state", target.pid) == [NO_DEVICE]
     assert [caller(step, target.pid) for step in STEPS] == [NO_DEVICE] * 4
 
 
-def test_reserved_words_are_zero(caller: Program, target: Program) -> None:
+def test_reserved_fields_must_be_zero(caller: Program, target: Program) -> None:
     pid = target.pid
     for words in ({"0": 1 << 32}, {"7": 1}):
         assert caller("with_words", "Lock", pid, words) == INVALID_VALUE
@@ -144,7 +144,7 @@ def test_reserved_words_are_zero(caller: Program, target: Program) -> None:
     assert caller("with_words", "Unlock", pid, {"3": 1}) == INVALID_VALUE
     assert caller("with_words", "Checkpoint", pid, {"0": 1}) == INVALID_VALUE
     assert caller("with_words", "Checkpoint", pid, {}) == SUCCESS
-    for words in ({"1": 1}, {"2": 1}, {"7": 1}):  # one pair that is nowhere, another's storage
+    for words in ({"1": 1}, {"2": 1}, {"7": 1}):  # a pair without an address, custom storage
         assert caller("with_words", "Restore", pid, words) == INVALID_VALUE
     assert caller("onto_itself", pid) == NOT_SUPPORTED
     assert state(caller, target) == CHECKPOINTED
@@ -157,7 +157,7 @@ def test_calls_of_a_locked_process_wait(caller: Program, nvml: Program, target: 
     target("in_thread", "more", "cuMemAlloc", GIB)
     target("in_thread", "another", "cuStreamCreate", NON_BLOCKING)
     for _ in range(LOOKS):
-        assert used(nvml) == HELD
+        assert used(nvml) == USED
     assert caller("checkpoint", target.pid) == SUCCESS
     for _ in range(LOOKS):
         assert used(nvml) == 0
@@ -166,10 +166,10 @@ def test_calls_of_a_locked_process_wait(caller: Program, nvml: Program, target: 
     thaw(caller, target)
     wait_until(lambda: target("answer_of", "more"))
     wait_until(lambda: target("answer_of", "another"))
-    assert used(nvml) == HELD + 1024
+    assert used(nvml) == USED + 1024
 
 
-def test_what_runs_ends_first(caller: Program, target: Program) -> None:
+def test_a_locker_waits_for_running_kernels(caller: Program, target: Program) -> None:
     target("words", "mark")
     target("spin", 20_000_000, "s0", 5)
     assert target("write_word", "s0", "mark", 0, 1) == SUCCESS
@@ -177,20 +177,20 @@ def test_what_runs_ends_first(caller: Program, target: Program) -> None:
     assert target("word", "mark", 0) == 1
 
 
-def test_a_closed_gate_is_work_that_is_not_done(
+def test_a_locker_waits_for_a_stream_that_waits_for_a_value(
     caller: Program, nvml: Program, target: Program
 ) -> None:
     close_gate(target)
     assert caller("lock", target.pid, 100) == NOT_READY
     assert state(caller, target) == RUNNING
-    assert target("call", "cuMemAlloc", GIB)[0] == SUCCESS  # it runs on as before
-    assert used(nvml) == HELD + 1024
+    assert target("call", "cuMemAlloc", GIB)[0] == SUCCESS  # the process still runs
+    assert used(nvml) == USED + 1024
     target("word", "gate", 0, 1)
     assert caller("lock", target.pid, 10_000) == SUCCESS
 
 
 @pytest.mark.parametrize("kind", ["kernel", "host function"])
-def test_work_of_every_kind_is_waited_for(caller: Program, target: Program, kind: str) -> None:
+def test_a_locker_waits_for_every_kind_of_work(caller: Program, target: Program, kind: str) -> None:
     target("words", "page")
     if kind == "kernel":
         assert target("launch", "wait", "s0", "page", 1) == SUCCESS
@@ -202,7 +202,7 @@ def test_work_of_every_kind_is_waited_for(caller: Program, target: Program, kind
 
 
 @pytest.mark.parametrize("waits", ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"])
-def test_a_thread_that_waits_for_the_gpu_goes_on_when_that_ends(
+def test_a_thread_that_waits_for_the_gpu_returns_when_the_work_ends(
     caller: Program, target: Program, sim_env: dict[str, str], waits: str
 ) -> None:
     close_gate(target)
@@ -210,7 +210,7 @@ def test_a_thread_that_waits_for_the_gpu_goes_on_when_that_ends(
     target("call", "cuEventRecord", "$event", "$s0")
     arguments = {"cuStreamSynchronize": ["$s0"], "cuEventSynchronize": ["$event"]}
     target("in_thread", "wait", waits, *arguments.get(waits, []))
-    wait_until(lambda: line_of(target, sim_env).calls)
+    wait_until(lambda: entry_of(target, sim_env).calls)
     assert caller("lock", target.pid, 100) == NOT_READY
     assert target("answer_of", "wait") is None
     caller.ask("lock", target.pid)
@@ -220,7 +220,7 @@ def test_a_thread_that_waits_for_the_gpu_goes_on_when_that_ends(
     assert caller("checkpoint", target.pid) == SUCCESS
 
 
-def test_what_was_dropped_is_not_waited_for(caller: Program, target: Program) -> None:
+def test_a_locker_does_not_wait_for_dropped_work(caller: Program, target: Program) -> None:
     close_gate(target)
     assert target("call", "cuDevicePrimaryCtxReset", 0) == [SUCCESS]
     assert caller("lock", target.pid) == SUCCESS
@@ -234,11 +234,13 @@ def test_what_was_dropped_is_not_waited_for(caller: Program, target: Program) ->
     assert caller("lock", target.pid) == SUCCESS
 
 
-def test_a_second_locker_has_its_turn(caller: Program, start: Start, target: Program) -> None:
+def test_a_second_locker_waits_for_the_first(
+    caller: Program, start: Start, target: Program
+) -> None:
     second = caller_on(start)
     close_gate(target)
     caller.ask("lock", target.pid)
-    target.ask("call", "cuMemAlloc", GIB)  # not answered while it is being locked, or just before
+    target.ask("call", "cuMemAlloc", GIB)  # it waits while the process is being locked
     assert second("lock", target.pid, 100) == NOT_READY
     assert second("unlock", target.pid) == ILLEGAL_STATE
     assert second("checkpoint", target.pid) == ILLEGAL_STATE
@@ -249,13 +251,13 @@ def test_a_second_locker_has_its_turn(caller: Program, start: Start, target: Pro
     assert second("lock", target.pid, 10_000) == SUCCESS
 
 
-def test_a_killed_locker_leaves_a_process_that_runs(
+def test_a_process_runs_again_when_its_locker_is_killed(
     caller: Program, start: Start, target: Program, sim_env: dict[str, str]
 ) -> None:
     close_gate(target)
     other = caller_on(start)
     caller.ask("lock", target.pid)
-    wait_until(lambda: line_of(target, sim_env).state == LOCKING)
+    wait_until(lambda: entry_of(target, sim_env).state == LOCKING)
     target.ask("call", "cuEventCreate", 0)
     caller.kill()
     assert target.answer()[0] == SUCCESS
@@ -265,7 +267,7 @@ def test_a_killed_locker_leaves_a_process_that_runs(
 
 
 @pytest.mark.parametrize("steps", range(4))
-def test_another_caller_goes_on_where_one_was_killed(
+def test_another_caller_can_continue_after_a_killed_one(
     caller: Program, start: Start, target: Program, nvml: Program, steps: int
 ) -> None:
     for step in STEPS[:steps]:
@@ -274,12 +276,12 @@ def test_another_caller_goes_on_where_one_was_killed(
     other = caller_on(start)
     for step in STEPS[steps:]:
         assert other(step, target.pid) == SUCCESS
-    assert used(nvml) == HELD
+    assert used(nvml) == USED
     assert target("call", "cuCtxSynchronize") == [SUCCESS]
 
 
 @pytest.mark.parametrize("steps", range(4))
-def test_a_process_killed_in_any_state_leaves_nothing(
+def test_a_process_killed_in_any_state_frees_its_memory(
     caller: Program, target: Program, nvml: Program, steps: int
 ) -> None:
     for step in STEPS[:steps]:
@@ -289,21 +291,21 @@ def test_a_process_killed_in_any_state_leaves_nothing(
     assert caller("state", target.pid) == [OPERATING_SYSTEM]
 
 
-def test_a_locker_is_told_of_the_death(caller: Program, target: Program) -> None:
+def test_a_locker_notices_that_the_process_died(caller: Program, target: Program) -> None:
     close_gate(target)
     caller.ask("lock", target.pid)
     target.kill()
     assert caller.answer() in (NOT_INITIALIZED, OPERATING_SYSTEM)
 
 
-def test_the_restore_thread_is_one_of_the_process(caller: Program, target: Program) -> None:
+def test_the_restore_thread_belongs_to_the_process(caller: Program, target: Program) -> None:
     def thread(pid: int) -> int:
         code, tid = caller("call", "cuCheckpointProcessGetRestoreThreadId", pid)
         assert code == SUCCESS
         assert Path(f"/proc/{pid}/task/{tid}").exists()
         return int(tid)
 
-    assert thread(target.pid) == target.pid  # all that it asked for was done at once
+    assert thread(target.pid) == target.pid  # it has no worker: all its operations ran at once
     target("spin_timed", 1000, 1)
     assert thread(target.pid) != target.pid
 
@@ -314,7 +316,7 @@ def test_the_functions_are_found_by_name(caller: Program) -> None:
         assert caller("look_up", name, 12080, 0) == [SUCCESS, 0, name]
 
 
-def test_a_driver_without_them_says_so(start: Start, target: Program) -> None:
+def test_a_driver_without_the_feature_returns_not_supported(start: Start, target: Program) -> None:
     caller = start("checkpoint", ALIQUOT_SIMULATE_WITHOUT="checkpoint,stream-memory-operations")
     assert caller("state", target.pid) == [NOT_SUPPORTED]
     assert [caller(step, target.pid) for step in STEPS] == [NOT_SUPPORTED] * 4

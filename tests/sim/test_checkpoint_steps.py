@@ -1,4 +1,4 @@
-"""Any steps by any callers, killed callers and killed processes: the machine's sums stay right."""
+"""Any steps by any callers, killed callers and killed processes: the sums stay correct."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sim.checkpoints import (
 from sim.conftest import Start
 from sim.program import Program
 
-SHAPE = "t4:1"  # small: what was taken off does not always come back
+SHAPE = "t4:1"  # small: its memory is not always free again for a restore
 PROCESSES = 3
 PIECE = 3 << 10  # MiB
 LEADS = {
@@ -34,7 +34,7 @@ LEADS = {
 
 step = st.sampled_from(sorted(LEADS))
 which = st.integers(0, PROCESSES - 1)
-deed = st.one_of(
+action = st.one_of(
     st.tuples(step, which),
     st.tuples(step, which),
     st.tuples(st.sampled_from(["take", "give"]), which),
@@ -44,26 +44,26 @@ deed = st.one_of(
 
 
 @dataclass
-class Told:
-    """What a process holds, and its state, as far as the test knows."""
+class Expected:
+    """The memory and the state that a process should have."""
 
     program: Program
     context: int = 0  # MiB
     pieces: list[int] = field(default_factory=list)  # their addresses
     state: int = RUNNING
-    lost: bool = False  # there was no room for it to come back
+    lost: bool = False  # a restore found too little free memory
 
     @property
-    def held(self) -> int:
+    def used(self) -> int:
         return self.context + PIECE * len(self.pieces)
 
     @property
     def on_gpu(self) -> int:
-        return 0 if self.state == CHECKPOINTED else self.held
+        return 0 if self.state == CHECKPOINTED else self.used
 
 
 class Machine:
-    """The simulated machine beside what it should be."""
+    """The simulated machine, and the state that it should have."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -92,20 +92,20 @@ class Machine:
             assert self._caller("state", process.program.pid) == [SUCCESS, process.state]
 
     def end(self) -> None:
-        """Nothing is left, in whatever state they die."""
+        """A process that dies in any state leaves no memory in use."""
         for process in self._processes:
             process.program.kill()
         assert (used(self._nvml), self._nvml("processes", 0)) == (0, {})
         self._caller.kill()
         self._nvml.kill()
 
-    def _new(self) -> Told:
+    def _new(self) -> Expected:
         before = used(self._nvml)
         program = self._start("checkpoint", SHAPE)
         code = program("try_to_begin")
-        return Told(program, 0 if code else used(self._nvml) - before)
+        return Expected(program, 0 if code else used(self._nvml) - before)
 
-    def _step(self, process: Told, name: str) -> None:
+    def _step(self, process: Expected, name: str) -> None:
         expected = self._expected(process, name)
         code = self._caller(name, process.program.pid)
         assert code == expected
@@ -113,16 +113,16 @@ class Machine:
         if code == SUCCESS:
             process.state = LEADS[name][1]
 
-    def _expected(self, process: Told, name: str) -> int:
+    def _expected(self, process: Expected, name: str) -> int:
         if process.state != LEADS[name][0]:
             return ILLEGAL_STATE
         if process.lost:
             return OPERATING_SYSTEM
-        no_room = name == "restore" and process.held > self._nvml("memory", 0)[3]
-        return OUT_OF_MEMORY if no_room else SUCCESS
+        too_large = name == "restore" and process.used > self._nvml("memory", 0)[3]
+        return OUT_OF_MEMORY if too_large else SUCCESS
 
-    def _abandon(self, process: Told, name: str) -> None:
-        """The caller is killed in the middle: the step is done or it is not."""
+    def _abandon(self, process: Expected, name: str) -> None:
+        """Kill the caller in the middle: the step happened completely or not at all."""
         expected = self._expected(process, name)
         self._caller.ask(name, process.program.pid)
         self._caller.kill()
@@ -131,30 +131,30 @@ class Machine:
         assert code == SUCCESS
         assert state == process.state or (expected == SUCCESS and state == LEADS[name][1])
         process.state = state
-        if expected == OUT_OF_MEMORY:  # whether it got so far or not, it is lost now
+        if expected == OUT_OF_MEMORY:  # the killed restore may or may not have failed; this one has
             assert self._caller(name, process.program.pid) in (OUT_OF_MEMORY, OPERATING_SYSTEM)
             process.lost = True
 
-    def _change(self, process: Told, name: str) -> None:
+    def _change(self, process: Expected, name: str) -> None:
         if name == "give" and process.pieces:
             assert process.program("call", "cuMemFree", process.pieces.pop()) == [SUCCESS]
         elif name == "take" and process.context:
-            room = self._nvml("memory", 0)[3]
+            free = self._nvml("memory", 0)[3]
             code, address = process.program("call", "cuMemAlloc", PIECE << 20)
-            assert code == (SUCCESS if room >= PIECE else OUT_OF_MEMORY)
+            assert code == (SUCCESS if free >= PIECE else OUT_OF_MEMORY)
             if code == SUCCESS:
                 process.pieces.append(address)
 
 
 def go_on(caller: Program, pid: int) -> None:
-    """From whatever state to RUNNING."""
+    """Bring a process from any state to RUNNING."""
     code, state = caller("state", pid)
     assert code == SUCCESS
     for name in {RUNNING: (), LOCKED: ("unlock",), CHECKPOINTED: ("restore", "unlock")}[state]:
         assert caller(name, pid) == SUCCESS
 
 
-def test_callers_killed_anywhere_leave_what_another_goes_on_from(start: Start) -> None:
+def test_another_caller_can_continue_after_a_caller_killed_anywhere(start: Start) -> None:
     nvml, last = nvml_on(start, SHAPE), caller_on(start, SHAPE)
     targets = [start("checkpoint", SHAPE) for _ in range(2)]
     for target in targets:
@@ -164,7 +164,7 @@ def test_callers_killed_anywhere_leave_what_another_goes_on_from(start: Start) -
     for looks in (1, 4, 20, 60):
         callers = [caller_on(start, SHAPE) for _ in range(3)]
         for caller in callers:
-            caller.ask("step_for_ever", [target.pid for target in targets])
+            caller.ask("step_forever", [target.pid for target in targets])
         for caller in callers:
             for _ in range(looks):
                 assert used(nvml) in (0, whole // 2, whole)
@@ -175,16 +175,16 @@ def test_callers_killed_anywhere_leave_what_another_goes_on_from(start: Start) -
         assert used(nvml) == whole
 
 
-@given(deeds=st.lists(deed, min_size=10, max_size=40))
+@given(steps=st.lists(action, min_size=10, max_size=40))
 @example(
-    deeds=[
+    steps=[
         *[("take", 0)] * 3, ("lock", 0), ("checkpoint", 0),
         *[("take", 1)] * 3, ("kill", 1), ("restore", 0),
         ("lock", 2), ("checkpoint", 2), ("kill", 2), ("unlock", 0), ("give", 0),
     ]
 )  # fmt: skip
 @example(
-    deeds=[
+    steps=[
         *[("take", 0)] * 3, ("lock", 0), ("checkpoint", 0),
         *[("take", 1)] * 3, ("restore", 0), ("restore", 0), ("kill", 1), ("restore", 0),
         ("unlock", 0), ("take", 2), ("kill", 0), ("take", 0), ("lock", 0),
@@ -194,9 +194,9 @@ def test_callers_killed_anywhere_leave_what_another_goes_on_from(start: Start) -
     max_examples=4,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_the_sums_are_right_after_every_step(start: Start, deeds: list[tuple[str, int]]) -> None:
+def test_the_sums_are_correct_after_every_step(start: Start, steps: list[tuple[str, int]]) -> None:
     machine = Machine(start)
-    for what, index in deeds:
+    for what, index in steps:
         machine.do(what, index)
         machine.check()
     machine.end()

@@ -17,11 +17,11 @@ from support import wait_until
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED = 0, 1, 2, 3
 NO_DEVICE, INVALID_DEVICE, INVALID_CONTEXT, INVALID_PTX = 100, 101, 201, 218
 INVALID_HANDLE, NOT_FOUND, NOT_READY, CONTEXT_IS_DESTROYED = 400, 500, 600, 709
-NOT_SUPPORTED, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 801, 900, 901
+NOT_SUPPORTED, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_IMPLICIT = 801, 900, 901, 906
 MIB, GIB = 1 << 20, 1 << 30
 CONTEXT = 518
 NON_BLOCKING = 1
-SYMBOLS = Path(__file__).resolve().parents[2] / "native" / "sim" / "cuda_symbols.txt"
+SYMBOLS = Path(__file__).resolve().parents[2] / "native" / "sim" / "cuda" / "symbols.txt"
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def nvml(start: Start, driver: Program) -> Program:
 
 
 class Took:
-    """How many MiB a process took since it was last asked."""
+    """How many MiB a process took since the last call."""
 
     def __init__(self, nvml: Program, driver: Program) -> None:
         self._nvml, self._pid = nvml, str(driver.pid)
@@ -79,7 +79,7 @@ def test_before_init_nothing_works(start: Start) -> None:
     assert program("call", "cuInit", 1) == [INVALID_VALUE]
 
 
-def test_a_device_is_its_model(start: Start, driver: Program) -> None:
+def test_a_device_has_the_properties_of_its_model(start: Start, driver: Program) -> None:
     assert driver("call", "cuDeviceGetName", 64, 0) == [SUCCESS, "NVIDIA H200"]
     assert driver("call", "cuDeviceTotalMem", 0) == [SUCCESS, (143771 * 1024 - 629824) * 1024]
     assert driver("call", "cuDeviceGetPCIBusId", 13, 0) == [SUCCESS, "0000:18:00.0"]
@@ -139,7 +139,7 @@ def test_a_forked_child_has_no_driver(driver: Program) -> None:
         assert driver("in_forked_child", *call) == NOT_INITIALIZED
 
 
-def test_what_allocations_take(driver: Program, took: Took) -> None:
+def test_allocations_take_whole_pages(driver: Program, took: Took) -> None:
     assert took.all() == CONTEXT
     sizes = [1, 1, 512, MIB, 2 * MIB, 2 * MIB + 1, 3 * MIB, 100 * MIB]
     taken = []
@@ -149,7 +149,7 @@ def test_what_allocations_take(driver: Program, took: Took) -> None:
     assert taken == [2, 0, 0, 0, 2, 4, 4, 100]
 
 
-def test_odd_sizes_and_frees(driver: Program) -> None:
+def test_invalid_sizes_and_frees_are_refused(driver: Program) -> None:
     assert driver("call", "cuMemAlloc", 0)[0] == INVALID_VALUE
     assert driver("call", "cuMemAlloc", 1 << 50)[0] == OUT_OF_MEMORY
     assert driver("call", "cuMemAlloc", (1 << 64) - 1)[0] == OUT_OF_MEMORY
@@ -180,7 +180,7 @@ def test_pitched_memory(
     assert (got, results[-1]) == (code, pitch)
 
 
-def test_bytes_come_back(driver: Program) -> None:
+def test_copies_return_the_same_bytes(driver: Program) -> None:
     for size in (1, 4096, 3 * MIB):
         assert driver("round_trip", allocate(driver, size), size)
     address = allocate(driver, 4096)
@@ -189,7 +189,7 @@ def test_bytes_come_back(driver: Program) -> None:
     assert driver("call", "cuMemsetD8", address + 1, 0, 4096) == [INVALID_VALUE]
 
 
-def test_the_card_really_runs_out(start: Start, driver: Program) -> None:
+def test_an_allocation_fails_when_the_gpu_is_full(start: Start, driver: Program) -> None:
     other = start("driver", shape="h200:1")
     other("begin")
     allocate(other, 100 * GIB)
@@ -200,7 +200,7 @@ def test_the_card_really_runs_out(start: Start, driver: Program) -> None:
     assert other("call", "cuMemAlloc", 2 * MIB)[0] == OUT_OF_MEMORY
 
 
-def test_the_memory_of_the_killed_is_free_at_once(start: Start, driver: Program) -> None:
+def test_memory_of_a_killed_process_is_free_at_once(start: Start, driver: Program) -> None:
     for _ in range(3):
         other = start("driver", shape="h200:1")
         other("begin")
@@ -210,7 +210,9 @@ def test_the_memory_of_the_killed_is_free_at_once(start: Start, driver: Program)
         assert driver("call", "cuMemFree", address) == [SUCCESS]
 
 
-def test_many_killed_anywhere_leave_nothing(start: Start, nvml: Program, driver: Program) -> None:
+def test_processes_killed_anywhere_leave_no_memory_in_use(
+    start: Start, nvml: Program, driver: Program
+) -> None:
     for calls in (0, 5, 60, 300):
         programs = [start("driver", shape="h200:1") for _ in range(4)]
         for program in programs:
@@ -226,7 +228,7 @@ def test_many_killed_anywhere_leave_nothing(start: Start, nvml: Program, driver:
     assert total - free == CONTEXT * MIB + 3328 * 1024
 
 
-def test_managed_memory_is_the_cards_and_nobodys(
+def test_managed_memory_counts_for_the_gpu_but_for_no_process(
     driver: Program, nvml: Program, took: Took
 ) -> None:
     used = nvml("memory", 0)[2]
@@ -236,7 +238,7 @@ def test_managed_memory_is_the_cards_and_nobodys(
     assert driver("call", "cuMemAllocManaged", MIB, 0)[0] == INVALID_VALUE
 
 
-def test_pools_grow_by_32_mib_and_shrink_when_waited_for(driver: Program, took: Took) -> None:
+def test_pools_grow_by_32_mib_and_shrink_after_a_wait(driver: Program, took: Took) -> None:
     addresses, reserved = [], []
     for mib in (1, 2, 20, 31, 32, 33, 100, 127, 500):
         addresses.append(driver("call", "cuMemAllocAsync", mib * MIB, 0)[1])
@@ -273,12 +275,12 @@ def test_two_mappings_of_one_memory_show_the_same_bytes(driver: Program, took: T
     assert driver("call", "cuMemAddressFree", base, 256 * MIB) == [SUCCESS]
 
 
-def test_odd_physical_sizes(driver: Program) -> None:
+def test_invalid_physical_sizes_are_refused(driver: Program) -> None:
     sizes = (MIB, 0, 1 << 46)
     assert [driver("physical", "odd", size) for size in sizes] == [1, 1, 2]
 
 
-def test_a_context_takes_and_gives_all_back(driver: Program, took: Took) -> None:
+def test_the_end_of_a_context_frees_everything_in_it(driver: Program, took: Took) -> None:
     assert driver("keep", "second", "cuCtxCreate", None, 0, 0) == SUCCESS
     assert took() == CONTEXT
     allocate(driver, 64 * MIB)
@@ -309,7 +311,7 @@ def test_a_spin_takes_exactly_its_time(driver: Program) -> None:
     driver("load")
     for event in ("before", "after"):
         driver("keep", event, "cuEventCreate", 0)
-    driver("spin", 200_000_000)  # until all of this has been asked for
+    driver("spin", 200_000_000)  # until everything below is submitted
     driver("call", "cuEventRecord", "$before", 0)
     driver("spin", 5_000_000, None, 3)
     driver("call", "cuEventRecord", "$after", 0)
@@ -318,7 +320,7 @@ def test_a_spin_takes_exactly_its_time(driver: Program) -> None:
     assert (code, elapsed) == (SUCCESS, pytest.approx(15.0))
 
 
-def test_a_stream_that_waits_for_a_word_holds_nobody_up(driver: Program) -> None:
+def test_a_stream_that_waits_for_a_value_does_not_block_others(driver: Program) -> None:
     driver("load")
     driver("words", "page")
     for stream in ("gated", "free"):
@@ -353,7 +355,7 @@ def test_host_functions_run_in_order(driver: Program) -> None:
     assert driver("host_order", "stream") == [0, 1, 2]
 
 
-def test_a_captured_graph_is_launched_again_and_again(driver: Program, nvml: Program) -> None:
+def test_a_captured_graph_can_be_launched_repeatedly(driver: Program, nvml: Program) -> None:
     driver("load")
     for stream in ("first", "second"):
         driver("keep", stream, "cuStreamCreate", NON_BLOCKING)
@@ -387,7 +389,17 @@ def test_a_capture_forbids_unsafe_calls(driver: Program) -> None:
     assert driver("call", "cuStreamSynchronize", "$stream") == [CAPTURE_UNSUPPORTED]
 
 
-def test_one_engine_for_all_processes(start: Start, driver: Program, nvml: Program) -> None:
+def test_a_record_that_a_capture_forbids_leaves_the_event_as_it_was(driver: Program) -> None:
+    driver("keep", "stream", "cuStreamCreate", 0)
+    driver("keep", "event", "cuEventCreate", 0)
+    driver("capture", "stream")
+    assert driver("call", "cuEventRecord", "$event", 0) == [CAPTURE_IMPLICIT]
+    assert driver("end_capture", "stream", "graph") == [CAPTURE_INVALIDATED]
+    assert driver("call", "cuEventQuery", "$event") == [0]
+    assert driver("call", "cuEventSynchronize", "$event") == [0]
+
+
+def test_all_processes_share_one_engine(start: Start, driver: Program, nvml: Program) -> None:
     other = start("driver", shape="h200:1")
     other("begin")
     programs = [driver, other]
@@ -400,7 +412,7 @@ def test_one_engine_for_all_processes(start: Start, driver: Program, nvml: Progr
     assert [nvml("busy_ms", 0, program.pid) for program in programs] == [50, 50]
 
 
-def test_the_engine_of_the_killed_is_free(start: Start, driver: Program, nvml: Program) -> None:
+def test_a_killed_process_leaves_the_engine(start: Start, driver: Program, nvml: Program) -> None:
     other = start("driver", shape="h200:1")
     other("begin")
     other("load")
@@ -417,7 +429,7 @@ def test_many_processes_start_at_once(start: Start) -> None:
     assert program("start_many", 128) < 2.0
 
 
-def test_exactly_the_drivers_functions_are_there(driver: Program) -> None:
+def test_the_library_exports_exactly_the_driver_functions(driver: Program) -> None:
     names = [line for line in SYMBOLS.read_text().split("\n") if re.match(r"cu\w+$", line)]
     assert len(names) == 682
     assert driver("exported", names) == names
@@ -446,5 +458,5 @@ def test_look_ups(
     assert driver("look_up", name, version, flags) == answer
 
 
-def test_what_is_not_simulated_says_so(driver: Program) -> None:
+def test_functions_that_are_not_simulated_return_not_supported(driver: Program) -> None:
     assert driver("call", "cuIpcGetMemHandle", allocate(driver, MIB))[0] == NOT_SUPPORTED

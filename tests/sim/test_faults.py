@@ -29,7 +29,7 @@ def fault(program: Program) -> None:
     assert program("call", "cuStreamSynchronize", "$s0") == [ILLEGAL_ADDRESS]
 
 
-def test_every_later_call_answers_with_the_fault(program: Program) -> None:
+def test_every_later_call_returns_the_fault(program: Program) -> None:
     _, address = program("call", "cuMemAlloc", 4096)
     fault(program)
     codes = {
@@ -62,7 +62,7 @@ def test_every_later_call_answers_with_the_fault(program: Program) -> None:
     assert set(codes.values()) == {ILLEGAL_ADDRESS}, codes
 
 
-def test_who_asks_where_it_is_is_still_told(program: Program) -> None:
+def test_the_current_device_can_be_queried_after_a_fault(program: Program) -> None:
     fault(program)
     assert program("call", "cuCtxGetDevice") == [SUCCESS, 0]
     assert program("call", "cuCtxGetCurrent")[0] == SUCCESS
@@ -70,7 +70,7 @@ def test_who_asks_where_it_is_is_still_told(program: Program) -> None:
     assert program("call", "cuCtxSetCurrent", "$context") == [SUCCESS]
 
 
-def test_what_had_not_begun_never_happens(program: Program) -> None:
+def test_operations_that_had_not_begun_are_dropped(program: Program) -> None:
     program("wait_word", "s1", "page", 0, 1)
     program("write_word", "s1", "page", 1, 1)
     program("write_word", "s0", "page", 2, 1)
@@ -83,7 +83,7 @@ def test_what_had_not_begun_never_happens(program: Program) -> None:
     assert [program("word", "page", index) for index in range(1, 5)] == [0, 1, 0, 0]
 
 
-def test_its_running_kernels_leave_the_gpu(start: Start, program: Program) -> None:
+def test_running_kernels_of_the_context_leave_the_gpu(start: Start, program: Program) -> None:
     program("launch", "wait", "s1", "page", 1)
     fault(program)
     other = start("driver")
@@ -92,7 +92,7 @@ def test_its_running_kernels_leave_the_gpu(start: Start, program: Program) -> No
     assert other("spins_took", MS, 10) == pytest.approx(10, rel=0.1)
 
 
-def test_other_processes_notice_nothing(start: Start, program: Program) -> None:
+def test_a_fault_does_not_affect_other_processes(start: Start, program: Program) -> None:
     other = start("driver")
     other("begin")
     other("load")
@@ -108,7 +108,7 @@ def test_other_processes_notice_nothing(start: Start, program: Program) -> None:
     assert other("word", "page", 1) == 9
 
 
-def test_other_contexts_of_the_process_go_on(program: Program) -> None:
+def test_a_fault_does_not_affect_other_contexts_of_the_process(program: Program) -> None:
     program("keep", "second", "cuCtxCreate", None, 0, 0)
     program("call", "cuCtxSetCurrent", "$context")
     fault(program)
@@ -119,7 +119,7 @@ def test_other_contexts_of_the_process_go_on(program: Program) -> None:
     assert program("call", "cuCtxSynchronize") == [SUCCESS]
 
 
-def test_after_a_reset_the_process_can_go_on(program: Program) -> None:
+def test_the_process_can_go_on_after_a_reset(program: Program) -> None:
     fault(program)
     assert program("call", "cuDevicePrimaryCtxReset", 0) == [SUCCESS]
     assert program("begin") == SUCCESS
@@ -137,7 +137,7 @@ def test_after_a_reset_the_process_can_go_on(program: Program) -> None:
         ("set", "pinned", 4),
     ],
 )
-def test_a_kernel_with_a_bad_address_is_a_fault(
+def test_a_kernel_with_an_invalid_address_is_a_fault(
     program: Program, kernel: str, kind: str, offset: int
 ) -> None:
     program("words", "bad", kind)

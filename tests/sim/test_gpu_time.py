@@ -1,4 +1,4 @@
-"""The reader of the machine's file: it knows the layout, and its figures are the engine's."""
+"""gpu_time.py knows the layout of the machine's file, and reads the engine's figures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sim import gpu_time
 from sim.conftest import Start
 from support import wait_until
 
-SIM = Path(__file__).resolve().parents[2] / "native" / "sim"
+SIM = Path(__file__).resolve().parents[2] / "native" / "sim" / "machine"
 MS = 1_000_000
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "sim_history": gpu_time.History,
-    "sim_part": gpu_time.Part,
+    "sim_usage": gpu_time.Usage,
     "sim_process": gpu_time.Process,
     "sim_ended": gpu_time.Ended,
     "sim_seat": gpu_time.Seat,
@@ -32,13 +32,13 @@ def place(sim_env: dict[str, str]) -> Path:
 
 
 def layout(name: str) -> list[str]:
-    """A structure's size and its members' places, as C expressions."""
+    """A structure's size and the offsets of its members, as C expressions."""
     members = [member[0] for member in STRUCTURES[name]._fields_]
     places = [f"offsetof(struct {name}, {member})" for member in members]
     return [f"sizeof(struct {name})", *places]
 
 
-def test_the_layout_is_the_simulations_own(tmp_path: Path) -> None:
+def test_the_layout_is_that_of_the_simulation(tmp_path: Path) -> None:
     expressions = [text for name in STRUCTURES for text in layout(name)]
     expressions += ["(size_t)SIM_MAGIC", "(size_t)SIM_VERSION", "(size_t)SIM_QUEUED"]
     prints = "".join(f'printf("%zu\\n", {text});' for text in expressions)
@@ -62,7 +62,7 @@ def test_the_layout_is_the_simulations_own(tmp_path: Path) -> None:
     )
 
 
-def test_each_process_and_gpu_has_its_time(start: Start, place: Path) -> None:
+def test_the_time_of_each_process_and_gpu_is_read(start: Start, place: Path) -> None:
     first, second = (start("driver", shape="h100:2") for _ in range(2))
     for program, device in ((first, 0), (second, 1)):
         program("begin", device)
@@ -72,7 +72,7 @@ def test_each_process_and_gpu_has_its_time(start: Start, place: Path) -> None:
     assert gpu_time.read(place).gpus == {0: 15 * MS, 1: 18 * MS}
 
 
-def test_what_runs_now_is_counted_up_to_now(start: Start, place: Path) -> None:
+def test_a_running_kernel_counts_up_to_now(start: Start, place: Path) -> None:
     program = start("driver")
     program("begin")
     program("load")
@@ -82,7 +82,7 @@ def test_what_runs_now_is_counted_up_to_now(start: Start, place: Path) -> None:
     wait_until(lambda: gpu_time.read(place).gpus[0] > earlier.gpus[0])
 
 
-def test_the_ended_are_still_known(start: Start, place: Path) -> None:
+def test_processes_that_ended_are_still_listed(start: Start, place: Path) -> None:
     program = start("driver")
     program("begin")
     program("load")
@@ -91,7 +91,7 @@ def test_the_ended_are_still_known(start: Start, place: Path) -> None:
     for _ in range(2):
         other = start("driver")
         other("begin")
-        other("call", "cuMemGetInfo")  # clears the dead away
+        other("call", "cuMemGetInfo")  # clears entries of dead processes
         other("load")
         other("spin_timed", MS, 1)
         assert gpu_time.busy_ns(place)[program.pid, 0] == 15 * MS
@@ -99,7 +99,7 @@ def test_the_ended_are_still_known(start: Start, place: Path) -> None:
     assert found.gpus[0] == sum(found.processes.values()) == 17 * MS
 
 
-def test_the_killed_keep_what_they_had_in_the_middle_of_a_kernel(start: Start, place: Path) -> None:
+def test_a_process_killed_in_a_kernel_keeps_its_time(start: Start, place: Path) -> None:
     program, other = start("driver"), start("driver")
     for each in (program, other):
         each("begin")

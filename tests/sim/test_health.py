@@ -1,4 +1,4 @@
-"""Simulated GPUs that turn sick and well again, as a test says it in the meeting place."""
+"""Simulated GPUs that become unhealthy and recover, as written to the machine's health file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def errors(nvml: Program, index: int) -> list[int]:
     return [nvml("of", index, name, UNCORRECTED, which) for which in (VOLATILE, AGGREGATE)]
 
 
-def test_who_waits_is_told_what_happens_from_then_on(nvml: Program, say: Say) -> None:
+def test_an_event_set_reports_what_happens_after_its_creation(nvml: Program, say: Say) -> None:
     say("0 xid 13\n")
     nvml("watch", 0, 1)
     assert nvml("wait", 1) == TIMEOUT
@@ -50,22 +50,22 @@ def test_who_waits_is_told_what_happens_from_then_on(nvml: Program, say: Say) ->
     assert nvml("wait", 1) == TIMEOUT
 
 
-def test_a_gpu_that_nobody_watches_tells_nobody(nvml: Program, say: Say) -> None:
+def test_an_event_set_ignores_gpus_it_is_not_registered_for(nvml: Program, say: Say) -> None:
     nvml("watch", 1)
     say("0 xid 79\n1 xid 31\n")
     assert nvml("wait", 20_000) == [1, XID, 31]
 
 
-def test_memory_errors_are_counted_until_it_is_well(nvml: Program, say: Say) -> None:
+def test_memory_errors_are_counted_until_the_gpu_recovers(nvml: Program, say: Say) -> None:
     assert errors(nvml, 0) == [0, 0]
     say("0 ecc 2\n0 ecc 1\n")
     assert errors(nvml, 0) == [3, 3]
     assert errors(nvml, 1) == [0, 0]
-    say("0 well\n")
+    say("0 recovered\n")
     assert errors(nvml, 0) == [0, 0]
 
 
-def test_a_gpu_that_fell_off_the_bus_answers_nothing(nvml: Program, say: Say) -> None:
+def test_every_query_about_a_lost_gpu_fails(nvml: Program, say: Say) -> None:
     uuids = [nvml("of", index, "nvmlDeviceGetUUID") for index in range(2)]
     nvml("watch", 0, 1)
     say("1 xid 79\n1 lost\n")
@@ -75,25 +75,25 @@ def test_a_gpu_that_fell_off_the_bus_answers_nothing(nvml: Program, say: Say) ->
     assert nvml("of", 0, "nvmlDeviceGetUUID") == uuids[0]
     assert nvml("wait", 20_000) == [1, XID, 79]
     assert nvml("wait", 1) == LOST
-    say("1 well\n")
+    say("1 recovered\n")
     assert nvml("of", 1, "nvmlDeviceGetUUID") == uuids[1]
     assert nvml("wait", 1) == TIMEOUT
 
 
 @pytest.mark.parametrize(
-    "text", ["0 xid", "9999 lost\n", "nonsense\n", "0 sick\n", "\n", "-1 lost\n"]
+    "text", ["0 xid", "9999 lost\n", "nonsense\n", "0 unhealthy\n", "\n", "-1 lost\n"]
 )
-def test_what_says_nothing_changes_nothing(nvml: Program, say: Say, text: str) -> None:
+def test_invalid_lines_are_ignored(nvml: Program, say: Say, text: str) -> None:
     nvml("watch", 0)
     say(text)
     assert nvml("wait", 1) == TIMEOUT
     assert nvml("of", 0, "nvmlDeviceGetIndex") == 0
 
 
-def test_programs_go_on(start: Start, nvml: Program, say: Say) -> None:
+def test_programs_go_on_while_their_gpu_is_lost(start: Start, nvml: Program, say: Say) -> None:
     program = start("driver", shape="h100:2")
     program("begin")
     say("0 xid 79\n0 lost\n")
     assert program("call", "cuMemAlloc", 1 << 20)[0] == 0
-    say("0 well\n")
+    say("0 recovered\n")
     assert list(nvml("processes", 0)) == [str(program.pid)]

@@ -1,4 +1,4 @@
-"""Processes in pid namespaces of their own, as in containers, on one simulated machine."""
+"""Processes in separate pid namespaces, as in containers, on one simulated machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: namespace
 
 GIB, CONTEXT = 1 << 30, 518
 ALONE = ["unshare", "--pid", "--mount-proc", "--fork", "--kill-child=KILL"]
-# With no word in its environment: what it is shown is where a container has it.
+# Without ALIQUOT_SIMULATE*: the machine is mounted where a container has it.
 SHOW = """
 mount -t tmpfs none /run && mkdir -p /run/aliquot/machine || exit
 [ -z "$MEETING_PLACE" ] || mount --bind "$MEETING_PLACE" /run/aliquot/machine || exit
@@ -31,13 +31,13 @@ def place(sim_env: dict[str, str]) -> str:
 
 
 def inner(program: Program) -> int:
-    """The pid here of what a program that only starts another has started."""
+    """The pid of the child that a wrapper program started, in this namespace."""
     children = Path(f"/proc/{program.pid}/task/{program.pid}/children")
     wait_until(lambda: children.read_text().split())
     return int(children.read_text().split()[0])
 
 
-def test_two_of_the_same_pid_are_two_processes(start: Start, nvml: Program) -> None:
+def test_processes_with_the_same_pid_are_distinguished(start: Start, nvml: Program) -> None:
     programs = [start("driver", inside=ALONE) for _ in range(2)]
     for number, program in enumerate(programs, start=1):
         program("begin")
@@ -61,8 +61,8 @@ def test_kernels_of_two_namespaces_share_the_engine(start: Start, nvml: Program)
         assert nvml("busy_ms", 0, inner(program)) == 100
 
 
-def test_killed_anywhere_they_leave_nothing(start: Start, nvml: Program) -> None:
-    """Their threads have the same numbers: who holds the file's lock must not be told by them."""
+def test_processes_killed_anywhere_leave_no_memory_in_use(start: Start, nvml: Program) -> None:
+    """Their threads have the same ids, so thread ids cannot name the holder of the file's lock."""
     stays = start("driver", inside=ALONE)
     stays("begin")
     for calls in (0, 5, 60, 300):
@@ -80,8 +80,10 @@ def test_killed_anywhere_they_leave_nothing(start: Start, nvml: Program) -> None
     assert total - free == (CONTEXT << 20) + 3328 * 1024
 
 
-def test_a_process_is_locked_by_its_pid_here(start: Start, nvml: Program) -> None:
-    """In their namespaces both are number 1."""
+def test_a_process_is_locked_by_its_pid_in_the_callers_namespace(
+    start: Start, nvml: Program
+) -> None:
+    """In their own namespaces both have pid 1."""
     inside = [start("checkpoint", inside=ALONE) for _ in range(2)]
     caller = start("checkpoint")
     for program in (*inside, caller):
@@ -93,12 +95,10 @@ def test_a_process_is_locked_by_its_pid_here(start: Start, nvml: Program) -> Non
     assert caller("call", "cuCheckpointProcessGetRestoreThreadId", one) == [0, one]
     assert inside[1]("lock", 1) == 0
     assert [caller("state", pid) for pid in (one, two)] == [[0, 2], [0, 1]]
-    assert inside[1]("state", caller.pid)[0] == 304  # whom it does not see
+    assert inside[1]("state", caller.pid)[0] == 304  # a process outside of its namespace
 
 
-def test_the_machine_that_a_container_is_shown_needs_no_name(
-    start: Start, nvml: Program, place: str
-) -> None:
+def test_a_mounted_machine_needs_no_environment(start: Start, nvml: Program, place: str) -> None:
     program = start("driver", inside=CONTAINED, MEETING_PLACE=place, **UNNAMED)
     program("begin")
     assert nvml("processes", 0) == {str(inner(program)): CONTEXT}
@@ -110,7 +110,7 @@ def test_the_machine_that_a_container_is_shown_needs_no_name(
     assert list(monitor("processes", 0).values()) == [CONTEXT]
 
 
-def test_where_none_is_shown_there_is_none(start: Start, place: str) -> None:
+def test_without_a_mounted_machine_there_is_no_gpu(start: Start, place: str) -> None:
     program = start("nvml", inside=CONTAINED, MEETING_PLACE="", **UNNAMED)
     assert program("call", "nvmlInit").startswith("error")
     half_named = {**UNNAMED, "ALIQUOT_SIMULATE": "h100:1"}

@@ -1,4 +1,4 @@
-"""The simulated NVML: nvidia-ml-py and the monitors above it see the machine as it is."""
+"""The simulated NVML: nvidia-ml-py and monitoring tools show the machine correctly."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_without_a_simulated_machine_there_is_no_driver(start: Start) -> None:
     assert start("nvml", ALIQUOT_SIMULATE="")("call", "nvmlInit") == f"error {DRIVER_NOT_LOADED}"
 
 
-def test_a_model_nobody_knows_is_no_machine(start: Start) -> None:
+def test_an_unknown_model_is_refused(start: Start) -> None:
     for shape in ("h9000:1", "h100:0", "h100:17", "h100:x", ":1"):
         assert start("nvml", shape=shape)("call", "nvmlInit") == f"error {DRIVER_NOT_LOADED}"
 
 
-def test_one_state_holds_one_machine(start: Start, nvml: Program) -> None:
+def test_a_state_folder_holds_one_machine(start: Start, nvml: Program) -> None:
     other = start("nvml", shape="h200:2")
     assert other("call", "nvmlInit") == f"error {DRIVER_NOT_LOADED}"
 
@@ -66,7 +66,7 @@ def test_versions(nvml: Program) -> None:
         ("t4", "Tesla T4", 15360, [7, 5]),
     ],
 )
-def test_every_model_is_itself(
+def test_every_model_has_its_properties(
     start: Start, model: str, name: str, memory_mib: int, capability: list[int]
 ) -> None:
     program = nvml_of(start, f"{model}:1")
@@ -75,7 +75,7 @@ def test_every_model_is_itself(
     assert program("of", 0, "nvmlDeviceGetCudaComputeCapability") == capability
 
 
-def test_devices_are_found_by_every_name(start: Start) -> None:
+def test_devices_are_found_by_index_uuid_bus_and_serial(start: Start) -> None:
     program = nvml_of(start, "h100:8")
     uuids = [program("of", index, "nvmlDeviceGetUUID") for index in range(8)]
     assert len(set(uuids)) == 8
@@ -88,7 +88,7 @@ def test_devices_are_found_by_every_name(start: Start) -> None:
     assert program("of", 3, "nvmlDeviceGetMinorNumber") == 3
 
 
-def test_uuids_stay_the_same_for_every_process(start: Start, nvml: Program) -> None:
+def test_uuids_are_the_same_in_every_process(start: Start, nvml: Program) -> None:
     again = nvml_of(start, "h100:1")
     assert nvml("of", 0, "nvmlDeviceGetUUID") == again("of", 0, "nvmlDeviceGetUUID")
 
@@ -106,7 +106,7 @@ def test_memory_and_processes_show_what_each_took(start: Start, nvml: Program) -
     assert sys.executable in nvml("call", "nvmlSystemGetProcessName", second.pid)
 
 
-def test_the_killed_are_gone_at_once(start: Start, nvml: Program) -> None:
+def test_a_killed_process_disappears_at_once(start: Start, nvml: Program) -> None:
     program = start("driver")
     program("begin")
     program("call", "cuMemAlloc", 20 * GIB)
@@ -115,7 +115,7 @@ def test_the_killed_are_gone_at_once(start: Start, nvml: Program) -> None:
     assert nvml("memory", 0)[2] == BASELINE
 
 
-def test_use_is_the_time_kernels_had_the_gpu(start: Start, nvml: Program) -> None:
+def test_utilization_is_the_time_of_kernels(start: Start, nvml: Program) -> None:
     program = start("driver")
     program("begin")
     program("load")
@@ -152,7 +152,7 @@ def test_a_machine_with_no_links(start: Start) -> None:
     assert program("of", 0, "nvmlDeviceGetMigMode") == f"error {NOT_SUPPORTED}"
 
 
-def test_what_does_not_exist_is_not_supported(nvml: Program) -> None:
+def test_units_the_gpu_lacks_are_not_supported(nvml: Program) -> None:
     for name in ("nvmlDeviceGetFanSpeed", "nvmlDeviceGetBridgeChipInfo"):
         assert nvml("of", 0, name) == f"error {NOT_SUPPORTED}"
 

@@ -1,4 +1,4 @@
-"""The GPU is shared by time between processes, and kernels that spin wait for each other."""
+"""Processes share the GPU in time slices, and spinning kernels wait for each other."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_long_kernel_of_another_process_takes_every_second_slice(
     assert busy(place, program) == ns * times
 
 
-def test_many_processes_have_equal_parts(start: Start, place: Path) -> None:
+def test_many_processes_have_equal_shares(start: Start, place: Path) -> None:
     programs = [program_on(start) for _ in range(4)]
     for program in programs:
         program("spin", HOUR)
@@ -60,7 +60,7 @@ def test_many_processes_have_equal_parts(start: Start, place: Path) -> None:
     assert max(parts) - min(parts) < 20 * MS
 
 
-def test_every_kernel_has_exactly_its_time(start: Start, place: Path) -> None:
+def test_every_kernel_runs_for_exactly_its_duration(start: Start, place: Path) -> None:
     programs = [program_on(start) for _ in range(3)]
     for number, program in enumerate(programs, 1):
         program.ask("spin_timed", number * 700 * US + number, 20)
@@ -82,7 +82,7 @@ def test_a_kernel_that_never_ends_takes_only_its_slices(start: Start, place: Pat
 
 
 @pytest.mark.parametrize("kind", ["pinned", "managed", "device", "registered", "duplicate"])
-def test_a_kernel_spins_until_another_stream_sets_its_word(
+def test_a_kernel_spins_until_another_stream_writes_its_value(
     start: Start, place: Path, kind: str
 ) -> None:
     program = program_on(start, streams=2)
@@ -98,7 +98,7 @@ def test_a_kernel_spins_until_another_stream_sets_its_word(
     assert program("call", "cuStreamSynchronize", "$s0") == [SUCCESS]
 
 
-def test_the_host_ends_a_wait_through_a_page_it_alone_can_write(start: Start) -> None:
+def test_the_host_ends_a_wait_through_a_page_that_the_gpu_cannot_write(start: Start) -> None:
     program = program_on(start, streams=1)
     assert program("words", "page", "sealed") == SUCCESS
     program("launch", "wait", "s0", "page", 3)
@@ -106,7 +106,7 @@ def test_the_host_ends_a_wait_through_a_page_it_alone_can_write(start: Start) ->
     assert program("call", "cuStreamSynchronize", "$s0") == [SUCCESS]
 
 
-def test_a_stream_behind_a_kernel_that_spins_waits_and_the_others_do_not(start: Start) -> None:
+def test_a_spinning_kernel_blocks_only_its_own_stream(start: Start) -> None:
     program = program_on(start, streams=2)
     program("words", "page")
     program("launch", "wait", "s0", "page", 1)
@@ -118,7 +118,7 @@ def test_a_stream_behind_a_kernel_that_spins_waits_and_the_others_do_not(start: 
     assert program("word", "page", 1) == 5
 
 
-def test_a_kernel_that_spins_takes_slices_from_other_processes(start: Start, place: Path) -> None:
+def test_a_spinning_kernel_takes_slices_from_other_processes(start: Start, place: Path) -> None:
     program, other = program_on(start, streams=1), program_on(start)
     program("words", "page")
     program("launch", "wait", "s0", "page", 1)
@@ -134,7 +134,7 @@ def test_a_kernel_that_spins_takes_slices_from_other_processes(start: Start, pla
 
 
 def test_two_gpus_wait_for_each_other_as_collectives_do(start: Start, place: Path) -> None:
-    """One process, two GPUs: each says that it has come and spins until the other has."""
+    """One process, two GPUs: each kernel writes that it has arrived, then spins for the other."""
     program = program_on(start, streams=1, shape="h100:2")
     program("words", "first", "device")
     program("keep", "other", "cuDevicePrimaryCtxRetain", 1)
@@ -156,7 +156,7 @@ def test_two_gpus_wait_for_each_other_as_collectives_do(start: Start, place: Pat
     assert set(gpu_time.read(place).gpus) == {0, 1}
 
 
-def test_kernels_in_graphs_spin_and_set_again_and_again(start: Start) -> None:
+def test_kernels_in_graphs_spin_and_write_at_every_launch(start: Start) -> None:
     program = program_on(start, streams=2)
     program("words", "page")
     program("capture", "s0")
@@ -174,7 +174,7 @@ def test_kernels_in_graphs_spin_and_set_again_and_again(start: Start) -> None:
         assert [program("word", "page", index) for index in (0, 1)] == [0, 9]
 
 
-def test_a_context_can_end_with_a_kernel_that_spins(start: Start, place: Path) -> None:
+def test_a_context_can_end_while_a_kernel_spins(start: Start, place: Path) -> None:
     program = program_on(start, streams=1)
     program("words", "page")
     program("launch", "wait", "s0", "page", 1)

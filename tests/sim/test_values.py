@@ -1,4 +1,4 @@
-"""Stream memory operations: by every name, on every kind of memory, and where they are missing."""
+"""Stream memory operations: every version, every kind of memory, and drivers without them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sim.program import Program
 
 SUCCESS, INVALID_VALUE, NO_DEVICE, NOT_READY, NOT_SUPPORTED = 0, 1, 100, 600, 801
 NON_BLOCKING = 1
-# CU_DEVICE_ATTRIBUTE_CAN_USE_...: the first forms' three, then the second's two
+# CU_DEVICE_ATTRIBUTE_CAN_USE_...: three of the first version, then two of the second
 STREAM_OPERATIONS = (92, 93, 94, 122, 123)
 HOST_REGISTER, READ_ONLY_HOST_REGISTER = 99, 113
 WITHOUT = {"ALIQUOT_SIMULATE_WITHOUT": "stream-memory-operations"}
@@ -35,7 +35,7 @@ def attributes(program: Program, which: tuple[int, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["pinned", "managed", "registered", "duplicate", "sealed"])
-def test_a_stream_waits_for_a_word_in_every_kind_of_memory(program: Program, kind: str) -> None:
+def test_a_stream_waits_for_a_value_in_every_kind_of_memory(program: Program, kind: str) -> None:
     assert program("words", "gate", kind) == SUCCESS
     assert program("words", "mark") == SUCCESS
     for number in range(1, 4):
@@ -50,7 +50,7 @@ def test_a_stream_waits_for_a_word_in_every_kind_of_memory(program: Program, kin
 
 
 @pytest.mark.parametrize("kind", ["pinned", "managed", "registered", "duplicate"])
-def test_a_stream_writes_a_word_in_every_kind_of_memory(program: Program, kind: str) -> None:
+def test_a_stream_writes_a_value_in_every_kind_of_memory(program: Program, kind: str) -> None:
     program("words", "mark", kind)
     assert program("write_word", "s0", "mark", 5, 1 << 40) == SUCCESS
     assert program("call", "cuStreamSynchronize", "$s0") == [SUCCESS]
@@ -63,7 +63,7 @@ def test_a_page_registered_read_only_is_not_written(program: Program) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_waits_and_writes(program: Program, form: str) -> None:
+def test_every_version_waits_and_writes(program: Program, form: str) -> None:
     for width, stream in itertools.product(("32", "64"), ("s0", None)):
         program("words", "page", "registered")
         assert program("operate", f"cuStreamWaitValue{width}{form}", stream, "page", 4) == SUCCESS
@@ -76,7 +76,7 @@ def test_every_form_waits_and_writes(program: Program, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_batch_goes_in_order(program: Program, form: str) -> None:
+def test_a_batch_runs_in_order(program: Program, form: str) -> None:
     program("words", "page")
     operations = [
         ["write64", "page+8", 1],
@@ -96,18 +96,18 @@ def test_a_batch_goes_in_order(program: Program, form: str) -> None:
     assert program("word", "page", 3) == 3
 
 
-def test_an_open_gate_is_seen_soon(program: Program) -> None:
+def test_a_written_value_is_seen_soon(program: Program) -> None:
     delays = sorted(program("gate_delays", "s0", 200))
     assert delays[len(delays) // 4] < 0.001
 
 
-def test_the_device_says_that_it_can(program: Program) -> None:
+def test_the_device_reports_stream_memory_operations(program: Program) -> None:
     assert attributes(program, STREAM_OPERATIONS) == [1] * 5
     assert attributes(program, (HOST_REGISTER, READ_ONLY_HOST_REGISTER)) == [1, 1]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_driver_without_them_says_so(start: Start, form: str) -> None:
+def test_a_driver_without_the_feature_returns_not_supported(start: Start, form: str) -> None:
     program = program_on(start, **WITHOUT)
     program("words", "page")
     assert attributes(program, STREAM_OPERATIONS) == [0] * 5
@@ -118,6 +118,6 @@ def test_a_driver_without_them_says_so(start: Start, form: str) -> None:
     assert program("batch", f"cuStreamBatchMemOp{form}", "s0", operation) == NOT_SUPPORTED
 
 
-def test_nothing_else_can_be_left_out(start: Start) -> None:
+def test_an_unknown_feature_cannot_be_switched_off(start: Start) -> None:
     program = start("driver", ALIQUOT_SIMULATE_WITHOUT="gravity")
     assert program("call", "cuInit", 0) == [NO_DEVICE]

@@ -17,8 +17,8 @@ USER = 1000
 MULTIARCH = f"/usr/lib/{os.uname().machine}-linux-gnu"
 
 _HERE = Path(__file__).parent
-_SIM = _HERE.parents[2] / "native" / "sim"
-_SIMULATION = ("machine", "machine_open", "lock", "shape", "engine")
+_SIM = _HERE.parents[2] / "native" / "sim" / "machine"
+_SIMULATION = ("machine", "open", "lock", "shape", "schedule")
 
 
 def probe_image(name: str, native: Path, folder: Path) -> Image:

@@ -295,7 +295,7 @@ def test_a_gpu_turns_sick_and_well_again(short_tmp: Path) -> None:
         assert "GPUUnhealthy" in [reason for reason, _ in node.events(pod)]
         await node.kubelet.start_container(pod, "main")  # what it holds is its own
         with (node.state / "machine" / "health").open("a") as health:
-            health.write(f"{index} well\n")
+            health.write(f"{index} recovered\n")
         await node.until(lambda: node.counts()["vcuda-memory"] == 4 * UNITS)
         await node.until(lambda: "healthy" not in node.gpunode()["gpus"][index])
 

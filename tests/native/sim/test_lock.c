@@ -1,5 +1,5 @@
-/* The lock between the processes of a simulated machine: one at a time, whoever is killed when, and
- * nobody is kept waiting by one who always comes back for it. */
+/* The lock of the machine's file: one holder at a time, even if holders are killed at any instruction,
+ * and no process starves while another takes the lock again and again. */
 #include "lock.h"
 
 #include "../check.h"
@@ -21,10 +21,10 @@
 
 static struct {
 	struct sim_lock lock;
-	uint64_t first, second; /* guarded by it: equal whenever nobody is in between */
+	uint64_t first, second; /* guarded by the lock: equal unless a holder is changing them */
 	atomic_uint inside;
 	atomic_uint wrong;
-	atomic_uint mended;
+	atomic_uint repaired;
 	atomic_bool over;
 	atomic_bool dead[PROCESSES + KILLS + 2]; /* by ticket */
 } *shared;
@@ -35,11 +35,11 @@ static bool lives(void *context, uint32_t ticket)
 	return !shared->dead[ticket];
 }
 
-static void mend(void)
+static void repair(void)
 {
 	shared->second = shared->first;
 	shared->inside = 0;
-	shared->mended++;
+	shared->repaired++;
 }
 
 static void change(void)
@@ -60,10 +60,10 @@ static pid_t start(uint32_t ticket)
 		return child;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	while (!shared->over) {
-		if (lock_take(&shared->lock, ticket, lives, NULL))
-			mend();
+		if (lock_acquire(&shared->lock, ticket, lives, NULL))
+			repair();
 		change();
-		lock_give(&shared->lock);
+		lock_release(&shared->lock);
 	}
 	_exit(0);
 }
@@ -102,11 +102,11 @@ static void killed_at_any_instruction(void)
 		waitpid(children[i], NULL, 0);
 	CHECK(!shared->wrong);
 	CHECK(shared->first == shared->second);
-	CHECK(shared->mended); /* else nobody was killed where it matters */
+	CHECK(shared->repaired); /* else no process was killed while it held the lock */
 	munmap(shared, sizeof(*shared));
 }
 
-/* It has the lock for nearly all of the time. */
+/* Holds the lock nearly all of the time. */
 static pid_t start_hog(uint32_t ticket)
 {
 	pid_t child = fork();
@@ -114,15 +114,15 @@ static pid_t start_hog(uint32_t ticket)
 		return child;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	while (!shared->over) {
-		lock_take(&shared->lock, ticket, lives, NULL);
+		lock_acquire(&shared->lock, ticket, lives, NULL);
 		for (volatile int pause = 0; pause < 1000000; pause++)
 			;
-		lock_give(&shared->lock);
+		lock_release(&shared->lock);
 	}
 	_exit(0);
 }
 
-static void who_waits_has_it_next(void)
+static void a_waiter_does_not_starve(void)
 {
 	struct timespec before, after;
 	share();
@@ -131,20 +131,20 @@ static void who_waits_has_it_next(void)
 		pause_for(100000);
 	clock_gettime(CLOCK_MONOTONIC, &before);
 	for (unsigned i = 0; i < WAITS; i++) {
-		CHECK(!lock_take(&shared->lock, 2, lives, NULL));
-		lock_give(&shared->lock);
+		CHECK(!lock_acquire(&shared->lock, 2, lives, NULL));
+		lock_release(&shared->lock);
 	}
 	clock_gettime(CLOCK_MONOTONIC, &after);
 	CHECK(after.tv_sec - before.tv_sec < 10);
 	shared->over = true;
 	waitpid(hog, NULL, 0);
-	CHECK(!shared->lock.heir && !shared->lock.holder);
+	CHECK(!shared->lock.next && !shared->lock.holder);
 	munmap(shared, sizeof(*shared));
 }
 
 int main(void)
 {
 	killed_at_any_instruction();
-	who_waits_has_it_next();
+	a_waiter_does_not_starve();
 	return 0;
 }

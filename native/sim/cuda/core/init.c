@@ -1,0 +1,214 @@
+/* Start of the driver: cuInit, CUDA_VISIBLE_DEVICES, versions.
+ *
+ * The driver opens no file and starts no thread before cuInit, or before the program checkpoints another
+ * process, which needs no cuInit. In a child forked after a successful cuInit every call returns
+ * NOT_INITIALIZED, as with NVIDIA's driver.
+ */
+#include "cuda/core/sim.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct sim sim = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static __thread int per_thread;
+static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void sim_enter_per_thread(void)
+{
+	per_thread++;
+}
+
+void sim_leave_per_thread(void)
+{
+	per_thread--;
+}
+
+bool sim_per_thread(void)
+{
+	return per_thread > 0;
+}
+
+static void forked(void)
+{
+	if (sim.state == SIM_READY)
+		sim.state = SIM_FORKED;
+	pthread_mutex_init(&init_lock, NULL);
+}
+
+static void gpu_name(uint32_t gpu, char out[48])
+{
+	uint8_t u[16];
+	machine_uuid(&sim.machine, gpu, u);
+	snprintf(out, 48, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+	         u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13],
+	         u[14], u[15]);
+}
+
+/* The only GPU whose UUID begins with the first `length` characters of `entry`; -1: none or several. */
+static int find_uuid(const char *entry, size_t length)
+{
+	int found = -1;
+	for (uint32_t g = 0; g < sim.machine.shape.count; g++) {
+		char name[48];
+		gpu_name(g, name);
+		if (length <= strlen(name) && length > strlen("GPU-") && !strncmp(name, entry, length)) {
+			if (found >= 0)
+				return -1;
+			found = (int)g;
+		}
+	}
+	return found;
+}
+
+/* The GPU of one entry of CUDA_VISIBLE_DEVICES; -1: the entry names none. */
+static int find_gpu(const char *entry, size_t length)
+{
+	while (length && isspace((unsigned char)*entry))
+		entry++, length--;
+	if (length >= 4 && !strncmp(entry, "GPU-", 4)) {
+		while (length && isspace((unsigned char)entry[length - 1]))
+			length--;
+		return find_uuid(entry, length);
+	}
+	char number[32] = "", *end;
+	memcpy(number, entry, length < sizeof(number) - 1 ? length : sizeof(number) - 1);
+	long index = strtol(number, &end, 10);
+	return end != number && index >= 0 && index < (long)sim.machine.shape.count ? (int)index : -1;
+}
+
+/* Sets the devices this process sees: up to the first entry that names no GPU. It is an error to name a
+ * GPU twice. */
+static CUresult choose_devices(void)
+{
+	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+	uint32_t taken = 0;
+	sim.count = 0;
+	if (!visible) {
+		for (uint32_t g = 0; g < sim.machine.shape.count; g++)
+			sim.devices[sim.count++].gpu = g;
+		return CUDA_SUCCESS;
+	}
+	for (;;) {
+		size_t length = strcspn(visible, ",");
+		int gpu = find_gpu(visible, length);
+		if (gpu < 0)
+			break;
+		if (taken & 1u << gpu)
+			return CUDA_ERROR_INVALID_DEVICE;
+		taken |= 1u << gpu;
+		sim.devices[sim.count++].gpu = (uint32_t)gpu;
+		if (!visible[length])
+			break;
+		visible += length + 1;
+	}
+	return sim.count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
+
+/* The switch for a feature that the driver can lack; NULL: there is no such feature. */
+static bool *feature(const char *entry, size_t length)
+{
+	static const struct {
+		const char *name;
+		bool *out;
+	} features[] = {{"stream-memory-operations", &sim.without_stream_operations},
+	                {"checkpoint", &sim.without_checkpoint}};
+	for (size_t i = 0; i < sizeof(features) / sizeof(features[0]); i++)
+		if (length == strlen(features[i].name) && !strncmp(entry, features[i].name, length))
+			return features[i].out;
+	return NULL;
+}
+
+/* Switches off the features in ALIQUOT_SIMULATE_WITHOUT, a list with commas. */
+static CUresult leave_out(void)
+{
+	const char *entry = getenv("ALIQUOT_SIMULATE_WITHOUT");
+	for (size_t length; entry && *entry; entry += length + (entry[length] == ',')) {
+		length = strcspn(entry, ",");
+		bool *out = feature(entry, length);
+		if (!out) {
+			fprintf(stderr,
+			        "aliquot: simulated driver: no GPU: ALIQUOT_SIMULATE_WITHOUT: %.*s: %s\n",
+			        (int)length, entry,
+			        "only stream-memory-operations and checkpoint can be left out");
+			return CUDA_ERROR_NO_DEVICE;
+		}
+		*out = true;
+	}
+	return CUDA_SUCCESS;
+}
+
+/* Precondition: init_lock is held. */
+static CUresult find_machine(void)
+{
+	static bool opened;
+	char why[256];
+	if (opened)
+		return CUDA_SUCCESS;
+	SIM_TRY(leave_out());
+	if (!machine_open(&sim.machine, why, sizeof(why))) {
+		fprintf(stderr, "aliquot: simulated driver: no GPU: %s\n", why);
+		return CUDA_ERROR_NO_DEVICE;
+	}
+	pthread_atfork(NULL, NULL, forked);
+	opened = true;
+	return CUDA_SUCCESS;
+}
+
+CUresult sim_find_machine(void)
+{
+	if (__atomic_load_n(&sim.state, __ATOMIC_ACQUIRE) == SIM_FORKED)
+		return CUDA_ERROR_NOT_INITIALIZED;
+	pthread_mutex_lock(&init_lock);
+	CUresult result = find_machine();
+	pthread_mutex_unlock(&init_lock);
+	return result;
+}
+
+static CUresult start(void)
+{
+	SIM_TRY(find_machine());
+	SIM_TRY(choose_devices());
+	if (!machine_enter(&sim.machine)) {
+		fprintf(stderr,
+		        "aliquot: simulated driver: no GPU: %u processes use this machine already\n",
+		        SIM_MAX_PROCESSES);
+		return CUDA_ERROR_NO_DEVICE;
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult cuInit(unsigned int flags)
+{
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (sim.state == SIM_FORKED)
+		return CUDA_ERROR_NOT_INITIALIZED;
+	pthread_mutex_lock(&init_lock);
+	CUresult result = CUDA_SUCCESS;
+	if (sim.state == SIM_COLD) {
+		result = start();
+		if (!result)
+			__atomic_store_n(&sim.state, SIM_READY, __ATOMIC_RELEASE);
+	}
+	pthread_mutex_unlock(&init_lock);
+	return result;
+}
+
+CUresult cuDriverGetVersion(int *version)
+{
+	if (!version)
+		return CUDA_ERROR_INVALID_VALUE;
+	*version = SIM_DRIVER_VERSION;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuGetExportTable(const void **table, const CUuuid *id)
+{
+	if (!table || !id)
+		return CUDA_ERROR_INVALID_VALUE;
+	*table = NULL;
+	return CUDA_ERROR_NOT_FOUND;
+}

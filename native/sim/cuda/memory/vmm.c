@@ -1,0 +1,400 @@
+/* Virtual memory management: a program reserves addresses, creates physical memory, and maps it there.
+ *
+ * Physical memory is a piece of one file in memory (memfd) per process. Memory that can be exported to
+ * other processes has its own file. So two mappings of one piece show the same bytes. The driver gives
+ * a piece back when its last handle and its last mapping are gone.
+ */
+#include "cuda/stream/stream.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define FILE_SIZE (1ull << 46)
+
+struct sim_physical {
+	uint64_t size, offset; /* in its file */
+	int fd;
+	bool own_file, imported;
+	int handles, mappings;
+	CUmemAllocationProp properties;
+	uint32_t gpu;
+	struct sim_physical *next; /* by offset */
+};
+
+/* Reserved addresses. */
+struct reservation {
+	uint64_t base, size;
+	struct reservation *next;
+};
+
+static int shared_fd = -1;
+static struct sim_physical *pieces; /* of the shared file, by offset */
+static struct reservation *reservations;
+
+static bool valid_location(const CUmemLocation *location)
+{
+	return location->type == CU_MEM_LOCATION_TYPE_DEVICE && location->id >= 0 &&
+	       location->id < sim.count;
+}
+
+static CUresult check(const CUmemAllocationProp *p)
+{
+	if (!p || p->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (p->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	if (!valid_location(&p->location))
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (p->requestedHandleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *p,
+                                       CUmemAllocationGranularity_flags option)
+{
+	SIM_ENTER();
+	if (!granularity || (unsigned)option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
+		return CUDA_ERROR_INVALID_VALUE;
+	SIM_TRY(check(p));
+	*granularity = SIM_PAGE;
+	return CUDA_SUCCESS;
+}
+
+/* Puts the piece into the first gap of the shared file. */
+static bool place(struct sim_physical *piece)
+{
+	if (shared_fd < 0) {
+		shared_fd = memfd_create("aliquot-simulated", MFD_CLOEXEC);
+		if (shared_fd < 0 || ftruncate(shared_fd, (off_t)FILE_SIZE))
+			return false;
+	}
+	struct sim_physical **at = &pieces;
+	for (; *at && (*at)->offset - piece->offset < piece->size; at = &(*at)->next)
+		piece->offset = (*at)->offset + (*at)->size;
+	piece->fd = shared_fd;
+	piece->next = *at;
+	*at = piece;
+	return true;
+}
+
+/* Creates the piece's own file; its name tells an importing process the GPU. */
+static bool own_file(struct sim_physical *piece)
+{
+	char name[40];
+	snprintf(name, sizeof(name), "aliquot-simulated-gpu-%u", piece->gpu);
+	piece->own_file = true;
+	piece->fd = memfd_create(name, MFD_CLOEXEC);
+	return piece->fd >= 0 && !ftruncate(piece->fd, (off_t)piece->size);
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+                     const CUmemAllocationProp *p, unsigned long long flags)
+{
+	SIM_ENTER();
+	if (!handle || flags || !size || size % SIM_PAGE)
+		return CUDA_ERROR_INVALID_VALUE;
+	SIM_TRY(check(p));
+	uint32_t gpu = sim.devices[p->location.id].gpu;
+	if (size > sim.machine.shape.memory)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	SIM_TRY(pages_take(gpu, size));
+	struct sim_physical *piece = calloc(1, sizeof(*piece));
+	if (piece) {
+		*piece = (struct sim_physical){.size = size,
+		                               .fd = -1,
+		                               .handles = 1,
+		                               .properties = *p,
+		                               .gpu = gpu};
+		if (p->requestedHandleTypes ? own_file(piece) : place(piece)) {
+			handle_add(piece, SIM_PHYSICAL);
+			*handle = (CUmemGenericAllocationHandle)piece;
+			return CUDA_SUCCESS;
+		}
+	}
+	free(piece);
+	machine_give(&sim.machine, gpu, size);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void release(struct sim_physical *piece)
+{
+	if (piece->handles || piece->mappings)
+		return;
+	if (piece->own_file) {
+		close(piece->fd);
+	} else {
+		fallocate(piece->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)piece->offset,
+		          (off_t)piece->size);
+		struct sim_physical **at = &pieces;
+		while (*at != piece)
+			at = &(*at)->next;
+		*at = piece->next;
+	}
+	if (piece->imported)
+		sim_self()->imported--;
+	else
+		machine_give(&sim.machine, piece->gpu, piece->size);
+	free(piece);
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+	SIM_ENTER();
+	struct sim_physical *piece = (struct sim_physical *)handle;
+	if (!handle_is(piece, SIM_PHYSICAL))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (--piece->handles == 0)
+		handle_remove(piece);
+	release(piece);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wish,
+                             unsigned long long flags)
+{
+	SIM_ENTER();
+	(void)wish; /* a hint only */
+	if (!address || !size || size % SIM_PAGE || flags || (alignment & (alignment - 1)))
+		return CUDA_ERROR_INVALID_VALUE;
+	uint64_t unit = alignment > SIM_PAGE ? alignment : SIM_PAGE;
+	if (size > 1ull << 47 || unit > 1ull << 46)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	struct reservation *r = malloc(sizeof(*r));
+	char *map = mmap(NULL, size + unit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+	                 0);
+	if (map == MAP_FAILED || !r) {
+		free(r);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	char *base = (char *)pages_round((uint64_t)map, unit);
+	if (base > map)
+		munmap(map, (size_t)(base - map));
+	if (base < map + unit)
+		munmap(base + size, (size_t)(map + unit - base));
+	*r = (struct reservation){(uint64_t)base, size, reservations};
+	reservations = r;
+	*address = r->base;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
+{
+	SIM_ENTER();
+	struct reservation **at = &reservations;
+	while (*at && ((*at)->base != address || (*at)->size != size))
+		at = &(*at)->next;
+	const struct sim_range *mapped = range_from(address);
+	if (!*at || (mapped && mapped->base < address + size))
+		return CUDA_ERROR_INVALID_VALUE;
+	struct reservation *r = *at;
+	*at = r->next;
+	munmap((void *)r->base, r->size);
+	free(r);
+	return CUDA_SUCCESS;
+}
+
+static bool reserved(uint64_t address, uint64_t size)
+{
+	for (const struct reservation *r = reservations; r; r = r->next)
+		if (address >= r->base && size <= r->size && address - r->base <= r->size - size)
+			return true;
+	return false;
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset,
+                  CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+	SIM_ENTER();
+	struct sim_physical *piece = (struct sim_physical *)handle;
+	if (!handle_is(piece, SIM_PHYSICAL) || !size || size % SIM_PAGE || flags ||
+	    !reserved(address, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (offset)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	const struct sim_range *near = range_from(address);
+	if (size > piece->size || (near && near->base < address + size))
+		return CUDA_ERROR_INVALID_VALUE;
+	void *map = mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
+	                 piece->fd, (off_t)piece->offset);
+	if (map == MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	madvise(map, size, MADV_DONTFORK);
+	struct sim_range range = {.base = address,
+	                          .size = size,
+	                          .memory = SIM_MAPPED,
+	                          .gpu = piece->gpu,
+	                          .owner = piece};
+	range_add(&range);
+	piece->mappings++;
+	return CUDA_SUCCESS;
+}
+
+/* Whether [address, address + size) consists of whole mappings. */
+static bool whole_mappings(uint64_t address, uint64_t size)
+{
+	uint64_t at = address;
+	while (at < address + size) {
+		const struct sim_range *range = range_exact(at);
+		if (!range || range->memory != SIM_MAPPED)
+			return false;
+		at += range->size;
+	}
+	return size && at == address + size;
+}
+
+static void wait_for_all(void)
+{
+	for (struct sim_context *c = sim.contexts; c; c = c->next)
+		if (c->live)
+			context_wait(c);
+}
+
+/* Whether no mapping crosses either end of [address, address + size). It may contain none. */
+static bool clean_ends(uint64_t address, uint64_t size)
+{
+	const struct sim_range *first = range_find(address), *last = range_find(address + size - 1);
+	return (!first || first->base == address) &&
+	       (!last || last->base + last->size == address + size);
+}
+
+static void unmap(struct sim_range *range)
+{
+	struct sim_physical *piece = range->owner;
+	mmap((void *)range->base, range->size, PROT_NONE,
+	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+	range_remove(range);
+	piece->mappings--;
+	release(piece);
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t size)
+{
+	SIM_ENTER();
+	if (!size || size % SIM_PAGE || !reserved(address, size) || !clean_ends(address, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	wait_for_all();
+	if (!reserved(address, size) || !clean_ends(address, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	for (struct sim_range *range; (range = range_from(address)) && range->base < address + size;)
+		unmap(range);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *access,
+                        size_t count)
+{
+	SIM_ENTER();
+	if (!access || !count || !whole_mappings(address, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	int wanted = PROT_NONE;
+	for (size_t i = 0; i < count; i++) {
+		if (!valid_location(&access[i].location))
+			return CUDA_ERROR_INVALID_DEVICE;
+		if (access[i].flags & CU_MEM_ACCESS_FLAGS_PROT_READ)
+			wanted |= PROT_READ;
+		if (access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+			wanted |= PROT_WRITE;
+	}
+	for (uint64_t at = address; at < address + size;) {
+		struct sim_range *range = range_exact(at);
+		mprotect((void *)at, range->size, wanted);
+		range->access = (uint32_t)wanted;
+		at += range->size;
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
+                        CUdeviceptr address)
+{
+	SIM_ENTER();
+	const struct sim_range *range = range_find(address);
+	if (!flags || !location || !range || range->memory != SIM_MAPPED)
+		return CUDA_ERROR_INVALID_VALUE;
+	*flags = range->access & PROT_WRITE  ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+	         : range->access & PROT_READ ? CU_MEM_ACCESS_FLAGS_PROT_READ
+	                                     : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+	SIM_ENTER();
+	const struct sim_range *range = range_find((uint64_t)address);
+	if (!handle || !range || range->memory != SIM_MAPPED)
+		return CUDA_ERROR_INVALID_VALUE;
+	struct sim_physical *piece = range->owner;
+	if (!piece->handles++)
+		handle_add(piece, SIM_PHYSICAL);
+	*handle = (CUmemGenericAllocationHandle)piece;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *p,
+                                                CUmemGenericAllocationHandle handle)
+{
+	SIM_ENTER();
+	const struct sim_physical *piece = (struct sim_physical *)handle;
+	if (!p || !handle_is(piece, SIM_PHYSICAL))
+		return CUDA_ERROR_INVALID_VALUE;
+	*p = piece->properties;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags)
+{
+	SIM_ENTER();
+	const struct sim_physical *piece = (struct sim_physical *)handle;
+	if (!out || flags || !handle_is(piece, SIM_PHYSICAL) || !piece->own_file ||
+	    type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return CUDA_ERROR_INVALID_VALUE;
+	int fd = fcntl(piece->fd, F_DUPFD_CLOEXEC, 0);
+	*(int *)out = fd;
+	return fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
+                                        CUmemAllocationHandleType type)
+{
+	SIM_ENTER();
+	char path[40], name[64] = "";
+	unsigned gpu;
+	struct stat st;
+	if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return CUDA_ERROR_INVALID_VALUE;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", (int)(intptr_t)os_handle);
+	if (readlink(path, name, sizeof(name) - 1) < 0 ||
+	    sscanf(name, "/memfd:aliquot-simulated-gpu-%u", &gpu) != 1 ||
+	    fstat((int)(intptr_t)os_handle, &st))
+		return CUDA_ERROR_INVALID_VALUE;
+	int device = 0;
+	while (device < sim.count && sim.devices[device].gpu != gpu)
+		device++;
+	struct sim_physical *piece = calloc(1, sizeof(*piece));
+	int fd = fcntl((int)(intptr_t)os_handle, F_DUPFD_CLOEXEC, 0);
+	if (device == sim.count || !piece || fd < 0) {
+		free(piece);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	*piece = (struct sim_physical){.size = (uint64_t)st.st_size,
+	                               .fd = fd,
+	                               .own_file = true,
+	                               .imported = true,
+	                               .handles = 1,
+	                               .gpu = gpu};
+	piece->properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+	piece->properties.requestedHandleTypes = type;
+	piece->properties.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
+	sim_self()->imported++;
+	handle_add(piece, SIM_PHYSICAL);
+	*handle = (CUmemGenericAllocationHandle)piece;
+	return CUDA_SUCCESS;
+}

@@ -1,0 +1,183 @@
+/* Start and end of NVML, versions, and device handles by index, UUID, PCI address and serial. */
+#include "nvml/nvml_sim.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DRIVER_VERSION "580.159.04"
+#define NVML_VERSION "13.580.159.04"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static nvmlReturn_t start(void)
+{
+	static bool opened;
+	char why[256];
+	pthread_mutex_lock(&lock);
+	if (!opened && !machine_open(&nvml.machine, why, sizeof(why))) {
+		fprintf(stderr, "aliquot: simulated NVML: no GPU: %s\n", why);
+		pthread_mutex_unlock(&lock);
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	}
+	opened = true;
+	for (uint32_t i = 0; i < SIM_MAX_GPUS; i++)
+		nvml.devices[i].index = i;
+	nvml.users++;
+	pthread_mutex_unlock(&lock);
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlInit_v2(void)
+{
+	return start();
+}
+
+nvmlReturn_t nvmlInit(void)
+{
+	return start();
+}
+
+nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
+{
+	(void)flags;
+	return start();
+}
+
+nvmlReturn_t nvmlShutdown(void)
+{
+	pthread_mutex_lock(&lock);
+	bool ready = nvml.users > 0;
+	nvml.users -= ready;
+	pthread_mutex_unlock(&lock);
+	return ready ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
+}
+
+static nvmlReturn_t give(uint32_t index, nvmlDevice_t *device)
+{
+	uint32_t ignored;
+	nvmlReturn_t result = nvml_device_index((nvmlDevice_t)&nvml.devices[index], &ignored);
+	if (result == NVML_SUCCESS)
+		*device = (nvmlDevice_t)&nvml.devices[index];
+	return result;
+}
+
+nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
+{
+	NVML_READY();
+	return nvml_copy_text(version, length, DRIVER_VERSION);
+}
+
+nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
+{
+	NVML_READY();
+	return nvml_copy_text(version, length, NVML_VERSION);
+}
+
+nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+	NVML_READY();
+	NVML_NEED(version);
+	*version = 13000;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
+{
+	return nvmlSystemGetCudaDriverVersion_v2(version);
+}
+
+nvmlReturn_t nvmlSystemGetDriverBranch(nvmlSystemDriverBranchInfo_t *info, unsigned int length)
+{
+	NVML_READY();
+	NVML_NEED(info);
+	return nvml_copy_text(info->branch,
+	                      length < sizeof(info->branch) ? length : sizeof(info->branch), "r580_00");
+}
+
+nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length)
+{
+	NVML_READY();
+	NVML_NEED(name && length);
+	char path[40], text[1024] = "";
+	snprintf(path, sizeof(path), "/proc/%u/cmdline", pid);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return NVML_ERROR_NOT_FOUND;
+	ssize_t n = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	if (n <= 0)
+		return NVML_ERROR_NOT_FOUND;
+	snprintf(name, length, "%s", text);
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
+{
+	NVML_READY();
+	NVML_NEED(count);
+	*count = nvml.machine.shape.count;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetCount(unsigned int *count)
+{
+	return nvmlDeviceGetCount_v2(count);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+	NVML_READY();
+	NVML_NEED(device && index < nvml.machine.shape.count);
+	return give(index, device);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
+{
+	return nvmlDeviceGetHandleByIndex_v2(index, device);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+	NVML_READY();
+	NVML_NEED(uuid && device);
+	for (uint32_t i = 0; i < nvml.machine.shape.count; i++) {
+		char own[48];
+		nvml_uuid(i, own);
+		if (!strcmp(own, uuid))
+			return give(i, device);
+	}
+	return NVML_ERROR_NOT_FOUND;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *device)
+{
+	NVML_READY();
+	unsigned domain, bus, slot;
+	NVML_NEED(id && device);
+	NVML_NEED(sscanf(id, "%x:%x:%x", &domain, &bus, &slot) == 3);
+	for (uint32_t i = 0; i < nvml.machine.shape.count; i++)
+		if (!domain && !slot && nvml.machine.shape.buses[i] == bus)
+			return give(i, device);
+	return NVML_ERROR_NOT_FOUND;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *id, nvmlDevice_t *device)
+{
+	return nvmlDeviceGetHandleByPciBusId_v2(id, device);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
+{
+	NVML_READY();
+	NVML_NEED(serial && device);
+	for (uint32_t i = 0; i < nvml.machine.shape.count; i++) {
+		char own[32] = "";
+		nvmlDeviceGetSerial((nvmlDevice_t)&nvml.devices[i], own, sizeof(own));
+		if (!strcmp(own, serial))
+			return give(i, device);
+	}
+	return NVML_ERROR_NOT_FOUND;
+}

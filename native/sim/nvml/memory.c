@@ -1,0 +1,179 @@
+/* Device memory, and the processes that use it. */
+#include "nvml/nvml_sim.h"
+
+#include <string.h>
+
+static uint64_t used(uint32_t index)
+{
+	return machine_used(&nvml.machine, index) + nvml.machine.shape.reserved;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+	NVML_DEVICE(index, device);
+	NVML_NEED(memory);
+	memory->total = nvml.machine.shape.memory;
+	memory->used = used(index);
+	memory->free = memory->total - memory->used;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+	NVML_DEVICE(index, device);
+	NVML_NEED(memory);
+	if (memory->version != nvmlMemory_v2)
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	memory->total = nvml.machine.shape.memory;
+	memory->reserved = nvml.machine.shape.reserved;
+	memory->used = machine_used(&nvml.machine, index);
+	memory->free = memory->total - memory->reserved - memory->used;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
+{
+	NVML_DEVICE(index, device);
+	NVML_NEED(memory);
+	uint64_t total = 1;
+	while (total < nvml.machine.shape.memory)
+		total *= 2;
+	memory->bar1Total = total;
+	memory->bar1Used = 2ull << 20;
+	memory->bar1Free = total - memory->bar1Used;
+	return NVML_SUCCESS;
+}
+
+/* Writes at most `capacity` processes of the GPU to `out`, and their total number to *count. */
+static void list(uint32_t index, nvmlProcessInfo_v2_t *out, unsigned int capacity,
+                 unsigned int *count)
+{
+	struct sim_map *map = nvml.machine.map;
+	*count = 0;
+	machine_lock(&nvml.machine);
+	machine_reap(&nvml.machine);
+	for (uint32_t i = 0; i < map->high; i++) {
+		const struct sim_usage *usage = &map->processes[i].usage[index];
+		if (!machine_on_gpus(&map->processes[i]) || (!usage->contexts && !usage->bytes))
+			continue;
+		if (*count < capacity) {
+			out[*count] = (nvmlProcessInfo_v2_t){.pid = (unsigned)machine_pid(&nvml.machine, i),
+			                                     .usedGpuMemory = usage->bytes,
+			                                     .gpuInstanceId = UINT32_MAX,
+			                                     .computeInstanceId = UINT32_MAX};
+		}
+		++*count;
+	}
+	machine_unlock(&nvml.machine);
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+                                                     nvmlProcessInfo_t *infos)
+{
+	NVML_DEVICE(index, device);
+	NVML_NEED(count && (infos || !*count));
+	unsigned int capacity = *count;
+	list(index, (nvmlProcessInfo_v2_t *)infos, capacity, count);
+	return *count > capacity ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count,
+                                                     nvmlProcessInfo_v2_t *infos)
+{
+	return nvmlDeviceGetComputeRunningProcesses_v3(device, count, (nvmlProcessInfo_t *)infos);
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count,
+                                                  nvmlProcessInfo_v1_t *infos)
+{
+	NVML_DEVICE(index, device);
+	NVML_NEED(count && (infos || !*count));
+	static nvmlProcessInfo_v2_t all[SIM_MAX_PROCESSES];
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	unsigned int capacity = *count;
+	pthread_mutex_lock(&lock);
+	list(index, all, SIM_MAX_PROCESSES, count);
+	for (unsigned int i = 0; i < *count && i < capacity; i++)
+		infos[i] = (nvmlProcessInfo_v1_t){all[i].pid, all[i].usedGpuMemory};
+	pthread_mutex_unlock(&lock);
+	return *count > capacity ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
+                                                   nvmlProcessDetailList_t *details)
+{
+	NVML_DEVICE(index, device);
+	NVML_NEED(details);
+	if (details->version != nvmlProcessDetailList_v1)
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	unsigned int capacity = details->procArray ? details->numProcArrayEntries : 0, count = 0;
+	struct sim_map *map = nvml.machine.map;
+	machine_lock(&nvml.machine);
+	machine_reap(&nvml.machine);
+	for (uint32_t i = 0; i < map->high && details->mode == 0; i++) {
+		const struct sim_usage *usage = &map->processes[i].usage[index];
+		if (!machine_on_gpus(&map->processes[i]) || (!usage->contexts && !usage->bytes))
+			continue;
+		if (count < capacity)
+			details->procArray[count] = (nvmlProcessDetail_v1_t){.pid = (unsigned)
+			                                                         machine_pid(&nvml.machine, i),
+			                                                     .usedGpuMemory = usage->bytes,
+			                                                     .gpuInstanceId = UINT32_MAX,
+			                                                     .computeInstanceId = UINT32_MAX};
+		count++;
+	}
+	machine_unlock(&nvml.machine);
+	details->numProcArrayEntries = count;
+	return count > capacity ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+/* Graphics and MPS processes are not simulated. */
+static nvmlReturn_t none(nvmlDevice_t device, unsigned int *count)
+{
+	NVML_DEVICE(index, device);
+	NVML_NEED(count);
+	*count = 0;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+                                                      nvmlProcessInfo_t *infos)
+{
+	(void)infos;
+	return none(device, count);
+}
+
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t device, unsigned int *count,
+                                                      nvmlProcessInfo_v2_t *infos)
+{
+	(void)infos;
+	return none(device, count);
+}
+
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t device, unsigned int *count,
+                                                   nvmlProcessInfo_v1_t *infos)
+{
+	(void)infos;
+	return none(device, count);
+}
+
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+                                                        nvmlProcessInfo_t *infos)
+{
+	(void)infos;
+	return none(device, count);
+}
+
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count,
+                                                        nvmlProcessInfo_v2_t *infos)
+{
+	(void)infos;
+	return none(device, count);
+}
+
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t device, unsigned int *count,
+                                                     nvmlProcessInfo_v1_t *infos)
+{
+	(void)infos;
+	return none(device, count);
+}
