@@ -16,7 +16,7 @@ import aliquot.kubernetes
 from aliquot.kubernetes.api.client import Client
 from aliquot.kubernetes.api.server import Credentials, Server
 from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds
-from aliquot.kubernetes.node.grants.allocations import Allocations
+from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.metrics import COUNTERS, AllocationsCollector, CallMetrics
 from aliquot.kubernetes.scheduler import Options, Scheduler
 from aliquot.slices import metrics as slice_metrics
@@ -102,7 +102,7 @@ def metric_names() -> set[str]:
     names = _written(slice_metrics, r'"(aliquot_[a-z0-9_]+)"')
     names |= {f"{name}_total" for name in COUNTERS}
     node = CallMetrics()
-    node.registry.register(AllocationsCollector(DeviceIds(Allocations([], 2), []), {}))
+    node.registry.register(AllocationsCollector(DeviceIds(NodeAllocations([], 2), []), {}))
     scheduler = Scheduler(Client(Server("http://nowhere", Credentials())), Options())
     for registry in (node.registry, scheduler._metrics.registry):
         for family in registry.collect():

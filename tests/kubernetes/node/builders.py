@@ -9,9 +9,9 @@ import support
 from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds, resources_of
-from aliquot.kubernetes.node.grants.allocations import Allocations, HostGpu
+from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
 from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation, SliceSettings
-from aliquot.kubernetes.node.pods import Owner
+from aliquot.kubernetes.node.pods import ContainerRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,11 +33,11 @@ def make_ids(
     gpus: Iterable[HostGpu], shares: int = 2, grants: Iterable[ContainerGrant] = ()
 ) -> DeviceIds:
     """The device ids of our own resources, with allocations of these GPUs."""
-    return DeviceIds(Allocations(gpus, shares, grants), resources_of([ALIQUOT]))
+    return DeviceIds(NodeAllocations(gpus, shares, grants), resources_of([ALIQUOT]))
 
 
-def make_owner(uid: str, container: str = "") -> Owner:
-    return Owner(uid, "default", f"pod-{uid}", container)
+def make_owner(uid: str, container: str = "") -> ContainerRef:
+    return ContainerRef(uid, "default", f"pod-{uid}", container)
 
 
 def make_grant(

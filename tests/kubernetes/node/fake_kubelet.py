@@ -205,12 +205,12 @@ class FakeKubelet:
 
     async def _follow(self, name: str, channel: Any) -> None:
         with suppress(grpc.aio.AioRpcError):
-            async for told in wire.LIST_AND_WATCH.on(channel)(messages.Empty()):
+            async for listing in wire.LIST_AND_WATCH.on(channel)(messages.Empty()):
                 one = self.endpoints[name]
-                listed = {device.ID for device in told.devices}
+                listed = {device.ID for device in listing.devices}
                 vanished = (one.healthy | one.unhealthy) - listed
                 assert not vanished, "the kubelet dereferences a vanished id"
-                one.healthy = {d.ID for d in told.devices if d.health == wire.HEALTHY}
+                one.healthy = {d.ID for d in listing.devices if d.health == wire.HEALTHY}
                 one.unhealthy = listed - one.healthy
                 one.pushes += 1
         one = self.endpoints[name]
@@ -219,18 +219,18 @@ class FakeKubelet:
 
     async def _list(self, _: Any, __: Any) -> resources.ListPodResourcesResponse:
         return resources.ListPodResourcesResponse(
-            pod_resources=[self._told(pod) for pod in self.pods.values()]
+            pod_resources=[self._report(pod) for pod in self.pods.values()]
         )
 
     async def _get(self, asked: Any, context: Any) -> resources.GetPodResourcesResponse:
         for pod in self.pods.values():
             if (pod.metadata.name, pod.metadata.namespace) == (asked.pod_name, asked.pod_namespace):
-                return resources.GetPodResourcesResponse(pod_resources=self._told(pod))
+                return resources.GetPodResourcesResponse(pod_resources=self._report(pod))
         text = f"pod {asked.pod_name} in namespace {asked.pod_namespace} not found"
         await context.abort(grpc.StatusCode.UNKNOWN, text)
         raise AssertionError
 
-    def _told(self, pod: Pod) -> resources.PodResources:
+    def _report(self, pod: Pod) -> resources.PodResources:
         every = (
             *(one for one in pod.spec.init_containers if one.restart_policy),
             *pod.spec.containers,

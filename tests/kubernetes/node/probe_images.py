@@ -1,7 +1,7 @@
 """Images whose programs probe their GPU from inside a container.
 
-`probe` finds the driver and NVML in the way it is told (probe.c); `stranger` is a static program
-with a driver of its own inside (stranger.c).
+`probe` loads the driver and NVML by the names in its arguments (probe.c). `stranger` is a static
+program with a driver of its own inside (stranger.c).
 """
 
 from __future__ import annotations
@@ -65,5 +65,5 @@ def parse_probe(lines: str) -> dict[str, int]:
 
 def is_limited_to(found: dict[str, int], limit: int) -> bool:
     """Whether a probe saw a GPU of that size, and nothing else."""
-    told = {found.get(key, limit) for key in ("memory", "nvml_memory")}
-    return found["init"] == 0 and found.get("nvml_init", 0) == 0 and told == {limit}
+    sizes = {found.get(key, limit) for key in ("memory", "nvml_memory")}
+    return found["init"] == 0 and found.get("nvml_init", 0) == 0 and sizes == {limit}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aliquot.kubernetes.node.grants.container_edits import ContainerEdits, Mount
+from aliquot.kubernetes.node.grants.container_edits import BindMount, ContainerEdits
 from cluster.images import Image
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
@@ -143,7 +143,7 @@ class Container:
 
 def _config(
     root: Path,
-    mounts: Sequence[Mount],
+    mounts: Sequence[BindMount],
     command: Sequence[str],
     user: int,
     variables: Mapping[str, str],
@@ -168,7 +168,7 @@ def _config(
     }
 
 
-def _binds(mounts: Sequence[Mount]) -> Iterator[dict[str, Any]]:
+def _binds(mounts: Sequence[BindMount]) -> Iterator[dict[str, Any]]:
     for mount in sorted(mounts, key=lambda mount: len(mount.target.parts)):
         yield {
             "destination": str(mount.target),

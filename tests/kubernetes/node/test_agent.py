@@ -336,7 +336,7 @@ def test_a_process_that_uses_a_gpu_without_a_grant_is_reported(
         "sys.stdin.read()\n"
     )
 
-    async def stranger(node: Node) -> None:
+    async def without_grant(node: Node) -> None:
         env = {
             "LD_LIBRARY_PATH": str(native_dir / "sim"),
             "ALIQUOT_SIMULATE": "t4:4",
@@ -350,7 +350,7 @@ def test_a_process_that_uses_a_gpu_without_a_grant_is_reported(
                 )
             )
 
-    on_node(stranger, short_tmp)
+    on_node(without_grant, short_tmp)
 
 
 def test_metrics_can_be_read_by_prometheus(short_tmp: Path) -> None:

@@ -19,8 +19,8 @@ from aliquot.kubernetes.api.requests import requests_of
 from aliquot.kubernetes.node.deviceplugin.allocate import Allocator
 from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds, resources_of
 from aliquot.kubernetes.node.deviceplugin.matching.confirm import OwnerConfirmation
-from aliquot.kubernetes.node.deviceplugin.matching.guess import Matcher, RefusedError
-from aliquot.kubernetes.node.grants.allocations import Allocations, HostGpu
+from aliquot.kubernetes.node.deviceplugin.matching.guess import AllocateRefusedError, Matcher
+from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
 from aliquot.kubernetes.node.pods import NodePods
 from kubernetes.builders import container, make_pod
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.node.deviceplugin.matching.confirm import PodReport
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
-    from aliquot.kubernetes.node.pods import Owner
+    from aliquot.kubernetes.node.pods import ContainerRef
 
 GPUS = 4
 UNITS = 60
@@ -55,7 +55,7 @@ class Kubelet:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)  # noqa: S311 - chance, not secrets
 
-    async def report(self, owner: Owner) -> PodReport | None:
+    async def report(self, owner: ContainerRef) -> PodReport | None:
         pod = self.pods.get(owner.uid)
         mains = {one.name for one in pod.spec.containers} if pod else set()
         return {
@@ -79,7 +79,7 @@ class Kubelet:
                     (kept.update if init else kept.difference_update)(ids)
                     if grant is not None:
                         self.answers[pod.metadata.uid, one.name] = grant
-        except RefusedError:
+        except AllocateRefusedError:
             self.forget(pod)
             return False
         return True
@@ -100,7 +100,7 @@ class Kubelet:
         free = [id_ for id_, healthy in ids.ids(name) if healthy and id_ not in used]
         more = count - len(again[:count])
         if len(free) < more:
-            raise RefusedError("requested number of devices unavailable")
+            raise AllocateRefusedError("requested number of devices unavailable")
         return (*again[:count], *self.random.sample(free, more))
 
 
@@ -112,7 +112,7 @@ class Node:
         gpus = {gpu.uuid: gpu for gpu in made}
         host_gpus = [HostGpu(gpu.uuid, gpu.index, gpu.memory_bytes) for gpu in made]
         checkpoint = Checkpoint(folder / "node.json")
-        allocations = Allocations(host_gpus, 2, checkpoint.load().grants)
+        allocations = NodeAllocations(host_gpus, 2, checkpoint.load().grants)
         self.saved = SavedAllocations(allocations, checkpoint)
         self.ids = DeviceIds(allocations, resources_of([ALIQUOT]))
         self.pods = NodePods([ALIQUOT], lambda: True)

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.api.presets import ALIQUOT, NVIDIA, TENCENT
 from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds, resources_of
-from aliquot.kubernetes.node.grants.allocations import Allocations, DoesNotFitError
+from aliquot.kubernetes.node.grants.allocations import DoesNotFitError, NodeAllocations
 from aliquot.kubernetes.node.grants.grant import ContainerGrant
 from kubernetes.node.builders import CORE, GPU, MEMORY, SGPU, make_grant, make_host_gpu, make_ids
 
@@ -135,14 +135,14 @@ def test_memory_whose_ids_the_kubelet_gave_away_is_not_counted_as_free() -> None
     device_ids.take_away(SGPU, ["s0"])
     new = make_grant("shared", [other], "new", units={SGPU: ["s0"]})
     allocations.add(new)
-    assert device_ids.holder("s0") == new.name
+    assert device_ids.grant_with("s0") == new.name
     assert device_ids.counts()[SGPU] == 1 + 2, "the id in use, and what is free of both GPUs"
     allocations.release(old.name)
     assert device_ids.counts()[SGPU] == 4
 
 
 def test_ids_are_unique_across_the_resources_of_all_presets() -> None:
-    allocations = Allocations([make_host_gpu(0)], 2)
+    allocations = NodeAllocations([make_host_gpu(0)], 2)
     device_ids = DeviceIds(allocations, resources_of([ALIQUOT, TENCENT, NVIDIA]))
     every = [id_ for resource in device_ids.resources for id_, _ in device_ids.ids(resource)]
     assert len(every) == len(set(every))
@@ -151,7 +151,7 @@ def test_ids_are_unique_across_the_resources_of_all_presets() -> None:
 
 def test_whole_gpus_by_core_units_leave_the_counts_of_memory() -> None:
     gpus = [make_host_gpu(0), make_host_gpu(1)]
-    allocations = Allocations(gpus, 2)
+    allocations = NodeAllocations(gpus, 2)
     device_ids = DeviceIds(allocations, resources_of([TENCENT]))
     core, memory = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
     allocations.add(make_grant("whole", gpus[:1], units={core: _ids("c", 100)}))
@@ -372,7 +372,7 @@ class AllocationsMachine(RuleBasedStateMachine):
         for uid, by_resource in (getattr(self, "kubelet", None) or FakeKubelet()).pods.items():
             for resource, ids in by_resource.items():
                 assert ids <= set(healthy(self.device_ids, resource))
-                names = {self.device_ids.holder(id_) for id_ in ids}
+                names = {self.device_ids.grant_with(id_) for id_ in ids}
                 assert {self.allocations.grants[name].owner.uid for name in names if name} <= {uid}
 
     @invariant()

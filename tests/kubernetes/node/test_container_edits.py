@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from aliquot.devices import CUDA, NVML, Driver, parse_shape, simulated_driver
-from aliquot.kubernetes.node.grants.container_edits import Host, Mount, edits_for, prepare_edits
+from aliquot.kubernetes.node.grants.container_edits import BindMount, Host, edits_for, prepare_edits
 from aliquot.model.errors import DriverError
 from slices.stand_ins import build_driver
 
@@ -56,7 +56,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path / "node")
 
 
-def by_target(mounts: tuple[Mount, ...]) -> dict[str, Mount]:
+def by_target(mounts: tuple[BindMount, ...]) -> dict[str, BindMount]:
     found = {str(mount.target): mount for mount in mounts}
     assert len(found) == len(mounts), "nothing is mounted twice"
     return found
@@ -129,7 +129,7 @@ def test_a_container_gets_the_device_nodes_of_its_gpus_and_its_grant(node: Node)
         "/dev/nvidia3",
         "/dev/nvidia7",
     ]
-    assert edits.mounts == (*common.mounts, Mount(GRANT, PurePosixPath("/run/aliquot/grant")))
+    assert edits.mounts == (*common.mounts, BindMount(GRANT, PurePosixPath("/run/aliquot/grant")))
     assert edits.environment == {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
@@ -148,7 +148,7 @@ def test_simulated_gpus_need_a_folder_and_no_device_nodes(tmp_path: Path) -> Non
     edits = edits_for(prepare_edits(driver, tmp_path), GRANT, [0])
     mounts = by_target(edits.mounts)
     assert edits.devices == ()
-    assert mounts["/run/aliquot/machine"] == Mount(
+    assert mounts["/run/aliquot/machine"] == BindMount(
         meeting_place, PurePosixPath("/run/aliquot/machine"), read_only=False
     )
     folder = mounts["/usr/local/aliquot/driver"].source

@@ -9,7 +9,7 @@ import pytest
 from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from aliquot.kubernetes.api.presets import ALIQUOT
-from aliquot.kubernetes.node.grants.allocations import Allocations
+from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.grants.placement import with_planned_pods
 from aliquot.kubernetes.node.pods import NodePods
 from kubernetes.builders import container, make_pod
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 GPUS = [make_host_gpu(0), make_host_gpu(1)]
 
 
-def make_allocations() -> Allocations:
-    return Allocations(GPUS, 2)
+def make_allocations() -> NodeAllocations:
+    return NodeAllocations(GPUS, 2)
 
 
 def make_plan(kind: Kind = "sliced", gpus: tuple[str, ...] = (GPUS[0].uuid,)) -> ContainerPlan:
@@ -37,7 +37,7 @@ def planned_pod(*containers: Any, plans: dict[str, ContainerPlan], **about: Any)
     return make_pod("a", *containers, annotations=notes, **about)
 
 
-def used_with_plans(allocations: Allocations, *pods: Pod) -> list[int]:
+def used_with_plans(allocations: NodeAllocations, *pods: Pod) -> list[int]:
     """Units of memory of each GPU that are allocated or planned."""
     node_pods = NodePods([ALIQUOT], lambda: True)
     for pod in pods:

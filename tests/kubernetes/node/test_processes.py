@@ -11,7 +11,7 @@ import pytest
 
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.node import processes
-from aliquot.kubernetes.node.grants.allocations import Allocations
+from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
 from aliquot.kubernetes.node.pods import NodeEvents, NodePods
 from aliquot.kubernetes.node.processes import ProcessMonitor
@@ -49,7 +49,7 @@ class Node:
         self.proc = folder / "proc"
         self.proc.mkdir()
         self.gpu = make_host_gpu(0)
-        allocations = Allocations([self.gpu], 16)
+        allocations = NodeAllocations([self.gpu], 16)
         self.saved = SavedAllocations(allocations, Checkpoint(folder / "node.json"))
         self.pods = NodePods([ALIQUOT], lambda: True)
         self.events = Events()

@@ -58,10 +58,10 @@ def test_a_shared_gpu_is_not_advised_to_ask_for_compute(short_tmp: Path) -> None
         await node.run(pod)
         node.annotate(pod, policy="hard", priority="latency")
         await node.until(lambda: "HardWithoutCompute" in dict(node.events(pod)))
-        told = dict(node.events(pod))["HardWithoutCompute"]
-        assert "Leave the policy out" in told
-        assert "Ask for compute" not in told
-        assert told.endswith("Until then no annotation changes container 'main'.")
+        message = dict(node.events(pod))["HardWithoutCompute"]
+        assert "Leave the policy out" in message
+        assert "Ask for compute" not in message
+        assert message.endswith("Until then no annotation changes container 'main'.")
         (part,) = node.grants()[grant_of(node, pod)].slices
         assert part.priority is Priority.NORMAL
 

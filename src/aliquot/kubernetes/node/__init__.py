@@ -8,7 +8,7 @@
 - `deviceplugin`: the device plugins, by which the kubelet asks for grants.
 - `health`: the health of the GPUs.
 - `processes`: GPU use outside every grant, and images in which no driver can run.
-- `tenant_files`: looking at files of a container, which nobody should trust.
+- `tenant_files`: looking safely at the untrusted files of a container.
 - `publish`: the node's GPUNode object.
 - `metrics`: metrics, liveness and readiness over HTTP.
 """

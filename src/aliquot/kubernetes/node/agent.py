@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.gpunode import GpuNodeStatus
-    from aliquot.kubernetes.node.machine import Machine, Options
+    from aliquot.kubernetes.node.machine import NodeMachine, NodeOptions
     from aliquot.model import Gpu
     from aliquot.slices.control import Status
 
@@ -52,7 +52,7 @@ CHECK_SECONDS = 2.0
 _log = structlog.get_logger(__name__)
 
 
-async def run_agent(options: Options) -> None:
+async def run_agent(options: NodeOptions) -> None:
     """Run the agent of this node until a signal ends it."""
     machine = await asyncio.to_thread(read_machine, options)
     async with connect(options.kubeconfig) as client:
@@ -62,7 +62,7 @@ async def run_agent(options: Options) -> None:
 class Agent:
     """The parts of the agent, and what connects them."""
 
-    def __init__(self, options: Options, machine: Machine, client: Client) -> None:
+    def __init__(self, options: NodeOptions, machine: NodeMachine, client: Client) -> None:
         self.options = options
         self.machine = machine
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in machine.inventory.gpus}
@@ -150,7 +150,7 @@ class Agent:
             await asyncio.sleep(BATCH_SECONDS)
 
     async def _check_processes(self) -> None:
-        """Check which processes use the GPUs, and confirm owners that nobody has asked for."""
+        """Check which processes use the GPUs, and confirm the owners of grants."""
         await self.watch.wait_synced()
         while True:
             with suppress(ArbiterError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.devices import check_version, driver_below, find_driver, read_inventory
 from aliquot.devices.attached import read_attached
-from aliquot.kubernetes.node.grants.allocations import Allocations, HostGpu
+from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
 from aliquot.kubernetes.node.grants.container_edits import Host, edits_for, prepare_edits
 from aliquot.slices import state
 
@@ -24,7 +24,7 @@ ROOT = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class NodeOptions:
     """The options of `aliquot node`.
 
     `state` is the arbiter's directory. `home` outlives a restart of the node: the checkpoint and
@@ -45,7 +45,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class NodeMachine:
     """A node's driver and GPUs as they were when the agent started."""
 
     driver: Driver
@@ -59,7 +59,7 @@ class Machine:
         return edits_for(self.common_edits, folder, minors)
 
 
-def read_machine(options: Options) -> Machine:
+def read_machine(options: NodeOptions) -> NodeMachine:
     """Find the driver, read its GPUs, and prepare what all containers get."""
     where = state.State(options.state, options.shape)
     library = options.home / "library"
@@ -76,12 +76,12 @@ def read_machine(options: Options) -> Machine:
         check_version(driver)
     inventory = read_inventory(driver, but_lost=True)
     common = prepare_edits(driver, library, Host(root=options.driver_root))
-    return Machine(driver, inventory, read_attached(driver, inventory.gpus), common)
+    return NodeMachine(driver, inventory, read_attached(driver, inventory.gpus), common)
 
 
 def restore_allocations(
-    options: Options, inventory: Inventory, checkpoint: CheckpointData
-) -> Allocations:
+    options: NodeOptions, inventory: Inventory, checkpoint: CheckpointData
+) -> NodeAllocations:
     """The allocations of the checkpoint, on the GPUs that this node has or has had."""
     gpus = [HostGpu(gpu.uuid, gpu.index, gpu.memory_bytes) for gpu in inventory.gpus]
     here = {gpu.uuid for gpu in gpus}
@@ -90,4 +90,4 @@ def restore_allocations(
         for gpu in checkpoint.gpus
         if gpu.uuid not in here
     ]
-    return Allocations(gpus, options.shares, checkpoint.grants)
+    return NodeAllocations(gpus, options.shares, checkpoint.grants)

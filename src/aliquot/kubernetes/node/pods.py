@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 
-class Owner(msgspec.Struct, frozen=True):
+class ContainerRef(msgspec.Struct, frozen=True):
     """A container of a pod. Unknown fields are empty."""
 
     uid: str = ""
@@ -68,10 +68,10 @@ class GpuPod:
         return self.object.metadata.annotations
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> ContainerRef:
         """The pod as the owner of a grant, without a container."""
         meta = self.object.metadata
-        return Owner(meta.uid, meta.namespace, meta.name)
+        return ContainerRef(meta.uid, meta.namespace, meta.name)
 
     @property
     def is_known(self) -> bool:
@@ -111,7 +111,7 @@ class PodContainer:
         return self.pod.is_known
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> ContainerRef:
         """The container as the owner of a grant."""
         return msgspec.structs.replace(self.pod.owner, container=self.request.container)
 
@@ -166,7 +166,7 @@ class NodePods:
         pod = self._pods.get(uid)
         return self._synced() and (pod is None or not pod.live)
 
-    def has_ended(self, owner: Owner) -> bool:
+    def has_ended(self, owner: ContainerRef) -> bool:
         """Whether the owner's pod is gone; the pod of an unknown owner is not."""
         return bool(owner.pod) and self.is_gone(owner.uid)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
-    from aliquot.kubernetes.node.pods import GpuPod, NodeEvents, NodePods, Owner
+    from aliquot.kubernetes.node.pods import ContainerRef, GpuPod, NodeEvents, NodePods
     from aliquot.model import GpuProcess
     from aliquot.slices.control import SharedGpu, Status
 
@@ -82,7 +82,7 @@ class ProcessMonitor:
         saved: SavedAllocations,
         pods: NodePods,
         events: NodeEvents,
-        set_owner: Callable[[str, Owner], None],
+        set_owner: Callable[[str, ContainerRef], None],
     ) -> None:
         self._saved = saved
         self._pods = pods

@@ -1,9 +1,9 @@
 """The node's GPUNode object: the agent writes it on change, at most once a second.
 
-The agent first tells the kubelet, then writes the object: so the kubelet knows of freed GPUs before
-the scheduler sends a pod for them. Once a minute the agent writes it without a change, because
-somebody may have deleted it (a CRD that was installed again, a backup that was restored). If the
-object is as it should be, such a write changes nothing and no watch reports it.
+The agent first tells the kubelet, then writes the object: so the kubelet knows about freed GPUs
+before the scheduler sends a pod for them. Once a minute the agent writes it without a change,
+because somebody may have deleted it (a CRD that was installed again, a backup that was restored).
+If the object is as it should be, such a write changes nothing and no watch reports it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from aliquot.devices.attached import Attached
     from aliquot.kubernetes.api.client import Client
-    from aliquot.kubernetes.node.grants.allocations import Allocations, HostGpu
+    from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
     from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation
     from aliquot.model import Gpu
 
@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 
 
 def status_of(
-    allocations: Allocations,
+    allocations: NodeAllocations,
     gpus: Mapping[str, Gpu],
     attached: Mapping[str, Attached],
     driver_version: str,
@@ -55,7 +55,7 @@ def status_of(
 
 
 def _gpu(
-    allocations: Allocations, host: HostGpu, gpu: Gpu | None, attached: Attached | None
+    allocations: NodeAllocations, host: HostGpu, gpu: Gpu | None, attached: Attached | None
 ) -> NodeGpu:
     return NodeGpu(
         index=host.index,

@@ -1,4 +1,4 @@
-"""Looking at files of a tenant: a container's root file system, which nobody should trust.
+"""Looking at the untrusted files of a tenant: the root file system of a container.
 
 - `exists_below` walks a path name by name, each in the folder that it opened before. Links are
   resolved as in the container: an absolute link begins at its root, and nothing leads out of it. No
@@ -6,7 +6,7 @@
 - The file system itself may never answer. A system call on it cannot be ended, and neither can its
   thread, so `BoundedCalls` abandons such a thread: its caller goes on after a second, and the
   process ends without it. The thread keeps its slot until it returns. Each tenant has one slot, and
-  there is a limit for all, so a stuck call costs its tenant the next call and nobody else anything.
+  there is a limit for all, so a stuck call blocks only calls of the same tenant.
 - `is_musl` tells whether an image's C library is one for which there is no driver.
 """
 

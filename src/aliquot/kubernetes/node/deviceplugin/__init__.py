@@ -1,7 +1,7 @@
 """The device plugins: how the kubelet asks for containers' grants, by device ids.
 
-This is one way to the grants of `node.grants`, which knows nothing of it. Other ways can stand
-beside it.
+This is one way to the grants of `node.grants`, which knows nothing of it. DRA and CDI can
+come beside it.
 
 - `service`: all plugins of a node together, as the agent uses them.
 - `plugin`: the gRPC server of one resource.

@@ -26,8 +26,8 @@ import msgspec
 
 from aliquot.kubernetes.node.deviceplugin.matching.guess import (
     AllocateCall,
+    AllocateRefusedError,
     ContainerCalls,
-    RefusedError,
 )
 from aliquot.kubernetes.node.grants.allocations import DoesNotFitError
 from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation, SliceSettings
@@ -86,7 +86,7 @@ class Allocator:
             try:
                 container = await self._matcher.find(call, calls, reused)
                 return self._allocate(container, call, calls, reused)
-            except RefusedError as error:
+            except AllocateRefusedError as error:
                 self._calls = None
                 if error.pod is not None:
                     self._pod_event(error.pod, error.reason, _sentence(error))
@@ -258,11 +258,11 @@ class Allocator:
             raise _refused(container, str(error)) from error
 
 
-def _refused(container: PodContainer, why: str) -> RefusedError:
-    return RefusedError(why, WHO_HAS_WHAT, pod=container.pod)
+def _refused(container: PodContainer, why: str) -> AllocateRefusedError:
+    return AllocateRefusedError(why, WHO_HAS_WHAT, pod=container.pod)
 
 
-def _sentence(error: RefusedError) -> str:
+def _sentence(error: AllocateRefusedError) -> str:
     return f"{error.message}. {error.way_out}" if error.way_out else error.message
 
 
@@ -270,8 +270,8 @@ def _sentence(error: RefusedError) -> str:
 class Starter:
     """Answers PreStartContainer calls.
 
-    By now the kubelet can report whose the ids are. So the owner is confirmed first, and the grant
-    gets the policy, the priority and the sizes that the pod asks for itself. Grants of the same
+    By now the kubelet can report which container has the ids. So the owner is confirmed first, and
+    the grant gets the policy, the priority and the sizes that its pod asks for. Grants of the same
     chain end: an init container has ended when a later container starts, and the others have ended
     when the pod starts again. They never run together, and a GPU may have enough for only one.
     """
@@ -297,7 +297,9 @@ class Starter:
             await self.resizer.follow(pod, found.name)
         grant = self.saved.allocations.grants.get(found.name)
         if grant is None:
-            raise RefusedError(f"grant {found.name} was released while its container started")
+            raise AllocateRefusedError(
+                f"grant {found.name} was released while its container started"
+            )
         if pod is not None and grant.kind == "sliced" and not grant.current.compute:
             self.events.pod_event(
                 pod,
@@ -316,9 +318,9 @@ class Starter:
         if grant is not None:
             return grant if resource == grant.carrier else None
         is_core = self.ids.resources[resource].role == "core"
-        if is_core and any(self.ids.holder(id_) for id_ in ids):
+        if is_core and any(self.ids.grant_with(id_) for id_ in ids):
             return None  # some of the ids are reused: the memory tells which container it is
-        raise RefusedError(
+        raise AllocateRefusedError(
             f"no container of this node was allocated these {len(ids)} units of {resource}",
             "Delete the pod, so that it gets others.",
         )

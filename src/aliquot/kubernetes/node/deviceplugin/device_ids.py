@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.plan import Kind
     from aliquot.kubernetes.api.presets import Preset, Role
-    from aliquot.kubernetes.node.grants.allocations import Allocations, GpuUsage, HostGpu
+    from aliquot.kubernetes.node.grants.allocations import HostGpu, HostGpuUsage, NodeAllocations
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
 
 _LETTERS: dict[Role, str] = {"whole": "g", "shared": "s", "core": "c", "memory": "m", "slot": "n"}
@@ -57,7 +57,7 @@ class DeviceResource:
         """The units of an unused GPU."""
         return self.free(gpu, None, UNUSED, shares)
 
-    def free(self, gpu: HostGpu, kind: Kind | None, used: GpuUsage, shares: int) -> int:
+    def free(self, gpu: HostGpu, kind: Kind | None, used: HostGpuUsage, shares: int) -> int:
         """The free units of a healthy GPU that is in use as this kind."""
         if kind not in {None, _KINDS[self.role]}:
             return 0
@@ -97,21 +97,21 @@ class _InUse:
 
     revision: int = -1
     by_resource: dict[str, set[str]] = field(default_factory=dict)
-    holder: dict[str, str] = field(default_factory=dict)  # the grant's name by id
+    grants: dict[str, str] = field(default_factory=dict)  # the name of the grant by id
 
 
 class DeviceIds:
     """The device ids of a node's resources."""
 
-    def __init__(self, allocations: Allocations, resources: Sequence[DeviceResource]) -> None:
+    def __init__(self, allocations: NodeAllocations, resources: Sequence[DeviceResource]) -> None:
         self.allocations = allocations
         self.resources = {resource.name: resource for resource in resources}
         self._in_use = _InUse()
         self._listed: dict[str, tuple[set[str], list[tuple[str, bool]]]] = {}  # as last listed
 
-    def holder(self, id_: str) -> str | None:
+    def grant_with(self, id_: str) -> str | None:
         """The name of the grant that has a device id."""
-        return self._used().holder.get(id_)
+        return self._used().grants.get(id_)
 
     def find(self, resource: str, ids: Iterable[str]) -> ContainerGrant | None:
         """The latest grant that was given for exactly these ids."""
@@ -170,7 +170,7 @@ class DeviceIds:
             for grant in self.allocations.grants.values():
                 for resource, ids in grant.device_ids.items():
                     self._in_use.by_resource.setdefault(resource, set()).update(ids)
-                    self._in_use.holder.update(dict.fromkeys(ids, grant.name))
+                    self._in_use.grants.update(dict.fromkeys(ids, grant.name))
         return self._in_use
 
     def _all_ids(self, resource: str) -> list[str]:

@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 class Plugin:
     """A resource as the kubelet sees it. `notify` sends its ids again if they have changed."""
 
-    def __init__(  # noqa: PLR0913 - what it is, and who answers its calls
+    def __init__(  # noqa: PLR0913 - its resource, and the answers to its calls
         self,
         resource: str,
         folder: Path,

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.node.deviceplugin.allocate import Allocator, Starter
 from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds, resources_of
-from aliquot.kubernetes.node.deviceplugin.matching.confirm import OwnerConfirmation, PodResources
+from aliquot.kubernetes.node.deviceplugin.matching.confirm import (
+    OwnerConfirmation,
+    PodResourcesClient,
+)
 from aliquot.kubernetes.node.deviceplugin.matching.guess import Matcher
 from aliquot.kubernetes.node.deviceplugin.plugin import Plugin
 from aliquot.kubernetes.node.deviceplugin.registration import Registrar
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
     from aliquot.kubernetes.node.grants.resize import Resizer
     from aliquot.kubernetes.node.metrics import CallMetrics
-    from aliquot.kubernetes.node.pods import NodeEvents, NodePods, Owner
+    from aliquot.kubernetes.node.pods import ContainerRef, NodeEvents, NodePods
     from aliquot.model import Gpu
 
 
@@ -54,7 +57,7 @@ class DevicePlugins:
         self._saved = saved
         self._pods = pods
         self._sockets = folder / "device-plugins"
-        self._kubelet = PodResources(folder / "pod-resources" / "kubelet.sock")
+        self._kubelet = PodResourcesClient(folder / "pod-resources" / "kubelet.sock")
         self._owners = OwnerConfirmation(saved, self.ids, pods, self._kubelet)
         matcher = Matcher(self.ids, pods, self._owners)
         self._allocator = Allocator(saved, self.ids, pods, matcher, gpus, events.pod_event)
@@ -93,7 +96,7 @@ class DevicePlugins:
         """Whether a grant is so new that the kubelet may not report it yet."""
         return self._allocator.is_recent(grant)
 
-    def set_pod(self, name: str, pod: Owner) -> None:
+    def set_pod(self, name: str, pod: ContainerRef) -> None:
         """Confirm the pod of a grant, because a process of that pod has joined it."""
         self._owners.set_pod(name, pod)
 

@@ -50,37 +50,37 @@ class HostGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuUsage:
+class HostGpuUsage:
     """How much of a GPU is used; `containers` counts the containers that use it."""
 
     memory: int = 0
     reserved: int = 0
     containers: int = 0
 
-    def __add__(self, other: GpuUsage) -> GpuUsage:
-        return GpuUsage(
+    def __add__(self, other: HostGpuUsage) -> HostGpuUsage:
+        return HostGpuUsage(
             self.memory + other.memory,
             self.reserved + other.reserved,
             self.containers + other.containers,
         )
 
-    def __sub__(self, other: GpuUsage) -> GpuUsage:
-        return GpuUsage(
+    def __sub__(self, other: HostGpuUsage) -> HostGpuUsage:
+        return HostGpuUsage(
             self.memory - other.memory,
             self.reserved - other.reserved,
             self.containers - other.containers,
         )
 
-    def peak(self, other: GpuUsage) -> GpuUsage:
+    def peak(self, other: HostGpuUsage) -> HostGpuUsage:
         """The larger of both, figure by figure."""
-        return GpuUsage(
+        return HostGpuUsage(
             max(self.memory, other.memory),
             max(self.reserved, other.reserved),
             max(self.containers, other.containers),
         )
 
 
-UNUSED = GpuUsage()
+UNUSED = HostGpuUsage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,11 @@ class ChainUsage:
     `peak` is the most that they use at any time; `final` is what the main containers use.
     """
 
-    peak: dict[str, GpuUsage]
-    final: dict[str, GpuUsage]
+    peak: dict[str, HostGpuUsage]
+    final: dict[str, HostGpuUsage]
 
 
-class Allocations:
+class NodeAllocations:
     """The GPUs of a node, and its grants in the order in which they were made.
 
     `shares` is how many containers share a shared GPU. `revision` grows with every change of the
@@ -116,7 +116,7 @@ class Allocations:
         """What a GPU is in use as; None: nobody uses it."""
         return self._kinds.get(gpu)
 
-    def used(self, gpu: str) -> GpuUsage:
+    def used(self, gpu: str) -> HostGpuUsage:
         """What is allocated of a GPU."""
         return self._used.get(gpu, UNUSED)
 
@@ -140,12 +140,12 @@ class Allocations:
         """Whether another grant reuses its ids: then it is an init container's."""
         return any(grant.name in other.reuses for other in self.grants.values())
 
-    def free_for(self, grant: ContainerGrant, gpu: str) -> GpuUsage:
+    def free_for(self, grant: ContainerGrant, gpu: str) -> HostGpuUsage:
         """What a grant could have of a GPU of the right kind.
 
-        What the init containers have whose ids it reuses is free for it: they have ended by then.
+        The init containers whose ids it reuses have ended by then, so their memory is free for it.
         """
-        capacity = GpuUsage(self.gpus[gpu].memory, CORE_UNITS, self.shares)
+        capacity = HostGpuUsage(self.gpus[gpu].memory, CORE_UNITS, self.shares)
         chain = self._chain(grant)
         own = usage_of(chain).peak.get(gpu, UNUSED)
         at_the_same_time = usage_of([*chain, msgspec.structs.replace(grant, allocated=())]).final
@@ -226,7 +226,7 @@ class Allocations:
         for grant in self.grants.values():
             self._set_kinds(grant)
         self._chains = chains_of(self.grants.values())
-        self._used: dict[str, GpuUsage] = {}
+        self._used: dict[str, HostGpuUsage] = {}
         for chain in self._chains:
             self._add_usage(chain)
 
@@ -278,12 +278,12 @@ def usage_of(chain: Sequence[ContainerGrant]) -> ChainUsage:
 
     The kubelet reuses only ids of init containers, which end before the next container starts.
     """
-    final: dict[str, GpuUsage] = {}
-    peak: dict[str, GpuUsage] = {}
+    final: dict[str, HostGpuUsage] = {}
+    peak: dict[str, HostGpuUsage] = {}
     ended = {name for grant in chain for name in grant.reuses}
     for grant in chain:
         for part in grant.allocated:
-            now = final.get(part.gpu, UNUSED) + GpuUsage(part.memory, part.reserved, 1)
+            now = final.get(part.gpu, UNUSED) + HostGpuUsage(part.memory, part.reserved, 1)
             peak[part.gpu] = peak.get(part.gpu, UNUSED).peak(now)
             if grant.name not in ended:
                 final[part.gpu] = now

@@ -24,7 +24,7 @@ from aliquot.model.errors import StateError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from aliquot.kubernetes.node.grants.allocations import Allocations
+    from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 
 VERSION = 1
 
@@ -70,7 +70,7 @@ class Checkpoint:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._refused(f"cannot be read: {error}") from error
 
-    def save(self, allocations: Allocations) -> None:
+    def save(self, allocations: NodeAllocations) -> None:
         """Write the allocations."""
         gpus = tuple(
             CheckpointGpu(gpu.uuid, gpu.index, gpu.memory) for gpu in allocations.gpus.values()
@@ -100,7 +100,7 @@ class SavedAllocations:
     Nothing awaits inside a change, so every reader sees consistent allocations.
     """
 
-    def __init__(self, allocations: Allocations, checkpoint: Checkpoint) -> None:
+    def __init__(self, allocations: NodeAllocations, checkpoint: Checkpoint) -> None:
         self.allocations = allocations
         self._checkpoint = checkpoint
         self._listeners: list[Callable[[], None]] = []
@@ -115,7 +115,7 @@ class SavedAllocations:
             listener()
 
     @contextmanager
-    def changing(self) -> Iterator[Allocations]:
+    def changing(self) -> Iterator[NodeAllocations]:
         """Change the allocations; a change that fails or cannot be saved is undone."""
         before = self.allocations.saved()
         try:

@@ -74,7 +74,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class BindMount:
     """A file or folder of the node, and its path in a container."""
 
     source: Path
@@ -86,7 +86,7 @@ class Mount:
 class CommonEdits:
     """What every container of the node gets. `control_nodes` is None if GPUs are simulated."""
 
-    mounts: tuple[Mount, ...]
+    mounts: tuple[BindMount, ...]
     control_nodes: tuple[PurePosixPath, ...] | None
 
 
@@ -94,7 +94,7 @@ class CommonEdits:
 class ContainerEdits:
     """What one container gets. `devices` have the same path on the node, to read and write."""
 
-    mounts: tuple[Mount, ...]
+    mounts: tuple[BindMount, ...]
     devices: tuple[PurePosixPath, ...]
     environment: Mapping[str, str]
 
@@ -125,26 +125,26 @@ def edits_for(common: CommonEdits, grant: Path, minors: Iterable[int]) -> Contai
     """
     nodes = [PurePosixPath(f"/dev/nvidia{minor}") for minor in sorted(minors)]
     return ContainerEdits(
-        mounts=(*common.mounts, Mount(grant, GRANT)),
+        mounts=(*common.mounts, BindMount(grant, GRANT)),
         devices=() if common.control_nodes is None else (*common.control_nodes, *nodes),
         environment=_VARIABLES,
     )
 
 
-def _simulated_mounts(driver: Driver, library: Path, host: Host) -> list[Mount]:
+def _simulated_mounts(driver: Driver, library: Path, host: Host) -> list[BindMount]:
     meeting_place = Path(driver.variables["ALIQUOT_SIMULATE_STATE"])
     return [
         *_stand_in_mounts(library, _names((CUDA, NVML)), host),
-        Mount(prepared_driver(library), DRIVER),
-        Mount(meeting_place, MACHINE, read_only=False),
+        BindMount(prepared_driver(library), DRIVER),
+        BindMount(meeting_place, MACHINE, read_only=False),
     ]
 
 
-def _driver_mounts(driver: Driver, library: Path, host: Host) -> list[Mount]:
+def _driver_mounts(driver: Driver, library: Path, host: Host) -> list[BindMount]:
     return [
         *_stand_in_mounts(library, _names((driver.cuda.name, driver.nvml.name)), host),
-        Mount(driver.cuda, DRIVER / CUDA),
-        Mount(driver.nvml, DRIVER / NVML),
+        BindMount(driver.cuda, DRIVER / CUDA),
+        BindMount(driver.nvml, DRIVER / NVML),
         *_program_mounts(host.root),
     ]
 
@@ -158,33 +158,33 @@ def _names(files: tuple[str, str]) -> dict[str, str]:
     return names | dict(zip(files, (CUDA, NVML), strict=True))
 
 
-def _stand_in_mounts(library: Path, names: Mapping[str, str], host: Host) -> list[Mount]:
+def _stand_in_mounts(library: Path, names: Mapping[str, str], host: Host) -> list[BindMount]:
     return [
         *(
-            Mount(library / stand_in, folder / name)
+            BindMount(library / stand_in, folder / name)
             for folder in host.usual_folders
             for name, stand_in in names.items()
         ),
-        *(Mount(library / name, PurePosixPath(_MUSL_FOLDER) / name) for name in (CUDA, NVML)),
-        *(Mount(library, PurePosixPath(folder)) for folder in _WHOLE_FOLDERS),
+        *(BindMount(library / name, PurePosixPath(_MUSL_FOLDER) / name) for name in (CUDA, NVML)),
+        *(BindMount(library, PurePosixPath(folder)) for folder in _WHOLE_FOLDERS),
     ]
 
 
-def _companion_mounts(folders: Iterable[Path], host: Host) -> Iterator[Mount]:
+def _companion_mounts(folders: Iterable[Path], host: Host) -> Iterator[BindMount]:
     """The driver's other libraries, by each of their names; the first folder wins."""
     found: dict[str, Path] = {}
     for path in (path for folder in folders for path in sorted(folder.iterdir())):
         if _COMPANIONS.fullmatch(path.name) and (file := _resolve(path, host.root)).is_file():
             found.setdefault(path.name, file)
     for folder in host.usual_folders:
-        yield from (Mount(file, folder / name) for name, file in found.items())
+        yield from (BindMount(file, folder / name) for name, file in found.items())
 
 
-def _program_mounts(root: Path) -> Iterator[Mount]:
+def _program_mounts(root: Path) -> Iterator[BindMount]:
     for name in _PROGRAMS:
         files = (_resolve(root / folder / name, root) for folder in _PROGRAM_FOLDERS)
         if file := next((file for file in files if file.is_file()), None):
-            yield Mount(file, PurePosixPath("/usr/bin") / name)
+            yield BindMount(file, PurePosixPath("/usr/bin") / name)
 
 
 def _control_nodes(devices: Path) -> tuple[PurePosixPath, ...]:
@@ -217,9 +217,9 @@ def _resolve(path: Path, root: Path) -> Path:
     return walked
 
 
-def _on_node(mount: Mount, root: Path) -> Mount:
+def _on_node(mount: BindMount, root: Path) -> BindMount:
     """The mount by the node's own paths; a source outside `root` has the same path there."""
     if not mount.source.is_relative_to(root):
         return mount
     source = Path("/") / mount.source.relative_to(root)
-    return Mount(source, mount.target, mount.read_only)
+    return BindMount(source, mount.target, mount.read_only)

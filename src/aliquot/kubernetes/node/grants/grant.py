@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from aliquot.kubernetes.api.plan import Kind  # noqa: TC001 - msgspec reads it
-from aliquot.kubernetes.node.pods import Owner  # noqa: TC001 - msgspec reads it
+from aliquot.kubernetes.node.pods import ContainerRef  # noqa: TC001 - msgspec reads it
 from aliquot.model import Policy, Priority
 
 
@@ -43,7 +43,7 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     """
 
     name: str
-    owner: Owner
+    owner: ContainerRef
     kind: Kind
     allocated: tuple[GpuAllocation, ...]
     requested: SliceSettings

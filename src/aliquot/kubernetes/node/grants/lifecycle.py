@@ -44,7 +44,7 @@ _log = structlog.get_logger(__name__)
 
 
 class OwnerCheck(Protocol):
-    """What can tell whose a grant is: the way by which containers ask for grants."""
+    """Finds the owners of grants: each way by which containers ask for grants has one."""
 
     async def confirm(self, name: str) -> ContainerGrant | None:
         """The grant with its owner confirmed, if that is possible; None if it is gone."""

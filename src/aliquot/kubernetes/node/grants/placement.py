@@ -13,7 +13,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.node.grants.allocations import Allocations
+from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation, SliceSettings
 from aliquot.kubernetes.node.pods import PodContainer
 from aliquot.model import Amount, Request, format_bytes
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def allocated_on(
-    allocations: Allocations, request: ContainerRequest, gpus: tuple[str, ...]
+    allocations: NodeAllocations, request: ContainerRequest, gpus: tuple[str, ...]
 ) -> tuple[GpuAllocation, ...]:
     """What a request takes on these GPUs."""
     return tuple(
@@ -46,7 +46,7 @@ def allocated_on(
 
 
 def planned_gpus(
-    allocations: Allocations, request: ContainerRequest, plan: ContainerPlan | None
+    allocations: NodeAllocations, request: ContainerRequest, plan: ContainerPlan | None
 ) -> tuple[str, ...]:
     """The GPUs of a plan; none if the plan does not match this request or this node."""
     if plan is None or plan.kind != request.kind or len(plan.gpus) != request.gpus:
@@ -55,7 +55,7 @@ def planned_gpus(
 
 
 def choose(
-    allocations: Allocations,
+    allocations: NodeAllocations,
     gpus: Mapping[str, Gpu],
     grant: ContainerGrant,
     request: ContainerRequest,
@@ -79,9 +79,9 @@ def choose(
     raise NoRoomError(f"no GPU has enough free for {request} ({figures})")
 
 
-def with_planned_pods(allocations: Allocations, pods: Iterable[GpuPod]) -> Allocations:
+def with_planned_pods(allocations: NodeAllocations, pods: Iterable[GpuPod]) -> NodeAllocations:
     """A copy of the allocations, with what the plans of pods that have not started say."""
-    after = Allocations(allocations.gpus.values(), allocations.shares, allocations.saved())
+    after = NodeAllocations(allocations.gpus.values(), allocations.shares, allocations.saved())
     for pod in pods:
         if pod.live and pod.pending:
             for grant in _planned_grants(after, pod):
@@ -90,7 +90,7 @@ def with_planned_pods(allocations: Allocations, pods: Iterable[GpuPod]) -> Alloc
     return after
 
 
-def _planned_grants(allocations: Allocations, pod: GpuPod) -> Iterator[ContainerGrant]:
+def _planned_grants(allocations: NodeAllocations, pod: GpuPod) -> Iterator[ContainerGrant]:
     """The grants that a pod's containers will get by their plans, in their order."""
     granted = {grant.owner.container: grant for grant in allocations.of_pod(pod.uid)}
     inits: list[tuple[str, frozenset[str]]] = []  # grant and resources of each init container
@@ -109,7 +109,7 @@ def _planned_grants(allocations: Allocations, pod: GpuPod) -> Iterator[Container
 
 
 def _planned_grant(
-    allocations: Allocations,
+    allocations: NodeAllocations,
     container: PodContainer,
     gpus: tuple[str, ...],
     reuses: tuple[str, ...],
@@ -146,7 +146,7 @@ def _model_request(request: ContainerRequest, shares: int) -> Request:
 
 
 def _is_usable(
-    allocations: Allocations,
+    allocations: NodeAllocations,
     gpus: Mapping[str, Gpu],
     grant: ContainerGrant,
     request: ContainerRequest,
@@ -158,7 +158,7 @@ def _is_usable(
 
 
 def _candidate(
-    allocations: Allocations, gpus: Mapping[str, Gpu], grant: ContainerGrant, host: HostGpu
+    allocations: NodeAllocations, gpus: Mapping[str, Gpu], grant: ContainerGrant, host: HostGpu
 ) -> Candidate:
     free = allocations.free_for(grant, host.uuid)
     gpu = gpus[host.uuid]
@@ -171,7 +171,7 @@ def _candidate(
     )
 
 
-def _free_text(allocations: Allocations, gpu: HostGpu) -> str:
+def _free_text(allocations: NodeAllocations, gpu: HostGpu) -> str:
     if gpu.problem:
         return f"{gpu}: unhealthy"
     used, kind = allocations.used(gpu.uuid), allocations.kind(gpu.uuid)

@@ -27,11 +27,11 @@ from aliquot.model.errors import AliquotError, NoSuchGrantError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aliquot.kubernetes.node.grants.allocations import Allocations, HostGpu
+    from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
     from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
     from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
-    from aliquot.kubernetes.node.pods import GpuPod, NodeEvents, NodePods, Owner
+    from aliquot.kubernetes.node.pods import ContainerRef, GpuPod, NodeEvents, NodePods
 
 
 def wanted_settings(
@@ -83,7 +83,7 @@ class Resizer:
         self._arbiter = arbiter
         self._events = events
         self._lock = asyncio.Lock()
-        self._followed: dict[str, tuple[Owner, dict[str, str]]] = {}  # annotations by grant
+        self._followed: dict[str, tuple[ContainerRef, dict[str, str]]] = {}  # annotations by grant
         self._refused: dict[str, dict[str, str]] = {}  # annotations by grant
 
     async def follow_all(self) -> None:
@@ -143,7 +143,7 @@ class Resizer:
             self._events.pod_event(pod, reason, text)
 
 
-def _check_planned(planned: Allocations, after: ContainerGrant) -> None:
+def _check_planned(planned: NodeAllocations, after: ContainerGrant) -> None:
     """DoesNotFitError if growth takes what is planned for pods that have not started."""
     try:
         planned.change(after)

@@ -6,8 +6,8 @@ twice; so the agent uses `List` only where there is no `Get` (before 1.34).
 
 When the kubelet has reported the ids of a pod's containers, the grant of exactly these ids belongs
 to that container. The grant that had this owner gets the other's owner, unconfirmed, until the
-kubelet reports that pod too. Only owners are exchanged: a container keeps the GPUs and the grant
-that it was told of. Its share of compute becomes what it asked for itself.
+kubelet reports that pod too. Only owners are exchanged: a container keeps its GPUs and its
+grant. Its share of compute becomes what it asked for itself.
 
 The kubelet does not report init containers. It gives their ids to the pod's other containers, so a
 grant whose ids are reused is an init container's of the same pod. Else the grant just before that
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds
-    from aliquot.kubernetes.node.grants.allocations import Allocations
+    from aliquot.kubernetes.node.grants.allocations import NodeAllocations
     from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
-    from aliquot.kubernetes.node.pods import NodePods, Owner
+    from aliquot.kubernetes.node.pods import ContainerRef, NodePods
 
 SECONDS = 5.0
 
@@ -47,7 +47,7 @@ PodReport = Mapping[str, IdsByResource]
 _log = structlog.get_logger(__name__)
 
 
-class PodResources:
+class PodResourcesClient:
     """The kubelet's PodResources socket."""
 
     def __init__(self, socket: Path) -> None:
@@ -60,7 +60,7 @@ class PodResources:
         """Close the connection."""
         await self._channel.close()
 
-    async def report(self, pod: Owner) -> PodReport | None:
+    async def report(self, pod: ContainerRef) -> PodReport | None:
         """The device ids of a pod's containers; None if the kubelet does not answer.
 
         Containers without ids are left out.
@@ -80,7 +80,7 @@ class PodResources:
                 by_resource[one.resource_name] = (*before, *one.device_ids)
         return found
 
-    async def _ask(self, pod: Owner) -> messages.PodResources | None:
+    async def _ask(self, pod: ContainerRef) -> messages.PodResources | None:
         if self._has_get:
             request = messages.GetPodResourcesRequest(pod_name=pod.pod, pod_namespace=pod.namespace)
             try:
@@ -106,7 +106,7 @@ class OwnerConfirmation:
     """Confirms and corrects the owners of grants. `corrections` counts wrong guesses."""
 
     def __init__(
-        self, saved: SavedAllocations, ids: DeviceIds, pods: NodePods, kubelet: PodResources
+        self, saved: SavedAllocations, ids: DeviceIds, pods: NodePods, kubelet: PodResourcesClient
     ) -> None:
         self._saved = saved
         self._ids = ids
@@ -126,12 +126,12 @@ class OwnerConfirmation:
                 break
         return self._saved.allocations.grants.get(name)
 
-    def set_pod(self, name: str, pod: Owner) -> None:
+    def set_pod(self, name: str, pod: ContainerRef) -> None:
         """Confirm the pod of a grant, because a process of that pod has joined it."""
         with self._saved.changing() as allocations:
             set_pod(allocations, name, pod)
 
-    def _apply(self, pod: Owner, report: PodReport) -> None:
+    def _apply(self, pod: ContainerRef, report: PodReport) -> None:
         known = self._pods.get(pod.uid)
         with self._saved.changing():
             wrong = apply_report(self._ids, pod, report, known.requests if known else ())
@@ -139,7 +139,7 @@ class OwnerConfirmation:
             self.corrections += wrong
             _log.info("corrected the owners of grants", pod=f"{pod.namespace}/{pod.pod}")
 
-    def _likely_pods(self, name: str) -> Iterator[Owner]:
+    def _likely_pods(self, name: str) -> Iterator[ContainerRef]:
         """Which pods to ask about: the grant's own, then all with a grant to be confirmed."""
         grant = self._saved.allocations.grants.get(name)
         if grant is None or grant.confirmed:
@@ -158,7 +158,7 @@ class OwnerConfirmation:
 
 
 def apply_report(
-    ids: DeviceIds, pod: Owner, report: PodReport, requests: Sequence[ContainerRequest]
+    ids: DeviceIds, pod: ContainerRef, report: PodReport, requests: Sequence[ContainerRequest]
 ) -> int:
     """Set the owners of a pod's grants by the kubelet's report; how many were wrong."""
     asked = {one.container: one for one in requests}
@@ -180,14 +180,14 @@ def apply_report(
     return wrong
 
 
-def set_pod(allocations: Allocations, name: str, pod: Owner) -> None:
-    """Set the pod of a grant, by the word of its processes."""
+def set_pod(allocations: NodeAllocations, name: str, pod: ContainerRef) -> None:
+    """Set the pod of a grant, because a process of the pod has joined it."""
     grant = allocations.grants[name]
     owner = msgspec.structs.replace(pod, container=grant.owner.container)
     _set_owner(allocations, grant, owner)
 
 
-def _set_owner(allocations: Allocations, grant: ContainerGrant, owner: Owner) -> None:
+def _set_owner(allocations: NodeAllocations, grant: ContainerGrant, owner: ContainerRef) -> None:
     """Set a grant's owner; the grant that had this owner gets the other's."""
     others = [
         one for one in allocations.grants.values() if one.owner == owner and one.name != grant.name
@@ -207,7 +207,7 @@ def _set_ids(ids: DeviceIds, name: str, units: IdsByResource) -> None:
         ids.take_away(resource, some, keep=[grant, *allocations.never_together(grant)])
 
 
-def _set_compute(allocations: Allocations, name: str, request: ContainerRequest | None) -> None:
+def _set_compute(allocations: NodeAllocations, name: str, request: ContainerRequest | None) -> None:
     grant = allocations.grants[name]
     if request is None or request.kind != grant.kind or grant.merged:
         return
@@ -222,8 +222,8 @@ def _set_compute(allocations: Allocations, name: str, request: ContainerRequest 
 
 
 def _set_init_owners(
-    allocations: Allocations,
-    pod: Owner,
+    allocations: NodeAllocations,
+    pod: ContainerRef,
     found: Sequence[str],
     inits: Sequence[ContainerRequest],
 ) -> None:

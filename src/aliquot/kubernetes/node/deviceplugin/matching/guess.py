@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 WAIT_SECONDS = 1.0
 
 
-class RefusedError(AliquotError):
+class AllocateRefusedError(AliquotError):
     """The agent refuses a container's units; `reason` is for the event on its pod."""
 
     def __init__(
@@ -225,7 +225,7 @@ class Matcher:
     async def _after_confirming(
         self, call: AllocateCall, calls: ContainerCalls | None, reused: Sequence[ContainerGrant]
     ) -> PodContainer | None:
-        """The container, once the kubelet was asked whose the grants of that size are."""
+        """The container, after the kubelet was asked about the owners of grants of that size."""
         for grant in self._allocations.saved():
             pod = self._pods.get(grant.owner.uid)
             request = pod.request(grant.owner.container) if pod and pod.pending else None
@@ -236,7 +236,7 @@ class Matcher:
                 return found
         return None
 
-    def _invalid(self, call: AllocateCall) -> RefusedError | None:
+    def _invalid(self, call: AllocateCall) -> AllocateRefusedError | None:
         """The error of a pending pod with an invalid request for this, and no grant for it."""
         for pod in self._pods.live():
             if not (pod.invalid and pod.pending):
@@ -244,7 +244,7 @@ class Matcher:
             granted = self._granted(pod.uid)
             every = (*pod.object.spec.init_containers, *pod.object.spec.containers)
             if any(_asks(one, call) for one in every if one.name not in granted):
-                return RefusedError(str(pod.invalid), reason=pod.invalid.reason, pod=pod)
+                return AllocateRefusedError(str(pod.invalid), reason=pod.invalid.reason, pod=pod)
         return None
 
     def _unknown(self, call: AllocateCall, calls: ContainerCalls | None) -> PodContainer:
