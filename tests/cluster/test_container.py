@@ -109,8 +109,8 @@ def test_a_container_that_starts_again_has_the_same_grant(
     assert is_limited_to(look(cluster, namespace, "again"), UNITS * MEMORY_UNIT)
     agent.until(lambda: len(agent.grants()) == 1, "those of other tests have ended")
     before = set(agent.grants())
-    # Not by `kubectl exec ... kill 1`: the end of process 1 kills that command too, before or after
-    # its own exit, and kubectl may then fail with 137.
+    # From outside: when process 1 ends, the kernel kills the whole pid namespace. A `kill 1` by
+    # `kubectl exec` may be killed with it before it exits, and kubectl then fails with 137.
     agent.kill_container(namespace, "again")
 
     def has_started_again() -> bool:
