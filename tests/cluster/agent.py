@@ -53,7 +53,14 @@ class Agent:
         self.node.machine.run("rm", "-rf", STATE, "/var/lib/aliquot")
         self._cluster.kubectl("delete", "gpunodes", "--all")
 
-    # --- what is so -------------------------------------------------------------------------------
+    def kill_container(self, namespace: str, pod: str, container: str = "main") -> None:
+        """Kill a pod's container from outside it, as a crash would; the kubelet starts it again."""
+        wanted = {"pod.namespace": namespace, "pod.name": pod, "container.name": container}
+        labels = ",".join(f'labels."io.kubernetes.{key}"=={value}' for key, value in wanted.items())
+        [one] = self.node.ctr("containers", "list", "--quiet", labels).split()
+        self.node.ctr("tasks", "kill", "--signal=SIGKILL", one)
+
+    # --- observed state ---------------------------------------------------------------------------
 
     @property
     def state(self) -> Path:

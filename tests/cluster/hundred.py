@@ -23,7 +23,7 @@ from cluster.agent import Agent
 from cluster.cluster import Cluster
 from cluster.extender import Replica, install_crd, scheduler_config
 from cluster.manifests import pod
-from kubernetes.node.inside import probe_image, words
+from kubernetes.node.probe_images import parse_probe, probe_image
 
 GPUS = 16
 PODS = 100
@@ -193,7 +193,7 @@ def check_inside(stage: Stage, namespace: str, asked: Mapping[str, Asked]) -> No
     """What the programs themselves saw, through the driver's API."""
     gpu_memory = stage.agent.gpunode()[0]["memory"]
     for name, one in asked.items():
-        said = words(stage.cluster.kubectl("logs", name, f"--namespace={namespace}"))
+        said = parse_probe(stage.cluster.kubectl("logs", name, f"--namespace={namespace}"))
         assert said["init"] == 0, (name, said)
         assert said["memory"] == one.memory(gpu_memory), (name, said)
 

@@ -180,7 +180,7 @@ def test_an_arbiter_that_is_killed_comes_back(
     assert json.loads(told) == [4 * MEMORY_UNIT]
 
 
-def test_a_gpu_turns_sick_and_well_again(cluster: Cluster, namespace: str, agent: Agent) -> None:
+def test_a_gpu_turns_unhealthy_and_recovers(cluster: Cluster, namespace: str, agent: Agent) -> None:
     run_pod(cluster, namespace, "one", limits=limits(vcuda_memory=5))
     agent.until(lambda: "one" in agent.holders(), "the pod is told of")
     (index,) = agent.holders()["one"]
@@ -188,7 +188,8 @@ def test_a_gpu_turns_sick_and_well_again(cluster: Cluster, namespace: str, agent
     with health.open("a") as file:
         file.write(f"{index} lost\n")
     agent.until_counts(gpu=3, sgpu=6, vcuda_memory=3 * UNITS + 5)
-    assert agent.gpunode()[index]["healthy"] is False
+    # The agent tells the kubelet first, then writes the GPUNode object.
+    agent.until(lambda: agent.gpunode()[index].get("healthy") is False, "GPUNode says so")
     agent.until(
         lambda: "GPUUnhealthy" in dict(agent.events(namespace, "one")), "the pod is told why"
     )
@@ -196,6 +197,7 @@ def test_a_gpu_turns_sick_and_well_again(cluster: Cluster, namespace: str, agent
     with health.open("a") as file:
         file.write(f"{index} well\n")
     agent.until_counts(gpu=3, sgpu=6, vcuda_memory=4 * UNITS)
+    agent.until(lambda: "healthy" not in agent.gpunode()[index], "GPUNode says that it recovered")
 
 
 def test_a_running_pod_is_resized(
@@ -221,7 +223,7 @@ def test_a_running_pod_is_resized(
     assert json.loads(told) == [8 * MEMORY_UNIT]
     agent.until_counts(vcuda_memory=344 - 4)
     annotate("aliquot.io/memory=400GiB")
-    answered("ResizeRefused", "of memory left")
+    answered("ResizeRefused", "of memory free")
     annotate("aliquot.io/policy=hardly")
     answered("BadAnnotation", "hardly")
 
@@ -237,7 +239,9 @@ def test_a_program_outside_its_slice_is_reported(
     run_pod(
         cluster, namespace, "one", image=project, command=command, limits=limits(vcuda_memory=4)
     )
-    agent.until(lambda: "SlippedPast" in dict(agent.events(namespace, "one")), "an event says so")
+    agent.until(
+        lambda: "LimitsBypassed" in dict(agent.events(namespace, "one")), "an event says so"
+    )
 
 
 def test_an_image_without_glibc_is_reported(cluster: Cluster, namespace: str, agent: Agent) -> None:

@@ -71,7 +71,7 @@ def test_pods_survive_a_minute_without_the_api_server(
     try:
         seen = len(sights(agent, namespace, "one"))
         # The kubelet starts it again without the API server.
-        kill_container(agent, namespace, "one")
+        agent.kill_container(namespace, "one")
         agent.until(lambda: len(sights(agent, namespace, "one")) > seen + 1, "it is back")
         agent.until(lambda: time.monotonic() > back, "a minute has passed")
         assert set(agent.grants()) == before[1]
@@ -101,11 +101,3 @@ def sights(agent: Agent, namespace: str, name: str) -> list[tuple[int, ...]]:
     logs = agent.node.machine.path("/var/log/pods").glob(f"{namespace}_{name}_*/main/*.log")
     lines = (line for log in sorted(logs) for line in log.read_text("utf-8").splitlines())
     return [tuple(json.loads(line.partition(" F ")[2])) for line in lines]
-
-
-def kill_container(agent: Agent, namespace: str, pod: str) -> None:
-    """End a pod's container as a crash would."""
-    wanted = {"pod.namespace": namespace, "pod.name": pod, "container.name": "main"}
-    labels = ",".join(f'labels."io.kubernetes.{key}"=={value}' for key, value in wanted.items())
-    [container] = agent.node.ctr("containers", "list", "--quiet", labels).split()
-    agent.node.ctr("tasks", "kill", "--signal=SIGKILL", container)

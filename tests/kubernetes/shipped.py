@@ -15,16 +15,25 @@ import msgspec
 import aliquot.kubernetes
 from aliquot.kubernetes.api.client import Client
 from aliquot.kubernetes.api.server import Credentials, Server
-from aliquot.kubernetes.node import agent
-from aliquot.kubernetes.node.books import Books
-from aliquot.kubernetes.node.status import BooksCollector, Meters
+from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds
+from aliquot.kubernetes.node.grants.allocations import NodeAllocations
+from aliquot.kubernetes.node.metrics import COUNTERS, AllocationsCollector, CallMetrics
 from aliquot.kubernetes.scheduler import Options, Scheduler
 from aliquot.slices import metrics as slice_metrics
 from kubernetes.chart import Objects, objects
 
 _ENDS = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
 _REASON = re.compile(r"(?:[A-Z]+[a-z]+)+s?")
-_SAYS = {"InvalidRequestError", "Answer", "say", "say_of_node", "record", "_say", "_refuse"}
+_SAYS = {
+    "InvalidRequestError",
+    "Answer",
+    "say",
+    "pod_event",
+    "node_event",
+    "record",
+    "_say",
+    "_refuse",
+}
 
 
 # --- in manifests ---------------------------------------------------------------------------------
@@ -91,11 +100,11 @@ def shape_of_type(kind: Any) -> object:
 def metric_names() -> set[str]:
     """Every name that an agent or an extender may give to Prometheus."""
     names = _written(slice_metrics, r'"(aliquot_[a-z0-9_]+)"')
-    names |= {f"{name}_total" for name in _written(agent, r'"(aliquot_node_[a-z_]+)": \(')}
-    meters = Meters()
-    meters.registry.register(BooksCollector(Books([], [], 2), {}))
+    names |= {f"{name}_total" for name in COUNTERS}
+    node = CallMetrics()
+    node.registry.register(AllocationsCollector(DeviceIds(NodeAllocations([], 2), []), {}))
     scheduler = Scheduler(Client(Server("http://nowhere", Credentials())), Options())
-    for registry in (meters.registry, scheduler._metrics.registry):
+    for registry in (node.registry, scheduler._metrics.registry):
         for family in registry.collect():
             names |= {family.name + end for end in _ENDS.get(family.type, [""])}
     return names

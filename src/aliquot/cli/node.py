@@ -20,15 +20,15 @@ EXAMPLES = (
 
 def node(  # noqa: PLR0913, PLR0917 - one for each option
     node_name: Annotated[
-        str, typer.Option(envvar="NODE_NAME", help="This node, as the cluster calls it.")
+        str, typer.Option(envvar="NODE_NAME", help="The name of this node in the cluster.")
     ] = "",
     names: Annotated[
         str,
         typer.Option(
             metavar="PRESETS",
             envvar="ALIQUOT_NAMES",
-            help="By which names pods ask for GPUs: aliquot, tencent, tuya, nvidia, aliyun; "
-            "several with commas.",
+            help="The resource names that pods may use: aliquot, tencent, tuya, nvidia or aliyun; "
+            "several separated by commas.",
         ),
     ] = "aliquot",
     shares: Annotated[
@@ -37,7 +37,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             min=1,
             max=64,
             envvar="ALIQUOT_SHARES",
-            help="How many containers share a shared GPU, each with an equal part of its memory.",
+            help="How many containers share a shared GPU, each with an equal share of its memory.",
         ),
     ] = 2,
     simulate: Annotated[
@@ -50,53 +50,58 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
     ] = None,
     state: Annotated[
         Path,
-        typer.Option(envvar="ALIQUOT_STATE", help="The arbiter's directory, with all grants."),
+        typer.Option(envvar="ALIQUOT_STATE", help="The arbiter's directory, which has all grants."),
     ] = Path("/run/aliquot"),
     home: Annotated[
         Path,
         typer.Option(
             envvar="ALIQUOT_HOME",
-            help="What outlives a restart of the node: what pods hold, and the libraries that "
-            "containers get. The kubelet must see it, and --state, by the same paths.",
+            help="The directory that outlives a restart of the node. It has the checkpoint of "
+            "pods' grants, and the libraries that containers get. The kubelet must see it, and "
+            "--state, at the same paths.",
         ),
     ] = Path("/var/lib/aliquot"),
     kubelet_dir: Annotated[
         Path,
         typer.Option(
-            envvar="KUBELET_DIR", help="The kubelet's own, with device-plugins and pod-resources."
+            envvar="KUBELET_DIR",
+            help="The kubelet's directory, which has device-plugins and pod-resources.",
         ),
     ] = Path("/var/lib/kubelet"),
     driver_root: Annotated[
         Path,
         typer.Option(
-            envvar="ALIQUOT_DRIVER_ROOT", help="Where the node's file system, with its driver, is."
+            envvar="ALIQUOT_DRIVER_ROOT",
+            help="Where the agent sees the node's file system, which has the driver.",
         ),
     ] = Path("/"),
     kubeconfig: Kubeconfig = None,
-    host: Annotated[str, typer.Option(help="The address of metrics and probes.")] = "0.0.0.0",  # noqa: S104
+    host: Annotated[
+        str, typer.Option(help="The address on which to serve metrics and probes.")
+    ] = "0.0.0.0",  # noqa: S104
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="The port of metrics and probes.")
+        int, typer.Option(min=1, max=65535, help="The port on which to serve metrics and probes.")
     ] = 9440,
 ) -> None:
-    """Run the agent of a Kubernetes node: its GPUs, for containers.
+    """Run the agent of a Kubernetes node, which gives containers their parts of its GPUs.
 
-    It offers whole, shared and sliced GPUs to the kubelet, runs the node's arbiter, makes grants
-    for containers, and tells the cluster in the node's GPUNode object.
+    The agent offers whole, shared and sliced GPUs to the kubelet, runs the node's arbiter, makes a
+    grant for each container, and publishes the node's GPUs in its GPUNode object.
 
-    /metrics is for Prometheus; /healthz and /readyz are probes.
+    It serves /metrics for Prometheus, and the probes /healthz and /readyz.
     """
     if not node_name:
         raise BadValueError(
-            "the name of this node is not known", "Give --node-name, or set NODE_NAME."
+            "the name of this node is missing", "Give --node-name, or set NODE_NAME."
         )
     with needs_extra():
         from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415 - needs the extra
         from aliquot.kubernetes.node.agent import run_agent  # noqa: PLC0415
-        from aliquot.kubernetes.node.machine import Options  # noqa: PLC0415
+        from aliquot.kubernetes.node.machine import NodeOptions  # noqa: PLC0415
     from aliquot.devices import parse_shape  # noqa: PLC0415
     from aliquot.kubernetes.api.presets import choose_presets  # noqa: PLC0415
 
-    options = Options(
+    options = NodeOptions(
         node=node_name,
         presets=choose_presets(split_names(names)),
         shares=shares,

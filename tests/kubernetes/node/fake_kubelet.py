@@ -1,7 +1,7 @@
-"""A kubelet's device manager and its PodResources, as the real ones behave.
+"""A fake of the kubelet's device manager and PodResources, which behaves like the real ones.
 
-It deletes the sockets in its folder when it starts, dials who registers with the authority
-`localhost`, follows ListAndWatch, gives the ids of init containers on to a pod's other containers,
+It deletes the sockets in its folder when it starts, dials plugins with the authority
+`localhost`, follows ListAndWatch, reuses the ids of init containers for a pod's other containers,
 asks for a container's resources in any order, and forgets the ids of pods that have ended when it
 next has to give some.
 """
@@ -31,7 +31,7 @@ Response = messages.ContainerAllocateResponse
 
 
 class AdmissionError(Exception):
-    """The kubelet turns a pod down: UnexpectedAdmissionError."""
+    """The kubelet rejects a pod: UnexpectedAdmissionError."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Given:
 
 
 class FakeKubelet:
-    """One kubelet; what it has given survives its restart, as in its checkpoint."""
+    """One kubelet; its allocations survive its restart, as those in a real checkpoint do."""
 
     def __init__(self, folder: Path, *, seed: int = 0) -> None:
         self.plugins = folder / "device-plugins"
@@ -100,7 +100,7 @@ class FakeKubelet:
                 await asyncio.sleep(0.002)
 
     async def until_registered(self, *names: str, seconds: float = 60.0) -> None:
-        """Until these plugins have told their ids."""
+        """Wait until these plugins have sent their ids."""
         await self.until(
             lambda: all(n in self.endpoints and self.endpoints[n].pushes for n in names), seconds
         )
@@ -130,7 +130,7 @@ class FakeKubelet:
         return {name: self.response(pod, name) for name in self.given.get(pod.metadata.uid, {})}
 
     async def start_container(self, pod: Pod, container: str) -> None:
-        """As before each start of a container."""
+        """Call PreStartContainer, as before each start of a container."""
         given = list(self.given[pod.metadata.uid][container].items())
         self._random.shuffle(given)
         for name, one in given:
@@ -140,7 +140,7 @@ class FakeKubelet:
                 await wire.PRE_START.on(endpoint.channel)(asked, timeout=30)
 
     def forget(self, pod: Pod) -> None:
-        """The pod has ended."""
+        """Forget a pod that has ended."""
         self.pods.pop(pod.metadata.uid, None)
 
     def response(self, pod: Pod, container: str) -> Response:
@@ -205,12 +205,12 @@ class FakeKubelet:
 
     async def _follow(self, name: str, channel: Any) -> None:
         with suppress(grpc.aio.AioRpcError):
-            async for told in wire.LIST_AND_WATCH.on(channel)(messages.Empty()):
+            async for listing in wire.LIST_AND_WATCH.on(channel)(messages.Empty()):
                 one = self.endpoints[name]
-                listed = {device.ID for device in told.devices}
+                listed = {device.ID for device in listing.devices}
                 vanished = (one.healthy | one.unhealthy) - listed
                 assert not vanished, "the kubelet dereferences a vanished id"
-                one.healthy = {d.ID for d in told.devices if d.health == wire.HEALTHY}
+                one.healthy = {d.ID for d in listing.devices if d.health == wire.HEALTHY}
                 one.unhealthy = listed - one.healthy
                 one.pushes += 1
         one = self.endpoints[name]
@@ -219,18 +219,18 @@ class FakeKubelet:
 
     async def _list(self, _: Any, __: Any) -> resources.ListPodResourcesResponse:
         return resources.ListPodResourcesResponse(
-            pod_resources=[self._told(pod) for pod in self.pods.values()]
+            pod_resources=[self._report(pod) for pod in self.pods.values()]
         )
 
     async def _get(self, asked: Any, context: Any) -> resources.GetPodResourcesResponse:
         for pod in self.pods.values():
             if (pod.metadata.name, pod.metadata.namespace) == (asked.pod_name, asked.pod_namespace):
-                return resources.GetPodResourcesResponse(pod_resources=self._told(pod))
+                return resources.GetPodResourcesResponse(pod_resources=self._report(pod))
         text = f"pod {asked.pod_name} in namespace {asked.pod_namespace} not found"
         await context.abort(grpc.StatusCode.UNKNOWN, text)
         raise AssertionError
 
-    def _told(self, pod: Pod) -> resources.PodResources:
+    def _report(self, pod: Pod) -> resources.PodResources:
         every = (
             *(one for one in pod.spec.init_containers if one.restart_policy),
             *pod.spec.containers,

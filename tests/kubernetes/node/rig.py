@@ -1,4 +1,4 @@
-"""A node in pieces: an API server and a kubelet that are played, and the agent as a program."""
+"""A node for tests: a fake API server, a fake kubelet, and the agent as a program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = tuple(f"aliquot.io/{name}" for name in ("gpu", "sgpu", "vcuda-core", "vc
 
 
 class Node:
-    """One node; its agent is started and killed at will."""
+    """One node, whose agent a test can start and kill."""
 
     def __init__(self, folder: Path, api: FakeApi, shape: str, shares: int) -> None:
         self.api = api
@@ -69,7 +69,7 @@ class Node:
             )
 
     async def ready(self) -> None:
-        """The agent serves pods."""
+        """Wait until the agent serves pods."""
         await self.until(lambda: self.page("/readyz") == "ok\n")
         await self.kubelet.until_registered(*NAMES)
 
@@ -85,7 +85,7 @@ class Node:
         return await self.agent_ends()
 
     async def agent_ends(self) -> int:
-        """By itself, or as it was told to."""
+        """Wait for the end of the agent; its exit status."""
         assert self._agent
         code = await asyncio.to_thread(self._agent.wait, 20)
         self._agent = None
@@ -104,7 +104,7 @@ class Node:
     # --- pods -------------------------------------------------------------------------------------
 
     def bind(self, pod: Pod) -> None:
-        """The API server has the pod, on this node."""
+        """Put the pod into the API server, bound to this node."""
         one = as_json(PODS, pod)
         one["spec"]["nodeName"] = NODE
         self.api.put("pods", one)
@@ -121,7 +121,7 @@ class Node:
         self.api.put("pods", one)
 
     async def run(self, pod: Pod) -> None:
-        """Bound, admitted, and all its containers started once, in their order."""
+        """Bind and admit a pod, and start all its containers once, in their order."""
         self.bind(pod)
         await self.kubelet.admit(pod)
         for one in (*pod.spec.init_containers, *pod.spec.containers):
@@ -131,17 +131,17 @@ class Node:
         self.kubelet.forget(pod)
         self.api.delete("pods", pod.metadata.name, pod.metadata.namespace)
 
-    # --- what is so -------------------------------------------------------------------------------
+    # --- observed state ---------------------------------------------------------------------------
 
     async def until(self, predicate: Callable[[], object], seconds: float = 60.0) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
         while not await asyncio.to_thread(predicate):
             late = asyncio.get_running_loop().time() > deadline
-            assert not late, f"not so within {seconds} s: {predicate}\n{self.log()[-4000:]}"
+            assert not late, f"not true within {seconds} s: {predicate}\n{self.log()[-4000:]}"
             await asyncio.sleep(0.01)
 
     def counts(self) -> dict[str, int]:
-        """As the kubelet has them, by short names."""
+        """Allocatable units as the kubelet has them, by short names."""
         found = self.kubelet.allocatable()
         return {name.partition("/")[2]: count for name, count in found.items()}
 
@@ -158,11 +158,11 @@ class Node:
         return one.get("status", {}) if one else {}
 
     def gpunode_memory(self) -> int:
-        """Of its first GPU."""
+        """Bytes of its first GPU."""
         return int(control.status(self.state).gpus[0].gpu.memory_bytes)
 
     def holders(self) -> dict[str, list[tuple[int, int]]]:
-        """By pod: GPU and bytes, as the GPUNode says."""
+        """By pod: index and bytes of its GPUs, from the GPUNode object."""
         found: dict[str, list[tuple[int, int]]] = {}
         for gpu in self.gpunode().get("gpus", ()):
             for part in gpu.get("grants", ()):
@@ -189,7 +189,7 @@ class Node:
 async def a_node(
     folder: Path, shape: str = "t4:4", shares: int = 2, *, agent: bool = True
 ) -> AsyncIterator[Node]:
-    """A node with a kubelet that runs and, unless told otherwise, an agent that serves."""
+    """A node with a running kubelet and, by default, an agent that serves pods."""
     api = FakeApi()
     async with api.serving():
         node = Node(folder, api, shape, shares)
@@ -207,7 +207,7 @@ async def a_node(
 def on_node(
     test: Callable[[Node], Coroutine[Any, Any, None]], folder: Path, **options: Any
 ) -> None:
-    """Play a test on a node of its own."""
+    """Run a test on a node of its own."""
 
     async def run() -> None:
         async with a_node(folder, **options) as node:
@@ -225,7 +225,7 @@ def grant_of(node: Node, pod: Pod, name: str = "main") -> str:
 
 @contextmanager
 def at_work(program: str, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python program that has printed a line, and stays until this is over."""
+    """A Python program that has printed a line, and runs until the block ends."""
     with subprocess.Popen(
         [sys.executable, "-c", program], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

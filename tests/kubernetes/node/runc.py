@@ -1,4 +1,4 @@
-"""Containers by runc alone, given what the agent would give them: no kubelet, no containerd.
+"""Containers by runc alone, with the edits that the agent gives them: no kubelet, no containerd.
 
 Mounts are passed to runc as containerd passes them: sources resolved, targets by their depth,
 read-only unless said otherwise.
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aliquot.kubernetes.node.container import Mount, Outfit
+from aliquot.kubernetes.node.grants.container_edits import BindMount, ContainerEdits
 from cluster.images import Image
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 SLEEP = ("/bin/sleep", "2147483647")
 _CAPABILITIES = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"]
-_NOTHING = Outfit((), (), {})
+_NOTHING = ContainerEdits((), (), {})
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Runtime:
     def start(
         self,
         root: Root,
-        outfit: Outfit = _NOTHING,
+        edits_for: ContainerEdits = _NOTHING,
         *command: str,
         user: int = 0,
         env: Mapping[str, str] | None = None,
@@ -76,8 +76,8 @@ class Runtime:
         name = f"{self._folder.name}-{len(self._containers)}"
         bundle = self._folder / name
         root = root.copy(bundle / "rootfs")
-        variables = {"PATH": PATH, **(env or {}), **outfit.environment}
-        config = _config(root.folder, outfit.mounts, command or SLEEP, user, variables)
+        variables = {"PATH": PATH, **(env or {}), **edits_for.environment}
+        config = _config(root.folder, edits_for.mounts, command or SLEEP, user, variables)
         (bundle / "config.json").write_text(json.dumps(config))
         container = Container(self._folder / "runc", bundle, name)
         self._containers.append(container)
@@ -143,7 +143,7 @@ class Container:
 
 def _config(
     root: Path,
-    mounts: Sequence[Mount],
+    mounts: Sequence[BindMount],
     command: Sequence[str],
     user: int,
     variables: Mapping[str, str],
@@ -168,7 +168,7 @@ def _config(
     }
 
 
-def _binds(mounts: Sequence[Mount]) -> Iterator[dict[str, Any]]:
+def _binds(mounts: Sequence[BindMount]) -> Iterator[dict[str, Any]]:
     for mount in sorted(mounts, key=lambda mount: len(mount.target.parts)):
         yield {
             "destination": str(mount.target),

@@ -1,4 +1,4 @@
-"""The agent as a program, between a kubelet and an API server that are played."""
+"""The agent as a program, with a fake kubelet and a fake API server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_mixed_deployment_example_number_by_number(short_tmp: Path) -> None:
     on_node(example, short_tmp, shape="rtx6000:4")
 
 
-def test_a_container_gets_its_own_grant_and_different_cards(short_tmp: Path) -> None:
+def test_a_container_gets_its_own_grant_on_different_gpus(short_tmp: Path) -> None:
     async def shares(node: Node) -> None:
         pod = make_pod("a", sgpu=3)
         await node.run(pod)
@@ -68,7 +68,7 @@ def test_a_container_gets_its_own_grant_and_different_cards(short_tmp: Path) -> 
     on_node(shares, short_tmp)
 
 
-def test_slices_are_split_evenly_and_have_what_the_pod_says(short_tmp: Path) -> None:
+def test_slices_are_split_evenly_and_have_the_pods_settings(short_tmp: Path) -> None:
     async def slices(node: Node) -> None:
         notes = {"aliquot.io/gpus": "2", "aliquot.io/policy": "hard"}
         pod = make_pod("a", memory=20, core=60, annotations=notes)
@@ -81,7 +81,7 @@ def test_slices_are_split_evenly_and_have_what_the_pod_says(short_tmp: Path) -> 
     on_node(slices, short_tmp)
 
 
-def test_the_plan_decides_the_cards(short_tmp: Path) -> None:
+def test_the_plan_decides_the_gpus(short_tmp: Path) -> None:
     async def planned(node: Node) -> None:
         await node.until(lambda: len(node.gpunode().get("gpus", ())) == 4)
         uuid = node.gpunode()["gpus"][3]["uuid"]
@@ -94,7 +94,7 @@ def test_the_plan_decides_the_cards(short_tmp: Path) -> None:
     on_node(planned, short_tmp)
 
 
-def test_pods_of_one_size_that_were_taken_for_each_other_are_put_right(short_tmp: Path) -> None:
+def test_pods_of_one_size_that_were_mixed_up_are_corrected(short_tmp: Path) -> None:
     async def swapped(node: Node) -> None:
         notes = {"aliquot.io/priority": "background"}
         first, second = make_pod("first", memory=7), make_pod("second", memory=7, annotations=notes)
@@ -116,7 +116,7 @@ def test_pods_of_one_size_that_were_taken_for_each_other_are_put_right(short_tmp
     on_node(swapped, short_tmp)
 
 
-def test_an_init_containers_part_is_its_pods(short_tmp: Path) -> None:
+def test_an_init_containers_memory_is_reused_by_its_pod(short_tmp: Path) -> None:
     async def init(node: Node) -> None:
         first = container("first", memory=UNITS - 1, core=10)
         pod = make_pod("a", container("main", memory=UNITS, core=20), init=(first,))
@@ -127,7 +127,7 @@ def test_an_init_containers_part_is_its_pods(short_tmp: Path) -> None:
         assert list(node.grants()) == [grant_of(node, pod, "first")]
         await node.kubelet.start_container(pod, "main")
         assert list(node.grants()) == [grant_of(node, pod, "main")]
-        await node.kubelet.start_container(pod, "first")  # the pod begins again
+        await node.kubelet.start_container(pod, "first")  # the pod starts again
         assert list(node.grants()) == [grant_of(node, pod, "first")]
         (part,) = node.grants()[grant_of(node, pod, "first")].slices
         assert (part.memory_bytes, part.compute_percent) == ((UNITS - 1) * MEMORY_UNIT, 10)
@@ -149,7 +149,7 @@ def test_containers_with_the_same_ids_have_one_grant(short_tmp: Path) -> None:
     on_node(same, short_tmp)
 
 
-def test_a_pod_that_nobody_told_of_is_served_as_its_resources_say(short_tmp: Path) -> None:
+def test_a_pod_that_the_watch_never_reported_is_served_by_its_resources(short_tmp: Path) -> None:
     async def alone(node: Node) -> None:
         pod = make_pod("static", memory=4, core=25)
         await node.kubelet.admit(pod)
@@ -163,24 +163,24 @@ def test_a_pod_that_nobody_told_of_is_served_as_its_resources_say(short_tmp: Pat
     on_node(alone, short_tmp)
 
 
-def test_what_makes_no_sense_is_refused_with_an_event(short_tmp: Path) -> None:
-    async def bad(node: Node) -> None:
+def test_an_invalid_request_is_refused_with_an_event(short_tmp: Path) -> None:
+    async def refused(node: Node) -> None:
         core_alone, too_much = make_pod("core", core=30), make_pod("much", memory=UNITS + 1)
-        for pod, words in (
+        for pod, text in (
             (core_alone, "asks for aliquot.io/vcuda-core: 30 and for no memory"),
-            (too_much, "no room for"),
+            (too_much, "no GPU has enough free for"),
         ):
             node.bind(pod)
-            with pytest.raises(AdmissionError, match=words):
+            with pytest.raises(AdmissionError, match=text):
                 await node.kubelet.admit(pod)
-            await node.until(lambda: any(words in text for _, text in node.events(pod)))  # noqa: B023
+            await node.until(lambda: any(text in message for _, message in node.events(pod)))  # noqa: B023
             node.end(pod)
         assert node.counts()["vcuda-memory"] == 4 * UNITS
 
-    on_node(bad, short_tmp)
+    on_node(refused, short_tmp)
 
 
-def test_kubelets_come_and_go_and_nothing_is_lost(short_tmp: Path) -> None:
+def test_restarts_of_the_kubelet_lose_nothing(short_tmp: Path) -> None:
     async def restarts(node: Node) -> None:
         pods = [make_pod("a", sgpu=1), make_pod("b", memory=3, core=5), make_pod("c", gpu=1)]
         for pod in pods:
@@ -206,7 +206,7 @@ def test_kubelets_come_and_go_and_nothing_is_lost(short_tmp: Path) -> None:
     on_node(restarts, short_tmp)
 
 
-def test_an_agent_that_starts_again_knows_what_pods_hold(short_tmp: Path) -> None:
+def test_an_agent_that_restarts_knows_the_grants_of_pods(short_tmp: Path) -> None:
     async def again(node: Node) -> None:
         pods = [make_pod("a", sgpu=2), make_pod("b", memory=30, core=10)]
         for pod in pods:
@@ -215,7 +215,7 @@ def test_an_agent_that_starts_again_knows_what_pods_hold(short_tmp: Path) -> Non
         before, holders, grants = node.counts(), node.holders(), set(node.grants())
         node.kill_agent()
         gone = make_pod("gone", gpu=1)
-        assert control.answers(node.state), "the arbiter goes on"
+        assert control.answers(node.state), "the arbiter still runs"
         node.start_agent()
         await node.ready()
         assert node.counts() == before
@@ -250,9 +250,9 @@ def test_an_agent_killed_during_allocate_leaks_nothing(short_tmp: Path) -> None:
         names = {pod.metadata.name for pod in running}
         await node.until(lambda: set(node.holders()) == names)
         assert {grant_of(node, pod) for pod in running} == set(node.grants())
-        held = sum(int(pod.spec.containers[0].resources.limits[NAMES[3]]) for pod in running)
+        grant = sum(int(pod.spec.containers[0].resources.limits[NAMES[3]]) for pod in running)
         sizes = [size for parts in node.holders().values() for _, size in parts]
-        assert sum(sizes) == held * MEMORY_UNIT
+        assert sum(sizes) == grant * MEMORY_UNIT
         for pod in running:
             node.end(pod)
         await node.until(lambda: node.counts()["vcuda-memory"] == 4 * UNITS and not node.grants())
@@ -262,7 +262,7 @@ def test_an_agent_killed_during_allocate_leaks_nothing(short_tmp: Path) -> None:
     on_node(killed, short_tmp)
 
 
-def test_an_arbiter_that_is_killed_comes_back_with_all_grants(short_tmp: Path) -> None:
+def test_a_killed_arbiter_is_restarted_with_all_grants(short_tmp: Path) -> None:
     async def arbiter(node: Node) -> None:
         pod = make_pod("a", memory=5)
         await node.run(pod)
@@ -280,8 +280,8 @@ def test_an_arbiter_that_is_killed_comes_back_with_all_grants(short_tmp: Path) -
     on_node(arbiter, short_tmp)
 
 
-def test_a_gpu_turns_sick_and_well_again(short_tmp: Path) -> None:
-    async def sick(node: Node) -> None:
+def test_a_gpu_turns_unhealthy_and_recovers(short_tmp: Path) -> None:
+    async def unhealthy(node: Node) -> None:
         pod = make_pod("a", memory=5)
         await node.run(pod)
         await node.until(lambda: bool(node.holders()))
@@ -292,18 +292,19 @@ def test_a_gpu_turns_sick_and_well_again(short_tmp: Path) -> None:
         assert node.counts()["gpu"] == 3
         await node.until(lambda: node.gpunode()["gpus"][index].get("healthy") is False)
         assert node.holders()["a"] == [(index, 5 * MEMORY_UNIT)]
-        assert "GPUUnhealthy" in [reason for reason, _ in node.events(pod)]
-        await node.kubelet.start_container(pod, "main")  # what it holds is its own
+        # Events have a queue of their own: one may come after the GPUNode object.
+        await node.until(lambda: "GPUUnhealthy" in dict(node.events(pod)))
+        await node.kubelet.start_container(pod, "main")  # its container keeps the GPU
         with (node.state / "machine" / "health").open("a") as health:
             health.write(f"{index} recovered\n")
         await node.until(lambda: node.counts()["vcuda-memory"] == 4 * UNITS)
         await node.until(lambda: "healthy" not in node.gpunode()["gpus"][index])
 
-    on_node(sick, short_tmp)
+    on_node(unhealthy, short_tmp)
 
 
-def test_pods_are_served_while_the_api_server_is_away(short_tmp: Path) -> None:
-    async def away(node: Node) -> None:
+def test_pods_are_served_while_the_api_server_is_down(short_tmp: Path) -> None:
+    async def down(node: Node) -> None:
         known = make_pod("known", memory=5)
         node.bind(known)
         await node.kubelet.admit(known)
@@ -319,10 +320,12 @@ def test_pods_are_served_while_the_api_server_is_away(short_tmp: Path) -> None:
         node.set_phase(later, "Running")
         await node.until(lambda: set(node.holders()) == {"known", "later"})
 
-    on_node(away, short_tmp)
+    on_node(down, short_tmp)
 
 
-def test_who_uses_a_gpu_without_a_grant_is_told_of(short_tmp: Path, native_dir: Path) -> None:
+def test_a_process_that_uses_a_gpu_without_a_grant_is_reported(
+    short_tmp: Path, native_dir: Path
+) -> None:
     program = (
         "import ctypes, sys\n"
         "cuda = ctypes.CDLL('libcuda.so.1')\n"
@@ -333,7 +336,7 @@ def test_who_uses_a_gpu_without_a_grant_is_told_of(short_tmp: Path, native_dir: 
         "sys.stdin.read()\n"
     )
 
-    async def stranger(node: Node) -> None:
+    async def without_grant(node: Node) -> None:
         env = {
             "LD_LIBRARY_PATH": str(native_dir / "sim"),
             "ALIQUOT_SIMULATE": "t4:4",
@@ -342,12 +345,12 @@ def test_who_uses_a_gpu_without_a_grant_is_told_of(short_tmp: Path, native_dir: 
         with at_work(program, env) as process:
             await node.until(
                 lambda: any(
-                    reason == "Stranger" and f"process {process.pid}" in text
+                    reason == "ProcessWithoutGrant" and f"process {process.pid}" in text
                     for reason, text in node.events()
                 )
             )
 
-    on_node(stranger, short_tmp)
+    on_node(without_grant, short_tmp)
 
 
 def test_metrics_can_be_read_by_prometheus(short_tmp: Path) -> None:

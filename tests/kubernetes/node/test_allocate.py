@@ -1,4 +1,4 @@
-"""Whatever the kubelet asks for in whatever order, each container gets what it asked for itself."""
+"""Allocate calls in any order: each container gets what it asked for itself."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.api.objects import Pod
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import requests_of
-from aliquot.kubernetes.node.allocate import Allocator
-from aliquot.kubernetes.node.books import Books
-from aliquot.kubernetes.node.identity import Identity
-from aliquot.kubernetes.node.record import Record
-from aliquot.kubernetes.node.roster import Roster
-from aliquot.kubernetes.node.store import Store
-from aliquot.kubernetes.node.units import Card, offers_of
-from aliquot.kubernetes.node.whose import RefusedError, Whose
+from aliquot.kubernetes.node.deviceplugin.allocate import Allocator
+from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds, resources_of
+from aliquot.kubernetes.node.deviceplugin.matching.confirm import OwnerConfirmation
+from aliquot.kubernetes.node.deviceplugin.matching.guess import AllocateRefusedError, Matcher
+from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
+from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
+from aliquot.kubernetes.node.pods import NodePods
 from kubernetes.builders import container, make_pod
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aliquot.kubernetes.node.held import Held, Owner
-    from aliquot.kubernetes.node.settle import Told
+    from aliquot.kubernetes.node.deviceplugin.matching.confirm import PodReport
+    from aliquot.kubernetes.node.grants.grant import ContainerGrant
+    from aliquot.kubernetes.node.pods import ContainerRef
 
-CARDS = 4
+GPUS = 4
 UNITS = 60
 SIZES = [
     {"sgpu": 1},
@@ -45,17 +45,17 @@ SIZES = [
 
 @dataclass
 class Kubelet:
-    """The device manager's choice of ids, and what it tells of pods."""
+    """The device manager's choice of ids, and its reports of pods."""
 
     seed: int
     given: dict[str, dict[str, dict[str, tuple[str, ...]]]] = field(default_factory=dict)
-    answers: dict[tuple[str, str], Held] = field(default_factory=dict)
+    answers: dict[tuple[str, str], ContainerGrant] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)  # noqa: S311 - chance, not secrets
 
-    async def told(self, owner: Owner) -> Told | None:
+    async def report(self, owner: ContainerRef) -> PodReport | None:
         pod = self.pods.get(owner.uid)
         mains = {one.name for one in pod.spec.containers} if pod else set()
         return {
@@ -64,22 +64,22 @@ class Kubelet:
 
     async def admit(self, node: Node, pod: Pod) -> bool:
         self.pods[pod.metadata.uid] = pod
-        given_on: dict[str, set[str]] = {}
+        reusable: dict[str, set[str]] = {}
         try:
             for one in (*pod.spec.init_containers, *pod.spec.containers):
                 init = one in pod.spec.init_containers
                 wanted = [(name, int(count)) for name, count in one.resources.limits.items()]
                 self.random.shuffle(wanted)
                 for name, count in wanted:
-                    ids = self._choose(node.record.books, name, count, given_on.get(name, set()))
-                    held = await node.allocator.allocate(name, ids)
+                    ids = self._choose(node.ids, name, count, reusable.get(name, set()))
+                    grant = await node.allocator.allocate(name, ids)
                     of_pod = self.given.setdefault(pod.metadata.uid, {})
                     of_pod.setdefault(one.name, {})[name] = tuple(sorted(ids))
-                    kept = given_on.setdefault(name, set())
+                    kept = reusable.setdefault(name, set())
                     (kept.update if init else kept.difference_update)(ids)
-                    if held is not None:
-                        self.answers[pod.metadata.uid, one.name] = held
-        except RefusedError:
+                    if grant is not None:
+                        self.answers[pod.metadata.uid, one.name] = grant
+        except AllocateRefusedError:
             self.forget(pod)
             return False
         return True
@@ -88,8 +88,8 @@ class Kubelet:
         self.given.pop(pod.metadata.uid, None)
         self.pods.pop(pod.metadata.uid, None)
 
-    def _choose(self, books: Books, name: str, count: int, given_on: set[str]) -> tuple[str, ...]:
-        again = sorted(given_on)
+    def _choose(self, ids: DeviceIds, name: str, count: int, reusable: set[str]) -> tuple[str, ...]:
+        again = sorted(reusable)
         self.random.shuffle(again)
         used = {
             id_
@@ -97,10 +97,10 @@ class Kubelet:
             for units in of_pod.values()
             for id_ in units.get(name, ())
         }
-        free = [id_ for id_, healthy in books.ids(name) if healthy and id_ not in used]
+        free = [id_ for id_, healthy in ids.ids(name) if healthy and id_ not in used]
         more = count - len(again[:count])
         if len(free) < more:
-            raise RefusedError("requested number of devices unavailable")
+            raise AllocateRefusedError("requested number of devices unavailable")
         return (*again[:count], *self.random.sample(free, more))
 
 
@@ -108,20 +108,23 @@ class Node:
     """The agent's parts that answer Allocate, with nothing around them."""
 
     def __init__(self, folder: Path, kubelet: Any) -> None:
-        made = [support.make_gpu(index, UNITS * MEMORY_UNIT) for index in range(CARDS)]
+        made = [support.make_gpu(index, UNITS * MEMORY_UNIT) for index in range(GPUS)]
         gpus = {gpu.uuid: gpu for gpu in made}
-        cards = [Card(gpu.uuid, gpu.index, gpu.memory_bytes) for gpu in made]
-        store = Store(folder / "node.json")
-        self.record = Record(Books(cards, offers_of([ALIQUOT]), 2, store.load().held), store)
-        self.roster = Roster([ALIQUOT], lambda: True)
-        self.identity = Identity(self.record, self.roster, kubelet)
-        self.said: list[str] = []
+        host_gpus = [HostGpu(gpu.uuid, gpu.index, gpu.memory_bytes) for gpu in made]
+        checkpoint = Checkpoint(folder / "node.json")
+        allocations = NodeAllocations(host_gpus, 2, checkpoint.load().grants)
+        self.saved = SavedAllocations(allocations, checkpoint)
+        self.ids = DeviceIds(allocations, resources_of([ALIQUOT]))
+        self.pods = NodePods([ALIQUOT], lambda: True)
+        self.owners = OwnerConfirmation(self.saved, self.ids, self.pods, kubelet)
+        self.messages: list[str] = []
         self.allocator = Allocator(
-            self.record,
-            self.roster,
-            Whose(self.record, self.roster, self.identity),
+            self.saved,
+            self.ids,
+            self.pods,
+            Matcher(self.ids, self.pods, self.owners),
             lambda: gpus,
-            lambda _guest, _reason, text: self.said.append(text),
+            lambda _pod, _reason, message: self.messages.append(message),
         )
 
 
@@ -131,7 +134,7 @@ pods = st.tuples(st.lists(containers, max_size=1), st.lists(containers, min_size
 
 @given(shapes=st.lists(pods, min_size=1, max_size=6), seed=st.integers(0, 1 << 16))
 @settings(max_examples=150, deadline=None)
-def test_every_container_has_what_it_asked_for_once_its_name_is_known(
+def test_every_container_has_what_it_asked_for_once_it_is_confirmed(
     tmp_path_factory: pytest.TempPathFactory, shapes: list[Any], seed: int
 ) -> None:
     folder = tmp_path_factory.mktemp("node")
@@ -148,17 +151,17 @@ def test_every_container_has_what_it_asked_for_once_its_name_is_known(
         kubelet = Kubelet(seed)
         node = Node(folder, kubelet)
         for pod in made:
-            node.roster.heard(None, pod)
+            node.pods.observe(None, pod)
         order = kubelet.random.sample(made, len(made))
         running = []
         for pod in order:
             if await kubelet.admit(node, pod):
                 running.append(pod)
             else:
-                node.roster.heard(pod, None)
-        names = list(node.record.books.held)
+                node.pods.observe(pod, None)
+        names = list(node.saved.allocations.grants)
         for name in kubelet.random.sample(names, len(names)):
-            await node.identity.confirm(name)
+            await node.owners.confirm(name)
         for pod in running:
             _check(node, kubelet, pod)
 
@@ -167,48 +170,49 @@ def test_every_container_has_what_it_asked_for_once_its_name_is_known(
 
 def _check(node: Node, kubelet: Kubelet, pod: Pod) -> None:
     uid = pod.metadata.uid
-    books = node.record.books
+    allocations = node.saved.allocations
     for request in requests_of(pod):
         answer = kubelet.answers[uid, request.container]
-        held = books.held.get(answer.name)
-        assert held is not None, "what was answered is in the books"
-        assert held.kind == request.kind
-        assert len(held.parts) == request.gpus
-        assert {part.gpu for part in held.parts} == {part.gpu for part in answer.parts}
+        grant = allocations.grants.get(answer.name)
+        assert grant is not None, "the answered grant is in the allocations"
+        assert grant.kind == request.kind
+        assert len(grant.allocated) == request.gpus
+        assert {part.gpu for part in grant.allocated} == {part.gpu for part in answer.allocated}
         if request.init:
-            continue  # the kubelet does not tell of it
-        assert held.owner.uid == uid
-        assert held.owner.container == request.container
-        assert held.sure
-        assert held.units == kubelet.given[uid][request.container]
+            continue  # the kubelet does not report it
+        assert grant.owner.uid == uid
+        assert grant.owner.container == request.container
+        assert grant.confirmed
+        assert grant.device_ids == kubelet.given[uid][request.container]
         if request.kind == "sliced":
-            assert held.parts[0].memory >= request.memory
-            assert held.now.compute == request.compute or held.joined
-    assert not [held for held in books.of_pod(uid) if held.kind != "whole" and not held.units]
-    for card in books.cards.values():
-        assert books.used(card.uuid).memory <= card.memory
+            assert grant.allocated[0].memory >= request.memory
+            assert grant.current.compute == request.compute or grant.merged
+    for grant in allocations.of_pod(uid):
+        assert grant.kind == "whole" or grant.device_ids
+    for gpu in allocations.gpus.values():
+        assert allocations.used(gpu.uuid).memory <= gpu.memory
 
 
-def test_what_was_kept_and_never_answered_is_released_with_its_pod(tmp_path: Path) -> None:
-    """The agent dies between keeping and answering."""
+def test_a_saved_grant_that_was_never_answered_can_be_replaced(tmp_path: Path) -> None:
+    """The agent dies after it has saved the grant and before it answers."""
 
     async def go() -> None:
         kubelet = Kubelet(0)
         node = Node(tmp_path, kubelet)
         pod = make_pod("a", memory=6, core=10)
-        node.roster.heard(None, pod)
+        node.pods.observe(None, pod)
         await node.allocator.allocate(
             "aliquot.io/vcuda-memory", ("m0", "m1", "m2", "m3", "m4", "m5")
         )
         again = Node(tmp_path, kubelet)
-        assert [held.owner.pod for held in again.record.books.held.values()] == ["a"]
+        assert [grant.owner.pod for grant in again.saved.allocations.grants.values()] == ["a"]
         other = make_pod("b", memory=6, core=10)
-        again.roster.heard(None, pod)
-        again.roster.heard(None, other)
+        again.pods.observe(None, pod)
+        again.pods.observe(None, other)
         assert await kubelet.admit(again, other)
-        for name in list(again.record.books.held):
-            await again.identity.confirm(name)
-        assert [held.sure for held in again.record.books.of_pod("uid-b")] == [True]
+        for name in list(again.saved.allocations.grants):
+            await again.owners.confirm(name)
+        assert [grant.confirmed for grant in again.saved.allocations.of_pod("uid-b")] == [True]
 
     asyncio.run(go())
 
@@ -220,65 +224,68 @@ def test_a_call_waits_a_second_for_its_pod(tmp_path: Path) -> None:
         pod = make_pod("a", sgpu=1)
         call = asyncio.create_task(kubelet.admit(node, pod))
         await asyncio.sleep(0)
-        node.roster.heard(None, pod)
+        node.pods.observe(None, pod)
         assert await call
-        assert [held.owner.pod for held in node.record.books.held.values()] == ["a"]
+        assert [grant.owner.pod for grant in node.saved.allocations.grants.values()] == ["a"]
 
     asyncio.run(go())
 
 
-def test_disk_that_is_full_refuses_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_refuses_the_call_and_changes_nothing(tmp_path: Path) -> None:
     async def go() -> None:
         kubelet = Kubelet(0)
         node = Node(tmp_path, kubelet)
         pod = make_pod("a", sgpu=1)
-        node.roster.heard(None, pod)
+        node.pods.observe(None, pod)
         (tmp_path / "node.new").mkdir()  # no file can be written there
         with pytest.raises(OSError, match="directory"):
             await kubelet.admit(node, pod)
-        assert not node.record.books.held
+        assert not node.saved.allocations.grants
         (tmp_path / "node.new").rmdir()
         assert await kubelet.admit(node, pod)
 
     asyncio.run(go())
 
 
-def test_a_pod_that_has_its_own_is_never_refused_for_another(tmp_path: Path) -> None:
-    """The kubelet asks for a pod before the watch tells of it; one of its size turned bad."""
+def test_a_pod_with_a_grant_is_never_blamed_for_another_pods_call(tmp_path: Path) -> None:
+    """The kubelet asks before the watch reports the pod; one of its size turned invalid."""
 
     async def go() -> None:
         kubelet = Kubelet(0)
         node = Node(tmp_path, kubelet)
         served = make_pod("served", memory=6)
-        node.roster.heard(None, served)
+        node.pods.observe(None, served)
         assert await kubelet.admit(node, served)
-        bad = make_pod("served", memory=6, annotations={"aliquot.io/priority": "typo"})
-        node.roster.heard(served, bad)
+        invalid = make_pod("served", memory=6, annotations={"aliquot.io/priority": "typo"})
+        node.pods.observe(served, invalid)
         pod = make_pod("later", memory=6)
         call = asyncio.create_task(kubelet.admit(node, pod))
         await asyncio.sleep(0)
-        node.roster.heard(None, pod)
+        node.pods.observe(None, pod)
         assert await call
-        assert [held.owner.pod for held in node.record.books.held.values()] == ["served", "later"]
-        assert await kubelet.admit(node, make_pod("static", memory=6)), "nobody ever tells of it"
-        assert node.said == []
+        assert [grant.owner.pod for grant in node.saved.allocations.grants.values()] == [
+            "served",
+            "later",
+        ]
+        assert await kubelet.admit(node, make_pod("static", memory=6)), "the watch never reports it"
+        assert node.messages == []
 
     asyncio.run(go())
 
 
-def test_a_bad_pod_is_refused_only_when_nobody_else_has_come(tmp_path: Path) -> None:
+def test_an_invalid_pod_is_refused_only_if_no_valid_one_fits(tmp_path: Path) -> None:
     async def go() -> None:
         kubelet = Kubelet(0)
         node = Node(tmp_path, kubelet)
-        bad = make_pod("bad", memory=6, annotations={"aliquot.io/priority": "typo"})
-        node.roster.heard(None, bad)
+        invalid = make_pod("invalid", memory=6, annotations={"aliquot.io/priority": "typo"})
+        node.pods.observe(None, invalid)
         pod = make_pod("good", memory=6)
         call = asyncio.create_task(kubelet.admit(node, pod))
         await asyncio.sleep(0)
-        node.roster.heard(None, pod)
+        node.pods.observe(None, pod)
         assert await call
-        assert not await kubelet.admit(node, bad)
-        (said,) = node.said
-        assert "'typo', which makes no sense" in said
+        assert not await kubelet.admit(node, invalid)
+        (message,) = node.messages
+        assert "'typo', which makes no sense" in message
 
     asyncio.run(go())

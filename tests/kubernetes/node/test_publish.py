@@ -1,4 +1,4 @@
-"""The node's GPUNode object, written to an API server that is played."""
+"""The node's GPUNode object, written to a fake API server."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ STATUS = GpuNodeStatus(driver_version="580.1")
 
 
 class Publishing:
-    """One that writes a status which never changes; `asked` is how often it was asked for it."""
+    """A publisher of a status that never changes; `asked` counts how often it asked for it."""
 
-    def __init__(self, api: FakeApi, again: float) -> None:
+    def __init__(self, api: FakeApi, repeat: float) -> None:
         self.api = api
         self.asked = 0
         self._client = api.client()
-        self.publisher = Publisher(self._client, NODE, self._status, self._told, again=again)
+        self.publisher = Publisher(
+            self._client, NODE, self._status, self._kubelet_told, repeat=repeat
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -44,14 +46,14 @@ class Publishing:
         self.asked += 1
         return STATUS
 
-    async def _told(self) -> None:
+    async def _kubelet_told(self) -> None:
         pass
 
 
-def test_an_object_that_was_deleted_is_written_again() -> None:
+def test_a_deleted_object_is_written_again() -> None:
     async def go() -> None:
         async with FakeApi().serving() as api:
-            node = Publishing(api, again=0.05)
+            node = Publishing(api, repeat=0.05)
             async with node.running():
                 api.delete("gpunodes", NODE)
                 await until(node.written)
@@ -60,10 +62,10 @@ def test_an_object_that_was_deleted_is_written_again() -> None:
     asyncio.run(go())
 
 
-def test_what_has_not_changed_is_not_written_each_time() -> None:
+def test_an_unchanged_status_is_not_written() -> None:
     async def go() -> None:
         async with FakeApi().serving() as api:
-            node = Publishing(api, again=60.0)
+            node = Publishing(api, repeat=60.0)
             async with node.running():
                 writes = len(api.requests)
                 node.publisher.change()

@@ -35,6 +35,7 @@ from aliquot.kubernetes.api.objects import (
     QUEUES,
     ApiObject,
 )
+from aliquot.kubernetes.api.pages import serve as serve_pages
 from aliquot.kubernetes.api.presets import choose_presets
 from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.api.watch import Watch
@@ -42,7 +43,6 @@ from aliquot.kubernetes.cluster.membership import claim_of
 from aliquot.kubernetes.jobs.allocations import Ledger
 from aliquot.kubernetes.jobs.controller import Controller, Views
 from aliquot.kubernetes.jobs.manifests import OURS
-from aliquot.kubernetes.node.status import serve as serve_pages
 from aliquot.kubernetes.scheduler import LIVE
 from aliquot.model.job import State
 from aliquot.placement.elastic.resize import Rules

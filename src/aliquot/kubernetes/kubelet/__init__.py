@@ -1,10 +1,9 @@
-"""The kubelet's two interfaces, by .proto files of our own.
+"""The kubelet's two gRPC interfaces, from .proto files of our own.
 
-Names of packages, services, messages and fields, and the fields' numbers, are the wire contract.
+The names of packages, services, messages and fields, and the fields' numbers, are the wire
+contract. `make proto` generates the _pb2 modules.
 
-    deviceplugin   v1beta1: the kubelet registers our plugins and calls them
-    podresources   v1: the kubelet tells which pod got which device ids
-    wire           the methods of both, for servers and clients over unix sockets
-
-`make proto` makes the _pb2 files.
+- `deviceplugin_pb2`: v1beta1, by which plugins register and the kubelet calls them.
+- `podresources_pb2`: v1, by which the kubelet reports which pod has which device ids.
+- `wire`: the methods of both, for servers and clients over unix sockets.
 """

@@ -1,7 +1,7 @@
-"""The methods of the kubelet's interfaces: their paths, and how their messages are written.
+"""The methods of the kubelet's interfaces: their paths and message types.
 
-The kubelet dials a plugin's socket with the authority `localhost`, and so do we dial its own: the
-path of a socket is no authority that every server takes.
+The kubelet dials a plugin's socket with the authority `localhost`, and we dial the kubelet's the
+same way: not every server accepts the path of a socket as an authority.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 LARGEST = 64 << 20  # a node has thousands of device ids
 _OPTIONS = (("grpc.max_receive_message_length", LARGEST), ("grpc.max_send_message_length", LARGEST))
-# A kubelet that is just starting does not listen yet: try again soon.
+# A kubelet that is just starting does not listen yet: retry soon.
 _SOON = tuple(
     (f"grpc.{which}_reconnect_backoff_ms", milliseconds)
     for which, milliseconds in (("initial", 20), ("min", 20), ("max", 200))
 )
 
-Observed = TypeVar("Observed")
-Answered = TypeVar("Answered")
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
 Context = Any  # grpc.aio.ServicerContext, which has no types
 
 
 @dataclass(frozen=True, slots=True)
-class Method(Generic[Observed, Answered]):
-    """One method of a service; `streams`: it answers more than once."""
+class Method(Generic[RequestT, ResponseT]):
+    """One method of a service; `streams`: its response is a stream."""
 
     service: str
     name: str
-    asked: type[Observed]
-    answered: type[Answered]
+    request: type[RequestT]
+    response: type[ResponseT]
     streams: bool = False
 
     def on(self, channel: grpc.aio.Channel) -> Callable[..., Any]:
-        """This method of whoever listens there."""
+        """This method on a channel, to be called."""
         kind = channel.unary_stream if self.streams else channel.unary_unary
         called: Callable[..., Any] = kind(
             f"/{self.service}/{self.name}",
             request_serializer=_write,
-            response_deserializer=_reader(self.answered),
+            response_deserializer=_reader(self.response),
         )
         return called
 
-    def by(self, answer: Callable[[Observed, Context], Any]) -> Handler:
-        """This method, answered by that function."""
+    def by(self, answer: Callable[[RequestT, Context], Any]) -> Handler:
+        """This method, answered by a function."""
         return Handler(self, answer)
 
 
@@ -68,14 +68,14 @@ Answer = Callable[[Any, Context], Awaitable[Any] | AsyncIterator[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A method and who answers it."""
+    """A method and the function that answers it."""
 
     method: Method[Any, Any]
     answer: Answer
 
     @property
     def handler(self) -> Any:
-        """As a server takes it."""
+        """The handler for a gRPC server."""
         method = self.method
         kind = (
             grpc.unary_stream_rpc_method_handler
@@ -83,7 +83,7 @@ class Handler:
             else grpc.unary_unary_rpc_method_handler
         )
         return kind(
-            self.answer, request_deserializer=_reader(method.asked), response_serializer=_write
+            self.answer, request_deserializer=_reader(method.request), response_serializer=_write
         )
 
 
@@ -114,13 +114,13 @@ GET = Method(
 
 
 def dial(socket: Path) -> grpc.aio.Channel:
-    """A channel to a unix socket; it is opened by the first call."""
+    """A channel to a unix socket; the first call opens it."""
     options = (*_OPTIONS, *_SOON, ("grpc.default_authority", "localhost"))
     return grpc.aio.insecure_channel(f"unix:{socket}", options=options)
 
 
 def server(*handlers: Handler) -> grpc.aio.Server:
-    """A server of these methods; it listens nowhere yet."""
+    """A server of these methods, which does not listen yet."""
     made = grpc.aio.server(options=_OPTIONS)
     by_service: dict[str, dict[str, Any]] = {}
     for one in handlers:
@@ -135,7 +135,7 @@ def server(*handlers: Handler) -> grpc.aio.Server:
 
 
 def listen(made: grpc.aio.Server, socket: Path) -> None:
-    """Let a server listen on a unix socket; what was left there is removed."""
+    """Let a server listen on a unix socket; an old file of that name is removed."""
     socket.unlink(missing_ok=True)
     made.add_insecure_port(f"unix:{socket}")
 

@@ -1,17 +1,14 @@
-"""The agent of one node: `aliquot node`.
+"""The agent of one node: `aliquot node`. It gives containers their parts of the node's GPUs.
 
-books       cards, who holds what of them, and how many device ids of each resource are healthy
-held        what a container holds, as it is kept in a file
-match       which container an Allocate call is for
-allocate    Allocate and PreStartContainer: from device ids to cards, grants and mounts
-container   what a container gets: mounts, devices, environment
-grants      grants in the arbiter: made, changed and ended with containers
-identity    which pod holds which ids, by the kubelet's word
-release     what a pod held comes back when it is gone
-resize      annotations on a running pod
-strangers   who uses a GPU outside every grant, and images that cannot be held
-plugin      one device plugin for each resource, registered with the kubelet
-publish     the node's GPUNode object
-status      metrics, liveness and readiness over HTTP
-agent       all of it together
+- `agent`: assembles all parts and runs them.
+- `machine`: the agent's options, and the node's driver and GPUs when it starts.
+- `arbiter`: starts the node's arbiter, and starts it again.
+- `pods`: the node's pods that ask for GPUs, and events on them.
+- `grants`: what a container gets: allocations, checkpoint, placement, release, resize.
+- `deviceplugin`: the device plugins, by which the kubelet asks for grants.
+- `health`: the health of the GPUs.
+- `processes`: GPU use outside every grant, and images in which no driver can run.
+- `tenant_files`: looking safely at the untrusted files of a container.
+- `publish`: the node's GPUNode object.
+- `metrics`: metrics, liveness and readiness over HTTP.
 """

@@ -1,143 +1,125 @@
-"""The agent of a node: all its parts, put together and run until it is told to end.
+"""The agent of a node: it assembles its parts and runs them until a signal ends it.
 
-Its loops are independent: the kubelet's calls, the watch of pods, what is released and resized, the
-arbiter's life, the GPUs' health, the GPUNode object. One that fails for a passing reason tries
-again by itself; one that fails otherwise ends the agent, which is then started again.
+Its loops are independent: device plugins, the watch of pods, releasing and resizing, the arbiter,
+the health of GPUs, the GPUNode object. A loop that fails for a passing reason tries again by
+itself; one that fails otherwise ends the agent, which is then started again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import threading
-import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import structlog
 
-from aliquot.devices.health import HealthWatch
 from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.objects import PODS
+from aliquot.kubernetes.api.pages import serve
 from aliquot.kubernetes.api.watch import Watch
-from aliquot.kubernetes.node.allocate import Allocator
-from aliquot.kubernetes.node.arbiter import ArbiterKeeper
-from aliquot.kubernetes.node.events import Events
-from aliquot.kubernetes.node.grants import Grants
-from aliquot.kubernetes.node.identity import Identity, PodResources
-from aliquot.kubernetes.node.lookout import Lookout
-from aliquot.kubernetes.node.machine import make_books, read_machine
-from aliquot.kubernetes.node.plugin import Plugin
+from aliquot.kubernetes.node.arbiter import ArbiterSupervisor
+from aliquot.kubernetes.node.deviceplugin.service import DevicePlugins
+from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
+from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants, Releaser
+from aliquot.kubernetes.node.grants.resize import Resizer
+from aliquot.kubernetes.node.health import HealthMonitor
+from aliquot.kubernetes.node.machine import read_machine, restore_allocations
+from aliquot.kubernetes.node.metrics import AllocationsCollector, CallMetrics, make_app
+from aliquot.kubernetes.node.pods import NodeEvents, NodePods
+from aliquot.kubernetes.node.processes import ProcessMonitor
 from aliquot.kubernetes.node.publish import Publisher, status_of
-from aliquot.kubernetes.node.record import Record
-from aliquot.kubernetes.node.registrar import Registrar
-from aliquot.kubernetes.node.release import Releaser
-from aliquot.kubernetes.node.resize import Resizer
-from aliquot.kubernetes.node.roster import Roster
-from aliquot.kubernetes.node.start import Starter
-from aliquot.kubernetes.node.status import BooksCollector, Meters, make_app, serve
-from aliquot.kubernetes.node.store import Store
-from aliquot.kubernetes.node.whose import Whose
-from aliquot.model.errors import AliquotError, ArbiterError
+from aliquot.model.errors import ArbiterError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Coroutine
     from typing import Any
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.gpunode import GpuNodeStatus
-    from aliquot.kubernetes.node.machine import Machine, Options
+    from aliquot.kubernetes.node.machine import NodeMachine, NodeOptions
     from aliquot.model import Gpu
     from aliquot.slices.control import Status
 
-KEPT = "node.json"
-LINGER_SECONDS = 0.2
-TOGETHER_SECONDS = 0.1  # what happens at nearly the same time is looked at once
-LOOK_SECONDS = 2.0
-
-T = TypeVar("T")
+CHECKPOINT = "node.json"
+LINGER_SECONDS = 0.2  # while grants of ended pods still have processes
+BATCH_SECONDS = 0.1  # changes at nearly the same time are handled together
+CHECK_SECONDS = 2.0
 
 _log = structlog.get_logger(__name__)
 
 
-async def run_agent(options: Options) -> None:
-    """Be the agent of this node, until a signal says to end."""
+async def run_agent(options: NodeOptions) -> None:
+    """Run the agent of this node until a signal ends it."""
     machine = await asyncio.to_thread(read_machine, options)
     async with connect(options.kubeconfig) as client:
         await Agent(options, machine, client).run()
 
 
 class Agent:
-    """The parts, and what goes on between them."""
+    """The parts of the agent, and what connects them."""
 
-    def __init__(self, options: Options, machine: Machine, client: Client) -> None:
+    def __init__(self, options: NodeOptions, machine: NodeMachine, client: Client) -> None:
         self.options = options
         self.machine = machine
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in machine.inventory.gpus}
-        store = Store(options.home / KEPT)
-        books = make_books(options, machine.inventory, store.load())
-        self.record = Record(books, store)
-        node = f"spec.nodeName={options.node}"
-        self.roster = Roster(options.presets, lambda: self.watch.synced)
-        self.watch = Watch(client, PODS, self.roster.heard, fields=node)
+        checkpoint = Checkpoint(options.home / CHECKPOINT)
+        allocations = restore_allocations(options, machine.inventory, checkpoint.load())
+        self.saved = SavedAllocations(allocations, checkpoint)
+        self.pods = NodePods(options.presets, lambda: self.watch.synced)
+        self.watch = Watch(client, PODS, self.pods.observe, fields=f"spec.nodeName={options.node}")
         self.recorder = Recorder(client, names.AGENT)
-        self.events = Events(self.recorder, options.node)
-        self.kubelet = PodResources(options.kubelet / "pod-resources" / "kubelet.sock")
-        self.identity = Identity(self.record, self.roster, self.kubelet)
-        self.grants = Grants(options.state)
-        self.keeper = ArbiterKeeper(options.state, machine.driver)
-        self.resizer = Resizer(self.record, self.roster, self.grants, self.events)
-        self.lookout = Lookout(self.record, self.roster, self.events)
-        whose = Whose(self.record, self.roster, self.identity)
-        self.allocator = Allocator(
-            self.record, self.roster, whose, lambda: self.gpus, self.events.say
+        self.events = NodeEvents(self.recorder, options.node)
+        self.supervisor = ArbiterSupervisor(options.state, machine.driver)
+        self.arbiter = ArbiterGrants(options.state)
+        self.resizer = Resizer(self.saved, self.pods, self.arbiter, self.events)
+        self.metrics = CallMetrics()
+        self.device_plugins = DevicePlugins(
+            options.kubelet,
+            options.presets,
+            saved=self.saved,
+            pods=self.pods,
+            arbiter=self.arbiter,
+            resizer=self.resizer,
+            events=self.events,
+            gpus=lambda: self.gpus,
+            edits_for=lambda grant: machine.edits_for(grant, self.arbiter.folder(grant)),
+            metrics=self.metrics,
         )
-        self.starter = Starter(
-            self.record,
-            self.roster,
-            self.identity,
-            self.grants,
-            self.resizer,
-            self.allocator,
-            self.events,
+        self.releaser = Releaser(self.saved, self.pods, self.arbiter, self.device_plugins)
+        self.processes = ProcessMonitor(
+            self.saved, self.pods, self.events, self.device_plugins.set_pod
         )
-        self.releaser = Releaser(
-            self.record, self.roster, self.identity, self.grants, self.allocator.is_fresh
+        self.health = HealthMonitor(machine.driver, self.saved, self.pods, self.events)
+        self.publisher = Publisher(
+            client, options.node, self._gpunode_status, self.device_plugins.wait_sent
         )
-        self.plugins = [self._plugin(resource) for resource in books.offers]
-        self.registrar = Registrar(options.kubelet / "device-plugins", self.plugins)
-        self.publisher = Publisher(client, options.node, self._status, self._told)
-        self.meters = self._meters()
+        self.metrics.registry.register(self._collector())
         self._wake = asyncio.Event()
-        self._stop = threading.Event()
-        self.record.listen(self._changed)
-        self.roster.listen(lambda _before, _after: self._wake.set())
+        self.saved.listen(self._on_change)
+        self.pods.listen(self._wake.set)
 
     async def run(self) -> None:
-        """All loops, until one fails or a signal comes."""
+        """Run all loops until one fails or a signal comes."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
-        health = threading.Thread(target=self._health_watch().run, name="health", daemon=True)
-        health.start()
+        self.health.start()
+        app = make_app(self.metrics, self.arbiter, self._not_ready)
         loops: list[Coroutine[Any, Any, object]] = [
             ended.wait(),
-            self.keeper.run(),
+            self.supervisor.run(),
             self.watch.run(),
             self.recorder.run(),
-            self.registrar.run(),
+            self.device_plugins.run(),
             self.publisher.run(),
-            self._give_back(),
-            self._look(),
-            self._look_at_images(),
-            serve(
-                make_app(self.meters, self.grants, self._missing),
-                self.options.host,
-                self.options.port,
-            ),
+            self._release_and_resize(),
+            self._check_processes(),
+            self._check_images(),
+            serve(app, self.options.host, self.options.port),
         ]
         tasks = [asyncio.create_task(one) for one in loops]
         try:
@@ -145,153 +127,83 @@ class Agent:
             for task in done:
                 task.result()
         finally:
-            self._stop.set()
+            self.health.stop()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self.kubelet.close()
-            await self.keeper.end()
-            _log.info("ended")
+            await self.device_plugins.close()
+            await self.supervisor.end()
+            _log.info("the agent has ended")
 
-    # --- what goes on -----------------------------------------------------------------------------
+    # --- loops ------------------------------------------------------------------------------------
 
-    def _changed(self) -> None:
-        for plugin in self.plugins:
-            plugin.tell()
-        self.publisher.change()
-        self._wake.set()
-
-    async def _give_back(self) -> None:
-        """Release and resize, as pods end and say what they want."""
+    async def _release_and_resize(self) -> None:
+        """Release the grants of ended pods, and follow the annotations of running ones."""
         await self.watch.wait_synced()
         while True:
             self._wake.clear()
-            lingers = await self.releaser.look()
-            await self.resizer.look()
+            lingers = await self.releaser.release_ended()
+            await self.resizer.follow_all()
             with suppress(TimeoutError):
-                async with asyncio.timeout(LINGER_SECONDS if lingers else LOOK_SECONDS):
+                async with asyncio.timeout(LINGER_SECONDS if lingers else CHECK_SECONDS):
                     await self._wake.wait()
-            await asyncio.sleep(TOGETHER_SECONDS)
+            await asyncio.sleep(BATCH_SECONDS)
 
-    async def _look(self) -> None:
-        """See who uses the GPUs, and put names right that nobody has asked for."""
+    async def _check_processes(self) -> None:
+        """Check which processes use the GPUs, and confirm the owners of grants."""
         await self.watch.wait_synced()
         while True:
             with suppress(ArbiterError):
-                seen = await self.grants.status()
-                self._note_use(seen)
-                self.lookout.look(seen)
-                await self.releaser.end_strays(seen)
-            for held in list(self.record.books.held.values()):
-                guest = self.roster.get(held.owner.uid)
-                begun = guest is not None and not guest.waits
-                if not held.sure and (begun or not held.owner.pod):
-                    await self.identity.confirm(held.name)
-            await asyncio.sleep(LOOK_SECONDS)
+                status = await self.arbiter.status()
+                self._note_used_memory(status)
+                self.processes.check(status)
+                await self.releaser.end_orphans(status)
+            await self.device_plugins.confirm_started()
+            await asyncio.sleep(CHECK_SECONDS)
 
-    async def _look_at_images(self) -> None:
-        """By itself: tenants' file systems take their time, and nobody else waits for them."""
+    async def _check_images(self) -> None:
+        """A loop of its own: tenants' file systems may be slow, and nothing else waits for them."""
         await self.watch.wait_synced()
         while True:
-            await self.lookout.look_at_images()
-            await asyncio.sleep(LOOK_SECONDS)
+            await self.processes.check_images()
+            await asyncio.sleep(CHECK_SECONDS)
 
-    def _note_use(self, seen: Status) -> None:
-        for one in seen.gpus:
-            if known := self.gpus.get(one.gpu.uuid):
-                self.gpus[known.uuid] = replace(known, used_bytes=one.gpu.used_bytes)
+    # --- connections ------------------------------------------------------------------------------
 
-    def _health_watch(self) -> HealthWatch:
-        loop = asyncio.get_running_loop()
+    def _on_change(self) -> None:
+        self.device_plugins.notify()
+        self.publisher.change()
+        self._wake.set()
 
-        def tell(sick: Mapping[str, str]) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._health, sick)
+    def _note_used_memory(self, status: Status) -> None:
+        for one in status.gpus:
+            if gpu := self.gpus.get(one.gpu.uuid):
+                self.gpus[gpu.uuid] = replace(gpu, used_bytes=one.gpu.used_bytes)
 
-        return HealthWatch(self.machine.driver, list(self.record.books.cards), tell, self._stop)
-
-    def _health(self, sick: Mapping[str, str]) -> None:
-        books = self.record.books
-        changed = [uuid for uuid, why in sick.items() if books.set_health(uuid, why)]
-        for uuid in changed:
-            self._say_health(uuid, sick[uuid])
-        if changed:
-            self.record.announce()
-
-    def _say_health(self, uuid: str, why: str) -> None:
-        card = self.record.books.cards[uuid]
-        text = f"{card} ({uuid}) is not healthy: {why}" if why else f"{card} ({uuid}) is well"
-        reason = "GPUUnhealthy" if why else "GPUHealthy"
-        self.events.say_of_node(reason, text, warning=bool(why))
-        for held in self.record.books.held.values():
-            guest = self.roster.get(held.owner.uid)
-            if guest and any(part.gpu == uuid for part in held.parts):
-                self.events.say(guest, reason, text, warning=bool(why))
-
-    # --- what others call -------------------------------------------------------------------------
-
-    def _plugin(self, resource: str) -> Plugin:
-        return Plugin(
-            resource,
-            self.options.kubelet / "device-plugins",
-            lambda: self.record.books.ids(resource),
-            allocate=lambda name, ids: self._timed("Allocate", self.allocator.allocate(name, ids)),
-            start=lambda name, ids: self._timed("PreStart", self.starter.start(name, ids)),
-            outfit=lambda held: self.machine.response(held, self.grants.folder(held)),
-        )
-
-    async def _timed(self, call: str, answer: Awaitable[T]) -> T:
-        began, result = time.perf_counter(), "failed"
-        try:
-            got = await answer
-            result = "done"
-        except AliquotError:
-            result = "refused"
-            raise
-        finally:
-            took = time.perf_counter() - began
-            self.meters.call_seconds.labels(call, result).observe(took)
-        return got
-
-    def _status(self) -> GpuNodeStatus:
+    def _gpunode_status(self) -> GpuNodeStatus:
         return status_of(
-            self.record.books,
+            self.saved.allocations,
             self.gpus,
             self.machine.attached,
             self.machine.inventory.driver_version,
         )
 
-    async def _told(self) -> None:
-        await asyncio.gather(*(plugin.told() for plugin in self.plugins))
-
-    def _missing(self) -> list[str]:
-        """What keeps pods from being served."""
+    def _not_ready(self) -> list[str]:
+        """Why pods cannot be served."""
         checks = {
-            "the kubelet does not follow all plugins": self.registrar.registered,
-            "the API server has not told of the pods": self.watch.synced,
-            "no arbiter answers": self.keeper.answers,
+            "the kubelet does not follow all device plugins": self.device_plugins.registered,
+            "the API server has not listed the node's pods": self.watch.synced,
+            "no arbiter answers": self.supervisor.answers,
         }
         return [text for text, fine in checks.items() if not fine]
 
-    def _meters(self) -> Meters:
-        meters = Meters()
-        counters: dict[str, tuple[str, Callable[[], float]]] = {
-            "aliquot_node_registrations": (
-                "Times that all plugins were registered with a kubelet.",
-                lambda: self.registrar.registrations,
-            ),
-            "aliquot_node_arbiter_starts": (
-                "Times that the arbiter was started.",
-                lambda: self.keeper.starts,
-            ),
-            "aliquot_node_corrections": (
-                "Pods that were taken for another, and put right.",
-                lambda: self.identity.corrections,
-            ),
-            "aliquot_node_events_dropped": (
-                "Events that could not be written.",
-                lambda: self.recorder.dropped,
-            ),
-        }
-        meters.registry.register(BooksCollector(self.record.books, counters))
-        return meters
+    def _collector(self) -> AllocationsCollector:
+        return AllocationsCollector(
+            self.device_plugins.ids,
+            {
+                "aliquot_node_registrations": lambda: self.device_plugins.registrations,
+                "aliquot_node_arbiter_starts": lambda: self.supervisor.starts,
+                "aliquot_node_corrections": lambda: self.device_plugins.corrections,
+                "aliquot_node_events_dropped": lambda: self.recorder.dropped,
+            },
+        )

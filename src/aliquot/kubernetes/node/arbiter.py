@@ -1,8 +1,10 @@
-"""The node's arbiter, run and started again.
+"""The node's arbiter: the agent starts it and starts it again.
 
-It is nobody's child, and goes on when the agent ends: containers hold grants of it, and it leaves
-the agent's container for that. An agent that starts takes up the one that answers. Its death is
-told by the kernel.
+The arbiter outlives the agent, because containers have grants of it. When a container's first
+process ends, its runtime kills every process in the container's cgroups: the arbiter and its parent
+at the same moment, and gates that are shut then stay shut. So the agent moves an arbiter that it
+started in a pod to a cgroup next to the parent of all pods, where nobody ends it. The next agent
+finds the arbiter that answers. The node's /sys/fs/cgroup must be writable for that.
 """
 
 from __future__ import annotations
@@ -10,27 +12,28 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import structlog
 
 from aliquot.kubernetes.api.backoff import Backoff
-from aliquot.kubernetes.node.outside import move_out
+from aliquot.kubernetes.node.processes import PROC, pod_of
 from aliquot.model.errors import AliquotError
 from aliquot.slices import arbiter, control
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from aliquot.devices import Driver
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
+CGROUPS = Path("/sys/fs/cgroup")
+CGROUP = "aliquot"
 
 _log = structlog.get_logger(__name__)
 
 
-class ArbiterKeeper:
-    """Sees to it that an arbiter answers."""
+class ArbiterSupervisor:
+    """Makes sure that an arbiter answers."""
 
     def __init__(self, directory: Path, driver: Driver) -> None:
         self._directory = directory
@@ -39,7 +42,7 @@ class ArbiterKeeper:
         self.answers = False
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Supervise until cancelled."""
         backoff = Backoff(first=0.05, most=5.0)
         while True:
             try:
@@ -54,7 +57,7 @@ class ArbiterKeeper:
                 self.answers = False
 
     async def end(self) -> None:
-        """End it, if nobody holds a grant."""
+        """End the arbiter, if there is no grant."""
         with suppress(AliquotError):
             await asyncio.to_thread(control.stop, self._directory)
 
@@ -62,17 +65,17 @@ class ArbiterKeeper:
         if not await asyncio.to_thread(control.answers, self._directory):
             await asyncio.to_thread(arbiter.start, self._directory, self._driver, linger=0)
             self.starts += 1
-            _log.info("the arbiter was started", directory=str(self._directory))
+            _log.info("started the arbiter", directory=str(self._directory))
         self.answers = True
 
     async def _until_dead(self) -> None:
-        seen = await asyncio.to_thread(control.status, self._directory)
-        await asyncio.to_thread(move_out, seen.pid)
+        status = await asyncio.to_thread(control.status, self._directory)
+        await asyncio.to_thread(leave_pod_cgroups, status.pid)
         try:
-            process = os.pidfd_open(seen.pid)
+            process = os.pidfd_open(status.pid)
         except OSError:  # of another pid namespace, or gone already
             while await asyncio.to_thread(control.answers, self._directory):
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(CHECK_SECONDS)
             return
         loop, dead = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(process, dead.set)
@@ -81,3 +84,48 @@ class ArbiterKeeper:
         finally:
             loop.remove_reader(process)
             os.close(process)
+
+
+def leave_pod_cgroups(arbiter_pid: int) -> None:
+    """Move the arbiter and its parent out of this process's pod, if it runs in one."""
+    if pod_of(os.getpid()) is None:
+        return
+    lines = (PROC / "self" / "cgroup").read_text("ascii").splitlines()
+    for group in filter(None, (cgroup_next_to_pods(line) for line in lines)):
+        try:
+            _join(CGROUPS / group, arbiter_pid)
+        except OSError as error:
+            _log.error(
+                "the arbiter stays in the agent's container and will end with it",
+                group=str(group),
+                why=error.strerror,
+            )
+
+
+def cgroup_next_to_pods(line: str) -> PurePosixPath | None:
+    """The arbiter's cgroup in the hierarchy of one line of /proc/PID/cgroup; None: no pod's."""
+    _, controllers, path = line.split(":", 2)
+    above: list[str] = []
+    for name in PurePosixPath(path).parts[1:]:
+        if "kubepods" in name:
+            hierarchy = controllers.removeprefix("name=") or _unified()
+            return PurePosixPath(hierarchy, *above, CGROUP)
+        above.append(name)
+    return None
+
+
+def _unified() -> str:
+    """Where the hierarchy of cgroup version 2 is: next to those of version 1, or at the root."""
+    return "unified" if (CGROUPS / "unified").is_dir() else ""
+
+
+def _join(group: Path, arbiter_pid: int) -> None:
+    group.mkdir(exist_ok=True)
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        if (group / "cpuset.cpu_exclusive").exists():  # version 1: a new group has none
+            (group / name).write_text((group.parent / name).read_text("ascii"), "ascii")
+    stat = (PROC / str(arbiter_pid) / "stat").read_text("ascii", "replace")
+    parent = int(stat.rpartition(")")[2].split()[1])
+    for pid in (parent, arbiter_pid):
+        if pid > 1:
+            (group / "cgroup.procs").write_text(str(pid), "ascii")

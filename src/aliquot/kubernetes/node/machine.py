@@ -1,4 +1,4 @@
-"""What this node has: its driver, its GPUs, and what containers are given of both."""
+"""The agent's options, and what the node has: its driver and its GPUs when the agent starts."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ from typing import TYPE_CHECKING
 
 from aliquot.devices import check_version, driver_below, find_driver, read_inventory
 from aliquot.devices.attached import read_attached
-from aliquot.kubernetes.kubelet import deviceplugin_pb2 as messages
-from aliquot.kubernetes.node.books import Books
-from aliquot.kubernetes.node.container import Host, make_kit, outfit
-from aliquot.kubernetes.node.units import Card, offers_of
+from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
+from aliquot.kubernetes.node.grants.container_edits import Host, edits_for, prepare_edits
 from aliquot.slices import state
 
 if TYPE_CHECKING:
     from aliquot.devices import Driver, Inventory, Shape
     from aliquot.devices.attached import Attached
     from aliquot.kubernetes.api.presets import Preset
-    from aliquot.kubernetes.node.container import Kit
-    from aliquot.kubernetes.node.held import Held
-    from aliquot.kubernetes.node.store import Kept
+    from aliquot.kubernetes.node.grants.checkpoint import CheckpointData
+    from aliquot.kubernetes.node.grants.container_edits import CommonEdits, ContainerEdits
+    from aliquot.kubernetes.node.grants.grant import ContainerGrant
 
 ROOT = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How the agent is run.
+class NodeOptions:
+    """The options of `aliquot node`.
 
-    `state` is the arbiter's directory. `home` outlives a restart of the node: the stand-ins that
-    containers get, and what pods hold. `driver_root` is where the node's file system is seen.
+    `state` is the arbiter's directory. `home` outlives a restart of the node: the checkpoint and
+    the stand-ins that containers get. `driver_root` is where the agent sees the node's file system.
     """
 
     node: str
@@ -47,37 +45,22 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """A node's GPUs as they were when the agent started."""
+class NodeMachine:
+    """A node's driver and GPUs as they were when the agent started."""
 
     driver: Driver
     inventory: Inventory
     attached: dict[str, Attached]
-    kit: Kit
+    common_edits: CommonEdits
 
-    def response(self, held: Held, grant: Path) -> messages.ContainerAllocateResponse:
-        """What a container gets, as the kubelet is told it."""
-        minors = [self.attached[part.gpu].minor for part in held.parts]
-        got = outfit(self.kit, grant, minors)
-        return messages.ContainerAllocateResponse(
-            envs=dict(got.environment),
-            mounts=[
-                messages.Mount(
-                    container_path=str(one.target),
-                    host_path=str(one.source),
-                    read_only=one.read_only,
-                )
-                for one in got.mounts
-            ],
-            devices=[
-                messages.DeviceSpec(container_path=str(one), host_path=str(one), permissions="rw")
-                for one in got.devices
-            ],
-        )
+    def edits_for(self, grant: ContainerGrant, folder: Path) -> ContainerEdits:
+        """What the container of a grant gets; `folder` is the grant's."""
+        minors = [self.attached[part.gpu].minor for part in grant.allocated]
+        return edits_for(self.common_edits, folder, minors)
 
 
-def read_machine(options: Options) -> Machine:
-    """Find the driver, ask it for its GPUs, and prepare what containers get."""
+def read_machine(options: NodeOptions) -> NodeMachine:
+    """Find the driver, read its GPUs, and prepare what all containers get."""
     where = state.State(options.state, options.shape)
     library = options.home / "library"
     for folder in (options.state, options.home, library):
@@ -92,17 +75,19 @@ def read_machine(options: Options) -> Machine:
     if options.shape is None:
         check_version(driver)
     inventory = read_inventory(driver, but_lost=True)
-    kit = make_kit(driver, library, Host(root=options.driver_root))
-    return Machine(driver, inventory, read_attached(driver, inventory.gpus), kit)
+    common = prepare_edits(driver, library, Host(root=options.driver_root))
+    return NodeMachine(driver, inventory, read_attached(driver, inventory.gpus), common)
 
 
-def make_books(options: Options, inventory: Inventory, kept: Kept) -> Books:
-    """The books as they were kept, of the cards there are and those that there were."""
-    cards = [Card(gpu.uuid, gpu.index, gpu.memory_bytes) for gpu in inventory.gpus]
-    here = {card.uuid for card in cards}
-    cards += [
-        Card(one.uuid, one.index, one.memory, "it was not found when the agent started")
-        for one in kept.cards
-        if one.uuid not in here
+def restore_allocations(
+    options: NodeOptions, inventory: Inventory, checkpoint: CheckpointData
+) -> NodeAllocations:
+    """The allocations of the checkpoint, on the GPUs that this node has or has had."""
+    gpus = [HostGpu(gpu.uuid, gpu.index, gpu.memory_bytes) for gpu in inventory.gpus]
+    here = {gpu.uuid for gpu in gpus}
+    gpus += [
+        HostGpu(gpu.uuid, gpu.index, gpu.memory, "it was not found when the agent started")
+        for gpu in checkpoint.gpus
+        if gpu.uuid not in here
     ]
-    return Books(cards, offers_of(options.presets), options.shares, kept.held)
+    return NodeAllocations(gpus, options.shares, checkpoint.grants)

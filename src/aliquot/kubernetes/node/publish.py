@@ -1,8 +1,9 @@
-"""The node's GPUNode object: written on change, at most once a second, after the kubelet was told.
+"""The node's GPUNode object: the agent writes it on change, at most once a second.
 
-In this order the kubelet knows of what came back before the scheduler sends a pod for it. Once a
-minute it is written without a change: someone may have deleted it (a CRD that was installed again,
-a backup that was restored). Where it is there, the API server finds nothing new and tells nobody.
+The agent first tells the kubelet, then writes the object: so the kubelet knows about freed GPUs
+before the scheduler sends a pod for them. Once a minute the agent writes it without a change,
+because somebody may have deleted it (a CRD that was installed again, a backup that was restored).
+If the object is as it should be, such a write changes nothing and no watch reports it.
 """
 
 from __future__ import annotations
@@ -25,97 +26,101 @@ if TYPE_CHECKING:
 
     from aliquot.devices.attached import Attached
     from aliquot.kubernetes.api.client import Client
-    from aliquot.kubernetes.node.books import Books
-    from aliquot.kubernetes.node.held import Held, Part
-    from aliquot.kubernetes.node.units import Card
+    from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
+    from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation
     from aliquot.model import Gpu
 
 SECONDS = 1.0
-AGAIN_SECONDS = 60.0
-TOLD_SECONDS = 1.0  # for the kubelet; one that is away does not keep the scheduler waiting
+REPEAT_SECONDS = 60.0
+KUBELET_SECONDS = 1.0  # a kubelet that is down does not keep the scheduler waiting
 
 _log = structlog.get_logger(__name__)
 
 
 def status_of(
-    books: Books,
+    allocations: NodeAllocations,
     gpus: Mapping[str, Gpu],
     attached: Mapping[str, Attached],
     driver_version: str,
 ) -> GpuNodeStatus:
-    """What there is to tell."""
+    """The status of the GPUNode object."""
     return GpuNodeStatus(
         driver_version=driver_version,
-        shares=books.shares,
+        shares=allocations.shares,
         gpus=tuple(
-            _gpu(books, card, gpus.get(card.uuid), attached.get(card.uuid))
-            for card in books.cards.values()
+            _gpu(allocations, gpu, gpus.get(gpu.uuid), attached.get(gpu.uuid))
+            for gpu in allocations.gpus.values()
         ),
     )
 
 
-def _gpu(books: Books, card: Card, gpu: Gpu | None, attached: Attached | None) -> NodeGpu:
+def _gpu(
+    allocations: NodeAllocations, host: HostGpu, gpu: Gpu | None, attached: Attached | None
+) -> NodeGpu:
     return NodeGpu(
-        index=card.index,
-        uuid=card.uuid,
+        index=host.index,
+        uuid=host.uuid,
         model=gpu.model if gpu else "?",
-        memory=card.memory,
-        healthy=card.healthy,
-        why=card.why,
+        memory=host.memory,
+        healthy=host.healthy,
+        why=host.problem,
         numa=attached.numa if attached else None,
         links=tuple(NodeLink(link.index, link.kind) for link in (gpu.links if gpu else ())),
-        kind=books.kind(card.uuid),
+        kind=allocations.kind(host.uuid),
         grants=tuple(
-            _part(held, part)
-            for held in books.held.values()
-            for part in held.parts
-            if part.gpu == card.uuid
+            _granted(grant, part)
+            for grant in allocations.grants.values()
+            for part in grant.allocated
+            if part.gpu == host.uuid
         ),
     )
 
 
-def _part(held: Held, part: Part) -> HeldPart:
-    """What a container holds of a card; init containers too: by the plan one knows them."""
+def _granted(grant: ContainerGrant, part: GpuAllocation) -> HeldPart:
+    """What a container has of a GPU; init containers too, which the scheduler knows by the plan."""
     return HeldPart(
-        pod_uid=held.owner.uid,
-        namespace=held.owner.namespace,
-        pod=held.owner.pod,
-        container=held.owner.container,
+        pod_uid=grant.owner.uid,
+        namespace=grant.owner.namespace,
+        pod=grant.owner.pod,
+        container=grant.owner.container,
         memory=part.memory,
-        compute=max(held.asked.compute, held.now.compute),
-        policy=str(held.now.policy),
-        priority=str(held.now.priority),
+        compute=max(grant.requested.compute, grant.current.compute),
+        policy=str(grant.current.policy),
+        priority=str(grant.current.priority),
     )
 
 
 class Publisher:
-    """Writes what `status` gives whenever `change` was called, and every `again` seconds."""
+    """Writes the status after each call of `change`, and every `repeat` seconds.
+
+    `kubelet_told` waits until the kubelet has been sent the changes so far.
+    """
 
     def __init__(
         self,
         client: Client,
         node: str,
         status: Callable[[], GpuNodeStatus],
-        told: Callable[[], Awaitable[None]],
+        kubelet_told: Callable[[], Awaitable[None]],
         *,
-        again: float = AGAIN_SECONDS,
+        repeat: float = REPEAT_SECONDS,
     ) -> None:
         self._client = client
         self._node = node
         self._status = status
-        self._told = told
-        self._again = again
-        self._due = 0.0  # when it is written without a change
+        self._kubelet_told = kubelet_told
+        self._repeat = repeat
+        self._due = 0.0  # when to write without a change
         self._changed = asyncio.Event()
         self._changed.set()
         self.written: GpuNodeStatus | None = None
 
     def change(self) -> None:
-        """There may be something new."""
+        """Note that the status may have changed."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Write until cancelled."""
         backoff = Backoff(most=5.0)
         while True:
             with suppress(TimeoutError):
@@ -125,7 +130,7 @@ class Publisher:
             try:
                 await self._publish()
             except ApiError as error:
-                _log.warning("GPUNode is not written", why=error.message)
+                _log.warning("cannot write the GPUNode object", why=error.message)
                 self._changed.set()
                 await asyncio.sleep(backoff.wait())
             else:
@@ -137,13 +142,13 @@ class Publisher:
         if status == self.written and time.monotonic() < self._due:
             return
         try:
-            async with asyncio.timeout(TOLD_SECONDS):
-                await self._told()
+            async with asyncio.timeout(KUBELET_SECONDS):
+                await self._kubelet_told()
         except TimeoutError:
-            _log.warning("the kubelet takes its time")
+            _log.warning("the kubelet is slow to read the device ids")
         await self._write(status)
         self.written = status
-        self._due = time.monotonic() + self._again
+        self._due = time.monotonic() + self._repeat
 
     async def _write(self, status: GpuNodeStatus) -> None:
         patch = {"status": _every_field(status)}
@@ -157,7 +162,7 @@ class Publisher:
 
 
 def _every_field(status: GpuNodeStatus) -> dict[str, Any]:
-    """Also those that have their default: a field that is left out would stay as it was."""
+    """With the fields that have their default: a field that is left out would stay as it was."""
     return {
         "driverVersion": status.driver_version,
         "shares": status.shares,

@@ -1,0 +1,10 @@
+"""Grants on one node: what a container gets, however it asks for it.
+
+- `grant`: what a container's grant is.
+- `allocations`: the node's GPUs, and which grant has how much of which.
+- `checkpoint`: the allocations in a file, which outlives the agent.
+- `placement`: on which GPUs a grant goes, by its plan or by choice.
+- `container_edits`: the mounts, device nodes and variables of a container with a grant.
+- `lifecycle`: making grants in the arbiter, and releasing them when their pods have ended.
+- `resize`: changing a running pod's grants by its annotations.
+"""

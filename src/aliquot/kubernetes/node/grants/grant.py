@@ -1,0 +1,59 @@
+"""A container's grant as the node's agent records it, in memory and in the checkpoint."""
+
+from __future__ import annotations
+
+import msgspec
+
+from aliquot.kubernetes.api.plan import Kind  # noqa: TC001 - msgspec reads it
+from aliquot.kubernetes.node.pods import ContainerRef  # noqa: TC001 - msgspec reads it
+from aliquot.model import Policy, Priority
+
+
+class GpuAllocation(msgspec.Struct, frozen=True):
+    """What a grant is allocated on one GPU: bytes of memory, percent of compute reserved for it."""
+
+    gpu: str
+    memory: int
+    reserved: int = 0
+
+
+class SliceSettings(msgspec.Struct, frozen=True):
+    """What a grant's slices have. `memory`: bytes on each GPU, in the order of `allocated`."""
+
+    memory: tuple[int, ...]
+    compute: int = 0
+    policy: Policy = Policy.ELASTIC
+    priority: Priority = Priority.NORMAL
+
+
+class ContainerGrant(msgspec.Struct, frozen=True):
+    """What one container has been given.
+
+    `name` is the grant's name in the arbiter. `requested` is what the container asked for, and
+    `current` what it has since the last resize. `allocated` is what counts against the GPUs: the
+    larger of both.
+
+    `owner` is the likeliest container until the kubelet or a process of the pod tells which one it
+    is; then the grant is `confirmed`.
+
+    `device_ids` are the kubelet's device ids by resource, and `carrier` is the resource whose
+    Allocate response carried the mounts; both are empty for a grant that came without a device
+    plugin. `reuses` names the grants of init containers whose ids the kubelet reused for this
+    container. `merged`: an init container with exactly the same ids has this grant too.
+    """
+
+    name: str
+    owner: ContainerRef
+    kind: Kind
+    allocated: tuple[GpuAllocation, ...]
+    requested: SliceSettings
+    current: SliceSettings
+    device_ids: dict[str, tuple[str, ...]]
+    carrier: str
+    reuses: tuple[str, ...] = ()
+    merged: bool = False
+    confirmed: bool = False
+
+    def has(self, resource: str, ids: tuple[str, ...]) -> bool:
+        """Whether it was given for exactly these ids, which are sorted."""
+        return self.device_ids.get(resource) == ids

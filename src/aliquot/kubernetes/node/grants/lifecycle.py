@@ -1,0 +1,195 @@
+"""Grants in the node's arbiter: made when a container starts, released when its pod has ended.
+
+The arbiter may be restarting at any moment. The agent asks until it answers, for no longer than the
+kubelet waits. Making a grant that exists brings it to the wanted settings, so the kubelet may start
+a container as often as it likes.
+
+A grant's GPUs are free again only when its pod is gone or has ended, and its processes too,
+whatever the kubelet does with the device ids. If the owner is not confirmed, it is confirmed first:
+another pod may be the one that still runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import structlog
+
+from aliquot.model import Life, Slice
+from aliquot.model.errors import AliquotError, NameInUseError, NoRoomError
+from aliquot.slices import control
+from aliquot.slices.control import SliceChange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
+    from aliquot.kubernetes.node.grants.grant import ContainerGrant, SliceSettings
+    from aliquot.kubernetes.node.pods import NodePods
+    from aliquot.slices.control import Status
+
+ANSWER_SECONDS = 15.0
+RETRY_SECONDS = 0.05
+UNKNOWN_SECONDS = 60.0  # after this a grant whose owner is still unknown is released
+
+_OURS = re.compile("(whole|shared|sliced)-[0-9a-f]{12}")
+
+T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
+
+
+class OwnerCheck(Protocol):
+    """Finds the owners of grants: each way by which containers ask for grants has one."""
+
+    async def confirm(self, name: str) -> ContainerGrant | None:
+        """The grant with its owner confirmed, if that is possible; None if it is gone."""
+
+    def may_be_confirmed(self, grant: ContainerGrant) -> bool:
+        """Whether the owner of a grant that is not confirmed may still turn up."""
+
+
+class ArbiterGrants:
+    """The container grants in the arbiter of one state directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def folder(self, grant: ContainerGrant) -> Path:
+        """The grant's folder, which its container sees."""
+        return self.directory / "grants" / grant.name
+
+    async def status(self) -> Status:
+        """The arbiter's status; NoArbiterError if none answers."""
+        return await asyncio.to_thread(control.status, self.directory)
+
+    async def make(self, grant: ContainerGrant) -> None:
+        """Make sure that the grant exists, with its current settings."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            try:
+                await self._ask(
+                    lambda: control.make(self.directory, grant.name, slices_of(grant), kept=True)
+                )
+            except NameInUseError:
+                if await self._is_kept(grant.name):
+                    await self.change(grant, grant.current)
+                    return
+                if time.monotonic() > deadline:  # its processes do not leave an ended grant
+                    raise
+            except NoRoomError:
+                if time.monotonic() > deadline:  # a grant that is ending has not ended in time
+                    raise
+            else:
+                return
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def change(self, grant: ContainerGrant, to: SliceSettings) -> None:
+        """Change an existing grant: all of it, or nothing."""
+        changes = [
+            SliceChange(part.gpu, size, to.compute, to.policy, to.priority)
+            for part, size in zip(grant.allocated, to.memory, strict=True)
+        ]
+        await self._ask(lambda: control.resize(self.directory, grant.name, changes))
+
+    async def end(self, name: str) -> bool:
+        """Let no more processes join; whether the grant is gone, because no process has it."""
+        return await self._ask(lambda: control.end(self.directory, name))
+
+    async def _is_kept(self, name: str) -> bool:
+        status = await self._ask(lambda: control.status(self.directory))
+        return any(one.name == name and one.life is Life.KEPT for one in status.grants)
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            try:
+                return await asyncio.to_thread(question)
+            except control.NoArbiterError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+def slices_of(grant: ContainerGrant) -> list[Slice]:
+    """The slices that the arbiter makes for a grant."""
+    now = grant.current
+    return [
+        Slice(part.gpu, size, now.compute, now.policy, now.priority)
+        for part, size in zip(grant.allocated, now.memory, strict=True)
+    ]
+
+
+class Releaser:
+    """Ends the grants of pods that have ended, and frees their GPUs."""
+
+    def __init__(
+        self,
+        saved: SavedAllocations,
+        pods: NodePods,
+        arbiter: ArbiterGrants,
+        owners: OwnerCheck,
+    ) -> None:
+        self._saved = saved
+        self._pods = pods
+        self._arbiter = arbiter
+        self._owners = owners
+        self._unknown_since: dict[str, float] = {}
+
+    async def release_ended(self) -> bool:
+        """Release what can be released; True if a grant of an ended pod is still there."""
+        lingers = False
+        for name in list(self._saved.allocations.grants):
+            grant = self._saved.allocations.grants.get(name)
+            if grant is None or not self._has_ended(grant):
+                continue
+            grant = await self._owners.confirm(name)
+            if grant is None or not self._has_ended(grant):
+                continue
+            if not grant.confirmed and self._owners.may_be_confirmed(grant):
+                lingers = True
+            else:
+                lingers |= not await self._release(grant)
+        return lingers
+
+    async def end_orphans(self, status: Status) -> None:
+        """End grants of this agent that are not in the allocations: the checkpoint was lost."""
+        for grant in status.grants:
+            ours = grant.life is Life.KEPT and _OURS.fullmatch(grant.name)
+            if ours and grant.name not in self._saved.allocations.grants:
+                _log.warning("ending a grant that no container has", grant=grant.name)
+                await self._arbiter.end(grant.name)
+
+    def _has_ended(self, grant: ContainerGrant) -> bool:
+        if grant.owner.pod:
+            return self._pods.has_ended(grant.owner)
+        since = self._unknown_since.setdefault(grant.name, time.monotonic())
+        return time.monotonic() - since > UNKNOWN_SECONDS and not self._may_be_init(grant)
+
+    def _may_be_init(self, grant: ContainerGrant) -> bool:
+        """Whether a live pod has an init container of this size: the kubelet reports none."""
+        counts = {name: len(ids) for name, ids in grant.device_ids.items()}
+        return any(
+            request.init and dict(request.units) == counts
+            for pod in self._pods.live()
+            for request in pod.requests
+        )
+
+    async def _release(self, grant: ContainerGrant) -> bool:
+        """Release one grant; False if its processes still run."""
+        try:
+            ended = await self._arbiter.end(grant.name)
+        except AliquotError as error:
+            _log.warning("cannot end a grant yet", grant=grant.name, why=error.message)
+            return False
+        if not ended or self._saved.allocations.grants.get(grant.name) != grant:
+            return False
+        with self._saved.changing() as allocations:
+            allocations.release(grant.name)
+        self._unknown_since.pop(grant.name, None)
+        _log.info("released a grant", grant=grant.name, owner=str(grant.owner))
+        return True

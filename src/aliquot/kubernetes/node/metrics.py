@@ -1,0 +1,151 @@
+"""The agent's metrics, liveness and readiness, as pages over HTTP.
+
+/metrics   the arbiter's metrics, and the agent's own
+/healthz   200: the agent is alive
+/readyz    200: pods can be served; else 503, with the reasons
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import prometheus_client as prometheus
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from aliquot.model.errors import AliquotError, ArbiterError
+from aliquot.slices.metrics import exposition
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+
+    from prometheus_client.core import Metric
+    from starlette.requests import Request
+
+    from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds
+    from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+COUNTERS: Mapping[str, str] = {
+    "aliquot_node_registrations": "How often all device plugins were registered with a kubelet.",
+    "aliquot_node_arbiter_starts": "How often the arbiter was started.",
+    "aliquot_node_corrections": "Grants whose container was guessed wrong and then corrected.",
+    "aliquot_node_events_dropped": "Events that could not be written.",
+}
+
+T = TypeVar("T")
+
+
+class CallMetrics:
+    """How long the kubelet's calls take."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus.CollectorRegistry()
+        self.seconds = prometheus.Histogram(
+            "aliquot_node_call_seconds",
+            "How long the kubelet's calls took.",
+            ("call", "result"),
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+
+    async def timed(self, call: str, answer: Awaitable[T]) -> T:
+        """Await an answer and record how long it took, and whether it was refused or failed."""
+        began, result = time.perf_counter(), "failed"
+        try:
+            got = await answer
+            result = "done"
+        except AliquotError:
+            result = "refused"
+            raise
+        finally:
+            took = time.perf_counter() - began
+            self.seconds.labels(call, result).observe(took)
+        return got
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AllocationsCollector:
+    """The allocations and counters as metrics. `counters` has the value of each of COUNTERS."""
+
+    ids: DeviceIds
+    counters: Mapping[str, Callable[[], float]]
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, when prometheus-client asks for them."""
+        allocatable = GaugeMetricFamily(
+            "aliquot_node_units",
+            "Units that the kubelet can give or has given.",
+            labels=["resource"],
+        )
+        free = GaugeMetricFamily(
+            "aliquot_node_units_free", "Units that the kubelet can still give.", labels=["resource"]
+        )
+        for resource, count in self.ids.counts().items():
+            allocatable.add_metric([resource], count)
+            free.add_metric([resource], self.ids.free(resource))
+        yield from (allocatable, free, self._health(), self._kinds(), self._containers())
+        for name, value in self.counters.items():
+            counter = CounterMetricFamily(name, COUNTERS[name])
+            counter.add_metric([], value())
+            yield counter
+
+    def _health(self) -> Metric:
+        family = GaugeMetricFamily(
+            "aliquot_node_gpu_healthy",
+            "1: the GPU is healthy and takes new containers.",
+            labels=["gpu", "index"],
+        )
+        for gpu in self.ids.allocations.gpus.values():
+            family.add_metric([gpu.uuid, str(gpu.index)], int(gpu.healthy))
+        return family
+
+    def _kinds(self) -> Metric:
+        family = GaugeMetricFamily(
+            "aliquot_node_gpu_kind", "1 for what each GPU is used as.", labels=["gpu", "kind"]
+        )
+        allocations = self.ids.allocations
+        for gpu in allocations.gpus.values():
+            family.add_metric([gpu.uuid, allocations.kind(gpu.uuid) or "free"], 1)
+        return family
+
+    def _containers(self) -> Metric:
+        family = GaugeMetricFamily(
+            "aliquot_container_info",
+            "1 for every container with a grant.",
+            labels=["grant", "namespace", "pod", "container", "kind"],
+        )
+        for grant in self.ids.allocations.grants.values():
+            owner = grant.owner
+            names = [owner.namespace, owner.pod, owner.container]
+            family.add_metric([grant.name, *names, grant.kind], 1)
+        return family
+
+
+def make_app(
+    metrics: CallMetrics, arbiter: ArbiterGrants, not_ready: Callable[[], list[str]]
+) -> Starlette:
+    """The three pages; `not_ready` gives the reasons why the agent cannot serve pods."""
+
+    async def metrics_page(_: Request) -> PlainTextResponse:
+        try:
+            status = await arbiter.status()
+        except ArbiterError:
+            status = None
+        own = prometheus.generate_latest(metrics.registry).decode()
+        return PlainTextResponse(exposition(status) + own)
+
+    async def healthz(_: Request) -> PlainTextResponse:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_: Request) -> PlainTextResponse:
+        reasons = not_ready()
+        text = "".join(f"{one}\n" for one in reasons) or "ok\n"
+        return PlainTextResponse(text, 503 if reasons else 200)
+
+    pages = {"/metrics": metrics_page, "/healthz": healthz, "/readyz": readyz}
+    return Starlette(routes=[Route(path, answer) for path, answer in pages.items()])

@@ -1,0 +1,204 @@
+"""The pods of this node that ask for GPUs, as the API server reports them, and their events.
+
+Until the watch has synced, no pod counts as gone. A pod with an invalid request is kept too, with
+the error.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from aliquot.kubernetes.api import names
+from aliquot.kubernetes.api.changes import Changes
+from aliquot.kubernetes.api.objects import NODES, PODS, Meta, Node
+from aliquot.kubernetes.api.plan import decode_plan
+from aliquot.kubernetes.api.requests import InvalidRequestError, asks, requests_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from aliquot.kubernetes.api.events import Recorder, Type
+    from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.api.plan import ContainerPlan
+    from aliquot.kubernetes.api.presets import Preset
+    from aliquot.kubernetes.api.requests import ContainerRequest
+
+_log = structlog.get_logger(__name__)
+
+
+class ContainerRef(msgspec.Struct, frozen=True):
+    """A container of a pod. Unknown fields are empty."""
+
+    uid: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+    def __str__(self) -> str:
+        if not self.pod:
+            return "a container that is not identified yet"
+        return f"container {self.container!r} of {self.namespace}/{self.pod}"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPod:
+    """A pod that asks for GPUs; `invalid` says why its request is invalid.
+
+    `arrival` orders pods by when the agent first heard of them.
+    """
+
+    object: Pod
+    requests: tuple[ContainerRequest, ...] = ()
+    invalid: InvalidRequestError | None = None
+    arrival: int = 0
+
+    @property
+    def uid(self) -> str:
+        """The pod's UID."""
+        return self.object.metadata.uid
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """The pod's annotations."""
+        return self.object.metadata.annotations
+
+    @property
+    def owner(self) -> ContainerRef:
+        """The pod as the owner of a grant, without a container."""
+        meta = self.object.metadata
+        return ContainerRef(meta.uid, meta.namespace, meta.name)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the API server has reported it."""
+        return bool(self.object.metadata.name)
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not ended."""
+        return not self.object.ended
+
+    @property
+    def pending(self) -> bool:
+        """Whether it has not started, as far as is known."""
+        return self.object.status.phase in {"", "Pending"}
+
+    def request(self, container: str) -> ContainerRequest | None:
+        """What a container asks for."""
+        return next((one for one in self.requests if one.container == container), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PodContainer:
+    """A container of a pod, and what it asks for."""
+
+    pod: GpuPod
+    request: ContainerRequest
+
+    @property
+    def units(self) -> dict[str, int]:
+        """How many units of each resource it asks for."""
+        return dict(self.request.units)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the API server has reported its pod."""
+        return self.pod.is_known
+
+    @property
+    def owner(self) -> ContainerRef:
+        """The container as the owner of a grant."""
+        return msgspec.structs.replace(self.pod.owner, container=self.request.container)
+
+    @property
+    def plan(self) -> ContainerPlan | None:
+        """The scheduler's plan for it; None if there is none, or an invalid one."""
+        text = self.pod.annotations.get(names.PLAN)
+        plan = decode_plan(text) if text else None
+        return plan.containers.get(self.request.container) if plan else None
+
+
+class NodePods:
+    """The pods that the watch reports, by UID."""
+
+    def __init__(self, presets: Sequence[Preset], synced: Callable[[], bool]) -> None:
+        self._presets = presets
+        self._synced = synced
+        self._pods: dict[str, GpuPod] = {}
+        self._arrivals = itertools.count()
+        self._changes = Changes()
+        self._listeners: list[Callable[[], None]] = []
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call a function after every change of a pod that asks for GPUs."""
+        self._listeners.append(listener)
+
+    def observe(self, old: Pod | None, new: Pod | None) -> None:
+        """Take in a change, as a watch reports it."""
+        before = self._pods.pop(old.metadata.uid, None) if old else None
+        arrival = before.arrival if before else next(self._arrivals)
+        after = self._gpu_pod(new, arrival) if new and asks(new, self._presets) else None
+        if after:
+            self._pods[after.uid] = after
+        if before or after:
+            for listener in self._listeners:
+                listener()
+        self._changes.ring()
+
+    def get(self, uid: str) -> GpuPod | None:
+        """A pod."""
+        return self._pods.get(uid)
+
+    def live(self) -> list[GpuPod]:
+        """The pods that have not ended, in the order in which they came to the node.
+
+        The kubelet watches the same pods and nearly always admits them in this order.
+        """
+        return sorted((pod for pod in self._pods.values() if pod.live), key=lambda pod: pod.arrival)
+
+    def is_gone(self, uid: str) -> bool:
+        """Whether a pod has ended or is deleted."""
+        pod = self._pods.get(uid)
+        return self._synced() and (pod is None or not pod.live)
+
+    def has_ended(self, owner: ContainerRef) -> bool:
+        """Whether the owner's pod is gone; the pod of an unknown owner is not."""
+        return bool(owner.pod) and self.is_gone(owner.uid)
+
+    async def wait_change(self, seconds: float) -> bool:
+        """Wait for the next change; False if none comes in time."""
+        return await self._changes.wait(seconds)
+
+    def _gpu_pod(self, pod: Pod, arrival: int) -> GpuPod:
+        try:
+            return GpuPod(pod, requests_of(pod, self._presets), arrival=arrival)
+        except InvalidRequestError as error:
+            return GpuPod(pod, invalid=error, arrival=arrival)
+
+
+class NodeEvents:
+    """Records events on this node's pods and on the node itself, and logs them."""
+
+    def __init__(self, recorder: Recorder, node: str) -> None:
+        self._recorder = recorder
+        self._node = Node(Meta(name=node, uid=node))  # the kubelet refers to its node like this
+
+    def pod_event(self, pod: GpuPod, reason: str, message: str, *, warning: bool = True) -> None:
+        """Record an event on a pod; a pod that is not known has no object to record it on."""
+        _log.info(message, reason=reason, pod=pod.object.key)
+        if pod.is_known:
+            self._recorder.record(PODS, pod.object, _type(warning=warning), reason, message)
+
+    def node_event(self, reason: str, message: str, *, warning: bool = True) -> None:
+        """Record an event on the node."""
+        _log.info(message, reason=reason)
+        self._recorder.record(NODES, self._node, _type(warning=warning), reason, message)
+
+
+def _type(*, warning: bool) -> Type:
+    return "Warning" if warning else "Normal"

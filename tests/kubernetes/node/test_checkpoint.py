@@ -1,0 +1,82 @@
+"""The checkpoint, and files that an agent must not start on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from aliquot.kubernetes.node.agent import CHECKPOINT
+from aliquot.kubernetes.node.grants.checkpoint import (
+    VERSION,
+    Checkpoint,
+    CheckpointData,
+    CheckpointGpu,
+)
+from aliquot.model.errors import StateError
+from kubernetes.builders import make_pod
+from kubernetes.node.builders import SGPU, make_grant, make_host_gpu
+from kubernetes.node.rig import a_node
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "node.json")
+    assert checkpoint.load() == CheckpointData()
+    gpu = make_host_gpu(0)
+    grant = make_grant("shared", [gpu], units={SGPU: ["s0"]})
+    data = CheckpointData(gpus=(CheckpointGpu(gpu.uuid, 0, gpu.memory),), grants=(grant,))
+    checkpoint.write(data)
+    assert checkpoint.load() == data
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        msgspec.json.encode(CheckpointData(version=VERSION + 1)),
+        b'{"version": 2, "grants": {"another": "shape"}}',
+        b'{"version": 1, "grants": {"another": "shape"}}',
+        b'{"version": 1, "gpus": [',
+        b'{"version": 1, "gpus": [{"uuid": "\xff", "index": 0, "memory": 1}]}',
+        b"{}",
+        b"",
+    ],
+)
+def test_an_unreadable_checkpoint_is_refused_and_left_alone(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "node.json"
+    path.write_bytes(text)
+    with pytest.raises(StateError) as caught:
+        Checkpoint(path).load()
+    assert str(path) in caught.value.message
+    assert "drain the node" in str(caught.value.way_out)
+    assert path.read_bytes() == text
+    assert [one.name for one in tmp_path.iterdir()] == ["node.json"]
+
+
+def test_an_agent_of_another_version_ends_no_grant(short_tmp: Path) -> None:
+    async def go() -> None:
+        async with a_node(short_tmp, shape="t4:1") as node:
+            await node.run(make_pod("a", memory=5))
+            grants = set(node.grants())
+            node.kill_agent()
+            path = node.home / CHECKPOINT
+            ours = path.read_bytes()
+            path.write_bytes(ours.replace(b'"version":1', b'"version":99'))
+            node.start_agent()
+            assert await node.agent_ends() != 0
+            assert (
+                f"{path}, the checkpoint of running containers' grants, has version 99"
+                in node.log()
+            )
+            assert set(node.grants()) == grants
+            path.write_bytes(ours)
+            node.start_agent()
+            await node.ready()
+            await node.until(lambda: set(node.holders()) == {"a"})
+            assert set(node.grants()) == grants
+
+    asyncio.run(go())

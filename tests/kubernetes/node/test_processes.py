@@ -1,0 +1,144 @@
+"""Pods whose images have no driver, in tenants' file systems that may never answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from aliquot.kubernetes.api.presets import ALIQUOT
+from aliquot.kubernetes.node import processes
+from aliquot.kubernetes.node.grants.allocations import NodeAllocations
+from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
+from aliquot.kubernetes.node.pods import NodeEvents, NodePods
+from aliquot.kubernetes.node.processes import ProcessMonitor
+from kubernetes.builders import make_pod
+from kubernetes.node.builders import SGPU, make_grant, make_host_gpu
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aliquot.kubernetes.node.pods import GpuPod
+
+MUSL = ("lib/ld-musl-x86_64.so.1", "run/aliquot/grant/limits")
+UIDS = [f"0000000{number}-9388-4c99-9b7a-d63a82235347" for number in range(4)]
+PATIENCE = 20.0
+
+
+class Events(NodeEvents):
+    """Events that stay here."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[str, str, str, bool]] = []
+
+    @property
+    def reasons(self) -> list[tuple[str, str]]:
+        return [(uid, reason) for uid, reason, _, _ in self._events]
+
+    def pod_event(self, pod: GpuPod, reason: str, message: str, *, warning: bool = True) -> None:
+        self._events.append((pod.uid, reason, message, warning))
+
+
+class Node:
+    """Running pods, with processes in a /proc of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc = folder / "proc"
+        self.proc.mkdir()
+        self.gpu = make_host_gpu(0)
+        allocations = NodeAllocations([self.gpu], 16)
+        self.saved = SavedAllocations(allocations, Checkpoint(folder / "node.json"))
+        self.pods = NodePods([ALIQUOT], lambda: True)
+        self.events = Events()
+        self.monitor = ProcessMonitor(
+            self.saved, self.pods, self.events, lambda _name, _owner: None
+        )
+
+    def run(self, uid: str, namespace: str = "ns") -> None:
+        grant = make_grant("shared", [self.gpu], uid, units={SGPU: [f"s{uid}"]}, shares=16)
+        self.saved.allocations.add(grant)
+        pod = make_pod(uid, sgpu=1, uid=uid, phase="Running")
+        meta = msgspec.structs.replace(pod.metadata, namespace=namespace)
+        self.pods.observe(None, msgspec.structs.replace(pod, metadata=meta))
+
+    def add_process(self, pid: int, cgroup: str, *files: str) -> None:
+        root = self.proc / str(pid) / "root"
+        for file in files:
+            (root / file).parent.mkdir(parents=True, exist_ok=True)
+            (root / file).touch()
+        root.mkdir(parents=True, exist_ok=True)
+        (self.proc / str(pid) / "cgroup").write_text(f"0::{cgroup}\n")
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    made = Node(tmp_path)
+    monkeypatch.setattr(processes, "PROC", made.proc)
+    return made
+
+
+def test_a_musl_image_is_reported_once(node: Node) -> None:
+    first, second, third = UIDS[:3]
+    for uid in (first, second, third):
+        node.run(uid)
+    node.add_process(7, f"/kubepods/burstable/pod{first}/c1", *MUSL)
+    node.add_process(8, f"/kubepods/pod{second}/c2", *MUSL, "lib64/ld-linux-x86-64.so.2")
+    node.add_process(9, f"/kubepods/pod{third}/c3", MUSL[0])
+
+    async def go() -> None:
+        await node.monitor.check_images()
+        await node.monitor.check_images()
+        assert node.events.reasons == [(first, "MuslImage")]
+
+    asyncio.run(go())
+
+
+def test_one_process_of_each_container_is_inspected(node: Node) -> None:
+    uid, under = UIDS[0], UIDS[0].replace("-", "_")
+    slice_ = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{under}.slice"
+    node.add_process(12, f"{slice_}/cri-containerd-aa.scope")
+    node.add_process(9, f"{slice_}/cri-containerd-aa.scope/deeper")
+    node.add_process(30, f"{slice_}/cri-containerd-bb.scope")
+    node.add_process(31, f"/kubepods/burstable/pod{UIDS[1]}/cc")
+    node.add_process(32, "/user.slice")
+    assert processes.first_processes() == {uid: [9, 30], UIDS[1]: [31]}
+
+
+def test_a_file_system_that_never_answers_delays_nobody(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The monitor asks it in a thread, once for its pod, and inspects other pods meanwhile."""
+    stuck, other = UIDS[:2]
+    node.run(stuck)
+    node.add_process(7, f"/kubepods/pod{stuck}/c1", *MUSL)
+    began, answer, asked = threading.Event(), threading.Event(), []
+    really = processes.have_no_driver
+
+    def dead(pids: list[int]) -> bool:
+        asked.append(pids)
+        if pids == [7]:
+            began.set()
+            answer.wait(PATIENCE)
+        return really(pids)
+
+    monkeypatch.setattr(processes, "have_no_driver", dead)
+
+    async def go() -> None:
+        look = asyncio.create_task(node.monitor.check_images())
+        while not began.is_set():
+            await asyncio.sleep(0.01)  # the loop goes on
+        async with asyncio.timeout(PATIENCE / 2):
+            await look
+        node.run(other, "another")
+        node.add_process(8, f"/kubepods/pod{other}/c2", *MUSL)
+        await node.monitor.check_images()
+        assert node.events.reasons == [(other, "MuslImage")]
+        assert asked == [[7], [8]]
+
+    try:
+        asyncio.run(go())
+    finally:
+        answer.set()
