@@ -50,7 +50,7 @@ def exported(path: Path) -> list[str]:
 def changed_driver(
     folder: Path, driver: Path, own: str, *, defined: Collection[str] = (), without: str = ""
 ) -> Path:
-    """One that has `own` C source, in place of what it `defined` and beside all else.
+    """A driver with the C source `own`, which replaces the functions in `defined`.
 
     There, `simulated(name)` is the simulated driver's function.
     """

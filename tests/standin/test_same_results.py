@@ -20,8 +20,8 @@ EXAMPLES = 300
 Call = list[Any]
 
 FITTING = [0, 1, 511, 512, 513, MIB, MIB + 1, 2 * MIB, 3 * MIB, 32 * MIB, 33 * MIB, 64 * MIB]
-# What no card has is within no limit: asked for only where all else is right, since the order in
-# which a driver looks at several wrongs is its own.
+# No GPU has as much memory as the last ones. They are used only if all other arguments are valid:
+# drivers differ in which of several errors they report.
 SIZES = st.sampled_from([*FITTING, 1 << 50, (1 << 63) + 1, (1 << 64) - 1])
 FIT = st.sampled_from(FITTING)
 PAGES = st.sampled_from([0, 1, 2 * MIB, 4 * MIB, 3 * MIB, 64 * MIB, 1 << 50, (1 << 50) + 1])

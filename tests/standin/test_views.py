@@ -137,8 +137,10 @@ def test_utilisation_is_that_of_the_grant(machine: Machine) -> None:
     module = worker.ok("load_spin")
 
     def seen() -> tuple[int, int]:
-        worker.does("spin", module, 50_000_000, 4)
-        return look(machine, idle)[0]["busy"], look(machine, busy)[0]["busy"]
+        worker.tell("spin", module, 50_000_000, 40)  # works while both are looked at
+        in_busy, in_idle = look(machine, busy)[0]["busy"], look(machine, idle)[0]["busy"]
+        assert worker.answer() == [0]
+        return in_idle, in_busy
 
     wait_until(lambda: seen()[1] > 20)
     assert seen()[0] == 0

@@ -29,9 +29,9 @@ PROCESSES = 64
 THREADS = 8
 SECONDS = float(os.environ.get("ALIQUOT_STORM_SECONDS", "30"))
 KILLS = int(os.environ.get("ALIQUOT_STORM_KILLS", "1000"))
-# How much room there is, and for what part of the time: for every process's context and less than
-# what they all try to take beside it; for a part of the contexts alone.
-ROOMS = {
+# The slice's size, and the part of the time: large enough for every process's context, but not for
+# all that they try to allocate; large enough for some of the contexts only.
+SIZES = {
     "every context": (PROCESSES * CONTEXT + 8 * GIB, 1.0),
     "a part of the contexts": (PROCESSES // 4 * CONTEXT + 2 * GIB, 0.2),
 }
@@ -191,11 +191,11 @@ def taken(limits: pages.Limits) -> list[int]:
 
 
 @pytest.mark.timeout(SECONDS * 4 + 300)
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("size", SIZES)
 def test_the_limit_is_never_exceeded_and_no_charge_is_left(
-    make_machine: MakeMachine, programs: Path, tmp_path: Path, room: str
+    make_machine: MakeMachine, programs: Path, tmp_path: Path, size: str
 ) -> None:
-    limit, part = ROOMS[room]
+    limit, part = SIZES[size]
     machine = make_machine("h100:1")
     grant = machine.grant(limit)
     storm = Storm(programs / "storm", machine, grant, tmp_path)

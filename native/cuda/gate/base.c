@@ -113,7 +113,7 @@ static bool try_lock(struct gate *gate)
 	return true;
 }
 
-/* After one thread has waited in vain the others do not wait: the holder is blocked in the driver,
+/* If one thread has waited too long, the others do not wait: the holder is blocked in the driver,
  * or its thread is gone. But while processes take turns the holder may be blocked for want of
  * credit, and a launch that does not wait runs without a gate: so there each one waits. */
 static bool wait_for_lock(struct gate *gate, uint64_t patience_ns)
