@@ -76,14 +76,12 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
         import uvloop  # noqa: PLC0415 - needs the extra
 
         from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415
+        from aliquot.kubernetes.extender.serve import Address  # noqa: PLC0415
         from aliquot.kubernetes.gangs.controller import gang_options  # noqa: PLC0415
         from aliquot.kubernetes.scheduler import Options, serve  # noqa: PLC0415
     options = Options(
         kubeconfig=kubeconfig,
-        host=host,
-        port=port,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
+        address=Address(host, port, tls_cert, tls_key),
         presets=split_names(names),
         strategy=strategy,
         offer=offer,

@@ -11,9 +11,9 @@ from aliquot.kubernetes.gangs import state
 from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
 from aliquot.kubernetes.gangs.reservations import Times
 from kubernetes.builders import CARD, held, make_node, make_pod
+from kubernetes.extender.replica import Replica, put_node, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led, played, running
-from kubernetes.scheduler.replica import Replica, put_node, replica
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from aliquot.kubernetes import scheduler
 from aliquot.kubernetes.api.names import ROOM
+from aliquot.kubernetes.cluster import watches
+from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, led, played, running
-from kubernetes.scheduler.replica import Replica, replica
 
 IN_Q = {"aliquot.io/queue": "q"}
 HOURS, MINUTES = {"aliquot.io/duration": "5h"}, {"aliquot.io/duration": "5m"}
@@ -36,7 +36,7 @@ def test_a_namespace_that_names_a_missing_queue_is_told_though_there_is_none_at_
 def test_queues_that_are_not_read_yet_are_not_taken_as_absent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler, "QUEUE_SECONDS", 0.05)
+    monkeypatch.setattr(watches, "QUEUE_SECONDS", 0.05)
 
     async def play() -> None:
         world = World(1)

@@ -11,9 +11,9 @@ import pytest
 
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from kubernetes.builders import CARD, gpu_uuid
+from kubernetes.extender.replica import replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led
-from kubernetes.scheduler.replica import replica
 
 PLAN = "aliquot.io/plan"
 

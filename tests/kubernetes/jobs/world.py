@@ -29,10 +29,10 @@ from aliquot.kubernetes.api.names import (
     NOTICE,
     PLAN,
 )
-from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Pod, Resource
+from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Node, Pod, Resource
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from aliquot.kubernetes.gangs.messages import stamp
-from aliquot.kubernetes.jobs.allocations import Ledger
+from aliquot.kubernetes.jobs.allocations import JobsView
 from aliquot.kubernetes.jobs.controller import Controller, Views
 from aliquot.placement.elastic.resize import Rules
 from kubernetes.builders import CARD, make_node
@@ -178,21 +178,21 @@ class World:
         may: Callable[[], bool] = lambda: True,
     ) -> None:
         """Another controller, which knows what the API server has."""
-        self.ledger = Ledger()
+        self.view = JobsView()
         self._known: set[str] = set()
         views = Views(
-            jobs=lambda: self._view("elasticjobs", ElasticJob),
+            jobs=lambda: self._seen("elasticjobs", ElasticJob),
             pods=lambda: {
                 key: pod
-                for key, pod in self._view("pods", JobPod).items()
+                for key, pod in self._seen("pods", JobPod).items()
                 if JOB_RANK in pod.metadata.labels
             },
-            gangs=lambda: self._view("gangs", GangObject),
+            gangs=lambda: self._seen("gangs", GangObject),
         )
         self.controller = Controller(
             PaperClient(self.api, lives, late=late),  # type: ignore[arg-type] # the same requests
             views,
-            self.ledger,
+            self.view,
             self.rules,
             now=lambda: self.now,
             may=may,
@@ -202,16 +202,17 @@ class World:
     def tell(self) -> None:
         """The watches are up to date."""
         self._told = dict(self.api.objects)
-        for (_, name), one in self._view("gpunodes", GPU_NODES.type).items():
-            self.ledger.set_gpus(name, one)
-        pods = {one.metadata.uid: one for one in self._view("pods", Pod).values()}
+        for (_, name), one in self._seen("gpunodes", GPU_NODES.type).items():
+            self.view.set_node(name, Node())
+            self.view.set_gpu_node(name, one)
+        pods = {one.metadata.uid: one for one in self._seen("pods", Pod).values()}
         for uid in self._known - set(pods):
-            self.ledger.set_pod(uid, None)
+            self.view.set_pod(uid, None)
         for uid, pod in pods.items():
-            self.ledger.set_pod(uid, None if pod.ended else pod)
+            self.view.set_pod(uid, None if pod.ended else pod)
         self._known = set(pods)
 
-    def _view(self, plural: str, kind: type[T]) -> dict[tuple[str, str], T]:
+    def _seen(self, plural: str, kind: type[T]) -> dict[tuple[str, str], T]:
         source = self._told if self.behind else self.api.objects
         return {
             (namespace, name): msgspec.convert(one, kind, strict=False)
@@ -366,6 +367,7 @@ class World:
         if status != self._reported:
             self._reported = status
             node = msgspec.structs.replace(self._node, status=status)
+            self.api.put_if_absent("nodes", {"metadata": {"name": NODE}})
             self.api.put("gpunodes", as_json(GPU_NODES, node))
 
     def gpus(self) -> list[str]:

@@ -332,3 +332,5 @@ NAMESPACES = Resource(Namespace, "v1", "Namespace", "namespaces", namespaced=Fal
 EVICTIONS = Resource(Eviction, "policy/v1", "Eviction", "pods")
 QUEUES = Resource(Queue, queue.API_VERSION, "Queue", queue.PLURAL, namespaced=False)
 GPU_NODES = Resource(GpuNode, gpunode.API_VERSION, "GPUNode", gpunode.PLURAL, namespaced=False)
+
+LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"  # a field selector

@@ -25,6 +25,7 @@ from aliquot.kubernetes.api.presets import ALIQUOT, SLOTS
 from aliquot.kubernetes.cluster.hardware import spec_of
 from aliquot.kubernetes.cluster.node_usage import NodeUsage
 from aliquot.kubernetes.cluster.parts import planned_parts
+from aliquot.kubernetes.cluster.usable import NO_AGENT
 from aliquot.placement.choose.chooser import Chooser
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations, NodeFree
@@ -99,7 +100,7 @@ class Cluster:
         self._by = by
         self.now = now
         self._nodes: dict[str, GpuNode] = {}
-        self._unserved: set[str] = set()
+        self._unusable: dict[str, str] = {}
         self._bound: dict[str, _Bound] = {}
         self._reserved: dict[str, Reserved] = {}
         self._here: defaultdict[str, set[str]] = defaultdict(set)  # UIDs of both, by node
@@ -131,11 +132,17 @@ class Cluster:
         self._tallies.pop(name, None)
         self._learn(name)
 
-    def set_served(self, name: str, *, served: bool) -> None:
-        """Whether the kubelet of a node has devices to give: without its agent it has none."""
-        if served == (name not in self._unserved):
+    def set_unusable(self, name: str, why: str | None) -> None:
+        """Why a node can get no new pods (`usable.why_unusable`); None: it can.
+
+        Pods that are there keep what they have, and it still counts.
+        """
+        if why == self._unusable.get(name):
             return
-        (self._unserved.discard if served else self._unserved.add)(name)
+        if why is None:
+            del self._unusable[name]
+        else:
+            self._unusable[name] = why
         self._learn(name)
 
     def set_pod(self, uid: str, pod: Pod | None) -> None:
@@ -252,6 +259,15 @@ class Cluster:
         """The name of the strategy."""
         return self._by
 
+    def why_unusable(self, name: str) -> str | None:
+        """Why a node can get no new pods with GPUs; None if it can."""
+        return self._unusable.get(name) or (None if self._has_gpus(name) else NO_AGENT)
+
+    @property
+    def usable_nodes(self) -> int:
+        """How many nodes can get new pods with GPUs."""
+        return sum(self._has_gpus(name) and name not in self._unusable for name in self._nodes)
+
     def held(self, name: str) -> Mapping[str, Mapping[int, GpuUsage]]:
         """Who has what of a node's GPUs, or has it reserved: by UID and column."""
         found = self._helds.get(name)
@@ -270,9 +286,9 @@ class Cluster:
     def alone(self, name: str, without: Collection[str] = ()) -> Chooser | None:
         """The brain on one node, as row 0, as it would be without what these pods have, by UID.
 
-        None where the node has no GPUs to give.
+        None if the node is unusable.
         """
-        if not self._is_there(name):
+        if self.why_unusable(name) is not None:
             return None
         node = self._nodes[name]
         picture, by = self._alike(replace(self._spec(node), name=""))
@@ -308,7 +324,7 @@ class Cluster:
 
     def _write(self, name: str) -> bool:
         """Make a node's row anew; whether there is a place for it."""
-        if not self._is_there(name):
+        if not self._has_gpus(name):
             self._clear(name)
             return True
         node = self._nodes[name]
@@ -341,7 +357,7 @@ class Cluster:
 
     def _rebuilt(self) -> Chooser:
         """The allocations anew, with spare rows. Only stale nodes are counted again."""
-        named = {name: one for name, one in self._nodes.items() if self._is_there(name)}
+        named = {name: one for name, one in self._nodes.items() if self._has_gpus(name)}
         sizes: dict[str, int] = defaultdict(int)
         for one in named.values():
             spec = spec_of(one)
@@ -364,13 +380,18 @@ class Cluster:
         self._stale.clear()
         return Chooser(allocations, strategy(self._by, allocations.hardware))
 
-    def _is_there(self, name: str) -> bool:
+    def _has_gpus(self, name: str) -> bool:
         node = self._nodes.get(name)
-        return node is not None and bool(node.status.gpus) and name not in self._unserved
+        return node is not None and bool(node.status.gpus)
 
     def _spec(self, node: GpuNode) -> NodeSpec:
+        """A node for the brain; no GPU of an unusable one can be given."""
         spec = spec_of(node)
-        return replace(spec, strength=self._strengths.get(spec.model, 0.0))
+        unhealthy = spec.unhealthy
+        if node.metadata.name in self._unusable:
+            unhealthy = frozenset(range(spec.gpus))
+        strength = self._strengths.get(spec.model, 0.0)
+        return replace(spec, strength=strength, unhealthy=unhealthy)
 
     # --- inside -----------------------------------------------------------------------------------
 

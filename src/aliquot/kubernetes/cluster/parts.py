@@ -20,6 +20,7 @@ from aliquot.model import MAX_SLICES, Priority
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from aliquot.kubernetes.api.gpunode import GpuNodeStatus
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.api.plan import Kind
     from aliquot.kubernetes.api.presets import Preset
@@ -111,6 +112,21 @@ def _part(request: ContainerRequest, plan: ContainerPlan) -> Part:
 
 def _within(value: int, most: int) -> int:
     return max(0, min(value, most))
+
+
+def part_of(request: ContainerRequest, columns: Sequence[int], status: GpuNodeStatus) -> Part:
+    """What a container gets on these GPUs of a node."""
+    gpus = [status.gpus[column] for column in columns]
+    return Part(
+        container=request.container,
+        kind=request.kind,
+        gpus=tuple(gpu.uuid for gpu in gpus),
+        memory=min(request.memory_of(gpu.memory, status.shares) for gpu in gpus),
+        compute=request.compute,
+        reserved=request.reserved,
+        init=request.init,
+        units=request.units,
+    )
 
 
 def plan_of(parts: Parts) -> Plan:

@@ -17,7 +17,7 @@ import numpy as np
 
 from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.cluster.demands import ANY_SIZE, NO_MODEL, demand_of
-from aliquot.kubernetes.extender.containers import part_of
+from aliquot.kubernetes.cluster.parts import part_of
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.demand import Placement
 
@@ -89,7 +89,9 @@ class Picture:
         for row in rows:
             name = self.node(row)
             then, now = self._nodes.get(name), self._cluster.nodes.get(name)
-            if self._cluster.rows.get(name) != row or then is None or now is None:
+            if self._cluster.rows.get(name) != row or self._cluster.why_unusable(name):
+                return False
+            if then is None or now is None:
                 return False
             if then is not now and _cards(then) != _cards(now):
                 return False

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.cluster.demands import demand_of
-from aliquot.kubernetes.cluster.parts import Part
+from aliquot.kubernetes.cluster.parts import part_of
 from aliquot.placement.core.demand import Placement
 from aliquot.placement.gangs import search as ways
 
@@ -123,18 +123,3 @@ class _Pod:
             room, key=lambda gpu: (gpu not in mine, self.allocations.bytes_free[0, gpu], gpu)
         )
         return Placement(0, tuple(sorted(order[: demand.gpus])))
-
-
-def part_of(request: ContainerRequest, gpus: Sequence[int], status: GpuNodeStatus) -> Part:
-    """What a container gets on these GPUs of a node, by column."""
-    cards = [status.gpus[column] for column in gpus]
-    return Part(
-        container=request.container,
-        kind=request.kind,
-        gpus=tuple(card.uuid for card in cards),
-        memory=min(request.memory_of(card.memory, status.shares) for card in cards),
-        compute=request.compute,
-        reserved=request.reserved,
-        init=request.init,
-        units=request.units,
-    )

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0)
 
 
-Now = dict[str, tuple[str, "Callable[[], float]"]]  # by name: what it is, and its value
+Gauges = dict[str, tuple[str, "Callable[[], float]"]]  # by name: its help, and its value
 
 
 class Metrics:
     """All metrics of one scheduler; `now` are more that are asked for at each look."""
 
-    def __init__(self, cluster: Cluster, now: Now) -> None:
+    def __init__(self, cluster: Cluster, gauges: Gauges) -> None:
         self.registry = CollectorRegistry()
         self._decisions = Counter(
             "aliquot_scheduler_decisions",
@@ -45,7 +45,7 @@ class Metrics:
             buckets=BUCKETS,
             registry=self.registry,
         )
-        self.registry.register(_Now(cluster, now))
+        self.registry.register(_ClusterCollector(cluster, gauges))
 
     @contextmanager
     def deciding(self, verb: str) -> Iterator[Callable[[str], None]]:
@@ -61,12 +61,12 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Now:
+class _ClusterCollector:
     """The cluster as it is when somebody looks."""
 
-    def __init__(self, cluster: Cluster, now: Now) -> None:
+    def __init__(self, cluster: Cluster, gauges: Gauges) -> None:
         self._cluster = cluster
-        self._more = now
+        self._gauges = gauges
 
     def collect(self) -> Iterable[Metric]:
         allocations = self._cluster.chooser.allocations
@@ -82,7 +82,7 @@ class _Now:
         for kind in Kind:
             kinds.add_metric([kind.name.lower()], int((allocations.kind[present] == kind).sum()))
         yield kinds
-        yield _gauge("nodes", "Nodes with GPUs.", len(self._cluster.rows))
+        yield _gauge("nodes", "Nodes that can get pods with GPUs.", self._cluster.usable_nodes)
         yield _gauge(
             "allocated_compute_ratio",
             "Part of the compute of healthy GPUs that is given or reserved.",
@@ -98,7 +98,7 @@ class _Now:
             "Part of what is left that nothing likely to come will use.",
             lost,
         )
-        for name, (text, value) in self._more.items():
+        for name, (text, value) in self._gauges.items():
             yield _gauge(name, text, value())
 
 

@@ -24,7 +24,8 @@ from aliquot.kubernetes.api.requests import InvalidRequestError, requests_of
 from aliquot.kubernetes.cluster.cluster import Reserved
 from aliquot.kubernetes.cluster.demands import Demands
 from aliquot.kubernetes.cluster.membership import check_duration
-from aliquot.kubernetes.extender.containers import part_of, place
+from aliquot.kubernetes.cluster.parts import part_of
+from aliquot.kubernetes.extender.containers import place
 from aliquot.model import format_bytes
 from aliquot.placement.choose.explain import count_nodes
 from aliquot.placement.core.fit import Lack
@@ -46,7 +47,6 @@ BEST_SCORE = 10
 NO_ROW = -1
 LASTING = {Lack.MODEL, Lack.TOO_FEW, Lack.TOO_SMALL}
 
-UNKNOWN = "no GPUs are known there: is aliquot node running?"
 APART = "its containers do not fit together"
 
 
@@ -223,18 +223,19 @@ class Planner:
         return (part_of(request, gpus, self.cluster.nodes[node].status),)
 
     def _refusal(self, requests: Sequence[ContainerRequest], names: Sequence[str]) -> Answer:
-        lacks = self._lacks(requests)
-        texts: list[str] = [lack or APART for lack in lacks]
-        texts.append(UNKNOWN)  # the last, which NO_ROW is
-        refused = dict(zip(names, map(texts.__getitem__, self._rows(names).tolist()), strict=True))
+        texts = [lack or APART for lack in self._lacks(requests)]
+        refused = {
+            name: self.cluster.why_unusable(name) or texts[self.cluster.rows[name]]
+            for name in names
+        }
         counts = Counter(refused.values())
         parts = [f"{count_nodes(count)}: {why}" for why, count in _sorted(counts)]
         asked = "; ".join(f"container {one.container!r} asks for {one}" for one in requests)
         message = f"no room on {count_nodes(len(names))} ({'; '.join(parts)}). {asked}."
         if Lack.TOO_SMALL in counts:
             message += self._at_most(requests, refused)
-        known = counts.keys() - {UNKNOWN}
-        never = known and known <= LASTING
+        usable = {why for name, why in refused.items() if not self.cluster.why_unusable(name)}
+        never = usable and usable <= LASTING
         return Answer((), refused, "TooLarge" if never else "NoRoom", message)
 
     def _at_most(self, requests: Sequence[ContainerRequest], refused: Mapping[str, str]) -> str:

@@ -164,8 +164,9 @@ class Reservations:
 
     def _fault(self, uid: str, place: MemberPlace, ending: frozenset[str]) -> str:
         """What keeps a place from being taken; nothing where nothing does."""
-        if place.node not in self._cluster.rows:
-            return f"node {place.node} has no GPUs to give any more"
+        unusable = self._cluster.why_unusable(place.node)
+        if unusable is not None:
+            return f"node {place.node} is unusable: {unusable}"
         status = self._cluster.nodes[place.node].status
         columns = {gpu.uuid: column for column, gpu in enumerate(status.gpus) if gpu.healthy}
         for part in place.parts:

@@ -22,6 +22,7 @@ from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.objects import PODS
+from aliquot.kubernetes.api.pages import serve_pages
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.node.allocate import Allocator
 from aliquot.kubernetes.node.arbiter import ArbiterKeeper
@@ -38,7 +39,7 @@ from aliquot.kubernetes.node.release import Releaser
 from aliquot.kubernetes.node.resize import Resizer
 from aliquot.kubernetes.node.roster import Roster
 from aliquot.kubernetes.node.start import Starter
-from aliquot.kubernetes.node.status import BooksCollector, Meters, make_app, serve
+from aliquot.kubernetes.node.status import BooksCollector, Meters, make_app
 from aliquot.kubernetes.node.store import Store
 from aliquot.kubernetes.node.whose import Whose
 from aliquot.model.errors import AliquotError, ArbiterError
@@ -133,7 +134,7 @@ class Agent:
             self._give_back(),
             self._look(),
             self._look_at_images(),
-            serve(
+            serve_pages(
                 make_app(self.meters, self.grants, self._missing),
                 self.options.host,
                 self.options.port,

@@ -7,12 +7,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import prometheus_client as prometheus
-import uvicorn
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -123,19 +121,3 @@ def make_app(meters: Meters, grants: Grants, missing: Callable[[], list[str]]) -
 
     pages = {"/metrics": metrics, "/healthz": healthz, "/readyz": readyz}
     return Starlette(routes=[Route(path, answer) for path, answer in pages.items()])
-
-
-class _Server(uvicorn.Server):
-    """Signals are the agent's."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-async def serve(app: Starlette, host: str, port: int) -> None:
-    """Until cancelled."""
-    config = uvicorn.Config(
-        app, host=host, port=port, log_level="warning", lifespan="off", access_log=False
-    )
-    await _Server(config).serve()

@@ -18,7 +18,8 @@ from aliquot.kubernetes.api.presets import ALIQUOT, NVIDIA, SLOTS, TENCENT
 from aliquot.kubernetes.api.requests import ContainerRequest
 from aliquot.kubernetes.cluster.cluster import UNNAMED_SECONDS, Cluster
 from aliquot.kubernetes.cluster.parts import Part, Parts, plan_of
-from aliquot.kubernetes.extender.planner import UNKNOWN, Planner
+from aliquot.kubernetes.cluster.usable import NO_AGENT
+from aliquot.kubernetes.extender.planner import Planner
 from kubernetes.builders import CARD, GIB, container, gpu_uuid, make_node, make_pod, units
 
 
@@ -200,7 +201,7 @@ def test_too_large_says_how_much_there_is_in_the_units_that_were_used() -> None:
 
 def test_a_node_without_an_agent_is_named_as_such() -> None:
     answer = planner(make_node("n1", 1)).filter(make_pod(gpu=2), ["n1", "n2"])
-    assert answer.refused["n2"] == UNKNOWN
+    assert answer.refused["n2"] == NO_AGENT
     assert answer.reason == "TooLarge"
     assert planner().filter(make_pod(gpu=2), ["n2"]).reason == "NoRoom"
 

@@ -16,8 +16,8 @@ import pytest
 
 from conftest import Cli, aliquot_command
 from kubernetes.builders import make_node
+from kubernetes.extender.replica import put_node
 from kubernetes.fake_api import FakeApi
-from kubernetes.scheduler.replica import put_node
 
 
 def free_port() -> int:

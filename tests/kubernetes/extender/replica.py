@@ -82,6 +82,8 @@ def put_pod(api: FakeApi, pod: Pod) -> Pod:
 
 
 def put_node(api: FakeApi, node: GpuNode) -> None:
+    """A node with GPUs: its GPUNode, and its Node unless a test has made one."""
+    api.put_if_absent("nodes", {"metadata": {"name": node.metadata.name}})
     api.put("gpunodes", as_json(GPU_NODES, node))
 
 

@@ -15,8 +15,7 @@ from aliquot.kubernetes.api.names import ROOM
 from aliquot.kubernetes.api.objects import PODS
 from aliquot.kubernetes.extender import bind, waiting
 from kubernetes.builders import gpu_uuid, make_node, make_pod, units
-from kubernetes.fake_api import FakeApi, as_json, until
-from kubernetes.scheduler.replica import (
+from kubernetes.extender.replica import (
     Replica,
     plan_in,
     pod_in,
@@ -24,6 +23,7 @@ from kubernetes.scheduler.replica import (
     put_pod,
     replica,
 )
+from kubernetes.fake_api import FakeApi, as_json, until
 
 
 def played(play: Callable[[FakeApi, Replica], Coroutine[Any, Any, None]], **options: Any) -> None:
@@ -40,7 +40,7 @@ def played(play: Callable[[FakeApi, Replica], Coroutine[Any, Any, None]], **opti
 
 
 async def seen(one: Replica, name: str) -> None:
-    await until(lambda: one.scheduler._pods.get(name, "ns"))
+    await until(lambda: one.scheduler._watches.pods.get(name, "ns"))
 
 
 def report(api: FakeApi, name: str, node: str = "n1") -> None:
@@ -163,7 +163,9 @@ def test_a_pod_that_is_bound_already_is_bound_again_only_to_the_same_node() -> N
     async def play(api: FakeApi, one: Replica) -> None:
         pod = put_pod(api, make_pod("a", gpu=1))
         assert await one.bind(pod, "n1") == ""
-        await until(lambda: (found := one.scheduler._pods.get("a", "ns")) and found.spec.node_name)
+        await until(
+            lambda: (found := one.scheduler._watches.pods.get("a", "ns")) and found.spec.node_name
+        )
         assert await one.bind(pod, "n1") == ""
         assert "bound to node n1 already" in await one.bind(pod, "n2")
 
