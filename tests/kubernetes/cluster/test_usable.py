@@ -20,7 +20,7 @@ from aliquot.kubernetes.cluster.usable import (
 )
 from aliquot.kubernetes.cluster.view import ClusterView
 from aliquot.kubernetes.extender.planner import Planner
-from aliquot.kubernetes.jobs.allocations import JobsView
+from aliquot.kubernetes.jobs.allocations import JobAllocations
 from aliquot.placement.core.demand import Gang
 from aliquot.placement.gangs.plan import plan_gang
 from aliquot.placement.queues.quota import Resources
@@ -91,12 +91,12 @@ def test_extender_gangs_and_jobs_agree_about_a_node(case: str) -> None:
     assert why_unusable(one, gpu_node, [GPU]) == why
     assert extender_uses(fed(ClusterView(), one, gpu_node)) is usable
     assert planner_uses(fed(ClusterView(), one, gpu_node)) is usable
-    assert planner_uses(fed(JobsView(), one, gpu_node)) is usable
+    assert planner_uses(fed(JobAllocations(), one, gpu_node)) is usable
 
 
 def test_only_the_last_state_of_a_node_counts() -> None:
     for before, now in itertools.product(CASES, CASES):
-        for view in (ClusterView(), JobsView()):
+        for view in (ClusterView(), JobAllocations()):
             planner_uses(fed(view, *CASES[before][:2]))
             one, gpu_node, why, usable = CASES[now]
             view.set_gpu_node("n1", gpu_node)
@@ -117,13 +117,13 @@ def test_pods_on_a_node_without_its_agent_still_count_for_quotas() -> None:
     pod = make_pod("a", gpu=1, node="n1")
     taken = make_node("n1", 1, kind="whole", grants=(held(pod, memory=80 << 30),))
     whole = Resources(1000, 80 << 30)
-    for view in (ClusterView(), JobsView()):
+    for view in (ClusterView(), JobAllocations()):
         view.set_pod(pod.metadata.uid, pod)
         for case in ("usable", "its agent is gone"):
             fed(view, CASES[case][0], taken)
-            assert view.allocations.used(0.0)["default"] == whole, case
+            assert view.by_workload.used(0.0)["default"] == whole, case
         view.set_node("n1", None)
-        assert view.allocations.used(0.0)["default"] == Resources()
+        assert view.by_workload.used(0.0)["default"] == Resources()
 
 
 def test_the_largest_gpu_of_all_nodes_bounds_queues() -> None:

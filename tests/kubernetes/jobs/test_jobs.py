@@ -392,7 +392,7 @@ async def test_workers_of_slices_share_cards() -> None:
 async def test_a_job_does_not_begin_beyond_the_limit_of_its_queue() -> None:
     world = World()
     red = Queue(Meta(name="red"), QueueSpec(limit=Amounts(gpus=2)))
-    world.view.queues.set_queue("red", red)
+    world.allocations.queues.set_queue("red", red)
     world.submit(queue="red")
     await world.go(10)
     assert len(world.running()) == 2

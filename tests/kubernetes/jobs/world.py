@@ -32,7 +32,7 @@ from aliquot.kubernetes.api.names import (
 from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Node, Pod, Resource
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from aliquot.kubernetes.gangs.messages import stamp
-from aliquot.kubernetes.jobs.allocations import JobsView
+from aliquot.kubernetes.jobs.allocations import JobAllocations
 from aliquot.kubernetes.jobs.controller import Controller, Views
 from aliquot.placement.elastic.resize import Rules
 from kubernetes.builders import CARD, make_node
@@ -178,7 +178,7 @@ class World:
         may: Callable[[], bool] = lambda: True,
     ) -> None:
         """Another controller, which knows what the API server has."""
-        self.view = JobsView()
+        self.allocations = JobAllocations()
         self._known: set[str] = set()
         views = Views(
             jobs=lambda: self._seen("elasticjobs", ElasticJob),
@@ -192,7 +192,7 @@ class World:
         self.controller = Controller(
             PaperClient(self.api, lives, late=late),  # type: ignore[arg-type] # the same requests
             views,
-            self.view,
+            self.allocations,
             self.rules,
             now=lambda: self.now,
             may=may,
@@ -203,13 +203,13 @@ class World:
         """The watches are up to date."""
         self._told = dict(self.api.objects)
         for (_, name), one in self._seen("gpunodes", GPU_NODES.type).items():
-            self.view.set_node(name, Node())
-            self.view.set_gpu_node(name, one)
+            self.allocations.set_node(name, Node())
+            self.allocations.set_gpu_node(name, one)
         pods = {one.metadata.uid: one for one in self._seen("pods", Pod).values()}
         for uid in self._known - set(pods):
-            self.view.set_pod(uid, None)
+            self.allocations.set_pod(uid, None)
         for uid, pod in pods.items():
-            self.view.set_pod(uid, None if pod.ended else pod)
+            self.allocations.set_pod(uid, None if pod.ended else pod)
         self._known = set(pods)
 
     def _seen(self, plural: str, kind: type[T]) -> dict[tuple[str, str], T]:

@@ -37,7 +37,7 @@ class ClusterView:
     - `cluster`: the GPUs of all nodes, and what is allocated or reserved on them
     - `queues`: all queues, and which queue a pod is in
     - `workloads`: all live pods that ask for GPUs, and the gangs that they form
-    - `allocations`: what each workload and each queue has
+    - `by_workload`: what each workload and each queue has
     - `topology`: racks and blocks, and which pods a node accepts
 
     `assumed` is how many seconds a pod runs that does not say it.
@@ -62,7 +62,7 @@ class ClusterView:
         self.cluster = Cluster(presets=presets, by=by)
         self.queues = Queues()
         self.workloads = workloads(self.queues.queue_of, self.asks, assumed)
-        self.allocations = WorkloadAllocations(self.cluster, self.workloads, self.queues)
+        self.by_workload = WorkloadAllocations(self.cluster, self.workloads, self.queues)
         self.topology = Topology(self.cluster, lambda: self._nodes, labels)
 
     @property

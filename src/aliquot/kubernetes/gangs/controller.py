@@ -114,7 +114,7 @@ class Gangs:
         self._changes = changes
         self._queues = queues
         self._options = options
-        self._roster, self._holdings = view.workloads, view.allocations
+        self._roster, self._holdings = view.workloads, view.by_workload
         self._reservations = Reservations(cluster, self._holdings, times)
         self._doors = GatesAndEvictions(client, now, lambda: term.is_on)
         self._planning = Planning(

@@ -45,7 +45,7 @@ class JobWorkloads(Workloads):
         return replace(super().work(uid, now), name=self.name_of(uid))
 
 
-class JobsView(ClusterView):
+class JobAllocations(ClusterView):
     """The cluster view with workers as workloads and with the reservations of gangs."""
 
     def __init__(self, presets: Sequence[Preset] = (ALIQUOT,)) -> None:

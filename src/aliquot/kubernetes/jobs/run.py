@@ -31,7 +31,7 @@ from aliquot.kubernetes.api.pages import serve_pages
 from aliquot.kubernetes.api.presets import choose_presets
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.cluster.watches import ClusterWatches
-from aliquot.kubernetes.jobs.allocations import JobsView
+from aliquot.kubernetes.jobs.allocations import JobAllocations
 from aliquot.kubernetes.jobs.controller import Controller, Views
 from aliquot.kubernetes.jobs.manifests import OURS
 from aliquot.model.job import State
@@ -73,7 +73,7 @@ class Replica:
 
     def __init__(self, client: Client, options: Options) -> None:
         self._changes = Changes()
-        self._view = JobsView(choose_presets(options.presets))
+        self._view = JobAllocations(choose_presets(options.presets))
         self._recorder = Recorder(client, CONTROLLER)
         self._jobs = Watch(client, JOBS, self._rings)
         self._job_pods = Watch(client, JOB_PODS, self._rings, labels=OURS)
