@@ -36,7 +36,7 @@ import msgspec
 HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[2] / "tests"))
 
-from aliquot.kubernetes.api.gpunode import HeldPart  # noqa: E402
+from aliquot.kubernetes.api.gpunode import NodeGrant  # noqa: E402
 from aliquot.kubernetes.api.names import PLAN  # noqa: E402
 from aliquot.kubernetes.api.objects import GPU_NODES, PODS, GpuNode, Pod  # noqa: E402
 from aliquot.kubernetes.api.plan import Plan, decode_plan  # noqa: E402
@@ -102,7 +102,7 @@ class World:
                 kind = ("whole", "shared", "sliced")[self._chance.randrange(3)]
                 parts = {"whole": 1, "shared": 2, "sliced": 3}[kind]
                 grants = tuple(
-                    HeldPart(f"u-{name}-{gpu.index}-{n}", "ns", "old", "main", gpu.memory // parts)
+                    NodeGrant(f"u-{name}-{gpu.index}-{n}", "ns", "old", "main", gpu.memory // parts)
                     for n in range(parts if kind == "whole" else parts - 1)
                 )
                 gpus.append(msgspec.structs.replace(gpu, kind=kind, grants=grants))
@@ -147,7 +147,7 @@ def naming(node: GpuNode, pod: Pod, plan: Plan) -> GpuNode:
         for container, part in plan.containers.items():
             if gpu.uuid in part.gpus:
                 uid = pod.metadata.uid
-                one = HeldPart(uid, "ns", "p", container, part.memory, part.compute)
+                one = NodeGrant(uid, "ns", "p", container, part.memory, part.compute)
                 gpu = msgspec.structs.replace(  # noqa: PLW2901 - grown container by container
                     gpu, kind=part.kind, grants=(*gpu.grants, one)
                 )

@@ -223,7 +223,7 @@ def test_a_running_pod_is_resized(
     annotate("aliquot.io/memory=400GiB")
     answered("ResizeRefused", "of memory left")
     annotate("aliquot.io/policy=hardly")
-    answered("BadAnnotation", "hardly")
+    answered("InvalidAnnotation", "hardly")
 
 
 def test_a_program_that_slips_past_its_slice_is_told_of(

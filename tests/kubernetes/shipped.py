@@ -18,7 +18,7 @@ from aliquot.kubernetes.api.server import Credentials, Server
 from aliquot.kubernetes.node import agent
 from aliquot.kubernetes.node.books import Books
 from aliquot.kubernetes.node.status import BooksCollector, Meters
-from aliquot.kubernetes.scheduler import Options, Scheduler
+from aliquot.kubernetes.scheduler import Scheduler, SchedulerOptions
 from aliquot.slices import metrics as slice_metrics
 from kubernetes.chart import Objects, objects
 
@@ -94,7 +94,7 @@ def metric_names() -> set[str]:
     names |= {f"{name}_total" for name in _written(agent, r'"(aliquot_node_[a-z_]+)": \(')}
     meters = Meters()
     meters.registry.register(BooksCollector(Books([], [], 2), {}))
-    scheduler = Scheduler(Client(Server("http://nowhere", Credentials())), Options())
+    scheduler = Scheduler(Client(Server("http://nowhere", Credentials())), SchedulerOptions())
     for registry in (meters.registry, scheduler._metrics.registry):
         for family in registry.collect():
             names |= {family.name + end for end in _ENDS.get(family.type, [""])}

@@ -78,8 +78,8 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
         from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415
         from aliquot.kubernetes.extender.serve import Address  # noqa: PLC0415
         from aliquot.kubernetes.gangs.controller import gang_options  # noqa: PLC0415
-        from aliquot.kubernetes.scheduler import Options, serve  # noqa: PLC0415
-    options = Options(
+        from aliquot.kubernetes.scheduler import SchedulerOptions, serve  # noqa: PLC0415
+    options = SchedulerOptions(
         kubeconfig=kubeconfig,
         address=Address(host, port, tls_cert, tls_key),
         presets=split_names(names),

@@ -19,7 +19,7 @@ from aliquot.kubernetes.api.changes import Changes
 from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.gang import Phase
-from aliquot.kubernetes.api.leader import USUAL, Elector, Times
+from aliquot.kubernetes.api.leader import USUAL_TIMES, Elector, LeaseTimes
 from aliquot.kubernetes.api.names import SCHEDULER
 from aliquot.kubernetes.api.presets import choose_presets
 from aliquot.kubernetes.cluster.view import ClusterView
@@ -29,9 +29,9 @@ from aliquot.kubernetes.extender.metrics import Gauges, Metrics
 from aliquot.kubernetes.extender.planner import Planner
 from aliquot.kubernetes.extender.serve import Address, serve_while
 from aliquot.kubernetes.extender.server import Extender
-from aliquot.kubernetes.extender.waiting import Waiting
+from aliquot.kubernetes.extender.waiting import WaitingPods
 from aliquot.kubernetes.gangs.controller import GangOptions, Gangs
-from aliquot.kubernetes.queues.write import Writer
+from aliquot.kubernetes.queues.write import StatusWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SchedulerOptions:
     """The options of `aliquot scheduler`."""
 
     kubeconfig: Path | None = None
@@ -56,14 +56,14 @@ class Options:
     offer: int = 1
     lease: str = "aliquot-scheduler"
     namespace: str = ""
-    times: Times = USUAL
+    times: LeaseTimes = USUAL_TIMES
     gangs: GangOptions = field(default_factory=GangOptions)
 
 
 class Scheduler:
     """One replica."""
 
-    def __init__(self, client: Client, options: Options) -> None:
+    def __init__(self, client: Client, options: SchedulerOptions) -> None:
         presets = choose_presets(options.presets)
         gangs = options.gangs
         self._changes = Changes()
@@ -71,7 +71,7 @@ class Scheduler:
             presets, by=options.strategy, labels=gangs.labels, assumed=gangs.assumed
         )
         self.cluster = self._view.cluster
-        self._watches = ClusterWatches(client, self._view, self._changes.ring, self._pod_changed)
+        self._watches = ClusterWatches(client, self._view, self._changes.notify, self._pod_changed)
         self._elector = Elector(
             client,
             namespace=options.namespace or client.namespace,
@@ -83,7 +83,7 @@ class Scheduler:
         self._loading: asyncio.Task[None] | None = None
         self._recorder = Recorder(client, SCHEDULER)
         planner = Planner(self.cluster, presets, offer=options.offer)
-        self._writer = Writer(
+        self._writer = StatusWriter(
             client, self._view.queues, lambda: self._gangs.loads, lambda: self._elector.leading
         )
         self._gangs = Gangs(
@@ -98,7 +98,7 @@ class Scheduler:
             waiting=lambda: self._waiting.pods,
         )
         answers = self._gangs.answers
-        self._waiting = Waiting(
+        self._waiting = WaitingPods(
             client,
             planner,
             self._recorder,
@@ -196,7 +196,7 @@ class Scheduler:
         }
 
 
-async def serve(options: Options) -> None:
+async def serve(options: SchedulerOptions) -> None:
     """Run a replica until SIGTERM or SIGINT."""
     async with connect(options.kubeconfig) as client:
         scheduler = Scheduler(client, options)

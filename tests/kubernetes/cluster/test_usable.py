@@ -10,7 +10,7 @@ import pytest
 
 from aliquot.kubernetes.api.objects import GpuNode, Node, Pod
 from aliquot.kubernetes.cluster.constraints import NodeConstraints
-from aliquot.kubernetes.cluster.snapshot import Picture
+from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
 from aliquot.kubernetes.cluster.usable import (
     NO_AGENT,
     NO_DEVICES,
@@ -80,7 +80,7 @@ def extender_uses(view: ClusterView) -> bool:
 def planner_uses(view: ClusterView, pod: Pod = POD) -> bool:
     """Both the gang planner and the job controller plan on such a snapshot of their view."""
     limits = NodeConstraints.of(pod)
-    snapshot = Picture(view.topology, [limits])
+    snapshot = ClusterSnapshot(view.topology, [limits])
     demand = snapshot.demand(Planner(view.cluster).requests(pod), limits)
     return plan_gang(snapshot.allocations, Gang("g", (demand,)), snapshot.by) is not None
 

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.elasticjob import ElasticJob, ElasticJobStatus, JobPod
 from aliquot.kubernetes.api.gang import GangObject
-from aliquot.kubernetes.api.gpunode import GpuNodeStatus, HeldPart
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus, NodeGrant
 from aliquot.kubernetes.api.names import (
     GANG,
     GANG_SIZE,
@@ -35,7 +35,7 @@ from aliquot.kubernetes.gangs.messages import stamp
 from aliquot.kubernetes.jobs.allocations import JobAllocations
 from aliquot.kubernetes.jobs.controller import Controller, Views
 from aliquot.placement.elastic.resize import Rules
-from kubernetes.builders import CARD, make_node
+from kubernetes.builders import GPU_BYTES, make_node
 from kubernetes.fake_api import FakeApi, Json, _Where, as_json
 
 T = TypeVar("T", bound=ApiObject)
@@ -332,7 +332,7 @@ class World:
 
     def _bind(self, pod: Json, gpu: str) -> None:
         pod = copy.deepcopy(pod)
-        plan = Plan({"main": ContainerPlan("whole", (gpu,), CARD)})
+        plan = Plan({"main": ContainerPlan("whole", (gpu,), GPU_BYTES)})
         pod["metadata"].setdefault("annotations", {})[PLAN] = plan.encode()
         pod["spec"].pop("schedulingGates", None)
         pod["spec"]["nodeName"] = NODE
@@ -344,10 +344,12 @@ class World:
         taken = self._taken()
         return [gpu for gpu in self.gpus() if gpu not in taken]
 
-    def _taken(self) -> dict[str, HeldPart]:
+    def _taken(self) -> dict[str, NodeGrant]:
         """Who has each GPU."""
         return {
-            gpu: HeldPart(one["metadata"]["uid"], "ns", one["metadata"]["name"], "main", CARD, 100)
+            gpu: NodeGrant(
+                one["metadata"]["uid"], "ns", one["metadata"]["name"], "main", GPU_BYTES, 100
+            )
             for one in self.api.all("pods")
             if one["spec"].get("nodeName") and not _over(one)
             for part in json.loads(one["metadata"]["annotations"][PLAN])["containers"].values()

@@ -279,6 +279,6 @@ def test_a_bad_pod_is_refused_only_when_nobody_else_has_come(tmp_path: Path) -> 
         assert await call
         assert not await kubelet.admit(node, bad)
         (said,) = node.said
-        assert "'typo', which makes no sense" in said
+        assert "'typo', which is invalid" in said
 
     asyncio.run(go())

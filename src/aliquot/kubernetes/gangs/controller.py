@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.gangs.planning import Outcome
     from aliquot.kubernetes.gangs.sources import Found
     from aliquot.kubernetes.gangs.state import GangState
-    from aliquot.kubernetes.queues.status import Load
+    from aliquot.kubernetes.queues.status import QueueUsage
 
 PASS_SECONDS = 2.0  # at least every so often: time alone changes something
 LONGEST_PAUSE = 5.0  # between passes, of which a long one is followed by as long a pause
@@ -144,7 +144,7 @@ class Gangs:
         self._budgets = Budgets(self._roster, self._reservations, self._doors, self._teller, times)
         self._gone: set[Key] = set()
         self._missing = False
-        self.loads: Mapping[str, Load] = {}
+        self.loads: Mapping[str, QueueUsage] = {}
 
     # --- what the API server tells ----------------------------------------------------------------
 
@@ -301,7 +301,7 @@ class Gangs:
             return outcome
         self._singles.beside, self._singles.stopped = outcome.beside, outcome.stopped
         if outcome.again:
-            self._changes.ring()
+            self._changes.notify()
         for key, gang in gangs.items():
             self._doors.again(gang.reserved.keys() - before.get(key, {}).keys())
         if self._queues.objects:

@@ -176,7 +176,7 @@ class Reservations:
             if part.kind != "whole":
                 continue
             mine = {columns[gpu] for gpu in part.gpus}
-            for other, held in self._cluster.held(place.node).items():
+            for other, held in self._cluster.usage_by_pod(place.node).items():
                 if other != uid and other not in ending and not mine.isdisjoint(held):
                     return f"a GPU of node {place.node} that it was to have is in use"
         return ""

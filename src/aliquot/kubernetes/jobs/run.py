@@ -25,7 +25,7 @@ from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.elasticjob import JOB_PODS, JOBS
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.gang import GANGS
-from aliquot.kubernetes.api.leader import USUAL, Elector, Times
+from aliquot.kubernetes.api.leader import USUAL_TIMES, Elector, LeaseTimes
 from aliquot.kubernetes.api.names import CONTROLLER, SCHEDULER
 from aliquot.kubernetes.api.pages import serve_pages
 from aliquot.kubernetes.api.presets import choose_presets
@@ -64,7 +64,7 @@ class Options:
     scheduler: str = SCHEDULER
     lease: str = "aliquot-controller"
     namespace: str = ""
-    times: Times = USUAL
+    times: LeaseTimes = USUAL_TIMES
     rules: Rules = field(default_factory=Rules)
 
 
@@ -78,7 +78,7 @@ class Replica:
         self._jobs = Watch(client, JOBS, self._rings)
         self._job_pods = Watch(client, JOB_PODS, self._rings, labels=OURS)
         self._gangs = Watch(client, GANGS, self._rings)
-        self._cluster = ClusterWatches(client, self._view, self._changes.ring)
+        self._cluster = ClusterWatches(client, self._view, self._changes.notify)
         views = Views(
             jobs=lambda: self._jobs.objects,
             pods=lambda: self._job_pods.objects,
@@ -120,7 +120,7 @@ class Replica:
             tasks.create_task(self._elector.run())
 
     def _rings(self, _old: object, _new: object) -> None:
-        self._changes.ring()
+        self._changes.notify()
 
     # --- leading ---
 

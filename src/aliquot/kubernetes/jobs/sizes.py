@@ -27,7 +27,7 @@ from aliquot.kubernetes.api.gang import Phase
 from aliquot.kubernetes.api.requests import InvalidRequestError, requests_of
 from aliquot.kubernetes.cluster.constraints import NodeConstraints
 from aliquot.kubernetes.cluster.membership import Key, claim_of
-from aliquot.kubernetes.cluster.snapshot import Picture
+from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
 from aliquot.kubernetes.cluster.workloads import single_name
 from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.kubernetes.jobs.room import ClusterRoom, Party
@@ -146,7 +146,7 @@ class Sizer:
         waiting = sorted([*self._gangs(every, ours), *self._singles(now)], key=_turn)[:WAITING]
         limits = [NodeConstraints.of(one.pod) for one in candidates]
         limits += [NodeConstraints.of(pod) for _, pods, _ in waiting for pod in pods]
-        picture = Picture(allocations.topology, limits)
+        picture = ClusterSnapshot(allocations.topology, limits)
         running = {one.gang.name: one for one in allocations.by_workload.running(now)}
         parties, jobs = self._parts(candidates, picture, running, now)
         candidates = [one for one in candidates if one.name in parties]
@@ -177,7 +177,7 @@ class Sizer:
     def _parts(
         self,
         candidates: Sequence[Candidate],
-        picture: Picture,
+        picture: ClusterSnapshot,
         running: Mapping[str, Running],
         now: float,
     ) -> tuple[dict[str, Party], list[Elastic]]:
@@ -219,7 +219,7 @@ class Sizer:
                 yield single_name(pod), [pod], since
 
     def _rigid(
-        self, name: str, pods: Sequence[Pod], since: float, picture: Picture
+        self, name: str, pods: Sequence[Pod], since: float, picture: ClusterSnapshot
     ) -> Rigid | None:
         presets = self.allocations.presets
         try:
@@ -259,7 +259,7 @@ class Sizer:
         )
 
 
-def _party(one: Candidate, picture: Picture, running: Mapping[str, Running]) -> Party:
+def _party(one: Candidate, picture: ClusterSnapshot, running: Mapping[str, Running]) -> Party:
     record = one.record
     return Party(
         name=one.name,

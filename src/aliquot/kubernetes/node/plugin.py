@@ -65,7 +65,7 @@ class Plugin:
 
     def tell(self) -> None:
         """The ids may have changed."""
-        self._changes.ring()
+        self._changes.notify()
 
     async def told(self) -> None:
         """Until the kubelet has been sent what is so now, if it listens."""
@@ -120,13 +120,13 @@ class Plugin:
                     yield _listed(ids)
                     said = ids
                 self._streams[stream] = count
-                self._told.ring()
+                self._told.notify()
                 await asyncio.sleep(APART_SECONDS)
                 while self._changes.count == count:
                     await self._changes.wait()
         finally:
             del self._streams[stream]
-            self._told.ring()
+            self._told.notify()
             lost.set()
 
     async def _preferred(

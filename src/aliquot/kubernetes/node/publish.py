@@ -17,7 +17,7 @@ import structlog
 
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.api.client import ApiError
-from aliquot.kubernetes.api.gpunode import GpuNodeStatus, HeldPart, NodeGpu, NodeLink
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus, NodeGpu, NodeGrant, NodeLink
 from aliquot.kubernetes.api.objects import GPU_NODES, GpuNode, Meta
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def _gpu(books: Books, card: Card, gpu: Gpu | None, attached: Attached | None) -
     )
 
 
-def _part(held: Held, part: Part) -> HeldPart:
+def _part(held: Held, part: Part) -> NodeGrant:
     """What a container holds of a card; init containers too: by the plan one knows them."""
-    return HeldPart(
+    return NodeGrant(
         pod_uid=held.owner.uid,
         namespace=held.owner.namespace,
         pod=held.owner.pod,

@@ -90,7 +90,7 @@ class Roster:
         if before or after:
             for listener in self._listeners:
                 listener(before, after)
-        self._news.ring()
+        self._news.notify()
 
     def get(self, uid: str) -> Guest | None:
         """A pod."""

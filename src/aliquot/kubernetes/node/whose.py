@@ -31,7 +31,9 @@ WAIT_SECONDS = 1.0
 class RefusedError(AliquotError):
     """The kubelet gets no units for a container."""
 
-    def __init__(self, message: str, way_out: str | None = None, *, reason: str = "NoRoom") -> None:
+    def __init__(
+        self, message: str, way_out: str | None = None, *, reason: str = "InsufficientGPUs"
+    ) -> None:
         super().__init__(message, way_out)
         self.reason = reason
         self.guest: Guest | None = None
