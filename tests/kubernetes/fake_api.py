@@ -78,7 +78,7 @@ class FakeApi:
         self._uids = itertools.count(1)
         self.cut()
 
-    # --- the truth ----------------------------------------------------------------------------
+    # --- objects ------------------------------------------------------------------------------
 
     def put(self, plural: str, one: Json) -> Json:
         """Make an object, or change it."""

@@ -1,4 +1,4 @@
-"""What the programs have, to compare with what is shipped beside them."""
+"""Facts about the programs, to compare with the files that are shipped with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shipped fits what it ships: the chart, its manifest, dashboard, examples and page."""
+"""The chart, manifest, dashboard, examples and page agree with the programs."""
 
 from __future__ import annotations
 

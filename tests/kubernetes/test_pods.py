@@ -1,4 +1,4 @@
-"""What containers ask for, and what is refused with a reason."""
+"""What containers ask for, and the reasons of invalid requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other people's manifests, as their own projects document them, mean what they mean there."""
+"""Manifests of other projects mean here what those projects document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to the API server: what is asked, what comes back, and what is refused."""
+"""Requests to the API server, their results and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events reach the API server, add up, and never hold up or fail who records them."""
+"""Events reach the API server, are counted, and never block the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pod is asked to end: what its budgets say, and what counts as done already."""
+"""Evictions: refusals by budgets, and pods that are already gone."""
 
 from __future__ import annotations
 

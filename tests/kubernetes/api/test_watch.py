@@ -1,4 +1,4 @@
-"""The copy of the API server's objects comes to be the truth, whatever happens on the way."""
+"""The copy of the API server's objects converges, whatever happens on the way."""
 
 from __future__ import annotations
 

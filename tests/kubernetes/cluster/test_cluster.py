@@ -1,5 +1,4 @@
-"""The cluster's allocations are, after any changes, what they would be if all were read from
-scratch."""
+"""The cluster's allocations equal a full recount, after any changes."""
 
 from __future__ import annotations
 

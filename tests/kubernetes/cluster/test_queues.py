@@ -1,4 +1,4 @@
-"""Which queue a pod is in, what is wrong with a queue, and what the brain is told of them."""
+"""Which queue a pod is in, faults and warnings of queues, and the bounds that `placement` gets."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_version_counts_what_may_put_pods_into_other_queues() -> None:
     assert is_new()
 
 
-# --- what is wrong --------------------------------------------------------------------------------
+# --- faults and warnings --------------------------------------------------------------------------
 
 
 def test_the_message_about_a_missing_queue_lists_existing_ones() -> None:
@@ -163,7 +163,7 @@ def test_a_quota_above_the_limit_gets_a_warning_even_in_other_units() -> None:
     assert "it can never use all of its quota" in known.warnings_of("a")[0]
 
 
-# --- what the brain is told -----------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

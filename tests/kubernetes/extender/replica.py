@@ -1,4 +1,4 @@
-"""A replica of the scheduler over a fake API server, asked as kube-scheduler asks it."""
+"""A replica of the scheduler over a fake API server, called as kube-scheduler calls it."""
 
 from __future__ import annotations
 

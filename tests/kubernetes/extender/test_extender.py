@@ -1,4 +1,4 @@
-"""The extender as kube-scheduler meets it: over HTTP, with an API server that keeps the truth."""
+"""The extender as kube-scheduler calls it: over HTTP, with a fake API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes have room for a pod, which GPUs it gets, and what is said where there is none."""
+"""Which nodes a pod fits, which GPUs it gets, and the reasons of a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definition of Queue that is shipped fits the types here, and its example fits both."""
+"""The shipped definition of Queue has the fields of the types, and its example is valid."""
 
 from __future__ import annotations
 

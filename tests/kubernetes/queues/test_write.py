@@ -1,4 +1,4 @@
-"""The status of queues is written on change, by the leader alone, and not too often."""
+"""The leader alone writes the status of queues, on change and not too often."""
 
 from __future__ import annotations
 
