@@ -17,9 +17,9 @@ from aliquot.kubernetes.cluster.elastic import Terms, surpluses, terms_of, told_
 from aliquot.kubernetes.gangs import state
 from aliquot.kubernetes.gangs.messages import stamp
 from kubernetes.builders import make_pod
+from kubernetes.extender.replica import Replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, led, played
-from kubernetes.scheduler.replica import Replica
 
 QUEUE = "aliquot.io/queue"
 LATE = 0.3

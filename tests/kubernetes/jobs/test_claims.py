@@ -21,12 +21,12 @@ from aliquot.kubernetes.jobs import run as jobs_run
 from aliquot.kubernetes.jobs.run import Options
 from aliquot.kubernetes.jobs.run import Replica as Controller
 from aliquot.placement.elastic.resize import Rules
+from kubernetes.extender.replica import OFTEN, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON as GANGS_SOON
 from kubernetes.gangs.world import World as GangWorld
 from kubernetes.jobs.test_jobs import scenario, started
 from kubernetes.jobs.world import NODE, World
-from kubernetes.scheduler.replica import OFTEN, replica
 
 
 def notices(world: World) -> dict[str, dict[str, Any]]:

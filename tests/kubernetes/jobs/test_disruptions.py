@@ -193,7 +193,7 @@ def test_a_job_whose_part_cannot_be_built_is_left_out_of_the_decision() -> None:
     pod = pod_in(one)
     good = Candidate("good", job_of(one), Memory(Record()), pod, asked_by(pod, (ALIQUOT,)))
     bad = Candidate("bad", job_of(one), Memory(Record()), pod, ())
-    changes = asyncio.run(Sizer(world.ledger).changes([bad, good], [], 1000.0))
+    changes = asyncio.run(Sizer(world.allocations).changes([bad, good], [], 1000.0))
     assert [(change.name, change.size) for change in changes] == [("good", 1)]
 
 

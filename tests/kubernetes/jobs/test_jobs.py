@@ -205,11 +205,11 @@ def test_what_makes_no_sense_is_told_and_nothing_is_made(spec: dict[str, Any], w
         await world.go(5)
         assert world.phase() == "Pending"
         assert why in world.status().reason
-        assert ("Accepted", "False", "BadSpec") in world.conditions()
+        assert ("Accepted", "False", "InvalidSpec") in world.conditions()
         assert not world.pods()
         world.change(workers={"min": 1, "max": 1}, queue="", template=TEMPLATE)
         await world.go(5)
-        assert ("Accepted", "True", "Sound") in world.conditions()
+        assert ("Accepted", "True", "Valid") in world.conditions()
         assert world.phase() == "Running"
 
     asyncio.run(run())
@@ -392,7 +392,7 @@ async def test_workers_of_slices_share_cards() -> None:
 async def test_a_job_does_not_begin_beyond_the_limit_of_its_queue() -> None:
     world = World()
     red = Queue(Meta(name="red"), QueueSpec(limit=Amounts(gpus=2)))
-    world.ledger.queues.set_queue("red", red)
+    world.allocations.queues.set_queue("red", red)
     world.submit(queue="red")
     await world.go(10)
     assert len(world.running()) == 2

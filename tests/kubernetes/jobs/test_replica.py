@@ -10,12 +10,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from aliquot.kubernetes.api.leader import Times
+from aliquot.kubernetes.api.leader import LeaseTimes
 from aliquot.kubernetes.jobs.run import Options, Replica
 from kubernetes.fake_api import until
 from kubernetes.jobs.world import SOON, World
 
-OFTEN = Times(retry=0.05)
+OFTEN = LeaseTimes(retry=0.05)
 
 
 @asynccontextmanager
@@ -85,7 +85,7 @@ def test_what_is_not_accepted_is_told_once_as_a_warning(spec: dict[str, Any], wh
         async with world.api.serving(), replica(world):
             world.submit(**spec)
             await until(lambda: world.api.all("events"))
-            await until(lambda: ("Accepted", "False", "BadSpec") in world.conditions())
+            await until(lambda: ("Accepted", "False", "InvalidSpec") in world.conditions())
             world.change(workers={"min": 1, "max": 1}, queue="")
             await play(world, lambda: told(world)[-1:] == ["Running"])
             first, *later = world.api.all("events")

@@ -82,9 +82,9 @@ def scenes(draw: st.DrawFn, most: int = 3) -> Scene:
         each[name] = draw(st.integers(1, most))
         nodes[name] = []
         for _ in range(draw(st.integers(0, 3))):
-            open_to = [node for node, free in enumerate(left) if free >= each[name]]
-            if open_to:
-                nodes[name].append(draw(st.sampled_from(open_to)))
+            allowed_rows = [node for node, free in enumerate(left) if free >= each[name]]
+            if allowed_rows:
+                nodes[name].append(draw(st.sampled_from(allowed_rows)))
                 left[nodes[name][-1]] -= each[name]
     return Scene(gpus, each, nodes)
 

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.elasticjob import ElasticJob, ElasticJobStatus, JobPod
 from aliquot.kubernetes.api.gang import GangObject
-from aliquot.kubernetes.api.gpunode import GpuNodeStatus, HeldPart
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus, NodeGrant
 from aliquot.kubernetes.api.names import (
     GANG,
     GANG_SIZE,
@@ -29,13 +29,13 @@ from aliquot.kubernetes.api.names import (
     NOTICE,
     PLAN,
 )
-from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Pod, Resource
+from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Node, Pod, Resource
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from aliquot.kubernetes.gangs.messages import stamp
-from aliquot.kubernetes.jobs.allocations import Ledger
+from aliquot.kubernetes.jobs.allocations import JobAllocations
 from aliquot.kubernetes.jobs.controller import Controller, Views
 from aliquot.placement.elastic.resize import Rules
-from kubernetes.builders import CARD, make_node
+from kubernetes.builders import GPU_BYTES, make_node
 from kubernetes.fake_api import FakeApi, Json, _Where, as_json
 
 T = TypeVar("T", bound=ApiObject)
@@ -178,21 +178,21 @@ class World:
         may: Callable[[], bool] = lambda: True,
     ) -> None:
         """Another controller, which knows what the API server has."""
-        self.ledger = Ledger()
+        self.allocations = JobAllocations()
         self._known: set[str] = set()
         views = Views(
-            jobs=lambda: self._view("elasticjobs", ElasticJob),
+            jobs=lambda: self._seen("elasticjobs", ElasticJob),
             pods=lambda: {
                 key: pod
-                for key, pod in self._view("pods", JobPod).items()
+                for key, pod in self._seen("pods", JobPod).items()
                 if JOB_RANK in pod.metadata.labels
             },
-            gangs=lambda: self._view("gangs", GangObject),
+            gangs=lambda: self._seen("gangs", GangObject),
         )
         self.controller = Controller(
             PaperClient(self.api, lives, late=late),  # type: ignore[arg-type] # the same requests
             views,
-            self.ledger,
+            self.allocations,
             self.rules,
             now=lambda: self.now,
             may=may,
@@ -202,16 +202,17 @@ class World:
     def tell(self) -> None:
         """The watches are up to date."""
         self._told = dict(self.api.objects)
-        for (_, name), one in self._view("gpunodes", GPU_NODES.type).items():
-            self.ledger.set_gpus(name, one)
-        pods = {one.metadata.uid: one for one in self._view("pods", Pod).values()}
+        for (_, name), one in self._seen("gpunodes", GPU_NODES.type).items():
+            self.allocations.set_node(name, Node())
+            self.allocations.set_gpu_node(name, one)
+        pods = {one.metadata.uid: one for one in self._seen("pods", Pod).values()}
         for uid in self._known - set(pods):
-            self.ledger.set_pod(uid, None)
+            self.allocations.set_pod(uid, None)
         for uid, pod in pods.items():
-            self.ledger.set_pod(uid, None if pod.ended else pod)
+            self.allocations.set_pod(uid, None if pod.ended else pod)
         self._known = set(pods)
 
-    def _view(self, plural: str, kind: type[T]) -> dict[tuple[str, str], T]:
+    def _seen(self, plural: str, kind: type[T]) -> dict[tuple[str, str], T]:
         source = self._told if self.behind else self.api.objects
         return {
             (namespace, name): msgspec.convert(one, kind, strict=False)
@@ -331,7 +332,7 @@ class World:
 
     def _bind(self, pod: Json, gpu: str) -> None:
         pod = copy.deepcopy(pod)
-        plan = Plan({"main": ContainerPlan("whole", (gpu,), CARD)})
+        plan = Plan({"main": ContainerPlan("whole", (gpu,), GPU_BYTES)})
         pod["metadata"].setdefault("annotations", {})[PLAN] = plan.encode()
         pod["spec"].pop("schedulingGates", None)
         pod["spec"]["nodeName"] = NODE
@@ -343,10 +344,12 @@ class World:
         taken = self._taken()
         return [gpu for gpu in self.gpus() if gpu not in taken]
 
-    def _taken(self) -> dict[str, HeldPart]:
+    def _taken(self) -> dict[str, NodeGrant]:
         """Who has each GPU."""
         return {
-            gpu: HeldPart(one["metadata"]["uid"], "ns", one["metadata"]["name"], "main", CARD, 100)
+            gpu: NodeGrant(
+                one["metadata"]["uid"], "ns", one["metadata"]["name"], "main", GPU_BYTES, 100
+            )
             for one in self.api.all("pods")
             if one["spec"].get("nodeName") and not _over(one)
             for part in json.loads(one["metadata"]["annotations"][PLAN])["containers"].values()
@@ -366,6 +369,7 @@ class World:
         if status != self._reported:
             self._reported = status
             node = msgspec.structs.replace(self._node, status=status)
+            self.api.put_if_absent("nodes", {"metadata": {"name": NODE}})
             self.api.put("gpunodes", as_json(GPU_NODES, node))
 
     def gpus(self) -> list[str]:

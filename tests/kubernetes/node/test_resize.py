@@ -39,7 +39,7 @@ def test_a_running_pod_is_resized_by_its_annotations(short_tmp: Path) -> None:
         node.annotate(pod, memory=str(UNITS))
         await answered("ResizeRefused", "of memory free")
         node.annotate(pod, memory="lots")
-        await answered("BadAnnotation", "'lots', which makes no sense")
+        await answered("InvalidAnnotation", "'lots', which is invalid")
         (part,) = node.grants()[name].slices
         assert part.memory_bytes == 20 * MEMORY_UNIT
         node.annotate(pod, memory="4")

@@ -1,4 +1,4 @@
-"""Serving a program's metrics and probe pages over HTTP."""
+"""A small HTTP server for the pages of a process: health and metrics."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import uvicorn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from starlette.applications import Starlette
+    from starlette.types import ASGIApp
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to the program."""
+    """Leaves signals to the process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-async def serve(app: Starlette, host: str, port: int) -> None:
-    """Serve until cancelled."""
+async def serve_pages(app: ASGIApp, host: str, port: int) -> None:
+    """Serve, until cancelled."""
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", lifespan="off", access_log=False
     )

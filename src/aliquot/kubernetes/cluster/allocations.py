@@ -188,7 +188,7 @@ class WorkloadAllocations:
         """Who has what of the node in a row."""
         node = allocations.hardware.names[row] if row < allocations.hardware.size else ""
         size = int(allocations.hardware.gpu_bytes[row]) if node else 0
-        held = self._cluster.held(node) if self._cluster.rows.get(node) == row else {}
+        held = self._cluster.usage_by_pod(node) if self._cluster.rows.get(node) == row else {}
         now = {uid: pairs for uid, one in held.items() if (pairs := _pairs(row, one))}
         old_size, before = self._rows.pop(row, (size, {}))
         if now:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
     from aliquot.kubernetes.cluster.cluster import Cluster
     from aliquot.kubernetes.cluster.queues import Queues
-    from aliquot.kubernetes.cluster.snapshot import Picture
+    from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
     from aliquot.kubernetes.cluster.workloads import Workloads
     from aliquot.kubernetes.gangs.observe import Observed, Ready
     from aliquot.kubernetes.gangs.reservations import Reservations
@@ -142,7 +142,7 @@ class Applier:
         self,
         one: Ready,
         start: Running,
-        picture: Picture,
+        picture: ClusterSnapshot,
         now: float,
         ending: Collection[str] = (),
     ) -> None:
@@ -198,7 +198,7 @@ class Applier:
     def _holds_it(self, pod: Pod) -> bool:
         """Whether a pod has its node, or is being given it at this moment."""
         reserved = self._cluster.reserved(pod.metadata.uid)
-        return bool(pod.spec.node_name) or (reserved is not None and reserved.sure)
+        return bool(pod.spec.node_name) or (reserved is not None and reserved.binding)
 
     def _tell(
         self,
@@ -221,7 +221,7 @@ class Applier:
             known.promise = None if promise is None else _promise(promise, asked.picture)
             known.planned = promise.start if promise else None
             if gang.name in decision.never:
-                taints = asked.picture.kept_by(asked.ready[gang.name].limits)
+                taints = asked.picture.untolerated_taints(asked.ready[gang.name].limits)
                 known.tell(Phase.REFUSED, decision.never[gang.name] + _taints(taints))
                 continue
             if gang.name in decision.above_limit:
@@ -238,7 +238,7 @@ class _Room:
     def __init__(
         self,
         cluster: Cluster,
-        picture: Picture,
+        picture: ClusterSnapshot,
         tree: Tree,
         charged: Sums,
     ) -> None:
@@ -252,7 +252,7 @@ class _Room:
     def take(self, start: Running, ended: Sequence[Running] = ()) -> bool:
         """Count a start, with others ended for it, where that fits and is within all limits."""
         gang, hardware = start.gang, self._picture.hardware
-        if not self._picture.still_holds({place.node for place in start.placements}):
+        if not self._picture.is_current({place.node for place in start.placements}):
             return False
         before, after = usage(ended, hardware), usage([start], hardware)
         left = self._charged.copy()
@@ -314,7 +314,7 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(every[:NAMED]) + more
 
 
-def _promise(one: Running, picture: Picture) -> PlannedStart:
+def _promise(one: Running, picture: ClusterSnapshot) -> PlannedStart:
     return PlannedStart(
         start=one.start,
         places=tuple((picture.node(place.node), place.gpus) for place in one.placements),

@@ -71,7 +71,7 @@ class SinglePods:
             return None
         problem = self._queues.problem_of(queue) if queue else ""
         if problem:
-            return _refusal(names, "BadQueue", problem)
+            return _refusal(names, "InvalidQueue", problem)
         full = self._behind(pod, queue) or self._full(pod, queue, requests, now)
         if full:
             return _refusal(names, "QueueFull", full)
@@ -80,7 +80,7 @@ class SinglePods:
     def advised(self, pod: Pod, answer: Answer, now: float) -> Answer:
         """The same; a pod that its queue's quota covers is told that gangs alone ask that back."""
         queue = self._queue(pod)
-        if answer.reason != "NoRoom" or not queue or self._queues.problem_of(queue):
+        if answer.reason != "InsufficientGPUs" or not queue or self._queues.problem_of(queue):
             return answer
         gang = self._as_gang(pod, queue, self._planner.requests(pod))
         hardware = self._cluster.chooser.allocations.hardware
@@ -199,8 +199,13 @@ class SinglePods:
             usual = self._planner.filter(pod, names)
             self._cluster.forget(uid)
             return _refusal(names, "Promised", PROMISED) if usual.names else usual
-        until, news = self._cluster.now() + RESERVED_SECONDS, self._cluster.news(found.node)
-        place = Reserved(pod.key, found.node, found.parts, until, asked=tuple(requests), news=news)
+        until, version = (
+            self._cluster.now() + RESERVED_SECONDS,
+            self._cluster.node_version(found.node),
+        )
+        place = Reserved(
+            pod.key, found.node, found.parts, until, requests=tuple(requests), node_version=version
+        )
         self._cluster.reserve(uid, place)
         beside.take(uid, found)
         return Answer((found.node,))

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.elasticjob import ElasticJob, JobPod
     from aliquot.kubernetes.api.events import Recorder
     from aliquot.kubernetes.api.gang import GangObject
-    from aliquot.kubernetes.jobs.allocations import Ledger
+    from aliquot.kubernetes.jobs.allocations import JobAllocations
     from aliquot.kubernetes.jobs.codec import Memory
     from aliquot.kubernetes.jobs.sizes import Change
     from aliquot.model.job import Job
@@ -101,7 +101,7 @@ class Controller:
 
     client: Client
     views: Views
-    ledger: Ledger
+    allocations: JobAllocations
     rules: Rules
     recorder: Recorder | None = None
     scheduler: str = SCHEDULER
@@ -113,7 +113,7 @@ class Controller:
 
     def __post_init__(self) -> None:
         self._deeds = Applier(self.client, self._has_made, self.scheduler, self.may)
-        self._sizer = Sizer(self.ledger, self.rules)
+        self._sizer = Sizer(self.allocations, self.rules)
 
     def counts(self) -> Counter[str]:
         """How many jobs are in each phase."""
@@ -242,10 +242,10 @@ class Controller:
         """Why it cannot be started as it is written."""
         try:
             pod = pod_in(one)
-            as_one(asked_by(pod, self.ledger.presets))
+            as_one(asked_by(pod, self.allocations.presets))
         except (BadValueError, InvalidRequestError) as error:
             return _sentence(error)
-        return self.ledger.queues.problem_of(self.ledger.queues.queue_of(pod))
+        return self.allocations.queues.problem_of(self.allocations.queues.queue_of(pod))
 
     def _remember_size(self, one: ElasticJob, view: View, record: Record) -> None:
         """Which size did not come about; one that did makes good for those before."""
@@ -320,7 +320,7 @@ class Controller:
         if not candidates:
             return
         gangs = list(self.views.gangs().values())
-        self.ledger.count_reserved(gangs)
+        self.allocations.count_reserved(gangs)
         for change in await self._sizer.changes(candidates, gangs, self.now()):
             await self._change(jobs[change.name], change)
 
@@ -330,7 +330,7 @@ class Controller:
         notes, now = self._notes[one.metadata.uid], self.now()
         try:
             job, pod = job_of(one), pod_in(one)
-            asked = asked_by(pod, self.ledger.presets)
+            asked = asked_by(pod, self.allocations.presets)
             as_one(asked)
             memory = read_memory(one.status.record, now)
         except (BadValueError, InvalidRequestError, StateError):

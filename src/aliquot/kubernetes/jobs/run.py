@@ -12,7 +12,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -25,39 +25,25 @@ from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.elasticjob import JOB_PODS, JOBS
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.gang import GANGS
-from aliquot.kubernetes.api.leader import USUAL, Elector, Times
+from aliquot.kubernetes.api.leader import USUAL_TIMES, Elector, LeaseTimes
 from aliquot.kubernetes.api.names import CONTROLLER, SCHEDULER
-from aliquot.kubernetes.api.objects import (
-    GPU_NODES,
-    NAMESPACES,
-    NODES,
-    PODS,
-    QUEUES,
-    ApiObject,
-)
-from aliquot.kubernetes.api.pages import serve as serve_pages
+from aliquot.kubernetes.api.pages import serve_pages
 from aliquot.kubernetes.api.presets import choose_presets
-from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.api.watch import Watch
-from aliquot.kubernetes.cluster.membership import claim_of
-from aliquot.kubernetes.jobs.allocations import Ledger
+from aliquot.kubernetes.cluster.watches import ClusterWatches
+from aliquot.kubernetes.jobs.allocations import JobAllocations
 from aliquot.kubernetes.jobs.controller import Controller, Views
 from aliquot.kubernetes.jobs.manifests import OURS
-from aliquot.kubernetes.scheduler import LIVE
 from aliquot.model.job import State
 from aliquot.placement.elastic.resize import Rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
     from pathlib import Path
 
     from starlette.requests import Request
 
     from aliquot.kubernetes.api.client import Client
-    from aliquot.kubernetes.api.objects import Meta
-    from aliquot.kubernetes.api.watch import OnChange
-
-T = TypeVar("T", bound=ApiObject)
 
 SETTLE = 0.05  # changes come in bursts
 BUSY_SECONDS = 0.5  # between two rounds at most, while something is on its way
@@ -78,7 +64,7 @@ class Options:
     scheduler: str = SCHEDULER
     lease: str = "aliquot-controller"
     namespace: str = ""
-    times: Times = USUAL
+    times: LeaseTimes = USUAL_TIMES
     rules: Rules = field(default_factory=Rules)
 
 
@@ -86,30 +72,13 @@ class Replica:
     """One replica."""
 
     def __init__(self, client: Client, options: Options) -> None:
-        presets = choose_presets(options.presets)
         self._changes = Changes()
-        self._ledger = ledger = Ledger(presets)
+        self._view = JobAllocations(choose_presets(options.presets))
         self._recorder = Recorder(client, CONTROLLER)
         self._jobs = Watch(client, JOBS, self._rings)
         self._job_pods = Watch(client, JOB_PODS, self._rings, labels=OURS)
         self._gangs = Watch(client, GANGS, self._rings)
-        told = self._told
-        self._watches: list[Watch[Any]] = [
-            self._jobs,
-            self._job_pods,
-            self._gangs,
-            Watch(
-                client,
-                PODS,
-                told(lambda meta: meta.uid, ledger.set_pod),
-                fields=LIVE,
-                keep=lambda pod: asks(pod, presets) or claim_of(pod) is not None,
-            ),
-            Watch(client, GPU_NODES, told(lambda meta: meta.name, ledger.set_gpus)),
-            Watch(client, NODES, told(lambda meta: meta.name, ledger.set_node)),
-            Watch(client, QUEUES, told(lambda meta: meta.name, ledger.queues.set_queue)),
-            Watch(client, NAMESPACES, told(lambda meta: meta.name, ledger.queues.set_namespace)),
-        ]
+        self._cluster = ClusterWatches(client, self._view, self._changes.notify)
         views = Views(
             jobs=lambda: self._jobs.objects,
             pods=lambda: self._job_pods.objects,
@@ -118,7 +87,7 @@ class Replica:
         self.controller = Controller(
             client,
             views,
-            ledger,
+            self._view,
             options.rules,
             recorder=self._recorder,
             scheduler=options.scheduler,
@@ -139,27 +108,19 @@ class Replica:
     async def run(self) -> None:
         """Follow the cluster and take part in the election, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for one in self._watches:
+            watches: list[Watch[Any] | ClusterWatches]
+            watches = [self._jobs, self._job_pods, self._gangs, self._cluster]
+            for one in watches:
                 tasks.create_task(one.run())
             tasks.create_task(self._recorder.run())
-            for one in self._watches:
+            for one in watches:
                 await one.wait_synced()
+            await self._cluster.wait_queues()
             _log.info("read", jobs=len(self._jobs.objects), pods=len(self._job_pods.objects))
             tasks.create_task(self._elector.run())
 
     def _rings(self, _old: object, _new: object) -> None:
-        self._changes.ring()
-
-    def _told(
-        self, name: Callable[[Meta], str], tell: Callable[[str, T | None], None]
-    ) -> OnChange[T]:
-        def hear(old: T | None, new: T | None) -> None:
-            one = new or old
-            if one is not None:
-                tell(name(one.metadata), new)
-                self._changes.ring()
-
-        return hear
+        self._changes.notify()
 
     # --- leading ---
 

@@ -27,7 +27,7 @@ from aliquot.kubernetes.api.gang import Phase
 from aliquot.kubernetes.api.requests import InvalidRequestError, requests_of
 from aliquot.kubernetes.cluster.constraints import NodeConstraints
 from aliquot.kubernetes.cluster.membership import Key, claim_of
-from aliquot.kubernetes.cluster.snapshot import Picture
+from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
 from aliquot.kubernetes.cluster.workloads import single_name
 from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.kubernetes.jobs.room import ClusterRoom, Party
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.gang import GangObject, GangStatus
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.api.requests import ContainerRequest
-    from aliquot.kubernetes.jobs.allocations import Ledger
+    from aliquot.kubernetes.jobs.allocations import JobAllocations
     from aliquot.kubernetes.jobs.codec import Memory
     from aliquot.model.job import Job
     from aliquot.model.status import Record
@@ -131,7 +131,7 @@ class Rigid(Elastic):
 class Sizer:
     """Decides again and again; between two times it knows only who could have grown since when."""
 
-    ledger: Ledger
+    allocations: JobAllocations
     rules: Rules = field(default_factory=Rules)
     _could: dict[str, tuple[float, int]] = field(default_factory=dict)
     _left_out: set[str] = field(default_factory=set)
@@ -140,14 +140,14 @@ class Sizer:
         self, candidates: Sequence[Candidate], gangs: Iterable[GangObject], now: float
     ) -> list[Change]:
         """What is to be done, in this order."""
-        ledger, every = self.ledger, list(gangs)
+        allocations, every = self.allocations, list(gangs)
         candidates = _first(candidates)
         ours = {one.gang for one in candidates if one.gang and could_be_fewer(one.job, one.record)}
         waiting = sorted([*self._gangs(every, ours), *self._singles(now)], key=_turn)[:WAITING]
         limits = [NodeConstraints.of(one.pod) for one in candidates]
         limits += [NodeConstraints.of(pod) for _, pods, _ in waiting for pod in pods]
-        picture = Picture(ledger.ground, limits)
-        running = {one.gang.name: one for one in ledger.holdings.running(now)}
+        picture = ClusterSnapshot(allocations.topology, limits)
+        running = {one.gang.name: one for one in allocations.by_workload.running(now)}
         parties, jobs = self._parts(candidates, picture, running, now)
         candidates = [one for one in candidates if one.name in parties]
         rigid = [one for each in waiting if (one := self._rigid(*each, picture)) is not None]
@@ -160,7 +160,7 @@ class Sizer:
             decide,
             [*jobs, *rigid, *others],
             room,
-            ledger.queues.queues(),
+            allocations.queues.queues(),
             picture.hardware,
             now,
             self.rules,
@@ -177,7 +177,7 @@ class Sizer:
     def _parts(
         self,
         candidates: Sequence[Candidate],
-        picture: Picture,
+        picture: ClusterSnapshot,
         running: Mapping[str, Running],
         now: float,
     ) -> tuple[dict[str, Party], list[Elastic]]:
@@ -204,14 +204,14 @@ class Sizer:
         """Those that wait, but for the growth of jobs, which nobody makes room for."""
         for one in gangs:
             key = Key(one.metadata.namespace, one.metadata.name)
-            known = self.ledger.roster.gangs.get(key)
+            known = self.allocations.workloads.gangs.get(key)
             if one.status.phase == Phase.WAITING and known is not None and key not in ours:
                 pods = known.unbound
                 if pods:
                     yield str(key), pods, seconds_at(one.status.since) or 0.0
 
     def _singles(self, now: float) -> Iterator[tuple[str, list[Pod], float]]:
-        for pod in self.ledger.roster.pods.values():
+        for pod in self.allocations.workloads.pods.values():
             if pod.spec.node_name or pod.spec.scheduling_gates or pod.metadata.deletion_timestamp:
                 continue
             since = seconds_at(pod.metadata.creation_timestamp) or now
@@ -219,9 +219,9 @@ class Sizer:
                 yield single_name(pod), [pod], since
 
     def _rigid(
-        self, name: str, pods: Sequence[Pod], since: float, picture: Picture
+        self, name: str, pods: Sequence[Pod], since: float, picture: ClusterSnapshot
     ) -> Rigid | None:
-        presets = self.ledger.presets
+        presets = self.allocations.presets
         try:
             members = tuple(
                 picture.demand(asked, NodeConstraints.of(pod))
@@ -235,7 +235,7 @@ class Sizer:
         return Rigid(
             name=name,
             sizes=ONE,
-            queue=self.ledger.queues.queue_of(pods[0]),
+            queue=self.allocations.queues.queue_of(pods[0]),
             priority=max(pod.spec.priority or 0 for pod in pods),
             submitted=since,
             members=members,
@@ -249,7 +249,7 @@ class Sizer:
             name=one.name,
             sizes=one.sizes,
             member=party.member[0],
-            queue=self.ledger.queues.queue_of(one.pod),
+            queue=self.allocations.queues.queue_of(one.pod),
             priority=one.priority,
             submitted=one.job.submitted,
             size=record.size_to_be,
@@ -259,7 +259,7 @@ class Sizer:
         )
 
 
-def _party(one: Candidate, picture: Picture, running: Mapping[str, Running]) -> Party:
+def _party(one: Candidate, picture: ClusterSnapshot, running: Mapping[str, Running]) -> Party:
     record = one.record
     return Party(
         name=one.name,

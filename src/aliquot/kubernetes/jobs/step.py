@@ -31,7 +31,7 @@ LONGEST_SECONDS = 300.0  # the same after many excuses; a run of so long ends th
 ROOM_SECONDS = 15.0  # that a gang has for its places, where the job could run with fewer workers
 WHOLE_SECONDS = 300.0  # that workers with places have to come, in the same case
 HISTORY = 20
-ACCEPTED, BAD = "Accepted", "BadSpec"
+ACCEPTED, BAD = "Accepted", "InvalidSpec"
 ON_THEIR_WAY = {State.STARTING, State.GROWING}
 HEEDING = {State.RUNNING, State.GROWING, State.SHRINKING}  # has workers that may have to save
 
@@ -244,7 +244,7 @@ def _conditions(
     has_places = gang is not None and gang.phase in {GangPhase.RESERVED, GangPhase.BOUND}
     placed = not state.resting and (has_places or not on_its_way)
     facts = {
-        ACCEPTED: (not view.problem, BAD if view.problem else "Sound", view.problem),
+        ACCEPTED: (not view.problem, BAD if view.problem else "Valid", view.problem),
         "Placed": (placed, gang.phase if gang and waits else str(state), reason if waits else ""),
         "Suspended": (state is State.SUSPENDED, str(state), ""),
         "Complete": (state is State.SUCCEEDED, str(state), ""),

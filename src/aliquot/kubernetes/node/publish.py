@@ -18,7 +18,7 @@ import structlog
 
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.api.client import ApiError
-from aliquot.kubernetes.api.gpunode import GpuNodeStatus, HeldPart, NodeGpu, NodeLink
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus, NodeGpu, NodeGrant, NodeLink
 from aliquot.kubernetes.api.objects import GPU_NODES, GpuNode, Meta
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ def _gpu(
     )
 
 
-def _granted(grant: ContainerGrant, part: GpuAllocation) -> HeldPart:
+def _granted(grant: ContainerGrant, part: GpuAllocation) -> NodeGrant:
     """What a container has of a GPU; init containers too, which the scheduler knows by the plan."""
-    return HeldPart(
+    return NodeGrant(
         pod_uid=grant.owner.uid,
         namespace=grant.owner.namespace,
         pod=grant.owner.pod,

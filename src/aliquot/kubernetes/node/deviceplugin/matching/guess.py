@@ -46,7 +46,7 @@ class AllocateRefusedError(AliquotError):
         message: str,
         way_out: str | None = None,
         *,
-        reason: str = "NoRoom",
+        reason: str = "InsufficientGPUs",
         pod: GpuPod | None = None,
     ) -> None:
         super().__init__(message, way_out)

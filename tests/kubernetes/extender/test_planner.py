@@ -1,4 +1,4 @@
-"""Which nodes have room for a pod, which GPUs it gets, and what is said where there is none."""
+"""Which nodes a pod fits, which GPUs it gets, and the reasons of a refusal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.api.gpunode import HeldPart
+from aliquot.kubernetes.api.gpunode import NodeGrant
 from aliquot.kubernetes.api.names import PLAN
 from aliquot.kubernetes.api.objects import Container, GpuNode, Pod
 from aliquot.kubernetes.api.presets import ALIQUOT, NVIDIA, SLOTS, TENCENT
 from aliquot.kubernetes.api.requests import ContainerRequest
-from aliquot.kubernetes.cluster.cluster import UNNAMED_SECONDS, Cluster
+from aliquot.kubernetes.cluster.cluster import UNREPORTED_SECONDS, Cluster
 from aliquot.kubernetes.cluster.parts import Part, Parts, plan_of
-from aliquot.kubernetes.extender.planner import UNKNOWN, Planner
-from kubernetes.builders import CARD, GIB, container, gpu_uuid, make_node, make_pod, units
+from aliquot.kubernetes.cluster.usable import NO_AGENT
+from aliquot.kubernetes.extender.planner import Planner
+from kubernetes.builders import GIB, GPU_BYTES, container, gpu_uuid, make_node, make_pod, units
 
 
 def planner(*nodes: GpuNode, offer: int = 1, **options: Any) -> Planner:
@@ -46,7 +47,7 @@ def test_a_pod_without_gpus_may_go_anywhere() -> None:
     assert filtered(planner(), make_pod(), "a", "b") == ("a", "b")
 
 
-def test_so_many_nodes_come_back_as_are_to_be_offered_and_the_best_first() -> None:
+def test_the_offered_number_of_nodes_comes_back_best_first() -> None:
     nodes = [make_node(f"n{number}") for number in range(20)]
     names = filtered(planner(*nodes), make_pod(gpu=1))
     assert len(names) == 1
@@ -59,12 +60,12 @@ def test_so_many_nodes_come_back_as_are_to_be_offered_and_the_best_first() -> No
     assert list(scores.values()) == sorted(scores.values(), reverse=True)
 
 
-def test_only_nodes_that_were_asked_about_come_back() -> None:
+def test_only_requested_nodes_come_back() -> None:
     of = planner(make_node("n1"), make_node("n2"))
     assert filtered(of, make_pod(gpu=1), "n2", "other") == ("n2",)
 
 
-def test_the_next_pod_sees_what_is_reserved_for_the_last() -> None:
+def test_a_reservation_is_not_free_for_the_next_pod() -> None:
     of = planner(make_node("n1", 1), make_node("n2", 1))
     first = filtered(of, make_pod("a", gpu=1))[0]
     second = filtered(of, make_pod("b", gpu=1))
@@ -73,7 +74,7 @@ def test_the_next_pod_sees_what_is_reserved_for_the_last() -> None:
     assert not filtered(of, make_pod("c", gpu=1))
 
 
-def test_a_pod_that_comes_again_is_not_in_its_own_way() -> None:
+def test_a_pods_own_reservation_is_free_for_it() -> None:
     of = planner(make_node("n1", 1))
     pod = make_pod("a", gpu=1)
     assert filtered(of, pod) == filtered(of, pod) == ("n1",)
@@ -84,29 +85,29 @@ def test_a_slice_has_its_bytes_and_its_share() -> None:
     assert (part.kind, part.memory, part.compute, len(part.gpus)) == ("sliced", 10 * GIB, 30, 1)
 
 
-def test_two_halves_come_from_two_cards() -> None:
+def test_two_halves_come_from_two_gpus() -> None:
     (part,) = plan(planner(make_node(shares=4)), make_pod(sgpu=2))
     assert len(set(part.gpus)) == 2
-    assert part.memory == CARD // 4
+    assert part.memory == GPU_BYTES // 4
 
 
-def test_whole_cards_are_linked_ones() -> None:
+def test_whole_gpus_are_linked() -> None:
     (part,) = plan(planner(make_node(linked=True)), make_pod(gpu=2))
     assert set(part.gpus) in ({gpu_uuid("n1", 0), gpu_uuid("n1", 1)}, {"GPU-n1-2", "GPU-n1-3"})
 
 
-def test_kinds_do_not_meet_on_a_card() -> None:
+def test_kinds_do_not_mix_on_a_gpu() -> None:
     of = planner(make_node("n1", 2))
     assert filtered(of, make_pod("a", sgpu=1))
     assert filtered(of, make_pod("b", memory=4))
     refused = of.filter(make_pod("c", gpu=1), ["n1"])
     assert refused.names == ()
-    assert refused.reason == "NoRoom"
+    assert refused.reason == "InsufficientGPUs"
     assert filtered(of, make_pod("d", sgpu=1))
     assert filtered(of, make_pod("e", memory=4))
 
 
-def test_models_are_found_by_words() -> None:
+def test_models_are_matched_by_words() -> None:
     nodes = make_node("n1", model="H100 80GB HBM3"), make_node("n2", model="A100-SXM4-40GB")
     of = planner(*nodes, offer=2)
     assert filtered(of, make_pod(gpu=1, annotations={"aliquot.io/models": "a100"})) == ("n2",)
@@ -117,20 +118,20 @@ def test_models_are_found_by_words() -> None:
     assert "another GPU model" in none.message
 
 
-def test_slices_go_to_weaker_cards() -> None:
+def test_slices_go_to_weaker_gpus() -> None:
     of = planner(make_node("n1", model="H100"), make_node("n2", model="T4", memory=16 * GIB))
     assert filtered(of, make_pod(memory=4))[0] == "n2"
 
 
-def test_a_share_is_as_large_as_its_nodes_shares() -> None:
+def test_the_size_of_a_share_depends_on_its_node() -> None:
     of = planner(make_node("n1", 1, shares=2), make_node("n2", 1, shares=4))
     for name in "abcdef":
         assert filtered(of, make_pod(name, sgpu=1))
     assert not filtered(of, make_pod("g", sgpu=1))
 
 
-def test_a_card_whose_bytes_are_gone_has_no_share_left_however_many_there_are_now() -> None:
-    """The node had two shares of a card when both were given, and has four since."""
+def test_a_gpu_without_free_memory_has_no_share_free() -> None:
+    """The node had two shares of a GPU when both were given, and has four since."""
     before = planner(make_node("n1", 1, shares=2))
     after = planner(make_node("n1", 1, shares=4))
     for name in ("a", "b"):
@@ -139,7 +140,7 @@ def test_a_card_whose_bytes_are_gone_has_no_share_left_however_many_there_are_no
     assert not filtered(after, make_pod("c", sgpu=1))
 
 
-def test_a_percentage_is_of_the_card_it_meets() -> None:
+def test_a_percentage_is_of_the_gpu_that_was_chosen() -> None:
     of = planner(
         make_node("n1", 1, memory=80 * GIB),
         make_node("n2", 1, memory=16 * GIB, model="T4"),
@@ -151,7 +152,7 @@ def test_a_percentage_is_of_the_card_it_meets() -> None:
     assert not filtered(of, make_pod("e", **asked))
 
 
-def test_a_card_takes_no_more_containers_than_it_has_slots() -> None:
+def test_a_gpu_takes_no_more_containers_than_it_has_slots() -> None:
     of = planner(make_node("n1", 1), presets=(NVIDIA,))
     asked: dict[str, Any] = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 100}
     for number in range(SLOTS):
@@ -159,20 +160,20 @@ def test_a_card_takes_no_more_containers_than_it_has_slots() -> None:
     assert not filtered(of, make_pod("one-more", **asked))
 
 
-def test_a_hundred_core_of_gpu_manager_is_a_whole_card() -> None:
+def test_a_hundred_core_of_gpu_manager_is_a_whole_gpu() -> None:
     of = planner(make_node("n1", 2), presets=(TENCENT,))
     asked: dict[str, Any] = {"tencent.com/vcuda-core": 200, "tencent.com/vcuda-memory": 60}
     (part,) = plan(of, make_pod(**asked))
-    assert (part.kind, len(part.gpus), part.memory) == ("whole", 2, CARD)
+    assert (part.kind, len(part.gpus), part.memory) == ("whole", 2, GPU_BYTES)
 
 
 # --- refusals ---------------------------------------------------------------------------------
 
 
-def test_every_node_is_told_what_it_lacks() -> None:
+def test_a_refusal_has_the_reason_for_every_node() -> None:
     of = planner(make_node("n1", 2), make_node("n2", 8, memory=16 * GIB, model="T4"))
     answer = of.filter(make_pod(memory=128, annotations={"aliquot.io/gpus": "2"}), ["n1", "n2"])
-    assert answer.names  # 16 GiB of each of two cards
+    assert answer.names  # 16 GiB of each of two GPUs
     answer = of.filter(make_pod(memory=960, annotations={"aliquot.io/gpus": "3"}), ["n1", "n2"])
     assert answer.refused == {
         "n1": "fewer GPUs than asked for",
@@ -182,7 +183,7 @@ def test_every_node_is_told_what_it_lacks() -> None:
     assert "container 'main' asks for sliced: 80 GiB of each of 3 GPUs" in answer.message
 
 
-def test_too_large_says_how_much_there_is_in_the_units_that_were_used() -> None:
+def test_too_large_says_the_maximum_in_the_units_of_the_request() -> None:
     of = planner(make_node("n1", 2, memory=79 * GIB), make_node("n2", 2, memory=16 * GIB))
     answer = of.filter(make_pod(memory="8Gi"), ["n1", "n2"])
     assert answer.reason == "TooLarge"
@@ -192,22 +193,22 @@ def test_too_large_says_how_much_there_is_in_the_units_that_were_used() -> None:
     )
     of_two = of.filter(make_pod(memory=640, annotations={"aliquot.io/gpus": "2"}), ["n1", "n2"])
     assert "aliquot.io/vcuda-memory: 632" in of_two.message
-    per_card = planner(make_node("n1", memory=79 * GIB), presets=(NVIDIA,))
+    per_gpu = planner(make_node("n1", memory=79 * GIB), presets=(NVIDIA,))
     asked: dict[str, Any] = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 90_000}
-    told = per_card.filter(make_pod(**asked), ["n1"]).message
+    told = per_gpu.filter(make_pod(**asked), ["n1"]).message
     assert told.endswith(" Such a GPU has at most 79 GiB.")
 
 
-def test_a_node_without_an_agent_is_named_as_such() -> None:
+def test_a_refusal_names_nodes_without_an_agent() -> None:
     answer = planner(make_node("n1", 1)).filter(make_pod(gpu=2), ["n1", "n2"])
-    assert answer.refused["n2"] == UNKNOWN
+    assert answer.refused["n2"] == NO_AGENT
     assert answer.reason == "TooLarge"
-    assert planner().filter(make_pod(gpu=2), ["n2"]).reason == "NoRoom"
+    assert planner().filter(make_pod(gpu=2), ["n2"]).reason == "InsufficientGPUs"
 
 
-def test_bad_input_is_refused_on_every_node_with_its_reason() -> None:
+def test_an_invalid_request_is_refused_on_every_node_with_its_reason() -> None:
     answer = planner(make_node()).filter(make_pod(core=30), ["n1"])
-    assert answer.bad
+    assert answer.invalid
     assert answer.reason == "CoreWithoutMemory"
     assert "Add aliquot.io/vcuda-memory" in answer.refused["n1"]
 
@@ -222,13 +223,13 @@ def test_containers_that_run_together_are_placed_together() -> None:
     assert not filtered(planner(make_node("n1", 2)), pod)
 
 
-def test_containers_that_fit_each_alone_and_not_together_are_refused_so() -> None:
+def test_containers_that_fit_alone_but_not_together_are_refused() -> None:
     pod = make_pod("p", container("a", memory=200), container("b", memory=200))
     answer = planner(make_node("n1", 1)).filter(pod, ["n1"])
     assert answer.refused == {"n1": "its containers do not fit together"}
 
 
-def test_an_init_container_uses_the_cards_of_those_after_it() -> None:
+def test_an_init_container_uses_the_gpus_of_those_after_it() -> None:
     pod = make_pod("p", container("main", gpu=1), init=(container("prepare", gpu=2),))
     parts = {one.container: one for one in plan(planner(make_node("n1", 2)), pod)}
     assert set(parts["main"].gpus) < set(parts["prepare"].gpus)
@@ -240,7 +241,7 @@ def test_an_init_container_does_not_add_to_those_after_it() -> None:
     assert parts["main"].gpus == parts["prepare"].gpus
 
 
-def test_a_sidecar_runs_beside_the_others() -> None:
+def test_a_sidecar_is_placed_together_with_the_others() -> None:
     sidecar = container("side", sidecar=True, memory=200)
     pod = make_pod("p", container("main", memory=200), init=(sidecar,))
     assert not filtered(planner(make_node("n1", 1)), pod)
@@ -248,7 +249,7 @@ def test_a_sidecar_runs_beside_the_others() -> None:
     assert len({one.gpus for one in parts}) == 2
 
 
-def test_a_card_is_of_one_kind_for_all_that_a_pod_does_there() -> None:
+def test_a_pod_uses_a_gpu_as_one_kind() -> None:
     pod = make_pod("p", container("main", memory=4), init=(container("prepare", gpu=1),))
     assert not filtered(planner(make_node("n1", 1)), pod)
     parts = {one.container: one for one in plan(planner(make_node("n1", 2)), pod)}
@@ -270,11 +271,11 @@ def bound(of: Planner, pod: Pod, node: str = "n1") -> Pod:
     return with_node
 
 
-def test_nobody_ends_where_that_frees_no_gpu() -> None:
+def test_no_node_is_offered_for_preemption_that_frees_no_gpu() -> None:
     of = planner(make_node("n1", 1), make_node("n2", 1))
     on_gpu, on_other = bound(of, make_pod("a", gpu=1)), bound(of, make_pod("b", gpu=1), "n2")
     victims = {"n1": [on_gpu.metadata.uid], "n2": ["uid-without-gpus"]}
-    assert of.spared(make_pod("c", gpu=1), victims) == ["n1"]
+    assert of.nodes_after_eviction(make_pod("c", gpu=1), victims) == ["n1"]
     del on_other
 
 
@@ -365,7 +366,7 @@ class Machine:
             self.nodes[node] = without(self.nodes[node], uid)
             self.of.cluster.set_pod(uid, None)
             self.of.cluster.set_node(node, self.nodes[node])
-            self.now += UNNAMED_SECONDS
+            self.now += UNREPORTED_SECONDS
 
     def held(self, node: str) -> dict[str, list[Part]]:
         found: dict[str, list[Part]] = defaultdict(list)
@@ -379,34 +380,34 @@ class Machine:
         for node in self.nodes:
             for parts in self.held(node).values():
                 assert len({one.kind for one in parts}) == 1
-                assert sum(one.memory for one in parts) <= CARD
+                assert sum(one.memory for one in parts) <= GPU_BYTES
                 assert sum(one.reserved for one in parts) <= 100
                 assert parts[0].kind != "whole" or len(parts) == 1
 
     def has_room(self, node: str, requests: tuple[ContainerRequest, ...]) -> bool:
-        """By trying every card for every container."""
-        cards = [one.uuid for one in self.nodes[node].status.gpus]
-        return _room(requests, cards, {gpu: list(p) for gpu, p in self.held(node).items()})
+        """By trying every GPU for every container."""
+        gpus = [one.uuid for one in self.nodes[node].status.gpus]
+        return _room(requests, gpus, {gpu: list(p) for gpu, p in self.held(node).items()})
 
 
 def _room(
-    requests: tuple[ContainerRequest, ...], cards: list[str], held: dict[str, list[Part]]
+    requests: tuple[ContainerRequest, ...], gpus: list[str], held: dict[str, list[Part]]
 ) -> bool:
     if not requests:
         return True
     first, *rest = requests
-    for chosen in combinations(cards, first.gpus):
-        part = Part("x", first.kind, chosen, first.memory_of(CARD, 2), 0, first.reserved)
+    for chosen in combinations(gpus, first.gpus):
+        part = Part("x", first.kind, chosen, first.memory_of(GPU_BYTES, 2), 0, first.reserved)
         after = {gpu: [*parts] for gpu, parts in held.items()}
         for gpu in chosen:
             after.setdefault(gpu, []).append(part)
         fits = all(
             len({one.kind for one in after[gpu]}) == 1
-            and sum(one.memory for one in after[gpu]) <= CARD
+            and sum(one.memory for one in after[gpu]) <= GPU_BYTES
             and sum(one.reserved for one in after[gpu]) <= 100
             for gpu in chosen
         )
-        if fits and _room(tuple(rest), cards, after):
+        if fits and _room(tuple(rest), gpus, after):
             return True
     return False
 
@@ -423,7 +424,7 @@ def naming(node: GpuNode, pod: Pod, parts: Parts) -> GpuNode:
     gpus = []
     for gpu in without(node, pod.metadata.uid).status.gpus:
         mine = tuple(
-            HeldPart(pod.metadata.uid, "ns", "p", one.container, one.memory, one.compute)
+            NodeGrant(pod.metadata.uid, "ns", "p", one.container, one.memory, one.compute)
             for one in parts
             if gpu.uuid in one.gpus
         )
@@ -448,7 +449,7 @@ def with_gpus(node: GpuNode, gpus: tuple[Any, ...]) -> GpuNode:
 
 @settings(max_examples=100)
 @given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3), ops=st.lists(OPS, max_size=25))
-def test_no_card_is_ever_given_twice_and_no_room_is_overlooked(
+def test_no_gpu_is_given_twice_and_no_fitting_node_is_overlooked(
     sizes: list[int], ops: list[tuple[str, int]]
 ) -> None:
     machine = Machine(sizes)
@@ -458,9 +459,9 @@ def test_no_card_is_ever_given_twice_and_no_room_is_overlooked(
 
 
 @pytest.mark.parametrize("strategy", ["fragmentation", "pack", "spread", "best-fit"])
-def test_every_strategy_fills_a_card(strategy: str) -> None:
+def test_every_strategy_fills_a_gpu(strategy: str) -> None:
     of = planner(make_node("n1", 2), by=strategy)
     for number in range(8):
         assert filtered(of, make_pod(f"p{number}", memory=80, core=25))
     assert not filtered(of, make_pod("one-more", memory=1, core=25))
-    assert units(80) * 4 == CARD
+    assert units(80) * 4 == GPU_BYTES

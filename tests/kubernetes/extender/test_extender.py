@@ -1,4 +1,4 @@
-"""The extender as kube-scheduler meets it: over HTTP, with an API server that keeps the truth."""
+"""The extender as kube-scheduler calls it: over HTTP, with a fake API server."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from aliquot.kubernetes.api.gpunode import HeldPart
-from aliquot.kubernetes.api.names import ROOM
+from aliquot.kubernetes.api.gpunode import NodeGrant
+from aliquot.kubernetes.api.names import RETRY
 from aliquot.kubernetes.api.objects import PODS
 from aliquot.kubernetes.extender import bind, waiting
 from kubernetes.builders import gpu_uuid, make_node, make_pod, units
-from kubernetes.fake_api import FakeApi, as_json, until
-from kubernetes.scheduler.replica import (
+from kubernetes.extender.replica import (
     Replica,
     plan_in,
     pod_in,
@@ -24,6 +23,7 @@ from kubernetes.scheduler.replica import (
     put_pod,
     replica,
 )
+from kubernetes.fake_api import FakeApi, as_json, until
 
 
 def played(play: Callable[[FakeApi, Replica], Coroutine[Any, Any, None]], **options: Any) -> None:
@@ -40,7 +40,7 @@ def played(play: Callable[[FakeApi, Replica], Coroutine[Any, Any, None]], **opti
 
 
 async def seen(one: Replica, name: str) -> None:
-    await until(lambda: one.scheduler._pods.get(name, "ns"))
+    await until(lambda: one.scheduler._watches.pods.get(name, "ns"))
 
 
 def report(api: FakeApi, name: str, node: str = "n1") -> None:
@@ -51,7 +51,7 @@ def report(api: FakeApi, name: str, node: str = "n1") -> None:
         for container, part in plan.containers.items():
             if gpu["uuid"] in part.gpus:
                 meta = pod.metadata
-                held = HeldPart(meta.uid, "ns", name, container, part.memory, part.compute)
+                held = NodeGrant(meta.uid, "ns", name, container, part.memory, part.compute)
                 gpu["kind"] = part.kind
                 gpu["grants"] = [*gpu.get("grants", ()), msgspec.to_builtins(held)]
     api.put("gpunodes", body)
@@ -82,7 +82,7 @@ def test_a_pod_gets_its_node_and_its_plan_in_one_step() -> None:
     played(play)
 
 
-def test_a_pod_goes_where_kube_scheduler_says_whatever_was_reserved() -> None:
+def test_a_pod_is_bound_where_kube_scheduler_says_not_where_it_was_reserved() -> None:
     async def play(api: FakeApi, one: Replica) -> None:
         put_node(api, make_node("n2", 2))
         await until(lambda: "n2" in one.scheduler.cluster.nodes)
@@ -98,7 +98,7 @@ def test_a_pod_goes_where_kube_scheduler_says_whatever_was_reserved() -> None:
     played(play)
 
 
-def test_a_pod_without_gpus_is_none_of_its_business() -> None:
+def test_a_pod_without_gpus_is_not_bound_by_the_extender() -> None:
     """Who reaches its port could else bind any pod of the cluster to any node."""
 
     async def play(api: FakeApi, one: Replica) -> None:
@@ -110,7 +110,7 @@ def test_a_pod_without_gpus_is_none_of_its_business() -> None:
     played(play)
 
 
-def test_a_pod_that_may_have_been_bound_unheard_goes_nowhere_else() -> None:
+def test_a_pod_that_may_have_been_bound_is_offered_no_other_node() -> None:
     """The API server did not answer: what it may have done counts, whoever asks."""
 
     async def play(api: FakeApi, one: Replica) -> None:
@@ -126,7 +126,7 @@ def test_a_pod_that_may_have_been_bound_unheard_goes_nowhere_else() -> None:
     played(play)
 
 
-def test_killed_between_filter_and_bind_the_next_one_binds() -> None:
+def test_a_replica_killed_between_filter_and_bind_is_replaced() -> None:
     async def run() -> None:
         api = FakeApi()
         put_node(api, make_node("n1", 1))
@@ -163,20 +163,22 @@ def test_a_pod_that_is_bound_already_is_bound_again_only_to_the_same_node() -> N
     async def play(api: FakeApi, one: Replica) -> None:
         pod = put_pod(api, make_pod("a", gpu=1))
         assert await one.bind(pod, "n1") == ""
-        await until(lambda: (found := one.scheduler._pods.get("a", "ns")) and found.spec.node_name)
+        await until(
+            lambda: (found := one.scheduler._watches.pods.get("a", "ns")) and found.spec.node_name
+        )
         assert await one.bind(pod, "n1") == ""
         assert "bound to node n1 already" in await one.bind(pod, "n2")
 
     played(play)
 
 
-def test_what_cannot_be_bound_says_why_and_holds_nothing() -> None:
+def test_a_failed_binding_says_why_and_reserves_nothing() -> None:
     async def play(api: FakeApi, one: Replica) -> None:
         assert "not found" in await one.bind(make_pod("missing", gpu=1), "n1")
         pod = put_pod(api, make_pod("a", gpu=2))
         impostor = make_pod("a", gpu=2, uid="another")
-        assert "another one" in await one.bind(impostor, "n1")
-        assert "no room for pod ns/a" in await one.bind(pod, "n2")
+        assert "replaced by another pod" in await one.bind(impostor, "n1")
+        assert "pod ns/a does not fit node n2" in await one.bind(pod, "n2")
         api.faults.refuse = lambda method, _: 403 if method == "POST" else None
         assert "403" in await one.bind(pod, "n1")
         api.faults.refuse = lambda *_: None
@@ -185,7 +187,7 @@ def test_what_cannot_be_bound_says_why_and_holds_nothing() -> None:
     played(play)
 
 
-def test_where_the_server_does_not_answer_the_plan_still_counts() -> None:
+def test_the_plan_counts_if_the_api_server_does_not_answer() -> None:
     async def play(api: FakeApi, one: Replica) -> None:
         pod = put_pod(api, make_pod("a", gpu=2))
         await seen(one, "a")
@@ -198,10 +200,10 @@ def test_where_the_server_does_not_answer_the_plan_still_counts() -> None:
     played(play)
 
 
-def test_a_refused_pod_is_told_why_once_and_woken_when_there_is_room(
+def test_a_refused_pod_gets_one_event_and_is_retried_when_it_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(waiting, "SETTLE", 0.01)
+    monkeypatch.setattr(waiting, "BURST_SECONDS", 0.01)
 
     async def play(api: FakeApi, one: Replica) -> None:
         first = put_pod(api, make_pod("a", gpu=2))
@@ -214,7 +216,7 @@ def test_a_refused_pod_is_told_why_once_and_woken_when_there_is_room(
             assert answer["FailedAndUnresolvableNodes"] == {"n1": "not enough left on enough GPUs"}
         await until(lambda: api.all("events"))
         (event,) = api.all("events")
-        assert event["reason"] == "NoRoom"
+        assert event["reason"] == "InsufficientGPUs"
         assert event["involvedObject"]["name"] == "b"
         assert "1 node: not enough left on enough GPUs" in event["message"]
         assert event["count"] == 1
@@ -222,17 +224,17 @@ def test_a_refused_pod_is_told_why_once_and_woken_when_there_is_room(
         assert "aliquot_scheduler_waiting_pods 1.0" in text
         api.delete("pods", "a", "ns")
         release(api)
-        await until(lambda: ROOM in pod_in(api, "b").metadata.annotations)
+        await until(lambda: RETRY in pod_in(api, "b").metadata.annotations)
         assert (await one.filter(pod_in(api, "b"), "n1"))["NodeNames"] == ["n1"]
         assert "aliquot_scheduler_waiting_pods 0.0" in (await one.get("/metrics")).text
 
     played(play)
 
 
-def test_pods_without_room_do_not_keep_those_behind_them_from_being_woken(
+def test_pods_that_do_not_fit_do_not_keep_others_from_being_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(waiting, "SETTLE", 0.01)
+    monkeypatch.setattr(waiting, "BURST_SECONDS", 0.01)
     monkeypatch.setattr(waiting, "WAKE_AGAIN", 0.05)
     monkeypatch.setattr(waiting, "LOOKED_AT", 2)
 
@@ -245,15 +247,15 @@ def test_pods_without_room_do_not_keep_those_behind_them_from_being_woken(
             assert (await one.filter(pod, "n1"))["NodeNames"] == []
         api.delete("pods", "a", "ns")
         release(api)
-        await until(lambda: ROOM in pod_in(api, "e").metadata.annotations)
+        await until(lambda: RETRY in pod_in(api, "e").metadata.annotations)
 
     played(play)
 
 
-def test_a_pod_that_finds_room_while_others_are_woken_is_left_alone(
+def test_a_pod_that_fits_meanwhile_is_not_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(waiting, "SETTLE", 0.01)
+    monkeypatch.setattr(waiting, "BURST_SECONDS", 0.01)
     monkeypatch.setattr(waiting, "WAKE_AGAIN", 0.05)
 
     async def play(api: FakeApi, one: Replica) -> None:
@@ -271,9 +273,9 @@ def test_a_pod_that_finds_room_while_others_are_woken_is_left_alone(
         api.faults.refuse = found_room
         api.delete("pods", "a", "ns")
         release(api)
-        await until(lambda: ROOM in pod_in(api, "d").metadata.annotations)
-        assert ROOM in pod_in(api, "b").metadata.annotations
-        assert ROOM not in pod_in(api, "c").metadata.annotations
+        await until(lambda: RETRY in pod_in(api, "d").metadata.annotations)
+        assert RETRY in pod_in(api, "b").metadata.annotations
+        assert RETRY not in pod_in(api, "c").metadata.annotations
 
     played(play)
 
@@ -282,11 +284,11 @@ def test_a_pod_that_finds_room_while_others_are_woken_is_left_alone(
     ("name", "value", "reason", "why"),
     [
         ("gpus", "2", "UnevenSplit", "multiple of 2"),
-        ("duration", "2 weeks", "BadAnnotation", "aliquot.io/duration is '2 weeks'"),
-        ("duration", "9" * 20 + "d", "BadAnnotation", "3650d is the most"),
+        ("duration", "2 weeks", "InvalidAnnotation", "aliquot.io/duration is '2 weeks'"),
+        ("duration", "9" * 20 + "d", "InvalidAnnotation", "3650d is the most"),
     ],
 )
-def test_bad_input_becomes_an_event(name: str, value: str, reason: str, why: str) -> None:
+def test_an_invalid_request_becomes_an_event(name: str, value: str, reason: str, why: str) -> None:
     async def play(api: FakeApi, one: Replica) -> None:
         pod = put_pod(api, make_pod("a", memory=21, annotations={f"aliquot.io/{name}": value}))
         answer = await one.filter(pod, "n1")
@@ -298,9 +300,9 @@ def test_bad_input_becomes_an_event(name: str, value: str, reason: str, why: str
     played(play)
 
 
-def test_one_that_could_be_confused_waits_until_the_other_is_reported() -> None:
+def test_a_confusable_pod_waits_until_the_other_is_reported() -> None:
     async def play(api: FakeApi, one: Replica) -> None:
-        # The same count of memory, on other cards, and only the core tells them apart.
+        # The same count of memory, on other GPUs, and only the core tells them apart.
         first = put_pod(api, make_pod("a", memory=200, core=60))
         second = put_pod(api, make_pod("b", memory=200, core=50))
         alike = put_pod(api, make_pod("c", memory=8, core=10))
@@ -310,13 +312,13 @@ def test_one_that_could_be_confused_waits_until_the_other_is_reported() -> None:
         assert not held.done()
         report(api, "a")
         assert await held == ""
-        cards = [plan_in(api, name).containers["main"].gpus for name in "ab"]
-        assert cards[0] != cards[1]
+        gpus = [plan_in(api, name).containers["main"].gpus for name in "ab"]
+        assert gpus[0] != gpus[1]
 
     played(play)
 
 
-def test_one_that_would_wait_too_long_is_sent_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_binding_that_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bind, "PATIENCE", 0.1)
 
     async def play(api: FakeApi, one: Replica) -> None:
@@ -340,7 +342,7 @@ def test_pods_of_equal_parts_do_not_wait_for_each_other() -> None:
     played(play)
 
 
-def test_a_node_whose_kubelet_lost_its_agent_gets_no_pods_until_it_is_back() -> None:
+def test_a_node_without_its_agent_gets_no_pods_until_the_agent_is_back() -> None:
     def node(allocatable: int) -> dict[str, Any]:
         counts = {"capacity": {"aliquot.io/gpu": "2"}}
         return {
@@ -367,7 +369,7 @@ def test_a_node_whose_kubelet_lost_its_agent_gets_no_pods_until_it_is_back() -> 
     played(play)
 
 
-def test_preemption_is_vetoed_where_no_gpu_would_be_freed() -> None:
+def test_preemption_that_frees_no_gpu_is_refused() -> None:
     async def play(api: FakeApi, one: Replica) -> None:
         put_node(api, make_node("n2", 2))
         await until(lambda: "n2" in one.scheduler.cluster.nodes)
@@ -389,7 +391,7 @@ def test_preemption_is_vetoed_where_no_gpu_would_be_freed() -> None:
     played(play)
 
 
-def test_only_the_leader_decides_and_the_next_one_knows_its_plans() -> None:
+def test_only_the_leader_decides_and_the_next_leader_has_its_plans() -> None:
     async def run() -> None:
         api = FakeApi()
         put_node(api, make_node("n1", 1))
@@ -411,7 +413,7 @@ def test_only_the_leader_decides_and_the_next_one_knows_its_plans() -> None:
     asyncio.run(run())
 
 
-def test_what_cannot_be_understood_is_no_answer() -> None:
+def test_an_invalid_message_gets_no_answer() -> None:
     async def play(_: FakeApi, one: Replica) -> None:
         assert (await one.post("/filter", "nonsense")).status_code == 400
         body = {"Pod": {"metadata": {"name": "a"}}, "Nodes": {"items": []}, "NodeNames": None}
@@ -420,7 +422,7 @@ def test_what_cannot_be_understood_is_no_answer() -> None:
     played(play)
 
 
-def test_metrics_tell_what_is_given_and_what_was_decided() -> None:
+def test_metrics_show_allocations_and_decisions() -> None:
     async def play(api: FakeApi, one: Replica) -> None:
         pod = put_pod(api, make_pod("a", gpu=1))
         await one.filter(pod, "n1")

@@ -16,8 +16,8 @@ import pytest
 
 from conftest import Cli, aliquot_command
 from kubernetes.builders import make_node
+from kubernetes.extender.replica import put_node
 from kubernetes.fake_api import FakeApi
-from kubernetes.scheduler.replica import put_node
 
 
 def free_port() -> int:
@@ -109,7 +109,7 @@ def test_it_serves_over_tls(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
-def test_where_the_api_server_cannot_be_found_the_way_out_is_said(cli: Cli) -> None:
+def test_a_missing_api_server_is_reported_with_what_to_do(cli: Cli) -> None:
     done = cli("scheduler", "--kubeconfig=/nowhere")
     assert done.returncode == 1
     assert "Give --kubeconfig FILE" in done.stderr
@@ -124,7 +124,7 @@ def test_where_the_api_server_cannot_be_found_the_way_out_is_said(cli: Cli) -> N
         (["--strategy=best"], "no strategy 'best'"),
     ],
 )
-def test_wrong_options_are_named(cli: Cli, tmp_path: Path, options: list[str], said: str) -> None:
+def test_invalid_options_are_named(cli: Cli, tmp_path: Path, options: list[str], said: str) -> None:
     config = kubeconfig(tmp_path, "http://127.0.0.1:1")
     done = cli("scheduler", f"--kubeconfig={config}", *options)
     assert done.returncode == 2

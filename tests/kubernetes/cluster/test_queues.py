@@ -1,4 +1,4 @@
-"""Which queue a pod is in, what is wrong with a queue, and what the brain is told of them."""
+"""Which queue a pod is in, faults and warnings of queues, and the bounds that `placement` gets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aliquot.kubernetes.api.objects import Queue
 from aliquot.kubernetes.api.queue import LEVELS
 from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.placement.queues.quota import Bound, Tree
-from kubernetes.queues.builders import CARD, GIB, know, make_namespace, make_queue, pod_in
+from kubernetes.queues.builders import GIB, GPU_BYTES, know, make_namespace, make_queue, pod_in
 
 NAMES = ("a", "b", "c", "d", "e", "default")
 QUICK = settings(max_examples=80, deadline=None)
@@ -21,7 +21,7 @@ QUICK = settings(max_examples=80, deadline=None)
 # --- which queue ----------------------------------------------------------------------------------
 
 
-def test_the_pods_label_comes_first_then_its_namespaces_then_a_queue_that_names_it() -> None:
+def test_a_pods_label_precedes_its_namespaces_label_and_spec_namespaces() -> None:
     known = know(make_queue("by-name", namespaces=("ns",)), make_queue("by-label"))
     assert known.queue_of(pod_in("elsewhere")) == "default"
     assert known.queue_of(pod_in("ns")) == "by-name"
@@ -38,7 +38,7 @@ def test_the_pods_label_comes_first_then_its_namespaces_then_a_queue_that_names_
 
 
 @pytest.mark.parametrize("told", [("old", "new"), ("new", "old")])
-def test_of_two_queues_that_claim_a_namespace_the_older_has_it_and_both_are_told(
+def test_of_two_queues_for_one_namespace_the_older_gets_it_and_both_are_warned(
     told: tuple[str, str],
 ) -> None:
     every = {
@@ -48,8 +48,8 @@ def test_of_two_queues_that_claim_a_namespace_the_older_has_it_and_both_are_told
     known = know(*(every[name] for name in told))
     assert known.queue_of(pod_in("ns")) == "old"
     assert known.problem_of("old") == known.problem_of("new") == ""
-    assert known.doubts_of("new") == ("it names the namespace 'ns', which is 'old''s already",)
-    assert known.doubts_of("old") == ("'new' names the namespace 'ns', which is 'old''s already",)
+    assert known.warnings_of("new") == ("it names the namespace 'ns', which belongs to 'old'",)
+    assert known.warnings_of("old") == ("'new' names the namespace 'ns', which belongs to 'old'",)
 
 
 def test_the_version_counts_what_may_put_pods_into_other_queues() -> None:
@@ -70,14 +70,14 @@ def test_the_version_counts_what_may_put_pods_into_other_queues() -> None:
     assert not is_new()
     known.set_namespace("ns", None)
     assert is_new()
-    known.set_largest_gpu(2 * CARD)
+    known.set_largest_gpu(2 * GPU_BYTES)
     assert is_new()
 
 
-# --- what is wrong --------------------------------------------------------------------------------
+# --- faults and warnings --------------------------------------------------------------------------
 
 
-def test_a_queue_that_does_not_exist_is_told_with_those_that_do() -> None:
+def test_the_message_about_a_missing_queue_lists_existing_ones() -> None:
     known = know(*(make_queue(name) for name in "abc"))
     assert known.problem_of("a") == known.problem_of("default") == ""
     assert known.problem_of("x") == (
@@ -88,7 +88,7 @@ def test_a_queue_that_does_not_exist_is_told_with_those_that_do() -> None:
     assert many.problem_of("x").endswith("default, q0, q1, q2, q3, q4, q5, q6, …")
 
 
-def test_a_parent_that_does_not_exist_stops_all_below_it() -> None:
+def test_a_missing_parent_stops_all_queues_below() -> None:
     known = know(make_queue("a", "nobody"), make_queue("b", "a"), make_queue("c"))
     way_out = "Create queue 'nobody', or change spec.parent of 'a'."
     assert known.problem_of("a") == (
@@ -102,13 +102,13 @@ def test_a_parent_that_does_not_exist_stops_all_below_it() -> None:
     assert known.problem_of("a") == known.problem_of("b") == ""
 
 
-def test_the_default_queue_can_be_above_others_without_being_written() -> None:
+def test_the_default_queue_may_be_a_parent_without_an_object() -> None:
     known = know(make_queue("a", "default", quota=2))
     assert known.problem_of("a") == ""
-    assert known.queues()["default"].quota == Bound(2000, 2 * CARD)
+    assert known.queues()["default"].quota == Bound(2000, 2 * GPU_BYTES)
 
 
-def test_a_circle_stops_those_in_it_and_all_below_and_names_the_way() -> None:
+def test_a_circle_stops_its_queues_and_all_below_and_is_listed() -> None:
     known = know(
         make_queue("a", "b"), make_queue("b", "c"), make_queue("c", "a"), make_queue("d", "b")
     )
@@ -131,72 +131,72 @@ def test_a_tree_that_is_too_deep_stops_where_it_is() -> None:
     chain = [make_queue("q0"), *(make_queue(f"q{i}", f"q{i - 1}") for i in range(1, 2000))]
     known = know(*chain)
     assert known.problem_of(f"q{LEVELS - 1}") == ""
-    assert f"has {LEVELS} queues above it" in known.problem_of(f"q{LEVELS}")
+    assert f"is below {LEVELS} other queues" in known.problem_of(f"q{LEVELS}")
     assert known.problem_of("q1999") != ""
     tree = Tree(known.queues())
     assert max(len(tree.path(name)) for name in known.queues()) <= LEVELS + 1
 
 
-def test_a_spec_that_the_api_server_should_not_have_let_in_is_told() -> None:
+def test_an_invalid_spec_is_reported() -> None:
     known = know(make_queue("a", quota={"memory": "much"}), make_queue("b", weight=0))
-    assert "queue 'a' makes no sense: 'much' is no quantity" in known.problem_of("a")
-    assert "queue 'b' makes no sense: " in known.problem_of("b")
+    assert "queue 'a' has an invalid spec: 'much' is no quantity" in known.problem_of("a")
+    assert "queue 'b' has an invalid spec: " in known.problem_of("b")
 
 
-def test_a_quota_above_the_parents_is_doubtful_and_works() -> None:
+def test_a_quota_above_the_parents_gets_a_warning_and_works() -> None:
     known = know(make_queue("top", quota=4), make_queue("a", "top", quota=6))
     assert known.problem_of("a") == ""
-    (doubt,) = known.doubts_of("a")
+    (doubt,) = known.warnings_of("a")
     assert doubt == (
-        "its quota of 600 % of compute is larger than the 400 % of 'top' above it: that one's"
-        " counts for all below"
+        "its quota of 600 % of compute is larger than the 400 % of its parent 'top': the parent's"
+        " quota counts for all queues below it"
     )
-    (doubt,) = known.doubts_of("top")
+    (doubt,) = known.warnings_of("top")
     assert doubt == (
-        "the queues below it have a quota of 600 % of compute together, and it has 400 %: not all"
-        " of them can have theirs at once"
+        "the queues below it have a total quota of 600 % of compute, and it has 400 %: they cannot"
+        " all use their quotas at the same time"
     )
 
 
-def test_a_quota_above_the_limit_is_doubtful_also_where_the_units_differ() -> None:
+def test_a_quota_above_the_limit_gets_a_warning_even_in_other_units() -> None:
     known = know(make_queue("a", quota=4, limit={"compute": 300}))
-    assert "it never has all of it" in known.doubts_of("a")[0]
+    assert "it can never use all of its quota" in known.warnings_of("a")[0]
 
 
-# --- what the brain is told -----------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("written", "bound"),
     [
-        ({"gpus": 4}, Bound(4000, 4 * CARD)),
+        ({"gpus": 4}, Bound(4000, 4 * GPU_BYTES)),
         ({"gpus": 0}, Bound(0, 0)),
         ({"compute": 250}, Bound(2500, None)),
         ({"memory": "100Gi"}, Bound(None, 100 * GIB)),
         ({"memory": "1.5Ti"}, Bound(None, 1536 * GIB)),
         ({"gpus": 4, "memory": "100Gi"}, Bound(4000, 100 * GIB)),
-        ({"gpus": 4, "compute": 200}, Bound(2000, 4 * CARD)),
+        ({"gpus": 4, "compute": 200}, Bound(2000, 4 * GPU_BYTES)),
         ({"compute": 200, "memory": "0"}, Bound(2000, 0)),
     ],
 )
-def test_all_amounts_that_are_written_hold(written: dict[str, Any], bound: Bound) -> None:
+def test_all_given_amounts_bound_a_queue(written: dict[str, Any], bound: Bound) -> None:
     known = know(make_queue("a", quota=written, limit=written))
     assert known.queues()["a"].quota == known.queues()["a"].limit == bound
 
 
-def test_without_a_quota_nothing_is_its_own_and_without_a_limit_all_may_be() -> None:
+def test_without_a_quota_a_queue_owns_nothing_and_without_a_limit_it_is_unbounded() -> None:
     one = know(make_queue("a")).queues()["a"]
     assert (one.quota, one.limit, one.weight, one.parent) == (Bound(0, 0), Bound(), 1, "")
 
 
-def test_so_many_gpus_have_any_memory_until_one_is_known() -> None:
+def test_a_bound_in_gpus_does_not_bound_memory_before_the_first_gpu() -> None:
     known = know(make_queue("a", limit=2), largest_gpu=0)
     assert known.queues()["a"].limit == Bound(2000, None)
-    known.set_largest_gpu(CARD)
-    assert known.queues()["a"].limit == Bound(2000, 2 * CARD)
+    known.set_largest_gpu(GPU_BYTES)
+    assert known.queues()["a"].limit == Bound(2000, 2 * GPU_BYTES)
 
 
-def test_a_queue_without_a_quota_has_those_below_it_together() -> None:
+def test_a_queue_without_a_quota_has_the_sum_of_those_below() -> None:
     known = know(
         make_queue("top"),
         make_queue("middle", "top"),
@@ -204,9 +204,9 @@ def test_a_queue_without_a_quota_has_those_below_it_together() -> None:
         make_queue("b", "top", quota={"compute": 150}),
         make_queue("c", "top"),
     )
-    assert known.queues()["middle"].quota == Bound(2000, 2 * CARD)
+    assert known.queues()["middle"].quota == Bound(2000, 2 * GPU_BYTES)
     assert known.queues()["top"].quota == Bound(3500, None)
-    assert known.doubts_of("top") == ()
+    assert known.warnings_of("top") == ()
 
 
 # --- what always holds ----------------------------------------------------------------------------
@@ -243,14 +243,14 @@ def all_of(known: Queues) -> object:
     return (
         dict(known.queues()),
         [known.problem_of(name) for name in (*NAMES, "nobody")],
-        [known.doubts_of(name) for name in NAMES],
+        [known.warnings_of(name) for name in NAMES],
         [known.queue_of(pod_in(name)) for name in ("n1", "n2", "n3")],
     )
 
 
 @QUICK
 @given(sets(), sets(), st.permutations(NAMES), st.permutations(NAMES), st.data())
-def test_nothing_depends_on_the_order_in_which_queues_came_or_on_what_was_before(
+def test_the_order_of_changes_does_not_matter(
     wanted: dict[str, Queue],
     before: dict[str, Queue],
     order: list[str],
@@ -274,7 +274,7 @@ def test_nothing_depends_on_the_order_in_which_queues_came_or_on_what_was_before
 
 @QUICK
 @given(sets())
-def test_the_brain_is_told_of_a_tree_whatever_was_written(wanted: dict[str, Queue]) -> None:
+def test_any_specs_become_a_tree(wanted: dict[str, Queue]) -> None:
     known = know(*wanted.values())
     told = known.queues()
     assert set(told) - {"default"} == set(wanted) - {"default"}
@@ -288,7 +288,7 @@ def test_the_brain_is_told_of_a_tree_whatever_was_written(wanted: dict[str, Queu
 
 @QUICK
 @given(sets())
-def test_a_queue_has_a_problem_just_where_its_way_up_has_none_to_the_top(
+def test_a_queue_has_a_problem_exactly_if_its_parents_do_not_lead_to_the_top(
     wanted: dict[str, Queue],
 ) -> None:
     known = know(*wanted.values())

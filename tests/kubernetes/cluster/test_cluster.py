@@ -1,5 +1,4 @@
-"""The cluster's allocations are, after any changes, what they would be if all were read from
-scratch."""
+"""The cluster's allocations equal a full recount, after any changes."""
 
 from __future__ import annotations
 
@@ -13,10 +12,10 @@ from hypothesis import strategies as st
 from aliquot.kubernetes.api.names import GPUS, PLAN, POLICY
 from aliquot.kubernetes.api.objects import GpuNode, Pod
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
-from aliquot.kubernetes.cluster.cluster import UNNAMED_SECONDS, Cluster, Reserved
+from aliquot.kubernetes.cluster.cluster import UNREPORTED_SECONDS, Cluster, Reserved
 from aliquot.kubernetes.cluster.parts import Part
 from aliquot.placement.core.demand import Demand, Kind, sliced, whole
-from kubernetes.builders import CARD, GIB, container, gpu_uuid, held, make_node, make_pod
+from kubernetes.builders import GIB, GPU_BYTES, container, gpu_uuid, held, make_node, make_pod
 
 SHAPES: list[Demand] = [
     whole(1),
@@ -84,31 +83,31 @@ def row(cluster: Cluster, name: str) -> dict[str, list[int]]:
 # --- one after the other ----------------------------------------------------------------------
 
 
-def test_a_node_is_empty_until_somebody_is_there() -> None:
+def test_a_node_without_pods_is_free() -> None:
     cluster = Cluster()
     cluster.set_node("n0", make_node("n0", 2))
     assert row(cluster, "n0") == {
         "milli_free": [1000, 1000],
-        "bytes_free": [CARD, CARD],
+        "bytes_free": [GPU_BYTES, GPU_BYTES],
         "kind": [Kind.FREE, Kind.FREE],
         "holders": [0, 0],
     }
 
 
-def test_a_bound_pod_counts_by_its_plan_until_its_node_names_it() -> None:
+def test_a_bound_pod_counts_by_its_plan_until_its_node_reports_it() -> None:
     cluster = Cluster()
     node = make_node("n0", 2)
     cluster.set_node("n0", node)
     pod = planned("a", "n0", [0])
     cluster.set_pod(pod.metadata.uid, pod)
-    assert row(cluster, "n0")["bytes_free"] == [CARD - 10 * GIB, CARD]
+    assert row(cluster, "n0")["bytes_free"] == [GPU_BYTES - 10 * GIB, GPU_BYTES]
     assert row(cluster, "n0")["milli_free"] == [800, 1000]
-    # The agent gave it another card: that counts, and the plan no more.
+    # The agent gave it another GPU: that counts, and the plan no more.
     cluster.set_node("n0", holding(node, pod, 1))
-    assert row(cluster, "n0")["bytes_free"] == [CARD, CARD - 10 * GIB]
+    assert row(cluster, "n0")["bytes_free"] == [GPU_BYTES, GPU_BYTES - 10 * GIB]
 
 
-def test_what_a_node_names_counts_whatever_became_of_the_pod() -> None:
+def test_reported_grants_count_even_if_the_pod_is_gone() -> None:
     cluster = Cluster()
     pod = planned("a", "n0", [0])
     cluster.set_node("n0", holding(make_node("n0", 2), pod, 0))
@@ -126,7 +125,7 @@ def test_a_pod_that_ended_no_longer_counts_by_its_plan() -> None:
     assert row(cluster, "n0")["holders"] == [0]
 
 
-def test_a_pod_that_ended_before_its_node_named_it_counts_until_the_node_must_know() -> None:
+def test_a_pod_that_ended_unreported_counts_for_a_while() -> None:
     now = 0.0
     cluster = Cluster(now=lambda: now)
     cluster.set_node("n0", make_node("n0", 1))
@@ -135,18 +134,18 @@ def test_a_pod_that_ended_before_its_node_named_it_counts_until_the_node_must_kn
     for end in (failed(pod), failed(pod), None):
         cluster.set_pod(pod.metadata.uid, end)
         assert row(cluster, "n0")["holders"] == [1]
-    now = UNNAMED_SECONDS
+    now = UNREPORTED_SECONDS
     assert row(cluster, "n0")["holders"] == [0]
 
 
-def test_a_plan_of_containers_that_ask_for_nothing_or_something_else_does_not_count() -> None:
+def test_a_plan_that_does_not_match_the_requests_does_not_count() -> None:
     """Whoever may annotate a pod can write a plan."""
     node = make_node("n0", 2)
-    cards = tuple(one.uuid for one in node.status.gpus)
+    gpus = tuple(one.uuid for one in node.status.gpus)
     huge = -(2**63)
     forged = {
-        "main": ContainerPlan("whole", cards, 0),
-        "sidecar": ContainerPlan("sliced", cards[:1], huge),
+        "main": ContainerPlan("whole", gpus, 0),
+        "sidecar": ContainerPlan("sliced", gpus[:1], huge),
     }
     for bad in ({}, {POLICY: "typo"}):
         cluster = Cluster()
@@ -157,16 +156,16 @@ def test_a_plan_of_containers_that_ask_for_nothing_or_something_else_does_not_co
         )
         cluster.set_pod(pod.metadata.uid, pod)
         assert all(left >= 0 for left in row(cluster, "n0")["bytes_free"])
-        assert max(row(cluster, "n0")["bytes_free"]) <= CARD
+        assert max(row(cluster, "n0")["bytes_free"]) <= GPU_BYTES
         if not bad:
             assert row(cluster, "n0")["holders"] == [0, 0]
 
 
-def test_an_init_container_whose_devices_another_took_over_is_not_waited_for() -> None:
+def test_an_init_container_whose_devices_were_reused_counts_as_reported() -> None:
     cluster = Cluster()
     node = make_node("n0", 1)
-    card = ContainerPlan("sliced", (gpu_uuid("n0", 0),), 10 * GIB, 20)
-    notes = {PLAN: Plan({"first": card, "main": card}).encode()}
+    gpu = ContainerPlan("sliced", (gpu_uuid("n0", 0),), 10 * GIB, 20)
+    notes = {PLAN: Plan({"first": gpu, "main": gpu}).encode()}
     asked: dict[str, Any] = {"memory": 40, "core": 20}
     first = container("first", **asked)
     pod = make_pod("a", container("main", **asked), init=(first,), node="n0", annotations=notes)
@@ -176,7 +175,7 @@ def test_an_init_container_whose_devices_another_took_over_is_not_waited_for() -
     assert row(cluster, "n0")["holders"] == [1]
 
 
-def test_an_unhealthy_gpu_has_nothing_left() -> None:
+def test_an_unhealthy_gpu_has_nothing_free() -> None:
     cluster = Cluster()
     node = make_node("n0", 2)
     sick = msgspec.structs.replace(node.status.gpus[0], healthy=False, why="Xid 79")
@@ -189,11 +188,11 @@ def test_an_unhealthy_gpu_has_nothing_left() -> None:
     assert not np.isfinite(cluster.chooser.costs(whole(2))).any()
 
 
-def test_a_reservation_counts_until_it_runs_out_or_the_pod_is_bound() -> None:
+def test_a_reservation_counts_until_it_expires_or_the_pod_is_bound() -> None:
     clock = Clock()
     cluster = Cluster(now=clock)
     cluster.set_node("n0", make_node("n0", 1))
-    part = Part("main", "whole", (gpu_uuid("n0", 0),), CARD, 100, 100)
+    part = Part("main", "whole", (gpu_uuid("n0", 0),), GPU_BYTES, 100, 100)
     cluster.reserve("uid-a", Reserved("ns/a", "n0", (part,), until=30.0))
     assert row(cluster, "n0")["kind"] == [Kind.WHOLE]
     clock.now = 29.0
@@ -221,7 +220,7 @@ def test_init_containers_and_those_after_them_count_once() -> None:
         annotations={PLAN: both.encode()},
     )
     cluster.set_pod(pod.metadata.uid, pod)
-    assert row(cluster, "n0")["bytes_free"] == [CARD - 30 * GIB]
+    assert row(cluster, "n0")["bytes_free"] == [GPU_BYTES - 30 * GIB]
     assert row(cluster, "n0")["milli_free"] == [600]
 
 
@@ -356,7 +355,7 @@ class World:
 
 @settings(max_examples=200)
 @given(changes=st.lists(CHANGES, max_size=30))
-def test_after_any_changes_the_books_are_those_made_from_scratch(
+def test_after_any_changes_the_allocations_equal_a_full_recount(
     changes: list[tuple[Any, ...]],
 ) -> None:
     world = World()

@@ -1,4 +1,4 @@
-"""A replica of the scheduler over a fake API server, asked as kube-scheduler asks it."""
+"""A replica of the scheduler over a fake API server, called as kube-scheduler calls it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import httpx2
 import msgspec
 
-from aliquot.kubernetes.api.leader import Times
+from aliquot.kubernetes.api.leader import LeaseTimes
 from aliquot.kubernetes.api.names import PLAN
 from aliquot.kubernetes.api.objects import GPU_NODES, PODS, GpuNode, Pod
 from aliquot.kubernetes.api.plan import Plan, decode_plan
-from aliquot.kubernetes.scheduler import Options, Scheduler
+from aliquot.kubernetes.scheduler import Scheduler, SchedulerOptions
 from kubernetes.fake_api import FakeApi, as_json, until
 
-OFTEN = Times(retry=0.05)
+OFTEN = LeaseTimes(retry=0.05)
 
 
 class Replica:
@@ -65,7 +65,7 @@ class Replica:
 @asynccontextmanager
 async def replica(api: FakeApi, **options: Any) -> AsyncIterator[Replica]:
     async with api.client() as client:
-        scheduler = Scheduler(client, Options(namespace="ns", times=OFTEN, **options))
+        scheduler = Scheduler(client, SchedulerOptions(namespace="ns", times=OFTEN, **options))
         running = asyncio.create_task(scheduler.run())
         try:
             yield Replica(scheduler)
@@ -82,6 +82,8 @@ def put_pod(api: FakeApi, pod: Pod) -> Pod:
 
 
 def put_node(api: FakeApi, node: GpuNode) -> None:
+    """A node with GPUs: its GPUNode, and its Node unless a test has made one."""
+    api.put_if_absent("nodes", {"metadata": {"name": node.metadata.name}})
     api.put("gpunodes", as_json(GPU_NODES, node))
 
 
