@@ -27,7 +27,7 @@ from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.gang import GANGS
 from aliquot.kubernetes.api.leader import USUAL_TIMES, Elector, LeaseTimes
 from aliquot.kubernetes.api.names import CONTROLLER, SCHEDULER
-from aliquot.kubernetes.api.pages import serve_pages
+from aliquot.kubernetes.api.pages import serve as serve_pages
 from aliquot.kubernetes.api.presets import choose_presets
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.cluster.watches import ClusterWatches

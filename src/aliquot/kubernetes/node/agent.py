@@ -22,7 +22,7 @@ from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.objects import PODS
-from aliquot.kubernetes.api.pages import serve_pages
+from aliquot.kubernetes.api.pages import serve
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.node.allocate import Allocator
 from aliquot.kubernetes.node.arbiter import ArbiterKeeper
@@ -134,7 +134,7 @@ class Agent:
             self._give_back(),
             self._look(),
             self._look_at_images(),
-            serve_pages(
+            serve(
                 make_app(self.meters, self.grants, self._missing),
                 self.options.host,
                 self.options.port,
