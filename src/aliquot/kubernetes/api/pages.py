@@ -1,4 +1,4 @@
-"""A small HTTP server for the pages of a process: health and metrics."""
+"""Serving a program's metrics and probe pages over HTTP."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import uvicorn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from starlette.types import ASGIApp
+    from starlette.applications import Starlette
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the process."""
+    """A server that leaves signals to the program."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-async def serve_pages(app: ASGIApp, host: str, port: int) -> None:
-    """Serve, until cancelled."""
+async def serve_pages(app: Starlette, host: str, port: int) -> None:
+    """Serve until cancelled."""
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", lifespan="off", access_log=False
     )
