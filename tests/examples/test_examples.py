@@ -84,7 +84,7 @@ def drill(pool: PoolUp, command: Sequence[str], most: int, gang: int, fewer: int
     states = [state for state, _ in pool.history("big")]
     assert states[:6] == ["Pending", "Starting", "Running", "Shrinking", "Starting", "Running"]
     assert set(states[6::3]) == {"Growing"}
-    assert pool.job("big")["record"]["retries"] == 0
+    assert pool.job("big")["state"]["retries"] == 0
     assert set(pool.job("big")["speeds"]) >= {str(most), str(fewer)}
     pool.ask("cancel", "big")
     pool.wait_for("big", "Cancelled")
@@ -98,7 +98,7 @@ def wait_for_steps(pool: PoolUp, start: int, steps: int) -> int:
     while True:
         job, found = pool.job("big"), STARTS.findall(pool.log("big"))
         step = int(job["progress"].get("step") or 0)
-        assert job["record"]["state"] != "Failed", f"{job}\n{pool.log('big')}"
+        assert job["state"]["phase"] != "Failed", f"{job}\n{pool.log('big')}"
         if len(found) >= start and step >= int(found[-1][0]) + steps:
             return step
         assert time.monotonic() < deadline, f"{job}\n{pool.log('big')}"
@@ -114,7 +114,7 @@ def check_training(seen: Drill) -> None:
         assert after[0] < 0.9 * first[0], "the curve began again"
 
 
-def test_a_plain_program(pool: PoolUp, tmp_path: Path) -> None:
+def test_plain_program(pool: PoolUp, tmp_path: Path) -> None:
     [command] = commands("plain.py", tmp_path / "plain.json")
     seen = drill(pool, command, most=4, gang=2, fewer=2)
     assert seen.kept_its_work(), seen
@@ -122,7 +122,7 @@ def test_a_plain_program(pool: PoolUp, tmp_path: Path) -> None:
     assert seen.starts[-1][1] == 4
 
 
-def test_one_that_saves_nothing_is_frozen_and_goes_on(pool: PoolUp) -> None:
+def test_a_program_that_saves_nothing_is_frozen_and_continues(pool: PoolUp) -> None:
     def numbers() -> list[int]:
         return [int(line) for line in pool.log("counts").splitlines()]
 
@@ -140,7 +140,7 @@ def test_one_that_saves_nothing_is_frozen_and_goes_on(pool: PoolUp) -> None:
 
 
 @pytest.mark.usefixtures("torch")
-def test_ddp_alone(pool: PoolUp, tmp_path: Path) -> None:
+def test_ddp(pool: PoolUp, tmp_path: Path) -> None:
     command, _ = commands("ddp.py", tmp_path / "ddp.pt")
     check_training(drill(pool, command, most=4, gang=2, fewer=2))
 
@@ -154,7 +154,7 @@ def test_ddp_under_torchrun(pool: PoolUp, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("transformers")
-def test_a_trainer_of_hugging_face(pool: PoolUp, tmp_path: Path) -> None:
+def test_hugging_face_trainer(pool: PoolUp, tmp_path: Path) -> None:
     [command] = commands("trainer.py", tmp_path / "trainer")
     seen = drill(pool, command, most=2, gang=3, fewer=1)
     assert [size for _, size in seen.starts] == [2, 1, 2]

@@ -1,7 +1,8 @@
-"""The cluster's GPUs and who has them, as the controller follows them. No input or output.
+"""The cluster's GPUs and which workload has them, as the controller follows them. No I/O.
 
-The allocations are the scheduler's, kept by the same code from the same objects; the controller
-only looks. What is reserved for gangs on their way is in their Gang objects.
+The controller computes the same allocations as the scheduler, with the same code and from the same
+objects, and never changes them. Reservations for gangs that are about to start are read from their
+Gang objects.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ if TYPE_CHECKING:
 ASSUMED_SECONDS = 3600.0  # nothing here depends on how long pods run
 
 
-class JobRoster(Workloads):
-    """A roster in which each worker of an elastic job is known by itself, and not as its gang."""
+class JobWorkloads(Workloads):
+    """Workloads in which each worker of an elastic job has its own name, not that of its gang."""
 
     def name_of(self, uid: str) -> str:
-        """What the work is called whose GPUs those of a UID are."""
+        """The name of the workload that a pod belongs to, by the pod's UID."""
         pod = self.pods.get(uid)
         if pod is not None and JOB in pod.metadata.labels:
             return single_name(pod)
         return super().name_of(uid)
 
     def work(self, uid: str, now: float) -> Work:
-        """Whose GPUs those of a UID are."""
+        """The workload that a pod belongs to, by the pod's UID."""
         return replace(super().work(uid, now), name=self.name_of(uid))
 
 
 @dataclass
-class Ledger:
-    """All of it, changed by what the API server tells."""
+class JobAllocations:
+    """The allocations, kept up to date by the watches."""
 
     presets: Sequence[Preset] = (ALIQUOT,)
     queues: Queues = field(default_factory=Queues)
@@ -60,40 +61,40 @@ class Ledger:
     def __post_init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         self.cluster = Cluster(presets=self.presets)
-        self.roster = JobRoster(
+        self.workloads = JobWorkloads(
             self.queues.queue_of, lambda pod: asks(pod, self.presets), ASSUMED_SECONDS
         )
-        self.holdings = WorkloadAllocations(self.cluster, self.roster, self.queues)
-        self.ground = Topology(self.cluster, lambda: self.nodes, Labels())
+        self.by_workload = WorkloadAllocations(self.cluster, self.workloads, self.queues)
+        self.topology = Topology(self.cluster, lambda: self.nodes, Labels())
         self._reserved: set[str] = set()
 
     def set_pod(self, uid: str, pod: Pod | None) -> None:
-        """A pod is now so; None: it is gone."""
+        """A pod has changed; None if it was deleted."""
         self.cluster.set_pod(uid, pod)
-        gang = self.roster.change(uid, pod, time.time())
+        gang = self.workloads.change(uid, pod, time.time())
         if gang is not None and not (gang.pods or gang.others):
-            self.roster.gangs.pop(gang.key, None)
+            self.workloads.gangs.pop(gang.key, None)
 
     def set_gpus(self, name: str, node: GpuNode | None) -> None:
-        """A node's GPUs are now so."""
+        """A node's GPUs have changed; None if they are gone."""
         self.cluster.set_node(name, node)
         every = self.cluster.nodes.values()
         sizes = (gpu.memory for one in every for gpu in one.status.gpus)
         self.queues.set_largest_gpu(max(sizes, default=0))
 
     def set_node(self, name: str, node: Node | None) -> None:
-        """A node is now so."""
+        """A node has changed; None if it was deleted."""
         if node is None:
             self.nodes.pop(name, None)
         else:
             self.nodes[name] = node
 
     def count_reserved(self, gangs: Iterable[GangObject]) -> None:
-        """Count what is reserved for members that have no node yet, and nothing else."""
+        """Count the reservations of gang members that have no node yet, and no others."""
         now: set[str] = set()
         for one in gangs:
             for member in one.status.members if one.status.phase == Phase.RESERVED else ():
-                pod = self.roster.pods.get(member.uid)
+                pod = self.workloads.pods.get(member.uid)
                 if pod is None or pod.spec.node_name or not member.plan:
                     continue
                 notes = {**pod.metadata.annotations, PLAN: member.plan}

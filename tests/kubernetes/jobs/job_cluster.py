@@ -32,8 +32,8 @@ from aliquot.kubernetes.api.names import (
 from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Pod, Resource
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from aliquot.kubernetes.gangs.messages import stamp
-from aliquot.kubernetes.jobs.allocations import Ledger
-from aliquot.kubernetes.jobs.controller import Controller, Views
+from aliquot.kubernetes.jobs.allocations import JobAllocations
+from aliquot.kubernetes.jobs.controller import Controller, WatchedObjects
 from aliquot.placement.elastic.resize import Rules
 from kubernetes.builders import CARD, make_node
 from kubernetes.fake_api import FakeApi, Json, _Where, as_json
@@ -50,7 +50,7 @@ class DiedError(BaseException):
     """The controller is no more."""
 
 
-class PaperApi(FakeApi):
+class JobsApi(FakeApi):
     """With what a real one does for pods: deletion takes time, UIDs and versions are checked.
 
     `forgotten` are pods that may still run, and that it knows nothing of any more.
@@ -92,7 +92,7 @@ class PaperApi(FakeApi):
         return super()._delete(where, body)
 
 
-class PaperClient:
+class MortalClient:
     """Requests without a socket, of a controller that has so many left to live for."""
 
     def __init__(self, api: FakeApi, lives: int = 1 << 30, *, late: bool = False) -> None:
@@ -148,11 +148,11 @@ class PaperClient:
         return msgspec.json.decode(answer.body, type=of.type, strict=False)
 
 
-class World:
+class JobCluster:
     """All of it. `behind`: the controller is told what was so at the last `tell`."""
 
     def __init__(self, gpus: int = 4, rules: Rules = SOON) -> None:
-        self.api = PaperApi()
+        self.api = JobsApi()
         self.now = 1000.0
         self.rules = rules
         self.behind = False
@@ -160,7 +160,9 @@ class World:
         self.failures, self.finished = 0, 0  # of workers
         self.stuck: set[str] = set()  # pods whose image is not to be had
         self.unheard: dict[str, int] = {}  # pods whose program does not see so many notices
-        self.claimed: dict[str, tuple[str, float]] = {}  # gangs that end for others: why, and when
+        self.preempted: dict[
+            str, tuple[str, float]
+        ] = {}  # gangs that end for others: why, and when
         self._decided = 0.0
         self._told: dict[tuple[str, str, str], Json] = {}
         self._node = make_node(NODE, gpus)
@@ -178,9 +180,9 @@ class World:
         may: Callable[[], bool] = lambda: True,
     ) -> None:
         """Another controller, which knows what the API server has."""
-        self.ledger = Ledger()
+        self.allocations = JobAllocations()
         self._known: set[str] = set()
-        views = Views(
+        watched = WatchedObjects(
             jobs=lambda: self._view("elasticjobs", ElasticJob),
             pods=lambda: {
                 key: pod
@@ -190,9 +192,9 @@ class World:
             gangs=lambda: self._view("gangs", GangObject),
         )
         self.controller = Controller(
-            PaperClient(self.api, lives, late=late),  # type: ignore[arg-type] # the same requests
-            views,
-            self.ledger,
+            MortalClient(self.api, lives, late=late),  # type: ignore[arg-type] # the same requests
+            watched,
+            self.allocations,
             self.rules,
             now=lambda: self.now,
             may=may,
@@ -203,12 +205,12 @@ class World:
         """The watches are up to date."""
         self._told = dict(self.api.objects)
         for (_, name), one in self._view("gpunodes", GPU_NODES.type).items():
-            self.ledger.set_gpus(name, one)
+            self.allocations.set_gpus(name, one)
         pods = {one.metadata.uid: one for one in self._view("pods", Pod).values()}
         for uid in self._known - set(pods):
-            self.ledger.set_pod(uid, None)
+            self.allocations.set_pod(uid, None)
         for uid, pod in pods.items():
-            self.ledger.set_pod(uid, None if pod.ended else pod)
+            self.allocations.set_pod(uid, None if pod.ended else pod)
         self._known = set(pods)
 
     def _view(self, plural: str, kind: type[T]) -> dict[tuple[str, str], T]:
@@ -282,7 +284,7 @@ class World:
     # --- the scheduler and the kubelet ------------------------------------------------------------
 
     def place(self) -> None:
-        """Start every gang that is whole and has room, in the order of their names."""
+        """Start every gang that is whole and has room, in the context of their names."""
         gangs: dict[str, list[Json]] = {}
         for one in self.api.all("pods"):
             notes = one["metadata"].get("annotations", {})
@@ -310,22 +312,22 @@ class World:
             phase = "Refused" if size > len(self.gpus()) else "Waiting"
         reason = f"{size} GPUs asked" if phase != "Bound" else ""
         status: Json = {"phase": phase, "reason": reason}
-        if name in self.claimed:
-            why, until = self.claimed[name]
+        if name in self.preempted:
+            why, until = self.preempted[name]
             status |= {"leaving": why, "leavesAt": stamp(until)}
         meta = {"name": name, "namespace": "ns"}
         self.api.put("gangs", {"metadata": meta, "spec": {"size": size}, "status": status})
 
-    def claim(self, gang: str, seconds: float = 5.0) -> None:
+    def preempt(self, gang: str, seconds: float = 5.0) -> None:
         """The scheduler gives a gang's places to others, and says so ahead."""
         why = "ended for ns/other: queue default borrows from the quota of queue own"
-        self.claimed[gang] = why, self.now + seconds
+        self.preempted[gang] = why, self.now + seconds
 
     def evict(self) -> None:
         """The scheduler evicts those whose time is over."""
         for one in self.api.all("pods"):
             notes = one["metadata"].get("annotations", {})
-            _, until = self.claimed.get(notes.get(GANG, ""), ("", math.inf))
+            _, until = self.preempted.get(notes.get(GANG, ""), ("", math.inf))
             if self.now > until and one["spec"].get("nodeName"):
                 self.drain(one["metadata"]["name"])
 
@@ -391,7 +393,7 @@ class World:
                 self._set(meta["name"], {"phase": "Running"})
             elif self.cooperative and meta.get("annotations", {}).get(NOTICE):
                 told = json.loads(meta["annotations"][NOTICE])
-                unheard = told["told"] <= self.unheard.get(meta["name"], 0)
+                unheard = told["attempt"] <= self.unheard.get(meta["name"], 0)
                 if unheard or self._runs_on(meta, told["size"]):
                     continue
                 said = {"ready": told["generation"], "report": {"size": 2, "samples_per_second": 9}}
