@@ -1,7 +1,6 @@
-"""The examples, by the commands that their docstrings give: they grow, make room, and lose no work.
+"""The examples, run by the commands in their docstrings: they grow, shrink and lose no work.
 
-Each that can be resized fills the machine, gives GPUs to a gang that comes, and grows back when
-that is gone.
+Each resizable example fills the machine, shrinks for a gang, and grows back when the gang is gone.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ SECONDS = 0.2  # for each step, so that more workers are faster where there are 
 STARTS = re.compile(r"^starts at step (\d+): rank 0 of (\d+)$", re.MULTILINE)
 LOSSES = re.compile(r"^(starts|(?:saved )?at step \d+: loss ([\d.]+)$)", re.MULTILINE)
 
-pytestmark = pytest.mark.timeout(600)  # with other work beside; alone each takes under a minute
+pytestmark = pytest.mark.timeout(600)  # on a busy machine; alone each takes under a minute
 
 
 @dataclass(frozen=True)
 class Drill:
-    """What a run showed: the step and number of processes of each start, and the steps reported."""
+    """What a run printed: step and number of processes of each start, and the reported steps."""
 
     starts: list[tuple[int, int]]
     reported: list[int]
     log: str
 
     def kept_its_work(self) -> bool:
-        """Whether no start went back by more than a checkpoint."""
+        """Whether every start lost at most the steps since a checkpoint."""
         steps = [step for step, _ in self.starts[1:]]
         return all(step >= told - EVERY for step, told in zip(steps, self.reported, strict=False))
 
     def curves(self) -> list[list[float]]:
-        """The losses of each start that came to print some."""
+        """The losses of each start that printed some."""
         curves: list[list[float]] = []
         for word, loss in LOSSES.findall(self.log):
             if word == "starts":
@@ -58,7 +57,7 @@ class Drill:
 
 
 def commands(example: str, save: Path) -> list[list[str]]:
-    """The commands in the docstring of an example, with a place of the test's own, and no end."""
+    """The commands in an example's docstring, with the test's path and without a last step."""
     words = ast.get_docstring(ast.parse((ROOT / "examples" / example).read_text())) or ""
     found = [part for part in words.split("\n\n") if part.startswith("    aliquot submit ")]
     options = f"--save {save} --steps 1000000 --every {EVERY} --seconds {SECONDS}"
@@ -68,7 +67,7 @@ def commands(example: str, save: Path) -> list[list[str]]:
 
 
 def drill(pool: PoolUp, command: Sequence[str], most: int, gang: int, fewer: int) -> Drill:
-    """Let it fill the machine, have it make room for a gang, and grow back."""
+    """Let it fill the machine, shrink for a gang, and grow back."""
     pool.submit("--name", "big", *command)
     pool.wait_for("big", "Running", size=most)
     reported = [wait_for_steps(pool, 1, 4 * EVERY)]
@@ -93,7 +92,7 @@ def drill(pool: PoolUp, command: Sequence[str], most: int, gang: int, fewer: int
 
 
 def wait_for_steps(pool: PoolUp, start: int, steps: int) -> int:
-    """The step it reports once it has done so many since that start."""
+    """The step it reports after so many steps since that start."""
     deadline = time.monotonic() + 180
     while True:
         job, found = pool.job("big"), STARTS.findall(pool.log("big"))

@@ -1,4 +1,4 @@
-"""Examples that are stopped without notice save all the same, and do not look finished."""
+"""Examples that are stopped without a notice still save, and do not look finished."""
 
 from __future__ import annotations
 

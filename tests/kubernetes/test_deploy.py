@@ -215,7 +215,7 @@ def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "gpus", "memory", "compute"),
     [
-        ("half-cards", "shared", 2, 40, 0),
+        ("half-gpus", "shared", 2, 40, 0),
         ("slice", "sliced", 1, 8, 30),
         ("whole", "whole", 4, 80, 100),
         ("resize", "sliced", 1, 8, 30),
@@ -233,7 +233,7 @@ def test_an_example_asks_for_what_it_says(
 
 
 def test_every_example_is_tried() -> None:
-    tried = {"half-cards", "slice", "whole", "resize", "several"}
+    tried = {"half-gpus", "slice", "whole", "resize", "several"}
     tried |= {"queues"}  # tests/kubernetes/queues/test_shipped_queue.py
     tried |= {"gang"}  # tests/kubernetes/gangs/test_shipped_gang.py
     tried |= {"elastic"}  # tests/kubernetes/jobs/test_shipped_job.py

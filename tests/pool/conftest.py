@@ -1,4 +1,4 @@
-"""A pool on a simulated machine of the test's own."""
+"""A pool on a simulated machine, one for each test."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def train(pool: PoolUp, name: str, end: Path, *options: str) -> None:
-    """A job that has whole GPUs, and uses a little of one."""
+    """Submit a job that has whole GPUs and uses a little of one."""
     command = (sys.executable, str(COUNTS), str(GIB), str(end))
     pool.submit("--name", name, *options, "--", *command)
 
@@ -110,7 +110,7 @@ class TestFreezing:
     def test_two_jobs_that_do_not_fit_together_take_turns(
         self, down_pool: PoolUp, tmp_path: Path
     ) -> None:
-        """On the one GPU that others leave."""
+        """With one GPU that no other job has."""
         pool, end = down_pool, tmp_path / "end"
         pool.up()
         pool.submit("--name", "rest", "--workers", "3", "--", "sleep", "1000")
@@ -130,7 +130,7 @@ class TestFreezing:
         pool.ask("cancel", "rest")
         pool.ask("resume", "one")
         waits_for_its_gpu(pool, "one")
-        end.touch()  # the one that runs ends, and the other has its GPU again
+        end.touch()  # the running job ends and the other gets its GPU back
         pool.wait_for("two", "Succeeded")
         ends(pool, end, "one", "two")
 
@@ -153,7 +153,7 @@ class TestFreezing:
     def test_a_program_that_calls_cuda_all_the_time_survives_freezing(
         self, pool: PoolUp, tmp_path: Path
     ) -> None:
-        """The driver lets such calls through to memory that is not there."""
+        """The driver does not block such calls while the memory is on the host."""
         end = tmp_path / "end"
         pool.submit("--name", "asks", "--", sys.executable, str(CALLS), str(end))
         for _ in range(3):
@@ -170,7 +170,7 @@ class TestFreezing:
     def test_a_job_suspended_during_its_thaw_keeps_its_memory(
         self, pool: PoolUp, tmp_path: Path
     ) -> None:
-        """Others wait for its GPU all the time: whoever has it is alone there."""
+        """Another job waits for its GPU all the time; only one of them may use it."""
         end = tmp_path / "end"
         pool.submit("--name", "rest", "--workers", "3", "--", "sleep", "1000")
         train(pool, "one", end)
@@ -197,7 +197,7 @@ class TestFreezing:
     def test_two_processes_of_one_worker_are_thawed_together(
         self, pool: PoolUp, tmp_path: Path
     ) -> None:
-        """With room for both, and for no more."""
+        """With memory for both processes and no more."""
         end, size = tmp_path / "end", 3 * GIB
         one = f"{sys.executable} {COUNTS} {size} {end}"
         pool.submit("--name", "two", "--memory", "8GiB", "--", "sh", "-c", f"{one} & {one}; wait")

@@ -1,4 +1,4 @@
-"""Jobs on one machine, by the commands."""
+"""Jobs on one machine, through the commands."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ class TestDying:
     def test_a_pool_killed_anywhere_loses_no_worker_and_runs_none_twice(
         self, down_pool: PoolUp, tmp_path: Path, seed: int
     ) -> None:
-        """Each worker holds a lock by its rank; one that finds it held fails the job."""
+        """Each worker locks a file of its rank; a second worker of that rank fails the job."""
         pool, chance = down_pool, random.Random(seed)  # noqa: S311 - the same each time
         script = (
             f"exec 9>>{tmp_path}/rank-$RANK;"
@@ -396,7 +396,7 @@ class TestDying:
 
 @pytest.fixture
 def small_disk(down_pool: PoolUp) -> Iterator[Path]:
-    """The pool's folder on a disk of its own that is soon full."""
+    """The pool's directory on a small separate disk."""
     folder = down_pool.directory.parents[1]
     folder.mkdir(parents=True)
     options = "size=2m,mode=700"

@@ -1,4 +1,4 @@
-"""The worker's side of a job, as a program sees it."""
+"""The module `aliquot.worker` as a program uses it."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ def show_log(name: str, simulate: str | None, rank: int, *, follow: bool) -> Non
         found = client.log(number, rank, start)
         if (cut := found.start - start) > 0:
             kept = format_bytes(KEPT_BYTES)
-            said = f"{format_bytes(cut)} were dropped: the last {kept} of each worker are kept"
-            sys.stderr.write(f"aliquot: {said}\n")
+            note = f"{format_bytes(cut)} were dropped: the last {kept} of each worker are kept"
+            sys.stderr.write(f"aliquot: {note}\n")
         start = found.start + len(found.content)
         sys.stdout.buffer.write(found.content)
         sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""A job: a command run by a gang whose size may move between a minimum and a maximum."""
+"""A job: a command run by several workers, whose number may vary between bounds."""
 
 from __future__ import annotations
 

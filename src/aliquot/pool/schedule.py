@@ -116,9 +116,8 @@ def _has_its_gpus(stored: StoredJob, status: Status) -> bool:
 def _reserved(jobs: Sequence[StoredJob], status: Status) -> Plan:
     """The machine as it is, plus the GPUs that starting jobs still need."""
     plan = Plan.of(status)
-    for stored in sorted(
-        jobs, key=lambda one: not parked_grants(one.job, status)
-    ):  # parked grants first
+    parked_first = sorted(jobs, key=lambda one: not parked_grants(one.job, status))
+    for stored in parked_first:
         state = stored.state
         size = state.target_size
         if state.phase.inactive or _has_its_gpus(stored, status):

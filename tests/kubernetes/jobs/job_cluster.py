@@ -1,7 +1,7 @@
-"""A cluster for elastic jobs: an API server on paper, gangs, a kubelet, programs; and a clock.
+"""A simulated cluster for elastic jobs: API server, gangs, kubelet, programs and clock.
 
-Nothing happens by itself: a test says who acts next. The controller may be told late what is so,
-and may die before or after any of its requests.
+Nothing happens by itself: the test says who acts next. The controller's watches may lag behind, and
+the controller may die before or after any of its requests.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ TEMPLATE: Json = {"spec": {"containers": [{"name": "main", "image": "busybox", "
 
 
 class DiedError(BaseException):
-    """The controller is no more."""
+    """The controller has died."""
 
 
 class JobsApi(FakeApi):
-    """With what a real one does for pods: deletion takes time, UIDs and versions are checked.
+    """Handles pods like a real API server: deletion takes time, UIDs and versions are checked.
 
-    `forgotten` are pods that may still run, and that it knows nothing of any more.
+    `forgotten` are pods that were removed although they may still run.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class JobsApi(FakeApi):
 
 
 class MortalClient:
-    """Requests without a socket, of a controller that has so many left to live for."""
+    """A client without a socket, for a controller that dies after so many requests."""
 
     def __init__(self, api: FakeApi, lives: int = 1 << 30, *, late: bool = False) -> None:
         self._api, self._lives, self._late = api, lives, late
@@ -149,7 +149,7 @@ class MortalClient:
 
 
 class JobCluster:
-    """All of it. `behind`: the controller is told what was so at the last `tell`."""
+    """The cluster. `behind`: the controller's watches show the objects of the last `sync`."""
 
     def __init__(self, gpus: int = 4, rules: Rules = SOON) -> None:
         self.api = JobsApi()
@@ -158,13 +158,11 @@ class JobCluster:
         self.behind = False
         self.cooperative = True
         self.failures, self.finished = 0, 0  # of workers
-        self.stuck: set[str] = set()  # pods whose image is not to be had
-        self.unheard: dict[str, int] = {}  # pods whose program does not see so many notices
-        self.preempted: dict[
-            str, tuple[str, float]
-        ] = {}  # gangs that end for others: why, and when
+        self.stuck: set[str] = set()  # pods whose image cannot be pulled
+        self.missed_notices: dict[str, int] = {}  # how many notices a pod's program misses
+        self.preempted: dict[str, tuple[str, float]] = {}  # gangs to be evicted: why and when
         self._decided = 0.0
-        self._told: dict[tuple[str, str, str], Json] = {}
+        self._synced: dict[tuple[str, str, str], Json] = {}
         self._node = make_node(NODE, gpus)
         self._reported: GpuNodeStatus | None = None
         self.report()
@@ -179,7 +177,7 @@ class JobCluster:
         late: bool = False,
         may: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Another controller, which knows what the API server has."""
+        """Start another controller with up-to-date watches."""
         self.allocations = JobAllocations()
         self._known: set[str] = set()
         watched = WatchedObjects(
@@ -199,11 +197,11 @@ class JobCluster:
             now=lambda: self.now,
             may=may,
         )
-        self.tell()
+        self.sync()
 
-    def tell(self) -> None:
-        """The watches are up to date."""
-        self._told = dict(self.api.objects)
+    def sync(self) -> None:
+        """Bring the watches up to date."""
+        self._synced = dict(self.api.objects)
         for (_, name), one in self._view("gpunodes", GPU_NODES.type).items():
             self.allocations.set_gpus(name, one)
         pods = {one.metadata.uid: one for one in self._view("pods", Pod).values()}
@@ -214,7 +212,7 @@ class JobCluster:
         self._known = set(pods)
 
     def _view(self, plural: str, kind: type[T]) -> dict[tuple[str, str], T]:
-        source = self._told if self.behind else self.api.objects
+        source = self._synced if self.behind else self.api.objects
         return {
             (namespace, name): msgspec.convert(one, kind, strict=False)
             for (found, namespace, name), one in source.items()
@@ -222,23 +220,23 @@ class JobCluster:
         }
 
     async def round(self, seconds: float = 0.0) -> None:
-        """One round of the controller, so much later."""
+        """One round of the controller, `seconds` later."""
         self.now += seconds
         if not self.behind:
-            self.tell()
+            self.sync()
         await self.controller.round()
         if self.now - self._decided >= 1.0:
             self._decided = self.now
             await self.controller.decide()
 
     async def go(self, seconds: float) -> None:
-        """All act, second by second."""
+        """Let everybody act, second by second."""
         for _ in range(int(seconds)):
             await self.round(1.0)
             self.place()
             self.run_pods()
 
-    # --- what people do ---------------------------------------------------------------------------
+    # --- users ------------------------------------------------------------------------------------
 
     def submit(self, name: str = "train", least: int = 1, most: int = 4, **spec: Any) -> None:
         workers = {"min": least, "max": most, **spec.pop("workers", {})}
@@ -254,7 +252,7 @@ class JobCluster:
         self.api.put("elasticjobs", one)
 
     def remove(self, name: str = "train") -> None:
-        """Delete a job; what belongs to it goes too."""
+        """Delete a job and the objects that it owns."""
         gone = self.api.delete("elasticjobs", name, "ns")
         assert gone is not None
         for (plural, namespace, each), one in list(self.api.objects.items()):
@@ -263,7 +261,7 @@ class JobCluster:
                 self.api.delete(plural, each, namespace)
 
     def gang(self, name: str, size: int, **labels: str) -> None:
-        """A gang of somebody else's; labels without `aliquot.io/`."""
+        """Create another gang; labels are given without `aliquot.io/`."""
         mine = {f"aliquot.io/{key}": value for key, value in labels.items()}
         for number in range(size):
             notes = {GANG: name, GANG_SIZE: str(size)}
@@ -273,7 +271,7 @@ class JobCluster:
             self.api.put("pods", {"metadata": meta, "spec": spec, "status": {"phase": "Pending"}})
 
     def drain(self, pod: str) -> None:
-        """Take a worker away as a drain does: it has some time, and ends as it likes."""
+        """Delete a worker's pod as a drain does, with its grace period."""
         self.api._delete(_Where.of(f"/api/v1/namespaces/ns/pods/{pod}"), {})
 
     def end_gang(self, name: str) -> None:
@@ -284,7 +282,7 @@ class JobCluster:
     # --- the scheduler and the kubelet ------------------------------------------------------------
 
     def place(self) -> None:
-        """Start every gang that is whole and has room, in the context of their names."""
+        """Start every complete gang for which GPUs are free, in the order of their names."""
         gangs: dict[str, list[Json]] = {}
         for one in self.api.all("pods"):
             notes = one["metadata"].get("annotations", {})
@@ -319,12 +317,12 @@ class JobCluster:
         self.api.put("gangs", {"metadata": meta, "spec": {"size": size}, "status": status})
 
     def preempt(self, gang: str, seconds: float = 5.0) -> None:
-        """The scheduler gives a gang's places to others, and says so ahead."""
+        """The scheduler announces that it will evict a gang."""
         why = "ended for ns/other: queue default borrows from the quota of queue own"
         self.preempted[gang] = why, self.now + seconds
 
     def evict(self) -> None:
-        """The scheduler evicts those whose time is over."""
+        """The scheduler evicts the announced gangs whose time has come."""
         for one in self.api.all("pods"):
             notes = one["metadata"].get("annotations", {})
             _, until = self.preempted.get(notes.get(GANG, ""), ("", math.inf))
@@ -341,12 +339,12 @@ class JobCluster:
         self.api.put("pods", pod)
 
     def free(self) -> list[str]:
-        """The GPUs that nobody has."""
-        taken = self._taken()
-        return [gpu for gpu in self.gpus() if gpu not in taken]
+        """The free GPUs."""
+        allocated = self._allocated()
+        return [gpu for gpu in self.gpus() if gpu not in allocated]
 
-    def _taken(self) -> dict[str, HeldPart]:
-        """Who has each GPU."""
+    def _allocated(self) -> dict[str, HeldPart]:
+        """The grant on each allocated GPU."""
         return {
             gpu: HeldPart(one["metadata"]["uid"], "ns", one["metadata"]["name"], "main", CARD, 100)
             for one in self.api.all("pods")
@@ -356,11 +354,11 @@ class JobCluster:
         }
 
     def report(self) -> None:
-        """The node's agent says who has what."""
-        taken = self._taken()
+        """The node agent publishes the grants."""
+        allocated = self._allocated()
         gpus = tuple(
-            msgspec.structs.replace(gpu, kind="whole", grants=(taken[gpu.uuid],))
-            if gpu.uuid in taken
+            msgspec.structs.replace(gpu, kind="whole", grants=(allocated[gpu.uuid],))
+            if gpu.uuid in allocated
             else gpu
             for gpu in self._node.status.gpus
         )
@@ -374,7 +372,7 @@ class JobCluster:
         return [gpu.uuid for gpu in self._node.status.gpus]
 
     def run_pods(self) -> None:
-        """Pods with a node run; programs heed their notice; those that were deleted end, and go."""
+        """Run pods with a node; programs follow their notices; deleted pods end and disappear."""
         for one in self.api.all("pods"):
             meta = one["metadata"]
             if meta.get("deletionTimestamp"):
@@ -393,15 +391,15 @@ class JobCluster:
                 self._set(meta["name"], {"phase": "Running"})
             elif self.cooperative and meta.get("annotations", {}).get(NOTICE):
                 told = json.loads(meta["annotations"][NOTICE])
-                unheard = told["attempt"] <= self.unheard.get(meta["name"], 0)
-                if unheard or self._runs_on(meta, told["size"]):
+                missed_notices = told["attempt"] <= self.missed_notices.get(meta["name"], 0)
+                if missed_notices or self._runs_on(meta, told["size"]):
                     continue
                 said = {"ready": told["generation"], "report": {"size": 2, "samples_per_second": 9}}
                 self.exit(meta["name"], 0, said=said)
         self.report()
 
     def _runs_on(self, meta: Json, size: int) -> bool:
-        """A program that changes size as it runs ends only the workers that are too many."""
+        """A live program ends only the workers above the new size."""
         job = self.api.objects.get(("elasticjobs", "ns", meta["labels"].get(JOB, "")), {})
         return bool(job["spec"].get("live")) and int(meta["labels"][JOB_RANK]) < size
 
@@ -418,7 +416,7 @@ class JobCluster:
         one["status"] = {**one.get("status", {}), **status}
         self.api.put("pods", one)
 
-    # --- what is so -------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     def status(self, name: str = "train") -> ElasticJobStatus:
         found = self.api.objects["elasticjobs", "ns", name].get("status", {})
@@ -435,7 +433,7 @@ class JobCluster:
         }
 
     def running(self, job: str = "train") -> dict[str, int]:
-        """The generations of the workers that run."""
+        """The generations of the running workers."""
         return {
             name: int(one["metadata"]["labels"].get(JOB_GENERATION, 0))
             for name, one in self.pods(job).items()

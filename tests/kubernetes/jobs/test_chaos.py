@@ -1,8 +1,7 @@
-"""Whatever happens in whatever context: no worker lost, none twice, every job comes to its end.
+"""Random events in random order: no worker is lost or doubled, and every job finishes.
 
-The controller dies before or after any of its requests, is told late what is so, and is told the
-same again; pods end, fail and are taken away; people suspend, resume and scale; others take GPUs,
-also those that its workers have.
+Watches lag; the controller dies before or after any request and another one starts; pods end, fail
+and are deleted; users suspend, resume and scale; other gangs take GPUs and give them back.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from hypothesis import strategies as st
 from aliquot.model.job import JobPhase
 from kubernetes.jobs.job_cluster import DiedError, JobCluster
 
-ROUNDS = 120  # more than any fair way needs
+ROUNDS = 120  # more than any fair run needs
 
 
 @dataclass(frozen=True)
 class Act:
-    """What happens next; `number` says to whom, how often or how much."""
+    """What happens next; `number` says to which pod, how often or how much."""
 
     what: str
     number: int = 0
@@ -54,7 +53,7 @@ async def do(cluster: JobCluster, act: Act) -> None:
         case "later":
             cluster.now += act.number
         case "lag" | "tell":
-            cluster.tell()
+            cluster.sync()
             cluster.behind = act.what == "lag"
         case "dies early" | "dies late":
             cluster.behind = False
@@ -68,7 +67,7 @@ async def do(cluster: JobCluster, act: Act) -> None:
 
 
 def intervene(cluster: JobCluster, act: Act) -> None:
-    """What programs and people do."""
+    """Acts of programs and users."""
     pod = f"train-{act.number}"
     match act.what:
         case "finish" | "fail" if pod in cluster.running():
@@ -110,7 +109,7 @@ def check(cluster: JobCluster, *, live: bool) -> None:
 
 
 async def come_to_an_end(cluster: JobCluster) -> None:
-    """Nothing more goes wrong, and the programs finish."""
+    """Run without further faults until the programs finish."""
     cluster.behind = False
     cluster.begin()
     cluster.end_gang("static")
@@ -118,7 +117,7 @@ async def come_to_an_end(cluster: JobCluster) -> None:
     for _ in range(ROUNDS):
         if cluster.phase() and JobPhase(cluster.phase()).final:
             break
-        cluster.now += 5  # pauses grow
+        cluster.now += 5  # pauses between restarts grow
         await cluster.go(1)
         if cluster.phase() == "Running":
             for name in cluster.running():

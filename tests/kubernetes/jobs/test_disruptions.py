@@ -1,4 +1,4 @@
-"""What others do to elastic jobs: drains, quotas, nonsense in reports, a leader that was frozen."""
+"""Disruptions of elastic jobs: drains, quotas, invalid reports, a paused leader."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_worker_that_finished_before_its_drain_has_finished() -> None:
 async def test_failures_beside_a_drained_worker_cost_no_retry() -> None:
     cluster = await started(least=2, backoffLimit=0)
     cluster.drain("train-1")
-    cluster.exit("train-0", 1)  # a collective without a partner
+    cluster.exit("train-0", 1)  # its collective lost a peer
     await cluster.go(10)
     assert (cluster.phase(), cluster.status().restarts) == ("Running", 0)
     assert "worker 0 ended when another worker was disrupted" in told(cluster)
@@ -135,13 +135,15 @@ async def test_voiding_a_pod_that_was_just_bound_keeps_its_grace() -> None:
     cluster.submit(least=2, most=2)
     await cluster.round(1)
     await cluster.round(1)
-    cluster.tell()
+    cluster.sync()
     cluster.behind = True
     cluster.place()
     job = copy.deepcopy(cluster.api.objects["elasticjobs", "ns", "train"])
     job["spec"]["suspend"] = True
     cluster.api.put("elasticjobs", job)
-    cluster._told["elasticjobs", "ns", "train"] = cluster.api.objects["elasticjobs", "ns", "train"]
+    cluster._synced["elasticjobs", "ns", "train"] = cluster.api.objects[
+        "elasticjobs", "ns", "train"
+    ]
     await cluster.round(1)
     await cluster.round(1)
     assert cluster.pods()
@@ -201,11 +203,11 @@ def test_a_job_that_raises_an_error_is_left_out_of_the_decision() -> None:
     assert [(change.name, change.size) for change in changes] == [("good", 1)]
 
 
-# --- sizes that do not come about -----------------------------------------------------------------
+# --- sizes that fail ------------------------------------------------------------------------------
 
 
 def allow(cluster: JobCluster, pods: int) -> None:
-    """A ResourceQuota for so many pods."""
+    """Let a ResourceQuota allow so many pods."""
     cluster.api.faults.refuse = lambda method, path: (
         403
         if method == "POST" and path.endswith("/pods") and len(cluster.api.all("pods")) >= pods
@@ -260,7 +262,7 @@ async def test_no_job_shrinks_for_growth_that_waits_in_a_restart() -> None:
         cluster.run_pods()
         if cluster.status().workers == 4 and cluster.phase() == "Starting":
             break
-    cluster.gang("another", 1)  # it is quicker
+    cluster.gang("another", 1)  # it takes the GPU first
     cluster.place()
     assert cluster.phase() == "Starting"
     for _ in range(10):
@@ -298,7 +300,7 @@ async def test_a_start_at_the_smallest_size_waits_and_says_why() -> None:
     assert cluster.status().reason == "train-0: ImagePullBackOff: no such image"
 
 
-# --- who acts -------------------------------------------------------------------------------------
+# --- leadership -----------------------------------------------------------------------------------
 
 
 @scenario

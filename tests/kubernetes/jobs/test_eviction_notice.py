@@ -1,7 +1,7 @@
-"""Elastic jobs whose GPUs others have a right to: workers are told, and nobody is evicted in time.
+"""Elastic jobs that the scheduler preempts: workers get a notice and stop before the eviction.
 
-What the scheduler says of a gang that is to end is in its Gang object; first by itself, then with
-the scheduler and the controller at work together.
+The scheduler announces an eviction in the Gang's status. The last test runs the real scheduler,
+controller and gangs against one API server.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def both(cluster: JobCluster) -> AsyncIterator[None]:
-    """The scheduler, kube-scheduler, the controller and the kubelet, over one API server."""
+    """Run the scheduler, kube-scheduler, the controller and the kubelet with one API server."""
     gangs = GangWorld(api=cluster.api)
     gangs.offered = {NODE}
     often = Rules(resize_seconds=0.2, settle_seconds=0.2)
@@ -153,7 +153,7 @@ async def both(cluster: JobCluster) -> AsyncIterator[None]:
 
 
 async def comes(cluster: JobCluster, so: Callable[[], object]) -> None:
-    """The kubelet acts until it is so."""
+    """Let the kubelet act until the condition holds."""
 
     def acted() -> object:
         cluster.run_pods()

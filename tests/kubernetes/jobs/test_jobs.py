@@ -1,4 +1,4 @@
-"""Elastic jobs from their first pod to their last, by what the API server has."""
+"""Elastic jobs from the first pod to the last, checked by the objects in the API server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     def run() -> None:
         asyncio.run(test())  # type: ignore[arg-type] # a test is a coroutine
 
-    del run.__wrapped__  # pytest would look at its form
+    del run.__wrapped__  # pytest would inspect its signature
     return run
 
 
@@ -140,7 +140,7 @@ async def test_a_program_that_ignores_the_notice_is_stopped_when_it_ends() -> No
     assert not cluster.pods()
 
 
-# --- what cannot be -------------------------------------------------------------------------------
+# --- jobs that cannot start -----------------------------------------------------------------------
 
 
 @scenario
@@ -330,7 +330,7 @@ async def test_growth_without_free_gpus_is_abandoned() -> None:
         await cluster.round(1)
         cluster.run_pods()
     assert cluster.phase() == "Growing"
-    cluster.gang("another", 2)  # it is quicker
+    cluster.gang("another", 2)  # it takes the GPUs first
     cluster.place()
     await cluster.go(15)
     assert (cluster.phase(), len(cluster.running())) == ("Running", 2)
@@ -385,7 +385,7 @@ async def test_workers_with_slices_share_gpus() -> None:
     container = {"name": "main", "image": "busybox", "resources": slices}
     cluster.submit(most=16, template={"spec": {"containers": [container]}})
     await cluster.round(1)
-    assert cluster.status().workers == 12  # three of 25 GiB on each card of 80 GiB
+    assert cluster.status().workers == 12  # three of 25 GiB on each GPU of 80 GiB
 
 
 @scenario

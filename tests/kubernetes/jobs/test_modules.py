@@ -1,4 +1,4 @@
-"""The parts of elastic jobs on Kubernetes, each by itself."""
+"""The modules of elastic jobs on Kubernetes, each by itself."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def job(**spec: object) -> ElasticJob:
 STATE = JobState(JobPhase.STARTING, generation=3, slots=(Slot(2, 0), Slot(3, 1), Slot(3, 2)))
 
 
-# --- what people write ----------------------------------------------------------------------------
+# --- spec -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_grace_period_comes_from_the_template() -> None:
     assert parse_job(job(template=template)).grace_seconds == 7
 
 
-# --- what is made ---------------------------------------------------------------------------------
+# --- manifests ------------------------------------------------------------------------------------
 
 
 def environment(**spec: object) -> dict[str, str]:
@@ -186,12 +186,12 @@ def test_only_some_of_many_sizes_are_considered() -> None:
 
 
 def test_a_worker_reads_notices_and_writes_its_termination_message(tmp_path: Path) -> None:
-    told, said = tmp_path / "attempt", tmp_path / "said"
-    told.mkdir()
-    said.touch()
-    (told / "size").touch()  # an annotation that is not there yet
+    notices, message = tmp_path / "attempt", tmp_path / "message"
+    notices.mkdir()
+    message.touch()
+    (notices / "size").touch()  # the annotation is not set yet
     notice = {"generation": 2, "kind": "shrink", "size": 2, "deadline": 2e9}
-    (told / "notice").write_text(json.dumps(notice))
+    (notices / "notice").write_text(json.dumps(notice))
     program = (
         "from aliquot import worker\n"
         "worker.report(step=7, samples_per_second=3.5)\n"
@@ -199,23 +199,23 @@ def test_a_worker_reads_notices_and_writes_its_termination_message(tmp_path: Pat
         "worker.ready()\n"
     )
     env = {
-        "ALIQUOT_NOTICES": str(told),
-        "ALIQUOT_MESSAGE": str(said),
+        "ALIQUOT_NOTICES": str(notices),
+        "ALIQUOT_MESSAGE": str(message),
         "ALIQUOT_GENERATION": "2",
         "WORLD_SIZE": "4",
     }
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
-    assert json.loads(said.read_text()) == {
+    assert json.loads(message.read_text()) == {
         "ready": 2,
         "report": {"step": 7, "samples_per_second": 3.5, "size": 4},
     }
 
 
 def test_concurrent_processes_of_a_worker_write_a_readable_message(tmp_path: Path) -> None:
-    told, said = tmp_path / "attempt", tmp_path / "said"
-    told.mkdir()
+    notices, message = tmp_path / "attempt", tmp_path / "message"
+    notices.mkdir()
     notice = {"generation": 2, "kind": "shrink", "size": 2, "deadline": 2e9}
-    (told / "notice").write_text(json.dumps(notice))
+    (notices / "notice").write_text(json.dumps(notice))
     program = (
         "import fcntl, json, os\n"
         "from aliquot import worker\n"
@@ -237,19 +237,19 @@ def test_concurrent_processes_of_a_worker_write_a_readable_message(tmp_path: Pat
         "    assert status == 0\n"
         "    children -= {child}\n"
     )
-    env = {"ALIQUOT_NOTICES": str(told), "ALIQUOT_MESSAGE": str(said), "WORLD_SIZE": "4"}
+    env = {"ALIQUOT_NOTICES": str(notices), "ALIQUOT_MESSAGE": str(message), "WORLD_SIZE": "4"}
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
-    assert json.loads(said.read_text())["report"]["size"] == 4
+    assert json.loads(message.read_text())["report"]["size"] == 4
 
 
 def test_the_worker_module_can_be_imported_without_fcntl(tmp_path: Path) -> None:
-    said = tmp_path / "said"
+    message = tmp_path / "message"
     program = (
         "import sys\n"
         "sys.modules['fcntl'] = None\n"
         "from aliquot import worker\n"
         "worker.report(step=7)\n"
     )
-    env = {"ALIQUOT_MESSAGE": str(said)}
+    env = {"ALIQUOT_MESSAGE": str(message)}
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
-    assert json.loads(said.read_text())["report"]["step"] == 7
+    assert json.loads(message.read_text())["report"]["step"] == 7

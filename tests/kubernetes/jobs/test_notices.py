@@ -1,4 +1,4 @@
-"""Workers that do not answer a notice are told again: the kubelet may not have shown it to them."""
+"""A notice is repeated while its worker exists: the kubelet may have missed the annotation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kubernetes.jobs.job_cluster import JobCluster
 from kubernetes.jobs.test_jobs import scenario, started
 
 
-class Told:
-    """Notes each notice that the API server takes for a pod, and how many requests that were."""
+class NoticeLog:
+    """Records each notice that the API server accepts for a pod, and the number of requests."""
 
     def __init__(self, cluster: JobCluster, pod: str) -> None:
         self.requests = 0
@@ -35,7 +35,7 @@ class Told:
 @scenario
 async def test_a_missed_notice_is_repeated_and_the_worker_saves() -> None:
     cluster = await started(least=2, backoffLimit=0, resizeSeconds=30)
-    cluster.unheard = {"train-1": 1}
+    cluster.missed_notices = {"train-1": 1}
     cluster.change(suspend=True)
     await cluster.go(4)
     assert (cluster.phase(), set(cluster.running())) == ("Suspending", {"train-1"})
@@ -52,11 +52,11 @@ def test_a_notice_is_repeated_a_few_times_with_the_same_generation(*, dies: bool
     async def run() -> None:
         cluster = await started(least=2, resizeSeconds=60)
         cluster.cooperative = False
-        told = Told(cluster, "train-1")
+        told = NoticeLog(cluster, "train-1")
         cluster.change(suspend=True)
         for _ in range(58):
             if dies:
-                cluster.begin()  # it knows only what the API server has
+                cluster.begin()  # a new controller with no memory
             await cluster.round(1.0)
             told.observe_job()
         assert [one.pop("attempt") for one in told.notices] == [1, 2, 3, 4, 5]
@@ -70,8 +70,8 @@ def test_a_notice_is_repeated_a_few_times_with_the_same_generation(*, dies: bool
 @scenario
 async def test_a_notice_is_not_repeated_after_the_worker_ended() -> None:
     cluster = await started(least=2, resizeSeconds=60)
-    cluster.unheard = {"train-0": 9}
-    told = Told(cluster, "train-1")
+    cluster.missed_notices = {"train-0": 9}
+    told = NoticeLog(cluster, "train-1")
     cluster.change(suspend=True)
     await cluster.go(20)
     assert (cluster.phase(), set(cluster.running())) == ("Suspending", {"train-0"})

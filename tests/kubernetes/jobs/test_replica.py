@@ -1,4 +1,4 @@
-"""Two replicas of the controller over an API server: one acts, the other follows it."""
+"""Two replicas of the controller with one API server: one leads, the other follows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def page(one: Replica, path: str) -> str:
 
 
 async def play(cluster: JobCluster, so: Callable[[], object]) -> None:
-    """The scheduler and the kubelet act until it is so."""
+    """Let the scheduler and the kubelet act until the condition holds."""
 
     def acted() -> object:
         cluster.place()
@@ -111,5 +111,5 @@ def test_pods_that_the_api_server_refuses_get_a_warning_event() -> None:
 
 
 def told(cluster: JobCluster) -> list[str]:
-    """The reasons of the events, in their context."""
+    """The reasons of the events, in their order."""
     return [one["reason"] for one in cluster.api.all("events")]

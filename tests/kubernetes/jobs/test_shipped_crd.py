@@ -1,4 +1,4 @@
-"""What is shipped for elastic jobs fits the code: the custom resource, the example, the page."""
+"""The shipped CRD, example and docs of elastic jobs agree with the code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_crd_has_the_fields_of_the_object() -> None:
     spec, status = fields["spec"], fields["status"]
     assert status["properties"]["phase"]["enum"] == list(JobPhase)
     assert spec["properties"]["replicas"]["default"] == MAX_WORKERS
-    spec["properties"]["template"] = {"type": "string"}  # it has whatever a pod has
+    spec["properties"]["template"] = {"type": "string"}  # it may contain any field of a pod
     assert shape_of_schema(spec) == shape_of_type(ElasticJobSpec)
     for name, one in spec["properties"].items():
         if "default" in one:

@@ -7,8 +7,8 @@
 3. Write that state into the job's status.
 4. Apply: carry out the actions that are due (`apply`).
 
-`decide` runs beside the rounds and chooses sizes: it observes all jobs, decides, and writes the
-changed states. The next rounds carry them out.
+`decide` runs concurrently with the rounds and chooses sizes: it observes all jobs, decides, and
+writes the changed states. The next rounds carry them out.
 
 The controller may end between any two requests. What it did not write did not happen; the next
 leader continues from what it wrote. Watches lag behind, so the controller remembers the objects it

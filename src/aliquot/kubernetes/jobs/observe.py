@@ -106,9 +106,9 @@ def remember_ended(saved: SavedState, pods: Iterable[JobPod]) -> SavedState:
         worker = _worker_of(pod)
         if state.stopping is None and worker is not None and worker.code == 0:
             finished.add(slot)
-        said = _termination_message(pod)
-        if slot.rank == 0 and said.report and said.report.samples_per_second:
-            size, speed = said.report.size, said.report.samples_per_second
+        message = _termination_message(pod)
+        if slot.rank == 0 and message.report and message.report.samples_per_second:
+            size, speed = message.report.size, message.report.samples_per_second
             if plausible(size, speed):
                 speeds[size] = speed
     return msgspec.structs.replace(saved, finished=tuple(sorted(finished)), speeds=speeds)

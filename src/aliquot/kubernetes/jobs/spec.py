@@ -64,8 +64,8 @@ def worker_sizes(spec: ElasticJobSpec) -> Sizes:
 def grace_seconds_of(template: dict[str, Any]) -> int:
     """Seconds from SIGTERM to SIGKILL, from the template."""
     spec = template.get("spec")
-    said = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
-    return said if isinstance(said, int) and said >= 0 else GRACE_SECONDS
+    seconds = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
+    return seconds if isinstance(seconds, int) and seconds >= 0 else GRACE_SECONDS
 
 
 def worker_pod(one: ElasticJob) -> Pod:

@@ -266,7 +266,7 @@ def _with_times(
     """The facts as conditions, each with the time of its last transition."""
     since = {(one.type, one.status): one.last_transition_time for one in before}
     found = []
-    for kind, (so, word, text) in facts.items():
-        said = "True" if so else "False"
-        found.append(Condition(kind, said, word, text, since.get((kind, said), stamp(now))))
+    for kind, (holds, reason, text) in facts.items():
+        status = "True" if holds else "False"
+        found.append(Condition(kind, status, reason, text, since.get((kind, status), stamp(now))))
     return tuple(found)
