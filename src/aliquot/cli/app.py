@@ -377,7 +377,7 @@ def arbiter(simulate: Simulate = None) -> None:
     serve(simulate)
 
 
-jobs_app.add_to(app)
+jobs_app.add_to(app, _examples)
 app.add_typer(simulate_app, name="simulate")
 app.command(
     epilog=_examples(

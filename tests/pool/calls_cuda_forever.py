@@ -1,8 +1,8 @@
-"""A program that asks and waits for its GPU all the time: one thread for each way there is.
+"""A program that calls the CUDA driver all the time, one thread for each kind of call.
 
-    waits.py FILE     until FILE is there; it says how often it has asked
+    calls_cuda_forever.py FILE     until FILE exists; it prints the number of calls
 
-It ends with the first answer that is an error.
+It ends at the first error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 cuda = ctypes.CDLL("libcuda.so.1")
 context, event = ctypes.c_void_p(), ctypes.c_void_p()
-asked = 0
+calls = 0
 
 
 def call(name: str, *arguments: object) -> None:
@@ -26,12 +26,12 @@ def call(name: str, *arguments: object) -> None:
         os._exit(1)
 
 
-def ask_for_ever(name: str, *arguments: object) -> None:
-    global asked  # noqa: PLW0603 - a count of all threads
+def call_forever(name: str, *arguments: object) -> None:
+    global calls  # noqa: PLW0603 - a count of all threads
     call("cuCtxSetCurrent", context)
     while True:
         call(name, *arguments)
-        asked += 1
+        calls += 1
         time.sleep(0.001)
 
 
@@ -51,12 +51,12 @@ def main(end: Path) -> None:
         ("cuCtxSynchronize",),
         ("cuMemGetInfo_v2", ctypes.byref(memory), ctypes.byref(memory)),
     ):
-        threading.Thread(target=ask_for_ever, args=(name, *arguments), daemon=True).start()
-    said = 0
+        threading.Thread(target=call_forever, args=(name, *arguments), daemon=True).start()
+    printed = 0
     while not end.exists():
-        if asked > said:
-            said = asked
-            sys.stdout.write(f"{said}\n")
+        if calls > printed:
+            printed = calls
+            sys.stdout.write(f"{printed}\n")
             sys.stdout.flush()
         time.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""What people wrote, as the job that `model` knows. Pure."""
+"""Reads an ElasticJob's spec as a job of `model`. Pure."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.api.requests import ContainerRequest
 
-GRACE_SECONDS = 30  # what a pod has that does not say it
+GRACE_SECONDS = 30  # Kubernetes' default for a pod
 
 
-def job_of(one: ElasticJob) -> Job:
-    """The job; BadValueError where its numbers make no sense."""
+def parse_job(one: ElasticJob) -> Job:
+    """The job; BadValueError if its spec is invalid."""
     spec = one.spec
     return Job(
         number=0,
         name=one.metadata.name,
-        command=(one.metadata.name,),  # what runs is in the template, what it asks for too
+        command=(one.metadata.name,),  # the template has the real command and request
         request=Request(),
-        sizes=sizes_of(spec),
+        sizes=worker_sizes(spec),
         queue=spec.queue,
         live=spec.live,
         retries=spec.backoff_limit,
         notice_seconds=float(spec.resize_seconds),
-        grace_seconds=float(grace_of(spec.template)),
+        grace_seconds=float(grace_seconds_of(spec.template)),
         submitted=seconds_at(one.metadata.creation_timestamp) or 0.0,
     )
 
 
-def sizes_of(spec: ElasticJobSpec) -> Sizes:
-    """The sizes it can have, none above `replicas` but the smallest."""
+def worker_sizes(spec: ElasticJobSpec) -> Sizes:
+    """The sizes it can have, limited by `replicas`; the smallest is always allowed."""
     asked = spec.workers
     if asked.max < asked.min:
         raise BadValueError(
@@ -61,15 +61,15 @@ def sizes_of(spec: ElasticJobSpec) -> Sizes:
     return Sizes(wanted or (fitting[0],))
 
 
-def grace_of(template: dict[str, Any]) -> int:
-    """Seconds from SIGTERM to SIGKILL."""
+def grace_seconds_of(template: dict[str, Any]) -> int:
+    """Seconds from SIGTERM to SIGKILL, from the template."""
     spec = template.get("spec")
-    said = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
-    return said if isinstance(said, int) and said >= 0 else GRACE_SECONDS
+    seconds = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
+    return seconds if isinstance(seconds, int) and seconds >= 0 else GRACE_SECONDS
 
 
-def pod_in(one: ElasticJob) -> Pod:
-    """A worker's pod as the template has it; BadValueError where that is none."""
+def worker_pod(one: ElasticJob) -> Pod:
+    """A worker's pod as in the template; BadValueError if the template is invalid."""
     meta = one.spec.template.get("metadata") or {}
     try:
         pod = msgspec.convert(
@@ -78,7 +78,9 @@ def pod_in(one: ElasticJob) -> Pod:
             strict=False,
         )
     except (msgspec.ValidationError, TypeError, ValueError) as error:
-        raise BadValueError(f"spec.template is no pod: {error}", "Correct it.") from error
+        raise BadValueError(
+            f"spec.template is not a valid pod template: {error}", "Correct it."
+        ) from error
     labels = {**pod.metadata.labels, **({QUEUE: one.spec.queue} if one.spec.queue else {})}
     named = msgspec.structs.replace(
         pod.metadata, name=one.metadata.name, namespace=one.metadata.namespace, labels=labels
@@ -86,8 +88,8 @@ def pod_in(one: ElasticJob) -> Pod:
     return msgspec.structs.replace(pod, metadata=named)
 
 
-def asked_by(pod: Pod, presets: Sequence[Preset]) -> tuple[ContainerRequest, ...]:
-    """What each worker asks for; BadValueError where that makes no sense."""
+def worker_requests(pod: Pod, presets: Sequence[Preset]) -> tuple[ContainerRequest, ...]:
+    """What each worker's containers ask for; BadValueError if that is invalid."""
     try:
         check_duration(pod)
         found = requests_of(pod, presets)
@@ -95,6 +97,7 @@ def asked_by(pod: Pod, presets: Sequence[Preset]) -> tuple[ContainerRequest, ...
         raise BadValueError(error.message, error.way_out) from error
     if not found:
         raise BadValueError(
-            "no container of spec.template asks for a GPU", "Write it under resources.limits."
+            "no container of spec.template asks for a GPU",
+            "Add one under resources.limits.",
         )
     return found

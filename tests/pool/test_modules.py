@@ -1,4 +1,4 @@
-"""The pool's parts, each by its own door."""
+"""The pool's modules, each by itself."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 
 from aliquot.model import Request, parse_amount
 from aliquot.model.errors import BadValueError, NoRoomError
-from aliquot.model.job import Job, State, Wish, parse_sizes
-from aliquot.model.status import Leaving, Phase, Record, Slot, Stage
+from aliquot.model.job import Desired, Job, JobPhase, parse_sizes
+from aliquot.model.job_state import JobState, Slot, Stage, Stopping, WorkerPhase
 from aliquot.placement.queues.quota import Bound, Queue
-from aliquot.pool import forms, logs
-from aliquot.pool.forms import Submission
-from aliquot.pool.logs import Log
-from aliquot.pool.progress import Progress, noted, rest_seconds
+from aliquot.pool import encoding, logs
+from aliquot.pool.encoding import Submission
+from aliquot.pool.logs import RankLog
+from aliquot.pool.progress import Progress, pause_after_resize, updated_progress
 from aliquot.pool.room import MachineRoom, Plan
 from aliquot.pool.slots import SlotFolder, folders
-from aliquot.pool.store import Store
+from aliquot.pool.store import JobStore
 from aliquot.pool.up import read_queues
 from support import GIB, make_grant, make_shared
 
@@ -38,66 +38,66 @@ def submission(name: str = "job") -> Submission:
     return Submission(job, "/bin/sh", "/tmp", {"KEY": "value"})
 
 
-RECORD = Record(
-    state=State.SHRINKING,
-    wish=Wish.SUSPEND,
+STATE = JobState(
+    phase=JobPhase.SHRINKING,
+    desired=Desired.SUSPEND,
     generation=3,
     slots=(Slot(2, 0), Slot(3, 1)),
-    leaving=Leaving(State.STARTING, Stage.TERM, 12.5, keep=1, size=1),
+    stopping=Stopping(JobPhase.STARTING, Stage.TERM, 12.5, keep=1, size=1),
     retries=1,
 )
 
 
-class TestForms:
-    def test_what_is_written_is_read_again(self) -> None:
-        words = json.loads(json.dumps(forms.submission_words(submission())))
-        assert forms.read_submission(words) == submission()
-        assert forms.read_record(json.loads(json.dumps(forms.record_words(RECORD)))) == RECORD
+class TestEncoding:
+    def test_jobs_and_states_survive_encoding(self) -> None:
+        words = json.loads(json.dumps(encoding.encode_submission(submission())))
+        assert encoding.decode_submission(words) == submission()
+        assert encoding.decode_state(json.loads(json.dumps(encoding.encode_state(STATE)))) == STATE
 
     @pytest.mark.parametrize("key", ["request", "sizes", "command", "environment", "program"])
-    def test_what_is_no_job_is_refused(self, key: str) -> None:
-        words = forms.submission_words(submission())
+    def test_an_invalid_job_is_refused(self, key: str) -> None:
+        words = encoding.encode_submission(submission())
         for broken in ({**words, key: 7}, {one: words[one] for one in words if one != key}):
             if key == "program" and key in broken:
                 continue
             with pytest.raises(BadValueError):
-                forms.read_submission(broken)
+                encoding.decode_submission(broken)
 
 
 class TestStore:
-    def test_of_two_that_change_one_record_the_second_is_told(self, tmp_path: Path) -> None:
-        store = Store(tmp_path / "pool.sqlite")
-        first = store.add(submission(), Record())
+    def test_the_second_of_two_concurrent_writes_is_refused(self, tmp_path: Path) -> None:
+        store = JobStore(tmp_path / "pool.sqlite")
+        first = store.add(submission(), JobState())
         second = store.find("job")
         assert second is not None
-        assert store.save(first, replace(first.record, state=State.STARTING)) is not None
-        assert store.save(second, replace(second.record, wish=Wish.CANCEL)) is None
+        assert store.save(first, replace(first.state, phase=JobPhase.STARTING)) is not None
+        assert store.save(second, replace(second.state, desired=Desired.CANCEL)) is None
         found = store.find("1")
         assert found is not None
-        assert (found.record.state, found.record.wish) == (State.STARTING, Wish.RUN)
+        assert (found.state.phase, found.state.desired) == (JobPhase.STARTING, Desired.RUN)
 
-    def test_all_is_there_after_it_was_closed(self, tmp_path: Path) -> None:
-        store = Store(tmp_path / "pool.sqlite")
-        stored = store.add(submission(), Record(reason="submitted"))
-        assert store.save(stored, replace(RECORD, reason="others wait")) is not None
-        store.note_progress(1, {"step": 7}, {2: 1.5})
+    def test_everything_is_stored_across_a_close(self, tmp_path: Path) -> None:
+        store = JobStore(tmp_path / "pool.sqlite")
+        stored = store.add(submission(), JobState(reason="submitted"))
+        assert store.save(stored, replace(STATE, reason="others wait")) is not None
+        store.save_progress(1, {"step": 7}, {2: 1.5})
         store.close()
-        again = Store(tmp_path / "pool.sqlite").find("job")
+        again = JobStore(tmp_path / "pool.sqlite").find("job")
         assert again is not None
-        assert again.record == replace(RECORD, reason="others wait")
+        assert again.state == replace(STATE, reason="others wait")
         assert (again.progress, again.speeds) == ({"step": 7}, {2: 1.5})
-        events = Store(tmp_path / "pool.sqlite").events(1)
-        assert [(one.state, one.reason) for one in events] == [
+        events = JobStore(tmp_path / "pool.sqlite").events(1)
+        assert [(one.phase, one.reason) for one in events] == [
             ("Pending", "submitted"),
             ("Shrinking", "others wait"),
         ]
 
-    def test_a_name_means_the_job_that_is_not_over(self, tmp_path: Path) -> None:
-        store = Store(tmp_path / "pool.sqlite")
-        numbers = [store.add(submission(), Record()).job.number for _ in range(2)]
+    def test_a_name_means_the_unfinished_job(self, tmp_path: Path) -> None:
+        store = JobStore(tmp_path / "pool.sqlite")
+        numbers = [store.add(submission(), JobState()).job.number for _ in range(2)]
         second = store.find("2")
         assert second is not None
-        store.save(second, replace(second.record, state=State.CANCELLED))
+        store.save(second, replace(second.state, phase=JobPhase.CANCELLED))
         found = store.find("job")
         assert found is not None
         assert found.job.number == numbers[0]
@@ -105,10 +105,10 @@ class TestStore:
 
 
 class TestSlots:
-    def test_a_slot_runs_one_worker_however_many_keepers_come(self, tmp_path: Path) -> None:
+    def test_a_slot_runs_one_worker_with_several_supervisors(self, tmp_path: Path) -> None:
         folder = SlotFolder(tmp_path / "1.0")
-        folder.make()
-        order = {
+        folder.create()
+        launch = {
             "program": "/bin/sh",
             "command": ["sh", "-c", f"echo ran >>{tmp_path}/ran; exit 3"],
             "directory": "/",
@@ -116,38 +116,38 @@ class TestSlots:
             "state": str(tmp_path / "none"),
             "grant": "none",
         }
-        (folder.path / "order").write_text(json.dumps(order))
-        command = [sys.executable, "-m", "aliquot.pool.keeper", str(folder.path)]
-        keepers = [subprocess.Popen(command) for _ in range(4)]
-        assert [keeper.wait(60) for keeper in keepers] == [0] * 4
+        (folder.path / "launch").write_text(json.dumps(launch))
+        command = [sys.executable, "-m", "aliquot.pool.supervisor", str(folder.path)]
+        supervisors = [subprocess.Popen(command) for _ in range(4)]
+        assert [supervisor.wait(60) for supervisor in supervisors] == [0] * 4
         assert (tmp_path / "ran").read_text() == "ran\n"
-        sight = folder.sight(1)
-        assert sight is not None
-        assert (sight.phase, sight.code) == (Phase.ENDED, 3)
+        worker = folder.observe(1)
+        assert worker is not None
+        assert (worker.phase, worker.code) == (WorkerPhase.ENDED, 3)
         assert sorted(path.name for path in folder.path.iterdir()) == [
-            "claim", "end", "order", "worker",
+            "end", "launch", "owner", "worker",
         ]  # fmt: skip
 
-    def test_a_slot_that_is_void_runs_none(self, tmp_path: Path) -> None:
+    def test_a_void_slot_runs_no_worker(self, tmp_path: Path) -> None:
         folder = SlotFolder(tmp_path / "1.0")
         folder.void()
-        (folder.path / "order").write_text("{}")
-        command = [sys.executable, "-m", "aliquot.pool.keeper", str(folder.path)]
+        (folder.path / "launch").write_text("{}")
+        command = [sys.executable, "-m", "aliquot.pool.supervisor", str(folder.path)]
         assert subprocess.run(command, check=False, timeout=60).returncode == 0
-        sight = folder.sight(1)
-        assert sight is not None
-        assert sight.phase is Phase.VOID
+        worker = folder.observe(1)
+        assert worker is not None
+        assert worker.phase is WorkerPhase.VOID
         assert list(folders(tmp_path)) == [Slot(1, 0)]
 
-    def test_workers_of_another_run_of_the_machine_are_excused(self, tmp_path: Path) -> None:
+    def test_workers_of_an_earlier_boot_are_disrupted(self, tmp_path: Path) -> None:
         folder = SlotFolder(tmp_path / "1.0")
-        folder.make()
-        claim = {"keeper": 1, "start": 1, "boot": "another"}
-        (folder.path / "claim").write_text(json.dumps(claim))
-        sight = folder.sight(1)
-        assert sight is not None
-        assert sight.closed
-        assert sight.excused
+        folder.create()
+        owner = {"supervisor": 1, "start": 1, "boot": "another"}
+        (folder.path / "owner").write_text(json.dumps(owner))
+        worker = folder.observe(1)
+        assert worker is not None
+        assert worker.closed
+        assert worker.disrupted
 
 
 class TestRoom:
@@ -170,7 +170,7 @@ class TestRoom:
 
 
 class TestQueues:
-    def test_they_are_read_from_a_file(self, tmp_path: Path) -> None:
+    def test_queues_are_read_from_a_file(self, tmp_path: Path) -> None:
         path = tmp_path / "queues.toml"
         path.write_text("[queues.night]\nweight = 2\nquota = 1.5\nlimit = 4\n[queues.day]\n")
         assert read_queues(path) == {
@@ -181,7 +181,7 @@ class TestQueues:
     @pytest.mark.parametrize(
         "words", ["queues = 1", "[queues.a]\nwieght = 2", "[queues.a]\nweight = 0", "["]
     )
-    def test_what_cannot_be_understood_is_refused(self, tmp_path: Path, words: str) -> None:
+    def test_invalid_queues_are_refused(self, tmp_path: Path, words: str) -> None:
         path = tmp_path / "queues.toml"
         path.write_text(words)
         with pytest.raises(BadValueError):
@@ -189,26 +189,26 @@ class TestQueues:
 
 
 class TestProgress:
-    def test_what_a_restart_has_cost_is_known_by_steps_and_speed(self) -> None:
+    def test_the_cost_of_a_restart_follows_from_steps_and_speed(self) -> None:
         progress: Progress = {}
         for step, at in ((0, 100.0), (50, 200.0), (90, 280.0)):
-            progress = noted(progress, {"step": step, "at": at}, 1)
-        assert rest_seconds(progress) == 0
-        progress = noted(progress, {"step": 60, "at": 300.0}, 2)
+            progress = updated_progress(progress, {"step": step, "at": at}, 1)
+        assert pause_after_resize(progress) == 0
+        progress = updated_progress(progress, {"step": 60, "at": 300.0}, 2)
         assert progress["lost_seconds"] == 60.0  # 30 steps of 2 s
-        assert rest_seconds(progress) == 600.0
+        assert pause_after_resize(progress) == 600.0
         for step, at in ((61, 310.0), (62, 320.0)):
-            progress = noted(progress, {"step": step, "at": at}, 2)
-        assert noted(progress, {"step": 61, "at": 330.0}, 3)["lost_seconds"] == 60.0
+            progress = updated_progress(progress, {"step": step, "at": at}, 2)
+        assert updated_progress(progress, {"step": 61, "at": 330.0}, 3)["lost_seconds"] == 60.0
 
-    def test_one_that_saves_when_told_is_not_held_back(self) -> None:
-        progress = noted({}, {"step": 7, "at": 10.0}, 1)
-        progress = noted(progress, {"step": 9, "at": 12.0}, 1)
-        assert rest_seconds(noted(progress, {"step": 10, "at": 20.0}, 2)) == 0
+    def test_a_job_that_saves_in_time_has_no_pause(self) -> None:
+        progress = updated_progress({}, {"step": 7, "at": 10.0}, 1)
+        progress = updated_progress(progress, {"step": 9, "at": 12.0}, 1)
+        assert pause_after_resize(updated_progress(progress, {"step": 10, "at": 20.0}, 2)) == 0
 
     @pytest.mark.parametrize("report", [{}, {"step": None, "at": 1.0}, {"step": "x", "at": None}])
-    def test_what_is_no_step_tells_nothing(self, report: dict[str, Any]) -> None:
-        assert rest_seconds(noted({"step": 5, "generation": 1}, report, 2)) == 0
+    def test_an_invalid_report_has_no_effect(self, report: dict[str, Any]) -> None:
+        assert pause_after_resize(updated_progress({"step": 5, "generation": 1}, report, 2)) == 0
 
 
 class TestLogs:
@@ -218,15 +218,15 @@ class TestLogs:
         st.integers(2, 6),
         st.integers(0, 1500),
     )
-    def test_bytes_keep_their_numbers_and_the_last_are_kept(
+    def test_bytes_keep_their_numbers_and_the_newest_are_kept(
         self, sizes: list[int], part: int, parts: int, start: int
     ) -> None:
-        """Each write by a keeper of its own: what they know is on disk."""
+        """Each write is by a new writer, so all state must be on disk."""
         words = bytes(number % 251 for number in range(sum(sizes)))
         with TemporaryDirectory() as folder:
             path, done = Path(folder) / "rank-0.log", 0
             for size in sizes:
-                log = Log(path, part=part, kept=part * parts)
+                log = RankLog(path, part=part, kept=part * parts)
                 log.write(words[done : done + size])
                 log.close()
                 done += size
@@ -235,14 +235,14 @@ class TestLogs:
             kept = max(0, len(words) - part * (parts - 1))
             assert found.start == start or start < found.start <= kept
             read = b""
-            while (piece := logs.read(path, found.start + len(read), 7)).words:
+            while (piece := logs.read(path, found.start + len(read), 7)).content:
                 assert piece.start == found.start + len(read)
-                read += piece.words
+                read += piece.content
             assert read == words[found.start :]
 
-    def test_a_reader_beside_the_writer_misses_nothing_that_is_kept(self, tmp_path: Path) -> None:
+    def test_a_concurrent_reader_gets_every_byte_that_is_kept(self, tmp_path: Path) -> None:
         path, whole = tmp_path / "rank-0.log", b"".join(b"%7d\n" % n for n in range(4000))
-        log = Log(path, part=512, kept=1 << 20)
+        log = RankLog(path, part=512, kept=1 << 20)
 
         def write_all() -> None:
             for at in range(0, len(whole), 24):
@@ -254,26 +254,26 @@ class TestLogs:
         while len(read) < len(whole):
             piece = logs.read(path, len(read), 1000)
             assert piece.start == len(read)
-            read += piece.words
+            read += piece.content
         writer.join()
         log.close()
         assert read == whole
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk")
-    def test_on_a_full_disk_the_log_says_what_is_missing(self, tmp_path: Path) -> None:
+    def test_after_a_full_disk_the_log_says_how_much_is_missing(self, tmp_path: Path) -> None:
         options = "size=64k,mode=700"
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", tmp_path], check=True)
         try:
-            log = Log(tmp_path / "rank-0.log", part=8 << 10)
+            log = RankLog(tmp_path / "rank-0.log", part=8 << 10)
             (tmp_path / "filler").write_bytes(b"x" * (48 << 10))
             log.write(b"a" * (40 << 10))
             (tmp_path / "filler").unlink()
             log.write(b"after\n")
             log.close()
             pieces, at = [], 0
-            while (piece := logs.read(tmp_path / "rank-0.log", at, 1 << 20)).words:
-                pieces.append(piece.words)
-                at += len(piece.words)
+            while (piece := logs.read(tmp_path / "rank-0.log", at, 1 << 20)).content:
+                pieces.append(piece.content)
+                at += len(piece.content)
         finally:
             subprocess.run(["umount", "-l", tmp_path], check=True)
         text = b"".join(pieces).decode()

@@ -1,4 +1,4 @@
-"""The parts of elastic jobs on Kubernetes, each by itself."""
+"""The modules of elastic jobs on Kubernetes, each by itself."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pytest
 
 from aliquot.kubernetes.api.elasticjob import ElasticJob, ElasticJobSpec
 from aliquot.kubernetes.api.presets import ALIQUOT
-from aliquot.kubernetes.jobs.codec import Memory, read_memory
-from aliquot.kubernetes.jobs.form import asked_by, job_of, pod_in, sizes_of
+from aliquot.kubernetes.jobs.codec import SavedState, decode_state, encode_state
 from aliquot.kubernetes.jobs.manifests import pod_body, service_body
 from aliquot.kubernetes.jobs.room import ClusterRoom, Party
 from aliquot.kubernetes.jobs.sizes import Candidate
+from aliquot.kubernetes.jobs.spec import parse_job, worker_pod, worker_requests, worker_sizes
 from aliquot.model.errors import StateError
-from aliquot.model.job import State
-from aliquot.model.status import Leaving, Record, Slot, Stage
+from aliquot.model.job import JobPhase
+from aliquot.model.job_state import JobState, Slot, Stage, Stopping
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Demand, Gang, Placement, Running
 from aliquot.placement.core.snapshot import NodeSpec, empty
-from kubernetes.jobs.world import TEMPLATE
+from kubernetes.jobs.job_cluster import TEMPLATE
 
 
 def job(**spec: object) -> ElasticJob:
@@ -35,10 +35,10 @@ def job(**spec: object) -> ElasticJob:
     return msgspec.convert(body, ElasticJob, strict=False)
 
 
-RECORD = Record(State.STARTING, generation=3, slots=(Slot(2, 0), Slot(3, 1), Slot(3, 2)))
+STATE = JobState(JobPhase.STARTING, generation=3, slots=(Slot(2, 0), Slot(3, 1), Slot(3, 2)))
 
 
-# --- what people write ----------------------------------------------------------------------------
+# --- spec -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -56,24 +56,24 @@ def test_the_sizes_of_a_job(
     spec = msgspec.convert(
         {"workers": workers, "replicas": replicas, "template": {}}, ElasticJobSpec
     )
-    assert sizes_of(spec).allowed == sizes
+    assert worker_sizes(spec).allowed == sizes
 
 
-def test_a_pods_grace_is_the_templates() -> None:
+def test_the_grace_period_comes_from_the_template() -> None:
     template = {"spec": {**TEMPLATE["spec"], "terminationGracePeriodSeconds": 7}}
-    assert job_of(job()).grace_seconds == 30
-    assert job_of(job(template=template)).grace_seconds == 7
+    assert parse_job(job()).grace_seconds == 30
+    assert parse_job(job(template=template)).grace_seconds == 7
 
 
-# --- what is made ---------------------------------------------------------------------------------
+# --- manifests ------------------------------------------------------------------------------------
 
 
 def environment(**spec: object) -> dict[str, str]:
-    body = pod_body(job(**spec), RECORD, Slot(3, 1))
+    body = pod_body(job(**spec), STATE, Slot(3, 1))
     return {one["name"]: one["value"] for one in body.spec["containers"][0]["env"]}
 
 
-def test_a_worker_has_what_plain_programs_and_torchrun_look_for() -> None:
+def test_a_worker_has_the_variables_of_plain_programs_and_torchrun() -> None:
     env = environment()
     assert (env["RANK"], env["WORLD_SIZE"], env["MASTER_PORT"]) == ("1", "3", "29500")
     assert env["MASTER_ADDR"] == "train-0.train"
@@ -84,13 +84,13 @@ def test_a_worker_has_what_plain_programs_and_torchrun_look_for() -> None:
     assert "PET_NODE_RANK" not in live
 
 
-def test_what_the_template_says_of_the_environment_wins() -> None:
+def test_variables_in_the_template_win() -> None:
     own = {"name": "main", "env": [{"name": "MASTER_PORT", "value": "7"}]}
     assert environment(template={"spec": {"containers": [own]}})["MASTER_PORT"] == "7"
 
 
-def test_the_pods_that_a_generation_adds_are_a_gang_of_their_own() -> None:
-    body = pod_body(job(queue="red"), RECORD, Slot(3, 2))
+def test_the_pods_that_a_generation_adds_are_one_gang() -> None:
+    body = pod_body(job(queue="red"), STATE, Slot(3, 2))
     meta, spec = body.metadata, body.spec
     assert (meta.name, spec["hostname"], spec["subdomain"]) == ("train-2", "train-2", "train")
     assert meta.annotations["aliquot.io/gang"] == "train-3"
@@ -100,32 +100,32 @@ def test_the_pods_that_a_generation_adds_are_a_gang_of_their_own() -> None:
     assert (spec["restartPolicy"], spec["schedulerName"]) == ("Never", "aliquot")
 
 
-def test_the_template_stays_as_it_is() -> None:
+def test_the_template_is_not_modified() -> None:
     one = job()
     before = json.dumps(one.spec.template)
-    pod_body(one, RECORD, Slot(3, 1))
+    pod_body(one, STATE, Slot(3, 1))
     assert json.dumps(one.spec.template) == before
 
 
-def test_the_service_is_headless_and_the_jobs() -> None:
+def test_the_service_is_headless_and_owned_by_the_job() -> None:
     body = service_body(job())
     assert body.spec["clusterIP"] == "None"
     assert body.metadata.owner_references[0].uid == "u1"
 
 
-# --- what is remembered ---------------------------------------------------------------------------
+# --- the status codec -----------------------------------------------------------------------------
 
 
-def test_what_is_remembered_is_read_again() -> None:
-    leaving = Leaving(State.STARTING, Stage.TERM, 5.5, 1, 2)
-    record = msgspec.structs.replace(
-        Memory(RECORD, (Slot(3, 1),), {2: 1.5}),
-        record=Record(State.SHRINKING, slots=(Slot(1, 0),), leaving=leaving),
+def test_a_saved_state_survives_the_codec() -> None:
+    stopping = Stopping(JobPhase.STARTING, Stage.TERM, 5.5, 1, 2)
+    state = msgspec.structs.replace(
+        SavedState(STATE, (Slot(3, 1),), {2: 1.5}),
+        state=JobState(JobPhase.SHRINKING, slots=(Slot(1, 0),), stopping=stopping),
     )
-    assert read_memory(record.encode(), 0.0) == record
-    assert read_memory("", 7.0) == Memory(Record(since=7.0))
-    with pytest.raises(StateError, match=r"status\.record cannot be read"):
-        read_memory("nonsense", 0.0)
+    assert decode_state(encode_state(state), 0.0) == state
+    assert decode_state("", 7.0) == SavedState(JobState(since=7.0))
+    with pytest.raises(StateError, match=r"status\.controllerState is invalid"):
+        decode_state("nonsense", 0.0)
 
 
 # --- room -----------------------------------------------------------------------------------------
@@ -161,32 +161,37 @@ def test_a_job_on_its_way_has_its_place_or_is_left_out() -> None:
     assert not there.holds({"coming": 2, "huge": 9, "other": 3})
 
 
-def test_of_many_sizes_some_are_weighed() -> None:
-    def sizes(most: int, size: int, cap: int | None = None) -> tuple[int, ...]:
+def test_only_some_of_many_sizes_are_considered() -> None:
+    def sizes(most: int, size: int, limit: int | None = None) -> tuple[int, ...]:
         one = job(workers={"min": 1, "max": most})
-        record = Record(State.RUNNING, slots=tuple(Slot(1, rank) for rank in range(size)))
-        pod = pod_in(one)
+        state = JobState(JobPhase.RUNNING, slots=tuple(Slot(1, rank) for rank in range(size)))
+        pod = worker_pod(one)
         return Candidate(
-            "job", job_of(one), Memory(record), pod, asked_by(pod, (ALIQUOT,)), most=cap
+            "job",
+            parse_job(one),
+            SavedState(state),
+            pod,
+            worker_requests(pod, (ALIQUOT,)),
+            size_limit=limit,
         ).sizes.allowed
 
     assert sizes(16, 1) == tuple(range(1, 17))
-    assert sizes(16, 1, cap=3) == (1, 2, 3)
-    weighed = sizes(1000, 77)
-    assert {1, 2, 77, 1000} <= set(weighed)
-    assert len(weighed) < 24
+    assert sizes(16, 1, limit=3) == (1, 2, 3)
+    considered = sizes(1000, 77)
+    assert {1, 2, 77, 1000} <= set(considered)
+    assert len(considered) < 24
 
 
 # --- the worker's side ----------------------------------------------------------------------------
 
 
-def test_a_worker_reads_what_it_is_told_and_leaves_what_it_says(tmp_path: Path) -> None:
-    told, said = tmp_path / "told", tmp_path / "said"
-    told.mkdir()
-    said.touch()
-    (told / "size").touch()  # an annotation that is not there yet
+def test_a_worker_reads_notices_and_writes_its_termination_message(tmp_path: Path) -> None:
+    notices, message = tmp_path / "attempt", tmp_path / "message"
+    notices.mkdir()
+    message.touch()
+    (notices / "size").touch()  # the annotation is not set yet
     notice = {"generation": 2, "kind": "shrink", "size": 2, "deadline": 2e9}
-    (told / "notice").write_text(json.dumps(notice))
+    (notices / "notice").write_text(json.dumps(notice))
     program = (
         "from aliquot import worker\n"
         "worker.report(step=7, samples_per_second=3.5)\n"
@@ -194,23 +199,23 @@ def test_a_worker_reads_what_it_is_told_and_leaves_what_it_says(tmp_path: Path) 
         "worker.ready()\n"
     )
     env = {
-        "ALIQUOT_TOLD": str(told),
-        "ALIQUOT_SAID": str(said),
+        "ALIQUOT_NOTICES": str(notices),
+        "ALIQUOT_MESSAGE": str(message),
         "ALIQUOT_GENERATION": "2",
         "WORLD_SIZE": "4",
     }
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
-    assert json.loads(said.read_text()) == {
+    assert json.loads(message.read_text()) == {
         "ready": 2,
         "report": {"step": 7, "samples_per_second": 3.5, "size": 4},
     }
 
 
-def test_what_many_processes_of_a_worker_say_at_once_can_be_read(tmp_path: Path) -> None:
-    told, said = tmp_path / "told", tmp_path / "said"
-    told.mkdir()
+def test_concurrent_processes_of_a_worker_write_a_readable_message(tmp_path: Path) -> None:
+    notices, message = tmp_path / "attempt", tmp_path / "message"
+    notices.mkdir()
     notice = {"generation": 2, "kind": "shrink", "size": 2, "deadline": 2e9}
-    (told / "notice").write_text(json.dumps(notice))
+    (notices / "notice").write_text(json.dumps(notice))
     program = (
         "import fcntl, json, os\n"
         "from aliquot import worker\n"
@@ -225,26 +230,26 @@ def test_what_many_processes_of_a_worker_say_at_once_can_be_read(tmp_path: Path)
         "        os._exit(0)\n"
         "    children.add(child)\n"
         "while children:\n"
-        "    with open(os.environ['ALIQUOT_SAID']) as file:\n"
+        "    with open(os.environ['ALIQUOT_MESSAGE']) as file:\n"
         "        fcntl.flock(file, fcntl.LOCK_SH)\n"
         "        assert json.load(file)['ready'] == 2\n"
         "    child, status = os.waitpid(-1, os.WNOHANG)\n"
         "    assert status == 0\n"
         "    children -= {child}\n"
     )
-    env = {"ALIQUOT_TOLD": str(told), "ALIQUOT_SAID": str(said), "WORLD_SIZE": "4"}
+    env = {"ALIQUOT_NOTICES": str(notices), "ALIQUOT_MESSAGE": str(message), "WORLD_SIZE": "4"}
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
-    assert json.loads(said.read_text())["report"]["size"] == 4
+    assert json.loads(message.read_text())["report"]["size"] == 4
 
 
-def test_a_program_can_import_it_where_files_have_no_locks(tmp_path: Path) -> None:
-    said = tmp_path / "said"
+def test_the_worker_module_can_be_imported_without_fcntl(tmp_path: Path) -> None:
+    message = tmp_path / "message"
     program = (
         "import sys\n"
         "sys.modules['fcntl'] = None\n"
         "from aliquot import worker\n"
         "worker.report(step=7)\n"
     )
-    env = {"ALIQUOT_SAID": str(said)}
+    env = {"ALIQUOT_MESSAGE": str(message)}
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
-    assert json.loads(said.read_text())["report"]["step"] == 7
+    assert json.loads(message.read_text())["report"]["step"] == 7

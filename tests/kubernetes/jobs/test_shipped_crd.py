@@ -1,4 +1,4 @@
-"""What is shipped for elastic jobs fits the code: the custom resource, the example, the page."""
+"""The shipped CRD, example and docs of elastic jobs agree with the code."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import typer
 from aliquot.cli.app import app
 from aliquot.kubernetes.api.elasticjob import JOBS, ElasticJob, ElasticJobSpec, ElasticJobStatus
 from aliquot.kubernetes.api.presets import ALIQUOT
-from aliquot.kubernetes.jobs.form import asked_by, job_of, pod_in
-from aliquot.model.job import MAX_WORKERS, State
+from aliquot.kubernetes.jobs.spec import parse_job, worker_pod, worker_requests
+from aliquot.model.job import MAX_WORKERS, JobPhase
 from kubernetes import chart
 from kubernetes.shipped import container_of, find, shape_of_schema, shape_of_type
 
 PAGE = (chart.ROOT / "docs" / "jobs.md").read_text("utf-8")
 
 
-def test_the_custom_resource_has_the_fields_of_the_object() -> None:
+def test_the_crd_has_the_fields_of_the_object() -> None:
     text = (chart.CHART / "files" / "elasticjob.yaml").read_text("utf-8")
     assert text == (chart.ROOT / "deploy" / "crds" / "elasticjob.yaml").read_text("utf-8")
     (crd,) = chart.objects(text)
@@ -24,9 +24,9 @@ def test_the_custom_resource_has_the_fields_of_the_object() -> None:
     (version,) = crd["spec"]["versions"]
     fields = version["schema"]["openAPIV3Schema"]["properties"]
     spec, status = fields["spec"], fields["status"]
-    assert status["properties"]["phase"]["enum"] == list(State)
+    assert status["properties"]["phase"]["enum"] == list(JobPhase)
     assert spec["properties"]["replicas"]["default"] == MAX_WORKERS
-    spec["properties"]["template"] = {"type": "string"}  # it has whatever a pod has
+    spec["properties"]["template"] = {"type": "string"}  # it may contain any field of a pod
     assert shape_of_schema(spec) == shape_of_type(ElasticJobSpec)
     for name, one in spec["properties"].items():
         if "default" in one:
@@ -44,13 +44,13 @@ def test_the_custom_resource_has_the_fields_of_the_object() -> None:
 def test_the_example_is_a_job_of_one_to_four_whole_gpus() -> None:
     (body,) = chart.objects((chart.ROOT / "examples/kubernetes/elastic.yaml").read_text("utf-8"))
     one = msgspec.convert(body, ElasticJob, strict=False)
-    assert str(job_of(one).sizes) == "1..4"
-    (asked,) = asked_by(pod_in(one), (ALIQUOT,))
+    assert str(parse_job(one).sizes) == "1..4"
+    (asked,) = worker_requests(worker_pod(one), (ALIQUOT,))
     assert (asked.kind, asked.gpus) == ("whole", 1)
     compile(one.spec.template["spec"]["containers"][0]["command"][2], "example", "exec")
 
 
-def test_every_option_that_the_chart_gives_exists() -> None:
+def test_every_option_in_the_chart_exists() -> None:
     manifest = chart.objects(chart.MANIFEST.read_text("utf-8"))
     container = container_of(find(manifest, "Deployment", "aliquot-controller"))
     commands = typer.main.get_command(app)
@@ -60,7 +60,7 @@ def test_every_option_that_the_chart_gives_exists() -> None:
     assert {argument.partition("=")[0] for argument in container["args"]} <= known
 
 
-def test_the_page_names_every_field_and_condition() -> None:
+def test_the_docs_name_every_field_and_condition() -> None:
     fields = [one.encode_name for one in msgspec.structs.fields(ElasticJobSpec)]
     conditions = ("Accepted", "Placed", "Suspended", "Complete", "Failed")
     assert [one for one in fields if f"`{one}" not in PAGE] == []

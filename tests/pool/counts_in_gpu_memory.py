@@ -1,9 +1,9 @@
-"""A program that goes on in its GPU's memory alone: what it has done is nowhere else.
+"""A program whose only state is in GPU memory.
 
-    trains.py BYTES FILE     take so much, then count steps there, until FILE is there
+    counts_in_gpu_memory.py BYTES FILE     allocate BYTES and count steps there until FILE exists
 
-It says each step that it reads back from the GPU: one that was started again would begin at 1. It
-knows nothing of Aliquot.
+It prints each step that it reads back from the GPU, so a restarted program would begin at 1. It
+does not use Aliquot's API.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A cluster for elastic jobs: an API server on paper, gangs, a kubelet, programs; and a clock.
+"""A simulated cluster for elastic jobs: API server, gangs, kubelet, programs and clock.
 
-Nothing happens by itself: a test says who acts next. The controller may be told late what is so,
-and may die before or after any of its requests.
+Nothing happens by itself: the test says who acts next. The controller's watches may lag behind, and
+the controller may die before or after any of its requests.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from aliquot.kubernetes.api.names import (
     NOTICE,
     PLAN,
 )
-from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Node, Pod, Resource
+from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Pod, Resource
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from aliquot.kubernetes.gangs.messages import stamp
 from aliquot.kubernetes.jobs.allocations import JobAllocations
-from aliquot.kubernetes.jobs.controller import Controller, Views
+from aliquot.kubernetes.jobs.controller import Controller, WatchedObjects
 from aliquot.placement.elastic.resize import Rules
 from kubernetes.builders import GPU_BYTES, make_node
 from kubernetes.fake_api import FakeApi, Json, _Where, as_json
@@ -47,13 +47,13 @@ TEMPLATE: Json = {"spec": {"containers": [{"name": "main", "image": "busybox", "
 
 
 class DiedError(BaseException):
-    """The controller is no more."""
+    """The controller has died."""
 
 
-class PaperApi(FakeApi):
-    """With what a real one does for pods: deletion takes time, UIDs and versions are checked.
+class JobsApi(FakeApi):
+    """Handles pods like a real API server: deletion takes time, UIDs and versions are checked.
 
-    `forgotten` are pods that may still run, and that it knows nothing of any more.
+    `forgotten` are pods that were removed although they may still run.
     """
 
     def __init__(self) -> None:
@@ -92,8 +92,8 @@ class PaperApi(FakeApi):
         return super()._delete(where, body)
 
 
-class PaperClient:
-    """Requests without a socket, of a controller that has so many left to live for."""
+class MortalClient:
+    """A client without a socket, for a controller that dies after so many requests."""
 
     def __init__(self, api: FakeApi, lives: int = 1 << 30, *, late: bool = False) -> None:
         self._api, self._lives, self._late = api, lives, late
@@ -148,21 +148,21 @@ class PaperClient:
         return msgspec.json.decode(answer.body, type=of.type, strict=False)
 
 
-class World:
-    """All of it. `behind`: the controller is told what was so at the last `tell`."""
+class JobCluster:
+    """The cluster. `behind`: the controller's watches show the objects of the last `sync`."""
 
     def __init__(self, gpus: int = 4, rules: Rules = SOON) -> None:
-        self.api = PaperApi()
+        self.api = JobsApi()
         self.now = 1000.0
         self.rules = rules
         self.behind = False
         self.cooperative = True
         self.failures, self.finished = 0, 0  # of workers
-        self.stuck: set[str] = set()  # pods whose image is not to be had
-        self.unheard: dict[str, int] = {}  # pods whose program does not see so many notices
-        self.claimed: dict[str, tuple[str, float]] = {}  # gangs that end for others: why, and when
+        self.stuck: set[str] = set()  # pods whose image cannot be pulled
+        self.missed_notices: dict[str, int] = {}  # how many notices a pod's program misses
+        self.preempted: dict[str, tuple[str, float]] = {}  # gangs to be evicted: why and when
         self._decided = 0.0
-        self._told: dict[tuple[str, str, str], Json] = {}
+        self._synced: dict[tuple[str, str, str], Json] = {}
         self._node = make_node(NODE, gpus)
         self._reported: GpuNodeStatus | None = None
         self.report()
@@ -177,43 +177,42 @@ class World:
         late: bool = False,
         may: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Another controller, which knows what the API server has."""
+        """Start another controller with up-to-date watches."""
         self.allocations = JobAllocations()
         self._known: set[str] = set()
-        views = Views(
-            jobs=lambda: self._seen("elasticjobs", ElasticJob),
+        watched = WatchedObjects(
+            jobs=lambda: self._view("elasticjobs", ElasticJob),
             pods=lambda: {
                 key: pod
-                for key, pod in self._seen("pods", JobPod).items()
+                for key, pod in self._view("pods", JobPod).items()
                 if JOB_RANK in pod.metadata.labels
             },
-            gangs=lambda: self._seen("gangs", GangObject),
+            gangs=lambda: self._view("gangs", GangObject),
         )
         self.controller = Controller(
-            PaperClient(self.api, lives, late=late),  # type: ignore[arg-type] # the same requests
-            views,
+            MortalClient(self.api, lives, late=late),  # type: ignore[arg-type] # the same requests
+            watched,
             self.allocations,
             self.rules,
             now=lambda: self.now,
             may=may,
         )
-        self.tell()
+        self.sync()
 
-    def tell(self) -> None:
-        """The watches are up to date."""
-        self._told = dict(self.api.objects)
-        for (_, name), one in self._seen("gpunodes", GPU_NODES.type).items():
-            self.allocations.set_node(name, Node())
+    def sync(self) -> None:
+        """Bring the watches up to date."""
+        self._synced = dict(self.api.objects)
+        for (_, name), one in self._view("gpunodes", GPU_NODES.type).items():
             self.allocations.set_gpu_node(name, one)
-        pods = {one.metadata.uid: one for one in self._seen("pods", Pod).values()}
+        pods = {one.metadata.uid: one for one in self._view("pods", Pod).values()}
         for uid in self._known - set(pods):
             self.allocations.set_pod(uid, None)
         for uid, pod in pods.items():
             self.allocations.set_pod(uid, None if pod.ended else pod)
         self._known = set(pods)
 
-    def _seen(self, plural: str, kind: type[T]) -> dict[tuple[str, str], T]:
-        source = self._told if self.behind else self.api.objects
+    def _view(self, plural: str, kind: type[T]) -> dict[tuple[str, str], T]:
+        source = self._synced if self.behind else self.api.objects
         return {
             (namespace, name): msgspec.convert(one, kind, strict=False)
             for (found, namespace, name), one in source.items()
@@ -221,23 +220,23 @@ class World:
         }
 
     async def round(self, seconds: float = 0.0) -> None:
-        """One round of the controller, so much later."""
+        """One round of the controller, `seconds` later."""
         self.now += seconds
         if not self.behind:
-            self.tell()
+            self.sync()
         await self.controller.round()
         if self.now - self._decided >= 1.0:
             self._decided = self.now
             await self.controller.decide()
 
     async def go(self, seconds: float) -> None:
-        """All act, second by second."""
+        """Let everybody act, second by second."""
         for _ in range(int(seconds)):
             await self.round(1.0)
             self.place()
             self.run_pods()
 
-    # --- what people do ---------------------------------------------------------------------------
+    # --- users ------------------------------------------------------------------------------------
 
     def submit(self, name: str = "train", least: int = 1, most: int = 4, **spec: Any) -> None:
         workers = {"min": least, "max": most, **spec.pop("workers", {})}
@@ -253,7 +252,7 @@ class World:
         self.api.put("elasticjobs", one)
 
     def remove(self, name: str = "train") -> None:
-        """Delete a job; what belongs to it goes too."""
+        """Delete a job and the objects that it owns."""
         gone = self.api.delete("elasticjobs", name, "ns")
         assert gone is not None
         for (plural, namespace, each), one in list(self.api.objects.items()):
@@ -262,7 +261,7 @@ class World:
                 self.api.delete(plural, each, namespace)
 
     def gang(self, name: str, size: int, **labels: str) -> None:
-        """A gang of somebody else's; labels without `aliquot.io/`."""
+        """Create another gang; labels are given without `aliquot.io/`."""
         mine = {f"aliquot.io/{key}": value for key, value in labels.items()}
         for number in range(size):
             notes = {GANG: name, GANG_SIZE: str(size)}
@@ -272,7 +271,7 @@ class World:
             self.api.put("pods", {"metadata": meta, "spec": spec, "status": {"phase": "Pending"}})
 
     def drain(self, pod: str) -> None:
-        """Take a worker away as a drain does: it has some time, and ends as it likes."""
+        """Delete a worker's pod as a drain does, with its grace period."""
         self.api._delete(_Where.of(f"/api/v1/namespaces/ns/pods/{pod}"), {})
 
     def end_gang(self, name: str) -> None:
@@ -283,7 +282,7 @@ class World:
     # --- the scheduler and the kubelet ------------------------------------------------------------
 
     def place(self) -> None:
-        """Start every gang that is whole and has room, in the order of their names."""
+        """Start every complete gang for which GPUs are free, in the order of their names."""
         gangs: dict[str, list[Json]] = {}
         for one in self.api.all("pods"):
             notes = one["metadata"].get("annotations", {})
@@ -311,22 +310,22 @@ class World:
             phase = "Refused" if size > len(self.gpus()) else "Waiting"
         reason = f"{size} GPUs asked" if phase != "Bound" else ""
         status: Json = {"phase": phase, "reason": reason}
-        if name in self.claimed:
-            why, until = self.claimed[name]
+        if name in self.preempted:
+            why, until = self.preempted[name]
             status |= {"leaving": why, "leavesAt": stamp(until)}
         meta = {"name": name, "namespace": "ns"}
         self.api.put("gangs", {"metadata": meta, "spec": {"size": size}, "status": status})
 
-    def claim(self, gang: str, seconds: float = 5.0) -> None:
-        """The scheduler gives a gang's places to others, and says so ahead."""
+    def preempt(self, gang: str, seconds: float = 5.0) -> None:
+        """The scheduler announces that it will evict a gang."""
         why = "ended for ns/other: queue default borrows from the quota of queue own"
-        self.claimed[gang] = why, self.now + seconds
+        self.preempted[gang] = why, self.now + seconds
 
     def evict(self) -> None:
-        """The scheduler evicts those whose time is over."""
+        """The scheduler evicts the announced gangs whose time has come."""
         for one in self.api.all("pods"):
             notes = one["metadata"].get("annotations", {})
-            _, until = self.claimed.get(notes.get(GANG, ""), ("", math.inf))
+            _, until = self.preempted.get(notes.get(GANG, ""), ("", math.inf))
             if self.now > until and one["spec"].get("nodeName"):
                 self.drain(one["metadata"]["name"])
 
@@ -340,12 +339,12 @@ class World:
         self.api.put("pods", pod)
 
     def free(self) -> list[str]:
-        """The GPUs that nobody has."""
-        taken = self._taken()
-        return [gpu for gpu in self.gpus() if gpu not in taken]
+        """The free GPUs."""
+        allocated = self._allocated()
+        return [gpu for gpu in self.gpus() if gpu not in allocated]
 
-    def _taken(self) -> dict[str, NodeGrant]:
-        """Who has each GPU."""
+    def _allocated(self) -> dict[str, NodeGrant]:
+        """The grant on each allocated GPU."""
         return {
             gpu: NodeGrant(
                 one["metadata"]["uid"], "ns", one["metadata"]["name"], "main", GPU_BYTES, 100
@@ -357,11 +356,11 @@ class World:
         }
 
     def report(self) -> None:
-        """The node's agent says who has what."""
-        taken = self._taken()
+        """The node agent publishes the grants."""
+        allocated = self._allocated()
         gpus = tuple(
-            msgspec.structs.replace(gpu, kind="whole", grants=(taken[gpu.uuid],))
-            if gpu.uuid in taken
+            msgspec.structs.replace(gpu, kind="whole", grants=(allocated[gpu.uuid],))
+            if gpu.uuid in allocated
             else gpu
             for gpu in self._node.status.gpus
         )
@@ -369,14 +368,13 @@ class World:
         if status != self._reported:
             self._reported = status
             node = msgspec.structs.replace(self._node, status=status)
-            self.api.put_if_absent("nodes", {"metadata": {"name": NODE}})
             self.api.put("gpunodes", as_json(GPU_NODES, node))
 
     def gpus(self) -> list[str]:
         return [gpu.uuid for gpu in self._node.status.gpus]
 
     def run_pods(self) -> None:
-        """Pods with a node run; programs heed their notice; those that were deleted end, and go."""
+        """Run pods with a node; programs follow their notices; deleted pods end and disappear."""
         for one in self.api.all("pods"):
             meta = one["metadata"]
             if meta.get("deletionTimestamp"):
@@ -395,15 +393,15 @@ class World:
                 self._set(meta["name"], {"phase": "Running"})
             elif self.cooperative and meta.get("annotations", {}).get(NOTICE):
                 told = json.loads(meta["annotations"][NOTICE])
-                unheard = told["told"] <= self.unheard.get(meta["name"], 0)
-                if unheard or self._runs_on(meta, told["size"]):
+                missed_notices = told["attempt"] <= self.missed_notices.get(meta["name"], 0)
+                if missed_notices or self._runs_on(meta, told["size"]):
                     continue
                 said = {"ready": told["generation"], "report": {"size": 2, "samples_per_second": 9}}
                 self.exit(meta["name"], 0, said=said)
         self.report()
 
     def _runs_on(self, meta: Json, size: int) -> bool:
-        """A program that changes size as it runs ends only the workers that are too many."""
+        """A live program ends only the workers above the new size."""
         job = self.api.objects.get(("elasticjobs", "ns", meta["labels"].get(JOB, "")), {})
         return bool(job["spec"].get("live")) and int(meta["labels"][JOB_RANK]) < size
 
@@ -420,7 +418,7 @@ class World:
         one["status"] = {**one.get("status", {}), **status}
         self.api.put("pods", one)
 
-    # --- what is so -------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     def status(self, name: str = "train") -> ElasticJobStatus:
         found = self.api.objects["elasticjobs", "ns", name].get("status", {})
@@ -437,7 +435,7 @@ class World:
         }
 
     def running(self, job: str = "train") -> dict[str, int]:
-        """The generations of the workers that run."""
+        """The generations of the running workers."""
         return {
             name: int(one["metadata"]["labels"].get(JOB_GENERATION, 0))
             for name, one in self.pods(job).items()
