@@ -19,7 +19,7 @@ from aliquot.kubernetes.api.requests import (
     settings_of,
 )
 from aliquot.model import Amount, Policy, Priority
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from kubernetes.builders import GIB, GPU_BYTES, container, make_pod, units
 
 
@@ -135,7 +135,7 @@ def test_an_invalid_request_is_named_with_what_to_write(
     error = refused(pod_asks, **annotations)
     assert error.reason == reason
     assert said in str(error)
-    assert error.way_out
+    assert error.hint
 
 
 def test_all_invalid_annotations_are_named() -> None:
@@ -190,8 +190,8 @@ def test_quantities_are_read_as_kubernetes_writes_them(text: str | int, number: 
 def test_any_quantity_is_a_number_or_refused(text: str) -> None:
     try:
         assert quantity(text) >= 0
-    except BadValueError as error:
-        assert error.way_out
+    except InvalidValueError as error:
+        assert error.hint
 
 
 @given(
@@ -212,7 +212,7 @@ def test_any_request_is_valid_or_refused_with_what_to_write(
         found = requests_of(pod)
     except InvalidRequestError as error:
         assert error.reason.isalpha()
-        assert error.way_out
+        assert error.hint
         return
     for one in found:
         assert 1 <= one.gpus <= 16
@@ -224,9 +224,9 @@ def test_any_request_is_valid_or_refused_with_what_to_write(
 
 def test_presets_that_use_the_same_resource_exclude_each_other() -> None:
     assert [one.name for one in choose_presets(["aliquot", "aliyun"])] == ["aliquot", "aliyun"]
-    with pytest.raises(BadValueError, match=r"tuya and nvidia both use nvidia\.com/gpu"):
+    with pytest.raises(InvalidValueError, match=r"tuya and nvidia both use nvidia\.com/gpu"):
         choose_presets(["tuya", "nvidia"])
-    with pytest.raises(BadValueError, match="no preset 'amd'"):
+    with pytest.raises(InvalidValueError, match="no preset 'amd'"):
         choose_presets(["amd"])
-    with pytest.raises(BadValueError, match="There are"):
+    with pytest.raises(InvalidValueError, match="There are"):
         choose_presets([])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.choose.chooser import Chooser, Relation
 from aliquot.placement.choose.explain import explain
 from aliquot.placement.choose.forecast import Mix, outlook
@@ -232,5 +232,5 @@ def test_spread_takes_the_emptiest_cards_also_where_several_are_asked_for() -> N
 
 
 def test_an_unknown_strategy_is_told_by_name() -> None:
-    with pytest.raises(BadValueError, match="luck"):
+    with pytest.raises(InvalidValueError, match="luck"):
         strategy("luck", cluster(1).hardware)

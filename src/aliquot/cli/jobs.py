@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.cli.tables import NOTHING, console, new_table, print_json, print_text, rate
 from aliquot.devices import parse_shape
-from aliquot.model.errors import AliquotError, BadValueError
+from aliquot.model.errors import AliquotError, InvalidValueError
 from aliquot.model.job import JobPhase
 from aliquot.model.units import format_bytes
 from aliquot.pool.client import NoPoolError, connect
@@ -90,7 +90,7 @@ def show_log(name: str, simulate: str | None, rank: int, *, follow: bool) -> Non
 def request(names: Sequence[str], verb: str, simulate: str | None, *, every: bool = False) -> None:
     """Suspend, resume or cancel jobs. If one is refused, the others are still requested."""
     if bool(names) == every:
-        raise BadValueError("name at least one job, or give --all")
+        raise InvalidValueError("name at least one job, or give --all")
     client, refused = _client(simulate), None
     for name in names or [str(job["number"]) for job in client.jobs(with_finished=False)]:
         try:

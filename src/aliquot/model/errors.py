@@ -8,16 +8,16 @@ that is not an AliquotError is a defect.
 class AliquotError(Exception):
     """What went wrong, and what to do about it."""
 
-    def __init__(self, message: str, way_out: str | None = None) -> None:
+    def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.way_out = way_out
+        self.hint = hint
 
     def __str__(self) -> str:
-        return self.message if self.way_out is None else f"{self.message}\n  {self.way_out}"
+        return self.message if self.hint is None else f"{self.message}\n  {self.hint}"
 
 
-class BadValueError(AliquotError):
+class InvalidValueError(AliquotError):
     """A value that a person wrote cannot be understood or is out of range."""
 
 
@@ -29,7 +29,7 @@ class DriverError(AliquotError):
     """The driver is missing a part, is too old, or does not answer."""
 
 
-class NoRoomError(AliquotError):
+class NoCapacityError(AliquotError):
     """No GPU, or not enough different GPUs, can hold what was asked for."""
 
 
@@ -41,11 +41,11 @@ class NoSuchGrantError(AliquotError):
     """No grant has this name, or more than one has."""
 
 
-class InUseError(AliquotError):
+class MemoryInUseError(AliquotError):
     """A limit was to go below what is in use."""
 
 
-class NotYoursError(AliquotError):
+class NotOwnerError(AliquotError):
     """The grant is another user's."""
 
 
@@ -53,7 +53,7 @@ class UnsupportedError(AliquotError):
     """This GPU or its driver cannot do what was asked for."""
 
 
-class NestedError(AliquotError):
+class NestedGrantError(AliquotError):
     """A grant was asked for from inside a grant."""
 
 

@@ -8,7 +8,7 @@
                                         number of the first byte, larger if some were dropped;
                                         X-Aliquot-Phase is the job's phase
 
-An error is {"error", "way_out"}. The status is 400 for an invalid request, 401 without the token,
+An error is {"error", "hint"}. The status is 400 for an invalid request, 401 without the token,
 404 for an unknown job, 409 for a refused request, and 507 if the database cannot be written.
 """
 
@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from aliquot.model.errors import AliquotError, BadValueError
+from aliquot.model.errors import AliquotError, InvalidValueError
 from aliquot.model.job import Desired
 from aliquot.pool import logs
 from aliquot.pool.controller import NoSuchJobError
@@ -40,7 +40,7 @@ PHASE_HEADER, FROM_HEADER = "X-Aliquot-Phase", "X-Aliquot-From"
 _LARGEST_BODY = 4 << 20
 _LOG_BYTES = 1 << 20
 _STATUS: list[tuple[type[AliquotError], HTTPStatus]] = [
-    (BadValueError, HTTPStatus.BAD_REQUEST),
+    (InvalidValueError, HTTPStatus.BAD_REQUEST),
     (NoSuchJobError, HTTPStatus.NOT_FOUND),
     (StoreError, HTTPStatus.INSUFFICIENT_STORAGE),
     (AliquotError, HTTPStatus.CONFLICT),
@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._route(method, body)
         except AliquotError as error:
             status = next(status for kind, status in _STATUS if isinstance(error, kind))
-            self._send(status, {"error": error.message, "way_out": error.way_out})
+            self._send(status, {"error": error.message, "hint": error.hint})
 
     def _route(self, method: str, body: dict[str, Any]) -> None:
         url = urlsplit(self.path)
@@ -125,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             rank, start = int(query.get("rank", "0")), int(query.get("from", "0"))
         except ValueError as error:
-            raise BadValueError(f"rank and from must be numbers: {error}") from error
+            raise InvalidValueError(f"rank and from must be numbers: {error}") from error
         phase = self.pool.find(str(stored.job.number)).state.phase  # before the last bytes are read
         found = logs.read(self.pool.directory.log(stored.job.number, rank), start, _LOG_BYTES)
         self.send_response(HTTPStatus.OK)
@@ -143,15 +143,15 @@ class _Handler(BaseHTTPRequestHandler):
             length = -1
         if not 0 <= length <= _LARGEST_BODY:
             self.close_connection = True
-            raise BadValueError("the body is too long or its length is invalid")
+            raise InvalidValueError("the body is too long or its length is invalid")
         if not (content := self.rfile.read(length)):
             return {}
         try:
             body = json.loads(content)
         except ValueError as error:
-            raise BadValueError(f"the body is not JSON: {error}") from error
+            raise InvalidValueError(f"the body is not JSON: {error}") from error
         if not isinstance(body, dict):
-            raise BadValueError("the body is not a JSON object")
+            raise InvalidValueError("the body is not a JSON object")
         return body
 
     def _send(self, status: HTTPStatus, answer: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.model import lifecycle
 from aliquot.model.actions import due_actions
-from aliquot.model.errors import AliquotError, BadValueError, NameInUseError, NoRoomError
+from aliquot.model.errors import AliquotError, InvalidValueError, NameInUseError, NoCapacityError
 from aliquot.model.job import Desired, JobPhase, check_job_name
 from aliquot.model.job_state import JobState
 from aliquot.placement.elastic.resize import plausible
@@ -81,7 +81,9 @@ class PoolController:
         check_job_name(job.name)
         if self.queues and job.queue not in self.queues:
             names = ", ".join(sorted(self.queues))
-            raise BadValueError(f"queue {job.queue!r} does not exist", f"The queues are: {names}.")
+            raise InvalidValueError(
+                f"queue {job.queue!r} does not exist", f"The queues are: {names}."
+            )
         other = self.store.find(job.name)
         if other is not None and not other.state.phase.final:
             raise NameInUseError(
@@ -101,9 +103,9 @@ class PoolController:
             stored = self.find(wanted)
             state = stored.state
             if state.phase.final:
-                raise BadValueError(f"job {stored.job} is {state.phase}", state.reason)
+                raise InvalidValueError(f"job {stored.job} is {state.phase}", state.reason)
             if state.desired is Desired.CANCEL and desired is not Desired.CANCEL:
-                raise BadValueError(f"job {stored.job} is cancelled", "It is being stopped.")
+                raise InvalidValueError(f"job {stored.job} is cancelled", "It is being stopped.")
             saved = self.store.save(stored, lifecycle.set_desired(state, desired))
             if saved is not None:
                 self.wake()
@@ -241,12 +243,12 @@ class PoolController:
         return replace(stored, progress=progress, speeds=speeds)
 
     def _check_fits_empty_machine(self, job: Job) -> None:
-        """Raise NoRoomError if its smallest size does not fit the empty machine."""
+        """Raise NoCapacityError if its smallest size does not fit the empty machine."""
         status = self.workers.arbiter_status()
         plan = Plan.of_empty(status)
         try:
             plan.put(job.request, job.sizes.least)
-        except NoRoomError as error:
+        except NoCapacityError as error:
             if job.sizes.least == 1:
                 raise
             most = next(
@@ -254,7 +256,7 @@ class PoolController:
                 for count in reversed(range(job.sizes.least))
                 if plan.holds(job.request, count)
             )
-            raise NoRoomError(
+            raise NoCapacityError(
                 f"{job.sizes.least} workers of {_describe_request(job)} each do not fit this"
                 f" machine: at most {most} do",
                 "Ask for fewer with --workers, or for less with --gpus and --memory.",

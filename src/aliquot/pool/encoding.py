@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from aliquot.model import Amount, Policy, Priority, Request
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Desired, Job, JobPhase, Sizes
 from aliquot.model.job_state import JobState, Stage, Stopping, read_slots
 
@@ -41,7 +41,7 @@ def encode_submission(one: Submission) -> dict[str, Any]:
 
 
 def decode_submission(fields: dict[str, Any], number: int | None = None) -> Submission:
-    """The submission; BadValueError if the JSON is invalid."""
+    """The submission; InvalidValueError if the JSON is invalid."""
     try:
         job, request = dict(fields), dict(fields["request"])
         program, directory = str(job.pop("program")), str(job.pop("directory"))
@@ -56,7 +56,7 @@ def decode_submission(fields: dict[str, Any], number: int | None = None) -> Subm
             job["number"] = number
         return Submission(Job(**job), program, directory, environment)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BadValueError(f"invalid job: {error!r}") from error
+        raise InvalidValueError(f"invalid job: {error!r}") from error
 
 
 def encode_state(state: JobState) -> dict[str, Any]:

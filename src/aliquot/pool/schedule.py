@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aliquot.model import lifecycle
-from aliquot.model.errors import NoRoomError
+from aliquot.model.errors import NoCapacityError
 from aliquot.model.job import JobPhase, Sizes
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
 from aliquot.placement.core.snapshot import NodeSpec, empty
@@ -65,7 +65,7 @@ class PoolScheduler:
             stored = by_name[name]
             try:
                 plan = _placed(plan, stored, status, size)
-            except NoRoomError:
+            except NoCapacityError:
                 self.waiting[name] = "other jobs are giving its GPUs back"
                 continue
             state = stored.state
@@ -131,7 +131,7 @@ def _resized(plan: Plan, stored: StoredJob, status: Status, size: int) -> Plan |
     """The plan with this job at another size; None if that is impossible now."""
     try:
         return _placed(plan.without(_grants(stored, status)), stored, status, size)
-    except NoRoomError:
+    except NoCapacityError:
         return None
 
 

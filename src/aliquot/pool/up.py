@@ -8,7 +8,7 @@ import signal
 import tomllib
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import ArbiterError, BadValueError
+from aliquot.model.errors import ArbiterError, InvalidValueError
 from aliquot.placement.core.demand import WHOLE_MILLI
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.pool import api, processes
@@ -83,12 +83,12 @@ def _serve(pool: PoolController, say: Callable[[str], None]) -> None:
 
 
 def read_queues(path: Path) -> dict[str, Queue]:
-    """The queues in a TOML file; BadValueError if it is invalid."""
+    """The queues in a TOML file; InvalidValueError if it is invalid."""
     try:
         tables = tomllib.loads(path.read_text("utf-8")).get("queues", {})
         return {name: _queue(name, dict(fields)) for name, fields in tables.items()}
     except (OSError, AttributeError, TypeError, ValueError) as error:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{path} does not define valid queues: {error}", QUEUE_EXAMPLE
         ) from error
 

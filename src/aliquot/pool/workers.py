@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from aliquot import slices as grants
 from aliquot.model import Hold, Life
 from aliquot.model.actions import Verb
-from aliquot.model.errors import ArbiterError, NameInUseError, NoRoomError
+from aliquot.model.errors import ArbiterError, NameInUseError, NoCapacityError
 from aliquot.model.job_state import ObservedJob, Slot
 from aliquot.pool import freezer, processes, supervisor
 from aliquot.pool.json_files import read_json, write_json
@@ -159,7 +159,7 @@ class LocalWorkers:
                 grant = control.make(self._runtime.state, name, parts, kept=True)
                 made.append(name)
                 write_json(folder.path / GRANT, {"grant": grant})
-        except (NoRoomError, NameInUseError) as error:
+        except (NoCapacityError, NameInUseError) as error:
             self._refused[job.number] = state.generation, error.message
             self._end_all(made)
         except BaseException:
@@ -175,7 +175,7 @@ class LocalWorkers:
             checkpoint.check_room(control.status(directory), names)
         except control.NoArbiterError:
             raise
-        except (NoRoomError, ArbiterError) as error:
+        except (NoCapacityError, ArbiterError) as error:
             self._refused[job.number] = state.generation, error.message
             for name in names:
                 with suppress(ArbiterError):  # a grant that is broken or gone has no GPUs

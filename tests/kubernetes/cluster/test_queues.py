@@ -90,12 +90,12 @@ def test_the_message_about_a_missing_queue_lists_existing_ones() -> None:
 
 def test_a_missing_parent_stops_all_queues_below() -> None:
     known = know(make_queue("a", "nobody"), make_queue("b", "a"), make_queue("c"))
-    way_out = "Create queue 'nobody', or change spec.parent of 'a'."
+    hint = "Create queue 'nobody', or change spec.parent of 'a'."
     assert known.problem_of("a") == (
-        f"queue 'a' has the parent 'nobody', which does not exist. {way_out}"
+        f"queue 'a' has the parent 'nobody', which does not exist. {hint}"
     )
     assert known.problem_of("b") == (
-        f"queue 'b' is below 'a', which has the parent 'nobody', which does not exist. {way_out}"
+        f"queue 'b' is below 'a', which has the parent 'nobody', which does not exist. {hint}"
     )
     assert known.problem_of("c") == ""
     known.set_queue("nobody", make_queue("nobody"))

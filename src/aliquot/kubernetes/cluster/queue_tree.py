@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from aliquot.kubernetes.api.queue import DEFAULT, LEVELS, QueueSpec
 from aliquot.kubernetes.api.requests import quantity
 from aliquot.model import format_bytes
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.core.demand import WHOLE_MILLI
 from aliquot.placement.queues.quota import Bound, Queue
 
@@ -38,13 +38,13 @@ class QueueFault:
     queue: str
     reason: str
     text: str
-    way_out: str
+    hint: str
 
     def message_for(self, name: str) -> str:
         """The message for that queue, or for one below it."""
         if name == self.queue:
-            return f"queue {name!r} {self.text}. {self.way_out}"
-        return f"queue {name!r} is below {self.queue!r}, which {self.text}. {self.way_out}"
+            return f"queue {name!r} {self.text}. {self.hint}"
+        return f"queue {name!r} is below {self.queue!r}, which {self.text}. {self.hint}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,14 @@ def _fault_of(specs: Specs, name: str, level: int) -> QueueFault | None:
     spec = specs[name]
     if spec.parent and spec.parent not in specs:
         text = f"has the parent {spec.parent!r}, which does not exist"
-        way_out = f"Create queue {spec.parent!r}, or change spec.parent of {name!r}."
-        return QueueFault(name, "ParentNotFound", text, way_out)
+        hint = f"Create queue {spec.parent!r}, or change spec.parent of {name!r}."
+        return QueueFault(name, "ParentNotFound", text, hint)
     if level > LEVELS:
         text = f"is below {LEVELS} other queues, and at most {LEVELS - 1} are allowed"
         return QueueFault(name, "TooDeep", text, "Choose a parent nearer to the top.")
     try:
         _queue(name, spec, 0)
-    except BadValueError as error:
+    except InvalidValueError as error:
         return QueueFault(
             name, "InvalidSpec", f"has an invalid spec: {error.message}", "Correct its spec."
         )
@@ -137,7 +137,7 @@ def _make_queues(tree: QueueTree, specs: Specs, largest_gpu: int) -> None:
         fault = tree.faults.get(name)
         try:
             one = _queue(name, specs[name], largest_gpu)
-        except BadValueError:
+        except InvalidValueError:
             one = Queue(name)
         own = fault is not None and fault.queue == name
         tree.queues[name] = replace(one, parent="") if own else one

@@ -51,7 +51,7 @@ from aliquot.kubernetes.jobs.step import (
 )
 from aliquot.model import lifecycle
 from aliquot.model.actions import due_actions
-from aliquot.model.errors import AliquotError, BadValueError, StateError
+from aliquot.model.errors import AliquotError, InvalidValueError, StateError
 from aliquot.model.job import JobPhase
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Controller:
     async def _step(self, one: ElasticJob, pods: Mapping[str, JobPod]) -> None:
         try:
             saved, job = decode_state(one.status.controller_state, self.now()), parse_job(one)
-        except (BadValueError, StateError) as error:
+        except (InvalidValueError, StateError) as error:
             await self._write(one, invalid_status(one.status, _sentence(error), self.now()))
             return
         # 1. Observe.
@@ -291,7 +291,7 @@ class Controller:
         try:
             pod = worker_pod(one)
             as_one(worker_requests(pod, self.allocations.presets))
-        except (BadValueError, InvalidRequestError) as error:
+        except (InvalidValueError, InvalidRequestError) as error:
             return _sentence(error)
         return self.allocations.queues.problem_of(self.allocations.queues.queue_of(pod))
 
@@ -372,7 +372,7 @@ class Controller:
             requests = worker_requests(pod, self.allocations.presets)
             as_one(requests)
             saved = decode_state(one.status.controller_state, now)
-        except (BadValueError, InvalidRequestError, StateError):
+        except (InvalidValueError, InvalidRequestError, StateError):
             return None
         state, limit = saved.state, attempts.size_limit
         if not one.status.controller_state or (state.phase.inactive and self._must_wait(one)):
@@ -430,4 +430,4 @@ def _newer(watched: ElasticJob, written: ElasticJob | None) -> ElasticJob:
 
 
 def _sentence(error: AliquotError) -> str:
-    return f"{error.message}. {error.way_out}" if error.way_out else error.message
+    return f"{error.message}. {error.hint}" if error.hint else error.message

@@ -12,7 +12,7 @@ from aliquot.kubernetes.api.requests import InvalidRequestError, requests_of
 from aliquot.kubernetes.cluster.membership import check_duration
 from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.model import Request
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Job, Sizes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ GRACE_SECONDS = 30  # Kubernetes' default for a pod
 
 
 def parse_job(one: ElasticJob) -> Job:
-    """The job; BadValueError if its spec is invalid."""
+    """The job; InvalidValueError if its spec is invalid."""
     spec = one.spec
     return Job(
         number=0,
@@ -47,13 +47,13 @@ def worker_sizes(spec: ElasticJobSpec) -> Sizes:
     """The sizes it can have, limited by `replicas`; the smallest is always allowed."""
     asked = spec.workers
     if asked.max < asked.min:
-        raise BadValueError(
+        raise InvalidValueError(
             f"workers.max is {asked.max}, below workers.min, {asked.min}", "Change one of them."
         )
     every = asked.sizes or tuple(range(asked.min, asked.max + 1))
     fitting = sorted({one for one in every if asked.min <= one <= asked.max})
     if not fitting:
-        raise BadValueError(
+        raise InvalidValueError(
             f"none of workers.sizes {list(asked.sizes)} is from {asked.min} to {asked.max}",
             "Change them, or workers.min and workers.max.",
         )
@@ -69,7 +69,7 @@ def grace_seconds_of(template: dict[str, Any]) -> int:
 
 
 def worker_pod(one: ElasticJob) -> Pod:
-    """A worker's pod as in the template; BadValueError if the template is invalid."""
+    """A worker's pod as in the template; InvalidValueError if the template is invalid."""
     meta = one.spec.template.get("metadata") or {}
     try:
         pod = msgspec.convert(
@@ -78,7 +78,7 @@ def worker_pod(one: ElasticJob) -> Pod:
             strict=False,
         )
     except (msgspec.ValidationError, TypeError, ValueError) as error:
-        raise BadValueError(
+        raise InvalidValueError(
             f"spec.template is not a valid pod template: {error}", "Correct it."
         ) from error
     labels = {**pod.metadata.labels, **({QUEUE: one.spec.queue} if one.spec.queue else {})}
@@ -89,14 +89,14 @@ def worker_pod(one: ElasticJob) -> Pod:
 
 
 def worker_requests(pod: Pod, presets: Sequence[Preset]) -> tuple[ContainerRequest, ...]:
-    """What each worker's containers ask for; BadValueError if that is invalid."""
+    """What each worker's containers ask for; InvalidValueError if that is invalid."""
     try:
         check_duration(pod)
         found = requests_of(pod, presets)
     except InvalidRequestError as error:
-        raise BadValueError(error.message, error.way_out) from error
+        raise InvalidValueError(error.message, error.hint) from error
     if not found:
-        raise BadValueError(
+        raise InvalidValueError(
             "no container of spec.template asks for a GPU",
             "Add one under resources.limits.",
         )

@@ -17,7 +17,7 @@ from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation, SliceSettings
 from aliquot.kubernetes.node.pods import PodContainer
 from aliquot.model import Amount, Request, format_bytes
-from aliquot.model.errors import NoRoomError
+from aliquot.model.errors import NoCapacityError
 from aliquot.placement.choose.machine import Card as Candidate
 from aliquot.placement.choose.machine import choose_gpus
 
@@ -60,7 +60,7 @@ def choose(
     grant: ContainerGrant,
     request: ContainerRequest,
 ) -> tuple[str, ...]:
-    """The best GPUs for a grant that has none yet; NoRoomError says what each GPU has free.
+    """The best GPUs for a grant that has none yet; NoCapacityError says what each GPU has free.
 
     The GPUs of init containers whose device ids it reuses come first.
     """
@@ -76,7 +76,7 @@ def choose(
         if found is not None:
             return tuple(gpu.uuid for gpu in found)
     figures = "; ".join(_free_text(allocations, gpu) for gpu in allocations.gpus.values())
-    raise NoRoomError(f"no GPU has enough free for {request} ({figures})")
+    raise NoCapacityError(f"no GPU has enough free for {request} ({figures})")
 
 
 def with_planned_pods(allocations: NodeAllocations, pods: Iterable[GpuPod]) -> NodeAllocations:
