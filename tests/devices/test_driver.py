@@ -7,7 +7,7 @@ import pytest
 
 from aliquot.devices import check_version, find_driver, linker, parse_shape
 from aliquot.devices.driver import Driver, Shape, is_stand_in
-from aliquot.model.errors import BadValueError, DriverError, NoGpuError
+from aliquot.model.errors import DriverError, InvalidValueError, NoGpuError
 from support import compile_library
 
 ANY = "int any(void) { return 0; }"
@@ -64,7 +64,7 @@ def test_no_driver_points_to_simulation(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(NoGpuError) as caught:
         find_driver(search(tmp_path))
     assert "libcuda.so.1" in caught.value.message
-    assert "--simulate" in str(caught.value.way_out)
+    assert "--simulate" in str(caught.value.hint)
 
 
 def test_half_a_driver_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_half_a_driver_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
     with pytest.raises(DriverError, match=r"too old.*CUDA 11\.6.*needs 11\.7") as caught:
         check_version(build_pair(tmp_path, 11060))
-    assert "R515" in str(caught.value.way_out)
+    assert "R515" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ def test_simulated_machines(text: str, shape: Shape) -> None:
 
 @pytest.mark.parametrize("text", ["", ":", "h100:", "h100:0", "h100:-1", "h100:x", "h100:8:8"])
 def test_what_is_no_simulated_machine(text: str) -> None:
-    with pytest.raises(BadValueError, match="no simulated machine") as caught:
+    with pytest.raises(InvalidValueError, match="no simulated machine") as caught:
         parse_shape(text)
-    assert "h100" in str(caught.value.way_out)
+    assert "h100" in str(caught.value.hint)
 
 
 def test_a_model_that_nobody_simulates_and_too_many_gpus() -> None:
-    with pytest.raises(BadValueError, match="no simulated 'voodoo2'"):
+    with pytest.raises(InvalidValueError, match="no simulated 'voodoo2'"):
         parse_shape("voodoo2:1")
-    with pytest.raises(BadValueError, match="at most 16"):
+    with pytest.raises(InvalidValueError, match="at most 16"):
         parse_shape("h100:17")

@@ -19,7 +19,7 @@ from aliquot.kubernetes.pods import (
 )
 from aliquot.kubernetes.presets import ALIQUOT, ALIYUN, choose_presets
 from aliquot.model import Amount, Policy, Priority
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from kubernetes.builders import CARD, GIB, container, make_pod, units
 
 
@@ -135,7 +135,7 @@ def test_bad_input_is_named_with_the_way_out(
     error = refused(pod_asks, **annotations)
     assert error.reason == reason
     assert said in str(error)
-    assert error.way_out
+    assert error.hint
 
 
 def test_all_annotations_that_are_wrong_are_named() -> None:
@@ -190,8 +190,8 @@ def test_quantities_are_read_as_kubernetes_writes_them(text: str | int, number: 
 def test_any_quantity_is_a_number_or_refused(text: str) -> None:
     try:
         assert quantity(text) >= 0
-    except BadValueError as error:
-        assert error.way_out
+    except InvalidValueError as error:
+        assert error.hint
 
 
 @given(
@@ -212,7 +212,7 @@ def test_whatever_is_asked_is_understood_or_refused_with_a_way_out(
         found = requests_of(pod)
     except BadRequestError as error:
         assert error.reason.isalpha()
-        assert error.way_out
+        assert error.hint
         return
     for one in found:
         assert 1 <= one.gpus <= 16
@@ -224,9 +224,9 @@ def test_whatever_is_asked_is_understood_or_refused_with_a_way_out(
 
 def test_presets_that_mean_different_things_by_one_name_do_not_go_together() -> None:
     assert [one.name for one in choose_presets(["aliquot", "aliyun"])] == ["aliquot", "aliyun"]
-    with pytest.raises(BadValueError, match=r"tuya and nvidia both use nvidia\.com/gpu"):
+    with pytest.raises(InvalidValueError, match=r"tuya and nvidia both use nvidia\.com/gpu"):
         choose_presets(["tuya", "nvidia"])
-    with pytest.raises(BadValueError, match="no preset 'amd'"):
+    with pytest.raises(InvalidValueError, match="no preset 'amd'"):
         choose_presets(["amd"])
-    with pytest.raises(BadValueError, match="There are"):
+    with pytest.raises(InvalidValueError, match="There are"):
         choose_presets([])

@@ -8,7 +8,7 @@ import pytest
 
 from aliquot.model import Request
 from aliquot.model.due import due
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Job, Sizes, State, Wish, check_job_name, parse_sizes
 from aliquot.model.lifecycle import BACKOFF_SECONDS, advance, resize, start, want
 from aliquot.model.record import Phase, Record, Seen, Sight, Stage, Verb
@@ -56,7 +56,7 @@ class TestSizes:
         "text", ["", "0", "-1", "4..1", "1..", "..4", "5..7:pow2", "1..9999", "1.5", "a", "1,,2"]
     )
     def test_what_cannot_be_is_refused(self, text: str) -> None:
-        with pytest.raises(BadValueError):
+        with pytest.raises(InvalidValueError):
             parse_sizes(text)
 
     @pytest.mark.parametrize("text", ["4", "1..4", "2,3,6"])
@@ -66,7 +66,7 @@ class TestSizes:
     def test_a_number_is_no_name(self) -> None:
         assert check_job_name("a-1") == "a-1"
         for name in ("", "12", "a.b", "a b", "-a", "x" * 31):
-            with pytest.raises(BadValueError):
+            with pytest.raises(InvalidValueError):
                 check_job_name(name)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model import Amount, Change, ComputeUse, Policy, Priority, Request, Slice, check_name
-from aliquot.model.errors import AliquotError, BadValueError
+from aliquot.model.errors import AliquotError, InvalidValueError
 from support import GIB, make_gpu
 
 
@@ -27,13 +27,13 @@ def test_a_request_becomes_a_slice_with_all_it_asked_for() -> None:
 
 @pytest.mark.parametrize("gpus", [0, -1, 17])
 def test_a_grant_has_one_to_sixteen_gpus(gpus: int) -> None:
-    with pytest.raises(BadValueError, match=str(gpus)):
+    with pytest.raises(InvalidValueError, match=str(gpus)):
         Request(gpus=gpus)
 
 
 @pytest.mark.parametrize("compute", [-1, 101])
 def test_compute_is_a_part(compute: int) -> None:
-    with pytest.raises(BadValueError, match=str(compute)):
+    with pytest.raises(InvalidValueError, match=str(compute)):
         Request(compute_percent=compute)
 
 
@@ -44,7 +44,7 @@ def test_a_background_slice_takes_no_compute_time_from_the_others() -> None:
 
 
 def test_a_change_changes_something() -> None:
-    with pytest.raises(BadValueError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         Change()
     assert "--compute equal" in str(caught.value)
     assert Change(compute_percent=0).memory is None
@@ -62,7 +62,7 @@ def test_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "-a", "a/b", "a b", "ä", "a\n", "x" * 64])
 def test_what_is_no_name(name: str) -> None:
-    with pytest.raises(BadValueError):
+    with pytest.raises(InvalidValueError):
         check_name(name)
 
 
@@ -70,7 +70,7 @@ def test_what_is_no_name(name: str) -> None:
 def test_no_name_can_leave_its_folder_or_its_line(name: str) -> None:
     try:
         check_name(name)
-    except BadValueError:
+    except InvalidValueError:
         return
     assert name not in {".", ".."}
     assert not set(name) & set("/ \n=,")

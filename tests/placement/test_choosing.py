@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.books import Books, OverTakenError
 from aliquot.placement.chooser import Chooser, Relation
 from aliquot.placement.demand import Demand, Kind, Near, Placement, sliced, whole
@@ -224,5 +224,5 @@ def test_spread_takes_the_emptiest_cards_also_where_several_are_asked_for() -> N
 
 
 def test_an_unknown_strategy_is_told_by_name() -> None:
-    with pytest.raises(BadValueError, match="luck"):
+    with pytest.raises(InvalidValueError, match="luck"):
         strategy("luck", cluster(1).hardware)

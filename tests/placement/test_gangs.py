@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.books import Books
 from aliquot.placement.demand import Demand, Kind, Placement, sliced, whole
 from aliquot.placement.gangs import plan_gang
@@ -58,12 +58,12 @@ def test_different_members_are_found_a_way_by_search() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
 def test_a_gang_that_runs_for_no_time_or_for_ever_is_refused(seconds: float) -> None:
-    with pytest.raises(BadValueError, match="'g' cannot run for"):
+    with pytest.raises(InvalidValueError, match="'g' cannot run for"):
         gang("g", whole(), seconds=seconds)
 
 
 def test_a_gang_without_members_is_refused() -> None:
-    with pytest.raises(BadValueError, match="no members"):
+    with pytest.raises(InvalidValueError, match="no members"):
         gang("g")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.books import Books
 from aliquot.placement.demand import Gang, Placement, Running, whole
 from aliquot.placement.preempt import preempt
@@ -57,7 +57,7 @@ def test_a_limit_of_memory_holds_for_whole_gpus_and_one_of_compute_says_nothing_
 
 
 def test_a_queue_without_weight_is_refused() -> None:
-    with pytest.raises(BadValueError, match="'q' cannot have the weight 0"):
+    with pytest.raises(InvalidValueError, match="'q' cannot have the weight 0"):
         Queue("q", weight=0)
 
 

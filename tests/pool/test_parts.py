@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model import Request, parse_amount
-from aliquot.model.errors import BadValueError, NoRoomError
+from aliquot.model.errors import InvalidValueError, NoCapacityError
 from aliquot.model.job import Job, State, Wish, parse_sizes
 from aliquot.model.record import Leaving, Phase, Record, Slot, Stage
 from aliquot.placement.queues import Bound, Queue
@@ -60,7 +60,7 @@ class TestForms:
         for broken in ({**words, key: 7}, {one: words[one] for one in words if one != key}):
             if key == "program" and key in broken:
                 continue
-            with pytest.raises(BadValueError):
+            with pytest.raises(InvalidValueError):
                 forms.read_submission(broken)
 
 
@@ -155,7 +155,7 @@ class TestRoom:
         plan = Plan((make_shared(0), make_shared(1)), ())
         request = Request(memory=parse_amount("40GiB"))
         assert plan.holds(request, 4)
-        with pytest.raises(NoRoomError):
+        with pytest.raises(NoCapacityError):
             plan.put(request, 5)
         assert not plan.put(request, 3)[0].holds(Request(), 1)
 
@@ -184,7 +184,7 @@ class TestQueues:
     def test_what_cannot_be_understood_is_refused(self, tmp_path: Path, words: str) -> None:
         path = tmp_path / "queues.toml"
         path.write_text(words)
-        with pytest.raises(BadValueError):
+        with pytest.raises(InvalidValueError):
             read_queues(path)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Sizes, parse_sizes
 from aliquot.placement.books import Books
 from aliquot.placement.demand import Demand, Gang, Placement, sliced, whole
@@ -115,9 +115,9 @@ def test_a_job_that_can_never_run_is_told_and_holds_up_nobody() -> None:
 
 def test_members_that_differ_are_refused() -> None:
     gang = Gang("mixed", (whole(1), whole(2)))
-    with pytest.raises(BadValueError, match="'mixed' has members that differ"):
+    with pytest.raises(InvalidValueError, match="'mixed' has members that differ"):
         simulate_elastic(FOUR_GPUS, [Arrival(gang, 10)])
-    with pytest.raises(BadValueError, match="'mixed' cannot be resized"):
+    with pytest.raises(InvalidValueError, match="'mixed' cannot be resized"):
         Arrival(gang, 10, Sizes((1, 2)))
 
 
@@ -132,7 +132,7 @@ def test_members_that_differ_are_refused() -> None:
     ],
 )
 def test_costs_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(BadValueError):
+    with pytest.raises(InvalidValueError):
         Costs(**wrong)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.backfill import Plan, plan_starts
 from aliquot.placement.demand import Gang, whole
 from aliquot.placement.queues import Bound, Queue
@@ -238,14 +238,14 @@ def test_queues_are_read_with_what_is_theirs(tmp_path: Path) -> None:
 def test_a_wrong_queue_is_refused_with_its_line(tmp_path: Path, line: str, wrong: str) -> None:
     path = tmp_path / "queues.csv"
     path.write_text(f"name,weight,quota_gpus\n{line}\n")
-    with pytest.raises(BadValueError, match=wrong):
+    with pytest.raises(InvalidValueError, match=wrong):
         read_queues(path)
 
 
 def test_a_trace_with_a_word_for_a_number_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "gangs.csv"
     path.write_text("gang,submitted,seconds\ng,now,60\n")
-    with pytest.raises(BadValueError, match="'now'"):
+    with pytest.raises(InvalidValueError, match="'now'"):
         read_gangs(path)
 
 
@@ -266,7 +266,7 @@ def test_a_time_that_is_not_above_zero_is_refused_with_its_line(
 ) -> None:
     path = tmp_path / "gangs.csv"
     path.write_text(f"gang,submitted,seconds,members,ran\ng,0,60,1,\n\n{line}\n")
-    with pytest.raises(BadValueError, match=f"gangs.csv, line 4, column {column}: it cannot"):
+    with pytest.raises(InvalidValueError, match=f"gangs.csv, line 4, column {column}: it cannot"):
         read_gangs(path)
 
 

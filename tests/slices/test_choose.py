@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model import Amount, Grant, Hold, Priority, Request, Slice
-from aliquot.model.errors import NoRoomError
+from aliquot.model.errors import NoCapacityError
 from aliquot.slices.choose import choose, compute_left, left
 from support import GIB, MIB, make_grant, make_shared, uuid_of
 
@@ -70,13 +70,13 @@ def test_a_desktop_on_a_gpu_does_not_keep_anyone_from_all_of_it() -> None:
 def test_what_is_outside_is_not_left_beside_the_grants() -> None:
     shared = make_shared(0, granted=40 * GIB, outside=34 * GIB)
     assert left(shared) == 6 * GIB
-    with pytest.raises(NoRoomError, match="no GPU has 8 GiB left"):
+    with pytest.raises(NoCapacityError, match="no GPU has 8 GiB left"):
         choose(ask(), [shared], ())
     assert left(make_shared(0, granted=60 * GIB, outside=60 * GIB)) == 0
 
 
 def test_more_than_any_gpu_has() -> None:
-    with pytest.raises(NoRoomError) as caught:
+    with pytest.raises(NoCapacityError) as caught:
         choose(ask(gib=100), [make_shared(0), make_shared(1, memory=24 * GIB)], ())
     assert caught.value.message == (
         "no GPU has 100 GiB: the largest is GPU 0 (H100 80GB HBM3, 80 GiB)"
@@ -84,7 +84,7 @@ def test_more_than_any_gpu_has() -> None:
 
 
 def test_more_gpus_than_there_are() -> None:
-    with pytest.raises(NoRoomError, match="2 GPUs asked for, and there is 1"):
+    with pytest.raises(NoCapacityError, match="2 GPUs asked for, and there is 1"):
         choose(ask(gpus=2), [make_shared()], ())
 
 
@@ -94,24 +94,24 @@ def test_no_room_says_who_holds_what() -> None:
         make_shared(0, granted=77 * GIB + 512 * MIB),
         make_shared(1, granted=78 * GIB, outside=GIB),
     ]
-    with pytest.raises(NoRoomError) as caught:
+    with pytest.raises(NoCapacityError) as caught:
         choose(ask(), gpus, grants)
     assert caught.value.message.splitlines() == [
         "no GPU has 8 GiB left:",
         "  GPU 0: 2.5 GiB left (grants: a 40 GiB, b 37 GiB)",
         "  GPU 1: 1 GiB left (grants: b 78 GiB; outside Aliquot: 1 GiB)",
     ]
-    assert "aliquot ps" in str(caught.value.way_out)
+    assert "aliquot ps" in str(caught.value.hint)
 
 
 def test_no_room_for_all_of_several() -> None:
     gpus = [make_shared(0), make_shared(1, granted=79 * GIB)]
-    with pytest.raises(NoRoomError, match="2 GPUs with 8 GiB left asked for, and there is 1"):
+    with pytest.raises(NoCapacityError, match="2 GPUs with 8 GiB left asked for, and there is 1"):
         choose(ask(gpus=2), gpus, ())
 
 
 def test_no_whole_gpu() -> None:
-    with pytest.raises(NoRoomError, match="no GPU is whole"):
+    with pytest.raises(NoCapacityError, match="no GPU is whole"):
         choose(ask(gib=None), [make_shared(0, granted=MIB)], ())
 
 
@@ -170,20 +170,20 @@ def test_of_equally_cut_gpus_the_first_is_chosen() -> None:
 
 def test_no_compute_time_left_says_who_has_it() -> None:
     grants = [sharing(60), sharing(30, name="b"), make_grant("c", gpu0=GIB)]
-    with pytest.raises(NoRoomError) as caught:
+    with pytest.raises(NoCapacityError) as caught:
         choose(ask_compute(20), [make_shared(0, granted=17 * GIB)], grants)
     assert caught.value.message.splitlines() == [
         "no GPU has 8 GiB and 20% of its compute time left:",
         "  GPU 0: 63 GiB and 10% left (grants: a 8 GiB 60%, b 8 GiB 30%, c 1 GiB)",
     ]
-    assert str(caught.value.way_out).startswith("Ask for less with --compute (or")
+    assert str(caught.value.hint).startswith("Ask for less with --compute (or")
 
 
 def test_no_gpu_has_both_says_both() -> None:
     gpus = [make_shared(0, granted=8 * GIB), make_shared(1, granted=79 * GIB)]
-    with pytest.raises(NoRoomError) as caught:
+    with pytest.raises(NoCapacityError) as caught:
         choose(ask_compute(50), gpus, [sharing(60)])
-    assert str(caught.value.way_out).startswith("Ask for less with --memory or --compute (or")
+    assert str(caught.value.hint).startswith("Ask for less with --memory or --compute (or")
 
 
 SHARED = st.builds(
@@ -209,8 +209,8 @@ def test_a_choice_fits_and_depends_on_nothing_but_the_question(
     by_uuid = {one.gpu.uuid: one for one in machine}
     try:
         chosen = choose(request_, machine, ())
-    except NoRoomError as error:
-        assert error.way_out
+    except NoCapacityError as error:
+        assert error.hint
         return
     assert len({gpu.uuid for gpu in chosen}) == request_.gpus
     for gpu in chosen:

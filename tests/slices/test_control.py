@@ -12,10 +12,10 @@ import pytest
 from aliquot.model import ComputeUse, Gates, Hold, Life, Policy, Priority, Slice, Turn
 from aliquot.model.errors import (
     ArbiterError,
-    InUseError,
+    MemoryInUseError,
     NameInUseError,
     NoSuchGrantError,
-    NotYoursError,
+    NotOwnerError,
     StateError,
     UnsupportedError,
 )
@@ -151,7 +151,7 @@ def test_a_hold_that_is_another_was_not_understood(play: Play, short_tmp: Path) 
 
 def test_no_room_to_come_back_to(play: Play, short_tmp: Path) -> None:
     play(refusal("no-room"))
-    with pytest.raises(control.RoomTakenError):
+    with pytest.raises(control.CapacityRefusedError):
         control.hold(short_tmp, "a", Hold.OPEN)
 
 
@@ -198,11 +198,11 @@ def test_a_change_names_only_what_changes(
     ("code", "kind"),
     [
         ("name-in-use", NameInUseError),
-        ("no-room", control.RoomTakenError),
+        ("no-room", control.CapacityRefusedError),
         ("cannot-make", StateError),
         ("no-such-grant", NoSuchGrantError),
-        ("in-use", InUseError),
-        ("not-yours", NotYoursError),
+        ("in-use", MemoryInUseError),
+        ("not-yours", NotOwnerError),
         ("unsupported", UnsupportedError),
         ("malformed", ArbiterError),
         ("never heard of", ArbiterError),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.devices import CUDA, NVML, Driver, Shape, elf, native_file
-from aliquot.model.errors import DriverError, NestedError, StateError
+from aliquot.model.errors import DriverError, NestedGrantError, StateError
 from aliquot.slices import library, run
 from aliquot.slices.run import tenant_environment
 from slices.stand_ins import build_driver
@@ -152,7 +152,7 @@ def test_in_a_container_with_a_grant_there_is_no_other(
     monkeypatch.setattr(run, "SHOWN_GRANT", tmp_path / "grant")
     run.refuse_nested({})
     (tmp_path / "grant").mkdir()
-    with pytest.raises(NestedError, match="of this container"):
+    with pytest.raises(NestedGrantError, match="of this container"):
         run.refuse_nested({})
 
 
@@ -163,4 +163,4 @@ def test_a_path_that_the_linker_would_cut(
     monkeypatch.setenv("ALIQUOT_STATE", str(tmp_path / f"a{character}b"))
     with pytest.raises(StateError, match="cannot be pointed to") as caught:
         library.prepare_library(sim)
-    assert "without spaces or colons" in str(caught.value.way_out)
+    assert "without spaces or colons" in str(caught.value.hint)

@@ -34,7 +34,7 @@ def test_several_of_the_name_are_all_named() -> None:
     with pytest.raises(NoSuchGrantError, match="2 grants are named a") as caught:
         find_grant([machine(H100, "a"), machine(T4, "a")], "a")
     assert "simulated h100:1 (/nowhere), simulated t4:2 (/nowhere)" in caught.value.message
-    assert "--simulate" in str(caught.value.way_out)
+    assert "--simulate" in str(caught.value.hint)
 
 
 def test_two_arbiters_of_this_machine_are_told_by_their_folders() -> None:
@@ -46,7 +46,7 @@ def test_two_arbiters_of_this_machine_are_told_by_their_folders() -> None:
 def test_an_unknown_name_lists_the_ones_there_are() -> None:
     with pytest.raises(NoSuchGrantError, match="no grant named c") as caught:
         find_grant([machine(None, "b"), machine(H100, "a")], "c")
-    assert caught.value.way_out == "There are: a (simulated h100:1), b."
+    assert caught.value.hint == "There are: a (simulated h100:1), b."
     with pytest.raises(NoSuchGrantError) as caught:
         find_grant([], "c")
-    assert caught.value.way_out == "There are no grants."
+    assert caught.value.hint == "There are no grants."

@@ -11,9 +11,9 @@ import pytest
 from aliquot.model import Amount, Change, Policy, parse_amount
 from aliquot.model.errors import (
     AliquotError,
-    BadValueError,
-    InUseError,
-    NoRoomError,
+    InvalidValueError,
+    MemoryInUseError,
+    NoCapacityError,
     NoSuchGrantError,
     UnsupportedError,
 )
@@ -81,12 +81,12 @@ def refused(play: Play, code: str, change: Change) -> AliquotError:
 
 def test_a_limit_below_what_is_in_use_is_refused_with_the_figure(play: Play) -> None:
     error = refused(play, "in-use", Change(memory=parse_amount("512MiB")))
-    assert type(error) is InUseError
+    assert type(error) is MemoryInUseError
     assert error.message.splitlines() == [
         "grant a uses 1 GiB of GPU 0: its limit cannot be 512 MiB",
         "grant a uses 1 GiB of GPU 1: its limit cannot be 512 MiB",
     ]
-    assert "--wait" in str(error.way_out)
+    assert "--wait" in str(error.hint)
 
 
 def test_where_the_program_has_freed_meanwhile_the_arbiters_words_stand(play: Play) -> None:
@@ -96,12 +96,12 @@ def test_where_the_program_has_freed_meanwhile_the_arbiters_words_stand(play: Pl
 
 def test_no_room_says_who_has_it(play: Play) -> None:
     error = refused(play, "no-room", Change(compute_percent=60))
-    assert isinstance(error, NoRoomError)
+    assert isinstance(error, NoCapacityError)
     assert error.message.splitlines() == [
         "no room for what grant a should get:",
         "  GPU 0: 60% asked, 45% left (grants: other 8 GiB 55%)",
     ]
-    assert "aliquot ps" in str(error.way_out)
+    assert "aliquot ps" in str(error.hint)
 
 
 def test_no_room_says_which_part_is_short(play: Play) -> None:
@@ -123,13 +123,15 @@ def test_what_this_gpu_cannot_do_is_refused_in_the_arbiters_words(play: Play) ->
     error = refused(play, "unsupported", Change(compute_percent=30, policy=Policy.HARD))
     assert type(error) is UnsupportedError
     assert error.message == "the arbiter's own words"
-    assert "--policy elastic" in str(error.way_out)
+    assert "--policy elastic" in str(error.hint)
 
 
 def test_hard_without_a_share_is_refused_and_with_the_slices_own_is_not(play: Play) -> None:
     machine, played = play({"name": "other", "slices": []})
     equal, shared = machine.seen.grants
-    with pytest.raises(BadValueError, match="--policy hard needs a share: add --compute PERCENT"):
+    with pytest.raises(
+        InvalidValueError, match="--policy hard needs a share: add --compute PERCENT"
+    ):
         resize(machine, equal, Change(policy=Policy.HARD))
     assert changes_asked(played) == []
     resize(machine, shared, Change(policy=Policy.HARD))

@@ -63,7 +63,7 @@ def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("ALIQUOT_STATE", str(tmp_path / "file" / "state"))
     with pytest.raises(StateError, match="cannot be made") as caught:
         state.prepare(state.locate(None))
-    assert f"ALIQUOT_STATE is {tmp_path / 'file' / 'state'}" in str(caught.value.way_out)
+    assert f"ALIQUOT_STATE is {tmp_path / 'file' / 'state'}" in str(caught.value.hint)
 
 
 def test_grants_on_disk(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_folder_that_others_may_write_to(tmp_path: Path) -> None:
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(StateError, match="others may write") as caught:
         state.make_directory(tmp_path / "open")
-    assert "chmod" in str(caught.value.way_out)
+    assert "chmod" in str(caught.value.hint)
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:

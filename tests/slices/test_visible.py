@@ -39,4 +39,4 @@ def test_it_names_none(value: str) -> None:
     with pytest.raises(NoGpuError, match="CUDA_VISIBLE_DEVICES") as caught:
         visible(GPUS, value)
     assert repr(value) in caught.value.message
-    assert "Unset" in str(caught.value.way_out)
+    assert "Unset" in str(caught.value.hint)

@@ -22,16 +22,16 @@ from aliquot.cli import scheduler as scheduler_command
 from aliquot.cli.simulate_app import explain, simulate_app
 from aliquot.model.errors import (
     AliquotError,
-    BadValueError,
     CommandNotExecutableError,
     CommandNotFoundError,
+    InvalidValueError,
     OutputError,
 )
 from aliquot.model.grant import Policy, Priority
 from aliquot.model.units import EQUAL
 
 EXIT_CODES: dict[type[AliquotError], int] = {
-    BadValueError: 2,
+    InvalidValueError: 2,
     CommandNotExecutableError: 126,
     CommandNotFoundError: 127,
 }
@@ -236,7 +236,7 @@ def ps(
     from aliquot.cli.ps import show_grants  # noqa: PLC0415 - imported when needed
 
     if json and watch:
-        raise BadValueError("--json and --watch do not go together", "Leave one of them out.")
+        raise InvalidValueError("--json and --watch do not go together", "Leave one of them out.")
     show_grants(json=json, watch=watch)
 
 
@@ -271,7 +271,7 @@ def top(
     from aliquot.cli.top import show_top  # noqa: PLC0415 - imported when needed
 
     if once and count is not None:
-        raise BadValueError("--once and -n do not go together", "Leave one of them out.")
+        raise InvalidValueError("--once and -n do not go together", "Leave one of them out.")
     show_top(interval, 1 if once else count)
 
 

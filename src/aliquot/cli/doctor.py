@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aliquot import slices
 from aliquot.cli.tables import console, new_table, print_json
 from aliquot.devices import parse_shape
-from aliquot.model.errors import NestedError
+from aliquot.model.errors import NestedGrantError
 from aliquot.slices.examine import Finding, Health
 from aliquot.slices.examine import examine as find
 from aliquot.slices.run import SHOWN_GRANT
@@ -23,7 +23,7 @@ def examine(simulate: str | None, *, json: bool) -> bool:
     """Print what was found; whether nothing is broken."""
     shape = parse_shape(simulate) if simulate else None
     if shape is None and SHOWN_GRANT.is_dir():
-        raise NestedError(
+        raise NestedGrantError(
             "this is a container with a grant of its node, which is not examined from here",
             "See what it has with: aliquot gpus, and its node with: kubectl get gpunodes -o yaml",
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.cli.tables import NOTHING, console, new_table, print_json, print_text, rate
 from aliquot.devices import parse_shape
-from aliquot.model.errors import AliquotError, BadValueError
+from aliquot.model.errors import AliquotError, InvalidValueError
 from aliquot.model.job import State
 from aliquot.model.units import format_bytes
 from aliquot.pool.client import NoPoolError, connect
@@ -88,7 +88,7 @@ def show_log(name: str, simulate: str | None, rank: int, *, follow: bool) -> Non
 def ask(names: Sequence[str], wish: str, simulate: str | None, *, every: bool = False) -> None:
     """Suspend, resume or cancel jobs; where one is refused, the others' turn comes all the same."""
     if bool(names) == every:
-        raise BadValueError("Name jobs, or say --all")
+        raise InvalidValueError("Name jobs, or say --all")
     client, refused = _client(simulate), None
     for name in names or [str(job["number"]) for job in client.jobs(with_old=False)]:
         try:

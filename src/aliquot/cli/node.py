@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from aliquot.cli.on_cluster import Kubeconfig, needs_extra, split_names
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 EXAMPLES = (
     "aliquot node --node-name worker-1 --kubeconfig /etc/kubernetes/agent.conf",
@@ -86,7 +86,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
     /metrics is for Prometheus; /healthz and /readyz are probes.
     """
     if not node_name:
-        raise BadValueError(
+        raise InvalidValueError(
             "the name of this node is not known", "Give --node-name, or set NODE_NAME."
         )
     with needs_extra():

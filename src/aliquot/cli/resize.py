@@ -9,7 +9,7 @@ from aliquot import slices
 from aliquot.cli.tables import console
 from aliquot.devices import parse_shape
 from aliquot.model import check_name, format_bytes, format_share, parse_amount
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.slices.resize import lower, resize
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def resize_grant(name: str, change: Change, *, wait: bool, simulate: str | None)
     """Change a grant and say what it is now; the exit code."""
     check_name(name)
     if wait and change.memory is None:
-        raise BadValueError("--wait waits for memory", "Give --memory too, or leave it out.")
+        raise InvalidValueError("--wait waits for memory", "Give --memory too, or leave it out.")
     machine, grant = slices.find_grant(_machines(simulate), name)
     if not wait:
         _tell(machine, grant, change, resize(machine, grant, change))

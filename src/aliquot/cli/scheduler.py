@@ -16,7 +16,7 @@ from aliquot.cli.on_cluster import (
     needs_extra,
     split_names,
 )
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 EXAMPLES = (
     "aliquot scheduler --kubeconfig ~/.kube/config --port 8080",
@@ -69,7 +69,7 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
     decides, /metrics is for Prometheus.
     """
     if (tls_cert is None) != (tls_key is None):
-        raise BadValueError(
+        raise InvalidValueError(
             "--tls-cert and --tls-key go together", "Give both, or none for plain HTTP."
         )
     with needs_extra():

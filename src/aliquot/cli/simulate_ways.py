@@ -16,7 +16,7 @@ from aliquot.cli.simulate_source import (
     warn_of_quotas,
 )
 from aliquot.cli.tables import console, new_table, percent, print_json
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.snapshot import empty
 from aliquot.simulate import generate, openb, openb_jobs
 from aliquot.simulate.plot import Line, draw
@@ -83,14 +83,14 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.diurnal is not None and self.source != Source():
-            raise BadValueError(
+            raise InvalidValueError(
                 "--diurnal makes its own nodes and jobs",
                 "Leave it out, or leave out --nodes, --pods, --day and --queues.",
             )
         chosen = {"--keep-nodes": self.nodes, "--keep-jobs": self.jobs}
         given = [name for name, value in chosen.items() if value is not None]
         if given and not self.is_openb:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"{' and '.join(given)} choose from openb's lists, and these are none",
                 f"Leave out {' and '.join(given)}.",
             )
@@ -118,7 +118,7 @@ class Workload:
                 arrivals = openb_jobs.pressed(arrivals, capacity, self.load)
         if self.sizes_given and any(one.sizes is not None for one in arrivals):
             given = " and ".join(self.sizes_given)
-            raise BadValueError(
+            raise InvalidValueError(
                 f"{given} would have no effect: the gangs of {self.source.pods} name their sizes",
                 f"Leave out {given}, or the columns least and most.",
             )
@@ -199,7 +199,9 @@ def parse_way(name: str) -> Way:
     try:
         return Way(name)
     except ValueError as error:
-        raise BadValueError(f"there is no way {name!r}", f"There are: {', '.join(Way)}.") from error
+        raise InvalidValueError(
+            f"there is no way {name!r}", f"There are: {', '.join(Way)}."
+        ) from error
 
 
 def _show(rows: Sequence[Row], rules: Rules, costs: Costs, stretch: Stretch) -> None:

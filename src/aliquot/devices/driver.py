@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.devices import elf, linker
 from aliquot.devices.native import CUDA, NVML, native_file
-from aliquot.model.errors import BadValueError, DriverError, NoGpuError
+from aliquot.model.errors import DriverError, InvalidValueError, NoGpuError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,18 +54,18 @@ def parse_shape(text: str) -> Shape:
     """Read `h100:8`, or `h100` for one."""
     match = _SIMULATE.fullmatch(text.strip().lower())
     if match is None:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r} is no simulated machine",
             f"Write MODEL:COUNT, for example h100:8. Models: {', '.join(models())}.",
         )
     count = int(match["count"] or 1)
     if count > MAX_SIMULATED:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r}: a simulated machine has at most {MAX_SIMULATED} GPUs",
             f"Write for example {match['model']}:8.",
         )
     if match["model"] not in models():
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r}: there is no simulated {match['model']!r}",
             f"Models: {', '.join(models())}.",
         )

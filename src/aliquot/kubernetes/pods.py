@@ -28,7 +28,7 @@ from aliquot.model import (
     parse_amount,
     parse_share,
 )
-from aliquot.model.errors import AliquotError, BadValueError
+from aliquot.model.errors import AliquotError, InvalidValueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,12 +51,12 @@ _QUANTITY = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]*)?)(?P<suffix>[A-Za-z]*)", 
 class BadRequestError(AliquotError):
     """A pod asks for what makes no sense; `reason` is the word for its event."""
 
-    def __init__(self, reason: str, message: str, way_out: str) -> None:
-        super().__init__(message, way_out)
+    def __init__(self, reason: str, message: str, hint: str) -> None:
+        super().__init__(message, hint)
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.message}. {self.way_out}"
+        return f"{self.message}. {self.hint}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def quantity(value: Quantity) -> Fraction:
     """A Kubernetes quantity as a number: `3k` is 3000."""
     match = _QUANTITY.fullmatch(str(value).strip())
     if match is None or match["suffix"] not in _SUFFIXES:
-        raise BadValueError(f"{value!r} is no quantity", "Write a whole number.")
+        raise InvalidValueError(f"{value!r} is no quantity", "Write a whole number.")
     return Fraction(match["number"]) * _SUFFIXES[match["suffix"]]
 
 
@@ -258,7 +258,7 @@ def _counts(container: Container, preset: Preset) -> dict[str, int]:
             continue
         try:
             number = quantity(named[resource])
-        except BadValueError as error:
+        except InvalidValueError as error:
             number = Fraction(-1)
             text = error.message
         else:
@@ -426,7 +426,7 @@ class _Notes:
             return None
         try:
             return read(text)
-        except (ValueError, BadValueError):
+        except (ValueError, InvalidValueError):
             self._wrong.append((name, text, ways))
             return None
 

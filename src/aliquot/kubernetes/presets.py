@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from aliquot.kubernetes.names import GROUP, MEMORY_UNIT, MODELS
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -112,17 +112,19 @@ def choose_presets(names: Iterable[str]) -> tuple[Preset, ...]:
     chosen: list[Preset] = []
     for name in dict.fromkeys(names):
         if name not in PRESETS:
-            raise BadValueError(f"there is no preset {name!r}", f"There are: {', '.join(PRESETS)}.")
+            raise InvalidValueError(
+                f"there is no preset {name!r}", f"There are: {', '.join(PRESETS)}."
+            )
         chosen.append(PRESETS[name])
     seen: dict[str, str] = {}
     for one in chosen:
         for resource in one.resources:
             if resource in seen:
-                raise BadValueError(
+                raise InvalidValueError(
                     f"the presets {seen[resource]} and {one.name} both use {resource}",
                     "Choose one of them.",
                 )
             seen[resource] = one.name
     if not chosen:
-        raise BadValueError("no preset was chosen", f"There are: {', '.join(PRESETS)}.")
+        raise InvalidValueError("no preset was chosen", f"There are: {', '.join(PRESETS)}.")
     return tuple(chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from aliquot.model.grant import Policy, Priority
@@ -28,7 +28,7 @@ class Change:
     def __post_init__(self) -> None:
         given = (self.memory, self.compute_percent, self.policy, self.priority)
         if all(one is None for one in given):
-            raise BadValueError(
+            raise InvalidValueError(
                 "nothing to change was given",
                 "Give at least one, for example: --memory 8GiB, --compute 30, --compute equal,"
                 " --policy hard, --priority latency",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from aliquot.model.compute import ComputeUse
@@ -142,9 +142,9 @@ class Grant:
 
 
 def check_name(name: str) -> str:
-    """A grant's name as it is, or BadValueError."""
+    """A grant's name as it is, or InvalidValueError."""
     if _NAME.fullmatch(name) is None:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{name!r} is no name for a grant",
             "A name has 1 to 63 of A-Z a-z 0-9 . _ - and begins with a letter or a digit.",
         )

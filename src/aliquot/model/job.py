@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from aliquot.model.request import Request
@@ -76,9 +76,9 @@ class Sizes:
 
     def __post_init__(self) -> None:
         if not self.allowed or list(self.allowed) != sorted(set(self.allowed)):
-            raise BadValueError(f"{self.allowed} are no sizes of a job", SIZES_EXAMPLES)
+            raise InvalidValueError(f"{self.allowed} are no sizes of a job", SIZES_EXAMPLES)
         if self.allowed[0] < 1 or self.allowed[-1] > MAX_WORKERS:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"a job cannot have {self} workers", f"It has 1 to {MAX_WORKERS}. {SIZES_EXAMPLES}"
             )
 
@@ -136,9 +136,9 @@ class Job:
 
     def __post_init__(self) -> None:
         if not self.command:
-            raise BadValueError(f"job {self.name} has no command")
+            raise InvalidValueError(f"job {self.name} has no command")
         if self.retries < 0 or min(self.notice_seconds, self.grace_seconds) < 0:
-            raise BadValueError(f"job {self.name}: retries and times cannot be negative")
+            raise InvalidValueError(f"job {self.name}: retries and times cannot be negative")
 
     def __str__(self) -> str:
         return f"{self.name} ({self.number})"
@@ -150,21 +150,21 @@ def parse_sizes(text: str) -> Sizes:
     if match := _RANGE.fullmatch(text):
         least, most = int(match[1]), int(match[2])
         if most < least:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"{text!r}: the maximum {most} is below the minimum {least}", SIZES_EXAMPLES
             )
         if most > MAX_WORKERS:
-            raise BadValueError(f"{text!r}: a job has at most {MAX_WORKERS} workers")
+            raise InvalidValueError(f"{text!r}: a job has at most {MAX_WORKERS} workers")
         return _powers(text, least, most) if match[3] else Sizes(tuple(range(least, most + 1)))
     if _LIST.fullmatch(text):
         return Sizes(tuple(sorted({int(word) for word in text.split(",")})))
-    raise BadValueError(f"{text!r} is no number of workers", SIZES_EXAMPLES)
+    raise InvalidValueError(f"{text!r} is no number of workers", SIZES_EXAMPLES)
 
 
 def check_job_name(name: str) -> str:
-    """A job's name as it is, or BadValueError."""
+    """A job's name as it is, or InvalidValueError."""
     if _NAME.fullmatch(name) is None or name.isdecimal():
-        raise BadValueError(
+        raise InvalidValueError(
             f"{name!r} is no name for a job",
             "A name has 1 to 30 of A-Z a-z 0-9 _ - and begins with a letter or a digit; it is not"
             " a number.",
@@ -176,4 +176,4 @@ def _powers(text: str, least: int, most: int) -> Sizes:
     powers = (1 << bit for bit in range(MAX_WORKERS.bit_length()))
     if found := tuple(size for size in powers if least <= size <= most):
         return Sizes(found)
-    raise BadValueError(f"{text!r}: there is no power of two in it", SIZES_EXAMPLES)
+    raise InvalidValueError(f"{text!r}: there is no power of two in it", SIZES_EXAMPLES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.grant import MAX_SLICES, Policy, Priority, Slice
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ class Request:
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus <= MAX_SLICES:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"a grant cannot have {self.gpus} GPUs", f"Ask for 1 to {MAX_SLICES}."
             )
         if not 0 <= self.compute_percent <= 100:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"{self.compute_percent} is not a part of a GPU's compute",
                 "Write 1 to 100 (percent), or leave it out for an equal part.",
             )
         if self.policy is Policy.HARD and not self.compute_percent:
-            raise BadValueError("--policy hard needs a share: add --compute PERCENT")
+            raise InvalidValueError("--policy hard needs a share: add --compute PERCENT")
 
     def bytes_on(self, gpu: Gpu) -> int:
         """The bytes this request means on that GPU."""

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -66,12 +66,14 @@ def parse_amount(text: str) -> Amount:
     """Read `8GiB`, `8G`, `8192MiB`, `50%` or plain bytes."""
     match = _FORM.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None:
-        raise BadValueError(f"{text!r} is no amount of memory", f"Write for example {EXAMPLES}.")
+        raise InvalidValueError(
+            f"{text!r} is no amount of memory", f"Write for example {EXAMPLES}."
+        )
     number, unit = Fraction(match["number"]), match["unit"].lower()
     if unit == "%":
         return _percent(text, number)
     if unit not in _FACTORS:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r}: there is no unit {match['unit']!r}", f"Write for example {EXAMPLES}."
         )
     return _bytes(text, int(number * _FACTORS[unit]))
@@ -79,7 +81,7 @@ def parse_amount(text: str) -> Amount:
 
 def _percent(text: str, number: Fraction) -> Amount:
     if not 0 < number <= 100:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r} is not a part of a GPU", "Write more than 0% and at most 100%."
         )
     return Amount(percent=number)
@@ -87,12 +89,12 @@ def _percent(text: str, number: Fraction) -> Amount:
 
 def _bytes(text: str, count: int) -> Amount:
     if count < _SMALLEST:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r} is {count} bytes, and a slice has at least {format_bytes(_SMALLEST)}",
             f"Write for example {EXAMPLES}.",
         )
     if count > _LARGEST:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r} is more memory than any GPU has", f"Write for example {EXAMPLES}."
         )
     return Amount(bytes=count)
@@ -116,7 +118,7 @@ def parse_share(text: str) -> int:
         return 0
     match = _SHARE.fullmatch(text.strip())
     if match is None or not 1 <= int(match["percent"]) <= 100:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r} is no share of a GPU's compute time",
             f"Write --compute with 1 to 100 (whole percent), or {EQUAL} for an equal part of what"
             " the others leave.",

@@ -23,7 +23,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.units import format_bytes
 from aliquot.placement.demand import Kind
 
@@ -83,7 +83,7 @@ class Queue:
 
     def __post_init__(self) -> None:
         if not self.weight > 0:
-            raise BadValueError(f"queue {self.name!r} cannot have the weight {self.weight:g}")
+            raise InvalidValueError(f"queue {self.name!r} cannot have the weight {self.weight:g}")
 
 
 BESIDE = Queue("")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind
 from aliquot.placement.fgd import Fgd
 from aliquot.placement.fit import sizes_left
@@ -230,7 +230,7 @@ STRATEGIES: dict[str, Callable[[Hardware, Mix], Strategy]] = {
 def strategy(name: str, hardware: Hardware, mix: Mix | None = None) -> Strategy:
     """The strategy of this name, for these nodes and what is likely to come to them."""
     if name not in STRATEGIES:
-        raise BadValueError(
+        raise InvalidValueError(
             f"there is no strategy {name!r}", f"There are: {', '.join(STRATEGIES)}."
         )
     return STRATEGIES[name](hardware, mix or ANYTHING)

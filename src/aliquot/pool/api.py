@@ -8,7 +8,7 @@
                                         is the first byte's number, larger where some were cut;
                                         X-Aliquot-State says where the job stands
 
-An error is {"error", "way_out"}, with 400 for what is wrong in itself, 401 without the token, 404,
+An error is {"error", "hint"}, with 400 for what is wrong in itself, 401 without the token, 404,
 409 for what is refused, 507 where nothing can be written.
 """
 
@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from aliquot.model.errors import AliquotError, BadValueError
+from aliquot.model.errors import AliquotError, InvalidValueError
 from aliquot.model.job import Wish
 from aliquot.pool import logs
 from aliquot.pool.forms import read_submission, record_words, submission_words
@@ -40,7 +40,7 @@ STATE_HEADER, FROM_HEADER = "X-Aliquot-State", "X-Aliquot-From"
 _LARGEST_BODY = 4 << 20
 _LOG_BYTES = 1 << 20
 _STATUS: list[tuple[type[AliquotError], HTTPStatus]] = [
-    (BadValueError, HTTPStatus.BAD_REQUEST),
+    (InvalidValueError, HTTPStatus.BAD_REQUEST),
     (NoSuchJobError, HTTPStatus.NOT_FOUND),
     (StoreError, HTTPStatus.INSUFFICIENT_STORAGE),
     (AliquotError, HTTPStatus.CONFLICT),
@@ -87,7 +87,7 @@ class _Door(BaseHTTPRequestHandler):
             self._route(method, body)
         except AliquotError as error:
             status = next(status for kind, status in _STATUS if isinstance(error, kind))
-            self._send(status, {"error": error.message, "way_out": error.way_out})
+            self._send(status, {"error": error.message, "hint": error.hint})
 
     def _route(self, method: str, body: dict[str, Any]) -> None:
         url = urlsplit(self.path)
@@ -125,7 +125,7 @@ class _Door(BaseHTTPRequestHandler):
         try:
             rank, start = int(asked.get("rank", "0")), int(asked.get("from", "0"))
         except ValueError as error:
-            raise BadValueError(f"rank and from are numbers: {error}") from error
+            raise InvalidValueError(f"rank and from are numbers: {error}") from error
         state = self.pool.find(
             str(stored.job.number)
         ).record.state  # before the last bytes are read
@@ -145,15 +145,15 @@ class _Door(BaseHTTPRequestHandler):
             length = -1
         if not 0 <= length <= _LARGEST_BODY:
             self.close_connection = True
-            raise BadValueError("the body is too long, or of no length")
+            raise InvalidValueError("the body is too long, or of no length")
         if not (words := self.rfile.read(length)):
             return {}
         try:
             body = json.loads(words)
         except ValueError as error:
-            raise BadValueError(f"the body is no JSON: {error}") from error
+            raise InvalidValueError(f"the body is no JSON: {error}") from error
         if not isinstance(body, dict):
-            raise BadValueError("the body is no JSON object")
+            raise InvalidValueError("the body is no JSON object")
         return body
 
     def _send(self, status: HTTPStatus, answer: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from aliquot.model.errors import AliquotError, BadValueError
+from aliquot.model.errors import AliquotError, InvalidValueError
 from aliquot.model.job import State
 from aliquot.pool import processes
 from aliquot.pool.api import FROM_HEADER, STATE_HEADER
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 START_ONE = "Start one with: aliquot up"
 
-_ERRORS: dict[int, type[AliquotError]] = {400: BadValueError, 404: AliquotError}
+_ERRORS: dict[int, type[AliquotError]] = {400: InvalidValueError, 404: AliquotError}
 _TIMEOUT = 60.0
 
 
@@ -125,6 +125,6 @@ def _open(place: Place) -> Client | None:
 def _error(status: int, words: bytes) -> AliquotError:
     try:
         answer = json.loads(words)
-        return _ERRORS.get(status, AliquotError)(answer["error"], answer.get("way_out"))
+        return _ERRORS.get(status, AliquotError)(answer["error"], answer.get("hint"))
     except (KeyError, TypeError, ValueError):
         return AliquotError(f"the pool answers with status {status}")

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from aliquot.model import Amount, Policy, Priority, Request
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Job, Sizes, State, Wish
 from aliquot.model.record import Leaving, Record, Stage, slots_of
 
@@ -41,7 +41,7 @@ def submission_words(one: Submission) -> dict[str, Any]:
 
 
 def read_submission(words: dict[str, Any], number: int | None = None) -> Submission:
-    """The opposite; BadValueError where it cannot be read."""
+    """The opposite; InvalidValueError where it cannot be read."""
     try:
         job, request = dict(words), dict(words["request"])
         program, directory = str(job.pop("program")), str(job.pop("directory"))
@@ -56,7 +56,7 @@ def read_submission(words: dict[str, Any], number: int | None = None) -> Submiss
             job["number"] = number
         return Submission(Job(**job), program, directory, environment)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BadValueError(f"this cannot be read as a job: {error!r}") from error
+        raise InvalidValueError(f"this cannot be read as a job: {error!r}") from error
 
 
 def record_words(record: Record) -> dict[str, Any]:

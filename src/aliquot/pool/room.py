@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from aliquot.model import ComputeUse, Grant, Hold, SliceUse
-from aliquot.model.errors import NoRoomError
+from aliquot.model.errors import NoCapacityError
 from aliquot.slices.choose import WAIT, choose, figures, has_room
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Plan:
         return Plan(tuple(gpus), tuple(kept))
 
     def put(self, request: Request, count: int) -> tuple[Plan, list[list[Slice]]]:
-        """The same with so many workers more, and their slices; NoRoomError, with figures."""
+        """The same with so many workers more, and their slices; NoCapacityError, with figures."""
         plan, placed = self, []
         for _ in range(count):
             gpus = choose(request, plan.gpus, plan.grants)
@@ -61,16 +61,16 @@ class Plan:
         return plan, placed
 
     def put_back(self, parked: Iterable[Grant]) -> Plan:
-        """The same with parked grants on the GPUs they had; NoRoomError, with figures."""
+        """The same with parked grants on the GPUs they had; NoCapacityError, with figures."""
         plan = self
         for grant in parked:
             for part in grant.slices:
                 one = next((one for one in plan.gpus if one.gpu.uuid == part.gpu_uuid), None)
                 if one is None:
-                    raise NoRoomError(f"{part.gpu_uuid}, which {grant.name} had, is gone")
+                    raise NoCapacityError(f"{part.gpu_uuid}, which {grant.name} had, is gone")
                 if not has_room(part, one, plan.grants):
                     left = figures(one, plan.grants, with_compute=True)
-                    raise NoRoomError(f"what {grant.name} had is not free: {left}", WAIT)
+                    raise NoCapacityError(f"what {grant.name} had is not free: {left}", WAIT)
             plan = plan._with(grant.slices)
         return plan
 
@@ -79,9 +79,9 @@ class Plan:
         plan = self
         for grant in self.grants:
             if grant.hold is Hold.PARKED:
-                with suppress(NoRoomError):
+                with suppress(NoCapacityError):
                     plan = plan.put_back([grant])
-        with suppress(NoRoomError):
+        with suppress(NoCapacityError):
             return plan.put(request, count)[1]
         return self.put(request, count)[1]
 
@@ -89,7 +89,7 @@ class Plan:
         """Whether so many workers more have a place."""
         try:
             self.put(request, count)
-        except NoRoomError:
+        except NoCapacityError:
             return False
         return True
 
@@ -131,7 +131,7 @@ class MachineRoom:
         try:
             for name in sorted(moved, key=self._in_order):
                 plan = place(plan, self.requests[name], sizes[name], self.parked.get(name, ()))
-        except NoRoomError:
+        except NoCapacityError:
             return False
         return True
 

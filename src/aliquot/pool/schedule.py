@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aliquot.model import lifecycle
-from aliquot.model.errors import NoRoomError
+from aliquot.model.errors import NoCapacityError
 from aliquot.model.job import Sizes, State
 from aliquot.placement.demand import WHOLE_MILLI, Demand, Kind
 from aliquot.placement.elastic import Elastic, Rules, decide
@@ -62,7 +62,7 @@ class Scheduler:
             stored = by_name[name]
             try:
                 plan = _placed(plan, stored, status, size)
-            except NoRoomError:
+            except NoCapacityError:
                 self.waits[name] = "its GPUs are being given back by others"
                 continue
             record = stored.record
@@ -125,7 +125,7 @@ def _moved(plan: Plan, stored: Stored, status: Status, size: int) -> Plan | None
     """The same with this job at another size, where that is possible now."""
     try:
         return _placed(plan.without(_grants(stored, status)), stored, status, size)
-    except NoRoomError:
+    except NoCapacityError:
         return None
 
 

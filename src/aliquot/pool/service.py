@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.model import lifecycle
 from aliquot.model.due import due
-from aliquot.model.errors import AliquotError, BadValueError, NameInUseError, NoRoomError
+from aliquot.model.errors import AliquotError, InvalidValueError, NameInUseError, NoCapacityError
 from aliquot.model.job import State, Wish, check_job_name
 from aliquot.model.record import Record
 from aliquot.placement.elastic import plausible
@@ -75,7 +75,7 @@ class Pool:
         check_job_name(job.name)
         if self.queues and job.queue not in self.queues:
             names = ", ".join(sorted(self.queues))
-            raise BadValueError(f"there is no queue {job.queue!r}", f"There are: {names}.")
+            raise InvalidValueError(f"there is no queue {job.queue!r}", f"There are: {names}.")
         other = self.store.find(job.name)
         if other is not None and not other.record.state.final:
             raise NameInUseError(
@@ -95,9 +95,9 @@ class Pool:
             stored = self.find(wanted)
             record = stored.record
             if record.state.final:
-                raise BadValueError(f"job {stored.job} is {record.state}", record.reason)
+                raise InvalidValueError(f"job {stored.job} is {record.state}", record.reason)
             if record.wish is Wish.CANCEL and wish is not Wish.CANCEL:
-                raise BadValueError(f"job {stored.job} is cancelled", "It is being stopped.")
+                raise InvalidValueError(f"job {stored.job} is cancelled", "It is being stopped.")
             saved = self.store.save(stored, lifecycle.want(record, wish))
             if saved is not None:
                 self.wake()
@@ -235,7 +235,7 @@ class Pool:
         plan = Plan.of_empty(status)
         try:
             plan.put(job.request, job.sizes.least)
-        except NoRoomError as error:
+        except NoCapacityError as error:
             if job.sizes.least == 1:
                 raise
             most = next(
@@ -243,7 +243,7 @@ class Pool:
                 for count in reversed(range(job.sizes.least))
                 if plan.holds(job.request, count)
             )
-            raise NoRoomError(
+            raise NoCapacityError(
                 f"{job.sizes.least} workers of {_words(job)} each do not fit this machine: at most"
                 f" {most} do",
                 "Ask for fewer with --workers, or for less with --gpus and --memory.",

@@ -8,7 +8,7 @@ import signal
 import tomllib
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import ArbiterError, BadValueError
+from aliquot.model.errors import ArbiterError, InvalidValueError
 from aliquot.placement.demand import WHOLE_MILLI
 from aliquot.placement.queues import Bound, Queue
 from aliquot.pool import api, place, processes
@@ -77,12 +77,14 @@ def _serve(pool: Pool, say: Callable[[str], None]) -> None:
 
 
 def read_queues(path: Path) -> dict[str, Queue]:
-    """Queues from a TOML file; BadValueError where it cannot be understood."""
+    """Queues from a TOML file; InvalidValueError where it cannot be understood."""
     try:
         tables = tomllib.loads(path.read_text("utf-8")).get("queues", {})
         return {name: _queue(name, dict(words)) for name, words in tables.items()}
     except (OSError, AttributeError, TypeError, ValueError) as error:
-        raise BadValueError(f"{path} cannot be read as queues: {error}", QUEUE_EXAMPLE) from error
+        raise InvalidValueError(
+            f"{path} cannot be read as queues: {error}", QUEUE_EXAMPLE
+        ) from error
 
 
 def _queue(name: str, words: dict[str, float]) -> Queue:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot import slices as grants
 from aliquot.model import Hold, Life
-from aliquot.model.errors import ArbiterError, NameInUseError, NoRoomError
+from aliquot.model.errors import ArbiterError, NameInUseError, NoCapacityError
 from aliquot.model.record import Seen, Slot, Verb
 from aliquot.pool import freezer, keeper, processes
 from aliquot.pool.room import Plan
@@ -141,7 +141,7 @@ class World:
                 marked = control.make(self._machine.state, name, parts, kept=True)
                 made.append(name)
                 write(folder.path / GRANT, {"grant": marked})
-        except (NoRoomError, NameInUseError) as error:
+        except (NoCapacityError, NameInUseError) as error:
             self._refused[job.number] = record.generation, error.message
             self._end_all(made)
         except BaseException:
@@ -157,7 +157,7 @@ class World:
             checkpoint.check_room(control.status(state), names)
         except control.NoArbiterError:
             raise
-        except (NoRoomError, ArbiterError) as error:
+        except (NoCapacityError, ArbiterError) as error:
             self._refused[job.number] = record.generation, error.message
             for name in names:
                 with suppress(ArbiterError):  # one that is broken, or gone, holds nothing

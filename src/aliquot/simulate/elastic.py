@@ -26,7 +26,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Sizes
 from aliquot.placement.demand import WHOLE_MILLI, Demand, Gang
 from aliquot.placement.elastic import EFFICIENCY, Elastic, Rules, decide
@@ -59,12 +59,12 @@ class Costs:
     def __post_init__(self) -> None:
         times = (self.notice_seconds, self.restart_seconds, self.checkpoint_seconds)
         if not all(math.isfinite(one) and one >= 0 for one in times):
-            raise BadValueError(
+            raise InvalidValueError(
                 "notice, restart and checkpoint are times of 0 seconds or more",
                 "A job that saves when it is told has a checkpoint of 0.",
             )
         if not 0 < self.efficiency <= 1:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"an efficiency cannot be {self.efficiency:g}",
                 "n workers are n ** efficiency as fast as one: write for example 0.9, at most 1.",
             )
@@ -146,7 +146,7 @@ class _World(World):
     def come(self, arrival: Arrival) -> None:
         gang = arrival.gang
         if len(set(gang.members)) > 1:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"gang {gang.name!r} has members that differ: the elastic way knows equal ones",
                 "Make them equal, or leave out the way 'elastic'.",
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import MAX_WORKERS, Sizes
 from aliquot.placement.demand import WHOLE_MILLI, Kind
 from aliquot.simulate.elastic import Costs, simulate_elastic
@@ -78,13 +78,13 @@ def parse_stretch(text: str, smallest_job: int) -> Stretch:
     except ValueError:
         least = most = 0.0
     if not (least > 0 and most > 0):
-        raise BadValueError(f"{text!r} is no range of sizes", RANGE_EXAMPLE)
+        raise InvalidValueError(f"{text!r} is no range of sizes", RANGE_EXAMPLE)
     if most < least:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r}: the maximum {most:g} is below the minimum {least:g}", RANGE_EXAMPLE
         )
     if not least <= 1 <= most:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r}: a job could not have the workers that it asks for",
             f"1 must be in the range. {RANGE_EXAMPLE}",
         )

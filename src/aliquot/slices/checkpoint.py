@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING
 
 from aliquot.devices import elf
 from aliquot.model import Hold, format_bytes
-from aliquot.model.errors import AliquotError, ArbiterError, NoRoomError, NoSuchGrantError
+from aliquot.model.errors import AliquotError, ArbiterError, NoCapacityError, NoSuchGrantError
 from aliquot.slices import control, host
 from aliquot.slices.gates import driver_words
 
@@ -149,7 +149,7 @@ def thaw(checkpoints: Checkpoints, state: Path, name: str) -> None:
     with _no_refusal():
         try:
             control.hold(state, name, Hold.OPEN)
-        except NoRoomError as error:
+        except NoCapacityError as error:
             raise NotYetError(error.message) from error
         while away := _away(checkpoints, state, name):
             _check_card(control.status(state), away)
@@ -187,7 +187,7 @@ def check_room(status: Status, names: Collection[str]) -> None:
     try:
         _check_card(status, pids)
     except NotYetError as error:
-        raise NoRoomError(error.message) from error
+        raise NoCapacityError(error.message) from error
 
 
 def _check_card(status: Status, pids: Collection[int]) -> None:

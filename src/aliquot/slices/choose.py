@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aliquot.model import format_bytes
-from aliquot.model.errors import NoRoomError
+from aliquot.model.errors import NoCapacityError
 from aliquot.placement.machine import Card, choose_gpus
 
 if TYPE_CHECKING:
@@ -26,18 +26,18 @@ WAIT = "or wait until a grant ends: aliquot ps"
 
 
 def choose(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant]) -> list[Gpu]:
-    """The GPUs for a request, as many different ones as it asks for; NoRoomError, with figures."""
+    """The GPUs for a request, as many different ones as it asks for, or NoCapacityError."""
     if request.gpus > len(gpus):
-        raise NoRoomError(
+        raise NoCapacityError(
             f"{_count(request.gpus)} asked for, and there {_is(len(gpus))}",
             "Ask for fewer with --gpus.",
         )
     large = [one for one in gpus if request.bytes_on(one.gpu) <= one.gpu.memory_bytes]
     if len(large) < request.gpus:
-        raise NoRoomError(_too_small(request, gpus, len(large)), "Ask for less with --memory.")
+        raise NoCapacityError(_too_small(request, gpus, len(large)), "Ask for less with --memory.")
     fitting = [one for one in large if _fits(request, one, grants)]
     if len(fitting) < request.gpus:
-        raise NoRoomError(
+        raise NoCapacityError(
             _no_room(request, gpus, grants, len(fitting)), _ask_less(request, large, grants)
         )
     chosen = choose_gpus(request, [_card(one, grants) for one in fitting])

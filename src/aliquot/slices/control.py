@@ -33,11 +33,11 @@ from aliquot.model import (
 from aliquot.model.errors import (
     AliquotError,
     ArbiterError,
-    InUseError,
+    MemoryInUseError,
     NameInUseError,
-    NoRoomError,
+    NoCapacityError,
     NoSuchGrantError,
-    NotYoursError,
+    NotOwnerError,
     StateError,
     UnsupportedError,
 )
@@ -54,7 +54,7 @@ class NoArbiterError(ArbiterError):
     """Nobody listens in this state directory."""
 
 
-class RoomTakenError(NoRoomError):
+class CapacityRefusedError(NoCapacityError):
     """What was asked for is not there: another maker may have been quicker."""
 
 
@@ -62,11 +62,11 @@ _TIMEOUT = 20.0
 _LARGEST_ANSWER = 64 << 20
 _REFUSALS: dict[str, type[AliquotError]] = {
     "name-in-use": NameInUseError,
-    "no-room": RoomTakenError,
+    "no-room": CapacityRefusedError,
     "cannot-make": StateError,
     "no-such-grant": NoSuchGrantError,
-    "in-use": InUseError,
-    "not-yours": NotYoursError,
+    "in-use": MemoryInUseError,
+    "not-yours": NotOwnerError,
     "unsupported": UnsupportedError,
 }
 _WAYS_OUT = {
@@ -210,7 +210,7 @@ def hold(directory: Path, name: str, hold: Hold) -> None:
     """Make a grant taken, open or parked; where it is so already, nothing changes.
 
     A parked one is open or taken again only where there is room for all its slices:
-    RoomTakenError, and it stays parked. Only root and the arbiter's user may ask.
+    CapacityRefusedError, and it stays parked. Only root and the arbiter's user may ask.
     """
     answer = ask(directory, f"hold name={name} as={hold}")
     if answer.get("hold") != str(hold):

@@ -102,7 +102,7 @@ def _checked(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[F
 
 
 def _broken(subject: str, error: AliquotError) -> Finding:
-    return Finding(subject, Health.BROKEN, error.message, error.way_out)
+    return Finding(subject, Health.BROKEN, error.message, error.hint)
 
 
 def _installation() -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import NameInUseError, NoRoomError
+from aliquot.model.errors import NameInUseError, NoCapacityError
 from aliquot.slices import arbiter, control
 from aliquot.slices.choose import choose
 from aliquot.slices.visible import VISIBLE, visible
@@ -50,7 +50,7 @@ def make_grant(
                 wanted = next(names)
             except StopIteration:
                 raise _name_in_use(wanted) from error
-        except (control.NoArbiterError, control.RoomTakenError):
+        except (control.NoArbiterError, control.CapacityRefusedError):
             if not tries_left:
                 raise
     raise _name_in_use(wanted)
@@ -67,11 +67,11 @@ def _make(state: Path, request: Request, name: str) -> Made:
 def _choose(request: Request, seen: control.Status, named: str | None) -> list[Gpu]:
     try:
         return choose(request, visible(seen.gpus, named), seen.grants)
-    except NoRoomError as error:
+    except NoCapacityError as error:
         if named is None:
             raise
         note = f"Only the GPUs of {VISIBLE}={named} were looked at."
-        raise NoRoomError(error.message, f"{error.way_out}\n  {note}") from error
+        raise NoCapacityError(error.message, f"{error.hint}\n  {note}") from error
 
 
 def _name_in_use(name: str) -> NameInUseError:

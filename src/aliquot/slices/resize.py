@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from aliquot.model import Change, Policy, format_bytes
 from aliquot.model.errors import (
     AliquotError,
-    BadValueError,
-    InUseError,
-    NoRoomError,
+    InvalidValueError,
+    MemoryInUseError,
+    NoCapacityError,
     NoSuchGrantError,
     StateError,
 )
@@ -58,7 +58,7 @@ def resize(machine: Machine, grant: Grant, change: Change) -> tuple[Resized, ...
     changes = _slice_changes(machine, grant, change)
     try:
         return control.resize(machine.state.directory, grant.name, changes)
-    except (InUseError, NoRoomError) as error:
+    except (MemoryInUseError, NoCapacityError) as error:
         raise _with_figures(error, machine, grant, changes) from error
 
 
@@ -67,10 +67,10 @@ def _with_figures(
 ) -> AliquotError:
     """A refusal in words for a person: who has what, as far as it is still so."""
     seen = control.status(machine.state.directory)
-    told = _in_use if isinstance(error, InUseError) else _no_room
+    told = _in_use if isinstance(error, MemoryInUseError) else _no_room
     lines = told(seen, grant, changes)
     ask_less = "Ask for less, or shrink another grant first: aliquot ps"
-    return type(error)("\n".join(lines) or error.message, error.way_out or ask_less)
+    return type(error)("\n".join(lines) or error.message, error.hint or ask_less)
 
 
 def _in_use(seen: Status, grant: Grant, changes: list[SliceChange]) -> list[str]:
@@ -170,9 +170,9 @@ def _check_share(grant: Grant, part: Slice, change: Change) -> None:
     """A hard slice needs a share: refuse a change that would leave it without one."""
     kept = part.compute_percent if change.compute_percent is None else change.compute_percent
     if change.policy is Policy.HARD and not kept:
-        raise BadValueError("--policy hard needs a share: add --compute PERCENT")
+        raise InvalidValueError("--policy hard needs a share: add --compute PERCENT")
     if change.compute_percent == 0 and (change.policy or part.policy) is Policy.HARD:
-        raise BadValueError(
+        raise InvalidValueError(
             f"grant {grant.name} has the policy hard, and that needs a share",
             "Add --policy elastic, or give --compute a percentage.",
         )

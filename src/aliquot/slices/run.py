@@ -13,7 +13,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from aliquot.model.errors import CommandNotExecutableError, CommandNotFoundError, NestedError
+from aliquot.model.errors import CommandNotExecutableError, CommandNotFoundError, NestedGrantError
 from aliquot.slices.library import driver_directory
 from aliquot.slices.visible import VISIBLE
 
@@ -37,7 +37,7 @@ def refuse_nested(environment: Mapping[str, str]) -> None:
     if is_inside_grant(environment):
         grant = environment.get(GRANT)
         name = Path(grant.partition("#")[0]).name if grant else "of this container"
-        raise NestedError(
+        raise NestedGrantError(
             f"already inside the grant {name}",
             "Run the command as it is: it is held to that grant's limits.",
         )

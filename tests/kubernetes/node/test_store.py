@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_read_is_refused_and_left_alone(tmp_path: Path, te
     with pytest.raises(StateError) as caught:
         Store(path).load()
     assert str(path) in caught.value.message
-    assert "drain the node" in str(caught.value.way_out)
+    assert "drain the node" in str(caught.value.hint)
     assert path.read_bytes() == text
     assert [one.name for one in tmp_path.iterdir()] == ["node.json"]
 

@@ -90,12 +90,12 @@ def test_a_queue_that_does_not_exist_is_told_with_those_that_do() -> None:
 
 def test_a_parent_that_does_not_exist_stops_all_below_it() -> None:
     known = know(make_queue("a", "nobody"), make_queue("b", "a"), make_queue("c"))
-    way_out = "Create queue 'nobody', or change spec.parent of 'a'."
+    hint = "Create queue 'nobody', or change spec.parent of 'a'."
     assert known.problem_of("a") == (
-        f"queue 'a' has the parent 'nobody', which does not exist. {way_out}"
+        f"queue 'a' has the parent 'nobody', which does not exist. {hint}"
     )
     assert known.problem_of("b") == (
-        f"queue 'b' is below 'a', which has the parent 'nobody', which does not exist. {way_out}"
+        f"queue 'b' is below 'a', which has the parent 'nobody', which does not exist. {hint}"
     )
     assert known.problem_of("c") == ""
     known.set_queue("nobody", make_queue("nobody"))

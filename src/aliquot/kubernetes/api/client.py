@@ -59,11 +59,11 @@ class ApiError(AliquotError):
         status: int,
         reason: str,
         message: str,
-        way_out: str | None = None,
+        hint: str | None = None,
         *,
         causes: tuple[Cause, ...] = (),
     ) -> None:
-        super().__init__(message, way_out)
+        super().__init__(message, hint)
         self.status = status
         self.reason = reason
         self.causes = causes

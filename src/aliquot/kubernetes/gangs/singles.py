@@ -87,12 +87,12 @@ class Singles:
         queues, used = self._queues.queues(), self._holdings.used(now, {pod.metadata.uid})
         if not within_quota([gang], queues, used, hardware):
             return answer
-        way_out = (
+        hint = (
             f"The quota of queue {queue} covers it, and only gangs ask back what others borrow:"
             f" as a gang of one, with the labels {GANG}: {pod.metadata.name} and"
             f' {GANG_SIZE}: "1", it would.'
         )
-        return replace(answer, message=f"{answer.message} {way_out}")
+        return replace(answer, message=f"{answer.message} {hint}")
 
     def may_bind(self, pod: Pod, now: float) -> None:
         """Look again at a pod that is about to be bound; NotBoundError where it may not be.

@@ -44,7 +44,7 @@ from aliquot.kubernetes.names import SCHEDULER
 from aliquot.kubernetes.pods import BadRequestError
 from aliquot.model import lifecycle
 from aliquot.model.due import due
-from aliquot.model.errors import AliquotError, BadValueError, StateError
+from aliquot.model.errors import AliquotError, InvalidValueError, StateError
 from aliquot.model.job import State
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Controller:
     async def _step(self, one: ElasticJob, pods: Mapping[str, JobPod]) -> None:
         try:
             memory, job = read_memory(one.status.record, self.now()), job_of(one)
-        except (BadValueError, StateError) as error:
+        except (InvalidValueError, StateError) as error:
             await self._complain(one, _sentence(error))
             return
         view = self._view(one, job, memory, pods)
@@ -243,7 +243,7 @@ class Controller:
         try:
             pod = pod_in(one)
             as_one(asked_by(pod, self.ledger.presets))
-        except (BadValueError, BadRequestError) as error:
+        except (InvalidValueError, BadRequestError) as error:
             return _sentence(error)
         return self.ledger.queues.problem_of(self.ledger.queues.queue_of(pod))
 
@@ -333,7 +333,7 @@ class Controller:
             asked = asked_by(pod, self.ledger.presets)
             as_one(asked)
             memory = read_memory(one.status.record, now)
-        except (BadValueError, BadRequestError, StateError):
+        except (InvalidValueError, BadRequestError, StateError):
             return None
         if not one.status.record or (memory.record.state.resting and self._must_wait(one)):
             return None
@@ -392,4 +392,4 @@ def _newer(seen: ElasticJob, saved: ElasticJob | None) -> ElasticJob:
 
 
 def _sentence(error: AliquotError) -> str:
-    return f"{error.message}. {error.way_out}" if error.way_out else error.message
+    return f"{error.message}. {error.hint}" if error.hint else error.message

@@ -12,7 +12,7 @@ from aliquot.kubernetes.gangs.words import seconds_at
 from aliquot.kubernetes.names import QUEUE
 from aliquot.kubernetes.pods import BadRequestError, requests_of
 from aliquot.model import Request
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Job, Sizes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ GRACE_SECONDS = 30  # what a pod has that does not say it
 
 
 def job_of(one: ElasticJob) -> Job:
-    """The job; BadValueError where its numbers make no sense."""
+    """The job; InvalidValueError where its numbers make no sense."""
     spec = one.spec
     return Job(
         number=0,
@@ -47,13 +47,13 @@ def sizes_of(spec: ElasticJobSpec) -> Sizes:
     """The sizes it can have, none above `replicas` but the smallest."""
     asked = spec.workers
     if asked.max < asked.min:
-        raise BadValueError(
+        raise InvalidValueError(
             f"workers.max is {asked.max}, below workers.min, {asked.min}", "Change one of them."
         )
     every = asked.sizes or tuple(range(asked.min, asked.max + 1))
     fitting = sorted({one for one in every if asked.min <= one <= asked.max})
     if not fitting:
-        raise BadValueError(
+        raise InvalidValueError(
             f"none of workers.sizes {list(asked.sizes)} is from {asked.min} to {asked.max}",
             "Change them, or workers.min and workers.max.",
         )
@@ -69,7 +69,7 @@ def grace_of(template: dict[str, Any]) -> int:
 
 
 def pod_in(one: ElasticJob) -> Pod:
-    """A worker's pod as the template has it; BadValueError where that is none."""
+    """A worker's pod as the template has it; InvalidValueError where that is none."""
     meta = one.spec.template.get("metadata") or {}
     try:
         pod = msgspec.convert(
@@ -78,7 +78,7 @@ def pod_in(one: ElasticJob) -> Pod:
             strict=False,
         )
     except (msgspec.ValidationError, TypeError, ValueError) as error:
-        raise BadValueError(f"spec.template is no pod: {error}", "Correct it.") from error
+        raise InvalidValueError(f"spec.template is no pod: {error}", "Correct it.") from error
     labels = {**pod.metadata.labels, **({QUEUE: one.spec.queue} if one.spec.queue else {})}
     named = msgspec.structs.replace(
         pod.metadata, name=one.metadata.name, namespace=one.metadata.namespace, labels=labels
@@ -87,14 +87,14 @@ def pod_in(one: ElasticJob) -> Pod:
 
 
 def asked_by(pod: Pod, presets: Sequence[Preset]) -> tuple[ContainerRequest, ...]:
-    """What each worker asks for; BadValueError where that makes no sense."""
+    """What each worker asks for; InvalidValueError where that makes no sense."""
     try:
         check_duration(pod)
         found = requests_of(pod, presets)
     except BadRequestError as error:
-        raise BadValueError(error.message, error.way_out) from error
+        raise InvalidValueError(error.message, error.hint) from error
     if not found:
-        raise BadValueError(
+        raise InvalidValueError(
             "no container of spec.template asks for a GPU", "Write it under resources.limits."
         )
     return found

@@ -28,7 +28,7 @@ from aliquot.kubernetes.node.held import Held, Part, Settings
 from aliquot.kubernetes.node.match import Burst, Call, carrier
 from aliquot.kubernetes.node.place import chosen, parts_on, planned
 from aliquot.kubernetes.node.whose import RefusedError
-from aliquot.model.errors import NoRoomError
+from aliquot.model.errors import NoCapacityError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -160,7 +160,7 @@ class Allocator:
         shape = self._held(wanted, (), units, given_on)
         try:
             yield chosen(books, self._gpus(), shape, request)
-        except NoRoomError as error:
+        except NoCapacityError as error:
             raise self._no_room(wanted, error.message) from error
 
     def _no_room(self, wanted: Wanted, why: str) -> RefusedError:
@@ -245,4 +245,4 @@ class Allocator:
 
 
 def _sentence(error: RefusedError) -> str:
-    return f"{error.message}. {error.way_out}" if error.way_out else error.message
+    return f"{error.message}. {error.hint}" if error.hint else error.message

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from aliquot.model import Life, Slice
-from aliquot.model.errors import NameInUseError, NoRoomError
+from aliquot.model.errors import NameInUseError, NoCapacityError
 from aliquot.slices import control
 from aliquot.slices.control import SliceChange
 
@@ -57,7 +57,7 @@ class Grants:
                     return
                 if time.monotonic() > deadline:  # an ended one that its processes do not leave
                     raise
-            except NoRoomError:
+            except NoCapacityError:
                 if time.monotonic() > deadline:  # what is ending has not ended
                     raise
             else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.node.held import Part
 from aliquot.model import Amount, Request, format_bytes
-from aliquot.model.errors import NoRoomError
+from aliquot.model.errors import NoCapacityError
 from aliquot.placement.machine import Card as Choice
 from aliquot.placement.machine import choose_gpus
 
@@ -44,7 +44,7 @@ def planned(books: Books, request: ContainerRequest, plan: ContainerPlan | None)
 def chosen(
     books: Books, gpus: Mapping[str, Gpu], shape: Held, request: ContainerRequest
 ) -> tuple[str, ...]:
-    """The brain's choice; NoRoomError says what there is.
+    """The brain's choice; NoCapacityError says what there is.
 
     `shape` has the container's ids. Cards of init containers that these are given on from come
     first.
@@ -59,7 +59,7 @@ def chosen(
         if found is not None:
             return tuple(gpu.uuid for gpu in found)
     figures = "; ".join(_figure(books, card) for card in books.cards.values())
-    raise NoRoomError(f"no room for {request} ({figures})")
+    raise NoCapacityError(f"no room for {request} ({figures})")
 
 
 def _asked(request: ContainerRequest, shares: int) -> Request:

@@ -13,7 +13,7 @@ from aliquot.kubernetes.api.objects import Meta, Pod
 from aliquot.kubernetes.node.match import Wanted, candidates, match, must_be_given_on
 from aliquot.kubernetes.node.roster import Guest
 from aliquot.kubernetes.pods import ContainerRequest, quantity
-from aliquot.model.errors import AliquotError, BadValueError
+from aliquot.model.errors import AliquotError, InvalidValueError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,8 +31,8 @@ WAIT_SECONDS = 1.0
 class RefusedError(AliquotError):
     """The kubelet gets no units for a container."""
 
-    def __init__(self, message: str, way_out: str | None = None, *, reason: str = "NoRoom") -> None:
-        super().__init__(message, way_out)
+    def __init__(self, message: str, hint: str | None = None, *, reason: str = "NoRoom") -> None:
+        super().__init__(message, hint)
         self.reason = reason
         self.guest: Guest | None = None
 
@@ -157,6 +157,6 @@ def _stranger() -> Guest:
 
 
 def _asks(container: Container, call: Call) -> bool:
-    with suppress(BadValueError):
+    with suppress(InvalidValueError):
         return quantity(container.resources.limits.get(call.resource, 0)) == call.count
     return False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from aliquot.kubernetes.pods import quantity
 from aliquot.kubernetes.queues.spec import DEFAULT, LEVELS, QueueSpec
 from aliquot.model import format_bytes
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.demand import WHOLE_MILLI
 from aliquot.placement.queues import Bound, Queue
 
@@ -38,13 +38,13 @@ class Trouble:
     queue: str
     reason: str
     text: str
-    way_out: str
+    hint: str
 
     def of(self, name: str) -> str:
         """As it is told of that queue, or of one below it."""
         if name == self.queue:
-            return f"queue {name!r} {self.text}. {self.way_out}"
-        return f"queue {name!r} is below {self.queue!r}, which {self.text}. {self.way_out}"
+            return f"queue {name!r} {self.text}. {self.hint}"
+        return f"queue {name!r} is below {self.queue!r}, which {self.text}. {self.hint}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,14 @@ def _trouble_of(specs: Specs, name: str, level: int) -> Trouble | None:
     spec = specs[name]
     if spec.parent and spec.parent not in specs:
         text = f"has the parent {spec.parent!r}, which does not exist"
-        way_out = f"Create queue {spec.parent!r}, or change spec.parent of {name!r}."
-        return Trouble(name, "NoSuchParent", text, way_out)
+        hint = f"Create queue {spec.parent!r}, or change spec.parent of {name!r}."
+        return Trouble(name, "NoSuchParent", text, hint)
     if level > LEVELS:
         text = f"has {LEVELS} queues above it, which is one too many"
         return Trouble(name, "TooDeep", text, "Put it below one that is nearer to the top.")
     try:
         _queue(name, spec, 0)
-    except BadValueError as error:
+    except InvalidValueError as error:
         return Trouble(name, "BadSpec", f"makes no sense: {error.message}", "Correct its spec.")
     return None
 
@@ -135,7 +135,7 @@ def _make_queues(picture: Picture, specs: Specs, largest_gpu: int) -> None:
         trouble = picture.troubles.get(name)
         try:
             one = _queue(name, specs[name], largest_gpu)
-        except BadValueError:
+        except InvalidValueError:
             one = Queue(name)
         own = trouble is not None and trouble.queue == name
         picture.queues[name] = replace(one, parent="") if own else one
