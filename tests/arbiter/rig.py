@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import support
-from arbiter import doors
+from arbiter import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +154,7 @@ class Arbiter:
         assert "runtime error" not in log, log
 
     def ask(self, request: str) -> dict[str, Any]:
-        return doors.ask(self.state, request.encode() + b"\n")
+        return wire.ask(self.state, request.encode() + b"\n")
 
     def status(self) -> dict[str, Any]:
         return self.ask("status")
@@ -187,13 +187,13 @@ class Arbiter:
         grant = self.grant(name)
         return [one["state"] for one in grant["processes"]] if grant else []
 
-    def hold(self, how: str, name: str = "a") -> None:
-        assert self.ask(f"hold name={name} as={how}") == {"name": name, "hold": how}
+    def set_state(self, state: str, name: str = "a") -> None:
+        assert self.ask(f"set-state name={name} to={state}") == {"name": name, "state": state}
 
-    def held(self, name: str = "a") -> str:
+    def grant_state(self, name: str = "a") -> str:
         grant = self.grant(name)
         assert grant
-        return str(grant["hold"])
+        return str(grant["state"])
 
     def granted(self) -> list[int]:
         """Bytes of each GPU."""
@@ -242,7 +242,7 @@ class Tenant:
     def hello(self) -> int:
         """Its slot."""
         kind, slot, *text = self.tell("hello").split()
-        assert int(kind) == doors.WELCOME, text
+        assert int(kind) == wire.WELCOME, text
         return int(slot)
 
     def run(self, index: int = 0) -> None:
@@ -250,9 +250,9 @@ class Tenant:
         self.hello()
         assert self.tell("run", index) == "runs"
 
-    def credit(self, index: int = 0) -> doors.CreditWords:
+    def credit(self, index: int = 0) -> wire.CreditWords:
         credit, pace, ring = map(int, self.tell("credit", index).split())
-        return doors.CreditWords(credit, pace, ring, 0)
+        return wire.CreditWords(credit, pace, ring, 0)
 
     def done(self, index: int = 0) -> int:
         """Quanta that are over."""
@@ -379,5 +379,5 @@ def contend(
         pair[-1].run()
     support.wait_until(arbiter.is_contended)
     for tenant in pair:
-        support.wait_until(lambda: tenant.credit().credit < doors.OPEN)  # noqa: B023 - called here
+        support.wait_until(lambda: tenant.credit().credit < wire.OPEN)  # noqa: B023 - called here
     return pair[0], pair[1]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from arbiter.doors import (
+from arbiter.wire import (
     GATES_WORK,
     MEASURED,
     WELCOME,

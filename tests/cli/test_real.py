@@ -24,7 +24,7 @@ def test_gpus(cli: Cli) -> None:
     assert answer["gpus"]
 
 
-def test_doctor_finds_all_well(cli: Cli) -> None:
+def test_doctor_finds_nothing_broken(cli: Cli) -> None:
     answer = cli("doctor")
     assert answer.returncode == 0, answer.stdout
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 import support
-from aliquot.model import Hold, Policy
+from aliquot.model import GrantState, Policy
 from aliquot.slices import control
 from credit.card import Card, Tenant
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.shares
 SPENT = 0.5
 
 
-def hold(card: Card, tenant: Tenant, how: Hold) -> None:
-    control.hold(card.machine.state, tenant.grant.name, how)
+def hold(card: Card, tenant: Tenant, how: GrantState) -> None:
+    control.set_state(card.machine.state, tenant.grant.name, how)
 
 
 def seconds_for(card: Card, tenant: Tenant, gpu_seconds: float) -> float:
@@ -49,9 +49,9 @@ def kill_arbiter(card: Card) -> None:
     support.wait_until(is_back)
 
 
-@pytest.mark.parametrize("how", [Hold.OPEN, Hold.PARKED])
+@pytest.mark.parametrize("how", [GrantState.SWITCHING, GrantState.PARKED])
 def test_what_a_hard_slice_has_begun_ends_at_once_and_it_waits_until_it_is_taken_again(
-    card: Card, how: Hold
+    card: Card, how: GrantState
 ) -> None:
     """At its share, a hundredth, that takes seconds."""
     grant = card.grant("one", 1, Policy.HARD)
@@ -63,7 +63,7 @@ def test_what_a_hard_slice_has_begun_ends_at_once_and_it_waits_until_it_is_taken
     kill_arbiter(card)
     card.resize(tenant, compute=2)
     assert stands_still(card, tenant)
-    hold(card, tenant, Hold.TAKEN)
+    hold(card, tenant, GrantState.ACTIVE)
     seconds_for(card, tenant, 0.01)  # what it had in hand
     assert seconds_for(card, tenant, 0.04) > 1
 
@@ -71,13 +71,13 @@ def test_what_a_hard_slice_has_begun_ends_at_once_and_it_waits_until_it_is_taken
 def test_the_others_share_what_it_leaves_and_turns_go_on_when_it_is_back(card: Card) -> None:
     away, one, other = card.share("away", 50), card.share("one", 30), card.share("other", 20)
     card.shares(away, one, other, gpu_seconds=0.5)
-    hold(card, away, Hold.OPEN)
+    hold(card, away, GrantState.SWITCHING)
     away.tell("pause")  # as the driver stops it
-    hold(card, away, Hold.PARKED)
+    hold(card, away, GrantState.PARKED)
     shares = card.shares(one, other, gpu_seconds=1)
     assert shares.arbiter == pytest.approx([60, 40], abs=1.5), shares
-    hold(card, away, Hold.OPEN)
+    hold(card, away, GrantState.SWITCHING)
     away.go()
-    hold(card, away, Hold.TAKEN)
+    hold(card, away, GrantState.ACTIVE)
     shares = card.shares(away, one, other, gpu_seconds=1.5)
     assert shares.arbiter == pytest.approx([50, 30, 20], abs=1.5), shares

@@ -19,7 +19,7 @@ from aliquot.kubernetes.node import agent
 from aliquot.kubernetes.node.books import Books
 from aliquot.kubernetes.node.status import BooksCollector, Meters
 from aliquot.kubernetes.scheduler.run import Options, Scheduler
-from aliquot.slices import metrics as slice_metrics
+from aliquot.slices import prometheus as slice_metrics
 from kubernetes.chart import Objects, objects
 
 _ENDS = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}

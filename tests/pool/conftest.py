@@ -17,7 +17,7 @@ import pytest
 from aliquot.model.errors import AliquotError
 from aliquot.pool.client import Client
 from aliquot.pool.place import Place
-from aliquot.slices import State, control
+from aliquot.slices import StateDirectory, control
 from conftest import Cli, aliquot_command
 from support import wait_until
 
@@ -85,7 +85,7 @@ class PoolUp:
 
     def _client(self) -> Client:
         words = json.loads((self.place / "pool.json").read_text())
-        return Client(Place(self.place, State(self.state)), words["port"], words["token"])
+        return Client(Place(self.place, StateDirectory(self.state)), words["port"], words["token"])
 
     def state_of(self, name: str) -> str:
         return str(self.job(name)["record"]["state"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.model import Hold
+from aliquot.model import GrantState
 from aliquot.slices import control
 from pool.conftest import PoolUp
 from support import GIB, wait_until
@@ -53,8 +53,8 @@ def never_began_anew(pool: PoolUp, name: str, rank: int = 0) -> None:
     assert found == list(range(1, len(found) + 1))
 
 
-def holds(pool: PoolUp) -> dict[str, Hold]:
-    return {grant.name: grant.hold for grant in control.status(pool.state).grants}
+def holds(pool: PoolUp) -> dict[str, GrantState]:
+    return {grant.name: grant.state for grant in control.status(pool.state).grants}
 
 
 def used(pool: PoolUp) -> int:
@@ -97,13 +97,13 @@ class TestTurns:
         goes_on(pool, "one")
         before = used(pool)
         resting(pool, "one")
-        assert holds(pool) == {"one.1.1.0": Hold.PARKED}
+        assert holds(pool) == {"one.1.1.0": GrantState.PARKED}
         assert used(pool) < before - GIB
         assert all(one.granted_bytes == 0 for one in control.status(pool.state).gpus)
         assert "is with the host" in pool.job("one")["record"]["reason"]
         pool.ask("resume", "one")
         pool.wait_for("one", "Running")
-        wait_until(lambda: holds(pool) == {"one.1.1.0": Hold.TAKEN})
+        wait_until(lambda: holds(pool) == {"one.1.1.0": GrantState.ACTIVE})
         goes_on(pool, "one")
         ends(pool, tmp_path / "end", "one")
 
@@ -140,7 +140,7 @@ class TestTurns:
         train(pool, "gang", tmp_path / "end", "--workers", "3")
         wait_until(lambda: all(len(steps(pool, "gang", rank)) > 5 for rank in range(3)), 60)
         resting(pool, "gang")
-        assert set(holds(pool).values()) == {Hold.PARKED}
+        assert set(holds(pool).values()) == {GrantState.PARKED}
         pool.ask("resume", "gang")
         pool.wait_for("gang", "Running")
         goes_on(pool, "gang")
@@ -159,7 +159,7 @@ class TestTurns:
         for _ in range(3):
             goes_on(pool, "asks")
             resting(pool, "asks")
-            assert holds(pool) == {"asks.1.1.0": Hold.PARKED}
+            assert holds(pool) == {"asks.1.1.0": GrantState.PARKED}
             pool.ask("resume", "asks")
             pool.wait_for("asks", "Running")
         goes_on(pool, "asks")
@@ -181,7 +181,7 @@ class TestTurns:
             pool.ask("resume", "one")
             pool.ask("suspend", "one")
             pool.wait_for("one", "Suspended")
-            assert holds(pool)["one.2.1.0"] is Hold.PARKED
+            assert holds(pool)["one.2.1.0"] is GrantState.PARKED
             pool.wait_for("two", "Running")
             goes_on(pool, "two")
             assert used(pool) < 3 * GIB, "both are there"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import support
 from aliquot.devices import elf
-from aliquot.slices.fit import sysv_hash
+from aliquot.slices.stand_in_symbols import sysv_hash
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,7 +1,7 @@
-"""What must be done for the world to become what a job's record says. Pure.
+"""The actions that bring the workers of a job to the state in its record. Pure.
 
-It looks only at the record as it was written and at the world: what was lost is said again until it
-is seen to be done.
+The result depends only on the stored record and on the observed workers: an action that was lost is
+returned again until its effect is observed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def due(record: Record, seen: Seen) -> list[Action]:
-    """What must be done now for the world to become what the record says."""
+    """The actions that are needed now."""
     actions = _clear_up(record, seen)
     leaving = record.leaving
     keep = record.size if leaving is None else leaving.keep
@@ -32,7 +32,7 @@ def due(record: Record, seen: Seen) -> list[Action]:
 
 
 def _clear_up(record: Record, seen: Seen) -> list[Action]:
-    """Whatever is there and belongs to no worker of the record."""
+    """Actions for workers and GPUs that do not belong to the record."""
     ours = set(record.slots)
     strays = sorted(slot for slot in seen.slots if slot not in ours and seen.alive(slot))
     unused = sorted(slot for slot in seen.held if slot not in ours and slot not in seen.slots)
@@ -55,7 +55,7 @@ def _see_off(slots: tuple[Slot, ...], keep: int, leaving: Leaving, seen: Seen) -
 
 
 def _bring_in(slots: tuple[Slot, ...], seen: Seen) -> list[Action]:
-    """GPUs for all that have not come yet; then, and only then, the workers."""
+    """Reserve GPUs for all workers that are not running; start them only after that."""
     missing = tuple(slot for slot in slots if slot not in seen.slots)
     wanting = missing or tuple(slot for slot in slots if seen.frozen(slot))
     if any(slot not in seen.held for slot in wanting):
@@ -64,7 +64,7 @@ def _bring_in(slots: tuple[Slot, ...], seen: Seen) -> list[Action]:
 
 
 def _bring_to_rest(slots: tuple[Slot, ...], seen: Seen) -> list[Action]:
-    """All stand still; then, and only then, their GPUs are given back."""
+    """Freeze all workers; free their GPUs only after that."""
     alive = [slot for slot in slots if seen.alive(slot)]
     if moving := tuple(slot for slot in alive if not seen.at_rest(slot)):
         return [Action(Verb.FREEZE, moving)]

@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
         while (asked := read(folder / STILL)) is not None and not _answered(folder, asked):
             try:
                 write(folder / STANDING, _do(order, asked))
-            except checkpoint.NotYetError:
+            except checkpoint.RetryLaterError:
                 time.sleep(_AGAIN_SECONDS)
 
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aliquot.model.errors import StateError
-from aliquot.slices import State
-from aliquot.slices import state as states
+from aliquot.slices import StateDirectory, state_directory
 
 _SYSTEM = Path("/var/lib/aliquot")
 
@@ -25,7 +24,7 @@ class Place:
     """The folder of one pool, of this machine or of a simulated one."""
 
     directory: Path
-    state: State
+    state: StateDirectory
 
     @property
     def database(self) -> Path:
@@ -49,7 +48,7 @@ class Place:
         return f"simulated {self.state.shape}" if self.state.shape else "this machine"
 
 
-def place_of(state: State) -> Place:
+def place_of(state: StateDirectory) -> Place:
     """The pool's folder for that machine; it need not exist."""
     home = _home()
     if state.shape is None:
@@ -59,7 +58,7 @@ def place_of(state: State) -> Place:
 
 def known() -> list[Place]:
     """Every pool's folder that there is: this machine's, then those of simulated ones."""
-    places = [place_of(state) for state in states.known()]
+    places = [place_of(state) for state in state_directory.all_directories()]
     return [place for place in dict.fromkeys(places) if place.door.exists()]
 
 
@@ -68,9 +67,9 @@ def prepare(place: Place) -> None:
     top = _home()
     inner = [place.directory, *place.directory.parents]
     for folder in reversed([one for one in inner if one == top or one.is_relative_to(top)]):
-        states.make_directory(folder)
+        state_directory.make_directory(folder)
     place.directory.chmod(0o700)
-    states.make_directory(place.directory / "jobs")
+    state_directory.make_directory(place.directory / "jobs")
 
 
 def lock(place: Place) -> int:
@@ -89,7 +88,7 @@ def lock(place: Place) -> int:
 
 def _home() -> Path:
     """A folder that outlives a restart of the machine."""
-    if named := states.override():
+    if named := state_directory.override():
         return Path(named).absolute()
     if os.geteuid() == 0:
         return _SYSTEM

@@ -16,23 +16,23 @@ from aliquot.pool.service import Pool
 from aliquot.pool.slots import write
 from aliquot.pool.store import Store
 from aliquot.pool.world import World, make_machine
-from aliquot.slices import state as states
+from aliquot.slices import state_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from aliquot.placement.elastic import Rules
-    from aliquot.slices import State
+    from aliquot.slices import StateDirectory
 
 QUEUE_EXAMPLE = "A queue is written as: [queues.NAME] weight = 2.0, quota = 4 (GPUs), limit = 6"
 
 
 def bring_up(
-    state: State, rules: Rules, queues: Mapping[str, Queue], say: Callable[[str], None]
+    state: StateDirectory, rules: Rules, queues: Mapping[str, Queue], say: Callable[[str], None]
 ) -> None:
     """Be the pool of this machine until SIGTERM or SIGINT; jobs run on after that."""
-    if state.directory == states.SYSTEM != states.own_directory():
+    if state.directory == state_directory.SYSTEM != state_directory.own_directory():
         raise ArbiterError(
             f"the arbiter of this machine, in {state.directory}, is root's",
             "Only root can bring up a pool here. Without one there is: aliquot run",

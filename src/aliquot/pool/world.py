@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aliquot import slices as grants
-from aliquot.model import Hold, Life
+from aliquot.model import GrantState, Life
 from aliquot.model.errors import ArbiterError, NameInUseError, NoCapacityError
 from aliquot.model.record import Seen, Slot, Verb
 from aliquot.pool import freezer, keeper, processes
 from aliquot.pool.room import Plan
 from aliquot.pool.slots import GRANT, STILL, SlotFolder, folders, read, write
-from aliquot.slices import arbiter, checkpoint, control
+from aliquot.slices import arbiter_process, checkpoint, control
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ class World:
 
     def status(self) -> Status:
         """What the arbiter knows; it is started again if it has died."""
-        arbiter.ensure(self._machine.state, self._machine.driver)
+        arbiter_process.ensure(self._machine.state, self._machine.driver)
         return control.status(self._machine.state)
 
     def seen(self, stored: Stored, status: Status) -> Seen:
@@ -153,15 +153,15 @@ class World:
         state, names = self._machine.state, [grant_name(job, slot) for slot in slots]
         try:
             for name in names:
-                control.hold(state, name, Hold.OPEN)
-            checkpoint.check_room(control.status(state), names)
+                control.set_state(state, name, GrantState.SWITCHING)
+            checkpoint.check_can_thaw(control.status(state), names)
         except control.NoArbiterError:
             raise
         except (NoCapacityError, ArbiterError) as error:
             self._refused[job.number] = record.generation, error.message
             for name in names:
                 with suppress(ArbiterError):  # one that is broken, or gone, holds nothing
-                    control.hold(state, name, Hold.PARKED)
+                    control.set_state(state, name, GrantState.PARKED)
 
     def _start(self, stored: Stored, slot: Slot) -> None:
         job, folder = stored.job, self._folder(stored.job, slot)
@@ -280,7 +280,7 @@ class World:
             self._freezers[key] = begun, time.monotonic()
 
     def _park(self, stored: Stored, slot: Slot) -> None:
-        control.hold(self._machine.state, grant_name(stored.job, slot), Hold.PARKED)
+        control.set_state(self._machine.state, grant_name(stored.job, slot), GrantState.PARKED)
 
     # --- parts ---
 
@@ -313,13 +313,13 @@ def grant_name(job: Job, slot: Slot) -> str:
 def held_by(job: Job, status: Status) -> list[Slot]:
     """The slots for which a job holds GPUs."""
     found = _grants_of(job, status).items()
-    return [slot for slot, grant in found if grant.hold is not Hold.PARKED]
+    return [slot for slot, grant in found if grant.state is not GrantState.PARKED]
 
 
 def parked_by(job: Job, status: Status) -> dict[Slot, Grant]:
     """The slots whose frozen workers have given their GPUs back, and what they had."""
     found = _grants_of(job, status).items()
-    return {slot: grant for slot, grant in found if grant.hold is Hold.PARKED}
+    return {slot: grant for slot, grant in found if grant.state is GrantState.PARKED}
 
 
 def _grants_of(job: Job, status: Status) -> dict[Slot, Grant]:

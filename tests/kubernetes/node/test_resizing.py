@@ -100,7 +100,7 @@ def test_a_shrink_below_what_is_used_is_refused_in_words(short_tmp: Path, native
         }
         with at_work(program, env):
             node.annotate(pod, memory="4GiB")
-            await node.until(lambda: refused(pod, " MiB of GPU 0", "cannot be made 4096 MiB"))
+            await node.until(lambda: refused(pod, " MiB of GPU 0", "cannot be 4096 MiB"))
 
     on_node(shrink, short_tmp)
 

@@ -17,7 +17,7 @@ import structlog
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.node.outside import move_out
 from aliquot.model.errors import AliquotError
-from aliquot.slices import arbiter, control
+from aliquot.slices import arbiter_process, control
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ class ArbiterKeeper:
 
     async def _ensure(self) -> None:
         if not await asyncio.to_thread(control.answers, self._directory):
-            await asyncio.to_thread(arbiter.start, self._directory, self._driver, linger=0)
+            await asyncio.to_thread(arbiter_process.start, self._directory, self._driver, linger=0)
             self.starts += 1
             _log.info("the arbiter was started", directory=str(self._directory))
         self.answers = True

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aliquot.devices import check_version, driver_below, find_driver, read_inventory
-from aliquot.devices.attached import read_attached
+from aliquot.devices import check_version, find_driver, find_driver_in, read_inventory
+from aliquot.devices.device_location import read_locations
 from aliquot.kubernetes.kubelet import deviceplugin_pb2 as messages
 from aliquot.kubernetes.node.books import Books
 from aliquot.kubernetes.node.container import Host, make_kit, outfit
 from aliquot.kubernetes.node.units import Card, offers_of
-from aliquot.slices import state
+from aliquot.slices import state_directory
 
 if TYPE_CHECKING:
     from aliquot.devices import Driver, Inventory, Shape
-    from aliquot.devices.attached import Attached
+    from aliquot.devices.device_location import DeviceLocation
     from aliquot.kubernetes.node.container import Kit
     from aliquot.kubernetes.node.held import Held
     from aliquot.kubernetes.node.store import Kept
@@ -37,7 +37,7 @@ class Options:
     presets: tuple[Preset, ...]
     shares: int = 2
     shape: Shape | None = None
-    state: Path = state.SYSTEM
+    state: Path = state_directory.SYSTEM
     home: Path = Path("/var/lib/aliquot")
     kubelet: Path = Path("/var/lib/kubelet")
     driver_root: Path = ROOT
@@ -52,7 +52,7 @@ class Machine:
 
     driver: Driver
     inventory: Inventory
-    attached: dict[str, Attached]
+    attached: dict[str, DeviceLocation]
     kit: Kit
 
     def response(self, held: Held, grant: Path) -> messages.ContainerAllocateResponse:
@@ -78,22 +78,22 @@ class Machine:
 
 def read_machine(options: Options) -> Machine:
     """Find the driver, ask it for its GPUs, and prepare what containers get."""
-    where = state.State(options.state, options.shape)
+    where = state_directory.StateDirectory(options.state, options.shape)
     library = options.home / "library"
     for folder in (options.state, options.home, library):
-        state.make_directory(folder)
+        state_directory.make_directory(folder)
     if options.shape is not None:
-        state.make_directory(where.meeting_place)
+        state_directory.make_directory(where.meeting_place)
         driver = where.driver()
     elif options.driver_root == ROOT:
         driver = find_driver()
     else:
-        driver = driver_below(options.driver_root)
+        driver = find_driver_in(options.driver_root)
     if options.shape is None:
         check_version(driver)
-    inventory = read_inventory(driver, but_lost=True)
+    inventory = read_inventory(driver, skip_lost=True)
     kit = make_kit(driver, library, Host(root=options.driver_root))
-    return Machine(driver, inventory, read_attached(driver, inventory.gpus), kit)
+    return Machine(driver, inventory, read_locations(driver, inventory.gpus), kit)
 
 
 def make_books(options: Options, inventory: Inventory, kept: Kept) -> Books:

@@ -23,7 +23,7 @@ from aliquot.kubernetes.gpunode import GpuNodeStatus, HeldPart, NodeGpu, NodeLin
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from aliquot.devices.attached import Attached
+    from aliquot.devices.device_location import DeviceLocation
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.node.books import Books
     from aliquot.kubernetes.node.held import Held, Part
@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 def status_of(
     books: Books,
     gpus: Mapping[str, Gpu],
-    attached: Mapping[str, Attached],
+    attached: Mapping[str, DeviceLocation],
     driver_version: str,
 ) -> GpuNodeStatus:
     """What there is to tell."""
@@ -54,7 +54,7 @@ def status_of(
     )
 
 
-def _gpu(books: Books, card: Card, gpu: Gpu | None, attached: Attached | None) -> NodeGpu:
+def _gpu(books: Books, card: Card, gpu: Gpu | None, attached: DeviceLocation | None) -> NodeGpu:
     return NodeGpu(
         index=card.index,
         uuid=card.uuid,
