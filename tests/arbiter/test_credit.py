@@ -1,4 +1,4 @@
-"""Credit: the pages of a process, turns between grants, and what is told of them."""
+"""Credit: the pages of a process, turns between grants, and their figures."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class TestPages:
 class TestTurns:
     @pytest.fixture
     def pair(self, arbiter: Arbiter, tenants: Tenants) -> tuple[Tenant, Tenant]:
-        """Two grants of one GPU, each with a process that has work without an end."""
+        """Two grants of one GPU, each with a process that keeps working."""
         return contend(arbiter, tenants)
 
     def test_start_when_two_slices_have_work(

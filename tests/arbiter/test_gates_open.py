@@ -1,4 +1,4 @@
-"""An arbiter that ends, in whichever way, while turns are taken: every gate is open at once."""
+"""However the arbiter ends while slices take turns, all gates open at once."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class TestArbiterDeath:
     def test_of_both_processes_leaves_tenants_ungated(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:
-        """Their pages are gone with the arbiter's processes; a new program has new ones."""
+        """Their pages are lost with both processes; a new program gets new pages."""
         first, second = contend(arbiter, tenants)
         arbiter.end()
         arbiter.start()

@@ -1,4 +1,4 @@
-"""`hold` at the control socket: grants that are taken, open and parked, and the room they have."""
+"""`set-state` at the control socket: active, switching and parked grants, and their capacity."""
 
 from __future__ import annotations
 

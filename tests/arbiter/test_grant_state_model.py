@@ -1,4 +1,4 @@
-"""Random sequences of make, hold, resize and end, against a small model of the room there is."""
+"""Random sequences of make, set-state, resize and end, against a small model of capacity."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass
-class Held:
+class ModelGrant:
     """One grant: its slices by GPU."""
 
     parts: dict[str, Part]
@@ -42,48 +42,48 @@ class Held:
 
 @dataclass
 class Model:
-    """What should be so; each step answers with the code that the arbiter should give."""
+    """The expected grants; each step returns the code that the arbiter should send."""
 
-    grants: dict[str, Held] = field(default_factory=dict)
+    grants: dict[str, ModelGrant] = field(default_factory=dict)
 
-    def granted(self, gpu: str, but: str = "") -> int:
-        return sum(part.memory for part in self._parts(gpu, but))
+    def granted(self, gpu: str, except_: str = "") -> int:
+        return sum(part.memory for part in self._parts(gpu, except_))
 
-    def has_room(self, parts: dict[str, Part], but: str = "") -> bool:
+    def fits(self, parts: dict[str, Part], except_: str = "") -> bool:
         return all(
-            self.granted(gpu, but) + part.memory <= USABLE
+            self.granted(gpu, except_) + part.memory <= USABLE
             and (
                 not part.reserved
-                or sum(one.reserved for one in self._parts(gpu, but)) + part.reserved <= 100
+                or sum(one.reserved for one in self._parts(gpu, except_)) + part.reserved <= 100
             )
             for gpu, part in parts.items()
         )
 
-    def _parts(self, gpu: str, but: str) -> list[Part]:
+    def _parts(self, gpu: str, except_: str) -> list[Part]:
         counted = [
-            one for name, one in self.grants.items() if one.state != "parked" and name != but
+            one for name, one in self.grants.items() if one.state != "parked" and name != except_
         ]
         return [one.parts[gpu] for one in counted if gpu in one.parts]
 
     def make(self, name: str, parts: dict[str, Part]) -> str:
         if name in self.grants:
             return "name-in-use"
-        if not self.has_room(parts):
+        if not self.fits(parts):
             return "no-capacity"
-        self.grants[name] = Held(parts)
+        self.grants[name] = ModelGrant(parts)
         return "done"
 
     def set_state(self, name: str, how: str) -> str:
         grant = self.grants.get(name)
         if grant is None:
             return "no-such-grant"
-        if grant.state == "parked" and how != "parked" and not self.has_room(grant.parts, name):
+        if grant.state == "parked" and how != "parked" and not self.fits(grant.parts, name):
             return "no-capacity"
         grant.state = how
         return "done"
 
     def resize(self, name: str, part: Part) -> str:
-        """Of its first slice, all settings."""
+        """Change all settings of its first slice."""
         grant = self.grants.get(name)
         if grant is None:
             return "no-such-grant"
@@ -98,11 +98,11 @@ class Model:
         return "done"
 
     def _can_grow(self, name: str, gpu: str, before: Part, part: Part) -> bool:
-        """What shrinks is not asked about."""
+        """Whether it fits; memory that shrinks always does."""
         memory = Part(part.memory if part.memory > before.memory else 0, 0, part.priority)
         compute = Part(0, part.percent, part.priority)
         fits = memory.memory == 0 or self.granted(gpu, name) + memory.memory <= USABLE
-        return fits and self.has_room({gpu: compute}, name)
+        return fits and self.fits({gpu: compute}, name)
 
     def end(self, name: str) -> str:
         self.grants.pop(name, None)
@@ -130,8 +130,8 @@ STEPS = st.one_of(
 )
 
 
-def take(arbiter: Arbiter, model: Model, step: tuple[Any, ...]) -> None:
-    """One step on both sides; they answer the same."""
+def run_step(arbiter: Arbiter, model: Model, step: tuple[Any, ...]) -> None:
+    """Run one step on both sides and compare the replies."""
     match step:
         case ("kill",):
             arbiter.kill()
@@ -155,8 +155,8 @@ def take(arbiter: Arbiter, model: Model, step: tuple[Any, ...]) -> None:
 def check(arbiter: Arbiter, model: Model) -> None:
     status = arbiter.status()
     assert [one["granted_bytes"] for one in status["gpus"]] == [model.granted(gpu) for gpu in GPUS]
-    told = {
-        one["name"]: Held(
+    shown = {
+        one["name"]: ModelGrant(
             {
                 part["gpu"]: Part(part["memory_bytes"], part["compute_percent"], part["priority"])
                 for part in one["slices"]
@@ -165,7 +165,7 @@ def check(arbiter: Arbiter, model: Model) -> None:
         )
         for one in status["grants"]
     }
-    assert told == model.grants
+    assert shown == model.grants
     assert all(model.granted(gpu) <= USABLE for gpu in GPUS)
 
 
@@ -178,5 +178,5 @@ def test_capacity_is_granted_once_and_each_step_is_atomic(
     for name in "abcd":
         arbiter.ask(f"end name={name}")
     for step in steps:
-        take(arbiter, model, step)
+        run_step(arbiter, model, step)
         check(arbiter, model)

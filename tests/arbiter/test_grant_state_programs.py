@@ -1,4 +1,4 @@
-"""Programs in grants that are open or parked: their gates, who comes and dies, what they have."""
+"""Programs in grants that are not active: their gates, joining, dying and measuring."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_ACTIVE = ["switching", "parked"]
 
 
 def stays_open(arbiter: Arbiter, *tenants: Tenant, index: int = 0) -> bool:
-    """Over as many looks of the arbiter as a status and a ring make."""
+    """Whether the gates stay open over many looks of the arbiter."""
     for tenant in tenants:
         for _ in range(20):
             tenant.tell("ring")

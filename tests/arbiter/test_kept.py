@@ -1,4 +1,4 @@
-"""Grants that are kept: a container's, in which programs come and go until its end is asked for."""
+"""Kept grants: of a container in which programs come and go until somebody ends it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pod(arbiter: Arbiter) -> dict[str, Any]:
 
 
 def nobody_is_left(arbiter: Arbiter) -> bool:
-    """Also while an arbiter takes the place of one that was killed."""
+    """Repeat the request while an arbiter restarts."""
     with suppress(OSError, AssertionError):
         return arbiter.states("pod") == []
     return False
@@ -193,7 +193,7 @@ class TestEnd:
         keep(arbiter)
 
     def test_an_empty_folder_is_not_a_grant(self, arbiter: Arbiter) -> None:
-        """What starts a container makes the folder that it cannot find."""
+        """A container runtime creates a folder that is missing."""
         folder = arbiter.state / "grants" / "pod"
         arbiter.kill()
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""The arbiter killed before each of its steps in turn: what it leaves is whole or nothing.
+"""The arbiter is killed before each of its steps in turn: what it leaves is complete or absent.
 
 A step is a call that changes something outside the process. The arbiter that follows must find a
 sound grant or none, count what is held and nothing else, and leave no half of anything.

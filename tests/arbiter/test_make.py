@@ -1,4 +1,4 @@
-"""`make` at the control socket: what it makes, and what it refuses."""
+"""`make` at the control socket: what it creates and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver takes by itself, found in what NVML says."""
+"""Memory that the driver takes by itself, measured with NVML."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class TestMeasure:
     @pytest.fixture
     def holding(self, arbiter: Arbiter) -> wire.Holding:
-        """This process's own place in the grant `a`."""
+        """This process in the grant `a`."""
         return wire.Holding.of(wire.exchange(arbiter.make(), wire.hello_message()))
 
     @staticmethod

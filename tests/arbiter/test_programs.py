@@ -157,7 +157,7 @@ class TestSecondHello:
 
 
 class TestAnotherProgram:
-    """A process that becomes a program which never calls CUDA."""
+    """A process that execs a program which never calls CUDA."""
 
     def test_memory_of_the_old_program_is_given_back(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants

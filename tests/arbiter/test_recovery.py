@@ -1,4 +1,4 @@
-"""An arbiter that starts again, and files that cannot be trusted."""
+"""Restarting the arbiter, and files that cannot be trusted."""
 
 from __future__ import annotations
 

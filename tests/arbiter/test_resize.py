@@ -1,4 +1,4 @@
-"""`resize` at the control socket: what it changes, what it refuses, and programs meanwhile."""
+"""`resize` at the control socket: changes, refusals, and programs that run meanwhile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def resize(arbiter: Arbiter, name: str, *slices: str, gradual: bool = False) -> 
 
 
 def slices_of(arbiter: Arbiter, name: str = "a") -> list[dict[str, Any]]:
-    """What was asked for each slice, as the arbiter tells it."""
+    """The settings of each slice, as the arbiter reports them."""
     grant = arbiter.grant(name)
     assert grant
     keys = ("memory_bytes", "headroom_bytes", "compute_percent", "policy", "priority")
@@ -223,7 +223,7 @@ class TestRefused:
 
 
 class Allocator:
-    """A thread of this process that reserves and gives back by the ledger's own code."""
+    """A thread of this process that reserves and gives back with the ledger's code."""
 
     def __init__(self, ledger: ctypes.CDLL, answer: wire.Answer) -> None:
         limits_fd, usage_fd, *others = answer.fds
@@ -249,7 +249,7 @@ class Allocator:
         self._thread.join()
 
     def settled(self) -> int:
-        """What is reserved, between two steps of it."""
+        """What is reserved between two of its steps."""
         with self._between:
             return int(self._ledger.ledger_total(self._usage))
 
@@ -280,7 +280,7 @@ def address_of(fd: int, size: int, protection: int) -> int:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> ctypes.CDLL:
-    """The ledger's code, as tenants have it."""
+    """The ledger's code, compiled as for tenants."""
     native = Path(__file__).parents[2] / "native"
     source = (native / "ledger" / "ledger.c").read_text()
     library = ctypes.CDLL(

@@ -1,4 +1,4 @@
-"""Starting, going into the background, refusing, ending; and clients that say nothing."""
+"""Starting, going into the background, refusing, ending; and silent clients."""
 
 from __future__ import annotations
 

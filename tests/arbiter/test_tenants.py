@@ -1,4 +1,4 @@
-"""A grant's socket: who gets a slot, and what a death gives back."""
+"""A grant's socket: joining, and cleaning up after a process has died."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ int getsockopt(int fd, int level, int option, void *value, socklen_t *size)
 
 @pytest.fixture
 def old_kernel(tmp_path: Path, native_dir: Path) -> Path:
-    """To be preloaded: what the kernel said before Linux 6.5."""
+    """A library to preload: behaves like a kernel before Linux 6.5."""
     if b"__asan_init" in (native_dir / "bin" / "aliquot-arbiter").read_bytes():
         pytest.skip("AddressSanitizer must be the first library")
     return compile_library(tmp_path, "libold.so", OLD_KERNEL)
 
 
 def wait_for_looks(serving: int, count: int = 3) -> None:
-    """Until the arbiter, which has nothing else to do, has looked that often at its dead ones."""
+    """Wait until an otherwise idle arbiter has checked its dead processes that often."""
     status = Path(f"/proc/{serving}/status")
 
     def switches() -> int:

@@ -1,4 +1,4 @@
-"""The arbiter's public wire as a test uses them: the control socket, a grant's socket, its pages.
+"""The arbiter's interfaces for tests: the control socket, a grant's socket, and its pages.
 
 Nothing of the product's own client is used: what is on the wire and in the files is what is tested.
 """
@@ -94,14 +94,14 @@ def measure_message() -> bytes:
 
 
 def ring(directory: Path) -> None:
-    """As a process that is at work again says it: nothing is waited for."""
+    """Send RING, as a process does that has work again."""
     with connected(directory, "socket", socket.SOCK_SEQPACKET) as connection:
         connection.send(message(RING))
 
 
 @contextmanager
 def connected(directory: Path, name: str, kind: socket.SocketKind) -> Iterator[socket.socket]:
-    """A connection by way of the folder: a socket's path has only 107 bytes."""
+    """A connection through /proc, because a socket path has only 107 bytes."""
     folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     with socket.socket(socket.AF_UNIX, kind) as connection:
         connection.settimeout(20)
@@ -127,7 +127,7 @@ def receive(connection: socket.socket) -> Answer | None:
 
 
 def exchange(directory: Path, data: bytes) -> Answer:
-    """One message to a grant's socket, one back."""
+    """Send one message to a grant's socket; the reply."""
     with connected(directory, "socket", socket.SOCK_SEQPACKET) as connection:
         connection.send(data)
         answer = receive(connection)
@@ -136,7 +136,7 @@ def exchange(directory: Path, data: bytes) -> Answer:
 
 
 def ask(state: Path, request: bytes) -> dict[str, Any]:
-    """Raw bytes to the control socket, the reply as an object."""
+    """Send raw bytes to the control socket; the reply as an object."""
     with connected(state, "control", socket.SOCK_STREAM) as connection:
         connection.sendall(request)
         connection.shutdown(socket.SHUT_WR)
@@ -185,7 +185,7 @@ class Usage:
         return int(word & ((1 << UNITS_BITS) - 1)) * UNIT
 
     def set_held(self, index: int, slot: int, size: int) -> None:
-        """As the slot's only writer, while nobody else writes: word and held agree afterwards."""
+        """Write as the only writer of the slot; word and held agree afterwards."""
         at = self._entry(index, slot)
         _, held, managed, ties = ENTRY.unpack_from(self._page, at)
         turn = ((held >> UNITS_BITS) + 1) & 0xFFFF
@@ -242,7 +242,7 @@ class Credit:
         return CreditWords(self.credit(index), pace, ring_word, quantum_ns)
 
     def credit(self, index: int = 0) -> int:
-        """In the machine's own form: a word that is read whole."""
+        """Read in native form, as one atomic word."""
         at = CREDIT_HEADER.size + index * CREDIT_STRIDE
         return int(struct.unpack_from("@Q", self._page, at)[0])
 
@@ -281,7 +281,7 @@ class Work:
         self.set("closed", quantum)
 
     def finish(self) -> None:
-        """The GPU comes to the end of one more."""
+        """The GPU finishes one more quantum."""
         self._store("@Q", WORK_MARKS, self.done() + 1)
 
     def scribble(self, data: bytes) -> None:
@@ -296,7 +296,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Holding:
-    """What a WELCOME gives: a slot and the four pages."""
+    """What WELCOME carries: a slot and the four pages."""
 
     slot: int
     limits: Limits

@@ -1,4 +1,4 @@
-"""The same, on this machine's own GPU."""
+"""The commands on this machine's own GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aliquot resize`: first against an arbiter that is played, then on a simulated machine."""
+"""`aliquot resize`: first against a fake arbiter, then on a simulated machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE = ("--simulate", "h100:1")
 
 
 class Arbiter:
-    """Lowers a grant of two slices by a GiB with every question, or does not."""
+    """Lowers a grant of two slices by a GiB with every request, or does not."""
 
     def __init__(self, directory: Path, *, frees: bool) -> None:
         self.limit = 8 * GIB

@@ -1,4 +1,4 @@
-"""What `aliquot ps`, `top`, `metrics` and `doctor` say of compute shares, by a played arbiter."""
+"""What `aliquot ps`, `top`, `metrics` and `doctor` show of compute shares, with a fake arbiter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Play = Callable[..., Played]
 
 @pytest.fixture
 def play(aliquot_state: Path) -> Iterator[Play]:
-    """Plays the arbiter of this machine, with these words for every question."""
+    """A fake arbiter of this machine that sends this status to every request."""
     playing: list[Played] = []
 
     def start(answer: Callable[[str], Any]) -> Played:
@@ -45,7 +45,7 @@ def play(aliquot_state: Path) -> Iterator[Play]:
 
 
 def shared(*, turns: tuple[str, str] = ("holds", "out")) -> Callable[[str], Any]:
-    """Two slices of a GPU, 70 % and an equal part; each look is a second after the one before."""
+    """Two slices of a GPU, 70 % and an equal part; each status is a second after the last."""
     looks = itertools.count()
 
     def answer(question: str) -> Any:
@@ -83,7 +83,7 @@ def shared(*, turns: tuple[str, str] = ("holds", "out")) -> Callable[[str], Any]
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """The cells of a table's rows, by the grant they begin with."""
+    """The cells of each row of a table, by grant."""
     split = [[cell for cell in line.strip().split("  ") if cell] for line in text.splitlines()]
     return {cells[0].strip(): [cell.strip() for cell in cells] for cells in split if cells}
 

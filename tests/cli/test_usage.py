@@ -1,4 +1,4 @@
-"""What needs no GPU: help, wrong uses, what is imported when."""
+"""What needs no GPU: help, invalid use, lazy imports."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_state_directory_that_the_linker_cannot_use(cli: Cli, aliquot_state: P
 
 
 def in_shell(cli_env: dict[str, str], line: str) -> subprocess.CompletedProcess[str]:
-    """A line of the shell; `aliquot` is ours."""
+    """A shell line with our `aliquot` in its path."""
     path = f"{Path(sys.executable).parent}:{cli_env['PATH']}"
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", line],

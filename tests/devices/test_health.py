@@ -34,7 +34,7 @@ HealthWatch(driver, uuids, report, threading.Event()).run()
 
 
 class Machine:
-    """Two GPUs whose health a test writes, and what the watch tells of it."""
+    """Two GPUs whose health a test writes, and what the watch reports."""
 
     def __init__(self, place: Path, told: IO[str]) -> None:
         self._file = place / "health"

@@ -1,4 +1,4 @@
-"""How links are read, on an NVML that is played: each case a machine that exists."""
+"""Reading links from a fake NVML; each case is a machine that exists."""
 
 from __future__ import annotations
 

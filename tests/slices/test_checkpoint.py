@@ -1,4 +1,4 @@
-"""What can be frozen, found out before it is tried."""
+"""What can be frozen, checked before it is tried."""
 
 from __future__ import annotations
 

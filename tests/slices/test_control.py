@@ -1,4 +1,4 @@
-"""The control client against an arbiter that is played: what it says, and how."""
+"""The control client against a fake arbiter."""
 
 from __future__ import annotations
 

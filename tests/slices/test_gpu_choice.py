@@ -116,7 +116,7 @@ def test_no_whole_gpu_is_refused() -> None:
 
 
 def sharing(percent: int, gpu: int = 0, *, name: str = "a", priority: str = "normal") -> Grant:
-    """A grant of 8 GiB and that part of the compute time of a GPU."""
+    """A grant of 8 GiB and that share of a GPU."""
     part = Slice(uuid_of(gpu), 8 * GIB, percent, priority=Priority(priority))
     return replace(make_grant(name, **{f"gpu{gpu}": 8 * GIB}), slices=(part,))
 

@@ -1,4 +1,4 @@
-"""Resizing, against an arbiter that is played."""
+"""Resizing, against a fake arbiter."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answer(limit: int, *, reached: bool) -> dict[str, Any]:
 
 @pytest.fixture
 def play(short_tmp: Path) -> Iterator[Play]:
-    """A machine whose arbiter gives these answers to changes, one after the other."""
+    """A machine whose arbiter sends these replies to resize, one after the other."""
     playing: list[Played] = []
 
     def start(*answers: dict[str, Any]) -> tuple[LocalMachine, Played]:

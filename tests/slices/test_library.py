@@ -40,7 +40,7 @@ def test_all_library_names_exist(sim: Driver) -> None:
 
 
 def test_the_folder_can_be_mounted_elsewhere(sim: Driver, tmp_path: Path) -> None:
-    """Nothing in it points outside; nor does a simulated driver beside it."""
+    """Neither it nor a simulated driver next to it has links to the outside."""
     (tmp_path / "host").mkdir()
     simulated = replace(sim, shape=Shape("h100", 1))
     folder = library.prepare_library(simulated, tmp_path / "host")

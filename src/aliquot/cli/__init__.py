@@ -7,22 +7,22 @@ Importing this package is cheap. Each command imports what it needs when it runs
 - `controller`: `aliquot controller`.
 - `doctor`: `aliquot doctor`.
 - `explain`: `aliquot explain`.
-- `gang`: the options of a gang, for `explain` and `simulate`.
+- `gang`: `aliquot describe gang/NAME`.
 - `gpus`: `aliquot gpus`.
-- `jobs`: what the commands for jobs print.
+- `jobs`: `aliquot jobs`, `describe`, `logs`, `suspend`, `resume` and `cancel`.
 - `jobs_app`: the commands for jobs: their names, options and help.
 - `keys`: waiting for a time or a key.
 - `metrics`: `aliquot metrics`.
 - `node`: `aliquot node`.
-- `on_cluster`: the commands for jobs on a Kubernetes cluster.
+- `on_cluster`: options that the commands of a cluster share.
 - `ps`: `aliquot ps`.
 - `resize`: `aliquot resize`.
 - `run`: `aliquot run`.
 - `scheduler`: `aliquot scheduler`.
-- `simulate`: `aliquot simulate`: running a simulation.
+- `simulate`: `aliquot simulate` and `simulate compare`: what they print.
 - `simulate_app`: `aliquot simulate`: its commands, options and help.
-- `simulate_source`: `aliquot simulate`: where its workload comes from.
-- `simulate_ways`: `aliquot simulate`: comparing policies.
+- `simulate_source`: the nodes and pods that `simulate` and `explain` work on.
+- `simulate_ways`: `aliquot simulate ways`.
 - `submit`: `aliquot submit`.
 - `tables`: how output for people and for programs looks.
 - `top`: `aliquot top`.

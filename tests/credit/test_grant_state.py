@@ -1,4 +1,4 @@
-"""Shares of a grant that is not taken: a program is held to nothing, and again when it is taken."""
+"""Compute shares of a grant that is not active: none apply until it is active again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.shares
 SPENT = 0.5
 
 
-def hold(card: Card, tenant: Tenant, how: GrantState) -> None:
-    control.set_state(card.machine.state, tenant.grant.name, how)
+def set_state(card: Card, tenant: Tenant, state: GrantState) -> None:
+    control.set_state(card.machine.state, tenant.grant.name, state)
 
 
 def seconds_for(card: Card, tenant: Tenant, gpu_seconds: float) -> float:
@@ -50,7 +50,7 @@ def kill_arbiter(card: Card) -> None:
 
 
 @pytest.mark.parametrize("how", [GrantState.SWITCHING, GrantState.PARKED])
-def test_what_a_hard_slice_has_begun_ends_at_once_and_it_waits_until_it_is_taken_again(
+def test_a_hard_slice_finishes_at_once_and_then_waits_until_it_is_active(
     card: Card, how: GrantState
 ) -> None:
     """At its share, a hundredth, that takes seconds."""
@@ -58,26 +58,26 @@ def test_what_a_hard_slice_has_begun_ends_at_once_and_it_waits_until_it_is_taken
     tenant = card.tenant(grant).go()
     seconds_for(card, tenant, 0.02)  # what it may begin with
     assert seconds_for(card, tenant, 0.02) > 1  # of a hundredth
-    hold(card, tenant, how)
+    set_state(card, tenant, how)
     support.wait_until(lambda: stands_still(card, tenant), 2)
     kill_arbiter(card)
     card.resize(tenant, compute=2)
     assert stands_still(card, tenant)
-    hold(card, tenant, GrantState.ACTIVE)
+    set_state(card, tenant, GrantState.ACTIVE)
     seconds_for(card, tenant, 0.01)  # what it had in hand
     assert seconds_for(card, tenant, 0.04) > 1
 
 
-def test_the_others_share_what_it_leaves_and_turns_go_on_when_it_is_back(card: Card) -> None:
+def test_others_share_its_time_until_it_is_active_again(card: Card) -> None:
     away, one, other = card.share("away", 50), card.share("one", 30), card.share("other", 20)
     card.shares(away, one, other, gpu_seconds=0.5)
-    hold(card, away, GrantState.SWITCHING)
+    set_state(card, away, GrantState.SWITCHING)
     away.tell("pause")  # as the driver stops it
-    hold(card, away, GrantState.PARKED)
+    set_state(card, away, GrantState.PARKED)
     shares = card.shares(one, other, gpu_seconds=1)
     assert shares.arbiter == pytest.approx([60, 40], abs=1.5), shares
-    hold(card, away, GrantState.SWITCHING)
+    set_state(card, away, GrantState.SWITCHING)
     away.go()
-    hold(card, away, GrantState.ACTIVE)
+    set_state(card, away, GrantState.ACTIVE)
     shares = card.shares(away, one, other, gpu_seconds=1.5)
     assert shares.arbiter == pytest.approx([50, 30, 20], abs=1.5), shares
