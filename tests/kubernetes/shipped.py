@@ -19,7 +19,7 @@ from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds
 from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.metrics import COUNTERS, AllocationsCollector, CallMetrics
 from aliquot.kubernetes.scheduler import Scheduler, SchedulerOptions
-from aliquot.slices import metrics as slice_metrics
+from aliquot.slices import prometheus as slice_metrics
 from kubernetes.chart import Objects, objects
 
 _ENDS = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model import Amount, Change, ComputeUse, Policy, Priority, Request, Slice, check_name
+from aliquot.model import (
+    Amount,
+    ComputeUse,
+    GrantChange,
+    Policy,
+    Priority,
+    Request,
+    Slice,
+    check_name,
+)
 from aliquot.model.errors import AliquotError, InvalidValueError
 from support import GIB, make_gpu
 
@@ -45,9 +54,9 @@ def test_a_background_slice_takes_no_compute_time_from_others() -> None:
 
 def test_a_change_must_change_something() -> None:
     with pytest.raises(InvalidValueError) as caught:
-        Change()
+        GrantChange()
     assert "--compute equal" in str(caught.value)
-    assert Change(compute_percent=0).memory is None
+    assert GrantChange(compute_percent=0).memory is None
 
 
 def test_used_compute_is_a_fraction_of_the_elapsed_time() -> None:

@@ -29,11 +29,11 @@ from support import GIB, MIB
         ("8589934592B", 8 * GIB),
     ],
 )
-def test_amounts_are_parsed(text: str, expected: int) -> None:
+def test_amounts_that_people_write(text: str, expected: int) -> None:
     assert parse_amount(text) == Amount(bytes=expected)
 
 
-def test_a_percentage_is_of_the_gpu_it_is_asked_of() -> None:
+def test_a_part_in_percent_is_of_the_gpu_it_is_asked_of() -> None:
     half = parse_amount("50%")
     assert half == Amount(percent=Fraction(50))
     assert half.of(80 * GIB) == 40 * GIB
@@ -42,7 +42,7 @@ def test_a_percentage_is_of_the_gpu_it_is_asked_of() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "8X", "-8GiB", "8GiB8", "1e9", "٨GiB", "0x10", "8,5G"])
-def test_an_invalid_amount_is_refused_with_examples(text: str) -> None:
+def test_what_is_no_amount_is_named_with_examples(text: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
         parse_amount(text)
     assert repr(text) in caught.value.message
@@ -50,7 +50,7 @@ def test_an_invalid_amount_is_refused_with_examples(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "8", "1023KiB", "0%", "101%", "0GiB", "9999999TiB"])
-def test_amounts_out_of_range_are_refused(text: str) -> None:
+def test_amounts_that_no_slice_can_have(text: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
         parse_amount(text)
     assert repr(text) in caught.value.message
@@ -68,19 +68,19 @@ def test_amounts_out_of_range_are_refused(text: str) -> None:
         (GIB - 1, "1023.9 MiB"),
     ],
 )
-def test_bytes_are_printed_in_binary_units(count: int, text: str) -> None:
+def test_bytes_for_people(count: int, text: str) -> None:
     assert format_bytes(count) == text
 
 
 @given(st.integers(min_value=MIB, max_value=1 << 59))
-def test_printed_bytes_can_be_parsed_and_are_never_rounded_up(count: int) -> None:
+def test_what_is_printed_can_be_read_and_promises_nothing_that_is_not_there(count: int) -> None:
     read = parse_amount(format_bytes(count)).of(0)
     assert read <= count
     assert count - read <= count / 10
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_an_amount_or_an_invalid_value(text: str) -> None:
+def test_any_text_is_an_amount_or_a_clear_error(text: str) -> None:
     try:
         amount = parse_amount(text)
     except InvalidValueError as error:
@@ -90,7 +90,7 @@ def test_any_text_is_an_amount_or_an_invalid_value(text: str) -> None:
 
 
 @given(st.integers(1, 100), st.integers(1, 1 << 50))
-def test_percentages_never_add_up_to_more_than_the_gpu(parts: int, total: int) -> None:
+def test_parts_never_add_up_to_more_than_the_whole(parts: int, total: int) -> None:
     part = Amount(percent=Fraction(100, parts))
     assert part.of(total) * parts <= total
 
@@ -99,12 +99,12 @@ def test_percentages_never_add_up_to_more_than_the_gpu(parts: int, total: int) -
     ("text", "expected"),
     [("30", 30), ("30%", 30), (" 30 % ", 30), ("1", 1), ("100", 100), ("equal", 0), ("Equal", 0)],
 )
-def test_shares_are_parsed(text: str, expected: int) -> None:
+def test_shares(text: str, expected: int) -> None:
     assert parse_share(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "0", "101", "-1", "12.5", "half", "30 GiB", "%", "1e1", "٣٠"])
-def test_an_invalid_share_is_refused(text: str) -> None:
+def test_what_is_no_share(text: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
         parse_share(text)
     assert repr(text) in caught.value.message
@@ -112,5 +112,5 @@ def test_an_invalid_share_is_refused(text: str) -> None:
 
 
 @given(st.integers(0, 100))
-def test_printed_shares_can_be_parsed(percent: int) -> None:
+def test_a_share_that_is_printed_can_be_read(percent: int) -> None:
     assert parse_share(format_share(percent)) == percent

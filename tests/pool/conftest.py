@@ -17,7 +17,7 @@ import pytest
 from aliquot.model.errors import AliquotError
 from aliquot.pool.client import PoolClient
 from aliquot.pool.directory import PoolDirectory
-from aliquot.slices import State, control
+from aliquot.slices import StateDirectory, control
 from conftest import Cli, aliquot_command
 from support import wait_until
 
@@ -86,7 +86,9 @@ class PoolUp:
     def _client(self) -> PoolClient:
         endpoint = json.loads((self.directory / "pool.json").read_text())
         return PoolClient(
-            PoolDirectory(self.directory, State(self.state)), endpoint["port"], endpoint["token"]
+            PoolDirectory(self.directory, StateDirectory(self.state)),
+            endpoint["port"],
+            endpoint["token"],
         )
 
     def phase_of(self, name: str) -> str:

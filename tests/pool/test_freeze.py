@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.model import Hold
+from aliquot.model import GrantState
 from aliquot.slices import control
 from pool.conftest import PoolUp
 from support import GIB, wait_until
@@ -53,8 +53,8 @@ def never_restarted(pool: PoolUp, name: str, rank: int = 0) -> None:
     assert found == list(range(1, len(found) + 1))
 
 
-def holds(pool: PoolUp) -> dict[str, Hold]:
-    return {grant.name: grant.hold for grant in control.status(pool.state).grants}
+def holds(pool: PoolUp) -> dict[str, GrantState]:
+    return {grant.name: grant.state for grant in control.status(pool.state).grants}
 
 
 def used(pool: PoolUp) -> int:
@@ -97,13 +97,13 @@ class TestFreezing:
         continues(pool, "one")
         before = used(pool)
         suspend(pool, "one")
-        assert holds(pool) == {"one.1.1.0": Hold.PARKED}
+        assert holds(pool) == {"one.1.1.0": GrantState.PARKED}
         assert used(pool) < before - GIB
         assert all(one.granted_bytes == 0 for one in control.status(pool.state).gpus)
         assert "is on the host" in pool.job("one")["state"]["reason"]
         pool.ask("resume", "one")
         pool.wait_for("one", "Running")
-        wait_until(lambda: holds(pool) == {"one.1.1.0": Hold.TAKEN})
+        wait_until(lambda: holds(pool) == {"one.1.1.0": GrantState.ACTIVE})
         continues(pool, "one")
         ends(pool, tmp_path / "end", "one")
 
@@ -140,7 +140,7 @@ class TestFreezing:
         train(pool, "gang", tmp_path / "end", "--workers", "3")
         wait_until(lambda: all(len(steps(pool, "gang", rank)) > 5 for rank in range(3)), 60)
         suspend(pool, "gang")
-        assert set(holds(pool).values()) == {Hold.PARKED}
+        assert set(holds(pool).values()) == {GrantState.PARKED}
         pool.ask("resume", "gang")
         pool.wait_for("gang", "Running")
         continues(pool, "gang")
@@ -159,7 +159,7 @@ class TestFreezing:
         for _ in range(3):
             continues(pool, "asks")
             suspend(pool, "asks")
-            assert holds(pool) == {"asks.1.1.0": Hold.PARKED}
+            assert holds(pool) == {"asks.1.1.0": GrantState.PARKED}
             pool.ask("resume", "asks")
             pool.wait_for("asks", "Running")
         continues(pool, "asks")
@@ -181,7 +181,7 @@ class TestFreezing:
             pool.ask("resume", "one")
             pool.ask("suspend", "one")
             pool.wait_for("one", "Suspended")
-            assert holds(pool)["one.2.1.0"] is Hold.PARKED
+            assert holds(pool)["one.2.1.0"] is GrantState.PARKED
             pool.wait_for("two", "Running")
             continues(pool, "two")
             assert used(pool) < 3 * GIB, "both are there"

@@ -1,12 +1,12 @@
-"""The one tree of errors that Aliquot raises for people.
+"""The errors that Aliquot raises for people.
 
-Each error says what is wrong, naming the thing, and, where there is one, the way out. Anything
-that is not an AliquotError is a defect.
+The message says what is wrong and names the thing. The hint, if there is one, says what to do about
+it. Any other exception that reaches a user is a defect.
 """
 
 
 class AliquotError(Exception):
-    """What went wrong, and what to do about it."""
+    """Base of all errors for people: a message and an optional hint."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -18,7 +18,7 @@ class AliquotError(Exception):
 
 
 class InvalidValueError(AliquotError):
-    """A value that a person wrote cannot be understood or is out of range."""
+    """A value that a user gave cannot be parsed or is out of range."""
 
 
 class NoGpuError(AliquotError):
@@ -30,7 +30,7 @@ class DriverError(AliquotError):
 
 
 class NoCapacityError(AliquotError):
-    """No GPU, or not enough different GPUs, can hold what was asked for."""
+    """Too few GPUs have enough free memory or compute for the request."""
 
 
 class NameInUseError(AliquotError):
@@ -42,35 +42,35 @@ class NoSuchGrantError(AliquotError):
 
 
 class MemoryInUseError(AliquotError):
-    """A limit was to go below what is in use."""
+    """The new memory limit is below what programs use now."""
 
 
 class NotOwnerError(AliquotError):
-    """The grant is another user's."""
+    """The grant belongs to another user."""
 
 
 class UnsupportedError(AliquotError):
-    """This GPU or its driver cannot do what was asked for."""
+    """This GPU or its driver does not support the request."""
 
 
 class NestedGrantError(AliquotError):
-    """A grant was asked for from inside a grant."""
+    """A program inside a grant asked for another grant."""
 
 
 class StateError(AliquotError):
-    """The state directory, or something in it, cannot be made or trusted."""
+    """The state directory, or a file in it, cannot be created or trusted."""
 
 
 class ArbiterError(AliquotError):
-    """The arbiter does not start, does not answer, or answers what nobody understands."""
+    """The arbiter does not start, does not answer, or sends an invalid answer."""
 
 
 class InstallationError(AliquotError):
-    """A file of Aliquot itself is missing or is not what it should be."""
+    """A file of Aliquot itself is missing or damaged."""
 
 
 class OutputError(AliquotError):
-    """Standard output does not take what is written to it."""
+    """Standard output cannot be written."""
 
 
 class CommandNotFoundError(AliquotError):
@@ -78,4 +78,4 @@ class CommandNotFoundError(AliquotError):
 
 
 class CommandNotExecutableError(AliquotError):
-    """The command to run exists and may not be executed."""
+    """The command to run exists but cannot be executed."""

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aliquot.model.errors import StateError
-from aliquot.slices import State
-from aliquot.slices import state as states
+from aliquot.slices import StateDirectory, state_directory
 
 _SYSTEM = Path("/var/lib/aliquot")
 
@@ -25,7 +24,7 @@ class PoolDirectory:
     """The directory of one pool, of this machine or of a simulated one."""
 
     path: Path
-    state: State
+    state: StateDirectory
 
     @property
     def database(self) -> Path:
@@ -49,7 +48,7 @@ class PoolDirectory:
         return f"simulated {self.state.shape}" if self.state.shape else "this machine"
 
 
-def directory_of(state: State) -> PoolDirectory:
+def directory_of(state: StateDirectory) -> PoolDirectory:
     """The directory of that machine's pool; it need not exist."""
     home = _home()
     if state.shape is None:
@@ -61,7 +60,7 @@ def directory_of(state: State) -> PoolDirectory:
 
 def existing() -> list[PoolDirectory]:
     """The directories of all pools that are up: this machine's first, then simulated ones."""
-    found = [directory_of(state) for state in states.known()]
+    found = [directory_of(state) for state in state_directory.all_directories()]
     return [one for one in dict.fromkeys(found) if one.endpoint.exists()]
 
 
@@ -70,9 +69,9 @@ def prepare(pool: PoolDirectory) -> None:
     top = _home()
     inner = [pool.path, *pool.path.parents]
     for folder in reversed([one for one in inner if one == top or one.is_relative_to(top)]):
-        states.make_directory(folder)
+        state_directory.make_directory(folder)
     pool.path.chmod(0o700)
-    states.make_directory(pool.path / "jobs")
+    state_directory.make_directory(pool.path / "jobs")
 
 
 def lock_directory(pool: PoolDirectory) -> int:
@@ -91,7 +90,7 @@ def lock_directory(pool: PoolDirectory) -> int:
 
 def _home() -> Path:
     """A directory that survives a reboot."""
-    if named := states.override():
+    if named := state_directory.override():
         return Path(named).absolute()
     if os.geteuid() == 0:
         return _SYSTEM

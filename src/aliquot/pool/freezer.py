@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
                 return
             try:
                 write_json(folder / FREEZE_RESULT, _carry_out(launch, request))
-            except checkpoint.NotYetError:
+            except checkpoint.RetryLaterError:
                 time.sleep(_RETRY_SECONDS)
 
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from aliquot.model import ComputeUse, Grant, Hold, SliceUse
+from aliquot.model import ComputeUse, Grant, GrantState, SliceUse
 from aliquot.model.errors import NoCapacityError
-from aliquot.slices.choose import WAIT, choose, figures, has_room
+from aliquot.slices.gpu_choice import WAIT, describe_free, find_gpus, fits
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -54,7 +54,7 @@ class Plan:
         """The same with so many workers more, and their slices; NoCapacityError, with figures."""
         plan, placed = self, []
         for _ in range(count):
-            gpus = choose(request, plan.gpus, plan.grants)
+            gpus = find_gpus(request, plan.gpus, plan.grants)
             slices = [request.slice_of(gpu) for gpu in gpus]
             plan = plan._with(slices)
             placed.append(slices)
@@ -68,8 +68,8 @@ class Plan:
                 one = next((one for one in plan.gpus if one.gpu.uuid == part.gpu_uuid), None)
                 if one is None:
                     raise NoCapacityError(f"{part.gpu_uuid}, which {grant.name} had, is gone")
-                if not has_room(part, one, plan.grants):
-                    left = figures(one, plan.grants, with_compute=True)
+                if not fits(part, one, plan.grants):
+                    left = describe_free(one, plan.grants, with_compute=True)
                     raise NoCapacityError(f"what {grant.name} had is not free: {left}", WAIT)
             plan = plan._with(grant.slices)
         return plan
@@ -78,7 +78,7 @@ class Plan:
         """Slices for so many workers more, where it can be so where frozen ones were not."""
         plan = self
         for grant in self.grants:
-            if grant.hold is Hold.PARKED:
+            if grant.state is GrantState.PARKED:
                 with suppress(NoCapacityError):
                     plan = plan.put_back([grant])
         with suppress(NoCapacityError):

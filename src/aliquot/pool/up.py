@@ -17,23 +17,23 @@ from aliquot.pool.directory import directory_of, lock_directory, prepare
 from aliquot.pool.json_files import write_json
 from aliquot.pool.store import JobStore
 from aliquot.pool.workers import LocalWorkers, prepare_runtime
-from aliquot.slices import state as states
+from aliquot.slices import state_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from aliquot.placement.elastic.resize import Rules
-    from aliquot.slices import State
+    from aliquot.slices import StateDirectory
 
 QUEUE_EXAMPLE = "A queue is written as: [queues.NAME] weight = 2.0, quota = 4 (GPUs), limit = 6"
 
 
 def bring_up(
-    state: State, rules: Rules, queues: Mapping[str, Queue], say: Callable[[str], None]
+    state: StateDirectory, rules: Rules, queues: Mapping[str, Queue], say: Callable[[str], None]
 ) -> None:
     """Run the pool of this machine until SIGTERM or SIGINT. Jobs keep running after that."""
-    if state.directory == states.SYSTEM != states.own_directory():
+    if state.directory == state_directory.SYSTEM != state_directory.own_directory():
         raise ArbiterError(
             f"the arbiter of this machine, in {state.directory}, belongs to root",
             "Only root can bring up a pool here. Without a pool use: aliquot run",

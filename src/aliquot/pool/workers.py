@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aliquot import slices as grants
-from aliquot.model import Hold, Life
+from aliquot.model import GrantState, Life
 from aliquot.model.actions import Verb
 from aliquot.model.errors import ArbiterError, NameInUseError, NoCapacityError
 from aliquot.model.job_state import ObservedJob, Slot
@@ -27,7 +27,7 @@ from aliquot.pool import freezer, processes, supervisor
 from aliquot.pool.json_files import read_json, write_json
 from aliquot.pool.room import Plan
 from aliquot.pool.slots import FREEZE_REQUEST, GRANT, SlotFolder, folders
-from aliquot.slices import arbiter, checkpoint, control
+from aliquot.slices import arbiter_process, checkpoint, control
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +82,7 @@ class LocalWorkers:
 
     def arbiter_status(self) -> Status:
         """The arbiter's status; the arbiter is started if it is not running."""
-        arbiter.ensure(self._runtime.state, self._runtime.driver)
+        arbiter_process.ensure(self._runtime.state, self._runtime.driver)
         return control.status(self._runtime.state)
 
     def observe(self, stored: StoredJob, status: Status) -> ObservedJob:
@@ -171,15 +171,15 @@ class LocalWorkers:
         directory, names = self._runtime.state, [grant_name(job, slot) for slot in slots]
         try:
             for name in names:
-                control.hold(directory, name, Hold.OPEN)
-            checkpoint.check_room(control.status(directory), names)
+                control.set_state(directory, name, GrantState.SWITCHING)
+            checkpoint.check_can_thaw(control.status(directory), names)
         except control.NoArbiterError:
             raise
         except (NoCapacityError, ArbiterError) as error:
             self._refused[job.number] = state.generation, error.message
             for name in names:
                 with suppress(ArbiterError):  # a grant that is broken or gone has no GPUs
-                    control.hold(directory, name, Hold.PARKED)
+                    control.set_state(directory, name, GrantState.PARKED)
 
     def _start(self, stored: StoredJob, slot: Slot) -> None:
         job, folder = stored.job, self._folder(stored.job, slot)
@@ -300,7 +300,7 @@ class LocalWorkers:
             self._freezers[key] = self._begin(freezer.__name__, stored.job, slot)
 
     def _park(self, stored: StoredJob, slot: Slot) -> None:
-        control.hold(self._runtime.state, grant_name(stored.job, slot), Hold.PARKED)
+        control.set_state(self._runtime.state, grant_name(stored.job, slot), GrantState.PARKED)
 
     # --- helpers ---
 
@@ -333,13 +333,13 @@ def grant_name(job: Job, slot: Slot) -> str:
 def allocated_slots(job: Job, status: Status) -> list[Slot]:
     """The slots of a job that have GPUs."""
     found = _grants_of(job, status).items()
-    return [slot for slot, grant in found if grant.hold is not Hold.PARKED]
+    return [slot for slot, grant in found if grant.state is not GrantState.PARKED]
 
 
 def parked_grants(job: Job, status: Status) -> dict[Slot, Grant]:
     """The parked grants of a job: its frozen workers have given their GPUs back."""
     found = _grants_of(job, status).items()
-    return {slot: grant for slot, grant in found if grant.hold is Hold.PARKED}
+    return {slot: grant for slot, grant in found if grant.state is GrantState.PARKED}
 
 
 def prepare_runtime(directory: PoolDirectory) -> Runtime:

@@ -102,7 +102,7 @@ def test_a_shrink_below_the_used_memory_is_refused_with_the_reason(
         }
         with at_work(program, env):
             node.annotate(pod, memory="4GiB")
-            await node.until(lambda: refused(pod, " MiB of GPU 0", "cannot be made 4096 MiB"))
+            await node.until(lambda: refused(pod, " MiB of GPU 0", "cannot be 4096 MiB"))
 
     on_node(shrink, short_tmp)
 

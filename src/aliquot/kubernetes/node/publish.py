@@ -24,7 +24,7 @@ from aliquot.kubernetes.api.objects import GPU_NODES, GpuNode, Meta
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from aliquot.devices.attached import Attached
+    from aliquot.devices.device_location import DeviceLocation
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
     from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation
@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 def status_of(
     allocations: NodeAllocations,
     gpus: Mapping[str, Gpu],
-    attached: Mapping[str, Attached],
+    attached: Mapping[str, DeviceLocation],
     driver_version: str,
 ) -> GpuNodeStatus:
     """The status of the GPUNode object."""
@@ -55,7 +55,7 @@ def status_of(
 
 
 def _gpu(
-    allocations: NodeAllocations, host: HostGpu, gpu: Gpu | None, attached: Attached | None
+    allocations: NodeAllocations, host: HostGpu, gpu: Gpu | None, attached: DeviceLocation | None
 ) -> NodeGpu:
     return NodeGpu(
         index=host.index,
