@@ -13,7 +13,7 @@ from aliquot.model.errors import BadValueError
 from aliquot.placement.choose.strategies import STRATEGIES
 from aliquot.placement.core.demand import Gang, whole
 from aliquot.placement.core.snapshot import NodeSpec
-from aliquot.placement.gangs.backfill import Plan, plan_starts
+from aliquot.placement.decide import Decision, DecisionInput, decide
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.simulate import engine
 from aliquot.simulate.engine import Discipline, simulate
@@ -59,7 +59,7 @@ def test_a_gang_that_can_never_run_is_told_why_and_holds_up_nobody() -> None:
     arrivals = [job("five", 5, 0, 100), job("four", 4, 1, 100)]
     run = simulate(FOUR_GPUS, arrivals)
     assert starts(run) == {"five": None, "four": 1}
-    assert run.fates[0].reason == "it asks for 5 GPUs, and there are 4"
+    assert run.fates[0].reason == "it asks for 5 GPUs, and there are 4 in the cluster"
 
 
 def test_a_quota_is_given_back_when_its_queue_asks() -> None:
@@ -102,16 +102,18 @@ def test_the_strategy_and_the_seed_reach_gangs_of_several_members(
     assert starts(again) == starts(runs[5])
 
 
-def test_a_promise_that_a_preemption_breaks_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is put before whom is told, and no overrun is blamed for it."""
-    plans: list[tuple[float, Plan]] = []
+def test_a_start_postponed_by_a_preemption_names_who_came_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The simulator makes every decision by `placement.decide`, and blames no overrun."""
+    decisions: list[tuple[float, Decision]] = []
 
-    def spy(*asked: object, **more: object) -> Plan:
-        plan = plan_starts(*asked, **more)  # type: ignore[arg-type]
-        plans.append((asked[4], plan))  # type: ignore[arg-type]
-        return plan
+    def spy(question: DecisionInput) -> Decision:
+        decision = decide(question)
+        decisions.append((question.now, decision))
+        return decision
 
-    monkeypatch.setattr(engine, "plan_starts", spy)
+    monkeypatch.setattr(engine, "decide", spy)
     queues = {name: Queue(name, quota=Bound(2000)) for name in ("own", "guest")}
     arrivals = [
         job("g1", 2, 0, 150, queue="guest"),
@@ -121,12 +123,13 @@ def test_a_promise_that_a_preemption_breaks_says_so(monkeypatch: pytest.MonkeyPa
         job("mine", 2, 50, 500, queue="own"),
     ]
     run = simulate(FOUR_GPUS, arrivals, queues=queues)
-    at_50 = [plan for now, plan in plans if now == 50]
-    was, then = ({one.gang.name: one.start for one in plan.reservations} for plan in at_50)
-    assert was == {"mine": 100, "next": 150, "last": 600}
-    assert then == {"g2": 150, "next": 245, "last": 550}
-    assert at_50[0].reasons["next"].startswith("mine came before it; ")
-    assert at_50[1].reasons["next"].startswith("g2 came before it; ")
+    at_50 = [decision for now, decision in decisions if now == 50]
+    first, second, *_ = ({one.gang.name: one.start for one in each.promises} for each in at_50)
+    assert [gang.name for gang, _ in at_50[0].claims] == ["mine"]
+    assert first == {"next": 150, "last": 600}
+    assert second == {"g2": 150, "next": 245, "last": 550}
+    assert at_50[0].moved["next"] == "mine came before it"
+    assert at_50[1].moved["next"] == "g2 came before it"
     assert starts(run) == {"g1": 0, "g2": 150, "next": 245, "last": 550, "mine": 50}
 
 

@@ -63,6 +63,7 @@ class DecisionInput:
     queues: Mapping[str, Queue]
     now: float
     by: Strategy | None = None
+    seed: int = 0
     spared: Collection[str] = ()
     looked: Mapping[str, int] = field(default_factory=dict)
     givers: Sequence[ElasticSurplus] = ()
@@ -105,6 +106,7 @@ class Decision:
     line: Timeline | None = None
     stopped: Mapping[Path, Gang] = field(default_factory=dict)
     asked: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    moved: Mapping[str, str] = field(default_factory=dict)
 
 
 def decide(question: DecisionInput) -> Decision:
@@ -125,7 +127,14 @@ def decide(question: DecisionInput) -> Decision:
     covered = within_quota(order, question.queues, used, hardware)
     own = covered | {one.name for one in left}
     plan = plan_starts(
-        allocations, running, question.promised, [*left, *order], now, by=by, own=own
+        allocations,
+        running,
+        question.promised,
+        [*left, *order],
+        now,
+        by=by,
+        seed=question.seed,
+        own=own,
     )
     for one in plan.starts:
         allocations.take_gang(one, known_to_fit=True)
@@ -150,6 +159,7 @@ def decide(question: DecisionInput) -> Decision:
             [one for one in refused if one.name not in claimed], order, used, question
         ),
         asked=asking.asked,
+        moved=plan.moved,
     )
 
 
@@ -207,7 +217,7 @@ def _complete(
         if full is not None:
             too_much[gang.name] = tree.limit_told(full, gang, used[full] + more, WITH_THIS)
             continue
-        placements = _near(allocations, gang, nodes, question.by)
+        placements = _near(allocations, gang, nodes, question)
         if placements is None:
             left.append(gang)
             continue
@@ -219,7 +229,7 @@ def _complete(
 
 
 def _near(
-    allocations: Allocations, gang: Gang, nodes: Collection[int], by: Strategy | None
+    allocations: Allocations, gang: Gang, nodes: Collection[int], question: DecisionInput
 ) -> tuple[Placement, ...] | None:
     """Places near these nodes: on them, in their racks, in their blocks, anywhere."""
     hardware = allocations.hardware
@@ -230,10 +240,10 @@ def _near(
     for ring in rings:
         part = allocations.copy()
         part.hardware = replace(hardware, present=hardware.present & ring[:, None])
-        found = plan_gang(part, gang, by)
+        found = plan_gang(part, gang, question.by, seed=question.seed)
         if found is not None:
             return found
-    return plan_gang(allocations, gang, by)
+    return plan_gang(allocations, gang, question.by, seed=question.seed)
 
 
 def _told(claims: Iterable[tuple[Gang, Preemption]], question: DecisionInput) -> dict[str, str]:

@@ -1,14 +1,12 @@
 """A trace over time: gangs come, wait, run and end; the brain decides at each of these moments.
 
-The clock is the trace's. At every moment at which something came, ended or is promised to start:
+The clock is the trace's. At every moment at which a gang arrives, ends or has a planned start:
 
-1. what ended gives back;
-2. the queues say whose turn it is;
-3. `backfill` decides what starts now and what is promised for later;
-4. where nothing helps a gang that has a right to its quota, or to go before lower priorities,
-   `preempt` makes room, and what that leaves is planned again; who was to start and is in its way
-   does not start;
-5. what is allocated and who waits is written down.
+1. gangs that end free their GPUs;
+2. `placement.decide`, the function that the gang controller calls too, says who starts, whose start
+   is planned for when, and who is preempted for whom; this is applied at once, and decided again
+   until nothing more changes;
+3. the allocations and the waiting gangs are recorded.
 
 Two others are here to be compared with, nothing else. `FIRST_COME` starts gangs in their turns and
 lets nobody overtake: the first that does not fit holds up all behind it. `ONE_BY_ONE` is how a
@@ -25,10 +23,9 @@ from typing import TYPE_CHECKING
 
 from aliquot.placement.choose.chooser import Chooser
 from aliquot.placement.core.demand import Gang, Running
-from aliquot.placement.gangs.backfill import OVERRAN, Plan, plan_starts
+from aliquot.placement.decide import DecisionInput, decide
 from aliquot.placement.gangs.plan import plan_gang
-from aliquot.placement.queues.preempt import entitled, preempt
-from aliquot.placement.queues.quota import in_turn, usage, within_quota
+from aliquot.placement.queues.quota import in_turn, usage
 from aliquot.simulate.world import NEVER, World
 
 if TYPE_CHECKING:
@@ -36,12 +33,10 @@ if TYPE_CHECKING:
 
     from aliquot.placement.core.demand import Placement
     from aliquot.placement.core.snapshot import NodeSpec
+    from aliquot.placement.decide import Decision
     from aliquot.placement.queues.quota import Queue
     from aliquot.simulate.trace import Arrival
     from aliquot.simulate.world import Run, Sample
-
-
-PREEMPTED = "work with a right to its place was put before it"
 
 
 class Discipline(StrEnum):
@@ -64,6 +59,8 @@ class _World(World):
         self.partly: dict[str, list[Placement]] = {}
         self.promised: tuple[Running, ...] = ()
         self.ends: list[tuple[float, str, float]] = []
+        self._searched: dict[str, int] = {}
+        self._decisions = 0
 
     def begin(self, one: Running, now: float) -> None:
         self.allocations.take_gang(one)
@@ -98,81 +95,62 @@ class _World(World):
         self.note(name, told=(*self.fates[name].told, (now, what)))
 
     def decide(self, now: float, queues: Mapping[str, Queue]) -> None:
-        """Whose turn it is, who starts, what is promised, and who must end for it."""
-        waiting = self._plan(now, queues, OVERRAN)
-        if self._ask_back(waiting, now, queues):
-            self._plan(now, queues, PREEMPTED)
+        """Decide and apply until a decision starts nobody, preempts nobody and skips nobody.
 
-    def _plan(self, now: float, queues: Mapping[str, Queue], blame: str) -> list[Gang]:
-        running = list(self.running.values())
-        hardware = self.allocations.hardware
-        used = usage(running, hardware)
-        order, refused = in_turn(
-            list(self.waiting.values()),
-            queues,
-            used,
-            hardware,
-            {one.gang.name for one in self.promised},
-        )
-        plan = plan_starts(
-            self.allocations,
-            running,
-            self.promised,
-            order,
-            now,
-            by=self.by,
-            seed=self.seed,
-            own=within_quota(order, queues, used, hardware),
-            blame=blame,
-        )
-        self._carry_out(plan, now)
-        for name, reason in refused.items():
-            self.note(name, reason=reason)
-        return [*order, *(self.waiting[name] for name in refused)]
+        The gang controller does the same: what a decision starts or ends calls for the next one.
+        """
+        self._searched.clear()
+        while self._decide_once(now, queues):
+            pass
 
-    def _carry_out(self, plan: Plan, now: float) -> None:
-        for one in plan.starts:
-            self.begin(one, now)
-        self.promised = plan.reservations
-        for one in plan.reservations:
-            if self.fates[one.gang.name].promise is None:
-                self.note(one.gang.name, promise=one.start)
-        for name, reason in plan.reasons.items():
-            self.note(name, reason=reason)
-        for name, why in plan.moved.items():
-            words = f"starts later: {why}"
-            if words not in (one for _, one in self.fates[name].told[-1:]):
-                self._tell(name, now, words)
-
-    def _ask_back(self, waiting: Sequence[Gang], now: float, queues: Mapping[str, Queue]) -> bool:
-        """End what must make room, start what it is for, and tell both; whether there was any."""
-        is_any = False
-        running, hardware = list(self.running.values()), self.allocations.hardware
-        for gang in entitled(waiting, running, queues, hardware, self.promised):
-            if gang.name not in self.waiting:
-                continue
-            found = preempt(
-                self.allocations,
-                gang,
-                list(self.running.values()),
-                queues,
-                now,
+    def _decide_once(self, now: float, queues: Mapping[str, Queue]) -> bool:
+        """Apply one decision; return whether another one may add to it."""
+        decision = decide(
+            DecisionInput(
+                allocations=self.allocations,
+                running=list(self.running.values()),
                 promised=self.promised,
+                waiting=list(self.waiting.values()),
+                rests=(),
+                queues=queues,
+                now=now,
                 by=self.by,
                 seed=self.seed,
+                looked=self._searched,
             )
-            if found is None:
-                continue
-            is_any = True
-            for one in found.victims:
-                self.evict(one, now, found.to_victims[one.gang.name])
-            for one in found.withdrawn:
-                self._tell(one.gang.name, now, found.to_victims[one.gang.name])
-            gone = {gang.name, *(one.gang.name for one in found.withdrawn)}
-            self.promised = tuple(one for one in self.promised if one.gang.name not in gone)
-            self.begin(Running(gang, found.placements, now, now + gang.seconds), now)
-            self._tell(gang.name, now, found.to_gang)
-        return is_any
+        )
+        new = set(decision.looked_at) - self._searched.keys()
+        self._searched |= dict.fromkeys(decision.looked_at, self._decisions)
+        self._decisions += 1
+        self._apply(decision, now)
+        return bool(decision.starts or decision.claims or (decision.overlooked and new))
+
+    def _apply(self, decision: Decision, now: float) -> None:
+        for _, preemption in decision.claims:
+            for one in preemption.victims:
+                self.evict(one, now, preemption.to_victims[one.gang.name])
+            for one in preemption.withdrawn:
+                self._tell(one.gang.name, now, preemption.to_victims[one.gang.name])
+        for one in decision.starts:
+            self.begin(one, now)
+        for gang, preemption in decision.claims:
+            self.begin(Running(gang, preemption.placements, now, now + gang.seconds), now)
+            self._tell(gang.name, now, preemption.to_gang)
+        self.promised = decision.promises
+        self._explain(decision, now)
+
+    def _explain(self, decision: Decision, now: float) -> None:
+        """Record when each waiting gang is to start, and why it waits."""
+        for one in decision.promises:
+            if self.fates[one.gang.name].promise is None:
+                self.note(one.gang.name, promise=one.start)
+        reasons = {**decision.waits, **decision.never, **decision.above_limit}
+        for name in reasons.keys() & self.waiting.keys():
+            self.note(name, reason=reasons[name])
+        for name in decision.moved.keys() & self.waiting.keys():
+            message = f"starts later: {decision.moved[name]}"
+            if message not in (one for _, one in self.fates[name].told[-1:]):
+                self._tell(name, now, message)
 
     def decide_first_come(self, now: float, queues: Mapping[str, Queue]) -> None:
         """In turn, each starts if it fits, until one does not that ever could."""

@@ -129,7 +129,12 @@ class Preemptions:
             return None
         scene, question = self._now, self._question
         return Timeline(
-            scene.allocations, scene.running, self.promised, question.now, by=question.by
+            scene.allocations,
+            scene.running,
+            self.promised,
+            question.now,
+            by=question.by,
+            seed=question.seed,
         )
 
     def _some_of(self, asking: list[Gang]) -> list[Gang]:
@@ -193,6 +198,7 @@ class Preemptions:
             spared=spared,
             ahead=ahead,
             by=question.by,
+            seed=question.seed,
         )
 
     def _ending_for(self, claim: Preemption) -> list[Running]:
@@ -266,9 +272,9 @@ class Preemptions:
         return full is None and self._places(self._then.allocations, gang) is None
 
     def _places(self, allocations: Allocations, gang: Gang) -> tuple[Placement, ...] | None:
-        return (
-            plan_gang(allocations, gang, self._question.by) if may_hold(allocations, gang) else None
-        )
+        if not may_hold(allocations, gang):
+            return None
+        return plan_gang(allocations, gang, self._question.by, seed=self._question.seed)
 
 
 def _has_to_give(tree: Tree, used: Sums, queue: str, other: str) -> bool:
