@@ -26,13 +26,14 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.jobs.room import ClusterRoom, Party
 from aliquot.model.job import Sizes
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Demand, Gang, Running, sliced, whole
 from aliquot.placement.core.snapshot import NodeSpec, empty
-from aliquot.placement.elastic.resize import Elastic, Rules, decide
+from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
+from aliquot.placement.elastic.job import Elastic
+from aliquot.placement.elastic.resize import Rules, decide
 from aliquot.placement.gangs.plan import plan_gang
 from aliquot.placement.queues.quota import Bound, Queue
 
@@ -51,14 +52,14 @@ Measured = dict[str, float]
 
 
 @dataclass
-class Asked(ClusterRoom):
-    """The room, and how often it was asked."""
+class Asked(Feasibility[Running]):
+    """The check, and how often it was asked."""
 
     times: int = 0
 
-    def holds(self, sizes: Mapping[str, int]) -> bool:
+    def fits(self, sizes: Mapping[str, int]) -> bool:
         self.times += 1
-        return super().holds(sizes)
+        return super().fits(sizes)
 
 
 @dataclass
@@ -72,14 +73,15 @@ class Picture:
 
     def room(self) -> Asked:
         parties = {
-            one.name: Party(one.name, (one.member,), self.held.get(one.name, ()), one.size or None)
+            one.name: JobWorkers(
+                one.name, (one.member,), self.held.get(one.name, ()), one.size or None
+            )
             for one in self.jobs
         }
-        return Asked(
-            self.allocations, strategy("fragmentation", self.allocations.hardware), parties
-        )
+        by = strategy("fragmentation", self.allocations.hardware)
+        return Asked(ClusterCapacity(self.allocations, by), parties)
 
-    def decide(self, room: ClusterRoom) -> Decision:
+    def decide(self, room: Feasibility[Running]) -> Decision:
         hardware = self.allocations.hardware
         return decide(self.jobs, room, self.queues, hardware, NOW, RULES, {})
 

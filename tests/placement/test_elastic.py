@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from aliquot.model.job import Sizes, parse_sizes
 from aliquot.placement.core.demand import WHOLE_MILLI, whole
 from aliquot.placement.core.snapshot import NodeSpec, empty
-from aliquot.placement.elastic.resize import Decision, Elastic, Rules, decide
+from aliquot.placement.elastic.job import Elastic
+from aliquot.placement.elastic.resize import Decision, Rules, decide
 from aliquot.placement.queues.quota import Bound, Queue
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Gpus:
     jobs: dict[str, Elastic] = field(default_factory=dict)
     asked: int = 0
 
-    def holds(self, sizes: Mapping[str, int]) -> bool:
+    def fits(self, sizes: Mapping[str, int]) -> bool:
         self.asked += 1
         taken = sum(size * self.jobs[name].member.gpus for name, size in sizes.items())
         return taken <= self.count
@@ -247,7 +248,7 @@ def test_bounds_are_kept_in_every_picture(picture: tuple[int, list[Elastic]]) ->
     for name, size in decision.starts.items():
         assert size in by_name[name].sizes.allowed
         after[name] = size
-    assert Gpus(gpus, by_name).holds(after)
+    assert Gpus(gpus, by_name).fits(after)
     waiting = {one.name for one in jobs if not one.size}
     assert waiting == set(decision.starts) | set(decision.waits)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from aliquot.model.job import Sizes
 from aliquot.placement.core.demand import WHOLE_MILLI
 from aliquot.placement.core.snapshot import NodeSpec, empty
-from aliquot.placement.elastic.resize import Counts, Decision, Elastic, Rules, decide
+from aliquot.placement.elastic.job import CountsFree, Elastic
+from aliquot.placement.elastic.resize import Decision, Rules, decide
 from placement.test_elastic import NOW, PARENTS, Gpus, ask, come_to_rest, job, pictures, trees
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ def test_a_room_that_counts_gets_the_same_decision(
 ) -> None:
     gpus, jobs = picture
     plain, counted = Gpus(gpus), CountedGpus(gpus)
-    assert isinstance(counted, Counts)
-    assert not isinstance(plain, Counts)
+    assert isinstance(counted, CountsFree)
+    assert not isinstance(plain, CountsFree)
     assert ask_room(plain, jobs, queues) == ask_room(counted, jobs, queues)
     assert counted.asked <= plain.asked
 
@@ -88,7 +89,7 @@ def logs(jobs: Sequence[Elastic], sizes: Mapping[str, int]) -> float:
 
 def grown(room: Gpus, sizes: dict[str, int], taker: Elastic) -> dict[str, int]:
     while (size := taker.sizes.above(sizes[taker.name])) is not None:
-        if not room.holds({**sizes, taker.name: size}):
+        if not room.fits({**sizes, taker.name: size}):
             break
         sizes = {**sizes, taker.name: size}
     return sizes
@@ -132,7 +133,7 @@ class Rows(Gpus):
     So it matters who gives: what another row has is of no use.
     """
 
-    def holds(self, sizes: Mapping[str, int]) -> bool:
+    def fits(self, sizes: Mapping[str, int]) -> bool:
         self.asked += 1
         rows: dict[int, int] = {}
         for name, size in sizes.items():

@@ -14,12 +14,12 @@ from aliquot.model.errors import BadValueError
 from aliquot.model.job import Sizes, parse_sizes
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
-from aliquot.placement.core.demand import Demand, Gang, Placement, sliced, whole
+from aliquot.placement.core.demand import Demand, Gang, Placement, Running, sliced, whole
 from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
 from aliquot.placement.elastic.resize import Rules
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.simulate.elastic import Costs, simulate_elastic
-from aliquot.simulate.room import ClusterRoom
 from aliquot.simulate.trace import Arrival
 from aliquot.simulate.world import Fate, Run
 from placement.builders import node_specs
@@ -222,10 +222,23 @@ def test_counting_gpus_and_placing_workers_come_to_the_same(
                 allocations.take(placement, member)
         sizes = {name: len(places[name]) for name in places} | wanted
         by = strategy("pack", allocations.hardware)
-        room = ClusterRoom(allocations, places, dict.fromkeys("abcd", member), by)
-        answers.add(room.holds(sizes))
-        assert room.holds(sizes) == (sum(sizes.values()) <= len(free))
-        assert room.free_milli(sizes) == 1000 * (len(free) - sum(sizes.values()))
+        jobs = {
+            name: JobWorkers(
+                name,
+                (member,),
+                tuple(
+                    Running(Gang(name, (member,)), (place,), 0.0, 1.0)
+                    for place in places.get(name, ())
+                ),
+                size=len(places.get(name, ())),
+                live=True,
+            )
+            for name in "abcd"
+        }
+        check = Feasibility(ClusterCapacity(allocations, by), jobs)
+        answers.add(check.fits(sizes))
+        assert check.fits(sizes) == (sum(sizes.values()) <= len(free))
+        assert check.free_milli(sizes) == 1000 * (len(free) - sum(sizes.values()))
     assert len(answers) == 1
 
 

@@ -12,6 +12,7 @@ import gc
 import os
 import signal
 import ssl
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +55,7 @@ from aliquot.kubernetes.gangs.controller import GangOptions, Gangs
 from aliquot.kubernetes.queues.write import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from aliquot.kubernetes.api.client import Client
 
@@ -87,9 +88,11 @@ class Options:
 
 
 class Scheduler:
-    """One replica."""
+    """One replica; `now` is the wall clock that gangs are planned by."""
 
-    def __init__(self, client: Client, options: Options) -> None:
+    def __init__(
+        self, client: Client, options: Options, *, now: Callable[[], float] = time.time
+    ) -> None:
         presets = choose_presets(options.presets)
         self._client = client
         self._options = options
@@ -135,6 +138,7 @@ class Scheduler:
             leading=lambda: self._elector.leading,
             looked=self._writer.change,
             waiting=lambda: self._waiting.pods,
+            now=now,
         )
         self._waiting = Waiting(
             client,
@@ -146,7 +150,7 @@ class Scheduler:
         )
         answers = self._gangs.answers
         binder = Binder(client, planner, self._changes, self._pods.get, answers)
-        now: Now = {
+        gauges: Now = {
             "waiting_pods": ("Pods that found no room and wait.", lambda: len(self._waiting)),
             "held_back_pods": (
                 "Pods whose bind waits, since the agent could take them for another.",
@@ -167,7 +171,7 @@ class Scheduler:
                 lambda: max(self._pods.silence, self._gpu_nodes.silence),
             ),
         }
-        self._metrics = Metrics(self.cluster, now)
+        self._metrics = Metrics(self.cluster, gauges)
         extender = Extender(planner, answers, binder, self._waiting, self._metrics, self)
         self.app = extender.app()
 

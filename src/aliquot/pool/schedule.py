@@ -15,15 +15,17 @@ from aliquot.model.errors import NoRoomError
 from aliquot.model.job import Sizes, State
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
 from aliquot.placement.core.snapshot import NodeSpec, empty
-from aliquot.placement.elastic.resize import Elastic, Rules, decide
+from aliquot.placement.elastic.feasibility import Feasibility, JobWorkers
+from aliquot.placement.elastic.job import Elastic
+from aliquot.placement.elastic.resize import Rules, decide
+from aliquot.pool.capacity import MachineCapacity, Plan, place
 from aliquot.pool.progress import rest_seconds
-from aliquot.pool.room import MachineRoom, Plan, place
 from aliquot.pool.world import grant_name, held_by, parked_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from aliquot.model import Request
+    from aliquot.model import Grant, Request
     from aliquot.model.status import Record
     from aliquot.placement.core.snapshot import Hardware
     from aliquot.placement.queues.quota import Queue
@@ -46,8 +48,8 @@ class Scheduler:
         """Records that are to be other ones, in this order."""
         by_name = {stored.job.name: stored for stored in jobs}
         picture = [one for stored in jobs if (one := _elastic(stored, status, now)) is not None]
-        room, hardware = _room(jobs, status), _hardware(status)
-        decision = decide(picture, room, self.queues, hardware, now, self.rules, self._could)
+        check, hardware = _feasibility(jobs, status), _hardware(status)
+        decision = decide(picture, check, self.queues, hardware, now, self.rules, self._could)
         self._could, self.waits = decision.could, dict(decision.waits)
         plan = _reserved(jobs, status)
         for name, (size, why) in decision.resizes.items():
@@ -89,14 +91,21 @@ def _elastic(stored: Stored, status: Status, now: float) -> Elastic | None:
     )
 
 
-def _room(jobs: Sequence[Stored], status: Status) -> MachineRoom:
-    return MachineRoom(
-        plan=Plan.of(status),
-        requests={stored.job.name: stored.job.request for stored in jobs},
-        grants={stored.job.name: _grants(stored, status) for stored in jobs},
-        now={one.job.name: one.record.size for one in jobs if _is_in_place(one, status)},
-        parked={one.job.name: parked_by(one.job, status).values() for one in jobs},
-    )
+def _feasibility(jobs: Sequence[Stored], status: Status) -> Feasibility[Grant]:
+    grants = {grant.name: grant for grant in status.grants}
+    parked = {one.job.name: parked_by(one.job, status).values() for one in jobs}
+    workers = {
+        stored.job.name: JobWorkers(
+            name=stored.job.name,
+            member=(_demand(stored.job.request, status),),
+            held=tuple(grants[name] for name in _grants(stored, status)),
+            size=stored.record.size if _is_in_place(stored, status) else None,
+            pinned=bool(parked[stored.job.name]),
+        )
+        for stored in jobs
+    }
+    requests = {stored.job.name: stored.job.request for stored in jobs}
+    return Feasibility(MachineCapacity(Plan.of(status), requests, parked), workers)
 
 
 def _is_in_place(stored: Stored, status: Status) -> bool:

@@ -19,9 +19,9 @@ from aliquot.model.due import due
 from aliquot.model.errors import AliquotError, BadValueError, NameInUseError, NoRoomError
 from aliquot.model.job import State, Wish, check_job_name
 from aliquot.model.status import Record
-from aliquot.placement.elastic.resize import plausible
+from aliquot.placement.elastic.job import plausible
+from aliquot.pool.capacity import Plan
 from aliquot.pool.progress import REPORTED, noted
-from aliquot.pool.room import Plan
 from aliquot.pool.schedule import Scheduler
 from aliquot.pool.slots import SlotFolder, read
 

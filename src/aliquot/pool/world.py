@@ -22,7 +22,7 @@ from aliquot.model import Hold, Life
 from aliquot.model.errors import ArbiterError, NameInUseError, NoRoomError
 from aliquot.model.status import Seen, Slot, Verb
 from aliquot.pool import freezer, keeper, processes
-from aliquot.pool.room import Plan
+from aliquot.pool.capacity import Plan
 from aliquot.pool.slots import GRANT, STILL, SlotFolder, folders, read, write
 from aliquot.slices import arbiter, checkpoint, control
 

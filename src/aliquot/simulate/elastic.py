@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING
 
 from aliquot.model.errors import BadValueError
 from aliquot.model.job import Sizes
-from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Gang
-from aliquot.placement.elastic.resize import EFFICIENCY, Elastic, Rules, decide
+from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Gang, Running
+from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
+from aliquot.placement.elastic.job import EFFICIENCY, Elastic
+from aliquot.placement.elastic.resize import Rules, decide
 from aliquot.placement.gangs.plan import plan_gang
-from aliquot.simulate.room import ClusterRoom
 from aliquot.simulate.world import NEVER, World
 
 if TYPE_CHECKING:
@@ -108,6 +109,12 @@ class _Job:
     def idle_workers(self) -> int:
         """Places that are held and not worked on."""
         return len(self.placements) - (self.workers if self.began is not None else 0)
+
+    def in_place(self) -> JobWorkers[Running]:
+        """Its workers where they are: in a resize it keeps those that remain."""
+        unit = Gang(self.gang.name, (self.member,))
+        held = tuple(Running(unit, (one,), 0.0, 1.0) for one in self.placements)
+        return JobWorkers(self.gang.name, unit.members, held, size=len(held), live=True)
 
     def seen(self) -> Elastic:
         """The job as the decision sees it."""
@@ -204,16 +211,11 @@ class _World(World):
 
     def decide(self, now: float, queues: Mapping[str, Queue]) -> None:
         jobs = self.jobs
-        room = ClusterRoom(
-            self.allocations,
-            {name: job.placements for name, job in jobs.items()},
-            {name: job.member for name, job in jobs.items()},
-            self.by,
-            self.seed,
-        )
+        workers = {name: job.in_place() for name, job in jobs.items()}
+        check = Feasibility(ClusterCapacity(self.allocations, self.by, self.seed), workers)
         seen = [job.seen() for job in jobs.values()]
         hardware = self.allocations.hardware
-        decision = decide(seen, room, queues, hardware, now, self.rules, self.could)
+        decision = decide(seen, check, queues, hardware, now, self.rules, self.could)
         self.could = decision.could
         self._carry_out(decision, now)
         for name, reason in decision.waits.items():

@@ -18,25 +18,28 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from aliquot.placement.choose.chooser import Chooser
 from aliquot.placement.core.demand import Gang, Running
-from aliquot.placement.decide import DecisionInput, decide
+from aliquot.placement.decide import Decision, DecisionInput, decide
 from aliquot.placement.gangs.plan import plan_gang
 from aliquot.placement.queues.quota import in_turn, usage
 from aliquot.simulate.world import NEVER, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from aliquot.placement.core.demand import Placement
     from aliquot.placement.core.snapshot import NodeSpec
-    from aliquot.placement.decide import Decision
     from aliquot.placement.queues.quota import Queue
     from aliquot.simulate.trace import Arrival
     from aliquot.simulate.world import Run, Sample
+
+
+OnDecision = Callable[[float, Decision], None]
 
 
 class Discipline(StrEnum):
@@ -49,7 +52,12 @@ class Discipline(StrEnum):
 
 class _World(World):
     def __init__(
-        self, nodes: Sequence[NodeSpec], arrivals: Sequence[Arrival], by: str, seed: int
+        self,
+        nodes: Sequence[NodeSpec],
+        arrivals: Sequence[Arrival],
+        by: str,
+        seed: int,
+        decided: OnDecision | None = None,
     ) -> None:
         super().__init__(nodes, arrivals, by, seed)
         self.chooser = Chooser(self.allocations, self.by, seed=seed)
@@ -61,6 +69,7 @@ class _World(World):
         self.ends: list[tuple[float, str, float]] = []
         self._searched: dict[str, int] = {}
         self._decisions = 0
+        self._decided = decided
 
     def begin(self, one: Running, now: float) -> None:
         self.allocations.take_gang(one)
@@ -99,12 +108,15 @@ class _World(World):
 
         The gang controller does the same: what a decision starts or ends calls for the next one.
         """
-        self._searched.clear()
-        while self._decide_once(now, queues):
-            pass
+        searched: set[str] = set()
+        while True:
+            decision = self._decide_once(now, queues)
+            is_skipped = bool(decision.overlooked) and not searched.issuperset(decision.looked_at)
+            searched.update(decision.looked_at)
+            if not (decision.starts or decision.claims or is_skipped):
+                return
 
-    def _decide_once(self, now: float, queues: Mapping[str, Queue]) -> bool:
-        """Apply one decision; return whether another one may add to it."""
+    def _decide_once(self, now: float, queues: Mapping[str, Queue]) -> Decision:
         decision = decide(
             DecisionInput(
                 allocations=self.allocations,
@@ -119,11 +131,12 @@ class _World(World):
                 looked=self._searched,
             )
         )
-        new = set(decision.looked_at) - self._searched.keys()
-        self._searched |= dict.fromkeys(decision.looked_at, self._decisions)
         self._decisions += 1
+        self._searched |= dict.fromkeys(decision.looked_at, self._decisions)
+        if self._decided is not None:
+            self._decided(now, decision)
         self._apply(decision, now)
-        return bool(decision.starts or decision.claims or (decision.overlooked and new))
+        return decision
 
     def _apply(self, decision: Decision, now: float) -> None:
         for _, preemption in decision.claims:
@@ -205,10 +218,11 @@ def simulate(  # noqa: PLR0913 - one for each option of the command
     queues: Mapping[str, Queue] | None = None,
     discipline: Discipline = Discipline.GANGS,
     progress: Callable[[float], None] | None = None,
+    decided: OnDecision | None = None,
 ) -> Run:
-    """Run a trace to its end."""
+    """Run a trace to its end; `decided` hears each decision of `Discipline.GANGS` with its time."""
     begun = time.perf_counter()
-    world = _World(nodes, arrivals, by, seed)
+    world = _World(nodes, arrivals, by, seed, decided)
     coming = sorted(arrivals, key=lambda one: (one.gang.submitted, one.gang.name), reverse=True)
     samples: list[Sample] = []
     now = -math.inf

@@ -19,7 +19,7 @@ import msgspec
 from aliquot.kubernetes.api.names import JOB_GENERATION, JOB_RANK
 from aliquot.model.job import State
 from aliquot.model.status import Phase, Seen, Sight, Slot
-from aliquot.placement.elastic.resize import plausible
+from aliquot.placement.elastic.job import plausible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

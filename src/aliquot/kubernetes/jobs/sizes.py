@@ -30,11 +30,12 @@ from aliquot.kubernetes.cluster.membership import Key, claim_of
 from aliquot.kubernetes.cluster.snapshot import Picture
 from aliquot.kubernetes.cluster.workloads import single_name
 from aliquot.kubernetes.gangs.messages import seconds_at
-from aliquot.kubernetes.jobs.room import ClusterRoom, Party
 from aliquot.kubernetes.jobs.step import could_be_fewer
 from aliquot.model.job import Sizes, State, Wish
-from aliquot.placement.core.demand import Gang
-from aliquot.placement.elastic.resize import Elastic, Rules, decide
+from aliquot.placement.core.demand import Gang, Running
+from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
+from aliquot.placement.elastic.job import Elastic
+from aliquot.placement.elastic.resize import Rules, decide
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.jobs.codec import Memory
     from aliquot.model.job import Job
     from aliquot.model.status import Record
-    from aliquot.placement.core.demand import Demand, Running
+    from aliquot.placement.core.demand import Demand
     from aliquot.placement.elastic.resize import Decision
 
 WAITS_SECONDS = 2.0  # a pod that is younger may just be on its way
@@ -151,15 +152,16 @@ class Sizer:
         parties, jobs = self._parts(candidates, picture, running, now)
         candidates = [one for one in candidates if one.name in parties]
         rigid = [one for each in waiting if (one := self._rigid(*each, picture)) is not None]
-        parties |= {one.name: Party(one.name, one.members) for one in rigid}
+        parties |= {one.name: JobWorkers[Running](one.name, one.members) for one in rigid}
         coming = {one.name: one.size for one in jobs if one.size and not one.settled}
-        room = ClusterRoom(picture.allocations, picture.by, parties).arrived(coming)
+        capacity = ClusterCapacity(picture.allocations, picture.by)
+        check = Feasibility(capacity, parties).after_arrival(coming)
         mine = {worker for one in jobs for worker in _by_name(candidates, one.name).workers}
         others = _others(one for name, one in running.items() if name not in mine)
         decision = await asyncio.to_thread(
             decide,
             [*jobs, *rigid, *others],
-            room,
+            check,
             ledger.queues.queues(),
             picture.hardware,
             now,
@@ -170,7 +172,7 @@ class Sizer:
         promised = any(
             one.status.phase == Phase.WAITING and one.status.planned_start for one in every
         )
-        return list(_changes(decision, room, candidates, now, may_grow=not promised))
+        return list(_changes(decision, check, candidates, now, may_grow=not promised))
 
     # --- the picture ---
 
@@ -180,9 +182,9 @@ class Sizer:
         picture: Picture,
         running: Mapping[str, Running],
         now: float,
-    ) -> tuple[dict[str, Party], list[Elastic]]:
+    ) -> tuple[dict[str, JobWorkers[Running]], list[Elastic]]:
         """Each job's part; one that makes no sense is left out, and does not stop the others."""
-        parties: dict[str, Party] = {}
+        parties: dict[str, JobWorkers[Running]] = {}
         jobs: list[Elastic] = []
         known, self._left_out = self._left_out, set()
         for one in candidates:
@@ -241,7 +243,7 @@ class Sizer:
             members=members,
         )
 
-    def _elastic(self, one: Candidate, party: Party, now: float) -> Elastic | None:
+    def _elastic(self, one: Candidate, party: JobWorkers[Running], now: float) -> Elastic | None:
         record = one.record
         if one.waits or not record.takes_decisions(now):
             return None
@@ -259,9 +261,9 @@ class Sizer:
         )
 
 
-def _party(one: Candidate, picture: Picture, running: Mapping[str, Running]) -> Party:
+def _party(one: Candidate, picture: Picture, running: Mapping[str, Running]) -> JobWorkers[Running]:
     record = one.record
-    return Party(
+    return JobWorkers(
         name=one.name,
         member=(picture.demand(one.asked, NodeConstraints.of(one.pod)),),
         held=tuple(running[name] for name in one.workers if name in running),
@@ -310,7 +312,7 @@ def _some(sizes: Sequence[int], now: int) -> list[int]:
 
 def _changes(
     decision: Decision,
-    room: ClusterRoom,
+    check: Feasibility[Running],
     candidates: Sequence[Candidate],
     now: float,
     *,
@@ -319,10 +321,10 @@ def _changes(
     for name, (size, why) in decision.resizes.items():
         record = _by_name(candidates, name).record
         if size > record.size:
-            larger = room.moved(name, size) if may_grow else None
+            larger = check.after_resize(name, size) if may_grow else None
             if larger is None:
                 continue
-            room = larger
+            check = larger
         yield Change(name, record.generation, size, why)
     for one in candidates:
         record = one.record
@@ -332,9 +334,9 @@ def _changes(
             continue
         least = one.job.sizes.least
         size = decision.starts.get(one.name, least) if may_grow else least
-        begun = room.moved(one.name, size)
+        begun = check.after_resize(one.name, size)
         if begun is not None:
-            room = begun
+            check = begun
             yield Change(one.name, record.generation, size, "")
         else:
             yield Change(one.name, record.generation, least, _waits_at(least))

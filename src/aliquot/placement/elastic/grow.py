@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from aliquot.placement.core.demand import Demand
-    from aliquot.placement.elastic.resize import Elastic
+    from aliquot.placement.elastic.job import Elastic
     from aliquot.placement.elastic.sizes import JobSizes, Scales
 
 MOST_AT_ONCE = 256

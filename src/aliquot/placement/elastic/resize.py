@@ -16,13 +16,12 @@ while nobody waits, and asked for again when somebody does. Four steps over one 
 
 No step makes a queue, or any above it, pass its limit.
 
-To ask the room is what takes time. So it is asked only where the answer may change something, in
-the order in which a yes ends the search, and not about sizes that take more than there is
-(`Counts`). Where GPUs are just counted, that decides as if all was asked. Where it matters who has
-which, not all that could give, or grow, are tried after others of the same kind were refused, and
-for one that needs many steps of others several are taken at a time (`make_room`): what was not
-needed is given back. So somebody may be left as it is who could have had more; nobody gets what
-the room did not say is there.
+Checking whether sizes fit is what takes time. So the check is asked only if the answer may change
+something, in the order in which a yes ends the search, and never about sizes that take more than is
+free (`CountsFree`). If GPUs are merely counted, the decision is as if everything was asked. If it
+matters who has which GPU, some of the jobs that could give or grow are not tried after others of
+the same kind were refused, and many steps may be taken at once (`shrink`); what was not needed is
+given back. So a job may keep its size although it could have more. No job gets what does not fit.
 
 What a job loses and gains is measured in one number, the logarithm of its speed by the weight of
 its queue (shared by the queue's jobs; a parent's by those below it that have jobs): a step counts
@@ -41,13 +40,11 @@ gives as ever. Who waits for longer than `patience_seconds` is not overtaken any
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from aliquot.model.job import MAX_WORKERS
-from aliquot.placement.core.demand import Demand, Gang
 from aliquot.placement.elastic.grow import Grow
+from aliquot.placement.elastic.job import CountsFree
 from aliquot.placement.elastic.shrink import Makers
 from aliquot.placement.elastic.sizes import JobSizes, Scales
 from aliquot.placement.queues.quota import in_turn
@@ -55,12 +52,10 @@ from aliquot.placement.queues.quota import in_turn
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aliquot.model.job import Sizes
+    from aliquot.placement.core.demand import Demand
     from aliquot.placement.core.snapshot import Hardware
+    from aliquot.placement.elastic.job import Elastic, Fits
     from aliquot.placement.queues.quota import Queue
-
-EFFICIENCY = 0.9
-SLOWEST, FASTEST = 1e-6, 1e12  # that a report can be, in any unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,83 +67,6 @@ class Rules:
     least_gain: float = 0.05
     exchange_gain: float = 0.1
     patience_seconds: float = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Elastic:
-    """A job as the decision sees it: `size` is what it has or is about to have, 0 if it waits.
-
-    `settled`: no change is under way. `speeds` are measured, by size, in any one unit. `bound`: it
-    can only be where it was; whether that is free says nothing of others, and nobody waits for it.
-    """
-
-    name: str
-    sizes: Sizes
-    member: Demand = field(default_factory=Demand)
-    queue: str = ""
-    priority: int = 0
-    submitted: float = 0.0
-    size: int = 0
-    resized_at: float = -math.inf
-    settled: bool = True
-    speeds: Mapping[int, float] = field(default_factory=dict)
-    rest_seconds: float = 0.0
-    bound: bool = False
-
-    def gang(self, size: int) -> Gang:
-        """The job with that many workers."""
-        return Gang(
-            self.name,
-            (self.member,) * size,
-            queue=self.queue,
-            priority=self.priority,
-            submitted=self.submitted,
-        )
-
-    def speed(self, size: int) -> float:
-        """How fast it is with so many workers, measured or assumed."""
-        known = _believed(self.speeds)
-        if not known:
-            return float(size**EFFICIENCY)
-        below = max((at for at in known if at <= size), default=None)
-        above = min((at for at in known if at >= size), default=None)
-        if below is None or above is None:
-            near = min(known) if below is None else max(known)
-            return float(known[near] * (size / near) ** EFFICIENCY)
-        if below == above:
-            return known[below]
-        part = math.log(size / below) / math.log(above / below)
-        return float(known[below] ** (1 - part) * known[above] ** part)
-
-
-def plausible(size: int, speed: float) -> bool:
-    """Whether so many workers can be so fast."""
-    return 1 <= size <= MAX_WORKERS and SLOWEST <= speed <= FASTEST
-
-
-def _believed(speeds: Mapping[int, float]) -> dict[int, float]:
-    """What counts of the reports: nobody gains more than linearly by more workers."""
-    found: dict[int, float] = {}
-    each = math.inf
-    for at in sorted(at for at, speed in speeds.items() if plausible(at, speed)):
-        found[at] = min(speeds[at], each * at)
-        each = min(each, speeds[at] / at)
-    return found
-
-
-class Room(Protocol):
-    """Whether jobs can be on the GPUs together, those that keep their size where they are."""
-
-    def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether there is a place for all workers of these jobs."""
-
-
-@runtime_checkable
-class Counts(Protocol):
-    """A room that also knows how much is free: sizes that take more are not asked about."""
-
-    def free_milli(self, sizes: Mapping[str, int]) -> int:
-        """How many thousandths of GPUs nobody has beside these jobs; at most, never fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +84,7 @@ class Decision:
 
 def decide(  # noqa: PLR0913, PLR0917 - the whole picture
     jobs: Sequence[Elastic],
-    room: Room,
+    feasibility: Fits,
     queues: Mapping[str, Queue],
     hardware: Hardware,
     now: float,
@@ -174,27 +92,27 @@ def decide(  # noqa: PLR0913, PLR0917 - the whole picture
     could: Mapping[str, tuple[float, int]],
 ) -> Decision:
     """Decide over one picture."""
-    return _Decider(jobs, room, queues, hardware, now, rules).decide(could)
+    return _Decider(jobs, feasibility, queues, hardware, now, rules).decide(could)
 
 
 class _Decider:
     def __init__(  # noqa: PLR0913, PLR0917 - the whole picture
         self,
         jobs: Sequence[Elastic],
-        room: Room,
+        feasibility: Fits,
         queues: Mapping[str, Queue],
         hardware: Hardware,
         now: float,
         rules: Rules,
     ) -> None:
         self.jobs = {job.name: job for job in jobs}
-        self.room, self.queues, self.hardware = room, queues, hardware
+        self.feasibility, self.queues, self.hardware = feasibility, queues, hardware
         self.now, self.rules = now, rules
         self.scales = Scales(self.jobs, queues, hardware)
         self.standing = JobSizes.of(self.scales, {job.name: job.size for job in jobs if job.size})
         self.scales.weigh(self.standing.sizes)
-        if isinstance(room, Counts):
-            free = room.free_milli(self.standing.sizes)
+        if isinstance(feasibility, CountsFree):
+            free = feasibility.free_milli(self.standing.sizes)
             self.scales.most_milli = self.standing.milli + free
         self.waits: dict[str, str] = {}
         self.why: dict[str, str] = {}
@@ -310,7 +228,7 @@ class _Decider:
     # --- parts ---
 
     def _holds(self, standing: JobSizes) -> bool:
-        return standing.free >= 0 and self.room.holds(standing.sizes)
+        return standing.free >= 0 and self.feasibility.fits(standing.sizes)
 
     def _movable(self, rest: float | None = None) -> list[Elastic]:
         """Jobs whose size may change: new ones, and those that are long enough as they are.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from aliquot.placement.core.demand import Demand
-    from aliquot.placement.elastic.resize import Elastic
+    from aliquot.placement.elastic.job import Elastic
     from aliquot.placement.elastic.sizes import JobSizes
 
 SINGLE_STEPS = 8  # that are taken one by one, each after the room said that it is not enough

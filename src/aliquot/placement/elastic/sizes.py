@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from aliquot.placement.core.snapshot import Hardware
-    from aliquot.placement.elastic.resize import Elastic
+    from aliquot.placement.elastic.job import Elastic
     from aliquot.placement.queues.quota import Path, Queue, Sums
 
 TRIES = 4  # of one kind, before the room's refusals are taken to be for all of that kind

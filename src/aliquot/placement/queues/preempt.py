@@ -88,7 +88,7 @@ def preempt(  # noqa: PLR0913 - the whole question
         if beside_all.is_enough(()):
             return None
         search = _Search(case, [one for one in others if one.gang.name not in withdrawable])
-    candidates = sorted((one for one in running if one.gang.name in rights), key=case.work)
+    candidates = sorted((one for one in running if one.gang.name in rights), key=case.by_work)
     is_free = search.is_enough(())
     victims = () if is_free else search.victims(candidates)
     if not (victims or (is_free and withdrawable)):
@@ -188,7 +188,7 @@ class _Search:
             key=lambda way: (sum(map(self._case.work, way)), len(way)),
         )
         found = (way for way in ways if way and self._is_fair(way) and self.is_enough(way))
-        return tuple(sorted(next(found, ()), key=self._case.work))
+        return tuple(sorted(next(found, ()), key=self._case.by_work))
 
     def _is_fair(self, way: Iterable[Running]) -> bool:
         giving = Giving(self._case)

@@ -72,6 +72,10 @@ class Case:
         """What is lost if it ends."""
         return one.gang.milli * max(0.0, self.now - one.start)
 
+    def by_work(self, one: Running) -> tuple[float, str]:
+        """What victims are ordered by: by name where they lose the same, so in one order only."""
+        return self.work(one), one.gang.name
+
     def rights(self) -> dict[str, str]:
         """Whom this gang may ask to end, and why."""
         queues = {one.gang.queue for one in self.running}
