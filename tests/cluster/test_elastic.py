@@ -210,7 +210,8 @@ def test_who_has_a_quota_gets_it_back_and_workers_are_told_before_they_end(
     now = status(cluster)
     assert (now["restarts"], now["ready"]) == (0, 0)
     phase = {one["phase"]: one["reason"] for one in now["history"]}
-    assert phase["Suspending"].startswith("asked to save: ended for default/second: queue default")
+    why = "asked to save: preempted for default/second: queue default"
+    assert phase["Suspending"].startswith(why)
     (folder / "go").touch()
     wait_workers(cluster, 4)
     cluster.kubectl("delete", "elasticjob", "counting", "--wait")

@@ -84,7 +84,7 @@ def test_with_all_reservations_given_the_next_is_told_how_many_there_are() -> No
     waiting = [gang(f"g{i}", whole(), seconds=10) for i in range(66)]
     plan = plan_starts(cluster(1), [], (), waiting, now=0)
     assert len(plan.reservations) == 64
-    assert plan.reasons["g65"] == "64 gangs are promised a start before it"
+    assert plan.reasons["g65"] == "64 gangs have a planned start before it"
 
 
 def eight(name: str, seconds: float = 1000, **more: object) -> Gang:
@@ -124,7 +124,7 @@ def test_who_asks_may_say_what_broke_a_promise() -> None:
     longer = replace(busy, end=500)
     plan = plan_starts(allocations, [longer], promised, waiting, now=2, blame="another came")
     assert starts_of(plan) == {"A": 500}
-    assert plan.moved == {"A": "another came"}
+    assert plan.delays == {"A": "another came"}
 
 
 @pytest.mark.parametrize("late", [0.2, 30.0])
@@ -137,7 +137,7 @@ def test_who_asks_late_moves_all_that_follow_and_blames_nobody(late: float) -> N
     assert starts_of(plan) == pytest.approx(
         {name: 100 + late + 1000 * turn for turn, name in enumerate("ABCD")}
     )
-    assert plan.moved == {}
+    assert plan.delays == {}
     assert not any(OVERRAN in reason for reason in plan.reasons.values())
 
 
@@ -166,10 +166,10 @@ def test_the_first_64_in_turn_always_have_a_promise() -> None:
     starts = starts_of(plan)
     assert starts["urgent"] == 100
     assert [starts[f"g{i}"] for i in range(63)] == [110 + 10 * i for i in range(63)]
-    full = "64 gangs are promised a start before it"
+    full = "64 gangs have a planned start before it"
     assert plan.reasons["g64"] == full
     assert plan.reasons["g63"] == f"urgent came before it; {full}"
-    assert plan.moved["g0"] == "urgent came before it"
+    assert plan.delays["g0"] == "urgent came before it"
     assert plan.reasons["g0"].startswith("urgent came before it; ")
 
 
@@ -184,7 +184,7 @@ def test_a_higher_priority_displaces_only_what_is_in_its_way() -> None:
     urgent = eight("urgent", priority=9)
     plan = plan_starts(allocations, [full, half], promised, [urgent, four, low], now=2)
     assert starts_of(plan) == {"urgent": 100, "four": 50, "low": 1100}
-    assert plan.moved == {"low": "urgent came before it"}
+    assert plan.delays == {"low": "urgent came before it"}
 
 
 def test_another_queue_displaces_all_but_the_first_of_each_queue() -> None:
@@ -194,7 +194,7 @@ def test_another_queue_displaces_all_but_the_first_of_each_queue() -> None:
     other = eight("b", queue="b")
     plan = plan_starts(allocations, [busy], promised, [other, *mine], now=2)
     assert starts_of(plan) == {"a0": 100, "b": 1100, "a1": 2100, "a2": 3100}
-    assert plan.moved == {"a1": "b came before it", "a2": "b came before it"}
+    assert plan.delays == {"a1": "b came before it", "a2": "b came before it"}
 
 
 def test_what_a_quota_covers_is_not_held_up_by_the_promise_of_one_that_borrows() -> None:
@@ -327,7 +327,7 @@ def test_a_start_is_moved_back_only_for_those_before_it_and_for_a_reason(
                 continue
             before = planned[:turn]
             new = [each.gang.name for each in before if each.gang.name not in was]
-            assert overran or any(other in plan.moved.get(name, "") for other in new)
+            assert overran or any(other in plan.delays.get(name, "") for other in new)
             after_those = stream.allocations.copy()
             for each in before:
                 if each.start <= now:

@@ -7,16 +7,16 @@ import sys
 from dataclasses import replace
 
 from aliquot.model import Amount, Link, Request
-from aliquot.placement.choose.machine import Card, choose_gpus
+from aliquot.placement.choose.machine import GpuCapacity, choose_gpus
 from support import GIB, make_gpu
 
 
-def card(index: int, *, left: int = 80, percent: int = 100, holders: int = 0) -> Card:
+def card(index: int, *, left: int = 80, percent: int = 100, holders: int = 0) -> GpuCapacity:
     gpu = make_gpu(index)
-    return Card(gpu, left * GIB, percent, left * GIB, holders)
+    return GpuCapacity(gpu, left * GIB, percent, left * GIB, holders)
 
 
-def chosen(request: Request, *cards: Card) -> list[int] | None:
+def chosen(request: Request, *cards: GpuCapacity) -> list[int] | None:
     found = choose_gpus(request, cards)
     return None if found is None else [gpu.index for gpu in found]
 

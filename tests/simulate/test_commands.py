@@ -84,7 +84,8 @@ def test_queues_and_both_sides_of_a_preemption_are_told_to_people(trace: list[st
     text = said("simulate", *trace)
     assert "guest" in text
     assert "mine, at 100 s: starts in place of g2" in text
-    assert "g2, at 100 s: ended for mine: queue guest borrows from the quota of queue own" in text
+    why = "preempted for mine: queue guest borrows from the quota of queue own"
+    assert f"g2, at 100 s: {why}" in text
 
 
 def test_strategies_are_compared_with_queues(trace: list[str]) -> None:

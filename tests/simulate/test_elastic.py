@@ -60,11 +60,11 @@ def test_a_job_makes_room_after_its_notice_and_grows_back_when_it_could_for_a_wh
     found = shrink_and_grow(LINEAR)
     big, gang = found["big"], found["gang"]
     assert (gang.start, gang.end) == (1030, 1630)
-    assert [words for _, words in big.told] == [
+    assert [words for _, words in big.messages] == [
         "4 to 2 workers: for a job that waits",
         "2 to 4 workers: GPUs are free",
     ]
-    assert [time for time, _ in big.told] == pytest.approx([1000, 1930], abs=0.01)
+    assert [time for time, _ in big.messages] == pytest.approx([1000, 1930], abs=0.01)
     # 1030 s with 4 workers, 870 s with 2, a minute for each restart, the rest with 4
     assert big.end == pytest.approx(2020 + (40_000 - 4 * 1030 - 2 * 870) / 4, abs=0.01)
     assert big.resizes == 2
@@ -91,7 +91,7 @@ def test_who_gives_keeps_the_places_of_the_workers_that_stay() -> None:
     arrivals = [job("big", 4, 0, 10_000, "2..4"), job("half", 1, 1000, 100, member=half)]
     found = fates(simulate_elastic(FOUR_GPUS, arrivals, costs=LINEAR))
     assert found["half"].start == 1030
-    assert found["big"].told[0][1] == "4 to 3 workers: for a job that waits"
+    assert found["big"].messages[0][1] == "4 to 3 workers: for a job that waits"
 
 
 def test_workers_of_several_gpus_are_resized_too() -> None:
@@ -273,6 +273,6 @@ def test_resizes_in_a_job_hour_stay_below_what_the_least_time_between_them_allow
         hours = ((fate.end or 0) - (fate.start or 0)) / HOUR
         assert hours > 8
         assert 0 < fate.resizes / hours <= bound
-        times = [time for time, _ in fate.told]
+        times = [time for time, _ in fate.messages]
         apart = (then - one for one, then in pairwise(times))
         assert all(one >= rules.resize_seconds + costs.notice_seconds for one in apart)

@@ -78,11 +78,13 @@ def test_a_quota_is_given_back_when_its_queue_asks() -> None:
     assert fates["g2"].evictions == 1
     assert fates["g2"].start == 150
     assert fates["g1"].evictions == 0
-    assert fates["mine"].told == ((100, "starts in place of g2: 0.06 GPU hours of work are lost"),)
-    assert fates["g2"].told == (
-        (100, "ended for mine: queue guest borrows from the quota of queue own"),
+    assert fates["mine"].messages == (
+        (100, "starts in place of g2: 0.06 GPU hours of work are lost"),
     )
-    assert fates["g1"].told == ()
+    assert fates["g2"].messages == (
+        (100, "preempted for mine: queue guest borrows from the quota of queue own"),
+    )
+    assert fates["g1"].messages == ()
 
 
 @pytest.mark.parametrize(
@@ -124,12 +126,12 @@ def test_a_start_postponed_by_a_preemption_names_who_came_first(
     ]
     run = simulate(FOUR_GPUS, arrivals, queues=queues)
     at_50 = [decision for now, decision in decisions if now == 50]
-    first, second, *_ = ({one.gang.name: one.start for one in each.promises} for each in at_50)
-    assert [gang.name for gang, _ in at_50[0].claims] == ["mine"]
+    first, second, *_ = ({one.gang.name: one.start for one in each.planned} for each in at_50)
+    assert [gang.name for gang, _ in at_50[0].preemptions] == ["mine"]
     assert first == {"next": 150, "last": 600}
     assert second == {"g2": 150, "next": 245, "last": 550}
-    assert at_50[0].moved["next"] == "mine came before it"
-    assert at_50[1].moved["next"] == "g2 came before it"
+    assert at_50[0].delays["next"] == "mine came before it"
+    assert at_50[1].delays["next"] == "g2 came before it"
     assert starts(run) == {"g1": 0, "g2": 150, "next": 245, "last": 550, "mine": 50}
 
 
@@ -141,8 +143,8 @@ def test_a_day_of_experiments_training_and_inference(by: str) -> None:
     fits = [one for one in arrivals if one.gang.milli <= run.capacity_milli]
     assert run.placed == len(fits)
     for fate in run.fates:
-        if fate.promise is not None and fate.start is not None:
-            assert fate.start <= fate.promise
+        if fate.planned_start is not None and fate.start is not None:
+            assert fate.start <= fate.planned_start
     assert all(0 <= sample.allocated <= 1 for sample in run.samples)
     assert starts(simulate(cluster(2), arrivals, by=by)) == starts(run)
 
@@ -180,14 +182,14 @@ def test_in_any_trace_all_run_or_are_told_why_not(
     ]
     run = simulate(nodes, arrivals, by=by, queues=queues)
     ran = {one.gang.name: one.ran for one in arrivals}
-    told = [fate for fate in run.fates if fate.told]
+    told = [fate for fate in run.fates if fate.messages]
     for fate in run.fates:
         if fate.start is None:
             assert fate.reason
             continue
         assert fate.start >= fate.gang.submitted
         assert fate.end == fate.start + ran[fate.gang.name]
-        assert fate.promise is None or fate.start <= fate.promise or told
+        assert fate.planned_start is None or fate.start <= fate.planned_start or told
     may_preempt = queues or len({one.gang.priority for one in arrivals}) > 1
     assert sum(fate.evictions for fate in run.fates) == 0 or may_preempt
     assert run.samples == () or run.samples[-1].allocated == 0

@@ -193,7 +193,7 @@ def test_ways_are_told_as_a_table_with_what_is_assumed() -> None:
     text = said("--diurnal", "1", "--load", "0.2", "--seeds", "1,2", "--checkpoint", "0")
     assert "Completion, 95% (min)" in text
     assert "elastic against first-come, seed by seed: mean" in text
-    assert "saves when it is told" in text
+    assert "saves on notice" in text
 
 
 def test_a_trace_of_ours_is_run_as_it_is_or_pressed(tmp_path: Path) -> None:

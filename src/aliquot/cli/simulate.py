@@ -175,13 +175,13 @@ def _replay_words(replay: Replay) -> dict[str, Any]:
 
 def _show_run(run: Run, *, json: bool) -> None:
     if json:
-        told = [
-            {"gang": fate.gang.name, "time": time, "told": words}
+        messages = [
+            {"gang": fate.gang.name, "time": time, "message": message}
             for fate in run.fates
-            for time, words in fate.told
+            for time, message in fate.messages
         ]
         answer = _run_words(run)
-        answer["preemptions"] = sorted(told, key=lambda one: (one["time"], one["gang"]))
+        answer["preemptions"] = sorted(messages, key=lambda one: (one["time"], one["gang"]))
         print_json(answer)
         return
     table = new_table("Strategy", "Seed", "GPU time used", *OUTCOME)
@@ -190,8 +190,8 @@ def _show_run(run: Run, *, json: bool) -> None:
     console().print(table)
     _print_queues({run.strategy: [run]})
     for fate in run.fates:
-        for time, words in fate.told:
-            console().print(f"{fate.gang.name}, at {round(time, 2):.15g} s: {words}")
+        for time, message in fate.messages:
+            console().print(f"{fate.gang.name}, at {round(time, 2):.15g} s: {message}")
         if fate.start is None:
             console().print(f"{fate.gang.name} never ran: {fate.reason}")
 

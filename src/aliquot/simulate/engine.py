@@ -1,4 +1,4 @@
-"""A trace over time: gangs come, wait, run and end; the brain decides at each of these moments.
+"""A trace over time: gangs arrive, wait, run and end, by the same decision as on a cluster.
 
 The clock is the trace's. At every moment at which a gang arrives, ends or has a planned start:
 
@@ -8,9 +8,9 @@ The clock is the trace's. At every moment at which a gang arrives, ends or has a
    until nothing more changes;
 3. the allocations and the waiting gangs are recorded.
 
-Two others are here to be compared with, nothing else. `FIRST_COME` starts gangs in their turns and
-lets nobody overtake: the first that does not fit holds up all behind it. `ONE_BY_ONE` is how a
-scheduler works that knows no gangs: each member takes what it finds and holds it.
+Two other disciplines exist for comparison only. `FIRST_COME` starts gangs in fair-share order and
+lets none overtake: the first that does not fit blocks all behind it. `ONE_BY_ONE` is a scheduler
+without gangs: each member takes what it finds and holds it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aliquot.placement.choose.chooser import Chooser
 from aliquot.placement.core.demand import Gang, Running
 from aliquot.placement.decide import Decision, DecisionInput, decide
 from aliquot.placement.gangs.plan import plan_gang
-from aliquot.placement.queues.quota import in_turn, usage
+from aliquot.placement.queues.quota import fair_share_order, usage
 from aliquot.simulate.world import NEVER, World
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ OnDecision = Callable[[float, Decision], None]
 
 
 class Discipline(StrEnum):
-    """How gangs are treated."""
+    """How gangs are scheduled."""
 
     GANGS = "gangs"
     FIRST_COME = "first-come"
@@ -65,7 +65,7 @@ class _World(World):
         self.waiting: dict[str, Gang] = {}
         self.running: dict[str, Running] = {}
         self.partly: dict[str, list[Placement]] = {}
-        self.promised: tuple[Running, ...] = ()
+        self.planned: tuple[Running, ...] = ()
         self.ends: list[tuple[float, str, float]] = []
         self._searched: dict[str, int] = {}
         self._decisions = 0
@@ -85,7 +85,7 @@ class _World(World):
 
     def end(self, name: str, begun: float) -> None:
         one = self.running.get(name)
-        if one is None or one.start != begun:  # it was evicted, and may run again
+        if one is None or one.start != begun:  # it was evicted, and may be running again
             return
         del self.running[name]
         self.allocations.give_gang(one)
@@ -96,12 +96,12 @@ class _World(World):
         self.allocations.give_gang(one)
         self.waiting[name] = one.gang
         self.note(name, start=None, end=None)
-        if one.start < now:  # the others did not start
+        if one.start < now:  # else it has not started
             self.note(name, evictions=self.fates[name].evictions + 1)
-            self._tell(name, now, reason)
+            self._message(name, now, reason)
 
-    def _tell(self, name: str, now: float, what: str) -> None:
-        self.note(name, told=(*self.fates[name].told, (now, what)))
+    def _message(self, name: str, now: float, what: str) -> None:
+        self.note(name, messages=(*self.fates[name].messages, (now, what)))
 
     def decide(self, now: float, queues: Mapping[str, Queue]) -> None:
         """Decide and apply until a decision starts nobody, preempts nobody and skips nobody.
@@ -111,9 +111,9 @@ class _World(World):
         searched: set[str] = set()
         while True:
             decision = self._decide_once(now, queues)
-            is_skipped = bool(decision.overlooked) and not searched.issuperset(decision.looked_at)
-            searched.update(decision.looked_at)
-            if not (decision.starts or decision.claims or is_skipped):
+            is_skipped = bool(decision.skipped) and not searched.issuperset(decision.searched)
+            searched.update(decision.searched)
+            if not (decision.starts or decision.preemptions or is_skipped):
                 return
 
     def _decide_once(self, now: float, queues: Mapping[str, Queue]) -> Decision:
@@ -121,54 +121,54 @@ class _World(World):
             DecisionInput(
                 allocations=self.allocations,
                 running=list(self.running.values()),
-                promised=self.promised,
+                planned=self.planned,
                 waiting=list(self.waiting.values()),
-                rests=(),
+                incomplete=(),
                 queues=queues,
                 now=now,
                 by=self.by,
                 seed=self.seed,
-                looked=self._searched,
+                searched_at=self._searched,
             )
         )
         self._decisions += 1
-        self._searched |= dict.fromkeys(decision.looked_at, self._decisions)
+        self._searched |= dict.fromkeys(decision.searched, self._decisions)
         if self._decided is not None:
             self._decided(now, decision)
         self._apply(decision, now)
         return decision
 
     def _apply(self, decision: Decision, now: float) -> None:
-        for _, preemption in decision.claims:
+        for _, preemption in decision.preemptions:
             for one in preemption.victims:
                 self.evict(one, now, preemption.to_victims[one.gang.name])
             for one in preemption.withdrawn:
-                self._tell(one.gang.name, now, preemption.to_victims[one.gang.name])
+                self._message(one.gang.name, now, preemption.to_victims[one.gang.name])
         for one in decision.starts:
             self.begin(one, now)
-        for gang, preemption in decision.claims:
+        for gang, preemption in decision.preemptions:
             self.begin(Running(gang, preemption.placements, now, now + gang.seconds), now)
-            self._tell(gang.name, now, preemption.to_gang)
-        self.promised = decision.promises
+            self._message(gang.name, now, preemption.to_gang)
+        self.planned = decision.planned
         self._explain(decision, now)
 
     def _explain(self, decision: Decision, now: float) -> None:
         """Record when each waiting gang is to start, and why it waits."""
-        for one in decision.promises:
-            if self.fates[one.gang.name].promise is None:
-                self.note(one.gang.name, promise=one.start)
-        reasons = {**decision.waits, **decision.never, **decision.above_limit}
+        for one in decision.planned:
+            if self.fates[one.gang.name].planned_start is None:
+                self.note(one.gang.name, planned_start=one.start)
+        reasons = {**decision.reasons, **decision.never, **decision.above_limit}
         for name in reasons.keys() & self.waiting.keys():
             self.note(name, reason=reasons[name])
-        for name in decision.moved.keys() & self.waiting.keys():
-            message = f"starts later: {decision.moved[name]}"
-            if message not in (one for _, one in self.fates[name].told[-1:]):
-                self._tell(name, now, message)
+        for name in decision.delays.keys() & self.waiting.keys():
+            message = f"starts later: {decision.delays[name]}"
+            if message not in (one for _, one in self.fates[name].messages[-1:]):
+                self._message(name, now, message)
 
     def decide_first_come(self, now: float, queues: Mapping[str, Queue]) -> None:
-        """In turn, each starts if it fits, until one does not that ever could."""
+        """In fair-share order, each gang starts if it fits, until one does not that ever could."""
         used = usage(self.running.values(), self.allocations.hardware)
-        order, refused = in_turn(
+        order, refused = fair_share_order(
             list(self.waiting.values()), queues, used, self.allocations.hardware
         )
         for name, reason in refused.items():
@@ -185,7 +185,7 @@ class _World(World):
                 break
 
     def decide_one_by_one(self, now: float) -> None:
-        """In turn, a member of each gang takes the place that it finds, and holds it."""
+        """One after the other, a member of each gang takes what it finds, and holds it."""
         moved = True
         while moved:
             moved = False
@@ -230,7 +230,7 @@ def simulate(  # noqa: PLR0913 - one for each option of the command
         now = min(
             *(one.gang.submitted for one in coming[-1:]),
             *(end for end, _, _ in world.ends[:1]),
-            *(one.start for one in world.promised if one.start > now),
+            *(one.start for one in world.planned if one.start > now),
             math.inf,
         )
         while world.ends and world.ends[0][0] <= now:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.model import format_bytes
 from aliquot.model.errors import NoRoomError
-from aliquot.placement.choose.machine import Card, choose_gpus
+from aliquot.placement.choose.machine import GpuCapacity, choose_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,11 +45,11 @@ def choose(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant])
     return chosen
 
 
-def _card(one: SharedGpu, grants: Sequence[Grant]) -> Card:
-    return Card(
+def _card(one: SharedGpu, grants: Sequence[Grant]) -> GpuCapacity:
+    return GpuCapacity(
         gpu=one.gpu,
         bytes_free=left(one),
-        percent_left=compute_left(one, grants),
+        percent_free=compute_left(one, grants),
         unused_bytes=max(0, one.gpu.memory_bytes - one.gpu.used_bytes),
         holders=_slices_on(one, grants),
         strangers=bool(one.strangers),

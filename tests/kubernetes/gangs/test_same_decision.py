@@ -167,19 +167,21 @@ def simulated(work: Workload) -> tuple[History, Counter[str]]:
     arrivals = [Arrival(_gang(job), float(job.runs)) for job in work.jobs]
 
     def decided(now: float, decision: Decision) -> None:
-        victims = {one.gang.name for _, each in decision.claims for one in each.victims}
+        victims = {one.gang.name for _, each in decision.preemptions for one in each.victims}
         for name in victims:
             history.preempt(now, name)
         started = [(one.gang, one.placements) for one in decision.starts]
-        started += [(gang, preemption.placements) for gang, preemption in decision.claims]
+        started += [(gang, preemption.placements) for gang, preemption in decision.preemptions]
         for gang, placements in started:
             places = [(nodes[place.node].name, place.gpus) for place in placements]
             history.start(now, gang.name, places)
         seen["preemptions"] += len(victims)
         seen["reclaims"] += sum(
-            one.gang.queue != gang.queue for gang, each in decision.claims for one in each.victims
+            one.gang.queue != gang.queue
+            for gang, each in decision.preemptions
+            for one in each.victims
         )
-        waiting = [one.gang for one in decision.promises]
+        waiting = [one.gang for one in decision.planned]
         seen["backfills"] += sum(
             any(other.submitted < gang.submitted and other.queue == gang.queue for other in waiting)
             for gang, _ in started

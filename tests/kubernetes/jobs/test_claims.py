@@ -49,7 +49,7 @@ async def test_all_workers_are_told_and_it_starts_again_at_no_cost() -> None:
     assert {one["kind"] for one in told.values()} == {"suspend"}
     assert all(until_then - 1 <= one["deadline"] <= until_then for one in told.values())
     assert world.phase() == "Suspending"
-    assert "asked to save: ended for ns/other: queue" in world.status().reason
+    assert "asked to save: preempted for ns/other: queue" in world.status().reason
     await world.go(10)
     assert world.running() == {"train-0": 2, "train-1": 2}
     assert world.status().restarts == 0

@@ -318,7 +318,7 @@ class World:
 
     def claim(self, gang: str, seconds: float = 5.0) -> None:
         """The scheduler gives a gang's places to others, and says so ahead."""
-        why = "ended for ns/other: queue default borrows from the quota of queue own"
+        why = "preempted for ns/other: queue default borrows from the quota of queue own"
         self.claimed[gang] = why, self.now + seconds
 
     def evict(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from aliquot.kubernetes.node.held import Part
 from aliquot.model import Amount, Request, format_bytes
 from aliquot.model.errors import NoRoomError
-from aliquot.placement.choose.machine import Card as Choice
+from aliquot.placement.choose.machine import GpuCapacity as Choice
 from aliquot.placement.choose.machine import choose_gpus
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _choice(books: Books, gpus: Mapping[str, Gpu], shape: Held, card: Card) -> C
     return Choice(
         gpu=gpu,
         bytes_free=left.memory,
-        percent_left=left.reserved,
+        percent_free=left.reserved,
         unused_bytes=max(0, gpu.memory_bytes - gpu.used_bytes),
         holders=books.shares - left.parts,
     )

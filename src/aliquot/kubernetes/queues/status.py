@@ -14,7 +14,7 @@ import msgspec
 
 from aliquot.kubernetes.api import queue as spec
 from aliquot.placement.core.demand import WHOLE_MILLI
-from aliquot.placement.queues.quota import Resources, Tree, upto
+from aliquot.placement.queues.quota import Resources, Tree, prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +59,7 @@ def statuses(known: Queues, loads: Mapping[str, Load], now: float) -> dict[str, 
     tree = Tree(known.queues())
     sums: dict[Path, Load] = {}
     for name, load in loads.items():
-        for path in upto(tree.path(name)):
+        for path in prefixes(tree.path(name)):
             sums[path] = sums.get(path, Load()) + load
     found = {}
     for name, one in known.objects.items():

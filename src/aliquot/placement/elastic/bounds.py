@@ -1,4 +1,4 @@
-"""What jobs could be worth with more GPUs than they have: bounds, found without asking the room."""
+"""What jobs could be worth with more GPUs than they have: bounds, without checking what fits."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""How many workers each job should have: who starts, who grows, who gives back.
+"""How many workers each job should have: who starts, who grows, who shrinks.
 
-Each job has a list of sizes it can run with. What it has above the smallest is lent: it is given
-while nobody waits, and asked for again when somebody does. Four steps over one picture:
+Each job has a list of sizes it can run with. What it has above the smallest is lent: it gets it
+while no other job waits, and gives it back when one does. Four steps over one snapshot:
 
-1. *Let in.* Those that wait are taken in the order of their turns (`queues`), each at its smallest
-   size. Where there is no room, running jobs are made smaller, step by step, always the one that
-   loses least; nothing is taken that does not help. A queue within its quota gives only to itself.
-   In a tree this is decided, as in `preempt`, between the two queues where the paths of both sides
-   part; below the one that has to give, those that borrow there give first.
+1. *Admit.* Waiting jobs are taken in fair-share order (`queues.quota`), each at its smallest size.
+   If one does not fit, running jobs shrink step by step, always the one that loses least; nothing
+   shrinks that does not help. A queue within its quota gives only to itself. In a tree this is
+   decided, as in `preempt`, between the two queues where the paths of both sides part; below the
+   one that has to give, those that borrow there give first.
 2. *Exchange.* A job may give a step to another, or several, if both together are better off by more
-   than `exchange_gain`; what is within a quota is exchanged as little as it is taken.
-3. *Grow.* What is left goes to who gains most by it.
-4. *Wait and see.* A running job grows only where it could have for `settle_seconds`, and by at
-   least `least_gain` of its speed.
+   than `exchange_gain`; what is within a quota is not exchanged either.
+3. *Grow.* Free GPUs go to the jobs that gain most by them.
+4. *Wait and see.* A running job grows only if it could have for `settle_seconds`, and by at least
+   `least_gain` of its speed.
 
 No step makes a queue, or any above it, pass its limit.
 
@@ -45,9 +45,9 @@ from typing import TYPE_CHECKING
 
 from aliquot.placement.elastic.grow import Grow
 from aliquot.placement.elastic.job import CountsFree
-from aliquot.placement.elastic.shrink import Makers
+from aliquot.placement.elastic.shrink import Shrink
 from aliquot.placement.elastic.sizes import JobSizes, Scales
-from aliquot.placement.queues.quota import in_turn
+from aliquot.placement.queues.quota import fair_share_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done, in this order: `resizes`, then `starts` as soon as there is room.
+    """What to do, in this order: `resizes`, then `starts` as soon as they fit.
 
     `could` is to be given to the next decision: since when, and to what size, jobs could grow.
     """
@@ -82,7 +82,7 @@ class Decision:
     could: dict[str, tuple[float, int]]
 
 
-def decide(  # noqa: PLR0913, PLR0917 - the whole picture
+def decide(  # noqa: PLR0913, PLR0917 - the whole snapshot
     jobs: Sequence[Elastic],
     feasibility: Fits,
     queues: Mapping[str, Queue],
@@ -91,12 +91,12 @@ def decide(  # noqa: PLR0913, PLR0917 - the whole picture
     rules: Rules,
     could: Mapping[str, tuple[float, int]],
 ) -> Decision:
-    """Decide over one picture."""
+    """Decide over one snapshot."""
     return _Decider(jobs, feasibility, queues, hardware, now, rules).decide(could)
 
 
 class _Decider:
-    def __init__(  # noqa: PLR0913, PLR0917 - the whole picture
+    def __init__(  # noqa: PLR0913, PLR0917 - the whole snapshot
         self,
         jobs: Sequence[Elastic],
         feasibility: Fits,
@@ -119,7 +119,7 @@ class _Decider:
         self.may_grow = True  # nobody waits for what growing would take
 
     def decide(self, could: Mapping[str, tuple[float, int]]) -> Decision:
-        self._let_in()
+        self._admit()
         self._exchange()
         possible = self._grow() if self.may_grow else {}
         growing, could = self._wait_and_see(possible, could)
@@ -135,29 +135,29 @@ class _Decider:
 
     # --- 1 ---
 
-    def _let_in(self) -> None:
+    def _admit(self) -> None:
         waiting = [job.gang(job.sizes.least) for job in self.jobs.values() if not job.size]
-        order, refused = in_turn(waiting, self.queues, self.standing.used(), self.hardware)
+        order, refused = fair_share_order(waiting, self.queues, self.standing.used(), self.hardware)
         self.waits.update(refused)
         blocker: Elastic | None = None
-        told: dict[tuple[tuple[Demand, ...], str], str] = {}  # why not, as long as nobody gets in
+        reasons: dict[tuple[tuple[Demand, ...], str], str] = {}  # why not, until a job is admitted
         for gang in order:
             job, asked = self.jobs[gang.name], (gang.members, gang.queue)
             if blocker is not None:
                 self.waits[job.name] = f"{blocker.name} has waited longer, and is not overtaken"
                 continue
-            found = self._with(job) if job.bound or asked not in told else None
+            found = self._with(job) if job.bound or asked not in reasons else None
             if found is not None:
                 self.standing = found
                 self.scales.weigh(found.sizes)
-                told.clear()
+                reasons.clear()
                 continue
             if job.bound:
                 self.waits[job.name] = "the GPUs it was suspended on are not free"
                 continue
-            if asked not in told:
-                told[asked] = self._why_not(job)
-            self.waits[job.name] = told[asked]
+            if asked not in reasons:
+                reasons[asked] = self._why_not(job)
+            self.waits[job.name] = reasons[asked]
             if self.now - job.submitted >= self.rules.patience_seconds:
                 blocker = job
 
@@ -166,15 +166,15 @@ class _Decider:
         trial = self.standing.changed(job, job.sizes.least)
         if self._holds(trial):
             return trial
-        return Makers(self._holds, self._movable(self.rules.resize_seconds)).room(trial, job)
+        return Shrink(self._holds, self._movable(self.rules.resize_seconds)).until_fits(trial, job)
 
     def _why_not(self, job: Elastic) -> str:
-        """Why there is no room; and whether what is free should stay so."""
+        """Why it does not fit; and decide whether what is free should stay so."""
         running = [one for one in self.jobs.values() if self.standing.sizes.get(one.name)]
         trial = self.standing.changed(job, job.sizes.least)
-        found = Makers(self._holds, running).room(trial, job)
+        found = Shrink(self._holds, running).until_fits(trial, job)
         if found is None:
-            return "there is no room for it beside what runs"
+            return "it does not fit besides what runs"
         self.may_grow = False
         names = sorted(name for name, size in found.sizes.items() if size < trial.sizes[name])
         return f"{' and '.join(names)} cannot be made smaller again so soon"
