@@ -22,9 +22,10 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
+
+from limits import broken, read_limits
 
 from aliquot.model.job import Sizes
 from aliquot.placement.choose.strategies import strategy
@@ -63,7 +64,7 @@ class Asked(Feasibility[Running]):
 
 
 @dataclass
-class Picture:
+class Snapshot:
     """All that is decided about: jobs, and where those that run are."""
 
     jobs: list[Elastic]
@@ -109,7 +110,7 @@ class Picture:
                 self.resize(place, sizes[job.name])
 
 
-def drawn(nodes: int, count: int, members: list[Demand], seed: int) -> Picture:
+def drawn(nodes: int, count: int, members: list[Demand], seed: int) -> Snapshot:
     """So many jobs, of which two thirds run."""
     chance = random.Random(seed)  # noqa: S311 - the same each time
     specs = [NodeSpec(f"n{i}", 8, gpu_bytes=80 << 30, rack=f"r{i // 16}") for i in range(nodes)]
@@ -119,7 +120,7 @@ def drawn(nodes: int, count: int, members: list[Demand], seed: int) -> Picture:
     }
     fair = max(1, nodes * 8 * 3 // (2 * count))
     jobs = [job(chance, number, chance.choice(members), fair) for number in range(count)]
-    picture = Picture(jobs, Allocations(empty(specs)), queues, {})
+    picture = Snapshot(jobs, Allocations(empty(specs)), queues, {})
     running = range(count * 2 // 3)
     for place in running:
         allowed = jobs[place].sizes.allowed
@@ -151,7 +152,7 @@ def job(chance: random.Random, number: int, member: Demand, fair: int) -> Elasti
     )
 
 
-def measure(kind: str, picture: Picture) -> Measured:
+def measure(kind: str, picture: Snapshot) -> Measured:
     if kind == "calm":
         for _ in range(CALM_AFTER):
             decision = picture.decide(picture.room())
@@ -181,17 +182,17 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--jobs", type=int, default=150)
     options.add_argument("--nodes", type=int, default=200)
-    options.add_argument("--pictures", type=int, default=7)
+    options.add_argument("--snapshots", type=int, default=7)
     options.add_argument("--json", action="store_true")
     options.add_argument("--check", action="store_true", help="fail where limits.json is passed")
     chosen = options.parse_args()
     rows: dict[str, Measured] = {}
     for kind in ("even", "mixed", "calm"):
         members = MEMBERS["even" if kind == "calm" else kind]
-        pictures = (
-            drawn(chosen.nodes, chosen.jobs, members, seed) for seed in range(chosen.pictures)
+        snapshots = (
+            drawn(chosen.nodes, chosen.jobs, members, seed) for seed in range(chosen.snapshots)
         )
-        rows[kind] = summed_up([measure(kind, one) for one in pictures])
+        rows[kind] = summed_up([measure(kind, one) for one in snapshots])
     if chosen.json:
         print(json.dumps(rows, indent=1))
     else:
@@ -201,14 +202,13 @@ def main() -> int:
 
 
 def check(rows: dict[str, Measured]) -> int:
-    limits = json.loads(Path(__file__).with_name("limits.json").read_text(encoding="utf-8"))
-    failed = 0
-    for kind, row in rows.items():
-        for name, (low, high) in limits["elastic"][kind].items():
-            if not low <= row[name] <= high:
-                failed = 1
-                print(f"{kind}: {name} is {row[name]:.1f}, not {low} to {high}")
-    return failed
+    found = [
+        f"{kind}: {one}"
+        for kind, row in rows.items()
+        for one in broken(read_limits("elastic", kind), row)
+    ]
+    print(*found, sep="\n", end="\n" * bool(found))
+    return bool(found)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
+
+from limits import broken, read_limits
 
 from aliquot.placement.choose.chooser import Chooser
 from aliquot.placement.choose.strategies import strategy
@@ -264,14 +265,13 @@ def main() -> int:
 
 
 def check(rows: list[Measured]) -> int:
-    limits = json.loads(Path(__file__).with_name("limits.json").read_text(encoding="utf-8"))
-    failed = 0
-    for row in rows:
-        for name, (low, high) in limits.get(f"{row['nodes']:g}", {}).items():
-            if not low <= row[name] <= high:
-                failed = 1
-                print(f"{row['nodes']:g} nodes: {name} is {row[name]:.2f}, not {low} to {high}")
-    return failed
+    found = [
+        f"{row['nodes']:g} nodes: {one}"
+        for row in rows
+        for one in broken(read_limits(f"{row['nodes']:g}"), row)
+    ]
+    print(*found, sep="\n", end="\n" * bool(found))
+    return bool(found)
 
 
 if __name__ == "__main__":
