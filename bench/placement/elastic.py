@@ -2,14 +2,14 @@
 
     python bench/placement/elastic.py [--jobs 150] [--nodes 200] [--pictures 7] [--json] [--check]
 
-Nodes of 8 GPUs, with the room of the Kubernetes controller. Two thirds of the jobs run and have all
+Nodes of 8 GPUs, as the job controller checks them. Two thirds of the jobs run and have all
 GPUs, unevenly; the others wait. Each has up to 16 sizes and speeds at some of them, or none; they
 are of 4 queues, one with a quota and one with a limit. `even`: workers of one whole GPU. `mixed`:
 of 1, 2, 4 or 8, and two jobs in seven of slices. `calm`: the same jobs as `even` after decisions
 were carried out until none was left to make, which is what is decided most of the time.
 
 Told is the median and the most of some pictures, each drawn by its own seed, in milliseconds; names
-with `cpu` count the thread's own time. Then how often the room was asked, and how many jobs the
+with `cpu` count the thread's own time. Then how often the check was asked, and how many jobs the
 decision starts or resizes. `limits.json` has what must hold.
 """
 
@@ -72,7 +72,7 @@ class Snapshot:
     queues: dict[str, Queue]
     held: dict[str, tuple[Running, ...]]
 
-    def room(self) -> Asked:
+    def check(self) -> Asked:
         parties = {
             one.name: JobWorkers(
                 one.name, (one.member,), self.held.get(one.name, ()), one.size or None
@@ -82,9 +82,9 @@ class Snapshot:
         by = strategy("fragmentation", self.allocations.hardware)
         return Asked(ClusterCapacity(self.allocations, by), parties)
 
-    def decide(self, room: Feasibility[Running]) -> Decision:
+    def decide(self, check: Feasibility[Running]) -> Decision:
         hardware = self.allocations.hardware
-        return decide(self.jobs, room, self.queues, hardware, NOW, RULES, {})
+        return decide(self.jobs, check, self.queues, hardware, NOW, RULES, {})
 
     def resize(self, place: int, size: int) -> bool:
         """Another size for a job, placed anew, where that is possible."""
@@ -120,17 +120,17 @@ def drawn(nodes: int, count: int, members: list[Demand], seed: int) -> Snapshot:
     }
     fair = max(1, nodes * 8 * 3 // (2 * count))
     jobs = [job(chance, number, chance.choice(members), fair) for number in range(count)]
-    picture = Snapshot(jobs, Allocations(empty(specs)), queues, {})
+    snapshot = Snapshot(jobs, Allocations(empty(specs)), queues, {})
     running = range(count * 2 // 3)
     for place in running:
         allowed = jobs[place].sizes.allowed
         first = chance.randrange(len(allowed))
-        any(picture.resize(place, size) for size in reversed(allowed[: first + 1]))
+        any(snapshot.resize(place, size) for size in reversed(allowed[: first + 1]))
     for place in running:
         for size in jobs[place].sizes.allowed:
-            if size > picture.jobs[place].size and not picture.resize(place, size):
+            if size > snapshot.jobs[place].size and not snapshot.resize(place, size):
                 break
-    return picture
+    return snapshot
 
 
 def job(chance: random.Random, number: int, member: Demand, fair: int) -> Elastic:
@@ -152,20 +152,20 @@ def job(chance: random.Random, number: int, member: Demand, fair: int) -> Elasti
     )
 
 
-def measure(kind: str, picture: Snapshot) -> Measured:
+def measure(kind: str, snapshot: Snapshot) -> Measured:
     if kind == "calm":
         for _ in range(CALM_AFTER):
-            decision = picture.decide(picture.room())
+            decision = snapshot.decide(snapshot.check())
             if not decision.resizes and not decision.starts:
                 break
-            picture.carry_out(decision)
-    room = picture.room()
+            snapshot.carry_out(decision)
+    check = snapshot.check()
     begun, begun_cpu = time.perf_counter(), time.thread_time()
-    decision = picture.decide(room)
+    decision = snapshot.decide(check)
     return {
         "ms": 1e3 * (time.perf_counter() - begun),
         "cpu_ms": 1e3 * (time.thread_time() - begun_cpu),
-        "asked": room.times,
+        "asked": check.times,
         "changes": len(decision.resizes) + len(decision.starts),
     }
 

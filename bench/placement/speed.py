@@ -1,4 +1,4 @@
-"""How fast the brain decides: requests with releases, a gang of 512, starts among many gangs.
+"""How fast placement decides: requests with releases, a gang of 512, starts among many gangs.
 
     python bench/placement/speed.py [--nodes 100,1000,5000,20000] [--runs 3] [--json] [--check]
 
@@ -8,8 +8,8 @@ so that the cluster stays as full as it is. `many`: the same with 126 shapes, wh
 openb list has, the most frequent 300 times as frequent as the last; `new` is the first question for
 a shape. `gang512`: 512 whole GPUs on a free cluster. `plan`: a
 gang runs on every two nodes, each with its own end, and takes all GPUs of them; a gang of a tenth
-of the cluster is promised a start, and 8 small ones wait behind it or run before it. `replan`: of
-100 mixed gangs that wait there 64 have their promises already, and nothing has changed. `gpus16`: a
+of the cluster has a planned start, and 8 small ones wait behind it or run before it. `replan`: of
+100 mixed waiting gangs 64 have their planned starts already, and nothing has changed. `gpus16`: a
 gang of two times 4 GPUs on a node of 16 with links without any order, seen for the first time.
 
 Each run is a process of its own; the median of the runs is told, and in brackets the least and the
@@ -199,8 +199,8 @@ def start_among_many(count: int) -> Measured:
         Gang(f"w{i}", (whole(1 + i % 8, cpu_milli=1000),) * (1 + i % 3), 600.0 * (1 + i % 7))
         for i in range(100)
     ]
-    promised = plan_starts(allocations, running, (), mixed, 0, by=by).reservations
-    again = timed(lambda: plan_starts(allocations, running, promised, mixed, 1, by=by), 3)
+    planned = plan_starts(allocations, running, (), mixed, 0, by=by).reservations
+    again = timed(lambda: plan_starts(allocations, running, planned, mixed, 1, by=by), 3)
     return {
         "running": len(running),
         "plan_ms": plan[0],

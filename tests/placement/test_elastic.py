@@ -61,7 +61,7 @@ def job(name: str, sizes: str = "1..4", size: int = 0, **more: object) -> Elasti
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def test_a_new_job_starts_as_large_as_there_is_room_for() -> None:
+def test_a_new_job_starts_as_large_as_fits() -> None:
     assert ask(3, job("a")).starts == {"a": 3}
     assert ask(8, job("a")).starts == {"a": 4}
 
@@ -173,7 +173,7 @@ def test_a_running_job_grows_only_where_it_could_for_a_while() -> None:
     assert after.resizes == {"small": (3, "GPUs are free")}
 
 
-def test_who_has_waited_too_long_is_not_overtaken() -> None:
+def test_a_job_that_waited_too_long_is_not_overtaken() -> None:
     running = job("running", "3", size=3)
     big = job("big", "4", submitted=NOW - 100)
     assert ask(4, running, big, job("small", "1", submitted=NOW)).starts == {"small": 1}
@@ -351,7 +351,7 @@ def test_a_queue_does_not_grow_past_the_limit_of_its_parent() -> None:
     assert ask(8, running, job("a", size=2, queue="a"), queues=queues).resizes == {}
 
 
-def test_what_a_parent_has_left_of_its_quota_is_for_all_below_it() -> None:
+def test_free_quota_of_a_parent_queue_is_for_all_its_children() -> None:
     queues = [Queue("team", quota=in_gpus(4)), Queue("a", parent="team"), Queue("b", parent="team")]
     big = job("big", size=4, queue="a")
     assert ask(4, big, job("other", "1", queue="c"), queues=queues).resizes == {}

@@ -43,7 +43,7 @@ def ask_room(
 
 
 @given(pictures(tuple(PARENTS)), trees() | st.just({}))
-def test_a_room_that_counts_gets_the_same_decision(
+def test_a_check_that_counts_gets_the_same_decision(
     picture: tuple[int, list[Elastic]], queues: dict[str, Queue]
 ) -> None:
     gpus, jobs = picture
@@ -66,7 +66,7 @@ def test_where_all_have_their_part_and_nothing_is_free_few_questions_are_asked(
     assert plain.asked <= 30
 
 
-def test_to_let_many_in_the_room_is_asked_in_proportion_to_the_jobs_not_to_their_pairs() -> None:
+def test_admitting_many_jobs_needs_checks_in_proportion_to_jobs_not_pairs() -> None:
     jobs = [job(f"job-{number:03}", "1..16", size=16) for number in range(100)]
     jobs += [job(f"new-{number:03}", "2..16") for number in range(50)]
     for room in (Gpus(1600), CountedGpus(1600)):
@@ -142,7 +142,7 @@ class Rows(Gpus):
         return all(size <= 4 for size in rows.values())
 
 
-def test_where_it_matters_who_gives_room_is_made_by_one_that_can() -> None:
+def test_the_job_whose_shrinking_helps_shrinks() -> None:
     jobs = [job(f"job-{number:02}", size=4) for number in range(30)]
     room = Rows(120)
     decision = ask_room(room, [*jobs, job("new-17", "1")], {}, Rules())

@@ -100,7 +100,7 @@ def questions(scene: Scene) -> st.SearchStrategy[list[dict[str, int]]]:
 
 
 @given(st.data(), scenes(), st.sets(st.sampled_from(NAMES)))
-def test_what_it_holds_has_a_place_whatever_was_asked_before(
+def test_sizes_that_fit_have_a_layout_whatever_was_asked_before(
     data: st.DataObject, scene: Scene, live: set[str]
 ) -> None:
     room = scene.room(live)
@@ -119,7 +119,7 @@ def test_workers_of_one_gpu_are_counted(data: st.DataObject, scene: Scene, live:
 
 
 @given(st.data(), scenes(), st.sets(st.sampled_from(NAMES)))
-def test_what_one_job_can_get_now_it_holds(
+def test_a_resize_that_is_possible_now_fits(
     data: st.DataObject, scene: Scene, live: set[str]
 ) -> None:
     room = scene.room(live)

@@ -41,7 +41,7 @@ def names(some: tuple[Running, ...]) -> list[str]:
 # --- promises -------------------------------------------------------------------------------------
 
 
-def test_a_borrowers_promise_does_not_hold_up_what_is_a_queues_own() -> None:
+def test_a_borrowers_planned_start_does_not_block_a_reclaim() -> None:
     """Two GPUs are free: the owner starts on them now, and not when the guest's four have ended."""
     allocations = cluster(4)
     runs = run(allocations, gang("g1", whole(2), queue="guest", seconds=DAY), 0, 0, 1)
@@ -60,7 +60,7 @@ def test_a_borrowers_promise_does_not_hold_up_what_is_a_queues_own() -> None:
     assert may_preempt([claim], [runs], OWN_AND_GUEST, allocations.hardware, [later]) == [claim]
 
 
-def test_a_lower_promise_does_not_hold_up_a_higher_one() -> None:
+def test_a_planned_start_of_lower_priority_does_not_block_a_higher_one() -> None:
     allocations = cluster(4)
     runs = run(allocations, gang("runs", whole(2), priority=9, seconds=DAY), 0, 0, 1)
     later = promise(gang("low", whole(4)), DAY, 0, 1, 2, 3)
@@ -72,7 +72,7 @@ def test_a_lower_promise_does_not_hold_up_a_higher_one() -> None:
     assert preempt(allocations, same, [runs], {}, 2.0, planned=[later]) is None
 
 
-def test_a_promise_that_is_a_queues_own_is_kept() -> None:
+def test_a_planned_start_within_quota_is_kept() -> None:
     """The other queue is within its quota when it starts: what it has now has ended by then."""
     allocations = cluster(4)
     queues = {"own": Queue("own", quota=Bound(4000)), "guest": Queue("guest", quota=Bound(2000))}
@@ -84,7 +84,7 @@ def test_a_promise_that_is_a_queues_own_is_kept() -> None:
     assert preempt(allocations, short, [runs], queues, 2.0, planned=[theirs]) is None
 
 
-def test_who_ends_makes_room_beside_the_promises_that_are_kept() -> None:
+def test_victims_are_enough_with_all_kept_planned_starts() -> None:
     """The one that loses less work would free a GPU that is promised to somebody else."""
     allocations = cluster(2)
     running = [
@@ -118,7 +118,7 @@ def test_what_was_to_start_now_does_not_and_loses_nothing() -> None:
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def test_at_the_limit_a_higher_priority_asks_lower_ones_of_its_queue() -> None:
+def test_at_the_limit_a_higher_priority_preempts_lower_ones_of_its_queue() -> None:
     allocations = cluster(8)
     queues = {"q": Queue("q", limit=Bound(4000))}
     running = [
@@ -151,7 +151,7 @@ def test_a_limit_of_a_queue_above_is_kept_too() -> None:
     assert sorted(names(found.victims)) == ["b2", "b3"]
 
 
-def test_a_lower_promise_does_not_use_up_the_limit() -> None:
+def test_a_planned_start_of_lower_priority_does_not_use_up_the_limit() -> None:
     allocations = cluster(8)
     queues = {"q": Queue("q", limit=Bound(4000))}
     low = [promise(gang(f"low{i}", whole(2), queue="q"), 50, 2 * i, 2 * i + 1) for i in range(2)]
@@ -165,7 +165,7 @@ def test_a_lower_promise_does_not_use_up_the_limit() -> None:
 # --- what counts ----------------------------------------------------------------------------------
 
 
-def test_who_is_spared_does_not_end_and_has_its_part_of_the_quota() -> None:
+def test_a_protected_gang_is_not_evicted_and_counts_for_its_quota() -> None:
     allocations = cluster(6)
     running = [
         run(allocations, gang("mine", whole(2), queue="own"), 0, 0, 1),
@@ -181,7 +181,7 @@ def test_who_is_spared_does_not_end_and_has_its_part_of_the_quota() -> None:
     assert preemptible(allocations, large, running, OWN_AND_GUEST, 100.0, protected={"mine"}) == {}
 
 
-def test_what_those_ahead_need_is_not_the_gangs_to_ask_back() -> None:
+def test_quota_planned_for_an_earlier_gang_cannot_be_reclaimed() -> None:
     allocations = cluster(4)
     running = [run(allocations, gang("guest", whole(4), queue="guest"), 0, 0, 1, 2, 3)]
     claim = gang("claim", whole(2), queue="own")
@@ -274,7 +274,7 @@ def started(allocations: Allocations, some: list[Gang]) -> list[Running]:
 
 @QUICK
 @given(gangs("r", most=6), gangs("w", most=5), gangs("c", most=1), st.sampled_from([0, 10]))
-def test_promises_that_are_not_withdrawn_stay_possible_and_limits_hold(
+def test_kept_planned_starts_stay_possible_and_limits_hold(
     ran: list[Gang], waiting: list[Gang], claims: list[Gang], few: int
 ) -> None:
     allocations, claim, now = cluster(2, 2), claims[0], 40.0
@@ -308,7 +308,7 @@ def test_promises_that_are_not_withdrawn_stay_possible_and_limits_hold(
 
 @QUICK
 @given(gangs("r", most=7), gangs("c", most=1, priority=1), st.sampled_from([0, 10]))
-def test_nobody_ends_who_is_not_needed_and_of_few_the_least_work_is_lost(
+def test_no_victim_is_unneeded_and_of_few_the_least_work_is_lost(
     ran: list[Gang], claims: list[Gang], few: int
 ) -> None:
     """In one queue, where any lower priority may be asked: against all ways there are."""

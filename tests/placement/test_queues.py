@@ -67,7 +67,7 @@ def test_in_a_queue_priority_comes_before_age() -> None:
     assert [one.name for one in order] == ["high", "old"]
 
 
-def test_a_queue_at_its_limit_waits_and_is_told_so() -> None:
+def test_the_reason_says_that_a_queue_is_at_its_limit() -> None:
     queues = {"a": Queue("a", limit=Bound(1000))}
     order, refused = fair_share_order(
         [gang("one", whole(), queue="a"), gang("two", whole(), queue="a", submitted=1)],
@@ -79,7 +79,7 @@ def test_a_queue_at_its_limit_waits_and_is_told_so() -> None:
     assert refused == {"two": "queue a may have 1 GPU; with this gang it would have 2"}
 
 
-def test_a_limit_of_memory_is_told_in_memory() -> None:
+def test_the_reason_of_a_memory_limit_is_in_memory() -> None:
     hardware = Allocations(empty([node("n", 8, gpu_bytes=80 * GIB)])).hardware
     queues = {"a": Queue("a", limit=Bound(4000, 200 * GIB))}
     used = {"a": Resources(1000, 80 * GIB)}
@@ -107,7 +107,7 @@ def test_small_work_does_not_overtake_what_waits_for_its_queues_limit() -> None:
     }
 
 
-def test_what_has_a_promise_is_charged_to_its_queues_limit_first() -> None:
+def test_planned_starts_are_charged_to_the_limit_first() -> None:
     queues = {"a": Queue("a", limit=Bound(4000))}
     waiting = [
         gang("new", whole(2), queue="a", priority=1),
@@ -118,7 +118,7 @@ def test_what_has_a_promise_is_charged_to_its_queues_limit_first() -> None:
     assert set(refused) == {"new"}
 
 
-def test_nobody_ends_for_a_gang_that_fits_or_that_nothing_makes_room_for() -> None:
+def test_nobody_is_evicted_for_a_gang_that_fits_or_never_would() -> None:
     allocations = cluster(3)
     running = [
         run(allocations, gang("low", whole()), 0, 0),
@@ -147,14 +147,14 @@ def test_a_queue_gets_its_quota_back_from_the_one_that_borrowed_it() -> None:
     assert "later" in found.to_gang
 
 
-def test_a_queue_within_its_quota_is_left_alone() -> None:
+def test_a_queue_within_its_quota_loses_nothing() -> None:
     allocations = cluster(1)
     queues = {"own": Queue("own", quota=Bound(1000)), "other": Queue("other", quota=Bound(8000))}
     running = [run(allocations, gang("runs", whole(), queue="other"), 0, 0)]
     assert preempt(allocations, gang("new", whole(), queue="own"), running, queues, now=1) is None
 
 
-def test_a_higher_priority_ends_whole_gangs_and_the_least_work() -> None:
+def test_a_higher_priority_evicts_whole_gangs_with_the_least_work_lost() -> None:
     allocations = cluster(4)
     running = [
         run(allocations, gang("pair", whole(), whole()), 0, 0, 1),
@@ -179,7 +179,7 @@ def test_with_many_candidates_those_not_needed_are_spared() -> None:
 
 
 @pytest.mark.parametrize("starts", [(0, 50), (90, 0)])
-def test_who_must_end_does_not_depend_on_the_order_in_which_they_came(
+def test_victims_do_not_depend_on_the_order_of_running_gangs(
     starts: tuple[float, float],
 ) -> None:
     """Both must go, the queue keeps its quota until the last of them, whichever that is."""

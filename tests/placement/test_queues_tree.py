@@ -46,7 +46,7 @@ def waits(queue: str, count: int = 1, gpus: int = 1) -> list[Gang]:
 # --- turns ----------------------------------------------------------------------------------------
 
 
-def test_turns_go_level_by_level_by_weight() -> None:
+def test_fair_share_goes_level_by_level_by_weight() -> None:
     """Two teams share equally, however many queues each has; in a team its queues by weight."""
     queues = tree_of(
         Queue("left"),
@@ -90,7 +90,7 @@ def test_a_limit_holds_for_all_below_it_and_nothing_there_overtakes() -> None:
     }
 
 
-def test_a_queue_at_its_limit_does_not_stop_the_ones_beside_it() -> None:
+def test_a_queue_at_its_limit_does_not_stop_its_siblings() -> None:
     queues = tree_of(
         Queue("top", limit=Bound(3000)),
         Queue("a", parent="top", limit=Bound(1000)),
@@ -101,13 +101,13 @@ def test_a_queue_at_its_limit_does_not_stop_the_ones_beside_it() -> None:
     assert refused == {"a1": "queue a may have 1 GPU; with this gang it would have 2"}
 
 
-def test_work_in_a_queue_with_others_below_it_stands_beside_them() -> None:
+def test_gangs_directly_in_a_parent_queue_count_as_a_child() -> None:
     queues = tree_of(Queue("top"), Queue("below", parent="top", weight=2))
     order, _ = fair_share_order([*waits("top", 2), *waits("below", 4)], queues, {}, EIGHT)
     assert names(order) == ["top0", "below0", "below1", "top1", "below2", "below3"]
 
 
-def test_a_promise_is_charged_to_all_above_first() -> None:
+def test_a_planned_start_is_charged_to_all_ancestors_first() -> None:
     queues = tree_of(
         Queue("top", limit=Bound(4000)), Queue("a", parent="top"), Queue("b", parent="top")
     )
@@ -261,7 +261,7 @@ TEAMS = tree_of(
 )
 
 
-def test_a_queue_beside_that_borrows_gives_back() -> None:
+def test_a_sibling_that_borrows_gives_back() -> None:
     allocations = cluster(4)
     running = [run(allocations, "o2", gpu, start=gpu) for gpu in range(4)]
     found = ask(allocations, "o1", 1, running, TEAMS)
@@ -273,7 +273,7 @@ def test_a_queue_beside_that_borrows_gives_back() -> None:
     )
 
 
-def test_what_a_queue_above_has_left_of_its_own_is_for_all_below_it() -> None:
+def test_free_quota_of_a_parent_is_for_all_its_children() -> None:
     """o1 is over its own quota, and not the team's: what o2 leaves is o1's before any other's."""
     allocations = cluster(8)
     ours = [run(allocations, "o1", gpu) for gpu in range(2)]
@@ -287,7 +287,7 @@ def test_what_a_queue_above_has_left_of_its_own_is_for_all_below_it() -> None:
     assert ask(allocations, "o1", 3, [*ours, *theirs], TEAMS) is None
 
 
-def test_a_queue_within_its_quota_is_left_alone_while_one_beside_it_borrows() -> None:
+def test_a_queue_within_its_quota_loses_nothing_while_a_sibling_borrows() -> None:
     allocations = cluster(8)
     running = [
         *(run(allocations, "t1", gpu, start=99) for gpu in range(2)),
@@ -309,7 +309,7 @@ def test_where_nobody_below_borrows_the_one_above_still_gives_back() -> None:
     assert ask(allocations, "ours", 3, running, queues) is None
 
 
-def test_work_beside_the_queues_below_goes_before_theirs() -> None:
+def test_gangs_directly_in_a_parent_go_before_its_children() -> None:
     allocations = cluster(4)
     queues = tree_of(Queue("top", quota=Bound(4000)), Queue("a", parent="top", quota=Bound(2000)))
     running = [run(allocations, "top", gpu) for gpu in range(4)]
@@ -319,7 +319,7 @@ def test_work_beside_the_queues_below_goes_before_theirs() -> None:
     assert ask(allocations, "top", 1, running, queues) is None
 
 
-def test_only_those_with_a_right_need_ask() -> None:
+def test_may_preempt_names_exactly_the_gangs_that_can() -> None:
     allocations = cluster(8)
     running = [run(allocations, "t1", gpu) for gpu in range(7)]
     waiting = [

@@ -49,14 +49,14 @@ def shrink_and_grow(costs: Costs) -> dict[str, Fate]:
     return fates(simulate_elastic(FOUR_GPUS, arrivals, costs=costs))
 
 
-def test_a_job_is_as_large_as_there_is_room_for_and_as_fast_as_that() -> None:
+def test_a_job_is_as_large_as_fits_and_as_fast_as_that() -> None:
     one = fates(simulate_elastic(FOUR_GPUS, [job("a", 1, 5, 1000, "1..8")]))["a"]
     assert one.start == 5
     assert one.end == pytest.approx(5 + 1000 / 4**0.9)
     assert one.resizes == 0
 
 
-def test_a_job_makes_room_after_its_notice_and_grows_back_when_it_could_for_a_while() -> None:
+def test_a_job_shrinks_after_its_notice_and_grows_back_later() -> None:
     found = shrink_and_grow(LINEAR)
     big, gang = found["big"], found["gang"]
     assert (gang.start, gang.end) == (1030, 1630)
@@ -85,7 +85,7 @@ def test_a_job_that_ends_before_it_is_stopped_was_not_resized() -> None:
     assert found["gang"].start == 1010
 
 
-def test_who_gives_keeps_the_places_of_the_workers_that_stay() -> None:
+def test_a_job_that_shrinks_keeps_its_remaining_workers_in_place() -> None:
     """A slice fits only on the GPU of the last worker, and has it when that has gone."""
     half = sliced(500)
     arrivals = [job("big", 4, 0, 10_000, "2..4"), job("half", 1, 1000, 100, member=half)]
@@ -104,7 +104,7 @@ def test_workers_of_several_gpus_are_resized_too() -> None:
     assert found["big"].resizes == 2
 
 
-def test_a_job_that_can_never_run_is_told_and_holds_up_nobody() -> None:
+def test_a_job_that_can_never_run_has_a_reason_and_blocks_nobody() -> None:
     arrivals = [job("five", 5, 0, 100), job("six", 6, 0, 100, "3..6"), job("four", 4, 700, 100)]
     found = fates(simulate_elastic(FOUR_GPUS, arrivals))
     assert found["five"].start is None
@@ -163,7 +163,7 @@ QUEUES = {"own": Queue("own", quota=Bound(2000)), "guest": Queue("guest", limit=
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(nodes=node_specs(), arrivals=traces(), queues=st.sampled_from([{}, QUEUES]))
-def test_in_any_trace_all_run_or_are_told_why_not(
+def test_in_any_trace_every_gang_runs_or_has_a_reason(
     nodes: list[NodeSpec], arrivals: list[Arrival], queues: dict[str, Queue]
 ) -> None:
     """Taking what is not there would raise; all that was taken is given back."""

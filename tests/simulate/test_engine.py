@@ -55,14 +55,14 @@ def test_two_half_started_gangs() -> None:
     assert starts(simulate(FOUR_GPUS, arrivals)) == {"first": 0, "second": 100}
 
 
-def test_a_gang_that_can_never_run_is_told_why_and_holds_up_nobody() -> None:
+def test_a_gang_that_can_never_run_has_a_reason_and_blocks_nobody() -> None:
     arrivals = [job("five", 5, 0, 100), job("four", 4, 1, 100)]
     run = simulate(FOUR_GPUS, arrivals)
     assert starts(run) == {"five": None, "four": 1}
     assert run.fates[0].reason == "it asks for 5 GPUs, and there are 4 in the cluster"
 
 
-def test_a_quota_is_given_back_when_its_queue_asks() -> None:
+def test_a_queue_reclaims_its_quota() -> None:
     queues = {
         "own": Queue("own", quota=Bound(2000)),
         "guest": Queue("guest", quota=Bound(2000)),
@@ -173,7 +173,7 @@ arrivals_ = st.lists(
     by=st.sampled_from(sorted(STRATEGIES)),
     queues=st.sampled_from([{}, {"own": Queue("own", quota=Bound(2000)), "guest": Queue("guest")}]),
 )
-def test_in_any_trace_all_run_or_are_told_why_not(
+def test_in_any_trace_every_gang_runs_or_has_a_reason(
     nodes: list[NodeSpec], made: list[tuple[Gang, float]], by: str, queues: dict[str, Queue]
 ) -> None:
     """Taking what is not there would raise; who is promised a start has it then, or is told."""

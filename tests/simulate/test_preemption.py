@@ -23,7 +23,7 @@ def fates(arrivals: list[Arrival], *queues: Queue) -> dict[str, Fate]:
     return {fate.gang.name: fate for fate in run.fates}
 
 
-def test_a_quota_is_not_held_up_by_a_borrowers_promise() -> None:
+def test_a_borrowers_planned_start_does_not_delay_a_reclaim() -> None:
     """The guest's share is the smaller one, and its turn comes first; the quota still counts."""
     found = fates(
         [

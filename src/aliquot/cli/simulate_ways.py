@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from aliquot.cli.simulate import progress_bar, write_picture
+from aliquot.cli.simulate import progress_bar, write_plot
 from aliquot.cli.simulate_source import (
     Source,
     check_picture,
@@ -187,7 +187,7 @@ def run_ways(  # noqa: PLR0913 - one for each option
                 figures.append(figures_of(run, arrivals))
                 times.extend(completions(run))
             rows.append(Row(way, tuple(seeds), tuple(figures), tuple(sorted(times))))
-    write_picture(plot, lambda: _picture(rows))
+    write_plot(plot, lambda: _picture(rows))
     if json:
         print_json(_words(rows, rules, costs, workload.stretch))
     else:

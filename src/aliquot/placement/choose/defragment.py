@@ -1,7 +1,7 @@
 """Moving: which slices to move so that a waiting request fits, and what that costs.
 
 A plan, nothing more: each move says from where to where, in an order in which each move fits
-when it comes, beside all that is still there. The cost is the bytes that are moved.
+when it comes, next to all that is still there. The cost is the bytes that are moved.
 
 Who leaves a GPU is the cheapest choice of all (up to 10 that hold it), and so are the GPUs of a
 node that are cleared (up to 256 sets). Where they go is by best-fit, the largest first, which may
@@ -150,7 +150,7 @@ def _has_room(
 
 
 def _carry_out(allocations: Allocations, demand: Demand, offer: _Offer) -> Moves | None:
-    """Move each away in turn, beside all the others, and see whether the request fits then."""
+    """Move each away, with all others in place, and see whether the request fits then."""
     trial = allocations.copy()
     chooser = Chooser(trial, strategy("best-fit", trial.hardware))
     elsewhere = (Relation(Near.OTHER_GPU, (offer.target,)),)

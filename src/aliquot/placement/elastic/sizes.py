@@ -95,13 +95,15 @@ class Scales:
         """What each job counts for, by its queue: weights are shared out level by level."""
         counts = Counter(self.jobs[name].queue for name in names)
         paths = {queue: self.tree.path(queue) for queue in counts}
-        beside: dict[Path, float] = {}  # of all queues with jobs below one, by that one
+        siblings: dict[Path, float] = {}  # the weights of all children with jobs, by parent
         for path in sorted({path for leaf in paths.values() for path in prefixes(leaf)}):
             weight = self.tree.queue(path).weight
-            beside[path[:-1]] = beside.get(path[:-1], 0.0) + weight
-        beside[()] = 1.0
+            siblings[path[:-1]] = siblings.get(path[:-1], 0.0) + weight
+        siblings[()] = 1.0
         self._weights = {
-            queue: math.prod(self.tree.queue(up).weight / beside[up[:-1]] for up in prefixes(leaf))
+            queue: math.prod(
+                self.tree.queue(up).weight / siblings[up[:-1]] for up in prefixes(leaf)
+            )
             / counts[queue]
             for queue, leaf in paths.items()
         }
