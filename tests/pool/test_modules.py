@@ -16,16 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model import Request, parse_amount
+from aliquot.model import Grant, Request, parse_amount
 from aliquot.model.errors import InvalidValueError, NoCapacityError
 from aliquot.model.job import Desired, Job, JobPhase, parse_sizes
 from aliquot.model.job_state import JobState, Slot, Stage, Stopping, WorkerPhase
+from aliquot.placement.core.demand import Demand
+from aliquot.placement.elastic.feasibility import Feasibility, JobWorkers
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.pool import encoding, logs
+from aliquot.pool.capacity import MachineCapacity, Plan
 from aliquot.pool.encoding import Submission
 from aliquot.pool.logs import RankLog
 from aliquot.pool.progress import Progress, pause_after_resize, updated_progress
-from aliquot.pool.room import MachineRoom, Plan
 from aliquot.pool.slots import SlotFolder, folders
 from aliquot.pool.store import JobStore
 from aliquot.pool.up import read_queues
@@ -163,10 +165,15 @@ class TestRoom:
         held = make_grant("a.1.1.0", gpu0=80 * GIB)
         plan = Plan((make_shared(0, granted=80 * GIB), make_shared(1)), (held,))
         whole = Request()
-        room = MachineRoom(plan, {"a": whole, "b": whole}, {"a": ["a.1.1.0"]}, {"a": 1})
-        assert room.holds({"a": 1, "b": 1})
-        assert room.holds({"a": 2})
-        assert not room.holds({"a": 2, "b": 1})
+        capacity = MachineCapacity(plan, {"a": whole, "b": whole}, {"a": (), "b": ()})
+        jobs = {
+            "a": JobWorkers("a", (Demand(),), (held,), size=1),
+            "b": JobWorkers[Grant]("b", (Demand(),)),
+        }
+        check = Feasibility(capacity, jobs)
+        assert check.fits({"a": 1, "b": 1})
+        assert check.fits({"a": 2})
+        assert not check.fits({"a": 2, "b": 1})
 
 
 class TestQueues:

@@ -283,9 +283,7 @@ class TestRefusals:
         pool.submit("--name", "full", "--workers", "4", "--", *FOREVER)
         pool.wait_for("full", "Running")
         pool.submit("--name", "late", "--retries", "5", "--", str(script))
-        wait_until(
-            lambda: pool.job("late")["waiting"] == "there is no room for it beside what runs"
-        )
+        wait_until(lambda: pool.job("late")["waiting"] == "it does not fit besides what runs")
         script.unlink()
         pool.ask("cancel", "full")
         pool.wait_for("late", "Failed")

@@ -194,7 +194,7 @@ def test_openbs_lists_are_read_with_the_same_care(tmp_path: Path) -> None:
         read_openb_nodes(path)
 
 
-def test_two_formats_in_one_run_are_told(tmp_path: Path) -> None:
+def test_two_formats_in_one_run_are_refused(tmp_path: Path) -> None:
     mixed = trace(tmp_path, nodes=OPENB_NODES, pods=GANGS)
     assert "nodes.csv is a list of openb, and" in wrong_use("simulate", *mixed)
     mixed = trace(tmp_path, nodes=NODES, pods=OPENB_PODS)

@@ -93,7 +93,7 @@ def test_figures_are_of_what_happened() -> None:
     assert 0 < elastic.lost < 0.2
 
 
-def test_who_can_be_resized_follows_from_what_was_asked() -> None:
+def test_which_jobs_can_be_resized_follows_from_the_request() -> None:
     stretch = Stretch(0.5, 2, smallest_job=2)
     jobs = stretch.apply([job("one", 1, 0, 10), job("three", 3, 0, 10)])
     assert [str(one.sizes) for one in jobs] == ["None", "2..6"]
@@ -193,7 +193,7 @@ def test_ways_are_told_as_a_table_with_what_is_assumed() -> None:
     text = said("--diurnal", "1", "--load", "0.2", "--seeds", "1,2", "--checkpoint", "0")
     assert "Completion, 95% (min)" in text
     assert "elastic against first-come, seed by seed: mean" in text
-    assert "saves when it is told" in text
+    assert "saves on notice" in text
 
 
 def test_a_trace_of_ours_is_run_as_it_is_or_pressed(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_trace_of_ours_is_run_as_it_is_or_pressed(tmp_path: Path) -> None:
         (["--seeds", "1"], "nothing to simulate"),
     ],
 )
-def test_wrong_use_is_told_with_the_way_out(words: list[str], wrong: str) -> None:
+def test_wrong_use_is_refused_with_the_way_out(words: list[str], wrong: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
         CliRunner().invoke(app, ["simulate", "ways", *words], catch_exceptions=False)
     assert wrong in str(caught.value)

@@ -187,7 +187,10 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
     notice: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", min=0, callback=_finite, help="How long ahead a resize is told."
+            metavar="SECONDS",
+            min=0,
+            callback=_finite,
+            help="Notice that a job gets before a resize.",
         ),
     ] = 30.0,
     restart: Annotated[
@@ -202,7 +205,7 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
             metavar="SECONDS",
             min=0,
             callback=_finite,
-            help="A job saves so often, and does again what it did since; 0: it saves when told.",
+            help="A job saves so often, and does again what it did since; 0: it saves on notice.",
         ),
     ] = 600.0,
     resize_every: Annotated[

@@ -166,7 +166,7 @@ def check_strategies(names: Sequence[str]) -> None:
 
 
 def check_picture(path: Path | None) -> None:
-    """Refuse a picture that could not be written when all is done."""
+    """Refuse a plot file that could not be written at the end."""
     if path is None:
         return
     if path.suffix.lower() != ".svg":

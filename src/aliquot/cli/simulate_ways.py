@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from aliquot.cli.simulate import progress_bar, write_picture
+from aliquot.cli.simulate import progress_bar, write_plot
 from aliquot.cli.simulate_source import (
     Source,
     check_picture,
@@ -37,7 +37,7 @@ HOUR = 3600.0
 OPENB_LOAD, DIURNAL_LOAD = 0.9, 0.7
 OPENB_NODES, OPENB_JOBS = 8, 1000
 POINTS = 200
-DRAWN = 0.97  # of the jobs: the last few would make the picture all tail
+DRAWN = 0.97  # of the jobs: the last few would make the plot all tail
 
 
 def _minutes(seconds: float) -> str:
@@ -187,7 +187,7 @@ def run_ways(  # noqa: PLR0913 - one for each option
                 figures.append(figures_of(run, arrivals))
                 times.extend(completions(run))
             rows.append(Row(way, tuple(seeds), tuple(figures), tuple(sorted(times))))
-    write_picture(plot, lambda: _picture(rows))
+    write_plot(plot, lambda: _picture(rows))
     if json:
         print_json(_words(rows, rules, costs, workload.stretch))
     else:
@@ -226,12 +226,12 @@ def _assumed(rules: Rules, costs: Costs, stretch: Stretch) -> str:
     saves = (
         f"saves every {costs.checkpoint_seconds:.10g} s"
         if costs.checkpoint_seconds
-        else "saves when it is told"
+        else "saves on notice"
     )
     return (
         f"Assumed: n workers are n^{costs.efficiency:g} as fast as one; a job of"
         f" {stretch.smallest_job} or more whole GPUs can have {stretch.least:g} to"
-        f" {stretch.most:g} times as many; it is told {costs.notice_seconds:.10g} s ahead,"
+        f" {stretch.most:g} times as many; it gets notice {costs.notice_seconds:.10g} s ahead,"
         f" {saves}, and restarts in {costs.restart_seconds:.10g} s;"
         f" {rules.resize_seconds:.10g} s lie between two resizes of a job; who has waited for"
         f" {rules.patience_seconds:.10g} s is not"

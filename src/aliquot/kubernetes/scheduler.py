@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ from aliquot.kubernetes.gangs.controller import GangOptions, Gangs
 from aliquot.kubernetes.queues.write import StatusWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from aliquot.kubernetes.api.client import Client
@@ -61,14 +63,16 @@ class SchedulerOptions:
 
 
 class Scheduler:
-    """One replica."""
+    """One replica; `now` is the wall clock that gangs are planned by."""
 
-    def __init__(self, client: Client, options: SchedulerOptions) -> None:
+    def __init__(
+        self, client: Client, options: SchedulerOptions, *, now: Callable[[], float] = time.time
+    ) -> None:
         presets = choose_presets(options.presets)
         gangs = options.gangs
         self._changes = Changes()
         self._view = ClusterView(
-            presets, by=options.strategy, labels=gangs.labels, assumed=gangs.assumed
+            presets, by=options.strategy, labels=gangs.labels, assumed=gangs.assumed, now=now
         )
         self.cluster = self._view.cluster
         self._watches = ClusterWatches(client, self._view, self._changes.notify, self._pod_changed)
@@ -96,6 +100,7 @@ class Scheduler:
             leading=lambda: self._elector.leading,
             looked=self._writer.change,
             waiting=lambda: self._waiting.pods,
+            now=now,
         )
         answers = self._gangs.answers
         self._waiting = WaitingPods(

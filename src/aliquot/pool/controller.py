@@ -24,10 +24,10 @@ from aliquot.model.actions import due_actions
 from aliquot.model.errors import AliquotError, InvalidValueError, NameInUseError, NoCapacityError
 from aliquot.model.job import Desired, JobPhase, check_job_name
 from aliquot.model.job_state import JobState
-from aliquot.placement.elastic.resize import plausible
+from aliquot.placement.elastic.job import plausible
+from aliquot.pool.capacity import Plan
 from aliquot.pool.json_files import read_json
 from aliquot.pool.progress import REPORTED, updated_progress
-from aliquot.pool.room import Plan
 from aliquot.pool.schedule import PoolScheduler
 from aliquot.pool.slots import SlotFolder
 

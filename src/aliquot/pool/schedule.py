@@ -15,15 +15,17 @@ from aliquot.model.errors import NoCapacityError
 from aliquot.model.job import JobPhase, Sizes
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
 from aliquot.placement.core.snapshot import NodeSpec, empty
-from aliquot.placement.elastic.resize import Elastic, Rules, decide
+from aliquot.placement.elastic.feasibility import Feasibility, JobWorkers
+from aliquot.placement.elastic.job import Elastic
+from aliquot.placement.elastic.resize import Rules, decide
+from aliquot.pool.capacity import MachineCapacity, Plan, place
 from aliquot.pool.progress import pause_after_resize
-from aliquot.pool.room import MachineRoom, Plan, place
 from aliquot.pool.workers import allocated_slots, grant_name, parked_grants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from aliquot.model import Request
+    from aliquot.model import Grant, Request
     from aliquot.model.job_state import JobState
     from aliquot.placement.core.snapshot import Hardware
     from aliquot.placement.queues.quota import Queue
@@ -49,8 +51,8 @@ class PoolScheduler:
         """The jobs to change and their new states, in this order."""
         by_name = {stored.job.name: stored for stored in jobs}
         elastic = [one for stored in jobs if (one := _elastic(stored, status, now)) is not None]
-        room, hardware = _room(jobs, status), _hardware(status)
-        decision = decide(elastic, room, self.queues, hardware, now, self.rules, self._could_grow)
+        check, hardware = _feasibility(jobs, status), _hardware(status)
+        decision = decide(elastic, check, self.queues, hardware, now, self.rules, self._could_grow)
         self._could_grow, self.waiting = decision.could, dict(decision.waits)
         plan = _reserved(jobs, status)
         for name, (size, why) in decision.resizes.items():
@@ -94,14 +96,21 @@ def _elastic(stored: StoredJob, status: Status, now: float) -> Elastic | None:
     )
 
 
-def _room(jobs: Sequence[StoredJob], status: Status) -> MachineRoom:
-    return MachineRoom(
-        plan=Plan.of(status),
-        requests={stored.job.name: stored.job.request for stored in jobs},
-        grants={stored.job.name: _grants(stored, status) for stored in jobs},
-        now={one.job.name: one.state.size for one in jobs if _has_its_gpus(one, status)},
-        parked={one.job.name: parked_grants(one.job, status).values() for one in jobs},
-    )
+def _feasibility(jobs: Sequence[StoredJob], status: Status) -> Feasibility[Grant]:
+    grants = {grant.name: grant for grant in status.grants}
+    parked = {one.job.name: parked_grants(one.job, status).values() for one in jobs}
+    workers = {
+        stored.job.name: JobWorkers(
+            name=stored.job.name,
+            member=(_demand(stored.job.request, status),),
+            held=tuple(grants[name] for name in _grants(stored, status)),
+            size=stored.state.size if _has_its_gpus(stored, status) else None,
+            pinned=bool(parked[stored.job.name]),
+        )
+        for stored in jobs
+    }
+    requests = {stored.job.name: stored.job.request for stored in jobs}
+    return Feasibility(MachineCapacity(Plan.of(status), requests, parked), workers)
 
 
 def _has_its_gpus(stored: StoredJob, status: Status) -> bool:

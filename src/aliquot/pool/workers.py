@@ -24,8 +24,8 @@ from aliquot.model.actions import Verb
 from aliquot.model.errors import ArbiterError, NameInUseError, NoCapacityError
 from aliquot.model.job_state import ObservedJob, Slot
 from aliquot.pool import freezer, processes, supervisor
+from aliquot.pool.capacity import Plan
 from aliquot.pool.json_files import read_json, write_json
-from aliquot.pool.room import Plan
 from aliquot.pool.slots import FREEZE_REQUEST, GRANT, SlotFolder, folders
 from aliquot.slices import arbiter_process, checkpoint, control
 

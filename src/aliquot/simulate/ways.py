@@ -1,8 +1,8 @@
 """The same list of jobs run in three ways, and what each comes to.
 
-`first-come`: gangs as large as they asked for, in turn; who does not fit holds up all behind.
-`backfill`: the same gangs with promised starts, and smaller work in the gaps before them.
-`elastic`: gangs that may be resized are, by `placement.elastic`; the others are as they are.
+`first-come`: gangs of the size they ask for, in order; one that does not fit blocks all behind it.
+`backfill`: the same gangs with planned starts, and smaller work in the gaps before them.
+`elastic`: gangs that can be resized are, by `placement.elastic`; the others stay as they are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RANGE = re.compile(r"([0-9.]+)\.\.([0-9.]+)", re.ASCII)
 
 
 class Way(StrEnum):
-    """How a list of jobs is run."""
+    """How jobs are scheduled."""
 
     FIRST_COME = "first-come"
     BACKFILL = "backfill"
@@ -103,7 +103,7 @@ def run_way(  # noqa: PLR0913 - one for each option of the command
     costs: Costs | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Run:
-    """Run the list in this way."""
+    """Run the jobs in this way."""
     if way is Way.ELASTIC:
         return simulate_elastic(
             nodes,
@@ -129,7 +129,7 @@ def run_way(  # noqa: PLR0913 - one for each option of the command
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a run came to.
+    """The figures of a run.
 
     Completion is from a job's arrival to its end, in seconds; who never ran is in no mean. `used`
     is the part of all GPU time, until the last job came, in which jobs worked, and `lost` the part

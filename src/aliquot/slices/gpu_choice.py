@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.model import format_bytes
 from aliquot.model.errors import NoCapacityError
-from aliquot.placement.choose.machine import Card, choose_gpus
+from aliquot.placement.choose.machine import GpuCapacity, choose_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,16 +39,16 @@ def find_gpus(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Gran
         raise NoCapacityError(
             _no_capacity(request, gpus, grants, len(fitting)), _request_less(request, large, grants)
         )
-    chosen = choose_gpus(request, [_card(one, grants) for one in fitting])
+    chosen = choose_gpus(request, [_capacity(one, grants) for one in fitting])
     assert chosen is not None  # noqa: S101 - all of them fit, by the lines above
     return chosen
 
 
-def _card(one: SharedGpu, grants: Sequence[Grant]) -> Card:
-    return Card(
+def _capacity(one: SharedGpu, grants: Sequence[Grant]) -> GpuCapacity:
+    return GpuCapacity(
         gpu=one.gpu,
-        bytes_left=free_bytes(one),
-        percent_left=free_percent(one, grants),
+        bytes_free=free_bytes(one),
+        percent_free=free_percent(one, grants),
         unused_bytes=max(0, one.gpu.memory_bytes - one.gpu.used_bytes),
         holders=_slices_on(one, grants),
         strangers=bool(one.strangers),

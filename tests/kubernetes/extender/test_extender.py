@@ -213,12 +213,12 @@ def test_a_refused_pod_gets_one_event_and_is_retried_when_it_fits(
         for _ in range(5):
             answer = await one.filter(second, "n1")
             assert answer["NodeNames"] == []
-            assert answer["FailedAndUnresolvableNodes"] == {"n1": "not enough left on enough GPUs"}
+            assert answer["FailedAndUnresolvableNodes"] == {"n1": "not enough free on enough GPUs"}
         await until(lambda: api.all("events"))
         (event,) = api.all("events")
         assert event["reason"] == "InsufficientGPUs"
         assert event["involvedObject"]["name"] == "b"
-        assert "1 node: not enough left on enough GPUs" in event["message"]
+        assert "1 node: not enough free on enough GPUs" in event["message"]
         assert event["count"] == 1
         text = (await one.get("/metrics")).text
         assert "aliquot_scheduler_waiting_pods 1.0" in text

@@ -75,11 +75,11 @@ class Stage:
         running = self.holdings.running(NOW)
         question = DecisionInput(picture.allocations, running, [], waiting, [], {}, NOW, picture.by)
         decision = decide(question)
-        if decision.line is None or decision.starts:
+        if decision.timeline is None or decision.starts:
             return None
         return BackfillWindow(
-            self.cluster, picture, decision.line, decision.promises
-        ), decision.promises
+            self.cluster, picture, decision.timeline, decision.planned
+        ), decision.planned
 
     def requests(self, kind: int) -> Any:
         return self.planner.requests(make_pod(**KINDS[kind]))

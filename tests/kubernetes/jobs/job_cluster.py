@@ -318,7 +318,7 @@ class JobCluster:
 
     def preempt(self, gang: str, seconds: float = 5.0) -> None:
         """The scheduler announces that it will evict a gang."""
-        why = "ended for ns/other: queue default borrows from the quota of queue own"
+        why = "preempted for ns/other: queue default borrows from the quota of queue own"
         self.preempted[gang] = why, self.now + seconds
 
     def evict(self) -> None:

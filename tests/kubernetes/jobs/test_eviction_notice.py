@@ -49,7 +49,7 @@ async def test_preempted_workers_get_a_notice_and_restart_at_no_cost() -> None:
     assert {one["kind"] for one in told.values()} == {"suspend"}
     assert all(until_then - 1 <= one["deadline"] <= until_then for one in told.values())
     assert cluster.phase() == "Suspending"
-    assert "asked to save: ended for ns/other: queue" in cluster.status().reason
+    assert "asked to save: preempted for ns/other: queue" in cluster.status().reason
     await cluster.go(10)
     assert cluster.running() == {"train-0": 2, "train-1": 2}
     assert cluster.status().restarts == 0

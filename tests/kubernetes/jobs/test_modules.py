@@ -14,7 +14,6 @@ from aliquot.kubernetes.api.elasticjob import ElasticJob, ElasticJobSpec
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.jobs.codec import SavedState, decode_state, encode_state
 from aliquot.kubernetes.jobs.manifests import pod_body, service_body
-from aliquot.kubernetes.jobs.room import ClusterRoom, Party
 from aliquot.kubernetes.jobs.sizes import Candidate
 from aliquot.kubernetes.jobs.spec import parse_job, worker_pod, worker_requests, worker_sizes
 from aliquot.model.errors import StateError
@@ -24,6 +23,7 @@ from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Demand, Gang, Placement, Running
 from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
 from kubernetes.jobs.job_cluster import TEMPLATE
 
 
@@ -128,7 +128,7 @@ def test_a_saved_state_survives_the_codec() -> None:
         decode_state("nonsense", 0.0)
 
 
-# --- room -----------------------------------------------------------------------------------------
+# --- feasibility
 
 
 def test_room_counts_who_stays_where_they_are_and_who_moves() -> None:
@@ -138,27 +138,31 @@ def test_room_counts_who_stays_where_they_are_and_who_moves() -> None:
         one = Running(Gang(f"w{rank}", (Demand(),)), (place,), 0.0, 1.0)
         allocations.take_gang(one)
         held.append(one)
-    pair = Party("pair", (Demand(gpus=2),))
+    pair = JobWorkers[Running]("pair", (Demand(gpus=2),))
     for live in (False, True):
-        parties = {"job": Party("job", (Demand(),), tuple(held), 3, live=live), "pair": pair}
-        room = ClusterRoom(allocations, strategy("fragmentation", allocations.hardware), parties)
-        assert room.holds({"job": 3})
-        assert room.holds({"job": 4})
-        assert not room.holds({"job": 5})
-        assert not room.holds({"job": 3, "pair": 1})
-        assert room.holds({"job": 2, "pair": 1}) == (not live)  # ranks 0 and 1 are on two nodes
-        assert room.holds({"job": 1, "pair": 1})
-        assert room.moved("job", 4) is not None
-        assert room.moved("pair", 1) is None
+        parties = {"job": JobWorkers("job", (Demand(),), tuple(held), 3, live=live), "pair": pair}
+        room = Feasibility(
+            ClusterCapacity(allocations, strategy("fragmentation", allocations.hardware)), parties
+        )
+        assert room.fits({"job": 3})
+        assert room.fits({"job": 4})
+        assert not room.fits({"job": 5})
+        assert not room.fits({"job": 3, "pair": 1})
+        assert room.fits({"job": 2, "pair": 1}) == (not live)  # ranks 0 and 1 are on two nodes
+        assert room.fits({"job": 1, "pair": 1})
+        assert room.after_resize("job", 4) is not None
+        assert room.after_resize("pair", 1) is None
 
 
 def test_a_job_on_its_way_has_its_place_or_is_left_out() -> None:
     allocations = Allocations(empty([NodeSpec("a", 4)]))
-    parties = {name: Party(name, (Demand(),)) for name in ("coming", "huge", "other")}
-    room = ClusterRoom(allocations, strategy("fragmentation", allocations.hardware), parties)
-    there = room.arrived({"coming": 2, "huge": 9})
-    assert there.holds({"coming": 2, "huge": 9, "other": 2})
-    assert not there.holds({"coming": 2, "huge": 9, "other": 3})
+    parties = {name: JobWorkers[Running](name, (Demand(),)) for name in ("coming", "huge", "other")}
+    room = Feasibility(
+        ClusterCapacity(allocations, strategy("fragmentation", allocations.hardware)), parties
+    )
+    there = room.after_arrival({"coming": 2, "huge": 9})
+    assert there.fits({"coming": 2, "huge": 9, "other": 2})
+    assert not there.fits({"coming": 2, "huge": 9, "other": 3})
 
 
 def test_only_some_of_many_sizes_are_considered() -> None:

@@ -86,7 +86,7 @@ class _Pod:
         """Place all containers that run at the same time."""
         main = [number for number, init in enumerate(self.init) if not init]
         members = [self.demands[number] for number in main]
-        found = ways.search(self.allocations, members, ways.Steps(STEPS), ways.Part(0, gpus))
+        found = ways.search(self.allocations, members, ways.Steps(STEPS), ways.GpuSet(0, gpus))
         return None if found is None else dict(zip(main, found, strict=True))
 
     def _with_init(self, found: dict[int, Placement]) -> dict[int, Placement] | None:

@@ -118,11 +118,11 @@ class BackfillWindow:
 
     def _left(self, uid: str, seconds: float, now: float) -> Allocations:
         """What is left for so long, with all that was taken since, but for what this pod has."""
-        left = self._line.left_for(seconds + max(0.0, now - self._line.now))
+        left = self._line.free_for(seconds + max(0.0, now - self._line.now))
         for other, one in self._taken.items():
             if other != uid and other in self._cluster.usage_by_pod(one.node):
                 left.take(one.placement, one.demand, known_to_fit=True)
         left.lower_to(
-            self._cluster.chooser.allocations.left_on(np.arange(self._picture.hardware.size))
+            self._cluster.chooser.allocations.free_on(np.arange(self._picture.hardware.size))
         )
         return left

@@ -64,7 +64,7 @@ class Observed:
             question.allocations.fingerprint,
             frozenset(one.gang.name for one in question.running),
             tuple(question.waiting),
-            tuple(gang for gang, _ in question.rests),
+            tuple(gang for gang, _ in question.incomplete),
             question.queues,
         )
 
@@ -200,17 +200,17 @@ class Observer:
         return DecisionInput(
             allocations=picture.allocations,
             running=self._holdings.running(now, ending),
-            leftovers=self._leftovers(ending, now),
+            releasing=self._leftovers(ending, now),
             ending=self._holdings.ending(now),
-            promised=promised,
+            planned=promised,
             waiting=waiting,
-            rests=rests,
+            incomplete=rests,
             queues=self._queues.queues(),
             now=now,
             by=picture.by,
-            spared=spared,
-            looked={name: at for name, at in self._looked.items() if name not in asking},
-            givers=self._givers(ending, now),
+            protected=spared,
+            searched_at={name: at for name, at in self._looked.items() if name not in asking},
+            surpluses=self._givers(ending, now),
             waited={name for name, one in ready.items() if one.gang.has_waited(now)},
         )
 

@@ -22,7 +22,7 @@ from aliquot.kubernetes.extender.bind import NotBoundError
 from aliquot.kubernetes.extender.planner import RESERVED_SECONDS, Answer
 from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.placement.core.demand import Gang
-from aliquot.placement.queues.quota import Bound, Tree, needs, upto, within_quota
+from aliquot.placement.queues.quota import Bound, Tree, needs, prefixes, within_quota
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -155,7 +155,7 @@ class SinglePods:
         more = needs(gang, self._cluster.chooser.allocations.hardware)
         used = self._holdings.charged(now, {pod.metadata.uid})
         over = tree.over(queue, more, used)
-        return "" if over is None else tree.limit_told(over, gang, used[over] + more, WITH_THIS)
+        return "" if over is None else tree.limit_message(over, gang, used[over] + more, WITH_THIS)
 
     def _as_gang(self, pod: Pod, queue: str, requests: Sequence[ContainerRequest]) -> Gang:
         """A pod as a gang of one, with a member for each container that runs beside others."""
@@ -172,7 +172,7 @@ class SinglePods:
         if not queue or not self.stopped:
             return ""
         made = (seconds_at(pod.metadata.creation_timestamp) or math.inf) + 1  # in whole seconds
-        for path in upto(Tree(self._queues.queues()).path(queue)):
+        for path in prefixes(Tree(self._queues.queues()).path(queue)):
             gang = self.stopped.get(path)
             mine = -(pod.spec.priority or 0), made
             if gang is not None and (-gang.priority, gang.submitted) < mine:
@@ -223,7 +223,7 @@ class SinglePods:
 
 def _is_limited(tree: Tree, queue: str) -> bool:
     """Whether a queue, or one above it, has a limit."""
-    return any(tree.queue(path).limit != Bound() for path in upto(tree.path(queue)))
+    return any(tree.queue(path).limit != Bound() for path in prefixes(tree.path(queue)))
 
 
 def _refusal(names: Sequence[str], reason: str, text: str) -> Answer:

@@ -23,7 +23,7 @@ import msgspec
 from aliquot.kubernetes.api.names import JOB_GENERATION, JOB_RANK
 from aliquot.model.job import JobPhase
 from aliquot.model.job_state import ObservedJob, ObservedWorker, Slot, WorkerPhase
-from aliquot.placement.elastic.resize import plausible
+from aliquot.placement.elastic.job import plausible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -30,11 +30,12 @@ from aliquot.kubernetes.cluster.membership import Key, claim_of
 from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
 from aliquot.kubernetes.cluster.workloads import single_name
 from aliquot.kubernetes.gangs.messages import seconds_at
-from aliquot.kubernetes.jobs.room import ClusterRoom, Party
 from aliquot.kubernetes.jobs.step import could_start_smaller
 from aliquot.model.job import Desired, JobPhase, Sizes
-from aliquot.placement.core.demand import Gang
-from aliquot.placement.elastic.resize import Elastic, Rules, decide
+from aliquot.placement.core.demand import Gang, Running
+from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
+from aliquot.placement.elastic.job import Elastic
+from aliquot.placement.elastic.resize import Rules, decide
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.jobs.codec import SavedState
     from aliquot.model.job import Job
     from aliquot.model.job_state import JobState
-    from aliquot.placement.core.demand import Demand, Running
+    from aliquot.placement.core.demand import Demand
     from aliquot.placement.elastic.resize import Decision
 
 WAITS_SECONDS = 2.0  # a younger pod may be about to be bound
@@ -156,15 +157,16 @@ class Sizer:
         parties, jobs = self._participants(candidates, snapshot, running, now)
         candidates = [one for one in candidates if one.name in parties]
         fixed = [one for each in waiting if (one := self._fixed_size(*each, snapshot)) is not None]
-        parties |= {one.name: Party(one.name, one.members) for one in fixed}
+        parties |= {one.name: JobWorkers[Running](one.name, one.members) for one in fixed}
         coming = {one.name: one.size for one in jobs if one.size and not one.settled}
-        room = ClusterRoom(snapshot.allocations, snapshot.by, parties).arrived(coming)
+        capacity = ClusterCapacity(snapshot.allocations, snapshot.by)
+        check = Feasibility(capacity, parties).after_arrival(coming)
         mine = {worker for one in jobs for worker in _by_name(candidates, one.name).workers}
         others = _rest_by_queue(one for name, one in running.items() if name not in mine)
         decision = await asyncio.to_thread(
             decide,
             [*jobs, *fixed, *others],
-            room,
+            check,
             allocations.queues.queues(),
             snapshot.hardware,
             now,
@@ -175,7 +177,7 @@ class Sizer:
         has_planned_start = any(
             one.status.phase == Phase.WAITING and one.status.planned_start for one in every
         )
-        return list(_changes(decision, room, candidates, now, may_grow=not has_planned_start))
+        return list(_changes(decision, check, candidates, now, may_grow=not has_planned_start))
 
     # --- input of the decision ---
 
@@ -185,9 +187,9 @@ class Sizer:
         snapshot: ClusterSnapshot,
         running: Mapping[str, Running],
         now: float,
-    ) -> tuple[dict[str, Party], list[Elastic]]:
+    ) -> tuple[dict[str, JobWorkers[Running]], list[Elastic]]:
         """The jobs that take part. An invalid job is left out and does not stop the others."""
-        parties: dict[str, Party] = {}
+        parties: dict[str, JobWorkers[Running]] = {}
         jobs: list[Elastic] = []
         before, self._left_out = self._left_out, set()
         for one in candidates:
@@ -246,7 +248,7 @@ class Sizer:
             members=members,
         )
 
-    def _elastic(self, one: Candidate, party: Party, now: float) -> Elastic | None:
+    def _elastic(self, one: Candidate, party: JobWorkers[Running], now: float) -> Elastic | None:
         state = one.state
         if one.waits or not state.is_schedulable(now):
             return None
@@ -266,9 +268,9 @@ class Sizer:
 
 def _participant(
     one: Candidate, snapshot: ClusterSnapshot, running: Mapping[str, Running]
-) -> Party:
+) -> JobWorkers[Running]:
     state = one.state
-    return Party(
+    return JobWorkers(
         name=one.name,
         member=(snapshot.demand(one.requests, NodeConstraints.of(one.pod)),),
         held=tuple(running[name] for name in one.workers if name in running),
@@ -317,7 +319,7 @@ def _considered(sizes: Sequence[int], now: int) -> list[int]:
 
 def _changes(
     decision: Decision,
-    room: ClusterRoom,
+    check: Feasibility[Running],
     candidates: Sequence[Candidate],
     now: float,
     *,
@@ -326,10 +328,10 @@ def _changes(
     for name, (size, why) in decision.resizes.items():
         state = _by_name(candidates, name).state
         if size > state.size:
-            larger = room.moved(name, size) if may_grow else None
+            larger = check.after_resize(name, size) if may_grow else None
             if larger is None:
                 continue
-            room = larger
+            check = larger
         yield SizeChange(name, state.generation, size, why)
     for one in candidates:
         state = one.state
@@ -339,9 +341,9 @@ def _changes(
             continue
         least = one.job.sizes.least
         size = decision.starts.get(one.name, least) if may_grow else least
-        begun = room.moved(one.name, size)
+        begun = check.after_resize(one.name, size)
         if begun is not None:
-            room = begun
+            check = begun
             yield SizeChange(one.name, state.generation, size, "")
         else:
             yield SizeChange(one.name, state.generation, least, _waits_at(least))

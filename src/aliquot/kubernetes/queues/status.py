@@ -14,7 +14,7 @@ import msgspec
 
 from aliquot.kubernetes.api import queue as spec
 from aliquot.placement.core.demand import WHOLE_MILLI
-from aliquot.placement.queues.quota import Resources, Tree, upto
+from aliquot.placement.queues.quota import Resources, Tree, prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,7 @@ def statuses(queues: Queues, usage: Mapping[str, QueueUsage], now: float) -> dic
     tree = Tree(queues.queues())
     sums: dict[Path, QueueUsage] = {}
     for name, one in usage.items():
-        for path in upto(tree.path(name)):
+        for path in prefixes(tree.path(name)):
             sums[path] = sums.get(path, QueueUsage()) + one
     found = {}
     for name, queue in queues.objects.items():

@@ -39,8 +39,8 @@ class Demand:
     """What one worker needs on one node.
 
     `milli` and `gpu_bytes` are taken of each of `gpus` different GPUs; a WHOLE one takes all of
-    both. No `models` means any. `thrifty` work (experiments, inference) prefers weaker cards, and
-    those that are cut already.
+    both. No `models` means any. `thrifty` work (experiments, inference) prefers weaker models, and
+    GPUs that are already sliced.
     """
 
     gpus: int = 1
@@ -128,7 +128,7 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A gang that runs, or will; `end` is expected, not promised."""
+    """A gang that runs, or is planned to; `end` is an estimate."""
 
     gang: Gang
     placements: tuple[Placement, ...]

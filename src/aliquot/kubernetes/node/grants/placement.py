@@ -18,7 +18,7 @@ from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation, 
 from aliquot.kubernetes.node.pods import PodContainer
 from aliquot.model import Amount, Request, format_bytes
 from aliquot.model.errors import NoCapacityError
-from aliquot.placement.choose.machine import Card as Candidate
+from aliquot.placement.choose.machine import GpuCapacity as Candidate
 from aliquot.placement.choose.machine import choose_gpus
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _candidate(
     return Candidate(
         gpu=gpu,
         bytes_free=free.memory,
-        percent_left=free.reserved,
+        percent_free=free.reserved,
         unused_bytes=max(0, gpu.memory_bytes - gpu.used_bytes),
         holders=allocations.shares - free.containers,
     )

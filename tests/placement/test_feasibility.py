@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.jobs.room import ClusterRoom, Party
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Gang, Placement, Running, whole
 from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ class Scene:
     each: dict[str, int]
     nodes: dict[str, list[int]]  # where the workers are
 
-    def room(self, live: set[str]) -> ClusterRoom:
+    def room(self, live: set[str]) -> Feasibility[Running]:
         allocations = Allocations(
             empty([NodeSpec(f"n{i}", count) for i, count in enumerate(self.gpus)])
         )
@@ -44,8 +44,10 @@ class Scene:
                 held.append(Running(gang, (Placement(node, gpus),), 0.0, 1.0))
                 allocations.take_gang(held[-1])
             size = len(held) or None
-            parties[name] = Party(name, (whole(each),), tuple(held), size, name in live)
-        return ClusterRoom(allocations, strategy("fragmentation", allocations.hardware), parties)
+            parties[name] = JobWorkers(name, (whole(each),), tuple(held), size, name in live)
+        return Feasibility(
+            ClusterCapacity(allocations, strategy("fragmentation", allocations.hardware)), parties
+        )
 
     def can_hold(self, sizes: Mapping[str, int]) -> bool:
         """Whether there is any way; who keeps its size stays where it is."""
@@ -98,12 +100,12 @@ def questions(scene: Scene) -> st.SearchStrategy[list[dict[str, int]]]:
 
 
 @given(st.data(), scenes(), st.sets(st.sampled_from(NAMES)))
-def test_what_it_holds_has_a_place_whatever_was_asked_before(
+def test_sizes_that_fit_have_a_layout_whatever_was_asked_before(
     data: st.DataObject, scene: Scene, live: set[str]
 ) -> None:
     room = scene.room(live)
     for sizes in data.draw(questions(scene)):
-        if room.holds(sizes):
+        if room.fits(sizes):
             assert scene.can_hold(sizes), sizes
             assert room.free_milli(sizes) >= 0
 
@@ -112,17 +114,17 @@ def test_what_it_holds_has_a_place_whatever_was_asked_before(
 def test_workers_of_one_gpu_are_counted(data: st.DataObject, scene: Scene, live: set[str]) -> None:
     room = scene.room(live)
     for sizes in data.draw(questions(scene)):
-        assert room.holds(sizes) == (sum(sizes.values()) <= sum(scene.gpus))
+        assert room.fits(sizes) == (sum(sizes.values()) <= sum(scene.gpus))
         assert room.free_milli(sizes) == 1000 * (sum(scene.gpus) - sum(sizes.values()))
 
 
 @given(st.data(), scenes(), st.sets(st.sampled_from(NAMES)))
-def test_what_one_job_can_get_now_it_holds(
+def test_a_resize_that_is_possible_now_fits(
     data: st.DataObject, scene: Scene, live: set[str]
 ) -> None:
     room = scene.room(live)
     now = {name: len(nodes) for name, nodes in scene.nodes.items() if nodes}
     name = data.draw(st.sampled_from(NAMES))
     size = data.draw(st.integers(1, 5))
-    if room.moved(name, size) is not None:
-        assert room.holds({**now, name: size})
+    if room.after_resize(name, size) is not None:
+        assert room.fits({**now, name: size})

@@ -1,10 +1,10 @@
-"""Which GPUs would be there: plans over what the arbiter told, without asking it for anything."""
+"""What fits on one machine: plans over the arbiter's status, without asking it for anything."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aliquot.model import ComputeUse, Grant, GrantState, SliceUse
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from aliquot.model import Request, Slice
+    from aliquot.placement.core.demand import Demand
+    from aliquot.placement.elastic.feasibility import JobWorkers
     from aliquot.slices.control import SharedGpu, Status
 
 
@@ -50,13 +52,22 @@ class Plan:
         kept = (grant for grant in self.grants if grant.name not in gone)
         return Plan(tuple(gpus), tuple(kept))
 
+    def without_grant(self, gone: Grant) -> Plan:
+        """The same after this grant, here or planned, has ended."""
+        gpus = (
+            replace(one, granted_bytes=one.granted_bytes - gone.bytes_on(one.gpu.uuid))
+            for one in self.gpus
+        )
+        kept = (grant for grant in self.grants if grant is not gone)
+        return Plan(tuple(gpus), tuple(kept))
+
     def put(self, request: Request, count: int) -> tuple[Plan, list[list[Slice]]]:
         """The same with so many workers more, and their slices; NoCapacityError, with figures."""
         plan, placed = self, []
         for _ in range(count):
             gpus = find_gpus(request, plan.gpus, plan.grants)
             slices = [request.slice_of(gpu) for gpu in gpus]
-            plan = plan._with(slices)
+            plan = plan._with(_planned(slices))
             placed.append(slices)
         return plan, placed
 
@@ -64,15 +75,23 @@ class Plan:
         """The same with parked grants on the GPUs they had; NoCapacityError, with figures."""
         plan = self
         for grant in parked:
-            for part in grant.slices:
-                one = next((one for one in plan.gpus if one.gpu.uuid == part.gpu_uuid), None)
-                if one is None:
-                    raise NoCapacityError(f"{part.gpu_uuid}, which {grant.name} had, is gone")
-                if not fits(part, one, plan.grants):
-                    left = describe_free(one, plan.grants, with_compute=True)
-                    raise NoCapacityError(f"what {grant.name} had is not free: {left}", WAIT)
-            plan = plan._with(grant.slices)
+            plan._check_is_free(grant)
+            plan = plan._with(_planned(grant.slices))
         return plan
+
+    def take_back(self, grant: Grant) -> Plan:
+        """The same with a grant that was taken out of it; NoCapacityError, with figures."""
+        self._check_is_free(grant)
+        return self._with(grant)
+
+    def _check_is_free(self, grant: Grant) -> None:
+        for part in grant.slices:
+            one = next((one for one in self.gpus if one.gpu.uuid == part.gpu_uuid), None)
+            if one is None:
+                raise NoCapacityError(f"{part.gpu_uuid}, which {grant.name} had, is gone")
+            if not fits(part, one, self.grants):
+                left = describe_free(one, self.grants, with_compute=True)
+                raise NoCapacityError(f"what {grant.name} had is not free: {left}", WAIT)
 
     def put_beside_parked(self, request: Request, count: int) -> list[list[Slice]]:
         """Slices for so many workers more, where it can be so where frozen ones were not."""
@@ -93,51 +112,68 @@ class Plan:
             return False
         return True
 
-    def _with(self, slices: Collection[Slice]) -> Plan:
-        sizes: dict[str, int] = defaultdict(int)
-        for part in slices:
-            sizes[part.gpu_uuid] += part.memory_bytes
+    def _with(self, grant: Grant) -> Plan:
         gpus = (
-            replace(one, granted_bytes=one.granted_bytes + sizes[one.gpu.uuid]) for one in self.gpus
+            replace(one, granted_bytes=one.granted_bytes + grant.bytes_on(one.gpu.uuid))
+            for one in self.gpus
         )
-        return Plan(tuple(gpus), (*self.grants, _planned(slices)))
+        return Plan(tuple(gpus), (*self.grants, grant))
 
 
-@dataclass
-class MachineRoom:
-    """The room of `placement.elastic`, on one machine.
+class MachineCapacity:
+    """The GPUs of one machine, for `placement.elastic.feasibility`: what a worker has is a grant.
 
-    `grants` names what each job holds; `now` is the size it holds them for. `parked` is what frozen
-    workers come back to.
+    `requests` says what each job's workers ask for. `parked` are the grants that the frozen workers
+    of a job return to.
     """
 
-    plan: Plan
-    requests: Mapping[str, Request]
-    grants: Mapping[str, list[str]]
-    now: Mapping[str, int]
-    parked: Mapping[str, Collection[Grant]] = field(default_factory=dict)
-    _known: dict[tuple[tuple[str, int], ...], bool] = field(default_factory=dict)
+    def __init__(
+        self,
+        plan: Plan,
+        requests: Mapping[str, Request],
+        parked: Mapping[str, Collection[Grant]],
+    ) -> None:
+        self._plan = plan
+        self._requests = requests
+        self._parked = parked
 
-    def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether there is a place for all; jobs that keep their size stay where they are."""
-        key = tuple(sorted(sizes.items()))
-        if key not in self._known:
-            self._known[key] = self._holds(sizes)
-        return self._known[key]
+    def copy(self) -> MachineCapacity:
+        """The same, to be changed without changing this one."""
+        return MachineCapacity(self._plan, self._requests, self._parked)
 
-    def _holds(self, sizes: Mapping[str, int]) -> bool:
-        moved = [name for name, size in sizes.items() if size != self.now.get(name)]
-        plan = self.plan.without(one for name in moved for one in self.grants.get(name, []))
+    def free(self, worker: Grant) -> None:
+        """Free what a worker has."""
+        self._plan = self._plan.without_grant(worker)
+
+    def take_back(self, worker: Grant) -> bool:
+        """Allocate what a worker had, if all of it is free; return whether it was."""
         try:
-            for name in sorted(moved, key=self._in_order):
-                plan = place(plan, self.requests[name], sizes[name], self.parked.get(name, ()))
+            self._plan = self._plan.take_back(worker)
         except NoCapacityError:
             return False
         return True
 
-    def _in_order(self, name: str) -> tuple[bool, bool, str]:
-        """Those that have no choice first, then whole GPUs."""
-        return not self.parked.get(name), self.requests[name].memory is not None, name
+    def place(self, job: JobWorkers[Grant], count: int) -> tuple[Grant, ...] | None:
+        """Allocate so many more workers of a job; frozen ones return to what they had."""
+        before = len(self._plan.grants)
+        try:
+            self._plan = place(self._plan, self._requests[job.name], count, self._parked[job.name])
+        except NoCapacityError:
+            return None
+        return self._plan.grants[before:]
+
+    def count(self, member: Demand) -> None:  # noqa: ARG002 - it depends on which GPUs are cut
+        """Workers cannot be counted here: which of them fit depends on the others."""
+        return
+
+    def is_intact(self, worker: Grant) -> bool:
+        """Whether all GPUs of a worker are still there."""
+        present = {one.gpu.uuid for one in self._plan.gpus}
+        return all(part.gpu_uuid in present for part in worker.slices)
+
+    def free_milli(self) -> float:
+        """Infinite: what is free is not counted."""
+        return math.inf
 
 
 def place(plan: Plan, request: Request, size: int, parked: Collection[Grant] = ()) -> Plan:
