@@ -97,7 +97,7 @@ def _member(one: GangMember) -> str:
 
 
 def _since(stamp: str | None, now: float) -> str:
-    from aliquot.kubernetes.gangs.messages import clock, seconds_at  # noqa: PLC0415
+    from aliquot.kubernetes.api.times import clock, seconds_at  # noqa: PLC0415
 
     at = seconds_at(stamp)
     return "" if at is None else f"; all there since {clock(at, now)}, {_long(now - at)} ago"
@@ -105,7 +105,7 @@ def _since(stamp: str | None, now: float) -> str:
 
 def _start(stamp: str | None, now: float) -> str:
     """When it is to start."""
-    from aliquot.kubernetes.gangs.messages import clock, seconds_at  # noqa: PLC0415
+    from aliquot.kubernetes.api.times import clock, seconds_at  # noqa: PLC0415
 
     at = seconds_at(stamp)
     if at is None:
@@ -115,7 +115,7 @@ def _start(stamp: str | None, now: float) -> str:
 
 def _leaves(status: GangStatus, now: float) -> str:
     """Why its pods are to end; and by when, where their controller tells them."""
-    from aliquot.kubernetes.gangs.messages import clock, seconds_at  # noqa: PLC0415
+    from aliquot.kubernetes.api.times import clock, seconds_at  # noqa: PLC0415
 
     at = seconds_at(status.leaves_at)
     if at is None:

@@ -43,7 +43,7 @@ from aliquot.kubernetes.api.presets import choose_presets
 from aliquot.kubernetes.api.requests import asks, quantity
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.cluster.cluster import Cluster
-from aliquot.kubernetes.cluster.membership import claim_of
+from aliquot.kubernetes.cluster.membership import membership_of
 from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.kubernetes.extender.bind import Binder
 from aliquot.kubernetes.extender.metrics import Metrics, Now
@@ -104,7 +104,7 @@ class Scheduler:
             PODS,
             self._pod_changed,
             fields=LIVE,
-            keep=lambda pod: asks(pod, presets) or claim_of(pod) is not None,
+            keep=lambda pod: asks(pod, presets) or membership_of(pod) is not None,
         )
         self._gpu_nodes = Watch(client, GPU_NODES, self._gpus_changed)
         self._nodes = Watch(client, NODES, self._node_changed)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from aliquot.kubernetes.api.names import ELASTIC, GANG, GANG_SIZE, JOB, JOB_RANK
 from aliquot.kubernetes.api.objects import Pod
+from aliquot.kubernetes.api.times import stamp
 from aliquot.kubernetes.cluster import elastic
 from aliquot.kubernetes.cluster.elastic import Terms, surpluses, terms_of, told_ahead
 from aliquot.kubernetes.gangs import state
-from aliquot.kubernetes.gangs.messages import stamp
 from kubernetes.builders import make_pod
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, led, played

@@ -16,7 +16,7 @@ from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
 from aliquot.kubernetes.cluster.cluster import Cluster, Reserved
-from aliquot.kubernetes.cluster.membership import Key
+from aliquot.kubernetes.cluster.membership import GangKey
 from aliquot.kubernetes.cluster.parts import plan_of
 from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.kubernetes.cluster.workloads import Workloads
@@ -183,7 +183,7 @@ def test_of_a_gang_and_those_that_end_for_it_a_limit_counts_the_one_that_has_mor
             stage.roster.change(pod.metadata.uid, pod, NOW)
             stage.planner.filter(pod, ["n0", "n1"])
             uids[name].append(pod.metadata.uid)
-    gang = stage.roster.gangs[Key("ns", "new")]
+    gang = stage.roster.gangs[GangKey("ns", "new")]
     gang.reserved = {uid: MemberPlace("n0", ()) for uid in uids["new"]}
     assert stage.holdings.charged(NOW)[("default",)].milli == 1000 * (ended + begun)
     gang.making_room = frozenset(uids["old"])

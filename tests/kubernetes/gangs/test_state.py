@@ -8,7 +8,7 @@ from aliquot.kubernetes.api.gang import Phase
 from aliquot.kubernetes.api.names import GANG, GANG_SIZE
 from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
 from aliquot.kubernetes.cluster.cluster import Cluster
-from aliquot.kubernetes.cluster.membership import Key
+from aliquot.kubernetes.cluster.membership import GangKey
 from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.kubernetes.cluster.workloads import Workloads
 from aliquot.kubernetes.gangs.reservations import Reservations, Times
@@ -19,7 +19,7 @@ NOW = 1000.0
 
 
 def test_elastic_jobs_are_waited_for_until_one_time_whoever_is_asked() -> None:
-    gang = GangState(Key("ns", "g"))
+    gang = GangState(GangKey("ns", "g"))
     gang.ask({"ns/a": 10.0}, NOW)
     gang.ask({"ns/b": 300.0}, NOW + 9)
     assert not gang.has_waited(NOW + 9)
@@ -31,7 +31,7 @@ def test_elastic_jobs_are_waited_for_until_one_time_whoever_is_asked() -> None:
 
 
 def test_pauses_grow_with_the_tries_and_begin_anew_when_it_is_whole() -> None:
-    gang = GangState(Key("ns", "g"))
+    gang = GangState(GangKey("ns", "g"))
     pod = make_pod("g-0", annotations={GANG: "g", GANG_SIZE: "1"}, gpu=1)
     gang.pods = {pod.metadata.uid: pod}
     pauses = []

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.cluster.membership import claim_of, seconds_of
-from aliquot.kubernetes.gangs.messages import seconds_at
+from aliquot.kubernetes.api.times import seconds_at
+from aliquot.kubernetes.cluster.membership import membership_of, seconds_of
 from aliquot.kubernetes.gangs.state import GangState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.cluster.membership import Key
+    from aliquot.kubernetes.cluster.membership import GangKey
 
 SINGLE = "pod "
 ENDING = 5.0  # seconds that a pod's GPUs are still named when it is gone
@@ -43,7 +43,7 @@ class Workloads:
         self._queue_of = queue_of
         self._asks = asks
         self._assumed = assumed
-        self.gangs: dict[Key, GangState] = {}
+        self.gangs: dict[GangKey, GangState] = {}
         self.pods: dict[str, Pod] = {}
         self.listeners: list[Callable[[str, str], None]] = []
         self._starts: dict[str, float] = {}
@@ -76,7 +76,7 @@ class Workloads:
         self.pods[uid] = pod
         times = (pod.status.start_time, pod.metadata.creation_timestamp)
         self._starts[uid] = next((at for one in times if (at := seconds_at(one))), now)
-        claim = claim_of(pod)
+        claim = membership_of(pod)
         if claim is None:
             return None
         gang = self.gangs.setdefault(claim.key, GangState(claim.key))
@@ -86,7 +86,7 @@ class Workloads:
 
     def gang_of(self, pod: Pod) -> GangState | None:
         """The gang of a pod, where one is known."""
-        claim = claim_of(pod)
+        claim = membership_of(pod)
         return None if claim is None else self.gangs.get(claim.key)
 
     @property
@@ -142,7 +142,7 @@ class Workloads:
 
 def work_name(pod: Pod) -> str:
     """What a pod's work is called: its gang, or the pod itself."""
-    claim = claim_of(pod)
+    claim = membership_of(pod)
     return single_name(pod) if claim is None else str(claim.key)
 
 

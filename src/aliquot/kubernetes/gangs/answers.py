@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.cluster.membership import claim_of
+from aliquot.kubernetes.cluster.membership import membership_of
 from aliquot.kubernetes.extender.bind import NotBoundError
 from aliquot.kubernetes.extender.planner import Answer
 
@@ -49,7 +49,7 @@ class Answers:
 
     def answer(self, pod: Pod, names: Sequence[str]) -> Answer | None:
         """Where a pod may go, for all that gangs and queues say; None: anywhere."""
-        claim = claim_of(pod)
+        claim = membership_of(pod)
         if claim is None:
             answer = self._singles.answer(pod, names, self._now())
             if answer is not None and not answer.names:
@@ -82,7 +82,7 @@ class Answers:
 
     def lets(self, pod: Pod) -> bool:
         """Whether a single pod that waits for room may try again now."""
-        return claim_of(pod) is None and self._singles.lets(pod, self._now())
+        return membership_of(pod) is None and self._singles.lets(pod, self._now())
 
     # --- bind -------------------------------------------------------------------------------------
 
@@ -134,10 +134,10 @@ class Answers:
         Not for a member of a gang, nor for one that may not start whatever ends; and no gang is
         ended by halves.
         """
-        if claim_of(pod) is not None or pod.metadata.uid in self._held:
+        if membership_of(pod) is not None or pod.metadata.uid in self._held:
             return False
         pods = (self._roster.pods.get(uid) for uid in victims)
-        return all(one is None or claim_of(one) is None for one in pods)
+        return all(one is None or membership_of(one) is None for one in pods)
 
 
 def _told(names: Sequence[str], text: str) -> Answer:

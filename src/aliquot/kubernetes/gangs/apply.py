@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aliquot.kubernetes.api.gang import Phase
+from aliquot.kubernetes.api.times import clock
 from aliquot.kubernetes.cluster.elastic import told_ahead
 from aliquot.kubernetes.cluster.snapshot import bare
 from aliquot.kubernetes.gangs import messages as words
@@ -290,7 +291,7 @@ def _standing(one: Running) -> object:
 def _bars(gang: GangState, now: float) -> str:
     text = gang.why_kept
     if gang.asked_until > now:
-        until = words.clock(gang.asked_until, now)
+        until = clock(gang.asked_until, now)
         text += f"; {_some(gang.asked)} can give back enough, and is waited for until {until}"
     if gang.barred:
         text += f"; kube-scheduler did not let it go to {_some(gang.barred)}"

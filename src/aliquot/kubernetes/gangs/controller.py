@@ -25,8 +25,9 @@ import structlog
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.gang import GangSpec, GangStatus, Phase
 from aliquot.kubernetes.api.requests import asks
+from aliquot.kubernetes.api.times import stamp
 from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
-from aliquot.kubernetes.cluster.membership import Key
+from aliquot.kubernetes.cluster.membership import GangKey
 from aliquot.kubernetes.cluster.topology import Labels, Topology
 from aliquot.kubernetes.cluster.workloads import Workloads
 from aliquot.kubernetes.gangs.answers import Answers
@@ -35,7 +36,6 @@ from aliquot.kubernetes.gangs.budgets import Budgets
 from aliquot.kubernetes.gangs.events import GangEvents
 from aliquot.kubernetes.gangs.evictions import GatesAndEvictions
 from aliquot.kubernetes.gangs.finished import Finished
-from aliquot.kubernetes.gangs.messages import stamp
 from aliquot.kubernetes.gangs.observe import Observer
 from aliquot.kubernetes.gangs.planning import Planning
 from aliquot.kubernetes.gangs.reservations import Reservations, Times
@@ -146,7 +146,7 @@ class Gangs:
         self._store = Store(client, now, lambda: term.is_on)
         self._teller = GangEvents(recorder, self._store)
         self._budgets = Budgets(self._roster, self._reservations, self._doors, self._teller, times)
-        self._gone: set[Key] = set()
+        self._gone: set[GangKey] = set()
         self._missing = False
         self.loads: Mapping[str, Load] = {}
 
@@ -217,7 +217,7 @@ class Gangs:
 
     def _found(self, objects: Sequence[GangObject]) -> Iterator[tuple[GangState, GangStatus]]:
         for one in objects:
-            key = Key(one.metadata.namespace, one.metadata.name)
+            key = GangKey(one.metadata.namespace, one.metadata.name)
             self._store.found(key, one)
             gang = self._roster.gangs.get(key)
             if gang is None:
@@ -374,7 +374,7 @@ class Gangs:
     async def _clear(self) -> None:
         free = asyncio.Semaphore(AT_ONCE)
 
-        async def clear(key: Key) -> None:
+        async def clear(key: GangKey) -> None:
             async with free:
                 if key in self._roster.gangs or await self._store.delete(key):
                     self._gone.discard(key)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.api.gang import GANGS, Phase
 from aliquot.kubernetes.api.objects import PODS
-from aliquot.kubernetes.gangs.messages import stamp
+from aliquot.kubernetes.api.times import stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from aliquot.kubernetes.api.events import Recorder, Type
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.cluster.membership import Key
+    from aliquot.kubernetes.cluster.membership import GangKey
     from aliquot.kubernetes.gangs.state import GangState
     from aliquot.kubernetes.gangs.store import Store
 
@@ -26,7 +26,7 @@ class GangEvents:
     def __init__(self, recorder: Recorder, store: Store) -> None:
         self._recorder = recorder
         self._store = store
-        self._told: dict[Key, tuple[Phase, str]] = {}
+        self._told: dict[GangKey, tuple[Phase, str]] = {}
 
     def tell(self, gang: GangState) -> None:
         """A new phase at once; new words of an old one, where they are about when it starts."""
@@ -56,7 +56,7 @@ class GangEvents:
         """Something that people may want to do something about."""
         self._say(gang, "Warning", reason, message)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: GangKey) -> None:
         """It is gone."""
         self._told.pop(key, None)
 

@@ -17,8 +17,8 @@ from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.evict import evict
 from aliquot.kubernetes.api.names import GATE, ROOM
 from aliquot.kubernetes.api.objects import PODS
+from aliquot.kubernetes.api.times import stamp
 from aliquot.kubernetes.cluster.membership import is_gated
-from aliquot.kubernetes.gangs.messages import stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable

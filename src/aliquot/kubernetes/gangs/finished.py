@@ -15,15 +15,15 @@ import structlog
 
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.objects import PODS
-from aliquot.kubernetes.cluster.membership import claim_of
-from aliquot.kubernetes.gangs.messages import seconds_at
+from aliquot.kubernetes.api.times import seconds_at
+from aliquot.kubernetes.cluster.membership import membership_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.cluster.membership import Key
+    from aliquot.kubernetes.cluster.membership import GangKey
     from aliquot.kubernetes.gangs.state import GangState
 
 AGAIN = 5.0
@@ -43,7 +43,7 @@ class Finished:
         self._asks = asks
         self._now = now
         self._read: dict[str, float] = {}
-        self._found: dict[str, dict[Key, list[Pod]]] = {}
+        self._found: dict[str, dict[GangKey, list[Pod]]] = {}
 
     async def read(self, namespaces: Collection[str]) -> None:
         """Read these, if they were not just read; forget all others."""
@@ -73,9 +73,9 @@ class Finished:
         except ApiError as error:
             _log.info("pods are not read", namespace=namespace, why=error.message)
             return
-        gangs: dict[Key, list[Pod]] = {}
+        gangs: dict[GangKey, list[Pod]] = {}
         for one in found.items:
-            claim = claim_of(one)
+            claim = membership_of(one)
             if claim is not None and one.status.phase == "Succeeded" and not self._asks(one):
                 gangs.setdefault(claim.key, []).append(one)
         self._found[namespace] = gangs

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aliquot.kubernetes.api.times import clock
 from aliquot.placement.core.demand import Kind
 from aliquot.placement.core.links import Reach
 from aliquot.placement.core.topology import slowest_link
@@ -17,25 +17,6 @@ if TYPE_CHECKING:
     from aliquot.placement.core.allocations import Allocations
     from aliquot.placement.core.demand import Gang, Placement, Running
     from aliquot.placement.core.snapshot import Hardware
-
-
-def stamp(time: float) -> str:
-    """A time, as objects have it."""
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def seconds_at(text: str | None) -> float | None:
-    """The time that a stamp says; None where there is none that makes sense."""
-    try:
-        return datetime.fromisoformat(text).timestamp() if text else None
-    except ValueError:
-        return None
-
-
-def clock(time: float, now: float) -> str:
-    """About when, for people."""
-    form = "%H:%M" if abs(time - now) < 20 * 3600 else "%d %b %H:%M"
-    return f"{datetime.fromtimestamp(time, UTC).strftime(form)} UTC"
 
 
 def asked(gang: Gang) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
-    from aliquot.kubernetes.cluster.membership import Key
+    from aliquot.kubernetes.cluster.membership import GangKey
     from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.kubernetes.cluster.topology import Topology
     from aliquot.kubernetes.cluster.workloads import Workloads
@@ -92,7 +92,7 @@ class Observer:
         self._decisions = 0
         self._asked: dict[str, tuple[Pod, tuple[ContainerRequest, ...]]] = {}
 
-    def ready(self, found: Mapping[Key, Found | None], now: float) -> dict[str, Ready]:
+    def ready(self, found: Mapping[GangKey, Found | None], now: float) -> dict[str, Ready]:
         """All that can be planned, by name; the others are told why they cannot."""
         return {
             str(gang.key): one

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from aliquot.kubernetes.cluster.cluster import Cluster
-    from aliquot.kubernetes.cluster.membership import Key
+    from aliquot.kubernetes.cluster.membership import GangKey
     from aliquot.kubernetes.gangs.apply import Applier, Done
     from aliquot.kubernetes.gangs.observe import Observed, Observer
     from aliquot.kubernetes.gangs.sources import Found
@@ -64,7 +64,7 @@ class Planning:
         self._looked_at: tuple[object, frozenset[str]] = None, frozenset()
 
     async def decide(
-        self, found: Mapping[Key, Found | None], now: float, is_wanted: Callable[[], bool]
+        self, found: Mapping[GangKey, Found | None], now: float, is_wanted: Callable[[], bool]
     ) -> Outcome:
         """Decide for all that can be planned; the others are told why they cannot.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
     from aliquot.kubernetes.cluster.cluster import Cluster
-    from aliquot.kubernetes.cluster.membership import Key
+    from aliquot.kubernetes.cluster.membership import GangKey
     from aliquot.kubernetes.gangs.sources import Found
     from aliquot.kubernetes.gangs.state import GangState, MemberPlace
 
@@ -44,7 +44,7 @@ class Reservations:
         self._cluster = cluster
         self._holdings = holdings
         self._times = times
-        self._permits: dict[Key, Permit] = {}
+        self._permits: dict[GangKey, Permit] = {}
 
     def take(
         self,

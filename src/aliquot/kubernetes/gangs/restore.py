@@ -26,11 +26,11 @@ import msgspec
 from aliquot.kubernetes.api.gang import Phase
 from aliquot.kubernetes.api.names import PLAN
 from aliquot.kubernetes.api.requests import InvalidRequestError
+from aliquot.kubernetes.api.times import seconds_at
 from aliquot.kubernetes.cluster.demands import demand_of
 from aliquot.kubernetes.cluster.elastic import told_ahead
 from aliquot.kubernetes.cluster.parts import planned_parts
 from aliquot.kubernetes.cluster.snapshot import as_one, parts_on
-from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.kubernetes.gangs.state import MemberPlace
 from aliquot.placement.core.demand import Gang, Placement, Running
 from aliquot.placement.queues.preempt import rights
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
-    from aliquot.kubernetes.cluster.membership import Key
+    from aliquot.kubernetes.cluster.membership import GangKey
     from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.kubernetes.cluster.workloads import Workloads
     from aliquot.kubernetes.extender.planner import Planner
@@ -84,7 +84,7 @@ class Restorer:
         self._holdings = holdings
         self._reservations = reservations
         self._grace = grace
-        self._before: Mapping[Key, GangStatus] = {}
+        self._before: Mapping[GangKey, GangStatus] = {}
 
     def restore(self, found: Sequence[tuple[GangState, GangStatus]], now: float) -> None:
         """What is true of the status of gangs is so again; first of all, who was being ended."""

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from aliquot.kubernetes.api.names import GANG, GANG_SIZE
 from aliquot.kubernetes.api.queue import DEFAULT
 from aliquot.kubernetes.api.requests import InvalidRequestError
+from aliquot.kubernetes.api.times import seconds_at
 from aliquot.kubernetes.cluster.cluster import Reserved
 from aliquot.kubernetes.cluster.snapshot import largest_demand
 from aliquot.kubernetes.cluster.workloads import single_name
 from aliquot.kubernetes.extender.bind import NotBoundError
 from aliquot.kubernetes.extender.planner import RESERVED_SECONDS, Answer
-from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.placement.core.demand import Gang
 from aliquot.placement.queues.quota import Bound, Tree, needs, upto, within_quota
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.api.gang import GangMember, Phase
 from aliquot.kubernetes.api.names import PLAN
+from aliquot.kubernetes.api.times import seconds_at
 from aliquot.kubernetes.cluster.elastic import LATE, told_ahead
-from aliquot.kubernetes.cluster.membership import claim_of, foreign_gates, seconds_of
+from aliquot.kubernetes.cluster.membership import foreign_gates, membership_of, seconds_of
 from aliquot.kubernetes.cluster.parts import plan_of
-from aliquot.kubernetes.gangs.messages import seconds_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aliquot.kubernetes.api.gang import GangStatus
     from aliquot.kubernetes.api.objects import Owner, Pod
-    from aliquot.kubernetes.cluster.membership import Claim, Key, Source
+    from aliquot.kubernetes.cluster.membership import GangKey, Membership, Source
     from aliquot.kubernetes.cluster.parts import Parts
     from aliquot.kubernetes.gangs.sources import Found
     from aliquot.placement.core.demand import Demand
@@ -67,7 +67,7 @@ class GangState:
     `asked_until`, which the first of them sets, and which stays until it has places.
     """
 
-    key: Key
+    key: GangKey
     pods: dict[str, Pod] = field(default_factory=dict)
     others: dict[str, Pod] = field(default_factory=dict)
     phase: Phase = Phase.GATHERING
@@ -84,10 +84,10 @@ class GangState:
     leaving: str = ""
     leaving_known: str = ""
     leaves_at: float = 0.0
-    leaves_for: Key | None = None
+    leaves_for: GangKey | None = None
     leavers: int = 0
     told: bool = False
-    claimed: set[Key] = field(default_factory=set)
+    claimed: set[GangKey] = field(default_factory=set)
     kept: str = ""
     moved: float = 0.0
     grown: float = 0.0
@@ -100,7 +100,7 @@ class GangState:
     promise: PlannedStart | None = None
     version: int = 0
     _sorted: tuple[int, list[Pod]] = (-1, [])
-    _claimed: tuple[int, list[Claim]] = (-1, [])
+    _claimed: tuple[int, list[Membership]] = (-1, [])
 
     # --- its pods ---------------------------------------------------------------------------------
 
@@ -193,10 +193,10 @@ class GangState:
             return size
         return size - len({*self.others, *self.finished})
 
-    def _claims(self) -> list[Claim]:
+    def _claims(self) -> list[Membership]:
         if self._claimed[0] != self.version:
             every = (*self.members, *self.others.values())
-            found = [one for pod in every if (one := claim_of(pod)) is not None]
+            found = [one for pod in every if (one := membership_of(pod)) is not None]
             self._claimed = self.version, found
         return self._claimed[1]
 
@@ -263,14 +263,14 @@ class GangState:
         return uids
 
     def leave(
-        self, why: str, now: float, seconds: float = 0.0, claimant: Key | None = None
+        self, why: str, now: float, seconds: float = 0.0, claimant: GangKey | None = None
     ) -> None:
         """Those of it that have nodes are to end, after so long."""
         if not self.leaving:
             self.leaving, self.leaves_at, self.leaves_for = why, now + seconds, claimant
             self.leavers, self.told = len(self.staying), seconds > 0
 
-    def leave_on(self, status: GangStatus, now: float, claimant: Key | None = None) -> None:
+    def leave_on(self, status: GangStatus, now: float, claimant: GangKey | None = None) -> None:
         """It was leaving when another led: so it is again, and its time does not begin anew."""
         if self.leaving:
             return
@@ -331,7 +331,7 @@ class GangState:
         self.spared = {name: until for name, until in self.spared.items() if until > now}
 
 
-def let_stay(gangs: Mapping[Key, GangState]) -> None:
+def let_stay(gangs: Mapping[GangKey, GangState]) -> None:
     """Who was to end for a gang that has given its claim up stays, where none of it has gone."""
     wanted = {uid for gang in gangs.values() for uid in gang.making_room}
     for gang in gangs.values():

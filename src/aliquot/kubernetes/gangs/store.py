@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.objects import Owner
-    from aliquot.kubernetes.cluster.membership import Key
+    from aliquot.kubernetes.cluster.membership import GangKey
 
 WORDS = 10.0
 _EMPTY: dict[str, Any] = {
@@ -54,8 +54,8 @@ class Store:
         self._client = client
         self._now = now
         self._may = may
-        self._written: dict[Key, _Written] = {}
-        self._uids: dict[Key, str] = {}
+        self._written: dict[GangKey, _Written] = {}
+        self._uids: dict[GangKey, str] = {}
 
     async def read(self) -> list[GangObject]:
         """All that there are; nothing else is known of any afterwards."""
@@ -64,17 +64,17 @@ class Store:
         found = await self._client.list(GANGS)
         return found.items
 
-    def found(self, key: Key, one: GangObject) -> None:
+    def found(self, key: GangKey, one: GangObject) -> None:
         """This is what the API server has."""
         self._written[key] = _Written(one.spec, one.status, self._now())
         self._uids[key] = one.metadata.uid
 
-    def object(self, key: Key) -> GangObject:
+    def object(self, key: GangKey) -> GangObject:
         """The object as events name it."""
         uid = self._uids.get(key, "")
         return GangObject(Meta(name=key.name, namespace=key.namespace, uid=uid))
 
-    def differs(self, key: Key, spec: GangSpec, status: GangStatus) -> bool:
+    def differs(self, key: GangKey, spec: GangSpec, status: GangStatus) -> bool:
         """Whether this is to be written now."""
         before = self._written.get(key)
         if before is None or before.spec != spec or _bare(before.status) != _bare(status):
@@ -82,7 +82,7 @@ class Store:
         return before.status != status and self._now() - before.at >= WORDS
 
     async def write(
-        self, key: Key, spec: GangSpec, status: GangStatus, owners: tuple[Owner, ...]
+        self, key: GangKey, spec: GangSpec, status: GangStatus, owners: tuple[Owner, ...]
     ) -> bool:
         """Make the object so; whether the API server has it now."""
         if not self._may():
@@ -96,7 +96,7 @@ class Store:
         self._written[key] = _Written(spec, status, self._now())
         return True
 
-    async def delete(self, key: Key) -> bool:
+    async def delete(self, key: GangKey) -> bool:
         """Take it away; whether it is gone."""
         if not self._may():
             return False
@@ -110,7 +110,7 @@ class Store:
         return True
 
     async def _write(
-        self, key: Key, spec: GangSpec, status: GangStatus, owners: tuple[Owner, ...]
+        self, key: GangKey, spec: GangSpec, status: GangStatus, owners: tuple[Owner, ...]
     ) -> None:
         before = self._written.get(key)
         if before is None:
@@ -120,7 +120,7 @@ class Store:
         body = {"status": {**_EMPTY, **msgspec.to_builtins(status)}}
         await self._client.patch(GANGS, key.name, body, namespace=key.namespace, sub="status")
 
-    async def _make(self, key: Key, spec: GangSpec, owners: tuple[Owner, ...]) -> None:
+    async def _make(self, key: GangKey, spec: GangSpec, owners: tuple[Owner, ...]) -> None:
         meta = Meta(name=key.name, namespace=key.namespace, owner_references=owners)
         try:
             made = await self._client.create(GANGS, GangObject(meta, spec))
@@ -130,7 +130,9 @@ class Store:
             made = await self._respecify(key, spec, owners)
         self._uids[key] = made.metadata.uid
 
-    async def _respecify(self, key: Key, spec: GangSpec, owners: tuple[Owner, ...]) -> GangObject:
+    async def _respecify(
+        self, key: GangKey, spec: GangSpec, owners: tuple[Owner, ...]
+    ) -> GangObject:
         body = {
             "metadata": {"ownerReferences": msgspec.to_builtins(owners)},
             "spec": msgspec.to_builtins(spec),

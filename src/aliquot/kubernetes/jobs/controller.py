@@ -23,10 +23,10 @@ from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.elasticjob import JOBS, ElasticJobStatus
 from aliquot.kubernetes.api.names import SCHEDULER
 from aliquot.kubernetes.api.requests import InvalidRequestError
-from aliquot.kubernetes.cluster.membership import Key
+from aliquot.kubernetes.api.times import seconds_at
+from aliquot.kubernetes.cluster.membership import GangKey
 from aliquot.kubernetes.cluster.snapshot import as_one
 from aliquot.kubernetes.cluster.workloads import single_name
-from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.kubernetes.jobs.apply import Applier, Order, check_lead
 from aliquot.kubernetes.jobs.codec import read_memory
 from aliquot.kubernetes.jobs.form import asked_by, job_of, pod_in
@@ -338,7 +338,7 @@ class Controller:
         if not one.status.record or (memory.record.state.resting and self._must_wait(one)):
             return None
         record = memory.record
-        gang = Key(one.metadata.namespace, gang_name(one.metadata.name, record.generation))
+        gang = GangKey(one.metadata.namespace, gang_name(one.metadata.name, record.generation))
         found = self.views.gangs().get((gang.namespace, gang.name))
         workers = sorted(pods.values(), key=lambda each: (slot_of(each) or (0, 0))[1])
         return Candidate(

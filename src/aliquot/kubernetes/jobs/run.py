@@ -38,7 +38,7 @@ from aliquot.kubernetes.api.objects import (
 from aliquot.kubernetes.api.presets import choose_presets
 from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.api.watch import Watch
-from aliquot.kubernetes.cluster.membership import claim_of
+from aliquot.kubernetes.cluster.membership import membership_of
 from aliquot.kubernetes.jobs.allocations import Ledger
 from aliquot.kubernetes.jobs.controller import Controller, Views
 from aliquot.kubernetes.jobs.manifests import OURS
@@ -103,7 +103,7 @@ class Replica:
                 PODS,
                 told(lambda meta: meta.uid, ledger.set_pod),
                 fields=LIVE,
-                keep=lambda pod: asks(pod, presets) or claim_of(pod) is not None,
+                keep=lambda pod: asks(pod, presets) or membership_of(pod) is not None,
             ),
             Watch(client, GPU_NODES, told(lambda meta: meta.name, ledger.set_gpus)),
             Watch(client, NODES, told(lambda meta: meta.name, ledger.set_node)),

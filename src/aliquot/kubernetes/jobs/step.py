@@ -11,7 +11,7 @@ from aliquot.kubernetes.api.elasticjob import ElasticJobStatus, Transition
 from aliquot.kubernetes.api.gang import Phase as GangPhase
 from aliquot.kubernetes.api.names import JOB
 from aliquot.kubernetes.api.queue import Condition
-from aliquot.kubernetes.gangs.messages import stamp
+from aliquot.kubernetes.api.times import stamp
 from aliquot.kubernetes.jobs.observe import learn, look, slot_of
 from aliquot.model import lifecycle
 from aliquot.model.job import State, Wish
