@@ -58,13 +58,13 @@ def test_with_two_gpus_free_the_small_one_runs_and_the_big_one_starts_when_it_ca
     stage.wait_phase(namespace, "first", "Bound")
     big = stage.submit(namespace, "big", 4, notes=HOUR)
     stage.wait_phase(namespace, "big", "Waiting")
-    assert "4 GPUs asked; 2 free; planned for about" in stage.why(namespace, "big")
+    assert "4 GPUs requested; 2 free; planned for about" in stage.why(namespace, "big")
     assert f"after {namespace}/first" in stage.why(namespace, "big")
     small = stage.submit(namespace, "small", 2, notes=MINUTES)
     stage.wait_phase(namespace, "small", "Bound")
     assert set(stage.bound(namespace)) == {*first, *small}
     told = stage.cluster.kubectl("describe", "pod", big[0], f"--namespace={namespace}")
-    assert "gang big: 4 GPUs asked; 2 free" in told
+    assert "gang big: 4 GPUs requested; 2 free" in told
     stage.end(namespace, first)
     stage.end(namespace, small)
     stage.wait_phase(namespace, "big", "Bound")
@@ -288,7 +288,7 @@ def test_a_pod_group_of_scheduler_plugins_starts_with_its_least_members(
 
     submit("p0")
     stage.wait_phase(namespace, "pg", "Gathering")
-    assert stage.why(namespace, "pg") == "1 of its 2 pods are there"
+    assert stage.why(namespace, "pg") == "1 of its 2 pods exist"
     assert not stage.bound(namespace)
     submit("p1")
     stage.wait_phase(namespace, "pg", "Bound")

@@ -121,7 +121,7 @@ class Scheduler:
             times=options.times,
         )
         self._writer = Writer(
-            client, self._queues, lambda: self._gangs.loads, lambda: self._elector.leading
+            client, self._queues, lambda: self._gangs.queue_usage, lambda: self._elector.leading
         )
         self._gangs = Gangs(
             client,

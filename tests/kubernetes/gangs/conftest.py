@@ -6,14 +6,14 @@ import pytest
 
 from aliquot.kubernetes.cluster import cluster
 from aliquot.kubernetes.gangs import store
-from kubernetes.gangs.thinking import thinking
+from kubernetes.gangs.held_decisions import thinking
 
 __all__ = ["thinking"]
 
 
 @pytest.fixture(autouse=True)
 def words_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "WORDS", 0.05)
+    monkeypatch.setattr(store, "REASON_SECONDS", 0.05)
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from aliquot.kubernetes.api.names import ELASTIC, QUEUE
 from aliquot.kubernetes.cluster import elastic
 from aliquot.kubernetes.cluster.elastic import Terms
-from aliquot.kubernetes.gangs import controller, sources, state, store
-from aliquot.kubernetes.gangs import evictions as doors
+from aliquot.kubernetes.gangs import controller, evictions, sizes, state, store
 from kubernetes.fake_api import Faults, until
 from kubernetes.gangs.world import SOON, World
 from kubernetes.scheduler.replica import Replica, replica
@@ -291,11 +290,11 @@ def test_whatever_happens_gangs_are_whole_and_nothing_is_left(ops: list[tuple[st
         patch.setattr(state, "LONGEST_PAUSE", 0.2)
         patch.setattr(state, "BAR_SECONDS", 0.5)
         patch.setattr(controller, "PASS_SECONDS", 0.1)
-        patch.setattr(controller, "SETTLE", 0.005)
-        patch.setattr(doors, "AGAIN", 0.2)
-        patch.setattr(doors, "EVICT_AGAIN", 0.1)
-        patch.setattr(store, "WORDS", 0.2)
-        patch.setattr(sources, "AGAIN", 0.1)
+        patch.setattr(controller, "BURST_SECONDS", 0.005)
+        patch.setattr(evictions, "OPEN_AGAIN", 0.2)
+        patch.setattr(evictions, "EVICT_AGAIN", 0.1)
+        patch.setattr(store, "REASON_SECONDS", 0.2)
+        patch.setattr(sizes, "READ_SOURCE_AGAIN", 0.1)
         patch.setattr(elastic, "MARGIN", 0.2)
         patch.setattr(state, "LATE", 0.1)
         asyncio.run(played(ops))

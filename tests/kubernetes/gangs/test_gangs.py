@@ -9,7 +9,7 @@ import pytest
 
 from aliquot.kubernetes.gangs import state
 from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
-from aliquot.kubernetes.gangs.reservations import Times
+from aliquot.kubernetes.gangs.lifecycle import Deadlines
 from kubernetes.builders import CARD, held, make_node, make_pod
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led, played, running
@@ -21,7 +21,7 @@ def test_a_gang_starts_when_all_its_pods_are_there(gated: bool) -> None:  # noqa
     async def play(world: World, _: Replica) -> None:
         world.gang("a", 3, pods=2, gated=gated)
         await until(lambda: world.phase("a") == "Gathering")
-        assert world.why("a") == "2 of its 3 pods are there"
+        assert world.why("a") == "2 of its 3 pods exist"
         assert not world.bound("a")
         world.gang("a", 3, pods=1, first=2, gated=gated)
         await is_bound(world, "a", 3)
@@ -41,7 +41,7 @@ def test_the_small_one_runs_and_the_big_one_starts_when_it_can() -> None:
         await is_bound(world, "first", 2)
         world.gang("big", 4, annotations=hour)
         await until(lambda: world.phase("big") == "Waiting")
-        assert "4 GPUs asked; 2 free; planned for about" in world.why("big")
+        assert "4 GPUs requested; 2 free; planned for about" in world.why("big")
         assert "after ns/first" in world.why("big")
         world.gang("small", 2, annotations=minutes)
         await is_bound(world, "small", 2)
@@ -65,7 +65,10 @@ def test_work_that_would_be_in_the_way_waits_behind_a_promise() -> None:
         await until(lambda: world.phase("long") == "Waiting")
         world.pod("single", gpu=1, annotations={"aliquot.io/duration": "5h"})
         await until(lambda: world.events("single"))
-        assert world.events("single")[0] == ("Promised", "what is free is promised to gangs")
+        assert world.events("single")[0] == (
+            "KeptForGangs",
+            "what is free is kept for the planned starts of gangs",
+        )
         world.pod("short", gpu=1, annotations={"aliquot.io/duration": "5m"})
         await until(lambda: "short" in world.bound())
         assert set(world.bound()) == {"first-0", "first-1", "short"}
@@ -95,7 +98,7 @@ def test_a_pod_group_says_how_many_must_start_together() -> None:
             body = world.api.objects["pods", "ns", f"p{number}"]
             body["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": "pg"}
             world.api.put("pods", body)
-        await until(lambda: "PodGroup 'pg', which knows its size, is not there" in world.why("pg"))
+        await until(lambda: "PodGroup 'pg', which knows its size, does not" in world.why("pg"))
         group = {"metadata": {"name": "pg", "namespace": "ns"}, "spec": {"minMember": 3}}
         world.api.put("podgroups", group)
         await until(lambda: len(world.bound()) == 3)
@@ -143,7 +146,7 @@ def test_gates_of_others_are_waited_for() -> None:
         body = world.api.objects["pods", "ns", "a-0"]
         body["spec"]["schedulingGates"].append({"name": "kueue.x-k8s.io/admission"})
         world.api.put("pods", body)
-        await until(lambda: "held back by kueue.x-k8s.io/admission" in world.why("a"))
+        await until(lambda: "hold its pods back: kueue.x-k8s.io/admission" in world.why("a"))
         body = world.api.objects["pods", "ns", "a-0"]
         body["spec"]["schedulingGates"].pop()
         world.api.put("pods", body)
@@ -277,7 +280,7 @@ def test_pods_that_come_while_others_of_that_name_end_are_a_gang_of_their_own() 
         await is_bound(world, "a", 2)
         world.begin_to_end(*old)
         world.gang("a", 2, pods=1, first=2)
-        await until(lambda: world.why("a") == "1 of its 2 pods are there")
+        await until(lambda: world.why("a") == "1 of its 2 pods exist")
         assert set(world.bound("a")) == old
         world.gang("a", 2, pods=1, first=3)
         await until(lambda: set(world.bound("a")) == old | {"a-2", "a-3"})
@@ -327,7 +330,7 @@ def test_a_budget_that_refuses_is_respected_and_another_way_is_sought() -> None:
         world.api.faults.budgets = {"kept-0": "keep-it"}
         notes = {"aliquot.io/gang": "high", "aliquot.io/gang-size": "1"}
         world.pod("high-0", gated=True, annotations=notes, gpu=1, spec={"priority": 9})
-        await until(lambda: "their disruption budgets kept ns/kept from" in world.why("high"))
+        await until(lambda: "disruption budgets protect ns/kept from" in world.why("high"))
         assert world.bound() == {"kept-0": "n0"}
         world.gang("spare", 1, pods=0)
         put_node(world.api, make_node("n1", 1))
@@ -335,7 +338,7 @@ def test_a_budget_that_refuses_is_respected_and_another_way_is_sought() -> None:
         await is_bound(world, "high", 1)
         assert world.bound("kept") == {"kept-0": "n0"}
 
-    options = GangOptions(times=Times(grace=0.4, room=0.2))
+    options = GangOptions(times=Deadlines(grace=0.4, eviction=0.2))
     played(World(1), play, gangs=options)
 
 
@@ -348,7 +351,7 @@ def test_a_gpu_that_a_node_still_names_for_a_pod_that_is_gone_is_waited_for() ->
         await until(lambda: world.phase("a") == "Reserved")
         found = world.status("a")
         assert found is not None
-        assert found.status.making_room == ("uid-gone",)
+        assert found.status.victims == ("uid-gone",)
         assert world.pods()["a-0"].spec.scheduling_gates
         put_node(world.api, make_node("n0", 1))
         await is_bound(world, "a", 1)

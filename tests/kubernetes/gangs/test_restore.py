@@ -107,7 +107,7 @@ def test_nobody_is_evicted_by_what_a_status_says() -> None:
             "node": world.bound()["kept-0"],
             "plan": kept.metadata.annotations[PLAN],
         }
-        rewrite(world, found, members=[member], makingRoom=[kept.metadata.uid])
+        rewrite(world, found, members=[member], victims=[kept.metadata.uid])
         async with led(world):
             await is_bound(world, "a", 1)
             assert world.pods()["kept-0"].metadata.uid == kept.metadata.uid

@@ -20,12 +20,12 @@ from aliquot.kubernetes.api.objects import PODS, Pod
 from aliquot.kubernetes.api.plan import decode_plan
 from aliquot.kubernetes.cluster.membership import POD_GROUP
 from aliquot.kubernetes.gangs.controller import GangOptions
-from aliquot.kubernetes.gangs.reservations import Times
+from aliquot.kubernetes.gangs.lifecycle import Deadlines
 from kubernetes.builders import make_node, make_pod
 from kubernetes.fake_api import FakeApi, Json, as_json, until
 from kubernetes.scheduler.replica import Replica, put_node, replica
 
-SOON = GangOptions(times=Times(grace=0.4, room=0.4))
+SOON = GangOptions(times=Deadlines(grace=0.4, eviction=0.4))
 
 
 class World:
@@ -170,7 +170,7 @@ class World:
 
     def leaving(self, gang: str) -> str:
         found = self.status(gang)
-        return found.status.leaving if found else ""
+        return found.status.eviction_reason if found else ""
 
     def status(self, gang: str) -> GangObject | None:
         found = self.api.objects.get(("gangs", "ns", gang))

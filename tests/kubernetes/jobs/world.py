@@ -312,7 +312,7 @@ class World:
         status: Json = {"phase": phase, "reason": reason}
         if name in self.claimed:
             why, until = self.claimed[name]
-            status |= {"leaving": why, "leavesAt": stamp(until)}
+            status |= {"evictionReason": why, "evictionTime": stamp(until)}
         meta = {"name": name, "namespace": "ns"}
         self.api.put("gangs", {"metadata": meta, "spec": {"size": size}, "status": status})
 

@@ -70,9 +70,7 @@ class Ledger:
     def set_pod(self, uid: str, pod: Pod | None) -> None:
         """A pod is now so; None: it is gone."""
         self.cluster.set_pod(uid, pod)
-        gang = self.roster.change(uid, pod, time.time())
-        if gang is not None and not (gang.pods or gang.others):
-            self.roster.gangs.pop(gang.key, None)
+        self.roster.change(uid, pod, time.time())
 
     def set_gpus(self, name: str, node: GpuNode | None) -> None:
         """A node's GPUs are now so."""

@@ -234,9 +234,9 @@ class Controller:
         for generation in {slot.generation for slot in record.slots}:
             name = gang_name(one.metadata.name, generation)
             gang = gangs.get((one.metadata.namespace, name))
-            until = seconds_at(gang.status.leaves_at) if gang is not None else None
+            until = seconds_at(gang.status.eviction_time) if gang is not None else None
             if gang is not None and until is not None:
-                yield generation, (gang.status.leaving, until)
+                yield generation, (gang.status.eviction_reason, until)
 
     def _problem(self, one: ElasticJob) -> str:
         """Why it cannot be started as it is written."""

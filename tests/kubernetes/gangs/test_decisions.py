@@ -12,7 +12,7 @@ from aliquot.placement.core.demand import Running
 from aliquot.placement.decide import ElasticSurplus, decide
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.placement.queues.reclaim import TRIES
-from kubernetes.gangs.questions import NOW, gang, nodes, parts_of, question, started
+from kubernetes.gangs.decision_inputs import NOW, gang, nodes, parts_of, question, started
 
 WORK = st.lists(
     st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 200), st.integers(0, 2)),

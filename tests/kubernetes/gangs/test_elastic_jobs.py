@@ -58,7 +58,7 @@ def test_a_job_that_gives_back_enough_is_not_ended() -> None:
         job(world, 4, notice=60.0)
         await is_bound(world, "train-1", 4)
         claim(world, 2)
-        await until(lambda: "ns/train can give back enough, and is waited" in world.why("claimant"))
+        await until(lambda: "ns/train can shrink for it, and has until" in world.why("claimant"))
         assert world.phase("claimant") == "Waiting"
         world.delete("train-2", "train-3")  # as its controller does
         await is_bound(world, "claimant", 2)
@@ -78,7 +78,7 @@ def test_a_job_that_gives_nothing_back_in_time_is_told_and_then_ended() -> None:
         await until(lambda: world.leaving("train-1"))
         found = world.status("train-1")
         assert found is not None
-        assert found.status.leaves_at
+        assert found.status.eviction_time
         await is_bound(world, "claimant", 2)
         assert evicted(world) == {"train-0", "train-1", "train-2", "train-3"}
         assert evictions[0] - began >= 2 * 1.0 + 0.4, "it is waited for, and then told"
@@ -115,7 +115,7 @@ def test_a_job_that_cannot_give_back_enough_is_told_at_once(least: int, size: in
         await is_bound(world, "train-1", 4)
         claim(world, size)
         await until(lambda: world.leaving("train-1"))
-        assert "can give back" not in world.why("claimant")
+        assert "can shrink" not in world.why("claimant")
         world.delete("train-0", "train-1", "train-2", "train-3")  # they were told, and have ended
         await is_bound(world, "claimant", size)
         assert not evicted(world)
@@ -134,10 +134,10 @@ def test_a_new_leader_goes_on_with_a_claim_and_nobody_has_more_time_than_it_was_
                 await is_bound(world, "train-1", 2)
                 claim(world, 2)
                 await until(lambda: world.leaving("train-1"))
-                assert world.api.objects["gangs", "ns", "claimant"]["status"]["makingRoom"]
+                assert world.api.objects["gangs", "ns", "claimant"]["status"]["victims"]
             world.delete(*gone)
             found = world.api.objects["gangs", "ns", "train-1"]
-            status = {**found["status"], "leavesAt": stamp(time.time())}
+            status = {**found["status"], "evictionTime": stamp(time.time())}
             world.api.put("gangs", {**found, "status": status})
             async with led(world):
                 await is_bound(world, "claimant", 2)
@@ -192,7 +192,7 @@ def test_limits_of_a_queue_are_not_waited_for() -> None:
         await is_bound(world, "train-1", 2)
         world.gang("claimant", 1, labels={QUEUE: "tight"}, gpu=1, spec={"priority": 9})
         await until(lambda: world.leaving("train-1"))
-        assert "can give back" not in world.why("claimant")
+        assert "can shrink" not in world.why("claimant")
 
     played(World(4), play)
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from kubernetes.fake_api import until
-from kubernetes.gangs.thinking import Thinking
+from kubernetes.gangs.held_decisions import Thinking
 from kubernetes.gangs.world import World, is_bound, led, played
 from kubernetes.scheduler.replica import Replica, replica
 
@@ -67,7 +67,7 @@ def test_who_comes_with_one_that_starts_is_told_what_that_leaves() -> None:
         async with world.api.serving(), led(world):
             await until(lambda: "Waiting" in {world.phase("a"), world.phase("b")})
             first, other = ("a", "b") if world.phase("b") == "Waiting" else ("b", "a")
-            assert "3 GPUs asked; 1 free; planned for about" in world.why(other)
+            assert "3 GPUs requested; 1 free; planned for about" in world.why(other)
             assert f"after ns/{first}" in world.why(other)
 
     asyncio.run(run())
@@ -131,7 +131,7 @@ def test_kube_scheduler_is_told_of_a_gang_that_was_not_looked_at_yet(thinking: T
         await until(lambda: one.scheduler._pods.get("b-0", "ns") is not None)
         answer = await one.filter(world.pods()["b-0"], "n0")
         told = answer["FailedAndUnresolvableNodes"]["n0"]
-        assert told == "gang ns/b is gathering: it was not looked at yet"
+        assert told == "gang ns/b is gathering: it was not planned yet"
         thinking.go_on()
         await is_bound(world, "b", 1)
 

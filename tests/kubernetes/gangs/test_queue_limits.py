@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aliquot.kubernetes.gangs.controller import GangOptions
-from aliquot.kubernetes.gangs.reservations import Times
+from aliquot.kubernetes.gangs.lifecycle import Deadlines
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led, played
 from kubernetes.scheduler.replica import Replica, replica
@@ -98,7 +98,7 @@ def test_a_gang_waits_for_who_makes_room_elsewhere_only_for_a_limit(
 
 def making_room(world: World, gang: str) -> tuple[str, ...]:
     found = world.status(gang)
-    return found.status.making_room if found else ()
+    return found.status.victims if found else ()
 
 
 def test_a_pod_that_a_budget_keeps_is_not_forgotten_for_being_on_another_node() -> None:
@@ -110,7 +110,7 @@ def test_a_pod_that_a_budget_keeps_is_not_forgotten_for_being_on_another_node() 
         world.api.faults.budgets = {"low": "keep-it"}
         world.offered.add("n1")
         world.gang("urgent", 1, labels=IN_Q, gpu=1, spec=ELSEWHERE)
-        await until(lambda: "disruption budgets kept pod ns/low" in world.why("urgent"))
+        await until(lambda: "disruption budgets protect pod ns/low" in world.why("urgent"))
         assert world.held("q") == 1
         world.api.faults.budgets = {}
         await is_bound(world, "urgent", 1)
@@ -209,7 +209,7 @@ def test_nobody_waits_for_who_is_kept_by_a_budget() -> None:
         await is_bound(world, "second", 1)
         assert set(world.bound("kept")) == {*kept}
 
-    played(World(3), play, gangs=GangOptions(times=Times(grace=0.4, room=FOR_EVER)))
+    played(World(3), play, gangs=GangOptions(times=Deadlines(grace=0.4, eviction=FOR_EVER)))
 
 
 def test_nobody_is_told_to_go_for_a_claim_that_is_not_written() -> None:

@@ -14,7 +14,7 @@ from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Placement, Running
 from aliquot.placement.decide import Decision, ElasticSurplus, decide
 from aliquot.placement.queues.quota import Bound, Queue, Tree, usage
-from kubernetes.gangs.questions import NOW, gang, nodes, parts_of, question, started
+from kubernetes.gangs.decision_inputs import NOW, gang, nodes, parts_of, question, started
 
 CHECKED = settings(max_examples=80, deadline=None)
 

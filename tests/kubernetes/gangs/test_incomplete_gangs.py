@@ -8,8 +8,8 @@ import pytest
 
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import asks
-from aliquot.kubernetes.gangs import finished, state
-from aliquot.kubernetes.gangs.sources import size_in
+from aliquot.kubernetes.gangs import sizes, state
+from aliquot.kubernetes.gangs.sizes import size_in
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, played
 from kubernetes.scheduler.replica import Replica
@@ -17,7 +17,7 @@ from kubernetes.scheduler.replica import Replica
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finished, "AGAIN", 0.05)
+    monkeypatch.setattr(sizes, "READ_FINISHED_AGAIN", 0.05)
     monkeypatch.setattr(state, "FIRST_PAUSE", 0.1)
 
 
@@ -31,7 +31,7 @@ def test_a_half_that_a_budget_keeps_is_told_so_and_completed_when_it_can_be() ->
         world.gang("a", 2)
         await until(lambda: len(world.bound("a")) == 1)
         await until(lambda: "disruption budget keep-it" in world.why("a"))
-        await until(lambda: "Kept" in {reason for reason, _ in world.events("a-0")})
+        await until(lambda: "EvictionBlocked" in {reason for reason, _ in world.events("a-0")})
         assert set(world.bound("a")) == {"a-0"}
         world.api.faults.refuse = lambda *_: None
         await is_bound(world, "a", 2)
@@ -47,7 +47,7 @@ def test_a_half_whose_other_pods_are_gone_for_good_says_what_keeps_it() -> None:
         world.gang("a", 2)
         await until(lambda: len(world.bound("a")) == 1)
         world.delete("a-1")
-        text = "1 of 2 of its pods have nodes, and the others are not there"
+        text = "1 of 2 of its pods have nodes, and the others do not exist"
         await until(lambda: text in world.why("a"))
         await until(lambda: "disruption budget keep-it" in world.why("a"))
 
@@ -59,7 +59,7 @@ def test_a_member_without_a_gpu_that_has_done_its_work_holds_nobody_up() -> None
         launcher = {"aliquot.io/gang": "a", "aliquot.io/gang-size": "3"}
         world.pod("launcher", annotations=launcher)
         world.gang("a", 3, pods=1)
-        await until(lambda: world.why("a") == "2 of its 3 pods are there")
+        await until(lambda: world.why("a") == "2 of its 3 pods exist")
         world.succeed("launcher")
         world.gang("a", 3, pods=1, first=1)
         await until(lambda: world.phase("a") == "Bound")
@@ -77,7 +77,7 @@ def test_a_launcher_of_an_earlier_run_does_not_count() -> None:
         world.api.put("pods", body)
         world.succeed("launcher")
         world.gang("a", 3, pods=2)
-        await until(lambda: world.why("a") == "2 of its 3 pods are there")
+        await until(lambda: world.why("a") == "2 of its 3 pods exist")
         reads = [path for _, path in world.api.requests].count("/api/v1/namespaces/ns/pods")
         await until(
             lambda: (

@@ -25,7 +25,7 @@ def test_a_namespace_that_names_a_missing_queue_is_told_though_there_is_none_at_
             world.pod("single", gpu=1)
             await until(lambda: world.events("single"))
             reason, text = world.events("single")[0]
-            assert reason == "BadQueue"
+            assert reason == "InvalidQueue"
             assert "queue 'q' does not exist" in text
             world.queue("q")
             await until(lambda: "single" in world.bound())
@@ -231,7 +231,7 @@ def test_a_single_pod_is_told_that_gangs_alone_ask_a_quota_back() -> None:
         world.pod("single", gpu=1, labels=IN_Q)
         world.pod("other", gpu=1, labels={"aliquot.io/queue": "guest"})
         await until(lambda: told(world, "single") and told(world, "other"))
-        assert "The quota of queue q covers it, and only gangs ask back" in told(world, "single")[0]
+        assert "The quota of queue q covers it, and only gangs reclaim" in told(world, "single")[0]
         assert "quota" not in told(world, "other")[0]
         world.delete("single", "other")
         own = {"aliquot.io/gang": "single", "aliquot.io/gang-size": "1"}

@@ -13,7 +13,7 @@ import pytest
 from aliquot.kubernetes.api import leader
 from aliquot.kubernetes.extender import planner
 from kubernetes.fake_api import until
-from kubernetes.gangs.thinking import Thinking
+from kubernetes.gangs.held_decisions import Thinking
 from kubernetes.gangs.world import World, is_bound, played
 from kubernetes.scheduler.replica import Replica, replica
 
@@ -139,7 +139,7 @@ def test_a_pod_that_is_bound_long_after_it_was_let_is_looked_at_again(
             patch.setattr(planner, "RESERVED_SECONDS", 0.0)
             assert await asked(one, world, "a") == ["n0"]
         assert await asked(one, world, "b") == ["n0"]
-        assert "was too long on its way" in await one.bind(world.pods()["a"], "n0")
+        assert "took too long: it must be scheduled" in await one.bind(world.pods()["a"], "n0")
         assert not await one.bind(world.pods()["b"], "n0")
         assert not await asked(one, world, "a")
 

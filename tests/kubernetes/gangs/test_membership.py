@@ -18,7 +18,7 @@ from aliquot.kubernetes.cluster.membership import (
     object_name,
     seconds_of,
 )
-from aliquot.kubernetes.gangs.sources import size_in
+from aliquot.kubernetes.gangs.sizes import size_in
 from kubernetes.builders import pod_of
 
 
