@@ -284,7 +284,7 @@ async def played(ops: list[tuple[str, int]]) -> None:
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(ops=st.lists(OPS, min_size=1, max_size=14))
-def test_whatever_happens_gangs_are_whole_and_nothing_is_left(ops: list[tuple[str, int]]) -> None:
+def test_gangs_are_whole_and_nothing_is_left_whatever_happens(ops: list[tuple[str, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state, "FIRST_PAUSE", 0.05)
         patch.setattr(state, "LONGEST_PAUSE", 0.2)

@@ -26,7 +26,7 @@ WORK = st.lists(
     before=WORK,
     after=WORK,
 )
-def test_gangs_start_whole_and_never_on_what_is_taken(
+def test_gangs_start_whole_and_on_free_gpus(
     sizes: list[int],
     before: list[tuple[int, int, int, int]],
     after: list[tuple[int, int, int, int]],
@@ -61,7 +61,7 @@ def test_gangs_start_whole_and_never_on_what_is_taken(
             allocations.take_gang(one)
 
 
-def test_the_rest_of_a_gang_goes_near_the_others_before_all_that_waits() -> None:
+def test_missing_members_are_placed_first_and_close_to_the_others() -> None:
     allocations = nodes(2, 1, 2, 2)
     placed = started(allocations, gang("half", 2))
     here = {one.node for one in placed.placements}
@@ -76,7 +76,7 @@ def test_the_rest_of_a_gang_goes_near_the_others_before_all_that_waits() -> None
     assert int(allocations.hardware.rack[first.placements[0].node]) in rack
 
 
-def test_a_queue_gets_its_own_back_and_nobody_makes_room_twice() -> None:
+def test_a_queue_reclaims_its_quota_once() -> None:
     allocations = nodes(2, 2)
     queues = {
         "a": Queue("a", quota=Bound(2000, 160)),
@@ -91,7 +91,7 @@ def test_a_queue_gets_its_own_back_and_nobody_makes_room_twice() -> None:
     assert 1 <= len(victims) <= 2
 
 
-def test_gangs_without_a_way_do_not_keep_another_from_its_own() -> None:
+def test_gangs_without_victims_do_not_keep_others_from_preempting() -> None:
     allocations = nodes(1, 1, 1)
     low = started(allocations, gang("low", 1))
     kept = [started(allocations, gang(f"kept{n}", 1, priority=9)) for n in range(2)]
@@ -106,7 +106,7 @@ def test_gangs_without_a_way_do_not_keep_another_from_its_own() -> None:
     assert [one.name for one, _ in then.claims] == ["last"]
 
 
-def test_the_rest_of_a_gang_waits_for_its_queues_limit() -> None:
+def test_missing_members_wait_for_their_queues_limit() -> None:
     allocations = nodes(2, 2)
     queues = {"q": Queue("q", limit=Bound(2000, None))}
     half = started(allocations, gang("half", 1, queue="q"))
@@ -118,7 +118,7 @@ def test_the_rest_of_a_gang_waits_for_its_queues_limit() -> None:
     assert decision.waits == {"half": "queue q may have 2 GPUs; with this gang it would have 3"}
 
 
-def test_two_claims_of_one_decision_keep_to_a_limit_together() -> None:
+def test_two_preemptions_of_one_decision_respect_a_limit() -> None:
     allocations = nodes(2, 2)
     queues = {"q": Queue("q", quota=Bound(2000, 160), limit=Bound(2000, None))}
     taken = [started(allocations, gang(f"x{n}", 1)) for n in range(4)]
@@ -130,9 +130,7 @@ def test_two_claims_of_one_decision_keep_to_a_limit_together() -> None:
 @pytest.mark.parametrize(
     ("size", "asked"), [(1, {"first", "second"}), (2, {"first"}), (4, {"first"})]
 )
-def test_who_waits_for_an_elastic_job_does_not_lose_it_to_one_behind_it(
-    size: int, asked: set[str]
-) -> None:
+def test_what_an_elastic_job_gives_is_not_taken_by_a_later_gang(size: int, asked: set[str]) -> None:
     allocations = nodes(4)
     job = started(allocations, gang("job", 4))
     first = gang("first", 2, priority=10)
@@ -144,7 +142,7 @@ def test_who_waits_for_an_elastic_job_does_not_lose_it_to_one_behind_it(
 
 
 @pytest.mark.parametrize(("own", "is_asked"), [(2, False), (1, True)])
-def test_a_job_is_asked_for_no_more_than_its_queue_borrows(own: int, *, is_asked: bool) -> None:
+def test_a_job_shrinks_by_no_more_than_its_queue_borrows(own: int, *, is_asked: bool) -> None:
     allocations = nodes(4)
     queues = {
         "x": Queue("x", quota=Bound(1000 * own, 80 * own)),
@@ -165,7 +163,7 @@ def test_a_job_is_asked_for_no_more_than_its_queue_borrows(own: int, *, is_asked
     claims=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     quota=st.integers(0, 8),
 )
-def test_elastic_jobs_are_asked_first_and_after_their_time_claims_are_as_without_them(
+def test_elastic_jobs_are_asked_to_shrink_before_anybody_is_preempted(
     sizes: list[int], elastic: list[tuple[int, int]], claims: list[int], quota: int
 ) -> None:
     allocations = nodes(*sizes)

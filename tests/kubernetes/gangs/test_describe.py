@@ -31,7 +31,7 @@ async def described(world: World, folder: Path, *words: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, app, command)
 
 
-def test_it_says_why_it_waits_and_until_when(tmp_path: Path) -> None:
+def test_describe_says_why_a_gang_waits_and_until_when(tmp_path: Path) -> None:
     async def play() -> None:
         world = World(4)
         async with running(world):
@@ -58,7 +58,7 @@ def test_it_says_why_it_waits_and_until_when(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
-def test_it_says_why_it_ends_and_when_its_workers_are_stopped(tmp_path: Path) -> None:
+def test_describe_says_why_a_gang_is_evicted_and_when(tmp_path: Path) -> None:
     async def play() -> None:
         world = World(2)
         world.queue("own", quota={"gpus": 2})

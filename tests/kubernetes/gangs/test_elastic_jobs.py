@@ -53,7 +53,7 @@ def evicted(world: World) -> set[str]:
     return {path[-2] for path in paths}
 
 
-def test_a_job_that_gives_back_enough_is_not_ended() -> None:
+def test_a_job_that_shrinks_enough_is_not_evicted() -> None:
     async def play(world: World, _: Replica) -> None:
         job(world, 4, notice=60.0)
         await is_bound(world, "train-1", 4)
@@ -68,7 +68,7 @@ def test_a_job_that_gives_back_enough_is_not_ended() -> None:
     played(World(4), play)
 
 
-def test_a_job_that_gives_nothing_back_in_time_is_told_and_then_ended() -> None:
+def test_a_job_that_does_not_shrink_in_time_is_notified_and_evicted() -> None:
     async def play(world: World, _: Replica) -> None:
         written, evictions = times(world, "/gangs/train-1/status"), times(world, "/eviction")
         job(world, 4, notice=1.0)
@@ -109,7 +109,7 @@ def preempted(seconds: float) -> str:
 
 
 @pytest.mark.parametrize(("least", "size"), [(4, 2), (3, 2)], ids=["nothing", "too little"])
-def test_a_job_that_cannot_give_back_enough_is_told_at_once(least: int, size: int) -> None:
+def test_a_job_that_cannot_shrink_enough_is_notified_at_once(least: int, size: int) -> None:
     async def play(world: World, _: Replica) -> None:
         job(world, 4, least=least, notice=60.0)
         await is_bound(world, "train-1", 4)
@@ -124,7 +124,7 @@ def test_a_job_that_cannot_give_back_enough_is_told_at_once(least: int, size: in
 
 
 @pytest.mark.parametrize("gone", [["train-1"], []], ids=["one has gone", "none has"])
-def test_a_new_leader_goes_on_with_a_claim_and_nobody_has_more_time_than_it_was_told(
+def test_a_new_leader_goes_on_with_an_eviction_and_its_time(
     gone: list[str],
 ) -> None:
     async def run(world: World) -> None:
@@ -146,7 +146,7 @@ def test_a_new_leader_goes_on_with_a_claim_and_nobody_has_more_time_than_it_was_
     asyncio.run(run(World(2)))
 
 
-def test_a_claim_that_is_given_up_ends_nobody() -> None:
+def test_an_abandoned_preemption_evicts_nobody() -> None:
     async def play(world: World, _: Replica) -> None:
         names = job(world, 2, least=2, notice=60.0)
         await is_bound(world, "train-1", 2)
@@ -160,7 +160,7 @@ def test_a_claim_that_is_given_up_ends_nobody() -> None:
     played(World(2), play)
 
 
-def test_who_ends_together_with_workers_that_are_told_ends_when_they_do() -> None:
+def test_victims_are_evicted_together_with_notified_ones() -> None:
     async def play(world: World, _: Replica) -> None:
         evictions = times(world, "/eviction")
         job(world, 2, least=2, notice=1.0)
@@ -179,7 +179,7 @@ def test_who_ends_together_with_workers_that_are_told_ends_when_they_do() -> Non
     played(World(4), play)
 
 
-def test_limits_of_a_queue_are_not_waited_for() -> None:
+def test_elastic_jobs_are_not_asked_to_shrink_for_a_limit() -> None:
     """Who waits for a limit is not helped by GPUs that become free."""
 
     async def play(world: World, _: Replica) -> None:
@@ -208,7 +208,7 @@ TIMES = st.floats(-1e9, 1e9)
 
 
 @given(least=st.integers(-3, 6), notice=TIMES, grace=TIMES, ranks=st.permutations(range(5)))
-def test_what_pods_say_is_bounded(
+def test_what_pods_say_of_elastic_jobs_is_bounded(
     least: int, notice: float, grace: float, ranks: list[int]
 ) -> None:
     text = msgspec.json.encode(Terms(least, notice, grace)).decode()
@@ -224,5 +224,5 @@ def test_what_pods_say_is_bounded(
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "1", '{"least": "many"}', '{"notice": 3}', '{"least": 1}' + " " * 200]
 )
-def test_what_makes_no_sense_is_no_elastic_job(text: str) -> None:
+def test_an_invalid_annotation_is_no_elastic_job(text: str) -> None:
     assert terms_of(worker(0, text)) is None

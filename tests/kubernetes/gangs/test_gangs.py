@@ -17,7 +17,7 @@ from kubernetes.scheduler.replica import Replica, put_node, replica
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_gang_starts_when_all_its_pods_are_there(gated: bool) -> None:  # noqa: FBT001
+def test_a_gang_starts_when_all_its_pods_exist(gated: bool) -> None:  # noqa: FBT001
     async def play(world: World, _: Replica) -> None:
         world.gang("a", 3, pods=2, gated=gated)
         await until(lambda: world.phase("a") == "Gathering")
@@ -34,7 +34,7 @@ def test_a_gang_starts_when_all_its_pods_are_there(gated: bool) -> None:  # noqa
     played(World(2, 4), play)
 
 
-def test_the_small_one_runs_and_the_big_one_starts_when_it_can() -> None:
+def test_a_small_gang_is_backfilled_before_a_large_one() -> None:
     async def play(world: World, _: Replica) -> None:
         hour, minutes = {"aliquot.io/duration": "1h"}, {"aliquot.io/duration": "10m"}
         world.gang("first", 2, annotations=hour)
@@ -55,7 +55,7 @@ def test_the_small_one_runs_and_the_big_one_starts_when_it_can() -> None:
     played(World(4), play)
 
 
-def test_work_that_would_be_in_the_way_waits_behind_a_promise() -> None:
+def test_work_that_would_delay_a_planned_start_waits() -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("first", 2, annotations={"aliquot.io/duration": "1h"})
         await is_bound(world, "first", 2)
@@ -76,7 +76,7 @@ def test_work_that_would_be_in_the_way_waits_behind_a_promise() -> None:
     played(World(4), play)
 
 
-def test_two_gangs_that_would_deadlock_half_started_run_one_after_the_other() -> None:
+def test_two_gangs_that_could_deadlock_run_one_after_the_other() -> None:
     async def play(world: World, _: Replica) -> None:
         for number in range(3):
             for name in ("a", "b"):
@@ -109,7 +109,7 @@ def test_a_pod_group_says_how_many_must_start_together() -> None:
     played(World(4), play)
 
 
-def test_the_object_that_knows_a_gangs_size_is_not_forgotten_when_it_is_bound() -> None:
+def test_the_source_of_a_bound_gang_stays_known() -> None:
     async def run() -> None:
         world = World(3)
         async with world.api.serving():
@@ -140,7 +140,7 @@ def test_a_pod_may_change_its_gang() -> None:
     played(World(1), play)
 
 
-def test_gates_of_others_are_waited_for() -> None:
+def test_a_gang_waits_for_foreign_gates() -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("a", 1)
         body = world.api.objects["pods", "ns", "a-0"]
@@ -155,7 +155,7 @@ def test_gates_of_others_are_waited_for() -> None:
     played(World(1), play)
 
 
-def test_a_node_that_is_not_offered_is_not_tried_again() -> None:
+def test_a_rejected_node_is_not_tried_again() -> None:
     async def play(world: World, _: Replica) -> None:
         world.offered = {"n0", "n2"}
         world.gang("a", 4)
@@ -165,7 +165,7 @@ def test_a_node_that_is_not_offered_is_not_tried_again() -> None:
     played(World(2, 4, 2), play)
 
 
-def test_members_that_do_not_arrive_give_their_places_back(
+def test_members_that_do_not_arrive_lose_their_places(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(state, "FIRST_PAUSE", 0.1)
@@ -185,7 +185,7 @@ def test_members_that_do_not_arrive_give_their_places_back(
 
 
 @pytest.mark.parametrize("what", ["pod", "gpu", "node"])
-def test_what_goes_away_before_the_bind_makes_it_plan_again(what: str) -> None:
+def test_a_gang_is_planned_again_if_a_place_is_lost_before_the_bind(what: str) -> None:
     async def run() -> None:
         world = World(2, 2)
         async with world.api.serving(), replica(world.api) as one:
@@ -215,7 +215,7 @@ def places(world: World, gang: str) -> set[str]:
     return {one.node for one in found.status.members}
 
 
-def test_a_new_leader_goes_on_from_what_is_reserved() -> None:
+def test_a_new_leader_goes_on_with_a_reservation() -> None:
     async def run() -> None:
         world = World(2, 2)
         async with world.api.serving():
@@ -240,7 +240,7 @@ def test_a_new_leader_goes_on_from_what_is_reserved() -> None:
     asyncio.run(run())
 
 
-def test_a_half_that_cannot_be_completed_ends() -> None:
+def test_an_incomplete_gang_is_evicted() -> None:
     async def play(world: World, _: Replica) -> None:
         def refuse(_: str, path: str) -> int | None:
             return 403 if path.endswith("a-1/binding") else None
@@ -255,7 +255,7 @@ def test_a_half_that_cannot_be_completed_ends() -> None:
     played(World(2), play)
 
 
-def test_a_replacement_goes_near_the_others() -> None:
+def test_a_replacement_is_placed_close_to_the_other_members() -> None:
     async def play(world: World, _: Replica) -> None:
         for name, rack in {"n0": "r1", "n1": "r2", "n2": "r1"}.items():
             meta = {"name": name, "labels": {"topology.kubernetes.io/rack": rack}}
@@ -274,7 +274,7 @@ def test_a_replacement_goes_near_the_others() -> None:
     played(World(2, 2, 2), play)
 
 
-def test_pods_that_come_while_others_of_that_name_end_are_a_gang_of_their_own() -> None:
+def test_new_pods_beside_terminating_ones_are_a_new_run() -> None:
     async def play(world: World, _: Replica) -> None:
         old = set(world.gang("a", 2))
         await is_bound(world, "a", 2)
@@ -288,7 +288,7 @@ def test_pods_that_come_while_others_of_that_name_end_are_a_gang_of_their_own() 
     played(World(2, 2), play)
 
 
-def test_a_new_leader_leaves_a_gang_alone_that_waits_for_a_replacement() -> None:
+def test_a_new_leader_does_not_evict_a_gang_that_waits_for_a_replacement() -> None:
     async def run() -> None:
         world = World(1, 1)
         async with running(world):
@@ -307,7 +307,7 @@ def test_a_new_leader_leaves_a_gang_alone_that_waits_for_a_replacement() -> None
     asyncio.run(run())
 
 
-def test_a_higher_priority_gets_the_places_of_a_lower_one_which_ends() -> None:
+def test_a_gang_of_higher_priority_preempts() -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("low", 2)
         await is_bound(world, "low", 2)
@@ -323,7 +323,7 @@ def test_a_higher_priority_gets_the_places_of_a_lower_one_which_ends() -> None:
     played(World(2), play)
 
 
-def test_a_budget_that_refuses_is_respected_and_another_way_is_sought() -> None:
+def test_a_protected_victim_is_spared_and_the_gang_starts_elsewhere() -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("kept", 1)
         await is_bound(world, "kept", 1)
@@ -342,7 +342,7 @@ def test_a_budget_that_refuses_is_respected_and_another_way_is_sought() -> None:
     played(World(1), play, gangs=options)
 
 
-def test_a_gpu_that_a_node_still_names_for_a_pod_that_is_gone_is_waited_for() -> None:
+def test_a_gang_waits_for_a_gpu_that_a_node_still_reports_for_a_deleted_pod() -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", quota={"gpus": 1})
         gone = held(make_pod("gone"), memory=CARD)

@@ -21,7 +21,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "FIRST_PAUSE", 0.1)
 
 
-def test_a_half_that_a_budget_keeps_is_told_so_and_completed_when_it_can_be() -> None:
+def test_a_protected_incomplete_gang_is_completed_later() -> None:
     async def play(world: World, _: Replica) -> None:
         def refuse(_: str, path: str) -> int | None:
             return 403 if path.endswith("a-1/binding") else None
@@ -40,7 +40,7 @@ def test_a_half_that_a_budget_keeps_is_told_so_and_completed_when_it_can_be() ->
     played(World(2), play)
 
 
-def test_a_half_whose_other_pods_are_gone_for_good_says_what_keeps_it() -> None:
+def test_the_status_says_what_protects_an_incomplete_gang() -> None:
     async def play(world: World, _: Replica) -> None:
         world.api.faults.refuse = lambda _, path: 403 if path.endswith("a-1/binding") else None
         world.api.faults.budgets = {"a-0": "keep-it"}
@@ -54,7 +54,7 @@ def test_a_half_whose_other_pods_are_gone_for_good_says_what_keeps_it() -> None:
     played(World(2), play)
 
 
-def test_a_member_without_a_gpu_that_has_done_its_work_holds_nobody_up() -> None:
+def test_a_finished_member_without_a_gpu_counts() -> None:
     async def play(world: World, _: Replica) -> None:
         launcher = {"aliquot.io/gang": "a", "aliquot.io/gang-size": "3"}
         world.pod("launcher", annotations=launcher)
@@ -90,7 +90,7 @@ def test_a_launcher_of_an_earlier_run_does_not_count() -> None:
     played(World(2), play)
 
 
-def test_a_launcher_that_ends_before_all_are_bound_does_not_make_a_half_of_them() -> None:
+def test_a_gang_whose_launcher_finishes_early_is_complete() -> None:
     async def play(world: World, _: Replica) -> None:
         world.api.faults.refuse = lambda _, path: 503 if path.endswith("a-1/binding") else None
         notes = {"aliquot.io/gang": "a", "aliquot.io/gang-size": "3"}
@@ -141,7 +141,7 @@ def template(**limits: int) -> dict[str, Any]:
         ("PyTorchJob", {"pytorchReplicaSpecs": {"Worker": {"template": template()}}}, 0),
     ],
 )
-def test_the_size_of_a_job_with_templates_is_of_pods_that_ask_for_gpus(
+def test_the_size_of_a_job_counts_templates_that_request_gpus(
     kind: str, spec: dict[str, Any], size: int
 ) -> None:
     assert size_in(kind, spec, lambda pod: asks(pod, (ALIQUOT,))) == size

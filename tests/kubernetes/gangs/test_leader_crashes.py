@@ -45,7 +45,7 @@ async def dying(world: World, evictions: int) -> AsyncIterator[None]:
 @pytest.mark.parametrize(
     ("gpus", "size"), [((4,), 2), ((1, 1, 1, 1), 1)], ids=["one node", "four nodes"]
 )
-def test_no_half_of_who_makes_room_is_left(
+def test_a_crash_leaves_no_half_of_a_victim(
     gpus: tuple[int, ...], size: int, evictions: int, *, owned: bool
 ) -> None:
     async def run() -> None:
@@ -69,7 +69,7 @@ def test_no_half_of_who_makes_room_is_left(
 
 
 @pytest.mark.parametrize("least", [4, 2], ids=["as many as must", "more than must"])
-def test_no_half_of_a_pod_group_is_left(least: int) -> None:
+def test_a_crash_leaves_no_half_of_a_pod_group(least: int) -> None:
     async def run() -> None:
         world = World(1, 1, 1, 1)
         queues(world, own=2, guest=2)
@@ -87,7 +87,7 @@ def test_no_half_of_a_pod_group_is_left(least: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4], ids=["whole", "smaller than it was"])
-def test_a_gang_of_which_none_has_gone_is_left_alone_where_nobody_has_a_right_to_it(
+def test_a_new_leader_spares_a_whole_victim_that_may_not_be_preempted_any_more(
     size: int,
 ) -> None:
     async def run() -> None:
@@ -109,7 +109,7 @@ def test_a_gang_of_which_none_has_gone_is_left_alone_where_nobody_has_a_right_to
     asyncio.run(run())
 
 
-def test_a_half_that_a_budget_keeps_from_ending_for_another_ends_when_it_may() -> None:
+def test_a_protected_half_of_a_victim_is_evicted_when_that_is_allowed() -> None:
     async def run() -> None:
         world = World(2)
         queues(world, own=2, guest=0)

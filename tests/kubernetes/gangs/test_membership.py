@@ -32,14 +32,14 @@ def pod(
 
 
 @pytest.mark.parametrize("how", ["labels", "notes"])
-def test_pods_say_it_themselves(how: str) -> None:
+def test_pods_name_their_gang_and_its_size(how: str) -> None:
     words = {"aliquot.io/gang": "train", "aliquot.io/gang-size": "4"}
     claim = membership_of(pod(**{how: words}))
     assert claim is not None
     assert (claim.key, claim.size, claim.source) == (GangKey("ns", "train"), 4, None)
 
 
-def test_a_pod_that_says_nothing_is_single() -> None:
+def test_a_pod_without_a_gang_is_single() -> None:
     assert membership_of(pod({"app": "x"})) is None
     jobset = {"jobset.sigs.k8s.io/jobset-name": "js"}
     assert membership_of(pod(jobset, {"aliquot.io/gang": "none"})) is None
@@ -83,7 +83,7 @@ def test_a_kubeflow_job_is_found_by_its_owner_reference() -> None:
 
 
 @pytest.mark.parametrize("size", ["", "0", "four", "-1", "1.5", "10001"])
-def test_a_size_that_makes_no_sense_is_named(size: str) -> None:
+def test_the_reason_names_an_invalid_size(size: str) -> None:
     claim = membership_of(pod({"aliquot.io/gang": "g"}, {"aliquot.io/gang-size": size}))
     assert claim is not None
     assert claim.size is None
@@ -141,7 +141,7 @@ def test_a_deadline_is_a_duration() -> None:
     assert seconds_of(pod(), 60) == 60
 
 
-def test_gates_of_others_are_told_from_ours() -> None:
+def test_foreign_gates_are_distinguished() -> None:
     one = pod(schedulingGates=[{"name": "aliquot.io/gang"}, {"name": "kueue.x-k8s.io/admission"}])
     assert one.spec.scheduling_gates[0] == Gate("aliquot.io/gang")
     assert is_gated(one)

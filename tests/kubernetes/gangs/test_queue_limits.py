@@ -43,7 +43,7 @@ async def looked_again(world: World) -> None:
 
 
 @pytest.mark.parametrize("victim", ["gang", "single pods"])
-def test_at_a_limit_a_gang_waits_for_who_ends_on_other_nodes(victim: str) -> None:
+def test_at_a_limit_a_gang_waits_for_victims_on_other_nodes(victim: str) -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", limit={"gpus": 2})
         set_apart(world, "n1")
@@ -70,7 +70,7 @@ def test_at_a_limit_a_gang_waits_for_who_ends_on_other_nodes(victim: str) -> Non
 
 
 @pytest.mark.parametrize("limit", [None, {"gpus": 2}], ids=["no limit", "a limit"])
-def test_a_gang_waits_for_who_makes_room_elsewhere_only_for_a_limit(
+def test_a_gang_waits_for_victims_on_other_nodes_only_at_a_limit(
     limit: dict[str, int] | None,
 ) -> None:
     async def play(world: World, _: Replica) -> None:
@@ -101,7 +101,7 @@ def making_room(world: World, gang: str) -> tuple[str, ...]:
     return found.status.victims if found else ()
 
 
-def test_a_pod_that_a_budget_keeps_is_not_forgotten_for_being_on_another_node() -> None:
+def test_a_protected_victim_on_another_node_counts_for_the_limit() -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", limit={"gpus": 1})
         set_apart(world, "n1")
@@ -119,7 +119,7 @@ def test_a_pod_that_a_budget_keeps_is_not_forgotten_for_being_on_another_node() 
     played(World(1, 1), play)
 
 
-def test_who_ends_counts_for_the_limit_until_it_is_gone() -> None:
+def test_a_victim_counts_for_the_limit_until_it_is_gone() -> None:
     """Two of four are free when the low ones have ended, and not before."""
 
     async def play(world: World, _: Replica) -> None:
@@ -143,7 +143,7 @@ def test_who_ends_counts_for_the_limit_until_it_is_gone() -> None:
     played(World(4, 4), play)
 
 
-def test_claims_at_one_limit_do_not_wait_for_each_other() -> None:
+def test_preemptions_at_one_limit_do_not_wait_for_each_other() -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", limit={"gpus": 2})
         for name in ("low0", "low1"):
@@ -160,7 +160,7 @@ def test_claims_at_one_limit_do_not_wait_for_each_other() -> None:
     played(World(2, 2), play)
 
 
-def test_a_new_leader_keeps_to_a_claim_for_a_limit() -> None:
+def test_a_new_leader_goes_on_with_a_preemption_at_a_limit() -> None:
     async def run() -> None:
         world = World(1, 1)
         world.queue("q", limit={"gpus": 1})
@@ -191,7 +191,7 @@ def test_a_new_leader_keeps_to_a_claim_for_a_limit() -> None:
     asyncio.run(run())
 
 
-def test_nobody_waits_for_who_is_kept_by_a_budget() -> None:
+def test_a_gang_does_not_wait_for_protected_victims_of_another() -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("own", quota={"gpus": 3})
         world.queue("guest", quota={"gpus": 0})
@@ -212,7 +212,7 @@ def test_nobody_waits_for_who_is_kept_by_a_budget() -> None:
     played(World(3), play, gangs=GangOptions(times=Deadlines(grace=0.4, eviction=FOR_EVER)))
 
 
-def test_nobody_is_told_to_go_for_a_claim_that_is_not_written() -> None:
+def test_an_eviction_is_written_after_its_reservation() -> None:
     async def play(world: World, _: Replica) -> None:
         def refuse(method: str, path: str) -> int | None:
             mine = path.endswith("/gangs") if method == "POST" else "/gangs/mine" in path

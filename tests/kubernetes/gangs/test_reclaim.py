@@ -34,7 +34,7 @@ def claimed(decision: Decision) -> dict[str, list[str]]:
     }
 
 
-def test_who_is_spared_has_its_part_of_its_queues_quota() -> None:
+def test_a_spared_workload_uses_its_queues_quota() -> None:
     allocations = nodes(4)
     kept = started(allocations, gang("kept", 2, queue="own"))
     guest = started(allocations, gang("guest", 2, queue="guest"))
@@ -45,7 +45,7 @@ def test_who_is_spared_has_its_part_of_its_queues_quota() -> None:
     assert claimed(more) == {"mine": ["guest"]}
 
 
-def test_who_is_spared_counts_for_its_queues_limit() -> None:
+def test_a_spared_workload_counts_for_its_queues_limit() -> None:
     allocations = nodes(4)
     limit = {"q": Queue("q", limit=Bound(3000))}
     kept = started(allocations, gang("kept", 2, queue="q"))
@@ -57,7 +57,7 @@ def test_who_is_spared_counts_for_its_queues_limit() -> None:
 
 
 @pytest.mark.parametrize(("own", "ends"), [(2, {}), (4, {"second": ["rigid"]})])
-def test_what_elastic_jobs_give_back_for_one_is_not_another_ones_to_ask_back(
+def test_what_elastic_jobs_give_to_one_gang_cannot_be_reclaimed_by_another(
     own: int, ends: dict[str, list[str]]
 ) -> None:
     """The first has all that is its queue's own, as soon as the job has given it back."""
@@ -72,7 +72,7 @@ def test_what_elastic_jobs_give_back_for_one_is_not_another_ones_to_ask_back(
     assert claimed(decision) == ends
 
 
-def test_what_a_queue_gives_back_soon_is_not_borrowed_any_more() -> None:
+def test_what_a_job_gives_back_is_not_borrowed_any_more() -> None:
     """The guests have two more than their own, and that is what the job gives back."""
     allocations = nodes(6)
     job = replace(started(allocations, gang("job", 4, queue="guest")), start=NOW - 100)
@@ -90,7 +90,7 @@ def test_what_a_queue_gives_back_soon_is_not_borrowed_any_more() -> None:
     [(7200.0, 2, {}), (60.0, 2, {"small": ["guest"]}), (7200.0, 3, {"small": ["guest"]})],
     ids=["both at once", "one after the other", "enough for both"],
 )
-def test_what_was_promised_to_who_comes_before_is_not_another_ones_to_ask_back(
+def test_quota_planned_for_an_earlier_gang_cannot_be_reclaimed(
     seconds: float, own: int, ends: dict[str, list[str]]
 ) -> None:
     """The wide one finds no way now, and is promised the node when the one there has ended."""
@@ -119,7 +119,7 @@ def test_what_was_promised_to_who_comes_before_is_not_another_ones_to_ask_back(
     waiting=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     quotas=st.tuples(st.integers(0, 8), st.integers(0, 4)),
 )
-def test_a_quota_is_asked_back_once_and_from_who_borrows(
+def test_a_quota_is_reclaimed_once_and_from_borrowers(
     running: list[tuple[str, int, str]], waiting: list[int], quotas: tuple[int, int]
 ) -> None:
     """The cluster is full, and all of one queue ask; in their turns, against plain sums."""
@@ -166,7 +166,7 @@ def test_a_quota_is_asked_back_once_and_from_who_borrows(
 # --- who ends already -----------------------------------------------------------------------------
 
 
-def test_who_fits_when_others_have_ended_that_end_already_ends_nobody() -> None:
+def test_a_gang_that_fits_when_victims_are_gone_preempts_nobody_else() -> None:
     allocations = nodes(1, 1)
     stays = started(allocations, gang("stays", 1, queue="guest"))
     left = started(allocations, gang("gone (ending)", 1), 5.0)
@@ -182,7 +182,7 @@ def test_who_fits_when_others_have_ended_that_end_already_ends_nobody() -> None:
     assert claimed(decide(question(allocations, mine, **asked))) == {"mine": ["stays"]}
 
 
-def test_who_was_promised_nothing_that_soon_does_not_wait_for_what_others_leave() -> None:
+def test_a_gang_that_is_planned_later_does_not_wait_for_leftovers() -> None:
     allocations = nodes(1, 1)
     stays = started(allocations, gang("stays", 1, queue="guest"))
     left = started(allocations, gang("gone (ending)", 1), 5.0)
@@ -191,7 +191,7 @@ def test_who_was_promised_nothing_that_soon_does_not_wait_for_what_others_leave(
     assert claimed(decide(question(allocations, first, second, **asked))) == {"b": ["stays"]}
 
 
-def test_a_gang_has_no_gpu_of_whom_it_would_not_wait_for() -> None:
+def test_a_gang_gets_no_gpu_of_a_victim_that_it_does_not_wait_for() -> None:
     allocations = nodes(4)
     cheap = replace(started(allocations, gang("cheap", 3, queue="guest")), start=NOW - 10)
     dear = replace(started(allocations, gang("dear", 1, queue="guest")), start=NOW - 500)
@@ -225,7 +225,7 @@ PARTS = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(1, 3)), max_
         max_size=5,
     ),
 )
-def test_no_limit_is_passed_at_any_moment_whoever_is_gone_first(
+def test_no_limit_is_passed_in_any_order_of_evictions(
     runs: list[tuple[str, int]],
     ends: list[tuple[str, int]],
     heir: int,

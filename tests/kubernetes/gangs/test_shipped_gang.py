@@ -39,7 +39,7 @@ def test_the_example_is_a_gang_of_four() -> None:
     assert is_gated(pod)
 
 
-def test_the_scheduler_may_read_what_knows_a_gangs_size() -> None:
+def test_the_scheduler_may_read_the_sources_of_sizes() -> None:
     manifest = chart.objects(chart.MANIFEST.read_text("utf-8"))
     rules = find(manifest, "ClusterRole", "aliquot-gangs")["rules"]
     may = {

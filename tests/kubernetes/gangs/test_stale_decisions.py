@@ -22,7 +22,7 @@ HIGHEST = {"priority": 100}
 IN_Q = {"aliquot.io/queue": "q"}
 
 
-def test_a_pod_that_came_in_a_victims_name_and_place_is_not_ended(thinking: Thinking) -> None:
+def test_a_new_pod_with_the_name_of_a_victim_is_not_evicted(thinking: Thinking) -> None:
     async def play(world: World, _: Replica) -> None:
         world.pod("p", gpu=1)
         await until(lambda: "p" in world.bound())
@@ -40,7 +40,7 @@ def test_a_pod_that_came_in_a_victims_name_and_place_is_not_ended(thinking: Thin
     played(World(1), play)
 
 
-def test_nobody_ends_for_a_gang_whose_other_place_was_taken_meanwhile(thinking: Thinking) -> None:
+def test_nobody_is_preempted_for_a_gang_that_lost_another_place(thinking: Thinking) -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("low", 1)
         await is_bound(world, "low", 1)
@@ -56,7 +56,7 @@ def test_nobody_ends_for_a_gang_whose_other_place_was_taken_meanwhile(thinking: 
     played(World(2), play)
 
 
-def test_nobody_ends_for_a_gang_that_finds_room_meanwhile(thinking: Thinking) -> None:
+def test_nobody_is_preempted_for_a_gang_that_fits_meanwhile(thinking: Thinking) -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("low", 1)
         await is_bound(world, "low", 1)
@@ -76,7 +76,7 @@ def test_nobody_ends_for_a_gang_that_finds_room_meanwhile(thinking: Thinking) ->
     played(World(2), play)
 
 
-def test_a_limit_holds_though_single_pods_come_while_a_gang_is_planned(thinking: Thinking) -> None:
+def test_single_pods_during_a_decision_do_not_pass_a_limit(thinking: Thinking) -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", limit={"gpus": 2})
         world.api.put("nodes", {"metadata": {"name": "n0", "labels": {"for": "gangs"}}})
@@ -121,7 +121,7 @@ def bound_by_hand(play: Callable[[World, Replica], Coroutine[Any, Any, None]]) -
     asyncio.run(run())
 
 
-def test_a_pod_whose_binding_met_a_conflict_counts_until_it_is_seen() -> None:
+def test_a_pod_with_a_conflicting_binding_counts_until_it_is_seen() -> None:
     async def play(world: World, one: Replica) -> None:
         assert await asked(one, world, "a") == ["n0"]
         world.api.faults.refuse = lambda _, path: 409 if path.endswith("a/binding") else None
@@ -131,7 +131,7 @@ def test_a_pod_whose_binding_met_a_conflict_counts_until_it_is_seen() -> None:
     bound_by_hand(play)
 
 
-def test_a_pod_that_is_bound_long_after_it_was_let_is_looked_at_again(
+def test_a_pod_that_is_bound_late_is_checked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def play(world: World, one: Replica) -> None:
@@ -146,7 +146,7 @@ def test_a_pod_that_is_bound_long_after_it_was_let_is_looked_at_again(
     bound_by_hand(play)
 
 
-def test_a_full_queue_is_told_in_its_own_numbers() -> None:
+def test_the_message_of_a_full_queue_has_its_own_numbers() -> None:
     async def play(world: World, one: Replica) -> None:
         assert await asked(one, world, "a") == ["n0"]
         assert not await one.bind(world.pods()["a"], "n0")
@@ -161,7 +161,7 @@ def test_a_full_queue_is_told_in_its_own_numbers() -> None:
 # --- who leads ------------------------------------------------------------------------------------
 
 
-def test_a_replica_that_stood_still_for_longer_than_its_lease_writes_and_answers_nothing(
+def test_a_replica_that_was_frozen_longer_than_its_lease_does_nothing(
     thinking: Thinking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:

@@ -101,7 +101,7 @@ OPS = st.tuples(
 
 @settings(max_examples=150, deadline=None)
 @given(ops=st.lists(OPS, max_size=25), looks=st.integers(1, 5))
-def test_what_is_kept_is_what_would_be_found_anew(ops: list[tuple[str, int]], looks: int) -> None:
+def test_updates_equal_a_full_recount(ops: list[tuple[str, int]], looks: int) -> None:
     stage = Stage()
     for at, (what, number) in enumerate(ops):
         getattr(stage, what)(number)
@@ -128,7 +128,7 @@ def check(stage: Stage) -> None:
     assert without == usage(kept.running(NOW, some), hardware)
 
 
-def test_what_is_given_back_leaves_the_books_as_they_were() -> None:
+def test_giving_back_restores_the_allocations() -> None:
     stage = Stage()
     before = stage.cluster.chooser.allocations.copy()
     for number in range(6):
@@ -142,7 +142,7 @@ def test_what_is_given_back_leaves_the_books_as_they_were() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(ending=st.sets(PODS), heirs=st.sets(PODS))
-def test_what_those_that_end_have_is_free_soon_but_for_gpus_that_others_were_given(
+def test_leftovers_of_victims_exclude_gpus_that_heirs_have(
     ending: set[int], heirs: set[int]
 ) -> None:
     stage = Stage()
@@ -172,7 +172,7 @@ def test_what_those_that_end_have_is_free_soon_but_for_gpus_that_others_were_giv
 @pytest.mark.parametrize(
     ("ended", "begun", "counted"), [(3, 1, 3), (1, 3, 3), (2, 2, 2)], ids=["more", "less", "same"]
 )
-def test_of_a_gang_and_those_that_end_for_it_a_limit_counts_the_one_that_has_more(
+def test_a_limit_counts_the_larger_of_a_gang_and_its_victims(
     ended: int, begun: int, counted: int
 ) -> None:
     stage = Stage()
@@ -194,7 +194,7 @@ def test_of_a_gang_and_those_that_end_for_it_a_limit_counts_the_one_that_has_mor
     assert stage.allocations.still_held(preemption, NOW) == frozenset()
 
 
-def test_a_pod_that_is_gone_and_still_named_is_expected_to_end_soon() -> None:
+def test_a_deleted_pod_that_a_node_reports_ends_soon() -> None:
     stage = Stage()
     stage.cluster.reserve("uid-x", Reserved("ns/x", "n0", parts_of(stage), math.inf))
     (left,) = stage.allocations.running(NOW)

@@ -10,6 +10,7 @@
 - `observe`: what the controller sees of each gang, and the input of a decision.
 - `planning`: one decision over all gangs, made in a thread.
 - `registry`: the states of all gangs, and the one place that changes them.
+- `resume`: how a new leader goes on from what the leader before has written.
 - `single_pods`: pods in no gang: the limits of their queues, and planned starts.
 - `sizes`: how many members a gang has, by its pods and the objects around them.
 - `state`: the immutable values that the state of a gang consists of.

@@ -2,7 +2,7 @@
 
 The controller repeats four steps: it observes, advances each gang, applies the decision over all
 gangs that wait, and does what is due: it writes Gang objects, opens gates and evicts pods. It may
-die between any two writes, and another replica goes on from the Gang objects (`resume_*`). These
+die between any two writes, and another replica goes on from the Gang objects (`resume`). These
 guards make that safe:
 
 - *Write, then act.* A place that is not written opens no gate (`gates_due`). A gang whose eviction
@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from aliquot.kubernetes.api.gang import Phase
 from aliquot.kubernetes.api.names import SCHEDULER
-from aliquot.kubernetes.api.times import seconds_at
 from aliquot.kubernetes.gangs.state import (
     ElasticRequest,
     PendingEviction,
@@ -37,13 +36,11 @@ from aliquot.kubernetes.gangs.state import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from aliquot.kubernetes.api.gang import GangStatus
     from aliquot.kubernetes.cluster.membership import GangKey
     from aliquot.kubernetes.gangs.state import GangState, MemberPlace, PlannedStart
 
 VICTIM_SECONDS = 600.0  # a gang waits so long for its victims to terminate
 SPARED = 5  # times the eviction deadline for which a protected victim is not chosen again
-NOT_CONFIRMED = "its pods and nodes do not confirm its reservation: it is planned again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -519,13 +516,17 @@ def evictions_due(
     """The UIDs of all pods that are evicted now."""
     every = gangs.values()
     not_yet = victims_of(one for one in every if not one.reservation.is_written)
+    victims = victims_of(every)
     for gang in every:
-        if gang.eviction is not None and not gang.eviction.is_due(now):
+        if gang.eviction is None:
+            continue
+        abandoned = cancel_eviction(gang, pods[gang.key], victims, gangs) is not gang
+        if abandoned or not gang.eviction.is_due(now):
             not_yet |= pods[gang.key].every
     for gang in every:  # no pod is evicted for a gang while another of its victims has to wait
         if not not_yet.isdisjoint(gang.reservation.victims):
             not_yet |= gang.reservation.victims
-    due = victims_of(every) - not_yet
+    due = victims - not_yet
     for gang in every:
         if gang.eviction is not None and not_yet.isdisjoint(pods[gang.key].every):
             due |= pods[gang.key].active
@@ -544,72 +545,3 @@ def forget(gang: GangState) -> GangState:
         elastic=ElasticRequest(),
         planned=None,
     )
-
-
-def resume_progress(  # noqa: PLR0913 - all that bears out a status
-    gang: GangState,
-    status: GangStatus,
-    pods: GangUids,
-    *,
-    since: float,
-    whole_once: bool,
-    now: float,
-) -> GangState:
-    """Remember what a Gang object says about a gang's pods, as far as it was confirmed."""
-    progress = replace(gang.progress, since=since, whole_once=whole_once, grown=now, moved=now)
-    if status.phase == Phase.RESERVED and pods.active:  # all members existed: the others are gone
-        gone = {one.uid for one in status.members if one.uid not in pods.every}
-        progress = replace(progress, had_nodes=progress.had_nodes | gone)
-    topology = status.topology if status.phase == Phase.RESERVED else gang.topology
-    return replace(gang, progress=progress, topology=topology)
-
-
-def resume_reservation(
-    gang: GangState,
-    status: GangStatus,
-    places: Mapping[str, MemberPlace],
-    victim_gangs: Collection[GangKey],
-) -> Step:
-    """Go on with a reservation that the leader before has written, and that was confirmed."""
-    reservation = Reservation(
-        places=dict(places),
-        written=dict(places),
-        victims=frozenset(status.victims),
-        victim_gangs=frozenset(victim_gangs),
-    )
-    after = replace(
-        gang,
-        phase=Phase.RESERVED,
-        reason=status.reason,
-        reservation=reservation,
-    )
-    return Step(after, (CountPlaces(),))
-
-
-def resume_eviction(  # noqa: PLR0913 - all that an eviction consists of
-    gang: GangState,
-    status: GangStatus,
-    active: int,
-    now: float,
-    *,
-    notice: float,
-    preemptor: GangKey | None = None,
-) -> GangState:
-    """Go on with an eviction that the leader before has written; its time does not begin again.
-
-    `notice` is what the pods asked for. They get no more than that, nor than was written.
-    """
-    if gang.eviction is not None or not status.eviction_reason:
-        return gang
-    until = seconds_at(status.eviction_time)
-    notice = 0.0 if until is None else notice
-    at = now + notice if until is None else min(now + notice, until)
-    eviction = PendingEviction(
-        why=status.eviction_reason,
-        at=at,
-        pods=max(active, status.eviction_pods),
-        preemptor=preemptor,
-        notified=notice > 0,
-        written=True,
-    )
-    return replace(gang, eviction=eviction)

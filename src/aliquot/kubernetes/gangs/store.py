@@ -37,7 +37,6 @@ from aliquot.kubernetes.api.gang import (
     GangObject,
     GangSpec,
     GangStatus,
-    Phase,
 )
 from aliquot.kubernetes.api.names import PLAN
 from aliquot.kubernetes.api.objects import Meta
@@ -47,15 +46,8 @@ from aliquot.kubernetes.cluster.demands import demand_of
 from aliquot.kubernetes.cluster.elastic import told_ahead
 from aliquot.kubernetes.cluster.parts import plan_of, planned_parts
 from aliquot.kubernetes.cluster.snapshot import as_one, parts_on
-from aliquot.kubernetes.gangs.lifecycle import (
-    NOT_CONFIRMED,
-    GangUids,
-    evict,
-    report,
-    resume_eviction,
-    resume_progress,
-    resume_reservation,
-)
+from aliquot.kubernetes.gangs.lifecycle import GangUids
+from aliquot.kubernetes.gangs.resume import resume_all
 from aliquot.kubernetes.gangs.state import MemberPlace
 from aliquot.placement.core.demand import Gang, Placement, Running
 from aliquot.placement.queues.preempt import rights
@@ -72,6 +64,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.kubernetes.cluster.workloads import GangPods, Workloads
     from aliquot.kubernetes.extender.planner import Planner
+    from aliquot.kubernetes.gangs.lifecycle import Step
     from aliquot.kubernetes.gangs.registry import GangRegistry
     from aliquot.kubernetes.gangs.state import GangState
     from aliquot.placement.core.demand import Demand
@@ -262,68 +255,63 @@ class Restorer:
         self._queues = queues
         self._allocations = allocations
         self._grace = grace
+        self._now = 0.0
 
     def restore(self, found: Mapping[GangKey, GangStatus], now: float) -> None:
-        """Resume the evictions that have begun, then each gang's progress and reservation."""
-        for key, status in found.items():
-            if 0 < len(self._workloads.gangs[key].active) < status.eviction_pods:
-                self._resume_eviction(key, status, None, now)
-        for key in found:
-            self._restore(key, found, now)
+        """Resume what these objects say."""
+        self._now = now
+        resume_all(self, found, now)
 
-    def _restore(self, key: GangKey, found: Mapping[GangKey, GangStatus], now: float) -> None:
-        status, pods = found[key], self._workloads.gangs[key]
-        gang = resume_progress(
-            self._registry.gangs[key],
-            status,
-            _uids(pods),
-            since=_since(pods, status, now),
-            whole_once=status.whole_once or self._has_run_long(pods, now),
-            now=now,
-        )
-        self._registry.update(gang)
-        if status.phase != Phase.RESERVED:
-            return
-        victims = frozenset(status.victims)
-        start = self._start(pods, status, now)
-        if start is None or not self._is_confirmed(start, victims, now):
-            self._registry.update(report(gang, Phase.WAITING, NOT_CONFIRMED))
-        elif start.places:
-            others = self._gangs_of(victims)
-            keys = [one.key for one in others]
-            self._registry.apply(resume_reservation(gang, status, start.places, keys))
-            for other in others:
-                self._evict_whole(other, found.get(other.key), key, now)
+    # --- what the state machine asks --------------------------------------------------------------
 
-    def _gangs_of(self, uids: Collection[str]) -> list[GangPods]:
+    @property
+    def gangs(self) -> Mapping[GangKey, GangState]:
+        """The state of each gang."""
+        return self._registry.gangs
+
+    def uids(self, key: GangKey) -> GangUids:
+        """The pods of a gang."""
+        pods = self._workloads.gangs[key]
+        return GangUids(frozenset(pods.pods), frozenset(one.metadata.uid for one in pods.active))
+
+    def apply(self, step: Step) -> None:
+        """Make a step true."""
+        self._registry.apply(step)
+
+    def notice(self, key: GangKey) -> float:
+        """How long before their eviction the pods of a gang ask to be notified."""
+        return told_ahead(self._workloads.gangs[key].active)
+
+    def since(self, key: GangKey, status: GangStatus) -> float:
+        """Since when all members exist: not for longer than the oldest pod does."""
+        members, now = self._workloads.gangs[key].members, self._now
+        made = (seconds_at(one.metadata.creation_timestamp) for one in members)
+        oldest = min((at for at in made if at is not None), default=0.0)
+        return min(now, max(seconds_at(status.since) or now, oldest))
+
+    def was_whole(self, key: GangKey, status: GangStatus) -> bool:
+        """Whether all members had nodes: by the status, or since they have run for long."""
+        return status.whole_once or self._has_run_long(self._workloads.gangs[key])
+
+    def places(self, key: GangKey, status: GangStatus) -> Mapping[str, MemberPlace] | None:
+        """The places of members without a node; None if they are not confirmed."""
+        start = self._start(self._workloads.gangs[key], status, self._now)
+        if start is None or not self._is_confirmed(start, frozenset(status.victims), self._now):
+            return None
+        return start.places
+
+    def gangs_of(self, uids: Collection[str]) -> list[GangKey]:
+        """The gangs of these pods."""
         pods = (self._workloads.pods[uid] for uid in uids if uid in self._workloads.pods)
         gangs = (one for pod in pods if (one := self._workloads.gang_of(pod)) is not None)
-        return list({one.key: one for one in gangs}.values())
+        return list({one.key: None for one in gangs})
 
-    def _evict_whole(
-        self, pods: GangPods, status: GangStatus | None, preemptor: GangKey, now: float
-    ) -> None:
-        """A gang is evicted as a whole."""
-        if status is not None and status.eviction_reason:
-            self._resume_eviction(pods.key, status, preemptor, now)
-            return
-        gang, notice = self._registry.gangs[pods.key], told_ahead(pods.active)
-        why, active = f"ended for {preemptor}", len(pods.active)
-        self._registry.update(evict(gang, why, now, active, notice=notice, preemptor=preemptor))
+    # --- confirmation -----------------------------------------------------------------------------
 
-    def _resume_eviction(
-        self, key: GangKey, status: GangStatus, preemptor: GangKey | None, now: float
-    ) -> None:
-        gang, pods = self._registry.gangs[key], self._workloads.gangs[key]
-        notice, active = told_ahead(pods.active), len(pods.active)
-        self._registry.update(
-            resume_eviction(gang, status, active, now, notice=notice, preemptor=preemptor)
-        )
-
-    def _has_run_long(self, pods: GangPods, now: float) -> bool:
+    def _has_run_long(self, pods: GangPods) -> bool:
         """Whether active pods have run for longer than an incomplete gang would."""
         starts = [seconds_at(one.status.start_time) for one in pods.active]
-        long_ago = now - LONG * 2 * self._grace
+        long_ago = self._now - LONG * 2 * self._grace
         return bool(starts) and all(at is not None and at < long_ago for at in starts)
 
     def _start(self, pods: GangPods, status: GangStatus, now: float) -> _Start | None:
@@ -407,14 +395,3 @@ class Restorer:
         staying = self._allocations.running(now, self._registry.victims)
         over = rights(allocations, gang, staying, queues, now)
         return all(self._workloads.name_of(uid) in over for uid in uids)
-
-
-def _uids(pods: GangPods) -> GangUids:
-    return GangUids(frozenset(pods.pods), frozenset(one.metadata.uid for one in pods.active))
-
-
-def _since(pods: GangPods, status: GangStatus, now: float) -> float:
-    """Since when a gang waits: not for longer than its oldest pod exists."""
-    made = (seconds_at(one.metadata.creation_timestamp) for one in pods.members)
-    oldest = min((at for at in made if at is not None), default=0.0)
-    return min(now, max(seconds_at(status.since) or now, oldest))
