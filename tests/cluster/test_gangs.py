@@ -69,7 +69,7 @@ def test_with_two_gpus_free_the_small_one_runs_and_the_big_one_starts_when_it_ca
     stage.end(namespace, small)
     stage.wait_phase(namespace, "big", "Bound")
     assert set(stage.bound(namespace)) == set(big)
-    stage.check_cards(namespace)
+    stage.check_gpus(namespace)
     shown = stage.cluster.kubectl("get", "gangs", f"--namespace={namespace}")
     assert shown.split()[:5] == ["NAME", "SIZE", "QUEUE", "PHASE", "START"]
 
@@ -168,7 +168,7 @@ def test_the_extender_killed_with_a_gang_on_its_way_is_followed_by_another(
     stage.wait_leader()
     stage.cluster.wait_until(lambda: set(stage.bound(namespace)) == set(names), 60, "all are bound")
     stage.wait_phase(namespace, "a", "Bound")
-    stage.check_cards(namespace)
+    stage.check_gpus(namespace)
 
 
 def test_a_higher_priority_has_the_gpu_of_a_lower_one_in_seconds(
@@ -209,7 +209,7 @@ def test_a_queue_gets_its_own_back_from_a_gang_that_borrows_in_seconds(
     assert took < RECLAIM_SECONDS
     told = stage.cluster.kubectl("events", f"--namespace={namespace}", "--for=pod/guest-0")
     assert "queue borrower borrows from the quota of queue owner" in told
-    stage.check_cards(namespace)
+    stage.check_gpus(namespace)
     stage.cluster.kubectl("delete", "queues", "--all")
 
 

@@ -1,4 +1,4 @@
-"""What is told of gangs is told sooner than to people."""
+"""Gangs report sooner here than to people."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 
 from aliquot.kubernetes.cluster import cluster
 from aliquot.kubernetes.gangs import store
-from kubernetes.gangs.held_decisions import thinking
+from kubernetes.gangs.held_decisions import held
 
-__all__ = ["thinking"]
+__all__ = ["held"]
 
 
 @pytest.fixture(autouse=True)
-def words_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def reasons_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "REASON_SECONDS", 0.05)
 
 

@@ -298,9 +298,8 @@ class Leader:
             self._decide(key)
         first = sorted((key for key in self.gangs if self.gangs[key].reservation.victims), key=str)
         others = sorted((key for key in self.gangs if key not in first), key=str)
-        requests: list[Request] = [("write", key) for key in first]
-        requests += [("write if allowed", key) for key in others]
-        return (*requests, ("open gates", ""), ("evict", ""))
+        writes: list[Request] = [("write", key) for key in (*first, *others)]
+        return (*writes, ("open gates", ""), ("evict", ""))
 
     def _decide(self, key: GangKey) -> None:
         now, shape = self.now, self.case.shapes[key]
@@ -525,7 +524,7 @@ def _controller(case: Case, point: Point) -> Iterator[Point]:
         return
     yield request(case, point)
     budget = point.budget
-    if budget.failures and point.left[0][0] in {"write", "write if allowed", "open", "evict pod"}:
+    if budget.failures and point.left[0][0] in {"write", "open", "evict pod"}:
         less = replace(budget, failures=budget.failures - 1)
         yield replace(point, left=point.left[1:], budget=less)
 
@@ -570,9 +569,7 @@ def request(case: Case, point: Point) -> Point:
     leader = Leader(case, point.cluster, point.memory)
     match what, about:
         case "write", GangKey() if about in leader.gangs:
-            leader.write(about)
-        case "write if allowed", GangKey() if about in leader.gangs:
-            if lifecycle.may_be_written(leader.gangs[about], leader.gangs):
+            if lifecycle.may_be_written(leader.gangs[about], leader.uids(about), leader.gangs):
                 leader.write(about)
         case "open gates", _:
             left = (*leader.open_gates(), *left)
@@ -617,10 +614,11 @@ def bind(case: Case, point: Point, unit: Unit) -> Point | None:
     if not reservation.is_open(unit.uid) or not (arrived or gang.progress.had_nodes):
         return None
     gpu = leader._must_be_written(unit)
-    if not gang.progress.had_nodes:
+    if all(key != unit.gang for key, _ in point.cluster.had):  # the first pod of the gang
         size = case.shapes[unit.gang].size
         status = point.cluster.written[unit.gang]
-        must(sum(bool(one.node) for one in status.members) >= size, "a part of a gang is bound")
+        placed = [one for one in status.members if one.node and one.uid in units]
+        must(len(placed) >= size, "a part of a gang is bound")
     leader.gangs[unit.gang] = lifecycle.arrive(gang, BEFORE)
     leader.counted.pop(unit.uid, None)
     cluster = point.cluster.put(replace(unit, gpu=gpu))

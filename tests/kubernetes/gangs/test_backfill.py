@@ -1,4 +1,4 @@
-"""Single pods beside promises: whatever is placed, every promise stays possible as it was made."""
+"""Backfill of single pods: whatever is placed, every planned start stays possible."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Stage:
         return pod
 
     def window(self, wanted: list[tuple[int, int]]) -> tuple[BackfillWindow, Any] | None:
-        """What is promised to gangs of these, each of some pods of a kind."""
+        """The window and planned starts for gangs of these, each of some pods of a kind."""
         picture = Picture(Topology(self.cluster, dict, Labels()), [NodeConstraints()])
         waiting = [
             Gang(f"g{n}", (picture.demand(self.requests(kind), NodeConstraints()),) * count, 100.0)

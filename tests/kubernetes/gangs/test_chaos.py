@@ -1,12 +1,11 @@
-"""Gangs whatever happens: events lost, repeated and cut off, refusals, and leaders killed anywhere.
+"""Gangs whatever happens: events lost, repeated and cut off, requests refused, leaders killed.
 
-Some gangs go before others and have their places, whose pods take time to end; some have owners,
-which make a pod anew when one goes; of some a PodGroup says the size; budgets keep some from
-ending; the leader dies between two evictions. Some are elastic, and are asked to give back and told
-before they end, though nobody is there to do so. Single pods come beside them, a queue has a limit,
-and another a quota that others borrow. Whatever the order: in the end no half of a gang holds GPUs,
-no GPU is given twice, no limit is passed, every gang that is all there gets its turn, and when all
-pods are gone nothing is left of any of them.
+Some gangs preempt others, whose pods take time to terminate. Some have owners, which create a pod
+again when one goes. A PodGroup says the size of some. Disruption budgets protect some. The leader
+dies between two evictions. Some are elastic: they are asked to shrink and notified, though nobody
+is there to do so. Single pods come too, one queue has a limit, and another a quota that others
+borrow. In the end no incomplete gang holds GPUs, no GPU is given twice, no limit is passed, every
+complete gang gets its turn, and when all pods are gone nothing is left of any of them.
 """
 
 from __future__ import annotations
@@ -244,7 +243,7 @@ class Play:
 
 
 def check(world: World) -> None:
-    world.check_cards()
+    world.check_gpus()
     assert world.held("limited") <= LIMIT
 
 

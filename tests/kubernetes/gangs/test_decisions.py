@@ -1,4 +1,4 @@
-"""Decisions over gangs, whatever waits and runs: all or none, nothing twice, promises kept free."""
+"""Decisions over gangs: all or none, no GPU twice, planned starts not delayed."""
 
 from __future__ import annotations
 
@@ -47,15 +47,17 @@ def test_gangs_start_whole_and_on_free_gpus(
         total = sum(sizes)
         assert decision.never.keys() == {one.name for one in waiting if one.milli > 1000 * total}
         trial = allocations.copy()
-        ended = {victim.gang.name for _, claim in decision.claims for victim in claim.victims}
+        ended = {
+            victim.gang.name for _, preemption in decision.claims for victim in preemption.victims
+        }
         for one in decision.starts:
             assert len(one.placements) == len(one.gang.members)
             trial.take_gang(one)  # raises where it is not free
         for one in (*running, *decision.starts):
             if one.gang.name in ended:
                 trial.give_gang(one)
-        for claimant, claim in decision.claims:
-            trial.take_gang(Running(claimant, claim.placements, NOW, NOW + claimant.seconds))
+        for preemptor, preemption in decision.claims:
+            trial.take_gang(Running(preemptor, preemption.placements, NOW, NOW + preemptor.seconds))
         running += decision.starts
         for one in decision.starts:
             allocations.take_gang(one)
@@ -85,7 +87,7 @@ def test_a_queue_reclaims_its_quota_once() -> None:
     taken = [started(allocations, gang(f"x{n}", 1, queue="b")) for n in range(4)]
     mine = [gang(f"y{n}", 1, queue="a", submitted=n) for n in range(3)]
     decision = decide(question(allocations, *mine, running=taken, queues=queues))
-    victims = [one.gang.name for _, claim in decision.claims for one in claim.victims]
+    victims = [one.gang.name for _, preemption in decision.claims for one in preemption.victims]
     assert len(victims) == len(set(victims))
     assert {one.name for one, _ in decision.claims} <= {"y0", "y1", "y2"}
     assert 1 <= len(victims) <= 2
@@ -160,11 +162,11 @@ def test_a_job_shrinks_by_no_more_than_its_queue_borrows(own: int, *, is_asked: 
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     elastic=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4),
-    claims=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    sizes_waiting=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     quota=st.integers(0, 8),
 )
 def test_elastic_jobs_are_asked_to_shrink_before_anybody_is_preempted(
-    sizes: list[int], elastic: list[tuple[int, int]], claims: list[int], quota: int
+    sizes: list[int], elastic: list[tuple[int, int]], sizes_waiting: list[int], quota: int
 ) -> None:
     allocations = nodes(*sizes)
     queues = {"a": Queue("a", quota=Bound(1000 * quota, 80 * quota))}
@@ -175,17 +177,17 @@ def test_elastic_jobs_are_asked_to_shrink_before_anybody_is_preempted(
             running.append(started(allocations, one))
             if size > least:
                 givers.append(ElasticSurplus(f"job{number}", 60.0, parts_of(running[-1], least)))
-    mine = [gang(f"y{n}", size, queue="a", submitted=n) for n, size in enumerate(claims)]
+    mine = [gang(f"y{n}", size, queue="a", submitted=n) for n, size in enumerate(sizes_waiting)]
     asked: dict[str, Any] = {"running": running, "queues": queues}
     without = decide(question(allocations, *mine, **asked))
     every = {one.name for one in mine}
     after = decide(question(allocations, *mine, givers=givers, waited=every, **asked))
     assert (after.claims, after.asked) == (without.claims, {})
     first = decide(question(allocations, *mine, givers=givers, **asked))
-    claimed = {one.name for one, _ in first.claims}
-    assert claimed.isdisjoint(first.asked)
+    preempting = {one.name for one, _ in first.claims}
+    assert preempting.isdisjoint(first.asked)
     if without.claims:
-        assert claimed | first.asked.keys()
+        assert preempting | first.asked.keys()
     for name, jobs in first.asked.items():
         room = allocations.copy()
         for giver in givers:

@@ -1,4 +1,4 @@
-"""`aliquot describe gang/NAME` says why a gang waits or ends, and until when."""
+"""`aliquot describe gang/NAME` says why a gang waits or is evicted, and until when."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def test_describe_says_why_a_gang_is_evicted_and_when(tmp_path: Path) -> None:
             world.gang("train-1", 2, annotations={ELASTIC: terms}, labels=labels, gpu=1)
             await is_bound(world, "train-1", 2)
             assert "Eviction:" not in (await described(world, tmp_path, "gang/train-1")).stdout
-            world.gang("claimant", 2, labels={QUEUE: "own"}, gpu=1)
-            await until(lambda: world.leaving("train-1"))
+            world.gang("preemptor", 2, labels={QUEUE: "own"}, gpu=1)
+            await until(lambda: world.eviction_reason("train-1"))
             ends = (await described(world, tmp_path, "gang/train-1")).stdout
-            why = "ended for ns/claimant: queue guest borrows from the quota of queue own"
+            why = "ended for ns/preemptor: queue guest borrows from the quota of queue own"
             assert f"Eviction: {why}; its workers were notified, and stop about " in ends
             assert " UTC, in " in ends
 

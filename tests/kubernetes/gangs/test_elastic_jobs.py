@@ -1,4 +1,4 @@
-"""Claims to what elastic jobs have: they are asked to give back, then told, and evicted at last."""
+"""Preemption of elastic jobs: they are asked to shrink, then notified, then evicted."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def job(world: World, workers: int, *, least: int = 1, notice: float = 0.0) -> l
     return names
 
 
-def claim(world: World, size: int) -> None:
-    world.gang("claimant", size, labels={QUEUE: "own"}, gpu=1)
+def preempt(world: World, size: int) -> None:
+    world.gang("preemptor", size, labels={QUEUE: "own"}, gpu=1)
 
 
 def evicted(world: World) -> set[str]:
@@ -57,11 +57,11 @@ def test_a_job_that_shrinks_enough_is_not_evicted() -> None:
     async def play(world: World, _: Replica) -> None:
         job(world, 4, notice=60.0)
         await is_bound(world, "train-1", 4)
-        claim(world, 2)
-        await until(lambda: "ns/train can shrink for it, and has until" in world.why("claimant"))
-        assert world.phase("claimant") == "Waiting"
+        preempt(world, 2)
+        await until(lambda: "ns/train can shrink for it, and has until" in world.why("preemptor"))
+        assert world.phase("preemptor") == "Waiting"
         world.delete("train-2", "train-3")  # as its controller does
-        await is_bound(world, "claimant", 2)
+        await is_bound(world, "preemptor", 2)
         assert set(world.bound("train-1")) == {"train-0", "train-1"}
         assert not evicted(world)
 
@@ -74,12 +74,12 @@ def test_a_job_that_does_not_shrink_in_time_is_notified_and_evicted() -> None:
         job(world, 4, notice=1.0)
         await is_bound(world, "train-1", 4)
         began = time.monotonic()
-        claim(world, 2)
-        await until(lambda: world.leaving("train-1"))
+        preempt(world, 2)
+        await until(lambda: world.eviction_reason("train-1"))
         found = world.status("train-1")
         assert found is not None
         assert found.status.eviction_time
-        await is_bound(world, "claimant", 2)
+        await is_bound(world, "preemptor", 2)
         assert evicted(world) == {"train-0", "train-1", "train-2", "train-3"}
         assert evictions[0] - began >= 2 * 1.0 + 0.4, "it is waited for, and then told"
         told = max(at for at in written if at < evictions[0])
@@ -105,7 +105,7 @@ def times(world: World, what: str) -> list[float]:
 
 def preempted(seconds: float) -> str:
     why = "queue guest borrows from the quota of queue own"
-    return f"ended for ns/claimant: {why}; it is told, and has {seconds:.0f} s"
+    return f"ended for ns/preemptor: {why}; it is told, and has {seconds:.0f} s"
 
 
 @pytest.mark.parametrize(("least", "size"), [(4, 2), (3, 2)], ids=["nothing", "too little"])
@@ -113,11 +113,11 @@ def test_a_job_that_cannot_shrink_enough_is_notified_at_once(least: int, size: i
     async def play(world: World, _: Replica) -> None:
         job(world, 4, least=least, notice=60.0)
         await is_bound(world, "train-1", 4)
-        claim(world, size)
-        await until(lambda: world.leaving("train-1"))
-        assert "can shrink" not in world.why("claimant")
+        preempt(world, size)
+        await until(lambda: world.eviction_reason("train-1"))
+        assert "can shrink" not in world.why("preemptor")
         world.delete("train-0", "train-1", "train-2", "train-3")  # they were told, and have ended
-        await is_bound(world, "claimant", size)
+        await is_bound(world, "preemptor", size)
         assert not evicted(world)
 
     played(World(4), play)
@@ -132,15 +132,15 @@ def test_a_new_leader_goes_on_with_an_eviction_and_its_time(
             async with led(world):
                 names = job(world, 2, least=2, notice=60.0)
                 await is_bound(world, "train-1", 2)
-                claim(world, 2)
-                await until(lambda: world.leaving("train-1"))
-                assert world.api.objects["gangs", "ns", "claimant"]["status"]["victims"]
+                preempt(world, 2)
+                await until(lambda: world.eviction_reason("train-1"))
+                assert world.api.objects["gangs", "ns", "preemptor"]["status"]["victims"]
             world.delete(*gone)
             found = world.api.objects["gangs", "ns", "train-1"]
             status = {**found["status"], "evictionTime": stamp(time.time())}
             world.api.put("gangs", {**found, "status": status})
             async with led(world):
-                await is_bound(world, "claimant", 2)
+                await is_bound(world, "preemptor", 2)
         assert evicted(world) == {*names} - {*gone}
 
     asyncio.run(run(World(2)))
@@ -150,11 +150,11 @@ def test_an_abandoned_preemption_evicts_nobody() -> None:
     async def play(world: World, _: Replica) -> None:
         names = job(world, 2, least=2, notice=60.0)
         await is_bound(world, "train-1", 2)
-        claim(world, 2)
-        await until(lambda: world.leaving("train-1"))
-        world.delete("claimant-0", "claimant-1")
-        await until(lambda: not world.leaving("train-1"))
-        assert world.staying("train-1") == {*names}
+        preempt(world, 2)
+        await until(lambda: world.eviction_reason("train-1"))
+        world.delete("preemptor-0", "preemptor-1")
+        await until(lambda: not world.eviction_reason("train-1"))
+        assert world.active("train-1") == {*names}
         assert not evicted(world)
 
     played(World(2), play)
@@ -171,8 +171,8 @@ def test_victims_are_evicted_together_with_notified_ones() -> None:
         await is_bound(world, "rigid", 1)
         await until(lambda: "single" in world.bound())
         began = time.monotonic()
-        claim(world, 4)
-        await is_bound(world, "claimant", 4)
+        preempt(world, 4)
+        await is_bound(world, "preemptor", 4)
         assert evicted(world) == {"train-0", "train-1", "rigid-0", "single"}
         assert min(evictions) - began >= 1.0 + LATE
 
@@ -190,9 +190,9 @@ def test_elastic_jobs_are_not_asked_to_shrink_for_a_limit() -> None:
             labels = {QUEUE: "tight", JOB: "train", JOB_RANK: str(rank)}
             world.pod(f"train-{rank}", gated=True, annotations=notes, labels=labels, gpu=1)
         await is_bound(world, "train-1", 2)
-        world.gang("claimant", 1, labels={QUEUE: "tight"}, gpu=1, spec={"priority": 9})
-        await until(lambda: world.leaving("train-1"))
-        assert "can shrink" not in world.why("claimant")
+        world.gang("preemptor", 1, labels={QUEUE: "tight"}, gpu=1, spec={"priority": 9})
+        await until(lambda: world.eviction_reason("train-1"))
+        assert "can shrink" not in world.why("preemptor")
 
     played(World(4), play)
 

@@ -179,7 +179,7 @@ def test_members_that_do_not_arrive_lose_their_places(
             await until(lambda: "did not arrive in time" in world.why("a"))
             async with world.scheduling(one):
                 await is_bound(world, "a", 4)
-        world.check_cards()
+        world.check_gpus()
 
     asyncio.run(run())
 
@@ -204,7 +204,7 @@ def test_a_gang_is_planned_again_if_a_place_is_lost_before_the_bind(what: str) -
             await until(lambda: what == "pod" or node not in places(world, "a"))
             async with world.scheduling(one):
                 await is_bound(world, "a", 2)
-        world.check_cards()
+        world.check_gpus()
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""Gangs that lack a member: a budget keeps a half of one, or pods have done their work."""
+"""Gangs that lack a member: a budget protects the others, or members have finished."""
 
 from __future__ import annotations
 

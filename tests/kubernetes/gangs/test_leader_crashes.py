@@ -1,7 +1,7 @@
-"""A leader that dies between any two evictions: whoever leads next leaves no half of who made room.
+"""A leader that dies between two evictions: the next one leaves no half of a victim.
 
-Of a gang that ends for another some may have gone when the leader dies. What is left of it may then
-be in nobody's way, and its queue may borrow nothing any more: it is ended all the same.
+Some pods of a victim may be gone when the leader dies. The others may then be in nobody's way, and
+its queue may borrow nothing any more: it is evicted all the same.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def test_a_crash_leaves_no_half_of_a_victim(
             async with dying(world, evictions):
                 world.gang("victim", 4, labels=GUEST, gpu=1)
                 await is_bound(world, "victim", 4)
-                world.gang("claimant", size, labels=OWN, gpu=1)
-            assert len(world.staying("victim")) == 4 - evictions
+                world.gang("preemptor", size, labels=OWN, gpu=1)
+            assert len(world.active("victim")) == 4 - evictions
             async with led(world):
-                await is_bound(world, "claimant", size)
-                await until(lambda: not world.staying("victim"))
+                await is_bound(world, "preemptor", size)
+                await until(lambda: not world.active("victim"))
                 await until(lambda: world.phase("victim") == ("Waiting" if owned else ""))
-        world.check_cards()
+        world.check_gpus()
 
     asyncio.run(run())
 
@@ -77,11 +77,11 @@ def test_a_crash_leaves_no_half_of_a_pod_group(least: int) -> None:
             async with dying(world, 2):
                 world.gang("victim", least, pods=4, group=True, labels=GUEST)
                 await is_bound(world, "victim", 4)
-                world.gang("claimant", 1, labels=OWN, gpu=1)
-            assert len(world.staying("victim")) == 2
+                world.gang("preemptor", 1, labels=OWN, gpu=1)
+            assert len(world.active("victim")) == 2
             async with led(world):
-                await is_bound(world, "claimant", 1)
-                await until(lambda: not world.staying("victim"))
+                await is_bound(world, "preemptor", 1)
+                await until(lambda: not world.active("victim"))
 
     asyncio.run(run())
 
@@ -98,13 +98,13 @@ def test_a_new_leader_spares_a_whole_victim_that_may_not_be_preempted_any_more(
                 names = world.gang("kept", size, labels=GUEST, gpu=1)
                 await is_bound(world, "kept", size)
                 world.delete(*names[2:])  # as a live job does that gives back
-                world.gang("claimant", size, labels=OWN, gpu=1)
-            assert world.leaving("kept")
+                world.gang("preemptor", size, labels=OWN, gpu=1)
+            assert world.eviction_reason("kept")
             queues(world, own=size, guest=size)
             async with led(world):
-                await until(lambda: not world.leaving("kept"))
-                await until(lambda: world.phase("claimant") == "Waiting")
-            assert len(world.staying("kept")) == 2
+                await until(lambda: not world.eviction_reason("kept"))
+                await until(lambda: world.phase("preemptor") == "Waiting")
+            assert len(world.active("kept")) == 2
 
     asyncio.run(run())
 
@@ -117,12 +117,12 @@ def test_a_protected_half_of_a_victim_is_evicted_when_that_is_allowed() -> None:
             world.gang("victim", 2, labels=GUEST, gpu=1)
             await is_bound(world, "victim", 2)
             world.api.faults.budgets = {"victim-1": "keep-it"}
-            world.gang("claimant", 2, labels=OWN, gpu=1)
-            await until(lambda: "disruption budget" in world.why("claimant"))
+            world.gang("preemptor", 2, labels=OWN, gpu=1)
+            await until(lambda: "disruption budget" in world.why("preemptor"))
             await until(lambda: "disruption budget keep-it" in world.why("victim"))
-            assert set(world.staying("victim")) == {"victim-1"}
+            assert set(world.active("victim")) == {"victim-1"}
             world.api.faults.budgets = {}
-            await is_bound(world, "claimant", 2)
-            assert not world.staying("victim")
+            await is_bound(world, "preemptor", 2)
+            assert not world.active("victim")
 
     asyncio.run(run())

@@ -34,9 +34,9 @@ def pod(
 @pytest.mark.parametrize("how", ["labels", "notes"])
 def test_pods_name_their_gang_and_its_size(how: str) -> None:
     words = {"aliquot.io/gang": "train", "aliquot.io/gang-size": "4"}
-    claim = membership_of(pod(**{how: words}))
-    assert claim is not None
-    assert (claim.key, claim.size, claim.source) == (GangKey("ns", "train"), 4, None)
+    membership = membership_of(pod(**{how: words}))
+    assert membership is not None
+    assert (membership.key, membership.size, membership.source) == (GangKey("ns", "train"), 4, None)
 
 
 def test_a_pod_without_a_gang_is_single() -> None:
@@ -68,26 +68,26 @@ def test_a_pod_without_a_gang_is_single() -> None:
 def test_the_object_that_a_pod_names_knows_the_size(
     labels: dict[str, str], notes: dict[str, str], source: Source
 ) -> None:
-    claim = membership_of(pod(labels, notes))
-    assert claim is not None
-    assert (claim.key.name, claim.size, claim.source) == ("pg", None, source)
+    membership = membership_of(pod(labels, notes))
+    assert membership is not None
+    assert (membership.key.name, membership.size, membership.source) == ("pg", None, source)
 
 
 def test_a_kubeflow_job_is_found_by_its_owner_reference() -> None:
     labels = {"training.kubeflow.org/job-name": "bert"}
     owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "bert", "uid": "o"}
-    claim = membership_of(pod(labels, owners=[owner]))
-    assert claim is not None
-    assert claim.source == Source("kubeflow.org/v1", "PyTorchJob", "pytorchjobs", "bert")
+    membership = membership_of(pod(labels, owners=[owner]))
+    assert membership is not None
+    assert membership.source == Source("kubeflow.org/v1", "PyTorchJob", "pytorchjobs", "bert")
     assert membership_of(pod(labels)) is None
 
 
 @pytest.mark.parametrize("size", ["", "0", "four", "-1", "1.5", "10001"])
 def test_the_reason_names_an_invalid_size(size: str) -> None:
-    claim = membership_of(pod({"aliquot.io/gang": "g"}, {"aliquot.io/gang-size": size}))
-    assert claim is not None
-    assert claim.size is None
-    assert "aliquot.io/gang-size" in claim.problem
+    membership = membership_of(pod({"aliquot.io/gang": "g"}, {"aliquot.io/gang-size": size}))
+    assert membership is not None
+    assert membership.size is None
+    assert "aliquot.io/gang-size" in membership.problem
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What people are told of gangs: why one does not start, and what is wrong with one that did."""
+"""What people are told: why a gang does not start, and what is wrong with one that did."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import pytest
 
 from kubernetes.fake_api import until
-from kubernetes.gangs.held_decisions import Thinking
+from kubernetes.gangs.held_decisions import HeldDecision
 from kubernetes.gangs.world import World, is_bound, led, played
 from kubernetes.scheduler.replica import Replica, replica
 
@@ -122,17 +122,17 @@ def test_the_reason_names_a_missing_queue() -> None:
     played(World(0), play)
 
 
-def test_kube_scheduler_is_told_that_a_gang_was_not_planned_yet(thinking: Thinking) -> None:
+def test_kube_scheduler_is_told_that_a_gang_was_not_planned_yet(held: HeldDecision) -> None:
     async def play(world: World, one: Replica) -> None:
-        thinking.hold()
+        held.hold()
         world.gang("a", 1)
-        await thinking.decided()
+        await held.decided()
         world.gang("b", 1, gated=False)
         await until(lambda: one.scheduler._pods.get("b-0", "ns") is not None)
         answer = await one.filter(world.pods()["b-0"], "n0")
         told = answer["FailedAndUnresolvableNodes"]["n0"]
         assert told == "gang ns/b is gathering: it was not planned yet"
-        thinking.go_on()
+        held.go_on()
         await is_bound(world, "b", 1)
 
     played(World(2), play)

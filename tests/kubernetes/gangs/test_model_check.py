@@ -131,12 +131,6 @@ MUTATIONS: dict[str, tuple[ModuleType, str, str, str]] = {
         "len(self.had_nodes) < wanted - 1",
         "a member is deleted",
     ),
-    "a reservation with fewer places than members is used": (
-        lifecycle,
-        "if seen.wanted is not None and len(places) < seen.wanted and not started:",
-        "if False:",
-        "a member is deleted",
-    ),
     "victims are not waited for": (
         lifecycle,
         "left = gang.reservation.victims & seen.held",
@@ -191,10 +185,16 @@ MUTATIONS: dict[str, tuple[ModuleType, str, str, str]] = {
         "pass",
         "one of two victims is notified",
     ),
-    "a new leader opens gates before its first pass": (
+    "a new leader starts a gang that has lost a member": (
         resume,
-        "places=dict(places),",
-        "places=dict(places), written=dict(places),",
+        "return not pods.active and len(places) < sum",
+        "return pods.active and len(places) < sum",
+        "a member is deleted",
+    ),
+    "a reservation is written though a member was deleted": (
+        lifecycle,
+        "if not pods.active and not pods.every.issuperset(gang.reservation.places):",
+        "if False:",
         "a member is deleted",
     ),
     "a new leader does not go on with an eviction": (

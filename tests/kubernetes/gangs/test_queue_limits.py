@@ -1,4 +1,4 @@
-"""While some end for others: limits are kept, and nobody waits for who does not matter to it."""
+"""Limits of queues while victims terminate: no limit is passed, and nobody waits in vain."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_gang_waits_for_victims_on_other_nodes_only_at_a_limit(
         world.delete(here)
         others = tuple(one.metadata.uid for one in world.pods("guests").values())
         if limit:
-            await until(lambda: making_room(world, "mine") == others)
+            await until(lambda: victims_of(world, "mine") == others)
             assert gated(world, "mine")
             world.delete(*names)
         await is_bound(world, "mine", 1)
@@ -96,7 +96,7 @@ def test_a_gang_waits_for_victims_on_other_nodes_only_at_a_limit(
     played(World(1, 1), play)
 
 
-def making_room(world: World, gang: str) -> tuple[str, ...]:
+def victims_of(world: World, gang: str) -> tuple[str, ...]:
     found = world.status(gang)
     return found.status.victims if found else ()
 
@@ -174,7 +174,7 @@ def test_a_new_leader_goes_on_with_a_preemption_at_a_limit() -> None:
                 await one.ready()
                 world.api.faults.refuse = lambda _, path: 503 if "/eviction" in path else None
                 world.gang("urgent", 1, labels=IN_Q, gpu=1, spec=ELSEWHERE)
-                await until(lambda: making_room(world, "urgent"))
+                await until(lambda: victims_of(world, "urgent"))
                 before = world.status("urgent")
             world.api.faults.grace = FOR_EVER
             world.api.faults.refuse = lambda *_: None
@@ -201,7 +201,7 @@ def test_a_gang_does_not_wait_for_protected_victims_of_another() -> None:
         await is_bound(world, "kept", 2)
         world.api.faults.budgets = dict.fromkeys(kept, "keep-it")
         world.gang("first", 1, labels=OWN, gpu=1)
-        await until(lambda: making_room(world, "first"))
+        await until(lambda: victims_of(world, "first"))
         world.delete(*world.pods("mine"))
         world.gang("may", 1, labels=GUEST, gpu=1)
         await is_bound(world, "may", 1)
@@ -226,7 +226,7 @@ def test_an_eviction_is_written_after_its_reservation() -> None:
         world.gang("mine", 1, labels=OWN, gpu=1)
         tried = len(world.api.requests)
         await until(lambda: refusals(world, tried) >= 2)
-        assert not world.leaving("guests")
+        assert not world.eviction_reason("guests")
         world.api.faults.refuse = lambda _method, _path: None
         await is_bound(world, "mine", 1)
 

@@ -1,4 +1,4 @@
-"""Single pods, gangs and queues together: what is told, what is not yet known, and who is woken."""
+"""Single pods, gangs and queues together: messages, missing queues, and waking."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def test_backfilled_slices_delay_no_planned_start() -> None:
             await until(lambda: "first" in world.bound())
             world.gang("big", 1, memory=160, core=60)
             await until(lambda: world.phase("big") == "Waiting")
-            promised = world.status("big")
-            assert promised is not None
+            planned = world.status("big")
+            assert planned is not None
             for number in range(4):
                 world.pod(f"long{number}", memory=8, core=15, annotations=HOURS)
             await until(lambda: {"long0", "long1"} & world.bound().keys())

@@ -1,4 +1,4 @@
-"""Who has a right to others' places: what counts as had, and by whom."""
+"""Who may preempt whom: what counts as used, and by which queue."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def queues(own: int, guest: int = 0) -> dict[str, Queue]:
     return {"own": quota("own", own), "guest": quota("guest", guest)}
 
 
-def claimed(decision: Decision) -> dict[str, list[str]]:
-    """Who ends for whom."""
+def preempted(decision: Decision) -> dict[str, list[str]]:
+    """The victims of each gang."""
     return {
-        one.name: [victim.gang.name for victim in claim.victims] for one, claim in decision.claims
+        one.name: [victim.gang.name for victim in preemption.victims]
+        for one, preemption in decision.claims
     }
 
 
@@ -42,7 +43,7 @@ def test_a_spared_workload_uses_its_queues_quota() -> None:
     asked: dict[str, Any] = {"running": [kept, guest], "spared": {"kept"}}
     assert not decide(question(allocations, mine, queues=queues(own=2), **asked)).claims
     more = decide(question(allocations, mine, queues=queues(own=4), **asked))
-    assert claimed(more) == {"mine": ["guest"]}
+    assert preempted(more) == {"mine": ["guest"]}
 
 
 def test_a_spared_workload_counts_for_its_queues_limit() -> None:
@@ -53,7 +54,7 @@ def test_a_spared_workload_counts_for_its_queues_limit() -> None:
     mine = gang("mine", 2, queue="q", priority=1)
     asked: dict[str, Any] = {"running": [kept, other], "queues": limit}
     assert not decide(question(allocations, mine, spared={"kept"}, **asked)).claims
-    assert claimed(decide(question(allocations, mine, **asked))) == {"mine": ["kept"]}
+    assert preempted(decide(question(allocations, mine, **asked))) == {"mine": ["kept"]}
 
 
 @pytest.mark.parametrize(("own", "ends"), [(2, {}), (4, {"second": ["rigid"]})])
@@ -69,7 +70,7 @@ def test_what_elastic_jobs_give_to_one_gang_cannot_be_reclaimed_by_another(
     asked: dict[str, Any] = {"running": [job, rigid], "givers": givers, "queues": queues(own)}
     decision = decide(question(allocations, *mine, **asked))
     assert decision.asked == {"first": {"job": 60.0}}
-    assert claimed(decision) == ends
+    assert preempted(decision) == ends
 
 
 def test_what_a_job_gives_back_is_not_borrowed_any_more() -> None:
@@ -93,7 +94,7 @@ def test_what_a_job_gives_back_is_not_borrowed_any_more() -> None:
 def test_quota_planned_for_an_earlier_gang_cannot_be_reclaimed(
     seconds: float, own: int, ends: dict[str, list[str]]
 ) -> None:
-    """The wide one finds no way now, and is promised the node when the one there has ended."""
+    """The wide gang cannot preempt now; its start is planned for when the node is free."""
     allocations = nodes(2, 1)
     kept = started(allocations, gang("kept", 1, gpus=2, queue="other"), 3600.0)
     guest = started(allocations, gang("guest", 1, queue="guest"), 9000.0)
@@ -102,7 +103,7 @@ def test_quota_planned_for_an_earlier_gang_cannot_be_reclaimed(
     known = {**queues(own), "other": quota("other", 2)}
     decision = decide(question(allocations, wide, small, running=[kept, guest], queues=known))
     assert {one.gang.name for one in decision.promises} >= {"wide"}
-    assert claimed(decision) == ends
+    assert preempted(decision) == ends
 
 
 @CHECKED
@@ -141,7 +142,7 @@ def test_a_quota_is_reclaimed_once_and_from_borrowers(
     }
     decision = decide(question(allocations, *mine, **asked))
     assert not decision.starts
-    claims = {one.name: claim.victims for one, claim in decision.claims}
+    claims = {one.name: preemption.victims for one, preemption in decision.claims}
     sizes = {one.name: len(one.members) for one in mine}
     used = {name: sum(s for queue, s, _ in running if queue == name) for name in queues(0)}
     free = 0
@@ -163,7 +164,7 @@ def test_a_quota_is_reclaimed_once_and_from_borrowers(
         free -= sizes[name]
 
 
-# --- who ends already -----------------------------------------------------------------------------
+# --- victims that terminate -----------------------------------------------------------------------
 
 
 def test_a_gang_that_fits_when_victims_are_gone_preempts_nobody_else() -> None:
@@ -174,12 +175,12 @@ def test_a_gang_that_fits_when_victims_are_gone_preempts_nobody_else() -> None:
     asked: dict[str, Any] = {"running": [stays], "queues": queues(4)}
     decision = decide(question(allocations, mine, leftovers=[left], **asked))
     assert not decision.claims
-    (promise,) = decision.promises
-    assert (promise.placements, promise.start) == (left.placements, left.end)
+    (planned,) = decision.promises
+    assert (planned.placements, planned.start) == (left.placements, left.end)
     both = gang("both", 2, queue="own")
     found = decide(question(allocations, both, leftovers=[left], **asked))
     assert not found.claims, "it is not all there yet"
-    assert claimed(decide(question(allocations, mine, **asked))) == {"mine": ["stays"]}
+    assert preempted(decide(question(allocations, mine, **asked))) == {"mine": ["stays"]}
 
 
 def test_a_gang_that_is_planned_later_does_not_wait_for_leftovers() -> None:
@@ -188,7 +189,7 @@ def test_a_gang_that_is_planned_later_does_not_wait_for_leftovers() -> None:
     left = started(allocations, gang("gone (ending)", 1), 5.0)
     first, second = (gang(name, 1, queue="own", submitted=n) for n, name in enumerate("ab"))
     asked: dict[str, Any] = {"running": [stays], "leftovers": [left], "queues": queues(4)}
-    assert claimed(decide(question(allocations, first, second, **asked))) == {"b": ["stays"]}
+    assert preempted(decide(question(allocations, first, second, **asked))) == {"b": ["stays"]}
 
 
 def test_a_gang_gets_no_gpu_of_a_victim_that_it_does_not_wait_for() -> None:
@@ -198,12 +199,14 @@ def test_a_gang_gets_no_gpu_of_a_victim_that_it_does_not_wait_for() -> None:
     small, large = gang("small", 1, queue="own"), gang("large", 3, queue="own", submitted=1.0)
     decision = decide(question(allocations, small, large, running=[cheap, dear], queues=queues(8)))
     places: set[tuple[int, int]] = set()
-    for _, claim in decision.claims:
-        own = {(at.node, gpu) for one in claim.victims for at in one.placements for gpu in at.gpus}
-        wants = {(at.node, gpu) for at in claim.placements for gpu in at.gpus}
+    for _, preemption in decision.claims:
+        own = {
+            (at.node, gpu) for one in preemption.victims for at in one.placements for gpu in at.gpus
+        }
+        wants = {(at.node, gpu) for at in preemption.placements for gpu in at.gpus}
         assert wants.isdisjoint(places - own)
         places |= own
-    assert claimed(decision) == {"small": ["cheap"]}
+    assert preempted(decision) == {"small": ["cheap"]}
 
 
 LIMITS = {
@@ -231,7 +234,7 @@ def test_no_limit_is_passed_in_any_order_of_evictions(
     heir: int,
     waiting: list[tuple[str, int, int]],
 ) -> None:
-    """Each claim opens when all that end for it have gone; one such was made before."""
+    """Each preemption starts when its victims are gone; one was decided before."""
     allocations = nodes(8, 8, 8, 8)
     staying = placed(allocations, "r", runs)
     ended = placed(allocations, "e", ends)
@@ -249,8 +252,8 @@ def test_no_limit_is_passed_in_any_order_of_evictions(
     asked: dict[str, Any] = {"running": running, "ending": before, "spared": spared}
     decision = decide(question(allocations, *mine, queues=LIMITS, **asked))
     swaps = [
-        (list(claim.victims), [Running(one, claim.placements, NOW, NOW + 1)])
-        for one, claim in decision.claims
+        (list(preemption.victims), [Running(one, preemption.placements, NOW, NOW + 1)])
+        for one, preemption in decision.claims
     ]
     victims = [one for pair in swaps for one in pair[0]]
     assert all(one in staying for one in victims)

@@ -22,7 +22,7 @@ def served(world: World, play: Callable[[World], Coroutine[Any, Any, None]]) -> 
     async def run() -> None:
         async with world.api.serving():
             await play(world)
-        world.check_cards()
+        world.check_gpus()
 
     asyncio.run(run())
 

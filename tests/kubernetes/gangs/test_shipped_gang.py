@@ -33,9 +33,9 @@ def test_the_custom_resource_has_the_fields_of_the_object() -> None:
 def test_the_example_is_a_gang_of_four() -> None:
     (job,) = chart.objects((chart.ROOT / "examples/kubernetes/gang.yaml").read_text("utf-8"))
     pod = pod_of(pod_in(job))
-    claim = membership_of(pod)
-    assert claim is not None
-    assert (claim.key.name, claim.size) == ("workers", job["spec"]["parallelism"])
+    membership = membership_of(pod)
+    assert membership is not None
+    assert (membership.key.name, membership.size) == ("workers", job["spec"]["parallelism"])
     assert is_gated(pod)
 
 

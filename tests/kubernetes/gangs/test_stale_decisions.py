@@ -1,4 +1,4 @@
-"""What happens while the brain thinks: nothing is done that is not possible or right any more."""
+"""Changes while a decision is made: what is not possible any more is not applied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from aliquot.kubernetes.api import leader
 from aliquot.kubernetes.extender import planner
 from kubernetes.fake_api import until
-from kubernetes.gangs.held_decisions import Thinking
+from kubernetes.gangs.held_decisions import HeldDecision
 from kubernetes.gangs.world import World, is_bound, played
 from kubernetes.scheduler.replica import Replica, replica
 
@@ -22,72 +22,72 @@ HIGHEST = {"priority": 100}
 IN_Q = {"aliquot.io/queue": "q"}
 
 
-def test_a_new_pod_with_the_name_of_a_victim_is_not_evicted(thinking: Thinking) -> None:
+def test_a_new_pod_with_the_name_of_a_victim_is_not_evicted(held: HeldDecision) -> None:
     async def play(world: World, _: Replica) -> None:
         world.pod("p", gpu=1)
         await until(lambda: "p" in world.bound())
-        thinking.hold()
+        held.hold()
         world.gang("high", 1, spec=HIGHER, gpu=1)
-        await thinking.decided()
+        await held.decided()
         world.delete("p")
         world.pod("p", gpu=1, spec=HIGHEST)
         await until(lambda: "p" in world.bound())
         uid = world.pods()["p"].metadata.uid
-        thinking.go_on()
+        held.go_on()
         await until(lambda: world.phase("high") == "Waiting")
         assert world.pods()["p"].metadata.uid == uid
 
     played(World(1), play)
 
 
-def test_nobody_is_preempted_for_a_gang_that_lost_another_place(thinking: Thinking) -> None:
+def test_nobody_is_preempted_for_a_gang_that_lost_another_place(held: HeldDecision) -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("low", 1)
         await is_bound(world, "low", 1)
-        thinking.hold()
+        held.hold()
         world.gang("high", 2, spec=HIGHER, gpu=1)
-        await thinking.decided()
+        await held.decided()
         world.pod("taken", gpu=1, spec=HIGHEST)
         await until(lambda: "taken" in world.bound())
-        thinking.go_on()
+        held.go_on()
         await until(lambda: world.phase("high") == "Waiting")
         assert set(world.bound()) == {"low-0", "taken"}
 
     played(World(2), play)
 
 
-def test_nobody_is_preempted_for_a_gang_that_fits_meanwhile(thinking: Thinking) -> None:
+def test_nobody_is_preempted_for_a_gang_that_fits_meanwhile(held: HeldDecision) -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("low", 1)
         await is_bound(world, "low", 1)
         world.pod("short", gpu=1, spec=HIGHEST)
         await until(lambda: "short" in world.bound())
-        thinking.hold()
+        held.hold()
         world.gang("high", 1, spec=HIGHER, gpu=1)
-        await thinking.decided()
+        await held.decided()
         world.delete("short")
         await until(lambda: "short" not in world.pods())
         cluster = world.leader.scheduler.cluster
         await until(lambda: int(cluster.chooser.allocations.holders.sum()) == 1)
-        thinking.go_on()
+        held.go_on()
         await is_bound(world, "high", 1)
         assert set(world.bound()) == {"low-0", "high-0"}
 
     played(World(2), play)
 
 
-def test_single_pods_during_a_decision_do_not_pass_a_limit(thinking: Thinking) -> None:
+def test_single_pods_during_a_decision_do_not_pass_a_limit(held: HeldDecision) -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", limit={"gpus": 2})
         world.api.put("nodes", {"metadata": {"name": "n0", "labels": {"for": "gangs"}}})
-        thinking.hold()
+        held.hold()
         world.gang("a", 2, labels=IN_Q, gpu=1, spec={"nodeSelector": {"for": "gangs"}})
-        await thinking.decided()
+        await held.decided()
         world.offered = {"n1"}
         world.pod("single", gpu=1, labels=IN_Q)
         await until(lambda: "single" in world.bound())
         world.offered = {"n0", "n1"}
-        thinking.go_on()
+        held.go_on()
         text = "queue q may have 2 GPUs; with this gang it would have 3"
         await until(lambda: text in world.why("a"))
         assert world.held("q") == 1
@@ -162,20 +162,20 @@ def test_the_message_of_a_full_queue_has_its_own_numbers() -> None:
 
 
 def test_a_replica_that_was_frozen_longer_than_its_lease_does_nothing(
-    thinking: Thinking, monkeypatch: pytest.MonkeyPatch
+    held: HeldDecision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
         world = World(2)
         async with world.api.serving(), replica(world.api) as one:
             await one.ready()
-            thinking.hold()
+            held.hold()
             world.gang("a", 2)
-            await thinking.decided()
+            await held.decided()
             world.api.faults.refuse = lambda _, path: 503 if "/leases" in path else None
             later = SimpleNamespace(monotonic=lambda: time.monotonic() + 60)
             monkeypatch.setattr(leader, "time", later)
             writes = len(written(world))
-            thinking.go_on()
+            held.go_on()
             answer = await one.post("/filter", {})
             assert answer.status_code == 503
             await until(one.scheduler.why_not)

@@ -1,4 +1,4 @@
-"""Who has what, kept up to date by what has changed: the same as if all were looked at anew."""
+"""Allocations by workload: updates give the same answers as a full recount."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class World:
             name: one.spec.node_name for name, one in self.pods(gang).items() if one.spec.node_name
         }
 
-    def staying(self, gang: str) -> set[str]:
+    def active(self, gang: str) -> set[str]:
         """Its pods that have nodes, and are not on their way out."""
         found = self.pods(gang).items()
         return {
@@ -168,7 +168,7 @@ class World:
             if one.spec.node_name and not one.metadata.deletion_timestamp
         }
 
-    def leaving(self, gang: str) -> str:
+    def eviction_reason(self, gang: str) -> str:
         found = self.status(gang)
         return found.status.eviction_reason if found else ""
 
@@ -191,7 +191,7 @@ class World:
             if one["involvedObject"]["name"] == name
         ]
 
-    def check_cards(self) -> None:
+    def check_gpus(self) -> None:
         """No GPU is given twice."""
         given: Counter[str] = Counter()
         for one in self.pods().values():
@@ -288,14 +288,14 @@ async def running(world: World, **options: Any) -> AsyncIterator[Replica]:
 def played(
     world: World, play: Callable[[World, Replica], Coroutine[Any, Any, None]], **options: Any
 ) -> None:
-    """Play it with a replica that leads; then no card may have been given twice."""
+    """Play it with a replica that leads; then no GPU may have been given twice."""
 
     async def run() -> None:
         async with running(world, **options) as one:
             await play(world, one)
 
     asyncio.run(run())
-    world.check_cards()
+    world.check_gpus()
 
 
 @asynccontextmanager

@@ -336,20 +336,20 @@ class Gangs:
     # --- 4. write ---------------------------------------------------------------------------------
 
     async def _write(self, number: int) -> None:
-        free = asyncio.Semaphore(AT_ONCE)
+        free, gangs = asyncio.Semaphore(AT_ONCE), self._registry.gangs
 
         async def write(key: GangKey) -> None:
             async with free:
-                if self._term.lasts(number) and key in self._registry.gangs:
+                if not self._term.lasts(number) or key not in gangs:
+                    return
+                if may_be_written(gangs[key], self._observer.uids(key), gangs):
                     await self._write_one(key)
 
         # A preemption is written before any victim's eviction is: a new leader goes on with it.
-        gangs = self._registry.gangs
         preempting = {one.key for one in gangs.values() if one.reservation.victims}
         others = [key for key in gangs if key not in preempting]
         await asyncio.gather(*(write(key) for key in preempting))
-        may = [key for key in others if key in gangs and may_be_written(gangs[key], gangs)]
-        await asyncio.gather(*(write(key) for key in may))
+        await asyncio.gather(*(write(key) for key in others))
 
     async def _write_one(self, key: GangKey) -> None:
         gang, pods = self._registry.gangs[key], self._workloads.gangs[key]

@@ -485,8 +485,14 @@ def advance_all(
 # --- what is due ----------------------------------------------------------------------------------
 
 
-def may_be_written(gang: GangState, gangs: Mapping[GangKey, GangState]) -> bool:
-    """Whether the preemption that a gang is evicted for is written, so that this may be."""
+def may_be_written(gang: GangState, pods: GangUids, gangs: Mapping[GangKey, GangState]) -> bool:
+    """Whether the Gang object may say what the state is.
+
+    Not if a member was deleted whose place is reserved: the next leader must not take the other
+    places for all. Nor before the reservation that the gang is evicted for is written.
+    """
+    if not pods.active and not pods.every.issuperset(gang.reservation.places):
+        return False
     eviction = gang.eviction
     if eviction is None or eviction.preemptor is None:
         return True

@@ -81,13 +81,18 @@ def resume_all(world: RestorableWorld, found: Mapping[GangKey, GangStatus], now:
             continue
         # 3. The reservation, if pods and nodes confirm it, and the eviction of its victims.
         places = world.places(key, status)
-        if places is None:
+        if places is None or _lacks_members(status, places, world.uids(key)):
             world.apply(Step(report(gang, Phase.WAITING, NOT_CONFIRMED)))
         elif places:
             victims = world.gangs_of(status.victims)
             world.apply(resume_reservation(gang, status, places, victims))
             for other in victims:
                 _resume_eviction(world, other, found.get(other), key, now)
+
+
+def _lacks_members(status: GangStatus, places: Mapping[str, MemberPlace], pods: GangUids) -> bool:
+    """Whether a gang that has not started has lost a member: the others must not start alone."""
+    return not pods.active and len(places) < sum(bool(one.node) for one in status.members)
 
 
 def _resume_eviction(
@@ -134,13 +139,10 @@ def resume_reservation(
     places: Mapping[str, MemberPlace],
     victim_gangs: Collection[GangKey],
 ) -> Step:
-    """Go on with a reservation that the leader before has written, and that was confirmed.
-
-    It counts as not written, so that no member is bound before the first pass: a member may have
-    been deleted meanwhile, and the others must not start without it.
-    """
+    """Go on with a reservation that the leader before has written, and that was confirmed."""
     reservation = Reservation(
         places=dict(places),
+        written=dict(places),
         victims=frozenset(status.victims),
         victim_gangs=frozenset(victim_gangs),
     )
