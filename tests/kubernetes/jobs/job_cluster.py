@@ -31,7 +31,7 @@ from aliquot.kubernetes.api.names import (
 )
 from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Pod, Resource
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
-from aliquot.kubernetes.gangs.messages import stamp
+from aliquot.kubernetes.api.times import stamp
 from aliquot.kubernetes.jobs.allocations import JobAllocations
 from aliquot.kubernetes.jobs.controller import Controller, WatchedObjects
 from aliquot.placement.elastic.resize import Rules
