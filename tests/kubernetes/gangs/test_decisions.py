@@ -72,7 +72,7 @@ def test_missing_members_are_placed_first_and_close_to_the_others() -> None:
     assert len(here) == 1
     rest = gang("half", 1)
     decision = decide(
-        question(allocations, gang("big", 5), running=[placed], rests=[(rest, sorted(here))])
+        question(allocations, gang("big", 5), running=[placed], incomplete=[(rest, sorted(here))])
     )
     (first, *_) = decision.starts
     assert first.gang is rest
@@ -108,7 +108,7 @@ def test_gangs_without_victims_do_not_keep_others_from_preempting() -> None:
     assert not first.preemptions
     assert first.skipped == 1
     looked = dict.fromkeys(first.searched, 1)
-    then = decide(question(allocations, *hopeless, last, looked=looked, **asked))
+    then = decide(question(allocations, *hopeless, last, searched_at=looked, **asked))
     assert [one.name for one, _ in then.preemptions] == ["last"]
 
 
@@ -119,7 +119,7 @@ def test_missing_members_wait_for_their_queues_limit() -> None:
     other = started(allocations, gang("other", 1, queue="q"))
     rest = gang("half", 1, queue="q")
     running = [half, other]
-    decision = decide(question(allocations, running=running, rests=[(rest, [0])], queues=queues))
+    decision = decide(question(allocations, running=running, incomplete=[(rest, [0])], queues=queues))
     assert not decision.starts
     assert decision.reasons == {"half": "queue q may have 2 GPUs; with this gang it would have 3"}
 
@@ -142,7 +142,7 @@ def test_what_an_elastic_job_gives_is_not_taken_by_a_later_gang(size: int, asked
     first = gang("first", 2, priority=10)
     second = gang("second", size, priority=5, seconds=50.0)  # it is over before the job would be
     givers = [ElasticSurplus("job", 60.0, parts_of(job, 1))]
-    decision = decide(question(allocations, first, second, running=[job], givers=givers))
+    decision = decide(question(allocations, first, second, running=[job], surpluses=givers))
     assert decision.shrink_requests == {name: {"job": 60.0} for name in asked}
     assert not decision.preemptions
 
@@ -157,7 +157,7 @@ def test_a_job_shrinks_by_no_more_than_its_queue_borrows(own: int, *, is_asked: 
     job = started(allocations, gang("job", 4, queue="x"))
     givers = [ElasticSurplus("job", 60.0, parts_of(job, 1))]
     mine = gang("mine", 3, queue="y")
-    decision = decide(question(allocations, mine, running=[job], givers=givers, queues=queues))
+    decision = decide(question(allocations, mine, running=[job], surpluses=givers, queues=queues))
     assert bool(decision.shrink_requests) is is_asked
     assert bool(decision.preemptions) is not is_asked
 
@@ -185,9 +185,9 @@ def test_elastic_jobs_are_asked_to_shrink_before_anybody_is_preempted(
     asked: dict[str, Any] = {"running": running, "queues": queues}
     without = decide(question(allocations, *mine, **asked))
     every = {one.name for one in mine}
-    after = decide(question(allocations, *mine, givers=givers, waited=every, **asked))
+    after = decide(question(allocations, *mine, surpluses=givers, waited=every, **asked))
     assert (after.preemptions, after.shrink_requests) == (without.preemptions, {})
-    first = decide(question(allocations, *mine, givers=givers, **asked))
+    first = decide(question(allocations, *mine, surpluses=givers, **asked))
     preempting = {one.name for one, _ in first.preemptions}
     assert preempting.isdisjoint(first.shrink_requests)
     if without.preemptions:

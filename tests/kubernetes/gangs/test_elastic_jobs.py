@@ -105,7 +105,7 @@ def times(world: World, what: str) -> list[float]:
 
 def preempted(seconds: float) -> str:
     why = "queue guest borrows from the quota of queue own"
-    return f"ended for ns/preemptor: {why}; it is told, and has {seconds:.0f} s"
+    return f"preempted for ns/preemptor: {why}; it is told, and has {seconds:.0f} s"
 
 
 @pytest.mark.parametrize(("least", "size"), [(4, 2), (3, 2)], ids=["nothing", "too little"])

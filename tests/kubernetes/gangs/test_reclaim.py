@@ -40,7 +40,7 @@ def test_a_spared_workload_uses_its_queues_quota() -> None:
     kept = started(allocations, gang("kept", 2, queue="own"))
     guest = started(allocations, gang("guest", 2, queue="guest"))
     mine = gang("mine", 2, queue="own", priority=1)
-    asked: dict[str, Any] = {"running": [kept, guest], "spared": {"kept"}}
+    asked: dict[str, Any] = {"running": [kept, guest], "protected": {"kept"}}
     assert not decide(question(allocations, mine, queues=queues(own=2), **asked)).preemptions
     more = decide(question(allocations, mine, queues=queues(own=4), **asked))
     assert preempted(more) == {"mine": ["guest"]}
@@ -53,7 +53,7 @@ def test_a_spared_workload_counts_for_its_queues_limit() -> None:
     other = started(allocations, gang("other", 1, queue="q"))
     mine = gang("mine", 2, queue="q", priority=1)
     asked: dict[str, Any] = {"running": [kept, other], "queues": limit}
-    assert not decide(question(allocations, mine, spared={"kept"}, **asked)).preemptions
+    assert not decide(question(allocations, mine, protected={"kept"}, **asked)).preemptions
     assert preempted(decide(question(allocations, mine, **asked))) == {"mine": ["kept"]}
 
 
@@ -67,7 +67,7 @@ def test_what_elastic_jobs_give_to_one_gang_cannot_be_reclaimed_by_another(
     rigid = started(allocations, gang("rigid", 2, queue="guest"))
     mine = [gang(name, 2, queue="own", submitted=n) for n, name in enumerate(("first", "second"))]
     givers = [ElasticSurplus("job", 60.0, parts_of(job, 2))]
-    asked: dict[str, Any] = {"running": [job, rigid], "givers": givers, "queues": queues(own)}
+    asked: dict[str, Any] = {"running": [job, rigid], "surpluses": givers, "queues": queues(own)}
     decision = decide(question(allocations, *mine, **asked))
     assert decision.shrink_requests == {"first": {"job": 60.0}}
     assert preempted(decision) == ends
@@ -80,7 +80,7 @@ def test_what_a_job_gives_back_is_not_borrowed_any_more() -> None:
     rigid = started(allocations, gang("rigid", 2, queue="guest"))
     mine = [gang(name, 2, queue="own", submitted=n) for n, name in enumerate(("first", "second"))]
     givers = [ElasticSurplus("job", 60.0, parts_of(job, 2))]
-    asked: dict[str, Any] = {"running": [job, rigid], "givers": givers}
+    asked: dict[str, Any] = {"running": [job, rigid], "surpluses": givers}
     decision = decide(question(allocations, *mine, queues=queues(4, guest=4), **asked))
     assert decision.shrink_requests == {"first": {"job": 60.0}}
     assert not decision.preemptions
@@ -129,16 +129,16 @@ def test_a_quota_is_reclaimed_once_and_from_borrowers(
     runs, givers, spared = [], [], set()
     for number, (queue, size, how) in enumerate(running):
         runs.append(started(allocations, gang(f"{how}{number}", size, queue=queue)))
-        if how == "spared":
+        if how == "protected":
             spared.add(runs[-1].gang.name)
         if how == "elastic" and size > 1:
             givers.append(ElasticSurplus(f"job{number}", 60.0, parts_of(runs[-1], 1)))
     mine = [gang(f"y{n}", size, queue="own", submitted=n) for n, size in enumerate(waiting)]
     asked: dict[str, Any] = {
         "running": runs,
-        "givers": givers,
+        "surpluses": givers,
         "queues": queues(own, guest),
-        "spared": spared,
+        "protected": spared,
     }
     decision = decide(question(allocations, *mine, **asked))
     assert not decision.starts
@@ -173,12 +173,12 @@ def test_a_gang_that_fits_when_victims_are_gone_preempts_nobody_else() -> None:
     left = started(allocations, gang("gone (ending)", 1), 5.0)
     mine = gang("mine", 1, queue="own")
     asked: dict[str, Any] = {"running": [stays], "queues": queues(4)}
-    decision = decide(question(allocations, mine, leftovers=[left], **asked))
+    decision = decide(question(allocations, mine, releasing=[left], **asked))
     assert not decision.preemptions
     (planned,) = decision.planned
     assert (planned.placements, planned.start) == (left.placements, left.end)
     both = gang("both", 2, queue="own")
-    found = decide(question(allocations, both, leftovers=[left], **asked))
+    found = decide(question(allocations, both, releasing=[left], **asked))
     assert not found.preemptions, "it is not all there yet"
     assert preempted(decide(question(allocations, mine, **asked))) == {"mine": ["stays"]}
 
@@ -188,7 +188,7 @@ def test_a_gang_that_is_planned_later_does_not_wait_for_leftovers() -> None:
     stays = started(allocations, gang("stays", 1, queue="guest"))
     left = started(allocations, gang("gone (ending)", 1), 5.0)
     first, second = (gang(name, 1, queue="own", submitted=n) for n, name in enumerate("ab"))
-    asked: dict[str, Any] = {"running": [stays], "leftovers": [left], "queues": queues(4)}
+    asked: dict[str, Any] = {"running": [stays], "releasing": [left], "queues": queues(4)}
     assert preempted(decide(question(allocations, first, second, **asked))) == {"b": ["stays"]}
 
 
@@ -249,7 +249,7 @@ def test_no_limit_is_passed_in_any_order_of_evictions(
     ]
     spared = {one.gang.name for one in heirs}
     running = [*staying, *heirs]
-    asked: dict[str, Any] = {"running": running, "ending": before, "spared": spared}
+    asked: dict[str, Any] = {"running": running, "ending": before, "protected": spared}
     decision = decide(question(allocations, *mine, queues=LIMITS, **asked))
     swaps = [
         (list(preemption.victims), [Running(one, preemption.placements, NOW, NOW + 1)])
