@@ -241,7 +241,7 @@ class Run:
     def _look(self) -> None:
         bound_pods = self._stage.bound(NAMESPACE)
         now = self._now
-        promises = self._promises() if self._with else {}
+        promises = self._planned_starts() if self._with else {}
         for one in self._jobs:
             if one.came is None or one.started is not None:
                 continue
@@ -256,7 +256,7 @@ class Run:
             else:
                 one.half_since = None
 
-    def _promises(self) -> dict[str, float]:
+    def _planned_starts(self) -> dict[str, float]:
         path = f"/apis/aliquot.io/v1alpha1/namespaces/{NAMESPACE}/gangs?resourceVersion=0"
         found = self._stage.cluster.api.get(path)["items"]
         return {

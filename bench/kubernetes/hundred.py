@@ -57,7 +57,7 @@ def one_round(
             hundred.delete_all(stage, namespace, list(asked), seed)
             continue
         runs[kind] = hundred.run_all(stage, namespace, asked)
-        hundred.check_books(stage, asked)
+        hundred.check_allocations(stage, asked)
         hundred.check_inside(stage, namespace, asked)
         hundred.delete_all(stage, namespace, list(asked), seed)
         hundred.check_empty(stage)

@@ -28,7 +28,7 @@ static struct cost *set_of(struct costs *costs, uint64_t key)
 }
 
 /* An empty slot of the set, or else another key's. */
-static struct cost *claim_slot(struct costs *costs, struct cost *set)
+static struct cost *reserve_slot(struct costs *costs, struct cost *set)
 {
 	for (unsigned i = 0; i < COST_WAYS; i++)
 		if (atomic_load_explicit(&set[i].key, memory_order_relaxed) == 0)
@@ -41,7 +41,7 @@ struct cost *cost_slot(struct costs *costs, uint64_t key)
 	struct cost *slot = cost_find(costs, key);
 	if (slot)
 		return slot;
-	slot = claim_slot(costs, set_of(costs, key));
+	slot = reserve_slot(costs, set_of(costs, key));
 	atomic_store_explicit(&slot->key, key, memory_order_relaxed);
 	atomic_store_explicit(&slot->ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&slot->launches, 0, memory_order_relaxed);

@@ -1,7 +1,17 @@
 """Aliquot gives programs exact parts of GPUs.
 
-The package is used by its command, `aliquot`; the modules below `aliquot.cli` are its parts, each
-a layer that imports only from the layers below it (see docs/architecture.md).
+People use the command `aliquot`. Each package imports only from packages below it
+(docs/architecture.md).
+
+- `cli`: the commands.
+- `devices`: what this machine has: GPUs, driver, health.
+- `kubernetes`: Aliquot on a cluster.
+- `model`: the values that all packages share.
+- `placement`: which GPUs a request or a gang gets, and when.
+- `pool`: one machine as a pool with a queue of jobs.
+- `simulate`: replay of traces through placement.
+- `slices`: make, watch and resize slices on this machine.
+- `worker`: what a job's program may import.
 """
 
 __version__ = "0.1.0"

@@ -73,9 +73,9 @@ class Cluster:
     def start(self) -> None:
         """Start everything, and return when pods can run."""
         with ExitStack() as undo:
-            self.place = registry.claim()
+            self.place = registry.reserve()
             undo.callback(self.place.release)
-            undo.callback(self._start_keeper().communicate)
+            undo.callback(self._start_reaper().communicate)
             undo.callback(self._reap)
             undo.callback(self.place.remove)
             self._start_noting_logs()
@@ -264,7 +264,7 @@ class Cluster:
         for here, there in itertools.permutations(self.machines, 2):
             here.run("ip", "route", "add", pod_network(there), "via", there.address)
 
-    def _start_keeper(self) -> subprocess.Popen[bytes]:
+    def _start_reaper(self) -> subprocess.Popen[bytes]:
         place = self.place
         arguments = [str(each) for each in (place.number, place.folder, place.lock)]
         return subprocess.Popen(

@@ -149,7 +149,7 @@ def delete_all(stage: Stage, namespace: str, names: list[str], seed: int) -> Non
     stage.cluster.wait_until(lambda: not stage.cluster.api.get(path)["items"], 120, "all are gone")
 
 
-def check_books(stage: Stage, asked: Mapping[str, Asked]) -> None:
+def check_allocations(stage: Stage, asked: Mapping[str, Asked]) -> None:
     """No GPU is given twice, and every grant is what its pod asked for."""
     agent = stage.agent
     agent.until(lambda: set(agent.holders()) == set(asked), "GPUNode names every pod")

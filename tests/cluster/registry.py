@@ -80,7 +80,7 @@ class Place:
         os.close(self.lock)
 
 
-def claim() -> Place:
+def reserve() -> Place:
     """A place that no other cluster has. What dead runs have left is removed first."""
     REGISTRY.mkdir(mode=0o755, exist_ok=True)
     for left in _unowned():

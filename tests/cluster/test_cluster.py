@@ -142,7 +142,7 @@ def test_the_next_cluster_removes_what_a_killed_reaper_left() -> None:
         wait_until(lambda: has_ended(reaper))
         owner.kill()
     assert not any(has_ended(process) for process in processes)
-    following = registry.claim()
+    following = registry.reserve()
     try:
         assert_nothing_left(place, processes)
     finally:

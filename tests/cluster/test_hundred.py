@@ -27,7 +27,7 @@ def test_a_hundred_pods_get_what_they_ask_for_and_leak_nothing(stage: Stage, see
     stage.cluster.create_namespace(namespace)
     asked = hundred.mix(seed)
     times = hundred.run_all(stage, namespace, asked)
-    hundred.check_books(stage, asked)
+    hundred.check_allocations(stage, asked)
     hundred.check_inside(stage, namespace, asked)
     hundred.delete_all(stage, namespace, list(asked), seed)
     hundred.check_empty(stage)

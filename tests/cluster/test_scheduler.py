@@ -157,7 +157,7 @@ def plan_of(one: dict[str, Any]) -> Plan:
     return plan
 
 
-def assert_no_card_is_given_twice(plans: dict[str, Plan]) -> None:
+def assert_no_gpu_is_allocated_twice(plans: dict[str, Plan]) -> None:
     given = defaultdict(list)
     for plan in plans.values():
         for part in plan.containers.values():
@@ -184,7 +184,7 @@ def test_plans_of_pods_of_all_kinds_do_not_conflict(stage: Stage, namespace: str
         names.append(f"p{number}")
         stage.submit(namespace, names[-1], **asked[number % len(asked)])
     plans = stage.wait_bound(namespace, *names)
-    assert_no_card_is_given_twice(plans)
+    assert_no_gpu_is_allocated_twice(plans)
     for number, name in enumerate(names):
         part = plans[name].containers["main"]
         node = stage.pods(namespace)[name]["spec"]["nodeName"]
@@ -258,7 +258,7 @@ def test_an_extender_killed_between_filter_and_bind_loses_nothing(
     )
     write_gpus(stage.cluster, with_gpus(node, gpus))
     plans = stage.wait_bound(namespace, "first", "second")
-    assert_no_card_is_given_twice(plans)
+    assert_no_gpu_is_allocated_twice(plans)
     assert plans["first"].containers["main"].gpus != plans["second"].containers["main"].gpus
 
 
@@ -276,7 +276,7 @@ def test_the_second_replica_leads_when_the_first_is_killed(stage: Stage, namespa
     for name in names[4:]:
         stage.submit(namespace, name, gpu=1)
     plans = stage.wait_bound(namespace, *names, seconds=120)
-    assert_no_card_is_given_twice(plans)
+    assert_no_gpu_is_allocated_twice(plans)
     assert stage.wait_leader() is not first
     stage.submit(namespace, "one-more", gpu=1)
     assert stage.wait_event(namespace, "one-more")[0] == "InsufficientGPUs"

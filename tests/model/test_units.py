@@ -73,7 +73,7 @@ def test_bytes_for_people(count: int, text: str) -> None:
 
 
 @given(st.integers(min_value=MIB, max_value=1 << 59))
-def test_what_is_printed_can_be_read_and_promises_nothing_that_is_not_there(count: int) -> None:
+def test_a_printed_size_can_be_parsed_and_is_never_too_large(count: int) -> None:
     read = parse_amount(format_bytes(count)).of(0)
     assert read <= count
     assert count - read <= count / 10

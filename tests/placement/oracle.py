@@ -16,7 +16,7 @@ from aliquot.placement.core.fit import Lack
 
 
 @dataclass
-class Card:
+class OracleGpu:
     milli: int
     bytes: int
     size: int
@@ -48,23 +48,23 @@ class Machine:
     model: str
     cpu: int
     ram: int
-    cards: list[Card]
+    gpus: list[OracleGpu]
 
     def fits(self, gpus: Sequence[int], demand: Demand) -> bool:
         if demand.models and self.model not in demand.models:
             return False
         if demand.cpu_milli > self.cpu or demand.ram_bytes > self.ram:
             return False
-        return all(self.cards[gpu].fits(demand) for gpu in gpus)
+        return all(self.gpus[gpu].fits(demand) for gpu in gpus)
 
     def change(self, gpus: Sequence[int], demand: Demand, sign: int) -> None:
         self.cpu -= sign * demand.cpu_milli
         self.ram -= sign * demand.ram_bytes
         for gpu in gpus:
-            self.cards[gpu].change(demand, sign)
+            self.gpus[gpu].change(demand, sign)
 
-    def count(self, which: Callable[[Card], bool]) -> int:
-        return sum(map(which, self.cards))
+    def count(self, which: Callable[[OracleGpu], bool]) -> int:
+        return sum(map(which, self.gpus))
 
 
 def machines(allocations: Allocations) -> list[Machine]:
@@ -74,8 +74,8 @@ def machines(allocations: Allocations) -> list[Machine]:
             model=hardware.models[int(hardware.model[node])],
             cpu=int(allocations.cpu_free[node]),
             ram=int(allocations.ram_free[node]),
-            cards=[
-                Card(
+            gpus=[
+                OracleGpu(
                     milli=int(allocations.milli_free[node, gpu]),
                     bytes=int(allocations.bytes_free[node, gpu]),
                     size=int(hardware.gpu_bytes[node]),
@@ -100,7 +100,7 @@ def can_place(allocations: Allocations, members: Sequence[Demand]) -> bool:
 
 def _placements(every: list[Machine], demand: Demand) -> Iterator[Placement]:
     for node, machine in enumerate(every):
-        for gpus in combinations(range(len(machine.cards)), demand.gpus):
+        for gpus in combinations(range(len(machine.gpus)), demand.gpus):
             if machine.fits(gpus, demand):
                 yield Placement(node, gpus)
 
@@ -119,15 +119,15 @@ def _can_place(every: list[Machine], members: Sequence[Demand]) -> bool:
 
 def true_lacks(machine: Machine, demand: Demand) -> list[Lack]:
     """All that keeps a demand from a node, the most lasting first."""
-    fitting = machine.count(lambda card: card.fits(demand))
-    roomy = machine.count(lambda card: card.has_room(demand))
+    fitting = machine.count(lambda one: one.fits(demand))
+    roomy = machine.count(lambda one: one.has_room(demand))
     other = {Kind.SLICED: Kind.SHARED, Kind.SHARED: Kind.SLICED}.get(demand.kind)
-    in_the_way = machine.count(lambda card: card.has_room(demand) and card.kind is other) > 0
+    in_the_way = machine.count(lambda one: one.has_room(demand) and one.kind is other) > 0
     by_kind = fitting < demand.gpus <= roomy and in_the_way
     facts = {
         Lack.MODEL: bool(demand.models) and machine.model not in demand.models,
-        Lack.TOO_FEW: machine.count(lambda card: card.is_healthy) < demand.gpus,
-        Lack.TOO_SMALL: any(card.size < demand.gpu_bytes for card in machine.cards)
+        Lack.TOO_FEW: machine.count(lambda one: one.is_healthy) < demand.gpus,
+        Lack.TOO_SMALL: any(one.size < demand.gpu_bytes for one in machine.gpus)
         and demand.gpus > 0,
         Lack.CPU: machine.cpu < demand.cpu_milli,
         Lack.RAM: machine.ram < demand.ram_bytes,

@@ -1,4 +1,4 @@
-"""One request: which card, and why."""
+"""One request: which GPU, and why."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_request_larger_than_a_gpu_is_not_expected_on_it() -> None:
     assert not none.fill.any()
 
 
-def test_a_picture_cannot_be_changed() -> None:
+def test_a_snapshot_cannot_be_changed() -> None:
     picture = empty([node("a", 2), node("b", 2)])
     changed = picture.hardware.with_node(1, node("c", 1))
     for array in (picture.milli_free, picture.hardware.present, changed.cpu_milli, changed.rack):

@@ -234,7 +234,7 @@ def pictures(draw: st.DrawFn, queues: tuple[str, ...] = ("a", "b")) -> tuple[int
 
 
 @given(pictures())
-def test_bounds_are_kept_in_every_picture(picture: tuple[int, list[Elastic]]) -> None:
+def test_bounds_are_kept_in_every_snapshot(picture: tuple[int, list[Elastic]]) -> None:
     gpus, jobs = picture
     decision = ask(gpus, *jobs)
     by_name = {one.name: one for one in jobs}

@@ -30,7 +30,7 @@ def run(allocations: Allocations, one: Gang, start: float, *gpus: int) -> Runnin
     return running
 
 
-def promise(one: Gang, start: float, *gpus: int) -> Running:
+def planned_start(one: Gang, start: float, *gpus: int) -> Running:
     return Running(one, (Placement(0, gpus),), start, start + one.seconds)
 
 
@@ -45,9 +45,9 @@ def test_a_borrowers_planned_start_does_not_block_a_reclaim() -> None:
     """Two GPUs are free: the owner starts on them now, and not when the guest's four have ended."""
     allocations = cluster(4)
     runs = run(allocations, gang("g1", whole(2), queue="guest", seconds=DAY), 0, 0, 1)
-    later = promise(gang("g2", whole(4), queue="guest", seconds=DAY), DAY, 0, 1, 2, 3)
-    claim = gang("mine", whole(2), queue="own", seconds=2 * DAY)
-    found = preempt(allocations, claim, [runs], OWN_AND_GUEST, 2.0, planned=[later])
+    later = planned_start(gang("g2", whole(4), queue="guest", seconds=DAY), DAY, 0, 1, 2, 3)
+    preemptor = gang("mine", whole(2), queue="own", seconds=2 * DAY)
+    found = preempt(allocations, preemptor, [runs], OWN_AND_GUEST, 2.0, planned=[later])
     assert found is not None
     assert found.victims == ()
     assert found.placements == (Placement(0, (2, 3)),)
@@ -57,15 +57,17 @@ def test_a_borrowers_planned_start_does_not_block_a_reclaim() -> None:
         "g2": "its planned start was withdrawn for mine:"
         " queue guest borrows from the quota of queue own"
     }
-    assert may_preempt([claim], [runs], OWN_AND_GUEST, allocations.hardware, [later]) == [claim]
+    assert may_preempt([preemptor], [runs], OWN_AND_GUEST, allocations.hardware, [later]) == [
+        preemptor
+    ]
 
 
 def test_a_planned_start_of_lower_priority_does_not_block_a_higher_one() -> None:
     allocations = cluster(4)
     runs = run(allocations, gang("runs", whole(2), priority=9, seconds=DAY), 0, 0, 1)
-    later = promise(gang("low", whole(4)), DAY, 0, 1, 2, 3)
-    claim = gang("urgent", whole(2), priority=5, seconds=2 * DAY)
-    found = preempt(allocations, claim, [runs], {}, 2.0, planned=[later])
+    later = planned_start(gang("low", whole(4)), DAY, 0, 1, 2, 3)
+    preemptor = gang("urgent", whole(2), priority=5, seconds=2 * DAY)
+    found = preempt(allocations, preemptor, [runs], {}, 2.0, planned=[later])
     assert found is not None
     assert (names(found.victims), names(found.withdrawn)) == ([], ["low"])
     same = gang("same", whole(2), seconds=2 * DAY)
@@ -77,9 +79,9 @@ def test_a_planned_start_within_quota_is_kept() -> None:
     allocations = cluster(4)
     queues = {"own": Queue("own", quota=Bound(4000)), "guest": Queue("guest", quota=Bound(2000))}
     runs = run(allocations, gang("g1", whole(2), queue="guest", seconds=DAY), 0, 0, 1)
-    theirs = promise(gang("g2", whole(2), queue="guest"), DAY, 2, 3)
-    claim = gang("mine", whole(2), queue="own", seconds=2 * DAY)
-    assert preempt(allocations, claim, [runs], queues, 2.0, planned=[theirs]) is None
+    theirs = planned_start(gang("g2", whole(2), queue="guest"), DAY, 2, 3)
+    preemptor = gang("mine", whole(2), queue="own", seconds=2 * DAY)
+    assert preempt(allocations, preemptor, [runs], queues, 2.0, planned=[theirs]) is None
     short = gang("short", whole(2), queue="own", seconds=100)
     assert preempt(allocations, short, [runs], queues, 2.0, planned=[theirs]) is None
 
@@ -91,10 +93,10 @@ def test_victims_are_enough_with_all_kept_planned_starts() -> None:
         run(allocations, gang("old", whole(), seconds=DAY), 0, 0),
         run(allocations, gang("fresh", whole(), seconds=200), 99, 1),
     ]
-    kept = promise(gang("other", whole(), queue="other", seconds=DAY), 299, 1)
-    claim = gang("urgent", whole(), priority=1, seconds=1000)
-    without = preempt(allocations, claim, running, {}, 100.0)
-    beside = preempt(allocations, claim, running, {}, 100.0, planned=[kept])
+    kept = planned_start(gang("other", whole(), queue="other", seconds=DAY), 299, 1)
+    preemptor = gang("urgent", whole(), priority=1, seconds=1000)
+    without = preempt(allocations, preemptor, running, {}, 100.0)
+    beside = preempt(allocations, preemptor, running, {}, 100.0, planned=[kept])
     assert without is not None
     assert names(without.victims) == ["fresh"]
     assert beside is not None
@@ -108,8 +110,8 @@ def test_what_was_to_start_now_does_not_and_loses_nothing() -> None:
         run(allocations, gang("old", whole(2), queue="guest"), 0, 0, 1),
         run(allocations, gang("new", whole(2), queue="guest"), 100, 2, 3),
     ]
-    claim = gang("mine", whole(2), queue="own")
-    found = preempt(allocations, claim, running, OWN_AND_GUEST, 100.0)
+    preemptor = gang("mine", whole(2), queue="own")
+    found = preempt(allocations, preemptor, running, OWN_AND_GUEST, 100.0)
     assert found is not None
     assert names(found.victims) == ["new"]
     assert (found.lost, found.to_gang) == (0, "starts before new")
@@ -154,9 +156,11 @@ def test_a_limit_of_a_queue_above_is_kept_too() -> None:
 def test_a_planned_start_of_lower_priority_does_not_use_up_the_limit() -> None:
     allocations = cluster(8)
     queues = {"q": Queue("q", limit=Bound(4000))}
-    low = [promise(gang(f"low{i}", whole(2), queue="q"), 50, 2 * i, 2 * i + 1) for i in range(2)]
-    claim = gang("urgent", whole(2), queue="q", priority=1)
-    found = preempt(allocations, claim, [], queues, 0.0, planned=low)
+    low = [
+        planned_start(gang(f"low{i}", whole(2), queue="q"), 50, 2 * i, 2 * i + 1) for i in range(2)
+    ]
+    preemptor = gang("urgent", whole(2), queue="q", priority=1)
+    found = preempt(allocations, preemptor, [], queues, 0.0, planned=low)
     assert found is not None
     assert names(found.withdrawn) == ["low1"]
     assert found.victims == ()
@@ -172,8 +176,10 @@ def test_a_protected_gang_is_not_evicted_and_counts_for_its_quota() -> None:
         run(allocations, gang("old", whole(2), queue="guest"), 0, 2, 3),
         run(allocations, gang("fresh", whole(2), queue="guest"), 99, 4, 5),
     ]
-    claim = gang("claim", whole(2), queue="own", priority=1)
-    found = preempt(allocations, claim, running, OWN_AND_GUEST, 100.0, protected={"fresh", "mine"})
+    preemptor = gang("preemptor", whole(2), queue="own", priority=1)
+    found = preempt(
+        allocations, preemptor, running, OWN_AND_GUEST, 100.0, protected={"fresh", "mine"}
+    )
     assert found is not None
     assert names(found.victims) == ["old"]
     large = gang("large", whole(3), queue="own", priority=1)
@@ -184,15 +190,15 @@ def test_a_protected_gang_is_not_evicted_and_counts_for_its_quota() -> None:
 def test_quota_planned_for_an_earlier_gang_cannot_be_reclaimed() -> None:
     allocations = cluster(4)
     running = [run(allocations, gang("guest", whole(4), queue="guest"), 0, 0, 1, 2, 3)]
-    claim = gang("claim", whole(2), queue="own")
+    preemptor = gang("preemptor", whole(2), queue="own")
     fits, too_much = gang("a", whole(2), queue="own"), gang("b", whole(3), queue="own")
     for ahead, may in (([fits], True), ([too_much], False), ([fits, fits], False)):
-        found = preempt(allocations, claim, running, OWN_AND_GUEST, 100.0, ahead=ahead)
+        found = preempt(allocations, preemptor, running, OWN_AND_GUEST, 100.0, ahead=ahead)
         assert (found is not None) is may
-        over = preemptible(allocations, claim, running, OWN_AND_GUEST, 100.0, ahead=ahead)
+        over = preemptible(allocations, preemptor, running, OWN_AND_GUEST, 100.0, ahead=ahead)
         assert bool(over) is may
     other = gang("c", whole(4), queue="guest")
-    assert preempt(allocations, claim, running, OWN_AND_GUEST, 100.0, ahead=[other]) is not None
+    assert preempt(allocations, preemptor, running, OWN_AND_GUEST, 100.0, ahead=[other]) is not None
 
 
 # --- many -----------------------------------------------------------------------------------------
@@ -232,8 +238,8 @@ def test_among_many_few_ways_are_planned(
 def test_a_gang_of_unlike_members_that_nothing_fits_gives_up_soon() -> None:
     """There are too few nodes for members of more than half a node: that is counted."""
     allocations, running = many(10, 8)
-    claim = gang("c", *[whole(5), whole(6)] * 6, priority=1)
-    assert preempt(allocations, claim, running, {}, 100.0) is None
+    preemptor = gang("c", *[whole(5), whole(6)] * 6, priority=1)
+    assert preempt(allocations, preemptor, running, {}, 100.0) is None
 
 
 # --- what always holds ----------------------------------------------------------------------------
@@ -275,9 +281,9 @@ def started(allocations: Allocations, some: list[Gang]) -> list[Running]:
 @QUICK
 @given(gangs("r", most=6), gangs("w", most=5), gangs("c", most=1), st.sampled_from([0, 10]))
 def test_kept_planned_starts_stay_possible_and_limits_hold(
-    ran: list[Gang], waiting: list[Gang], claims: list[Gang], few: int
+    ran: list[Gang], waiting: list[Gang], preemptors: list[Gang], few: int
 ) -> None:
-    allocations, claim, now = cluster(2, 2), claims[0], 40.0
+    allocations, preemptor, now = cluster(2, 2), preemptors[0], 40.0
     running = started(allocations, ran)
     hardware = allocations.hardware
     order, _ = fair_share_order(waiting, QUEUES, usage(running, hardware), hardware)
@@ -287,13 +293,13 @@ def test_kept_planned_starts_stay_possible_and_limits_hold(
     running += plan.starts
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preemption, "WEIGHED", few)
-        found = preempt(allocations, claim, running, QUEUES, now, planned=plan.reservations)
+        found = preempt(allocations, preemptor, running, QUEUES, now, planned=plan.reservations)
     if found is None:
         return
-    assert may_preempt([claim], running, QUEUES, hardware, plan.reservations) == [claim]
+    assert may_preempt([preemptor], running, QUEUES, hardware, plan.reservations) == [preemptor]
     assert set(found.to_victims) == {*names(found.victims), *names(found.withdrawn)}
     left = [one for one in running if one not in found.victims]
-    start = Running(claim, found.placements, now, now + claim.seconds)
+    start = Running(preemptor, found.placements, now, now + preemptor.seconds)
     for one in found.victims:
         allocations.give_gang(one)
     allocations.take_gang(start)
@@ -303,25 +309,30 @@ def test_kept_planned_starts_stay_possible_and_limits_hold(
     has = tree.summed(usage(left, hardware))
     for one in kept:
         tree.add(has, one.gang.queue, needs(one.gang, hardware))
-    assert tree.over(claim.queue, needs(claim, hardware), has) is None
+    assert tree.over(preemptor.queue, needs(preemptor, hardware), has) is None
 
 
 @QUICK
 @given(gangs("r", most=7), gangs("c", most=1, priority=1), st.sampled_from([0, 10]))
 def test_no_victim_is_unneeded_and_of_few_the_least_work_is_lost(
-    ran: list[Gang], claims: list[Gang], few: int
+    ran: list[Gang], preemptors: list[Gang], few: int
 ) -> None:
     """In one queue, where any lower priority may be asked: against all ways there are."""
-    alone = [Gang(one.name, one.members, one.seconds, "", one.priority) for one in [*ran, *claims]]
-    ran, claim, allocations, now = alone[:-1], alone[-1], cluster(3, 2), 100.0
+    alone = [
+        Gang(one.name, one.members, one.seconds, "", one.priority) for one in [*ran, *preemptors]
+    ]
+    ran, preemptor, allocations, now = alone[:-1], alone[-1], cluster(3, 2), 100.0
     running = started(allocations, ran)
-    lower = [one for one in running if one.gang.priority < claim.priority]
+    lower = [one for one in running if one.gang.priority < preemptor.priority]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preemption, "WEIGHED", few)
-        found = preempt(allocations, claim, running, {}, now)
+        found = preempt(allocations, preemptor, running, {}, now)
     sizes = range(len(lower) + 1)
     ways = [
-        way for size in sizes for way in combinations(lower, size) if _fits(allocations, way, claim)
+        way
+        for size in sizes
+        for way in combinations(lower, size)
+        if _fits(allocations, way, preemptor)
     ]
     if found is None:
         assert not ways or () in ways
@@ -329,18 +340,20 @@ def test_no_victim_is_unneeded_and_of_few_the_least_work_is_lost(
     assert found.victims
     assert set(found.victims) in [set(way) for way in ways]
     for one in found.victims:
-        assert not _fits(allocations, [other for other in found.victims if other is not one], claim)
+        assert not _fits(
+            allocations, [other for other in found.victims if other is not one], preemptor
+        )
     if few:
         assert found.lost == min(_lost(way, now) for way in ways)
 
 
 def _fits(
-    allocations: Allocations, ended: tuple[Running, ...] | list[Running], claim: Gang
+    allocations: Allocations, ended: tuple[Running, ...] | list[Running], preemptor: Gang
 ) -> bool:
     after = allocations.copy()
     for one in ended:
         after.give_gang(one)
-    return plan_gang(after, claim) is not None
+    return plan_gang(after, preemptor) is not None
 
 
 def _lost(way: tuple[Running, ...], now: float) -> float:
@@ -350,16 +363,16 @@ def _lost(way: tuple[Running, ...], now: float) -> float:
 def test_the_answer_for_many_is_that_of_one_by_one() -> None:
     """Doubling and halving finds the same as adding and sparing one at a time."""
     allocations, running = many(12, 4)
-    claim = gang("c", *[whole(8)] * 3, priority=1)
-    found = preempt(allocations, claim, running, {}, 100.0)
+    preemptor = gang("c", *[whole(8)] * 3, priority=1)
+    found = preempt(allocations, preemptor, running, {}, 100.0)
     assert isinstance(found, Preemption)
     victims: list[Running] = []
     for one in sorted(running, key=lambda each: -each.start):
         victims.append(one)
-        if _fits(allocations, victims, claim):
+        if _fits(allocations, victims, preemptor):
             break
     for one in reversed(victims[:-1]):
         fewer = [other for other in victims if other is not one]
-        if _fits(allocations, fewer, claim):
+        if _fits(allocations, fewer, preemptor):
             victims = fewer
     assert list(found.victims) == victims

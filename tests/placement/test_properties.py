@@ -106,10 +106,10 @@ class Events(RuleBasedStateMachine):
             cpu[placement.node] -= demand.cpu_milli
             ram[placement.node] -= demand.ram_bytes
             for gpu in placement.gpus:
-                card = placement.node, gpu
-                milli[card] -= 1000 if whole else demand.milli
-                memory[card] -= hardware.gpu_bytes[placement.node] if whole else demand.gpu_bytes
-                kinds.setdefault(card, set()).add(demand.kind)
+                gpu_at = placement.node, gpu
+                milli[gpu_at] -= 1000 if whole else demand.milli
+                memory[gpu_at] -= hardware.gpu_bytes[placement.node] if whole else demand.gpu_bytes
+                kinds.setdefault(gpu_at, set()).add(demand.kind)
         assert (milli[hardware.present] >= 0).all()
         assert (memory[hardware.present] >= 0).all()
         assert (cpu >= 0).all()
@@ -119,8 +119,8 @@ class Events(RuleBasedStateMachine):
         assert all(len(one) == 1 for one in kinds.values())
         assert np.array_equal(milli, self.allocations.milli_free)
         assert np.array_equal(memory, self.allocations.bytes_free)
-        for card in zip(*np.nonzero(hardware.present), strict=True):
-            assert self.allocations.kind[card] == next(iter(kinds.get(card, {Kind.FREE})))
+        for gpu_at in zip(*np.nonzero(hardware.present), strict=True):
+            assert self.allocations.kind[gpu_at] == next(iter(kinds.get(gpu_at, {Kind.FREE})))
 
 
 TestEvents = Events.TestCase

@@ -197,7 +197,7 @@ def test_the_95_percent_value_is_by_nearest_rank(count: int, expected: int) -> N
     assert percentile_95(()) == 0
 
 
-def test_a_comparison_over_time_has_one_row_a_strategy_and_a_picture(
+def test_a_comparison_over_time_has_one_row_a_strategy_and_a_plot(
     three: list[str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "both.svg"

@@ -275,7 +275,7 @@ def test_a_time_that_is_not_above_zero_is_refused_with_its_line(
         read_gangs(path)
 
 
-def test_a_picture_has_every_line_and_its_name() -> None:
+def test_a_plot_has_every_line_and_its_name() -> None:
     svg = draw("Title <1>", "hours", "%", [Line("one", [(0, 0), (1, 0.5)], steps=True)])
     assert svg.startswith("<svg")
     assert "Title &lt;1&gt;" in svg

@@ -132,7 +132,7 @@ static bool is_replaceable(const struct gate_stream *slot, struct gate *gate)
 
 /* A slot for the key that the caller owns; NULL: there is none. Precondition: the lock; `gate` is
  * taken or NULL. */
-static struct gate_stream *claim_slot(struct gates *all, struct gate *gate, uint64_t key)
+static struct gate_stream *reserve_slot(struct gates *all, struct gate *gate, uint64_t key)
 {
 	EACH_WAY (slot, gate_stream_set(all, key))
 		if (atomic_load_explicit(&slot->key, memory_order_acquire) == GATE_KEY_EMPTY &&
@@ -172,7 +172,7 @@ static struct gate_stream *add_stream(struct gates *all, struct gate_context *co
 	if (facts->is_blocking)
 		atomic_store_explicit(&all->has_blocking_streams, true, memory_order_relaxed);
 	gates_lock(all);
-	struct gate_stream *slot = gate_find_stream(all, key) ? NULL : claim_slot(all, gate, key);
+	struct gate_stream *slot = gate_find_stream(all, key) ? NULL : reserve_slot(all, gate, key);
 	if (slot) {
 		slot->handle = facts->handle;
 		slot->id = facts->id;

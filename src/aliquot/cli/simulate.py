@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.cli.simulate_source import (
     ARRIVE,
-    check_picture,
+    check_plot,
     check_strategies,
     of_openb,
     timed,
@@ -42,7 +42,7 @@ OUTCOME = ("Ran", "Never ran", "Evictions", "Mean wait", "95% wait")
 def run_simulation(source: Source, *, by: str, seed: int, json: bool, plot: Path | None) -> None:
     """Replay a list of the openb trace, or run a trace over time, and print what came of it."""
     check_strategies([by])
-    check_picture(plot)
+    check_plot(plot)
     if source.is_openb:
         nodes, pods = of_openb(source)
         arrive = source.arrive or ARRIVE
@@ -69,7 +69,7 @@ def run_comparison(
 ) -> None:
     """Several strategies and seeds side by side."""
     check_strategies(strategies)
-    check_picture(plot)
+    check_plot(plot)
     if not source.is_openb:
         _compare_over_time(source, strategies, seeds, json=json, plot=plot)
         return

@@ -165,7 +165,7 @@ def check_strategies(names: Sequence[str]) -> None:
             )
 
 
-def check_picture(path: Path | None) -> None:
+def check_plot(path: Path | None) -> None:
     """Refuse a plot file that could not be written at the end."""
     if path is None:
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aliquot.cli.simulate import progress_bar, write_plot
 from aliquot.cli.simulate_source import (
     Source,
-    check_picture,
+    check_plot,
     check_strategies,
     timed,
     warn_of_quotas,
@@ -161,7 +161,7 @@ def run_ways(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Run the same jobs in several ways, with several seeds, and print what came of it."""
     check_strategies([by])
-    check_picture(plot)
+    check_plot(plot)
     chosen = [parse_way(name) for name in ways]
     rows: list[Row] = []
     with progress_bar("comparing", shown=not json) as tell:
@@ -187,7 +187,7 @@ def run_ways(  # noqa: PLR0913 - one for each option
                 figures.append(figures_of(run, arrivals))
                 times.extend(completions(run))
             rows.append(Row(way, tuple(seeds), tuple(figures), tuple(sorted(times))))
-    write_plot(plot, lambda: _picture(rows))
+    write_plot(plot, lambda: _plot(rows))
     if json:
         print_json(_words(rows, rules, costs, workload.stretch))
     else:
@@ -281,7 +281,7 @@ def _words(rows: Sequence[Row], rules: Rules, costs: Costs, stretch: Stretch) ->
     }
 
 
-def _picture(rows: Sequence[Row]) -> str:
+def _plot(rows: Sequence[Row]) -> str:
     lines = []
     ends = (row.times[int(DRAWN * (len(row.times) - 1))] for row in rows if row.times)
     end = max(ends, default=0.0)

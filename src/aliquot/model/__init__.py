@@ -2,15 +2,15 @@
 
 All of them are immutable. Nothing here does input or output or imports another package.
 
+- `actions`: the actions that bring the workers of a job to its state.
 - `compute`: how a slice fares with its share of compute time.
-- `due`: the actions that bring the workers of a job to the state in its record.
 - `errors`: the errors that Aliquot raises for people.
 - `gpu`: a GPU, its links and the processes on it.
 - `grant`: slices, and the grants that have them.
 - `grant_change`: a requested change of a running grant.
 - `job`: what a user submits.
+- `job_state`: the state of a job, as it is stored.
 - `lifecycle`: the transitions of a job.
-- `record`: the state of a job, as it is stored.
 - `request`: what one worker asks for.
 - `units`: amounts of memory and shares of compute time, as people write them.
 """

@@ -1,6 +1,7 @@
 """One machine as a pool: a queue of elastic jobs whose workers outlive the pool process.
 
 - `api`: the HTTP API on loopback.
+- `capacity`: which GPUs would be free after a change.
 - `client`: the API's client, for the commands.
 - `controller`: the loop that observes, steps and applies every job, and decides their sizes.
 - `directory`: where a pool stores everything, and how commands find it.
@@ -10,7 +11,6 @@
 - `logs`: the output of workers.
 - `processes`: processes by PID and start time.
 - `progress`: what workers' reports say about a job.
-- `room`: which GPUs would be free after a change.
 - `schedule`: which jobs start, grow and shrink.
 - `slots`: the folder of one worker.
 - `store`: jobs and their history in SQLite.

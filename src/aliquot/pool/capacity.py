@@ -93,7 +93,7 @@ class Plan:
                 left = describe_free(one, self.grants, with_compute=True)
                 raise NoCapacityError(f"what {grant.name} had is not free: {left}", WAIT)
 
-    def put_beside_parked(self, request: Request, count: int) -> list[list[Slice]]:
+    def put_with_parked(self, request: Request, count: int) -> list[list[Slice]]:
         """Slices for so many workers more, where it can be so where frozen ones were not."""
         plan = self
         for grant in self.grants:

@@ -150,7 +150,7 @@ class LocalWorkers:
             existing = {grant.name for grant in status.grants}
             mine = {grant_name(job, slot) for slot in slots}
             plan = Plan.of(status).without(mine)  # leftovers of an interrupted reservation
-            placed = plan.put_beside_parked(job.request, len(slots))
+            placed = plan.put_with_parked(job.request, len(slots))
             for slot, parts in zip(slots, placed, strict=True):
                 name, folder = grant_name(job, slot), self._folder(job, slot)
                 folder.create()

@@ -119,7 +119,9 @@ def test_missing_members_wait_for_their_queues_limit() -> None:
     other = started(allocations, gang("other", 1, queue="q"))
     rest = gang("half", 1, queue="q")
     running = [half, other]
-    decision = decide(question(allocations, running=running, incomplete=[(rest, [0])], queues=queues))
+    decision = decide(
+        question(allocations, running=running, incomplete=[(rest, [0])], queues=queues)
+    )
     assert not decision.starts
     assert decision.reasons == {"half": "queue q may have 2 GPUs; with this gang it would have 3"}
 

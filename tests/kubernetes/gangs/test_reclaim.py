@@ -142,12 +142,12 @@ def test_a_quota_is_reclaimed_once_and_from_borrowers(
     }
     decision = decide(question(allocations, *mine, **asked))
     assert not decision.starts
-    claims = {one.name: preemption.victims for one, preemption in decision.preemptions}
+    victims = {one.name: preemption.victims for one, preemption in decision.preemptions}
     sizes = {one.name: len(one.members) for one in mine}
     used = {name: sum(s for queue, s, _ in running if queue == name) for name in queues(0)}
     free = 0
     for name in decision.searched:
-        if name not in claims and name not in decision.shrink_requests:
+        if name not in victims and name not in decision.shrink_requests:
             continue
         used["own"] += sizes[name]
         assert used["own"] <= own, "it is not its queue's own"
@@ -155,7 +155,7 @@ def test_a_quota_is_reclaimed_once_and_from_borrowers(
             assert used["guest"] > guest
             used["guest"] -= max(0, sizes[name] - free)
             continue
-        for victim in sorted(claims[name], key=lambda one: len(one.gang.members)):
+        for victim in sorted(victims[name], key=lambda one: len(one.gang.members)):
             assert victim.gang.queue == "guest"
             assert victim.gang.name not in spared
             assert used["guest"] > guest, "it borrows nothing any more"

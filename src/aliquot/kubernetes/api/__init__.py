@@ -18,5 +18,6 @@
 - `queue`: the Queue object.
 - `requests`: what the containers of a pod ask for.
 - `server`: the address and credentials of an API server.
+- `times`: times as Kubernetes writes them.
 - `watch`: a copy of all objects of one kind, kept up to date.
 """

@@ -74,7 +74,7 @@ class GangKey:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a pod says of its gang: its size, or who knows it; or what makes no sense in it."""
+    """What a pod says of its gang: its size, or who knows it; or what is invalid in it."""
 
     key: GangKey
     size: int | None = None
@@ -137,7 +137,7 @@ def seconds_of(pod: Pod, assumed: float) -> float:
 
 
 def check_duration(pod: Pod) -> None:
-    """InvalidRequestError where a pod says how long it runs, and that makes no sense."""
+    """InvalidRequestError where a pod says how long it runs, and that is invalid."""
     text = pod.metadata.annotations.get(DURATION)
     if text is not None and _duration(text) is None:
         raise InvalidRequestError(
@@ -148,7 +148,7 @@ def check_duration(pod: Pod) -> None:
 
 
 def _duration(text: str) -> float | None:
-    """The seconds that a text says; None where it makes no sense."""
+    """The seconds that a text says; None if it is invalid."""
     said = _DURATION.fullmatch(text.strip())
     seconds = float(said["number"]) * _SECONDS[said["unit"]] if said is not None else 0.0
     return seconds if 0 < seconds <= LONGEST_SECONDS else None

@@ -6,7 +6,6 @@
 - `controller`: observes, steps and applies every job, and decides their sizes.
 - `manifests`: the pods and the service of a job.
 - `observe`: a job's pods as the workers of its state machine.
-- `room`: whether jobs of given sizes fit on the cluster together.
 - `run`: assembles the process: watches, leader election, HTTP pages.
 - `sizes`: which jobs start, grow and shrink.
 - `spec`: reads an ElasticJob's spec as a job.

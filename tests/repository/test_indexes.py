@@ -1,0 +1,68 @@
+"""Lists of what there is say what there is: in docstrings, in CONTRIBUTING.md and in docs/."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+from click import Command, Group
+
+from aliquot.cli.app import app
+from repository.files import ROOT, packages, read, texts, tracked
+
+MODULE = re.compile(r"^- `(\w+)`:", re.MULTILINE)
+GENERATED = re.compile(r"_pb2$")
+
+
+def modules_of(package: Path) -> set[str]:
+    """Its modules and the packages below it."""
+    inside = {path.relative_to(package) for path in tracked() if path.is_relative_to(package)}
+    files = {path.stem for path in inside if len(path.parts) == 1 and path.suffix == ".py"}
+    folders = {path.parts[0] for path in inside if path.name == "__init__.py" and path.parts[1:]}
+    return {one for one in files | folders if one[:2] != "__" and not GENERATED.search(one)}
+
+
+@pytest.mark.parametrize("package", packages(), ids=str)
+def test_a_packages_docstring_names_exactly_its_modules(package: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(read(package / "__init__.py"))) or ""
+    assert sorted(MODULE.findall(docstring)) == sorted(modules_of(package))
+
+
+def rooms() -> Iterator[str]:
+    """The folders that CONTRIBUTING.md lists."""
+    yield from (f"{one}/" for one in packages() if one != Path("src/aliquot"))
+    for parent in ("native", "tests", "bench"):
+        inside = {path.parts[1] for path in tracked() if path.parts[0] == parent and path.parts[2:]}
+        yield from (f"{parent}/{one}/" for one in sorted(inside))
+    tops = {path.parts[0] for path in tracked() if path.parts[1:]}
+    yield from (f"{one}/" for one in sorted(tops - {".ci", "native", "src", "tests", "bench"}))
+
+
+def test_contributing_lists_every_room() -> None:
+    listed = set(re.findall(r"`([\w./]+/)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8")))
+    assert set(rooms()) - listed == set()
+    gone = {one for one in listed if not (ROOT / one).is_dir() and not one.startswith(("/", "."))}
+    assert gone == set()
+
+
+def commands(command: Command, name: str) -> Iterator[tuple[str, Command]]:
+    yield name, command
+    if isinstance(command, Group):
+        for sub, one in command.commands.items():
+            yield from commands(one, f"{name} {sub}")
+
+
+def test_every_option_of_every_command_is_in_the_docs() -> None:
+    docs = "\n".join(read(p) for p in texts() if p.parts[0] == "docs" or p == Path("README.md"))
+    missing = [
+        f"{name} {option}"
+        for name, command in commands(typer.main.get_command(app), "aliquot")
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--") and not re.search(rf"{re.escape(option)}(?![\w-])", docs)
+    ]
+    assert not missing, "\n".join(missing)
