@@ -228,11 +228,13 @@ def open_after(key: str, nanoseconds: int) -> float:
 
 def wait_word(stream: str, key: str, index: int, value: int) -> int:
     flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-    return int(driver.cuStreamWaitValue64(kept[stream], kept[key] + 8 * index, value, flags)[0])
+    return int(
+        driver.cuStreamWaitValue64(kept[stream], int(kept[key]) + 8 * index, value, flags)[0]
+    )
 
 
 def write_word(stream: str, key: str, index: int, value: int) -> int:
-    return int(driver.cuStreamWriteValue64(kept[stream], kept[key] + 8 * index, value, 0)[0])
+    return int(driver.cuStreamWriteValue64(kept[stream], int(kept[key]) + 8 * index, value, 0)[0])
 
 
 def operate(symbol: str, stream: str | None, place: str, value: int) -> int:
