@@ -29,6 +29,15 @@ hypothesis.settings.register_profile("aliquot", deadline=None)
 hypothesis.settings.load_profile("aliquot")
 
 
+def pytest_configure() -> None:
+    """Let the tests' programs be interrupted.
+
+    Programs inherit an ignored SIGINT, and `nohup make test &` starts with one.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Cli(Protocol):
     """Runs `aliquot` in a process of its own, on the test's own state directory."""
 
@@ -115,6 +124,6 @@ def _end_arbiter(folder: Path) -> None:
         return
     try:
         signal.pidfd_send_signal(end, signal.SIGTERM)
-        assert select.select([end], [], [], 20)[0], f"the arbiter in {folder} does not end"
+        assert select.select([end], [], [], 60)[0], f"the arbiter in {folder} does not end"
     finally:
         os.close(end)

@@ -1,4 +1,4 @@
-"""What tests share: builders of model values, a C compiler, waiting for something to be so."""
+"""What tests share: builders of model values, a C compiler, waiting for a condition."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ MIB = 1 << 20
 _numbers = itertools.count(1)
 
 
-def wait_until(predicate: Callable[[], object], seconds: float = 20.0) -> None:
-    """Return as soon as it is so; fail if it is not within that time."""
+def wait_until(predicate: Callable[[], object], seconds: float = 60.0) -> None:
+    """Return as soon as the predicate holds.
+
+    The time only ends a test that hangs. It is long, since a busy machine may be ten times slower.
+    """
     deadline = time.monotonic() + seconds
     while not predicate():
-        assert time.monotonic() < deadline, f"not so within {seconds} s: {predicate}"
+        assert time.monotonic() < deadline, f"not true within {seconds} s: {predicate}"
         time.sleep(0.005)
 
 

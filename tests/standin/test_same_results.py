@@ -173,7 +173,7 @@ class Runner:
         return dict(json.loads(self.process.stdout.readline()))
 
     def close(self) -> None:
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=60)
 
 
 @pytest.fixture
