@@ -199,7 +199,7 @@ def test_a_gpu_turns_unhealthy_and_recovers(cluster: Cluster, namespace: str, ag
     )
     assert restarts_of(cluster, namespace, "one") == ("Running", 0)
     with health.open("a") as file:
-        file.write(f"{index} well\n")
+        file.write(f"{index} recovered\n")
     agent.until_counts(gpu=3, sgpu=6, vcuda_memory=4 * UNITS)
     agent.until(lambda: "healthy" not in agent.gpunode()[index], "GPUNode says that it recovered")
 

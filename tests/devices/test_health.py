@@ -70,7 +70,7 @@ def test_a_gpu_that_fell_off_the_bus_comes_back(tmp_path: Path) -> None:
         first, second = machine.say("1 lost")
         assert not first
         assert "does not answer" in second
-        assert machine.say("1 well") == ["", ""]
+        assert machine.say("1 recovered") == ["", ""]
 
 
 def test_memory_errors_make_a_gpu_sick(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_memory_errors_make_a_gpu_sick(tmp_path: Path) -> None:
         first, second = machine.say("0 ecc 3")
         assert first
         assert not second
-        assert machine.say("0 well") == ["", ""]
+        assert machine.say("0 recovered") == ["", ""]
 
 
 def test_an_xid_error_makes_a_gpu_sick_but_not_a_programs_own(tmp_path: Path) -> None:
