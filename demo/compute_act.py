@@ -1,9 +1,8 @@
-"""The second act: three programs that always have work share one GPU's time as they were asked to.
+"""The second act: three programs that always have work share one GPU by their compute shares.
 
-They get 50, 30 and 20 %; when one has no work the others get its part; when it has work again it
-has its part again; and two are given other shares while they run. There are two witnesses: the
-arbiter, by the time for which each held the GPU, and the programs themselves, by the kernels that
-each of them got done.
+They get 50, 30 and 20 %. When one becomes idle the others get its share; when it works again it
+gets its share back. Then two are resized while they run. Two sources must agree: the arbiter, by
+the time for which each slice held the GPU, and the programs, by the kernels that they completed.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from stage import Tenant, aliquot
 if TYPE_CHECKING:
     from stage import Stage
 
-# How far a share may be from what was asked for, in percent of the GPU. What programs get done also
-# depends on whether the machine's processors let them run.
+# How far a share may be from the requested one, in percent of the GPU. Completed kernels also
+# depend on how busy the machine's processors are.
 POINTS = 2.0
 KERNEL_POINTS = 3.0
 SETTLING = 0.8  # until the pieces into which work is cut have their length
@@ -42,7 +41,7 @@ class Worker(Tenant):
 
     @property
     def did(self) -> tuple[int, int]:
-        """How many kernels it says it got done, and when it said so, in ns."""
+        """How many kernels it has completed, and when it reported that, in ns."""
         said = self.said.get("did", {})
         return said.get("kernels", 0), said.get("at_ns", 0)
 
@@ -58,22 +57,22 @@ class Worker(Tenant):
 
 
 @dataclass(frozen=True)
-class Look:
-    """What both witnesses say at one instant."""
+class Snapshot:
+    """What both sources report at one instant."""
 
     now: float
     used: dict[str, float]
     did: dict[str, tuple[int, int]]
 
-    def times_since(self, before: Look) -> dict[str, float]:
-        """The part of the GPU's time that each program held it, in percent."""
+    def times_since(self, before: Snapshot) -> dict[str, float]:
+        """The share of time for which each program held the GPU, in percent."""
         seconds = self.now - before.now
         return {
             name: 100 * (used - before.used[name]) / seconds for name, used in self.used.items()
         }
 
-    def kernels_since(self, before: Look) -> dict[str, float]:
-        """Each program's part of the kernels that all got done in the same time, in percent."""
+    def kernels_since(self, before: Snapshot) -> dict[str, float]:
+        """Each program's share of all kernels completed in the same time, in percent."""
         rates = {}
         for name, (kernels, at) in self.did.items():
             kernels_before, at_before = before.did[name]
@@ -82,7 +81,7 @@ class Look:
 
 
 class ComputeAct:
-    """The three programs, and what must be so."""
+    """The three programs, and the checks."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -107,7 +106,7 @@ class ComputeAct:
                 one.work()
             self.holds("asked for 50, 30 and 20 %", 50, 30, 20)
             self.large.rest()
-            self.holds("large goes idle, the others get its part", 0, 60, 40)
+            self.holds("large goes idle, the others get its share", 0, 60, 40)
             self.large.work()
             self.holds("large works again", 50, 30, 20)
             self.resize(self.large, 30)
@@ -120,7 +119,7 @@ class ComputeAct:
         return all("stays" in one.said or not one.alive() for one in self.tenants)
 
     def resize(self, one: Worker, share: int) -> None:
-        """Give it another share while it runs."""
+        """Change its share while it runs."""
         aliquot(
             self.stage.environment,
             *("resize", one.name, "--compute", str(share), *self.stage.options),
@@ -128,9 +127,9 @@ class ComputeAct:
         one.asked = share
 
     def holds(self, what: str, *expected: int) -> None:
-        """Measure for a while, and compare both witnesses with what should be.
+        """Measure for a while, and compare both sources with the expected shares.
 
-        A simulated GPU is as steady as the processors that play it: it gets more than one chance.
+        A simulated GPU depends on the machine's processors, so it gets more than one chance.
         """
         self.settle()
         for chances_left in reversed(range(CHANCES if self.stage.simulated else 1)):
@@ -143,14 +142,14 @@ class ComputeAct:
             self.stage.say(f"  {figures}: once more, this machine is busy")
 
     def measure(self) -> tuple[dict[str, float], dict[str, float]]:
-        """What both witnesses say of the next while."""
-        before, end = self.look(), time.monotonic() + MEASURED
+        """The shares over the next seconds, by both sources."""
+        before, end = self.snapshot(), time.monotonic() + MEASURED
         self.stage.watch(self.table, lambda: time.monotonic() >= end)
-        after = self.look()
+        after = self.snapshot()
         return after.times_since(before), after.kernels_since(before)
 
     def settle(self) -> None:
-        """Wait until all have got something done, and a while."""
+        """Wait until all programs have completed kernels, and a little longer."""
         end = time.monotonic() + SETTLING
         self.stage.watch(
             self.table,
@@ -159,7 +158,7 @@ class ComputeAct:
         )
 
     def turns_were_kept(self) -> None:
-        """The shares were held by turns: hardly ever did one outlast the others' patience."""
+        """Check that the shares came from turns, with hardly any fall-back."""
         assert self.arbiter is not None  # noqa: S101 - found before the first look
         found = computes(control.status(self.arbiter))
         late = sum(found[one.name].fallbacks for one in self.tenants)
@@ -169,19 +168,19 @@ class ComputeAct:
             late <= turns / 100,
         )
 
-    def look(self) -> Look:
-        """Ask both witnesses."""
+    def snapshot(self) -> Snapshot:
+        """Ask both sources."""
         assert self.arbiter is not None  # noqa: S101 - found before the first look
         seen = control.status(self.arbiter)
         found = computes(seen)
-        return Look(
+        return Snapshot(
             seen.now,
             {one.name: found[one.name].used_seconds for one in self.tenants},
             {one.name: one.did for one in self.tenants},
         )
 
     def table(self) -> Table:
-        """The three programs as they are now."""
+        """The three programs now."""
         found = computes(control.status(self.arbiter)) if self.arbiter else {}
         table = Table(title="simulated GPU" if self.stage.simulated else None, title_justify="left")
         for column in ("program", "asked", "got", "", "kernels done", "now"):
@@ -201,7 +200,7 @@ class ComputeAct:
 
 
 def computes(seen: control.Status) -> dict[str, ComputeUse]:
-    """What the arbiter knows of each grant's first slice, by name."""
+    """The compute figures of each grant's first slice, by name."""
     return {grant.name: grant.compute[0] for grant in seen.grants}
 
 

@@ -1,7 +1,7 @@
-"""Programs on one GPU, each held to its slice; on a simulated GPU where there is no real one.
+"""Several programs on one GPU, each limited to its slice; without a GPU, on a simulated one.
 
-Two acts: the memory of a slice (memory_act.py) and its share of compute time (compute_act.py). Ends
-with exit code 0 only if all was as it should be, by the programs' own words and by the arbiter's.
+Two acts: memory limits (memory_act.py) and compute shares (compute_act.py). The exit code is 0 only
+if all checks pass, by what the programs report and by what the arbiter reports.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIMULATED = "h100:1"
 
 
 def play(environment: dict[str, str], simulated: str | None) -> bool:
-    """Play both acts; whether all was as it should be."""
+    """Play both acts; return whether all checks passed."""
     stage = Stage(environment, simulated)
     kind = "a simulated GPU (this machine has none)" if simulated else "this machine's GPU"
     size = format_bytes(stage.gpu["memory_bytes"])
@@ -47,14 +47,14 @@ def has_gpu() -> bool:
 
 
 def in_memory() -> str | None:
-    """A folder that no disk is behind, as /run is on most machines: a busy disk stops no turn."""
+    """A folder in memory, as /run is on most machines, so that a busy disk delays no turn."""
     folder = Path("/dev/shm")  # noqa: S108 - only a folder of our own is made in it
     return str(folder) if os.access(folder, os.W_OK) else None
 
 
 @contextmanager
 def own_state() -> Iterator[dict[str, str]]:
-    """An environment whose simulated machine is nobody else's."""
+    """An environment with a simulated machine of its own."""
     folder = Path(tempfile.mkdtemp(prefix="aliquot-demo-", dir=in_memory()))
     try:
         kept = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
@@ -80,13 +80,13 @@ def stop_when_empty(state: Path) -> None:
 def main() -> int:
     """Play on the real GPU if there is one."""
     if "ALIQUOT_SIMULATE" not in os.environ and has_gpu():
-        well = play(dict(os.environ), None)
+        passed = play(dict(os.environ), None)
     else:
         simulated = os.environ.pop("ALIQUOT_SIMULATE", SIMULATED)
         with own_state() as environment:
-            well = play(environment, simulated)
-    print("All is as it should be." if well else "Something is not as it should be: see ✗ above.")
-    return 0 if well else 1
+            passed = play(environment, simulated)
+    print("All checks passed." if passed else "Some checks failed: see ✗ above.")
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

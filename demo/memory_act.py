@@ -1,7 +1,7 @@
-"""The first act: three programs on one GPU, each held to the memory of its slice.
+"""The first act: three programs on one GPU, each limited to the memory of its slice.
 
-One stays within its slice, one takes all it can get and is stopped at its limit by an ordinary
-out-of-memory error, one is killed with `kill -9` and its memory is there again at once.
+One stays within its slice. One allocates all it can and is stopped at its limit by an ordinary
+out-of-memory error. One is killed with `kill -9`, and its memory is free again at once.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Holder(Tenant):
 
     limit: int = 0
     role: str = ""
-    uses: int = 0  # with its context: what the driver takes by itself counts too
+    uses: int = 0  # with its context, which counts too
 
     def settled(self) -> bool:
-        """Whether it has all it takes, and `aliquot ps` says the same."""
+        """Whether it has allocated all it wants, and `aliquot ps` agrees."""
         return "stays" in self.said and self.uses >= self.said["stays"]["bytes"]
 
     @property
@@ -48,7 +48,7 @@ class Holder(Tenant):
 
 
 class MemoryAct:
-    """The three programs, and what must be so."""
+    """The three programs, and the checks."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -71,7 +71,7 @@ class MemoryAct:
             self.memory_returns()
 
     def all_settle(self) -> None:
-        """Every program sees its slice as the GPU, and takes what it wants or gets."""
+        """Every program sees a GPU of its slice's size and allocates what it wants or gets."""
         self.stage.watch(
             self.table, lambda: all(one.settled() or not one.alive() for one in self.tenants)
         )
@@ -105,13 +105,13 @@ class MemoryAct:
         )
 
     def memory_returns(self) -> None:
-        """Kill one; its memory is there again at once, and the others noticed nothing."""
+        """Kill one; its memory is free again at once, and the others do not notice."""
         assert self.doomed.process is not None  # noqa: S101 - all were started
         arbiter = self.stage.arbiter_of(self.doomed)
         before = self.gpu_used
         started = time.monotonic()
         self.doomed.process.kill()
-        while still_held(self.doomed, arbiter) and time.monotonic() - started < PATIENCE:
+        while still_uses_memory(self.doomed, arbiter) and time.monotonic() - started < PATIENCE:
             time.sleep(0.001)
         took = max(time.monotonic() - started, 0.01)
         self.stage.watch(self.table, lambda: not self.doomed.alive() and not self.doomed.uses)
@@ -147,8 +147,8 @@ class MemoryAct:
         return table
 
 
-def still_held(one: Tenant, arbiter: Path) -> bool:
-    """Ask the arbiter itself, as `aliquot ps` does: to start that takes longer than this."""
+def still_uses_memory(one: Tenant, arbiter: Path) -> bool:
+    """Ask the arbiter directly: starting `aliquot ps` would take longer than the cleanup."""
     return any(
         grant.name == one.name and any(use.used_bytes for use in grant.use)
         for grant in control.status(arbiter).grants

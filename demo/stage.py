@@ -1,4 +1,4 @@
-"""What both acts need: the programs in their slices, the table that is shown, what is checked."""
+"""What both acts use: programs in slices, a live table, and checks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TENANT = str(Path(__file__).with_name("tenant.py"))
 
 @dataclass
 class Tenant:
-    """A program in its slice, and what it said last of each kind."""
+    """A program in its slice, and its last report of each kind."""
 
     name: str
     options: list[str]
@@ -44,7 +44,7 @@ class Tenant:
     said: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def start(self, options: list[str], environment: dict[str, str]) -> None:
-        """Run it by `aliquot run`, whose process it becomes."""
+        """Start it with `aliquot run`."""
         command = [*ALIQUOT, "run", "--name", self.name, *self.options, *options]
         self.process = subprocess.Popen(
             [*command, "--", sys.executable, TENANT, self.wants],
@@ -61,28 +61,28 @@ class Tenant:
         assert self.process is not None  # noqa: S101 - start made it
         assert self.process.stdout is not None  # noqa: S101
         for line in self.process.stdout:
-            words = json.loads(line)
-            self.said[words.pop("event")] = words
+            report = json.loads(line)
+            self.said[report.pop("event")] = report
 
     def tell(self, command: str) -> None:
-        """Have it do something else."""
+        """Send it a command."""
         assert self.process is not None  # noqa: S101 - only what was started is told
         assert self.process.stdin is not None  # noqa: S101
         self.process.stdin.write(f"{command}\n")
         self.process.stdin.flush()
 
     def alive(self) -> bool:
-        """Whether its process lives."""
+        """Whether its process is alive."""
         return self.process is not None and self.process.poll() is None
 
     def let_go(self) -> None:
-        """Tell it that nothing more will come: it ends."""
+        """Close its standard input, so that it ends."""
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
             self.process.stdin = None
 
     def wait(self) -> None:
-        """Wait for it, and say what it said if it did not end well."""
+        """Wait for it, and print its errors if it failed."""
         if self.process is None or self.listener is None:
             return
         self.listener.join(PATIENCE)
@@ -94,12 +94,14 @@ class Tenant:
 
 
 class Stage:
-    """One GPU, real or simulated, and a person or a file that looks on."""
+    """One GPU, real or simulated, and the terminal or file for the output."""
 
     def __init__(self, environment: dict[str, str], simulated: str | None) -> None:
         self.simulated = simulated
         self.options = ["--simulate", simulated] if simulated else []
-        self.mark = "" if simulated else f"-{os.getpid()}"  # names of others' grants are not ours
+        self.mark = (
+            "" if simulated else f"-{os.getpid()}"
+        )  # does not collide with grants of other programs
         self.console = Console(highlight=False)
         self.failures: list[str] = []
         self._live: Live | None = None
@@ -110,7 +112,7 @@ class Stage:
 
     @contextmanager
     def playing(self, tenants: tuple[Tenant, ...], table: Callable[[], Table]) -> Iterator[None]:
-        """The programs run, with a live table on a terminal; then they end."""
+        """Run the programs, with a live table on a terminal; then end them."""
         try:
             for tenant in tenants:
                 tenant.start(self.options, self.environment)
@@ -129,7 +131,7 @@ class Stage:
     def watch(
         self, table: Callable[[], Table], until: Callable[[], bool], *, in_files: bool = True
     ) -> None:
-        """Keep the table fresh until it is so, or too long; files get the last one, if at all."""
+        """Refresh the table until the condition holds or a timeout; a file gets the last table."""
         started = time.monotonic()
         shown = GLANCE if self.console.is_terminal else 0.0
         while True:
@@ -144,7 +146,7 @@ class Stage:
             self.console.print(fresh)
 
     def arbiter_of(self, tenant: Tenant) -> Path:
-        """The state directory in which its grant is."""
+        """The state directory that has its grant."""
         for machine in aliquot_json(self.environment, "ps")["machines"]:
             directory = Path(machine["state"])
             if any(grant.name == tenant.name for grant in control.status(directory).grants):
@@ -152,11 +154,11 @@ class Stage:
         raise SystemExit(f"{tenant.name} has no grant")
 
     def say(self, what: str) -> None:
-        """Tell what happens next."""
+        """Print what happens next."""
         self.console.print(what, markup=False)
 
     def check(self, what: str, holds: object) -> None:
-        """Note one thing that must be so."""
+        """Print and record the result of one check."""
         if not holds:
             self.failures.append(what)
         mark = "[green]✓[/]" if holds else "[bold red]✗[/]"
@@ -164,12 +166,12 @@ class Stage:
 
 
 def aliquot_json(environment: dict[str, str], *arguments: str) -> Any:
-    """What an `aliquot` command says, for programs."""
+    """The JSON output of an `aliquot` command."""
     return json.loads(aliquot(environment, *arguments, "--json"))
 
 
 def aliquot(environment: dict[str, str], *arguments: str) -> str:
-    """What an `aliquot` command says."""
+    """The output of an `aliquot` command."""
     answer = subprocess.run(
         [*ALIQUOT, *arguments], env=environment, capture_output=True, text=True, check=False
     )

@@ -1,12 +1,12 @@
-"""A small GPU program: takes memory and works, by the driver's API, and says what happens.
+"""A small GPU program: allocates memory and launches kernels by the driver's API, and reports both.
 
-    tenant.py BYTES      take that much, in steps, then do as standard input says until it ends
-    tenant.py all        take until there is no more
+    tenant.py BYTES      allocate that much in steps, then run the commands of standard input
+    tenant.py all        allocate until there is no more
 
-    take BYTES           have that much
-    free BYTES           give back so much, or a little more
+    take BYTES           allocate up to that much
+    free BYTES           free that much, or a little more
     work                 keep the GPU busy
-    rest                 no more
+    rest                 stop working
 
 It knows nothing of Aliquot: it loads libcuda.so.1 as any CUDA program does.
 """
@@ -27,9 +27,9 @@ OUT_OF_MEMORY = 2
 
 KERNEL_NS = 250_000
 BATCH = 8  # kernels between two events
-AHEAD = 8  # batches that the GPU has before it: it never waits for the program
+AHEAD = 8  # queued batches, so that the GPU never waits for the program
 REPORT_SECONDS = 0.02
-# Occupies the GPU for so long; a simulated one knows it by its name.
+# Keeps the GPU busy for some time; a simulated GPU knows it by its name.
 SPIN = b"""
 .version 7.0
 .target sm_70
@@ -102,7 +102,7 @@ class Memory:
         return sum(size for _, size in self._pieces)
 
     def take(self, goal: int) -> None:
-        """Take up to the goal, in steps that get smaller where there is no more."""
+        """Allocate up to the goal, in steps that get smaller when memory runs out."""
         step = STEP
         while self.held < goal:
             size = min(step, goal - self.held)
@@ -117,7 +117,7 @@ class Memory:
             say("holds", bytes=self.held)
 
     def free(self, size: int) -> None:
-        """Give back whole pieces until it is so much."""
+        """Free whole pieces, at least `size` bytes."""
         goal = self.held - size
         while self._pieces and self.held > goal:
             address, _ = self._pieces.pop()
@@ -125,7 +125,7 @@ class Memory:
 
 
 class Work:
-    """Kernels, one after the other, and always some ahead of the GPU."""
+    """Kernels, one after the other, with some always queued."""
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
@@ -140,7 +140,7 @@ class Work:
         self._started = 0
 
     def start_batch(self) -> None:
-        """Ask for one more batch, then wait for the oldest that the GPU has."""
+        """Launch one more batch, then wait for the oldest one."""
         for _ in range(BATCH):
             self._cuda.call(
                 "cuLaunchKernel", self._kernel, 1, 1, 1, 1, 1, 1, 0, None, self._arguments, None
@@ -151,7 +151,7 @@ class Work:
             self._cuda.call("cuEventSynchronize", self._events[self._started % AHEAD])
 
     def until_told(self) -> None:
-        """Keep the GPU busy until there is another command, or none will come."""
+        """Keep the GPU busy until the next command or the end of standard input."""
         reported = time.monotonic()
         while not select.select([sys.stdin], [], [], 0)[0]:
             self.start_batch()
@@ -163,12 +163,12 @@ class Work:
 
 
 def say(event: str, **values: int) -> None:
-    """Tell whoever started this program."""
+    """Report to the program that started this one."""
     print(json.dumps({"event": event, **values}), flush=True)
 
 
 def next_command() -> list[str]:
-    """A line of standard input; nothing behind it is taken from where `select` sees it."""
+    """One line of standard input, read byte by byte, so that `select` sees the next one."""
     line = b""
     while not line.endswith(b"\n"):
         if not (more := os.read(sys.stdin.fileno(), 1)):
@@ -178,7 +178,7 @@ def next_command() -> list[str]:
 
 
 def main(wanted: str) -> None:
-    """Take memory, then do as one is told."""
+    """Allocate memory, then run commands."""
     cuda = Cuda()
     say("sees", bytes=cuda.total())
     memory, work = Memory(cuda), None

@@ -1,9 +1,9 @@
-"""A program that counts in its GPU's memory and saves nothing, to try what freezing a job is.
+"""A program that counts in GPU memory and saves nothing, to try freezing a job.
 
     aliquot submit --simulate h100:4 --name counts -- python3 examples/counts_on_gpu.py
 
-It knows nothing of Aliquot, needs only Python, and does with a simulated GPU as with a real one.
-Each number that it prints was read from the GPU: one that was started again begins at 1.
+It does not use Aliquot's API, needs only Python, and works the same on a simulated GPU. It reads
+each number that it prints from the GPU: a restarted program begins at 1.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     aliquot submit --workers 1..4 -- python examples/plain.py --steps 2000 --save /tmp/plain.json
 
-All workers take part in each step (here they sleep); rank 0 counts the steps, saves now and then,
-and saves at once when a change is coming, or at SIGTERM. Started again, it goes on from what was
-saved.
+All workers take part in each step (here they sleep). Rank 0 counts the steps and saves regularly,
+and at once after a notice or SIGTERM. A restarted program continues from what was saved.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from aliquot import worker
 
 
 def load(path: Path) -> int:
-    """The step to go on from."""
+    """The step to continue from."""
     try:
         return int(json.loads(path.read_text())["step"])
     except FileNotFoundError:
@@ -29,14 +28,14 @@ def load(path: Path) -> int:
 
 
 def save(path: Path, step: int) -> None:
-    """Save whole or not at all."""
-    beside = path.with_suffix(".new")
-    beside.write_text(json.dumps({"step": step}))
-    beside.replace(path)
+    """Replace the checkpoint atomically."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps({"step": step}))
+    temporary.replace(path)
 
 
 def main() -> None:
-    """Work until all steps are done, or until asked to make room."""
+    """Work until all steps are done or a notice comes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--every", type=int, default=50, help="steps between two checkpoints")
@@ -45,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
 
     ends = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ends.set())  # PID 1 would not heed it else
+    signal.signal(signal.SIGTERM, lambda *_: ends.set())  # as PID 1 it would ignore SIGTERM
     rank, size = worker.rank(), worker.size()
     step = load(options.save)
     print(f"starts at step {step}: rank {rank} of {size}", flush=True)
@@ -62,7 +61,7 @@ def main() -> None:
             why = f"{notice.kind} to {notice.size}" if notice else "SIGTERM"
             print(f"saved at step {step}: {why}", flush=True)
             worker.ready()
-            sys.exit(0 if notice else 128 + signal.SIGTERM)  # it has not finished
+            sys.exit(0 if notice else 128 + signal.SIGTERM)  # not finished
     print(f"done at step {step}", flush=True)
 
 

@@ -2,10 +2,10 @@
 
     aliquot submit --workers 1..2 -- python examples/trainer.py --save /tmp/trainer
 
-All that it needs is a callback of thirty lines: it reports how far and how fast the run is, and
-when a change is coming has the Trainer save and stop. Started again, at whatever size, the run goes
-on from the last checkpoint that is whole. `max_steps` ends it: how many steps an epoch has depends
-on the number of workers. The model is small and made from its configuration: nothing is downloaded.
+It needs only a callback of thirty lines, which reports progress and speed and, after a notice, has
+the Trainer save and stop. A restarted run, at any size, continues from the last complete
+checkpoint. `max_steps` ends the run, because the number of steps in an epoch depends on the number
+of workers. The model is small and made from its configuration, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOKENS, LENGTH = 64, 32
 
 
 class Elastic(TrainerCallback):
-    """Tells the pool how the run is doing, and makes room when asked to."""
+    """Reports progress to the pool, and stops the run after a notice."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -47,7 +47,7 @@ class Elastic(TrainerCallback):
         control: TrainerControl,  # noqa: ARG002 - the Trainer gives it
         **_: object,
     ) -> None:
-        """Speed is counted from the end of the first step on, which takes longer."""
+        """Measure speed from the end of the first step, which takes longer."""
         self._first = state.global_step + 1
         where = f"rank {args.process_index} of {args.world_size}"
         print(f"starts at step {state.global_step}: {where}", flush=True)
@@ -75,13 +75,13 @@ class Elastic(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_: object,
     ) -> None:
-        """The loss since the last time."""
+        """Print the loss since the last time."""
         if state.is_world_process_zero and logs and "loss" in logs:
             print(f"at step {state.global_step}: loss {float(logs['loss']):.4f}", flush=True)
 
 
 def main() -> None:
-    """Train until all steps are done, or until asked to make room."""
+    """Train until all steps are done or a notice comes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--every", type=int, default=100, help="steps between two checkpoints")
@@ -112,7 +112,7 @@ def main() -> None:
         save_steps=options.every,
         save_total_limit=2,
         logging_steps=options.every,
-        ignore_data_skip=True,  # what was seen depends on the size: there is nothing to skip to
+        ignore_data_skip=True,  # the data order depends on the size, so there is nothing to skip
         use_cpu=not gpu,
         ddp_backend="nccl" if gpu else "gloo",
         ddp_find_unused_parameters=False,
@@ -123,23 +123,23 @@ def main() -> None:
     trainer = Trainer(model, arguments, train_dataset=dataset(), callbacks=[callback])
     trainer.train(resume_from_checkpoint=last_whole(options.save))
     if dist.is_initialized():
-        dist.barrier()  # nobody is ready before all is saved
+        dist.barrier()  # no rank is ready before rank 0 has saved
         dist.destroy_process_group()
     worker.ready()
 
 
 def any_is_told(device: torch.device) -> bool:
-    """Whether any of the processes has been asked to make room."""
-    told = worker.notice() is not None
+    """Whether any process has a notice."""
+    noticed = worker.notice() is not None
     if not dist.is_initialized():
-        return told
-    word = torch.tensor(int(told), device=device)
-    dist.all_reduce(word, op=dist.ReduceOp.MAX)
-    return bool(word.item())
+        return noticed
+    value = torch.tensor(int(noticed), device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return bool(value.item())
 
 
 def last_whole(folder: Path) -> str | None:
-    """The newest checkpoint that was written to its end: the Trainer writes its state last."""
+    """The newest complete checkpoint: the Trainer writes its state last."""
     found = {
         int(path.name.rpartition("-")[2]): path
         for path in folder.glob("checkpoint-*")
@@ -149,7 +149,7 @@ def last_whole(folder: Path) -> str | None:
 
 
 def is_json(path: Path) -> bool:
-    """Whether there is such a file, and all of it."""
+    """Whether the file exists and is complete."""
     try:
         json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
@@ -158,7 +158,7 @@ def is_json(path: Path) -> bool:
 
 
 def dataset() -> list[dict[str, torch.Tensor]]:
-    """Sequences that count up in strides, which is quickly learned."""
+    """Sequences that count up in strides, which a small model learns quickly."""
     starts, strides = torch.arange(TOKENS), torch.arange(1, 9)
     counted = torch.arange(LENGTH)
     rows = (start + stride * counted for start in starts for stride in strides)

@@ -56,6 +56,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=error.message))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _children_end_at_ctrl_c() -> Iterator[None]:
+    """Give child processes the default SIGINT action.
+
+    A shell starts a background job (`nohup make test &`) with SIGINT ignored. Children inherit
+    that through exec, so a command under test would not react to Ctrl-C. A handler of this process
+    is not inherited.
+    """
+    inherited = signal.getsignal(signal.SIGINT)
+    if inherited is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, inherited)
+
+
 @pytest.fixture(scope="session")
 def native_dir() -> Path:
     return devices.native_dir()

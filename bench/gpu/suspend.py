@@ -63,9 +63,9 @@ class Pool:
         self.until(lambda: len(self.lines(name)) > 5)
 
     def job(self, name: str) -> dict[str, Any]:
-        """Where it stands."""
-        record: dict[str, Any] = json.loads(self.ask("describe", name, "--json").stdout)["record"]
-        return record
+        """The state of a job."""
+        state: dict[str, Any] = json.loads(self.ask("describe", name, "--json").stdout)["state"]
+        return state
 
     def lines(self, name: str) -> list[str]:
         return self.ask("logs", name, check=False).stdout.splitlines()
@@ -87,7 +87,7 @@ class Pool:
 
 
 def is_over(pool: Pool, name: str) -> bool:
-    state = pool.job(name)["state"]
+    state = pool.job(name)["phase"]
     assert state not in {"Failed", "Cancelled"}, "\n".join(pool.lines(name)[-20:])
     return bool(state == "Succeeded")
 
@@ -103,10 +103,10 @@ def suspend(pool: Pool, name: str) -> dict[str, Any] | None:
     before, begin = pool.used(), time.monotonic()
     if pool.ask("suspend", name, check=False).returncode != 0:
         return None
-    pool.until(lambda: pool.job(name)["state"] in {"Suspended", "Succeeded"})
+    pool.until(lambda: pool.job(name)["phase"] in {"Suspended", "Succeeded"})
     if is_over(pool, name):
         return None
-    assert "is with the host" in pool.job(name)["reason"], pool.job(name)
+    assert "is on the host" in pool.job(name)["reason"], pool.job(name)
     took = time.monotonic() - begin
     return {"job": name, "out_seconds": took, "used_before": before, "used_after": pool.used()}
 

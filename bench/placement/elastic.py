@@ -2,14 +2,14 @@
 
     python bench/placement/elastic.py [--jobs 150] [--nodes 200] [--pictures 7] [--json] [--check]
 
-Nodes of 8 GPUs, with the room of the Kubernetes controller. Two thirds of the jobs run and have all
+Nodes of 8 GPUs, as the job controller checks them. Two thirds of the jobs run and have all
 GPUs, unevenly; the others wait. Each has up to 16 sizes and speeds at some of them, or none; they
 are of 4 queues, one with a quota and one with a limit. `even`: workers of one whole GPU. `mixed`:
 of 1, 2, 4 or 8, and two jobs in seven of slices. `calm`: the same jobs as `even` after decisions
 were carried out until none was left to make, which is what is decided most of the time.
 
 Told is the median and the most of some pictures, each drawn by its own seed, in milliseconds; names
-with `cpu` count the thread's own time. Then how often the room was asked, and how many jobs the
+with `cpu` count the thread's own time. Then how often the check was asked, and how many jobs the
 decision starts or resizes. `limits.json` has what must hold.
 """
 
@@ -22,17 +22,19 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.jobs.room import ClusterRoom, Party
+from limits import broken, read_limits
+
 from aliquot.model.job import Sizes
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Demand, Gang, Running, sliced, whole
 from aliquot.placement.core.snapshot import NodeSpec, empty
-from aliquot.placement.elastic.resize import Elastic, Rules, decide
+from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
+from aliquot.placement.elastic.job import Elastic
+from aliquot.placement.elastic.resize import Rules, decide
 from aliquot.placement.gangs.plan import plan_gang
 from aliquot.placement.queues.quota import Bound, Queue
 
@@ -51,18 +53,18 @@ Measured = dict[str, float]
 
 
 @dataclass
-class Asked(ClusterRoom):
-    """The room, and how often it was asked."""
+class Asked(Feasibility[Running]):
+    """The check, and how often it was asked."""
 
     times: int = 0
 
-    def holds(self, sizes: Mapping[str, int]) -> bool:
+    def fits(self, sizes: Mapping[str, int]) -> bool:
         self.times += 1
-        return super().holds(sizes)
+        return super().fits(sizes)
 
 
 @dataclass
-class Picture:
+class Snapshot:
     """All that is decided about: jobs, and where those that run are."""
 
     jobs: list[Elastic]
@@ -70,18 +72,19 @@ class Picture:
     queues: dict[str, Queue]
     held: dict[str, tuple[Running, ...]]
 
-    def room(self) -> Asked:
+    def check(self) -> Asked:
         parties = {
-            one.name: Party(one.name, (one.member,), self.held.get(one.name, ()), one.size or None)
+            one.name: JobWorkers(
+                one.name, (one.member,), self.held.get(one.name, ()), one.size or None
+            )
             for one in self.jobs
         }
-        return Asked(
-            self.allocations, strategy("fragmentation", self.allocations.hardware), parties
-        )
+        by = strategy("fragmentation", self.allocations.hardware)
+        return Asked(ClusterCapacity(self.allocations, by), parties)
 
-    def decide(self, room: ClusterRoom) -> Decision:
+    def decide(self, check: Feasibility[Running]) -> Decision:
         hardware = self.allocations.hardware
-        return decide(self.jobs, room, self.queues, hardware, NOW, RULES, {})
+        return decide(self.jobs, check, self.queues, hardware, NOW, RULES, {})
 
     def resize(self, place: int, size: int) -> bool:
         """Another size for a job, placed anew, where that is possible."""
@@ -107,7 +110,7 @@ class Picture:
                 self.resize(place, sizes[job.name])
 
 
-def drawn(nodes: int, count: int, members: list[Demand], seed: int) -> Picture:
+def drawn(nodes: int, count: int, members: list[Demand], seed: int) -> Snapshot:
     """So many jobs, of which two thirds run."""
     chance = random.Random(seed)  # noqa: S311 - the same each time
     specs = [NodeSpec(f"n{i}", 8, gpu_bytes=80 << 30, rack=f"r{i // 16}") for i in range(nodes)]
@@ -117,17 +120,17 @@ def drawn(nodes: int, count: int, members: list[Demand], seed: int) -> Picture:
     }
     fair = max(1, nodes * 8 * 3 // (2 * count))
     jobs = [job(chance, number, chance.choice(members), fair) for number in range(count)]
-    picture = Picture(jobs, Allocations(empty(specs)), queues, {})
+    snapshot = Snapshot(jobs, Allocations(empty(specs)), queues, {})
     running = range(count * 2 // 3)
     for place in running:
         allowed = jobs[place].sizes.allowed
         first = chance.randrange(len(allowed))
-        any(picture.resize(place, size) for size in reversed(allowed[: first + 1]))
+        any(snapshot.resize(place, size) for size in reversed(allowed[: first + 1]))
     for place in running:
         for size in jobs[place].sizes.allowed:
-            if size > picture.jobs[place].size and not picture.resize(place, size):
+            if size > snapshot.jobs[place].size and not snapshot.resize(place, size):
                 break
-    return picture
+    return snapshot
 
 
 def job(chance: random.Random, number: int, member: Demand, fair: int) -> Elastic:
@@ -149,20 +152,20 @@ def job(chance: random.Random, number: int, member: Demand, fair: int) -> Elasti
     )
 
 
-def measure(kind: str, picture: Picture) -> Measured:
+def measure(kind: str, snapshot: Snapshot) -> Measured:
     if kind == "calm":
         for _ in range(CALM_AFTER):
-            decision = picture.decide(picture.room())
+            decision = snapshot.decide(snapshot.check())
             if not decision.resizes and not decision.starts:
                 break
-            picture.carry_out(decision)
-    room = picture.room()
+            snapshot.carry_out(decision)
+    check = snapshot.check()
     begun, begun_cpu = time.perf_counter(), time.thread_time()
-    decision = picture.decide(room)
+    decision = snapshot.decide(check)
     return {
         "ms": 1e3 * (time.perf_counter() - begun),
         "cpu_ms": 1e3 * (time.thread_time() - begun_cpu),
-        "asked": room.times,
+        "asked": check.times,
         "changes": len(decision.resizes) + len(decision.starts),
     }
 
@@ -179,17 +182,17 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--jobs", type=int, default=150)
     options.add_argument("--nodes", type=int, default=200)
-    options.add_argument("--pictures", type=int, default=7)
+    options.add_argument("--snapshots", type=int, default=7)
     options.add_argument("--json", action="store_true")
     options.add_argument("--check", action="store_true", help="fail where limits.json is passed")
     chosen = options.parse_args()
     rows: dict[str, Measured] = {}
     for kind in ("even", "mixed", "calm"):
         members = MEMBERS["even" if kind == "calm" else kind]
-        pictures = (
-            drawn(chosen.nodes, chosen.jobs, members, seed) for seed in range(chosen.pictures)
+        snapshots = (
+            drawn(chosen.nodes, chosen.jobs, members, seed) for seed in range(chosen.snapshots)
         )
-        rows[kind] = summed_up([measure(kind, one) for one in pictures])
+        rows[kind] = summed_up([measure(kind, one) for one in snapshots])
     if chosen.json:
         print(json.dumps(rows, indent=1))
     else:
@@ -199,14 +202,13 @@ def main() -> int:
 
 
 def check(rows: dict[str, Measured]) -> int:
-    limits = json.loads(Path(__file__).with_name("limits.json").read_text(encoding="utf-8"))
-    failed = 0
-    for kind, row in rows.items():
-        for name, (low, high) in limits["elastic"][kind].items():
-            if not low <= row[name] <= high:
-                failed = 1
-                print(f"{kind}: {name} is {row[name]:.1f}, not {low} to {high}")
-    return failed
+    found = [
+        f"{kind}: {one}"
+        for kind, row in rows.items()
+        for one in broken(read_limits("elastic", kind), row)
+    ]
+    print(*found, sep="\n", end="\n" * bool(found))
+    return bool(found)
 
 
 if __name__ == "__main__":

@@ -72,8 +72,8 @@ def main() -> None:
     chosen = options.parse_args()
     chosen.into.mkdir(parents=True, exist_ok=True)
 
-    def write(name: str, picture: str) -> None:
-        (chosen.into / name).write_text(picture, encoding="utf-8")
+    def write(name: str, plot: str) -> None:
+        (chosen.into / name).write_text(plot, encoding="utf-8")
         print(chosen.into / name, flush=True)
 
     free = [("busy", 2, 0.0, 600.0), ("four", 4, 10.0, 900.0), ("two", 2, 20.0, 500.0)]

@@ -1,4 +1,4 @@
-"""How fast the brain decides: requests with releases, a gang of 512, starts among many gangs.
+"""How fast placement decides: requests with releases, a gang of 512, starts among many gangs.
 
     python bench/placement/speed.py [--nodes 100,1000,5000,20000] [--runs 3] [--json] [--check]
 
@@ -8,8 +8,8 @@ so that the cluster stays as full as it is. `many`: the same with 126 shapes, wh
 openb list has, the most frequent 300 times as frequent as the last; `new` is the first question for
 a shape. `gang512`: 512 whole GPUs on a free cluster. `plan`: a
 gang runs on every two nodes, each with its own end, and takes all GPUs of them; a gang of a tenth
-of the cluster is promised a start, and 8 small ones wait behind it or run before it. `replan`: of
-100 mixed gangs that wait there 64 have their promises already, and nothing has changed. `gpus16`: a
+of the cluster has a planned start, and 8 small ones wait behind it or run before it. `replan`: of
+100 mixed waiting gangs 64 have their planned starts already, and nothing has changed. `gpus16`: a
 gang of two times 4 GPUs on a node of 16 with links without any order, seen for the first time.
 
 Each run is a process of its own; the median of the runs is told, and in brackets the least and the
@@ -29,9 +29,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
+
+from limits import broken, read_limits
 
 from aliquot.placement.choose.chooser import Chooser
 from aliquot.placement.choose.strategies import strategy
@@ -198,8 +199,8 @@ def start_among_many(count: int) -> Measured:
         Gang(f"w{i}", (whole(1 + i % 8, cpu_milli=1000),) * (1 + i % 3), 600.0 * (1 + i % 7))
         for i in range(100)
     ]
-    promised = plan_starts(allocations, running, (), mixed, 0, by=by).reservations
-    again = timed(lambda: plan_starts(allocations, running, promised, mixed, 1, by=by), 3)
+    planned = plan_starts(allocations, running, (), mixed, 0, by=by).reservations
+    again = timed(lambda: plan_starts(allocations, running, planned, mixed, 1, by=by), 3)
     return {
         "running": len(running),
         "plan_ms": plan[0],
@@ -264,14 +265,13 @@ def main() -> int:
 
 
 def check(rows: list[Measured]) -> int:
-    limits = json.loads(Path(__file__).with_name("limits.json").read_text(encoding="utf-8"))
-    failed = 0
-    for row in rows:
-        for name, (low, high) in limits.get(f"{row['nodes']:g}", {}).items():
-            if not low <= row[name] <= high:
-                failed = 1
-                print(f"{row['nodes']:g} nodes: {name} is {row[name]:.2f}, not {low} to {high}")
-    return failed
+    found = [
+        f"{row['nodes']:g} nodes: {one}"
+        for row in rows
+        for one in broken(read_limits(f"{row['nodes']:g}"), row)
+    ]
+    print(*found, sep="\n", end="\n" * bool(found))
+    return bool(found)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 #include "arbiter.h"
 
+#include "cleanup.h"
 #include "connections.h"
 #include "control.h"
-#include "ending.h"
 #include "grants.h"
-#include "keeper.h"
 #include "log.h"
+#include "mapping.h"
 #include "measure.h"
 #include "options.h"
-#include "pages.h"
+#include "page_store.h"
+#include "tenants.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -33,7 +34,7 @@ static void on_signal(struct watch *watch, uint32_t events)
 static void on_linger_over(struct timer *timer)
 {
 	struct arbiter *arbiter = CONTAINER(timer, struct arbiter, linger);
-	log_event("ending: no grant for %llu s", (unsigned long long)(arbiter->linger_ns / SECOND_NS));
+	log_event("ending: no grants for %llu s", (unsigned long long)(arbiter->linger_ns / SECOND_NS));
 	loop_stop(&arbiter->loop);
 }
 
@@ -41,7 +42,7 @@ static bool open_loop(struct arbiter *arbiter, struct failure *failure)
 {
 	int error = loop_open(&arbiter->loop);
 	if (error)
-		return failure_set(failure, "loop", "no event loop: %s", strerror(-error));
+		return failure_set(failure, "loop", "cannot make an event loop: %s", strerror(-error));
 	sigset_t signals;
 	sigemptyset(&signals);
 	sigaddset(&signals, SIGTERM);
@@ -49,12 +50,12 @@ static bool open_loop(struct arbiter *arbiter, struct failure *failure)
 	sigprocmask(SIG_BLOCK, &signals, NULL);
 	int fd = signalfd(-1, &signals, SFD_NONBLOCK | SFD_CLOEXEC);
 	if (fd < 0 || loop_watch(&arbiter->loop, &arbiter->signals, fd, EPOLLIN))
-		return failure_set(failure, "loop", "no signals: %s", strerror(errno));
+		return failure_set(failure, "loop", "cannot watch signals: %s", strerror(errno));
 	return true;
 }
 
-/* A file too large or a reader gone is an error to handle, not a death. Each process and grant
- * needs descriptors: take all there may be. */
+/* A file too large or a closed pipe is an error to handle, not a reason to die. Each process and grant
+ * needs descriptors, so the limit is raised to the maximum. */
 static void prepare_process(void)
 {
 	struct rlimit files;
@@ -67,27 +68,28 @@ static void prepare_process(void)
 	}
 }
 
-static bool begin(struct arbiter *arbiter, const struct options *options, struct failure *failure)
+static bool start(struct arbiter *arbiter, const struct options *options, struct failure *failure)
 {
-	int error = pages_guard();
+	int error = mapping_catch_sigbus();
 	if (error)
 		return failure_set(failure, "signals", "SIGBUS cannot be caught: %s", strerror(-error));
-	if (!pair_try(failure) || !open_loop(arbiter, failure) ||
+	if (!process_pages_check_kernel(failure) || !open_loop(arbiter, failure) ||
 	    !nvml_open(&arbiter->nvml, options->nvml, failure))
 		return false;
 	error = credit_start(&arbiter->credit, arbiter->nvml.gpu_count);
 	if (error)
-		return failure_set(failure, "memory", "no thread for credit: %s", strerror(-error));
+		return failure_set(failure, "memory", "cannot start the credit thread: %s",
+		                   strerror(-error));
 	state_clean(arbiter->state);
 	if (!grants_recover(arbiter, failure) || !control_listen(arbiter, failure))
 		return false;
-	keeper_drop_unclaimed(arbiter->keeper);
+	page_store_drop_unadopted(arbiter->page_store);
 	return true;
 }
 
-static void announce_ready(struct birth *birth, int announce)
+static void announce_ready(struct startup *startup, int announce)
 {
-	if (atomic_exchange(&birth->ready, 1))
+	if (atomic_exchange(&startup->ready, 1))
 		return;
 	ssize_t ignored = write(announce, "ready\n", 6);
 	(void)ignored;
@@ -95,14 +97,14 @@ static void announce_ready(struct birth *birth, int announce)
 		close(announce);
 }
 
-/* From now on nobody is gated. */
+/* From now on no process is gated. */
 static void open_gates(struct arbiter *arbiter)
 {
 	credit_stop(&arbiter->credit);
-	keeper_open_gates(arbiter->keeper);
+	page_store_open_gates(arbiter->page_store);
 }
 
-static void end(struct arbiter *arbiter)
+static void shut_down(struct arbiter *arbiter)
 {
 	open_gates(arbiter);
 	connections_close_all(arbiter);
@@ -115,34 +117,35 @@ static void end(struct arbiter *arbiter)
 	loop_close(&arbiter->loop);
 }
 
-int arbiter_run(const struct options *options, struct state *state, struct birth *birth,
-                struct keeper *keeper, int announce)
+int arbiter_run(const struct options *options, struct state *state, struct startup *startup,
+                struct page_store *page_store, int announce)
 {
 	struct failure failure;
 	struct arbiter arbiter = {
 		.state = state,
-		.keeper = keeper,
+		.page_store = page_store,
 		.linger_ns = options->linger_seconds * SECOND_NS,
 		.linger.fire = on_linger_over,
-		.ending.fire = ending_on_timer,
+		.cleanup.fire = cleanup_on_timer,
 		.measure.fire = measure_on_timer,
 		.resume.fire = connections_on_resume,
+		.tenant_ready = tenants_on_ready,
 		.control.fd = -1,
 		.signals = {.fd = -1, .ready = on_signal},
 	};
 	prepare_process();
-	if (!begin(&arbiter, options, &failure)) {
+	if (!start(&arbiter, options, &failure)) {
 		open_gates(&arbiter);
-		snprintf(birth->error, sizeof(birth->error), "%s", failure.text);
+		snprintf(startup->error, sizeof(startup->error), "%s", failure.text);
 		return EXIT_FAILED;
 	}
 	log_event("ready: pid %d, %u GPUs, %u grants, state in %s", (int)getpid(),
 	          arbiter.nvml.gpu_count, arbiter.grant_count, state->path);
 	grants_linger(&arbiter);
-	announce_ready(birth, announce);
+	announce_ready(startup, announce);
 	int error = loop_run(&arbiter.loop);
 	if (error)
 		log_event("the event loop failed: %s", strerror(-error));
-	end(&arbiter);
+	shut_down(&arbiter);
 	return error ? EXIT_FAILED : 0;
 }

@@ -1,11 +1,11 @@
-/* The arbiter proper: everything it knows, and the loop it lives in.
+/* The arbiter process: all its state in memory, and its event loop.
  *
- * Nothing here survives it: what must is in the state directory (state.h, aliquot/layout.h) and in
- * its parent's hands (keeper.h), and a new arbiter finds it there. It may be killed between any two
- * lines.
+ * Nothing here outlives it. What must is in the state directory (state.h, aliquot/layout.h) and with
+ * its parent (page_store.h); the next arbiter finds it there. The arbiter may be killed between any
+ * two instructions.
  *
- * Two threads: the main one lives in the loop and owns everything; the other gives credit
- * (credit.h) and owns nothing.
+ * Two threads: the main thread runs the loop and owns everything; the other gives credit (credit.h)
+ * and owns nothing.
  */
 #ifndef ARBITER_ARBITER_H
 #define ARBITER_ARBITER_H
@@ -23,36 +23,38 @@ struct arbiter {
 	struct state *state;
 	struct nvml nvml;
 	struct credit credit;
-	struct keeper *keeper;
-	uint64_t linger_ns; /* 0: for ever */
+	struct page_store *page_store;
+	uint64_t linger_ns; /* 0: never ends by itself */
 
 	struct grant *grants;
 	unsigned grant_count;
 	struct timer linger;
 
 	unsigned live_count, ending_count; /* processes of all grants */
-	struct timer ending, measure;
+	struct timer cleanup, measure;
 
 	struct connection *connections;
-	unsigned control_count, tenant_count; /* of them */
+	unsigned control_count, tenant_count; /* of the connections */
 	bool paused;                          /* no new connections for now */
 	struct timer resume;
+	/* Handles what a tenant's connection receives (tenants.h). */
+	void (*tenant_ready)(struct watch *watch, uint32_t events);
 
 	struct watch control, signals;
 };
 
-/* What the parent must know of a child's start; in memory they share. */
-struct birth {
-	atomic_int ready; /* once: it listened */
-	char error[512];  /* why it did not come so far */
+/* How the start of a child went, in memory that it shares with its parent. */
+struct startup {
+	atomic_int ready; /* 1 since an arbiter has listened */
+	char error[512];  /* why this child did not start */
 };
 
-struct keeper;
+struct page_store;
 struct options;
 
-/* Lives until SIGTERM, `stop` or the linger is over; 0, or why not as an exit code. `announce` gets
- * "ready" the first time it listens. Every gate is open when it returns. */
-int arbiter_run(const struct options *options, struct state *state, struct birth *birth,
-                struct keeper *keeper, int announce);
+/* Runs until SIGTERM, `stop` or the end of the linger time. Returns an exit code, 0 for success.
+ * Writes "ready" to `announce` the first time it listens. All gates are open when it returns. */
+int arbiter_run(const struct options *options, struct state *state, struct startup *startup,
+                struct page_store *page_store, int announce);
 
 #endif

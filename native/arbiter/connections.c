@@ -10,23 +10,23 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define CONTROL_MOST 64u
-#define TENANTS_MOST 512u
-#define OF_GRANT_MOST 32u
-#define FIRST_PATIENCE_NS (1 * SECOND_NS)
-#define PATIENCE_NS (5 * SECOND_NS)
+#define MAX_CONTROL 64u
+#define MAX_TENANTS 512u
+#define MAX_PER_GRANT 32u
+#define FIRST_TIMEOUT_NS (1 * SECOND_NS)
+#define TIMEOUT_NS (5 * SECOND_NS)
 #define PAUSE_NS (100 * MILLISECOND_NS)
 
-static bool has_place(const struct arbiter *arbiter, const struct grant *grant)
+static bool is_below_limit(const struct arbiter *arbiter, const struct grant *grant)
 {
 	if (!grant)
-		return arbiter->control_count < CONTROL_MOST;
-	return arbiter->tenant_count < TENANTS_MOST && grant->connection_count < OF_GRANT_MOST;
+		return arbiter->control_count < MAX_CONTROL;
+	return arbiter->tenant_count < MAX_TENANTS && grant->connection_count < MAX_PER_GRANT;
 }
 
 uint32_t connections_listen_events(const struct arbiter *arbiter, const struct grant *grant)
 {
-	return arbiter->paused || !has_place(arbiter, grant) ? 0 : EPOLLIN;
+	return arbiter->paused || !is_below_limit(arbiter, grant) ? 0 : EPOLLIN;
 }
 
 static void rewatch(struct arbiter *arbiter, struct grant *grant)
@@ -41,19 +41,20 @@ static void rewatch_grants(struct arbiter *arbiter)
 		rewatch(arbiter, grant);
 }
 
-/* One more or one less; who listens when it takes the last place or leaves it stops or goes on. */
-static void count(struct arbiter *arbiter, struct grant *grant, int change)
+/* Counts one more or one less; sockets stop listening at a limit and listen again below it. */
+static void count_connection(struct arbiter *arbiter, struct grant *grant, int change)
 {
-	bool had_place = has_place(arbiter, grant), all_had = arbiter->tenant_count < TENANTS_MOST;
+	bool was_below = is_below_limit(arbiter, grant),
+		 all_were_below = arbiter->tenant_count < MAX_TENANTS;
 	if (grant) {
 		grant->connection_count += (unsigned)change;
 		arbiter->tenant_count += (unsigned)change;
 	} else {
 		arbiter->control_count += (unsigned)change;
 	}
-	if (all_had != (arbiter->tenant_count < TENANTS_MOST))
+	if (all_were_below != (arbiter->tenant_count < MAX_TENANTS))
 		rewatch_grants(arbiter);
-	else if (had_place != has_place(arbiter, grant))
+	else if (was_below != is_below_limit(arbiter, grant))
 		rewatch(arbiter, grant);
 }
 
@@ -69,14 +70,14 @@ void connections_on_resume(struct timer *timer)
 	set_paused(CONTAINER(timer, struct arbiter, resume), false);
 }
 
-static void on_patience_over(struct timer *timer)
+static void on_timeout(struct timer *timer)
 {
-	connection_close(CONTAINER(timer, struct connection, patience));
+	connection_close(CONTAINER(timer, struct connection, timeout));
 }
 
-/* 0, or -errno; the descriptor stays the caller's then. */
-static int add(struct arbiter *arbiter, int fd, struct grant *grant,
-               void (*ready)(struct watch *watch, uint32_t events))
+/* 0, or -errno: then the caller still owns the descriptor. */
+static int add_connection(struct arbiter *arbiter, int fd, struct grant *grant,
+                          void (*ready)(struct watch *watch, uint32_t events))
 {
 	struct connection *connection = calloc(1, sizeof(*connection));
 	if (!connection)
@@ -84,41 +85,41 @@ static int add(struct arbiter *arbiter, int fd, struct grant *grant,
 	connection->arbiter = arbiter;
 	connection->grant = grant;
 	connection->watch = (struct watch){.fd = -1, .ready = ready};
-	connection->patience.fire = on_patience_over;
+	connection->timeout.fire = on_timeout;
 	int error = loop_watch(&arbiter->loop, &connection->watch, fd, EPOLLIN);
 	if (error) {
 		free(connection);
 		return error;
 	}
-	loop_timer_set(&arbiter->loop, &connection->patience, loop_now() + FIRST_PATIENCE_NS);
+	loop_timer_set(&arbiter->loop, &connection->timeout, loop_now() + FIRST_TIMEOUT_NS);
 	connection->next = arbiter->connections;
 	if (connection->next)
 		connection->next->previous = connection;
 	arbiter->connections = connection;
-	count(arbiter, grant, 1);
+	count_connection(arbiter, grant, 1);
 	return 0;
 }
 
-void connection_heard(struct connection *connection)
+void connection_received(struct connection *connection)
 {
-	if (connection->heard)
+	if (connection->received)
 		return;
-	connection->heard = true;
-	loop_timer_set(&connection->arbiter->loop, &connection->patience, loop_now() + PATIENCE_NS);
+	connection->received = true;
+	loop_timer_set(&connection->arbiter->loop, &connection->timeout, loop_now() + TIMEOUT_NS);
 }
 
 void connections_accept(struct arbiter *arbiter, int listener, struct grant *grant,
                         void (*ready)(struct watch *watch, uint32_t events))
 {
-	while (has_place(arbiter, grant)) {
+	while (is_below_limit(arbiter, grant)) {
 		int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-		int error = fd < 0 ? -errno : add(arbiter, fd, grant, ready);
+		int error = fd < 0 ? -errno : add_connection(arbiter, fd, grant, ready);
 		if (!error || error == -ECONNABORTED || error == -EINTR)
 			continue;
 		if (fd >= 0)
 			close(fd);
 		if (error != -EAGAIN) {
-			log_event("no new connections for a moment: %s", strerror(-error));
+			log_event("accepting no connections for a moment: %s", strerror(-error));
 			set_paused(arbiter, true);
 			loop_timer_set(&arbiter->loop, &arbiter->resume, loop_now() + PAUSE_NS);
 		}
@@ -130,7 +131,7 @@ void connection_close(struct connection *connection)
 {
 	struct arbiter *arbiter = connection->arbiter;
 	loop_unwatch(&arbiter->loop, &connection->watch);
-	loop_timer_stop(&connection->patience);
+	loop_timer_stop(&connection->timeout);
 	json_free(&connection->reply);
 	if (connection->next)
 		connection->next->previous = connection->previous;
@@ -138,7 +139,7 @@ void connection_close(struct connection *connection)
 		connection->previous->next = connection->next;
 	else
 		arbiter->connections = connection->next;
-	count(arbiter, connection->grant, -1);
+	count_connection(arbiter, connection->grant, -1);
 	loop_free_later(&arbiter->loop, connection);
 }
 

@@ -1,9 +1,10 @@
-/* Connections of both kinds, none waited for: each has 1 s for its first message, then 5 s more.
+/* Control and tenant connections. The arbiter never blocks on one: each has 1 s for its first message,
+ * then 5 s more.
  *
- * The control socket has places of its own, all grants together have others, and one grant may have
- * some of those: a tenant that takes all it can get keeps neither the other grants nor those who
- * control the arbiter waiting. Where no place is left, listening pauses and newcomers wait in the
- * kernel's queue until one ends. All pause for a moment when there are no descriptors left.
+ * The number of connections is limited: for the control socket, for all grants together, and for
+ * each grant. So a tenant that opens as many as it can blocks neither other grants nor the control
+ * socket. At a limit the arbiter stops accepting, and new connections wait in the kernel's queue
+ * until one ends. If the arbiter runs out of descriptors it stops accepting for a moment.
  */
 #ifndef ARBITER_CONNECTIONS_H
 #define ARBITER_CONNECTIONS_H
@@ -18,8 +19,8 @@ struct connection {
 	struct arbiter *arbiter;
 	struct grant *grant; /* NULL: a control connection */
 	struct watch watch;
-	struct timer patience;
-	bool heard;
+	struct timer timeout;
+	bool received; /* its first message has come */
 	struct connection *next, *previous;
 	/* A control connection's request and reply. */
 	char request[CONTROL_LINE_MAX];
@@ -28,18 +29,18 @@ struct connection {
 	size_t reply_sent;
 };
 
-/* Takes all who wait at `listener`. */
+/* Accepts all connections that wait at `listener`, up to the limit. */
 void connections_accept(struct arbiter *arbiter, int listener, struct grant *grant,
                         void (*ready)(struct watch *watch, uint32_t events));
 
-/* Its message has come whole; the first one gives it time for the rest. */
-void connection_heard(struct connection *connection);
+/* A whole message has come; the first one extends the timeout. */
+void connection_received(struct connection *connection);
 
 void connection_close(struct connection *connection);
 void connections_close_of(struct arbiter *arbiter, struct grant *grant);
 void connections_close_all(struct arbiter *arbiter);
 
-/* What the grant's listening socket, or the control socket (NULL), is watched for now. */
+/* The epoll events for the grant's listening socket, or for the control socket (NULL). */
 uint32_t connections_listen_events(const struct arbiter *arbiter, const struct grant *grant);
 void connections_on_resume(struct timer *timer);
 

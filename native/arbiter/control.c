@@ -1,8 +1,9 @@
 #include "control.h"
 
 #include "connections.h"
+#include "enum_names.h"
+#include "grant_state.h"
 #include "grants.h"
-#include "hold.h"
 #include "identity.h"
 #include "log.h"
 #include "resize.h"
@@ -25,32 +26,32 @@ static void reply_failure(struct json *reply, const struct failure *failure)
 	json_close(reply, '}');
 }
 
-/* Root and the arbiter's own user may do what concerns more than a grant of one's own. */
-static bool is_master(const struct connection *connection)
+/* Whether the peer is root or the arbiter's user: they may do more than manage their own grants. */
+static bool is_privileged(const struct connection *connection)
 {
 	uint32_t uid = UINT32_MAX;
 	identity_uid_of_peer(connection->watch.fd, &uid);
 	return uid == 0 || uid == geteuid();
 }
 
-/* Who owns the grant that is asked for: the process that asks, or nobody (grants_make). */
+/* The owner of the requested grant: the peer, or no process if it is kept (grants_make). */
 static bool find_owner(const struct connection *connection, bool kept, struct identity *owner,
                        struct failure *failure)
 {
 	*owner = (struct identity){.pidfd = -1};
-	if (kept && !is_master(connection))
+	if (kept && !is_privileged(connection))
 		return failure_set(failure, "not-allowed",
-		                   "only root and the arbiter's own user may make a grant that is kept");
+		                   "only root and the arbiter's user may make a kept grant");
 	int error = kept ? identity_uid_of_peer(connection->watch.fd, &owner->uid)
 	                 : identity_of_peer(connection->watch.fd, owner);
 	if (error)
-		return failure_set(failure, "cannot-make", "the arbiter cannot watch who asks: %s",
+		return failure_set(failure, "cannot-make", "the arbiter cannot watch the caller: %s",
 		                   error == -EXDEV ? "another pid namespace" : strerror(-error));
 	return true;
 }
 
-static bool make(struct connection *connection, const struct control_request *request,
-                 struct failure *failure)
+static bool answer_make(struct connection *connection, const struct control_request *request,
+                        struct failure *failure)
 {
 	struct arbiter *arbiter = connection->arbiter;
 	struct identity owner;
@@ -66,18 +67,19 @@ static bool make(struct connection *connection, const struct control_request *re
 	json_open(&connection->reply, NULL, '{');
 	json_string(&connection->reply, "name", grant->name);
 	json_string(&connection->reply, "directory", directory);
-	json_string(&connection->reply, "grant", marked); /* told from a later one of the same name */
+	json_string(&connection->reply, "grant",
+	            marked); /* differs from a later grant of the same name */
 	json_close(&connection->reply, '}');
 	return true;
 }
 
-static bool resize_grant(struct connection *connection, const struct control_request *request,
-                         struct failure *failure)
+static bool answer_resize(struct connection *connection, const struct control_request *request,
+                          struct failure *failure)
 {
 	struct resized resized;
 	uint32_t uid = UINT32_MAX;
 	identity_uid_of_peer(connection->watch.fd, &uid);
-	if (!resize(connection->arbiter, request, uid, &resized, failure))
+	if (!resize_grant(connection->arbiter, request, uid, &resized, failure))
 		return false;
 	struct json *reply = &connection->reply;
 	json_open(reply, NULL, '{');
@@ -97,28 +99,29 @@ static bool resize_grant(struct connection *connection, const struct control_req
 	return true;
 }
 
-static bool hold_grant(struct connection *connection, const struct control_request *request,
-                       struct failure *failure)
+static bool answer_set_state(struct connection *connection, const struct control_request *request,
+                             struct failure *failure)
 {
-	if (!is_master(connection)) /* whose gates stand open is held to no share */
+	if (!is_privileged(connection)) /* while gates are open no compute limit holds */
 		return failure_set(failure, "not-allowed",
-		                   "only root and the arbiter's own user may say how a grant is held");
-	if (!hold_change(connection->arbiter, request, failure))
+		                   "only root and the arbiter's user may change the state of a grant");
+	if (!grant_state_set(connection->arbiter, request, failure))
 		return false;
 	json_open(&connection->reply, NULL, '{');
 	json_string(&connection->reply, "name", request->name);
-	json_string(&connection->reply, "hold", grants_hold_word(request->hold));
+	json_string(&connection->reply, "state",
+	            enum_name(&enum_names_grant_state, request->grant_state));
 	json_close(&connection->reply, '}');
 	return true;
 }
 
-static bool end_grant(struct connection *connection, const struct control_request *request,
-                      struct failure *failure)
+static bool answer_end(struct connection *connection, const struct control_request *request,
+                       struct failure *failure)
 {
 	uint32_t left;
-	if (!is_master(connection))
+	if (!is_privileged(connection))
 		return failure_set(failure, "not-allowed",
-		                   "only root and the arbiter's own user may end a grant");
+		                   "only root and the arbiter's user may end a grant");
 	if (!grants_end(connection->arbiter, request->name, &left, failure))
 		return false;
 	json_open(&connection->reply, NULL, '{');
@@ -129,16 +132,16 @@ static bool end_grant(struct connection *connection, const struct control_reques
 	return true;
 }
 
-static bool stop(struct connection *connection, struct failure *failure)
+static bool answer_stop(struct connection *connection, struct failure *failure)
 {
 	struct arbiter *arbiter = connection->arbiter;
-	if (!is_master(connection))
-		return failure_set(failure, "not-allowed", "only the arbiter's own user may stop it");
+	if (!is_privileged(connection))
+		return failure_set(failure, "not-allowed", "only root and the arbiter's user may stop it");
 	grants_drop_removed(arbiter);
-	unsigned held = grants_held(arbiter);
-	if (held)
-		return failure_set(failure, "grants-left", "there are still %u grants", held);
-	log_event("ending: stop was asked for");
+	unsigned count = grants_count_readable(arbiter);
+	if (count)
+		return failure_set(failure, "grants-left", "there are still %u grants", count);
+	log_event("ending: stopped on request");
 	json_open(&connection->reply, NULL, '{');
 	json_bool(&connection->reply, "stopped", true);
 	json_close(&connection->reply, '}');
@@ -154,15 +157,15 @@ static bool answer(struct connection *connection, size_t length, struct failure 
 		return failure_set(failure, "malformed", "%s", wrong);
 	switch (request.kind) {
 	case CONTROL_MAKE:
-		return make(connection, &request, failure);
+		return answer_make(connection, &request, failure);
 	case CONTROL_RESIZE:
-		return resize_grant(connection, &request, failure);
-	case CONTROL_HOLD:
-		return hold_grant(connection, &request, failure);
+		return answer_resize(connection, &request, failure);
+	case CONTROL_SET_STATE:
+		return answer_set_state(connection, &request, failure);
 	case CONTROL_END:
-		return end_grant(connection, &request, failure);
+		return answer_end(connection, &request, failure);
 	case CONTROL_STOP:
-		return stop(connection, failure);
+		return answer_stop(connection, failure);
 	case CONTROL_STATUS:
 		status_write(connection->arbiter, &connection->reply);
 		return true;
@@ -170,8 +173,7 @@ static bool answer(struct connection *connection, size_t length, struct failure 
 	return failure_set(failure, "malformed", "unknown request");
 }
 
-/* Unread bytes at the close would reset the connection, and the peer would not see all of the
- * reply. */
+/* Unread bytes at the close would reset the connection and cut off the reply. */
 static void drain(struct connection *connection)
 {
 	for (int i = 0; i < DRAIN_ROUNDS; i++)
@@ -180,7 +182,7 @@ static void drain(struct connection *connection)
 			return;
 }
 
-/* Sends what is left of the reply; the connection ends with it. */
+/* Sends the rest of the reply, then closes the connection. */
 static void send_reply(struct connection *connection)
 {
 	struct json *reply = &connection->reply;
@@ -201,7 +203,7 @@ static void send_reply(struct connection *connection)
 	connection_close(connection);
 }
 
-/* The request's length when it is whole. -1: more must come; -2: more has come than one line. */
+/* The length of a complete request. -1: incomplete; -2: more than one line, or too long. */
 static ssize_t whole_line(const struct connection *connection, bool at_end)
 {
 	const char *end = memchr(connection->request, '\n', connection->request_used);
@@ -228,12 +230,13 @@ static void on_request(struct connection *connection)
 		connection->request_used += (size_t)more;
 		length = whole_line(connection, more == 0);
 	}
-	connection_heard(connection);
+	connection_received(connection);
 	struct failure failure;
-	bool done = length >= 0 ? answer(connection, (size_t)length, &failure)
-	                        : failure_set(&failure, "malformed",
-	                                      "a request is one line of at most %u bytes with its end",
-	                                      CONTROL_LINE_MAX);
+	bool done = length >= 0
+	                ? answer(connection, (size_t)length, &failure)
+	                : failure_set(&failure, "malformed",
+	                              "a request is one line of at most %u bytes, newline included",
+	                              CONTROL_LINE_MAX);
 	if (!done)
 		reply_failure(&connection->reply, &failure);
 	json_end(&connection->reply);
@@ -260,12 +263,12 @@ static void on_connection(struct watch *watch, uint32_t events)
 
 bool control_listen(struct arbiter *arbiter, struct failure *failure)
 {
-	/* Every user may ask root's arbiter for grants; what is theirs the kernel says. */
+	/* Every user may ask root's arbiter for grants; the kernel says who asks. */
 	mode_t mode = geteuid() == 0 ? 0666 : 0600;
 	int fd = state_listen(arbiter->state->directory, "control", SOCK_STREAM, mode);
 	if (fd < 0)
-		return failure_set(failure, "state", "%s/control cannot be made: %s", arbiter->state->path,
-		                   strerror(-fd));
+		return failure_set(failure, "state", "%s/control cannot be created: %s",
+		                   arbiter->state->path, strerror(-fd));
 	arbiter->control.ready = on_connection;
 	int error = loop_watch(&arbiter->loop, &arbiter->control, fd, EPOLLIN);
 	if (error) {

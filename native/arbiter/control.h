@@ -1,4 +1,4 @@
-/* The control socket: one request line, one reply line of JSON, then the connection ends. */
+/* The control socket: one request line, one reply line of JSON, then the connection is closed. */
 #ifndef ARBITER_CONTROL_H
 #define ARBITER_CONTROL_H
 

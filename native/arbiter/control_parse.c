@@ -1,6 +1,7 @@
 #include "control_parse.h"
 
 #include "aliquot/uuid.h"
+#include "enum_names.h"
 
 #include <string.h>
 
@@ -9,12 +10,12 @@ struct text {
 	size_t length;
 };
 
-static bool is(struct text text, const char *word)
+static bool equals(struct text text, const char *word)
 {
 	return text.length == strlen(word) && !memcmp(text.at, word, text.length);
 }
 
-/* Cuts the part before the next `separator` off *rest; *more: there was one. */
+/* Cuts off the part of *rest before the next `separator`; *more: there was a separator. */
 static struct text cut(struct text *rest, char separator, bool *more)
 {
 	const char *end = rest->length ? memchr(rest->at, separator, rest->length) : NULL;
@@ -58,30 +59,6 @@ static bool parse_number(struct text text, uint64_t most, uint64_t *out)
 	return true;
 }
 
-struct word {
-	const char *text;
-	int value;
-};
-
-static const struct word policies[] = {{"elastic", ALIQUOT_ELASTIC}, {"hard", ALIQUOT_HARD}};
-static const struct word priorities[] = {{"normal", ALIQUOT_NORMAL},
-                                         {"latency", ALIQUOT_LATENCY},
-                                         {"background", ALIQUOT_BACKGROUND}};
-static const struct word holds[] = {{"taken", ALIQUOT_HOLD_TAKEN},
-                                    {"open", ALIQUOT_HOLD_OPEN},
-                                    {"parked", ALIQUOT_HOLD_PARKED}};
-
-static bool parse_word(struct text text, const struct word *words, size_t count, int *out)
-{
-	for (size_t i = 0; i < count; i++) {
-		if (is(text, words[i].text)) {
-			*out = words[i].value;
-			return true;
-		}
-	}
-	return false;
-}
-
 static const struct {
 	const char *text;
 	enum control_given key;
@@ -96,45 +73,45 @@ static const char *parse_value(enum control_given key, struct text text,
                                struct control_slice *slice)
 {
 	uint64_t number = 0;
-	int value = 0;
+	uint32_t value = 0;
 	switch (key) {
 	case CONTROL_MEMORY:
 		if (!parse_number(text, UINT64_MAX, &slice->memory_bytes))
-			return "memory is a number of bytes";
+			return "memory must be a number of bytes";
 		if (slice->memory_bytes < CONTROL_LEAST_BYTES)
-			return "a slice's memory is at least 1 MiB";
+			return "a slice has at least 1 MiB of memory";
 		break;
 	case CONTROL_COMPUTE:
 		if (!parse_number(text, 100, &number))
-			return "compute is a number of percent from 0 to 100";
+			return "compute must be a percentage from 0 to 100";
 		slice->compute_percent = (uint32_t)number;
 		break;
 	case CONTROL_POLICY:
-		if (!parse_word(text, policies, sizeof(policies) / sizeof(*policies), &value))
-			return "policy is elastic or hard";
+		if (!enum_parse(&enum_names_policy, text.at, text.length, &value))
+			return "policy must be elastic or hard";
 		slice->policy = (enum aliquot_policy)value;
 		break;
 	case CONTROL_PRIORITY:
-		if (!parse_word(text, priorities, sizeof(priorities) / sizeof(*priorities), &value))
-			return "priority is latency, normal or background";
+		if (!enum_parse(&enum_names_priority, text.at, text.length, &value))
+			return "priority must be latency, normal or background";
 		slice->priority = (enum aliquot_priority)value;
 		break;
 	}
 	return NULL;
 }
 
-/* One KEY=VALUE of a slice; what is wrong with it, or NULL. */
+/* Parses one KEY=VALUE of a slice; returns the error, or NULL. */
 static const char *parse_setting(struct text setting, struct control_slice *slice)
 {
 	bool more;
 	struct text key = cut(&setting, '=', &more);
 	size_t which = 0;
-	while (which < KEYS && !is(key, keys[which].text))
+	while (which < KEYS && !equals(key, keys[which].text))
 		which++;
 	if (!more || which == KEYS)
-		return "a slice has memory, compute, policy and priority";
+		return "the keys of a slice are memory, compute, policy and priority";
 	if (slice->given & keys[which].key)
-		return "a slice's key comes twice";
+		return "a slice has a key twice";
 	slice->given |= keys[which].key;
 	return parse_value(keys[which].key, setting, slice);
 }
@@ -146,7 +123,7 @@ static const char *parse_slice(struct text text, enum control_kind kind,
 	struct text uuid = cut(&text, ',', &more);
 	memset(slice, 0, sizeof(*slice));
 	if (!aliquot_uuid_parse(uuid.at, uuid.length, slice->uuid))
-		return "a slice begins with its GPU's UUID: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+		return "a slice begins with the UUID of its GPU: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
 	while (more) {
 		const char *wrong = parse_setting(cut(&text, ',', &more), slice);
 		if (wrong)
@@ -155,7 +132,7 @@ static const char *parse_slice(struct text text, enum control_kind kind,
 	if (kind == CONTROL_MAKE && !(slice->given & CONTROL_MEMORY))
 		return "a slice needs memory=BYTES";
 	if (!slice->given)
-		return "a slice needs something that is to change";
+		return "a slice needs at least one setting to change";
 	return NULL;
 }
 
@@ -169,7 +146,7 @@ static const char *add_slice(struct text text, struct control_request *out)
 		return wrong;
 	for (uint32_t i = 0; i < out->slice_count; i++)
 		if (!memcmp(out->slices[i].uuid, slice->uuid, sizeof(slice->uuid)))
-			return "a grant has one slice of a GPU, not two";
+			return "a grant has at most one slice of each GPU";
 	out->slice_count++;
 	return NULL;
 }
@@ -177,30 +154,31 @@ static const char *add_slice(struct text text, struct control_request *out)
 static const char *parse_name(struct text text, struct control_request *out)
 {
 	if (*out->name)
-		return "the name comes twice";
+		return "name is given twice";
 	if (!control_is_name(text.at, text.length))
-		return "a name is 1 to 63 of A-Z a-z 0-9 . _ - and begins with a letter or digit";
+		return "a name is 1 to 63 characters of A-Z a-z 0-9 . _ - and begins with a letter or "
+			   "digit";
 	memcpy(out->name, text.at, text.length);
 	return NULL;
 }
 
-/* A setting that is 1 or not given. */
+/* Parses a setting that is 1 or not given. */
 static const char *parse_switch(struct text text, bool *out)
 {
 	if (*out)
-		return "a setting comes twice";
-	*out = is(text, "1");
-	return *out ? NULL : "kept and gradual are 1 or not given";
+		return "a setting is given twice";
+	*out = equals(text, "1");
+	return *out ? NULL : "kept and gradual must be 1 or left out";
 }
 
-static const char *parse_hold(struct text text, struct control_request *out)
+static const char *parse_state(struct text text, struct control_request *out)
 {
-	int value = 0;
-	if (out->has_hold)
-		return "a setting comes twice";
-	out->has_hold = parse_word(text, holds, sizeof(holds) / sizeof(*holds), &value);
-	out->hold = (enum aliquot_hold)value;
-	return out->has_hold ? NULL : "a grant is held as taken, open or parked";
+	uint32_t value = 0;
+	if (out->has_state)
+		return "a setting is given twice";
+	out->has_state = enum_parse(&enum_names_grant_state, text.at, text.length, &value);
+	out->grant_state = (enum aliquot_grant_state)value;
+	return out->has_state ? NULL : "a grant is active, switching or parked";
 }
 
 static bool takes_slices(const struct control_request *request)
@@ -208,36 +186,36 @@ static bool takes_slices(const struct control_request *request)
 	return request->kind == CONTROL_MAKE || request->kind == CONTROL_RESIZE;
 }
 
-/* What a request about a grant takes, for people. */
-static const char *const takes[] = {
+/* The settings of each request about a grant, for error messages. */
+static const char *const settings_of[] = {
 	[CONTROL_MAKE] = "make takes name=NAME, kept=1 and slice=...",
 	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1 and slice=...",
-	[CONTROL_HOLD] = "hold takes name=NAME and as=taken, open or parked",
+	[CONTROL_SET_STATE] = "set-state takes name=NAME and to=active, switching or parked",
 	[CONTROL_END] = "end takes name=NAME",
 };
 
-static const char *parse_word_of_grant(struct text value, struct control_request *out)
+static const char *parse_grant_setting(struct text value, struct control_request *out)
 {
 	bool has_value;
 	struct text key = cut(&value, '=', &has_value);
-	if (has_value && is(key, "name"))
+	if (has_value && equals(key, "name"))
 		return parse_name(value, out);
-	if (has_value && takes_slices(out) && is(key, "slice"))
+	if (has_value && takes_slices(out) && equals(key, "slice"))
 		return add_slice(value, out);
-	if (has_value && out->kind == CONTROL_MAKE && is(key, "kept"))
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "kept"))
 		return parse_switch(value, &out->kept);
-	if (has_value && out->kind == CONTROL_RESIZE && is(key, "gradual"))
+	if (has_value && out->kind == CONTROL_RESIZE && equals(key, "gradual"))
 		return parse_switch(value, &out->gradual);
-	if (has_value && out->kind == CONTROL_HOLD && is(key, "as"))
-		return parse_hold(value, out);
-	return takes[out->kind];
+	if (has_value && out->kind == CONTROL_SET_STATE && equals(key, "to"))
+		return parse_state(value, out);
+	return settings_of[out->kind];
 }
 
-/* What follows the word of a request about a grant. */
+/* Parses what follows the name of a request about a grant. */
 static const char *parse_grant(struct text rest, bool more, struct control_request *out)
 {
 	while (more) {
-		const char *wrong = parse_word_of_grant(cut(&rest, ' ', &more), out);
+		const char *wrong = parse_grant_setting(cut(&rest, ' ', &more), out);
 		if (wrong)
 			return wrong;
 	}
@@ -245,21 +223,8 @@ static const char *parse_grant(struct text rest, bool more, struct control_reque
 		return "a request about a grant needs name=NAME";
 	if (!out->slice_count && takes_slices(out))
 		return "make and resize need at least one slice=...";
-	return out->kind == CONTROL_HOLD && !out->has_hold ? takes[CONTROL_HOLD] : NULL;
-}
-
-static bool find_kind(struct text verb, enum control_kind *kind)
-{
-	static const char *const verbs[] = {
-		[CONTROL_STATUS] = "status", [CONTROL_STOP] = "stop", [CONTROL_MAKE] = "make",
-		[CONTROL_RESIZE] = "resize", [CONTROL_HOLD] = "hold", [CONTROL_END] = "end",
-	};
-	for (size_t i = 0; i < sizeof(verbs) / sizeof(*verbs); i++) {
-		*kind = (enum control_kind)i;
-		if (is(verb, verbs[i]))
-			return true;
-	}
-	return false;
+	return out->kind == CONTROL_SET_STATE && !out->has_state ? settings_of[CONTROL_SET_STATE]
+	                                                         : NULL;
 }
 
 int control_parse(const char *line, size_t len, struct control_request *out, const char **error)
@@ -269,10 +234,12 @@ int control_parse(const char *line, size_t len, struct control_request *out, con
 	memset(out, 0, sizeof(*out));
 	struct text verb = cut(&rest, ' ', &more);
 	*error = NULL;
-	bool known = find_kind(verb, &out->kind);
+	uint32_t kind = 0;
+	bool known = enum_parse(&enum_names_request, verb.at, verb.length, &kind);
+	out->kind = (enum control_kind)kind;
 	if (known && out->kind >= CONTROL_MAKE)
 		*error = parse_grant(rest, more, out);
 	else if (!known || more)
-		*error = "a request is status, stop, or make, resize, hold or end with name=NAME";
+		*error = "a request is status, stop, or make, resize, set-state or end with name=NAME";
 	return *error ? -1 : 0;
 }

@@ -1,15 +1,15 @@
-/* One line of the control protocol as a request: a pure function, and the only reader of that text.
+/* Parses one line of the control protocol: a pure function, and the only reader of that text.
  *
  *   status
  *   stop
- *   make name=NAME [kept=1] slice=UUID,memory=BYTES[,compute=PERCENT][,policy=WORD][,priority=WORD] ...
+ *   make name=NAME [kept=1] slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
  *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
- *   hold name=NAME as=taken|open|parked
+ *   set-state name=NAME to=active|switching|parked
  *   end name=NAME
  *
- * A slice to be resized names what is to change, at least one thing; the rest stays as it is.
- * Words are parted by exactly one space; each key comes once; numbers are decimal digits and
- * nothing else. What is not named is refused: a request is understood whole or not at all.
+ * A resized slice names at least one setting; settings it does not name stay as they are. Exactly one
+ * space separates two words, each key appears at most once, and numbers are decimal digits only. The
+ * parser refuses everything else: it understands a request completely or not at all.
  */
 #ifndef ARBITER_CONTROL_PARSE_H
 #define ARBITER_CONTROL_PARSE_H
@@ -26,11 +26,11 @@ enum control_kind {
 	CONTROL_STOP,
 	CONTROL_MAKE, /* from here on: about a grant */
 	CONTROL_RESIZE,
-	CONTROL_HOLD,
+	CONTROL_SET_STATE,
 	CONTROL_END,
 };
 
-/* What a slice names, a bit each. */
+/* The settings that a slice names, one bit each. */
 enum control_given {
 	CONTROL_MEMORY = 1,
 	CONTROL_COMPUTE = 2,
@@ -40,7 +40,7 @@ enum control_given {
 
 struct control_slice {
 	uint8_t uuid[16];
-	uint32_t given; /* of enum control_given; what is not given is 0 */
+	uint32_t given; /* bits of enum control_given; settings not given are 0 */
 	uint64_t memory_bytes;
 	uint32_t compute_percent;
 	enum aliquot_policy policy;
@@ -50,15 +50,15 @@ struct control_slice {
 struct control_request {
 	enum control_kind kind;
 	char name[ALIQUOT_NAME_SIZE];
-	bool kept;    /* make: until `end`, whoever is in it */
-	bool gradual; /* resize: as far as what is in use allows */
-	bool has_hold;
-	enum aliquot_hold hold; /* hold: what it is to be */
+	bool kept;    /* make: the grant stays until `end` */
+	bool gradual; /* resize: lower memory only as far as its use allows */
+	bool has_state;
+	enum aliquot_grant_state grant_state; /* set-state: the new state */
 	uint32_t slice_count;
 	struct control_slice slices[ALIQUOT_MAX_GPUS];
 };
 
-/* `line` without its newline. 0 and *out; or -1 and *error, a static text. */
+/* `line` has no newline. 0 and *out; or -1 and *error, a static text. */
 int control_parse(const char *line, size_t len, struct control_request *out, const char **error);
 
 /* [A-Za-z0-9][A-Za-z0-9._-]{0,62} */

@@ -13,18 +13,18 @@
 #include <unistd.h>
 
 #define NICE (-10)
-/* However soon it must look again, the others have the lock in between. */
+/* However soon the next look is due, other threads can take the lock in between. */
 #define LEAST_SLEEP_NS UINT64_C(10000)
 
 struct credit_slice {
 	struct credit_grant *grant;
 	uint32_t index;
-	bool takes_part; /* its GPU is here */
+	bool takes_part; /* the machine has its GPU */
 	struct contender contender;
-	struct recent recent;
+	struct recent_usage usage;
 	bool was_exempt;
 	uint64_t fallbacks, exemptions;
-	int32_t culprit;
+	int32_t late_pid;
 };
 
 struct credit_grant {
@@ -50,19 +50,19 @@ static struct turns *turns_of(const struct grant *grant, uint32_t slice)
 	return &credit_of(grant)->gpus[grant->gpus[slice] - grant->arbiter->nvml.gpus];
 }
 
-static struct recent_view view_of(const struct credit_slice *slice)
+static struct recent_observation observe(const struct credit_slice *slice)
 {
 	const struct contender *contender = &slice->contender;
-	struct recent_view view = {
+	struct recent_observation seen = {
 		.alone = contender->active && !contender->turns->contended,
-		.held_ns = contender->figures.used_ns,
+		.used_ns = contender->figures.used_ns,
 	};
 	for (const struct worker *worker = contender->workers; worker; worker = worker->next)
-		view.launches += atomic_load_explicit(&worker->work->launches, memory_order_relaxed);
-	return view;
+		seen.launches += atomic_load_explicit(&worker->work->launches, memory_order_relaxed);
+	return seen;
 }
 
-static int32_t culprit_of(const struct credit_slice *slice)
+static int32_t late_process(const struct credit_slice *slice)
 {
 	const struct credit_process *process = slice->grant->processes;
 	while (process && !process->workers[slice->index].pending)
@@ -70,22 +70,22 @@ static int32_t culprit_of(const struct credit_slice *slice)
 	return process ? process->pid : 0;
 }
 
-/* What a look at the turns has changed, for those who ask later. */
-static void note(struct credit_slice *slice, uint64_t now)
+/* Records what a look at the turns has changed, for credit_read. */
+static void record_changes(struct credit_slice *slice, uint64_t now)
 {
 	const struct contender *contender = &slice->contender;
-	struct recent_view view = view_of(slice);
-	recent_look(&slice->recent, &view, now);
+	struct recent_observation seen = observe(slice);
+	recent_usage_update(&slice->usage, &seen, now);
 	if (slice->fallbacks != contender->figures.fallbacks)
-		slice->culprit = culprit_of(slice);
+		slice->late_pid = late_process(slice);
 	slice->fallbacks = contender->figures.fallbacks;
 	bool exempt = contender->state == CONTENDER_EXEMPT;
 	slice->exemptions += exempt && !slice->was_exempt;
 	slice->was_exempt = exempt;
 }
 
-/* When to look again. */
-static uint64_t look(struct credit *credit)
+/* Looks at all GPUs; returns when to look again. */
+static uint64_t look_at_all(struct credit *credit)
 {
 	uint64_t now = loop_now(), next = TURNS_NEVER;
 	for (unsigned i = 0; i < credit->gpu_count; i++) {
@@ -95,12 +95,12 @@ static uint64_t look(struct credit *credit)
 			next = then;
 		for (struct contender *contender = turns->contenders; contender;
 		     contender = contender->next)
-			note(CONTAINER(contender, struct credit_slice, contender), now);
+			record_changes(CONTAINER(contender, struct credit_slice, contender), now);
 	}
 	return next < now + LEAST_SLEEP_NS ? now + LEAST_SLEEP_NS : next;
 }
 
-/* Returns at `until`, or when it is woken. */
+/* Returns at `until`, or when the thread is woken. */
 static void sleep_until(struct credit *credit, uint64_t until)
 {
 	struct timespec at = {.tv_sec = (time_t)(until / SECOND_NS),
@@ -115,7 +115,7 @@ static void sleep_until(struct credit *credit, uint64_t until)
 	credit->woken = false;
 }
 
-/* To be late costs the GPU's time: on the dot, and before others, as far as we may. */
+/* A late look wastes GPU time: exact timers, and as high a priority as the system allows. */
 static void be_punctual(void)
 {
 	struct sched_param least = {.sched_priority = sched_get_priority_min(SCHED_RR)};
@@ -125,13 +125,13 @@ static void be_punctual(void)
 		setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
 }
 
-static void *run(void *argument)
+static void *run_thread(void *argument)
 {
 	struct credit *credit = argument;
 	be_punctual();
 	pthread_mutex_lock(&credit->lock);
 	while (!credit->stopping)
-		sleep_until(credit, look(credit));
+		sleep_until(credit, look_at_all(credit));
 	pthread_mutex_unlock(&credit->lock);
 	return NULL;
 }
@@ -141,7 +141,7 @@ static int start_thread(struct credit *credit)
 	sigset_t all, before;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	int error = -pthread_create(&credit->thread, NULL, run, credit);
+	int error = -pthread_create(&credit->thread, NULL, run_thread, credit);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return error;
 }
@@ -176,7 +176,7 @@ int credit_start(struct credit *credit, unsigned gpu_count)
 	return error;
 }
 
-static void wake(struct credit *credit)
+static void wake_locked(struct credit *credit)
 {
 	credit->woken = true;
 	pthread_cond_signal(&credit->wake);
@@ -185,15 +185,15 @@ static void wake(struct credit *credit)
 void credit_wake(struct credit *credit)
 {
 	pthread_mutex_lock(&credit->lock);
-	wake(credit);
+	wake_locked(credit);
 	pthread_mutex_unlock(&credit->lock);
 }
 
 void credit_look(struct credit *credit)
 {
 	pthread_mutex_lock(&credit->lock);
-	look(credit);
-	wake(credit); /* it may have to look again sooner than the thread knows */
+	look_at_all(credit);
+	wake_locked(credit); /* the next look may be due sooner than the thread knows */
 	pthread_mutex_unlock(&credit->lock);
 }
 
@@ -203,7 +203,7 @@ void credit_stop(struct credit *credit)
 		return;
 	pthread_mutex_lock(&credit->lock);
 	credit->stopping = true;
-	wake(credit);
+	wake_locked(credit);
 	pthread_mutex_unlock(&credit->lock);
 	pthread_join(credit->thread, NULL);
 	credit->running = false;
@@ -223,7 +223,7 @@ static struct turns_settings settings_of(const struct grant *grant, uint32_t sli
 		.percent = atomic_load(&limits->compute_percent),
 		.policy = (enum aliquot_policy)atomic_load(&limits->policy),
 		.priority = (enum aliquot_priority)atomic_load(&limits->priority),
-		.hold = grants_hold(grant),
+		.grant_state = grant_state(grant),
 	};
 }
 
@@ -250,7 +250,7 @@ int credit_add_grant(struct grant *grant)
 	}
 	added->next = credit->grants;
 	credit->grants = added;
-	wake(credit);
+	wake_locked(credit);
 	pthread_mutex_unlock(&credit->lock);
 	grant->credit = added;
 	return 0;
@@ -269,9 +269,9 @@ void credit_change_grant(struct grant *grant)
 		if (!slice->takes_part)
 			continue;
 		turns_change(&slice->contender, &settings, now);
-		note(slice, now); /* where it is set aside, for the last time */
+		record_changes(slice, now); /* the last time, if it no longer takes turns */
 	}
-	wake(credit);
+	wake_locked(credit);
 	pthread_mutex_unlock(&credit->lock);
 }
 
@@ -289,7 +289,7 @@ void credit_remove_grant(struct grant *grant)
 	while (*link != removed)
 		link = &(*link)->next;
 	*link = removed->next;
-	wake(credit);
+	wake_locked(credit);
 	pthread_mutex_unlock(&credit->lock);
 	free(removed);
 	grant->credit = NULL;
@@ -303,16 +303,16 @@ int credit_add_process(struct process *process)
 	                                             grant->slice_count * sizeof(*added->workers));
 	if (!added)
 		return -ENOMEM;
-	const struct pair *pair = &process->kept->pair;
+	const struct process_pages *pages = &process->stored->pages;
 	added->pid = process->pid;
 	pthread_mutex_lock(&credit->lock);
 	for (uint32_t i = 0; i < grant->slice_count; i++)
 		if (grant->credit->slices[i].takes_part)
-			turns_enter(&grant->credit->slices[i].contender, &added->workers[i], &pair->work[i],
-			            &pair->credit->slices[i], loop_now());
+			turns_enter(&grant->credit->slices[i].contender, &added->workers[i], &pages->work[i],
+			            &pages->credit->slices[i], loop_now());
 	added->next = grant->credit->processes;
 	grant->credit->processes = added;
-	wake(credit);
+	wake_locked(credit);
 	pthread_mutex_unlock(&credit->lock);
 	process->credit = added;
 	return 0;
@@ -333,7 +333,7 @@ void credit_remove_process(struct process *process)
 	while (*link != removed)
 		link = &(*link)->next;
 	*link = removed->next;
-	wake(credit);
+	wake_locked(credit);
 	pthread_mutex_unlock(&credit->lock);
 	free(removed);
 	process->credit = NULL;
@@ -347,17 +347,17 @@ void credit_read(struct grant *grant, uint32_t slice, struct credit_figures *out
 	if (!read || !read->takes_part)
 		return;
 	pthread_mutex_lock(&credit->lock);
-	struct recent_view view = view_of(read);
+	struct recent_observation seen = observe(read);
 	*out = (struct credit_figures){
 		.state = read->contender.state,
 		.active = read->contender.active,
 		.contended = read->contender.turns->contended,
 		.weight = read->contender.weight,
 		.turns = read->contender.figures,
-		.held = recent_read(&read->recent, &view, loop_now()),
+		.usage = recent_usage_read(&read->usage, &seen, loop_now()),
 		.backlog = turns_backlog(&read->contender),
 		.exemptions = read->exemptions,
-		.culprit = read->culprit,
+		.late_pid = read->late_pid,
 	};
 	pthread_mutex_unlock(&credit->lock);
 }

@@ -1,19 +1,20 @@
-/* Credit given: the one thread that looks at the pages, and who takes part.
+/* Giving credit: the thread that reads the work pages and writes the credit pages.
  *
- * turns.h decides; this thread calls it with the time, and sleeps until it must look again, for
- * ever when nobody contends. It is woken when somebody comes or goes, when a process rings, and
- * twice a second while processes live, because a ring may have been lost.
+ * turns.h decides. This thread calls it with the time, then sleeps until the next look is due, or
+ * without limit if nobody contends. The main thread wakes it when a grant or process is added or
+ * removed, when a process sends RING, and twice a second while processes are live, because a RING
+ * may have been lost.
  *
- * The main thread owns grants and processes, and adds and removes them here; the lock is held for
- * moments, and never across a call to anyone else. The thread touches memory alone: no file, no
- * log, no NVML.
+ * The main thread owns grants and processes, and adds and removes them here. The lock is held only
+ * briefly, and never across a call into another module but turns.h. The thread touches memory only: no
+ * file, no log, no NVML.
  *
- * Guarantee: a process that is removed, or whose grant is not taken, has its gates open.
+ * Guarantee: a process that is removed, or whose grant is not active, has its gates open.
  */
 #ifndef ARBITER_CREDIT_H
 #define ARBITER_CREDIT_H
 
-#include "recent.h"
+#include "recent_usage.h"
 #include "turns.h"
 
 #include <pthread.h>
@@ -31,43 +32,43 @@ struct credit {
 	struct credit_grant *grants;
 };
 
-/* One slice as others see it. */
+/* The figures of one slice. */
 struct credit_figures {
 	enum contender_state state;
 	bool active, contended;
 	double weight; /* in percent of the GPU */
 	struct turns_figures turns;
-	struct recent_held held;
+	struct recent_figures usage;
 	uint64_t backlog;    /* quanta */
-	uint64_t exemptions; /* times its gates were left open for a while */
-	int32_t culprit;     /* the process that was late at the newest fallback; 0: unknown */
+	uint64_t exemptions; /* times it was exempt from turns for a while */
+	int32_t late_pid;    /* the process that was late at the newest fallback; 0: unknown */
 };
 
 /* Starts the thread. 0, or -errno. */
 int credit_start(struct credit *credit, unsigned gpu_count);
 /* Ends the thread, if it was started. */
 void credit_stop(struct credit *credit);
-/* When all grants are removed. */
+/* After all grants are removed. */
 void credit_free(struct credit *credit);
 
-/* The thread looks at once; or the caller does, so that what it reads is of now. */
+/* Makes the thread look at once; or looks in the calling thread, so that credit_read is up to date. */
 void credit_wake(struct credit *credit);
 void credit_look(struct credit *credit);
 
-/* A grant's slices as contenders, with the settings of its limits, which may change. 0, or
- * -errno. */
+/* Makes the grant's slices contenders, with the settings in its limits; _change reads those again. 0,
+ * or -errno. */
 int credit_add_grant(struct grant *grant);
 void credit_change_grant(struct grant *grant);
 void credit_remove_grant(struct grant *grant);
 
-/* With its pages. 0, or -errno. */
+/* The process must have its pages. 0, or -errno. */
 int credit_add_process(struct process *process);
 void credit_remove_process(struct process *process);
 
 void credit_read(struct grant *grant, uint32_t slice, struct credit_figures *out);
-/* Whether turns are taken on that GPU, by its place among NVML's. */
+/* Whether slices take turns on that GPU (its place in nvml.gpus). */
 bool credit_is_contended(struct credit *credit, unsigned gpu);
-/* The thread's own. */
+/* Processor time of the thread. */
 uint64_t credit_cpu_ns(const struct credit *credit);
 
 #endif

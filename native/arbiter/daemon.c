@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Descriptors of whoever started us are not ours to keep open. */
-static void close_others(int kept)
+/* Closes descriptors that were inherited. */
+static void close_others(int except)
 {
 	DIR *directory = opendir("/proc/self/fd");
 	if (!directory)
@@ -20,7 +20,7 @@ static void close_others(int kept)
 	struct dirent *entry;
 	while ((entry = readdir(directory))) {
 		int fd = atoi(entry->d_name);
-		if (fd > STDERR_FILENO && fd != kept && fd != dirfd(directory))
+		if (fd > STDERR_FILENO && fd != except && fd != dirfd(directory))
 			close(fd);
 	}
 	closedir(directory);
@@ -33,10 +33,10 @@ static int run_in_background(const struct options *options, int announce)
 	for (int fd = 0; null >= 0 && fd <= STDERR_FILENO; fd++)
 		dup2(null, fd);
 	close_others(announce);
-	return supervise(options, announce);
+	return supervise_run(options, announce);
 }
 
-/* Until "ready", or why not and the exit code. */
+/* Waits for "ready", or for the reason and exit code if it does not start. */
 static int wait_until_ready(int pipe, pid_t child)
 {
 	char text[600];
@@ -55,7 +55,7 @@ static int wait_until_ready(int pipe, pid_t child)
 	int status = 0;
 	while (waitpid(child, &status, 0) < 0 && errno == EINTR)
 		;
-	fprintf(stderr, "aliquot-arbiter: %s\n", used ? text : "it died at its start");
+	fprintf(stderr, "aliquot-arbiter: %s\n", used ? text : "it died while starting");
 	return WIFEXITED(status) && WEXITSTATUS(status) ? WEXITSTATUS(status) : EXIT_FAILED;
 }
 
@@ -63,12 +63,12 @@ int daemon_start(const struct options *options)
 {
 	int ends[2];
 	if (pipe2(ends, O_CLOEXEC)) {
-		fprintf(stderr, "aliquot-arbiter: no pipe: %s\n", strerror(errno));
+		fprintf(stderr, "aliquot-arbiter: cannot make a pipe: %s\n", strerror(errno));
 		return EXIT_FAILED;
 	}
 	pid_t child = fork();
 	if (child < 0) {
-		fprintf(stderr, "aliquot-arbiter: no new process: %s\n", strerror(errno));
+		fprintf(stderr, "aliquot-arbiter: cannot fork: %s\n", strerror(errno));
 		return EXIT_FAILED;
 	}
 	if (child == 0) {

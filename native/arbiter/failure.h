@@ -1,4 +1,4 @@
-/* Why something was not done: one word for programs, one sentence for people. */
+/* Why a request failed: a code for programs, a sentence for people. */
 #ifndef ARBITER_FAILURE_H
 #define ARBITER_FAILURE_H
 
@@ -11,7 +11,7 @@ struct failure {
 	char text[512];
 };
 
-/* Always false, so that `return failure_set(...)` says both. */
+/* Always false, so that a function can `return failure_set(...)`. */
 __attribute__((format(printf, 3, 4))) static inline _Bool failure_set(struct failure *failure,
                                                                       const char *code,
                                                                       const char *format, ...)
@@ -24,11 +24,11 @@ __attribute__((format(printf, 3, 4))) static inline _Bool failure_set(struct fai
 	return 0;
 }
 
-/* Bytes for people. What there is is rounded down and what is wanted or used up, so that two amounts
- * that differ are never told as the same. */
-static inline unsigned long long mib_of(uint64_t there_is)
+/* Bytes in MiB for people: capacity is rounded down, use and requests are rounded up, so that two
+ * different amounts never look the same. */
+static inline unsigned long long mib_of(uint64_t capacity)
 {
-	return there_is >> 20;
+	return capacity >> 20;
 }
 
 static inline unsigned long long mib_for(uint64_t wanted)

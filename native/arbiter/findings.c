@@ -3,23 +3,23 @@
 #include "log.h"
 #include "processes.h"
 
-/* Each grant's lateness is told at most that often. */
-#define FALLBACK_TOLD_NS SECOND_NS
+/* At most one log line about fallbacks of a grant in this time. */
+#define FALLBACK_LOG_NS SECOND_NS
 
 static uint32_t gates_of(const struct process *process, uint32_t slice)
 {
-	if (!process || !process->kept)
+	if (!process || !process->stored)
 		return ALIQUOT_GATES_UNTRIED;
-	return atomic_load(&process->kept->pair.work[slice].gates);
+	return atomic_load(&process->stored->pages.work[slice].gates);
 }
 
 static uint32_t why_of(const struct process *process, uint32_t slice)
 {
-	return atomic_load(&process->kept->pair.work[slice].why);
+	return atomic_load(&process->stored->pages.work[slice].why);
 }
 
-/* A process's word about the gates of a GPU; it stands until another process says otherwise. */
-static void look_at_gates(struct process *process, uint32_t slice)
+/* What a process reports of the gates of a GPU counts until another process reports something else. */
+static void check_gates(struct process *process, uint32_t slice)
 {
 	struct gpu *gpu = process->grant->gpus[slice];
 	uint32_t gates = gates_of(process, slice);
@@ -30,40 +30,40 @@ static void look_at_gates(struct process *process, uint32_t slice)
 		return;
 	gpu->gates = gates;
 	if (gates == ALIQUOT_GATES_FAIL)
-		log_event("grant %s: process %d has no gates on GPU %u (the driver says %u): memory "
+		log_event("grant %s: gates fail for process %d on GPU %u (CUDA error %u): memory "
 		          "limits only",
 		          process->grant->name, process->pid, gpu->index, why_of(process, slice));
 }
 
-static void look_at_turns(struct grant *grant, uint32_t slice)
+static void check_turns(struct grant *grant, uint32_t slice)
 {
-	struct findings *told = &grant->findings;
+	struct findings *logged = &grant->findings;
 	struct credit_figures figures;
 	uint64_t now = loop_now();
 	credit_read(grant, slice, &figures);
-	bool silent = told->fallback_at && now - told->fallback_at < FALLBACK_TOLD_NS;
-	if (figures.turns.fallbacks != told->fallbacks[slice] && !silent) {
-		log_event("grant %s: process %d was late at the end of its turn on GPU %u: the others go "
-		          "on beside it (%llu times so far)",
-		          grant->name, figures.culprit, grant->gpus[slice]->index,
+	bool silent = logged->fallback_at && now - logged->fallback_at < FALLBACK_LOG_NS;
+	if (figures.turns.fallbacks != logged->fallbacks[slice] && !silent) {
+		log_event("grant %s: process %d was late at the end of its turn on GPU %u: the others run "
+		          "at the same time (%llu times so far)",
+		          grant->name, figures.late_pid, grant->gpus[slice]->index,
 		          (unsigned long long)figures.turns.fallbacks);
-		told->fallbacks[slice] = figures.turns.fallbacks;
-		told->fallback_at = now;
+		logged->fallbacks[slice] = figures.turns.fallbacks;
+		logged->fallback_at = now;
 	}
-	if (figures.exemptions != told->exemptions[slice])
-		log_event("grant %s was late too often on GPU %u: its gates stand open for a while",
+	if (figures.exemptions != logged->exemptions[slice])
+		log_event("grant %s was late too often on GPU %u: it is exempt from turns for a while",
 		          grant->name, grant->gpus[slice]->index);
-	told->exemptions[slice] = figures.exemptions;
+	logged->exemptions[slice] = figures.exemptions;
 }
 
-void findings_look(struct arbiter *arbiter)
+void findings_update(struct arbiter *arbiter)
 {
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next) {
 		for (uint32_t i = 0; grant->limits && i < grant->slice_count; i++) {
 			for (uint32_t slot = 0; slot < grant->process_end; slot++)
 				if (grant->processes[slot])
-					look_at_gates(grant->processes[slot], i);
-			look_at_turns(grant, i);
+					check_gates(grant->processes[slot], i);
+			check_turns(grant, i);
 		}
 	}
 }

@@ -1,18 +1,17 @@
-/* What the arbiter finds out about its tenants' work, and tells the log once.
+/* What goes wrong with compute shares, written to the log once.
  *
- * Looked for twice a second with the measurements, by the main thread: who was late at the end of
- * its turn, whose gates were left open for that, and on which GPUs processes found that there can
- * be no gates.
+ * The main thread checks twice a second, together with the measurements: which process was late at
+ * the end of its turn, which slice is exempt because of that, and on which GPUs gates fail.
  */
 #ifndef ARBITER_FINDINGS_H
 #define ARBITER_FINDINGS_H
 
-#include "grants.h"
+#include "grant.h"
 
-void findings_look(struct arbiter *arbiter);
+void findings_update(struct arbiter *arbiter);
 
-/* What the slice's processes found: gates that fail with one of them fail. *why: what its driver
- * said. */
+/* Whether gates work for the slice: FAIL if they fail for one of its processes. *why: the CUDA error
+ * code of that process. */
 enum aliquot_gates findings_gates(const struct grant *grant, uint32_t slice, uint32_t *why);
 
 #endif

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A peer of another user is refused with a reason, so it must be able to ask. */
+/* A peer of another user must be able to connect, to be refused with a reason. */
 static mode_t socket_mode(void)
 {
 	return geteuid() == 0 ? 0666 : 0600;
@@ -77,21 +77,21 @@ static int make_contents(struct grant *grant, int directory, const struct contro
 	int writable = make_file(directory, "limits", sizeof(struct aliquot_limits), 0444);
 	if (writable < 0)
 		return writable;
-	int error = pages_map(&grant->limits_pages, writable, sizeof(struct aliquot_limits));
+	int error = mapping_open(&grant->limits_mapping, writable, sizeof(struct aliquot_limits));
 	close(writable);
 	if (error)
 		return error;
-	grant->limits = grant->limits_pages.at;
+	grant->limits = grant->limits_mapping.at;
 	grant->limits_fd = openat(directory, "limits", O_RDONLY | O_CLOEXEC);
 	if (grant->limits_fd < 0)
 		return -errno;
 	grant->usage_fd = make_file(directory, "usage", sizeof(struct aliquot_usage), 0644);
 	if (grant->usage_fd < 0)
 		return grant->usage_fd;
-	error = pages_map(&grant->usage_pages, grant->usage_fd, sizeof(struct aliquot_usage));
+	error = mapping_open(&grant->usage_mapping, grant->usage_fd, sizeof(struct aliquot_usage));
 	if (error)
 		return error;
-	grant->usage = grant->usage_pages.at;
+	grant->usage = grant->usage_mapping.at;
 	fill_limits(grant, request, owner);
 	fill_usage(grant->usage);
 	*listener = state_listen(directory, "socket", SOCK_SEQPACKET, socket_mode());
@@ -104,7 +104,7 @@ bool grant_files_make(struct grant *grant, const struct control_request *request
 	struct state *state = grant->arbiter->state;
 	char dotted[ALIQUOT_NAME_SIZE + 16];
 	snprintf(dotted, sizeof(dotted), ".making-%s", grant->name);
-	state_remove_half(state, dotted); /* of an earlier try that could not even be cleaned up */
+	state_remove_incomplete(state, dotted); /* left by an earlier attempt */
 	int error = mkdirat(state->grants, dotted, 0755) ? -errno : 0;
 	int directory = -1;
 	if (!error) {
@@ -122,12 +122,13 @@ bool grant_files_make(struct grant *grant, const struct control_request *request
 	if (!error)
 		return true;
 	grant_files_close(grant);
-	state_remove_half(state, dotted);
-	return failure_set(failure, "cannot-make", "%s/grants/%s cannot be made: %s", state->path,
+	state_remove_incomplete(state, dotted);
+	return failure_set(failure, "cannot-make", "%s/grants/%s cannot be created: %s", state->path,
 	                   grant->name, strerror(-error));
 }
 
-/* Of a file that its own user may not write: root never asks, another user must ask twice. */
+/* Opens a file that not even its owner may write. Root just can; another user changes the mode for a
+ * moment. */
 static int open_writable(int directory, const char *name, mode_t mode)
 {
 	int flags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
@@ -139,10 +140,10 @@ static int open_writable(int directory, const char *name, mode_t mode)
 	return fd < 0 ? -errno : fd;
 }
 
-/* Maps a file of the directory; why it cannot be used, or NULL. */
-static const char *map_file(struct pages *pages, int fd, size_t size)
+/* Maps a file of the directory; returns the error, or NULL. */
+static const char *map_file(struct mapping *pages, int fd, size_t size)
 {
-	int error = fd < 0 ? fd : pages_map(pages, fd, size);
+	int error = fd < 0 ? fd : mapping_open(pages, fd, size);
 	if (error == -EFBIG)
 		return "shorter than its layout";
 	return error < 0 ? strerror(-error) : NULL;
@@ -151,36 +152,37 @@ static const char *map_file(struct pages *pages, int fd, size_t size)
 static void open_limits(struct grant *grant, int directory)
 {
 	int writable = open_writable(directory, "limits", 0444);
-	const char *why = map_file(&grant->limits_pages, writable, sizeof(struct aliquot_limits));
+	const char *why = map_file(&grant->limits_mapping, writable, sizeof(struct aliquot_limits));
 	if (writable >= 0)
 		close(writable);
-	const struct aliquot_limits *limits = grant->limits_pages.at;
+	const struct aliquot_limits *limits = grant->limits_mapping.at;
 	if (!why)
-		why = aliquot_limits_check(limits, grant->limits_pages.size);
+		why = aliquot_limits_check(limits, grant->limits_mapping.size);
 	if (!why && strcmp(limits->name, grant->name))
-		why = "of a grant of another name";
+		why = "it belongs to a grant of another name";
 	if (why) {
-		grants_break(grant, "limits", why);
-		pages_unmap(&grant->limits_pages);
+		grant_break(grant, "limits", why);
+		mapping_close(&grant->limits_mapping);
 		return;
 	}
-	grant->limits = grant->limits_pages.at;
+	grant->limits = grant->limits_mapping.at;
 	grant->slice_count = limits->slice_count;
 	grant->limits_fd = openat(directory, "limits", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 	if (grant->limits_fd < 0)
-		grants_break(grant, "limits", strerror(errno));
+		grant_break(grant, "limits", strerror(errno));
 }
 
 static void open_usage(struct grant *grant, int directory)
 {
 	grant->usage_fd = open_writable(directory, "usage", 0644);
-	const char *why = map_file(&grant->usage_pages, grant->usage_fd, sizeof(struct aliquot_usage));
+	const char *why = map_file(&grant->usage_mapping, grant->usage_fd,
+	                           sizeof(struct aliquot_usage));
 	if (!why)
-		why = aliquot_usage_check(grant->usage_pages.at, grant->usage_pages.size);
+		why = aliquot_usage_check(grant->usage_mapping.at, grant->usage_mapping.size);
 	if (why)
-		grants_break(grant, "usage", why);
+		grant_break(grant, "usage", why);
 	else
-		grant->usage = grant->usage_pages.at;
+		grant->usage = grant->usage_mapping.at;
 }
 
 int grant_files_open(struct grant *grant, int *listener)
@@ -194,7 +196,7 @@ int grant_files_open(struct grant *grant, int *listener)
 	*listener = state_listen(directory, "socket", SOCK_SEQPACKET, socket_mode());
 	close(directory);
 	if (*listener < 0)
-		grants_break(grant, "socket", strerror(-*listener));
+		grant_break(grant, "socket", strerror(-*listener));
 	return 0;
 }
 
@@ -202,8 +204,8 @@ void grant_files_close(struct grant *grant)
 {
 	grant->limits = NULL;
 	grant->usage = NULL;
-	pages_unmap(&grant->limits_pages);
-	pages_unmap(&grant->usage_pages);
+	mapping_close(&grant->limits_mapping);
+	mapping_close(&grant->usage_mapping);
 	if (grant->limits_fd >= 0)
 		close(grant->limits_fd);
 	if (grant->usage_fd >= 0)

@@ -34,13 +34,13 @@ static ssize_t read_proc(int32_t pid, const char *file, char *out, size_t size)
 	return used;
 }
 
-/* What a process's `stat` says that is of use here. */
+/* The fields of /proc/PID/stat that are used here. */
 struct stat_line {
 	uint64_t start_time;
 	struct image image;
 };
 
-/* The number of that field, from the bracket that ends field 2; NULL: there are not that many. */
+/* Finds a field by number, from the bracket that ends field 2; NULL: there are not that many. */
 static const char *stat_field(const char *at, int number)
 {
 	for (int field = 2; at && field < number; field++)
@@ -56,7 +56,7 @@ static int read_stat(int32_t pid, struct stat_line *out)
 		return -ESRCH;
 	if (used < 0)
 		return (int)used;
-	/* The name, field 2, may hold anything; the last bracket ends it. */
+	/* Field 2, the name, may contain any bytes; the last bracket ends it. */
 	const char *name_end = strrchr(stat, ')');
 	const char *start = stat_field(name_end, 22), *code = stat_field(name_end, 26);
 	char *rest;
@@ -66,7 +66,7 @@ static int read_stat(int32_t pid, struct stat_line *out)
 	image.start_code = strtoull(code + 1, &rest, 10);
 	image.end_code = strtoull(rest, &rest, 10);
 	image.start_stack = strtoull(rest, NULL, 10);
-	/* To those who may not know, the kernel says that the stack is at 0 and the code at 1. */
+	/* To a reader without permission the kernel reports the stack at 0 and the code at 1. */
 	if (!image.start_stack)
 		image = (struct image){0};
 	*out = (struct stat_line){.start_time = strtoull(start + 1, NULL, 10), .image = image};
@@ -122,7 +122,7 @@ int identity_reopen(int32_t pid, uint64_t start_time)
 	int fd = open_pidfd(pid);
 	if (fd < 0)
 		return fd;
-	/* Alive after its start time was read: then it was this process that it was read from. */
+	/* If it is alive after its start time was read, the time was read from this process. */
 	uint64_t now = 0;
 	int error = start_time_of(pid, &now);
 	if (!error && (now != start_time || !identity_is_alive(fd)))
@@ -168,8 +168,7 @@ static int peer_pidfd(int socket, int32_t pid)
 		return -errno;
 	if (errno == ESRCH || errno == EINVAL)
 		return -ESRCH;
-	/* An older kernel. Same start time before and after: no other process took the pid
-	 * meanwhile. */
+	/* An older kernel. The same start time before and after means that the pid was not reused. */
 	uint64_t before = 0, after = 0;
 	int error = start_time_of(pid, &before);
 	if (error)

@@ -1,8 +1,7 @@
-/* Who a process is, by the kernel's word.
+/* The identity of a process, as the kernel reports it.
  *
- * A pid alone names whoever has it now; a pid and its start time name one process for as long as
- * the machine is up; a pidfd says when that process is dead. Nothing here trusts what a process
- * says.
+ * A pid may be reused. A pid with its start time names one process for as long as the machine is up,
+ * and a pidfd says when that process is dead. Nothing here trusts what a process says of itself.
  */
 #ifndef ARBITER_IDENTITY_H
 #define ARBITER_IDENTITY_H
@@ -12,8 +11,8 @@
 
 #define PROCESS_NAME_SIZE 16 /* the kernel's own length of a task's name */
 
-/* The program that a process runs, which exec changes and nothing else does: where the kernel put
- * it. All zero: the kernel does not say. */
+/* Identifies the program that a process runs, by the addresses at which the kernel put it. Only exec
+ * changes them. All zero: the kernel does not say. */
 struct image {
 	uint64_t start_code, end_code, start_stack; /* /proc/PID/stat's fields 26 to 28 */
 };
@@ -23,14 +22,14 @@ struct identity {
 	uint32_t uid;
 	uint64_t start_time; /* /proc/PID/stat's field 22 */
 	struct image image;
-	int pidfd; /* the holder's to close */
+	int pidfd; /* whoever has this struct closes it */
 };
 
 /* The process that connected `socket`. 0; -ESRCH: it is dead; -EXDEV: it is in a pid namespace that
  * this process does not see; another -errno: the kernel could not tell. */
 int identity_of_peer(int socket, struct identity *out);
 
-/* Lets go of its pidfd, if it has one. */
+/* Closes its pidfd, if it has one. */
 void identity_close(const struct identity *identity);
 
 /* The uid that connected `socket`. */
@@ -38,20 +37,20 @@ int identity_uid_of_peer(int socket, uint32_t *uid);
 /* The pid that connected `socket`, dead or alive. */
 int identity_pid_of_peer(int socket, int32_t *pid);
 
-/* A pidfd of a process known from before; -ESRCH: it is dead; another -errno: could not tell. */
+/* A pidfd of a process from before a restart; -ESRCH: it is dead; another -errno: could not tell. */
 int identity_reopen(int32_t pid, uint64_t start_time);
 
 bool identity_is_alive(int pidfd);
 
-/* Whether the pid is another, later process's by now. */
+/* Whether a later process has the pid now. */
 bool identity_is_reused(int32_t pid, uint64_t start_time);
 
-/* The program that the process runs now. */
+/* The image that the process runs now. */
 struct image identity_image(int32_t pid);
-/* False also when the kernel does not say of one of them. */
+/* False also if one of them is unknown. */
 bool identity_is_other_image(const struct image *one, const struct image *other);
 
-/* The process's name as the kernel has it; "?" when it is gone. Any bytes may be in it. */
+/* The process's name as the kernel has it, which may contain any bytes; "?" if it is gone. */
 void identity_name(int32_t pid, char name[PROCESS_NAME_SIZE]);
 
 #endif

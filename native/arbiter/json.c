@@ -24,8 +24,8 @@ static void append(struct json *json, const char *text, size_t length)
 	json->used += length;
 }
 
-/* Length of the UTF-8 sequence at `text`, whole and shortest; 0: there is none. */
-static size_t sequence(const unsigned char *text)
+/* Length of the valid UTF-8 sequence at `text`; 0: it is not valid. */
+static size_t utf8_length(const unsigned char *text)
 {
 	static const struct {
 		unsigned char mask, lead;
@@ -50,7 +50,7 @@ static void append_quoted(struct json *json, const char *value)
 {
 	append(json, "\"", 1);
 	while (*value) {
-		size_t length = sequence((const unsigned char *)value);
+		size_t length = utf8_length((const unsigned char *)value);
 		char escape[8];
 		if (!length) {
 			append(json, "\\ufffd", 6);
@@ -70,7 +70,7 @@ static void append_quoted(struct json *json, const char *value)
 	append(json, "\"", 1);
 }
 
-static void begin(struct json *json, const char *key)
+static void write_key(struct json *json, const char *key)
 {
 	char last = json->used ? json->text[json->used - 1] : '{';
 	if (last != '{' && last != '[')
@@ -83,7 +83,7 @@ static void begin(struct json *json, const char *key)
 
 void json_open(struct json *json, const char *key, char bracket)
 {
-	begin(json, key);
+	write_key(json, key);
 	append(json, &bracket, 1);
 }
 
@@ -94,7 +94,7 @@ void json_close(struct json *json, char bracket)
 
 void json_string(struct json *json, const char *key, const char *value)
 {
-	begin(json, key);
+	write_key(json, key);
 	if (value)
 		append_quoted(json, value);
 	else
@@ -105,13 +105,13 @@ void json_number(struct json *json, const char *key, uint64_t value)
 {
 	char digits[24];
 	int length = snprintf(digits, sizeof(digits), "%llu", (unsigned long long)value);
-	begin(json, key);
+	write_key(json, key);
 	append(json, digits, (size_t)length);
 }
 
 void json_bool(struct json *json, const char *key, bool value)
 {
-	begin(json, key);
+	write_key(json, key);
 	append(json, value ? "true" : "false", value ? 4 : 5);
 }
 

@@ -1,5 +1,5 @@
-/* Writing JSON into a growing text. Commas are put where they belong; strings are escaped, and
- * bytes that are no UTF-8 become U+FFFD. Out of memory is remembered, not reported at each step. */
+/* Writes JSON into a growing buffer. It adds commas, escapes strings, and replaces bytes that are not
+ * UTF-8 by U+FFFD. If memory runs out, `failed` is set and later calls do nothing. */
 #ifndef ARBITER_JSON_H
 #define ARBITER_JSON_H
 
@@ -13,7 +13,7 @@ struct json {
 	bool failed;
 };
 
-/* `key` NULL: an element of a list, or the whole. `bracket`: '{' or '['. */
+/* `key` NULL: an element of a list, or the outermost value. `bracket`: '{' or '['. */
 void json_open(struct json *json, const char *key, char bracket);
 void json_close(struct json *json, char bracket);
 void json_string(struct json *json, const char *key, const char *value); /* NULL: null */

@@ -1,7 +1,7 @@
-/* One line per event on stderr: the time (UTC), then plain text.
+/* One line per event on stderr: the time (UTC), then text.
  *
- * Guarantee: one write per line, so that lines of the arbiter and its parent do not mix. A log that
- * cannot be written loses lines and nothing else.
+ * Guarantee: one write per line, so that lines of the arbiter and its parent do not mix. If the log
+ * cannot be written, only lines are lost.
  */
 #ifndef ARBITER_LOG_H
 #define ARBITER_LOG_H

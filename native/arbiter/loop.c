@@ -16,7 +16,7 @@ uint64_t loop_now(void)
 }
 
 /* Sets the timerfd to the earliest timer, or off. */
-static void arm(struct loop *loop)
+static void arm_clock(struct loop *loop)
 {
 	uint64_t earliest = 0;
 	for (struct timer *timer = loop->timers.next; timer != &loop->timers; timer = timer->next)
@@ -40,7 +40,7 @@ static void fire_due(struct watch *watch, uint32_t events)
 	ssize_t ignored = read(watch->fd, &expirations, sizeof(expirations));
 	(void)ignored;
 	loop->armed = 0;
-	/* A callback may arm or stop any timer: begin again after each. None arms one in the past. */
+	/* A callback may set or stop any timer, so start over after each. None sets one in the past. */
 	struct timer *timer = loop->timers.next;
 	while (timer != &loop->timers) {
 		if (timer->due > now) {
@@ -67,7 +67,7 @@ int loop_open(struct loop *loop)
 	return loop_watch(loop, &loop->clock, fd, EPOLLIN);
 }
 
-static void bury(struct loop *loop)
+static void free_dead(struct loop *loop)
 {
 	for (size_t i = 0; i < loop->dead_count; i++)
 		free(loop->dead[i]);
@@ -77,7 +77,7 @@ static void bury(struct loop *loop)
 void loop_close(struct loop *loop)
 {
 	loop_unwatch(loop, &loop->clock);
-	bury(loop);
+	free_dead(loop);
 	free(loop->dead);
 	if (loop->epoll >= 0)
 		close(loop->epoll);
@@ -87,7 +87,7 @@ int loop_run(struct loop *loop)
 {
 	struct epoll_event events[64];
 	while (!loop->stopped) {
-		arm(loop);
+		arm_clock(loop);
 		int count = epoll_wait(loop->epoll, events, sizeof(events) / sizeof(*events), -1);
 		if (count < 0 && errno != EINTR)
 			return -errno;
@@ -96,7 +96,7 @@ int loop_run(struct loop *loop)
 			if (watch->fd >= 0)
 				watch->ready(watch, events[i].events);
 		}
-		bury(loop);
+		free_dead(loop);
 	}
 	return 0;
 }
@@ -157,7 +157,7 @@ void loop_free_later(struct loop *loop, void *memory)
 		size_t size = loop->dead_size ? loop->dead_size * 2 : 16;
 		void **dead = realloc(loop->dead, size * sizeof(*dead));
 		if (!dead)
-			return; /* lost memory is better than memory used after its end */
+			return; /* a leak is better than a use after free */
 		loop->dead = dead;
 		loop->dead_size = size;
 	}

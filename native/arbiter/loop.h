@@ -1,10 +1,10 @@
-/* The event loop: descriptors, timers, and nothing that runs when neither speaks.
+/* The event loop: descriptors and timers.
  *
- * One thread, one epoll, one timerfd armed for the earliest timer. The objects that hold a watch or
- * a timer own its memory; they hand themselves to loop_free_later when they end, because events
- * that the kernel has already delivered may still name them.
+ * One thread, one epoll, one timerfd set to the earliest timer. A watch or timer lies in the object
+ * that uses it. Such objects are freed with loop_free_later, because events that the kernel has
+ * already delivered may still point to them.
  *
- * Guarantee: after loop_unwatch no callback of that watch runs, also not for events of the same
+ * Guarantee: after loop_unwatch no callback of that watch runs, not even for events of the same
  * round.
  */
 #ifndef ARBITER_LOOP_H
@@ -33,7 +33,7 @@ struct timer {
 struct loop {
 	int epoll;
 	struct watch clock;
-	struct timer timers; /* head of the ring of armed ones */
+	struct timer timers; /* head of the ring of armed timers */
 	uint64_t armed;      /* what the timerfd is set to; 0: off */
 	void **dead;         /* memory to free after this round */
 	size_t dead_count, dead_size;
@@ -46,11 +46,11 @@ uint64_t loop_now(void);
 int loop_open(struct loop *loop);
 void loop_close(struct loop *loop);
 
-/* Runs until loop_stop; 0, or -errno when the kernel refuses to wait. */
+/* Runs until loop_stop; 0, or -errno if epoll fails. */
 int loop_run(struct loop *loop);
 void loop_stop(struct loop *loop);
 
-/* 0, or -errno; the watch's fd stays the caller's to close. */
+/* 0; or -errno: then the caller still owns the descriptor. */
 int loop_watch(struct loop *loop, struct watch *watch, int fd, uint32_t events);
 void loop_rewatch(struct loop *loop, struct watch *watch, uint32_t events);
 /* Stops watching and closes the descriptor. */

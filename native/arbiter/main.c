@@ -1,4 +1,4 @@
-/* aliquot-arbiter: the one process on a machine that decides who may use a GPU now. */
+/* aliquot-arbiter: the process that decides which program may use a GPU now. */
 #include "daemon.h"
 #include "options.h"
 #include "supervise.h"
@@ -13,13 +13,13 @@ int main(int argc, char **argv)
 {
 	struct options options;
 	char nvml[PATH_MAX];
-	/* Whoever started us may ignore it: then no child could be waited for. */
+	/* It may be inherited as ignored: then waitpid would not work. */
 	signal(SIGCHLD, SIG_DFL);
 	int code = options_parse(argc, argv, &options);
 	if (code >= 0)
 		return code;
-	/* In the background the working directory is another; a bare name is the linker's to find. */
+	/* The background process has another working directory. A bare name is left to the linker. */
 	if (strchr(options.nvml, '/') && realpath(options.nvml, nvml))
 		options.nvml = nvml;
-	return options.foreground ? supervise(&options, STDOUT_FILENO) : daemon_start(&options);
+	return options.foreground ? supervise_run(&options, STDOUT_FILENO) : daemon_start(&options);
 }

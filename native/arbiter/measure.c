@@ -9,12 +9,12 @@
 #define PERIOD_NS (500 * MILLISECOND_NS)
 #define ATTEMPTS 4
 
-/* One process on one GPU, between two looks at its line in the ledger. */
+/* One process on one GPU, between two reads of its ledger entry. */
 struct reading {
 	struct process *process;
 	uint32_t slice;
-	uint64_t before, most; /* what the ledger says the GPU holds for it */
-	uint64_t figure;       /* NVML's */
+	uint64_t before, most; /* bytes on the GPU by the ledger */
+	uint64_t figure;       /* bytes by NVML */
 	bool done;
 };
 
@@ -43,8 +43,8 @@ static void add_reading(struct process *process, uint32_t slice)
 	batch.readings[batch.count++] = (struct reading){.process = process, .slice = slice};
 }
 
-/* What the GPU holds for it by the ledger: managed memory may be elsewhere. */
-static uint64_t counted(const struct reading *reading)
+/* Bytes on the GPU by the ledger, without managed memory, which may be elsewhere. */
+static uint64_t counted_bytes(const struct reading *reading)
 {
 	uint32_t slot = reading->process->slot;
 	struct aliquot_usage_slice *usage = &reading->process->grant->usage->slices[reading->slice];
@@ -52,7 +52,7 @@ static uint64_t counted(const struct reading *reading)
 	return managed < held ? held - managed : 0;
 }
 
-/* The smallest figure of a process with a context and nothing else is what a context takes. */
+/* The size of a context is the smallest figure of a process that has a context and nothing else. */
 static void learn_context(struct reading *reading, uint64_t for_context)
 {
 	struct process *process = reading->process;
@@ -75,7 +75,7 @@ static void learn_context(struct reading *reading, uint64_t for_context)
 				atomic_store(&each->limits->slices[i].context_bytes, gpu->context_bytes);
 }
 
-static void settle(const struct reading *reading)
+static void record_driver_bytes(const struct reading *reading)
 {
 	struct process *process = reading->process;
 	struct grant *grant = process->grant;
@@ -92,14 +92,14 @@ static void settle(const struct reading *reading)
 	processes_sum_driver_bytes(grant, reading->slice);
 }
 
-/* One look at NVML between two looks at the ledger; false: NVML could not tell. */
-static bool look(struct arbiter *arbiter, const struct gpu *gpu, size_t *left)
+/* Reads the ledger, NVML and the ledger again; false: NVML could not tell. */
+static bool read_once(struct arbiter *arbiter, const struct gpu *gpu, size_t *unread)
 {
 	struct gpu_clients clients;
 	for (size_t i = 0; i < batch.count; i++) {
 		struct reading *reading = &batch.readings[i];
 		if (!reading->done)
-			reading->before = counted(reading);
+			reading->before = counted_bytes(reading);
 		if (reading->before > reading->most)
 			reading->most = reading->before;
 	}
@@ -110,7 +110,7 @@ static bool look(struct arbiter *arbiter, const struct gpu *gpu, size_t *left)
 		if (reading->done)
 			continue;
 		const struct gpu_client *client = gpu_client_find(&clients, reading->process->pid);
-		uint64_t after = counted(reading);
+		uint64_t after = counted_bytes(reading);
 		uint32_t bit = 1u << reading->slice, *listed = &reading->process->listed;
 		*listed = client ? *listed | bit : *listed & ~bit;
 		reading->figure = client ? client->bytes : 0;
@@ -119,35 +119,36 @@ static bool look(struct arbiter *arbiter, const struct gpu *gpu, size_t *left)
 		else if (after > reading->most)
 			reading->most = after;
 		reading->done = after == reading->before;
-		*left -= reading->done;
+		*unread -= reading->done;
 	}
 	return true;
 }
 
-/* Takes all readings of the batch, which are of one GPU. */
-static void take(struct arbiter *arbiter, const struct gpu *gpu, bool young, uint64_t for_context)
+/* Measures the batch, whose readings are all of one GPU. */
+static void measure_batch(struct arbiter *arbiter, const struct gpu *gpu, bool new_context,
+                          uint64_t for_context)
 {
-	size_t left = batch.count;
-	for (int attempt = 0; left && attempt < ATTEMPTS; attempt++)
-		if (!look(arbiter, gpu, &left))
+	size_t unread = batch.count;
+	for (int attempt = 0; unread && attempt < ATTEMPTS; attempt++)
+		if (!read_once(arbiter, gpu, &unread))
 			return;
 	for (size_t i = 0; i < batch.count; i++) {
 		struct reading *reading = &batch.readings[i];
-		if (reading->figure == NVML_UNKNOWN_BYTES || !grants_check(reading->process->grant))
+		if (reading->figure == NVML_UNKNOWN_BYTES || !grant_check(reading->process->grant))
 			continue;
-		settle(reading);
-		if (young && reading->done)
+		record_driver_bytes(reading);
+		if (new_context && reading->done)
 			learn_context(reading, for_context);
 	}
 }
 
-/* A frozen process is not in NVML's list, and has on its return what it had. */
+/* NVML does not list a frozen process; after the thaw it has what it had. */
 static bool can_be_measured(struct grant *grant)
 {
-	return grants_check(grant) && grants_hold(grant) == ALIQUOT_HOLD_TAKEN;
+	return grant_check(grant) && grant_state(grant) == ALIQUOT_GRANT_ACTIVE;
 }
 
-void measure_process(struct process *process, bool young, uint64_t for_context)
+void measure_process(struct process *process, bool new_context, uint64_t for_context)
 {
 	struct grant *grant = process->grant;
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
@@ -155,7 +156,7 @@ void measure_process(struct process *process, bool young, uint64_t for_context)
 			continue;
 		batch.count = 0;
 		add_reading(process, i);
-		take(grant->arbiter, grant->gpus[i], young, for_context);
+		measure_batch(grant->arbiter, grant->gpus[i], new_context, for_context);
 	}
 }
 
@@ -177,15 +178,15 @@ void measure_on_timer(struct timer *timer)
 			if (can_be_measured(grant))
 				add_readings(grant, gpu);
 		if (batch.count)
-			take(arbiter, gpu, false, 0);
+			measure_batch(arbiter, gpu, false, 0);
 	}
 	for (struct grant *grant = arbiter->grants, *next; grant; grant = next) {
 		next = grant->next;
-		if (grants_check(grant))
+		if (grant_check(grant))
 			processes_drop_replaced(grant);
 	}
-	credit_wake(&arbiter->credit); /* a ring may have been lost */
-	findings_look(arbiter);
+	credit_wake(&arbiter->credit); /* a RING may have been lost */
+	findings_update(arbiter);
 	measure_start(arbiter);
 }
 

@@ -1,20 +1,22 @@
-/* What the driver takes by itself, found in NVML's figure for each process.
+/* Measures the memory that the driver takes by itself for a process.
  *
- * NVML says what a process has on a GPU; the ledger says what it was given. The difference is the
- * driver's: contexts, modules, local memory. A process that allocates meanwhile makes it look low
- * (it reserves first, and gives back last), never high; so a rise is believed at once and a fall
- * when it is seen twice. A grant that is not taken keeps the figures it had (hold.h).
+ * NVML says how much a process uses on a GPU; the ledger says how much it allocated. The difference
+ * is the driver's: contexts, modules, local memory. If the process allocates during the measurement
+ * the difference looks too low, never too high, because a process reserves first and gives back
+ * last. So a rise is accepted at once, and a fall when it is seen twice. A grant that is not active
+ * keeps its figures (grant_state.h).
  */
 #ifndef ARBITER_MEASURE_H
 #define ARBITER_MEASURE_H
 
-#include "grants.h"
+#include "grant.h"
 
-/* Reads one process now. `young`: at its own word that it has just made a context. */
-void measure_process(struct process *process, bool young, uint64_t for_context);
+/* Measures one process now. `new_context`: it reports that it has just made a context, for which it
+ * reserved `for_context` bytes. */
+void measure_process(struct process *process, bool new_context, uint64_t for_context);
 
-/* Measures all every 500 ms, for as long as a process lives, lets go of those that have become
- * programs which use no GPU, and has credit and findings look too. */
+/* Starts the timer: every 500 ms, while a process is live, it measures all processes, drops those that
+ * now run a program which uses no GPU, and updates credit and findings. */
 void measure_start(struct arbiter *arbiter);
 void measure_on_timer(struct timer *timer);
 

@@ -64,8 +64,8 @@ struct enumeration {
 	nvmlReturn_t (*pci)(nvmlDevice_t device, nvmlPciInfo_t *pci);
 };
 
-static bool describe(struct nvml *nvml, const struct enumeration *calls, unsigned index,
-                     struct gpu *gpu)
+static bool describe_gpu(struct nvml *nvml, const struct enumeration *calls, unsigned index,
+                         struct gpu *gpu)
 {
 	char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE] = "";
 	nvmlPciInfo_t pci = {0};
@@ -80,11 +80,11 @@ static bool describe(struct nvml *nvml, const struct enumeration *calls, unsigne
 	if (result == NVML_SUCCESS)
 		result = read_memory(nvml, gpu->device, &gpu->memory_bytes, &used);
 	if (result != NVML_SUCCESS) {
-		log_event("GPU %u is left out: NVML says: %s", index, nvml->error_string(result));
+		log_event("GPU %u is ignored: NVML says: %s", index, nvml->error_string(result));
 		return false;
 	}
 	if (!aliquot_uuid_parse(uuid, strnlen(uuid, sizeof(uuid)), gpu->uuid)) {
-		log_event("GPU %u is left out: \"%.80s\" is no GPU's UUID", index, uuid);
+		log_event("GPU %u is ignored: \"%.80s\" is not the UUID of a GPU", index, uuid);
 		return false;
 	}
 	aliquot_uuid_write(gpu->uuid, gpu->uuid_text);
@@ -95,7 +95,8 @@ static bool describe(struct nvml *nvml, const struct enumeration *calls, unsigne
 	return true;
 }
 
-static bool enumerate(struct nvml *nvml, const struct enumeration *calls, struct failure *failure)
+static bool enumerate_gpus(struct nvml *nvml, const struct enumeration *calls,
+                           struct failure *failure)
 {
 	unsigned count = 0;
 	nvmlReturn_t result = calls->count(&count);
@@ -107,7 +108,7 @@ static bool enumerate(struct nvml *nvml, const struct enumeration *calls, struct
 		return failure_set(failure, "memory", "out of memory");
 	for (unsigned i = 0; i < count; i++) {
 		struct gpu gpu = {0};
-		if (describe(nvml, calls, i, &gpu))
+		if (describe_gpu(nvml, calls, i, &gpu))
 			nvml->gpus[nvml->gpu_count++] = gpu;
 	}
 	return true;
@@ -146,7 +147,7 @@ bool nvml_open(struct nvml *nvml, const char *path, struct failure *failure)
 	if (result != NVML_SUCCESS)
 		return failure_set(failure, "nvml", "NVML (%s) does not start: %s", path,
 		                   nvml->error_string(result));
-	return enumerate(nvml, &calls, failure);
+	return enumerate_gpus(nvml, &calls, failure);
 }
 
 void nvml_close(struct nvml *nvml)
@@ -173,7 +174,7 @@ bool nvml_used_bytes(struct nvml *nvml, const struct gpu *gpu, uint64_t *used)
 	return read_memory(nvml, gpu->device, &total, used) == NVML_SUCCESS;
 }
 
-static bool make_room(struct nvml *nvml, unsigned count)
+static bool grow_infos(struct nvml *nvml, unsigned count)
 {
 	if (count <= nvml->infos_size)
 		return true;
@@ -185,14 +186,14 @@ static bool make_room(struct nvml *nvml, unsigned count)
 	return true;
 }
 
-/* Adds the processes of one list to nvml->clients. */
-static bool append(struct nvml *nvml, nvml_list *list, nvmlDevice_t device, size_t *used)
+/* Appends the processes of one list to nvml->clients. */
+static bool append_clients(struct nvml *nvml, nvml_list *list, nvmlDevice_t device, size_t *used)
 {
 	unsigned count = 0;
 	nvmlReturn_t result = NVML_ERROR_INSUFFICIENT_SIZE;
-	/* The list may grow between two calls, but not for ever. */
+	/* The list may grow between two calls, but not without limit. */
 	for (int attempt = 0; attempt < 8 && result == NVML_ERROR_INSUFFICIENT_SIZE; attempt++) {
-		if (!make_room(nvml, count < 48 ? 64 : count + 16))
+		if (!grow_infos(nvml, count < 48 ? 64 : count + 16))
 			return false;
 		count = nvml->infos_size;
 		result = list(device, &count, nvml->infos);
@@ -223,8 +224,8 @@ static int by_pid(const void *left, const void *right)
 	return (a > b) - (a < b);
 }
 
-/* A process that computes and draws is in both lists, with all its bytes in each. */
-static size_t merge(struct gpu_client *clients, size_t count)
+/* A process that computes and draws is in both lists, each time with all its bytes. */
+static size_t merge_clients(struct gpu_client *clients, size_t count)
 {
 	size_t kept = 0;
 	for (size_t i = 0; i < count; i++) {
@@ -243,14 +244,15 @@ static size_t merge(struct gpu_client *clients, size_t count)
 bool nvml_clients(struct nvml *nvml, const struct gpu *gpu, struct gpu_clients *out)
 {
 	size_t used = 0;
-	if (!append(nvml, nvml->compute_list, gpu->device, &used))
+	if (!append_clients(nvml, nvml->compute_list, gpu->device, &used))
 		return false;
-	/* Who draws is good to know; a driver that does not say so is no reason to know nothing. */
+	/* Graphics processes are optional: not every driver lists them. */
 	if (nvml->graphics_list)
-		append(nvml, nvml->graphics_list, gpu->device, &used);
+		append_clients(nvml, nvml->graphics_list, gpu->device, &used);
 	if (used)
 		qsort(nvml->clients, used, sizeof(*nvml->clients), by_pid);
-	*out = (struct gpu_clients){.clients = nvml->clients, .count = merge(nvml->clients, used)};
+	*out = (struct gpu_clients){.clients = nvml->clients,
+	                            .count = merge_clients(nvml->clients, used)};
 	return true;
 }
 

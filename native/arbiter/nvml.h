@@ -1,7 +1,6 @@
-/* What NVML says: the machine's GPUs, their memory, and which processes are on them.
+/* NVML: the machine's GPUs, their memory, and the processes on them.
  *
- * The library is loaded by path and nothing of it is linked. Figures are NVML's own; judging them
- * is measure.h's.
+ * The library is loaded by path, not linked. The figures are NVML's own; measure.h interprets them.
  */
 #ifndef ARBITER_NVML_H
 #define ARBITER_NVML_H
@@ -13,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A figure that NVML does not have. */
+/* NVML does not know how much the process uses. */
 #define NVML_UNKNOWN_BYTES UINT64_MAX
 
 struct gpu {
@@ -23,9 +22,9 @@ struct gpu {
 	char uuid_text[ALIQUOT_UUID_TEXT_SIZE];
 	char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
 	char pci_bus_id[NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE];
-	uint64_t memory_bytes;  /* what programs can have: all, less what the driver reserves */
-	uint64_t context_bytes; /* what one context takes, the smallest seen; 0: not yet known */
-	uint32_t gates;         /* enum aliquot_gates: what the process found that tried them last */
+	uint64_t memory_bytes;  /* for programs: all, less what the driver reserves */
+	uint64_t context_bytes; /* size of one context, the smallest seen; 0: not yet known */
+	uint32_t gates;         /* enum aliquot_gates: what the last process that tried found */
 };
 
 struct gpu_client {
@@ -33,7 +32,7 @@ struct gpu_client {
 	uint64_t bytes; /* or NVML_UNKNOWN_BYTES */
 };
 
-/* Who is on a GPU now, by ascending pid, each pid once. */
+/* The processes on a GPU now, by ascending pid, each pid once. */
 struct gpu_clients {
 	const struct gpu_client *clients;
 	size_t count;
@@ -63,7 +62,7 @@ void nvml_close(struct nvml *nvml);
 
 struct gpu *nvml_find(struct nvml *nvml, const uint8_t uuid[16]);
 
-/* Bytes in use on the GPU, the driver's own reserve not counted. */
+/* Bytes in use on the GPU, without the driver's own reserve. */
 bool nvml_used_bytes(struct nvml *nvml, const struct gpu *gpu, uint64_t *used);
 
 /* The answer is valid until the next call. False: NVML could not tell. */

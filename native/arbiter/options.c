@@ -6,12 +6,14 @@
 
 static const char usage[] =
 	"usage: aliquot-arbiter --state DIR --nvml PATH [--linger SECONDS] [--foreground]\n"
-	"  --state DIR        where grants live; one arbiter per directory\n"
-	"  --nvml PATH        the libnvidia-ml.so.1 to ask\n"
-	"  --linger SECONDS   end this long after the last grant ended (0: never)\n"
-	"  --foreground       stay here and log to stderr\n";
+	"Decides which program may use a GPU now. `aliquot run` starts it; you rarely need to.\n"
+	"  --state DIR        directory of the grants; one arbiter per directory\n"
+	"  --nvml PATH        the libnvidia-ml.so.1 to use\n"
+	"  --linger SECONDS   end this long after the last grant has ended (0, the default: never)\n"
+	"  --foreground       do not go into the background; log to stderr\n"
+	"example: aliquot-arbiter --state /run/aliquot --nvml libnvidia-ml.so.1 --foreground\n";
 
-#define LINGER_MOST 1000000000ul
+#define MAX_LINGER 1000000000ul
 
 static bool parse_seconds(const char *text, unsigned *out)
 {
@@ -19,10 +21,10 @@ static bool parse_seconds(const char *text, unsigned *out)
 		return false;
 	unsigned long value = strtoul(text, NULL, 10);
 	*out = (unsigned)value;
-	return value <= LINGER_MOST;
+	return value <= MAX_LINGER;
 }
 
-static int wrong(const char *what, const char *which)
+static int usage_error(const char *what, const char *which)
 {
 	fprintf(stderr, "aliquot-arbiter: %s%s\n%s", what, which, usage);
 	return EXIT_USAGE;
@@ -44,19 +46,19 @@ int options_parse(int argc, char **argv, struct options *out)
 		bool known = !strcmp(option, "--state") || !strcmp(option, "--nvml") ||
 		             !strcmp(option, "--linger");
 		if (!known)
-			return wrong("unknown option ", option);
+			return usage_error("unknown option ", option);
 		if (++i == argc)
-			return wrong("a value is missing after ", option);
+			return usage_error("a value is missing after ", option);
 		if (!strcmp(option, "--state"))
 			out->state = argv[i];
 		else if (!strcmp(option, "--nvml"))
 			out->nvml = argv[i];
 		else if (!parse_seconds(argv[i], &out->linger_seconds))
-			return wrong("not a number of seconds: ", argv[i]);
+			return usage_error("not a number of seconds: ", argv[i]);
 	}
 	if (!out->state || !*out->state)
-		return wrong("--state is missing", "");
+		return usage_error("--state is missing", "");
 	if (!out->nvml || !*out->nvml)
-		return wrong("--nvml is missing", "");
+		return usage_error("--nvml is missing", "");
 	return -1;
 }

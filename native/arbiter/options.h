@@ -10,11 +10,11 @@ enum { EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_LOCKED = 3 };
 struct options {
 	const char *state;
 	const char *nvml;
-	unsigned linger_seconds; /* 0: for ever */
+	unsigned linger_seconds; /* 0: never ends by itself */
 	bool foreground;
 };
 
-/* -1: go on; otherwise exit with that code (what is wrong has been said). */
+/* -1: continue; otherwise exit with that code (the error has been printed). */
 int options_parse(int argc, char **argv, struct options *out);
 
 #endif

@@ -1,87 +1,80 @@
-/* The processes of the grants: one slot each, from HELLO to death.
+/* The processes of a grant, one slot each: what is counted for a slot, and how a process leaves it.
  *
- * Death is the pidfd's word. A dead process is `ending` while NVML still lists it on one of its
- * GPUs: see ending.h.
+ * joining.h puts processes into slots, cleanup.h follows dead ones. Each process has pages of credit
+ * and work (page_store.h); they are dropped when it is dead or has left.
  *
- * A process that becomes another program (exec, by its image) holds nothing of the old one: its
- * slot begins again when the new one says HELLO, and is free when NVML lists it no more. A second
- * HELLO of the same program is a lost answer asked for again if the process holds nothing, and
- * refused otherwise: what is counted for it is in use.
- *
- * Each HELLO gives new pages of credit and work, since what is on the old ones is another program's
- * or was never seen. They are dropped when the process is dead or has left.
- *
- * Guarantees: a slot is written before it is live and is free only when nothing is counted for it;
- * killed between any two steps, a recovered arbiter goes on from the slot's state.
+ * Guarantees: a slot is written before it is live, and is free only when nothing is counted for it.
+ * If the arbiter is killed between any two steps, the next one continues from the slot's state.
  */
 #ifndef ARBITER_PROCESSES_H
 #define ARBITER_PROCESSES_H
 
-#include "aliquot/protocol.h"
-#include "grants.h"
-#include "keeper.h"
+#include "grant.h"
+#include "identity.h"
+#include "page_store.h"
 
 struct process {
 	struct grant *grant;
 	uint32_t slot;
 	int32_t pid;
 	uint64_t start_time;
-	struct image image; /* as it said HELLO, or as the arbiter found it again */
+	struct image image; /* when it sent HELLO, or when the arbiter recovered it */
 	struct watch death; /* its pidfd; -1 when it is ending */
 	bool ending;
 	uint32_t owed;                       /* bit per slice: bytes not yet given back */
-	uint64_t dead_at;                    /* as far as this arbiter knows */
+	uint64_t dead_at;                    /* when this arbiter learned of its death */
 	uint64_t deadline[ALIQUOT_MAX_GPUS]; /* by slice, while NVML cannot tell */
-	bool said_late;                      /* that it takes long is in the log */
+	bool logged_late;                    /* the log says that cleaning up takes long */
 	char name[PROCESS_NAME_SIZE];
-	/* measure.h's: a lower reading that waits to be seen again, the slices whose context is known,
-	 * and those whose GPU listed it when asked last. */
+	/* measure.h's: a lower reading that must be seen twice, the slices whose context size is known,
+	 * and those whose GPU listed the process at the last query. */
 	uint64_t lower[ALIQUOT_MAX_GPUS];
 	uint32_t measured;
 	uint32_t listed;
-	/* Its pages, and its part in the turns. NULL: there were none to give, or they went with an
-	 * earlier arbiter and its parent; nobody gates it then. */
-	struct kept *kept;
+	/* Its pages, and its part in the turns. NULL: there were none to give, or they were lost with an
+	 * earlier arbiter and its parent; then the process is not gated. */
+	struct stored_pages *stored;
 	struct credit_process *credit;
-	uint32_t gates[ALIQUOT_MAX_GPUS]; /* findings.h's: what `work` said when looked at last */
-};
-
-/* What a process that has joined is given. */
-struct seat {
-	uint32_t slot;
-	struct pair_fds pages; /* the caller's to close */
+	uint32_t gates[ALIQUOT_MAX_GPUS]; /* findings.h's: what `work` said at the last check */
 };
 
 /* No lower reading waits. */
 #define LOWER_NONE UINT64_MAX
 
-/* Takes who->pidfd in either case. 0 and *seat; or why not, with *error -errno where that tells more
- * than the refusal. */
-enum aliquot_refusal processes_join(struct grant *grant, const struct identity *who,
-                                    int32_t inner_pid, struct seat *seat, int *error);
-
-/* Lets go of those that have become programs which use no GPU. */
-void processes_drop_replaced(struct grant *grant);
+/* A new process in a free slot, without pages and not watched yet; NULL: out of memory. */
+struct process *processes_add(struct grant *grant, uint32_t slot, int32_t pid, uint64_t start_time,
+                              void (*on_death)(struct watch *watch, uint32_t events));
 
 /* The live process of that pid in the grant, or NULL. */
 struct process *processes_find(struct grant *grant, int32_t pid);
 
-/* The processes that `limits` names. 0, or -errno. */
-int processes_recover(struct grant *grant);
+/* The process's entry in `limits`. */
+struct aliquot_process *processes_page(const struct process *process);
 
-/* Forgets them without touching the pages. */
-void processes_release_all(struct grant *grant);
+/* Whether NVML lists it on none of the grant's GPUs. */
+bool processes_is_off_the_gpus(const struct process *process);
 
-/* Gives back all that is counted for it in a slice. */
+/* Gives back all that is counted for it in a slice; in all slices. */
 void processes_give_back(struct process *process, uint32_t slice);
+void processes_give_all_back(struct process *process);
 
-/* It takes no more turns, and its gates stand open: it is dead, or its program is. */
+/* Clears what an earlier program in this slot recorded as a reason against freezing it. */
+void processes_clear_ties(struct process *process);
+
+/* Takes it out of the turns and opens its gates: the process, or its program, is gone. */
 void processes_drop_pages(struct process *process);
 
-/* Nothing is counted for it any more: the slot is free for another. */
+/* Frees the slot; nothing may be counted for it any more. */
 void processes_leave(struct process *process);
 
-/* slices[i].driver_bytes as the sum over its processes. */
+/* Forgets the process; slot and pages stay as they are. */
+void processes_discard(struct process *process);
+void processes_discard_all(struct grant *grant);
+
+/* Drops processes that have become a program which uses no GPU. */
+void processes_drop_replaced(struct grant *grant);
+
+/* Sets slices[i].driver_bytes to the sum over its processes. */
 void processes_sum_driver_bytes(struct grant *grant, uint32_t slice);
 
 #endif

@@ -1,27 +1,28 @@
-/* A grant's slices changed while its programs run.
+/* Changing the slices of a grant while its programs run.
  *
- * All that is asked or nothing: what can be refused comes first, and a limit that was lowered is put
- * back where the next cannot be. Memory changes at once, compute at the next window.
+ * A request is applied completely or not at all: all checks come first, and limits that were lowered
+ * are restored if another cannot be. Memory changes at once, compute at the next window.
  *
- * Memory that grows must be left on the GPU. A parked grant's must only be on it: whether it is left
- * is asked when the grant comes back (hold.h). Memory that shrinks below what is in use is refused;
- * or, gradually, becomes what is in use now, so that what the program frees does not come back to
- * it, and whoever asked asks again.
+ * Memory can grow into the free memory of the GPU. A parked grant only needs a GPU that is large
+ * enough; free memory is checked when it leaves the parked state (grant_state.h). A memory limit
+ * below what is in use is refused. With `gradual` it becomes what is in use now, so that memory which
+ * the program frees leaves the grant, and the caller repeats the request.
  */
 #ifndef ARBITER_RESIZE_H
 #define ARBITER_RESIZE_H
 
-#include "grants.h"
+#include "control_parse.h"
+#include "grant.h"
 
 struct resized {
 	struct {
 		uint64_t memory_bytes;  /* the limit now */
-		bool reached;           /* it is what was asked for */
-	} slices[ALIQUOT_MAX_GPUS]; /* as in the request */
+		bool reached;           /* it is the requested limit */
+	} slices[ALIQUOT_MAX_GPUS]; /* in the order of the request */
 };
 
-/* For a peer of that uid. */
-bool resize(struct arbiter *arbiter, const struct control_request *request, uint32_t uid,
-            struct resized *out, struct failure *failure);
+/* `uid`: the caller's. */
+bool resize_grant(struct arbiter *arbiter, const struct control_request *request, uint32_t uid,
+                  struct resized *out, struct failure *failure);
 
 #endif

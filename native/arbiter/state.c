@@ -14,17 +14,17 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOCK_PATIENCE_MS 250
+#define LOCK_TIMEOUT_MS 250
 #define BOOT_ID_SIZE 64
 
-/* A killed arbiter's lock goes with its last process, a moment after its first: wait that
- * moment. */
+/* The lock of a killed arbiter is released with its last process, a moment after the first: wait for
+ * that. */
 static bool take_lock(int fd)
 {
 	for (int waited = 0;; waited += 5) {
 		if (!flock(fd, LOCK_EX | LOCK_NB))
 			return true;
-		if ((errno != EWOULDBLOCK && errno != EINTR) || waited >= LOCK_PATIENCE_MS)
+		if ((errno != EWOULDBLOCK && errno != EINTR) || waited >= LOCK_TIMEOUT_MS)
 			return false;
 		nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
 	}
@@ -33,7 +33,7 @@ static bool take_lock(int fd)
 static bool open_directory(struct state *state, const char *path, struct failure *failure)
 {
 	if (mkdir(path, 0755) && errno != EEXIST)
-		return failure_set(failure, "state", "the state directory %s cannot be made: %s", path,
+		return failure_set(failure, "state", "the state directory %s cannot be created: %s", path,
 		                   strerror(errno));
 	if (!realpath(path, state->path))
 		return failure_set(failure, "state", "the state directory %s cannot be used: %s", path,
@@ -65,7 +65,7 @@ bool state_open(struct state *state, const char *path, struct failure *failure)
 	if (!take_lock(state->lock))
 		return failure_set(failure, "locked", "an arbiter already runs for %s", state->path);
 	if (mkdirat(state->directory, "grants", 0755) && errno != EEXIST)
-		return failure_set(failure, "state", "%s/grants cannot be made: %s", state->path,
+		return failure_set(failure, "state", "%s/grants cannot be created: %s", state->path,
 		                   strerror(errno));
 	state->grants = openat(state->directory, "grants", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (state->grants < 0)
@@ -74,7 +74,7 @@ bool state_open(struct state *state, const char *path, struct failure *failure)
 	return true;
 }
 
-/* A small file, whole or not at all. 0, or -errno. */
+/* Writes a small file completely or not at all. 0, or -errno. */
 static int write_file(int directory, const char *name, const char *text)
 {
 	char temporary[32];
@@ -116,7 +116,7 @@ int state_open_log(struct state *state)
 	return fd < 0 ? -errno : fd;
 }
 
-/* Empty when it cannot be read. */
+/* Reads the first line of a file; empty if it cannot be read. */
 static void read_line(int directory, const char *path, char out[BOOT_ID_SIZE])
 {
 	out[0] = 0;
@@ -145,7 +145,7 @@ static void remove_contents(int parent, const char *name)
 	closedir(directory);
 }
 
-void state_remove_half(struct state *state, const char *name)
+void state_remove_incomplete(struct state *state, const char *name)
 {
 	remove_contents(state->grants, name);
 	if (unlinkat(state->grants, name, AT_REMOVEDIR) && errno != ENOENT)
@@ -156,14 +156,14 @@ void state_remove_directory(struct state *state, const char *name)
 {
 	char dotted[NAME_MAX + 1];
 	snprintf(dotted, sizeof(dotted), ".ending-%s", name);
-	state_remove_half(state, dotted);
+	state_remove_incomplete(state, dotted);
 	if (!renameat(state->grants, name, state->grants, dotted))
-		state_remove_half(state, dotted);
+		state_remove_incomplete(state, dotted);
 	else if (errno != ENOENT)
 		log_event("%s/grants/%s cannot be removed: %s", state->path, name, strerror(errno));
 }
 
-static void clean_entries(struct state *state, bool also_whole)
+static void clean_entries(struct state *state, bool also_complete)
 {
 	int fd = openat(state->grants, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
@@ -175,10 +175,10 @@ static void clean_entries(struct state *state, bool also_whole)
 	struct dirent *entry;
 	while ((entry = readdir(directory))) {
 		const char *name = entry->d_name;
-		if (name[0] != '.' && also_whole)
+		if (name[0] != '.' && also_complete)
 			state_remove_directory(state, name);
 		else if (name[0] == '.' && strcmp(name, ".") && strcmp(name, ".."))
-			state_remove_half(state, name);
+			state_remove_incomplete(state, name);
 	}
 	closedir(directory);
 }
@@ -190,13 +190,13 @@ void state_clean(struct state *state)
 	read_line(state->directory, "boot", then);
 	bool of_earlier_boot = *now && *then && strcmp(now, then);
 	if (of_earlier_boot)
-		log_event("the machine was started anew: the grants of before are over");
+		log_event("the machine was rebooted: removing the grants of the earlier boot");
 	clean_entries(state, of_earlier_boot);
 	if (!*now || !strcmp(now, then))
 		return;
 	int error = write_file(state->directory, "boot", now);
 	if (error) {
-		/* Better no word than one that would end the grants of this boot too. */
+		/* No file is better than one that would remove the grants of this boot too. */
 		unlinkat(state->directory, "boot", 0);
 		log_event("%s/boot cannot be written: %s", state->path, strerror(-error));
 	}
@@ -204,8 +204,8 @@ void state_clean(struct state *state)
 
 int state_listen(int directory, const char *name, int type, mode_t mode)
 {
-	/* Through /proc: a path of any length fits. Under another name first: what is there answers
-	 * until the new one does. */
+	/* Through /proc, because a socket address has little space for a path. Under another name first,
+	 * so that the old socket answers until the new one does. */
 	char temporary[32];
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	snprintf(temporary, sizeof(temporary), ".%s", name);

@@ -1,12 +1,11 @@
-/* The state directory: what an arbiter that starts again finds.
+/* The state directory: what the next arbiter finds after a restart.
  *
- *   DIR/arbiter.lock  held (flock) while an arbiter lives      DIR/arbiter.pid  its parent's pid
- *   DIR/arbiter.log   when in the background                   DIR/boot         the boot it is of
+ *   DIR/arbiter.lock  locked (flock) while an arbiter runs     DIR/arbiter.pid  its parent's pid
+ *   DIR/arbiter.log   the log, in the background               DIR/boot         id of the last boot
  *   DIR/control       the control socket                       DIR/grants/NAME/ one grant each
  *
- * Guarantees: a directory in grants/ whose name begins with a dot is half made or half removed and
- * belongs to nobody; everything else in it is whole. Grants of an earlier boot are no grants: none
- * of their processes lives.
+ * Guarantees: a directory in grants/ whose name begins with a dot is incomplete and unused; every
+ * other one is complete. Grants of an earlier boot are removed: none of their processes is alive.
  */
 #ifndef ARBITER_STATE_H
 #define ARBITER_STATE_H
@@ -22,8 +21,8 @@ struct state {
 	int directory, grants, lock;
 };
 
-/* Makes the directory if it is missing and takes the lock; the code is "locked" if another arbiter
- * has it. */
+/* Creates the directory if it is missing, and takes the lock. The failure's code is "locked" if another
+ * arbiter has it. */
 bool state_open(struct state *state, const char *path, struct failure *failure);
 
 bool state_write_pid(struct state *state, pid_t pid, struct failure *failure);
@@ -32,17 +31,17 @@ void state_remove_pid(struct state *state);
 /* The log's descriptor, or -errno. */
 int state_open_log(struct state *state);
 
-/* Clears what a killed arbiter left half done, and the grants of an earlier boot. */
+/* Removes incomplete directories of a killed arbiter, and the grants of an earlier boot. */
 void state_clean(struct state *state);
 
-/* Listens at `name` in a directory, in place of what was there. The descriptor, or -errno. */
+/* Listens at `name` in a directory, replacing what was there. The descriptor, or -errno. */
 int state_listen(int directory, const char *name, int type, mode_t mode);
 
-/* Removes a directory in grants/ that is half made or half removed, by its dotted name. */
-void state_remove_half(struct state *state, const char *dotted);
+/* Removes an incomplete directory in grants/, by its dotted name. */
+void state_remove_incomplete(struct state *state, const char *dotted);
 
-/* Removes a directory of plain files in grants/: under a dotted name first, so that it is gone at
- * once. */
+/* Removes a directory of plain files in grants/. It is renamed to a dotted name first, so that it
+ * disappears at once. */
 void state_remove_directory(struct state *state, const char *name);
 
 #endif

@@ -1,6 +1,8 @@
 #include "status.h"
 
 #include "aliquot/ledger.h"
+#include "capacity.h"
+#include "enum_names.h"
 #include "findings.h"
 #include "grants.h"
 #include "processes.h"
@@ -8,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Whether a grant holds this process on this GPU. */
-static bool is_known(struct arbiter *arbiter, const struct gpu *gpu, int32_t pid)
+/* Whether the process is in a grant that has a slice of this GPU. */
+static bool is_in_grant(struct arbiter *arbiter, const struct gpu *gpu, int32_t pid)
 {
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
 		for (uint32_t i = 0; i < grant->slice_count; i++)
@@ -28,7 +30,7 @@ static void write_strangers(struct arbiter *arbiter, const struct gpu *gpu, stru
 	for (size_t i = 0; i < clients.count; i++) {
 		const struct gpu_client *client = &clients.clients[i];
 		char name[PROCESS_NAME_SIZE];
-		if (is_known(arbiter, gpu, client->pid))
+		if (is_in_grant(arbiter, gpu, client->pid))
 			continue;
 		identity_name(client->pid, name);
 		json_open(out, NULL, '{');
@@ -51,7 +53,7 @@ static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct jso
 	json_string(out, "pci_bus_id", gpu->pci_bus_id);
 	json_number(out, "memory_bytes", gpu->memory_bytes);
 	json_number(out, "used_bytes", used);
-	json_number(out, "granted_bytes", grants_granted_bytes(arbiter, gpu));
+	json_number(out, "granted_bytes", capacity_granted_bytes(arbiter, gpu));
 	write_strangers(arbiter, gpu, out);
 	json_open(out, "compute", '{');
 	json_bool(out, "contended",
@@ -67,33 +69,11 @@ static void write_uuid(const struct aliquot_slice_limits *slice, struct json *ou
 	json_string(out, "gpu", uuid);
 }
 
-static const char *policy_of(const struct aliquot_slice_limits *slice)
+static const char *turn_of(const struct credit_figures *figures)
 {
-	return atomic_load(&slice->policy) == ALIQUOT_HARD ? "hard" : "elastic";
-}
-
-static const char *priority_of(const struct aliquot_slice_limits *slice)
-{
-	switch (atomic_load(&slice->priority)) {
-	case ALIQUOT_LATENCY:
-		return "latency";
-	case ALIQUOT_BACKGROUND:
-		return "background";
-	default:
-		return "normal";
-	}
-}
-
-static const char *state_of(const struct credit_figures *figures)
-{
-	static const char *const names[] = {
-		[CONTENDER_OUT] = "out",       [CONTENDER_HOLDS] = "holds",
-		[CONTENDER_DRAINS] = "drains", [CONTENDER_OVERDUE] = "overdue",
-		[CONTENDER_EXEMPT] = "exempt",
-	};
 	if (!figures->active)
 		return "idle";
-	return figures->contended ? names[figures->state] : "alone";
+	return figures->contended ? enum_name(&enum_names_turn, figures->state) : "alone";
 }
 
 static uint64_t quantile_ns(const struct credit_figures *figures, double part)
@@ -103,16 +83,15 @@ static uint64_t quantile_ns(const struct credit_figures *figures, double part)
 
 static void write_compute(struct grant *grant, uint32_t i, struct json *out)
 {
-	static const char *const gates[] = {"untried", "work", "fail"};
 	struct credit_figures figures;
 	uint32_t why;
 	credit_read(grant, i, &figures);
 	json_open(out, "compute", '{');
-	json_string(out, "gates", gates[findings_gates(grant, i, &why)]);
+	json_string(out, "gates", enum_name(&enum_names_gates, findings_gates(grant, i, &why)));
 	json_number(out, "why", why);
-	json_string(out, "state", state_of(&figures));
+	json_string(out, "state", turn_of(&figures));
 	json_number(out, "weight_percent", (uint64_t)(figures.weight + 0.5));
-	json_number(out, "used_ns", figures.held.all_ns);
+	json_number(out, "used_ns", figures.usage.total_ns);
 	json_number(out, "handovers", figures.turns.handovers);
 	json_number(out, "fallbacks", figures.turns.fallbacks);
 	json_number(out, "backlog", figures.backlog);
@@ -120,8 +99,8 @@ static void write_compute(struct grant *grant, uint32_t i, struct json *out)
 	json_number(out, "waited_ns", figures.turns.waited_ns);
 	json_number(out, "wait_p50_ns", quantile_ns(&figures, 0.5));
 	json_number(out, "wait_p99_ns", quantile_ns(&figures, 0.99));
-	json_number(out, "recent_used_ns", figures.held.lately_ns);
-	json_number(out, "recent_ns", figures.held.of_ns);
+	json_number(out, "recent_used_ns", figures.usage.recent_ns);
+	json_number(out, "recent_ns", figures.usage.window_ns);
 	json_close(out, '}');
 }
 
@@ -137,8 +116,8 @@ static void write_slice(struct grant *grant, uint32_t i, struct json *out)
 		json_string(out, "index", NULL);
 	json_number(out, "memory_bytes", atomic_load(&slice->limit_bytes));
 	json_number(out, "compute_percent", atomic_load(&slice->compute_percent));
-	json_string(out, "policy", policy_of(slice));
-	json_string(out, "priority", priority_of(slice));
+	json_string(out, "policy", enum_name(&enum_names_policy, atomic_load(&slice->policy)));
+	json_string(out, "priority", enum_name(&enum_names_priority, atomic_load(&slice->priority)));
 	json_number(out, "counted_bytes", counted);
 	json_number(out, "driver_bytes", atomic_load(&slice->driver_bytes));
 	json_number(out, "headroom_bytes", atomic_load(&slice->headroom_bytes));
@@ -146,21 +125,21 @@ static void write_slice(struct grant *grant, uint32_t i, struct json *out)
 	json_close(out, '}');
 }
 
-/* What keeps the driver from freezing it, by its own word. */
+/* Why the driver cannot freeze it, as the process reports. */
 static void write_ties(const struct process *process, struct json *out)
 {
 	static const struct {
 		enum aliquot_tie tie;
-		const char *word;
-	} words[] = {{ALIQUOT_TIE_MANAGED, "managed"},
+		const char *name;
+	} names[] = {{ALIQUOT_TIE_MANAGED, "managed"},
 	             {ALIQUOT_TIE_IPC, "ipc"},
 	             {ALIQUOT_TIE_SHARED, "shared"}};
 	const struct aliquot_usage *usage = process->grant->usage;
 	uint64_t ties = usage ? atomic_load(&usage->slices[0].entries[process->slot].ties) : 0;
 	json_open(out, "ties", '[');
-	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
-		if (ties & words[i].tie)
-			json_string(out, NULL, words[i].word);
+	for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
+		if (ties & names[i].tie)
+			json_string(out, NULL, names[i].name);
 	json_close(out, ']');
 	json_number(out, "inside", ties / ALIQUOT_INSIDE);
 }
@@ -194,16 +173,15 @@ static void write_grant(struct grant *grant, struct json *out)
 {
 	const struct aliquot_limits *limits = grant->limits;
 	char directory[PATH_MAX + ALIQUOT_NAME_SIZE + 16];
-	grants_check(grant);
+	grant_check(grant);
 	snprintf(directory, sizeof(directory), "%s/grants/%s", grant->arbiter->state->path,
 	         grant->name);
 	json_open(out, NULL, '{');
 	json_string(out, "name", grant->name);
 	json_string(out, "directory", directory);
-	static const char *const lives[] = {"owned", "kept", "ended"};
-	json_string(out, "life", lives[grants_life(grant)]);
-	json_string(out, "hold", grants_hold_word(grants_hold(grant)));
-	if (grants_life(grant) == ALIQUOT_OWNED)
+	json_string(out, "life", enum_name(&enum_names_life, grant_life(grant)));
+	json_string(out, "state", enum_name(&enum_names_grant_state, grant_state(grant)));
+	if (grant_life(grant) == ALIQUOT_OWNED)
 		json_number(out, "owner_pid", limits ? (uint32_t)limits->owner_pid : 0);
 	else
 		json_string(out, "owner_pid", NULL);
@@ -234,7 +212,7 @@ void status_write(struct arbiter *arbiter, struct json *out)
 	credit_look(&arbiter->credit);
 	json_open(out, NULL, '{');
 	json_number(out, "version", ALIQUOT_VERSION);
-	/* `pid` is the parent, the one to signal; the other is this process. */
+	/* `pid` is the parent, the process to signal; `serving_pid` is this process. */
 	json_number(out, "pid", (uint64_t)getppid());
 	json_number(out, "serving_pid", (uint64_t)getpid());
 	json_string(out, "state", arbiter->state->path);

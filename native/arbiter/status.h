@@ -1,4 +1,4 @@
-/* The answer to `status`: the machine, its grants and its processes, as JSON. */
+/* The reply to `status`: GPUs, grants and processes, as JSON. */
 #ifndef ARBITER_STATUS_H
 #define ARBITER_STATUS_H
 

@@ -1,23 +1,24 @@
-/* The parent: holds the lock, starts the arbiter, and starts it again when it dies.
+/* The parent process: holds the lock, starts the arbiter, and restarts it when it dies.
  *
- * Guarantees: a dead arbiter is followed by another at once, unless ten died within ten seconds; one
- * that is stopped is killed, since everyone would wait for it; one that never listened is not tried
- * again; SIGTERM or SIGINT ends both; when the parent is killed the arbiter ends too, so that nothing
- * unwatched keeps the lock. However the arbiter ends, every gate that it had shut is open before
- * anything else happens (keeper.h); and the arbiter itself opens them when it ends because its
- * parent was killed.
+ * Guarantees.
+ *   - A dead arbiter is replaced at once, unless ten died within ten seconds.
+ *   - A stopped arbiter is killed, because every tenant would wait for it.
+ *   - An arbiter that never listened is not started again.
+ *   - SIGTERM or SIGINT ends both. If the parent is killed the arbiter ends too, so the lock is free.
+ *   - However the arbiter ends, the parent opens all gates before it does anything else
+ *     (page_store.h). If the parent is killed, the arbiter opens them before it ends.
  *
- * What is left is that both are killed in the same instant: then the gates stay as they were until
- * the programs behind them end. So the parent has a name of its own, which a kill by the arbiter's
- * name does not meet, and asks the kernel to spare it when memory runs out.
+ * One case remains: both are killed in the same instant. Then gates stay closed until the programs
+ * behind them end. So the parent has its own process name, which a kill by the arbiter's name does
+ * not match, and asks the kernel to spare it when memory runs out.
  */
 #ifndef ARBITER_SUPERVISE_H
 #define ARBITER_SUPERVISE_H
 
 #include "options.h"
 
-/* An exit code. `announce` gets "ready" from the first arbiter that listens; in the background also
- * why there is none. */
-int supervise(const struct options *options, int announce);
+/* Returns an exit code. The first arbiter that listens writes "ready" to `announce`; in the background
+ * the parent writes there why none started. */
+int supervise_run(const struct options *options, int announce);
 
 #endif

@@ -1,10 +1,9 @@
 #include "tenants.h"
 
 #include "connections.h"
-#include "grants.h"
+#include "joining.h"
 #include "log.h"
 #include "measure.h"
-#include "processes.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -13,14 +12,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* A talker gets this many answers before the others have their turn. */
-#define MESSAGES_PER_TURN 8
-#define FDS_MOST 4
+/* Messages of one connection before the loop serves others. */
+#define MESSAGES_PER_ROUND 8
+#define MAX_FDS 4
 
 static bool send_message(int fd, const struct aliquot_message *message, const int *fds,
                          size_t count)
 {
-	char control[CMSG_SPACE(FDS_MOST * sizeof(int))] __attribute__((aligned(8))) = {0};
+	char control[CMSG_SPACE(MAX_FDS * sizeof(int))] __attribute__((aligned(8))) = {0};
 	struct iovec part = {.iov_base = (void *)message, .iov_len = sizeof(*message)};
 	struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1};
 	if (count) {
@@ -35,7 +34,7 @@ static bool send_message(int fd, const struct aliquot_message *message, const in
 	return sendmsg(fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof(*message);
 }
 
-/* Always false: nothing follows a refusal but the end of the connection. */
+/* Always false: the connection is closed after a refusal. */
 __attribute__((format(printf, 3, 4))) static bool refuse(struct connection *connection,
                                                          enum aliquot_refusal why,
                                                          const char *format, ...)
@@ -51,7 +50,7 @@ __attribute__((format(printf, 3, 4))) static bool refuse(struct connection *conn
 
 static bool may_join(const struct grant *grant, uint32_t uid)
 {
-	return grants_life(grant) == ALIQUOT_KEPT || uid == grant->limits->owner_uid || uid == 0 ||
+	return grant_life(grant) == ALIQUOT_KEPT || uid == grant->limits->owner_uid || uid == 0 ||
 	       uid == geteuid();
 }
 
@@ -59,55 +58,57 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid)
 {
 	struct grant *grant = connection->grant;
 	struct identity who;
-	struct seat seat;
-	if (!grants_check(grant))
+	struct join_reply reply;
+	if (!grant_check(grant))
 		return refuse(connection, ALIQUOT_REFUSED_BROKEN, "grant %s is broken: %.60s", grant->name,
 		              grant->broken);
-	if (grants_life(grant) == ALIQUOT_ENDED)
-		return refuse(connection, ALIQUOT_REFUSED_ENDED, "grant %s takes nobody in any more",
-		              grant->name);
+	if (grant_life(grant) == ALIQUOT_ENDED)
+		return refuse(connection, ALIQUOT_REFUSED_ENDED,
+		              "grant %s has ended: no process can join it", grant->name);
 	if (inner_pid == 0 || inner_pid > INT32_MAX)
-		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "HELLO carries the sender's own pid");
+		return refuse(connection, ALIQUOT_REFUSED_MALFORMED,
+		              "HELLO must carry the pid of its sender");
 	int error = identity_of_peer(connection->watch.fd, &who);
 	if (error == -ESRCH)
 		return false;
 	if (error == -EXDEV)
 		return refuse(connection, ALIQUOT_REFUSED_OWNER,
-		              "the arbiter's pid namespace does not hold this process");
+		              "this process is not visible in the arbiter's pid namespace");
 	if (error)
-		return refuse(connection, ALIQUOT_REFUSED_FULL, "the arbiter cannot watch more: %s",
-		              strerror(-error));
+		return refuse(connection, ALIQUOT_REFUSED_FULL,
+		              "the arbiter cannot watch another process: %s", strerror(-error));
 	if (!may_join(grant, who.uid)) {
 		close(who.pidfd);
 		log_event("grant %s: process %d of uid %u refused", grant->name, who.pid, who.uid);
-		return refuse(connection, ALIQUOT_REFUSED_OWNER, "grant %s is another user's", grant->name);
-	}
-	if (grants_hold(grant) != ALIQUOT_HOLD_TAKEN) { /* who freezes it must know who is in it */
-		close(who.pidfd);
-		return refuse(connection, ALIQUOT_REFUSED_PARKED, "grant %s is being frozen, or is",
+		return refuse(connection, ALIQUOT_REFUSED_OWNER, "grant %s belongs to another user",
 		              grant->name);
 	}
-	enum aliquot_refusal refusal = processes_join(grant, &who, (int32_t)inner_pid, &seat, &error);
+	if (grant_state(grant) != ALIQUOT_GRANT_ACTIVE) { /* its processes are being frozen or thawed */
+		close(who.pidfd);
+		return refuse(connection, ALIQUOT_REFUSED_PARKED, "grant %s is switching or parked",
+		              grant->name);
+	}
+	enum aliquot_refusal refusal = joining_join(grant, &who, (int32_t)inner_pid, &reply, &error);
 	if (refusal == ALIQUOT_REFUSED_TWICE)
 		return refuse(
 			connection, refusal,
-			"process %d is in already: a second copy of the driver library in one program",
+			"process %d has already joined: one program has two copies of the driver library",
 			who.pid);
 	if (refusal && error)
 		return refuse(connection, refusal, "the arbiter has no pages for one more process: %s",
 		              strerror(-error));
 	if (refusal)
-		return refuse(connection, refusal, "grant %s has all the processes it may have",
+		return refuse(connection, refusal, "grant %s has the maximum number of processes",
 		              grant->name);
-	struct aliquot_message welcome = aliquot_message_make(ALIQUOT_WELCOME, seat.slot);
-	int fds[] = {grant->limits_fd, grant->usage_fd, seat.pages.credit, seat.pages.work};
-	bool sent = send_message(connection->watch.fd, &welcome, fds, FDS_MOST);
-	pair_close(&seat.pages);
+	struct aliquot_message welcome = aliquot_message_make(ALIQUOT_WELCOME, reply.slot);
+	int fds[] = {grant->limits_fd, grant->usage_fd, reply.pages.credit, reply.pages.work};
+	bool sent = send_message(connection->watch.fd, &welcome, fds, MAX_FDS);
+	process_pages_close(&reply.pages);
 	return sent;
 }
 
-/* The process of this grant that the kernel says is speaking, or NULL. */
-static struct process *speaker(struct connection *connection)
+/* The process of this grant that sent the message, by the kernel's credentials; NULL: none. */
+static struct process *sender_of(struct connection *connection)
 {
 	int32_t pid = 0;
 	if (identity_pid_of_peer(connection->watch.fd, &pid))
@@ -117,7 +118,7 @@ static struct process *speaker(struct connection *connection)
 
 static bool on_measure(struct connection *connection, uint64_t for_context)
 {
-	struct process *process = speaker(connection);
+	struct process *process = sender_of(connection);
 	if (!process)
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "MEASURE before HELLO");
 	measure_process(process, true, for_context);
@@ -127,14 +128,14 @@ static bool on_measure(struct connection *connection, uint64_t for_context)
 
 static bool on_ring(struct connection *connection)
 {
-	if (!speaker(connection))
+	if (!sender_of(connection))
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "RING before HELLO");
 	credit_wake(&connection->arbiter->credit);
 	return true;
 }
 
-/* False: the connection is over. */
-static bool on_bytes(struct connection *connection, const void *bytes, size_t size)
+/* False: close the connection. */
+static bool on_message(struct connection *connection, const void *bytes, size_t size)
 {
 	struct aliquot_message message;
 	enum aliquot_refusal wrong = aliquot_message_read(bytes, size, &message);
@@ -159,15 +160,15 @@ void tenants_on_ready(struct watch *watch, uint32_t events)
 {
 	(void)events;
 	struct connection *connection = CONTAINER(watch, struct connection, watch);
-	for (int turn = 0; turn < MESSAGES_PER_TURN; turn++) {
+	for (int round = 0; round < MESSAGES_PER_ROUND; round++) {
 		char bytes[sizeof(struct aliquot_message)];
-		/* MSG_TRUNC: the true size of what was sent, so that too long is not taken for right. */
+		/* MSG_TRUNC returns the true size of the message, so that a longer one is refused. */
 		ssize_t size = recv(watch->fd, bytes, sizeof(bytes), MSG_TRUNC | MSG_DONTWAIT);
 		if (size < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
 		if (size > 0)
-			connection_heard(connection);
-		if (size <= 0 || !on_bytes(connection, bytes, (size_t)size)) {
+			connection_received(connection);
+		if (size <= 0 || !on_message(connection, bytes, (size_t)size)) {
 			connection_close(connection);
 			return;
 		}

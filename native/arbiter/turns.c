@@ -1,21 +1,21 @@
 #include "turns_parts.h"
 #include "turns_work.h"
 
-/* All contenders' windows together; longer where many would have windows too short to be worth the
- * GPU's change from one process to another. */
+/* The windows of all contenders together; longer if there are so many that switching the GPU between
+ * processes would cost too much. */
 #define ROUND_NS (20 * MILLISECOND_NS)
 #define WINDOW_USUAL_NS (5 * MILLISECOND_NS)
 
 #define LOOK_LEAST_NS (15 * MICROSECOND_NS)
 #define LOOK_HOLDER_NS (200 * MICROSECOND_NS)
-#define LOOK_BESIDE_LATENCY_NS (100 * MICROSECOND_NS)
+#define LOOK_WITH_LATENCY_NS (100 * MICROSECOND_NS)
 
 void turns_init(struct turns *turns, uint64_t now)
 {
 	*turns = (struct turns){.looked_at = now, .round_ns = ROUND_NS};
 }
 
-/* Whether it can be the next to hold its GPU. */
+/* Whether it can be the next holder of its GPU. */
 static bool may_lead(const struct contender *contender)
 {
 	if (!contender->turns->contended || !contender_may_hold(contender))
@@ -26,7 +26,7 @@ static bool may_lead(const struct contender *contender)
 	return true;
 }
 
-/* A grant on several GPUs begins on the first of them on which it has work and others too. */
+/* A grant on several GPUs starts on the first contended one on which it has work. */
 static bool follows_joint(const struct contender *contender)
 {
 	for (struct contender *other = contender->joint; other != contender; other = other->joint)
@@ -44,7 +44,7 @@ static bool is_before(const struct contender *one, const struct contender *other
 	return one->used < other->used;
 }
 
-static struct contender *choose(const struct turns *turns)
+static struct contender *choose_next(const struct turns *turns)
 {
 	struct contender *best = NULL;
 	EACH (contender, turns)
@@ -54,7 +54,7 @@ static struct contender *choose(const struct turns *turns)
 	return best;
 }
 
-/* Whether the holder has no work and is not expected to come back at once. */
+/* Whether the holder has no work and is not expected to have new work at once. */
 static bool is_away(const struct contender *holder, uint64_t now)
 {
 	if (holder->pending)
@@ -63,7 +63,7 @@ static bool is_away(const struct contender *holder, uint64_t now)
 	       now - holder->idle_at > 2 * holder->gap_ns + 50 * MICROSECOND_NS;
 }
 
-static bool comes_in_at_once(const struct contender *next, const struct contender *holder)
+static bool starts_at_once(const struct contender *next, const struct contender *holder)
 {
 	return contender_class(next) < contender_class(holder) || (next->called && !holder->called);
 }
@@ -73,11 +73,11 @@ static void consider_holder(struct turns *turns, const struct contender *next, u
 	struct contender *holder = turns->holder;
 	bool spent = contender_is_hard(holder) && holder->spent;
 	bool over = now - holder->since >= holder->window_ns;
-	/* One that is still behind goes on: the other overran by more than a window makes good. */
+	/* A holder that is still behind gets another window: the other overran by more than one window. */
 	bool behind = next && is_before(holder, next);
 	if (spent ||
-	    (next && (comes_in_at_once(next, holder) || is_away(holder, now) || (over && !behind))))
-		contender_end_window(holder, next && comes_in_at_once(next, holder), now);
+	    (next && (starts_at_once(next, holder) || is_away(holder, now) || (over && !behind))))
+		contender_end_window(holder, next && starts_at_once(next, holder), now);
 	else if (over)
 		contender_begin_window(holder, now);
 	if (holder->state == CONTENDER_DRAINS)
@@ -94,15 +94,15 @@ static bool is_clear_for(const struct turns *turns, const struct contender *next
 	return true;
 }
 
-/* When there is something to see: how far the holder or one that drains is, or who comes. */
+/* When the next look is useful: for the holder, for a drain, or for tokens that come back. */
 static uint64_t next_look(const struct turns *turns, uint64_t now)
 {
-	uint64_t most = turns_have_latency(turns) ? LOOK_BESIDE_LATENCY_NS : LOOK_HOLDER_NS;
+	uint64_t most = turns_have_latency(turns) ? LOOK_WITH_LATENCY_NS : LOOK_HOLDER_NS;
 	uint64_t wait = most;
 	EACH (contender, turns) {
 		uint64_t mine = most, in_state = now - contender->since;
 		if (contender->state == CONTENDER_DRAINS) {
-			/* Just before it should be over, then often, then ever less often. */
+			/* Just before it should be done, then often, then less and less often. */
 			uint64_t soon = contender->in_hand_ns * 3 / 4;
 			mine = in_state < soon ? soon - in_state : in_state / 16;
 		} else if (contender->state == CONTENDER_HOLDS) {
@@ -131,8 +131,8 @@ static bool needs_turns(const struct turns *turns)
 	return active > 1;
 }
 
-/* Nobody contends: who is at work has its gates open; the others ring when they begin. */
-static void settle(struct turns *turns, uint64_t now)
+/* Nobody contends: active contenders have open gates, the others send RING when they start. */
+static void stop_turns(struct turns *turns, uint64_t now)
 {
 	turns->holder = NULL;
 	EACH (contender, turns) {
@@ -153,10 +153,10 @@ static void begin_turns(struct turns *turns, uint64_t now)
 	EACH (contender, turns) {
 		if (contender->state == CONTENDER_EXEMPT)
 			continue;
-		/* Who was alone has work in hand for which it needs no credit: it begins. */
+		/* The contender that was alone has started work already: it gets the first window. */
 		if (contender->pending && !contender_is_drained(contender) && !turns->holder)
 			contender_begin_window(contender, now);
-		/* What another has begun is waited for, and charged. */
+		/* Quanta that others have started are waited for, and charged. */
 		EACH_WORKER (worker, contender)
 			work_limit(worker, worker->pending);
 	}
@@ -170,7 +170,7 @@ static void take_turns(struct turns *turns, uint64_t now)
 		active += contender->active;
 	}
 	turns->round_ns = active * WINDOW_USUAL_NS > ROUND_NS ? active * WINDOW_USUAL_NS : ROUND_NS;
-	struct contender *next = choose(turns);
+	struct contender *next = choose_next(turns);
 	if (turns->holder)
 		consider_holder(turns, next, now);
 	if (!turns->holder && next && is_clear_for(turns, next))
@@ -201,7 +201,7 @@ uint64_t turns_look(struct turns *turns, uint64_t now)
 		begin_turns(turns, now);
 	turns->contended = needed;
 	if (!needed) {
-		settle(turns, now);
+		stop_turns(turns, now);
 		return TURNS_NEVER;
 	}
 	take_turns(turns, now);
@@ -217,7 +217,7 @@ uint64_t turns_backlog(const struct contender *contender)
 	return sum;
 }
 
-/* Where a bucket ends, in seconds. */
+/* The upper end of a bucket, in seconds. */
 static double bucket_end(unsigned bucket)
 {
 	if (bucket < 4)

@@ -1,13 +1,13 @@
 #include "turns_parts.h"
 #include "turns_work.h"
 
-/* A contender without work for this long is not looked at before it rings. */
-#define ASLEEP_NS (50 * MILLISECOND_NS)
-/* An arrival within this part of the period is at its time. */
+/* A contender without work for this long is inactive until it sends RING. */
+#define INACTIVE_NS (50 * MILLISECOND_NS)
+/* An arrival is regular if it is off by less than this fraction of the period. */
 #define REGULAR_PART 10
 #define GAP_COUNTED_NS (2 * MILLISECOND_NS)
 
-/* The quarter of a doubling that a wait falls into. */
+/* The bucket of a wait: four buckets for each doubling. */
 static unsigned wait_bucket(uint64_t waited_ns)
 {
 	uint64_t us = waited_ns / MICROSECOND_NS;
@@ -27,7 +27,7 @@ void contender_count_wait(struct contender *contender, uint64_t now)
 	contender->waits_at = 0;
 }
 
-/* Some come at regular times: a service that renders frames, a control loop, a batch every so often. */
+/* Some contenders have work at regular times: rendering frames, a control loop, a periodic batch. */
 static void notice_arrival(struct contender *contender, uint64_t now)
 {
 	uint64_t period = now - contender->arrived_at;
@@ -38,7 +38,7 @@ static void notice_arrival(struct contender *contender, uint64_t now)
 	contender->period_ns = contender->regular ? (contender->period_ns * 7 + period) / 8 : period;
 }
 
-/* The least that those of its class have used who have work now; below 0: there are none. */
+/* The least used time of the other contenders of its class that have work; below 0: there are none. */
 static double least_used(const struct contender *contender)
 {
 	double least = -1;
@@ -51,13 +51,13 @@ static double least_used(const struct contender *contender)
 	return least;
 }
 
-/* A round's worth of what is counted in `used`. */
+/* One round, in the unit of `used`. */
 static double round_of(const struct contender *contender)
 {
 	return (double)contender->turns->round_ns / 100;
 }
 
-/* It comes back after a while: nobody saves up what it did not use. */
+/* It has work again after a pause: unused time is not saved up. */
 static void forget_savings(struct contender *contender)
 {
 	double least = least_used(contender);
@@ -65,7 +65,7 @@ static void forget_savings(struct contender *contender)
 		contender->used = least - round_of(contender);
 }
 
-/* It was not there for long: what it used before is not held against it. */
+/* It was inactive for long: an old overrun does not count. */
 static void forget_debt(struct contender *contender)
 {
 	double least = least_used(contender);
@@ -73,7 +73,7 @@ static void forget_debt(struct contender *contender)
 		contender->used = least + round_of(contender);
 }
 
-/* It ran out of work, or has some again: how soon does it usually come back? */
+/* Learns how soon it usually has work again. */
 static void notice_pending(struct contender *contender, bool pending, uint64_t now)
 {
 	if (pending && contender->idle_at) {
@@ -96,13 +96,13 @@ static void notice_active(struct contender *contender, bool moved, uint64_t now)
 {
 	if (contender->pending || moved)
 		contender->active_at = now;
-	bool active = contender->pending || now - contender->active_at < ASLEEP_NS;
+	bool active = contender->pending || now - contender->active_at < INACTIVE_NS;
 	if (active && !contender->active)
 		forget_debt(contender);
 	contender->active = active;
 }
 
-/* Its processes that had work at the last look: the card shares what it holds between them. */
+/* Its processes that had work at the last look: the GPU shares its time between them. */
 static unsigned count_busy(const struct contender *contender)
 {
 	unsigned count = 0;
@@ -126,7 +126,7 @@ void contender_look(struct contender *contender, bool had_it_alone, uint64_t now
 	notice_active(contender, moved, now);
 }
 
-/* Whether a sibling that it may be waiting for is being called in and not there yet. */
+/* Whether it may be waiting for a sibling on another GPU that is called in and does not hold yet. */
 static bool waits_for_joint(const struct contender *contender)
 {
 	for (struct contender *other = contender->joint; other != contender; other = other->joint)
@@ -135,8 +135,8 @@ static bool waits_for_joint(const struct contender *contender)
 	return false;
 }
 
-/* What `hard` overran it owes to the clock. Others may use more than their part, and owe no more than
- * they can save. */
+/* A `hard` contender pays back its whole overrun. Others may use more than their share, and owe at
+ * most what they can save. */
 static void count_tokens(struct contender *contender, double passed, double used)
 {
 	double most = contender_tokens_most(contender);
@@ -151,8 +151,7 @@ static void count_tokens(struct contender *contender, double passed, double used
 		contender->spent = false;
 }
 
-/* The time since the last look belongs to who was on the GPU, in equal parts where they were beside
- * each other. */
+/* Charges the time since the last look to the contenders that were on the GPU, in equal parts. */
 void turns_charge(struct turns *turns, uint64_t passed)
 {
 	unsigned count = turns->contended ? turns_on_the_gpu(turns) : 0;

@@ -1,26 +1,26 @@
 #include "turns_parts.h"
 #include "turns_work.h"
 
-static bool is_aside(const struct contender *contender)
+static bool is_excluded(const struct contender *contender)
 {
-	return contender->settings.hold != ALIQUOT_HOLD_TAKEN;
+	return contender->settings.grant_state != ALIQUOT_GRANT_ACTIVE;
 }
 
-/* Where it is listed by its settings. */
+/* The list for its grant state. */
 static struct contender **list_of(const struct contender *contender)
 {
 	struct turns *turns = contender->turns;
-	return is_aside(contender) ? &turns->aside : &turns->contenders;
+	return is_excluded(contender) ? &turns->excluded : &turns->contenders;
 }
 
-static void list(struct contender *contender)
+static void insert(struct contender *contender)
 {
 	struct contender **first = list_of(contender);
 	contender->next = *first;
 	*first = contender;
 }
 
-static void unlist(struct contender *contender, struct contender **link)
+static void remove_from(struct contender *contender, struct contender **link)
 {
 	while (*link != contender)
 		link = &(*link)->next;
@@ -39,7 +39,7 @@ void turns_add(struct turns *turns, struct contender *contender,
 		contender->joint = joint->joint;
 		joint->joint = contender;
 	}
-	list(contender);
+	insert(contender);
 	turns_weigh(turns);
 	contender->tokens = contender_tokens_most(contender);
 }
@@ -51,7 +51,7 @@ void turns_remove(struct contender *contender)
 		turns_leave(contender, contender->workers);
 	if (turns->holder == contender)
 		turns->holder = NULL;
-	unlist(contender, list_of(contender));
+	remove_from(contender, list_of(contender));
 	struct contender *before = contender;
 	while (before->joint != contender)
 		before = before->joint;
@@ -59,21 +59,21 @@ void turns_remove(struct contender *contender)
 	turns_weigh(turns);
 }
 
-/* As one that has no work: nobody waits for it, and it for nobody. */
-static void rest(struct contender *contender, uint64_t now)
+/* Resets it to a contender without work: no contender waits for it, nor does it wait. */
+static void reset_contender(struct contender *contender, uint64_t now)
 {
 	if (contender->turns->holder == contender)
 		contender->turns->holder = NULL;
 	contender_set_state(contender, CONTENDER_OUT, now);
-	/* However short that is, it was away: what it has when it comes back is new (turns_charge.c). */
+	/* However short the break was, its next work counts as an arrival (turns_charge.c). */
 	contender->idle_at = now - TURNS_GAP_MOST_NS - 1;
 	contender->pending = contender->active = contender->called = false;
 	contender->waits_at = 0;
 }
 
-/* What its process did while nobody looked, under an earlier arbiter or with its gates open, is not
- * counted. Where turns are taken, what it has begun is waited for, and nothing else. */
-static void begin(struct contender *contender, struct worker *worker, uint64_t now)
+/* What its process did unobserved, under an earlier arbiter or with its gates open, is not counted. If
+ * contenders take turns, quanta that have started are waited for, and nothing else. */
+static void reset_worker(struct contender *contender, struct worker *worker, uint64_t now)
 {
 	*worker = (struct worker){.next = worker->next,
 	                          .work = worker->work,
@@ -81,7 +81,7 @@ static void begin(struct contender *contender, struct worker *worker, uint64_t n
 	                          .stretch = 1,
 	                          .moved_at = now};
 	work_look(worker, now);
-	if (is_aside(contender)) {
+	if (is_excluded(contender)) {
 		worker->pending = false;
 		work_open(worker);
 	} else if (contender->turns->contended) {
@@ -93,7 +93,7 @@ static void begin(struct contender *contender, struct worker *worker, uint64_t n
 static bool is_same(const struct turns_settings *one, const struct turns_settings *other)
 {
 	return one->percent == other->percent && one->policy == other->policy &&
-	       one->priority == other->priority && one->hold == other->hold;
+	       one->priority == other->priority && one->grant_state == other->grant_state;
 }
 
 void turns_change(struct contender *contender, const struct turns_settings *settings, uint64_t now)
@@ -103,14 +103,14 @@ void turns_change(struct contender *contender, const struct turns_settings *sett
 		return;
 	contender->settings = *settings;
 	if (list_of(contender) != before) {
-		unlist(contender, before);
-		list(contender);
-		rest(contender, now);
+		remove_from(contender, before);
+		insert(contender);
+		reset_contender(contender, now);
 		EACH_WORKER (worker, contender)
-			begin(contender, worker, now);
+			reset_worker(contender, worker, now);
 	}
 	turns_weigh(contender->turns);
-	/* What it used by other rules is not held against it. */
+	/* What it used under its old settings does not count. */
 	contender->tokens = contender_tokens_most(contender);
 	contender->spent = false;
 }
@@ -121,7 +121,7 @@ void turns_enter(struct contender *contender, struct worker *worker,
 {
 	*worker = (struct worker){.next = contender->workers, .work = work, .credit = credit};
 	contender->workers = worker;
-	begin(contender, worker, now);
+	reset_worker(contender, worker, now);
 }
 
 void turns_leave(struct contender *contender, struct worker *worker)

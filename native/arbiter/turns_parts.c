@@ -2,10 +2,10 @@
 
 #include "turns_work.h"
 
-/* So many arrivals in a row must have been at their time, and the next is waited for that long. */
+/* After so many regular arrivals in a row the next is expected, and waited for that long. */
 #define REGULAR_LEAST 4u
-#define DUE_PATIENCE_NS (300 * MICROSECOND_NS)
-/* What a latency slice may save up of its part, to come in with. */
+#define DUE_TOLERANCE_NS (300 * MICROSECOND_NS)
+/* How much of its share a latency slice may save up, to start at once with. */
 #define LATENCY_SAVED_NS (200 * MILLISECOND_NS)
 
 bool contender_is_hard(const struct contender *contender)
@@ -21,7 +21,6 @@ bool turns_is_gated(const struct contender *contender)
 	return false;
 }
 
-/* Whose work goes first: a lower one comes in while a higher one holds. */
 int contender_class(const struct contender *contender)
 {
 	switch (contender->settings.priority) {
@@ -80,7 +79,7 @@ struct turns_due turns_due(const struct turns *turns, uint64_t now)
 	EACH (contender, turns) {
 		uint64_t due = contender->arrived_at + contender->period_ns;
 		if (contender_class(contender) != 0 || contender->pending ||
-		    contender->regular < REGULAR_LEAST || now > due + DUE_PATIENCE_NS)
+		    contender->regular < REGULAR_LEAST || now > due + DUE_TOLERANCE_NS)
 			continue;
 		uint64_t in = due > now ? due - now : 0;
 		if (in < next.in_ns)
@@ -97,13 +96,13 @@ unsigned turns_on_the_gpu(const struct turns *turns)
 	return count;
 }
 
-/* What was asked for in all, and by how many none; of those in the background by themselves. */
+/* The sum of the requested shares, and how many contenders requested none; index 1: background. */
 struct asked {
 	double percent[2];
 	unsigned without[2];
 };
 
-static void add_up(const struct contender *contender, struct asked *asked)
+static void add_request(const struct contender *contender, struct asked *asked)
 {
 	int background = contender->settings.priority == ALIQUOT_BACKGROUND;
 	asked->percent[background] += contender->settings.percent;
@@ -123,30 +122,28 @@ static void weigh(struct contender *contender, const struct asked *asked)
 
 static bool is_parked(const struct contender *contender)
 {
-	return contender->settings.hold == ALIQUOT_HOLD_PARKED;
+	return contender->settings.grant_state == ALIQUOT_GRANT_PARKED;
 }
 
-/* Who asked for no percentage has an equal part of what the others leave. Those in the background get
- * what is left of the GPU's time anyway, and share that by what they asked for. Who is parked has
- * nothing, and leaves it all. */
+/* Contenders without a percentage share equally what the others leave. Background contenders get only
+ * idle time anyway, and share that by their percentages. Parked contenders have no weight. */
 void turns_weigh(struct turns *turns)
 {
 	struct asked asked = {0};
 	EACH (contender, turns)
-		add_up(contender, &asked);
-	for (struct contender *aside = turns->aside; aside; aside = aside->next)
-		if (!is_parked(aside))
-			add_up(aside, &asked);
+		add_request(contender, &asked);
+	for (struct contender *excluded = turns->excluded; excluded; excluded = excluded->next)
+		if (!is_parked(excluded))
+			add_request(excluded, &asked);
 	EACH (contender, turns)
 		weigh(contender, &asked);
-	for (struct contender *aside = turns->aside; aside; aside = aside->next) {
-		aside->weight = 0;
-		if (!is_parked(aside))
-			weigh(aside, &asked);
+	for (struct contender *excluded = turns->excluded; excluded; excluded = excluded->next) {
+		excluded->weight = 0;
+		if (!is_parked(excluded))
+			weigh(excluded, &asked);
 	}
 }
 
-/* The part of the GPU that tokens come in by. */
 double contender_token_rate(const struct contender *contender)
 {
 	return contender->weight / 100;

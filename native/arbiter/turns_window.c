@@ -2,22 +2,22 @@
 #include "turns_work.h"
 
 #define WINDOW_LEAST_NS (1 * MILLISECOND_NS)
-/* Work that the holder has credit for: enough to bridge two looks. */
+/* How far ahead the holder gets credit: enough for the time between two looks. */
 #define AHEAD_NS (1 * MILLISECOND_NS)
-/* The same where a latency slice may come at any time, and waits for what is in hand. */
-#define AHEAD_BESIDE_LATENCY_NS (MILLISECOND_NS / 2)
-#define QUANTUM_BESIDE_LATENCY_NS 300000u
-/* Later than this beyond what was expected, it may be waiting for a sibling on another GPU. */
+/* The same while a latency slice is active, which would have to wait for that work. */
+#define AHEAD_WITH_LATENCY_NS (MILLISECOND_NS / 2)
+#define QUANTUM_WITH_LATENCY_NS 300000u
+/* If a drain takes this much longer than estimated, it may wait for a sibling on another GPU. */
 #define HELP_NS (1 * MILLISECOND_NS)
-/* How long a holder may take to come to its end: twice what it took lately, within these. */
+/* How long a holder may drain: twice its longest recent drain, within these bounds. */
 #define BOUND_LEAST_NS (50 * MILLISECOND_NS)
 #define BOUND_MOST_NS (1000 * MILLISECOND_NS)
-/* So many times beyond it, each within this of the one before, and its gates stay open that long. */
+/* After so many fallbacks, each within EXEMPT_NS of the one before, it is exempt for EXEMPT_NS. */
 #define FALLBACKS_MOST 3u
 #define EXEMPT_NS (10000 * MILLISECOND_NS)
 
-/* What a contender that is out may begin with, so that it need not wait for us when it wakes up. */
-static uint64_t begins_with(const struct contender *contender)
+/* Quanta that a contender which is out may start without asking, so that it need not wait for a look. */
+static uint64_t initial_quanta(const struct contender *contender)
 {
 	if (contender->pending || (contender_is_hard(contender) && contender->spent))
 		return 0;
@@ -28,7 +28,7 @@ static uint64_t begins_with(const struct contender *contender)
 
 static uint32_t quantum_of(const struct turns *turns)
 {
-	return turns_have_latency(turns) ? QUANTUM_BESIDE_LATENCY_NS : ALIQUOT_QUANTUM_NS;
+	return turns_have_latency(turns) ? QUANTUM_WITH_LATENCY_NS : ALIQUOT_QUANTUM_NS;
 }
 
 void contender_hold_out(struct contender *contender)
@@ -37,19 +37,19 @@ void contender_hold_out(struct contender *contender)
 		work_set_pace(worker, ALIQUOT_TURNS);
 		work_set_ring(worker, !contender->active);
 		work_set_quantum(worker, quantum_of(contender->turns));
-		work_limit(worker, begins_with(contender));
+		work_limit(worker, initial_quanta(contender));
 	}
 }
 
 void contender_give(struct contender *contender, uint64_t now)
 {
-	bool beside = turns_have_latency(contender->turns);
+	bool with_latency = turns_have_latency(contender->turns);
 	struct turns_due due = turns_due(contender->turns, now);
 	EACH_WORKER (worker, contender) {
 		work_set_ring(worker, false);
 		work_set_pace(worker, ALIQUOT_TURNS);
 		work_set_quantum(worker, quantum_of(contender->turns));
-		work_give(worker, beside ? AHEAD_BESIDE_LATENCY_NS : AHEAD_NS, &due, now);
+		work_give(worker, with_latency ? AHEAD_WITH_LATENCY_NS : AHEAD_NS, &due, now);
 	}
 }
 
@@ -83,7 +83,7 @@ void contender_end_window(struct contender *contender, bool at_once, uint64_t no
 	}
 }
 
-/* In proportion to its weight, longer or shorter by what it is behind or ahead of the others. */
+/* In proportion to its weight, corrected by how far its used time is behind or ahead. */
 static uint64_t window_of(const struct contender *contender)
 {
 	double weights = 0, used = 0;
@@ -133,14 +133,14 @@ static uint64_t bound_of(const struct contender *contender)
 	return bound < BOUND_MOST_NS ? bound : BOUND_MOST_NS;
 }
 
-/* It did not come to its end: the others go on beside it. */
+/* It did not drain in time: the others run at the same time. */
 static void fall_back(struct contender *contender, uint64_t now)
 {
 	bool again = contender->fallback_at && now - contender->fallback_at < EXEMPT_NS;
 	contender->fallbacks_in_a_row = again ? contender->fallbacks_in_a_row + 1 : 1;
 	contender->fallback_at = now;
 	contender->figures.fallbacks++;
-	contender->state = CONTENDER_OVERDUE; /* since it began to drain: that is how long it takes */
+	contender->state = CONTENDER_OVERDUE; /* `since` stays: the drain still goes on */
 	if (contender->fallbacks_in_a_row < FALLBACKS_MOST)
 		return;
 	contender_set_state(contender, CONTENDER_EXEMPT, now);
@@ -148,7 +148,7 @@ static void fall_back(struct contender *contender, uint64_t now)
 	contender_open_gates(contender);
 }
 
-static void come_to_end(struct contender *contender, uint64_t now)
+static void finish_drain(struct contender *contender, uint64_t now)
 {
 	uint64_t took = now - contender->since;
 	contender->longest_ns -= contender->longest_ns / 16;
@@ -157,8 +157,8 @@ static void come_to_end(struct contender *contender, uint64_t now)
 	contender_set_state(contender, CONTENDER_OUT, now);
 }
 
-/* What it has in hand may wait for a sibling that has come to its end already: that one gets a quantum
- * more, beside who holds its GPU. */
+/* Its unfinished work may wait for a sibling on another GPU that has drained already: that sibling gets
+ * one more quantum, while another contender holds that GPU. */
 static void help_joint(struct contender *contender, uint64_t now)
 {
 	for (struct contender *other = contender->joint; other != contender; other = other->joint) {
@@ -176,7 +176,7 @@ void contender_move_on(struct contender *contender, uint64_t now)
 {
 	switch (contender->state) {
 	case CONTENDER_OUT:
-		/* It has begun with what it had; that is its turn, if a short one. */
+		/* It has started its initial quanta; that is a turn, if a short one. */
 		if (contender->pending && !contender_is_drained(contender)) {
 			contender->in_hand_ns = contender_in_hand(contender);
 			contender_set_state(contender, CONTENDER_DRAINS, now);
@@ -184,7 +184,7 @@ void contender_move_on(struct contender *contender, uint64_t now)
 		break;
 	case CONTENDER_DRAINS:
 		if (contender_is_drained(contender))
-			come_to_end(contender, now);
+			finish_drain(contender, now);
 		else if (now - contender->since > bound_of(contender))
 			fall_back(contender, now);
 		else if (now - contender->since > contender->in_hand_ns + HELP_NS)
@@ -192,7 +192,7 @@ void contender_move_on(struct contender *contender, uint64_t now)
 		break;
 	case CONTENDER_OVERDUE:
 		if (contender_is_drained(contender))
-			come_to_end(contender, now);
+			finish_drain(contender, now);
 		break;
 	case CONTENDER_EXEMPT:
 		if (now - contender->since > EXEMPT_NS)

@@ -1,13 +1,13 @@
 #include "turns_work.h"
 
-/* An open quantum gets its mark when it is closed. A process that stopped launching and waits in a way
- * we do not see leaves it open: after this long what is in it is taken to be over. */
+/* A quantum gets its marks when it is closed. A process that stops launching and waits in a way that
+ * is not visible to us leaves it open: after this long it is taken to be done. */
 #define STALE_NS UINT64_C(2000000)
 #define AHEAD_LEAST 2u
 #define AHEAD_MOST 64u
-/* The part by which a quantum may take longer than expected where somebody else is due. A small one:
- * what is held back before each arrival is time that nobody uses, and a quantum that is late costs who
- * comes no more than it is late by. */
+/* Quanta may take this fraction longer than estimated before a latency contender is due. It is small:
+ * a quantum that is not started wastes GPU time, and one that is late delays the arrival only by as
+ * much as it is late. */
 #define DUE_MARGIN 8u
 #define STRETCH_MOST 16
 #define STRETCH_DECAY 0.99
@@ -17,7 +17,7 @@ static uint64_t credit_of(const struct worker *worker)
 	return atomic_load_explicit(&worker->credit->credit, memory_order_relaxed);
 }
 
-/* Its words are the process's own: whatever they are, the arbiter's are in order. */
+/* A tenant can write anything to the page: the values that are kept here are always in order. */
 void work_look(struct worker *worker, uint64_t now)
 {
 	const struct aliquot_work_slice *work = worker->work;
@@ -55,7 +55,7 @@ bool work_is_drained(const struct worker *worker)
 	return worker->done >= (credit < worker->closed ? credit : worker->closed);
 }
 
-/* How long a quantum should take that may not even be open. */
+/* The estimated time of a quantum, which may not even be open yet. */
 static uint64_t expected_ns(const struct worker *worker, uint64_t quantum)
 {
 	if (quantum <= worker->closed)
@@ -75,14 +75,14 @@ uint64_t work_in_hand(const struct worker *worker)
 
 void work_time(struct worker *worker, uint64_t done_before, unsigned sharers, uint64_t now)
 {
-	/* One that has nothing left to do at this look may have been idle since any time. */
+	/* A process without unfinished work may have been idle for any part of that time. */
 	bool measured = sharers && worker->timed_at && worker->done < credit_of(worker);
 	if (measured)
 		worker->busy_ns += (now - worker->timed_at) / sharers;
 	worker->timed_at = worker->pending ? now : 0;
 	if (worker->done == done_before && (measured || !worker->timed_at))
 		return;
-	/* An entry that does not advance busy_ns begins anew: nothing is learned up to it. */
+	/* An entry that does not advance busy_ns starts over: nothing is learned up to it. */
 	struct aliquot_credit_slice *credit = worker->credit;
 	uint32_t timed = atomic_load_explicit(&credit->timed, memory_order_relaxed);
 	struct aliquot_timing *timing = &credit->timings[timed % ALIQUOT_TIMINGS];
@@ -97,8 +97,8 @@ static void set_credit(struct worker *worker, uint64_t value)
 		atomic_store_explicit(&worker->credit->credit, value, memory_order_release);
 }
 
-/* What processes expect of their quanta may be far off: who has run out of credit gets more. */
-static void adapt(struct worker *worker)
+/* Estimates of processes may be far off: one that runs out of credit gets more. */
+static void adapt_stretch(struct worker *worker)
 {
 	if (worker->pending && worker->given && worker->done >= worker->given)
 		worker->stretch = worker->stretch < STRETCH_MOST ? worker->stretch * 2 : STRETCH_MOST;
@@ -107,7 +107,7 @@ static void adapt(struct worker *worker)
 }
 
 /* How long its next quanta may take. */
-static uint64_t room_of(const struct worker *worker, const struct turns_due *due)
+static uint64_t time_until_due(const struct worker *worker, const struct turns_due *due)
 {
 	uint64_t next = expected_ns(worker, worker->done + 1);
 	return next > due->period_ns / 2 ? TURNS_NEVER : due->in_ns;
@@ -115,14 +115,14 @@ static uint64_t room_of(const struct worker *worker, const struct turns_due *due
 
 void work_give(struct worker *worker, uint64_t ahead_ns, const struct turns_due *due, uint64_t now)
 {
-	uint64_t target = worker->done, sum = 0, room = room_of(worker, due);
-	adapt(worker);
+	uint64_t target = worker->done, sum = 0, available = time_until_due(worker, due);
+	adapt_stretch(worker);
 	double wanted = (double)ahead_ns * worker->stretch;
 	bool is_short = false;
 	while (!is_short && (target < worker->done + AHEAD_LEAST ||
 	                     ((double)sum < wanted && target < worker->done + AHEAD_MOST))) {
 		sum += expected_ns(worker, target + 1);
-		is_short = sum + sum / DUE_MARGIN > room;
+		is_short = sum + sum / DUE_MARGIN > available;
 		target += !is_short;
 	}
 	worker->given = is_short ? 0 : target;
@@ -152,7 +152,7 @@ void work_open(struct worker *worker)
 	work_set_ring(worker, false);
 }
 
-static void set(_Atomic uint32_t *word, uint32_t value)
+static void set_word(_Atomic uint32_t *word, uint32_t value)
 {
 	if (atomic_load_explicit(word, memory_order_relaxed) != value)
 		atomic_store_explicit(word, value, memory_order_relaxed);
@@ -160,15 +160,15 @@ static void set(_Atomic uint32_t *word, uint32_t value)
 
 void work_set_pace(struct worker *worker, enum aliquot_pace pace)
 {
-	set(&worker->credit->pace, pace);
+	set_word(&worker->credit->pace, pace);
 }
 
 void work_set_ring(struct worker *worker, bool ring)
 {
-	set(&worker->credit->ring, ring);
+	set_word(&worker->credit->ring, ring);
 }
 
 void work_set_quantum(struct worker *worker, uint32_t ns)
 {
-	set(&worker->credit->quantum_ns, ns);
+	set_word(&worker->credit->quantum_ns, ns);
 }

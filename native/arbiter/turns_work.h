@@ -1,30 +1,31 @@
-/* What turns.c sees of the processes, and how it gives and takes: the pages of credit.h. */
+/* Internal to turns.h: reading the work page of a process and writing its credit page. */
 #ifndef ARBITER_TURNS_WORK_H
 #define ARBITER_TURNS_WORK_H
 
 #include "turns_parts.h"
 
-/* Look at a process's page: what it asked for, and how far its GPU is. */
+/* Reads the work page: what the process has queued, and how far its GPU is. */
 void work_look(struct worker *worker, uint64_t now);
 
-/* Whether the GPU has come to the end of all that the process has credit for. */
+/* Whether the GPU has finished all quanta that the process has credit for. */
 bool work_is_drained(const struct worker *worker);
 
-/* How long what it has credit for and has not done should take. */
+/* An estimate of the time for unfinished quanta that it has credit for. */
 uint64_t work_in_hand(const struct worker *worker);
 
-/* Write down what its quanta took since the last look, for the process to learn from. So many processes
- * of its slice shared the GPU since then; 0: others were there too, and nobody can tell. */
+/* Writes down how long its quanta took since the last look, for the process to learn from. `sharers`
+ * processes of its slice shared the GPU; 0: other slices did too, and the time is unknown. */
 void work_time(struct worker *worker, uint64_t done_before, unsigned sharers, uint64_t now);
 
-/* Credit for so much work beyond what is done, two quanta at least; but for none that would not be over
- * when somebody else is due, unless it is too long to be ever. Never takes any back. */
+/* Gives credit for ahead_ns of work beyond what is done, at least two quanta. Gives none for a quantum
+ * that would not be done when a latency contender is due, unless it is too long for any gap. Never
+ * takes credit back. */
 void work_give(struct worker *worker, uint64_t ahead_ns, const struct turns_due *due, uint64_t now);
 
-/* Credit for so many quanta beyond what is done and no more. */
+/* Sets the credit to exactly so many quanta beyond what is done. */
 void work_limit(struct worker *worker, uint64_t quanta);
 
-/* No credit for what it has not begun; it may have begun one quantum. */
+/* Takes back credit for quanta that have not started; one may have. */
 void work_take_back(struct worker *worker);
 
 void work_open(struct worker *worker);

@@ -15,7 +15,7 @@ bool freeze_barrier_enter(void)
 	 * see the hold. */
 	for (;;) {
 		session_count_inside(1);
-		if (atomic_load(&session_limits()->slices[0].hold) == ALIQUOT_HOLD_TAKEN)
+		if (atomic_load(&session_limits()->slices[0].grant_state) == ALIQUOT_GRANT_ACTIVE)
 			return true;
 		session_count_inside(-1);
 		nanosleep(&pause, NULL);

@@ -7,7 +7,7 @@ const char *aliquot_credit_check(const struct aliquot_credit *credit, size_t siz
 	if (credit->magic != ALIQUOT_CREDIT_MAGIC)
 		return "credit: not a credit page";
 	if (credit->version != ALIQUOT_VERSION || credit->size != ALIQUOT_CREDIT_SIZE)
-		return "credit: of another version";
+		return "credit: written by another version of Aliquot";
 	return NULL;
 }
 
@@ -19,12 +19,12 @@ const char *aliquot_work_check(const struct aliquot_work_slice *work, uint32_t s
 		if (work[i].magic != ALIQUOT_WORK_MAGIC)
 			return "work: not a work page";
 		if (work[i].version != ALIQUOT_VERSION || work[i].size != ALIQUOT_WORK_SIZE)
-			return "work: of another version";
+			return "work: written by another version of Aliquot";
 	}
 	return NULL;
 }
 
-/* Marks that the GPU has reached, of all that were ever put into streams. */
+/* The number of marks that the GPU has reached, in all streams together (wraps). */
 static uint32_t marks_done(const struct aliquot_work_slice *work)
 {
 	uint32_t sum = 0, end = atomic_load_explicit(&work->marks_end, memory_order_acquire);
@@ -37,7 +37,7 @@ uint64_t aliquot_work_done(const struct aliquot_work_slice *work, uint64_t known
 {
 	uint64_t closed = atomic_load_explicit(&work->closed, memory_order_acquire);
 	uint32_t done = marks_done(work);
-	/* A page that says nonsense costs a bounded look. */
+	/* Bounds the loop, whatever a tenant wrote to the page. */
 	if (closed > known + ALIQUOT_QUANTA)
 		known = closed - ALIQUOT_QUANTA;
 	while (known < closed) {

@@ -11,15 +11,15 @@ const char *aliquot_limits_check(const struct aliquot_limits *limits, size_t siz
 	if (limits->version != ALIQUOT_VERSION || limits->size != sizeof(*limits))
 		return "limits: written by another version of Aliquot";
 	if (limits->slice_count == 0 || limits->slice_count > ALIQUOT_MAX_GPUS)
-		return "limits: a number of slices that cannot be";
+		return "limits: invalid number of slices";
 	if (atomic_load(&limits->life) > ALIQUOT_ENDED)
-		return "limits: a life that cannot be";
+		return "limits: invalid life";
 	if (!memchr(limits->name, 0, sizeof(limits->name)))
-		return "limits: a name without an end";
+		return "limits: a name without a terminating zero";
 	for (uint32_t i = 0; i < limits->slice_count; i++) {
 		const struct aliquot_slice_limits *slice = &limits->slices[i];
 		if (!memchr(slice->pci_bus_id, 0, sizeof(slice->pci_bus_id)))
-			return "limits: a PCI bus id without an end";
+			return "limits: a PCI bus id without a terminating zero";
 		if (atomic_load(&slice->limit_bytes) > slice->gpu_bytes)
 			return "limits: a slice larger than its GPU";
 	}
@@ -37,14 +37,14 @@ const char *aliquot_usage_check(const struct aliquot_usage *usage, size_t size)
 	return NULL;
 }
 
-enum aliquot_hold aliquot_limits_hold(const struct aliquot_limits *limits)
+enum aliquot_grant_state aliquot_limits_grant_state(const struct aliquot_limits *limits)
 {
-	uint32_t least = limits->slice_count ? ALIQUOT_HOLD_PARKED : ALIQUOT_HOLD_TAKEN;
+	uint32_t least = limits->slice_count ? ALIQUOT_GRANT_PARKED : ALIQUOT_GRANT_ACTIVE;
 	for (uint32_t i = 0; i < limits->slice_count && i < ALIQUOT_MAX_GPUS; i++) {
-		uint32_t hold = atomic_load(&limits->slices[i].hold);
-		if (hold > ALIQUOT_HOLD_PARKED)
-			return ALIQUOT_HOLD_TAKEN;
-		least = hold < least ? hold : least;
+		uint32_t state = atomic_load(&limits->slices[i].grant_state);
+		if (state > ALIQUOT_GRANT_PARKED)
+			return ALIQUOT_GRANT_ACTIVE;
+		least = state < least ? state : least;
 	}
-	return (enum aliquot_hold)least;
+	return (enum aliquot_grant_state)least;
 }

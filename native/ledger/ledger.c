@@ -1,11 +1,11 @@
-/* See ledger.h for the model; here are the words and the one loop that changes them.
+/* See ledger.h for the model. The layout of the 64-bit words:
  *
  *   word     slot:10  turn:16  units:38      units of 512 bytes: 128 TiB
  *   held              turn:16  units:38
  *   pending  minus:1  turn:16  units:38
  *
- * Turns wrap. A helper could be fooled only if it slept through exactly 65,536 changes of one slot
- * that ended on the very units it had seen.
+ * Turns wrap. A helper could go wrong only if it slept through exactly 65,536 changes of one slot
+ * that ended on the same units.
  */
 #include "aliquot/ledger.h"
 
@@ -63,14 +63,14 @@ uint64_t ledger_round(uint64_t bytes)
 
 uint64_t ledger_capacity(const struct aliquot_slice_limits *limits)
 {
-	/* In one order with the word: see reserve and ledger_set_limit. */
+	/* Sequentially consistent with the word: see ledger_reserve and ledger_set_limit. */
 	uint64_t limit = atomic_load(&limits->limit_bytes);
-	uint64_t taken = atomic_load_explicit(&limits->driver_bytes, memory_order_relaxed) +
-	                 atomic_load_explicit(&limits->headroom_bytes, memory_order_relaxed);
-	return taken < limit ? limit - taken : 0;
+	uint64_t reserved = atomic_load_explicit(&limits->driver_bytes, memory_order_relaxed) +
+	                    atomic_load_explicit(&limits->headroom_bytes, memory_order_relaxed);
+	return reserved < limit ? limit - reserved : 0;
 }
 
-/* Whether the change that `word` tells of is still missing in `held` of its slot; *after: `held` with
+/* Whether `held` of its slot does not yet contain the change that `word` describes; *after: `held` with
  * it. */
 static bool is_incomplete(const struct aliquot_usage_slice *usage, uint64_t word, uint64_t held,
                           uint64_t *after)
@@ -102,10 +102,11 @@ static void complete(struct aliquot_usage_slice *usage, uint64_t word)
 	atomic_compare_exchange_strong(&entry->held, &held, after);
 }
 
-/* One change of the total by `slot`. `capacity` is asked anew in each round; NULL: giving back.
- * *units_now: the total with it. */
-static bool change(struct aliquot_usage_slice *usage, const struct aliquot_slice_limits *capacity,
-                   uint32_t slot, uint64_t units, uint64_t *units_now)
+/* Changes the total by `units` for `slot`. Reads the capacity again in each round; NULL: gives back.
+ * *units_now: the new total. */
+static bool change_total(struct aliquot_usage_slice *usage,
+                         const struct aliquot_slice_limits *capacity, uint32_t slot, uint64_t units,
+                         uint64_t *units_now)
 {
 	struct aliquot_entry *entry = &usage->entries[slot];
 	uint64_t word = atomic_load(&usage->word);
@@ -116,8 +117,8 @@ static bool change(struct aliquot_usage_slice *usage, const struct aliquot_slice
 		uint64_t turn = (turn_of(held) + 1) & TURN_MASK;
 		uint64_t total = units_of(word), delta = units, minus = 0;
 		if (capacity) {
-			uint64_t room = ledger_capacity(capacity) / ALIQUOT_UNIT;
-			if (delta > room || total > room - delta)
+			uint64_t most = ledger_capacity(capacity) / ALIQUOT_UNIT;
+			if (delta > most || total > most - delta)
 				return false;
 			total += delta;
 		} else {
@@ -141,18 +142,18 @@ static bool change(struct aliquot_usage_slice *usage, const struct aliquot_slice
 static void give_back(struct aliquot_usage_slice *usage, uint32_t slot, uint64_t units)
 {
 	uint64_t ignored;
-	change(usage, NULL, slot, units, &ignored);
+	change_total(usage, NULL, slot, units, &ignored);
 }
 
 bool ledger_reserve(struct aliquot_usage_slice *usage, const struct aliquot_slice_limits *limits,
                     uint32_t slot, uint64_t bytes)
 {
 	uint64_t units = to_units(bytes), now;
-	if (!change(usage, limits, slot, units, &now))
+	if (!change_total(usage, limits, slot, units, &now))
 		return false;
 	POINT();
-	/* Who lowers the limit writes it and then reads the total: either it has seen this reservation
-	 * there, or this sees the new limit here. */
+	/* ledger_set_limit writes the limit and then reads the total: either it has seen this reservation,
+	 * or this code sees the new limit. */
 	if (now <= ledger_capacity(limits) / ALIQUOT_UNIT)
 		return true;
 	give_back(usage, slot, units);

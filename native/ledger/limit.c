@@ -1,4 +1,4 @@
-/* The limit of a slice, changed while programs reserve in it: see ledger_reserve for their part. */
+/* Changing the limit of a slice while programs reserve memory in it: see also ledger_reserve. */
 #include "aliquot/ledger.h"
 
 #define HEADROOM_MOST (UINT64_C(32) << 20)
@@ -24,8 +24,8 @@ bool ledger_set_limit(struct aliquot_usage_slice *usage, struct aliquot_slice_li
 	uint64_t before = atomic_load(&limits->limit_bytes);
 	*used = in_use(usage, limits);
 	if (bytes < before && *used > bytes)
-		return false; /* nobody's reservation fails for a limit that will not stand */
-	/* A swap: an emulator that makes a plain store of a store lets the read below pass it. */
+		return false; /* no reservation may fail because of a limit that is not kept */
+	/* An exchange, because an emulator may reorder a plain store with the read below. */
 	atomic_exchange(&limits->limit_bytes, bytes);
 	*used = in_use(usage, limits);
 	if (bytes < before && *used > bytes) {

@@ -1,4 +1,4 @@
-/* What every file of the stand-in sees: NVML's API in all its versions, and the functions behind. */
+/* Included by every file of the stand-in: NVML's API in all versions, and the real functions. */
 #ifndef ALIQUOT_HOOKED_H
 #define ALIQUOT_HOOKED_H
 

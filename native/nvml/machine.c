@@ -1,4 +1,4 @@
-/* To a monitor the grant is the machine: its slices are the GPUs, counted from zero. */
+/* A monitor sees the grant as the machine: its slices are the GPUs, counted from zero. */
 #include "view.h"
 
 const char forward_library[] = "libnvidia-ml.so.1";

@@ -1,4 +1,4 @@
-/* What of the GPU the slice is, and who in the grant uses how much of it. */
+/* The slice as a GPU: its memory, and what the grant's processes use of it. */
 #include "view.h"
 
 #include <stdlib.h>
@@ -24,13 +24,13 @@ nvmlReturn_t hook_memory_v2(__typeof__(&nvmlDeviceGetMemoryInfo_v2) real, nvmlDe
 	if (result != NVML_SUCCESS || slice == VIEW_NO_SLICE)
 		return result;
 	memory->total = view_open()->limits->slices[slice].limit_bytes;
-	memory->reserved = 0; /* the card's own reserve is not cut from the slice */
+	memory->reserved = 0; /* the reserve of the GPU itself is not part of the slice */
 	memory->used = view_used(slice);
 	memory->free = memory->used < memory->total ? memory->total - memory->used : 0;
 	return result;
 }
 
-/* One process of the slice at a time, from slot *next on; false: no more. */
+/* The next process of the slice, from slot *next on; false: no more. */
 static bool next_process(uint32_t slice, uint32_t *next, nvmlProcessInfo_t *out)
 {
 	const struct aliquot_limits *limits = view_open()->limits;
@@ -56,12 +56,12 @@ static unsigned count_processes(uint32_t slice)
 	return count;
 }
 
-/* NVML's own way: how many there are, and an error where the caller has no room for them. */
-static nvmlReturn_t announce(uint32_t slice, unsigned *count, const void *room)
+/* As NVML does: reports the count, and an error if the caller's buffer is too small. */
+static nvmlReturn_t report_count(uint32_t slice, unsigned *count, const void *buffer)
 {
-	unsigned there = count_processes(slice), given = room ? *count : 0;
-	*count = there;
-	return there > given ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+	unsigned actual = count_processes(slice), given = buffer ? *count : 0;
+	*count = actual;
+	return actual > given ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 nvmlReturn_t hook_processes(__typeof__(&nvmlDeviceGetComputeRunningProcesses_v3) real,
@@ -70,10 +70,10 @@ nvmlReturn_t hook_processes(__typeof__(&nvmlDeviceGetComputeRunningProcesses_v3)
 	uint32_t slice = view_slice(device);
 	if (slice == VIEW_NO_SLICE || !count)
 		return real(device, count, infos);
-	nvmlReturn_t result = announce(slice, count, infos);
-	unsigned room = *count, written = 0;
+	nvmlReturn_t result = report_count(slice, count, infos);
+	unsigned most = *count, written = 0;
 	uint32_t slot = 0;
-	while (result == NVML_SUCCESS && written < room && next_process(slice, &slot, &infos[written]))
+	while (result == NVML_SUCCESS && written < most && next_process(slice, &slot, &infos[written]))
 		written++;
 	if (result == NVML_SUCCESS)
 		*count = written;
@@ -86,18 +86,18 @@ nvmlReturn_t hook_processes_v1(__typeof__(&nvmlDeviceGetComputeRunningProcesses)
 	uint32_t slice = view_slice(device);
 	if (slice == VIEW_NO_SLICE || !count)
 		return real(device, count, infos);
-	nvmlReturn_t result = announce(slice, count, infos);
-	unsigned room = *count, written = 0;
+	nvmlReturn_t result = report_count(slice, count, infos);
+	unsigned most = *count, written = 0;
 	nvmlProcessInfo_t info;
 	for (uint32_t slot = 0;
-	     result == NVML_SUCCESS && written < room && next_process(slice, &slot, &info);)
+	     result == NVML_SUCCESS && written < most && next_process(slice, &slot, &info);)
 		infos[written++] = (nvmlProcessInfo_v1_t){info.pid, info.usedGpuMemory};
 	if (result == NVML_SUCCESS)
 		*count = written;
 	return result;
 }
 
-/* Graphics and MPS clients are others': a grant's own processes are listed as compute. */
+/* Graphics and MPS clients are outside the grant: its processes are listed as compute. */
 nvmlReturn_t hook_no_processes(__typeof__(&nvmlDeviceGetGraphicsRunningProcesses_v3) real,
                                nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos)
 {
@@ -128,8 +128,8 @@ nvmlReturn_t hook_no_utilization_info(__typeof__(&nvmlDeviceGetProcessesUtilizat
 	return view_slice(device) == VIEW_NO_SLICE ? real(device, info) : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* Keep the grant's samples, under the pids its programs know. */
-static unsigned keep_ours(nvmlProcessUtilizationSample_t *samples, unsigned count)
+/* Keeps the samples of the grant's processes, with their pids inside the container. */
+static unsigned keep_own(nvmlProcessUtilizationSample_t *samples, unsigned count)
 {
 	const struct aliquot_limits *limits = view_open()->limits;
 	unsigned kept = 0;
@@ -149,12 +149,12 @@ nvmlReturn_t hook_process_utilization(__typeof__(&nvmlDeviceGetProcessUtilizatio
 {
 	nvmlReturn_t result = real(device, samples, count, since);
 	if (result == NVML_SUCCESS && samples && view_slice(device) != VIEW_NO_SLICE)
-		*count = keep_ours(samples, *count);
+		*count = keep_own(samples, *count);
 	return result;
 }
 
-/* The newest sample of each process counts. */
-static void add_up(const nvmlProcessUtilizationSample_t *samples, unsigned count,
+/* Sums the newest sample of each process. */
+static void sum_up(const nvmlProcessUtilizationSample_t *samples, unsigned count,
                    nvmlUtilization_t *sum)
 {
 	sum->gpu = sum->memory = 0;
@@ -181,12 +181,12 @@ nvmlReturn_t hook_utilization(__typeof__(&nvmlDeviceGetUtilizationRates) real, n
 	unsigned count = 0;
 	nvmlReturn_t asked = REAL(nvmlDeviceGetProcessUtilization)(device, NULL, &count, 0);
 	if (asked == NVML_ERROR_NOT_SUPPORTED || asked == NVML_ERROR_FUNCTION_NOT_FOUND)
-		return result; /* no figures by process on this card: the card's own */
+		return result; /* this GPU has no figures by process: report the whole GPU's */
 	nvmlProcessUtilizationSample_t *samples = calloc(count + 1, sizeof(*samples));
 	rates->gpu = rates->memory = 0;
 	if (samples && count &&
 	    REAL(nvmlDeviceGetProcessUtilization)(device, samples, &count, 0) == NVML_SUCCESS)
-		add_up(samples, keep_ours(samples, count), rates);
+		sum_up(samples, keep_own(samples, count), rates);
 	free(samples);
 	return result;
 }

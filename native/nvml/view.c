@@ -15,7 +15,7 @@
 
 static struct aliquot_lock opening;
 static struct view view;
-static _Atomic int opened; /* 0 not tried, 1 there, -1 not to be had */
+static _Atomic int opened; /* 0 not tried, 1 open, -1 failed */
 
 static const void *map(const char *directory, const char *name, size_t size)
 {
@@ -36,7 +36,7 @@ static int open_pages(void)
 	char directory[PATH_MAX];
 	uint64_t created;
 	if (!forward_grant(directory, &created)) {
-		forward_say("this program has the slice's NVML and no grant: start it with aliquot run");
+		forward_say("this program uses Aliquot's NVML but has no grant: start it with aliquot run");
 		return -1;
 	}
 	view.limits = map(directory, "limits", sizeof(*view.limits));
@@ -49,9 +49,9 @@ static int open_pages(void)
 	if (!wrong)
 		wrong = aliquot_usage_check(view.usage, sizeof(*view.usage));
 	if (!wrong && created && view.limits->created_ns != created)
-		wrong = "it has ended, and another has its name";
+		wrong = "it has ended, and a later grant has its name";
 	if (wrong)
-		forward_say("the grant %s cannot be read: %s; ask: aliquot doctor", directory, wrong);
+		forward_say("the grant %s cannot be read: %s; see: aliquot doctor", directory, wrong);
 	return wrong ? -1 : 1;
 }
 

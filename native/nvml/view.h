@@ -1,5 +1,5 @@
-/* The grant as a monitor sees it: its pages, read-only, by path. A monitor is no GPU client and
- * takes no slot. Nothing here writes; a grant that cannot be read shows no GPU. */
+/* The pages of the grant, opened read-only by path, for a monitor such as nvidia-smi. A monitor does not
+ * use the GPU and takes no slot. Nothing here writes. If the grant cannot be read it has no GPU. */
 #ifndef ALIQUOT_VIEW_H
 #define ALIQUOT_VIEW_H
 
@@ -15,22 +15,22 @@ struct view {
 	const struct aliquot_usage *usage;
 };
 
-/* The pages, mapped once; NULL: none, and why was said on stderr. */
+/* The pages, mapped once; NULL: there are none, and stderr says why. */
 const struct view *view_open(void);
 
-/* Which slice a device of the real library is. */
+/* The slice of a device of the real library, or VIEW_NO_SLICE. */
 uint32_t view_slice(nvmlDevice_t device);
 
 /* The real library's device for a slice. */
 nvmlReturn_t view_device(uint32_t slice, nvmlDevice_t *out);
 
-/* What the slice's programs and the driver for them hold. */
+/* Bytes of the slice that its programs and the driver use. */
 uint64_t view_used(uint32_t slice);
 
-/* What one process holds of a slice; 0 for a slot with no living process. */
+/* Bytes of the slice that one process uses; 0 for a slot without a live process. */
 uint64_t view_process_used(uint32_t slice, uint32_t slot);
 
-/* The slot of a living process by its pid outside; ALIQUOT_MAX_PROCESSES: none. */
+/* The slot of a live process by its pid on the host; ALIQUOT_MAX_PROCESSES: none. */
 uint32_t view_slot_of(int32_t pid);
 
 #endif

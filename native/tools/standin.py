@@ -3,22 +3,23 @@
     standin.py --compiler CC --header cuda.h --define NAME --result CUresult --prefix cu
                --extra extra_symbols.txt --hooks hooks.txt --out DIR
 
-Every name the header declares, and every name in the extra file, becomes a slot. Out come:
+Every name that the header declares or the extra file lists gets a slot. The output is:
 
-- ``slots.h``    the slots, and ``REAL(name)``: the driver's own function with its own type;
-- ``forward.S``  for each symbol with no hook a jump through its slot, and the spare symbols that
-                 the fitting step gives to names newer than the header;
-- ``names.c``    the names by slot, as one text: no relocation, so loading costs nothing;
-- ``hooks.c``    for each hooked symbol an exported function that calls what the list names.
+- ``slots.h``    the slots, and ``REAL(name)``: the driver's own function with its type;
+- ``forward.S``  for each symbol without a hook a jump through its slot, and the spare symbols that
+                 later get the names of functions newer than the header (stand_in_symbols.py);
+- ``names.c``    the names by slot in one string: no relocations, so loading is fast;
+- ``hooks.c``    for each hooked symbol an exported function that calls what the list says.
 
-A line of the list is a symbol and what happens around it, in any of these words:
+A line of the list is a symbol, followed by any of these:
 
-- ``before:function``  is called first, with nothing;
-- ``implementation``   is called in the driver's place, with its function and the arguments;
-- ``then:function``    is called after a success, with nothing;
-- ``failed:function``  is called after anything else, with the result;
-- ``barrier``          the call waits while the process is frozen (cuda/freeze_barrier.h);
-- ``own``              alone: the symbol is written by hand, name and all.
+- ``before:function``  called first, without arguments;
+- ``implementation``   called instead of the driver, with the driver's function and the arguments;
+- ``then:function``    called after a success, without arguments;
+- ``failed:function``  called after a failure, with the result;
+- ``barrier``          the call is counted, and blocks while the process is frozen
+                       (cuda/freeze_barrier.h);
+- ``own``              only this: the symbol is written by hand.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FUNCTION_POINTER = re.compile(r"\(\s*\*\s*(\w+)\s*\)")
 @dataclass(frozen=True)
 class Hook:
     symbol: str
-    implementation: str  # "": the driver's own
+    implementation: str  # "": call the driver
     before: str
     then: str
     failed: str
@@ -49,7 +50,7 @@ class Hook:
 
 
 def prototypes(args: argparse.Namespace) -> dict[str, str]:
-    """The declared functions and their parameter lists, as the preprocessor leaves them."""
+    """The declared functions with their parameter lists, after preprocessing."""
     command = [*args.compiler.split(";"), "-E", "-P", f"-D{args.define}", args.header]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     text = re.sub(r"__attribute__\s*\(\(.*?\)\)", "", text)
@@ -81,7 +82,7 @@ def read_hooks(path: str, known: dict[str, str]) -> list[Hook]:
         if hook.symbol not in known and hook.implementation != OWN:
             raise SystemExit(f"{path}: {hook.symbol} is not declared in the header")
     if len({hook.symbol for hook in hooks}) < len(hooks):
-        raise SystemExit(f"{path}: a symbol stands there twice")
+        raise SystemExit(f"{path}: a symbol is listed twice")
     return hooks
 
 
@@ -147,7 +148,7 @@ const char forward_spares[][{SPARE_SIZE}] = {{
 
 
 def declarations(hook: Hook, parameters: list[str], result: str) -> list[str]:
-    """Of the functions that a hook names."""
+    """Declarations of the functions that a hook names."""
     listed = ", ".join([f"__typeof__(&{hook.symbol}) real", *parameters])
     named = [
         (hook.before, f"void {hook.before}(void);"),

@@ -1,32 +1,33 @@
-"""The worker's side of a job: who am I, is a change coming, this is how fast I am.
+"""The worker's side of a job: read rank and notices, report readiness and speed.
 
     from aliquot import worker
 
     for step in range(start, steps):
         train(step)
         worker.report(step=step, samples_per_second=speed)
-        if worker.notice():          # a resize, a move, a suspension: save and be ready
+        if worker.notice():          # of a resize, a migration or a suspension
             save(step)
-            worker.ready()           # then end; it starts again at the new size
+            worker.ready()           # then end: the job starts again at the new size
             sys.exit()
 
-A program need not use it: it gets SIGTERM and some time, and is started again. Outside a job all of
-this works and says that there is one worker and no change.
+A program need not use this module: without it, it gets SIGTERM, a grace period, and a restart.
+Outside a job every function works, as for one worker and no notice.
 
-The two sides meet in the folder that ALIQUOT_WORKER names, in files of one JSON object each that
-are written beside their place and renamed into it:
+In a pool, worker and controller exchange files in the folder ALIQUOT_WORKER. Each file is one JSON
+object and is replaced atomically:
 
     notice   by the controller: {"generation", "kind", "size", "deadline"}; deadline is Unix time
-    ready    by the worker: {"generation"}, of the notice that it is ready for
+    ready    by the worker: {"generation"} of the notice that it is ready for
     report   by the worker: {"step", "samples_per_second", "size", "at"}
-    size     by the controller, for programs that change size as they run: {"generation", "size"}
+    size     by the controller, for programs that adapt to a new size: {"generation", "size"}
 
-On Kubernetes the controller's files are in the folder that ALIQUOT_TOLD names; a notice there also
-has "told", how often it was given, and is the same notice each time. What the worker says goes into
-the one file that ALIQUOT_SAID names, {"ready": generation, "report": {...}}, which is read when its
-container has ended.
+On Kubernetes the controller's files are in the folder ALIQUOT_NOTICES. A notice there also has
+"attempt": the controller repeats a notice, and it is the same notice each time. The worker writes
+{"ready": generation, "report": {...}} into the file ALIQUOT_MESSAGE, its container's termination
+message, which the controller reads when the container has ended.
 
-Nothing here fails the program: what cannot be written is not reported. Needs only Python.
+No function here fails the program: a file that cannot be written is not reported. The module needs
+only the standard library.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from typing import TYPE_CHECKING, Any
 
 try:
     import fcntl
-except ImportError:  # no job runs there, but programs do
+except ImportError:  # not on Linux: no job runs there, but the program may
     fcntl = None  # type: ignore[assignment] # as above
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 FOLDER = "ALIQUOT_WORKER"
-TOLD, SAID = "ALIQUOT_TOLD", "ALIQUOT_SAID"
+NOTICES, MESSAGE = "ALIQUOT_NOTICES", "ALIQUOT_MESSAGE"
 POLL_SECONDS = 0.2
 
 __all__ = ["Notice", "generation", "notice", "on_notice", "rank", "ready", "report", "size"]
@@ -57,9 +58,10 @@ __all__ = ["Notice", "generation", "notice", "on_notice", "rank", "ready", "repo
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A change is coming: save, say `ready`, and end; at `deadline` (Unix time) SIGTERM comes.
+    """The job is about to change: save, call `ready`, and end. SIGTERM follows at `deadline`.
 
-    `kind` is grow, shrink, migrate or suspend; `size` how many workers there will be, 0 for none.
+    `kind` is grow, shrink, migrate, suspend or stop. `size` is the new number of workers, 0 for
+    none. `deadline` is Unix time.
     """
 
     generation: int
@@ -69,64 +71,67 @@ class Notice:
 
     @property
     def seconds_left(self) -> float:
-        """How long there is to save."""
+        """How many seconds are left to save."""
         return max(0.0, self.deadline - time.time())
 
 
 def rank() -> int:
-    """Which of the workers this is, from 0."""
+    """The rank of this worker, from 0."""
     return _number("RANK", 0)
 
 
 def size() -> int:
-    """How many workers there are now."""
-    told = _read("size")
-    return int(told["size"]) if told else _number("WORLD_SIZE", 1)
+    """The current number of workers."""
+    content = _read("size")
+    return int(content["size"]) if content else _number("WORLD_SIZE", 1)
 
 
 def generation() -> int:
-    """The number of this set of workers; each later one has a larger number."""
-    told = _read("size")
-    return int(told["generation"]) if told else _number("ALIQUOT_GENERATION", 0)
+    """The generation of this set of workers; each later set has a larger one."""
+    content = _read("size")
+    return int(content["generation"]) if content else _number("ALIQUOT_GENERATION", 0)
 
 
 def notice() -> Notice | None:
-    """The change that is coming, if there is one. Costs a look at a file that is mostly missing."""
-    told = _read("notice")
-    if told is None or told["generation"] < generation():
+    """The notice of a coming change, or None. It costs one failed open() if there is none."""
+    content = _read("notice")
+    if content is None or content["generation"] < generation():
         return None
     return Notice(
-        int(told["generation"]), str(told["kind"]), int(told["size"]), float(told["deadline"])
+        int(content["generation"]),
+        str(content["kind"]),
+        int(content["size"]),
+        float(content["deadline"]),
     )
 
 
 def on_notice(callback: Callable[[Notice], object]) -> None:
-    """Call back once for each change that is coming, from a thread of its own."""
+    """Call back once for each notice, from a separate thread."""
     threading.Thread(target=_watch, args=(callback,), name="aliquot-notice", daemon=True).start()
 
 
 def ready() -> None:
-    """All is saved: there is no need to wait until the deadline."""
-    told = notice()
-    if told is not None:
-        _write("ready", {"generation": told.generation})
-        _say("ready", told.generation)
+    """Report that everything is saved, so the controller need not wait until the deadline."""
+    current = notice()
+    if current is not None:
+        _write("ready", {"generation": current.generation})
+        _add_to_message("ready", current.generation)
 
 
 def report(*, step: int, samples_per_second: float | None = None) -> None:
-    """Say how far and how fast the job is; rank 0's word counts."""
-    words = {"step": step, "samples_per_second": samples_per_second, "size": size()}
-    _write("report", {**words, "at": time.time()})
-    _say("report", words)
+    """Report progress and speed. Only rank 0's report counts."""
+    content = {"step": step, "samples_per_second": samples_per_second, "size": size()}
+    _write("report", {**content, "at": time.time()})
+    _add_to_message("report", content)
 
 
 def _watch(callback: Callable[[Notice], object]) -> None:
     last = -1
     while True:
-        told = notice()
-        if told is not None and told.generation > last:
-            last = told.generation
-            callback(told)
+        current = notice()
+        if current is not None and current.generation > last:
+            last = current.generation
+            callback(current)
         time.sleep(POLL_SECONDS)
 
 
@@ -138,18 +143,18 @@ def _number(variable: str, otherwise: int) -> int:
 
 
 def _read(name: str) -> dict[str, Any] | None:
-    folder = os.environ.get(TOLD) or os.environ.get(FOLDER)
+    folder = os.environ.get(NOTICES) or os.environ.get(FOLDER)
     if folder is None:
         return None
     try:
-        with open(os.path.join(folder, name), encoding="utf-8") as file:  # noqa: PTH118, PTH123 - asked for in each step
-            words = json.load(file)
+        with open(os.path.join(folder, name), encoding="utf-8") as file:  # noqa: PTH118, PTH123 - called in each training step
+            content = json.load(file)
     except (OSError, ValueError):
         return None
-    return words if isinstance(words, dict) else None
+    return content if isinstance(content, dict) else None
 
 
-def _write(name: str, words: dict[str, object]) -> None:
+def _write(name: str, content: dict[str, object]) -> None:
     folder = os.environ.get(FOLDER)
     if folder is None:
         return
@@ -157,15 +162,15 @@ def _write(name: str, words: dict[str, object]) -> None:
         handle, path = tempfile.mkstemp(dir=folder, prefix=f".{name}-")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(words, file)
+                json.dump(content, file)
             os.replace(path, os.path.join(folder, name))  # noqa: PTH105, PTH118 - as above
         except OSError:
             os.unlink(path)  # noqa: PTH108
 
 
-def _say(name: str, words: object) -> None:
-    """Put this beside what was said, also by other processes of the worker."""
-    path = os.environ.get(SAID)
+def _add_to_message(name: str, content: object) -> None:
+    """Merge a field into the termination message, which other processes may write too."""
+    path = os.environ.get(MESSAGE)
     if path is None:
         return
     with contextlib.suppress(OSError), open(path, "a+", encoding="utf-8") as file:  # noqa: PTH123 - as above
@@ -173,9 +178,9 @@ def _say(name: str, words: object) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
         file.seek(0)
         try:
-            said = json.loads(file.read() or "{}")
+            message = json.loads(file.read() or "{}")
         except ValueError:
-            said = {}
-        said = said if isinstance(said, dict) else {}
+            message = {}
+        message = message if isinstance(message, dict) else {}
         file.truncate(0)
-        file.write(json.dumps({**said, name: words}))
+        file.write(json.dumps({**message, name: content}))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import support
-from arbiter import doors
+from arbiter import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ OTHER_GPU = support.uuid_of(1)
 
 
 class Machine:
-    """Two GPUs; what NVML says of them is what a test writes."""
+    """Two GPUs; a test writes what NVML reports of them."""
 
     def __init__(self, folder: Path, library: Path) -> None:
         self.library = library
@@ -58,7 +58,7 @@ class Machine:
         self._write()
 
     def lose_nvml(self) -> None:
-        """No arbiter can start any more."""
+        """Remove NVML, so that no arbiter can start."""
         self._file.unlink()
 
     def remove_gpu(self, gpu: str) -> None:
@@ -75,7 +75,7 @@ class Machine:
 
 @dataclass
 class Arbiter:
-    """An arbiter in the foreground, and what is asked of it."""
+    """An arbiter in the foreground, and requests to it."""
 
     state: Path
     program: Path
@@ -110,13 +110,13 @@ class Arbiter:
         assert self.process.stdout.readline() == "ready\n", self.log.read_text()
 
     def end(self) -> int:
-        """By request."""
+        """End it with SIGTERM; the exit code."""
         assert self.process
         self.process.send_signal(signal.SIGTERM)
         return self._reap()
 
     def kill(self) -> None:
-        """Both of its processes, at once and without a word."""
+        """Kill both of its processes at once."""
         assert self.process
         serving = os.pidfd_open(self.serving_pid())
         self.pause_parent()
@@ -126,7 +126,7 @@ class Arbiter:
         os.close(serving)
 
     def pause_parent(self) -> None:
-        """Until it is resumed it starts no other arbiter."""
+        """Stop the parent, so that it restarts no arbiter."""
         assert self.process
         self.process.send_signal(signal.SIGSTOP)
 
@@ -135,7 +135,7 @@ class Arbiter:
         self.process.send_signal(signal.SIGCONT)
 
     def kill_is_done(self) -> None:
-        """Its parent has ended already."""
+        """Tell the rig that the parent has ended already."""
         self._reap()
 
     def _reap(self) -> int:
@@ -154,7 +154,7 @@ class Arbiter:
         assert "runtime error" not in log, log
 
     def ask(self, request: str) -> dict[str, Any]:
-        return doors.ask(self.state, request.encode() + b"\n")
+        return wire.ask(self.state, request.encode() + b"\n")
 
     def status(self) -> dict[str, Any]:
         return self.ask("status")
@@ -166,7 +166,7 @@ class Arbiter:
         return next((one for one in self.status()["grants"] if one["name"] == name), None)
 
     def compute(self, name: str = "a", index: int = 0) -> dict[str, Any]:
-        """What is told of the compute of a grant's slice."""
+        """The compute figures of a grant's slice."""
         grant = self.grant(name)
         assert grant
         compute = grant["slices"][index]["compute"]
@@ -183,20 +183,20 @@ class Arbiter:
         return int(grant["slices"][0]["counted_bytes"])
 
     def states(self, name: str = "a") -> list[str]:
-        """Of the grant's processes, in the order of their slots."""
+        """The states of the grant's processes, by slot."""
         grant = self.grant(name)
         return [one["state"] for one in grant["processes"]] if grant else []
 
-    def hold(self, how: str, name: str = "a") -> None:
-        assert self.ask(f"hold name={name} as={how}") == {"name": name, "hold": how}
+    def set_state(self, state: str, name: str = "a") -> None:
+        assert self.ask(f"set-state name={name} to={state}") == {"name": name, "state": state}
 
-    def held(self, name: str = "a") -> str:
+    def grant_state(self, name: str = "a") -> str:
         grant = self.grant(name)
         assert grant
-        return str(grant["hold"])
+        return str(grant["state"])
 
     def granted(self) -> list[int]:
-        """Bytes of each GPU."""
+        """The granted bytes of each GPU."""
         return [one["granted_bytes"] for one in self.status()["gpus"]]
 
     def answers(self) -> bool:
@@ -213,7 +213,7 @@ class Arbiter:
 
 
 class Tenant:
-    """A process of a grant that does as it is told."""
+    """A process of a grant that runs commands of the test."""
 
     def __init__(self, directory: Path) -> None:
         program = str(Path(__file__).with_name("tenant_program.py"))
@@ -240,38 +240,38 @@ class Tenant:
         return stdout.readline().rstrip("\n")
 
     def hello(self) -> int:
-        """Its slot."""
+        """Join the grant; the slot."""
         kind, slot, *text = self.tell("hello").split()
-        assert int(kind) == doors.WELCOME, text
+        assert int(kind) == wire.WELCOME, text
         return int(slot)
 
     def run(self, index: int = 0) -> None:
-        """Joins and has work without an end."""
+        """Join and keep working."""
         self.hello()
         assert self.tell("run", index) == "runs"
 
-    def credit(self, index: int = 0) -> doors.CreditWords:
+    def credit(self, index: int = 0) -> wire.CreditWords:
         credit, pace, ring = map(int, self.tell("credit", index).split())
-        return doors.CreditWords(credit, pace, ring, 0)
+        return wire.CreditWords(credit, pace, ring, 0)
 
     def done(self, index: int = 0) -> int:
-        """Quanta that are over."""
+        """The number of quanta that are done."""
         return int(self.tell("done", index))
 
     def opened_at(self, index: int = 0) -> int:
-        """When its gates stand open: the monotonic clock's nanoseconds."""
+        """When its gates opened, in ns of the monotonic clock."""
         return int(self.tell("await-open", index))
 
     def exec(self, directory: Path | None = None) -> None:
-        """Into the same program again, as a tenant of that grant."""
+        """Exec the same program again, as a tenant of that grant."""
         assert self.tell("exec", directory or self.directory) == "here"
 
     def become_cat(self) -> None:
-        """Into a program that never calls CUDA; it echoes what it is told."""
+        """Exec a program that never calls CUDA."""
         assert self.tell("become-cat") == "here"
 
     def fork(self) -> tuple[int, int]:
-        """Its child's slot and pid; the child lives until it is killed."""
+        """Fork; the slot and pid of the child, which lives until it is killed."""
         slot, pid = map(int, self.tell("fork").split())
         self._children.append(pid)
         return slot, pid
@@ -295,7 +295,7 @@ class Tenant:
 
 
 class Owner:
-    """A process that asks for a grant and lives until it is killed."""
+    """A process that makes a grant and lives until it is killed."""
 
     def __init__(self, state: Path, request: str) -> None:
         script = (
@@ -350,7 +350,7 @@ class Rounds:
         self._order.write_text(str(step))
 
     def was_killed(self, arbiter: Arbiter) -> bool:
-        """Whether there were that many steps; from now on nobody is killed, and it answers."""
+        """Whether the arbiter was killed at that step; afterwards an arbiter answers."""
         killed = not self._order.exists()
         self._order.unlink(missing_ok=True)
         support.wait_until(arbiter.answers)
@@ -358,7 +358,7 @@ class Rounds:
 
 
 def check_whole(arbiter: Arbiter) -> None:
-    """Each directory is a sound grant, and each grant a directory."""
+    """Check that each directory is a valid grant, and each grant a directory."""
     grants = arbiter.status()["grants"]
     names = sorted(os.listdir(arbiter.state / "grants"))  # noqa: PTH208 - dotted names too
     assert names == sorted(one["name"] for one in grants)
@@ -368,7 +368,7 @@ def check_whole(arbiter: Arbiter) -> None:
 def contend(
     arbiter: Arbiter, tenants: Callable[[Path], Tenant], shares: tuple[int, int] = (0, 0)
 ) -> tuple[Tenant, Tenant]:
-    """Two grants of one GPU, `a` and `b`, with a process each; turns are taken between them."""
+    """Two grants of one GPU, `a` and `b`, with a process each, that take turns."""
     pair = []
     for name, share in zip("ab", shares, strict=True):
         answer = arbiter.ask(
@@ -379,5 +379,5 @@ def contend(
         pair[-1].run()
     support.wait_until(arbiter.is_contended)
     for tenant in pair:
-        support.wait_until(lambda: tenant.credit().credit < doors.OPEN)  # noqa: B023 - called here
+        support.wait_until(lambda: tenant.credit().credit < wire.OPEN)  # noqa: B023 - called here
     return pair[0], pair[1]

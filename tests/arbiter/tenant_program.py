@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from arbiter.doors import (
+from arbiter.wire import (
     GATES_WORK,
     MEASURED,
     WELCOME,
@@ -37,7 +37,7 @@ QUANTUM_S = 0.0003
 
 
 class Tenant:
-    """A process of one grant; each order is a method."""
+    """A process of one grant; each command is a method."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -72,14 +72,14 @@ class Tenant:
         return "said"
 
     def launch(self, index: str, quanta: str) -> str:
-        """Work that the GPU never comes to the end of."""
+        """Launch work that the GPU never finishes."""
         assert self.holding
         for _ in range(int(quanta)):
             self.holding.works[int(index)].launch()
         return "launched"
 
     def run(self, index: str) -> str:
-        """Work without an end, done as credit comes."""
+        """Keep working, as far as the credit allows."""
         self.gates(index, str(GATES_WORK), "0")
         self.resting.clear()
         self.runners.append(threading.Thread(target=self._run, args=(int(index),), daemon=True))
@@ -98,7 +98,7 @@ class Tenant:
                 work.finish()
 
     def rest(self) -> str:
-        """What is launched is done; nothing more comes."""
+        """Finish what is launched, and launch no more."""
         assert self.holding
         self.resting.set()
         for runner in self.runners:
@@ -110,7 +110,7 @@ class Tenant:
         return "rests"
 
     def catch_up(self, index: str) -> str:
-        """The GPU comes to the end of what there is credit for."""
+        """Finish all work that has credit."""
         assert self.holding
         work, credit = self.holding.works[int(index)], self.holding.credit
         while work.done() < min(credit.credit(int(index)), work.get("closed")):
@@ -127,7 +127,7 @@ class Tenant:
         return f"{words.credit} {words.pace} {words.ring}"
 
     def await_open(self, index: str) -> str:
-        """The time, in nanoseconds, at which its gates were seen open."""
+        """When its gates were open, in ns."""
         assert self.holding
         deadline = time.monotonic() + 10
         while not self.holding.credit.slice(int(index)).is_open:
@@ -158,7 +158,7 @@ class Tenant:
         return "nobody"
 
     def ask(self, state: str, request: str) -> str:
-        """At the control socket, in one word."""
+        """Send a request to the control socket; the code of the reply."""
         answer = ask(Path(state), request.replace("+", " ").encode() + b"\n")
         return str(answer.get("code", "done"))
 
@@ -170,7 +170,7 @@ class Tenant:
 
 
 def main() -> None:
-    """Serve until stdin ends or an order to exec."""
+    """Run commands until stdin ends or an exec."""
     tenant = Tenant(Path(sys.argv[1]))
     orders: dict[str, Callable[..., str | None]] = {
         "hello": tenant.hello,
@@ -208,7 +208,7 @@ def become_nobody() -> None:
 
 
 def as_nobody(directory: Path, state: Path, request: str) -> list[str]:
-    """What another user is told: at this grant's socket, by `stop` and `resize`, in its own."""
+    """What another user gets: at this socket, from `stop` and `resize`, for its own grant."""
     become_nobody()
     stranger = exchange(directory, hello_message())
     stopped = ask(state, b"stop\n")

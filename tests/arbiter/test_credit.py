@@ -1,4 +1,4 @@
-"""Credit: the pages of a process, turns between grants, and what is told of them."""
+"""Credit: the pages of a process, turns between grants, and their figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from arbiter import doors
+from arbiter import wire
 from arbiter.rig import GPU, OTHER_GPU, contend
 from support import GIB, compile_library, wait_until
 
@@ -49,17 +49,17 @@ int fcntl(int fd, int command, ...)
 
 class TestPages:
     @pytest.fixture
-    def answer(self, arbiter: Arbiter) -> doors.Answer:
+    def answer(self, arbiter: Arbiter) -> wire.Answer:
         slices = f"slice={GPU},memory={GIB} slice={OTHER_GPU},memory={GIB}"
         directory = Path(arbiter.ask(f"make name=a {slices}")["directory"])
-        return doors.exchange(directory, doors.hello_message())
+        return wire.exchange(directory, wire.hello_message())
 
-    def test_begin_open_and_empty(self, answer: doors.Answer) -> None:
-        holding = doors.Holding.of(answer)
+    def test_start_empty_with_open_gates(self, answer: wire.Answer) -> None:
+        holding = wire.Holding.of(answer)
         magic, version, size = holding.credit.header()
         assert magic.to_bytes(8, "little") == b"ALQCRED1"
-        assert (version, size) == (1, doors.CREDIT_SIZE)
-        for index in range(doors.MAX_GPUS):
+        assert (version, size) == (1, wire.CREDIT_SIZE)
+        for index in range(wire.MAX_GPUS):
             words = holding.credit.slice(index)
             assert words.is_open
             assert words.quantum_ns == 700_000
@@ -67,15 +67,15 @@ class TestPages:
         for work in holding.works:
             magic, version, size = work.header()
             assert magic.to_bytes(8, "little") == b"ALQWORK1"
-            assert (version, size) == (1, doors.WORK_SIZE)
-            assert [work.get(field) for field in doors.WORK_FIELDS] == [0] * 6
+            assert (version, size) == (1, wire.WORK_SIZE)
+            assert [work.get(field) for field in wire.WORK_FIELDS] == [0] * 6
 
-    def test_are_sealed_and_allocated_in_full(self, answer: doors.Answer) -> None:
+    def test_are_sealed_and_allocated_in_full(self, answer: wire.Answer) -> None:
         credit, work = answer.fds[2:]
         seals = SEAL | SHRINK | GROW
         assert fcntl.fcntl(credit, F_GET_SEALS) & (seals | FUTURE_WRITE) == seals | FUTURE_WRITE
         assert fcntl.fcntl(work, F_GET_SEALS) & (seals | FUTURE_WRITE) == seals
-        for fd, size in ((credit, doors.CREDIT_SIZE), (work, 2 * doors.WORK_SIZE)):
+        for fd, size in ((credit, wire.CREDIT_SIZE), (work, 2 * wire.WORK_SIZE)):
             status = os.fstat(fd)
             assert (status.st_size, status.st_blocks * 512) == (size, size)
             for other in (0, size - 4096, size + 4096):
@@ -84,18 +84,18 @@ class TestPages:
             with pytest.raises(PermissionError):
                 fcntl.fcntl(fd, F_ADD_SEALS, 8)
 
-    def test_the_tenant_cannot_write_its_credit(self, answer: doors.Answer) -> None:
+    def test_the_tenant_cannot_write_its_credit(self, answer: wire.Answer) -> None:
         credit = answer.fds[2]
         with pytest.raises(PermissionError):
-            mmap.mmap(credit, doors.CREDIT_SIZE, mmap.MAP_SHARED, mmap.PROT_WRITE)
+            mmap.mmap(credit, wire.CREDIT_SIZE, mmap.MAP_SHARED, mmap.PROT_WRITE)
         with pytest.raises(PermissionError):
             os.pwrite(credit, b"x", 64)
         again = os.open(f"/proc/self/fd/{credit}", os.O_RDWR)
         with pytest.raises(PermissionError):
-            mmap.mmap(again, doors.CREDIT_SIZE, mmap.MAP_SHARED, mmap.PROT_WRITE)
+            mmap.mmap(again, wire.CREDIT_SIZE, mmap.MAP_SHARED, mmap.PROT_WRITE)
         os.close(again)
 
-    def test_each_program_has_its_own(self, arbiter: Arbiter, tenants: Tenants) -> None:
+    def test_each_program_gets_new_pages(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = arbiter.make()
         tenant = tenants(directory)
         for _ in range(2):  # an exec in between
@@ -110,7 +110,7 @@ class TestPages:
         assert slot == 1
         assert arbiter.states() == ["live", "live"]
 
-    def test_no_page_of_a_dead_process_is_kept(self, arbiter: Arbiter, tenants: Tenants) -> None:
+    def test_pages_of_a_dead_process_are_dropped(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = arbiter.make()
 
         def kept() -> list[int]:
@@ -146,9 +146,9 @@ class TestPages:
             timeout=20,
         )
         assert failed.returncode == 1
-        assert "sealed against writing (needs Linux 5.1)" in failed.stderr
+        assert "seal memory against writing (needs Linux 5.1)" in failed.stderr
 
-    def test_a_stopped_parent_costs_newcomers_their_place_and_nobody_else_anything(
+    def test_a_stopped_parent_only_blocks_new_processes(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:
         directory = arbiter.make()
@@ -159,7 +159,7 @@ class TestPages:
             begun = time.monotonic()
             kind, why, *text = late.tell("hello").split()
             assert 0.9 < time.monotonic() - begun < 5
-            assert (int(kind), int(why)) == (doors.REFUSED, doors.FULL)
+            assert (int(kind), int(why)) == (wire.REFUSED, wire.FULL)
             assert "no pages for one more process" in " ".join(text)
             assert first.tell("measure") == "measured"
         finally:
@@ -171,16 +171,16 @@ class TestPages:
 class TestTurns:
     @pytest.fixture
     def pair(self, arbiter: Arbiter, tenants: Tenants) -> tuple[Tenant, Tenant]:
-        """Two grants of one GPU, each with a process that has work without an end."""
+        """Two grants of one GPU, each with a process that keeps working."""
         return contend(arbiter, tenants)
 
-    def test_are_taken_when_two_have_work(
+    def test_start_when_two_slices_have_work(
         self, arbiter: Arbiter, pair: tuple[Tenant, Tenant]
     ) -> None:
         assert not arbiter.is_contended(1)
         for name, tenant in zip("ab", pair, strict=True):
-            wait_until(lambda: tenant.credit().credit < doors.OPEN)  # noqa: B023 - called here
-            assert tenant.credit().pace in (doors.TURNS, doors.YIELD)
+            wait_until(lambda: tenant.credit().credit < wire.OPEN)  # noqa: B023 - called here
+            assert tenant.credit().pace in (wire.TURNS, wire.YIELD)
             compute = arbiter.compute(name)
             assert compute["gates"] == "work"
             assert compute["weight_percent"] == 50
@@ -190,7 +190,7 @@ class TestTurns:
             wait_until(lambda: tenant.done() > before + 20)  # noqa: B023 - called here
             wait_until(lambda: arbiter.compute(name)["handovers"] > handovers + 2)  # noqa: B023
 
-    def test_end_when_one_rests_and_begin_when_it_rings(
+    def test_stop_when_one_is_idle_and_start_when_it_rings(
         self, arbiter: Arbiter, pair: tuple[Tenant, Tenant]
     ) -> None:
         first, second = pair
@@ -203,7 +203,7 @@ class TestTurns:
         assert second.tell("run", 0) == "runs"
         wait_until(arbiter.is_contended)
 
-    def test_a_killed_process_leaves_at_once(
+    def test_a_killed_process_leaves_the_turns_at_once(
         self, arbiter: Arbiter, pair: tuple[Tenant, Tenant]
     ) -> None:
         first, second = pair
@@ -213,13 +213,13 @@ class TestTurns:
         assert not arbiter.is_contended()
         assert arbiter.compute("b")["gates"] == "untried"
 
-    def test_one_that_does_not_come_to_its_end_is_named(
+    def test_a_process_that_does_not_drain_is_logged(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:
         culprit, other = tenants(arbiter.make("a", GIB)), tenants(arbiter.make("b", GIB))
         other.run()
         culprit.hello()
-        culprit.tell("gates", 0, doors.GATES_WORK, 0)
+        culprit.tell("gates", 0, wire.GATES_WORK, 0)
         culprit.tell("launch", 0, 1000)
         wait_until(lambda: arbiter.compute("a")["fallbacks"])
         assert arbiter.compute("a")["state"] == "overdue"
@@ -228,7 +228,7 @@ class TestTurns:
         wait_until(lambda: other.done() > before + 20)
         line = (
             rf"grant a: process {culprit.pid} was late at the end of its turn on GPU 0: "
-            r"the others go on beside it \(\d+ times so far\)"
+            r"the others run at the same time \(\d+ times so far\)"
         )
         wait_until(lambda: re.search(line, arbiter.log.read_text()))
         for times in (2, 3):
@@ -236,45 +236,47 @@ class TestTurns:
             wait_until(lambda: arbiter.compute("a")["fallbacks"] >= times)  # noqa: B023
         assert arbiter.compute("a")["state"] == "exempt"
         assert culprit.credit().is_open
-        exempt = "grant a was late too often on GPU 0: its gates stand open for a while"
+        exempt = "grant a was late too often on GPU 0: it is exempt from turns for a while"
         wait_until(lambda: exempt in arbiter.log.read_text())
 
-    def test_gates_that_fail_are_told(self, arbiter: Arbiter, tenants: Tenants) -> None:
+    def test_failing_gates_are_reported(self, arbiter: Arbiter, tenants: Tenants) -> None:
         first, second = tenants(arbiter.make("a", GIB)), tenants(arbiter.make("b", GIB))
         second.run()
         first.hello()
-        first.tell("gates", 0, doors.GATES_FAIL, 801)
+        first.tell("gates", 0, wire.GATES_FAIL, 801)
         first.tell("launch", 0, 8)
         compute = arbiter.compute("a")
         assert (compute["gates"], compute["why"]) == ("fail", 801)
-        said = f"grant a: process {first.pid} has no gates on GPU 0 (the driver says 801)"
+        said = f"grant a: gates fail for process {first.pid} on GPU 0 (CUDA error 801)"
         wait_until(lambda: said in arbiter.log.read_text())
         assert not arbiter.is_contended()
         assert arbiter.log.read_text().count(said) == 1
 
-    @pytest.mark.parametrize("rubbish", [b"\xff" * doors.WORK_SIZE, bytes(doors.WORK_SIZE)])
-    def test_a_scribbled_page_harms_nobody_else(
+    @pytest.mark.parametrize("rubbish", [b"\xff" * wire.WORK_SIZE, bytes(wire.WORK_SIZE)])
+    def test_a_corrupt_work_page_harms_no_other_process(
         self, arbiter: Arbiter, pair: tuple[Tenant, Tenant], tenants: Tenants, rubbish: bytes
     ) -> None:
         directory = arbiter.make("c", GIB)
-        holding = doors.Holding.of(doors.exchange(directory, doors.hello_message()))
+        holding = wire.Holding.of(wire.exchange(directory, wire.hello_message()))
         holding.works[0].scribble(rubbish)
-        holding.works[0].set("gates", doors.GATES_WORK)
-        doors.ring(directory)
+        holding.works[0].set("gates", wire.GATES_WORK)
+        wire.ring(directory)
         before = [tenant.done() for tenant in pair]
         wait_until(lambda: all(one.done() > n + 50 for one, n in zip(pair, before, strict=True)))
         assert tenants(directory).hello() == 1
 
-    def test_a_ring_of_a_stranger_is_refused(self, arbiter: Arbiter, tenants: Tenants) -> None:
+    def test_a_ring_from_an_unknown_process_is_refused(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
         directory, other = arbiter.make("a", GIB), arbiter.make("b", GIB)
-        doors.Holding.of(doors.exchange(other, doors.hello_message()))
-        answer = doors.exchange(directory, doors.message(doors.RING))
-        assert (answer.kind, answer.value) == (doors.REFUSED, doors.MALFORMED)
+        wire.Holding.of(wire.exchange(other, wire.hello_message()))
+        answer = wire.exchange(directory, wire.message(wire.RING))
+        assert (answer.kind, answer.value) == (wire.REFUSED, wire.MALFORMED)
         tenant = tenants(directory)
         tenant.hello()
         assert tenant.tell("ring") == "rung"
 
-    def test_cost_nothing_when_nobody_contends(
+    def test_use_no_cpu_without_contention(
         self, arbiter: Arbiter, pair: tuple[Tenant, Tenant]
     ) -> None:
         pair[1].tell("rest")
@@ -288,7 +290,7 @@ class TestTurns:
 
 
 class TestFigures:
-    def test_of_one_that_never_came(self, arbiter: Arbiter) -> None:
+    def test_of_a_slice_without_processes(self, arbiter: Arbiter) -> None:
         arbiter.make()
         status = arbiter.status()
         assert abs(status["now_ns"] - time.monotonic_ns()) < 10**10
@@ -311,7 +313,7 @@ class TestFigures:
             "recent_used_ns": 0,
         }
 
-    def test_of_two_that_contend(self, arbiter: Arbiter, tenants: Tenants) -> None:
+    def test_of_two_contending_slices(self, arbiter: Arbiter, tenants: Tenants) -> None:
         contend(arbiter, tenants, shares=(75, 25))
         first, begun = arbiter.compute("a"), arbiter.status()["now_ns"]
         wait_until(lambda: arbiter.status()["now_ns"] > begun + 1_500_000_000)
@@ -328,7 +330,7 @@ class TestFigures:
         assert 0.5 < sum(used) / both["a"]["recent_ns"] < 1.1
         assert both["a"]["used_ns"] > first["used_ns"] + 300_000_000
 
-    def test_of_one_alone_count_the_time_in_which_it_launched(
+    def test_of_a_slice_alone_count_time_with_launches(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:
         tenant = tenants(arbiter.make())

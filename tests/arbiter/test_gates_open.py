@@ -1,4 +1,4 @@
-"""An arbiter that ends, in whichever way, while turns are taken: every gate is open at once."""
+"""However the arbiter ends while slices take turns, all gates open at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arbiter import doors
+from arbiter import wire
 from arbiter.rig import contend
 from support import wait_until
 
@@ -24,7 +24,7 @@ SOON_NS = 100_000_000
 
 
 class TestArbiterDeath:
-    def test_opens_all_gates_and_turns_go_on_with_the_same_pages(
+    def test_opens_all_gates_and_the_next_one_uses_the_same_pages(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:
         pair = contend(arbiter, tenants)
@@ -32,24 +32,24 @@ class TestArbiterDeath:
             serving = arbiter.serving_pid()
             arbiter.pause_parent()
             os.kill(serving, signal.SIGKILL)
-            shut = [tenant.credit().credit < doors.OPEN for tenant in pair]
+            shut = [tenant.credit().credit < wire.OPEN for tenant in pair]
             assert all(shut)
             resumed_at = time.monotonic_ns()
             arbiter.resume_parent()
             wait_until(arbiter.answers)
-            said = "the gates of 2 processes are open until the arbiter is back"
+            said = "opened the gates of 2 processes until the arbiter is back"
             assert said in arbiter.log.read_text()
             assert time.monotonic_ns() - resumed_at < 50 * SOON_NS
             assert arbiter.serving_pid() != serving
             wait_until(arbiter.is_contended)
             for name, tenant in zip("ab", pair, strict=True):
-                wait_until(lambda: tenant.credit().credit < doors.OPEN)  # noqa: B023 - called here
+                wait_until(lambda: tenant.credit().credit < wire.OPEN)  # noqa: B023 - called here
                 done = tenant.done()
                 wait_until(lambda: tenant.done() > done + 20)  # noqa: B023 - called here
                 wait_until(lambda: arbiter.compute(name)["handovers"] > 2)  # noqa: B023
         assert "are lost" not in arbiter.log.read_text()
 
-    def test_opens_them_within_100_ms_also_when_no_other_can_start(
+    def test_opens_gates_within_100_ms_even_if_no_arbiter_can_start(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants
     ) -> None:
         pair = contend(arbiter, tenants)
@@ -63,19 +63,17 @@ class TestArbiterDeath:
         arbiter.kill_is_done()
         assert all(tenant.credit().is_open for tenant in pair)
 
-    def test_one_that_is_stopped_is_as_good_as_dead(
-        self, arbiter: Arbiter, tenants: Tenants
-    ) -> None:
+    def test_a_stopped_arbiter_is_replaced(self, arbiter: Arbiter, tenants: Tenants) -> None:
         pair = contend(arbiter, tenants)
         stopped = arbiter.serving_pid()
         os.kill(stopped, signal.SIGSTOP)
         wait_until(lambda: arbiter.answers() and arbiter.serving_pid() != stopped)
-        assert f"the arbiter (pid {stopped}) is stopped: killed" in arbiter.log.read_text()
+        assert f"the arbiter (pid {stopped}) was stopped: killed" in arbiter.log.read_text()
         wait_until(arbiter.is_contended)
         before = [tenant.done() for tenant in pair]
         wait_until(lambda: all(one.done() > n + 20 for one, n in zip(pair, before, strict=True)))
 
-    def test_of_the_parent_opens_them_too(self, arbiter: Arbiter, tenants: Tenants) -> None:
+    def test_of_the_parent_opens_all_gates(self, arbiter: Arbiter, tenants: Tenants) -> None:
         pair = contend(arbiter, tenants)
         serving = os.pidfd_open(arbiter.serving_pid())
         assert arbiter.process
@@ -87,20 +85,20 @@ class TestArbiterDeath:
         arbiter.kill_is_done()
         assert all(tenant.credit().is_open for tenant in pair)
 
-    def test_by_request_opens_them(self, arbiter: Arbiter, tenants: Tenants) -> None:
+    def test_on_request_opens_all_gates(self, arbiter: Arbiter, tenants: Tenants) -> None:
         pair = contend(arbiter, tenants)
         assert arbiter.end() == 0
         assert all(tenant.credit().is_open for tenant in pair)
 
-    def test_of_both_leaves_processes_without_turns(
+    def test_of_both_processes_leaves_tenants_ungated(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:
-        """Their pages are gone with the arbiter's processes; a new program has new ones."""
+        """Their pages are lost with both processes; a new program gets new pages."""
         first, second = contend(arbiter, tenants)
         arbiter.end()
         arbiter.start()
         assert arbiter.states("a") == ["live"]
-        lost = f"grant a: the pages of process {first.pid} are lost: no turns for it"
+        lost = f"grant a: the pages of process {first.pid} are lost: it is not gated"
         assert lost in arbiter.log.read_text()
         assert not arbiter.is_contended()
         for tenant in (first, second):
@@ -109,7 +107,7 @@ class TestArbiterDeath:
             tenant.run()
         wait_until(arbiter.is_contended)
 
-    def test_a_name_by_which_the_parent_is_not_killed_with_it(self, arbiter: Arbiter) -> None:
+    def test_the_parent_has_another_process_name(self, arbiter: Arbiter) -> None:
         status = arbiter.status()
         names = [Path(f"/proc/{status[key]}/comm").read_text() for key in ("pid", "serving_pid")]
-        assert names == ["aliquot-keeper\n", "aliquot-arbiter\n"]
+        assert names == ["aliquot-parent\n", "aliquot-arbiter\n"]

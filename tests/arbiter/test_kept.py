@@ -1,4 +1,4 @@
-"""Grants that are kept: a container's, in which programs come and go until its end is asked for."""
+"""Kept grants: of a container in which programs come and go until somebody ends it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from arbiter import doors
+from arbiter import wire
 from arbiter.rig import GPU, check_whole
 from support import GIB, wait_until
 
@@ -42,14 +42,14 @@ def pod(arbiter: Arbiter) -> dict[str, Any]:
 
 
 def nobody_is_left(arbiter: Arbiter) -> bool:
-    """Also while an arbiter takes the place of one that was killed."""
+    """Repeat the request while an arbiter restarts."""
     with suppress(OSError, AssertionError):
         return arbiter.states("pod") == []
     return False
 
 
 class TestKept:
-    def test_it_stays_when_its_maker_and_its_processes_are_gone(
+    def test_a_kept_grant_stays_without_maker_and_processes(
         self, arbiter: Arbiter, tenants: Tenants, owners: Owners
     ) -> None:
         maker = owners(arbiter.state, REQUEST)
@@ -68,20 +68,20 @@ class TestKept:
         assert pod(arbiter)["life"] == "kept"
         assert arbiter.status()["gpus"][0]["granted_bytes"] == 8 * GIB
 
-    def test_an_arbiter_with_one_is_not_stopped_and_does_not_leave(self, arbiter: Arbiter) -> None:
+    def test_an_arbiter_with_a_kept_grant_does_not_end(self, arbiter: Arbiter) -> None:
         arbiter.end()
         arbiter.start("--linger", "1")
         keep(arbiter)
         assert arbiter.ask("stop")["code"] == "grants-left"
         log = arbiter.log.read_text()
         wait_until(lambda: arbiter.ask(END) == GONE)
-        assert "no grant for" not in log
+        assert "no grants for" not in log
         assert arbiter.process
         assert arbiter.process.wait(20) == 0
         arbiter.kill_is_done()
 
     @needs_root
-    def test_any_user_may_join_and_only_the_arbiter_s_may_make_and_end(
+    def test_any_user_may_join_and_only_the_arbiters_user_may_make_and_end(
         self, arbiter: Arbiter, tenants: Tenants, short_tmp: Path
     ) -> None:
         short_tmp.chmod(0o755)
@@ -95,16 +95,16 @@ class TestKept:
         assert tenant.tell("ask", arbiter.state, other) == "not-allowed"
         assert tenant.tell("ask", arbiter.state, "end+name=pod") == "not-allowed"
         resized = f"resize+name=pod+slice={GPU},compute=1"
-        assert tenant.tell("ask", arbiter.state, resized) == "not-yours"
+        assert tenant.tell("ask", arbiter.state, resized) == "not-owner"
         assert [one["name"] for one in arbiter.status()["grants"]] == ["pod"]
 
-    def test_it_can_be_resized(self, arbiter: Arbiter) -> None:
+    def test_a_kept_grant_can_be_resized(self, arbiter: Arbiter) -> None:
         keep(arbiter)
         answer = arbiter.ask(f"resize name=pod slice={GPU},memory={4 * GIB},compute=50")
         assert answer["slices"] == [{"gpu": GPU, "memory_bytes": 4 * GIB, "reached": True}]
         assert pod(arbiter)["slices"][0]["compute_percent"] == 50
 
-    def test_it_outlives_the_arbiter_and_its_parent(
+    def test_a_kept_grant_outlives_arbiter_and_parent(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:
         directory = keep(arbiter)
@@ -123,7 +123,7 @@ class TestKept:
 
 
 class TestEnd:
-    def test_with_nobody_in_it_it_is_gone_at_once(self, arbiter: Arbiter) -> None:
+    def test_a_grant_without_processes_is_removed_at_once(self, arbiter: Arbiter) -> None:
         directory = keep(arbiter)
         assert arbiter.ask(END) == GONE
         assert arbiter.grant("pod") is None
@@ -131,7 +131,7 @@ class TestEnd:
         assert arbiter.ask(END) == GONE
         keep(arbiter)
 
-    def test_it_goes_with_its_last_process_and_takes_nobody_in(
+    def test_a_grant_ends_with_its_last_process_and_refuses_others(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants
     ) -> None:
         directory = keep(arbiter)
@@ -141,8 +141,8 @@ class TestEnd:
             tenant.tell("hold", 0, GIB)
         assert arbiter.ask(END) == {"name": "pod", "ended": False, "processes": 2}
         assert pod(arbiter)["life"] == "ended"
-        answer = doors.exchange(directory, doors.hello_message())
-        assert (answer.kind, answer.value) == (doors.REFUSED, doors.ENDED)
+        answer = wire.exchange(directory, wire.hello_message())
+        assert (answer.kind, answer.value) == (wire.REFUSED, wire.ENDED)
         assert last.tell("measure") == "measured"
         first.kill()
         wait_until(lambda: arbiter.counted("pod") == GIB)
@@ -156,19 +156,17 @@ class TestEnd:
         assert not directory.exists()
         assert arbiter.status()["gpus"][0]["granted_bytes"] == 0
 
-    def test_one_that_never_was_has_ended(self, arbiter: Arbiter) -> None:
+    def test_ending_an_unknown_grant_succeeds(self, arbiter: Arbiter) -> None:
         assert arbiter.ask(END) == GONE
 
-    def test_a_grant_with_an_owner_is_not_ended(self, arbiter: Arbiter) -> None:
+    def test_an_owned_grant_cannot_be_ended(self, arbiter: Arbiter) -> None:
         arbiter.make("a")
         answer = arbiter.ask("end name=a")
         assert answer["code"] == "not-kept"
         assert str(os.getpid()) in answer["error"]
         assert arbiter.grant("a")
 
-    def test_what_was_asked_for_is_known_to_the_next_arbiter(
-        self, arbiter: Arbiter, tenants: Tenants
-    ) -> None:
+    def test_an_end_request_survives_a_restart(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = keep(arbiter)
         tenant = tenants(directory)
         tenant.hello()
@@ -176,15 +174,15 @@ class TestEnd:
         arbiter.kill()
         arbiter.start()
         assert pod(arbiter)["life"] == "ended"
-        answer = doors.exchange(directory, doors.hello_message())
-        assert (answer.kind, answer.value) == (doors.REFUSED, doors.ENDED)
+        answer = wire.exchange(directory, wire.hello_message())
+        assert (answer.kind, answer.value) == (wire.REFUSED, wire.ENDED)
         arbiter.kill()
         tenant.kill()
         arbiter.start()
         wait_until(lambda: arbiter.grant("pod") is None)
         assert not directory.exists()
 
-    def test_one_that_cannot_be_read_goes_at_once(self, arbiter: Arbiter) -> None:
+    def test_an_unreadable_grant_is_removed_at_once(self, arbiter: Arbiter) -> None:
         directory = keep(arbiter)
         arbiter.kill()
         (directory / "limits").chmod(0o600)
@@ -194,8 +192,8 @@ class TestEnd:
         assert arbiter.ask(END) == GONE
         keep(arbiter)
 
-    def test_an_empty_folder_of_that_name_is_nobody_s(self, arbiter: Arbiter) -> None:
-        """What starts a container makes the folder that it cannot find."""
+    def test_an_empty_folder_is_not_a_grant(self, arbiter: Arbiter) -> None:
+        """A container runtime creates a folder that is missing."""
         folder = arbiter.state / "grants" / "pod"
         arbiter.kill()
         folder.mkdir()
@@ -205,7 +203,7 @@ class TestEnd:
         assert keep(arbiter) == folder
 
 
-def test_the_arbiter_killed_while_it_ends_one(rounds: Rounds, tenants: Tenants) -> None:
+def test_an_arbiter_killed_while_ending_a_grant_recovers(rounds: Rounds, tenants: Tenants) -> None:
     step = 0
     killed = True
     while killed:

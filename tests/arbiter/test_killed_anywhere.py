@@ -1,4 +1,4 @@
-"""The arbiter killed before each of its steps in turn: what it leaves is whole or nothing.
+"""The arbiter is killed before each of its steps in turn: what it leaves is complete or absent.
 
 A step is a call that changes something outside the process. The arbiter that follows must find a
 sound grant or none, count what is held and nothing else, and leave no half of anything.
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arbiter import doors
+from arbiter import wire
 from arbiter.rig import GPU, check_whole
 from support import GIB, wait_until
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 REQUEST = f"make name=a slice={GPU},memory={GIB}"
 
 
-def test_while_it_makes_a_grant(rounds: Rounds) -> None:
+def test_killed_while_making_a_grant(rounds: Rounds) -> None:
     step = 0
     killed = True
     while killed:
@@ -41,12 +41,12 @@ def test_while_it_makes_a_grant(rounds: Rounds) -> None:
         if arbiter.grant("a") is None:
             arbiter.make("a", GIB)
         directory = arbiter.state / "grants" / "a"
-        assert doors.exchange(directory, doors.hello_message()).kind == doors.WELCOME
+        assert wire.exchange(directory, wire.hello_message()).kind == wire.WELCOME
         arbiter.end()
     assert step > 20, "the arbiter was not killed where it should be"
 
 
-def test_while_it_takes_a_process_in(rounds: Rounds) -> None:
+def test_killed_while_a_process_joins(rounds: Rounds) -> None:
     step = 0
     killed = True
     while killed:
@@ -55,17 +55,17 @@ def test_while_it_takes_a_process_in(rounds: Rounds) -> None:
         directory = arbiter.make("a", GIB)
         rounds.kill_at(step)
         with suppress(OSError, AssertionError):
-            doors.exchange(directory, doors.hello_message())
+            wire.exchange(directory, wire.hello_message())
         killed = rounds.was_killed(arbiter)
         check_whole(arbiter)
-        answer = doors.exchange(directory, doors.hello_message())
-        assert (answer.kind, answer.value) == (doors.WELCOME, 0)
-        doors.Holding.of(answer)
+        answer = wire.exchange(directory, wire.hello_message())
+        assert (answer.kind, answer.value) == (wire.WELCOME, 0)
+        wire.Holding.of(answer)
         arbiter.end()
     assert step > 5, "the arbiter was not killed where it should be"
 
 
-def test_while_it_ends_a_process_and_its_grant(
+def test_killed_while_ending_a_process_and_its_grant(
     rounds: Rounds, tenants: Tenants, owners: Owners
 ) -> None:
     step = 0
@@ -95,7 +95,7 @@ def test_while_it_ends_a_process_and_its_grant(
     assert step > 10, "the arbiter was not killed where it should be"
 
 
-def test_while_it_finds_its_grants_again(rounds: Rounds, tenants: Tenants, owners: Owners) -> None:
+def test_killed_while_recovering_grants(rounds: Rounds, tenants: Tenants, owners: Owners) -> None:
     step = 0
     killed = True
     while killed:

@@ -1,4 +1,4 @@
-"""`make` at the control socket: what it makes, and what it refuses."""
+"""`make` at the control socket: what it creates and what it refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from arbiter import doors
+from arbiter import wire
 from arbiter.rig import GPU, GPU_BYTES, OTHER_GPU, RESERVED_BYTES
 from support import GIB, MIB, uuid_of
 
@@ -25,7 +25,7 @@ needs_root = pytest.mark.skipif(
 
 
 class TestMake:
-    def test_makes_the_grant_s_directory(self, arbiter: Arbiter) -> None:
+    def test_creates_the_directory_of_the_grant(self, arbiter: Arbiter) -> None:
         request = f"make name=a.b-c_9 slice={GPU},memory={8 * GIB},compute=30,policy=hard"
         answer = arbiter.ask(
             request + f",priority=latency slice={OTHER_GPU},memory={GIB},priority=background"
@@ -35,9 +35,9 @@ class TestMake:
         assert marked.startswith(f"{directory}#")
         assert answer == {"name": "a.b-c_9", "directory": str(directory)}
         limits, usage = directory / "limits", directory / "usage"
-        assert limits.stat().st_size == doors.LIMITS_SIZE
-        assert usage.stat().st_size == doors.USAGE_SIZE
-        assert usage.stat().st_blocks * 512 >= doors.USAGE_SIZE
+        assert limits.stat().st_size == wire.LIMITS_SIZE
+        assert usage.stat().st_size == wire.USAGE_SIZE
+        assert usage.stat().st_blocks * 512 >= wire.USAGE_SIZE
         assert limits.stat().st_mode & 0o777 == 0o444
         assert usage.stat().st_mode & 0o777 == 0o644
         assert (directory / "socket").is_socket()
@@ -75,22 +75,22 @@ class TestMake:
             },
         ]
 
-    def test_a_name_is_used_once(self, arbiter: Arbiter) -> None:
+    def test_a_name_in_use_is_refused(self, arbiter: Arbiter) -> None:
         arbiter.make("a", GIB)
         answer = arbiter.ask(f"make name=a slice={OTHER_GPU},memory={GIB}")
         assert answer["code"] == "name-in-use"
         assert len(arbiter.status()["grants"]) == 1
 
-    def test_a_gpu_that_is_not_there(self, arbiter: Arbiter) -> None:
+    def test_an_unknown_gpu_is_refused(self, arbiter: Arbiter) -> None:
         stranger = "GPU-ffffffff-0000-0000-0000-000000000000"
         answer = arbiter.ask(f"make name=a slice={stranger},memory={GIB}")
         assert answer["code"] == "no-such-gpu"
         assert stranger in answer["error"]
 
-    def test_never_more_than_the_gpu_has_left(self, arbiter: Arbiter) -> None:
+    def test_never_grants_more_than_is_free(self, arbiter: Arbiter) -> None:
         arbiter.make("a", USABLE - GIB)
         answer = arbiter.ask(f"make name=b slice={GPU},memory={GIB + 1}")
-        assert answer["code"] == "no-room"
+        assert answer["code"] == "no-capacity"
         for mib in (1024, USABLE >> 20, (USABLE - GIB) >> 20, 1025):
             assert f" {mib} MiB " in answer["error"].replace("(", "( ").replace(":", " :") + " "
         arbiter.make("b", GIB)
@@ -100,7 +100,7 @@ class TestMake:
         answer = arbiter.ask(
             f"make name=a slice={GPU},memory={GIB} slice={OTHER_GPU},memory={USABLE + 512}"
         )
-        assert answer["code"] == "no-room"
+        assert answer["code"] == "no-capacity"
         assert arbiter.status()["gpus"][0]["granted_bytes"] == 0
         assert os.listdir(arbiter.state / "grants") == []  # noqa: PTH208 - dotted names too
 
@@ -164,9 +164,9 @@ class TestMake:
         "request_bytes", [b"status", b"status\nstatus\n", b"x" * 5000, b"\xff\n"]
     )
     def test_a_request_is_one_whole_line(self, arbiter: Arbiter, request_bytes: bytes) -> None:
-        assert doors.ask(arbiter.state, request_bytes)["code"] == "malformed"
+        assert wire.ask(arbiter.state, request_bytes)["code"] == "malformed"
 
-    def test_a_full_disk_is_an_error_here(self, stopped_arbiter: Arbiter) -> None:
+    def test_a_full_disk_is_an_error(self, stopped_arbiter: Arbiter) -> None:
         def no_file_over_100_kib() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, 100 << 10))
 
@@ -177,7 +177,7 @@ class TestMake:
         assert os.listdir(stopped_arbiter.state / "grants") == []  # noqa: PTH208 - dotted names too
         assert stopped_arbiter.status()["gpus"][0]["granted_bytes"] == 0
 
-    def test_too_few_descriptors_are_an_error_here(self, stopped_arbiter: Arbiter) -> None:
+    def test_too_few_descriptors_are_an_error(self, stopped_arbiter: Arbiter) -> None:
         stopped_arbiter.start(
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
         )
@@ -193,7 +193,7 @@ class TestMake:
         assert {path.name for path in (stopped_arbiter.state / "grants").iterdir()} == set(made)
 
     @needs_root
-    def test_a_small_file_system_is_an_error_here(self, stopped_arbiter: Arbiter) -> None:
+    def test_a_full_file_system_is_an_error(self, stopped_arbiter: Arbiter) -> None:
         stopped_arbiter.state.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "tmpfs"]
         command = [*mount, str(stopped_arbiter.state)]
@@ -210,7 +210,7 @@ class TestMake:
         finally:
             subprocess.run(["umount", "-l", str(stopped_arbiter.state)], check=True)
 
-    def test_stop_is_refused_while_a_grant_is_left(self, arbiter: Arbiter) -> None:
+    def test_stop_is_refused_while_there_are_grants(self, arbiter: Arbiter) -> None:
         arbiter.make()
         assert arbiter.ask("stop")["code"] == "grants-left"
         assert arbiter.grant("a")

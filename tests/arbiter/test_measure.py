@@ -1,4 +1,4 @@
-"""What the driver takes by itself, found in what NVML says."""
+"""Memory that the driver takes by itself, measured with NVML."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from arbiter import doors
+from arbiter import wire
 from arbiter.rig import GPU, OTHER_GPU
 from support import GIB, MIB, wait_until
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 class TestMeasure:
     @pytest.fixture
-    def holding(self, arbiter: Arbiter) -> doors.Holding:
-        """This process's own place in the grant `a`."""
-        return doors.Holding.of(doors.exchange(arbiter.make(), doors.hello_message()))
+    def holding(self, arbiter: Arbiter) -> wire.Holding:
+        """This process in the grant `a`."""
+        return wire.Holding.of(wire.exchange(arbiter.make(), wire.hello_message()))
 
     @staticmethod
     def measure(arbiter: Arbiter) -> None:
-        answer = doors.exchange(arbiter.state / "grants" / "a", doors.measure_message())
-        assert answer.kind == doors.MEASURED, answer
+        answer = wire.exchange(arbiter.state / "grants" / "a", wire.measure_message())
+        assert answer.kind == wire.MEASURED, answer
 
-    def test_what_nvml_has_more_than_the_ledger_is_the_driver_s(
-        self, arbiter: Arbiter, machine: Machine, holding: doors.Holding
+    def test_driver_bytes_are_nvml_bytes_minus_ledger_bytes(
+        self, arbiter: Arbiter, machine: Machine, holding: wire.Holding
     ) -> None:
         holding.hold(0, 2 * GIB)
         holding.manage(0, GIB)
@@ -47,8 +47,8 @@ class TestMeasure:
             {"gpu": GPU, "counted_bytes": 2 * GIB, "driver_bytes": 518 * MIB}
         ]
 
-    def test_a_fall_is_believed_when_seen_twice(
-        self, arbiter: Arbiter, machine: Machine, holding: doors.Holding
+    def test_a_fall_counts_when_seen_twice(
+        self, arbiter: Arbiter, machine: Machine, holding: wire.Holding
     ) -> None:
         def measured(size: int) -> int:
             machine.list_process(os.getpid(), size)
@@ -64,8 +64,8 @@ class TestMeasure:
         machine.list_process(os.getpid(), GIB + 100 * MIB)
         wait_until(lambda: holding.limits.slice().driver == 100 * MIB)
 
-    def test_all_processes_are_measured_by_and_by(
-        self, arbiter: Arbiter, machine: Machine, tenants: Tenants, holding: doors.Holding
+    def test_all_processes_are_measured_periodically(
+        self, arbiter: Arbiter, machine: Machine, tenants: Tenants, holding: wire.Holding
     ) -> None:
         tenant = tenants(arbiter.state / "grants" / "a")
         tenant.hello()
@@ -77,15 +77,15 @@ class TestMeasure:
         wait_until(lambda: holding.limits.slice().driver == 50 * MIB)
 
     @pytest.mark.parametrize("figure", ["unknown", 0])
-    def test_a_figure_that_nvml_does_not_have_is_nothing(
-        self, arbiter: Arbiter, machine: Machine, holding: doors.Holding, figure: int | str
+    def test_an_unknown_nvml_figure_is_ignored(
+        self, arbiter: Arbiter, machine: Machine, holding: wire.Holding, figure: int | str
     ) -> None:
         machine.list_process(os.getpid(), figure)
         self.measure(arbiter)
-        assert holding.limits.slice() == doors.SliceLimits(8 * GIB, 32 * MIB, 0, 0)
+        assert holding.limits.slice() == wire.SliceLimits(8 * GIB, 32 * MIB, 0, 0)
 
-    def test_learns_what_a_context_takes(
-        self, arbiter: Arbiter, machine: Machine, tenants: Tenants, holding: doors.Holding
+    def test_learns_the_size_of_a_context(
+        self, arbiter: Arbiter, machine: Machine, tenants: Tenants, holding: wire.Holding
     ) -> None:
         machine.list_process(os.getpid(), 518 * MIB)
         self.measure(arbiter)
@@ -104,7 +104,9 @@ class TestMeasure:
         assert holding.limits.slice().context == 510 * MIB
 
     @pytest.mark.usefixtures("holding")
-    def test_strangers_are_named(self, arbiter: Arbiter, machine: Machine) -> None:
+    def test_processes_outside_all_grants_are_listed(
+        self, arbiter: Arbiter, machine: Machine
+    ) -> None:
         init_name = Path("/proc/1/comm").read_text().strip()
         machine.list_process(os.getpid(), GIB)
         machine.list_process(1, 3 * MIB)
@@ -114,7 +116,7 @@ class TestMeasure:
         assert first["strangers"] == [{"pid": 1, "name": init_name, "bytes": 3 * MIB}]
         assert [one["pid"] for one in second["strangers"]] == [os.getpid()]
 
-    def test_many_clients_are_all_seen(self, arbiter: Arbiter, machine: Machine) -> None:
+    def test_many_clients_are_all_listed(self, arbiter: Arbiter, machine: Machine) -> None:
         for pid in range(100_000_001, 100_000_201):
             machine.list_process(pid, 4096)
         (first, _) = arbiter.status()["gpus"]

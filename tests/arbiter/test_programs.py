@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from arbiter import doors
+from arbiter import wire
 from arbiter.rig import GPU
 from support import GIB, MIB, wait_until
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 class TestExec:
-    def test_after_exec_the_slot_is_kept_and_what_it_held_is_forgotten(
-        self, arbiter: Arbiter, tenants: Tenants
-    ) -> None:
+    def test_after_exec_the_slot_is_reset(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = arbiter.make()
         tenant, other = tenants(directory), tenants(directory)
         assert (tenant.hello(), other.hello()) == (0, 1)
@@ -36,7 +34,7 @@ class TestExec:
         assert arbiter.counted() == GIB
         assert arbiter.states() == ["live", "live"]
 
-    def test_what_a_child_keeps_of_the_old_program_counts_as_the_driver_s(
+    def test_memory_kept_by_a_child_counts_as_driver_bytes(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants
     ) -> None:
         directory = arbiter.make()
@@ -52,7 +50,7 @@ class TestExec:
         assert grant
         assert grant["slices"][0]["driver_bytes"] == 3 * GIB + 500 * MIB
 
-    def test_by_exec_a_process_moves_to_another_grant(
+    def test_exec_can_move_a_process_to_another_grant(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:
         first, second = arbiter.make("a"), arbiter.make("b")
@@ -76,36 +74,36 @@ class TestSecondHello:
             return grant
 
         before = shown()
-        answer = doors.exchange(directory, doors.hello_message())
-        assert (answer.kind, answer.value, answer.fds) == (doors.REFUSED, doors.TWICE, ())
+        answer = wire.exchange(directory, wire.hello_message())
+        assert (answer.kind, answer.value, answer.fds) == (wire.REFUSED, wire.TWICE, ())
         assert answer.text == (
-            f"process {os.getpid()} is in already: a second copy of the driver library in one"
-            " program"
+            f"process {os.getpid()} has already joined: one program has two copies of the driver"
+            " library"
         )
         assert shown() == before
 
-    def test_a_program_that_holds_memory_keeps_what_it_holds(self, arbiter: Arbiter) -> None:
+    def test_a_second_hello_with_memory_is_refused(self, arbiter: Arbiter) -> None:
         directory = arbiter.make()
-        holding = doors.Holding.of(doors.exchange(directory, doors.hello_message()))
+        holding = wire.Holding.of(wire.exchange(directory, wire.hello_message()))
         holding.hold(0, GIB)
         self.check_refused(arbiter, directory)
         assert arbiter.counted() == GIB
         holding.hold(0, 0)
-        assert doors.Holding.of(doors.exchange(directory, doors.hello_message())).slot == 0
+        assert wire.Holding.of(wire.exchange(directory, wire.hello_message())).slot == 0
 
     @pytest.mark.parametrize("nvml", ["lists it", "cannot tell"])
-    def test_a_program_that_may_be_on_a_gpu_is_refused(
+    def test_a_second_hello_of_a_gpu_client_is_refused(
         self, arbiter: Arbiter, machine: Machine, nvml: str
     ) -> None:
         directory = arbiter.make()
-        doors.Holding.of(doors.exchange(directory, doors.hello_message()))
+        wire.Holding.of(wire.exchange(directory, wire.hello_message()))
         if nvml == "cannot tell":
             machine.fail_lists()
         else:
             machine.list_process(os.getpid(), "unknown")
         self.check_refused(arbiter, directory)
 
-    def test_a_program_that_holds_nothing_gets_its_slot_again(
+    def test_a_second_hello_without_memory_gets_the_same_slot(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:
         directory = arbiter.make()
@@ -116,24 +114,24 @@ class TestSecondHello:
         assert arbiter.states() == ["live", "live"]
         assert arbiter.counted() == GIB
 
-    def test_another_grant_does_not_take_it_in_either(self, arbiter: Arbiter) -> None:
+    def test_a_second_hello_at_another_grant_is_refused(self, arbiter: Arbiter) -> None:
         first, second = arbiter.make("a"), arbiter.make("b")
-        holding = doors.Holding.of(doors.exchange(first, doors.hello_message()))
+        holding = wire.Holding.of(wire.exchange(first, wire.hello_message()))
         holding.hold(0, GIB)
         self.check_refused(arbiter, second)
         assert (arbiter.states("a"), arbiter.states("b")) == (["live"], [])
         holding.hold(0, 0)
-        doors.Holding.of(doors.exchange(second, doors.hello_message()))
+        wire.Holding.of(wire.exchange(second, wire.hello_message()))
         assert (arbiter.states("a"), arbiter.states("b")) == ([], ["live"])
 
-    def test_an_arbiter_that_starts_again_knows_the_program_it_finds(
+    def test_a_restarted_arbiter_recognizes_the_program(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:
         directory = arbiter.make()
         tenant = tenants(directory)
         tenant.hello()
         tenant.tell("hold", 0, 3 * GIB)
-        holding = doors.Holding.of(doors.exchange(directory, doors.hello_message()))
+        holding = wire.Holding.of(wire.exchange(directory, wire.hello_message()))
         holding.hold(0, GIB)
         arbiter.kill()
         arbiter.start()
@@ -143,7 +141,7 @@ class TestSecondHello:
         assert arbiter.counted() == GIB
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to start it as another user")
-    def test_a_program_that_the_arbiter_may_not_look_at(
+    def test_a_program_whose_image_is_unreadable(
         self, stopped_arbiter: Arbiter, short_tmp: Path, fake_nvml: Path
     ) -> None:
         stopped_arbiter.program = Path(shutil.copy(stopped_arbiter.program, short_tmp))
@@ -151,23 +149,23 @@ class TestSecondHello:
         os.chown(short_tmp, 65534, 65534)
         stopped_arbiter.start(user=65534)
         directory = stopped_arbiter.make()
-        holding = doors.Holding.of(doors.exchange(directory, doors.hello_message()))
+        holding = wire.Holding.of(wire.exchange(directory, wire.hello_message()))
         holding.hold(0, GIB)
         self.check_refused(stopped_arbiter, directory)
         holding.hold(0, 0)
-        assert doors.Holding.of(doors.exchange(directory, doors.hello_message())).slot == 0
+        assert wire.Holding.of(wire.exchange(directory, wire.hello_message())).slot == 0
 
 
 class TestAnotherProgram:
-    """A process that becomes a program which never calls CUDA."""
+    """A process that execs a program which never calls CUDA."""
 
-    def test_what_the_old_one_held_is_given_back(
+    def test_memory_of_the_old_program_is_given_back(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants
     ) -> None:
         directory = arbiter.make()
         tenant = tenants(directory)
         tenant.hello()
-        watcher = doors.Holding.of(doors.exchange(directory, doors.hello_message()))
+        watcher = wire.Holding.of(wire.exchange(directory, wire.hello_message()))
         tenant.tell("hold", 0, 3 * GIB)
         machine.list_process(tenant.pid, 3 * GIB + 500 * MIB)
         assert tenant.tell("measure") == "measured"
@@ -177,18 +175,18 @@ class TestAnotherProgram:
         assert arbiter.counted() == 0
         assert watcher.limits.slice().driver == 0
         assert watcher.limits.process(0).state == 0
-        assert "became another program, which uses no GPU" in arbiter.log.read_text()
+        assert "now runs a program that uses no GPU" in arbiter.log.read_text()
         assert tenant.tell("still here") == "still here"
 
     @pytest.mark.parametrize("why", ["a child of the old one is on the GPU", "it did not change"])
-    def test_a_process_stays_while_there_is_a_doubt(
+    def test_a_process_stays_while_nvml_lists_it(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants, why: str
     ) -> None:
         directory = arbiter.make()
         tenant = tenants(directory)
         tenant.hello()
         tenant.tell("hold", 0, GIB)
-        watcher = doors.Holding.of(doors.exchange(directory, doors.hello_message()))
+        watcher = wire.Holding.of(wire.exchange(directory, wire.hello_message()))
         if why == "a child of the old one is on the GPU":
             machine.list_process(tenant.pid, GIB)
             tenant.become_cat()
@@ -198,7 +196,7 @@ class TestAnotherProgram:
         assert arbiter.states() == ["live", "live"]
         assert arbiter.counted() == GIB
 
-    def test_a_grant_that_has_only_such_a_process_ends_with_its_owner(
+    def test_a_replaced_process_does_not_keep_its_grant(
         self, arbiter: Arbiter, tenants: Tenants, owners: Owners
     ) -> None:
         owner = owners(arbiter.state, f"make name=a slice={GPU},memory={GIB}")

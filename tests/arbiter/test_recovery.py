@@ -1,4 +1,4 @@
-"""An arbiter that starts again, and files that cannot be trusted."""
+"""Restarting the arbiter, and files that cannot be trusted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from arbiter import doors
+from arbiter import wire
 from arbiter.rig import GPU
 from support import GIB, MIB, wait_until
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TestRecovery:
-    def test_a_killed_arbiter_is_started_again(self, arbiter: Arbiter, tenants: Tenants) -> None:
+    def test_a_killed_arbiter_is_restarted(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = arbiter.make()
         tenant = tenants(directory)
         tenant.hello()
@@ -46,7 +46,7 @@ class TestRecovery:
         tenant.kill()
         wait_until(lambda: arbiter.counted() == 0)
 
-    def test_those_who_died_meanwhile_are_cleaned_up(
+    def test_processes_that_died_meanwhile_are_cleaned_up(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants, owners: Owners
     ) -> None:
         directory = arbiter.make()
@@ -78,13 +78,13 @@ class TestRecovery:
         tenant.tell("hold", 0, GIB)
         assert arbiter.end() == 0
         with pytest.raises(ConnectionRefusedError):
-            doors.exchange(directory, doors.hello_message())
+            wire.exchange(directory, wire.hello_message())
         arbiter.start()
         assert arbiter.states() == ["live"]
         assert arbiter.counted() == GIB
         assert tenant.tell("measure") == "measured"
 
-    def test_what_a_killed_arbiter_left_half_done_is_removed(self, arbiter: Arbiter) -> None:
+    def test_incomplete_directories_are_removed(self, arbiter: Arbiter) -> None:
         arbiter.make()
         arbiter.kill()
         grants = arbiter.state / "grants"
@@ -97,7 +97,7 @@ class TestRecovery:
         assert [one["name"] for one in arbiter.status()["grants"]] == ["a"]
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to start it as another user")
-    def test_an_arbiter_without_root_finds_its_grants_again(
+    def test_an_arbiter_without_root_recovers_its_grants(
         self, stopped_arbiter: Arbiter, short_tmp: Path, fake_nvml: Path
     ) -> None:
         stopped_arbiter.program = Path(shutil.copy(stopped_arbiter.program, short_tmp))
@@ -111,9 +111,9 @@ class TestRecovery:
         stopped_arbiter.start(user=65534)
         assert (stopped_arbiter.grant("a") or {})["broken"] is None
         assert (directory / "limits").stat().st_mode & 0o777 == 0o444
-        assert doors.exchange(directory, doors.hello_message()).kind == doors.WELCOME
+        assert wire.exchange(directory, wire.hello_message()).kind == wire.WELCOME
 
-    def test_grants_of_an_earlier_boot_are_over(self, arbiter: Arbiter) -> None:
+    def test_grants_of_an_earlier_boot_are_removed(self, arbiter: Arbiter) -> None:
         arbiter.make()
         arbiter.end()
         (arbiter.state / "boot").write_text("00000000-0000-0000-0000-000000000000")
@@ -121,7 +121,7 @@ class TestRecovery:
         assert arbiter.status()["grants"] == []
         arbiter.make()
 
-    def test_when_the_parent_is_killed_both_end(self, arbiter: Arbiter) -> None:
+    def test_the_arbiter_ends_with_its_parent(self, arbiter: Arbiter) -> None:
         directory = arbiter.make()
         serving = os.pidfd_open(arbiter.serving_pid())
         assert arbiter.process
@@ -130,9 +130,9 @@ class TestRecovery:
         os.close(serving)
         arbiter.kill_is_done()
         arbiter.start()
-        assert doors.exchange(directory, doors.hello_message()).kind == doors.WELCOME
+        assert wire.exchange(directory, wire.hello_message()).kind == wire.WELCOME
 
-    def test_an_arbiter_that_keeps_dying_is_given_up(self, arbiter: Arbiter) -> None:
+    def test_an_arbiter_that_keeps_dying_is_not_restarted(self, arbiter: Arbiter) -> None:
         parent = arbiter.process
         assert parent
         for _ in range(10):
@@ -165,7 +165,7 @@ class TestBrokenFiles:
             (b"", 0, "usage: shorter than its layout"),
         ],
     )
-    def test_a_broken_ledger_takes_nobody_in_and_harms_nobody(
+    def test_a_broken_ledger_refuses_processes_and_harms_no_other_grant(
         self, arbiter: Arbiter, tenants: Tenants, content: bytes, at: int, why: str
     ) -> None:
         directory = arbiter.make("a", 8 * GIB)
@@ -178,8 +178,8 @@ class TestBrokenFiles:
         assert grant["slices"][0]["memory_bytes"] == 8 * GIB
         assert arbiter.states() == ["live"]
         assert arbiter.status()["gpus"][0]["granted_bytes"] == 8 * GIB
-        answer = doors.exchange(directory, doors.hello_message())
-        assert (answer.kind, answer.value) == (doors.REFUSED, doors.BROKEN)
+        answer = wire.exchange(directory, wire.hello_message())
+        assert (answer.kind, answer.value) == (wire.REFUSED, wire.BROKEN)
         assert why in answer.text
         assert tenant.tell("measure") == "measured"
         arbiter.make("sound", GIB)
@@ -190,12 +190,12 @@ class TestBrokenFiles:
         ("content", "at", "why"),
         [
             (b"rubbish!", 0, "limits: not a limits file"),
-            (b"\xff", 80, "limits: a number of slices that cannot be"),
-            (b"other", 16, "limits: of a grant of another name"),
+            (b"\xff", 80, "limits: invalid number of slices"),
+            (b"other", 16, "limits: it belongs to a grant of another name"),
             (b"", 5000, "limits: shorter than its layout"),
         ],
     )
-    def test_broken_limits_are_shown_until_a_person_removes_them(
+    def test_broken_limits_are_shown_until_removed(
         self, arbiter: Arbiter, content: bytes, at: int, why: str
     ) -> None:
         directory = arbiter.make()
@@ -204,15 +204,15 @@ class TestBrokenFiles:
         assert grant
         assert grant["broken"] == why
         assert (grant["slices"], grant["processes"]) == ([], [])
-        answer = doors.exchange(directory, doors.hello_message())
-        assert (answer.kind, answer.value) == (doors.REFUSED, doors.BROKEN)
+        answer = wire.exchange(directory, wire.hello_message())
+        assert (answer.kind, answer.value) == (wire.REFUSED, wire.BROKEN)
         assert why in arbiter.ask(f"make name=a slice={GPU},memory={GIB}")["error"]
         for file in directory.iterdir():
             file.unlink()
         directory.rmdir()
         arbiter.make("a")
 
-    def test_a_ledger_cut_short_under_the_arbiter(self, arbiter: Arbiter, tenants: Tenants) -> None:
+    def test_a_ledger_truncated_while_in_use(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = arbiter.make()
         tenant = tenants(directory)
         tenant.hello()
@@ -221,32 +221,32 @@ class TestBrokenFiles:
         wait_until(lambda: (arbiter.grant("a") or {})["broken"])
         grant = arbiter.grant("a")
         assert grant
-        assert grant["broken"] == "usage: cut short while in use"
+        assert grant["broken"] == "usage: truncated while in use"
         tenant.kill()
         wait_until(lambda: arbiter.states() == [])
         assert arbiter.serving_pid() == serving
 
-    def test_a_scribbled_ledger_is_bounded(self, arbiter: Arbiter, tenants: Tenants) -> None:
+    def test_a_corrupt_ledger_is_bounded(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = arbiter.make()
         tenant = tenants(directory)
         tenant.hello()
-        holding = doors.Holding.of(doors.exchange(directory, doors.hello_message()))
-        holding.usage.scribble(b"\xff" * (doors.USAGE_SIZE - 64), 64)
-        assert doors.exchange(directory, doors.measure_message()).kind == doors.MEASURED
+        holding = wire.Holding.of(wire.exchange(directory, wire.hello_message()))
+        holding.usage.scribble(b"\xff" * (wire.USAGE_SIZE - 64), 64)
+        assert wire.exchange(directory, wire.measure_message()).kind == wire.MEASURED
         arbiter.status()
         tenant.kill()
         wait_until(lambda: arbiter.states() == ["live"])
         sound = tenants(arbiter.make("sound", GIB))
         assert sound.hello() == 0
 
-    def test_a_gpu_that_is_gone(self, arbiter: Arbiter, machine: Machine) -> None:
+    def test_a_grant_on_a_missing_gpu_is_broken(self, arbiter: Arbiter, machine: Machine) -> None:
         directory = arbiter.make()
         arbiter.end()
         machine.remove_gpu(GPU)
         arbiter.start()
         grant = arbiter.grant("a")
         assert grant
-        assert grant["broken"] == "limits: a GPU that this machine does not have now"
+        assert grant["broken"] == "limits: a slice is of a GPU that this machine no longer has"
         assert grant["slices"][0]["index"] is None
-        answer = doors.exchange(directory, doors.hello_message())
-        assert (answer.kind, answer.value) == (doors.REFUSED, doors.BROKEN)
+        answer = wire.exchange(directory, wire.hello_message())
+        assert (answer.kind, answer.value) == (wire.REFUSED, wire.BROKEN)

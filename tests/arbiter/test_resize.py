@@ -1,4 +1,4 @@
-"""`resize` at the control socket: what it changes, what it refuses, and programs meanwhile."""
+"""`resize` at the control socket: changes, refusals, and programs that run meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from arbiter import doors
+from arbiter import wire
 from arbiter.rig import GPU, GPU_BYTES, OTHER_GPU, RESERVED_BYTES
 from support import GIB, MIB, compile_library, wait_until
 
@@ -31,7 +31,7 @@ def resize(arbiter: Arbiter, name: str, *slices: str, gradual: bool = False) -> 
 
 
 def slices_of(arbiter: Arbiter, name: str = "a") -> list[dict[str, Any]]:
-    """What was asked for each slice, as the arbiter tells it."""
+    """The settings of each slice, as the arbiter reports them."""
     grant = arbiter.grant(name)
     assert grant
     keys = ("memory_bytes", "headroom_bytes", "compute_percent", "policy", "priority")
@@ -39,18 +39,18 @@ def slices_of(arbiter: Arbiter, name: str = "a") -> list[dict[str, Any]]:
 
 
 class TestMemory:
-    def test_grows_and_shrinks_under_the_program(self, arbiter: Arbiter) -> None:
-        holding = doors.Holding.of(doors.exchange(arbiter.make(), doors.hello_message()))
+    def test_grows_and_shrinks_while_the_program_runs(self, arbiter: Arbiter) -> None:
+        holding = wire.Holding.of(wire.exchange(arbiter.make(), wire.hello_message()))
         for size, headroom in ((4 * GIB, 32 * MIB), (64 * MIB, MIB), (20 * GIB, 32 * MIB)):
             answer = resize(arbiter, "a", f"{GPU},memory={size}")
             part = {"gpu": GPU, "memory_bytes": size, "reached": True}
             assert answer == {"name": "a", "slices": [part]}
-            assert holding.limits.slice() == doors.SliceLimits(size, headroom, 0, 0)
+            assert holding.limits.slice() == wire.SliceLimits(size, headroom, 0, 0)
             assert arbiter.status()["gpus"][0]["granted_bytes"] == size
         said = f"grant a resized on GPU 0: {20 * GIB} bytes ({64 * MIB} before)"
         assert said in arbiter.log.read_text()
 
-    def test_is_kept_by_an_arbiter_that_starts_again(self, arbiter: Arbiter) -> None:
+    def test_survives_a_restart(self, arbiter: Arbiter) -> None:
         arbiter.make()
         resize(arbiter, "a", f"{GPU},memory={GIB},compute=30,policy=hard,priority=latency")
         before = slices_of(arbiter)
@@ -58,33 +58,33 @@ class TestMemory:
         arbiter.start()
         assert slices_of(arbiter) == before
 
-    def test_never_grows_beyond_what_the_gpu_has_left(self, arbiter: Arbiter) -> None:
+    def test_never_grows_beyond_what_is_free(self, arbiter: Arbiter) -> None:
         arbiter.make("a", 2 * GIB)
         arbiter.make("b", GIB)
         answer = resize(arbiter, "a", f"{GPU},memory={USABLE - GIB + 1}")
-        assert answer["code"] == "no-room"
+        assert answer["code"] == "no-capacity"
         usable, left = USABLE >> 20, (USABLE - GIB) >> 20
-        assert f"has {left} MiB left of {usable} MiB (1024 MiB granted)" in answer["error"]
+        assert f"has {left} MiB free of {usable} MiB (1024 MiB granted)" in answer["error"]
         assert slices_of(arbiter)[0]["memory_bytes"] == 2 * GIB
         assert "slices" in resize(arbiter, "a", f"{GPU},memory={USABLE - GIB}")
 
-    def test_is_not_made_less_than_what_is_in_use(self, arbiter: Arbiter, machine: Machine) -> None:
+    def test_never_shrinks_below_what_is_in_use(self, arbiter: Arbiter, machine: Machine) -> None:
         directory = arbiter.make()
-        holding = doors.Holding.of(doors.exchange(directory, doors.hello_message()))
+        holding = wire.Holding.of(wire.exchange(directory, wire.hello_message()))
         holding.hold(0, GIB)
         machine.list_process(os.getpid(), GIB + 500 * MIB)
-        doors.exchange(directory, doors.measure_message())
+        wire.exchange(directory, wire.measure_message())
         used = GIB + 500 * MIB
         answer = resize(arbiter, "a", f"{GPU},memory={used - 1},compute=50")
         assert answer["code"] == "in-use"
         assert "uses 1524 MiB of GPU 0 (500 of them the driver's)" in answer["error"]
-        assert "cannot be made 1523 MiB" in answer["error"]
+        assert "limit cannot be 1523 MiB" in answer["error"]
         before = {"memory_bytes": 8 * GIB, "headroom_bytes": 32 * MIB, "compute_percent": 0}
         assert before.items() <= slices_of(arbiter)[0].items()
         assert resize(arbiter, "a", f"{GPU},memory={used}")["slices"][0]["reached"]
 
     def test_gradually_follows_what_the_program_frees(self, arbiter: Arbiter) -> None:
-        holding = doors.Holding.of(doors.exchange(arbiter.make(), doors.hello_message()))
+        holding = wire.Holding.of(wire.exchange(arbiter.make(), wire.hello_message()))
         for held, limit in ((3 * GIB, 3 * GIB), (2 * GIB, 2 * GIB), (512 * MIB, GIB)):
             holding.hold(0, held)
             for _ in range(2):
@@ -97,7 +97,7 @@ class TestMemory:
     def test_all_slices_change_or_none(self, arbiter: Arbiter) -> None:
         both = f"slice={GPU},memory={4 * GIB} slice={OTHER_GPU},memory={4 * GIB}"
         directory = Path(arbiter.ask(f"make name=a {both}")["directory"])
-        holding = doors.Holding.of(doors.exchange(directory, doors.hello_message()))
+        holding = wire.Holding.of(wire.exchange(directory, wire.hello_message()))
         holding.hold(1, 3 * GIB)
         before = slices_of(arbiter)
         for first in (GIB, 8 * GIB):
@@ -112,7 +112,7 @@ class TestMemory:
 
 
 class TestCompute:
-    def test_what_is_not_named_stays(self, arbiter: Arbiter) -> None:
+    def test_settings_not_given_do_not_change(self, arbiter: Arbiter) -> None:
         arbiter.ask(f"make name=a slice={GPU},memory={GIB},compute=30,priority=latency")
         asked: dict[str, int | str] = {"memory_bytes": GIB, "headroom_bytes": 16 * MIB}
         asked.update(compute_percent=30, policy="elastic", priority="latency")
@@ -137,7 +137,7 @@ class TestCompute:
         assert arbiter.compute("b")["weight_percent"] == 20
 
     @pytest.mark.parametrize("how", ["make", "resize"])
-    def test_is_not_promised_twice(self, arbiter: Arbiter, how: str) -> None:
+    def test_never_exceeds_100_percent(self, arbiter: Arbiter, how: str) -> None:
         arbiter.ask(f"make name=a slice={GPU},memory={GIB},compute=50")
         arbiter.ask(f"make name=b slice={GPU},memory={GIB},compute=30")
         arbiter.ask(f"make name=idle slice={GPU},memory={GIB},compute=90,priority=background")
@@ -149,24 +149,22 @@ class TestCompute:
             return arbiter.ask(f"{how} name=c slice={GPU},{memory}{setting}")
 
         answer = ask("compute=21")
-        assert answer["code"] == "no-room"
-        assert "has 20 % of its compute left: 21 % asked" in answer["error"]
+        assert answer["code"] == "no-capacity"
+        assert "has 20 % of its compute free: 21 % requested" in answer["error"]
         assert "a has 50 %" in answer["error"]
         assert "b has 30 %" in answer["error"]
         assert "idle" not in answer["error"]
         assert "code" not in ask("compute=100,priority=background")
         if how == "resize":
-            assert ask("priority=normal")["code"] == "no-room"
+            assert ask("priority=normal")["code"] == "no-capacity"
             assert "code" not in ask("compute=20,priority=normal")
 
-    def test_hard_is_refused_where_there_are_no_gates(
-        self, arbiter: Arbiter, tenants: Tenants
-    ) -> None:
+    def test_hard_is_refused_without_gates(self, arbiter: Arbiter, tenants: Tenants) -> None:
         tenant = tenants(arbiter.make())
         tenant.hello()
         assert "code" not in resize(arbiter, "a", f"{GPU},policy=hard")
         resize(arbiter, "a", f"{GPU},policy=elastic")
-        tenant.tell("gates", 0, doors.GATES_FAIL, 801)
+        tenant.tell("gates", 0, wire.GATES_FAIL, 801)
         answer = resize(arbiter, "a", f"{GPU},policy=hard")
         assert answer["code"] == "unsupported"
         answer = arbiter.ask(f"make name=b slice={GPU},memory={GIB},policy=hard")
@@ -177,19 +175,19 @@ class TestCompute:
         assert resize(arbiter, "a", f"{GPU},policy=hard")["code"] == "unsupported"
         another = tenants(arbiter.state / "grants" / "a")
         another.hello()
-        another.tell("gates", 0, doors.GATES_WORK, 0)
+        another.tell("gates", 0, wire.GATES_WORK, 0)
         assert "code" not in resize(arbiter, "a", f"{GPU},policy=hard")
 
 
 class TestRefused:
-    def test_what_there_is_not(self, arbiter: Arbiter) -> None:
+    def test_an_unknown_grant_is_refused(self, arbiter: Arbiter) -> None:
         arbiter.make()
         assert resize(arbiter, "b", f"{GPU},compute=1")["code"] == "no-such-grant"
         answer = resize(arbiter, "a", f"{OTHER_GPU},compute=1")
         assert answer["code"] == "no-such-slice"
         assert OTHER_GPU in answer["error"]
 
-    def test_a_broken_grant(self, arbiter: Arbiter) -> None:
+    def test_a_broken_grant_is_refused(self, arbiter: Arbiter) -> None:
         directory = arbiter.make()
         os.truncate(directory / "usage", 0)
         assert resize(arbiter, "a", f"{GPU},memory={GIB}")["code"] == "broken"
@@ -213,7 +211,7 @@ class TestRefused:
             f"name=a slice={GPU},compute=1 now",
         ],
     )
-    def test_what_is_malformed(self, arbiter: Arbiter, words: str) -> None:
+    def test_malformed_requests_are_refused(self, arbiter: Arbiter, words: str) -> None:
         arbiter.make()
         before = slices_of(arbiter)
         assert arbiter.ask(f"resize {words}")["code"] == "malformed"
@@ -225,15 +223,15 @@ class TestRefused:
 
 
 class Allocator:
-    """A thread of this process that reserves and gives back by the ledger's own code."""
+    """A thread of this process that reserves and gives back with the ledger's code."""
 
-    def __init__(self, ledger: ctypes.CDLL, answer: doors.Answer) -> None:
+    def __init__(self, ledger: ctypes.CDLL, answer: wire.Answer) -> None:
         limits_fd, usage_fd, *others = answer.fds
-        limits = address_of(limits_fd, doors.LIMITS_SIZE, mmap.PROT_READ)
-        usage = address_of(usage_fd, doors.USAGE_SIZE, mmap.PROT_READ | mmap.PROT_WRITE)
+        limits = address_of(limits_fd, wire.LIMITS_SIZE, mmap.PROT_READ)
+        usage = address_of(usage_fd, wire.USAGE_SIZE, mmap.PROT_READ | mmap.PROT_WRITE)
         for fd in (limits_fd, usage_fd, *others):
             os.close(fd)
-        self._slice = ctypes.c_void_p(limits + doors.LIMITS_HEADER.size)
+        self._slice = ctypes.c_void_p(limits + wire.LIMITS_HEADER.size)
         self._usage = ctypes.c_void_p(usage + 64)
         self._slot = ctypes.c_uint32(answer.value)
         self._ledger = ledger
@@ -251,7 +249,7 @@ class Allocator:
         self._thread.join()
 
     def settled(self) -> int:
-        """What is reserved, between two steps of it."""
+        """What is reserved between two of its steps."""
         with self._between:
             return int(self._ledger.ledger_total(self._usage))
 
@@ -282,7 +280,7 @@ def address_of(fd: int, size: int, protection: int) -> int:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> ctypes.CDLL:
-    """The ledger's code, as tenants have it."""
+    """The ledger's code, compiled as for tenants."""
     native = Path(__file__).parents[2] / "native"
     source = (native / "ledger" / "ledger.c").read_text()
     library = ctypes.CDLL(
@@ -293,10 +291,8 @@ def ledger(tmp_path: Path) -> ctypes.CDLL:
     return library
 
 
-def test_no_reservation_stands_above_a_limit_that_was_lowered(
-    arbiter: Arbiter, ledger: ctypes.CDLL
-) -> None:
-    answer = doors.exchange(arbiter.make("a", GIB), doors.hello_message())
+def test_no_reservation_exceeds_a_lowered_limit(arbiter: Arbiter, ledger: ctypes.CDLL) -> None:
+    answer = wire.exchange(arbiter.make("a", GIB), wire.hello_message())
     outcomes = set()
     with Allocator(ledger, answer) as allocator:
         for turn in range(300):

@@ -1,4 +1,4 @@
-"""Starting, going into the background, refusing, ending; and clients that say nothing."""
+"""Starting, going into the background, refusing, ending; and silent clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from arbiter import doors
+from arbiter import wire
 from arbiter.rig import GPU, GPU_BYTES, OTHER_GPU, RESERVED_BYTES
 from support import GIB, MIB, wait_until
 
@@ -28,7 +28,7 @@ USABLE = GPU_BYTES - RESERVED_BYTES
 
 
 class TestStart:
-    def test_says_ready_and_answers(self, arbiter: Arbiter) -> None:
+    def test_reports_ready_and_answers(self, arbiter: Arbiter) -> None:
         status = arbiter.status()
         assert arbiter.process
         assert status["version"] == 1
@@ -37,7 +37,7 @@ class TestStart:
         assert status["grants"] == []
         assert (arbiter.state / "arbiter.pid").read_text() == f"{arbiter.process.pid}\n"
 
-    def test_shows_the_gpus_as_programs_can_have_them(self, arbiter: Arbiter) -> None:
+    def test_shows_the_memory_that_programs_can_use(self, arbiter: Arbiter) -> None:
         first, second = arbiter.status()["gpus"]
         assert first == {
             "index": 0,
@@ -52,7 +52,7 @@ class TestStart:
         }
         assert second["uuid"] == OTHER_GPU
 
-    def test_a_second_one_is_refused(self, arbiter: Arbiter) -> None:
+    def test_a_second_arbiter_is_refused(self, arbiter: Arbiter) -> None:
         second = subprocess.run(
             arbiter.command(),
             env=arbiter.machine.environment,
@@ -85,7 +85,7 @@ class TestStart:
         assert not (stopped_arbiter.state / "arbiter.pid").exists()
 
     @pytest.mark.parametrize("where", ["background", "foreground"])
-    def test_without_nvml_it_says_so(self, stopped_arbiter: Arbiter, where: str) -> None:
+    def test_a_missing_nvml_is_reported(self, stopped_arbiter: Arbiter, where: str) -> None:
         command = [*stopped_arbiter.command(), "--nvml", "/nonexistent/libnvidia-ml.so.1"]
         failed = subprocess.run(
             command + ["--foreground"] * (where == "foreground"),
@@ -108,7 +108,7 @@ class TestStart:
             (["--state", "x", "--nvml", "x", "--verbose"], "unknown option --verbose"),
         ],
     )
-    def test_a_wrong_command_line_is_explained(
+    def test_an_invalid_command_line_is_explained(
         self, stopped_arbiter: Arbiter, options: list[str], reason: str
     ) -> None:
         failed = subprocess.run(
@@ -140,11 +140,9 @@ class TestStart:
         stopped_arbiter.state = tmp_path / ("long" * 40)
         stopped_arbiter.start()
         directory = stopped_arbiter.make()
-        assert doors.exchange(directory, doors.hello_message()).kind == doors.WELCOME
+        assert wire.exchange(directory, wire.hello_message()).kind == wire.WELCOME
 
-    def test_ends_itself_when_the_last_grant_is_over(
-        self, stopped_arbiter: Arbiter, owners: Owners
-    ) -> None:
+    def test_ends_after_its_last_grant(self, stopped_arbiter: Arbiter, owners: Owners) -> None:
         stopped_arbiter.start("--linger", "1")
         owner = owners(stopped_arbiter.state, f"make name=a slice={GPU},memory={GIB}")
         assert stopped_arbiter.process
@@ -163,7 +161,7 @@ class TestStart:
         assert "H100" in gpu["name"]
         assert stopped_arbiter.make("a", gpu["memory_bytes"], gpu["uuid"]).is_dir()
 
-    def test_idle_it_uses_no_time(self, arbiter: Arbiter) -> None:
+    def test_an_idle_arbiter_uses_no_cpu(self, arbiter: Arbiter) -> None:
         arbiter.make()
         switches = Path(f"/proc/{arbiter.serving_pid()}/status")
 
@@ -179,76 +177,72 @@ class TestStart:
 
 
 class TestSlowClients:
-    def test_a_silent_client_keeps_nobody_waiting_and_is_closed(self, arbiter: Arbiter) -> None:
+    def test_a_silent_client_is_closed_and_blocks_nobody(self, arbiter: Arbiter) -> None:
         directory = arbiter.make()
         with ExitStack() as ends:
             control = ends.enter_context(
-                doors.connected(arbiter.state, "control", socket.SOCK_STREAM)
+                wire.connected(arbiter.state, "control", socket.SOCK_STREAM)
             )
             control.sendall(b"stat")
-            tenant = ends.enter_context(doors.connected(directory, "socket", socket.SOCK_SEQPACKET))
+            tenant = ends.enter_context(wire.connected(directory, "socket", socket.SOCK_SEQPACKET))
             begun = time.monotonic()
             assert arbiter.grant("a")
-            assert doors.exchange(directory, doors.hello_message()).kind == doors.WELCOME
+            assert wire.exchange(directory, wire.hello_message()).kind == wire.WELCOME
             assert time.monotonic() - begun < 2
             assert control.recv(100) == b""
-            assert doors.receive(tenant) is None
+            assert wire.receive(tenant) is None
             assert 0.8 < time.monotonic() - begun < 4
 
-    def test_who_has_said_something_has_more_time(self, arbiter: Arbiter) -> None:
+    def test_a_first_message_extends_the_timeout(self, arbiter: Arbiter) -> None:
         directory = arbiter.make()
-        with doors.connected(directory, "socket", socket.SOCK_SEQPACKET) as tenant:
+        with wire.connected(directory, "socket", socket.SOCK_SEQPACKET) as tenant:
             begun = time.monotonic()
-            tenant.send(doors.hello_message())
-            answer = doors.receive(tenant)
+            tenant.send(wire.hello_message())
+            answer = wire.receive(tenant)
             assert answer
-            doors.Holding.of(answer)
-            assert doors.receive(tenant) is None
+            wire.Holding.of(answer)
+            assert wire.receive(tenant) is None
             assert 4 < time.monotonic() - begun < 9
 
-    def test_more_clients_than_there_is_room_for_wait_their_turn(self, arbiter: Arbiter) -> None:
+    def test_clients_above_the_limit_wait(self, arbiter: Arbiter) -> None:
         with ExitStack() as ends:
             silent = [
-                ends.enter_context(doors.connected(arbiter.state, "control", socket.SOCK_STREAM))
+                ends.enter_context(wire.connected(arbiter.state, "control", socket.SOCK_STREAM))
                 for _ in range(300)
             ]
-            late = ends.enter_context(doors.connected(arbiter.state, "control", socket.SOCK_STREAM))
+            late = ends.enter_context(wire.connected(arbiter.state, "control", socket.SOCK_STREAM))
             late.sendall(b"status\n")
             silent[0].close()
             for connection in silent[1:100]:
                 connection.close()
-            assert doors.read_reply(late)["version"] == 1
+            assert wire.read_reply(late)["version"] == 1
 
     @staticmethod
     def take_places(ends: ExitStack, directory: Path, count: int) -> list[socket.socket]:
         return [
-            ends.enter_context(doors.connected(directory, "socket", socket.SOCK_SEQPACKET))
+            ends.enter_context(wire.connected(directory, "socket", socket.SOCK_SEQPACKET))
             for _ in range(count)
         ]
 
-    def test_a_tenant_that_takes_all_places_keeps_only_itself_waiting(
-        self, arbiter: Arbiter
-    ) -> None:
+    def test_a_tenant_at_its_limit_blocks_only_itself(self, arbiter: Arbiter) -> None:
         greedy, other = arbiter.make("greedy"), arbiter.make("other")
         descriptors = Path(f"/proc/{arbiter.serving_pid()}/fd")
         before = len(list(descriptors.iterdir()))
         with ExitStack() as ends:
             silent = self.take_places(ends, greedy, 300)
             begun = time.monotonic()
-            assert doors.exchange(other, doors.hello_message()).kind == doors.WELCOME
+            assert wire.exchange(other, wire.hello_message()).kind == wire.WELCOME
             assert len(arbiter.status()["grants"]) == 2
             assert time.monotonic() - begun < 0.7
             wait_until(lambda: len(list(descriptors.iterdir())) > before + 20)
             assert len(list(descriptors.iterdir())) < before + 40
             for connection in silent[:32]:
-                assert doors.receive(connection) is None
+                assert wire.receive(connection) is None
             for connection in silent[32:]:
                 connection.close()
-            assert doors.exchange(greedy, doors.measure_message()).kind == doors.REFUSED
+            assert wire.exchange(greedy, wire.measure_message()).kind == wire.REFUSED
 
-    def test_many_tenants_that_take_all_places_leave_some_for_control(
-        self, arbiter: Arbiter
-    ) -> None:
+    def test_tenants_never_block_the_control_socket(self, arbiter: Arbiter) -> None:
         grants = [arbiter.make(f"g{number}", MIB) for number in range(18)]
         with ExitStack() as ends:
             for directory in grants:
@@ -258,11 +252,11 @@ class TestSlowClients:
                 assert len(arbiter.status()["grants"]) == 18
             assert time.monotonic() - begun < 0.7
         for directory in grants:
-            answer = doors.exchange(directory, doors.measure_message())
-            assert answer.kind == doors.REFUSED
+            answer = wire.exchange(directory, wire.measure_message())
+            assert answer.kind == wire.REFUSED
 
     def test_a_request_may_come_in_pieces(self, arbiter: Arbiter) -> None:
-        with doors.connected(arbiter.state, "control", socket.SOCK_STREAM) as connection:
+        with wire.connected(arbiter.state, "control", socket.SOCK_STREAM) as connection:
             for byte in b"status\n":
                 connection.send(bytes([byte]))
-            assert doors.read_reply(connection)["version"] == 1
+            assert wire.read_reply(connection)["version"] == 1

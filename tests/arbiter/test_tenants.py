@@ -1,4 +1,4 @@
-"""A grant's socket: who gets a slot, and what a death gives back."""
+"""A grant's socket: joining, and cleaning up after a process has died."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from arbiter import doors
+from arbiter import wire
 from arbiter.rig import GPU, OTHER_GPU
 from support import GIB, MIB, compile_library, wait_until
 
@@ -49,14 +49,14 @@ int getsockopt(int fd, int level, int option, void *value, socklen_t *size)
 
 @pytest.fixture
 def old_kernel(tmp_path: Path, native_dir: Path) -> Path:
-    """To be preloaded: what the kernel said before Linux 6.5."""
+    """A library to preload: behaves like a kernel before Linux 6.5."""
     if b"__asan_init" in (native_dir / "bin" / "aliquot-arbiter").read_bytes():
         pytest.skip("AddressSanitizer must be the first library")
     return compile_library(tmp_path, "libold.so", OLD_KERNEL)
 
 
 def wait_for_looks(serving: int, count: int = 3) -> None:
-    """Until the arbiter, which has nothing else to do, has looked that often at its dead ones."""
+    """Wait until an otherwise idle arbiter has checked its dead processes that often."""
     status = Path(f"/proc/{serving}/status")
 
     def switches() -> int:
@@ -70,50 +70,50 @@ def wait_for_looks(serving: int, count: int = 3) -> None:
 class TestHello:
     def test_gives_a_slot_and_the_pages(self, arbiter: Arbiter) -> None:
         directory = arbiter.make()
-        answer = doors.exchange(directory, doors.message(doors.HELLO, 77))
-        assert (answer.kind, answer.value, len(answer.fds)) == (doors.WELCOME, 0, 4)
+        answer = wire.exchange(directory, wire.message(wire.HELLO, 77))
+        assert (answer.kind, answer.value, len(answer.fds)) == (wire.WELCOME, 0, 4)
         with pytest.raises(PermissionError):
             mmap.mmap(answer.fds[0], 4096, mmap.MAP_SHARED, mmap.PROT_WRITE)
-        holding = doors.Holding.of(answer)
+        holding = wire.Holding.of(answer)
         magic, version, size, name, slices, uid, owner, *_ = holding.limits.header()
         assert magic.to_bytes(8, "little") == b"ALIQLIM1"
-        assert (version, size, slices) == (1, doors.LIMITS_SIZE, 1)
+        assert (version, size, slices) == (1, wire.LIMITS_SIZE, 1)
         assert name.rstrip(b"\0") == b"a"
         assert (uid, owner) == (os.getuid(), os.getpid())
         assert holding.limits.slice().limit == 8 * GIB
-        assert holding.limits.process(0) == doors.Slot(1, os.getpid(), 77, (0,) * 16)
+        assert holding.limits.process(0) == wire.Slot(1, os.getpid(), 77, (0,) * 16)
         (process,) = (arbiter.grant("a") or {})["processes"]
         assert (process["pid"], process["inner_pid"], process["state"]) == (os.getpid(), 77, "live")
 
     @pytest.mark.parametrize(
         ("data", "why"),
         [
-            (b"x", doors.MALFORMED),
-            (doors.message(doors.HELLO, 1)[:-1], doors.MALFORMED),
-            (doors.message(doors.HELLO, 1) + b"\0", doors.MALFORMED),
-            (doors.message(doors.HELLO, 1) * 600, doors.MALFORMED),
-            (doors.message(doors.HELLO, 1, magic=7), doors.MALFORMED),
-            (doors.message(doors.HELLO, 1, version=1), doors.VERSION),
-            (doors.message(doors.HELLO, 0), doors.MALFORMED),
-            (doors.message(doors.HELLO, 1 << 40), doors.MALFORMED),
-            (doors.message(doors.WELCOME, 1), doors.MALFORMED),
-            (doors.message(99), doors.MALFORMED),
-            (doors.message(doors.HELLO, 1)[:-112] + b"x" * 112, doors.MALFORMED),
-            (doors.message(doors.MEASURE), doors.MALFORMED),
-            (doors.message(doors.RING), doors.MALFORMED),
+            (b"x", wire.MALFORMED),
+            (wire.message(wire.HELLO, 1)[:-1], wire.MALFORMED),
+            (wire.message(wire.HELLO, 1) + b"\0", wire.MALFORMED),
+            (wire.message(wire.HELLO, 1) * 600, wire.MALFORMED),
+            (wire.message(wire.HELLO, 1, magic=7), wire.MALFORMED),
+            (wire.message(wire.HELLO, 1, version=1), wire.VERSION),
+            (wire.message(wire.HELLO, 0), wire.MALFORMED),
+            (wire.message(wire.HELLO, 1 << 40), wire.MALFORMED),
+            (wire.message(wire.WELCOME, 1), wire.MALFORMED),
+            (wire.message(99), wire.MALFORMED),
+            (wire.message(wire.HELLO, 1)[:-112] + b"x" * 112, wire.MALFORMED),
+            (wire.message(wire.MEASURE), wire.MALFORMED),
+            (wire.message(wire.RING), wire.MALFORMED),
         ],
     )
-    def test_what_is_no_message_is_refused_and_closed(
+    def test_an_invalid_message_is_refused_and_closed(
         self, arbiter: Arbiter, data: bytes, why: int
     ) -> None:
         directory = arbiter.make()
-        with doors.connected(directory, "socket", socket.SOCK_SEQPACKET) as connection:
+        with wire.connected(directory, "socket", socket.SOCK_SEQPACKET) as connection:
             connection.send(data)
-            answer = doors.receive(connection)
+            answer = wire.receive(connection)
             assert answer
-            assert (answer.kind, answer.value, answer.fds) == (doors.REFUSED, why, ())
+            assert (answer.kind, answer.value, answer.fds) == (wire.REFUSED, why, ())
             assert answer.text
-            assert doors.receive(connection) is None
+            assert wire.receive(connection) is None
         assert arbiter.states() == []
 
     def test_each_process_has_its_slot_and_a_forked_child_its_own(
@@ -133,7 +133,7 @@ class TestHello:
         assert tenants(directory).hello() == 0
 
     @needs_root
-    def test_another_user_has_grants_of_its_own_only(
+    def test_another_user_cannot_join(
         self, arbiter: Arbiter, tenants: Tenants, short_tmp: Path
     ) -> None:
         short_tmp.chmod(0o755)
@@ -141,14 +141,14 @@ class TestHello:
         request = f"make+name=theirs+slice={GPU},memory={GIB}"
         told = tenant.tell("as-nobody", arbiter.state, request)
         refused, stopped, resized, uid, welcomed = told.split()
-        assert refused == f"{doors.REFUSED}/{doors.OWNER}"
+        assert refused == f"{wire.REFUSED}/{wire.OWNER}"
         assert stopped == "not-allowed"
-        assert resized == "not-yours"
+        assert resized == "not-owner"
         assert int(uid) == 65534
-        assert int(welcomed) == doors.WELCOME
+        assert int(welcomed) == wire.WELCOME
         wait_until(lambda: arbiter.grant("theirs") is None)
 
-    def test_a_kernel_that_has_no_pidfd_of_a_peer(
+    def test_a_kernel_without_peer_pidfds(
         self, stopped_arbiter: Arbiter, tenants: Tenants, old_kernel: Path
     ) -> None:
         stopped_arbiter.machine.variables["LD_PRELOAD"] = str(old_kernel)
@@ -159,20 +159,20 @@ class TestHello:
         tenant.kill()
         wait_until(lambda: stopped_arbiter.counted() == 0)
 
-    def test_the_last_slot_is_the_last(self, arbiter: Arbiter, tenants: Tenants) -> None:
+    def test_a_full_grant_refuses_processes(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = arbiter.make()
         parent = tenants(directory)
-        slots = [parent.fork()[0] for _ in range(doors.MAX_PROCESSES)]
-        assert slots == list(range(doors.MAX_PROCESSES))
-        answer = doors.exchange(directory, doors.hello_message())
-        assert (answer.kind, answer.value) == (doors.REFUSED, doors.FULL)
+        slots = [parent.fork()[0] for _ in range(wire.MAX_PROCESSES)]
+        assert slots == list(range(wire.MAX_PROCESSES))
+        answer = wire.exchange(directory, wire.hello_message())
+        assert (answer.kind, answer.value) == (wire.REFUSED, wire.FULL)
         parent.close()
         wait_until(lambda: arbiter.states() == [])
-        assert doors.exchange(directory, doors.hello_message()).kind == doors.WELCOME
+        assert wire.exchange(directory, wire.hello_message()).kind == wire.WELCOME
 
 
 class TestDeath:
-    def test_what_a_killed_process_held_is_given_back(
+    def test_memory_of_a_killed_process_is_given_back(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:
         directory = arbiter.make()
@@ -186,13 +186,13 @@ class TestDeath:
         wait_until(lambda: arbiter.counted() == 512)
         assert arbiter.states() == ["live"]
 
-    def test_it_is_ending_while_the_gpu_holds_it(
+    def test_a_dead_process_is_ending_while_the_gpu_lists_it(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants
     ) -> None:
         directory = arbiter.make()
         tenant = tenants(directory)
         slot = tenant.hello()
-        watcher = doors.Holding.of(doors.exchange(directory, doors.hello_message()))
+        watcher = wire.Holding.of(wire.exchange(directory, wire.hello_message()))
         tenant.tell("hold", 0, 3 * GIB)
         machine.list_process(tenant.pid, 3 * GIB + 500 * MIB)
         assert tenant.tell("measure") == "measured"
@@ -207,7 +207,7 @@ class TestDeath:
         assert watcher.limits.slice().driver == 0
         assert watcher.limits.process(slot).state == 0
 
-    def test_each_gpu_gives_back_by_itself(
+    def test_each_gpu_gives_back_separately(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants
     ) -> None:
         arbiter.ask(f"make name=a slice={GPU},memory={GIB} slice={OTHER_GPU},memory={GIB}")
@@ -227,7 +227,7 @@ class TestDeath:
         machine.drop_process(tenant.pid, OTHER_GPU)
         wait_until(lambda: counts() == [0, 0])
 
-    def test_a_gpu_that_does_not_let_go_is_waited_for(
+    def test_cleanup_waits_while_the_gpu_lists_the_process(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants, owners: Owners
     ) -> None:
         owner = owners(arbiter.state, f"make name=a slice={GPU},memory={2 * GIB}")
@@ -237,7 +237,7 @@ class TestDeath:
         machine.list_process(tenant.pid, GIB)
         tenant.kill()
         owner.kill()
-        said = f"GPU 0 still holds memory of dead process {tenant.pid}: a child of it may live"
+        said = f"GPU 0 still lists dead process {tenant.pid}: a child of it may be alive"
         wait_until(lambda: said in arbiter.log.read_text())
         serving = arbiter.serving_pid()
         machine.fail_lists()  # for less than 5 s: no proof of anything
@@ -250,7 +250,7 @@ class TestDeath:
         machine.drop_process(tenant.pid)
         wait_until(lambda: arbiter.grant("a") is None)
 
-    def test_when_nvml_cannot_tell_five_seconds_must_do(
+    def test_memory_is_given_back_after_5_s_if_nvml_cannot_tell(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants
     ) -> None:
         tenant = tenants(arbiter.make())

@@ -38,7 +38,7 @@ class Tenant:
         )
 
     def hear(self, event: str) -> dict[str, Any]:
-        """Wait for the program to say something."""
+        """Wait for a report of the program."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             words: dict[str, Any] = json.loads(line)
@@ -47,13 +47,13 @@ class Tenant:
         raise AssertionError(f"it ended before {event!r}: {self.process.communicate()[1]}")
 
     def tell(self, command: str, size: int) -> None:
-        """Have the program do something more."""
+        """Send the program a command."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{command} {size}\n")
         self.process.stdin.flush()
 
     def end(self) -> int:
-        """Let it go; its exit code."""
+        """Let it end; its exit code."""
         self.process.communicate(timeout=60)
         return self.process.returncode
 
@@ -88,7 +88,7 @@ def grants_of(cli: Cli) -> dict[str, Any]:
 
 
 def kill_arbiter(state: Path) -> None:
-    """Kill an arbiter, and first its parent, which would start it again."""
+    """Kill an arbiter, after its parent, which would restart it."""
     inner = control.status(state).pid
     for pid in (int((state / "arbiter.pid").read_text("ascii")), inner):
         with suppress(ProcessLookupError):

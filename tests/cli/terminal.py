@@ -1,4 +1,4 @@
-"""A command on a terminal of its own, as a person has it."""
+"""A command on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 
 
 class Terminal:
-    """Runs a command on a terminal, 160 wide; what it shows, and its keyboard."""
+    """Runs a command on a terminal of 160 columns; its output and its keyboard."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._keyboard, inner = pty.openpty()
@@ -36,7 +36,7 @@ class Terminal:
 
     @property
     def shown(self) -> str:
-        """All that was ever shown, without colours and movements."""
+        """All output so far, without colours and cursor movements."""
         return _ESCAPE.sub("", self._shown.decode(errors="replace"))
 
     def wait_for(self, words: str, seconds: float = 60.0) -> None:

@@ -1,4 +1,4 @@
-"""The same, on this machine's own GPU."""
+"""The commands on this machine's own GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_gpus(cli: Cli) -> None:
     assert answer["gpus"]
 
 
-def test_doctor_finds_all_well(cli: Cli) -> None:
+def test_doctor_finds_nothing_broken(cli: Cli) -> None:
     answer = cli("doctor")
     assert answer.returncode == 0, answer.stdout
 

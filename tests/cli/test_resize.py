@@ -1,4 +1,4 @@
-"""`aliquot resize`: first against an arbiter that is played, then on a simulated machine."""
+"""`aliquot resize`: first against a fake arbiter, then on a simulated machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE = ("--simulate", "h100:1")
 
 
 class Arbiter:
-    """Lowers a grant of two slices by a GiB with every question, or does not."""
+    """Lowers a grant of two slices by a GiB with every request, or does not."""
 
     def __init__(self, directory: Path, *, frees: bool) -> None:
         self.limit = 8 * GIB
@@ -71,17 +71,17 @@ def arbiter(aliquot_state: Path) -> Iterator[Callable[..., Arbiter]]:
         (["--compute", "30"], "NAME"),
     ],
 )
-def test_a_wrong_use_names_the_thing(cli: Cli, arguments: list[str], named: str) -> None:
+def test_invalid_use_names_the_argument(cli: Cli, arguments: list[str], named: str) -> None:
     answer = cli("resize", *arguments)
     assert answer.returncode == 2
     assert named in answer.stderr
 
 
-def test_an_unknown_grant(cli: Cli, arbiter: Callable[..., Arbiter]) -> None:
+def test_an_unknown_grant_is_an_error(cli: Cli, arbiter: Callable[..., Arbiter]) -> None:
     arbiter()
     answer = cli("resize", "b", "--compute", "30")
     assert answer.returncode == 1
-    assert answer.stderr == "aliquot: there is no grant named b\n  There are: a.\n"
+    assert answer.stderr == "aliquot: there is no grant named b\n  Existing grants: a.\n"
 
 
 def test_waiting_ends_when_the_limit_is_reached(cli: Cli, arbiter: Callable[..., Arbiter]) -> None:
@@ -95,7 +95,7 @@ def test_waiting_ends_when_the_limit_is_reached(cli: Cli, arbiter: Callable[...,
     ]
 
 
-def test_a_person_sees_how_much_is_to_go_and_can_leave(
+def test_progress_is_shown_and_ctrl_c_keeps_the_limit(
     arbiter: Callable[..., Arbiter], cli_env: dict[str, str]
 ) -> None:
     arbiter(frees=False)
@@ -107,8 +107,8 @@ def test_a_person_sees_how_much_is_to_go_and_can_leave(
         assert terminal.end() == 130
     finally:
         terminal.close()
-    assert "keeps the limit that it has now, 8 GiB of GPU 0, 8 GiB of GPU 1" in terminal.shown
-    assert "The way back: aliquot resize a --memory 8GiB" in terminal.shown
+    assert "keeps its present limit, 8 GiB of GPU 0, 8 GiB of GPU 1" in terminal.shown
+    assert "To undo: aliquot resize a --memory 8GiB" in terminal.shown
     assert "Traceback" not in terminal.shown
 
 
@@ -136,7 +136,7 @@ def test_a_running_grant_is_changed(cli: Cli, tenants: Tenants) -> None:
     assert (part["compute_percent"], part["policy"]) == (None, "elastic")
 
 
-def test_a_program_has_more_memory_at_once(cli: Cli, tenants: Tenants) -> None:
+def test_more_memory_is_usable_at_once(cli: Cli, tenants: Tenants) -> None:
     tenant = tenants.start(*ONE, "--memory", "2GiB", "--name", "mine", wants=str(3 * GIB))
     assert tenant.hear("stopped")["bytes"] < 2 * GIB
     tenant.hear("stays")
@@ -156,7 +156,7 @@ def test_a_limit_below_what_is_in_use_is_refused_with_the_figure(
     assert slice_of(cli, "mine")["memory_bytes"] == 8 * GIB
 
 
-def test_a_limit_comes_down_as_the_program_frees(
+def test_wait_lowers_the_limit_as_the_program_frees(
     cli: Cli, cli_env: dict[str, str], aliquot_state: Path, tenants: Tenants
 ) -> None:
     tenant = tenants.start(*ONE, "--memory", "8GiB", "--name", "mine", wants=str(4 * GIB))
@@ -172,7 +172,7 @@ def test_a_limit_comes_down_as_the_program_frees(
     assert slice_of(cli, "mine")["memory_bytes"] == 2 * GIB
 
 
-def test_more_than_is_left_is_refused(cli: Cli, tenants: Tenants) -> None:
+def test_more_than_is_free_is_refused(cli: Cli, tenants: Tenants) -> None:
     share = ("--memory", "8GiB", "--compute", "60")
     tenants.start(*ONE, *share, "--name", "large").hear("stays")
     tenants.start(*ONE, "--memory", "8GiB", "--name", "small").hear("stays")
@@ -184,7 +184,7 @@ def test_more_than_is_left_is_refused(cli: Cli, tenants: Tenants) -> None:
     assert slice_of(cli, "small")["compute_percent"] is None
 
 
-def test_the_name_is_looked_for_on_every_machine(cli: Cli, tenants: Tenants) -> None:
+def test_the_grant_is_searched_on_every_machine(cli: Cli, tenants: Tenants) -> None:
     for machine in ("h100:1", "t4:2"):
         tenants.start("--simulate", machine, "--memory", "1GiB", "--name", "mine").hear("stays")
     answer = cli("resize", "mine", "--compute", "30")

@@ -29,7 +29,7 @@ def test_the_program_sees_its_slice_and_is_stopped_at_its_limit(tenants: Tenants
     assert greedy.end() == 0
 
 
-def test_the_output_says_what_was_given(cli: Cli) -> None:
+def test_the_output_describes_the_grant(cli: Cli) -> None:
     answer = cli("run", *ONE, "--memory", "8G", "--compute", "30%", "--name", "mine", "--", "true")
     assert "grant mine: 8 GiB and 30% of the compute time of simulated GPU 0 (H100" in answer.stderr
 
@@ -37,11 +37,11 @@ def test_the_output_says_what_was_given(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--priority", "background"), ", in the background: only what the others leave\n"),
+        (("--priority", "background"), ", in the background: only while no other slice has work\n"),
         (("--priority", "latency", "--policy", "hard"), ", policy hard, priority latency\n"),
     ],
 )
-def test_the_output_names_what_is_not_ordinary(
+def test_the_output_names_settings_that_are_not_default(
     cli: Cli, options: tuple[str, ...], words: str
 ) -> None:
     answer = cli("run", *ONE, "--memory", "8G", "--compute", "30", *options, "--", "true")
@@ -63,16 +63,16 @@ def test_the_variable_chooses_the_simulated_machine(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 255])
-def test_the_exit_code_is_the_commands(cli: Cli, code: int) -> None:
+def test_the_exit_code_is_that_of_the_command(cli: Cli, code: int) -> None:
     assert cli("run", *ONE, "--", "sh", "-c", f"exit {code}").returncode == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGPIPE])
-def test_the_signal_is_the_commands(cli: Cli, number: signal.Signals) -> None:
+def test_the_signal_is_that_of_the_command(cli: Cli, number: signal.Signals) -> None:
     assert cli("run", *ONE, "--", "sh", "-c", f"kill -{number} $$").returncode == -number
 
 
-def test_arguments_and_streams_are_the_commands(cli_env: dict[str, str]) -> None:
+def test_arguments_and_streams_reach_the_command(cli_env: dict[str, str]) -> None:
     answer = subprocess.run(
         [aliquot_command(), "run", *ONE, "sh", "-c", 'cat; echo "$@" >&2', "-", "--memory", "a b"],
         env=cli_env,
@@ -85,7 +85,7 @@ def test_arguments_and_streams_are_the_commands(cli_env: dict[str, str]) -> None
     assert answer.stderr.splitlines()[-1] == "--memory a b"
 
 
-def test_the_command_has_no_child_that_it_never_made(cli: Cli) -> None:
+def test_the_command_has_no_unexpected_child(cli: Cli) -> None:
     code = "import os\ntry: os.waitpid(-1, 0)\nexcept ChildProcessError: print('none')"
     answer = cli("run", *ONE, "--", sys.executable, "-c", code)
     assert answer.stdout == "none\n", answer.stderr
@@ -116,7 +116,7 @@ def test_memory_returns_when_a_program_is_killed(cli: Cli, tenants: Tenants) -> 
     assert cli("run", *ONE, "--memory", "70GiB", "--", "true").returncode == 0
 
 
-def test_two_half_cards_are_one_grant(cli: Cli, tenants: Tenants) -> None:
+def test_two_half_gpus_are_one_grant(cli: Cli, tenants: Tenants) -> None:
     tenant = tenants.start(*FOUR, "--gpus", "2", "--memory", "50%", "--name", "halves")
     tenant.hear("stays")
     slices = grants_of(cli)["halves"]["slices"]
@@ -124,7 +124,7 @@ def test_two_half_cards_are_one_grant(cli: Cli, tenants: Tenants) -> None:
     assert [part["index"] for part in slices] == [0, 1]
 
 
-def test_a_cut_gpu_is_filled_before_another_is_cut(cli: Cli, tenants: Tenants) -> None:
+def test_a_shared_gpu_is_filled_first(cli: Cli, tenants: Tenants) -> None:
     for number, size in enumerate(("30GiB", "30GiB", "40GiB", "8GiB")):
         tenants.start(*FOUR, "--memory", size, "--name", f"n{number}").hear("stays")
     found = grants_of(cli)
@@ -132,38 +132,38 @@ def test_a_cut_gpu_is_filled_before_another_is_cut(cli: Cli, tenants: Tenants) -
     assert indexes == [0, 0, 1, 0]
 
 
-def test_more_than_any_gpu_has(cli: Cli) -> None:
+def test_a_request_larger_than_any_gpu_is_refused(cli: Cli) -> None:
     answer = cli("run", *ONE, "--memory", "100GiB", "--", "true")
     assert answer.returncode == 1
     assert "no GPU has 100 GiB: the largest is GPU 0 (H100" in answer.stderr
 
 
-def test_no_room_says_who_holds_it(cli: Cli, tenants: Tenants) -> None:
+def test_no_capacity_names_the_grants(cli: Cli, tenants: Tenants) -> None:
     tenants.start(*ONE, "--memory", "75GiB", "--name", "large").hear("stays")
     answer = cli("run", *ONE, "--memory", "8GiB", "--", "true")
     assert answer.returncode == 1
-    assert "no GPU has 8 GiB left" in answer.stderr
+    assert "no GPU has 8 GiB free" in answer.stderr
     assert "(grants: large 75 GiB)" in answer.stderr
 
 
-def test_a_whole_gpu_leaves_no_room(cli: Cli, tenants: Tenants) -> None:
+def test_a_whole_gpu_has_no_free_capacity(cli: Cli, tenants: Tenants) -> None:
     tenants.start(*ONE, "--name", "whole").hear("stays")
     answer = cli("run", *ONE, "--", "true")
     assert answer.returncode == 1
     assert "no GPU is whole" in answer.stderr
 
 
-def test_no_compute_time_left_says_who_has_it(cli: Cli, tenants: Tenants) -> None:
+def test_no_free_compute_names_the_grants_that_have_it(cli: Cli, tenants: Tenants) -> None:
     tenants.start(*ONE, "--memory", "8GiB", "--compute", "60", "--name", "large").hear("stays")
     answer = cli("run", *ONE, "--memory", "8GiB", "--compute", "50", "--", "true")
     assert answer.returncode == 1
-    assert "no GPU has 8 GiB and 50% of its compute time left" in answer.stderr
+    assert "no GPU has 8 GiB and 50% of its compute time free" in answer.stderr
     assert "(grants: large 8 GiB 60%)" in answer.stderr
     for share in (("--compute", "40"), ("--compute", "equal"), ("--priority", "background")):
         assert cli("run", *ONE, "--memory", "8GiB", *share, "--", "true").returncode == 0
 
 
-def test_a_gpu_without_compute_time_left_is_passed_over(cli: Cli, tenants: Tenants) -> None:
+def test_a_gpu_without_free_compute_is_skipped(cli: Cli, tenants: Tenants) -> None:
     tenants.start(*FOUR, "--memory", "1GiB", "--compute", "90", "--name", "large").hear("stays")
     taken = grants_of(cli)["large"]["slices"][0]["index"]
     environment = {"CUDA_VISIBLE_DEVICES": f"{taken},{(taken + 1) % 4}"}
@@ -176,10 +176,10 @@ def test_a_gpu_without_compute_time_left_is_passed_over(cli: Cli, tenants: Tenan
     only = {"CUDA_VISIBLE_DEVICES": str(taken)}
     answer = cli("run", *FOUR, "--memory", "1GiB", "--compute", "40", "--", "true", env=only)
     assert answer.returncode == 1
-    assert "1 GiB and 40% of its compute time left" in answer.stderr
+    assert "1 GiB and 40% of its compute time free" in answer.stderr
 
 
-def test_hard_is_refused_where_shares_do_not_hold(cli: Cli, aliquot_state: Path) -> None:
+def test_hard_is_refused_without_gates(cli: Cli, aliquot_state: Path) -> None:
     state = aliquot_state / "simulated" / "h100-1"
     for folder in (aliquot_state, state.parent, state):
         folder.mkdir(mode=0o700)
@@ -194,7 +194,7 @@ def test_hard_is_refused_where_shares_do_not_hold(cli: Cli, aliquot_state: Path)
     assert answer.stderr.startswith("aliquot: GPU 0 has no gates\n  Use --policy elastic.")
 
 
-def test_a_name_in_use(cli: Cli, tenants: Tenants) -> None:
+def test_a_name_in_use_is_refused(cli: Cli, tenants: Tenants) -> None:
     tenants.start(*ONE, "--memory", "1GiB", "--name", "mine").hear("stays")
     answer = cli("run", *ONE, "--memory", "1GiB", "--name", "mine", "--", "true")
     assert answer.returncode == 1
@@ -202,7 +202,7 @@ def test_a_name_in_use(cli: Cli, tenants: Tenants) -> None:
     assert "--name" in answer.stderr
 
 
-def test_cuda_visible_devices_names_the_machines_gpus(cli: Cli) -> None:
+def test_cuda_visible_devices_selects_gpus_of_the_machine(cli: Cli) -> None:
     code = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
     command = ("--", sys.executable, "-c", code)
     answer = cli("run", *FOUR, "--gpus", "2", *command, env={"CUDA_VISIBLE_DEVICES": "3,1"})
@@ -212,21 +212,21 @@ def test_cuda_visible_devices_names_the_machines_gpus(cli: Cli) -> None:
     assert answer.stdout == "None\n"
 
 
-def test_cuda_visible_devices_leaves_too_few(cli: Cli) -> None:
+def test_cuda_visible_devices_with_too_few_gpus_is_refused(cli: Cli) -> None:
     arguments = ("run", *FOUR, "--gpus", "3", "--", "true")
     answer = cli(*arguments, env={"CUDA_VISIBLE_DEVICES": "3,1"})
     assert answer.returncode == 1
-    assert "3 GPUs asked for, and there are 2" in answer.stderr
+    assert "3 GPUs requested, but there are 2" in answer.stderr
     assert "CUDA_VISIBLE_DEVICES=3,1" in answer.stderr
 
 
-def test_cuda_visible_devices_names_no_gpu(cli: Cli) -> None:
+def test_cuda_visible_devices_without_a_gpu_is_refused(cli: Cli) -> None:
     answer = cli("run", *ONE, "--", "true", env={"CUDA_VISIBLE_DEVICES": "-1"})
     assert answer.returncode == 1
     assert "CUDA_VISIBLE_DEVICES is '-1'" in answer.stderr
 
 
-def test_many_that_start_at_once_all_find_room(cli: Cli) -> None:
+def test_concurrent_starts_all_get_capacity(cli: Cli) -> None:
     """The first ones also race to start the arbiter, and all of them for the same GPUs."""
     with ThreadPoolExecutor(8) as pool:
         runs = [

@@ -1,4 +1,4 @@
-"""What `aliquot ps`, `top`, `metrics` and `doctor` say of compute shares, by a played arbiter."""
+"""What `aliquot ps`, `top`, `metrics` and `doctor` show of compute shares, with a fake arbiter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Play = Callable[..., Played]
 
 @pytest.fixture
 def play(aliquot_state: Path) -> Iterator[Play]:
-    """Plays the arbiter of this machine, with these words for every question."""
+    """A fake arbiter of this machine that sends this status to every request."""
     playing: list[Played] = []
 
     def start(answer: Callable[[str], Any]) -> Played:
@@ -45,7 +45,7 @@ def play(aliquot_state: Path) -> Iterator[Play]:
 
 
 def shared(*, turns: tuple[str, str] = ("holds", "out")) -> Callable[[str], Any]:
-    """Two slices of a GPU, 70 % and an equal part; each look is a second after the one before."""
+    """Two slices of a GPU, 70 % and an equal part; each status is a second after the last."""
     looks = itertools.count()
 
     def answer(question: str) -> Any:
@@ -83,27 +83,27 @@ def shared(*, turns: tuple[str, str] = ("holds", "out")) -> Callable[[str], Any]
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """The cells of a table's rows, by the grant they begin with."""
+    """The cells of each row of a table, by grant."""
     split = [[cell for cell in line.strip().split("  ") if cell] for line in text.splitlines()]
     return {cells[0].strip(): [cell.strip() for cell in cells] for cells in split if cells}
 
 
-def test_ps_shows_what_was_asked_for_and_what_was_got(cli: Cli, play: Play) -> None:
+def test_ps_shows_requested_and_actual_shares(cli: Cli, play: Play) -> None:
     play(shared())
     found = rows(cli("ps").stdout)
     assert found["a"][4:6] == ["70%", "70.0%"]
     assert found["b"][4:6] == ["equal", "30.0%"]
 
 
-def test_ps_names_the_culprit(cli: Cli, play: Play) -> None:
+def test_ps_names_an_overdue_process(cli: Cli, play: Play) -> None:
     play(shared(turns=("out", "overdue")))
     assert (
-        "grant b: process python (43) has not come to its end on GPU 0: the others go on beside it"
+        "grant b: process python (43) is overdue on GPU 0: the others run at the same time"
         in cli("ps").stdout
     )
 
 
-def test_ps_for_programs_has_seconds_and_ratios(cli: Cli, play: Play) -> None:
+def test_ps_json_has_seconds_and_ratios(cli: Cli, play: Play) -> None:
     play(shared())
     answer = json.loads(cli("ps", "--json").stdout)
     first, second = (grant["slices"][0]["compute"] for grant in answer["grants"])
@@ -127,7 +127,7 @@ def test_ps_for_programs_has_seconds_and_ratios(cli: Cli, play: Play) -> None:
     assert "credit_cpu_seconds_total" in answer["machines"][0]
 
 
-def test_top_in_a_file_has_a_line_for_each_slice_and_look(cli: Cli, play: Play) -> None:
+def test_top_in_a_file_prints_a_line_per_slice_and_refresh(cli: Cli, play: Play) -> None:
     play(shared())
     lines = cli("top", "-n", "2", "--interval", "0.1").stdout.splitlines()
     told = [dict(word.split("=") for word in line.split()[1:]) for line in lines]
@@ -149,13 +149,13 @@ def test_top_in_a_file_has_a_line_for_each_slice_and_look(cli: Cli, play: Play) 
         "policy": "elastic",
         "priority": "normal",
         "state": "out",
-        "hold": "taken",
+        "grant_state": "active",
         "gates": "work",
         "contended": "yes",
     }
 
 
-def test_top_on_a_terminal_goes_on_until_q(play: Play, cli_env: dict[str, str]) -> None:
+def test_top_on_a_terminal_runs_until_q(play: Play, cli_env: dict[str, str]) -> None:
     play(shared(turns=("exempt", "out")))
     terminal = Terminal([aliquot_command(), "top", "--interval", "0.1"], cli_env)
     try:
@@ -173,7 +173,7 @@ def test_top_on_a_terminal_goes_on_until_q(play: Play, cli_env: dict[str, str]) 
     assert "Traceback" not in terminal.shown
 
 
-def test_top_on_a_terminal_once_leaves_what_it_showed(play: Play, cli_env: dict[str, str]) -> None:
+def test_top_once_leaves_its_output(play: Play, cli_env: dict[str, str]) -> None:
     play(shared())
     terminal = Terminal([aliquot_command(), "top", "--once", "--interval", "0.1"], cli_env)
     try:
@@ -209,13 +209,13 @@ def test_metrics_can_be_scraped(cli: Cli, play: Play) -> None:
     assert families["aliquot_arbiter_up"].samples[0].value == 1
 
 
-def test_metrics_where_no_arbiter_runs(cli: Cli) -> None:
+def test_metrics_without_an_arbiter(cli: Cli) -> None:
     answer = cli("metrics")
     assert (answer.returncode, answer.stderr) == (0, "")
     assert "aliquot_arbiter_up 0\n" in answer.stdout
 
 
-def test_metrics_where_only_simulated_machines_run(cli: Cli, aliquot_state: Path) -> None:
+def test_metrics_with_only_simulated_machines(cli: Cli, aliquot_state: Path) -> None:
     state = aliquot_state / "simulated" / "h100-1"
     for folder in (aliquot_state, state.parent, state):
         folder.mkdir(mode=0o700)
@@ -233,24 +233,24 @@ def compute_findings(cli: Cli, *arguments: str) -> list[dict[str, Any]]:
     return [one for one in answer["findings"] if one["subject"] == "compute"]
 
 
-def test_doctor_where_nobody_has_tried_asks_the_driver(cli: Cli) -> None:
+def test_doctor_asks_the_driver_if_no_program_has_tested_gates(cli: Cli) -> None:
     (found,) = compute_findings(cli, "--simulate", "h100:2")
     assert found["health"] == "ok"
-    assert "not tried yet; the driver has what it takes" in found["detail"]
+    assert "not tested yet; the driver supports them" in found["detail"]
 
 
 @pytest.mark.parametrize(
     ("gates", "health", "words"),
     [
-        (("work", "untried"), ["ok"], ["shares hold: tried on GPU 0"]),
+        (("work", "untried"), ["ok"], ["shares work: tested on GPU 0"]),
         (
             ("fail", "fail"),
             ["warning"],
-            ["shares do not hold on GPU 0: the driver said 801 (not supported)"],
+            ["shares do not work on GPU 0: CUDA error 801 (not supported)"],
         ),
     ],
 )
-def test_doctor_says_what_programs_found(
+def test_doctor_reports_what_programs_found(
     cli: Cli,
     aliquot_state: Path,
     gates: tuple[str, str],
@@ -271,4 +271,4 @@ def test_doctor_says_what_programs_found(
         played.end()
     assert [one["health"] for one in found] == health
     assert [one["detail"] for one in found] == words
-    assert all(one["mend"] for one in found if one["health"] == "warning")
+    assert all(one["fix"] for one in found if one["health"] == "warning")

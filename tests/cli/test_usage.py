@@ -1,4 +1,4 @@
-"""What needs no GPU: help, wrong uses, what is imported when."""
+"""What needs no GPU: help, invalid use, lazy imports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_command_has_help_with_an_example(cli: Cli, command: str) -> None:
     assert f"aliquot {command}" in answer.stdout.partition("Examples:")[2]
 
 
-def test_help_says_what_units_mean(cli: Cli) -> None:
+def test_help_explains_units(cli: Cli) -> None:
     words = " ".join(cli("run", "--help").stdout.split())
     assert "G and M mean GiB and MiB; GB and MB are decimal" in words
 
@@ -58,27 +58,27 @@ def test_help_says_what_units_mean(cli: Cli) -> None:
         (["metrics", "--simulate", "voodoo2"], "voodoo2"),
     ],
 )
-def test_a_wrong_use_names_the_thing(cli: Cli, arguments: list[str], named: str) -> None:
+def test_invalid_use_names_the_argument(cli: Cli, arguments: list[str], named: str) -> None:
     answer = cli(*arguments)
     assert answer.returncode == 2
     assert named in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
-def test_a_command_that_does_not_exist(cli: Cli) -> None:
+def test_a_missing_command_exits_127(cli: Cli) -> None:
     answer = cli("run", "--simulate", "h100:1", "--", "no-such-command")
     assert answer.returncode == 127
     assert "no-such-command" in answer.stderr
 
 
-def test_a_command_that_may_not_be_executed(cli: Cli, tmp_path: Path) -> None:
+def test_a_command_that_is_not_executable_exits_126(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "script").write_text("echo\n")
     answer = cli("run", "--simulate", "h100:1", "--", str(tmp_path / "script"))
     assert answer.returncode == 126
     assert str(tmp_path / "script") in answer.stderr
 
 
-def test_a_folder_is_no_command(cli: Cli, tmp_path: Path) -> None:
+def test_a_folder_is_not_a_command(cli: Cli, tmp_path: Path) -> None:
     answer = cli("run", "--simulate", "h100:1", "--", str(tmp_path))
     assert answer.returncode == 126
     assert answer.stderr == f"aliquot: {tmp_path} is a folder\n"
@@ -99,7 +99,7 @@ def test_a_script_whose_interpreter_is_missing(cli: Cli, tmp_path: Path) -> None
     assert cli("run", "--simulate", "h100:1", "--", str(script)).returncode == 127
 
 
-def test_a_grant_inside_a_grant(cli: Cli) -> None:
+def test_a_nested_grant_is_refused(cli: Cli) -> None:
     answer = cli("run", "--", "true", env={"ALIQUOT_GRANT": "/run/aliquot/grants/outer"})
     assert answer.returncode == 1
     assert "already inside the grant outer" in answer.stderr
@@ -126,27 +126,27 @@ def test_no_gpu_points_to_simulation(cli: Cli) -> None:
     "arguments",
     [["run", "--simulate", "h100:1", "--", "true"], ["arbiter", "--simulate", "h100:1"], ["ps"]],
 )
-def test_a_state_directory_that_cannot_be_made(
+def test_a_state_directory_that_cannot_be_created(
     cli: Cli, tmp_path: Path, arguments: list[str]
 ) -> None:
     (tmp_path / "file").touch()
     state = str(tmp_path / "file" / "state")
     answer = cli(*arguments, env={"ALIQUOT_STATE": state})
     assert answer.returncode == 1
-    assert f"the folder {state} cannot be made" in answer.stderr
+    assert f"the folder {state} cannot be created" in answer.stderr
     assert f"ALIQUOT_STATE is {state}" in answer.stderr
 
 
-def test_a_state_directory_that_the_linker_cannot_name(cli: Cli, aliquot_state: Path) -> None:
+def test_a_state_directory_that_the_linker_cannot_use(cli: Cli, aliquot_state: Path) -> None:
     state = aliquot_state.with_name("a b")
     answer = cli("run", "--simulate", "h100:1", "--", "true", env={"ALIQUOT_STATE": str(state)})
     assert answer.returncode == 1
-    assert "without spaces or colons" in answer.stderr
+    assert "without space, colon or semicolon" in answer.stderr
     assert not list(state.glob("simulated/h100-1/*/*"))  # no arbiter, no grant
 
 
 def in_shell(cli_env: dict[str, str], line: str) -> subprocess.CompletedProcess[str]:
-    """A line of the shell; `aliquot` is ours."""
+    """A shell line with our `aliquot` in its path."""
     path = f"{Path(sys.executable).parent}:{cli_env['PATH']}"
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", line],
@@ -157,7 +157,7 @@ def in_shell(cli_env: dict[str, str], line: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_a_reader_that_goes_away_is_no_traceback(cli_env: dict[str, str]) -> None:
+def test_a_closed_pipe_gives_no_traceback(cli_env: dict[str, str]) -> None:
     assert in_shell(cli_env, "aliquot --help | true").stderr == ""
 
 
@@ -181,7 +181,7 @@ def test_output_that_cannot_be_written(cli_env: dict[str, str], line: str, words
 
 
 @pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", ">&-"])
-def test_a_command_runs_whatever_becomes_of_our_words(cli_env: dict[str, str], where: str) -> None:
+def test_a_command_runs_even_if_stderr_is_closed(cli_env: dict[str, str], where: str) -> None:
     line = f"aliquot run --simulate h100:1 -- sh -c 'exit 7' {where}"
     assert in_shell(cli_env, line).returncode == 7
 

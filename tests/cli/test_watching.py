@@ -16,10 +16,10 @@ from rich.console import Console
 
 from aliquot.cli import ps, top
 from aliquot.devices import Shape
-from aliquot.model import Grant, Hold, Life
-from aliquot.slices import Machine, State, control, examine
+from aliquot.model import Grant, GrantState, Life
+from aliquot.slices import LocalMachine, StateDirectory, control, diagnostics
 from aliquot.slices.control import Status
-from aliquot.slices.state import SYSTEM
+from aliquot.slices.state_directory import SYSTEM
 from cli.conftest import PROGRAM, Tenants, grants_of, kill_arbiter
 from cli.terminal import Terminal
 from conftest import Cli, aliquot_command
@@ -89,7 +89,7 @@ def test_ps_shows_every_machine(cli: Cli, tenants: Tenants) -> None:
     assert [gpu["simulated"] for gpu in answer["gpus"]].count("t4:2") == 2
 
 
-def test_ps_says_null_where_compute_is_an_equal_part(cli: Cli, tenants: Tenants) -> None:
+def test_ps_json_has_null_for_an_equal_share(cli: Cli, tenants: Tenants) -> None:
     tenants.start(*ONE, "--memory", "1GiB", "--name", "mine").hear("stays")
     assert grants_of(cli)["mine"]["slices"][0]["compute_percent"] is None
 
@@ -98,11 +98,11 @@ def seen_by_ps(*grants: Grant) -> str:
     console = Console(width=160)
     with console.capture() as shown:
         status = Status(pid=1, gpus=(make_shared(),), grants=grants, answer={})
-        console.print(ps.render([Machine(State(Path("/nowhere")), status)]))
+        console.print(ps.render([LocalMachine(StateDirectory(Path("/nowhere")), status)]))
     return shown.get()
 
 
-def test_ps_names_users_where_there_are_several() -> None:
+def test_ps_names_users_if_there_are_several() -> None:
     mine, theirs = make_grant("mine", gpu0=GIB), make_grant("theirs", gpu0=GIB)
     assert "User" not in seen_by_ps(mine, theirs)
     shown = seen_by_ps(mine, replace(theirs, owner_uid=4_000_000))
@@ -111,29 +111,29 @@ def test_ps_names_users_where_there_are_several() -> None:
     assert "4000000" in shown
 
 
-def test_ps_tells_a_grant_that_is_kept_from_one_whose_command_has_ended() -> None:
+def test_ps_shows_whether_the_command_has_ended() -> None:
     over = replace(make_grant("over", gpu0=GIB), owner_alive=False)
     assert "its command has ended" in seen_by_ps(over)
     assert "no GPU use yet" in seen_by_ps(replace(over, owner_pid=None, life=Life.KEPT))
 
 
-def test_ps_and_top_tell_a_grant_that_is_suspended() -> None:
+def test_ps_and_top_show_the_state_of_the_grant() -> None:
     grant = make_grant("mine", gpu0=GIB)
-    for hold, told, in_top in (
-        (Hold.TAKEN, "no GPU use yet", "idle"),
-        (Hold.OPEN, "being suspended or resumed", "open"),
-        (Hold.PARKED, "suspended", "suspended"),
+    for state, told, in_top in (
+        (GrantState.ACTIVE, "no GPU use yet", "idle"),
+        (GrantState.SWITCHING, "switching: being frozen or thawed", "switching"),
+        (GrantState.PARKED, "parked", "parked"),
     ):
-        held = replace(grant, hold=hold)
-        row = next(line for line in seen_by_ps(held).splitlines() if "mine" in line)
+        changed = replace(grant, state=state)
+        row = next(line for line in seen_by_ps(changed).splitlines() if "mine" in line)
         assert row.rstrip().endswith(told)
-        status = Status(pid=1, gpus=(make_shared(),), grants=(held,), answer={})
-        view = top.View(Machine(State(Path("/nowhere")), status), None)
+        status = Status(pid=1, gpus=(make_shared(),), grants=(changed,), answer={})
+        view = top.MachineView(LocalMachine(StateDirectory(Path("/nowhere")), status), None)
         (shown,) = view.rows(make_shared().gpu.uuid)
         assert shown.cells()[-1] == in_top
 
 
-def test_grants_whose_arbiter_died_are_shown_again(
+def test_ps_restarts_a_dead_arbiter_with_grants(
     cli: Cli, tenants: Tenants, aliquot_state: Path
 ) -> None:
     tenants.start(*ONE, "--memory", "8GiB", "--name", "mine", wants=str(GIB)).hear("stays")
@@ -141,13 +141,13 @@ def test_grants_whose_arbiter_died_are_shown_again(
     (found,) = findings(cli, *ONE)["arbiter"]
     assert found["health"] == "warning"
     assert "mine" in found["detail"]
-    assert "aliquot ps" in found["mend"]
+    assert "aliquot ps" in found["fix"]
     part = grants_of(cli)["mine"]["slices"][0]
     assert part["memory_bytes"] == 8 * GIB
     assert part["counted_bytes"] >= GIB
 
 
-def test_gpus_show_what_is_granted_also_where_the_arbiter_died(
+def test_gpus_restarts_a_dead_arbiter_with_grants(
     cli: Cli, tenants: Tenants, aliquot_state: Path
 ) -> None:
     tenants.start(*ONE, "--memory", "8GiB").hear("stays")
@@ -169,14 +169,14 @@ def test_an_arbiter_in_the_foreground(
         assert cli("run", *ONE, "--", "true").returncode == 0
         second = cli("arbiter", *ONE)
         assert second.returncode == 1
-        assert f"an arbiter already serves {state}" in second.stderr
+        assert f"an arbiter already runs in {state}" in second.stderr
         serving.terminate()
         _, log = serving.communicate(timeout=60)
         assert serving.returncode == 0, log
     assert not control.answers(state)
 
 
-def test_ps_can_go_on(cli_env: dict[str, str], tenants: Tenants) -> None:
+def test_ps_watch_runs_until_ctrl_c(cli_env: dict[str, str], tenants: Tenants) -> None:
     tenants.start(*ONE, "--name", "mine").hear("stays")
     terminal = Terminal([aliquot_command(), "ps", "--watch"], cli_env)
     try:
@@ -196,32 +196,32 @@ def findings(cli: Cli, *arguments: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def test_doctor_finds_all_well_on_a_simulated_machine(cli: Cli) -> None:
+def test_doctor_finds_nothing_broken_on_a_simulated_machine(cli: Cli) -> None:
     answer = cli("doctor", *ONE)
     assert answer.returncode == 0, answer.stdout
     assert "simulated h100:1" in answer.stdout
     assert "Aliquot works here." in answer.stdout
 
 
-def test_doctor_looks_which_library_a_tenant_finds(cli: Cli) -> None:
+def test_doctor_checks_which_libraries_a_tenant_loads(cli: Cli) -> None:
     found = findings(cli, *ONE)["library"]
     assert [finding["health"] for finding in found] == ["ok"] * 4
     names = {finding["detail"].split()[0] for finding in found}
     assert names == {"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"}
 
 
-def test_doctor_says_how_to_mend(cli: Cli, aliquot_state: Path) -> None:
+def test_doctor_says_how_to_fix(cli: Cli, aliquot_state: Path) -> None:
     aliquot_state.mkdir()
     aliquot_state.chmod(0o777)
     answer = cli("doctor", *ONE, "--json")
     assert answer.returncode == 1
     broken = [one for one in json.loads(answer.stdout)["findings"] if one["health"] == "broken"]
     assert [one["subject"] for one in broken] == ["state"]
-    assert "chmod" in broken[0]["mend"]
-    assert f"ALIQUOT_STATE is {aliquot_state}" in broken[0]["mend"]
+    assert "chmod" in broken[0]["fix"]
+    assert f"ALIQUOT_STATE is {aliquot_state}" in broken[0]["fix"]
 
 
-def test_doctor_goes_no_further_without_a_state_directory(cli: Cli, tmp_path: Path) -> None:
+def test_doctor_stops_without_a_state_directory(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     answer = cli("doctor", *ONE, "--json", env={"ALIQUOT_STATE": str(tmp_path / "file")})
     assert answer.returncode == 1
@@ -230,20 +230,20 @@ def test_doctor_goes_no_further_without_a_state_directory(cli: Cli, tmp_path: Pa
     assert (last["subject"], last["health"]) == ("state", "broken")
 
 
-def test_doctor_says_where_users_do_not_know_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def subjects(where: State) -> list[str]:
-        return [finding.subject for finding in examine._users(where)]
+def test_doctor_warns_about_separate_arbiters(monkeypatch: pytest.MonkeyPatch) -> None:
+    def subjects(where: StateDirectory) -> list[str]:
+        return [finding.subject for finding in diagnostics._users(where)]
 
-    own = State(Path("/tmp/aliquot-1000"))
+    own = StateDirectory(Path("/tmp/aliquot-1000"))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert subjects(own) == []
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert subjects(own) == ["users"]
-    assert subjects(State(SYSTEM)) == []
+    assert subjects(StateDirectory(SYSTEM)) == []
     assert subjects(replace(own, shape=Shape("h100", 1))) == []
 
 
-def test_who_slips_past_is_named(
+def test_a_process_outside_all_grants_is_named(
     cli: Cli, tenants: Tenants, aliquot_state: Path, native_dir: Path, cli_env: dict[str, str]
 ) -> None:
     tenants.start(*ONE, "--memory", "8GiB").hear("stays")

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from aliquot.kubernetes.api.gpunode import GpuNodeStatus, HeldPart, NodeGpu
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus, NodeGpu, NodeGrant
 from aliquot.kubernetes.api.names import GANG, GANG_SIZE, GATE, PLAN
 from aliquot.kubernetes.api.plan import decode_plan
 from cluster.api import ApiError
@@ -51,12 +51,12 @@ class Stage:
 
     def report(self) -> None:
         """What the agents of all nodes would write: who has which GPU."""
-        held: dict[str, HeldPart] = {}
+        held: dict[str, NodeGrant] = {}
         for one in self.cluster.api.get("/api/v1/pods")["items"]:
             meta = one["metadata"]
             plan = decode_plan(meta.get("annotations", {}).get(PLAN, ""))
             for name, part in plan.containers.items() if plan else ():
-                mine = HeldPart(meta["uid"], meta["namespace"], meta["name"], name, part.memory)
+                mine = NodeGrant(meta["uid"], meta["namespace"], meta["name"], name, part.memory)
                 held |= dict.fromkeys(part.gpus, mine)
         for name, before in list(self.gpus.items()):
             now = msgspec.structs.replace(
@@ -162,7 +162,7 @@ class Stage:
         assert not twice, twice
 
 
-def _held(gpu: NodeGpu, by: HeldPart | None) -> NodeGpu:
+def _held(gpu: NodeGpu, by: NodeGrant | None) -> NodeGpu:
     kind, grants = (None, ()) if by is None else ("whole", (by,))
     return msgspec.structs.replace(gpu, kind=kind, grants=grants)
 

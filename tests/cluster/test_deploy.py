@@ -120,7 +120,7 @@ def test_the_extender_changes_nothing_of_a_pod_but_annotations(installed: Cluste
     extender = as_account("aliquot-scheduler", installed.node.name)
     installed.apply(pod("plain"))
     try:
-        installed.kubectl("annotate", "pod", "plain", "aliquot.io/room=now", *extender)
+        installed.kubectl("annotate", "pod", "plain", "aliquot.io/retry=now", *extender)
         with pytest.raises(ClusterError, match="takes its own gate away, nothing else"):
             installed.kubectl("label", "pod", "plain", "app=other", *extender)
         image = '{"spec": {"containers": [{"name": "main", "image": "other"}]}}'

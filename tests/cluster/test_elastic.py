@@ -211,7 +211,8 @@ def test_quota_is_reclaimed_from_a_job_whose_workers_get_a_notice(
     now = status(cluster)
     assert now["restarts"] == 0
     phase = {one["phase"]: one["reason"] for one in now["history"]}
-    assert phase["Suspending"].startswith("asked to save: ended for default/second: queue default")
+    why = "asked to save: preempted for default/second: queue default"
+    assert phase["Suspending"].startswith(why)
     (folder / "go").touch()
     wait_workers(cluster, 4)
     cluster.kubectl("delete", "elasticjob", "counting", "--wait")

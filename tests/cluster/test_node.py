@@ -229,7 +229,7 @@ def test_a_running_pod_is_resized(
     annotate("aliquot.io/memory=400GiB")
     answered("ResizeRefused", "of memory free")
     annotate("aliquot.io/policy=hardly")
-    answered("BadAnnotation", "hardly")
+    answered("InvalidAnnotation", "hardly")
 
 
 def test_a_program_outside_its_slice_is_reported(

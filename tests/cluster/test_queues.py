@@ -13,13 +13,13 @@ from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.evict import Refusal, evict
 from aliquot.kubernetes.api.objects import PODS, QUEUES
 from aliquot.kubernetes.cluster.queues import Queues
-from aliquot.kubernetes.queues.status import Load
-from aliquot.kubernetes.queues.write import Writer
+from aliquot.kubernetes.queues.status import QueueUsage
+from aliquot.kubernetes.queues.write import StatusWriter
 from aliquot.placement.queues.quota import Resources
 from cluster.api import ApiError
 from cluster.cluster import Cluster
 from cluster.manifests import pod
-from kubernetes.builders import CARD, GIB
+from kubernetes.builders import GIB, GPU_BYTES
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -82,17 +82,17 @@ def test_valid_queues_are_accepted(queues: Cluster) -> None:
 def test_kubectl_shows_the_queues_of_the_example(queues: Cluster) -> None:
     queues.kubectl("apply", f"--filename={EXAMPLE}")
     loads = {
-        "training": Load(Resources(11_000, 11 * CARD), pods=11, gangs=2),
-        "notebooks": Load(Resources(500, 10 * GIB), pods=2, waiting_pods=1, since=1.0),
+        "training": QueueUsage(Resources(11_000, 11 * GPU_BYTES), pods=11, gangs=2),
+        "notebooks": QueueUsage(Resources(500, 10 * GIB), pods=2, waiting_pods=1, since=1.0),
     }
 
     async def write() -> None:
         async with connect(queues.kubeconfig) as client:
             known = Queues()
-            known.set_largest_gpu(CARD)
+            known.set_largest_gpu(GPU_BYTES)
             for one in (await client.list(QUEUES)).items:
                 known.set_queue(one.metadata.name, one)
-            writer = Writer(client, known, lambda: loads)
+            writer = StatusWriter(client, known, lambda: loads)
             writer.change()
             writing = asyncio.create_task(writer.run())
             async with asyncio.timeout(80):

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from aliquot.kubernetes.api.gpunode import HeldPart, NodeGpu
-from aliquot.kubernetes.api.names import PLAN, ROOM
+from aliquot.kubernetes.api.gpunode import NodeGpu, NodeGrant
+from aliquot.kubernetes.api.names import PLAN, RETRY
 from aliquot.kubernetes.api.plan import Plan, decode_plan
 from cluster.cluster import Cluster
 from cluster.extender import (
@@ -26,11 +26,11 @@ from cluster.extender import (
 )
 from cluster.fake_nodes import FakeNodes, fake_nodes
 from cluster.manifests import pod
-from kubernetes.builders import CARD, GIB, make_gpu, make_node
+from kubernetes.builders import GIB, GPU_BYTES, make_gpu, make_node
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-GHOST = HeldPart("uid-ghost", "elsewhere", "ghost", "main", 60 * GIB, 50)
+GHOST = NodeGrant("uid-ghost", "elsewhere", "ghost", "main", 60 * GIB, 50)
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Stage:
             write_gpus(self.cluster, make_node(name, gpus, **changes))
         return names
 
-    def hold(self, name: str, gpus: int, *grants: HeldPart) -> None:
+    def hold(self, name: str, gpus: int, *grants: NodeGrant) -> None:
         """A node whose first GPU is held so, whatever pods there are."""
         kind = "sliced" if grants else None
         first = make_gpu(name, 0, grants=grants, kind=kind)
@@ -165,7 +165,7 @@ def assert_no_card_is_given_twice(plans: dict[str, Plan]) -> None:
                 given[gpu].append(part)
     for parts in given.values():
         assert len({one.kind for one in parts}) == 1
-        assert sum(one.memory for one in parts) <= CARD
+        assert sum(one.memory for one in parts) <= GPU_BYTES
         assert sum(one.compute for one in parts) <= 100
 
 
@@ -209,8 +209,8 @@ def test_a_pod_that_can_never_fit_gets_one_event(stage: Stage, namespace: str) -
     [
         ({"core": 30}, {}, "CoreWithoutMemory"),
         ({"memory": 21}, {"aliquot.io/gpus": "2"}, "UnevenSplit"),
-        ({"memory": 4}, {"aliquot.io/compute": "lots"}, "BadAnnotation"),
-        ({"gpu": 0}, {}, "BadAmount"),
+        ({"memory": 4}, {"aliquot.io/compute": "lots"}, "InvalidAnnotation"),
+        ({"gpu": 0}, {}, "InvalidAmount"),
     ],
 )
 def test_an_invalid_request_gets_an_event(
@@ -226,12 +226,12 @@ def test_a_waiting_pod_is_retried_when_a_slice_ends(stage: Stage, namespace: str
     stage.hold(node, 1, GHOST)
     stage.submit(namespace, "waits", memory=200)
     reason, message, _ = stage.wait_event(namespace, "waits")
-    assert reason == "NoRoom"
+    assert reason == "InsufficientGPUs"
     assert "not enough left" in message
     stage.wait_quiet()
     stage.hold(node, 1)
     stage.wait_bound(namespace, "waits", seconds=30)
-    assert ROOM in stage.pods(namespace)["waits"]["metadata"]["annotations"]
+    assert RETRY in stage.pods(namespace)["waits"]["metadata"]["annotations"]
 
 
 def test_an_extender_killed_between_filter_and_bind_loses_nothing(
@@ -249,7 +249,7 @@ def test_an_extender_killed_between_filter_and_bind_loses_nothing(
     server.start()
     stage.wait_leader()
     uid = stage.pods(namespace)["first"]["metadata"]["uid"]
-    part = HeldPart(uid, namespace, "first", "main", plan.memory, plan.compute)
+    part = NodeGrant(uid, namespace, "first", "main", plan.memory, plan.compute)
     gpus = tuple(
         make_gpu(node, index, kind="sliced", grants=(part,))
         if f"GPU-{node}-{index}" in plan.gpus
@@ -279,7 +279,7 @@ def test_the_second_replica_leads_when_the_first_is_killed(stage: Stage, namespa
     assert_no_card_is_given_twice(plans)
     assert stage.wait_leader() is not first
     stage.submit(namespace, "one-more", gpu=1)
-    assert stage.wait_event(namespace, "one-more")[0] == "NoRoom"
+    assert stage.wait_event(namespace, "one-more")[0] == "InsufficientGPUs"
 
 
 def test_no_pod_is_evicted_if_that_frees_no_gpu_for_another(stage: Stage, namespace: str) -> None:
@@ -323,4 +323,4 @@ def metric(one: Replica, name: str) -> float:
 
 
 def vetoes(one: Replica) -> float:
-    return metric(one, 'aliquot_scheduler_decisions_total{result="vetoed"')
+    return metric(one, 'aliquot_scheduler_decisions_total{result="refused"')

@@ -35,4 +35,4 @@ def test_the_demo_shows_what_it_says() -> None:
     ):
         assert any(words in line for line in checked), words
     assert "✗" not in answer.stdout
-    assert "All is as it should be." in answer.stdout
+    assert "All checks passed." in answer.stdout

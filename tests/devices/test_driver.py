@@ -7,7 +7,7 @@ import pytest
 
 from aliquot.devices import check_version, find_driver, linker, parse_shape
 from aliquot.devices.driver import Driver, Shape, is_stand_in
-from aliquot.model.errors import BadValueError, DriverError, NoGpuError
+from aliquot.model.errors import DriverError, InvalidValueError, NoGpuError
 from support import compile_library
 
 ANY = "int any(void) { return 0; }"
@@ -28,14 +28,14 @@ def search(*folders: Path) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
 
 
-def test_the_first_folder_of_the_search_path_wins(tmp_path: Path) -> None:
+def test_the_first_folder_in_the_search_path_wins(tmp_path: Path) -> None:
     first, second = (build_pair(tmp_path / name) for name in ("first", "second"))
     found = find_driver(search(tmp_path / "first", tmp_path / "second"))
     assert found == first
     assert found != second
 
 
-def test_a_library_for_another_machine_is_passed_over(tmp_path: Path) -> None:
+def test_a_library_for_another_machine_is_skipped(tmp_path: Path) -> None:
     compile_library(tmp_path / "arm", "libcuda.so.1", ANY, compiler="aarch64-linux-gnu-gcc")
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "libcuda.so.1").write_text("no library")
@@ -52,7 +52,7 @@ def test_a_stand_in_is_never_taken_for_a_driver(tmp_path: Path) -> None:
     assert find_driver(search(tmp_path / "ours", tmp_path / "right")) == right
 
 
-def test_the_linkers_own_cache_is_asked(tmp_path: Path) -> None:
+def test_the_ldconfig_cache_is_used(tmp_path: Path) -> None:
     libc = next(linker.find("libc.so.6", {}))
     assert libc.is_file()
     assert next(linker.find("libc.so.6", search(tmp_path))) == libc
@@ -64,10 +64,10 @@ def test_no_driver_points_to_simulation(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(NoGpuError) as caught:
         find_driver(search(tmp_path))
     assert "libcuda.so.1" in caught.value.message
-    assert "--simulate" in str(caught.value.way_out)
+    assert "--simulate" in str(caught.value.hint)
 
 
-def test_half_a_driver_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_driver_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linker, "_cache", lambda: ())
     monkeypatch.setattr(linker, "_STANDARD", ())
     build_pair(tmp_path).nvml.unlink()
@@ -78,7 +78,7 @@ def test_half_a_driver_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
     with pytest.raises(DriverError, match=r"too old.*CUDA 11\.6.*needs 11\.7") as caught:
         check_version(build_pair(tmp_path, 11060))
-    assert "R515" in str(caught.value.way_out)
+    assert "R515" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_simulated_machines(text: str, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ":", "h100:", "h100:0", "h100:-1", "h100:x", "h100:8:8"])
-def test_what_is_no_simulated_machine(text: str) -> None:
-    with pytest.raises(BadValueError, match="no simulated machine") as caught:
+def test_an_invalid_simulated_machine_is_refused(text: str) -> None:
+    with pytest.raises(InvalidValueError, match="not a simulated machine") as caught:
         parse_shape(text)
-    assert "h100" in str(caught.value.way_out)
+    assert "h100" in str(caught.value.hint)
 
 
-def test_a_model_that_nobody_simulates_and_too_many_gpus() -> None:
-    with pytest.raises(BadValueError, match="no simulated 'voodoo2'"):
+def test_an_unknown_model_and_too_many_gpus_are_refused() -> None:
+    with pytest.raises(InvalidValueError, match="unknown model 'voodoo2'"):
         parse_shape("voodoo2:1")
-    with pytest.raises(BadValueError, match="at most 16"):
+    with pytest.raises(InvalidValueError, match="at most 16"):
         parse_shape("h100:17")

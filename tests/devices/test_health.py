@@ -1,4 +1,4 @@
-"""GPUs that turn sick and well again, as a simulated NVML tells it."""
+"""GPUs that become unhealthy and recover, as a simulated NVML reports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 import support
-from aliquot.devices import driver_below, parse_shape, simulated_driver
+from aliquot.devices import find_driver_in, parse_shape, simulated_driver
 from aliquot.model.errors import NoGpuError
 
 if TYPE_CHECKING:
@@ -27,21 +27,21 @@ from aliquot.devices import parse_shape, read_inventory, simulated_driver
 from aliquot.devices.health import HealthWatch
 driver = simulated_driver(parse_shape("h100:2"), Path(sys.argv[1]))
 uuids = [gpu.uuid for gpu in read_inventory(driver).gpus]
-def tell(sick):
-    print(json.dumps([sick[uuid] for uuid in uuids]), flush=True)
-HealthWatch(driver, uuids, tell, threading.Event()).run()
+def report(reasons):
+    print(json.dumps([reasons[uuid] for uuid in uuids]), flush=True)
+HealthWatch(driver, uuids, report, threading.Event()).run()
 """
 
 
 class Machine:
-    """Two GPUs whose health a test writes, and what the watch tells of it."""
+    """Two GPUs whose health a test writes, and what the watch reports."""
 
     def __init__(self, place: Path, told: IO[str]) -> None:
         self._file = place / "health"
         self._told = told
 
     def say(self, line: str) -> list[str]:
-        """Something happens to a GPU; why each is sick then."""
+        """Change something about a GPU; return why each GPU is unhealthy then."""
         with self._file.open("a") as file:
             file.write(f"{line}\n")
         return self.told()
@@ -64,7 +64,7 @@ def followed(place: Path) -> Iterator[Machine]:
             watch.kill()
 
 
-def test_a_gpu_that_fell_off_the_bus_comes_back(tmp_path: Path) -> None:
+def test_a_lost_gpu_is_unhealthy_until_it_recovers(tmp_path: Path) -> None:
     with followed(tmp_path) as machine:
         assert machine.told() == ["", ""]
         first, second = machine.say("1 lost")
@@ -73,7 +73,7 @@ def test_a_gpu_that_fell_off_the_bus_comes_back(tmp_path: Path) -> None:
         assert machine.say("1 recovered") == ["", ""]
 
 
-def test_memory_errors_make_a_gpu_sick(tmp_path: Path) -> None:
+def test_memory_errors_make_a_gpu_unhealthy(tmp_path: Path) -> None:
     with followed(tmp_path) as machine:
         assert machine.told() == ["", ""]
         first, second = machine.say("0 ecc 3")
@@ -82,7 +82,7 @@ def test_memory_errors_make_a_gpu_sick(tmp_path: Path) -> None:
         assert machine.say("0 recovered") == ["", ""]
 
 
-def test_an_xid_error_makes_a_gpu_sick_but_not_a_programs_own(tmp_path: Path) -> None:
+def test_only_xids_not_caused_by_programs_make_a_gpu_unhealthy(tmp_path: Path) -> None:
     with followed(tmp_path) as machine:
         assert machine.told() == ["", ""]
         with (tmp_path / "health").open("a") as file:
@@ -90,17 +90,17 @@ def test_an_xid_error_makes_a_gpu_sick_but_not_a_programs_own(tmp_path: Path) ->
         assert machine.say("1 xid 62") == ["", "Xid error 62"]
 
 
-def test_a_lost_gpu_is_left_out_of_the_inventory_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_skip_lost_leaves_a_lost_gpu_out(tmp_path: Path) -> None:
     (tmp_path / "health").write_text("0 lost\n")
     program = (
         "import sys\n"
         "from pathlib import Path\n"
         "from aliquot.devices import parse_shape, read_inventory, simulated_driver\n"
-        "from aliquot.devices.attached import read_attached\n"
+        "from aliquot.devices.device_location import read_locations\n"
         "driver = simulated_driver(parse_shape('h100:3'), Path(sys.argv[1]))\n"
-        "gpus = read_inventory(driver, but_lost=True).gpus\n"
+        "gpus = read_inventory(driver, skip_lost=True).gpus\n"
         "print([(gpu.index, [link.index for link in gpu.links]) for gpu in gpus])\n"
-        "print([one.minor for one in read_attached(driver, gpus).values()])\n"
+        "print([one.minor for one in read_locations(driver, gpus).values()])\n"
         "read_inventory(driver)\n"
     )
     done = subprocess.run(
@@ -116,12 +116,12 @@ def test_a_lost_gpu_is_left_out_of_the_inventory_where_that_is_asked_for(tmp_pat
 
 
 @pytest.mark.parametrize("root", [".", "run/nvidia/driver"])
-def test_the_driver_of_another_root_is_found_there(tmp_path: Path, root: str) -> None:
-    with pytest.raises(NoGpuError, match="no GPU driver found below"):
-        driver_below(tmp_path)
+def test_the_driver_in_another_root_is_found(tmp_path: Path, root: str) -> None:
+    with pytest.raises(NoGpuError, match="no GPU driver found in"):
+        find_driver_in(tmp_path)
     real = simulated_driver(parse_shape("h100:1"), tmp_path)
     folder = tmp_path / root / f"usr/lib/{os.uname().machine}-linux-gnu"
     folder.mkdir(parents=True)
     for library in (real.cuda, real.nvml):
         (folder / library.name).write_bytes(library.read_bytes())
-    assert driver_below(tmp_path).cuda == folder / "libcuda.so.1"
+    assert find_driver_in(tmp_path).cuda == folder / "libcuda.so.1"

@@ -1,4 +1,4 @@
-"""How links are read, on an NVML that is played: each case a machine that exists."""
+"""Reading links from a fake NVML; each case is a machine that exists."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def kinds(nvml: Nvml, count: int) -> list[list[str]]:
     return [[link.kind for link in links] for links in read_links(nvml, range(count))]
 
 
-def test_one_gpu_has_no_neighbours() -> None:
+def test_a_single_gpu_has_no_links() -> None:
     assert read_links(Nvml({}), [0]) == [()]
 
 
-def test_all_reach_all_through_switches() -> None:
+def test_gpus_behind_switches_are_all_linked() -> None:
     nvml = Nvml({gpu: ["switch"] * 18 for gpu in range(4)})
     assert kinds(nvml, 4) == [["NV18"] * 3] * 4
 
 
-def test_pairs_are_joined_directly_and_the_rest_is_far() -> None:
+def test_direct_links_are_between_pairs_only() -> None:
     nvml = Nvml({0: [1] * 4, 1: [0] * 4, 2: [3] * 4, 3: [2] * 4}, types=False)
     assert kinds(nvml, 4) == [
         ["NV4", "SYS", "SYS"],
@@ -77,10 +77,10 @@ def test_links_that_are_down_do_not_count() -> None:
     assert kinds(nvml, 2) == [["NV2"], ["NV2"]]
 
 
-def test_ways_over_pcie() -> None:
+def test_pcie_paths_have_nvidia_smi_names() -> None:
     for ancestor, kind in ((0, "PIX"), (10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE")):
         assert kinds(Nvml({}, ancestor), 2) == [[kind], [kind]]
 
 
-def test_a_driver_that_does_not_say() -> None:
+def test_an_unknown_path_is_a_question_mark() -> None:
     assert kinds(Nvml({}, -1), 2) == [["?"], ["?"]]

@@ -28,19 +28,19 @@ _MISSING = (
 
 @pytest.fixture
 def torch() -> None:
-    """Skips where the examples' Python does not have it."""
+    """Skip if the examples' Python lacks the module."""
     _need("torch")
 
 
 @pytest.fixture
 def transformers() -> None:
-    """Skips where the examples' Python does not have what a Trainer needs."""
+    """Skip if the examples' Python lacks what a Trainer needs."""
     _need("torch", "transformers", "accelerate")
 
 
 @pytest.fixture
 def cli(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """As everywhere, but in the folder of the repository and with the examples' Python."""
+    """A pool in the repository's folder with the examples' Python."""
     monkeypatch.chdir(ROOT)
     own = {
         "PATH": f"{Path(PYTHON).parent}:{os.environ['PATH']}",

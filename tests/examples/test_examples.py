@@ -1,7 +1,6 @@
-"""The examples, by the commands that their docstrings give: they grow, make room, and lose no work.
+"""The examples, run by the commands in their docstrings: they grow, shrink and lose no work.
 
-Each that can be resized fills the machine, gives GPUs to a gang that comes, and grows back when
-that is gone.
+Each resizable example fills the machine, shrinks for a gang, and grows back when the gang is gone.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ SECONDS = 0.2  # for each step, so that more workers are faster where there are 
 STARTS = re.compile(r"^starts at step (\d+): rank 0 of (\d+)$", re.MULTILINE)
 LOSSES = re.compile(r"^(starts|(?:saved )?at step \d+: loss ([\d.]+)$)", re.MULTILINE)
 
-pytestmark = pytest.mark.timeout(600)  # with other work beside; alone each takes under a minute
+pytestmark = pytest.mark.timeout(600)  # on a busy machine; alone each takes under a minute
 
 
 @dataclass(frozen=True)
 class Drill:
-    """What a run showed: the step and number of processes of each start, and the steps reported."""
+    """What a run printed: step and number of processes of each start, and the reported steps."""
 
     starts: list[tuple[int, int]]
     reported: list[int]
     log: str
 
     def kept_its_work(self) -> bool:
-        """Whether no start went back by more than a checkpoint."""
+        """Whether every start lost at most the steps since a checkpoint."""
         steps = [step for step, _ in self.starts[1:]]
         return all(step >= told - EVERY for step, told in zip(steps, self.reported, strict=False))
 
     def curves(self) -> list[list[float]]:
-        """The losses of each start that came to print some."""
+        """The losses of each start that printed some."""
         curves: list[list[float]] = []
         for word, loss in LOSSES.findall(self.log):
             if word == "starts":
@@ -58,7 +57,7 @@ class Drill:
 
 
 def commands(example: str, save: Path) -> list[list[str]]:
-    """The commands in the docstring of an example, with a place of the test's own, and no end."""
+    """The commands in an example's docstring, with the test's path and without a last step."""
     words = ast.get_docstring(ast.parse((ROOT / "examples" / example).read_text())) or ""
     found = [part for part in words.split("\n\n") if part.startswith("    aliquot submit ")]
     options = f"--save {save} --steps 1000000 --every {EVERY} --seconds {SECONDS}"
@@ -68,7 +67,7 @@ def commands(example: str, save: Path) -> list[list[str]]:
 
 
 def drill(pool: PoolUp, command: Sequence[str], most: int, gang: int, fewer: int) -> Drill:
-    """Let it fill the machine, have it make room for a gang, and grow back."""
+    """Let it fill the machine, shrink for a gang, and grow back."""
     pool.submit("--name", "big", *command)
     pool.wait_for("big", "Running", size=most)
     reported = [wait_for_steps(pool, 1, 4 * EVERY)]
@@ -84,7 +83,7 @@ def drill(pool: PoolUp, command: Sequence[str], most: int, gang: int, fewer: int
     states = [state for state, _ in pool.history("big")]
     assert states[:6] == ["Pending", "Starting", "Running", "Shrinking", "Starting", "Running"]
     assert set(states[6::3]) == {"Growing"}
-    assert pool.job("big")["record"]["retries"] == 0
+    assert pool.job("big")["state"]["retries"] == 0
     assert set(pool.job("big")["speeds"]) >= {str(most), str(fewer)}
     pool.ask("cancel", "big")
     pool.wait_for("big", "Cancelled")
@@ -93,12 +92,12 @@ def drill(pool: PoolUp, command: Sequence[str], most: int, gang: int, fewer: int
 
 
 def wait_for_steps(pool: PoolUp, start: int, steps: int) -> int:
-    """The step it reports once it has done so many since that start."""
+    """The step it reports after so many steps since that start."""
     deadline = time.monotonic() + 180
     while True:
         job, found = pool.job("big"), STARTS.findall(pool.log("big"))
         step = int(job["progress"].get("step") or 0)
-        assert job["record"]["state"] != "Failed", f"{job}\n{pool.log('big')}"
+        assert job["state"]["phase"] != "Failed", f"{job}\n{pool.log('big')}"
         if len(found) >= start and step >= int(found[-1][0]) + steps:
             return step
         assert time.monotonic() < deadline, f"{job}\n{pool.log('big')}"
@@ -114,7 +113,7 @@ def check_training(seen: Drill) -> None:
         assert after[0] < 0.9 * first[0], "the curve began again"
 
 
-def test_a_plain_program(pool: PoolUp, tmp_path: Path) -> None:
+def test_plain_program(pool: PoolUp, tmp_path: Path) -> None:
     [command] = commands("plain.py", tmp_path / "plain.json")
     seen = drill(pool, command, most=4, gang=2, fewer=2)
     assert seen.kept_its_work(), seen
@@ -122,7 +121,7 @@ def test_a_plain_program(pool: PoolUp, tmp_path: Path) -> None:
     assert seen.starts[-1][1] == 4
 
 
-def test_one_that_saves_nothing_is_frozen_and_goes_on(pool: PoolUp) -> None:
+def test_a_program_that_saves_nothing_is_frozen_and_continues(pool: PoolUp) -> None:
     def numbers() -> list[int]:
         return [int(line) for line in pool.log("counts").splitlines()]
 
@@ -140,7 +139,7 @@ def test_one_that_saves_nothing_is_frozen_and_goes_on(pool: PoolUp) -> None:
 
 
 @pytest.mark.usefixtures("torch")
-def test_ddp_alone(pool: PoolUp, tmp_path: Path) -> None:
+def test_ddp(pool: PoolUp, tmp_path: Path) -> None:
     command, _ = commands("ddp.py", tmp_path / "ddp.pt")
     check_training(drill(pool, command, most=4, gang=2, fewer=2))
 
@@ -154,7 +153,7 @@ def test_ddp_under_torchrun(pool: PoolUp, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("transformers")
-def test_a_trainer_of_hugging_face(pool: PoolUp, tmp_path: Path) -> None:
+def test_hugging_face_trainer(pool: PoolUp, tmp_path: Path) -> None:
     [command] = commands("trainer.py", tmp_path / "trainer")
     seen = drill(pool, command, most=2, gang=3, fewer=1)
     assert [size for _, size in seen.starts] == [2, 1, 2]

@@ -1,4 +1,4 @@
-"""Examples that are stopped without notice save all the same, and do not look finished."""
+"""Examples that are stopped without a notice still save, and do not look finished."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def elastic(saved: Path) -> list[str]:
 
 @pytest.mark.parametrize("command", [plain, elastic])
 @pytest.mark.timeout(120)
-def test_at_sigterm_a_program_saves_and_ends_as_one_that_has_not_finished(
+def test_at_sigterm_a_program_saves_and_ends_unfinished(
     command: Callable[[Path], list[str]], tmp_path: Path
 ) -> None:
     saved = tmp_path / "step.json"

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from aliquot.kubernetes.api.gpunode import GpuNodeStatus, HeldPart, NodeGpu, NodeLink
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus, NodeGpu, NodeGrant, NodeLink
 from aliquot.kubernetes.api.names import GROUP, MEMORY_UNIT
 from aliquot.kubernetes.api.objects import (
     Container,
@@ -19,7 +19,7 @@ from aliquot.kubernetes.api.objects import (
 )
 
 GIB = 1 << 30
-CARD = 80 * GIB
+GPU_BYTES = 80 * GIB
 
 
 def container(name: str = "main", *, sidecar: bool = False, **asked: Any) -> Container:
@@ -73,7 +73,7 @@ def gpu_uuid(node: str, index: int) -> str:
 
 
 def make_gpu(node: str, index: int, **changes: Any) -> NodeGpu:
-    one = NodeGpu(index=index, uuid=gpu_uuid(node, index), model="H100 80GB HBM3", memory=CARD)
+    one = NodeGpu(index=index, uuid=gpu_uuid(node, index), model="H100 80GB HBM3", memory=GPU_BYTES)
     return msgspec.structs.replace(one, **changes)
 
 
@@ -92,9 +92,9 @@ def _links(index: int, gpus: int) -> tuple[NodeLink, ...]:
     return tuple(NodeLink(o, "NV12" if o // 2 == index // 2 else "SYS") for o in others)
 
 
-def held(pod: Pod, container_name: str = "main", *, memory: int, compute: int = 0) -> HeldPart:
+def held(pod: Pod, container_name: str = "main", *, memory: int, compute: int = 0) -> NodeGrant:
     meta = pod.metadata
-    return HeldPart(
+    return NodeGrant(
         pod_uid=meta.uid,
         namespace=meta.namespace,
         pod=meta.name,

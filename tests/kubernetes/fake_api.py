@@ -78,7 +78,7 @@ class FakeApi:
         self._uids = itertools.count(1)
         self.cut()
 
-    # --- the truth ----------------------------------------------------------------------------
+    # --- objects ------------------------------------------------------------------------------
 
     def put(self, plural: str, one: Json) -> Json:
         """Make an object, or change it."""
@@ -93,6 +93,12 @@ class FakeApi:
         self.objects[key] = kept
         self._tell("MODIFIED" if before else "ADDED", plural, kept, before)
         return kept
+
+    def put_if_absent(self, plural: str, one: Json) -> None:
+        """Make an object, unless there is one of that name."""
+        meta = one["metadata"]
+        if (plural, meta.get("namespace", ""), meta["name"]) not in self.objects:
+            self.put(plural, one)
 
     def delete(self, plural: str, name: str, namespace: str = "") -> Json | None:
         gone = self.objects.pop((plural, namespace, name), None)

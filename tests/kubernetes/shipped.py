@@ -1,4 +1,4 @@
-"""What the programs have, to compare with what is shipped beside them."""
+"""Facts about the programs, to compare with the files that are shipped with them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from aliquot.kubernetes.api.server import Credentials, Server
 from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds
 from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.metrics import COUNTERS, AllocationsCollector, CallMetrics
-from aliquot.kubernetes.scheduler import Options, Scheduler
-from aliquot.slices import metrics as slice_metrics
+from aliquot.kubernetes.scheduler import Scheduler, SchedulerOptions
+from aliquot.slices import prometheus as slice_metrics
 from kubernetes.chart import Objects, objects
 
 _ENDS = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
@@ -103,7 +103,7 @@ def metric_names() -> set[str]:
     names |= {f"{name}_total" for name in COUNTERS}
     node = CallMetrics()
     node.registry.register(AllocationsCollector(DeviceIds(NodeAllocations([], 2), []), {}))
-    scheduler = Scheduler(Client(Server("http://nowhere", Credentials())), Options())
+    scheduler = Scheduler(Client(Server("http://nowhere", Credentials())), SchedulerOptions())
     for registry in (node.registry, scheduler._metrics.registry):
         for family in registry.collect():
             names |= {family.name + end for end in _ENDS.get(family.type, [""])}

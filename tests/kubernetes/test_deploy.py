@@ -1,4 +1,4 @@
-"""What is shipped fits what it ships: the chart, its manifest, dashboard, examples and page."""
+"""The chart, manifest, dashboard, examples and page agree with the programs."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def test_workers_of_elastic_jobs_name_the_scheduler_that_serves_them(
         ("kubeScheduler.extenderTimeout=5", "pattern|want string"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused(helm: None, value: str, complaint: str) -> None:
+def test_an_invalid_value_is_refused(helm: None, value: str, complaint: str) -> None:
     with pytest.raises(chart.HelmError, match=complaint):
         chart.render(value)
 
 
-def test_the_extender_is_told_every_name_of_the_chosen_presets(helm: None) -> None:
+def test_the_extender_is_configured_with_every_name_of_the_presets(helm: None) -> None:
     objects = chart.objects(chart.render("presets={aliquot,nvidia,aliyun}"))
     managed = [one["name"] for one in extender_of(objects)["managedResources"]]
     chosen = (PRESETS[name] for name in ("aliquot", "nvidia", "aliyun"))
@@ -154,7 +154,7 @@ def test_only_the_agent_is_privileged(manifest: chart.Objects) -> None:
             assert "hostPID" not in one["spec"]["template"]["spec"]
 
 
-def test_nobody_may_do_everything(manifest: chart.Objects) -> None:
+def test_no_role_allows_everything(manifest: chart.Objects) -> None:
     rules = [
         rule
         for one in manifest
@@ -169,7 +169,7 @@ def test_nobody_may_do_everything(manifest: chart.Objects) -> None:
     assert of_nodes <= {"list", "watch"}
 
 
-def test_the_custom_resource_has_the_fields_of_the_agents_word(manifest: chart.Objects) -> None:
+def test_the_custom_resource_has_the_fields_that_the_agent_writes(manifest: chart.Objects) -> None:
     crd = find(manifest, "CustomResourceDefinition", "gpunodes.aliquot.io")["spec"]
     assert crd["names"]["kind"] == GPU_NODES.kind
     assert crd["names"]["plural"] == GPU_NODES.plural
@@ -179,7 +179,7 @@ def test_the_custom_resource_has_the_fields_of_the_agents_word(manifest: chart.O
     assert shape_of_schema(status) == shape_of_type(GpuNodeStatus)
 
 
-def test_the_custom_resource_is_found_where_it_is_looked_for() -> None:
+def test_the_custom_resource_has_the_path_of_the_client() -> None:
     there = (DEPLOY / "crds" / "gpunode.yaml").read_text("utf-8")
     assert there == (chart.CHART / "files" / "gpunode.yaml").read_text("utf-8")
 
@@ -232,7 +232,7 @@ def test_an_example_asks_for_what_it_says(
     assert request.memory_of(80 * gib, 2) == memory * gib
 
 
-def test_every_example_is_tried() -> None:
+def test_every_example_is_tested() -> None:
     tried = {"half-gpus", "slice", "whole", "resize", "several"}
     tried |= {"queues"}  # tests/kubernetes/queues/test_shipped_queue.py
     tried |= {"gang"}  # tests/kubernetes/gangs/test_shipped_gang.py
@@ -249,7 +249,7 @@ def test_an_example_goes_through_our_scheduler_to_tainted_nodes(path: Path) -> N
         assert {"key": TAINT, "operator": "Exists"} in spec["tolerations"]
 
 
-def test_the_pages_first_pod_asks_for_two_half_cards() -> None:
+def test_the_pages_first_pod_asks_for_two_half_gpus() -> None:
     (text,) = re.findall(r"<<'EOF'\n(.*?)\n\s*EOF", PAGE.read_text("utf-8"), re.DOTALL)
     (pod,) = chart.objects(text)
     (request,) = requests_of(pod_of(pod))
@@ -288,11 +288,11 @@ def test_the_page_names_every_metric_of_agent_and_extender() -> None:
 def test_the_page_explains_every_reason_that_events_give() -> None:
     page = PAGE.read_text("utf-8")
     reasons = event_reasons()
-    assert {"NoRoom", "BadAnnotation", "Resized", "GPUUnhealthy"} <= reasons
+    assert {"InsufficientGPUs", "InvalidAnnotation", "Resized", "GPUUnhealthy"} <= reasons
     assert {reason for reason in reasons if f"`{reason}`" not in page} == set()
 
 
-def test_the_image_is_made_of_files_that_are_there() -> None:
+def test_the_image_is_made_of_existing_files() -> None:
     lines = (chart.ROOT / "Containerfile").read_text("utf-8").splitlines()
     copied = [line.split()[1:-1] for line in lines if re.match(r"COPY (?!--from)", line)]
     sources = {name for names in copied for name in names}

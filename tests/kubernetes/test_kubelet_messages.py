@@ -9,7 +9,7 @@ from pathlib import Path
 FOLDER = Path("aliquot/kubernetes/kubelet")
 
 
-def test_what_is_committed_is_what_make_proto_makes(tmp_path: Path) -> None:
+def test_the_committed_messages_are_those_of_make_proto(tmp_path: Path) -> None:
     source = Path(__file__).parents[2] / "src"
     protos = sorted(str(path) for path in (source / FOLDER).glob("*.proto"))
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{source}"]

@@ -1,4 +1,4 @@
-"""What containers ask for, and what is refused with a reason."""
+"""What containers ask for, and the reasons of invalid requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from aliquot.kubernetes.api.requests import (
     settings_of,
 )
 from aliquot.model import Amount, Policy, Priority
-from aliquot.model.errors import BadValueError
-from kubernetes.builders import CARD, GIB, container, make_pod, units
+from aliquot.model.errors import InvalidValueError
+from kubernetes.builders import GIB, GPU_BYTES, container, make_pod, units
 
 
 def only(pod_asks: dict[str, Any], **annotations: str) -> ContainerRequest:
@@ -41,20 +41,20 @@ def test_a_pod_without_gpus_asks_for_nothing() -> None:
     assert not asks(make_pod())
 
 
-def test_whole_cards() -> None:
+def test_whole_gpus() -> None:
     one = only({"gpu": 2})
     assert (one.kind, one.gpus, one.compute, one.reserved) == ("whole", 2, 100, 100)
-    assert one.memory_of(CARD, shares=2) == CARD
+    assert one.memory_of(GPU_BYTES, shares=2) == GPU_BYTES
     assert one.units == (("aliquot.io/gpu", 2),)
 
 
 def test_shares_have_an_equal_part_of_the_memory_and_no_cap_on_compute() -> None:
     one = only({"sgpu": 2})
     assert (one.kind, one.gpus, one.compute) == ("shared", 2, 0)
-    assert one.memory_of(CARD, shares=4) == CARD // 4
+    assert one.memory_of(GPU_BYTES, shares=4) == GPU_BYTES // 4
 
 
-def test_a_slice_of_one_card() -> None:
+def test_a_slice_of_one_gpu() -> None:
     one = only({"memory": 40, "core": 30})
     assert (one.kind, one.gpus, one.memory, one.compute) == ("sliced", 1, 10 * GIB, 30)
     assert one.units == (("aliquot.io/vcuda-core", 30), ("aliquot.io/vcuda-memory", 40))
@@ -64,12 +64,12 @@ def test_memory_without_core_is_an_equal_part_of_the_compute() -> None:
     assert only({"memory": 40}).compute == 0
 
 
-def test_units_are_split_evenly_over_the_cards_of_the_annotation() -> None:
+def test_units_are_split_evenly_over_the_gpus_of_the_annotation() -> None:
     one = only({"memory": 40, "core": 60}, gpus="2")
     assert (one.gpus, one.memory, one.compute) == (2, units(20), 30)
 
 
-def test_compute_that_no_resource_names_comes_from_the_annotation() -> None:
+def test_compute_comes_from_the_annotation_if_no_resource_has_it() -> None:
     assert only({"memory": 4}, compute="25").compute == 25
     assert only({"memory": 4, "core": 30}, compute="25").compute == 30
     assert only({"memory": 4}, compute="equal").compute == 0
@@ -104,10 +104,10 @@ def test_each_container_asks_for_itself_and_init_containers_come_first() -> None
 @pytest.mark.parametrize(
     ("pod_asks", "annotations", "reason", "said"),
     [
-        ({"gpu": 0}, {}, "BadAmount", "aliquot.io/gpu: 0"),
-        ({"memory": 0}, {}, "BadAmount", "leave aliquot.io/vcuda-memory out"),
-        ({"gpu": "500m"}, {}, "BadAmount", "500m"),
-        ({"gpu": "many"}, {}, "BadAmount", "'many' is no quantity"),
+        ({"gpu": 0}, {}, "InvalidAmount", "aliquot.io/gpu: 0"),
+        ({"memory": 0}, {}, "InvalidAmount", "leave aliquot.io/vcuda-memory out"),
+        ({"gpu": "500m"}, {}, "InvalidAmount", "500m"),
+        ({"gpu": "many"}, {}, "InvalidAmount", "'many' is no quantity"),
         ({"core": 30}, {}, "CoreWithoutMemory", "Add aliquot.io/vcuda-memory"),
         ({"gpu": 1, "sgpu": 1}, {}, "SeveralKinds", "aliquot.io/gpu and aliquot.io/sgpu"),
         ({"sgpu": 1, "memory": 4}, {}, "SeveralKinds", "one kind"),
@@ -116,33 +116,33 @@ def test_each_container_asks_for_itself_and_init_containers_come_first() -> None
         ({"memory": 8, "core": 150}, {}, "TooMuchCore", "aliquot.io/gpus"),
         ({"gpu": 17}, {}, "TooManyGPUs", "17 GPUs"),
         ({"memory": 34}, {"gpus": "17"}, "TooManyGPUs", "1 to 16"),
-        ({"memory": 4}, {"gpus": "two"}, "BadAnnotation", "'two'"),
-        ({"memory": 4}, {"gpus": "0"}, "BadAnnotation", "'0'"),
-        ({"memory": 4}, {"gpus": "-1"}, "BadAnnotation", "'-1'"),
-        ({"memory": 4}, {"gpus": "²"}, "BadAnnotation", "'²'"),
-        ({"memory": 4}, {"compute": "130"}, "BadAnnotation", "1 to 100 percent"),
-        ({"memory": 4}, {"memory": "lots"}, "BadAnnotation", "8GiB"),
-        ({"memory": 4}, {"policy": "soft"}, "BadAnnotation", "elastic, hard"),
-        ({"memory": 4}, {"priority": "first"}, "BadAnnotation", "latency, normal, background"),
-        ({"memory": 4}, {"models": " , "}, "BadAnnotation", "H100,A100"),
+        ({"memory": 4}, {"gpus": "two"}, "InvalidAnnotation", "'two'"),
+        ({"memory": 4}, {"gpus": "0"}, "InvalidAnnotation", "'0'"),
+        ({"memory": 4}, {"gpus": "-1"}, "InvalidAnnotation", "'-1'"),
+        ({"memory": 4}, {"gpus": "²"}, "InvalidAnnotation", "'²'"),
+        ({"memory": 4}, {"compute": "130"}, "InvalidAnnotation", "1 to 100 percent"),
+        ({"memory": 4}, {"memory": "lots"}, "InvalidAnnotation", "8GiB"),
+        ({"memory": 4}, {"policy": "soft"}, "InvalidAnnotation", "elastic, hard"),
+        ({"memory": 4}, {"priority": "first"}, "InvalidAnnotation", "latency, normal, background"),
+        ({"memory": 4}, {"models": " , "}, "InvalidAnnotation", "H100,A100"),
         ({"memory": 4}, {"policy": "hard"}, "HardWithoutCompute", "aliquot.io/vcuda-core"),
         ({"sgpu": 1}, {"policy": "hard"}, "HardWithoutCompute", "shared GPUs"),
     ],
 )
-def test_bad_input_is_named_with_the_way_out(
+def test_an_invalid_request_is_named_with_what_to_write(
     pod_asks: dict[str, Any], annotations: dict[str, str], reason: str, said: str
 ) -> None:
     error = refused(pod_asks, **annotations)
     assert error.reason == reason
     assert said in str(error)
-    assert error.way_out
+    assert error.hint
 
 
-def test_all_annotations_that_are_wrong_are_named() -> None:
+def test_all_invalid_annotations_are_named() -> None:
     error = refused({"memory": 4}, policy="strict", priority="high", compute="30", memory="lots")
     assert str(error) == (
         "the annotation aliquot.io/policy is 'strict' and the annotation aliquot.io/priority is"
-        " 'high' and the annotation aliquot.io/memory is 'lots', which makes no sense. Write one of"
+        " 'high' and the annotation aliquot.io/memory is 'lots', which is invalid. Write one of"
         " elastic, hard for aliquot.io/policy; one of latency, normal, background for"
         " aliquot.io/priority; an amount as 8GiB, 50%, or units of 256 MiB for aliquot.io/memory."
     )
@@ -154,7 +154,7 @@ def test_a_shared_gpu_is_not_advised_to_ask_for_compute() -> None:
     assert "Leave the policy out" in told
 
 
-def test_a_pod_that_asks_badly_still_asks() -> None:
+def test_a_pod_with_an_invalid_request_still_asks() -> None:
     assert asks(make_pod(gpu=0))
     named: dict[str, Any] = {"aliquot.io/gpu": 1, "aliyun.com/gpu-mem": 3}
     both = container("main", **named)
@@ -190,8 +190,8 @@ def test_quantities_are_read_as_kubernetes_writes_them(text: str | int, number: 
 def test_any_quantity_is_a_number_or_refused(text: str) -> None:
     try:
         assert quantity(text) >= 0
-    except BadValueError as error:
-        assert error.way_out
+    except InvalidValueError as error:
+        assert error.hint
 
 
 @given(
@@ -204,7 +204,7 @@ def test_any_quantity_is_a_number_or_refused(text: str) -> None:
         st.one_of(st.text(max_size=6), st.sampled_from(["2", "3", "hard", "background", "50%"])),
     ),
 )
-def test_whatever_is_asked_is_understood_or_refused_with_a_way_out(
+def test_any_request_is_valid_or_refused_with_what_to_write(
     asked: dict[str, Any], notes: dict[str, str]
 ) -> None:
     pod = make_pod(annotations={f"aliquot.io/{k}": v for k, v in notes.items()}, **asked)
@@ -212,7 +212,7 @@ def test_whatever_is_asked_is_understood_or_refused_with_a_way_out(
         found = requests_of(pod)
     except InvalidRequestError as error:
         assert error.reason.isalpha()
-        assert error.way_out
+        assert error.hint
         return
     for one in found:
         assert 1 <= one.gpus <= 16
@@ -222,11 +222,11 @@ def test_whatever_is_asked_is_understood_or_refused_with_a_way_out(
             assert one.compute or "core" not in asked
 
 
-def test_presets_that_mean_different_things_by_one_name_do_not_go_together() -> None:
+def test_presets_that_use_the_same_resource_exclude_each_other() -> None:
     assert [one.name for one in choose_presets(["aliquot", "aliyun"])] == ["aliquot", "aliyun"]
-    with pytest.raises(BadValueError, match=r"tuya and nvidia both use nvidia\.com/gpu"):
+    with pytest.raises(InvalidValueError, match=r"tuya and nvidia both use nvidia\.com/gpu"):
         choose_presets(["tuya", "nvidia"])
-    with pytest.raises(BadValueError, match="no preset 'amd'"):
+    with pytest.raises(InvalidValueError, match="no preset 'amd'"):
         choose_presets(["amd"])
-    with pytest.raises(BadValueError, match="There are"):
+    with pytest.raises(InvalidValueError, match="There are"):
         choose_presets([])

@@ -1,4 +1,4 @@
-"""Other people's manifests, as their own projects document them, mean what they mean there."""
+"""Manifests of other projects mean here what those projects document."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from aliquot.kubernetes.api.presets import ALIQUOT, ALIYUN, NVIDIA, PRESETS, TENCENT, TUYA, Preset
 from aliquot.kubernetes.api.requests import ContainerRequest, InvalidRequestError, requests_of
-from kubernetes.builders import CARD, GIB, pod_of
+from kubernetes.builders import GIB, GPU_BYTES, pod_of
 
 MIB = 1 << 20
 
@@ -35,7 +35,7 @@ def only(preset: Preset, what: dict[str, Any]) -> ContainerRequest:
     return one
 
 
-def test_gpu_manager_a_part_of_a_card_in_units_of_256_mib() -> None:
+def test_gpu_manager_a_part_of_a_gpu_in_units_of_256_mib() -> None:
     limits = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 30}
     notes = {"tencent.com/vcuda-core-limit": "50"}
     one = only(TENCENT, manifest(limits, requests=True, notes=notes))
@@ -43,7 +43,7 @@ def test_gpu_manager_a_part_of_a_card_in_units_of_256_mib() -> None:
     assert dict(one.units) == limits
 
 
-def test_gpu_manager_a_hundred_core_is_a_whole_card_whatever_the_memory() -> None:
+def test_gpu_manager_a_hundred_core_is_a_whole_gpu_whatever_the_memory() -> None:
     limits = {"tencent.com/vcuda-core": 200, "tencent.com/vcuda-memory": 60}
     one = only(TENCENT, manifest(limits, requests=True))
     assert (one.kind, one.gpus) == ("whole", 2)
@@ -52,19 +52,23 @@ def test_gpu_manager_a_hundred_core_is_a_whole_card_whatever_the_memory() -> Non
         only(TENCENT, manifest({"tencent.com/vcuda-core": 150, "tencent.com/vcuda-memory": 6}))
 
 
-def test_tuya_whole_cards_two_halves_and_units() -> None:
+def test_tuya_whole_gpus_two_halves_and_units() -> None:
     assert only(TUYA, manifest({"nvidia.com/gpu": 1})).kind == "whole"
     halves = only(TUYA, manifest({"tuya.com/sgpu": 2}))
-    assert (halves.kind, halves.gpus, halves.memory_of(CARD, 2)) == ("shared", 2, CARD // 2)
+    assert (halves.kind, halves.gpus, halves.memory_of(GPU_BYTES, 2)) == (
+        "shared",
+        2,
+        GPU_BYTES // 2,
+    )
     part = only(TUYA, manifest({"tuya.com/vcuda-memory": 10, "tuya.com/vcuda-core": 20}))
     assert (part.kind, part.memory, part.compute) == ("sliced", 2560 * MIB, 20)
 
 
-def test_hami_memory_in_mib_and_cores_of_each_card() -> None:
+def test_hami_memory_in_mib_and_cores_of_each_gpu() -> None:
     limits = {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}
     one = only(NVIDIA, manifest(limits))
     assert (one.kind, one.gpus, one.memory, one.compute) == ("sliced", 2, 3000 * MIB, 30)
-    # Memory in MiB is far too many ids: the kubelet sees the cards alone.
+    # Memory in MiB is far too many ids: the kubelet sees only GPUs.
     assert one.units == (("nvidia.com/gpu", 2),)
 
 
@@ -75,22 +79,22 @@ def test_hami_quantities_as_the_api_server_writes_them() -> None:
     assert only(NVIDIA, what).memory == 3000 * MIB
 
 
-def test_hami_a_percentage_of_the_memory_of_whatever_card() -> None:
+def test_hami_a_percentage_of_the_memory_of_any_gpu() -> None:
     limits = {"nvidia.com/gpu": 2, "nvidia.com/gpumem-percentage": 50, "nvidia.com/gpucores": 30}
     one = only(NVIDIA, manifest(limits))
     assert (one.kind, one.memory_percent, one.compute) == ("sliced", 50, 30)
-    assert one.memory_of(CARD, 2) == CARD // 2
+    assert one.memory_of(GPU_BYTES, 2) == GPU_BYTES // 2
 
 
-def test_hami_all_of_a_card_is_a_whole_card() -> None:
+def test_hami_all_of_a_gpu_is_a_whole_gpu() -> None:
     every = {"nvidia.com/gpu": 2, "nvidia.com/gpumem-percentage": 100, "nvidia.com/gpucores": 100}
     assert only(NVIDIA, manifest(every)).kind == "whole"
     assert only(NVIDIA, manifest({"nvidia.com/gpu": 2})).kind == "whole"
     cores = only(NVIDIA, manifest({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30}))
-    assert (cores.kind, cores.memory_of(CARD, 2), cores.compute) == ("sliced", CARD, 30)
+    assert (cores.kind, cores.memory_of(GPU_BYTES, 2), cores.compute) == ("sliced", GPU_BYTES, 30)
 
 
-def test_hami_card_types_are_chosen_by_annotation() -> None:
+def test_hami_gpu_types_are_chosen_by_annotation() -> None:
     notes = {"nvidia.com/use-gputype": "A100,V100"}
     assert only(NVIDIA, manifest({"nvidia.com/gpu": 2}, notes=notes)).models == {"A100", "V100"}
 
@@ -99,14 +103,14 @@ def test_hami_card_types_are_chosen_by_annotation() -> None:
     ("limits", "said"),
     [
         ({"nvidia.com/gpumem": 3000}, "Add nvidia.com/gpu"),
-        ({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 101}, "more than all of a card"),
+        ({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 101}, "more than 100 percent of a GPU"),
         (
             {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1, "nvidia.com/gpumem-percentage": 1},
             "memory twice",
         ),
     ],
 )
-def test_hami_nonsense_is_refused(limits: dict[str, int], said: str) -> None:
+def test_hami_invalid_requests_are_refused(limits: dict[str, int], said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         only(NVIDIA, manifest(limits))
 
@@ -116,7 +120,7 @@ def test_gpushare_memory_in_gib() -> None:
     assert (one.kind, one.gpus, one.memory, one.compute) == ("sliced", 1, 3 * GIB, 0)
 
 
-def test_our_own_two_half_cards() -> None:
+def test_aliquot_two_half_gpus() -> None:
     one = only(ALIQUOT, manifest({"aliquot.io/sgpu": 2}))
     assert (one.kind, one.gpus) == ("shared", 2)
 

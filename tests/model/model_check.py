@@ -1,11 +1,15 @@
-"""Every way a small job can go: an explicit-state search over `lifecycle`.
+"""An explicit-state model check of `lifecycle` for small jobs.
 
-A state is the record, the world, and one message that is late. From each state everything that can
-happen does. The controller takes one round: it looks (before or after a deadline), writes, and does
-what is due; between its look and its deeds something else may happen, and any of its deeds may be
-lost, come late, or come twice; dying in mid-round is losing the rest. A worker says that it is
-ready, finishes or fails. Its user and the scheduler ask for something, also for what they saw long
-ago. Times do not count but as "before" and "after" a deadline, so the search ends.
+A point of the search is the job's state, the world, and at most one late message. From each point
+the search tries everything that can happen:
+
+- The controller does one round: it observes (before or after a deadline), writes its state and does
+  what is due. Between observing and acting something else may happen. Each action may be lost, late
+  or repeated; a controller that dies loses the rest of its actions.
+- A worker reports that it is ready, finishes or fails.
+- A user or a scheduler makes a request, possibly for an old generation.
+
+Times are only "before" or "after" a deadline, so the search ends.
 """
 
 from __future__ import annotations
@@ -16,10 +20,18 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from aliquot.model import Request
-from aliquot.model.due import due
-from aliquot.model.job import Job, Sizes, State, Wish
-from aliquot.model.lifecycle import advance, migrate, resize, start, want
-from aliquot.model.status import Action, Leaving, Phase, Record, Seen, Sight, Slot, Stage, Verb
+from aliquot.model.actions import Action, Verb, due_actions
+from aliquot.model.job import Desired, Job, JobPhase, Sizes
+from aliquot.model.job_state import (
+    JobState,
+    ObservedJob,
+    ObservedWorker,
+    Slot,
+    Stage,
+    Stopping,
+    WorkerPhase,
+)
+from aliquot.model.lifecycle import advance, migrate, resize, set_desired, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,12 +45,12 @@ AT_ONCE = {
     Verb.FREEZE,
     Verb.THAW,
     Verb.PARK,
-}  # done by the one who looks, or not at all
+}  # done by the controller itself, so never late
 
 
 @dataclass(frozen=True, slots=True)
-class Still:
-    """Whether a worker is to be frozen, or is, by the word of which generation."""
+class FreezeRequest:
+    """A generation's request to freeze or thaw a worker, or its result."""
 
     slot: Slot
     generation: int
@@ -48,107 +60,115 @@ class Still:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much of what may still happen: it bounds the search."""
+    """How many events of each kind may still happen. It bounds the search."""
 
     generations: int = 3
     failures: int = 1
     refusals: int = 1
-    wishes: int = 2
+    requests: int = 2
     late: int = 1
-    stuck: int = 0  # workers that cannot be frozen, or thawed
+    stuck: int = 0  # workers that cannot be frozen or thawed
     freezes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """What is outside the controller; it keeps the promises that `lifecycle` relies on."""
+class ModelWorld:
+    """Everything outside the controller. It keeps the guarantees that `lifecycle` relies on."""
 
-    slots: frozenset[tuple[Slot, Sight]] = frozenset()
-    held: frozenset[Slot] = frozenset()
+    slots: frozenset[tuple[Slot, ObservedWorker]] = frozenset()
+    allocated: frozenset[Slot] = frozenset()
     parked: frozenset[Slot] = frozenset()
     termed: frozenset[Slot] = frozenset()
-    asked: frozenset[Still] = frozenset()  # what freezers have yet to do: at most one for a slot
-    answers: frozenset[Still] = frozenset()  # and what they have done
+    asked: frozenset[FreezeRequest] = frozenset()  # of freezers, one per slot
+    answers: frozenset[FreezeRequest] = frozenset()  # their results
 
-    def sight(self, slot: Slot) -> Sight | None:
+    def worker(self, slot: Slot) -> ObservedWorker | None:
         return dict(self.slots).get(slot)
 
     def alive(self) -> list[Slot]:
-        return [slot for slot, sight in self.slots if sight.phase is Phase.ALIVE]
+        return [slot for slot, worker in self.slots if worker.phase is WorkerPhase.ALIVE]
 
     def frozen(self) -> list[Slot]:
         alive = set(self.alive())
         return [one.slot for one in self.answers if one.frozen and one.slot in alive]
 
-    def ask(self, slot: Slot, generation: int, *, frozen: bool) -> World:
+    def ask(self, slot: Slot, generation: int, *, frozen: bool) -> ModelWorld:
         others = (one for one in self.asked if one.slot != slot)
-        return replace(self, asked=frozenset([*others, Still(slot, generation, frozen=frozen)]))
+        return replace(
+            self, asked=frozenset([*others, FreezeRequest(slot, generation, frozen=frozen)])
+        )
 
-    def answer(self, one: Still, *, stuck: bool = False) -> World:
-        """A freezer is through. It thaws only who has its GPUs, and leaves alone who is parked."""
+    def answer(self, one: FreezeRequest, *, stuck: bool = False) -> ModelWorld:
+        """A freezer finishes. It thaws only workers with GPUs and never freezes parked ones."""
         if one.slot not in self.alive():
             return replace(self, asked=self.asked - {one})
         if one in self.answers or replace(one, frozen=not one.frozen, stuck=True) in self.answers:
-            return replace(self, asked=self.asked - {one})  # another was quicker
+            return replace(self, asked=self.asked - {one})  # another freezer was faster
         stuck = stuck and not (one.frozen and one.slot in self.parked)
-        if not one.frozen and one.slot not in self.held:
+        if not one.frozen and one.slot not in self.allocated:
             return self
         done = replace(one, frozen=one.frozen is not stuck, stuck=stuck)
         others = (other for other in self.answers if other.slot != one.slot)
         return replace(self, asked=self.asked - {one}, answers=frozenset([*others, done]))
 
-    def sights(self, generation: int) -> dict[Slot, Sight]:
-        """As a controller sees them."""
+    def workers(self, generation: int) -> dict[Slot, ObservedWorker]:
+        """The workers as a controller observes them."""
         seen = dict(self.slots)
         for one in self.answers:
             if one.slot in seen and not seen[one.slot].closed:
-                answered = one.generation == generation
-                stuck = "it cannot" if one.stuck and answered else None
-                sight = replace(seen[one.slot], frozen=one.frozen, answered=answered, stuck=stuck)
-                seen[one.slot] = sight
+                confirmed = one.generation == generation
+                error = "unsupported" if one.stuck and confirmed else None
+                worker = replace(
+                    seen[one.slot], frozen=one.frozen, confirmed=confirmed, freeze_error=error
+                )
+                seen[one.slot] = worker
         return seen
 
-    def put(self, slot: Slot, sight: Sight) -> World:
+    def put(self, slot: Slot, worker: ObservedWorker) -> ModelWorld:
         others = (pair for pair in self.slots if pair[0] != slot)
-        return replace(self, slots=frozenset([*others, (slot, sight)]))
+        return replace(self, slots=frozenset([*others, (slot, worker)]))
 
-    def deliver(self, verb: Verb, slots: tuple[Slot, ...]) -> World:
+    def deliver(self, verb: Verb, slots: tuple[Slot, ...]) -> ModelWorld:
         if verb is Verb.RESERVE:
             closed = any(self._closed(slot) for slot in slots)
-            held, parked = self.held | frozenset(slots), self.parked - frozenset(slots)
-            return self if closed else replace(self, held=held, parked=parked)
+            allocated, parked = self.allocated | frozenset(slots), self.parked - frozenset(slots)
+            return self if closed else replace(self, allocated=allocated, parked=parked)
         (slot,) = slots
-        sight, after = self.sight(slot), self
-        alive = sight is not None and sight.phase is Phase.ALIVE
+        worker, after = self.worker(slot), self
+        alive = worker is not None and worker.phase is WorkerPhase.ALIVE
         match verb:
-            case Verb.START if sight is None and slot in self.held:
-                after = self.put(slot, Sight(Phase.ALIVE))
-            case Verb.VOID if sight is None:
-                after = self.put(slot, Sight(Phase.VOID))
+            case Verb.START if worker is None and slot in self.allocated:
+                after = self.put(slot, ObservedWorker(WorkerPhase.ALIVE))
+            case Verb.VOID if worker is None:
+                after = self.put(slot, ObservedWorker(WorkerPhase.VOID))
             case Verb.TERM if alive:
                 after = replace(self, termed=self.termed | {slot})
-            case Verb.KILL if sight is not None and alive:
-                after = self.put(slot, Sight(Phase.ENDED, code=-9, ready=sight.ready))
+            case Verb.KILL if worker is not None and alive:
+                after = self.put(
+                    slot, ObservedWorker(WorkerPhase.ENDED, code=-9, ready=worker.ready)
+                )
             case Verb.RELEASE if self._closed(slot):
-                after = replace(self, held=self.held - {slot}, parked=self.parked - {slot})
-            case Verb.PARK if alive and slot in self.held:
-                held, parked = self.held - {slot}, self.parked | {slot}
-                after = replace(self, held=held, parked=parked)
+                after = replace(
+                    self, allocated=self.allocated - {slot}, parked=self.parked - {slot}
+                )
+            case Verb.PARK if alive and slot in self.allocated:
+                allocated, parked = self.allocated - {slot}, self.parked | {slot}
+                after = replace(self, allocated=allocated, parked=parked)
         return after
 
     def _closed(self, slot: Slot) -> bool:
-        sight = self.sight(slot)
-        return sight is not None and sight.closed
+        worker = self.worker(slot)
+        return worker is not None and worker.closed
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One state of the search."""
+    """One point of the search."""
 
-    record: Record = field(default_factory=Record)
-    world: World = field(default_factory=World)
+    state: JobState = field(default_factory=JobState)
+    world: ModelWorld = field(default_factory=ModelWorld)
     late: Message | None = None
-    refused: int = 0  # the generation that the controller remembers as refused
+    refused: int = 0  # the generation that was refused its GPUs
     budget: Budget = field(default_factory=Budget)
 
 
@@ -167,7 +187,7 @@ def small_job(*, live: bool, retries: int) -> Job:
 
 
 def explore(job: Job, budget: Budget) -> dict[Point, Point | None]:
-    """Every point that can be reached, with the one that led to it."""
+    """Every reachable point, with the point before it."""
     first = Point(budget=budget)
     seen: dict[Point, Point | None] = {first: None}
     waiting = deque([first])
@@ -181,15 +201,15 @@ def explore(job: Job, budget: Budget) -> dict[Point, Point | None]:
 
 
 def plain(point: Point) -> Point:
-    """The same without what makes no difference: how those ended that are out of the books."""
-    world, ours = point.world, point.record.slots
+    """The same point without what makes no difference: how workers ended that the job dropped."""
+    world, ours = point.world, point.state.slots
     named = set(point.late[1]) if point.late else set()
     slots = frozenset(
-        (slot, sight if slot in ours else Sight(Phase.VOID))
-        for slot, sight in world.slots
-        if slot in ours or slot in named or not sight.closed
+        (slot, worker if slot in ours else ObservedWorker(WorkerPhase.VOID))
+        for slot, worker in world.slots
+        if slot in ours or slot in named or not worker.closed
     )
-    alive = {slot for slot, sight in slots if not sight.closed}
+    alive = {slot for slot, worker in slots if not worker.closed}
     world = replace(
         world,
         slots=slots,
@@ -204,40 +224,40 @@ def follow(job: Job, point: Point) -> Iterator[Point]:
     yield from _rounds(job, point)
     yield from _events(point)
     yield from _asks(job, point)
-    if point.refused:  # the controller dies, and another one begins
+    if point.refused:  # the controller dies and another one starts
         yield replace(point, refused=0)
 
 
-def look(job: Job, point: Point, now: float) -> tuple[Point, tuple[Message, ...]]:
-    """Look and write; and what is due then."""
-    refused = point.refused == point.record.generation
+def observe(job: Job, point: Point, now: float) -> tuple[Point, tuple[Message, ...]]:
+    """Observe and write; return the actions that are due then."""
+    refused = point.refused == point.state.generation
     freezes = point.budget.freezes
-    record, messages = _look(job, point.record, point.world, now, refused=refused, freezes=freezes)
-    return replace(point, record=record), messages
+    state, messages = _round(job, point.state, point.world, now, refused=refused, freezes=freezes)
+    return replace(point, state=state), messages
 
 
 @cache
-def _look(
-    job: Job, record: Record, world: World, now: float, *, refused: bool, freezes: bool
-) -> tuple[Record, tuple[Message, ...]]:
-    seen = Seen(
-        world.sights(record.generation),
-        world.held,
+def _round(
+    job: Job, state: JobState, world: ModelWorld, now: float, *, refused: bool, freezes: bool
+) -> tuple[JobState, tuple[Message, ...]]:
+    seen = ObservedJob(
+        world.workers(state.generation),
+        world.allocated,
         world.parked,
-        refused="no room" if refused else None,
+        refused="no GPUs" if refused else None,
         unfreezable=None if freezes else "",
     )
-    record = timeless(advance(job, record, seen, now))
-    messages = tuple(message for action in due(record, seen) for message in _split(action))
-    return record, messages
+    state = timeless(advance(job, state, seen, now))
+    messages = tuple(message for action in due_actions(state, seen) for message in _split(action))
+    return state, messages
 
 
-def timeless(record: Record) -> Record:
-    """The same with times and words left out."""
-    leaving = record.leaving
+def timeless(state: JobState) -> JobState:
+    """The same state without times and reasons."""
+    stopping = state.stopping
     return replace(
-        record,
-        leaving=None if leaving is None else _timeless_leaving(leaving),
+        state,
+        stopping=None if stopping is None else _timeless_stopping(stopping),
         resizes=0,
         since=0.0,
         resized_at=0.0,
@@ -246,8 +266,8 @@ def timeless(record: Record) -> Record:
     )
 
 
-def _timeless_leaving(leaving: Leaving) -> Leaving:
-    return replace(leaving, until=0.0 if leaving.stage is Stage.KILL else DEADLINE)
+def _timeless_stopping(stopping: Stopping) -> Stopping:
+    return replace(stopping, until=0.0 if stopping.stage is Stage.KILL else DEADLINE)
 
 
 def _split(action: Action) -> list[Message]:
@@ -258,33 +278,33 @@ def _split(action: Action) -> list[Message]:
 
 def _rounds(job: Job, point: Point) -> Iterator[Point]:
     for now in (BEFORE, AFTER):
-        written, messages = look(job, point, now)
+        written, messages = observe(job, point, now)
         for meanwhile in (written, *(_events(written) if messages else ())):
-            yield from _deeds(meanwhile, messages)
+            yield from _act(meanwhile, messages)
 
 
-def _deeds(point: Point, messages: tuple[Message, ...]) -> Iterator[Point]:
+def _act(point: Point, messages: tuple[Message, ...]) -> Iterator[Point]:
     if not messages:
         yield point
         return
     message, rest = messages[0], messages[1:]
-    yield from _deeds(point, rest)  # lost
-    yield from _deeds(replace(point, world=_deliver(point, message)), rest)
+    yield from _act(point, rest)  # lost
+    yield from _act(replace(point, world=_deliver(point, message)), rest)
     budget = point.budget
     if message[0] is Verb.RESERVE and budget.refusals:
         less = replace(budget, refusals=budget.refusals - 1)
-        yield from _deeds(replace(point, refused=point.record.generation, budget=less), rest)
+        yield from _act(replace(point, refused=point.state.generation, budget=less), rest)
     if budget.late and message[0] not in AT_ONCE:
         later = replace(point, late=message, budget=replace(budget, late=budget.late - 1))
-        yield from _deeds(later, rest)
-        yield from _deeds(replace(later, world=point.world.deliver(*message)), rest)  # twice
+        yield from _act(later, rest)
+        yield from _act(replace(later, world=point.world.deliver(*message)), rest)  # twice
 
 
-def _deliver(point: Point, message: Message) -> World:
+def _deliver(point: Point, message: Message) -> ModelWorld:
     verb, slots = message
     if verb in {Verb.FREEZE, Verb.THAW}:
         (slot,) = slots
-        return point.world.ask(slot, point.record.generation, frozen=verb is Verb.FREEZE)
+        return point.world.ask(slot, point.state.generation, frozen=verb is Verb.FREEZE)
     return point.world.deliver(verb, slots)
 
 
@@ -301,94 +321,98 @@ def _events(point: Point) -> Iterator[Point]:
 
 def _workers(point: Point) -> Iterator[Point]:
     for slot in point.world.alive():
-        sight = point.world.sight(slot)
-        assert sight is not None
-        yield _with(point, slot, Sight(Phase.ENDED, code=0, ready=sight.ready))
-        if point.record.leaving is not None and not sight.ready:
-            yield _with(point, slot, replace(sight, ready=True))
+        worker = point.world.worker(slot)
+        assert worker is not None
+        yield _with(point, slot, ObservedWorker(WorkerPhase.ENDED, code=0, ready=worker.ready))
+        if point.state.stopping is not None and not worker.ready:
+            yield _with(point, slot, replace(worker, ready=True))
         if slot in point.world.termed:
-            yield _with(point, slot, Sight(Phase.ENDED, code=-9, ready=sight.ready))
+            yield _with(point, slot, ObservedWorker(WorkerPhase.ENDED, code=-9, ready=worker.ready))
         elif point.budget.failures:
-            failed = _with(point, slot, Sight(Phase.ENDED, code=1, ready=sight.ready))
+            failed = _with(
+                point, slot, ObservedWorker(WorkerPhase.ENDED, code=1, ready=worker.ready)
+            )
             less = replace(point.budget, failures=point.budget.failures - 1)
             yield replace(failed, budget=less)
 
 
-def _with(point: Point, slot: Slot, sight: Sight) -> Point:
-    return replace(point, world=point.world.put(slot, sight))
+def _with(point: Point, slot: Slot, worker: ObservedWorker) -> Point:
+    return replace(point, world=point.world.put(slot, worker))
 
 
 def _asks(job: Job, point: Point) -> Iterator[Point]:
-    """A user and a scheduler: they and the controller write the record one after the other."""
-    record, budget = point.record, point.budget
-    if budget.wishes:
-        less = replace(budget, wishes=budget.wishes - 1)
-        for wish in Wish:
-            yield replace(point, record=want(record, wish), budget=less)
-    if record.generation >= budget.generations:
+    """Requests of a user and a scheduler. Writes of the state are serialised."""
+    state, budget = point.state, point.budget
+    if budget.requests:
+        less = replace(budget, requests=budget.requests - 1)
+        for desired in Desired:
+            yield replace(point, state=set_desired(state, desired), budget=less)
+    if state.generation >= budget.generations:
         return
-    for generation in {record.generation, record.generation - 1}:
+    for generation in {state.generation, state.generation - 1}:
         asked = [
-            *(start(job, record, generation, size, AFTER) for size in job.sizes.allowed),
-            *(resize(job, record, generation, size, BEFORE, "") for size in job.sizes.allowed),
-            migrate(job, record, generation, BEFORE, ""),
+            *(start(job, state, generation, size, AFTER) for size in job.sizes.allowed),
+            *(resize(job, state, generation, size, BEFORE, "") for size in job.sizes.allowed),
+            migrate(job, state, generation, BEFORE, ""),
         ]
         for one in asked:
-            assert generation == record.generation or one == record, "an old word was heeded"
-            yield replace(point, record=timeless(one))
+            assert generation == state.generation or one == state, "an old request took effect"
+            yield replace(point, state=timeless(one))
 
 
-# --- what must be so ------------------------------------------------------------------------------
+# --- invariants -----------------------------------------------------------------------------------
 
 
 def check(point: Point, given: Budget) -> None:
-    """What holds at every point."""
-    record, world = point.record, point.world
+    """The invariants that hold at every point."""
+    state, world = point.state, point.world
     alive = world.alive()
     ranks = [slot.rank for slot in alive]
     assert len(ranks) == len(set(ranks)), "a rank has two workers"
-    assert set(alive) <= set(record.slots), "a worker that nobody knows of"
+    assert set(alive) <= set(state.slots), "a worker in no slot of the job"
     frozen = set(world.frozen())
-    assert set(alive) - frozen <= world.held, "a worker without its GPUs"
-    assert set(alive) <= world.held | world.parked, "a frozen worker that cannot come back"
-    assert not world.held & world.parked, "GPUs that are held and given back"
-    assert [slot.rank for slot in record.slots] == list(range(record.size)), "a rank is missing"
-    if record.state.resting:
-        assert not set(alive) - frozen, f"a worker of a job that is {record.state}"
-        assert not world.held - _given_back_next(point), f"GPUs held: {record.state}"
-        assert record.still or not record.slots, f"a job that is {record.state} has slots"
-        assert not record.state.final or not record.slots, "a job that is over has slots"
+    assert set(alive) - frozen <= world.allocated, "a worker without its GPUs"
+    assert set(alive) <= world.allocated | world.parked, "a frozen worker without a grant"
+    assert not world.allocated & world.parked, "a slot that is both allocated and parked"
+    assert [slot.rank for slot in state.slots] == list(range(state.size)), "a rank is missing"
+    if state.phase.inactive:
+        assert not set(alive) - frozen, f"a worker of a job that is {state.phase}"
+        assert not world.allocated - _given_back_next(point), (
+            f"a job that is {state.phase} has GPUs"
+        )
+        assert state.frozen or not state.slots, f"a job that is {state.phase} has slots"
+        assert not state.phase.final or not state.slots, "a finished job has slots"
     else:
-        assert record.size, f"a job that is {record.state} has no workers"
+        assert state.size, f"a job that is {state.phase} has no workers"
     failures = given.failures - point.budget.failures
-    assert record.retries <= failures, "a retry for what was not the job's fault"
-    assert record.state is not State.FAILED or failures, "failed without a fault"
+    assert state.retries <= failures, "a retry for something that is not the job's fault"
+    assert state.phase is not JobPhase.FAILED or failures, "failed although no worker failed"
 
 
 def _given_back_next(point: Point) -> set[Slot]:
-    """What a late word has taken for frozen workers, or the dead have left."""
-    if not point.record.still:
+    """Slots whose GPUs are about to be given back: of frozen and of dead workers."""
+    if not point.state.frozen:
         return set()
-    dead = (slot for slot, sight in point.world.slots if sight.closed)
+    dead = (slot for slot, worker in point.world.slots if worker.closed)
     return {*point.world.frozen(), *dead}
 
 
 def fair(job: Job, point: Point) -> Point:
-    """The same one round later, if nothing more goes wrong and nobody asks for anything new."""
-    record = point.record
+    """The point one round later if nothing goes wrong and nobody requests anything."""
+    state = point.state
     if point.late is not None:
         return replace(point, world=point.world.deliver(*point.late), late=None)
-    if record.state is State.PENDING and record.wish is Wish.RUN:
-        begun = timeless(start(job, record, record.generation, record.size or 1, AFTER))
-        if begun != record:
-            return replace(point, record=begun, refused=0)
-    resting = record.state is State.SUSPENDED and record.leaving is None
-    if resting and record.wish is Wish.SUSPEND:
-        return replace(point, record=want(record, Wish.RUN))
-    if record.state is State.RUNNING and record.leaving is None:
+    if state.phase is JobPhase.PENDING and state.desired is Desired.RUN:
+        begun = timeless(start(job, state, state.generation, state.size or 1, AFTER))
+        if begun != state:
+            return replace(point, state=begun, refused=0)
+    inactive = state.phase is JobPhase.SUSPENDED and state.stopping is None
+    if inactive and state.desired is Desired.SUSPEND:
+        return replace(point, state=set_desired(state, Desired.RUN))
+    if state.phase is JobPhase.RUNNING and state.stopping is None:
         for slot in point.world.alive():
-            point = _with(point, slot, Sight(Phase.ENDED, code=0))
-    point, messages = look(job, point, AFTER)
+            point = _with(point, slot, ObservedWorker(WorkerPhase.ENDED, code=0))
+    point, messages = observe(job, point, AFTER)
     for message in messages:
         point = replace(point, world=_deliver(point, message))
     for one in point.world.asked:

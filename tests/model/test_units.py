@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model import Amount, format_bytes, format_share, parse_amount, parse_share
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from support import GIB, MIB
 
 
@@ -43,15 +43,15 @@ def test_a_part_in_percent_is_of_the_gpu_it_is_asked_of() -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "8X", "-8GiB", "8GiB8", "1e9", "٨GiB", "0x10", "8,5G"])
 def test_what_is_no_amount_is_named_with_examples(text: str) -> None:
-    with pytest.raises(BadValueError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         parse_amount(text)
     assert repr(text) in caught.value.message
-    assert "8GiB" in str(caught.value.way_out)
+    assert "8GiB" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("text", ["0", "8", "1023KiB", "0%", "101%", "0GiB", "9999999TiB"])
 def test_amounts_that_no_slice_can_have(text: str) -> None:
-    with pytest.raises(BadValueError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         parse_amount(text)
     assert repr(text) in caught.value.message
 
@@ -83,7 +83,7 @@ def test_what_is_printed_can_be_read_and_promises_nothing_that_is_not_there(coun
 def test_any_text_is_an_amount_or_a_clear_error(text: str) -> None:
     try:
         amount = parse_amount(text)
-    except BadValueError as error:
+    except InvalidValueError as error:
         assert repr(text) in error.message
     else:
         assert amount.of(80 * GIB) >= 0
@@ -105,10 +105,10 @@ def test_shares(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "101", "-1", "12.5", "half", "30 GiB", "%", "1e1", "٣٠"])
 def test_what_is_no_share(text: str) -> None:
-    with pytest.raises(BadValueError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         parse_share(text)
     assert repr(text) in caught.value.message
-    assert "equal" in str(caught.value.way_out)
+    assert "equal" in str(caught.value.hint)
 
 
 @given(st.integers(0, 100))

@@ -36,7 +36,7 @@ def test_with_two_free_gpus_the_small_job_runs_while_the_big_one_waits(
     assert [(one.gang.name, one.start) for one in plan.reservations] == [("four", 600)]
 
 
-def test_work_that_would_push_back_a_promise_waits() -> None:
+def test_work_that_would_delay_a_planned_start_waits() -> None:
     allocations = cluster(2, 2)
     busy = Running(gang("busy", whole(2), seconds=600), (placed_on(allocations, 0),), 0, 600)
     four = gang("four", *[whole()] * 4, seconds=1000)
@@ -47,7 +47,7 @@ def test_work_that_would_push_back_a_promise_waits() -> None:
     assert "600" in plan.reasons["four"]
 
 
-def test_two_gangs_that_each_need_most_of_the_cluster_take_turns() -> None:
+def test_two_gangs_that_need_most_of_the_cluster_run_one_after_the_other() -> None:
     allocations = cluster(2, 2)
     first = gang("first", *[whole()] * 3, seconds=100)
     second = gang("second", *[whole()] * 3, seconds=100)
@@ -56,12 +56,12 @@ def test_two_gangs_that_each_need_most_of_the_cluster_take_turns() -> None:
     assert [(one.gang.name, one.start) for one in plan.reservations] == [("second", 100)]
 
 
-def test_a_gang_that_can_never_run_is_told_so() -> None:
+def test_the_reason_says_that_a_gang_can_never_run() -> None:
     plan = plan_starts(cluster(2), [], (), [gang("big", whole(3))], now=0)
     assert plan.reasons == {"big": "it asks for 3 GPUs, and there are 2"}
 
 
-def test_a_large_gang_without_a_place_is_told_that_not_all_ways_were_tried() -> None:
+def test_the_reason_of_a_large_gang_says_that_not_all_ways_were_tried() -> None:
     large = gang("large", *[only_cpu(60)] * 600, *[only_cpu(61)] * 600)
     small = gang("small", only_cpu(40_000), only_cpu(41_000))
     plan = plan_starts(cluster(1), [], (), [large, small], now=0)
@@ -80,11 +80,11 @@ def test_what_starts_now_takes_nobodys_reservation() -> None:
     assert {one.gang.name: one.start for one in plan.reservations} == {"four": 600, "other": 1600}
 
 
-def test_with_all_reservations_given_the_next_is_told_how_many_there_are() -> None:
+def test_the_reason_counts_planned_starts_when_all_are_used() -> None:
     waiting = [gang(f"g{i}", whole(), seconds=10) for i in range(66)]
     plan = plan_starts(cluster(1), [], (), waiting, now=0)
     assert len(plan.reservations) == 64
-    assert plan.reasons["g65"] == "64 gangs are promised a start before it"
+    assert plan.reasons["g65"] == "64 gangs have a planned start before it"
 
 
 def eight(name: str, seconds: float = 1000, **more: object) -> Gang:
@@ -104,7 +104,7 @@ def starts_of(plan: Plan) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("queues", ["qqqq", "qrst"])
-def test_who_loses_a_start_does_not_come_behind_those_after_it(queues: str) -> None:
+def test_a_gang_that_loses_its_start_stays_before_later_gangs(queues: str) -> None:
     """The work before them runs for a second longer than it said."""
     allocations, busy = busy_until(100)
     waiting = [eight(name, queue=queue) for name, queue in zip("ABCD", queues, strict=True)]
@@ -117,18 +117,18 @@ def test_who_loses_a_start_does_not_come_behind_those_after_it(queues: str) -> N
     assert starts_of(ended) == {"A": 101, "B": 1101, "C": 2101, "D": 3101}
 
 
-def test_who_asks_may_say_what_broke_a_promise() -> None:
+def test_the_caller_can_name_what_broke_a_planned_start() -> None:
     allocations, busy = busy_until(100)
     waiting = [eight("A")]
     promised = plan_starts(allocations, [busy], (), waiting, now=1).reservations
     longer = replace(busy, end=500)
     plan = plan_starts(allocations, [longer], promised, waiting, now=2, blame="another came")
     assert starts_of(plan) == {"A": 500}
-    assert plan.moved == {"A": "another came"}
+    assert plan.delays == {"A": "another came"}
 
 
 @pytest.mark.parametrize("late", [0.2, 30.0])
-def test_who_asks_late_moves_all_that_follow_and_blames_nobody(late: float) -> None:
+def test_deciding_late_moves_all_later_starts_and_blames_nobody(late: float) -> None:
     allocations, busy = busy_until(100)
     waiting = [eight(name) for name in "ABCD"]
     promised = plan_starts(allocations, [busy], (), waiting, now=1).reservations
@@ -137,7 +137,7 @@ def test_who_asks_late_moves_all_that_follow_and_blames_nobody(late: float) -> N
     assert starts_of(plan) == pytest.approx(
         {name: 100 + late + 1000 * turn for turn, name in enumerate("ABCD")}
     )
-    assert plan.moved == {}
+    assert plan.delays == {}
     assert not any(OVERRAN in reason for reason in plan.reasons.values())
 
 
@@ -156,7 +156,7 @@ def test_a_late_question_moves_nothing_that_is_elsewhere() -> None:
     assert starts_of(plan) == {"A": 130, "B": 500}
 
 
-def test_the_first_64_in_turn_always_have_a_promise() -> None:
+def test_the_first_64_gangs_always_have_a_planned_start() -> None:
     """Also one of a high priority that comes when 64 have theirs."""
     allocations, busy = busy_until(100)
     waiting = [eight(f"g{i}", 10) for i in range(70)]
@@ -166,10 +166,10 @@ def test_the_first_64_in_turn_always_have_a_promise() -> None:
     starts = starts_of(plan)
     assert starts["urgent"] == 100
     assert [starts[f"g{i}"] for i in range(63)] == [110 + 10 * i for i in range(63)]
-    full = "64 gangs are promised a start before it"
+    full = "64 gangs have a planned start before it"
     assert plan.reasons["g64"] == full
     assert plan.reasons["g63"] == f"urgent came before it; {full}"
-    assert plan.moved["g0"] == "urgent came before it"
+    assert plan.delays["g0"] == "urgent came before it"
     assert plan.reasons["g0"].startswith("urgent came before it; ")
 
 
@@ -184,7 +184,7 @@ def test_a_higher_priority_displaces_only_what_is_in_its_way() -> None:
     urgent = eight("urgent", priority=9)
     plan = plan_starts(allocations, [full, half], promised, [urgent, four, low], now=2)
     assert starts_of(plan) == {"urgent": 100, "four": 50, "low": 1100}
-    assert plan.moved == {"low": "urgent came before it"}
+    assert plan.delays == {"low": "urgent came before it"}
 
 
 def test_another_queue_displaces_all_but_the_first_of_each_queue() -> None:
@@ -194,10 +194,10 @@ def test_another_queue_displaces_all_but_the_first_of_each_queue() -> None:
     other = eight("b", queue="b")
     plan = plan_starts(allocations, [busy], promised, [other, *mine], now=2)
     assert starts_of(plan) == {"a0": 100, "b": 1100, "a1": 2100, "a2": 3100}
-    assert plan.moved == {"a1": "b came before it", "a2": "b came before it"}
+    assert plan.delays == {"a1": "b came before it", "a2": "b came before it"}
 
 
-def test_what_a_quota_covers_is_not_held_up_by_the_promise_of_one_that_borrows() -> None:
+def test_a_borrowers_planned_start_does_not_delay_a_gang_within_quota() -> None:
     allocations, busy = busy_until(100)
     borrows, owns = eight("borrows", queue="a"), eight("owns", queue="b")
     promised = plan_starts(allocations, [busy], (), [borrows], now=1).reservations
@@ -220,7 +220,7 @@ gangs_ = st.builds(
     nodes=node_specs(),
     arriving=st.lists(st.tuples(gangs_, st.sampled_from([0.3, 0.8, 1.0])), max_size=7),
 )
-def test_a_promise_is_possible_and_is_never_pushed_back_by_backfill(
+def test_a_planned_start_is_possible_and_never_delayed_by_backfill(
     nodes: list[NodeSpec],
     arriving: list[tuple[tuple[tuple[Demand, ...], float], float]],
     by: str | None,
@@ -327,7 +327,7 @@ def test_a_start_is_moved_back_only_for_those_before_it_and_for_a_reason(
                 continue
             before = planned[:turn]
             new = [each.gang.name for each in before if each.gang.name not in was]
-            assert overran or any(other in plan.moved.get(name, "") for other in new)
+            assert overran or any(other in plan.delays.get(name, "") for other in new)
             after_those = stream.allocations.copy()
             for each in before:
                 if each.start <= now:
@@ -385,7 +385,7 @@ def test_thousands_of_running_gangs_need_little_memory_and_give_a_start_near_the
     assert 107 <= starts["small"] <= 115
 
 
-def test_a_promise_far_away_moves_forward_as_it_comes_near() -> None:
+def test_a_far_planned_start_moves_forward_as_it_comes_near() -> None:
     allocations, running = many(400)
     waiting = [gang("big", *[whole(8)] * 20)]
     first = plan_starts(allocations, running, (), waiting, now=10).reservations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.choose.chooser import Chooser, Relation
 from aliquot.placement.choose.explain import explain
 from aliquot.placement.choose.forecast import Mix, outlook
@@ -24,14 +24,14 @@ def chooser(
     return Chooser(allocations, strategy(name, allocations.hardware, mix), seed=1)
 
 
-def test_whole_gpus_are_kept_for_those_who_need_them() -> None:
+def test_whole_gpus_are_kept_for_requests_that_need_them() -> None:
     allocations = cluster(8, 2)
     asks = chooser(allocations, mix={whole(8): 1, sliced(500): 3})
     assert [asks.place(sliced(500)).node for _ in range(4)] == [1, 1, 1, 1]  # type: ignore[union-attr]
     assert asks.place(whole(8)) is not None
 
 
-def test_a_cut_card_is_filled_before_another_is_cut() -> None:
+def test_a_sliced_gpu_is_filled_before_another_is_sliced() -> None:
     asks = chooser(cluster(4))
     first = asks.place(sliced(500))
     assert asks.place(sliced(500)) == first
@@ -44,14 +44,14 @@ def test_fgd_takes_the_gpu_that_fits_and_not_its_like_of_another_kind() -> None:
     assert chooser(allocations, "fgd").choose(sliced(300)) == Placement(0, (1,))
 
 
-def test_thrifty_work_goes_to_the_weaker_card() -> None:
+def test_thrifty_work_goes_to_the_weaker_gpu() -> None:
     nodes = [node("strong", 2, model="H100", strength=1.0), node("weak", 2, model="T4")]
     asks = chooser(Allocations(empty(nodes)))
     small = Demand(gpus=1, kind=Kind.SLICED, milli=300, thrifty=True)
     assert {asks.place(small).node for _ in range(6)} == {1}  # type: ignore[union-attr]
 
 
-def test_spread_goes_where_the_most_is_left_and_pack_where_the_least_is() -> None:
+def test_spread_takes_the_emptiest_node_and_pack_the_fullest() -> None:
     for name, expected in (("spread", 1), ("pack", 0)):
         allocations = cluster(4, 4)
         allocations.take(Placement(0, (0,)), whole())
@@ -108,7 +108,7 @@ def test_nothing_goes_to_a_gpu_that_is_not_healthy() -> None:
     assert allocations.hardware.total_milli == 1000
 
 
-def test_what_is_left_is_lost_where_nothing_that_comes_can_use_it() -> None:
+def test_free_capacity_is_lost_if_no_likely_request_can_use_it() -> None:
     allocations = cluster(1)
     measure = Fragmentation(outlook({sliced(600): 1.0}, allocations.hardware))
     allocations.take(Placement(0, (0,)), sliced(300))
@@ -119,7 +119,7 @@ def test_what_is_left_is_lost_where_nothing_that_comes_can_use_it() -> None:
     assert measure.lost(rows_of(allocations, np.array([0]))) == 1
 
 
-def test_what_is_larger_than_the_card_is_not_likely_to_come_to_it() -> None:
+def test_a_request_larger_than_a_gpu_is_not_expected_on_it() -> None:
     allocations = Allocations(empty([node("t4", 1, gpu_bytes=16 * GIB)]))
     holes = outlook(
         {sliced(100, 40 * GIB): 1.0, sliced(100, 8 * GIB): 1.0}, allocations.hardware
@@ -206,7 +206,7 @@ def test_every_node_is_accounted_for() -> None:
     }
 
 
-def test_what_an_affinity_leaves_out_is_told_as_such() -> None:
+def test_a_reason_names_nodes_excluded_by_affinity() -> None:
     """Costs, the next best and the lacks are those of the nodes that the affinity leaves."""
     allocations = cluster(4, 4, 4, 1)
     grant = Placement(0, (0,))
@@ -222,7 +222,7 @@ def test_what_an_affinity_leaves_out_is_told_as_such() -> None:
     assert dict(explain(chooser(allocations), sliced(100), near).lacks) == {Lack.TAKEN_OUT: 4}
 
 
-def test_spread_takes_the_emptiest_cards_also_where_several_are_asked_for() -> None:
+def test_spread_takes_the_emptiest_gpus_for_several_too() -> None:
     allocations = cluster(4)
     for gpu, milli in enumerate((300, 100, 0, 200)):
         allocations.take(Placement(0, (gpu,)), sliced(milli))
@@ -231,6 +231,6 @@ def test_spread_takes_the_emptiest_cards_also_where_several_are_asked_for() -> N
     assert chooser(allocations, "pack").choose(two) == Placement(0, (0, 3))
 
 
-def test_an_unknown_strategy_is_told_by_name() -> None:
-    with pytest.raises(BadValueError, match="luck"):
+def test_an_unknown_strategy_is_refused_by_name() -> None:
+    with pytest.raises(InvalidValueError, match="luck"):
         strategy("luck", cluster(1).hardware)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from aliquot.model.job import Sizes, parse_sizes
 from aliquot.placement.core.demand import WHOLE_MILLI, whole
 from aliquot.placement.core.snapshot import NodeSpec, empty
-from aliquot.placement.elastic.resize import Decision, Elastic, Rules, decide
+from aliquot.placement.elastic.job import Elastic
+from aliquot.placement.elastic.resize import Decision, Rules, decide
 from aliquot.placement.queues.quota import Bound, Queue
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Gpus:
     jobs: dict[str, Elastic] = field(default_factory=dict)
     asked: int = 0
 
-    def holds(self, sizes: Mapping[str, int]) -> bool:
+    def fits(self, sizes: Mapping[str, int]) -> bool:
         self.asked += 1
         taken = sum(size * self.jobs[name].member.gpus for name, size in sizes.items())
         return taken <= self.count
@@ -60,7 +61,7 @@ def job(name: str, sizes: str = "1..4", size: int = 0, **more: object) -> Elasti
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def test_a_new_job_starts_as_large_as_there_is_room_for() -> None:
+def test_a_new_job_starts_as_large_as_fits() -> None:
     assert ask(3, job("a")).starts == {"a": 3}
     assert ask(8, job("a")).starts == {"a": 4}
 
@@ -79,7 +80,7 @@ def test_a_job_that_waits_is_let_in_at_the_cost_of_what_another_has_above_its_le
 def test_nothing_is_taken_that_does_not_help() -> None:
     decision = ask(4, job("big", "2..4", size=4), job("gang", "3"))
     assert decision.resizes == {}
-    assert decision.waits == {"gang": "there is no room for it beside what runs"}
+    assert decision.waits == {"gang": "it does not fit besides what runs"}
 
 
 def test_no_more_is_taken_than_is_needed() -> None:
@@ -172,7 +173,7 @@ def test_a_running_job_grows_only_where_it_could_for_a_while() -> None:
     assert after.resizes == {"small": (3, "GPUs are free")}
 
 
-def test_who_has_waited_too_long_is_not_overtaken() -> None:
+def test_a_job_that_waited_too_long_is_not_overtaken() -> None:
     running = job("running", "3", size=3)
     big = job("big", "4", submitted=NOW - 100)
     assert ask(4, running, big, job("small", "1", submitted=NOW)).starts == {"small": 1}
@@ -247,7 +248,7 @@ def test_bounds_are_kept_in_every_picture(picture: tuple[int, list[Elastic]]) ->
     for name, size in decision.starts.items():
         assert size in by_name[name].sizes.allowed
         after[name] = size
-    assert Gpus(gpus, by_name).holds(after)
+    assert Gpus(gpus, by_name).fits(after)
     waiting = {one.name for one in jobs if not one.size}
     assert waiting == set(decision.starts) | set(decision.waits)
 
@@ -350,7 +351,7 @@ def test_a_queue_does_not_grow_past_the_limit_of_its_parent() -> None:
     assert ask(8, running, job("a", size=2, queue="a"), queues=queues).resizes == {}
 
 
-def test_what_a_parent_has_left_of_its_quota_is_for_all_below_it() -> None:
+def test_free_quota_of_a_parent_queue_is_for_all_its_children() -> None:
     queues = [Queue("team", quota=in_gpus(4)), Queue("a", parent="team"), Queue("b", parent="team")]
     big = job("big", size=4, queue="a")
     assert ask(4, big, job("other", "1", queue="c"), queues=queues).resizes == {}

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from aliquot.model.job import Sizes
 from aliquot.placement.core.demand import WHOLE_MILLI
 from aliquot.placement.core.snapshot import NodeSpec, empty
-from aliquot.placement.elastic.resize import Counts, Decision, Elastic, Rules, decide
+from aliquot.placement.elastic.job import CountsFree, Elastic
+from aliquot.placement.elastic.resize import Decision, Rules, decide
 from placement.test_elastic import NOW, PARENTS, Gpus, ask, come_to_rest, job, pictures, trees
 
 if TYPE_CHECKING:
@@ -42,13 +43,13 @@ def ask_room(
 
 
 @given(pictures(tuple(PARENTS)), trees() | st.just({}))
-def test_a_room_that_counts_gets_the_same_decision(
+def test_a_check_that_counts_gets_the_same_decision(
     picture: tuple[int, list[Elastic]], queues: dict[str, Queue]
 ) -> None:
     gpus, jobs = picture
     plain, counted = Gpus(gpus), CountedGpus(gpus)
-    assert isinstance(counted, Counts)
-    assert not isinstance(plain, Counts)
+    assert isinstance(counted, CountsFree)
+    assert not isinstance(plain, CountsFree)
     assert ask_room(plain, jobs, queues) == ask_room(counted, jobs, queues)
     assert counted.asked <= plain.asked
 
@@ -65,7 +66,7 @@ def test_where_all_have_their_part_and_nothing_is_free_few_questions_are_asked(
     assert plain.asked <= 30
 
 
-def test_to_let_many_in_the_room_is_asked_in_proportion_to_the_jobs_not_to_their_pairs() -> None:
+def test_admitting_many_jobs_needs_checks_in_proportion_to_jobs_not_pairs() -> None:
     jobs = [job(f"job-{number:03}", "1..16", size=16) for number in range(100)]
     jobs += [job(f"new-{number:03}", "2..16") for number in range(50)]
     for room in (Gpus(1600), CountedGpus(1600)):
@@ -88,7 +89,7 @@ def logs(jobs: Sequence[Elastic], sizes: Mapping[str, int]) -> float:
 
 def grown(room: Gpus, sizes: dict[str, int], taker: Elastic) -> dict[str, int]:
     while (size := taker.sizes.above(sizes[taker.name])) is not None:
-        if not room.holds({**sizes, taker.name: size}):
+        if not room.fits({**sizes, taker.name: size}):
             break
         sizes = {**sizes, taker.name: size}
     return sizes
@@ -132,7 +133,7 @@ class Rows(Gpus):
     So it matters who gives: what another row has is of no use.
     """
 
-    def holds(self, sizes: Mapping[str, int]) -> bool:
+    def fits(self, sizes: Mapping[str, int]) -> bool:
         self.asked += 1
         rows: dict[int, int] = {}
         for name, size in sizes.items():
@@ -141,7 +142,7 @@ class Rows(Gpus):
         return all(size <= 4 for size in rows.values())
 
 
-def test_where_it_matters_who_gives_room_is_made_by_one_that_can() -> None:
+def test_the_job_whose_shrinking_helps_shrinks() -> None:
     jobs = [job(f"job-{number:02}", size=4) for number in range(30)]
     room = Rows(120)
     decision = ask_room(room, [*jobs, job("new-17", "1")], {}, Rules())

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Demand, Kind, Placement, sliced, whole
@@ -58,12 +58,12 @@ def test_different_members_are_found_a_way_by_search() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
 def test_a_gang_that_runs_for_no_time_or_for_ever_is_refused(seconds: float) -> None:
-    with pytest.raises(BadValueError, match="'g' cannot run for"):
+    with pytest.raises(InvalidValueError, match="'g' cannot run for"):
         gang("g", whole(), seconds=seconds)
 
 
 def test_a_gang_without_members_is_refused() -> None:
-    with pytest.raises(BadValueError, match="no members"):
+    with pytest.raises(InvalidValueError, match="no members"):
         gang("g")
 
 
@@ -93,7 +93,7 @@ def test_of_equally_near_places_the_strategy_and_the_seed_decide(
     assert found == expected
 
 
-def test_equal_places_are_left_to_the_seed() -> None:
+def test_the_seed_decides_between_equal_placements() -> None:
     allocations = cluster(4, 4, 4)
     by = strategy("fragmentation", allocations.hardware)
     asked = gang("g", whole(2), whole(2))
@@ -101,7 +101,7 @@ def test_equal_places_are_left_to_the_seed() -> None:
     assert plan_gang(allocations, asked, by, seed=7) == plan_gang(allocations, asked, by, seed=7)
 
 
-def test_slices_of_a_gang_fill_a_cut_card_first() -> None:
+def test_slices_of_a_gang_fill_a_sliced_gpu_first() -> None:
     allocations = cluster(4)
     allocations.take(Placement(0, (2,)), sliced(300))
     placed = plan_gang(allocations, gang("g", sliced(300), sliced(300)))

@@ -30,7 +30,7 @@ def hold(allocations: Allocations, *slices: tuple[str, tuple[int, int], int, int
     return held
 
 
-def test_the_cheapest_moves_make_room_for_a_whole_gpu() -> None:
+def test_the_cheapest_moves_free_a_whole_gpu() -> None:
     allocations = Allocations(
         empty([node("a", 2, gpu_bytes=80 * GIB), node("b", 1, gpu_bytes=80 * GIB)])
     )

@@ -13,10 +13,10 @@ from aliquot.placement.core.demand import Demand, Gang, Placement, Running, slic
 from aliquot.placement.gangs.backfill import plan_starts
 from aliquot.placement.gangs.plan import plan_gang
 from aliquot.placement.gangs.timeline import Timeline
+from aliquot.placement.queues import eviction_trial
 from aliquot.placement.queues import preempt as preemption
-from aliquot.placement.queues import trial
-from aliquot.placement.queues.preempt import Preemption, entitled, preempt, rights
-from aliquot.placement.queues.quota import Bound, Queue, Tree, in_turn, needs, usage
+from aliquot.placement.queues.preempt import Preemption, may_preempt, preempt, preemptible
+from aliquot.placement.queues.quota import Bound, Queue, Tree, fair_share_order, needs, usage
 from placement.builders import cluster, gang
 
 DAY = 86_400.0
@@ -41,50 +41,50 @@ def names(some: tuple[Running, ...]) -> list[str]:
 # --- promises -------------------------------------------------------------------------------------
 
 
-def test_a_borrowers_promise_does_not_hold_up_what_is_a_queues_own() -> None:
+def test_a_borrowers_planned_start_does_not_block_a_reclaim() -> None:
     """Two GPUs are free: the owner starts on them now, and not when the guest's four have ended."""
     allocations = cluster(4)
     runs = run(allocations, gang("g1", whole(2), queue="guest", seconds=DAY), 0, 0, 1)
     later = promise(gang("g2", whole(4), queue="guest", seconds=DAY), DAY, 0, 1, 2, 3)
     claim = gang("mine", whole(2), queue="own", seconds=2 * DAY)
-    found = preempt(allocations, claim, [runs], OWN_AND_GUEST, 2.0, promised=[later])
+    found = preempt(allocations, claim, [runs], OWN_AND_GUEST, 2.0, planned=[later])
     assert found is not None
     assert found.victims == ()
     assert found.placements == (Placement(0, (2, 3)),)
     assert found.withdrawn == (later,)
     assert found.to_gang == "starts before g2"
     assert found.to_victims == {
-        "g2": "its promised start was withdrawn for mine:"
+        "g2": "its planned start was withdrawn for mine:"
         " queue guest borrows from the quota of queue own"
     }
-    assert entitled([claim], [runs], OWN_AND_GUEST, allocations.hardware, [later]) == [claim]
+    assert may_preempt([claim], [runs], OWN_AND_GUEST, allocations.hardware, [later]) == [claim]
 
 
-def test_a_lower_promise_does_not_hold_up_a_higher_one() -> None:
+def test_a_planned_start_of_lower_priority_does_not_block_a_higher_one() -> None:
     allocations = cluster(4)
     runs = run(allocations, gang("runs", whole(2), priority=9, seconds=DAY), 0, 0, 1)
     later = promise(gang("low", whole(4)), DAY, 0, 1, 2, 3)
     claim = gang("urgent", whole(2), priority=5, seconds=2 * DAY)
-    found = preempt(allocations, claim, [runs], {}, 2.0, promised=[later])
+    found = preempt(allocations, claim, [runs], {}, 2.0, planned=[later])
     assert found is not None
     assert (names(found.victims), names(found.withdrawn)) == ([], ["low"])
     same = gang("same", whole(2), seconds=2 * DAY)
-    assert preempt(allocations, same, [runs], {}, 2.0, promised=[later]) is None
+    assert preempt(allocations, same, [runs], {}, 2.0, planned=[later]) is None
 
 
-def test_a_promise_that_is_a_queues_own_is_kept() -> None:
+def test_a_planned_start_within_quota_is_kept() -> None:
     """The other queue is within its quota when it starts: what it has now has ended by then."""
     allocations = cluster(4)
     queues = {"own": Queue("own", quota=Bound(4000)), "guest": Queue("guest", quota=Bound(2000))}
     runs = run(allocations, gang("g1", whole(2), queue="guest", seconds=DAY), 0, 0, 1)
     theirs = promise(gang("g2", whole(2), queue="guest"), DAY, 2, 3)
     claim = gang("mine", whole(2), queue="own", seconds=2 * DAY)
-    assert preempt(allocations, claim, [runs], queues, 2.0, promised=[theirs]) is None
+    assert preempt(allocations, claim, [runs], queues, 2.0, planned=[theirs]) is None
     short = gang("short", whole(2), queue="own", seconds=100)
-    assert preempt(allocations, short, [runs], queues, 2.0, promised=[theirs]) is None
+    assert preempt(allocations, short, [runs], queues, 2.0, planned=[theirs]) is None
 
 
-def test_who_ends_makes_room_beside_the_promises_that_are_kept() -> None:
+def test_victims_are_enough_with_all_kept_planned_starts() -> None:
     """The one that loses less work would free a GPU that is promised to somebody else."""
     allocations = cluster(2)
     running = [
@@ -94,7 +94,7 @@ def test_who_ends_makes_room_beside_the_promises_that_are_kept() -> None:
     kept = promise(gang("other", whole(), queue="other", seconds=DAY), 299, 1)
     claim = gang("urgent", whole(), priority=1, seconds=1000)
     without = preempt(allocations, claim, running, {}, 100.0)
-    beside = preempt(allocations, claim, running, {}, 100.0, promised=[kept])
+    beside = preempt(allocations, claim, running, {}, 100.0, planned=[kept])
     assert without is not None
     assert names(without.victims) == ["fresh"]
     assert beside is not None
@@ -118,7 +118,7 @@ def test_what_was_to_start_now_does_not_and_loses_nothing() -> None:
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def test_at_the_limit_a_higher_priority_asks_lower_ones_of_its_queue() -> None:
+def test_at_the_limit_a_higher_priority_preempts_lower_ones_of_its_queue() -> None:
     allocations = cluster(8)
     queues = {"q": Queue("q", limit=Bound(4000))}
     running = [
@@ -126,7 +126,7 @@ def test_at_the_limit_a_higher_priority_asks_lower_ones_of_its_queue() -> None:
         run(allocations, gang("fresh", whole(2), queue="q"), 50, 2, 3),
     ]
     urgent = gang("urgent", whole(2), queue="q", priority=9)
-    order, refused = in_turn(
+    order, refused = fair_share_order(
         [urgent], queues, usage(running, allocations.hardware), allocations.hardware
     )
     assert (order, list(refused)) == ([], ["urgent"])
@@ -151,12 +151,12 @@ def test_a_limit_of_a_queue_above_is_kept_too() -> None:
     assert sorted(names(found.victims)) == ["b2", "b3"]
 
 
-def test_a_lower_promise_does_not_use_up_the_limit() -> None:
+def test_a_planned_start_of_lower_priority_does_not_use_up_the_limit() -> None:
     allocations = cluster(8)
     queues = {"q": Queue("q", limit=Bound(4000))}
     low = [promise(gang(f"low{i}", whole(2), queue="q"), 50, 2 * i, 2 * i + 1) for i in range(2)]
     claim = gang("urgent", whole(2), queue="q", priority=1)
-    found = preempt(allocations, claim, [], queues, 0.0, promised=low)
+    found = preempt(allocations, claim, [], queues, 0.0, planned=low)
     assert found is not None
     assert names(found.withdrawn) == ["low1"]
     assert found.victims == ()
@@ -165,7 +165,7 @@ def test_a_lower_promise_does_not_use_up_the_limit() -> None:
 # --- what counts ----------------------------------------------------------------------------------
 
 
-def test_who_is_spared_does_not_end_and_has_its_part_of_the_quota() -> None:
+def test_a_protected_gang_is_not_evicted_and_counts_for_its_quota() -> None:
     allocations = cluster(6)
     running = [
         run(allocations, gang("mine", whole(2), queue="own"), 0, 0, 1),
@@ -173,15 +173,15 @@ def test_who_is_spared_does_not_end_and_has_its_part_of_the_quota() -> None:
         run(allocations, gang("fresh", whole(2), queue="guest"), 99, 4, 5),
     ]
     claim = gang("claim", whole(2), queue="own", priority=1)
-    found = preempt(allocations, claim, running, OWN_AND_GUEST, 100.0, spared={"fresh", "mine"})
+    found = preempt(allocations, claim, running, OWN_AND_GUEST, 100.0, protected={"fresh", "mine"})
     assert found is not None
     assert names(found.victims) == ["old"]
     large = gang("large", whole(3), queue="own", priority=1)
-    assert preempt(allocations, large, running, OWN_AND_GUEST, 100.0, spared={"mine"}) is None
-    assert rights(allocations, large, running, OWN_AND_GUEST, 100.0, spared={"mine"}) == {}
+    assert preempt(allocations, large, running, OWN_AND_GUEST, 100.0, protected={"mine"}) is None
+    assert preemptible(allocations, large, running, OWN_AND_GUEST, 100.0, protected={"mine"}) == {}
 
 
-def test_what_those_ahead_need_is_not_the_gangs_to_ask_back() -> None:
+def test_quota_planned_for_an_earlier_gang_cannot_be_reclaimed() -> None:
     allocations = cluster(4)
     running = [run(allocations, gang("guest", whole(4), queue="guest"), 0, 0, 1, 2, 3)]
     claim = gang("claim", whole(2), queue="own")
@@ -189,7 +189,7 @@ def test_what_those_ahead_need_is_not_the_gangs_to_ask_back() -> None:
     for ahead, may in (([fits], True), ([too_much], False), ([fits, fits], False)):
         found = preempt(allocations, claim, running, OWN_AND_GUEST, 100.0, ahead=ahead)
         assert (found is not None) is may
-        over = rights(allocations, claim, running, OWN_AND_GUEST, 100.0, ahead=ahead)
+        over = preemptible(allocations, claim, running, OWN_AND_GUEST, 100.0, ahead=ahead)
         assert bool(over) is may
     other = gang("c", whole(4), queue="guest")
     assert preempt(allocations, claim, running, OWN_AND_GUEST, 100.0, ahead=[other]) is not None
@@ -221,7 +221,7 @@ def test_among_many_few_ways_are_planned(
         plans.append(asked)
         return plan_gang(*asked, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(trial, "plan_gang", counted)
+    monkeypatch.setattr(eviction_trial, "plan_gang", counted)
     allocations, running = many(64, 8)
     found = preempt(allocations, gang("c", *members, priority=1), running, {}, 100.0)
     assert found is not None
@@ -274,23 +274,23 @@ def started(allocations: Allocations, some: list[Gang]) -> list[Running]:
 
 @QUICK
 @given(gangs("r", most=6), gangs("w", most=5), gangs("c", most=1), st.sampled_from([0, 10]))
-def test_promises_that_are_not_withdrawn_stay_possible_and_limits_hold(
+def test_kept_planned_starts_stay_possible_and_limits_hold(
     ran: list[Gang], waiting: list[Gang], claims: list[Gang], few: int
 ) -> None:
     allocations, claim, now = cluster(2, 2), claims[0], 40.0
     running = started(allocations, ran)
     hardware = allocations.hardware
-    order, _ = in_turn(waiting, QUEUES, usage(running, hardware), hardware)
+    order, _ = fair_share_order(waiting, QUEUES, usage(running, hardware), hardware)
     plan = plan_starts(allocations, running, (), order, now)
     for one in plan.starts:
         allocations.take_gang(one)
     running += plan.starts
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preemption, "ALL_WAYS", few)
-        found = preempt(allocations, claim, running, QUEUES, now, promised=plan.reservations)
+        patch.setattr(preemption, "WEIGHED", few)
+        found = preempt(allocations, claim, running, QUEUES, now, planned=plan.reservations)
     if found is None:
         return
-    assert entitled([claim], running, QUEUES, hardware, plan.reservations) == [claim]
+    assert may_preempt([claim], running, QUEUES, hardware, plan.reservations) == [claim]
     assert set(found.to_victims) == {*names(found.victims), *names(found.withdrawn)}
     left = [one for one in running if one not in found.victims]
     start = Running(claim, found.placements, now, now + claim.seconds)
@@ -308,7 +308,7 @@ def test_promises_that_are_not_withdrawn_stay_possible_and_limits_hold(
 
 @QUICK
 @given(gangs("r", most=7), gangs("c", most=1, priority=1), st.sampled_from([0, 10]))
-def test_nobody_ends_who_is_not_needed_and_of_few_the_least_work_is_lost(
+def test_no_victim_is_unneeded_and_of_few_the_least_work_is_lost(
     ran: list[Gang], claims: list[Gang], few: int
 ) -> None:
     """In one queue, where any lower priority may be asked: against all ways there are."""
@@ -317,7 +317,7 @@ def test_nobody_ends_who_is_not_needed_and_of_few_the_least_work_is_lost(
     running = started(allocations, ran)
     lower = [one for one in running if one.gang.priority < claim.priority]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preemption, "ALL_WAYS", few)
+        patch.setattr(preemption, "WEIGHED", few)
         found = preempt(allocations, claim, running, {}, now)
     sizes = range(len(lower) + 1)
     ways = [

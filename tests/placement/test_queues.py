@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Gang, Placement, Running, whole
 from aliquot.placement.core.snapshot import empty
 from aliquot.placement.queues.preempt import preempt
-from aliquot.placement.queues.quota import Bound, Queue, Resources, in_turn, needs, usage
+from aliquot.placement.queues.quota import Bound, Queue, Resources, fair_share_order, needs, usage
 from placement.builders import GIB, cluster, gang, node
 
 EIGHT = cluster(8).hardware
@@ -26,7 +26,7 @@ def test_the_queue_with_the_smaller_weighted_share_goes_first() -> None:
     queues = {"a": Queue("a", weight=1), "b": Queue("b", weight=3)}
     used = {"a": Resources(1000), "b": Resources(2000)}
     waiting = [gang(f"{q}{i}", whole(), queue=q, submitted=i) for q in "ab" for i in (1, 2)]
-    order, _ = in_turn(waiting, queues, used, EIGHT)
+    order, _ = fair_share_order(waiting, queues, used, EIGHT)
     assert [one.name for one in order] == ["b1", "a1", "b2", "a2"]
 
 
@@ -35,7 +35,7 @@ def test_memory_counts_where_it_is_the_larger_share() -> None:
     used = {"a": Resources(1000, 70), "b": Resources(3000, 10)}
     waiting = [gang("a", whole(), queue="a"), gang("b", whole(), queue="b")]
     hardware = Allocations(empty([node("n", 8, gpu_bytes=12)])).hardware
-    order, _ = in_turn(waiting, queues, used, hardware)
+    order, _ = fair_share_order(waiting, queues, used, hardware)
     assert [one.name for one in order] == ["b", "a"]
 
 
@@ -52,24 +52,24 @@ def test_a_limit_of_memory_holds_for_whole_gpus_and_one_of_compute_says_nothing_
     hardware = Allocations(empty([node("n", 8, gpu_bytes=80 * GIB)])).hardware
     waiting = [gang(f"g{i}", whole(), queue="q", submitted=i) for i in range(3)]
     for limit, allowed in ((Bound(None, 160 * GIB), 2), (Bound(1000), 1), (Bound(), 3)):
-        order, _ = in_turn(waiting, {"q": Queue("q", limit=limit)}, {}, hardware)
+        order, _ = fair_share_order(waiting, {"q": Queue("q", limit=limit)}, {}, hardware)
         assert len(order) == allowed
 
 
 def test_a_queue_without_weight_is_refused() -> None:
-    with pytest.raises(BadValueError, match="'q' cannot have the weight 0"):
+    with pytest.raises(InvalidValueError, match="'q' cannot have the weight 0"):
         Queue("q", weight=0)
 
 
 def test_in_a_queue_priority_comes_before_age() -> None:
     waiting = [gang("old", whole(), submitted=1), gang("high", whole(), submitted=9, priority=5)]
-    order, _ = in_turn(waiting, {}, {}, EIGHT)
+    order, _ = fair_share_order(waiting, {}, {}, EIGHT)
     assert [one.name for one in order] == ["high", "old"]
 
 
-def test_a_queue_at_its_limit_waits_and_is_told_so() -> None:
+def test_the_reason_says_that_a_queue_is_at_its_limit() -> None:
     queues = {"a": Queue("a", limit=Bound(1000))}
-    order, refused = in_turn(
+    order, refused = fair_share_order(
         [gang("one", whole(), queue="a"), gang("two", whole(), queue="a", submitted=1)],
         queues,
         {},
@@ -79,11 +79,11 @@ def test_a_queue_at_its_limit_waits_and_is_told_so() -> None:
     assert refused == {"two": "queue a may have 1 GPU; with this gang it would have 2"}
 
 
-def test_a_limit_of_memory_is_told_in_memory() -> None:
+def test_the_reason_of_a_memory_limit_is_in_memory() -> None:
     hardware = Allocations(empty([node("n", 8, gpu_bytes=80 * GIB)])).hardware
     queues = {"a": Queue("a", limit=Bound(4000, 200 * GIB))}
     used = {"a": Resources(1000, 80 * GIB)}
-    _, refused = in_turn([gang("g", whole(2), queue="a")], queues, used, hardware)
+    _, refused = fair_share_order([gang("g", whole(2), queue="a")], queues, used, hardware)
     assert refused == {
         "g": "queue a may have 200 GiB of GPU memory; with this gang it would have 240 GiB"
     }
@@ -98,7 +98,7 @@ def test_small_work_does_not_overtake_what_waits_for_its_queues_limit() -> None:
         gang("small", whole(), queue="a", submitted=2),
         gang("other", whole(), queue="b", submitted=3),
     ]
-    order, refused = in_turn(waiting, queues, used, EIGHT)
+    order, refused = fair_share_order(waiting, queues, used, EIGHT)
     assert [one.name for one in order] == ["other"]
     assert refused == {
         "huge": "queue a may have 4 GPUs; this gang asks for 5",
@@ -107,18 +107,18 @@ def test_small_work_does_not_overtake_what_waits_for_its_queues_limit() -> None:
     }
 
 
-def test_what_has_a_promise_is_charged_to_its_queues_limit_first() -> None:
+def test_planned_starts_are_charged_to_the_limit_first() -> None:
     queues = {"a": Queue("a", limit=Bound(4000))}
     waiting = [
         gang("new", whole(2), queue="a", priority=1),
         gang("promised", whole(3), queue="a"),
     ]
-    order, refused = in_turn(waiting, queues, {}, EIGHT, {"promised"})
+    order, refused = fair_share_order(waiting, queues, {}, EIGHT, {"promised"})
     assert [one.name for one in order] == ["promised"]
     assert set(refused) == {"new"}
 
 
-def test_nobody_ends_for_a_gang_that_fits_or_that_nothing_makes_room_for() -> None:
+def test_nobody_is_evicted_for_a_gang_that_fits_or_never_would() -> None:
     allocations = cluster(3)
     running = [
         run(allocations, gang("low", whole()), 0, 0),
@@ -147,14 +147,14 @@ def test_a_queue_gets_its_quota_back_from_the_one_that_borrowed_it() -> None:
     assert "later" in found.to_gang
 
 
-def test_a_queue_within_its_quota_is_left_alone() -> None:
+def test_a_queue_within_its_quota_loses_nothing() -> None:
     allocations = cluster(1)
     queues = {"own": Queue("own", quota=Bound(1000)), "other": Queue("other", quota=Bound(8000))}
     running = [run(allocations, gang("runs", whole(), queue="other"), 0, 0)]
     assert preempt(allocations, gang("new", whole(), queue="own"), running, queues, now=1) is None
 
 
-def test_a_higher_priority_ends_whole_gangs_and_the_least_work() -> None:
+def test_a_higher_priority_evicts_whole_gangs_with_the_least_work_lost() -> None:
     allocations = cluster(4)
     running = [
         run(allocations, gang("pair", whole(), whole()), 0, 0, 1),
@@ -179,7 +179,7 @@ def test_with_many_candidates_those_not_needed_are_spared() -> None:
 
 
 @pytest.mark.parametrize("starts", [(0, 50), (90, 0)])
-def test_who_must_end_does_not_depend_on_the_order_in_which_they_came(
+def test_victims_do_not_depend_on_the_order_of_running_gangs(
     starts: tuple[float, float],
 ) -> None:
     """Both must go, the queue keeps its quota until the last of them, whichever that is."""

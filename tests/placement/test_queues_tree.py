@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Gang, Placement, Running, sliced, whole
-from aliquot.placement.queues.preempt import Preemption, entitled, preempt
+from aliquot.placement.queues.preempt import Preemption, may_preempt, preempt
 from aliquot.placement.queues.quota import (
     Bound,
     Queue,
     Resources,
     Tree,
     borrows,
-    in_turn,
+    fair_share_order,
     needs,
+    prefixes,
     share,
     takes,
-    upto,
     usage,
 )
 from placement.builders import GIB, cluster, gang
@@ -46,7 +46,7 @@ def waits(queue: str, count: int = 1, gpus: int = 1) -> list[Gang]:
 # --- turns ----------------------------------------------------------------------------------------
 
 
-def test_turns_go_level_by_level_by_weight() -> None:
+def test_fair_share_goes_level_by_level_by_weight() -> None:
     """Two teams share equally, however many queues each has; in a team its queues by weight."""
     queues = tree_of(
         Queue("left"),
@@ -55,7 +55,9 @@ def test_turns_go_level_by_level_by_weight() -> None:
         Queue("r1", parent="right", weight=1),
         Queue("r2", parent="right", weight=3),
     )
-    order, _ = in_turn([*waits("l1", 8), *waits("r1", 4), *waits("r2", 4)], queues, {}, EIGHT)
+    order, _ = fair_share_order(
+        [*waits("l1", 8), *waits("r1", 4), *waits("r2", 4)], queues, {}, EIGHT
+    )
     first = names(order)[:8]
     assert sum(name.startswith("l") for name in first) == 4
     assert sum(name.startswith("r1") for name in first) == 1
@@ -65,7 +67,7 @@ def test_turns_go_level_by_level_by_weight() -> None:
 def test_what_a_queue_has_counts_for_all_above_it() -> None:
     queues = tree_of(Queue("left"), Queue("right"), Queue("l1", parent="left"))
     waiting = [*waits("l1"), *waits("right")]
-    order, _ = in_turn(waiting, queues, {"left": Resources(1000)}, EIGHT)
+    order, _ = fair_share_order(waiting, queues, {"left": Resources(1000)}, EIGHT)
     assert names(order) == ["right0", "l10"]
 
 
@@ -78,7 +80,7 @@ def test_a_limit_holds_for_all_below_it_and_nothing_there_overtakes() -> None:
     big = gang("big", whole(3), queue="a", submitted=0)
     huge = gang("huge", whole(4), queue="a", submitted=0)
     waiting = [big, huge, *waits("b", 2), *waits("other")]
-    order, refused = in_turn(waiting, queues, {"b": Resources(1000)}, EIGHT)
+    order, refused = fair_share_order(waiting, queues, {"b": Resources(1000)}, EIGHT)
     assert names(order) == ["other0"]
     assert refused == {
         "huge": "queue top, which a is below, may have 3 GPUs; this gang asks for 4",
@@ -88,29 +90,29 @@ def test_a_limit_holds_for_all_below_it_and_nothing_there_overtakes() -> None:
     }
 
 
-def test_a_queue_at_its_limit_does_not_stop_the_ones_beside_it() -> None:
+def test_a_queue_at_its_limit_does_not_stop_its_siblings() -> None:
     queues = tree_of(
         Queue("top", limit=Bound(3000)),
         Queue("a", parent="top", limit=Bound(1000)),
         Queue("b", parent="top"),
     )
-    order, refused = in_turn([*waits("a", 2), *waits("b", 2)], queues, {}, EIGHT)
+    order, refused = fair_share_order([*waits("a", 2), *waits("b", 2)], queues, {}, EIGHT)
     assert names(order) == ["a0", "b0", "b1"]
     assert refused == {"a1": "queue a may have 1 GPU; with this gang it would have 2"}
 
 
-def test_work_in_a_queue_with_others_below_it_stands_beside_them() -> None:
+def test_gangs_directly_in_a_parent_queue_count_as_a_child() -> None:
     queues = tree_of(Queue("top"), Queue("below", parent="top", weight=2))
-    order, _ = in_turn([*waits("top", 2), *waits("below", 4)], queues, {}, EIGHT)
+    order, _ = fair_share_order([*waits("top", 2), *waits("below", 4)], queues, {}, EIGHT)
     assert names(order) == ["top0", "below0", "below1", "top1", "below2", "below3"]
 
 
-def test_a_promise_is_charged_to_all_above_first() -> None:
+def test_a_planned_start_is_charged_to_all_ancestors_first() -> None:
     queues = tree_of(
         Queue("top", limit=Bound(4000)), Queue("a", parent="top"), Queue("b", parent="top")
     )
     waiting = [gang("new", whole(2), queue="a"), gang("promised", whole(3), queue="b")]
-    order, refused = in_turn(waiting, queues, {}, EIGHT, {"promised"})
+    order, refused = fair_share_order(waiting, queues, {}, EIGHT, {"promised"})
     assert names(order) == ["promised"]
     assert set(refused) == {"new"}
 
@@ -172,7 +174,7 @@ def uses() -> st.SearchStrategy[dict[str, Resources]]:
 def test_no_limit_of_any_queue_above_is_passed(
     queues: dict[str, Queue], waiting: list[Gang], used: dict[str, Resources], promised: set[str]
 ) -> None:
-    order, refused = in_turn(waiting, queues, used, EIGHT, promised)
+    order, refused = fair_share_order(waiting, queues, used, EIGHT, promised)
     assert sorted([*names(order), *refused]) == sorted(names(waiting))
     assert promised.isdisjoint(refused)
     tree = Tree(queues)
@@ -181,7 +183,7 @@ def test_no_limit_of_any_queue_above_is_passed(
     for one in order:
         tree.add(has, one.queue, needs(one, EIGHT))
         if one.name not in promised:
-            for path in upto(tree.path(one.queue)):
+            for path in prefixes(tree.path(one.queue)):
                 new[path] += 1
     for path in new:
         assert tree.queue(path).limit.covers(has[path])
@@ -193,7 +195,7 @@ def test_at_each_level_the_smallest_weighted_share_goes_first(
     queues: dict[str, Queue], waiting: list[Gang], used: dict[str, Resources]
 ) -> None:
     queues = {name: Queue(name, one.weight, parent=one.parent) for name, one in queues.items()}
-    order, refused = in_turn(waiting, queues, used, EIGHT)
+    order, refused = fair_share_order(waiting, queues, used, EIGHT)
     assert not refused
     tree, total = Tree(queues), Resources(EIGHT.total_milli, EIGHT.total_bytes)
     has = tree.summed(used)
@@ -202,8 +204,8 @@ def test_at_each_level_the_smallest_weighted_share_goes_first(
         return share(has[path], total) / tree.queue(path).weight
 
     for number, one in enumerate(order):
-        left = {path for other in order[number:] for path in upto(tree.path(other.queue))}
-        for path in upto(tree.path(one.queue)):
+        left = {path for other in order[number:] for path in prefixes(tree.path(other.queue))}
+        for path in prefixes(tree.path(one.queue)):
             beside = [rank(other) for other in left if other[:-1] == path[:-1]]
             assert rank(path) <= min(beside)
         tree.add(has, one.queue, needs(one, EIGHT))
@@ -214,11 +216,11 @@ def test_at_each_level_the_smallest_weighted_share_goes_first(
 def test_a_circle_never_hangs_and_the_order_of_telling_changes_nothing(
     queues: dict[str, Queue], waiting: list[Gang], used: dict[str, Resources], chance: object
 ) -> None:
-    first = in_turn(waiting, queues, used, EIGHT)
+    first = fair_share_order(waiting, queues, used, EIGHT)
     mixed, told = list(queues), list(waiting)
     for one in (mixed, told):
         chance.shuffle(one)  # type: ignore[attr-defined]
-    assert in_turn(told, {name: queues[name] for name in mixed}, used, EIGHT) == first
+    assert fair_share_order(told, {name: queues[name] for name in mixed}, used, EIGHT) == first
     assert sorted([*names(first[0]), *first[1]]) == sorted(names(waiting))
 
 
@@ -259,18 +261,19 @@ TEAMS = tree_of(
 )
 
 
-def test_a_queue_beside_that_borrows_gives_back() -> None:
+def test_a_sibling_that_borrows_gives_back() -> None:
     allocations = cluster(4)
     running = [run(allocations, "o2", gpu, start=gpu) for gpu in range(4)]
     found = ask(allocations, "o1", 1, running, TEAMS)
     assert victims(found) == ["o2-3"]
     assert found is not None
     assert (
-        found.to_victims["o2-3"] == "ended for claim: queue o2 borrows from the quota of queue o1"
+        found.to_victims["o2-3"]
+        == "preempted for claim: queue o2 borrows from the quota of queue o1"
     )
 
 
-def test_what_a_queue_above_has_left_of_its_own_is_for_all_below_it() -> None:
+def test_free_quota_of_a_parent_is_for_all_its_children() -> None:
     """o1 is over its own quota, and not the team's: what o2 leaves is o1's before any other's."""
     allocations = cluster(8)
     ours = [run(allocations, "o1", gpu) for gpu in range(2)]
@@ -279,12 +282,12 @@ def test_what_a_queue_above_has_left_of_its_own_is_for_all_below_it() -> None:
     assert len(victims(found)) == 2
     assert found is not None
     assert set(found.to_victims.values()) == {
-        "ended for claim: queue theirs borrows from the quota of queue ours"
+        "preempted for claim: queue theirs borrows from the quota of queue ours"
     }
     assert ask(allocations, "o1", 3, [*ours, *theirs], TEAMS) is None
 
 
-def test_a_queue_within_its_quota_is_left_alone_while_one_beside_it_borrows() -> None:
+def test_a_queue_within_its_quota_loses_nothing_while_a_sibling_borrows() -> None:
     allocations = cluster(8)
     running = [
         *(run(allocations, "t1", gpu, start=99) for gpu in range(2)),
@@ -306,7 +309,7 @@ def test_where_nobody_below_borrows_the_one_above_still_gives_back() -> None:
     assert ask(allocations, "ours", 3, running, queues) is None
 
 
-def test_work_beside_the_queues_below_goes_before_theirs() -> None:
+def test_gangs_directly_in_a_parent_go_before_its_children() -> None:
     allocations = cluster(4)
     queues = tree_of(Queue("top", quota=Bound(4000)), Queue("a", parent="top", quota=Bound(2000)))
     running = [run(allocations, "top", gpu) for gpu in range(4)]
@@ -316,7 +319,7 @@ def test_work_beside_the_queues_below_goes_before_theirs() -> None:
     assert ask(allocations, "top", 1, running, queues) is None
 
 
-def test_only_those_with_a_right_need_ask() -> None:
+def test_may_preempt_names_exactly_the_gangs_that_can() -> None:
     allocations = cluster(8)
     running = [run(allocations, "t1", gpu) for gpu in range(7)]
     waiting = [
@@ -327,7 +330,7 @@ def test_only_those_with_a_right_need_ask() -> None:
         gang("large", whole(5), queue="o1"),
         gang("urgent", whole(), queue="t1", priority=1),
     ]
-    found = entitled(waiting, running, TEAMS, allocations.hardware)
+    found = may_preempt(waiting, running, TEAMS, allocations.hardware)
     assert names(found) == ["t20", "o10", "urgent"]
 
 
@@ -349,7 +352,7 @@ def test_nobody_gives_what_is_its_own(
     found = preempt(allocations, claim, running, queues, now=100)
     if found is None:
         return
-    assert entitled([claim], running, queues, allocations.hardware) == [claim]
+    assert may_preempt([claim], running, queues, allocations.hardware) == [claim]
     tree = Tree(queues)
     ours = tree.path(claimant)
     used = tree.summed(usage(running, allocations.hardware))

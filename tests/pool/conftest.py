@@ -1,4 +1,4 @@
-"""A pool on a simulated machine of the test's own."""
+"""A pool on a simulated machine, one for each test."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aliquot.model.errors import AliquotError
-from aliquot.pool.client import Client
-from aliquot.pool.place import Place
-from aliquot.slices import State, control
+from aliquot.pool.client import PoolClient
+from aliquot.pool.directory import PoolDirectory
+from aliquot.slices import StateDirectory, control
 from conftest import Cli, aliquot_command
 from support import wait_until
 
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 SHAPE = "h100:4"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plain.py"
-DIES = Path(__file__).with_name("dies.py")
+KILLED_AFTER_LINES = Path(__file__).with_name("killed_after_lines.py")
 
 
 class PoolUp:
-    """`aliquot up`, and the commands that go to it."""
+    """`aliquot up`, and commands to that pool."""
 
     def __init__(self, cli: Cli, env: dict[str, str], state: Path) -> None:
         self._cli, self._env = cli, env
         self.state = state / "simulated" / "h100-4"
-        self.place = state / "pool" / "simulated" / "h100-4"
+        self.directory = state / "pool" / "simulated" / "h100-4"
         self.output = state.parent / "up.log"
         self.process: subprocess.Popen[bytes] | None = None
 
     def up(self, *options: str, dies_after: int | None = None) -> None:
-        """Bring it up; one that dies does so after so many lines of its own code."""
+        """Bring the pool up; `dies_after` kills it after so many lines of its own code."""
         command = [aliquot_command()]
         if dies_after is not None:
-            command = [sys.executable, str(DIES), str(dies_after)]
+            command = [sys.executable, str(KILLED_AFTER_LINES), str(dies_after)]
         rules = ("--simulate", SHAPE, "--resize-every", "0.5", "--settle", "0.5")
         with self.output.open("ab") as log:
             self.process = subprocess.Popen(
@@ -57,7 +57,7 @@ class PoolUp:
         with suppress(OSError, ValueError):
             assert self.process is not None
             return bool(
-                json.loads((self.place / "pool.json").read_text())["pid"] == self.process.pid
+                json.loads((self.directory / "pool.json").read_text())["pid"] == self.process.pid
             )
         return False
 
@@ -72,7 +72,7 @@ class PoolUp:
         assert self.process.wait(20) == 0, self.output.read_text()
 
     def ask(self, *args: str) -> subprocess.CompletedProcess[str]:
-        """A command, on this pool."""
+        """Run a command on this pool."""
         return self._cli(args[0], "--simulate", SHAPE, *args[1:])
 
     def submit(self, *args: str) -> str:
@@ -83,59 +83,63 @@ class PoolUp:
     def job(self, name: str) -> dict[str, Any]:
         return self._client().job(name)
 
-    def _client(self) -> Client:
-        words = json.loads((self.place / "pool.json").read_text())
-        return Client(Place(self.place, State(self.state)), words["port"], words["token"])
+    def _client(self) -> PoolClient:
+        endpoint = json.loads((self.directory / "pool.json").read_text())
+        return PoolClient(
+            PoolDirectory(self.directory, StateDirectory(self.state)),
+            endpoint["port"],
+            endpoint["token"],
+        )
 
-    def state_of(self, name: str) -> str:
-        return str(self.job(name)["record"]["state"])
+    def phase_of(self, name: str) -> str:
+        return str(self.job(name)["state"]["phase"])
 
     def wait_for(
-        self, name: str, *states: str, size: int | None = None, seconds: float = 90
+        self, name: str, *phases: str, size: int | None = None, seconds: float = 90
     ) -> None:
-        """Wait until a job is there; with a size, until it has so many workers."""
+        """Wait until a job is in one of the phases and, if given, has `size` workers."""
         deadline = time.monotonic() + seconds
         while True:
             job = self.job(name)
-            there = len(job["record"]["slots"])
-            if job["record"]["state"] in states and size in {None, there}:
+            there = len(job["state"]["slots"])
+            if job["state"]["phase"] in phases and size in {None, there}:
                 return
             assert time.monotonic() < deadline, f"{job}\n{self.output.read_text()}"
             time.sleep(0.02)
 
     def log(self, name: str, rank: int = 0) -> str:
-        return self._client().log(name, rank, 0).words.decode()
+        return self._client().log(name, rank, 0).content.decode()
 
     def history(self, name: str) -> list[tuple[str, int]]:
-        return [(one["state"], one["size"]) for one in self.job(name)["events"]]
+        return [(one["phase"], one["size"]) for one in self.job(name)["events"]]
 
     def grants(self) -> list[str]:
         return [grant.name for grant in control.status(self.state).grants]
 
-    def keepers(self) -> list[int]:
-        """The keepers that are alive."""
-        claims = [json.loads(path.read_text()) for path in self.place.glob("jobs/*/*/claim")]
-        pids = [claim["keeper"] for claim in claims if "keeper" in claim]
-        return [pid for pid in pids if _is_keeper(pid)]
+    def supervisors(self) -> list[int]:
+        """The supervisors that are alive."""
+        owners = [json.loads(path.read_text()) for path in self.directory.glob("jobs/*/*/owner")]
+        pids = [owner["supervisor"] for owner in owners if "supervisor" in owner]
+        return [pid for pid in pids if _is_supervisor(pid)]
 
     def leaves_nothing(self) -> None:
-        wait_until(lambda: not self.keepers())
+        wait_until(lambda: not self.supervisors())
         wait_until(lambda: not self.grants())
 
     def clean_up(self) -> None:
-        """End what a failed test has left."""
+        """End everything that a failed test left behind."""
         if self.process is not None and self.process.poll() is None:
             self.kill()
-        for pid in self.keepers():
+        for pid in self.supervisors():
             os.kill(pid, signal.SIGKILL)
         with suppress(AliquotError):
             for name in self.grants():
                 control.end(self.state, name)
 
 
-def _is_keeper(pid: int) -> bool:
+def _is_supervisor(pid: int) -> bool:
     with suppress(OSError):
-        return b"aliquot.pool.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"aliquot.pool.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

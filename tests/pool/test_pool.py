@@ -1,4 +1,4 @@
-"""Jobs on one machine, by the commands."""
+"""Jobs on one machine, through the commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class TestRunning:
-    def test_a_worker_runs_in_its_slice_with_what_programs_expect(self, pool: PoolUp) -> None:
+    def test_a_worker_runs_in_its_slice_with_the_usual_variables(self, pool: PoolUp) -> None:
         name = pool.submit(
             "--memory", "2GiB", "--workers", "2", "--",
             "sh", "-c", f"env; exec {sys.executable} {TENANT} 1000000",
@@ -46,7 +46,7 @@ class TestRunning:
             assert seen["bytes"] == 2 * GIB
         pool.leaves_nothing()
 
-    def test_the_folder_and_the_environment_are_the_submitters(
+    def test_a_worker_has_the_directory_and_environment_of_the_submitter(
         self, pool: PoolUp, cli: Cli, tmp_path: Path
     ) -> None:
         script = tmp_path / "where.sh"
@@ -58,19 +58,19 @@ class TestRunning:
         pool.wait_for("here", "Succeeded")
         assert pool.log("here").splitlines() == ["from outside", str(Path.cwd())]
 
-    def test_logs_are_followed_to_the_end(self, pool: PoolUp) -> None:
+    def test_following_a_log_ends_with_the_job(self, pool: PoolUp) -> None:
         name = pool.submit("--", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.2; done")
         assert pool.ask("logs", "-f", name).stdout == "1\n2\n3\n"
-        assert pool.state_of(name) == "Succeeded"
+        assert pool.phase_of(name) == "Succeeded"
 
-    def test_of_a_long_log_the_end_is_kept_and_the_rest_is_spoken_of(
+    def test_a_long_log_keeps_its_end_and_says_how_much_was_dropped(
         self, pool: PoolUp, tmp_path: Path
     ) -> None:
-        """Followed from its beginning on, over many parts."""
+        """Followed from its first byte, over many parts."""
         go, lines = tmp_path / "go", 100_000  # of 1000 bytes
         script = f"seq -f %0999.0f {lines}; while ! test -e {go}; do sleep 0.1; done; echo last"
         pool.submit("--name", "long", "--", "sh", "-c", script)
-        folder = pool.place / "jobs" / "1"
+        folder = pool.directory / "jobs" / "1"
         wait_until((folder / f"rank-0.log.{88 << 20}").exists, 120)
         go.touch()
         pool.wait_for("long", "Succeeded")
@@ -80,27 +80,27 @@ class TestRunning:
         assert last == "last"
         assert len(kept) > (KEPT_BYTES - PART_BYTES) // 1000 - 1
         assert kept[1:] == [f"{n:0999d}" for n in range(lines - len(kept) + 2, lines + 1)]
-        assert f"of each worker the last {format_bytes(KEPT_BYTES)} are kept" in shown.stderr
+        assert f"the last {format_bytes(KEPT_BYTES)} of each worker are kept" in shown.stderr
 
-    def test_a_job_that_fails_is_started_again_as_often_as_it_may(
+    def test_a_failed_job_is_restarted_up_to_its_retries(
         self, pool: PoolUp, tmp_path: Path
     ) -> None:
         script = f"echo run >>{tmp_path}/runs; exit 3"
         pool.submit("--name", "fails", "--retries", "1", "--", "sh", "-c", script)
         pool.wait_for("fails", "Failed")
         assert (tmp_path / "runs").read_text() == "run\nrun\n"
-        reason = pool.job("fails")["record"]["reason"]
+        reason = pool.job("fails")["state"]["reason"]
         assert reason == "worker 0 ended with exit code 3 (1 of 1 retries used)"
         pool.leaves_nothing()
 
-    def test_a_gang_whose_worker_fails_is_stopped_whole(self, pool: PoolUp) -> None:
+    def test_a_failed_worker_stops_the_whole_gang(self, pool: PoolUp) -> None:
         script = "test $RANK = 1 && exit 5; sleep 1000"
         pool.submit("--name", "gang", "--workers", "3", "--", "sh", "-c", script)
         pool.wait_for("gang", "Failed")
-        assert pool.job("gang")["record"]["reason"] == "worker 1 ended with exit code 5"
+        assert pool.job("gang")["state"]["reason"] == "worker 1 ended with exit code 5"
         pool.leaves_nothing()
 
-    def test_a_suspended_job_holds_nothing_and_goes_on(self, pool: PoolUp, tmp_path: Path) -> None:
+    def test_a_suspended_job_has_no_gpus_and_continues(self, pool: PoolUp, tmp_path: Path) -> None:
         save = tmp_path / "saved.json"
         pool.submit(
             "--name", "count", "--",
@@ -113,11 +113,11 @@ class TestRunning:
         step = json.loads(save.read_text())["step"]
         assert pool.ask("resume", "count").returncode == 0
         wait_until(lambda: f"starts at step {step}: rank 0 of 1" in pool.log("count"), 60)
-        assert pool.job("count")["record"]["retries"] == 0
+        assert pool.job("count")["state"]["retries"] == 0
         pool.ask("cancel", "count")
         pool.wait_for("count", "Cancelled")
 
-    def test_a_worker_that_ignores_sigterm_is_killed_with_all_it_has_started(
+    def test_a_worker_that_ignores_sigterm_is_killed_with_its_descendants(
         self, pool: PoolUp, tmp_path: Path
     ) -> None:
         stray = tmp_path / "stray"
@@ -132,7 +132,9 @@ class TestRunning:
         pool.leaves_nothing()
         assert not Path(f"/proc/{stray.read_text().strip()}").exists()
 
-    def test_what_a_worker_leaves_behind_ends_with_it(self, pool: PoolUp, tmp_path: Path) -> None:
+    def test_processes_that_a_worker_leaves_behind_are_killed(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
         stray = tmp_path / "stray"
         script = (
             f"setsid sh -c 'echo $$ >{stray}; sleep 1000' & while ! test -s {stray}; do :; done"
@@ -144,7 +146,7 @@ class TestRunning:
 
 
 class TestElastic:
-    def test_a_gang_gets_what_an_elastic_job_has_above_its_least_and_it_grows_back(
+    def test_an_elastic_job_shrinks_for_a_gang_and_grows_back(
         self, pool: PoolUp, tmp_path: Path
     ) -> None:
         every = 20
@@ -171,13 +173,13 @@ class TestElastic:
         assert states[6:] in (grown, grown * 2)  # the gang's GPUs may come free one by one
         steps = [int(line.split()[3].rstrip(":")) for line in pool.log("big").splitlines()]
         assert all(after >= before - every for before, after in pairwise(steps))
-        assert pool.job("big")["record"]["retries"] == 0
+        assert pool.job("big")["state"]["retries"] == 0
         assert pool.job("big")["speeds"], "it has reported how fast it is"
         pool.ask("cancel", "big")
         pool.wait_for("big", "Cancelled")
         pool.leaves_nothing()
 
-    def test_one_that_does_not_save_makes_room_and_is_then_left_alone_for_long(
+    def test_a_job_that_does_not_save_shrinks_once_and_then_waits_before_growing(
         self, pool: PoolUp
     ) -> None:
         script = (
@@ -194,26 +196,26 @@ class TestElastic:
         pool.wait_for("gang", "Running")
         wait_until(lambda: pool.job("big")["progress"].get("lost_seconds"), 60)
         lost = pool.job("big")["progress"]["lost_seconds"]
-        assert "of work, so it does not grow for" in pool.ask("describe", "big").stdout
+        assert "of work, so the job does not grow for" in pool.ask("describe", "big").stdout
         pool.ask("cancel", "gang")
         pool.wait_for("big", "Running", size=4)
-        at = {one["state"]: one["at"] for one in pool.job("big")["events"]}
+        at = {one["phase"]: one["at"] for one in pool.job("big")["events"]}
         assert at["Growing"] - at["Shrinking"] >= 10 * lost
         pool.ask("cancel", "big")
         pool.wait_for("big", "Cancelled")
 
-    def test_a_job_cancelled_in_mid_resize_leaves_nothing(self, pool: PoolUp) -> None:
+    def test_a_job_cancelled_during_a_resize_leaves_nothing(self, pool: PoolUp) -> None:
         pool.submit("--name", "big", "--workers", "1..4", "--notice", "60", "--", *FOREVER)
         pool.wait_for("big", "Running", size=4)
         pool.submit("--name", "gang", "--workers", "2", "--", *FOREVER)
         pool.wait_for("big", "Shrinking")
-        assert "being given back" in pool.job("gang")["waits"]
+        assert "giving its GPUs back" in pool.job("gang")["waiting"]
         pool.ask("cancel", "big", "gang")
         pool.wait_for("big", "Cancelled")
         pool.wait_for("gang", "Cancelled")
         pool.leaves_nothing()
 
-    def test_a_live_job_loses_only_the_workers_that_are_too_many(self, pool: PoolUp) -> None:
+    def test_a_live_job_loses_only_workers_above_the_new_size(self, pool: PoolUp) -> None:
         pool.submit(
             "--name", "big", "--workers", "1..4", "--live", "--notice", "0.2", "--", *FOREVER
         )
@@ -237,15 +239,15 @@ class TestRefusals:
         [
             (("--workers", "4..2", "--", "true"), 2, "the maximum 2 is below the minimum 4"),
             (("--workers", "0", "--", "true"), 2, "cannot have 0 workers"),
-            (("--workers", "many", "--", "true"), 2, "is no number of workers"),
+            (("--workers", "many", "--", "true"), 2, "is not a number of workers"),
             (("--workers", "5", "--", "true"), 1, "do not fit this machine: at most 4 do"),
             (("--memory", "200GiB", "--", "true"), 1, "no GPU has 200 GiB"),
             (("--", "no-such-command"), 127, "no-such-command: command not found"),
-            (("--name", "12", "--", "true"), 2, "is no name for a job"),
-            (("--name", "a b", "--", "true"), 2, "is no name for a job"),
+            (("--name", "12", "--", "true"), 2, "is not a valid name for a job"),
+            (("--name", "a b", "--", "true"), 2, "is not a valid name for a job"),
         ],
     )
-    def test_what_cannot_be_is_refused_at_once(
+    def test_an_invalid_submission_is_refused_at_once(
         self, pool: PoolUp, args: tuple[str, ...], code: int, words: str
     ) -> None:
         answer = pool.ask("submit", *args)
@@ -253,7 +255,7 @@ class TestRefusals:
         assert words in answer.stderr
         assert pool.ask("jobs", "--all").stdout == "No jobs.\n"
 
-    def test_one_that_is_refused_does_not_keep_the_others(self, pool: PoolUp) -> None:
+    def test_a_refused_request_does_not_stop_the_others(self, pool: PoolUp) -> None:
         pool.submit("--name", "mine", "--", *FOREVER)
         answer = pool.ask("cancel", "first", "mine", "second")
         assert answer.returncode == 1
@@ -261,18 +263,18 @@ class TestRefusals:
         assert ["first" in told[0], "second" in told[1], len(told)] == [True, True, 2]
         pool.wait_for("mine", "Cancelled")
 
-    def test_a_name_is_one_jobs_while_it_is_not_over(self, pool: PoolUp) -> None:
+    def test_a_name_belongs_to_one_unfinished_job(self, pool: PoolUp) -> None:
         pool.submit("--name", "mine", "--", *FOREVER)
         answer = pool.ask("submit", "--name", "mine", "--", "true")
         assert answer.returncode == 1
-        assert "there is a job named mine" in answer.stderr
+        assert "a job named mine exists" in answer.stderr
         pool.ask("cancel", "mine")
         pool.wait_for("mine", "Cancelled")
         pool.submit("--name", "mine", "--", "true")
         pool.wait_for("mine", "Succeeded")
         assert "is Succeeded" in pool.ask("suspend", "mine").stderr
 
-    def test_a_command_that_is_gone_when_its_turn_comes_fails_the_job(
+    def test_a_command_that_vanished_before_the_start_fails_the_job(
         self, pool: PoolUp, tmp_path: Path
     ) -> None:
         script = tmp_path / "script"
@@ -281,15 +283,15 @@ class TestRefusals:
         pool.submit("--name", "full", "--workers", "4", "--", *FOREVER)
         pool.wait_for("full", "Running")
         pool.submit("--name", "late", "--retries", "5", "--", str(script))
-        wait_until(lambda: pool.job("late")["waits"] == "there is no room for it beside what runs")
+        wait_until(lambda: pool.job("late")["waiting"] == "it does not fit besides what runs")
         script.unlink()
         pool.ask("cancel", "full")
         pool.wait_for("late", "Failed")
-        reason = pool.job("late")["record"]["reason"]
+        reason = pool.job("late")["state"]["reason"]
         assert f"could not run: {script}: No such file or directory" in reason
         pool.leaves_nothing()
 
-    def test_without_a_pool_the_commands_say_so(self, cli: Cli) -> None:
+    def test_commands_without_a_pool_say_how_to_start_one(self, cli: Cli) -> None:
         for args in (
             ("jobs",),
             ("submit", "--", "true"),
@@ -300,14 +302,14 @@ class TestRefusals:
             assert answer.returncode == 1
             assert "aliquot up" in answer.stderr
 
-    def test_there_is_one_pool(self, pool: PoolUp) -> None:
+    def test_only_one_pool_can_be_up(self, pool: PoolUp) -> None:
         answer = pool.ask("up")
         assert answer.returncode == 1
-        assert "is up already" in answer.stderr
+        assert "is already up" in answer.stderr
 
-    def test_the_door_opens_only_with_the_token(self, pool: PoolUp) -> None:
-        words = json.loads((pool.place / "pool.json").read_text())
-        assert (pool.place / "pool.json").stat().st_mode & 0o077 == 0
+    def test_the_api_needs_the_token(self, pool: PoolUp) -> None:
+        words = json.loads((pool.directory / "pool.json").read_text())
+        assert (pool.directory / "pool.json").stat().st_mode & 0o077 == 0
         for headers in ({}, {"Authorization": "Bearer guess"}):
             connection = http.client.HTTPConnection("127.0.0.1", words["port"], timeout=20)
             connection.request("GET", "/v1/jobs", headers=headers)
@@ -316,7 +318,7 @@ class TestRefusals:
 
 
 class TestDying:
-    def test_jobs_run_on_without_the_pool_and_are_found_again(
+    def test_jobs_keep_running_without_the_pool_and_are_found_again(
         self, pool: PoolUp, tmp_path: Path
     ) -> None:
         go = tmp_path / "go"
@@ -326,39 +328,39 @@ class TestDying:
         pool.wait_for("lasts", "Running")
         pool.wait_for("stays", "Running")
         wait_until(lambda: pool.log("lasts") and pool.log("stays"), 60)
-        before = pool.keepers()
+        before = pool.supervisors()
         pool.kill()
         go.touch()
-        wait_until(lambda: len(pool.keepers()) == 1)
+        wait_until(lambda: len(pool.supervisors()) == 1)
         pool.up()
         pool.wait_for("lasts", "Failed")
-        assert pool.job("lasts")["record"]["reason"] == "worker 0 ended with exit code 7"
+        assert pool.job("lasts")["state"]["reason"] == "worker 0 ended with exit code 7"
         assert pool.log("lasts") == "once\n"
-        assert pool.state_of("stays") == "Running"
-        assert pool.keepers()[0] in before
+        assert pool.phase_of("stays") == "Running"
+        assert pool.supervisors()[0] in before
         pool.ask("cancel", "stays")
         pool.wait_for("stays", "Cancelled")
         pool.leaves_nothing()
         pool.down()
 
-    def test_a_worker_whose_keeper_is_killed_is_gone_and_counts_as_failed(
+    def test_a_worker_whose_supervisor_is_killed_is_gone_and_has_failed(
         self, pool: PoolUp, tmp_path: Path
     ) -> None:
         script = f"echo $$ >{tmp_path}/pid; while :; do sleep 1; done"
         pool.submit("--name", "kept", "--", "sh", "-c", script)
         wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 60)
-        os.kill(pool.keepers()[0], signal.SIGKILL)
+        os.kill(pool.supervisors()[0], signal.SIGKILL)
         pool.wait_for("kept", "Failed")
-        assert "nobody saw how it ended" in pool.job("kept")["record"]["reason"]
+        assert "how it ended is unknown" in pool.job("kept")["state"]["reason"]
         pid = (tmp_path / "pid").read_text().strip()
         wait_until(lambda: not Path(f"/proc/{pid}").exists())
         pool.leaves_nothing()
 
     @pytest.mark.parametrize("seed", range(2))
-    def test_a_pool_that_dies_anywhere_loses_no_worker_and_runs_none_twice(
+    def test_a_pool_killed_anywhere_loses_no_worker_and_runs_none_twice(
         self, down_pool: PoolUp, tmp_path: Path, seed: int
     ) -> None:
-        """Each worker holds a lock by its rank; one that finds it held fails the job."""
+        """Each worker locks a file of its rank; a second worker of that rank fails the job."""
         pool, chance = down_pool, random.Random(seed)  # noqa: S311 - the same each time
         script = (
             f"exec 9>>{tmp_path}/rank-$RANK;"
@@ -386,14 +388,14 @@ class TestDying:
         pool.wait_for("gang", "Succeeded")
         assert not (tmp_path / "twice").exists()
         for name in ("big", "gang"):
-            assert pool.job(name)["record"]["retries"] == 0
+            assert pool.job(name)["state"]["retries"] == 0
         pool.leaves_nothing()
 
 
 @pytest.fixture
 def small_disk(down_pool: PoolUp) -> Iterator[Path]:
-    """The pool's folder on a disk of its own that is soon full."""
-    folder = down_pool.place.parents[1]
+    """The pool's directory on a small separate disk."""
+    folder = down_pool.directory.parents[1]
     folder.mkdir(parents=True)
     options = "size=2m,mode=700"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
@@ -403,7 +405,7 @@ def small_disk(down_pool: PoolUp) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk")
-def test_on_a_full_disk_nothing_new_is_taken_and_nothing_is_lost(
+def test_on_a_full_disk_submissions_are_refused_and_nothing_is_lost(
     down_pool: PoolUp, small_disk: Path, tmp_path: Path
 ) -> None:
     pool, go = down_pool, tmp_path / "go"
@@ -417,13 +419,13 @@ def test_on_a_full_disk_nothing_new_is_taken_and_nothing_is_lost(
             filler.flush()
     answer = pool.ask("submit", "--name", "new", "--", "true")
     assert answer.returncode == 1
-    assert "cannot be used" in answer.stderr
-    assert "Make room on its disk" in answer.stderr
+    assert "cannot use the pool's database" in answer.stderr
+    assert "Free disk space" in answer.stderr
     go.touch()
-    wait_until(lambda: not pool.keepers())
+    wait_until(lambda: not pool.supervisors())
     (small_disk / "filler").unlink()
     pool.wait_for("runs", "Failed")
-    assert pool.job("runs")["record"]["reason"] == "worker 0 ended with exit code 4"
+    assert pool.job("runs")["state"]["reason"] == "worker 0 ended with exit code 4"
     pool.submit("--name", "new", "--", "true")
     pool.wait_for("new", "Succeeded")
     pool.leaves_nothing()

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from aliquot.cli.simulate_app import explain, simulate_app
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.simulate.report import percentile_95
 from simulate.test_openb import NODES, PODS
 
@@ -33,14 +33,14 @@ def said(*words: str) -> str:
     return result.output
 
 
-def test_a_replay_is_told_as_one_object(lists: list[str]) -> None:
+def test_a_replay_is_one_json_object(lists: list[str]) -> None:
     answer = json.loads(said("simulate", *lists, "--strategy", "pack", "--seed", "7", "--json"))
     assert {"allocated", "placed", "refused", "seconds"} <= set(answer)
     assert answer["strategy"] == "pack"
     assert 0 < answer["allocated"] <= 1
 
 
-def test_a_replay_is_told_as_a_table_and_a_picture(lists: list[str], tmp_path: Path) -> None:
+def test_a_replay_is_a_table_and_a_plot(lists: list[str], tmp_path: Path) -> None:
     picture = tmp_path / "course.svg"
     assert "Allocated" in said("simulate", *lists, "--plot", str(picture))
     assert picture.read_text().startswith("<svg")
@@ -84,7 +84,8 @@ def test_queues_and_both_sides_of_a_preemption_are_told_to_people(trace: list[st
     text = said("simulate", *trace)
     assert "guest" in text
     assert "mine, at 100 s: starts in place of g2" in text
-    assert "g2, at 100 s: ended for mine: queue guest borrows from the quota of queue own" in text
+    why = "preempted for mine: queue guest borrows from the quota of queue own"
+    assert f"g2, at 100 s: {why}" in text
 
 
 def test_strategies_are_compared_with_queues(trace: list[str]) -> None:
@@ -102,12 +103,12 @@ def test_a_made_up_day_can_have_queues(tmp_path: Path) -> None:
 
 def test_a_gang_in_a_queue_that_nobody_described_is_told(trace: list[str], tmp_path: Path) -> None:
     (tmp_path / "queues.csv").write_text("name\nown\n")
-    with pytest.raises(BadValueError, match="no queue 'guest', which gang 'g1' is in"):
+    with pytest.raises(InvalidValueError, match="no queue 'guest', which gang 'g1' is in"):
         CliRunner().invoke(app, ["simulate", *trace], catch_exceptions=False)
 
 
 def test_pods_that_know_no_queues_are_told(lists: list[str]) -> None:
-    with pytest.raises(BadValueError, match="have no queues"):
+    with pytest.raises(InvalidValueError, match="have no queues"):
         CliRunner().invoke(app, ["simulate", *lists, "--queues", lists[1]], catch_exceptions=False)
 
 
@@ -139,7 +140,7 @@ def test_a_request_is_explained(lists: list[str]) -> None:
 def test_a_request_that_no_node_can_answer_is_told(
     lists: list[str], words: list[str], wrong: str
 ) -> None:
-    with pytest.raises(BadValueError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         CliRunner().invoke(app, ["explain", *lists[:2], *words], catch_exceptions=False)
     assert wrong in str(caught.value)
 
@@ -159,20 +160,20 @@ def test_nothing_is_no_request(lists: list[str], words: list[str]) -> None:
         (["compare"], "--nodes and --pods before compare would have no effect"),
     ],
 )
-def test_wrong_use_is_told(lists: list[str], words: list[str], wrong: str) -> None:
-    with pytest.raises(BadValueError, match=wrong):
+def test_wrong_use_is_refused(lists: list[str], words: list[str], wrong: str) -> None:
+    with pytest.raises(InvalidValueError, match=wrong):
         CliRunner().invoke(app, ["simulate", *lists, *words], catch_exceptions=False)
 
 
-def test_seeds_that_are_none_are_told(lists: list[str]) -> None:
-    with pytest.raises(BadValueError, match="'5-1'"):
+def test_invalid_seeds_are_refused(lists: list[str]) -> None:
+    with pytest.raises(InvalidValueError, match="'5-1'"):
         CliRunner().invoke(
             app, ["simulate", "compare", *lists, "--seeds", "5-1"], catch_exceptions=False
         )
 
 
-def test_nothing_to_simulate_is_told() -> None:
-    with pytest.raises(BadValueError, match="nothing to simulate"):
+def test_nothing_to_simulate_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match="nothing to simulate"):
         CliRunner().invoke(app, ["simulate", "--seed", "1"], catch_exceptions=False)
 
 
@@ -230,13 +231,13 @@ def test_a_comparison_tells_each_queue(trace: list[str]) -> None:
     ],
 )
 def test_options_that_have_no_effect_are_refused(words: list[str], wrong: str) -> None:
-    with pytest.raises(BadValueError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         CliRunner().invoke(app, words, catch_exceptions=False)
     assert wrong in str(caught.value)
 
 
 def test_a_share_of_a_list_that_is_not_there_is_refused(lists: list[str]) -> None:
-    with pytest.raises(BadValueError, match="--arrive says how much of a list comes before"):
+    with pytest.raises(InvalidValueError, match="--arrive says how much of a list comes before"):
         CliRunner().invoke(app, ["explain", *lists[:2], "--arrive", "1"], catch_exceptions=False)
 
 

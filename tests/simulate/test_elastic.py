@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Sizes, parse_sizes
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
-from aliquot.placement.core.demand import Demand, Gang, Placement, sliced, whole
+from aliquot.placement.core.demand import Demand, Gang, Placement, Running, sliced, whole
 from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
 from aliquot.placement.elastic.resize import Rules
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.simulate.elastic import Costs, simulate_elastic
-from aliquot.simulate.room import ClusterRoom
 from aliquot.simulate.trace import Arrival
 from aliquot.simulate.world import Fate, Run
 from placement.builders import node_specs
@@ -49,22 +49,22 @@ def shrink_and_grow(costs: Costs) -> dict[str, Fate]:
     return fates(simulate_elastic(FOUR_GPUS, arrivals, costs=costs))
 
 
-def test_a_job_is_as_large_as_there_is_room_for_and_as_fast_as_that() -> None:
+def test_a_job_is_as_large_as_fits_and_as_fast_as_that() -> None:
     one = fates(simulate_elastic(FOUR_GPUS, [job("a", 1, 5, 1000, "1..8")]))["a"]
     assert one.start == 5
     assert one.end == pytest.approx(5 + 1000 / 4**0.9)
     assert one.resizes == 0
 
 
-def test_a_job_makes_room_after_its_notice_and_grows_back_when_it_could_for_a_while() -> None:
+def test_a_job_shrinks_after_its_notice_and_grows_back_later() -> None:
     found = shrink_and_grow(LINEAR)
     big, gang = found["big"], found["gang"]
     assert (gang.start, gang.end) == (1030, 1630)
-    assert [words for _, words in big.told] == [
+    assert [words for _, words in big.messages] == [
         "4 to 2 workers: for a job that waits",
         "2 to 4 workers: GPUs are free",
     ]
-    assert [time for time, _ in big.told] == pytest.approx([1000, 1930], abs=0.01)
+    assert [time for time, _ in big.messages] == pytest.approx([1000, 1930], abs=0.01)
     # 1030 s with 4 workers, 870 s with 2, a minute for each restart, the rest with 4
     assert big.end == pytest.approx(2020 + (40_000 - 4 * 1030 - 2 * 870) / 4, abs=0.01)
     assert big.resizes == 2
@@ -85,13 +85,13 @@ def test_a_job_that_ends_before_it_is_stopped_was_not_resized() -> None:
     assert found["gang"].start == 1010
 
 
-def test_who_gives_keeps_the_places_of_the_workers_that_stay() -> None:
+def test_a_job_that_shrinks_keeps_its_remaining_workers_in_place() -> None:
     """A slice fits only on the GPU of the last worker, and has it when that has gone."""
     half = sliced(500)
     arrivals = [job("big", 4, 0, 10_000, "2..4"), job("half", 1, 1000, 100, member=half)]
     found = fates(simulate_elastic(FOUR_GPUS, arrivals, costs=LINEAR))
     assert found["half"].start == 1030
-    assert found["big"].told[0][1] == "4 to 3 workers: for a job that waits"
+    assert found["big"].messages[0][1] == "4 to 3 workers: for a job that waits"
 
 
 def test_workers_of_several_gpus_are_resized_too() -> None:
@@ -104,7 +104,7 @@ def test_workers_of_several_gpus_are_resized_too() -> None:
     assert found["big"].resizes == 2
 
 
-def test_a_job_that_can_never_run_is_told_and_holds_up_nobody() -> None:
+def test_a_job_that_can_never_run_has_a_reason_and_blocks_nobody() -> None:
     arrivals = [job("five", 5, 0, 100), job("six", 6, 0, 100, "3..6"), job("four", 4, 700, 100)]
     found = fates(simulate_elastic(FOUR_GPUS, arrivals))
     assert found["five"].start is None
@@ -115,9 +115,9 @@ def test_a_job_that_can_never_run_is_told_and_holds_up_nobody() -> None:
 
 def test_members_that_differ_are_refused() -> None:
     gang = Gang("mixed", (whole(1), whole(2)))
-    with pytest.raises(BadValueError, match="'mixed' has members that differ"):
+    with pytest.raises(InvalidValueError, match="'mixed' has members that differ"):
         simulate_elastic(FOUR_GPUS, [Arrival(gang, 10)])
-    with pytest.raises(BadValueError, match="'mixed' cannot be resized"):
+    with pytest.raises(InvalidValueError, match="'mixed' cannot be resized"):
         Arrival(gang, 10, Sizes((1, 2)))
 
 
@@ -132,7 +132,7 @@ def test_members_that_differ_are_refused() -> None:
     ],
 )
 def test_costs_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(BadValueError):
+    with pytest.raises(InvalidValueError):
         Costs(**wrong)
 
 
@@ -163,7 +163,7 @@ QUEUES = {"own": Queue("own", quota=Bound(2000)), "guest": Queue("guest", limit=
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(nodes=node_specs(), arrivals=traces(), queues=st.sampled_from([{}, QUEUES]))
-def test_in_any_trace_all_run_or_are_told_why_not(
+def test_in_any_trace_every_gang_runs_or_has_a_reason(
     nodes: list[NodeSpec], arrivals: list[Arrival], queues: dict[str, Queue]
 ) -> None:
     """Taking what is not there would raise; all that was taken is given back."""
@@ -222,10 +222,23 @@ def test_counting_gpus_and_placing_workers_come_to_the_same(
                 allocations.take(placement, member)
         sizes = {name: len(places[name]) for name in places} | wanted
         by = strategy("pack", allocations.hardware)
-        room = ClusterRoom(allocations, places, dict.fromkeys("abcd", member), by)
-        answers.add(room.holds(sizes))
-        assert room.holds(sizes) == (sum(sizes.values()) <= len(free))
-        assert room.free_milli(sizes) == 1000 * (len(free) - sum(sizes.values()))
+        jobs = {
+            name: JobWorkers(
+                name,
+                (member,),
+                tuple(
+                    Running(Gang(name, (member,)), (place,), 0.0, 1.0)
+                    for place in places.get(name, ())
+                ),
+                size=len(places.get(name, ())),
+                live=True,
+            )
+            for name in "abcd"
+        }
+        check = Feasibility(ClusterCapacity(allocations, by), jobs)
+        answers.add(check.fits(sizes))
+        assert check.fits(sizes) == (sum(sizes.values()) <= len(free))
+        assert check.free_milli(sizes) == 1000 * (len(free) - sum(sizes.values()))
     assert len(answers) == 1
 
 
@@ -260,6 +273,6 @@ def test_resizes_in_a_job_hour_stay_below_what_the_least_time_between_them_allow
         hours = ((fate.end or 0) - (fate.start or 0)) / HOUR
         assert hours > 8
         assert 0 < fate.resizes / hours <= bound
-        times = [time for time, _ in fate.told]
+        times = [time for time, _ in fate.messages]
         apart = (then - one for one, then in pairwise(times))
         assert all(one >= rules.resize_seconds + costs.notice_seconds for one in apart)

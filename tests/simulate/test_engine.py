@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.choose.strategies import STRATEGIES
 from aliquot.placement.core.demand import Gang, whole
 from aliquot.placement.core.snapshot import NodeSpec
-from aliquot.placement.gangs.backfill import Plan, plan_starts
+from aliquot.placement.decide import Decision, DecisionInput, decide
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.simulate import engine
 from aliquot.simulate.engine import Discipline, simulate
@@ -55,14 +55,14 @@ def test_two_half_started_gangs() -> None:
     assert starts(simulate(FOUR_GPUS, arrivals)) == {"first": 0, "second": 100}
 
 
-def test_a_gang_that_can_never_run_is_told_why_and_holds_up_nobody() -> None:
+def test_a_gang_that_can_never_run_has_a_reason_and_blocks_nobody() -> None:
     arrivals = [job("five", 5, 0, 100), job("four", 4, 1, 100)]
     run = simulate(FOUR_GPUS, arrivals)
     assert starts(run) == {"five": None, "four": 1}
-    assert run.fates[0].reason == "it asks for 5 GPUs, and there are 4"
+    assert run.fates[0].reason == "it asks for 5 GPUs, and there are 4 in the cluster"
 
 
-def test_a_quota_is_given_back_when_its_queue_asks() -> None:
+def test_a_queue_reclaims_its_quota() -> None:
     queues = {
         "own": Queue("own", quota=Bound(2000)),
         "guest": Queue("guest", quota=Bound(2000)),
@@ -78,11 +78,13 @@ def test_a_quota_is_given_back_when_its_queue_asks() -> None:
     assert fates["g2"].evictions == 1
     assert fates["g2"].start == 150
     assert fates["g1"].evictions == 0
-    assert fates["mine"].told == ((100, "starts in place of g2: 0.06 GPU hours of work are lost"),)
-    assert fates["g2"].told == (
-        (100, "ended for mine: queue guest borrows from the quota of queue own"),
+    assert fates["mine"].messages == (
+        (100, "starts in place of g2: 0.06 GPU hours of work are lost"),
     )
-    assert fates["g1"].told == ()
+    assert fates["g2"].messages == (
+        (100, "preempted for mine: queue guest borrows from the quota of queue own"),
+    )
+    assert fates["g1"].messages == ()
 
 
 @pytest.mark.parametrize(
@@ -102,16 +104,18 @@ def test_the_strategy_and_the_seed_reach_gangs_of_several_members(
     assert starts(again) == starts(runs[5])
 
 
-def test_a_promise_that_a_preemption_breaks_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is put before whom is told, and no overrun is blamed for it."""
-    plans: list[tuple[float, Plan]] = []
+def test_a_start_postponed_by_a_preemption_names_who_came_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The simulator makes every decision by `placement.decide`, and blames no overrun."""
+    decisions: list[tuple[float, Decision]] = []
 
-    def spy(*asked: object, **more: object) -> Plan:
-        plan = plan_starts(*asked, **more)  # type: ignore[arg-type]
-        plans.append((asked[4], plan))  # type: ignore[arg-type]
-        return plan
+    def spy(question: DecisionInput) -> Decision:
+        decision = decide(question)
+        decisions.append((question.now, decision))
+        return decision
 
-    monkeypatch.setattr(engine, "plan_starts", spy)
+    monkeypatch.setattr(engine, "decide", spy)
     queues = {name: Queue(name, quota=Bound(2000)) for name in ("own", "guest")}
     arrivals = [
         job("g1", 2, 0, 150, queue="guest"),
@@ -121,12 +125,13 @@ def test_a_promise_that_a_preemption_breaks_says_so(monkeypatch: pytest.MonkeyPa
         job("mine", 2, 50, 500, queue="own"),
     ]
     run = simulate(FOUR_GPUS, arrivals, queues=queues)
-    at_50 = [plan for now, plan in plans if now == 50]
-    was, then = ({one.gang.name: one.start for one in plan.reservations} for plan in at_50)
-    assert was == {"mine": 100, "next": 150, "last": 600}
-    assert then == {"g2": 150, "next": 245, "last": 550}
-    assert at_50[0].reasons["next"].startswith("mine came before it; ")
-    assert at_50[1].reasons["next"].startswith("g2 came before it; ")
+    at_50 = [decision for now, decision in decisions if now == 50]
+    first, second, *_ = ({one.gang.name: one.start for one in each.planned} for each in at_50)
+    assert [gang.name for gang, _ in at_50[0].preemptions] == ["mine"]
+    assert first == {"next": 150, "last": 600}
+    assert second == {"g2": 150, "next": 245, "last": 550}
+    assert at_50[0].delays["next"] == "mine came before it"
+    assert at_50[1].delays["next"] == "g2 came before it"
     assert starts(run) == {"g1": 0, "g2": 150, "next": 245, "last": 550, "mine": 50}
 
 
@@ -138,8 +143,8 @@ def test_a_day_of_experiments_training_and_inference(by: str) -> None:
     fits = [one for one in arrivals if one.gang.milli <= run.capacity_milli]
     assert run.placed == len(fits)
     for fate in run.fates:
-        if fate.promise is not None and fate.start is not None:
-            assert fate.start <= fate.promise
+        if fate.planned_start is not None and fate.start is not None:
+            assert fate.start <= fate.planned_start
     assert all(0 <= sample.allocated <= 1 for sample in run.samples)
     assert starts(simulate(cluster(2), arrivals, by=by)) == starts(run)
 
@@ -168,7 +173,7 @@ arrivals_ = st.lists(
     by=st.sampled_from(sorted(STRATEGIES)),
     queues=st.sampled_from([{}, {"own": Queue("own", quota=Bound(2000)), "guest": Queue("guest")}]),
 )
-def test_in_any_trace_all_run_or_are_told_why_not(
+def test_in_any_trace_every_gang_runs_or_has_a_reason(
     nodes: list[NodeSpec], made: list[tuple[Gang, float]], by: str, queues: dict[str, Queue]
 ) -> None:
     """Taking what is not there would raise; who is promised a start has it then, or is told."""
@@ -177,14 +182,14 @@ def test_in_any_trace_all_run_or_are_told_why_not(
     ]
     run = simulate(nodes, arrivals, by=by, queues=queues)
     ran = {one.gang.name: one.ran for one in arrivals}
-    told = [fate for fate in run.fates if fate.told]
+    told = [fate for fate in run.fates if fate.messages]
     for fate in run.fates:
         if fate.start is None:
             assert fate.reason
             continue
         assert fate.start >= fate.gang.submitted
         assert fate.end == fate.start + ran[fate.gang.name]
-        assert fate.promise is None or fate.start <= fate.promise or told
+        assert fate.planned_start is None or fate.start <= fate.planned_start or told
     may_preempt = queues or len({one.gang.priority for one in arrivals}) > 1
     assert sum(fate.evictions for fate in run.fates) == 0 or may_preempt
     assert run.samples == () or run.samples[-1].allocated == 0
@@ -238,14 +243,14 @@ def test_queues_are_read_with_what_is_theirs(tmp_path: Path) -> None:
 def test_a_wrong_queue_is_refused_with_its_line(tmp_path: Path, line: str, wrong: str) -> None:
     path = tmp_path / "queues.csv"
     path.write_text(f"name,weight,quota_gpus\n{line}\n")
-    with pytest.raises(BadValueError, match=wrong):
+    with pytest.raises(InvalidValueError, match=wrong):
         read_queues(path)
 
 
 def test_a_trace_with_a_word_for_a_number_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "gangs.csv"
     path.write_text("gang,submitted,seconds\ng,now,60\n")
-    with pytest.raises(BadValueError, match="'now'"):
+    with pytest.raises(InvalidValueError, match="'now'"):
         read_gangs(path)
 
 
@@ -266,7 +271,7 @@ def test_a_time_that_is_not_above_zero_is_refused_with_its_line(
 ) -> None:
     path = tmp_path / "gangs.csv"
     path.write_text(f"gang,submitted,seconds,members,ran\ng,0,60,1,\n\n{line}\n")
-    with pytest.raises(BadValueError, match=f"gangs.csv, line 4, column {column}: it cannot"):
+    with pytest.raises(InvalidValueError, match=f"gangs.csv, line 4, column {column}: it cannot"):
         read_gangs(path)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.core.demand import Kind
 from aliquot.simulate.compare import compare
 from aliquot.simulate.openb import read_nodes, read_pods, replay, stream
@@ -60,9 +60,9 @@ def test_what_comes_is_placed_or_refused_for_good(lists: tuple[Path, Path]) -> N
 def test_a_list_without_its_columns_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pods.csv"
     path.write_text("name,cpu\na,1\n")
-    with pytest.raises(BadValueError, match="num_gpu"):
+    with pytest.raises(InvalidValueError, match="num_gpu"):
         read_pods(path)
-    with pytest.raises(BadValueError, match="cannot be read"):
+    with pytest.raises(InvalidValueError, match="cannot be read"):
         read_pods(tmp_path / "none.csv")
 
 

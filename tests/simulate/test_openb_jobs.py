@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.core.snapshot import NodeSpec
 from aliquot.simulate.openb_jobs import LAST, pressed, read_jobs, some_nodes, some_of
 from aliquot.simulate.trace import Arrival
@@ -69,7 +69,7 @@ def test_what_never_ran_or_ran_for_too_short_or_too_long_or_long_ago_is_left_out
 
 
 def test_a_list_with_nothing_to_run_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BadValueError, match="no pod with GPUs that ran"):
+    with pytest.raises(InvalidValueError, match="no pod with GPUs that ran"):
         read(tmp_path, pod("short", 0, 1))
 
 
@@ -102,5 +102,5 @@ def test_nodes_are_taken_at_equal_distances_and_count_by_their_gpus() -> None:
     some = some_nodes(nodes, 3)
     assert [node.name for node in some] == ["n0", "n3", "n6"]
     assert {node.cpu_milli for node in some} == {0}
-    with pytest.raises(BadValueError, match="from 1 to 10"):
+    with pytest.raises(InvalidValueError, match="from 1 to 10"):
         some_nodes(nodes, 11)

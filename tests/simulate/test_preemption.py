@@ -23,7 +23,7 @@ def fates(arrivals: list[Arrival], *queues: Queue) -> dict[str, Fate]:
     return {fate.gang.name: fate for fate in run.fates}
 
 
-def test_a_quota_is_not_held_up_by_a_borrowers_promise() -> None:
+def test_a_borrowers_planned_start_does_not_delay_a_reclaim() -> None:
     """The guest's share is the smaller one, and its turn comes first; the quota still counts."""
     found = fates(
         [
@@ -35,9 +35,9 @@ def test_a_quota_is_not_held_up_by_a_borrowers_promise() -> None:
         Queue("guest"),
     )
     assert (found["o2"].start, found["g"].start) == (2, 2 * DAY + 2)
-    assert found["o2"].told == ((2, "starts before g"),)
-    [(_, told)] = found["g"].told
-    assert told.startswith("its promised start was withdrawn for o2: queue guest borrows from")
+    assert found["o2"].messages == ((2, "starts before g"),)
+    [(_, told)] = found["g"].messages
+    assert told.startswith("its planned start was withdrawn for o2: queue guest borrows from")
 
 
 def test_nothing_starts_and_is_evicted_at_the_same_moment() -> None:
@@ -47,7 +47,7 @@ def test_nothing_starts_and_is_evicted_at_the_same_moment() -> None:
         Queue("guest"),
     )
     assert (found["o"].start, found["g"].start) == (0, 10)
-    assert (found["g"].evictions, found["g"].told) == (0, ())
+    assert (found["g"].evictions, found["g"].messages) == (0, ())
 
 
 def test_a_borrower_is_not_started_where_another_has_to_give_back() -> None:
@@ -79,4 +79,4 @@ def test_at_a_limit_priority_still_acts() -> None:
 def test_without_queues_a_higher_priority_goes_before_lower_ones() -> None:
     found = fates([job("low", 4, 0, 10_000), job("urgent", 4, 1, 10, priority=9)])
     assert (found["urgent"].start, found["low"].start) == (1, 11)
-    assert found["low"].told == ((1, "ended for urgent, whose priority 9 is above 0"),)
+    assert found["low"].messages == ((1, "preempted for urgent, whose priority 9 is above 0"),)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from aliquot.cli.simulate_app import explain, simulate_app
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.simulate.openb import read_nodes as read_openb_nodes
 from aliquot.simulate.trace import GANGS as GANG_COLUMNS
 from aliquot.simulate.trace import NODES as NODE_COLUMNS
@@ -38,7 +38,7 @@ GANGS = "gang,submitted,seconds\ng,0,60\n"
 def refused(folder: Path, kind: str, text: str) -> str:
     path = folder / f"{kind}.csv"
     path.write_text(text)
-    with pytest.raises(BadValueError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         READERS[kind](path)
     return str(caught.value).removeprefix(f"{path}")
 
@@ -53,7 +53,7 @@ def trace(folder: Path, **texts: str) -> list[str]:
 
 
 def wrong_use(*words: str) -> str:
-    with pytest.raises(BadValueError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         CliRunner().invoke(app, words, catch_exceptions=False)
     return str(caught.value)
 
@@ -174,7 +174,9 @@ def test_a_file_that_is_no_list_is_refused(
 def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "nodes.csv"
     path.write_bytes("name,gpus\nkäfer,1\n".encode("latin-1"))
-    with pytest.raises(BadValueError, match=r"nodes.csv cannot be read: it is not UTF-8 \(byte 12"):
+    with pytest.raises(
+        InvalidValueError, match=r"nodes.csv cannot be read: it is not UTF-8 \(byte 12"
+    ):
         read_nodes(path)
 
 
@@ -188,11 +190,11 @@ def test_a_mark_at_the_start_and_spaces_are_no_matter(tmp_path: Path) -> None:
 def test_openbs_lists_are_read_with_the_same_care(tmp_path: Path) -> None:
     path = tmp_path / "nodes.csv"
     path.write_text(OPENB_NODES.replace("8192,2", "8192,2.5"))
-    with pytest.raises(BadValueError, match=r"line 2, column gpu: it cannot be '2.5'"):
+    with pytest.raises(InvalidValueError, match=r"line 2, column gpu: it cannot be '2.5'"):
         read_openb_nodes(path)
 
 
-def test_two_formats_in_one_run_are_told(tmp_path: Path) -> None:
+def test_two_formats_in_one_run_are_refused(tmp_path: Path) -> None:
     mixed = trace(tmp_path, nodes=OPENB_NODES, pods=GANGS)
     assert "nodes.csv is a list of openb, and" in wrong_use("simulate", *mixed)
     mixed = trace(tmp_path, nodes=NODES, pods=OPENB_PODS)
@@ -259,9 +261,9 @@ def test_any_cells_are_read_or_refused(tmp_path: Path, kind: str, data: st.DataO
         csv.writer(file).writerows([known, *lines])
     try:
         assert READERS[kind](path)
-    except BadValueError as error:
+    except InvalidValueError as error:
         assert str(path) in error.message
-        assert error.way_out
+        assert error.hint
 
 
 def test_the_sample_of_the_documentation_runs_as_it_is(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from aliquot.cli.simulate_app import simulate_app
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.core.snapshot import NodeSpec
 from aliquot.simulate.engine import Discipline, simulate
 from aliquot.simulate.generate import DAY, diurnal, plain
@@ -93,7 +93,7 @@ def test_figures_are_of_what_happened() -> None:
     assert 0 < elastic.lost < 0.2
 
 
-def test_who_can_be_resized_follows_from_what_was_asked() -> None:
+def test_which_jobs_can_be_resized_follows_from_the_request() -> None:
     stretch = Stretch(0.5, 2, smallest_job=2)
     jobs = stretch.apply([job("one", 1, 0, 10), job("three", 3, 0, 10)])
     assert [str(one.sizes) for one in jobs] == ["None", "2..6"]
@@ -112,7 +112,7 @@ def test_who_can_be_resized_follows_from_what_was_asked() -> None:
     ],
 )
 def test_a_range_that_cannot_be_is_refused_with_an_example(text: str, wrong: str) -> None:
-    with pytest.raises(BadValueError, match=wrong) as caught:
+    with pytest.raises(InvalidValueError, match=wrong) as caught:
         parse_stretch(text, 2)
     assert "0.5..2" in str(caught.value)
 
@@ -159,7 +159,7 @@ def test_sizes_that_cannot_be_are_refused_with_their_line(
 ) -> None:
     path = tmp_path / "gangs.csv"
     path.write_text(f"gang,submitted,seconds,members,least,most\n{lines}\n")
-    with pytest.raises(BadValueError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         read_gangs(path)
     assert wrong in str(caught.value)
 
@@ -193,7 +193,7 @@ def test_ways_are_told_as_a_table_with_what_is_assumed() -> None:
     text = said("--diurnal", "1", "--load", "0.2", "--seeds", "1,2", "--checkpoint", "0")
     assert "Completion, 95% (min)" in text
     assert "elastic against first-come, seed by seed: mean" in text
-    assert "saves when it is told" in text
+    assert "saves on notice" in text
 
 
 def test_a_trace_of_ours_is_run_as_it_is_or_pressed(tmp_path: Path) -> None:
@@ -205,7 +205,9 @@ def test_a_trace_of_ours_is_run_as_it_is_or_pressed(tmp_path: Path) -> None:
     words = ("--nodes", str(nodes), "--pods", str(gangs), "--ways", "elastic", "--seeds", "1")
     one = json.loads(said(*words, "--json"))["ways"][0]["runs"][0]
     assert one["restarts"] == 2
-    with pytest.raises(BadValueError, match=r"--elastic would have no effect: the gangs of .*csv"):
+    with pytest.raises(
+        InvalidValueError, match=r"--elastic would have no effect: the gangs of .*csv"
+    ):
         CliRunner().invoke(
             app, ["simulate", "ways", *words, "--elastic", "1..2"], catch_exceptions=False
         )
@@ -225,12 +227,12 @@ def test_a_trace_of_ours_is_run_as_it_is_or_pressed(tmp_path: Path) -> None:
         (["--seeds", "1"], "nothing to simulate"),
     ],
 )
-def test_wrong_use_is_told_with_the_way_out(words: list[str], wrong: str) -> None:
-    with pytest.raises(BadValueError) as caught:
+def test_wrong_use_is_refused_with_the_way_out(words: list[str], wrong: str) -> None:
+    with pytest.raises(InvalidValueError) as caught:
         CliRunner().invoke(app, ["simulate", "ways", *words], catch_exceptions=False)
     assert wrong in str(caught.value)
 
 
 def test_more_nodes_than_there_are_cannot_be_kept(lists: list[str]) -> None:
-    with pytest.raises(BadValueError, match="there are 2 nodes"):
+    with pytest.raises(InvalidValueError, match="there are 2 nodes"):
         CliRunner().invoke(app, ["simulate", "ways", *lists[:5], "9"], catch_exceptions=False)

@@ -1,4 +1,4 @@
-"""An arbiter that is played: its control socket, and the words of its status."""
+"""A fake arbiter: its control socket, and the parts of its status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECOND = 1_000_000_000
 
 
 class Played:
-    """Gives one answer to every question, or what a function makes of it; keeps the questions."""
+    """Sends one reply to every request, or what a function returns; keeps the requests."""
 
     def __init__(self, directory: Path, answer: bytes | Callable[[str], Any]) -> None:
         self.questions: list[str] = []
@@ -35,7 +35,7 @@ class Played:
                 connection, _ = self._server.accept()
             except OSError:
                 return
-            with connection, suppress(BrokenPipeError):  # who only looks whether anyone answers
+            with connection, suppress(BrokenPipeError):  # a client that only checks for an answer
                 question = connection.makefile("r", encoding="ascii").readline().rstrip("\n")
                 if question:
                     self.questions.append(question)
@@ -53,7 +53,7 @@ class Played:
 
 
 def compute_words(**changes: Any) -> dict[str, Any]:
-    """A slice's compute, as the arbiter tells it: idle and never used, but for the changes."""
+    """The compute part of a slice: idle and never used, except for the changes."""
     words: dict[str, Any] = {
         "gates": "work",
         "why": 0,

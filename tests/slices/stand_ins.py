@@ -1,4 +1,4 @@
-"""Small libraries that are linked as the stand-ins are, for the tests of fitting."""
+"""Small libraries that are linked like the stand-ins, for the tests of fitting."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import support
 from aliquot.devices import elf
-from aliquot.slices.fit import sysv_hash
+from aliquot.slices.stand_in_symbols import sysv_hash
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ def spare(number: int) -> str:
 
 
 def source_of_stand_in() -> str:
-    """Each function answers with its number; `name_of_spare` reads the table of names."""
+    """Each function returns its number; `name_of_spare` reads the table of names."""
     functions = [f"int {name}(void) {{ return {i}; }}" for i, name in enumerate(NAMES)]
     functions += [f"int {spare(i)}(void) {{ return {100 + i}; }}" for i in range(SPARES)]
     table = ", ".join(f'"{spare(i)}"' for i in range(SPARES))
@@ -48,7 +48,7 @@ def build_driver(folder: Path, *names: str, hash_style: str = "gnu") -> Path:
 
 
 def driver_with(*functions: str, objects: tuple[str, ...] = ()) -> elf.Library:
-    """A driver, by what it exports."""
+    """A driver that exports these symbols."""
     kinds = [(name, elf.STT_FUNC) for name in functions] + [(name, 1) for name in objects]
     return elf.Library(
         machine=elf.X86_64,
@@ -64,7 +64,7 @@ def driver_with(*functions: str, objects: tuple[str, ...] = ()) -> elf.Library:
 
 
 def look_up(data: bytes, name: str) -> int | None:
-    """Find a name as the dynamic linker does, by the hash table; the symbol's value."""
+    """Look a symbol up in the hash table like the dynamic linker; its value."""
     library = elf.read(data)
     assert library.hash_table is not None
     buckets, _ = struct.unpack_from("<II", data, library.hash_table)

@@ -1,4 +1,4 @@
-"""What can be frozen, found out before it is tried."""
+"""What can be frozen, checked before it is tried."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from aliquot.model import Process, SliceUse
-from aliquot.slices import host
+from aliquot.slices import procfs
 from aliquot.slices.checkpoint import CannotFreezeError, check
 from support import GIB, make_grant
 
@@ -18,32 +18,32 @@ def process(used: int = GIB, *ties: str) -> Process:
     return Process(pid=os.getpid(), name="program", state="live", use=use, ties=ties)
 
 
-def test_a_program_on_one_gpu_can() -> None:
+def test_a_program_on_one_gpu_can_be_frozen() -> None:
     check(replace(make_grant("a", gpu0=8 * GIB), processes=(process(1),)))
 
 
 @pytest.mark.parametrize(
     ("processes", "words"),
     [
-        ((), "nothing of it has begun to use its GPU"),
+        ((), "none of its processes uses the GPU yet"),
         ((process(1, "managed"),), "it has used unified memory"),
         ((process(1), process(1, "ipc")), "it shares memory or events with other processes"),
         ((process(1, "shared"),), "it has exported or imported memory"),
         ((process(1, "something new"),), "something new"),
-        ((process(1 << 50),), "it has 1024 TiB on its GPU, and the host has room for"),
+        ((process(1 << 50),), "it uses 1024 TiB of its GPU, and the host has only"),
     ],
 )
-def test_what_the_driver_cannot_move_is_named(processes: tuple[Process, ...], words: str) -> None:
+def test_the_reason_against_freezing_is_named(processes: tuple[Process, ...], words: str) -> None:
     with pytest.raises(CannotFreezeError, match=words):
         check(replace(make_grant("a", gpu0=8 * GIB), processes=processes))
 
 
-def test_one_with_several_gpus_cannot() -> None:
+def test_a_grant_on_several_gpus_cannot_be_frozen() -> None:
     grant = replace(make_grant("a", gpu0=GIB, gpu1=GIB), processes=(process(1),))
     with pytest.raises(CannotFreezeError, match="several GPUs"):
         check(grant)
 
 
-def test_room_in_the_host_is_what_machine_and_cgroups_leave() -> None:
+def test_free_host_memory_is_bounded_by_the_machine() -> None:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 0 <= host.memory_left(os.getpid()) < total
+    assert 0 <= procfs.free_memory(os.getpid()) < total

@@ -1,4 +1,4 @@
-"""The control client against an arbiter that is played: what it says, and how."""
+"""The control client against a fake arbiter."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from aliquot.model import ComputeUse, Gates, Hold, Life, Policy, Priority, Slice, Turn
+from aliquot.model import ComputeUse, Gates, GrantState, Life, Policy, Priority, Slice, Turn
 from aliquot.model.errors import (
     ArbiterError,
-    InUseError,
+    MemoryInUseError,
     NameInUseError,
     NoSuchGrantError,
-    NotYoursError,
+    NotOwnerError,
     StateError,
     UnsupportedError,
 )
@@ -52,7 +52,7 @@ def refusal(code: str) -> bytes:
     return json.dumps({"error": "the reason", "code": code}).encode() + b"\n"
 
 
-def test_a_status_is_read(play: Play, short_tmp: Path) -> None:
+def test_a_status_is_parsed(play: Play, short_tmp: Path) -> None:
     part = slice_words(
         compute_percent=30,
         policy="hard",
@@ -102,7 +102,7 @@ def test_a_status_is_read(play: Play, short_tmp: Path) -> None:
     assert grant.compute[0].got_ratio == 0.25
 
 
-def test_a_grant_is_asked_for_in_one_line(play: Play, short_tmp: Path) -> None:
+def test_make_is_one_line(play: Play, short_tmp: Path) -> None:
     played = play(b'{"name":"a","directory":"/d","grant":"/d#5"}\n')
     parts = [Slice(make_gpu(0).uuid, GIB), Slice(make_gpu(1).uuid, GIB, 30, Policy.HARD)]
     assert control.make(short_tmp, "a", parts) == "/d#5"
@@ -116,14 +116,14 @@ def test_a_grant_is_asked_for_in_one_line(play: Play, short_tmp: Path) -> None:
     )
 
 
-def test_a_kept_grant_is_asked_for_and_ended(play: Play, short_tmp: Path) -> None:
+def test_make_of_a_kept_grant(play: Play, short_tmp: Path) -> None:
     played = play(b'{"name":"a","directory":"/d","grant":"/d#5"}\n')
     assert control.make(short_tmp, "a", [], kept=True) == "/d#5"
     assert played.questions == ["make name=a kept=1"]
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_an_end_says_whether_the_grant_is_gone(play: Play, short_tmp: Path, *, ended: bool) -> None:
+def test_end_returns_whether_the_grant_is_gone(play: Play, short_tmp: Path, *, ended: bool) -> None:
     played = play(json.dumps({"name": "a", "ended": ended, "processes": 1}).encode() + b"\n")
     assert control.end(short_tmp, "a") is ended
     assert played.questions == ["end name=a"]
@@ -136,38 +136,38 @@ def test_a_kept_grant_has_no_owner(play: Play, short_tmp: Path) -> None:
     assert (grant.life, grant.owner_pid) == (Life.KEPT, None)
 
 
-@pytest.mark.parametrize("hold", Hold)
-def test_a_hold_is_asked_for_and_read_back(play: Play, short_tmp: Path, hold: Hold) -> None:
-    played = play(json.dumps({"name": "a", "hold": str(hold)}).encode() + b"\n")
-    control.hold(short_tmp, "a", hold)
-    assert played.questions == [f"hold name=a as={hold}"]
+@pytest.mark.parametrize("state", GrantState)
+def test_set_state_is_sent_and_confirmed(play: Play, short_tmp: Path, state: GrantState) -> None:
+    played = play(json.dumps({"name": "a", "state": str(state)}).encode() + b"\n")
+    control.set_state(short_tmp, "a", state)
+    assert played.questions == [f"set-state name=a to={state}"]
 
 
-def test_a_hold_that_is_another_was_not_understood(play: Play, short_tmp: Path) -> None:
-    play(b'{"name":"a","hold":"taken"}\n')
+def test_set_state_with_another_state_in_the_reply_fails(play: Play, short_tmp: Path) -> None:
+    play(b'{"name":"a","state":"active"}\n')
     with pytest.raises(ArbiterError, match="did not change a"):
-        control.hold(short_tmp, "a", Hold.PARKED)
+        control.set_state(short_tmp, "a", GrantState.PARKED)
 
 
-def test_no_room_to_come_back_to(play: Play, short_tmp: Path) -> None:
-    play(refusal("no-room"))
-    with pytest.raises(control.RoomTakenError):
-        control.hold(short_tmp, "a", Hold.OPEN)
+def test_set_state_without_capacity_is_refused(play: Play, short_tmp: Path) -> None:
+    play(refusal("no-capacity"))
+    with pytest.raises(control.CapacityRefusedError):
+        control.set_state(short_tmp, "a", GrantState.SWITCHING)
 
 
-def test_a_status_tells_holds_and_ties(play: Play, short_tmp: Path) -> None:
-    words = {**grant_words("a", slice_words()), "hold": "parked"}
+def test_a_status_has_states_and_ties(play: Play, short_tmp: Path) -> None:
+    words = {**grant_words("a", slice_words()), "state": "parked"}
     words["processes"][0]["ties"] = ["managed", "ipc"]
     play(json.dumps(status_words(words)).encode() + b"\n")
     (grant,) = control.status(short_tmp).grants
-    assert grant.hold is Hold.PARKED
+    assert grant.state is GrantState.PARKED
     assert grant.processes[0].ties == ("managed", "ipc")
 
 
-def test_an_arbiter_that_knows_no_holds_has_taken_all(play: Play, short_tmp: Path) -> None:
+def test_a_grant_without_a_state_is_active(play: Play, short_tmp: Path) -> None:
     play(json.dumps(status_words(grant_words("a", slice_words()))).encode() + b"\n")
     (grant,) = control.status(short_tmp).grants
-    assert (grant.hold, grant.processes[0].ties) == (Hold.TAKEN, ())
+    assert (grant.state, grant.processes[0].ties) == (GrantState.ACTIVE, ())
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_an_arbiter_that_knows_no_holds_has_taken_all(play: Play, short_tmp: Pat
         ),
     ],
 )
-def test_a_change_names_only_what_changes(
+def test_resize_names_only_what_changes(
     play: Play, short_tmp: Path, change: dict[str, Any], words: str, *, gradual: bool
 ) -> None:
     uuid = make_gpu().uuid
@@ -198,17 +198,17 @@ def test_a_change_names_only_what_changes(
     ("code", "kind"),
     [
         ("name-in-use", NameInUseError),
-        ("no-room", control.RoomTakenError),
+        ("no-capacity", control.CapacityRefusedError),
         ("cannot-make", StateError),
         ("no-such-grant", NoSuchGrantError),
-        ("in-use", InUseError),
-        ("not-yours", NotYoursError),
+        ("in-use", MemoryInUseError),
+        ("not-owner", NotOwnerError),
         ("unsupported", UnsupportedError),
         ("malformed", ArbiterError),
         ("never heard of", ArbiterError),
     ],
 )
-def test_a_refusal_is_the_error_it_is(
+def test_a_refusal_becomes_the_matching_error(
     play: Play, short_tmp: Path, code: str, kind: type[Exception]
 ) -> None:
     play(refusal(code))
@@ -229,26 +229,26 @@ def test_a_refusal_is_the_error_it_is(
         b'{"version":1,"pid":0,"gpus":7}',
     ],
 )
-def test_an_answer_that_cannot_be_read(play: Play, short_tmp: Path, answer: bytes) -> None:
+def test_an_invalid_reply_is_an_error(play: Play, short_tmp: Path, answer: bytes) -> None:
     play(answer)
     with pytest.raises(ArbiterError, match=str(short_tmp)):
         control.status(short_tmp)
 
 
-def test_an_arbiter_of_another_version(play: Play, short_tmp: Path) -> None:
+def test_another_version_is_refused(play: Play, short_tmp: Path) -> None:
     play(b'{"version":2}\n')
     with pytest.raises(ArbiterError, match="version 2"):
         control.status(short_tmp)
 
 
-def test_no_arbiter(short_tmp: Path) -> None:
+def test_a_missing_arbiter_is_an_error(short_tmp: Path) -> None:
     assert not control.answers(short_tmp)
     assert not control.answers(short_tmp / "nowhere")
     with pytest.raises(control.NoArbiterError, match=str(short_tmp)):
         control.status(short_tmp)
 
 
-def test_a_directory_deeper_than_a_sockets_path(
+def test_the_path_may_be_longer_than_a_socket_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("d" * 100)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from aliquot.devices import CUDA, NVML, Driver, Shape, elf, native_file
-from aliquot.model.errors import DriverError, NestedError, StateError
-from aliquot.slices import library, run
-from aliquot.slices.run import tenant_environment
+from aliquot.model.errors import DriverError, NestedGrantError, StateError
+from aliquot.slices import library, tenant
+from aliquot.slices.tenant import tenant_environment
 from slices.stand_ins import build_driver
 
 ALL_NAMES = {CUDA, "libcuda.so", NVML, "libnvidia-ml.so"}
@@ -33,14 +33,14 @@ def with_names(driver: Driver, folder: Path, *names: str) -> Driver:
     return Driver(cuda=build_driver(folder, *names), nvml=driver.nvml)
 
 
-def test_every_name_that_a_program_uses_is_there(sim: Driver) -> None:
+def test_all_library_names_exist(sim: Driver) -> None:
     folder = library.prepare_library(sim)
     assert {path.name for path in folder.iterdir()} >= ALL_NAMES
     assert (folder / "libcuda.so").resolve() == (folder / CUDA).resolve()
 
 
-def test_it_can_be_mounted_elsewhere(sim: Driver, tmp_path: Path) -> None:
-    """Nothing in it points outside; nor does a simulated driver beside it."""
+def test_the_folder_can_be_mounted_elsewhere(sim: Driver, tmp_path: Path) -> None:
+    """Neither it nor a simulated driver next to it has links to the outside."""
     (tmp_path / "host").mkdir()
     simulated = replace(sim, shape=Shape("h100", 1))
     folder = library.prepare_library(simulated, tmp_path / "host")
@@ -50,7 +50,7 @@ def test_it_can_be_mounted_elsewhere(sim: Driver, tmp_path: Path) -> None:
     assert (library.prepared_driver(folder) / "shapes.conf").is_file()
 
 
-def test_a_stand_in_exports_what_its_driver_does(sim: Driver, tmp_path: Path) -> None:
+def test_a_stand_in_exports_the_symbols_of_its_driver(sim: Driver, tmp_path: Path) -> None:
     driver = with_names(sim, tmp_path / "d", "cuInit", "cuMemAlloc_v2", "cuFromTheFuture_v9")
     exported = elf.read_file(library.prepare_library(driver) / CUDA).exported()
     assert {"cuInit", "cuMemAlloc_v2", "cuFromTheFuture_v9"} == {
@@ -61,35 +61,35 @@ def test_a_stand_in_exports_what_its_driver_does(sim: Driver, tmp_path: Path) ->
     subprocess.run([sys.executable, "-c", code, path], check=True)
 
 
-def test_it_is_made_once(sim: Driver) -> None:
+def test_the_folder_is_made_once(sim: Driver) -> None:
     first = library.prepare_library(sim)
     before = (first / CUDA).lstat()
     assert library.prepare_library(sim) == first
     assert (first / CUDA).lstat() == before
 
 
-def test_another_driver_gets_another(sim: Driver, tmp_path: Path) -> None:
+def test_another_driver_gets_another_folder(sim: Driver, tmp_path: Path) -> None:
     driver = with_names(sim, tmp_path / "d", "cuInit")
     first = library.prepare_library(driver)
     build_driver(tmp_path / "d", "cuInit", "cuNew")
     assert library.prepare_library(driver) != first
 
 
-def test_a_damaged_one_is_made_anew(sim: Driver) -> None:
+def test_a_damaged_folder_is_made_again(sim: Driver) -> None:
     folder = library.prepare_library(sim)
     (folder / "libcuda.so").unlink()
     assert library.prepare_library(sim) == folder
     assert (folder / "libcuda.so").is_file()
 
 
-def test_many_at_once_make_one(sim: Driver) -> None:
+def test_concurrent_starts_make_one_folder(sim: Driver) -> None:
     with ThreadPoolExecutor(8) as pool:
         folders = set(pool.map(library.prepare_library, [sim] * 16))
     assert len(folders) == 1
     assert list(library.home().iterdir()) == [folders.pop().parent]
 
 
-def test_where_nothing_may_run_the_cache_is_used(
+def test_the_cache_is_used_if_the_state_is_noexec(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -105,13 +105,15 @@ def test_where_nothing_may_run_the_cache_is_used(
     assert library.home() == cache / "library"
 
 
-def test_a_driver_that_is_no_library(sim: Driver, tmp_path: Path) -> None:
+def test_a_driver_file_that_is_not_a_library(sim: Driver, tmp_path: Path) -> None:
     (tmp_path / CUDA).write_text("no library")
     with pytest.raises(DriverError, match="cannot be read"):
         library.prepare_library(Driver(cuda=tmp_path / CUDA, nvml=sim.nvml))
 
 
-def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, sim: Driver, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(
+    monkeypatch: pytest.MonkeyPatch, sim: Driver, tmp_path: Path
+) -> None:
     driver = with_names(sim, tmp_path / "d", "cuInit")
 
     def full(_path: Path, _data: bytes) -> int:
@@ -123,7 +125,7 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, sim: Driver, tmp_p
     assert not any(library.home().iterdir())
 
 
-def test_a_driver_in_two_folders_is_brought_together(sim: Driver, tmp_path: Path) -> None:
+def test_a_driver_in_two_folders_gets_one_folder(sim: Driver, tmp_path: Path) -> None:
     shutil.copy(sim.cuda, tmp_path / CUDA)
     apart = Driver(cuda=tmp_path / CUDA, nvml=sim.nvml)
     folder = library.prepare_library(apart)
@@ -133,9 +135,9 @@ def test_a_driver_in_two_folders_is_brought_together(sim: Driver, tmp_path: Path
     assert library.driver_directory(folder, sim) == sim.cuda.parent
 
 
-def test_the_tenants_environment_keeps_what_was_there(sim: Driver) -> None:
+def test_the_tenants_environment_keeps_other_variables(sim: Driver) -> None:
     before = {"LD_LIBRARY_PATH": "/a:/b", "LD_PRELOAD": "/c.so", "HOME": "/h"}
-    before["CUDA_VISIBLE_DEVICES"] = "1"  # but for this: it spoke of the machine's GPUs
+    before["CUDA_VISIBLE_DEVICES"] = "1"  # except for this, which names GPUs of the machine
     after = tenant_environment(before, Path("/lib"), sim, "/grants/g#5")
     assert after == {
         "LD_LIBRARY_PATH": "/lib:/a:/b",
@@ -146,21 +148,21 @@ def test_the_tenants_environment_keeps_what_was_there(sim: Driver) -> None:
     }
 
 
-def test_in_a_container_with_a_grant_there_is_no_other(
+def test_a_container_with_a_grant_cannot_nest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(run, "SHOWN_GRANT", tmp_path / "grant")
-    run.refuse_nested({})
+    monkeypatch.setattr(tenant, "CONTAINER_GRANT", tmp_path / "grant")
+    tenant.refuse_nested({})
     (tmp_path / "grant").mkdir()
-    with pytest.raises(NestedError, match="of this container"):
-        run.refuse_nested({})
+    with pytest.raises(NestedGrantError, match="of this container"):
+        tenant.refuse_nested({})
 
 
 @pytest.mark.parametrize("character", " :;")
-def test_a_path_that_the_linker_would_cut(
+def test_a_path_that_the_linker_would_split_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sim: Driver, character: str
 ) -> None:
     monkeypatch.setenv("ALIQUOT_STATE", str(tmp_path / f"a{character}b"))
-    with pytest.raises(StateError, match="cannot be pointed to") as caught:
+    with pytest.raises(StateError, match="cannot use the path") as caught:
         library.prepare_library(sim)
-    assert "without spaces or colons" in str(caught.value.way_out)
+    assert "without space, colon or semicolon" in str(caught.value.hint)

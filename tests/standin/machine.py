@@ -22,7 +22,7 @@ import support
 from aliquot.devices import CUDA, NVML, elf
 from aliquot.model import Slice
 from aliquot.slices import control
-from aliquot.slices.fit import fit
+from aliquot.slices.stand_in_symbols import fit_symbols
 from standin import pages
 
 TESTS = Path(__file__).parent.parent
@@ -44,7 +44,7 @@ def fitted_library(folder: Path, native: Path, driver: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in (CUDA, NVML):
         stand_in = (native / "lib" / name).read_bytes()
-        data = fit(stand_in, elf.read_file(driver / name)).data
+        data = fit_symbols(stand_in, elf.read_file(driver / name)).data
         (folder / name).write_bytes(stand_in if data is None else data)
         (folder / name).chmod(0o755)
         (folder / name.removesuffix(".1")).symlink_to(name)

@@ -38,7 +38,7 @@ class SliceLimits(c.Structure):
         ("compute_percent", c.c_uint32),
         ("policy", c.c_uint32),
         ("priority", c.c_uint32),
-        ("hold", c.c_uint32),
+        ("grant_state", c.c_uint32),
         ("reserved", c.c_uint32 * 6),
     )
 

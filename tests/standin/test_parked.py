@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from aliquot.model import Hold, Slice
+from aliquot.model import GrantState, Slice
 from aliquot.slices import control
 from standin.machine import GIB, MIB, SYSTEM_NOT_READY, Grant, Machine
 from support import wait_until
@@ -22,7 +22,7 @@ def grant(machine: Machine) -> Grant:
     """A persistent grant that is parked."""
     slices = [Slice(machine.uuids()[0], 2 * GIB)]
     grant = machine.made(control.make(machine.state, "one", slices, kept=True))
-    control.hold(machine.state, grant.name, Hold.PARKED)
+    control.set_state(machine.state, grant.name, GrantState.PARKED)
     return grant
 
 
@@ -32,17 +32,17 @@ def wait_while_it_asks() -> None:
     wait_until(lambda: time.monotonic() > begun + ASKED_TIMES * ASKS_EVERY)
 
 
-@pytest.mark.parametrize("how", [Hold.OPEN, Hold.PARKED])
+@pytest.mark.parametrize("how", [GrantState.SWITCHING, GrantState.PARKED])
 def test_a_program_that_joins_a_parked_grant_continues_when_it_is_active(
-    machine: Machine, grant: Grant, how: Hold
+    machine: Machine, grant: Grant, how: GrantState
 ) -> None:
-    control.hold(machine.state, grant.name, how)
+    control.set_state(machine.state, grant.name, how)
     tenant = machine.tenant(grant)
     tenant.tell("start")
     wait_while_it_asks()
     assert not tenant.has_answered()
     assert machine.grant_status(grant)["processes"] == []
-    control.hold(machine.state, grant.name, Hold.TAKEN)
+    control.set_state(machine.state, grant.name, GrantState.ACTIVE)
     assert tenant.answer() == [0]
     tenant.ok("alloc", MIB)
     assert tenant.end() == ""
@@ -53,7 +53,7 @@ def test_all_threads_that_wait_for_a_parked_grant_continue(machine: Machine, gra
     tenant.tell("begin_in_threads", 8)
     wait_while_it_asks()
     assert not tenant.has_answered()
-    control.hold(machine.state, grant.name, Hold.TAKEN)
+    control.set_state(machine.state, grant.name, GrantState.ACTIVE)
     assert tenant.answer() == [0]
     assert len(machine.grant_status(grant)["processes"]) == 1
 
@@ -66,7 +66,7 @@ def test_a_program_that_waits_survives_an_arbiter_restart(machine: Machine, gran
     wait_until(lambda: control.answers(machine.state))
     wait_while_it_asks()
     assert not tenant.has_answered()
-    control.hold(machine.state, grant.name, Hold.TAKEN)
+    control.set_state(machine.state, grant.name, GrantState.ACTIVE)
     assert tenant.answer() == [0]
 
 
@@ -85,11 +85,11 @@ def test_a_program_that_has_joined_continues_in_a_parked_grant(
     machine: Machine, grant: Grant
 ) -> None:
     """Freezing it is the driver's part, not tested here."""
-    control.hold(machine.state, grant.name, Hold.TAKEN)
+    control.set_state(machine.state, grant.name, GrantState.ACTIVE)
     tenant = machine.tenant(grant).start()
-    control.hold(machine.state, grant.name, Hold.PARKED)
-    assert grant.limits().slices[0].hold == 2
+    control.set_state(machine.state, grant.name, GrantState.PARKED)
+    assert grant.limits().slices[0].grant_state == 2
     tenant.ok("alloc", MIB)
-    control.hold(machine.state, grant.name, Hold.TAKEN)
+    control.set_state(machine.state, grant.name, GrantState.ACTIVE)
     tenant.ok("alloc", MIB)
     assert grant.counted() > 0

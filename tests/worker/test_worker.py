@@ -1,4 +1,4 @@
-"""The worker's side of a job, as a program sees it."""
+"""The module `aliquot.worker` as a program uses it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tell(folder: Path, name: str, **words: object) -> None:
     (folder / f".{name}").rename(folder / name)
 
 
-def test_outside_a_job_there_is_one_worker_and_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_job_there_is_one_worker_and_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ALIQUOT_WORKER", "ALIQUOT_GENERATION", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert (worker.rank(), worker.size(), worker.generation()) == (0, 1, 0)
@@ -39,11 +39,11 @@ def test_outside_a_job_there_is_one_worker_and_no_change(monkeypatch: pytest.Mon
     worker.report(step=1)
 
 
-def test_a_worker_knows_its_place(folder: Path) -> None:
+def test_a_worker_knows_its_rank_size_and_generation(folder: Path) -> None:
     assert (worker.rank(), worker.size(), worker.generation()) == (1, 2, 3)
 
 
-def test_a_notice_is_seen_and_answered(folder: Path) -> None:
+def test_a_worker_reads_a_notice_and_reports_ready(folder: Path) -> None:
     assert worker.notice() is None
     deadline = time.time() + 60
     tell(folder, "notice", generation=3, kind="shrink", size=1, deadline=deadline)
@@ -54,14 +54,14 @@ def test_a_notice_is_seen_and_answered(folder: Path) -> None:
     assert json.loads((folder / "ready").read_text()) == {"generation": 3}
 
 
-def test_a_program_that_changes_its_size_as_it_runs_is_told(folder: Path) -> None:
+def test_a_live_program_reads_its_new_size(folder: Path) -> None:
     tell(folder, "notice", generation=3, kind="shrink", size=1, deadline=0.0)
     tell(folder, "size", generation=4, size=1)
     assert (worker.size(), worker.generation()) == (1, 4)
     assert worker.notice() is None, "that change is over"
 
 
-def test_a_callback_is_called_once_for_each_notice(folder: Path) -> None:
+def test_a_callback_is_called_once_per_notice(folder: Path) -> None:
     heard: list[worker.Notice] = []
     one, two = threading.Event(), threading.Event()
 
@@ -77,14 +77,14 @@ def test_a_callback_is_called_once_for_each_notice(folder: Path) -> None:
     assert [notice.generation for notice in heard] == [3, 4]
 
 
-def test_a_report_is_there_whole_or_not_at_all(folder: Path) -> None:
+def test_a_report_is_written_atomically(folder: Path) -> None:
     worker.report(step=7, samples_per_second=12.5)
     words = json.loads((folder / "report").read_text())
     assert (words["step"], words["samples_per_second"], words["size"]) == (7, 12.5, 2)
     assert [path.name for path in folder.iterdir()] == ["report"]
 
 
-def test_a_program_is_not_failed_by_a_folder_that_is_gone(
+def test_a_missing_folder_does_not_fail_the_program(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALIQUOT_WORKER", str(folder / "gone"))
@@ -93,7 +93,7 @@ def test_a_program_is_not_failed_by_a_folder_that_is_gone(
     assert worker.notice() is None
 
 
-def test_it_needs_only_python() -> None:
+def test_the_module_needs_only_the_standard_library() -> None:
     tree = ast.parse(Path(aliquot.worker.__file__).read_text())
     names = {
         node.module if isinstance(node, ast.ImportFrom) else alias.name

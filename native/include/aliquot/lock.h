@@ -1,6 +1,6 @@
-/* A lock between the threads of one process: zero is free, never shared with another process.
+/* A lock between the threads of one process; zero means free.
  *
- * Our own, because pthread's moves between libraries from glibc to glibc, and because all-zero
+ * Not pthread's, which is in different libraries in different versions of glibc, and because all-zero
  * memory (a page wiped at fork) must be a free lock. Hold it for nanoseconds, never across a call
  * into the driver. */
 #ifndef ALIQUOT_LOCK_H
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 struct aliquot_lock {
-	_Atomic unsigned state; /* 0 free, 1 taken, 2 taken and waited for */
+	_Atomic unsigned state; /* 0 free, 1 locked, 2 locked and waited for */
 };
 
 static inline void aliquot_lock(struct aliquot_lock *lock)

@@ -1,18 +1,19 @@
-/* What a tenant's process and the arbiter say to each other.
+/* The messages between a tenant's process and the arbiter.
  *
- * One SOCK_SEQPACKET socket per grant, `socket` in its directory. A tenant connects, says HELLO and
- * gets WELCOME with four descriptors (limits, read-only; usage, read-write; credit, sealed; work,
- * read-write), then closes: nothing of ours stays in its descriptor table, and a forked child or an
- * exec inherits nothing. Who it is the kernel tells the arbiter (SO_PEERCRED, a pidfd); a message
- * never says.
+ * Each grant has a SOCK_SEQPACKET socket, `socket` in its directory. A tenant connects, sends HELLO
+ * and receives WELCOME with four descriptors (limits, read-only; usage, read-write; credit, sealed;
+ * work, read-write). Then it closes the connection: no descriptor of ours stays in the process, and a
+ * forked child or an exec inherits none. The kernel tells the arbiter who the sender is (SO_PEERCRED,
+ * a pidfd); a message never does.
  *
- * MEASURE asks the arbiter to read the caller's figures from NVML now, and is answered with MEASURED
- * when limits.slices[].driver_bytes holds them. A tenant sends it after it made a context.
+ * MEASURE asks the arbiter to read the sender's memory from NVML now. The arbiter answers MEASURED
+ * when limits.slices[].driver_bytes is up to date. A tenant sends it after it has made a context.
  *
- * RING says that a process is at work again after the arbiter stopped looking (credit.h); there is no
- * answer, and the sender waits for none.
+ * RING says that a process has work again while the arbiter was not looking (credit.h). There is no
+ * answer.
  *
- * Every message has this one size and form; anything else is answered with REFUSED and closed.
+ * All messages have the same size and form. The arbiter answers anything else with REFUSED and closes
+ * the connection.
  */
 #ifndef ALIQUOT_PROTOCOL_H
 #define ALIQUOT_PROTOCOL_H
@@ -26,21 +27,21 @@
 enum aliquot_kind {
 	ALIQUOT_HELLO = 1,    /* value: the tenant's pid in its own namespace */
 	ALIQUOT_WELCOME = 2,  /* value: its slot; carries four descriptors */
-	ALIQUOT_MEASURE = 3,  /* value: bytes that the sender holds for a context just made; 0: none */
+	ALIQUOT_MEASURE = 3,  /* value: bytes that the sender reserved for a new context; 0: none */
 	ALIQUOT_MEASURED = 4, /* */
 	ALIQUOT_RING = 5,     /* */
-	ALIQUOT_REFUSED = 6,  /* value: enum aliquot_refusal; text: why, for a person */
+	ALIQUOT_REFUSED = 6,  /* value: enum aliquot_refusal; text: the reason, for a person */
 };
 
 enum aliquot_refusal {
 	ALIQUOT_REFUSED_MALFORMED = 1,
 	ALIQUOT_REFUSED_VERSION = 2,
-	ALIQUOT_REFUSED_OWNER = 3,  /* another user's grant */
-	ALIQUOT_REFUSED_FULL = 4,   /* ALIQUOT_MAX_PROCESSES are in */
+	ALIQUOT_REFUSED_OWNER = 3,  /* the grant belongs to another user */
+	ALIQUOT_REFUSED_FULL = 4,   /* it has ALIQUOT_MAX_PROCESSES */
 	ALIQUOT_REFUSED_BROKEN = 5, /* the grant's files cannot be trusted */
-	ALIQUOT_REFUSED_TWICE = 6,  /* the same program is in already, and holds something */
-	ALIQUOT_REFUSED_ENDED = 7,  /* the grant takes nobody in any more */
-	ALIQUOT_REFUSED_PARKED = 8, /* the grant is open or parked: ask again, until it is not */
+	ALIQUOT_REFUSED_TWICE = 6,  /* the same program has joined already, and uses memory */
+	ALIQUOT_REFUSED_ENDED = 7,  /* the grant has ended: no process can join */
+	ALIQUOT_REFUSED_PARKED = 8, /* the grant is switching or parked: try again until it is active */
 };
 
 struct aliquot_message {
@@ -53,7 +54,7 @@ struct aliquot_message {
 
 _Static_assert(sizeof(struct aliquot_message) == 128, "part of the contract");
 
-/* What is wrong with `size` received bytes as a message; 0: nothing, and *out holds it. */
+/* Why `size` received bytes are not a valid message; 0: they are, and *out is the message. */
 enum aliquot_refusal aliquot_message_read(const void *bytes, size_t size,
                                           struct aliquot_message *out);
 

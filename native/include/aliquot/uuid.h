@@ -9,7 +9,7 @@
 #define ALIQUOT_UUID_TEXT_LENGTH 40
 #define ALIQUOT_UUID_TEXT_SIZE (ALIQUOT_UUID_TEXT_LENGTH + 1)
 
-/* Exactly the form above, hexadecimal digits of either case. */
+/* Accepts exactly the form above, with hexadecimal digits of either case. */
 bool aliquot_uuid_parse(const char *text, size_t length, uint8_t uuid[16]);
 void aliquot_uuid_write(const uint8_t uuid[16], char text[ALIQUOT_UUID_TEXT_SIZE]);
 

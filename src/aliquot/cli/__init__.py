@@ -1,7 +1,32 @@
 """The `aliquot` command.
 
-`main` is all that is imported at start. The commands are in `app`, each in a module of its own, and
-what they need is imported when they run.
+Importing this package is cheap. Each command imports what it needs when it runs.
+
+- `app`: the commands of one machine: their names, options and help.
+- `arbiter`: `aliquot arbiter`.
+- `controller`: `aliquot controller`.
+- `doctor`: `aliquot doctor`.
+- `explain`: `aliquot explain`.
+- `gang`: `aliquot describe gang/NAME`.
+- `gpus`: `aliquot gpus`.
+- `jobs`: `aliquot jobs`, `describe`, `logs`, `suspend`, `resume` and `cancel`.
+- `jobs_app`: the commands for jobs: their names, options and help.
+- `keys`: waiting for a time or a key.
+- `metrics`: `aliquot metrics`.
+- `node`: `aliquot node`.
+- `on_cluster`: options that the commands of a cluster share.
+- `ps`: `aliquot ps`.
+- `resize`: `aliquot resize`.
+- `run`: `aliquot run`.
+- `scheduler`: `aliquot scheduler`.
+- `simulate`: `aliquot simulate` and `simulate compare`: what they print.
+- `simulate_app`: `aliquot simulate`: its commands, options and help.
+- `simulate_source`: the nodes and pods that `simulate` and `explain` work on.
+- `simulate_ways`: `aliquot simulate ways`.
+- `submit`: `aliquot submit`.
+- `tables`: how output for people and for programs looks.
+- `top`: `aliquot top`.
+- `up`: `aliquot up`.
 """
 
 from __future__ import annotations
@@ -13,7 +38,7 @@ from pathlib import Path
 
 def main() -> None:
     """Run the command line; every AliquotError becomes a message and an exit code."""
-    if sys.stderr is None:  # so Python has it where it was closed
+    if sys.stderr is None:  # Python sets it to None if it was closed
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the end
     try:
         from aliquot.cli.app import run_app  # noqa: PLC0415 - `import aliquot.cli` costs nothing

@@ -1,7 +1,9 @@
-"""The commands' names, options and help; what they do is in the modules they import.
+"""The commands of one machine: their names, options and help.
 
-Exit codes: 2 for a wrong use, 1 for what was refused or failed, 127 and 126 where the command to
-run does not exist or cannot be executed, and otherwise the command's own.
+What a command does is in the module that it imports when it runs.
+
+Exit codes: 2 for invalid use, 1 for a refusal or failure, 127 or 126 if the command to run does not
+exist or cannot be executed, and otherwise the exit code of that command.
 """
 
 from __future__ import annotations
@@ -22,19 +24,41 @@ from aliquot.cli import scheduler as scheduler_command
 from aliquot.cli.simulate_app import explain, simulate_app
 from aliquot.model.errors import (
     AliquotError,
-    BadValueError,
     CommandNotExecutableError,
     CommandNotFoundError,
+    InvalidValueError,
     OutputError,
 )
 from aliquot.model.grant import Policy, Priority
 from aliquot.model.units import EQUAL
 
 EXIT_CODES: dict[type[AliquotError], int] = {
-    BadValueError: 2,
+    InvalidValueError: 2,
     CommandNotExecutableError: 126,
     CommandNotFoundError: 127,
 }
+
+
+def _block(title: str, *lines: str) -> str:
+    """Lines that typer does not wrap."""
+    return "\n".join(["\b", title, *(f"  {line}" for line in lines)])
+
+
+def _examples(*lines: str) -> str:
+    return _block("Examples:", *lines)
+
+
+EXAMPLES = (
+    _examples(
+        "aliquot doctor                                            what works on this machine",
+        "aliquot run --memory 8GiB --compute 30 -- python train.py",
+        "aliquot ps                                                grants and their use",
+        "aliquot resize train-1234 --memory 16GiB                  while the program runs",
+        "aliquot run --simulate h100:1 --memory 8GiB -- ./program  without a GPU",
+    )
+    + "\n\nWithout a GPU, add --simulate h100:8 to gpus, run, resize, metrics, doctor, arbiter, "
+    "node, up or a command for jobs. ps and top show simulated machines too."
+)
 
 app = typer.Typer(
     name="aliquot",
@@ -44,9 +68,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Without a GPU, try gpus, run, resize, metrics, doctor, arbiter, node, up and the "
-    "commands for jobs on a simulated machine: --simulate h100:8. What runs there is shown by ps "
-    "and top too.",
+    epilog=EXAMPLES,
 )
 
 Simulate = Annotated[
@@ -54,38 +76,29 @@ Simulate = Annotated[
     typer.Option(
         metavar="MODEL:COUNT",
         envvar="ALIQUOT_SIMULATE",
-        help="Use simulated GPUs instead of this machine's, for example h100:8.",
+        help="Use COUNT simulated GPUs of a MODEL instead of this machine's, for example h100:8.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-
-
-def _block(title: str, *lines: str) -> str:
-    """Lines that stay as they are."""
-    return "\n".join(["\b", title, *(f"  {line}" for line in lines)])
-
-
-def _examples(*lines: str) -> str:
-    return _block("Examples:", *lines)
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 STATES = _block(
     "State:",
-    "idle       it has no work",
-    "alone      nobody else has work",
-    "out        it has no credit now",
-    "holds      it has the GPU",
-    "drains     it gets no more credit, and has not come to its end",
-    "overdue    the same for too long: the others go on beside it",
+    "idle       the slice has no work",
+    "alone      no other slice has work",
+    "out        it has no credit: it waits for its turn",
+    "holds      it is its turn",
+    "drains     it gets no more credit, and its last work is not done yet",
+    "overdue    it has drained for too long: the others run at the same time",
     "exempt     it was overdue too often: it takes no turns for a while",
-    "no gates   its share does not hold here: aliquot doctor",
-    "open       it is being suspended or resumed, and takes no turns",
-    "suspended  it is frozen and has nothing on the GPU: aliquot resume",
+    "no gates   compute shares do not work on this GPU: aliquot doctor",
+    "switching  its processes are being frozen or thawed: it takes no turns",
+    "parked     its processes are frozen and use no GPU: aliquot resume",
 )
 
 
 def run_app() -> None:
-    """Run what the command line says."""
+    """Run the command line."""
     try:
         with _output_checked():
             app()
@@ -96,7 +109,7 @@ def run_app() -> None:
 
 @contextmanager
 def _output_checked() -> Iterator[None]:
-    """Write out all that was printed; where that fails, forget it, so that it fails only once."""
+    """Flush standard output; if that fails, discard it, so that it fails only once."""
     try:
         try:
             yield
@@ -104,10 +117,10 @@ def _output_checked() -> Iterator[None]:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None or sys.stdout is None:  # then it is not the output's
+        if error.filename is not None or sys.stdout is None:  # not about standard output
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # the reader has seen enough
+        if isinstance(error, BrokenPipeError):  # the reader has closed the pipe
             sys.exit(1)
         raise OutputError(f"standard output cannot be written: {error.strerror}") from error
 
@@ -123,7 +136,9 @@ def options(
     *,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Give programs exact parts of GPUs."""
@@ -133,7 +148,10 @@ def options(
     epilog=_examples("aliquot gpus", "aliquot gpus --simulate h100:8", "aliquot gpus --json")
 )
 def gpus(simulate: Simulate = None, *, json: Json = False) -> None:
-    """Show this machine's GPUs: memory, what is granted of it, links."""
+    """Show the GPUs of this machine: memory, use, grants, links.
+
+    Inside a grant it shows the slices of the grant.
+    """
     from aliquot.cli.gpus import show_gpus  # noqa: PLC0415 - imported when needed
 
     show_gpus(simulate, json=json)
@@ -160,54 +178,57 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         ),
     ],
     gpus: Annotated[
-        int, typer.Option(min=1, max=16, help="How many different GPUs to take a slice of.")
+        int,
+        typer.Option(
+            min=1, max=16, help="Number of different GPUs; the command gets a slice of each."
+        ),
     ] = 1,
     memory: Annotated[
         str | None,
         typer.Option(
             metavar="AMOUNT",
-            help="Memory of each GPU, a hard limit: 8GiB, 8192MiB, 50%. G and M mean GiB and MiB; "
-            "GB and MB are decimal. Without it: whole GPUs.",
+            help="Memory limit on each GPU: 8GiB, 8192MiB, 50%. G and M mean GiB and MiB; GB and "
+            "MB are decimal. Without it: whole GPUs.",
         ),
     ] = None,
     compute: Annotated[
         str,
         typer.Option(
             metavar="PERCENT",
-            help="Share of each GPU's compute time in whole percent, 1 to 100, while others have "
-            "work too; or equal: an equal part of what the others leave.",
+            help="Share of each GPU's compute time while others have work too: 1 to 100 (whole "
+            "percent), or equal: an equal part of what the others leave.",
         ),
     ] = EQUAL,
     policy: Annotated[
         Policy,
         typer.Option(
-            help="elastic: may also use the time that others leave idle; hard: never more than "
-            "its share, also on an idle GPU."
+            help="elastic: may also use time that others leave idle; hard: never more than its "
+            "share, even on an idle GPU."
         ),
     ] = Policy.ELASTIC,
     priority: Annotated[
         Priority,
         typer.Option(
-            help="latency: takes the GPU as soon as it has work, within its share; background: "
-            "runs only while no other slice has work."
+            help="latency: gets the GPU as soon as it has work, within its share; normal: takes "
+            "turns; background: runs only while no other slice has work."
         ),
     ] = Priority.NORMAL,
     name: Annotated[
         str | None,
-        typer.Option(help="A name for the grant. Without it: one made from the command's."),
+        typer.Option(help="Name of the grant. Without it: made from the command's name."),
     ] = None,
     simulate: Simulate = None,
 ) -> None:
     """Run a command in a slice of a GPU.
 
-    The command sees a GPU of that size, and is stopped at the limit by its own out-of-memory error.
-    It becomes this process: its exit code and signals are its own.
+    The command sees a GPU of that size. An allocation above the limit fails with an ordinary
+    out-of-memory error. The command replaces this process, so exit code and signals are its own.
 
-    All processes that it starts share its slices. The grant ends when the command and every process
-    that has used the GPU are gone; one that makes its first CUDA call after that is refused.
+    All processes that the command starts share its slices. The grant ends when the command and
+    every process that has used the GPU are gone. After that a first CUDA call is refused.
 
-    Where CUDA_VISIBLE_DEVICES is set, the GPUs are chosen among those it names, by index as in
-    `aliquot gpus` or by UUID. The command does not get it: inside, its slices are the GPUs.
+    If CUDA_VISIBLE_DEVICES is set, only the GPUs that it names are used, by index as in
+    `aliquot gpus` or by UUID. The command does not get the variable: its slices are its GPUs.
     """
     from aliquot.cli.run import run_command  # noqa: PLC0415 - imported when needed
     from aliquot.model import Request, parse_amount, parse_share  # noqa: PLC0415
@@ -226,17 +247,19 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
 def ps(
     *,
     json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on, once a second.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh once a second, until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Show the grants: their slices, limits, use and processes.
 
-    Compute is the share that was asked for, Got the part of the GPU's time that the slice had in
-    about the last second. Who does not keep to its turns is named below.
+    Compute is the requested share. Got is the share of the GPU's time in about the last second.
+    Below the table are slices whose share does not hold, and processes outside all grants.
     """
     from aliquot.cli.ps import show_grants  # noqa: PLC0415 - imported when needed
 
     if json and watch:
-        raise BadValueError("--json and --watch do not go together", "Leave one of them out.")
+        raise InvalidValueError("--json and --watch cannot be combined", "Leave one of them out.")
     show_grants(json=json, watch=watch)
 
 
@@ -251,27 +274,27 @@ def top(
     *,
     interval: Annotated[
         float,
-        typer.Option("--interval", "-i", min=0.1, max=3600, help="Seconds between two looks."),
+        typer.Option("--interval", "-i", min=0.1, max=3600, help="Seconds between two refreshes."),
     ] = 1.0,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="End after so many looks.")
+        int | None, typer.Option("--count", "-n", min=1, help="End after this many refreshes.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="The same as -n 1.")] = False,
 ) -> None:
-    """Show live what every slice gets of its GPU. q or Ctrl-C ends it.
+    """Show live what every slice gets of its GPU. Press q or Ctrl-C to end it.
 
-    Asked is the share of compute time that was asked for, with the policy and the priority where
-    they are not elastic and normal; Got is what the slice had since the last look. Backlog counts
-    the quanta of work it waits for; a wait is from having work to having credit; a fall-back is a
-    time that it did not come to its end and others ran beside it.
+    Asked is the requested share of compute time, with the policy and priority if they are not
+    elastic and normal. Got is the share since the last refresh. Backlog is the number of
+    unfinished quanta of work. A wait is the time from having work to having credit. A fall-back is
+    a time that the slice did not drain in time, so that others ran at the same time.
 
-    Where the output is no terminal, each slice is a line of words with a value each. There a
-    suspended one has the state idle, and hold says parked.
+    If the output is not a terminal, each slice is one line of NAME=VALUE pairs. There the state of
+    the grant is a separate pair, grant_state.
     """
     from aliquot.cli.top import show_top  # noqa: PLC0415 - imported when needed
 
     if once and count is not None:
-        raise BadValueError("--once and -n do not go together", "Leave one of them out.")
+        raise InvalidValueError("--once and -n cannot be combined", "Leave one of them out.")
     show_top(interval, 1 if once else count)
 
 
@@ -280,31 +303,40 @@ def top(
         "aliquot resize mine --compute 50",
         "aliquot resize mine --compute equal --policy elastic",
         "aliquot resize mine --memory 16GiB",
-        "aliquot resize mine --memory 4GiB --wait    (as the program frees)",
+        "aliquot resize mine --memory 4GiB --wait    (as the program frees memory)",
         "aliquot resize mine --priority background",
     )
 )
 def resize(  # noqa: PLR0913, PLR0917 - one for each option
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The grant, as in aliquot ps.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the grant, as in aliquot ps.")
+    ],
     memory: Annotated[
         str | None,
         typer.Option(
-            metavar="AMOUNT", help="New memory limit of each slice: 8GiB, 50% (of its GPU)."
+            metavar="AMOUNT", help="New memory limit of each slice: 8GiB, or 50% of its GPU."
         ),
     ] = None,
     compute: Annotated[
         str | None,
         typer.Option(
             metavar="PERCENT",
-            help="New share of compute time in whole percent, 1 to 100; or equal: an equal part of "
-            "what the others leave, as without --compute in aliquot run.",
+            help="New share of compute time: 1 to 100 (whole percent), or equal: an equal part of "
+            "what the others leave.",
         ),
     ] = None,
     policy: Annotated[
-        Policy | None, typer.Option(help="New policy, as in aliquot run.", show_default=False)
+        Policy | None,
+        typer.Option(
+            help="New policy: elastic may use idle time, hard never exceeds its share.",
+            show_default=False,
+        ),
     ] = None,
     priority: Annotated[
-        Priority | None, typer.Option(help="New priority, as in aliquot run.", show_default=False)
+        Priority | None,
+        typer.Option(
+            help="New priority: latency goes first, background goes last.", show_default=False
+        ),
     ] = None,
     simulate: Simulate = None,
     *,
@@ -312,20 +344,20 @@ def resize(  # noqa: PLR0913, PLR0917 - one for each option
         bool,
         typer.Option(
             "--wait",
-            help="Where the programs use more than the new memory limit: lower it as they free, "
-            "and wait until it is reached. Ctrl-C leaves it where it is.",
+            help="If programs use more than the new memory limit: lower it step by step as they "
+            "free memory, and wait until it is reached. Ctrl-C keeps the present limit.",
         ),
     ] = False,
 ) -> None:
-    """Change a grant while its program runs: all its slices.
+    """Change all slices of a grant while its program runs.
 
-    Compute, policy and priority count from the next window, memory at once. What is not given stays
-    as it is. A memory limit below what is in use is refused, or reached with --wait.
+    Compute, policy and priority change at the next window, memory at once. Settings that are not
+    given do not change. A memory limit below what is in use is refused, unless --wait is given.
     """
     from aliquot.cli.resize import resize_grant  # noqa: PLC0415 - imported when needed
-    from aliquot.model import Change, parse_amount, parse_share  # noqa: PLC0415
+    from aliquot.model import GrantChange, parse_amount, parse_share  # noqa: PLC0415
 
-    change = Change(
+    change = GrantChange(
         memory=None if memory is None else parse_amount(memory),
         compute_percent=None if compute is None else parse_share(compute),
         policy=policy,
@@ -343,11 +375,11 @@ def resize(  # noqa: PLR0913, PLR0917 - one for each option
     )
 )
 def metrics(simulate: Simulate = None) -> None:
-    """Print what the arbiter knows as Prometheus text.
+    """Print the status of the arbiter as Prometheus text.
 
-    Times are in seconds, memory is in bytes, shares are ratios. A slice is told by its grant and
-    its GPU's UUID; aliquot_slice_info has its policy, its priority and its hold: taken, open (it
-    is being suspended or resumed) or parked (it is suspended).
+    Times are in seconds, memory is in bytes, shares are ratios. The labels of a slice are its
+    grant and the UUID of its GPU. aliquot_slice_info has its policy, its priority and the state of
+    its grant: active, switching (being frozen or thawed) or parked (frozen).
     """
     from aliquot.cli.metrics import show_metrics  # noqa: PLC0415 - imported when needed
 
@@ -356,28 +388,28 @@ def metrics(simulate: Simulate = None) -> None:
 
 @app.command(epilog=_examples("aliquot doctor", "aliquot doctor --simulate h100:8"))
 def doctor(simulate: Simulate = None, *, json: Json = False) -> None:
-    """Say what works on this machine, what does not, and how to mend it.
+    """Check this machine, and say how to fix problems.
 
-    Ends with exit code 1 if something is broken.
+    The exit code is 1 if something is broken.
     """
-    from aliquot.cli.doctor import examine  # noqa: PLC0415 - imported when needed
+    from aliquot.cli.doctor import show_findings  # noqa: PLC0415 - imported when needed
 
-    raise typer.Exit(0 if examine(simulate, json=json) else 1)
+    raise typer.Exit(0 if show_findings(simulate, json=json) else 1)
 
 
 @app.command(epilog=_examples("sudo aliquot arbiter", "aliquot arbiter --simulate h100:8"))
 def arbiter(simulate: Simulate = None) -> None:
-    """Run the arbiter of this machine in the foreground, until it is stopped.
+    """Run the arbiter of this machine in the foreground.
 
-    As root it serves all users. Without it, each user's `aliquot run` starts one that does not know
-    of the others.
+    It runs until you stop it. As root it serves all users. By default each user gets a separate
+    arbiter, which `aliquot run` starts and which does not see the grants of other users.
     """
     from aliquot.cli.arbiter import serve  # noqa: PLC0415 - imported when needed
 
     serve(simulate)
 
 
-jobs_app.add_to(app)
+jobs_app.add_to(app, _examples)
 app.add_typer(simulate_app, name="simulate")
 app.command(
     epilog=_examples(

@@ -29,35 +29,38 @@ def controller(  # noqa: PLR0913, PLR0917 - one for each option
     port: Port = 8080,
     names: Names = "aliquot",
     scheduler_name: Annotated[
-        str, typer.Option(help="The schedulerName of workers whose template has none.")
+        str, typer.Option(help="The schedulerName of workers whose template names none.")
     ] = "aliquot",
     resize_every: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="A job is resized at most so often."),
+        typer.Option(
+            min=0, metavar="SECONDS", help="The minimum time between two resizes of one job."
+        ),
     ] = 300.0,
     settle: Annotated[
         float | None,
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="A job grows into what was free for so long. Without it: as --resize-every.",
+            help="How long GPUs must have been free before a running job grows. Default: as "
+            "--resize-every.",
         ),
     ] = None,
     lease: Annotated[
-        str, typer.Option(help="The Lease by which replicas agree who acts.")
+        str, typer.Option(help="The name of the Lease for leader election.")
     ] = "aliquot-controller",
     namespace: LeaseNamespace = "",
 ) -> None:
-    """Run elastic jobs on Kubernetes: ElasticJob objects become pods.
+    """Run the controller of elastic jobs on Kubernetes: it turns ElasticJob objects into pods.
 
-    It needs `aliquot scheduler`, which places them. /readyz says whether this replica acts,
-    /metrics is for Prometheus.
+    It needs `aliquot scheduler`, which places the pods. /readyz answers 200 when the replica has
+    read the cluster, and says whether it is the leader. /metrics is for Prometheus.
     """
     with needs_extra():
         from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415
-        from aliquot.kubernetes.jobs.run import Options, serve  # noqa: PLC0415 - needs the extra
+        from aliquot.kubernetes.jobs.run import ControllerOptions, serve  # noqa: PLC0415 - needs the extra
         from aliquot.placement.elastic.resize import Rules  # noqa: PLC0415
-    options = Options(
+    options = ControllerOptions(
         kubeconfig=kubeconfig,
         host=host,
         port=port,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.cli.simulate_source import check_strategies, has_nodes_of_openb, has_pods_of_openb
 from aliquot.cli.tables import print_json, print_text
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.choose.chooser import Chooser
 from aliquot.placement.choose.explain import AS_GOOD, count_nodes, explain, unit_of_cost
 from aliquot.placement.choose.strategies import strategy
@@ -30,7 +30,7 @@ def explain_request(source: Source, demand: Demand, *, by: str, seed: int, json:
     """Say where a request would go on these nodes, after a list has come; whether it fits."""
     check_strategies([by])
     if source.nodes is None:
-        raise BadValueError("there are no nodes", "Give --nodes NODES.csv.")
+        raise InvalidValueError("there are no nodes", "Give --nodes NODES.csv.")
     reader = openb.read_nodes if has_nodes_of_openb(source.nodes) else trace.read_nodes
     start = empty(reader(source.nodes))
     _check_nodes(source.nodes, start.hardware, demand)
@@ -49,13 +49,13 @@ def _after_the_list(source: Source, start: Snapshot, by: str, seed: int) -> Choo
     """The nodes after so much of the list as `arrive` says."""
     if source.pods is None:
         if source.arrive is not None:
-            raise BadValueError(
+            raise InvalidValueError(
                 "--arrive says how much of a list comes before, and there is none",
                 "Leave out --arrive, or give --pods PODS.csv.",
             )
         return Chooser(Allocations(start), strategy(by, start.hardware, {}), seed=seed)
     if has_pods_of_openb(source.pods) is False:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{source.pods} is in our format, and here only openb's list of pods can come before",
             "Leave out --pods, or give openb's list.",
         )
@@ -120,11 +120,11 @@ def _check_nodes(path: Path, hardware: Hardware, demand: Demand) -> None:
     """Refuse what no node of the list can say anything about."""
     if demand.models and not demand.models & set(hardware.models):
         there = ", ".join(sorted(filter(None, hardware.models))) or "none: no node names its model"
-        raise BadValueError(
+        raise InvalidValueError(
             f"{path} has no GPU model {' or '.join(sorted(demand.models))}", f"There are: {there}."
         )
     if demand.gpu_bytes and not hardware.gpu_bytes.any():
-        raise BadValueError(
+        raise InvalidValueError(
             f"no node of {path} says how much memory its GPUs have",
             "Leave out --memory, or add the column gpu_memory_mib to a list in our format.",
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.cli.on_cluster import needs_extra
 from aliquot.cli.tables import NOTHING, print_json, print_text
-from aliquot.model.errors import AliquotError, BadValueError
+from aliquot.model.errors import AliquotError, InvalidValueError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ async def _read(
     from aliquot.kubernetes.api.objects import EVENTS  # noqa: PLC0415
 
     if not name:
-        raise BadValueError(f"{PREFIX} names no gang", "Write gang/NAME: kubectl get gangs")
+        raise InvalidValueError(f"{PREFIX} names no gang", "Write gang/NAME: kubectl get gangs")
     async with connect(kubeconfig) as client:
         where = namespace or client.namespace
         try:

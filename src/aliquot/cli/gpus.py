@@ -11,18 +11,18 @@ from aliquot.cli.tables import console, memory, new_table, print_json
 from aliquot.model import format_bytes
 from aliquot.model.errors import ArbiterError
 from aliquot.slices import control
-from aliquot.slices.run import is_inside_grant
+from aliquot.slices.tenant import is_inside_grant
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from aliquot.devices import Inventory, Shape
     from aliquot.model import Gpu
-    from aliquot.slices import State
+    from aliquot.slices import StateDirectory
 
 
 def show_gpus(simulate: str | None, *, json: bool) -> None:
-    """Print what there is; inside a grant, what the grant sees."""
+    """Print the GPUs of this machine; inside a grant, its slices."""
     shape = devices.parse_shape(simulate) if simulate else None
     if is_inside_grant(os.environ):
         inventory, granted = devices.read_inventory(devices.ambient_driver()), {}
@@ -39,8 +39,8 @@ def show_gpus(simulate: str | None, *, json: bool) -> None:
         console().print(_links(inventory.gpus))
 
 
-def _granted(state: State) -> dict[str, int]:
-    """What grants hold of each GPU; without an arbiter there are none."""
+def _granted(state: StateDirectory) -> dict[str, int]:
+    """The granted memory of each GPU; empty without an arbiter."""
     try:
         slices.revive(state)
         found = control.status(state.directory).gpus
@@ -64,7 +64,7 @@ def _table(inventory: Inventory, granted: dict[str, int], shape: Shape | None) -
     kind = f"simulated {shape} · " if shape else ""
     cuda = ".".join(map(str, inventory.cuda_version))
     table = new_table(
-        "GPU", "Model", "Memory", "Used", "Granted", "Place", "UUID",
+        "GPU", "Model", "Memory", "Used", "Granted", "PCI bus id", "UUID",
         title=f"{kind}driver {inventory.driver_version} · CUDA {cuda}",
     )  # fmt: skip
     for gpu in inventory.gpus:

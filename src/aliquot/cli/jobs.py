@@ -8,58 +8,60 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.cli.tables import NOTHING, console, new_table, print_json, print_text, rate
 from aliquot.devices import parse_shape
-from aliquot.model.errors import AliquotError, BadValueError
-from aliquot.model.job import State
+from aliquot.model.errors import AliquotError, InvalidValueError
+from aliquot.model.job import JobPhase
 from aliquot.model.units import format_bytes
 from aliquot.pool.client import NoPoolError, connect
 from aliquot.pool.logs import KEPT_BYTES
-from aliquot.pool.progress import rest_seconds
+from aliquot.pool.progress import pause_after_resize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aliquot.pool.client import Client
+    from aliquot.pool.client import PoolClient
 
 _FOLLOW_SECONDS = 0.2
 
 
-def show_jobs(simulate: str | None, *, with_old: bool, json: bool) -> None:
-    """All jobs in a table."""
-    jobs = _client(simulate).jobs(with_old=with_old)
+def show_jobs(simulate: str | None, *, with_finished: bool, json: bool) -> None:
+    """Print the jobs as a table."""
+    jobs = _client(simulate).jobs(with_finished=with_finished)
     if json:
         print_json({"jobs": jobs})
         return
     if not jobs:
-        print_text("No jobs.\n" if with_old else "No jobs that are not over: aliquot jobs --all\n")
+        print_text(
+            "No jobs.\n" if with_finished else "No unfinished jobs. All jobs: aliquot jobs --all\n"
+        )
         return
-    table = new_table("Job", "State", "Workers", "Queue", "Step", "Samples/s", "Age", "Why")
+    table = new_table("Job", "Phase", "Workers", "Queue", "Step", "Samples/s", "Age", "Reason")
     for job in jobs:
         table.add_row(*_row(job))
     console().print(table)
 
 
 def describe(name: str, simulate: str | None, *, json: bool) -> None:
-    """One job: what was asked for, where it stands and why, what happened."""
+    """Print one job: its request, its phase and reason, its history."""
     job = _client(simulate).job(name)
     if json:
         print_json(job)
         return
     lines = {
         "Job": f"{job['name']} ({job['number']})",
-        "State": f"{job['record']['state']}, {_why(job)}",
-        "Wanted": job["record"]["wish"],
+        "Phase": f"{job['state']['phase']}, {_why(job)}",
+        "Desired": job["state"]["desired"],
         "Command": " ".join(job["command"]),
         "Workers": f"{_workers(job)}; sizes {_sizes(job)}{', live' if job['live'] else ''}",
-        "Each": _each(job["request"]),
+        "Each worker": _each(job["request"]),
         "Queue": f"{job['queue']}, urgency {job['priority']}",
-        "Retries": f"{job['record']['retries']} of {job['retries']} used",
-        "Resizes": f"{job['record']['resizes']}{_redone(job['progress'])}",
+        "Retries": f"{job['state']['retries']} of {job['retries']} used",
+        "Resizes": f"{job['state']['resizes']}{_redone(job['progress'])}",
         "Speeds": ", ".join(f"{n} workers: {s:g}/s" for n, s in job["speeds"].items()) or NOTHING,
     }
     width = max(map(len, lines)) + 2
     text = "".join(f"{key + ':':<{width}}{value}\n" for key, value in lines.items())
     events = (
-        f"  {time.strftime('%F %T', time.localtime(one['at']))}  {one['state']:<10}"
+        f"  {time.strftime('%F %T', time.localtime(one['at']))}  {one['phase']:<10}"
         f" {one['size'] or '':>4}  {one['reason']}\n"
         for one in job["events"]
     )
@@ -67,32 +69,32 @@ def describe(name: str, simulate: str | None, *, json: bool) -> None:
 
 
 def show_log(name: str, simulate: str | None, rank: int, *, follow: bool) -> None:
-    """What a worker wrote, and how much is not kept; to follow ends with the job."""
+    """Print a worker's output and how much of it was dropped. Following ends with the job."""
     client, start = _client(simulate), 0
-    number = str(client.job(name)["number"])  # the name may be another job's later
+    number = str(client.job(name)["number"])  # a later job may reuse the name
     while True:
         found = client.log(number, rank, start)
         if (cut := found.start - start) > 0:
             kept = format_bytes(KEPT_BYTES)
-            said = f"{format_bytes(cut)} are gone: of each worker the last {kept} are kept"
-            sys.stderr.write(f"aliquot: {said}\n")
-        start = found.start + len(found.words)
-        sys.stdout.buffer.write(found.words)
+            note = f"{format_bytes(cut)} were dropped: the last {kept} of each worker are kept"
+            sys.stderr.write(f"aliquot: {note}\n")
+        start = found.start + len(found.content)
+        sys.stdout.buffer.write(found.content)
         sys.stdout.buffer.flush()
-        if not found.words and (not follow or found.state.final):
+        if not found.content and (not follow or found.phase.final):
             return
-        if not found.words:
+        if not found.content:
             time.sleep(_FOLLOW_SECONDS)
 
 
-def ask(names: Sequence[str], wish: str, simulate: str | None, *, every: bool = False) -> None:
-    """Suspend, resume or cancel jobs; where one is refused, the others' turn comes all the same."""
+def request(names: Sequence[str], verb: str, simulate: str | None, *, every: bool = False) -> None:
+    """Suspend, resume or cancel jobs. If one is refused, the others are still requested."""
     if bool(names) == every:
-        raise BadValueError("Name jobs, or say --all")
+        raise InvalidValueError("name at least one job, or give --all")
     client, refused = _client(simulate), None
-    for name in names or [str(job["number"]) for job in client.jobs(with_old=False)]:
+    for name in names or [str(job["number"]) for job in client.jobs(with_finished=False)]:
         try:
-            client.ask(name, wish)
+            client.request(name, verb)
         except NoPoolError:
             raise
         except AliquotError as error:
@@ -103,7 +105,7 @@ def ask(names: Sequence[str], wish: str, simulate: str | None, *, every: bool = 
         raise refused
 
 
-def _client(simulate: str | None) -> Client:
+def _client(simulate: str | None) -> PoolClient:
     return connect(parse_shape(simulate) if simulate else None)
 
 
@@ -112,7 +114,7 @@ def _row(job: dict[str, Any]) -> list[str]:
     step = progress.get("step")
     return [
         job["name"],
-        job["record"]["state"],
+        job["state"]["phase"],
         _workers(job),
         job["queue"],
         NOTHING if step is None else str(step),
@@ -123,10 +125,10 @@ def _row(job: dict[str, Any]) -> list[str]:
 
 
 def _workers(job: dict[str, Any]) -> str:
-    """How many there are, of how many there may be."""
-    leaving = job["record"]["leaving"]
-    coming = f" → {leaving['size']}" if leaving and leaving["then"] == State.STARTING else ""
-    return f"{len(job['record']['slots'])}{coming} ({_sizes(job)})"
+    """The number of workers, and the sizes that the job can have."""
+    stopping = job["state"]["stopping"]
+    coming = f" → {stopping['size']}" if stopping and stopping["then"] == JobPhase.STARTING else ""
+    return f"{len(job['state']['slots'])}{coming} ({_sizes(job)})"
 
 
 def _sizes(job: dict[str, Any]) -> str:
@@ -137,12 +139,12 @@ def _sizes(job: dict[str, Any]) -> str:
 
 
 def _redone(progress: dict[str, Any]) -> str:
-    """What restarts have cost, where they have."""
+    """What restarts have cost; empty if nothing."""
     lost = progress.get("lost_seconds") or 0.0
     if not lost:
         return ""
-    rest = _age(rest_seconds(progress))
-    return f"; one has cost {_age(lost)} of work, so it does not grow for {rest} after each"
+    rest = _age(pause_after_resize(progress))
+    return f"; one cost {_age(lost)} of work, so the job does not grow for {rest} after each"
 
 
 def _each(request: dict[str, Any]) -> str:
@@ -158,7 +160,7 @@ def _each(request: dict[str, Any]) -> str:
 
 
 def _why(job: dict[str, Any]) -> str:
-    return str(job["waits"] or job["record"]["reason"])
+    return str(job["waiting"] or job["state"]["reason"])
 
 
 def _age(seconds: float) -> str:

@@ -17,9 +17,9 @@ _END_KEYS = (b"q", b"Q", b"\x04")
 
 @contextmanager
 def waiting() -> Iterator[Callable[[float], bool]]:
-    """A function that waits for that many seconds, and whether a person pressed q meanwhile.
+    """A function that waits for some seconds and returns whether the user pressed q meanwhile.
 
-    While it is there a terminal gives each key at once and shows none; then it is as it was.
+    Inside the context the terminal delivers each key at once and does not echo it.
     """
     if sys.stdin is None or not sys.stdin.isatty():
         yield _sleep
@@ -43,8 +43,8 @@ def _sleep(seconds: float) -> bool:
 
 def _key_within(keyboard: int, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select([keyboard], [], [], left)[0]:
+    while (remaining := deadline - time.monotonic()) > 0:
+        if select.select([keyboard], [], [], remaining)[0]:
             typed = os.read(keyboard, 64)
             if not typed or any(key in typed for key in _END_KEYS):
                 return True

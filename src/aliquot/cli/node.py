@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from aliquot.cli.on_cluster import Kubeconfig, needs_extra, split_names
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 EXAMPLES = (
     "aliquot node --node-name worker-1 --kubeconfig /etc/kubernetes/agent.conf",
@@ -91,7 +91,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
     It serves /metrics for Prometheus, and the probes /healthz and /readyz.
     """
     if not node_name:
-        raise BadValueError(
+        raise InvalidValueError(
             "the name of this node is missing", "Give --node-name, or set NODE_NAME."
         )
     with needs_extra():

@@ -1,4 +1,4 @@
-"""What the commands that run on a cluster have in common: their options, and what they import."""
+"""The common options of the commands that run on a cluster, and their imports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Kubeconfig = Annotated[
     Path | None,
-    typer.Option(help="How to reach the API server. Without it: as a pod, or KUBECONFIG."),
+    typer.Option(help="The kubeconfig file. Default: KUBECONFIG, or the pod's service account."),
 ]
 Host = Annotated[str, typer.Option(help="The address to listen on.")]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")]
@@ -23,27 +23,27 @@ Names = Annotated[
     str,
     typer.Option(
         metavar="PRESETS",
-        help="By which names pods ask for GPUs: aliquot, tencent, tuya, nvidia, aliyun; "
-        "several with commas.",
+        help="The names by which pods ask for GPUs: aliquot, tencent, tuya, nvidia, aliyun; "
+        "several separated by commas.",
     ),
 ]
 LeaseNamespace = Annotated[
-    str, typer.Option(help="Where the Lease is. Without it: the namespace it runs in.")
+    str, typer.Option(help="The namespace of the Lease. Default: the namespace it runs in.")
 ]
 
 
 def split_names(names: str) -> tuple[str, ...]:
-    """The presets that were named."""
+    """The presets in a list with commas."""
     return tuple(name.strip() for name in names.split(","))
 
 
 @contextmanager
 def needs_extra() -> Iterator[None]:
-    """Around imports of what `aliquot[kubernetes]` brings: says so where it is missing."""
+    """For imports from `aliquot[kubernetes]`: InstallationError if one is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
         raise InstallationError(
             f"{error.name} is not installed",
-            "What has to do with a cluster needs more. In the checkout: make setup",
+            "The commands for a cluster need more packages. In the checkout: make setup",
         ) from error

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot import slices
 from aliquot.cli.tables import console, new_table, percent, print_json
-from aliquot.model import Hold, Life, format_bytes, format_share
-from aliquot.slices.culprits import culprits
+from aliquot.model import GrantState, Life, format_bytes, format_share
+from aliquot.slices.share_problems import share_problems
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from aliquot.model import ComputeUse, Grant
-    from aliquot.slices import Machine
+    from aliquot.slices import LocalMachine
     from aliquot.slices.control import SharedGpu
 
 _WATCH_SECONDS = 1.0
 
 
 def show_grants(*, json: bool, watch: bool) -> None:
-    """Print every grant of every arbiter on this machine, once or again and again."""
+    """Print every grant of every arbiter on this machine, once or every second."""
     if json:
         print_json(as_json(slices.machines()))
     elif watch:
@@ -43,35 +43,35 @@ def _watch() -> None:
             return
 
 
-def as_json(found: list[Machine]) -> dict[str, list[dict[str, object]]]:
-    """All grants in one list and all GPUs in another, each with the machine it is of.
+def as_json(found: list[LocalMachine]) -> dict[str, list[dict[str, object]]]:
+    """All grants in one list and all GPUs in another, each with its machine.
 
-    They are in the arbiter's words, but for compute: there, units are seconds and ratios.
+    They are the arbiter's reply, except for compute, which is in seconds and ratios here.
     """
     answer: dict[str, list[dict[str, object]]] = {"grants": [], "gpus": [], "machines": []}
     for machine in found:
         shape = machine.state.shape
         of = {"simulated": None if shape is None else str(shape)}
-        words = dict(machine.seen.answer)
-        told = zip(words.pop("grants"), machine.seen.grants, strict=True)
-        answer["grants"] += [{**of, **_grant_as_json(one, grant)} for one, grant in told]
-        answer["gpus"] += [{**of, **gpu} for gpu in words.pop("gpus")]
-        del words["now_ns"], words["credit_cpu_ns"]
-        cost = {"credit_cpu_seconds_total": machine.seen.credit_cpu_seconds}
-        answer["machines"].append({**of, **words, **cost})
+        reply = dict(machine.status.answer)
+        pairs = zip(reply.pop("grants"), machine.status.grants, strict=True)
+        answer["grants"] += [{**of, **_grant_as_json(one, grant)} for one, grant in pairs]
+        answer["gpus"] += [{**of, **gpu} for gpu in reply.pop("gpus")]
+        del reply["now_ns"], reply["credit_cpu_ns"]
+        cost = {"credit_cpu_seconds_total": machine.status.credit_cpu_seconds}
+        answer["machines"].append({**of, **reply, **cost})
     return answer
 
 
-def _grant_as_json(words: dict[str, Any], grant: Grant) -> dict[str, Any]:
+def _grant_as_json(reply: dict[str, Any], grant: Grant) -> dict[str, Any]:
     return {
-        **words,
+        **reply,
         "slices": [
             {
                 **part,
                 "compute_percent": part["compute_percent"] or None,
                 "compute": _compute_as_json(part["compute_percent"], compute),
             }
-            for part, compute in zip(words["slices"], grant.compute, strict=True)
+            for part, compute in zip(reply["slices"], grant.compute, strict=True)
         ],
     }
 
@@ -97,38 +97,38 @@ def _compute_as_json(asked_percent: int, compute: ComputeUse) -> dict[str, Any]:
     }
 
 
-def render(found: list[Machine]) -> RenderableType:
-    """All machines as one thing to print."""
+def render(found: list[LocalMachine]) -> RenderableType:
+    """All machines, ready to print."""
     from rich.console import Group  # noqa: PLC0415 - imported when needed
 
-    users = {grant.owner_uid for machine in found for grant in machine.seen.grants}
+    users = {grant.owner_uid for machine in found for grant in machine.status.grants}
     parts = [part for machine in found for part in _machine(machine, with_users=len(users) > 1)]
     return Group(*(parts or ["No grants: no arbiter runs here."]))
 
 
-def _machine(machine: Machine, *, with_users: bool) -> list[RenderableType]:
-    seen = machine.seen
+def _machine(machine: LocalMachine, *, with_users: bool) -> list[RenderableType]:
+    status = machine.status
     where = f"{machine} · {machine.state.directory}"
-    if not seen.grants:
-        return [f"{where}: no grants", *strangers(seen.gpus)]
+    if not status.grants:
+        return [f"{where}: no grants", *strangers(status.gpus)]
     table = new_table(
         "Grant", *(["User"] if with_users else []),
         "GPU", "Used", "Limit", "Compute", "Got", "Policy", "Priority", "Processes",
         title=where,
     )  # fmt: skip
-    indexes = {one.gpu.uuid: one.gpu.index for one in seen.gpus}
-    for grant in sorted(seen.grants, key=lambda grant: (grant.created, grant.name)):
+    indexes = {one.gpu.uuid: one.gpu.index for one in status.gpus}
+    for grant in sorted(status.grants, key=lambda grant: (grant.created, grant.name)):
         for row in _rows(grant, indexes, with_users=with_users):
             table.add_row(*row)
-    return [table, *culprits(seen), *strangers(seen.gpus)]
+    return [table, *share_problems(status), *strangers(status.gpus)]
 
 
 def _rows(grant: Grant, indexes: dict[str, int], *, with_users: bool) -> list[list[str]]:
-    """One row per slice; the grant's own words stand in the first."""
-    whose = [grant.name, *([_user(grant.owner_uid)] if with_users else [])]
+    """One row per slice; name, user and processes are in the first row of a grant."""
+    first = [grant.name, *([_user(grant.owner_uid)] if with_users else [])]
     return [
         [
-            *(whose if number == 0 else [""] * len(whose)),
+            *(first if number == 0 else [""] * len(first)),
             str(indexes.get(part.gpu_uuid, "?")),
             format_bytes(use.used_bytes),
             format_bytes(part.memory_bytes),
@@ -154,24 +154,24 @@ def _user(uid: int) -> str:
 def _processes(grant: Grant) -> str:
     if grant.broken is not None:
         return f"broken: {grant.broken}"
-    words = [
+    lines = [
         f"{process.name} ({process.pid}) {format_bytes(sum(u.used_bytes for u in process.use))}"
         + (" ending" if process.state == "ending" else "")
         for process in grant.processes
     ]
-    words = words or ["its command has ended" if _is_over(grant) else "no GPU use yet"]
-    return "\n".join([*_hold_words(grant), *words])
+    lines = lines or ["its command has ended" if _is_over(grant) else "no GPU use yet"]
+    return "\n".join([*_state_lines(grant), *lines])
 
 
-def _hold_words(grant: Grant) -> list[str]:
-    """What stands above a grant's processes where it is not simply taken."""
-    match grant.hold:
-        case Hold.TAKEN:
+def _state_lines(grant: Grant) -> list[str]:
+    """A line above the processes of a grant that is not active."""
+    match grant.state:
+        case GrantState.ACTIVE:
             return []
-        case Hold.OPEN:
-            return ["being suspended or resumed"]
-        case Hold.PARKED:
-            return ["suspended"]
+        case GrantState.SWITCHING:
+            return ["switching: being frozen or thawed"]
+        case GrantState.PARKED:
+            return ["parked"]
 
 
 def _is_over(grant: Grant) -> bool:
@@ -179,7 +179,7 @@ def _is_over(grant: Grant) -> bool:
 
 
 def strangers(gpus: tuple[SharedGpu, ...]) -> list[str]:
-    """A sentence for every process that uses a GPU outside every grant."""
+    """A sentence for every process that uses a GPU outside all grants."""
     return [
         f"{one.gpu}: {stranger.name} ({stranger.pid}) uses {_bytes(stranger.bytes)} outside Aliquot"
         for one in gpus

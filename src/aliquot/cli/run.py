@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aliquot.model import Request
-    from aliquot.slices import Made, State
+    from aliquot.slices import NewGrant, StateDirectory
 
 
 def run_command(
     request: Request, command: Sequence[str], *, name: str | None, simulate: str | None
 ) -> None:
-    """Make a grant and become the command in it. Nothing is made before the request is sound."""
+    """Make a grant and exec the command in it. All checks come before the grant is made."""
     slices.refuse_nested(os.environ)
     if name is not None:
         check_name(name)
@@ -33,13 +33,13 @@ def run_command(
     slices.prepare(state)
     library = slices.prepare_library(driver)
     made = slices.make_grant(state.directory, driver, request, name, command[0])
-    _tell(made, request, state)
+    _print_grant(made, request, state)
     environment = slices.tenant_environment(os.environ, library, driver, made.marked)
-    slices.become(program, command, environment)
+    slices.exec_program(program, command, environment)
 
 
-def _tell(made: Made, request: Request, state: State) -> None:
-    """Say what was given where a person looks on, and always that it is simulated."""
+def _print_grant(made: NewGrant, request: Request, state: StateDirectory) -> None:
+    """Print the grant to a terminal, and always if it is simulated."""
     kind = "simulated " if state.shape else ""
     background = request.priority is Priority.BACKGROUND
     share = 0 if background else request.compute_percent
@@ -50,26 +50,28 @@ def _tell(made: Made, request: Request, state: State) -> None:
             f" ({one.gpu.model})"
             for one in made.gpus
         ]
-        _say(f"grant {made.name}: {', '.join(parts)}{_settings(request)}")
+        _print_line(f"grant {made.name}: {', '.join(parts)}{_settings(request)}")
     for one in made.gpus:
         for stranger in one.strangers:
             used = "memory" if stranger.bytes is None else format_bytes(stranger.bytes)
-            _say(f"{one.gpu} is also used outside Aliquot: {stranger.name} ({stranger.pid}) {used}")
+            _print_line(
+                f"{one.gpu} is also used outside Aliquot: {stranger.name} ({stranger.pid}) {used}"
+            )
 
 
 def _settings(request: Request) -> str:
-    """The policy and the priority, where they are not the ordinary ones."""
+    """The policy and the priority, if they are not the defaults."""
     hard = f", policy {request.policy}" if request.policy is not Policy.ELASTIC else ""
     match request.priority:
         case Priority.NORMAL:
             return hard
         case Priority.BACKGROUND:
-            return f"{hard}, in the background: only what the others leave"
+            return f"{hard}, in the background: only while no other slice has work"
         case priority:
             return f"{hard}, priority {priority}"
 
 
-def _say(line: str) -> None:
-    with suppress(OSError):  # the command matters more than our word about it
+def _print_line(line: str) -> None:
+    with suppress(OSError):  # the command matters more than this line
         sys.stderr.write(f"aliquot: {line}\n")
         sys.stderr.flush()

@@ -16,7 +16,7 @@ from aliquot.cli.on_cluster import (
     needs_extra,
     split_names,
 )
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 EXAMPLES = (
     "aliquot scheduler --kubeconfig ~/.kube/config --port 8080",
@@ -31,59 +31,66 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate.")
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key to it.")] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The key of the certificate.")
+    ] = None,
     names: Names = "aliquot",
     strategy: Annotated[
-        str, typer.Option(help="fragmentation, pack, spread, best-fit, random or fgd.")
+        str,
+        typer.Option(
+            help="How nodes are chosen: fragmentation, pack, spread, best-fit, random or fgd."
+        ),
     ] = "fragmentation",
     offer: Annotated[
         int,
         typer.Option(
             min=1,
             max=100,
-            help="Of how many nodes, the best first, kube-scheduler may choose one.",
+            help="The number of nodes, the best first, from which kube-scheduler may choose.",
         ),
     ] = 1,
     lease: Annotated[
-        str, typer.Option(help="The Lease by which replicas agree who decides.")
+        str, typer.Option(help="The Lease by which replicas elect their leader.")
     ] = "aliquot-scheduler",
     gang_grace: Annotated[
         float,
-        typer.Option(min=1, max=50, metavar="SECONDS", help="For a gang's members to arrive."),
+        typer.Option(
+            min=1, max=50, metavar="SECONDS", help="Time for all members of a gang to arrive."
+        ),
     ] = 30.0,
     assumed_duration: Annotated[
         float,
-        typer.Option(min=1, metavar="SECONDS", help="How long work runs that does not say it."),
+        typer.Option(
+            min=1, metavar="SECONDS", help="How long a pod without a duration is assumed to run."
+        ),
     ] = 3600.0,
     rack_label: Annotated[
-        str, typer.Option(help="The label of nodes that names their rack, before the usual ones.")
+        str, typer.Option(help="A node label that names the rack, tried before the usual ones.")
     ] = "",
     block_label: Annotated[
-        str, typer.Option(help="The label of nodes that names their block, before the usual ones.")
+        str, typer.Option(help="A node label that names the block, tried before the usual ones.")
     ] = "",
     namespace: LeaseNamespace = "",
 ) -> None:
-    """Run the scheduler extender: which GPUs pods get, for kube-scheduler.
+    """Run the scheduler extender, which plans the GPUs of pods for kube-scheduler.
 
-    It needs the GPUNode objects that `aliquot node` writes. /readyz says whether this replica
-    decides, /metrics is for Prometheus.
+    It needs the GPUNode objects that `aliquot node` writes. /readyz is 200 if this replica leads,
+    /metrics is for Prometheus.
     """
     if (tls_cert is None) != (tls_key is None):
-        raise BadValueError(
+        raise InvalidValueError(
             "--tls-cert and --tls-key go together", "Give both, or none for plain HTTP."
         )
     with needs_extra():
         import uvloop  # noqa: PLC0415 - needs the extra
 
         from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415
+        from aliquot.kubernetes.extender.serve import Address  # noqa: PLC0415
         from aliquot.kubernetes.gangs.controller import gang_options  # noqa: PLC0415
-        from aliquot.kubernetes.scheduler import Options, serve  # noqa: PLC0415
-    options = Options(
+        from aliquot.kubernetes.scheduler import SchedulerOptions, serve  # noqa: PLC0415
+    options = SchedulerOptions(
         kubeconfig=kubeconfig,
-        host=host,
-        port=port,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
+        address=Address(host, port, tls_cert, tls_key),
         presets=split_names(names),
         strategy=strategy,
         offer=offer,

@@ -48,14 +48,14 @@ def run_simulation(source: Source, *, by: str, seed: int, json: bool, plot: Path
         arrive = source.arrive or ARRIVE
         with progress_bar(f"{by}, seed {seed}", shown=not json) as tell:
             replay = openb.replay(nodes, pods, by=by, arrive=arrive, seed=seed, progress=tell)
-        write_picture(plot, lambda: _course([replay]))
+        write_plot(plot, lambda: _course([replay]))
         _show_replay(replay, json=json)
         return
     specs, arrivals, queues = timed(source, seed)
     warn_of_quotas(source, specs, queues)
     with progress_bar(f"{by}, seed {seed}", shown=not json) as tell:
         run = simulate(specs, arrivals, by=by, seed=seed, queues=queues, progress=tell)
-    write_picture(plot, lambda: _over_time(run))
+    write_plot(plot, lambda: _over_time(run))
     _show_run(run, json=json)
 
 
@@ -79,7 +79,7 @@ def run_comparison(
         rows = compare(
             nodes, pods, strategies=strategies, seeds=seeds, arrive=arrive, progress=tell
         )
-    write_picture(plot, lambda: _course([row.runs[0] for row in rows]))
+    write_plot(plot, lambda: _course([row.runs[0] for row in rows]))
     if json:
         print_json(
             [_row_words(row.strategy, row.runs, map(_replay_words, row.runs)) for row in rows]
@@ -116,7 +116,7 @@ def _compare_over_time(
                 specs, arrivals, queues = timed(source, seed)
                 runs.append(simulate(specs, arrivals, by=name, seed=seed, queues=queues))
                 tell(sum(map(len, rows.values())) / total)
-    write_picture(plot, lambda: _side_by_side([runs[0] for runs in rows.values()]))
+    write_plot(plot, lambda: _side_by_side([runs[0] for runs in rows.values()]))
     if json:
         print_json([_row_words(name, runs, map(_run_words, runs)) for name, runs in rows.items()])
         return
@@ -175,13 +175,13 @@ def _replay_words(replay: Replay) -> dict[str, Any]:
 
 def _show_run(run: Run, *, json: bool) -> None:
     if json:
-        told = [
-            {"gang": fate.gang.name, "time": time, "told": words}
+        messages = [
+            {"gang": fate.gang.name, "time": time, "message": message}
             for fate in run.fates
-            for time, words in fate.told
+            for time, message in fate.messages
         ]
         answer = _run_words(run)
-        answer["preemptions"] = sorted(told, key=lambda one: (one["time"], one["gang"]))
+        answer["preemptions"] = sorted(messages, key=lambda one: (one["time"], one["gang"]))
         print_json(answer)
         return
     table = new_table("Strategy", "Seed", "GPU time used", *OUTCOME)
@@ -190,8 +190,8 @@ def _show_run(run: Run, *, json: bool) -> None:
     console().print(table)
     _print_queues({run.strategy: [run]})
     for fate in run.fates:
-        for time, words in fate.told:
-            console().print(f"{fate.gang.name}, at {round(time, 2):.15g} s: {words}")
+        for time, message in fate.messages:
+            console().print(f"{fate.gang.name}, at {round(time, 2):.15g} s: {message}")
         if fate.start is None:
             console().print(f"{fate.gang.name} never ran: {fate.reason}")
 
@@ -285,12 +285,12 @@ def _side_by_side(runs: Sequence[Run]) -> str:
     return draw(title, "hours", "% of GPUs", lines, clock=True)
 
 
-def write_picture(path: Path | None, picture: Callable[[], str]) -> None:
+def write_plot(path: Path | None, plot: Callable[[], str]) -> None:
     """Draw it into a file, where one is named."""
     if path is None:
         return
     try:
-        path.write_text(picture(), encoding="utf-8")
+        path.write_text(plot(), encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from error
 

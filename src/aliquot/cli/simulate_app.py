@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from aliquot.model import parse_amount
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 Nodes = Annotated[
     Path | None, typer.Option(metavar="NODES.csv", help="The nodes: openb's list, or our format.")
@@ -187,7 +187,10 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
     notice: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", min=0, callback=_finite, help="How long ahead a resize is told."
+            metavar="SECONDS",
+            min=0,
+            callback=_finite,
+            help="Notice that a job gets before a resize.",
         ),
     ] = 30.0,
     restart: Annotated[
@@ -202,7 +205,7 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
             metavar="SECONDS",
             min=0,
             callback=_finite,
-            help="A job saves so often, and does again what it did since; 0: it saves when told.",
+            help="A job saves so often, and does again what it did since; 0: it saves on notice.",
         ),
     ] = 600.0,
     resize_every: Annotated[
@@ -253,7 +256,7 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
 
     chosen = [name.strip() for name in names.split(",")]
     if "elastic" not in chosen and (given := _given(context, OF_ELASTIC)):
-        raise BadValueError(
+        raise InvalidValueError(
             f"{' and '.join(given)} would have no effect without the way 'elastic'",
             f"Leave out {' and '.join(given)}, or add elastic to --ways.",
         )
@@ -341,7 +344,7 @@ def _refuse_before(context: typer.Context, command: str) -> None:
     """Refuse options before a command: they would have no effect on it."""
     given = _given(context)
     if given:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{' and '.join(given)} before {command} would have no effect",
             f"Write after it what it knows: aliquot simulate {command} --help.",
         )
@@ -364,7 +367,7 @@ def _is_written(context: typer.Context, name: str) -> bool:
 def _bytes(memory: str) -> int:
     amount = parse_amount(memory)
     if amount.bytes is None:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{memory} is of no one GPU: the nodes' GPUs differ", "Write for example 8GiB."
         )
     return amount.bytes
@@ -377,8 +380,8 @@ def _numbers(text: str) -> list[int]:
             first, _, last = part.partition("-")
             numbers = range(int(first), int(last or first) + 1)
             if not numbers:
-                raise BadValueError(f"{part!r} are no seeds", "Write the lower one first: 1-5.")
+                raise InvalidValueError(f"{part!r} are no seeds", "Write the lower one first: 1-5.")
             found.extend(numbers)
     except ValueError as error:
-        raise BadValueError(f"{text!r} are no seeds", "Write 42-51, or 1,2,3.") from error
+        raise InvalidValueError(f"{text!r} are no seeds", "Write 42-51, or 1,2,3.") from error
     return found

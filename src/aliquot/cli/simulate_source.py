@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError, InstallationError
+from aliquot.model.errors import InstallationError, InvalidValueError
 from aliquot.model.units import format_bytes
 
 try:
@@ -47,20 +47,20 @@ class Source:
 
     def __post_init__(self) -> None:
         if self.day is not None and (self.nodes or self.pods):
-            raise BadValueError(
+            raise InvalidValueError(
                 "--day makes its own nodes and requests",
                 "Leave it out, or leave out --nodes and --pods.",
             )
         if self.day is not None and self.arrive is not None:
-            raise BadValueError(
+            raise InvalidValueError(
                 "--arrive is for openb's lists: a made-up day has times of its own",
                 "Leave out --arrive.",
             )
 
     def files(self) -> tuple[Path, Path]:
-        """Both files, or BadValueError."""
+        """Both files, or InvalidValueError."""
         if self.nodes is None or self.pods is None:
-            raise BadValueError(
+            raise InvalidValueError(
                 "there is nothing to simulate",
                 "Give --nodes NODES.csv and --pods PODS.csv, or --day 16 for a made-up day on 16"
                 " nodes.",
@@ -76,18 +76,18 @@ class Source:
         formats = has_nodes_of_openb(nodes), has_pods_of_openb(pods)
         if set(formats) == {True, False}:
             theirs, ours = (nodes, pods) if formats[0] else (pods, nodes)
-            raise BadValueError(
+            raise InvalidValueError(
                 f"{theirs} is a list of openb, and {ours} is in our format",
                 f"Give both in one format. {FORMATS}",
             )
         is_openb = True in formats
         if is_openb and self.queues is not None:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"the pods of {self.pods} have no queues: they come one by one, and stay",
                 "Leave out --queues, or give --pods in our format.",
             )
         if not is_openb and self.arrive is not None:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"--arrive is for openb's lists: the gangs of {pods} have times of their own",
                 "Leave out --arrive.",
             )
@@ -130,7 +130,7 @@ def timed(
         if gang.queue not in queues:
             wrong = f"has no queue {gang.queue!r}" if gang.queue else "has queues"
             which = "which gang {!r} is in" if gang.queue else "and gang {!r} names none"
-            raise BadValueError(
+            raise InvalidValueError(
                 f"{source.queues} {wrong}, {which.format(gang.name)}",
                 f"There are: {', '.join(queues)}. Add a line, or change the gang's column queue.",
             )
@@ -160,20 +160,20 @@ def check_strategies(names: Sequence[str]) -> None:
     """Refuse a name that is no strategy's."""
     for name in names:
         if name not in STRATEGIES:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"there is no strategy {name!r}", f"There are: {', '.join(STRATEGIES)}."
             )
 
 
 def check_picture(path: Path | None) -> None:
-    """Refuse a picture that could not be written when all is done."""
+    """Refuse a plot file that could not be written at the end."""
     if path is None:
         return
     if path.suffix.lower() != ".svg":
-        raise BadValueError(
+        raise InvalidValueError(
             f"--plot {path}: pictures are SVG files", f"Write {path.with_suffix('.svg')}."
         )
     if not path.parent.is_dir():
-        raise BadValueError(
+        raise InvalidValueError(
             f"--plot {path}: there is no folder {path.parent}", "Make it, or name another."
         )

@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from aliquot.cli.simulate import progress_bar, write_picture
+from aliquot.cli.simulate import progress_bar, write_plot
 from aliquot.cli.simulate_source import (
     Source,
     check_picture,
@@ -16,7 +16,7 @@ from aliquot.cli.simulate_source import (
     warn_of_quotas,
 )
 from aliquot.cli.tables import console, new_table, percent, print_json
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.core.snapshot import empty
 from aliquot.simulate import generate, openb, openb_jobs
 from aliquot.simulate.plot import Line, draw
@@ -37,7 +37,7 @@ HOUR = 3600.0
 OPENB_LOAD, DIURNAL_LOAD = 0.9, 0.7
 OPENB_NODES, OPENB_JOBS = 8, 1000
 POINTS = 200
-DRAWN = 0.97  # of the jobs: the last few would make the picture all tail
+DRAWN = 0.97  # of the jobs: the last few would make the plot all tail
 
 
 def _minutes(seconds: float) -> str:
@@ -83,14 +83,14 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.diurnal is not None and self.source != Source():
-            raise BadValueError(
+            raise InvalidValueError(
                 "--diurnal makes its own nodes and jobs",
                 "Leave it out, or leave out --nodes, --pods, --day and --queues.",
             )
         chosen = {"--keep-nodes": self.nodes, "--keep-jobs": self.jobs}
         given = [name for name, value in chosen.items() if value is not None]
         if given and not self.is_openb:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"{' and '.join(given)} choose from openb's lists, and these are none",
                 f"Leave out {' and '.join(given)}.",
             )
@@ -118,7 +118,7 @@ class Workload:
                 arrivals = openb_jobs.pressed(arrivals, capacity, self.load)
         if self.sizes_given and any(one.sizes is not None for one in arrivals):
             given = " and ".join(self.sizes_given)
-            raise BadValueError(
+            raise InvalidValueError(
                 f"{given} would have no effect: the gangs of {self.source.pods} name their sizes",
                 f"Leave out {given}, or the columns least and most.",
             )
@@ -187,7 +187,7 @@ def run_ways(  # noqa: PLR0913 - one for each option
                 figures.append(figures_of(run, arrivals))
                 times.extend(completions(run))
             rows.append(Row(way, tuple(seeds), tuple(figures), tuple(sorted(times))))
-    write_picture(plot, lambda: _picture(rows))
+    write_plot(plot, lambda: _picture(rows))
     if json:
         print_json(_words(rows, rules, costs, workload.stretch))
     else:
@@ -199,7 +199,9 @@ def parse_way(name: str) -> Way:
     try:
         return Way(name)
     except ValueError as error:
-        raise BadValueError(f"there is no way {name!r}", f"There are: {', '.join(Way)}.") from error
+        raise InvalidValueError(
+            f"there is no way {name!r}", f"There are: {', '.join(Way)}."
+        ) from error
 
 
 def _show(rows: Sequence[Row], rules: Rules, costs: Costs, stretch: Stretch) -> None:
@@ -224,12 +226,12 @@ def _assumed(rules: Rules, costs: Costs, stretch: Stretch) -> str:
     saves = (
         f"saves every {costs.checkpoint_seconds:.10g} s"
         if costs.checkpoint_seconds
-        else "saves when it is told"
+        else "saves on notice"
     )
     return (
         f"Assumed: n workers are n^{costs.efficiency:g} as fast as one; a job of"
         f" {stretch.smallest_job} or more whole GPUs can have {stretch.least:g} to"
-        f" {stretch.most:g} times as many; it is told {costs.notice_seconds:.10g} s ahead,"
+        f" {stretch.most:g} times as many; it gets notice {costs.notice_seconds:.10g} s ahead,"
         f" {saves}, and restarts in {costs.restart_seconds:.10g} s;"
         f" {rules.resize_seconds:.10g} s lie between two resizes of a job; who has waited for"
         f" {rules.patience_seconds:.10g} s is not"

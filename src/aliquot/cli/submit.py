@@ -13,15 +13,15 @@ from aliquot.cli.tables import print_text
 from aliquot.devices import parse_shape
 from aliquot.model.job import check_job_name
 from aliquot.pool.client import connect
-from aliquot.pool.forms import Submission
+from aliquot.pool.encoding import Submission
 
 if TYPE_CHECKING:
     from aliquot.model.job import Job
-    from aliquot.pool.client import Client
+    from aliquot.pool.client import PoolClient
 
 
 def submit(job: Job, *, simulate: str | None) -> None:
-    """Give a job to the pool that is up; its name goes to standard output."""
+    """Submit a job to the pool that is up, and print its name."""
     slices.refuse_nested(os.environ)
     if job.name:
         check_job_name(job.name)
@@ -39,12 +39,12 @@ def submit(job: Job, *, simulate: str | None) -> None:
     print_text(f"{answer['name']}\n")
 
 
-def _named(job: Job, client: Client) -> Job:
-    """The same with a name from its command, and a number behind it where that is taken."""
+def _named(job: Job, client: PoolClient) -> Job:
+    """The job with a name made of its command and the first free number."""
     base = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(job.command[0]).name, flags=re.ASCII)
     base = base.lstrip("_-")[:20] or "job"
-    taken = {one["name"] for one in client.jobs(with_old=True)}
-    number = next(n for n in range(1, len(taken) + 2) if f"{base}-{n}" not in taken)
+    used = {one["name"] for one in client.jobs(with_finished=True)}
+    number = next(n for n in range(1, len(used) + 2) if f"{base}-{n}" not in used)
     return replace(job, name=f"{base}-{number}")
 
 

@@ -1,4 +1,4 @@
-"""How everything that `aliquot` prints looks, for people and for programs."""
+"""How output for people and for programs looks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-NOTHING = "–"  # noqa: RUF001 - a dash that stands for nothing
+NOTHING = "–"  # noqa: RUF001 - a dash for "no value"
 
-_WIDE = 160  # where no terminal says how wide it is
+_WIDE = 160  # without a terminal
 
 
 @cache
@@ -29,17 +29,17 @@ def console() -> Console:
 
 
 def print_json(answer: object) -> None:
-    """An answer for programs."""
+    """Print JSON for programs."""
     print_text(json.dumps(answer, indent=2) + "\n")
 
 
 def print_text(text: str) -> None:
-    """Text as it is."""
+    """Print text unchanged."""
     _output().write(text)
 
 
 def new_table(*columns: str, title: str | None = None, tight: bool = False) -> Table:
-    """A table in the one style; a tight one for many columns."""
+    """A table in the common style; `tight` for many columns."""
     from rich import box  # noqa: PLC0415 - imported when needed
     from rich.table import Table  # noqa: PLC0415
 
@@ -56,19 +56,19 @@ def new_table(*columns: str, title: str | None = None, tight: bool = False) -> T
 
 
 def memory(used: int, total: int) -> str:
-    """What is used of a whole, with its part in percent."""
+    """A part of a whole, with its percentage."""
     if used == 0 or total == 0:
         return NOTHING
     return f"{format_bytes(used)} ({used * 100 // total}%)"
 
 
 def percent(ratio: float | None) -> str:
-    """A part of a whole, to a tenth of a percent."""
+    """A ratio as a percentage with one decimal."""
     return NOTHING if ratio is None else f"{ratio * 100:.1f}%"
 
 
 def rate(by_second: float | None) -> str:
-    """How often something happens in a second."""
+    """A rate per second."""
     return NOTHING if by_second is None else f"{by_second:.1f}"
 
 
@@ -78,13 +78,13 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def used_of(used: int, limit: int) -> str:
-    """What is used of a limit, in as few words as can be: `1.5/8 GiB`."""
-    used_words, limit_words = format_bytes(used), format_bytes(limit)
-    unit = limit_words.rpartition(" ")[2]
-    return f"{used_words.removesuffix(f' {unit}')}/{limit_words}"
+    """Use and limit in short form: `1.5/8 GiB`."""
+    used_text, limit_text = format_bytes(used), format_bytes(limit)
+    unit = limit_text.rpartition(" ")[2]
+    return f"{used_text.removesuffix(f' {unit}')}/{limit_text}"
 
 
 def _output() -> TextIO:
-    if sys.stdout is None:  # so Python has it where it was closed
+    if sys.stdout is None:  # Python sets it to None if it was closed
         raise OutputError("standard output is closed")
     return sys.stdout

@@ -12,9 +12,9 @@ from aliquot import slices
 from aliquot.cli.keys import waiting
 from aliquot.cli.ps import strangers
 from aliquot.cli.tables import NOTHING, console, milliseconds, new_table, percent, rate, used_of
-from aliquot.model import Gates, Hold, Policy, Priority, format_bytes, format_share
-from aliquot.slices.culprits import culprits
+from aliquot.model import Gates, GrantState, Policy, Priority, format_bytes, format_share
 from aliquot.slices.rates import Rates, credit_cpu_ratio, key, slice_rates
+from aliquot.slices.share_problems import share_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from aliquot.model import ComputeUse, Grant, Slice, SliceUse
-    from aliquot.slices import Machine
+    from aliquot.slices import LocalMachine
     from aliquot.slices.control import SharedGpu, Status
 
 _COLUMNS = (
@@ -33,8 +33,8 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One slice, and what it got since the look before."""
+class SliceRow:
+    """One slice, and what it got since the last refresh."""
 
     grant: Grant
     part: Slice
@@ -43,7 +43,7 @@ class Row:
     rates: Rates
 
     def cells(self) -> tuple[str, ...]:
-        """Its words under _COLUMNS."""
+        """Its values for _COLUMNS."""
         compute = self.compute
         waits = (compute.wait_p50_seconds, compute.wait_p99_seconds)
         return (
@@ -60,14 +60,14 @@ class Row:
 
     @property
     def state(self) -> str:
-        """Where it stands in the turns, or why it takes none."""
-        if self.grant.hold is not Hold.TAKEN:
-            return "suspended" if self.grant.hold is Hold.PARKED else "open"
+        """The state of its grant if that is not active, else its state in the turns."""
+        if self.grant.state is not GrantState.ACTIVE:
+            return str(self.grant.state)
         return "no gates" if self.compute.gates is Gates.FAIL else str(self.compute.turn)
 
     @property
     def asked(self) -> str:
-        """The share, and the policy and the priority where they are not the ordinary ones."""
+        """The share, and the policy and the priority if they are not the defaults."""
         words = [format_share(self.part.compute_percent)]
         words += [str(self.part.policy)] if self.part.policy is not Policy.ELASTIC else []
         words += [str(self.part.priority)] if self.part.priority is not Priority.NORMAL else []
@@ -75,35 +75,35 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """One machine, seen twice; `before` is None at the first look."""
+class MachineView:
+    """One machine at this refresh; `before` is its status at the last one, or None."""
 
-    machine: Machine
+    machine: LocalMachine
     before: Status | None
 
     @property
-    def seen(self) -> Status:
-        """The later look."""
-        return self.machine.seen
+    def status(self) -> Status:
+        """The status at this refresh."""
+        return self.machine.status
 
     @property
     def credit_cpu(self) -> str:
-        """What part of one core the arbiter spends on giving credit."""
-        return percent(credit_cpu_ratio(self.before, self.seen))
+        """The share of one processor core that the credit thread uses."""
+        return percent(credit_cpu_ratio(self.before, self.status))
 
-    def rows(self, gpu_uuid: str) -> list[Row]:
-        """The slices of a GPU, the oldest grant's first."""
-        rates = slice_rates(self.before, self.seen)
+    def rows(self, gpu_uuid: str) -> list[SliceRow]:
+        """The slices of a GPU, oldest grant first."""
+        rates = slice_rates(self.before, self.status)
         return [
-            Row(grant, part, use, compute, rates[key(grant, part.gpu_uuid)])
-            for grant in sorted(self.seen.grants, key=lambda grant: (grant.created, grant.name))
+            SliceRow(grant, part, use, compute, rates[key(grant, part.gpu_uuid)])
+            for grant in sorted(self.status.grants, key=lambda grant: (grant.created, grant.name))
             for part, use, compute in zip(grant.slices, grant.use, grant.compute, strict=True)
             if part.gpu_uuid == gpu_uuid
         ]
 
 
 def show_top(interval: float, count: int | None) -> None:
-    """Show every GPU and its slices again and again, until `count` times, a key or Ctrl-C."""
+    """Show every GPU and its slices, until `count` refreshes, a key or Ctrl-C."""
     try:
         if console().is_terminal:
             _live(interval, count)
@@ -116,27 +116,27 @@ def show_top(interval: float, count: int | None) -> None:
 def _live(interval: float, count: int | None) -> None:
     from rich.live import Live  # noqa: PLC0415 - imported when needed
 
-    looks = _looks()
-    first = next(looks)
+    refreshes = _refreshes()
+    first = next(refreshes)
     with (
         waiting() as wait,
         Live(console=console(), auto_refresh=False, screen=count is None) as live,
     ):
-        if count is None:  # else every one that is counted shows what happened before it
+        if count is None:  # a counted refresh always shows a whole interval
             live.update(render(first), refresh=True)
         for _ in _times(count):
             if wait(interval):
                 return
-            live.update(render(next(looks)), refresh=True)
+            live.update(render(next(refreshes)), refresh=True)
 
 
 def _lines(interval: float, count: int | None) -> None:
-    """For a file or a program: a line for each slice, each time."""
-    looks = _looks()
-    next(looks)
+    """For a file or a program: one line per slice and refresh."""
+    refreshes = _refreshes()
+    next(refreshes)
     for _ in _times(count):
         time.sleep(interval)
-        for line in lines(next(looks), datetime.now().astimezone()):
+        for line in lines(next(refreshes), datetime.now().astimezone()):
             console().print(line, soft_wrap=True)
 
 
@@ -144,26 +144,26 @@ def _times(count: int | None) -> Iterator[None]:
     return repeat(None) if count is None else repeat(None, count)
 
 
-def _looks() -> Iterator[list[View]]:
-    """Look at all machines; each look with the one before it."""
+def _refreshes() -> Iterator[list[MachineView]]:
+    """Read all machines; each refresh has the status of the one before it."""
     before: dict[Path, Status] = {}
     while True:
         found = slices.machines()
-        yield [View(machine, before.get(machine.state.directory)) for machine in found]
-        before = {machine.state.directory: machine.seen for machine in found}
+        yield [MachineView(machine, before.get(machine.state.directory)) for machine in found]
+        before = {machine.state.directory: machine.status for machine in found}
 
 
-def render(views: list[View]) -> RenderableType:
-    """All machines as one thing to print."""
+def render(views: list[MachineView]) -> RenderableType:
+    """All machines, ready to print."""
     from rich.console import Group  # noqa: PLC0415 - imported when needed
 
     parts = [part for view in views for part in _machine(view)]
     return Group(*(parts or ["No grants: no arbiter runs here."]))
 
 
-def _machine(view: View) -> Iterator[RenderableType]:
-    yield f"{view.machine} · arbiter {view.seen.pid} · credit {view.credit_cpu} of a core"
-    for one in view.seen.gpus:
+def _machine(view: MachineView) -> Iterator[RenderableType]:
+    yield f"{view.machine} · arbiter {view.status.pid} · credit {view.credit_cpu} of a core"
+    for one in view.status.gpus:
         rows = view.rows(one.gpu.uuid)
         if not rows:
             yield f"{_gpu(one)} · no slices"
@@ -172,8 +172,8 @@ def _machine(view: View) -> Iterator[RenderableType]:
         for row in rows:
             table.add_row(*row.cells())
         yield table
-    yield from culprits(view.seen)
-    yield from strangers(view.seen.gpus)
+    yield from share_problems(view.status)
+    yield from strangers(view.status.gpus)
 
 
 def _gpu(one: SharedGpu) -> str:
@@ -182,18 +182,18 @@ def _gpu(one: SharedGpu) -> str:
     return f"{one.gpu} · {one.gpu.model} · {used} of {total} used · {turns}"
 
 
-def lines(views: list[View], now: datetime) -> Iterator[str]:
-    """What is seen, in lines that each stand alone: the time, then words with a value each."""
+def lines(views: list[MachineView], now: datetime) -> Iterator[str]:
+    """One line per slice: the time, then NAME=VALUE pairs; then the problems."""
     stamp = now.isoformat(timespec="milliseconds")
     for view in views:
-        for one in view.seen.gpus:
+        for one in view.status.gpus:
             for row in view.rows(one.gpu.uuid):
-                yield " ".join([stamp, *_words(view.machine, one, row)])
-        for sentence in culprits(view.seen):
+                yield " ".join([stamp, *_pairs(view.machine, one, row)])
+        for sentence in share_problems(view.status):
             yield f"{stamp} {sentence}"
 
 
-def _words(machine: Machine, one: SharedGpu, row: Row) -> Iterator[str]:
+def _pairs(machine: LocalMachine, one: SharedGpu, row: SliceRow) -> Iterator[str]:
     shape = machine.state.shape
     if shape is not None:
         yield f"simulated={shape}"
@@ -213,7 +213,7 @@ def _words(machine: Machine, one: SharedGpu, row: Row) -> Iterator[str]:
         "policy": row.part.policy,
         "priority": row.part.priority,
         "state": compute.turn,
-        "hold": row.grant.hold,
+        "grant_state": row.grant.state,
         "gates": compute.gates,
         "contended": "yes" if one.contended else "no",
     }

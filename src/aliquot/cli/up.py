@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def up(
     simulate: str | None, queues: Path | None, resize_every: float, settle: float | None
 ) -> None:
-    """Be the pool of this machine, or of a simulated one."""
+    """Run the pool of this machine or of a simulated one."""
     state = slices.locate(parse_shape(simulate) if simulate else None)
     if state.shape is None:
         check_version(state.driver())
@@ -30,6 +30,6 @@ def up(
 
 
 def _say(line: str) -> None:
-    with suppress(OSError):  # the jobs matter more than our word about them
+    with suppress(OSError):  # a closed stderr must not stop the pool
         sys.stderr.write(f"{time.strftime('%H:%M:%S')} aliquot: {line}\n")
         sys.stderr.flush()

@@ -1,4 +1,14 @@
-"""What this machine has: its driver, its GPUs and their links, or a simulated machine's."""
+"""The driver and the GPUs of this machine, or of a simulated one.
+
+- `device_location`: the NUMA node and the device node of each GPU.
+- `driver`: finding the driver, its version, and simulated drivers.
+- `elf`: the dynamic symbols of a shared library.
+- `health`: following the health of GPUs.
+- `inventory`: the GPUs of a machine, as NVML reports them.
+- `linker`: which file the dynamic linker takes for a library name.
+- `links`: how GPUs are connected.
+- `native`: where the compiled parts of Aliquot are.
+"""
 
 from aliquot.devices.driver import (
     Driver,
@@ -6,8 +16,8 @@ from aliquot.devices.driver import (
     ambient_driver,
     check_version,
     cuda_version,
-    driver_below,
     find_driver,
+    find_driver_in,
     parse_shape,
     simulated_driver,
 )
@@ -23,8 +33,8 @@ __all__ = [
     "ambient_driver",
     "check_version",
     "cuda_version",
-    "driver_below",
     "find_driver",
+    "find_driver_in",
     "native_dir",
     "native_file",
     "parse_shape",

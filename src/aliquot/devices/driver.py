@@ -1,7 +1,7 @@
-"""The driver below the stand-in: the machine's own, or a simulated one.
+"""The driver that the stand-in forwards to: the machine's own, or a simulated one.
 
-A driver is two libraries (CUDA and NVML) and, where it is simulated, the variables that choose the
-machine. The stand-in itself is never taken for a driver, wherever the environment points.
+A driver is two libraries (CUDA and NVML). A simulated driver also has environment variables that
+choose the machine. A stand-in is never taken for a driver, whatever the environment says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.devices import elf, linker
 from aliquot.devices.native import CUDA, NVML, native_file
-from aliquot.model.errors import BadValueError, DriverError, NoGpuError
+from aliquot.model.errors import DriverError, InvalidValueError, NoGpuError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OLDEST_CUDA = (11, 7)
 OLDEST_RELEASE = 515
 MAX_SIMULATED = 16
-STAND_IN_MARK = "aliquot_absent"  # a name that the stand-ins export and no driver does
+STAND_IN_MARK = "aliquot_absent"  # the stand-ins export this symbol, no driver does
 TRY_SIMULATED = "To try Aliquot without a GPU, add: --simulate h100:1"
 
 _SIMULATE = re.compile(r"(?P<model>[a-z0-9]+)(?::(?P<count>[1-9][0-9]?))?", re.ASCII)
@@ -42,7 +42,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The libraries of a driver; `variables` are what they need in a process's environment."""
+    """The libraries of a driver; `variables` must be in the environment of its processes."""
 
     cuda: Path
     nvml: Path
@@ -51,22 +51,22 @@ class Driver:
 
 
 def parse_shape(text: str) -> Shape:
-    """Read `h100:8`, or `h100` for one."""
+    """Parse `h100:8`, or `h100` for one GPU."""
     match = _SIMULATE.fullmatch(text.strip().lower())
     if match is None:
-        raise BadValueError(
-            f"{text!r} is no simulated machine",
+        raise InvalidValueError(
+            f"{text!r} is not a simulated machine",
             f"Write MODEL:COUNT, for example h100:8. Models: {', '.join(models())}.",
         )
     count = int(match["count"] or 1)
     if count > MAX_SIMULATED:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r}: a simulated machine has at most {MAX_SIMULATED} GPUs",
             f"Write for example {match['model']}:8.",
         )
     if match["model"] not in models():
-        raise BadValueError(
-            f"{text!r}: there is no simulated {match['model']!r}",
+        raise InvalidValueError(
+            f"{text!r}: unknown model {match['model']!r}",
             f"Models: {', '.join(models())}.",
         )
     return Shape(match["model"], count)
@@ -100,30 +100,30 @@ def find_driver(environment: Mapping[str, str] | None = None) -> Driver:
     if cuda is None or nvml is None:
         present, missing = (nvml, CUDA) if cuda is None else (cuda, NVML)
         raise DriverError(
-            f"the driver is not whole: {present} is here and {missing} is not",
+            f"the driver is incomplete: {present} is here and {missing} is not",
             "Install both of the same release; in a container, start it with the capabilities"
             " compute and utility (NVIDIA_DRIVER_CAPABILITIES=compute,utility).",
         )
     return Driver(cuda=cuda, nvml=nvml)
 
 
-def driver_below(root: Path) -> Driver:
-    """The driver of another file system, which is seen at `root`: a container's host.
+def find_driver_in(root: Path) -> Driver:
+    """The driver in another root file system, mounted at `root`: a container's host.
 
-    NVIDIA's operator has it in a file system of its own below that.
+    NVIDIA's GPU operator has it in a root file system of its own inside that.
     """
     for place in (root, root / "run/nvidia/driver"):
-        cuda, nvml = (_first_below(place, name) for name in (CUDA, NVML))
+        cuda, nvml = (_first_in(place, name) for name in (CUDA, NVML))
         if cuda is not None and nvml is not None:
             return Driver(cuda=cuda, nvml=nvml)
     raise NoGpuError(
-        f"no GPU driver found below {root}",
+        f"no GPU driver found in {root}",
         f"Install NVIDIA's driver there, R{OLDEST_RELEASE} or newer. {TRY_SIMULATED}",
     )
 
 
 def ambient_driver() -> Driver:
-    """What a program in this very process's environment finds, be it a stand-in."""
+    """What a program in this environment finds, even if it is a stand-in."""
     cuda, nvml = (next(linker.find(name, os.environ), None) for name in (CUDA, NVML))
     if cuda is None or nvml is None:
         raise NoGpuError("no GPU driver found in this environment")
@@ -131,23 +131,23 @@ def ambient_driver() -> Driver:
 
 
 def cuda_version(driver: Driver) -> tuple[int, int]:
-    """The newest CUDA that the driver knows, as it says itself."""
+    """The newest CUDA version that the driver supports, as it reports."""
     number = ctypes.c_int(0)
     try:
         code = ctypes.CDLL(str(driver.cuda)).cuDriverGetVersion(ctypes.byref(number))
     except (OSError, AttributeError) as error:
         raise DriverError(f"{driver.cuda} cannot be used: {error}", TRY_SIMULATED) from error
     if code != 0:
-        raise DriverError(f"{driver.cuda} does not say its version: error {code}")
+        raise DriverError(f"{driver.cuda} does not report its version: CUDA error {code}")
     return number.value // 1000, number.value % 1000 // 10
 
 
 def check_version(driver: Driver) -> tuple[int, int]:
-    """The CUDA version, or DriverError where it is too old for Aliquot."""
+    """The CUDA version; DriverError if it is too old for Aliquot."""
     version = cuda_version(driver)
     if version < OLDEST_CUDA:
         raise DriverError(
-            f"the driver is too old: {driver.cuda.resolve()} knows CUDA {_dotted(version)},"
+            f"the driver is too old: {driver.cuda.resolve()} supports CUDA {_dotted(version)},"
             f" and Aliquot needs {_dotted(OLDEST_CUDA)}",
             f"Install release R{OLDEST_RELEASE} or newer.",
         )
@@ -155,7 +155,7 @@ def check_version(driver: Driver) -> tuple[int, int]:
 
 
 def is_stand_in(path: Path) -> bool:
-    """Whether a library is one of ours."""
+    """Whether a library is one of Aliquot's stand-ins."""
     try:
         return STAND_IN_MARK in elf.read_file(path).exported()
     except (OSError, elf.ElfError):
@@ -167,8 +167,8 @@ def _first_real(name: str, environment: Mapping[str, str]) -> Path | None:
     return next(found, None)
 
 
-def _first_below(root: Path, name: str) -> Path | None:
-    return next((path for path in linker.find_below(root, name) if not is_stand_in(path)), None)
+def _first_in(root: Path, name: str) -> Path | None:
+    return next((path for path in linker.find_in(root, name) if not is_stand_in(path)), None)
 
 
 def _dotted(version: tuple[int, int]) -> str:

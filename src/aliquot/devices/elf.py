@@ -1,8 +1,8 @@
 """The dynamic symbols of a shared library, read as the dynamic linker reads them.
 
-ELF64 little-endian only (x86-64 and arm64); by program headers and the dynamic section, so that
-a library without section headers is read too. Anything that points outside the file is an
-ElfError, never a crash.
+ELF64 little-endian only (x86-64 and arm64). It uses program headers and the dynamic section, so a
+library without section headers can be read too. An offset outside the file is an ElfError, never a
+crash.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORD = struct.Struct("<I")
 
 
 class ElfError(ValueError):
-    """The file is not a shared library of a form we read."""
+    """The file is not a shared library that this module can read."""
 
 
 class Symbol(NamedTuple):
@@ -58,11 +58,11 @@ class Library:
     has_gnu_hash: bool
 
     def exported(self) -> frozenset[str]:
-        """All names that can be found in it."""
+        """The names of all symbols that it exports."""
         return frozenset(symbol.name for symbol in self.symbols if symbol.defined)
 
     def functions(self) -> frozenset[str]:
-        """The names of functions that can be found in it."""
+        """The names of all functions that it exports."""
         return frozenset(
             symbol.name
             for symbol in self.symbols
@@ -71,7 +71,7 @@ class Library:
 
 
 def machine_of(path: Path) -> int | None:
-    """The machine a file is compiled for; None: it is no ELF64 little-endian shared library."""
+    """The machine that a file is compiled for; None: not an ELF64 little-endian library."""
     try:
         with path.open("rb") as file:
             return _header(file.read(_HEADER.size))[0]
@@ -80,7 +80,7 @@ def machine_of(path: Path) -> int | None:
 
 
 def read_file(path: Path) -> Library:
-    """Read a library without reading all of the file."""
+    """Read a library without reading the whole file."""
     with path.open("rb") as file:
         try:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -174,7 +174,7 @@ def _symbols(data: Bytes, table: int, strings: int, total: int) -> list[Symbol]:
 
 
 def _gnu_hash_total(data: Bytes, table: int) -> int:
-    """How many symbols there are: one after the last of the longest chain."""
+    """The number of symbols: one more than the last in the longest chain."""
     buckets, first, bloom, _ = struct.unpack_from("<IIII", data, table)
     starts = table + 16 + bloom * 8
     chains = starts + buckets * 4

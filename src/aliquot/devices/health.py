@@ -1,15 +1,15 @@
-"""Whether GPUs are well, as NVML tells it.
+"""Following the health of GPUs, as NVML reports it.
 
-A GPU is sick when
+A GPU is unhealthy if
 
 - it has fallen off the bus: NVML no longer finds it or answers for it;
-- the driver says that it needs a reset, a reboot or the like (R570 and newer know that);
-- its memory had errors that could not be corrected, or its spare rows are used up;
-- it had a critical Xid error. Those that a program causes itself do not count.
+- the driver says that it needs a reset, a reboot or the like (R570 and newer do);
+- its memory had uncorrectable errors, or its spare rows are used up;
+- it had a critical Xid error. Xids that a program causes itself do not count.
 
-It is well again when none of this is so any more. An Xid error alone is over when the driver says
-that nothing is to be done; an older driver does not say, and then it stays until the agent starts
-again, as it does after a reset.
+It has recovered when none of this is true any more. An Xid error is over when the driver says that
+no recovery action is needed. An older driver does not say; then the GPU stays unhealthy until the
+agent restarts, as it does after a reset.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from aliquot.devices.driver import Driver
 
-# A program's own: its kernel faulted, was killed with it, or ran for too long.
-PROGRAMS_OWN_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-LOOK_SECONDS = 1.0
-SETTLE_SECONDS = 5.0  # between an Xid error and the driver's word on what it means
+# Caused by a program: its kernel faulted, was killed with it, or ran for too long.
+PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+POLL_SECONDS = 1.0
+ASSESS_SECONDS = 5.0  # after an Xid error, until the driver knows the recovery action
 
 _ACTIONS = {
     1: "a reset",
@@ -42,7 +42,7 @@ _ACTIONS = {
 
 @dataclass(slots=True)
 class _Gpu:
-    """What is remembered of one GPU."""
+    """The last Xid error of one GPU."""
 
     uuid: str
     xid: int | None = None
@@ -51,10 +51,10 @@ class _Gpu:
 
 @dataclass(slots=True)
 class HealthWatch:
-    """Follows the health of GPUs, in a thread of its own: `run` blocks.
+    """Follows the health of GPUs; `run` blocks, so it needs its own thread.
 
-    `on_change` is told all GPUs, each with why it is sick, or nothing, whenever that changes, and
-    once at the start.
+    It calls `on_change` once at the start and after every change, with all GPUs by UUID and why
+    each is unhealthy, or an empty text.
     """
 
     driver: Driver
@@ -62,66 +62,66 @@ class HealthWatch:
     on_change: Callable[[Mapping[str, str]], None]
     stop: threading.Event
     _gpus: dict[str, _Gpu] = field(default_factory=dict)
-    _told: dict[str, str] | None = None
+    _reported: dict[str, str] | None = None
 
     def run(self) -> None:
-        """Until `stop` is set. Where NVML itself fails, all are sick until it answers again."""
+        """Run until `stop` is set. While NVML itself fails, all GPUs are unhealthy."""
         self._gpus = {uuid: _Gpu(uuid) for uuid in self.uuids}
         while not self.stop.is_set():
             try:
                 with nvml_session(self.driver) as nvml:
                     self._follow(nvml)
             except DriverError as error:
-                self._tell(dict.fromkeys(self.uuids, error.message))
-                self.stop.wait(LOOK_SECONDS)
+                self._report(dict.fromkeys(self.uuids, error.message))
+                self.stop.wait(POLL_SECONDS)
 
     def _follow(self, nvml: Any) -> None:
         events = _events(nvml, self.uuids)
         try:
             while not self.stop.is_set():
-                self._tell({uuid: self._look(nvml, gpu) for uuid, gpu in self._gpus.items()})
+                self._report({uuid: self._check(nvml, gpu) for uuid, gpu in self._gpus.items()})
                 self._wait(nvml, events)
         finally:
             if events is not None:
                 nvml.nvmlEventSetFree(events)
 
     def _wait(self, nvml: Any, events: Any) -> None:
-        """Until an error is told of, or it is time to look."""
+        """Wait for an Xid event, at most POLL_SECONDS."""
         if events is None:
-            self.stop.wait(LOOK_SECONDS)
+            self.stop.wait(POLL_SECONDS)
             return
         try:
-            told = nvml.nvmlEventSetWait_v2(events, int(LOOK_SECONDS * 1000))
+            event = nvml.nvmlEventSetWait_v2(events, int(POLL_SECONDS * 1000))
         except nvml.NVMLError as error:
             if error.value != nvml.NVML_ERROR_TIMEOUT:
-                self.stop.wait(LOOK_SECONDS)  # a card that is lost is found by looking
+                self.stop.wait(POLL_SECONDS)  # the next poll finds a lost GPU
             return
-        if told.eventType == nvml.nvmlEventTypeXidCriticalError:
-            self._note(nvml, told)
+        if event.eventType == nvml.nvmlEventTypeXidCriticalError:
+            self._record_xid(nvml, event)
 
-    def _note(self, nvml: Any, told: Any) -> None:
-        xid = int(told.eventData)
-        if xid in PROGRAMS_OWN_XIDS:
+    def _record_xid(self, nvml: Any, event: Any) -> None:
+        xid = int(event.eventData)
+        if xid in PROGRAM_XIDS:
             return
         try:
-            uuids = [_text(nvml.nvmlDeviceGetUUID(told.device))]
+            uuids = [_text(nvml.nvmlDeviceGetUUID(event.device))]
         except nvml.NVMLError:
-            uuids = []  # it is lost: found by looking
+            uuids = []  # it is lost: the next poll finds that
         for uuid in uuids:
             if uuid in self._gpus:
                 self._gpus[uuid].xid = xid
                 self._gpus[uuid].xid_at = time.monotonic()
 
-    def _look(self, nvml: Any, gpu: _Gpu) -> str:
-        """Why a GPU is sick; empty: it is well."""
+    def _check(self, nvml: Any, gpu: _Gpu) -> str:
+        """Why a GPU is unhealthy; empty: it is healthy."""
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
             nvml.nvmlDeviceGetMemoryInfo(handle)
         except nvml.NVMLError as error:
             return f"it does not answer: {error}"
         action = _recovery_action(nvml, handle)
-        settled = time.monotonic() - gpu.xid_at > SETTLE_SECONDS
-        if action == 0 and settled:
+        assessed = time.monotonic() - gpu.xid_at > ASSESS_SECONDS
+        if action == 0 and assessed:
             gpu.xid = None
         if gpu.xid is not None:
             return f"Xid error {gpu.xid}"
@@ -129,14 +129,14 @@ class HealthWatch:
             return f"it needs {_ACTIONS.get(action, f'recovery (action {action})')}"
         return _memory_errors(nvml, handle) if action is None else ""
 
-    def _tell(self, sick: dict[str, str]) -> None:
-        if sick != self._told:
-            self._told = sick
-            self.on_change(dict(sick))
+    def _report(self, reasons: dict[str, str]) -> None:
+        if reasons != self._reported:
+            self._reported = reasons
+            self.on_change(dict(reasons))
 
 
 def _events(nvml: Any, uuids: Sequence[str]) -> Any:
-    """An event set of all GPUs that tell of errors; None where none does."""
+    """An event set of all GPUs that support events; None if none does."""
     events = nvml.nvmlEventSetCreate()
     wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
     registered = False
@@ -147,7 +147,7 @@ def _events(nvml: Any, uuids: Sequence[str]) -> Any:
             nvml.nvmlDeviceRegisterEvents(handle, wanted & known, events)
             registered = True
         except nvml.NVMLError:
-            continue  # it is looked at all the same
+            continue  # it is polled all the same
     if registered:
         return events
     nvml.nvmlEventSetFree(events)
@@ -155,7 +155,7 @@ def _events(nvml: Any, uuids: Sequence[str]) -> Any:
 
 
 def _recovery_action(nvml: Any, handle: Any) -> int | None:
-    """What the driver says is to be done, 0 for nothing; None: it does not know such a thing."""
+    """The recovery action that the driver asks for, 0: none; None: an older driver."""
     try:
         (value,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     except (nvml.NVMLError, AttributeError):
@@ -164,7 +164,7 @@ def _recovery_action(nvml: Any, handle: Any) -> int | None:
 
 
 def _memory_errors(nvml: Any, handle: Any) -> str:
-    """For drivers that do not say what is to be done."""
+    """Why the memory is unhealthy, for drivers without recovery actions; empty: it is healthy."""
     try:
         count = nvml.nvmlDeviceGetTotalEccErrors(
             handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
@@ -172,7 +172,7 @@ def _memory_errors(nvml: Any, handle: Any) -> str:
     except nvml.NVMLError:
         count = 0
     if count:
-        return f"{count} memory errors that could not be corrected"
+        return f"{count} uncorrectable memory errors"
     try:
         failed = nvml.nvmlDeviceGetRemappedRows(handle)[3]
     except nvml.NVMLError:

@@ -1,7 +1,7 @@
-"""What GPUs there are, as NVML tells it: memory, identity, links, processes.
+"""The GPUs of a machine, as NVML reports them: identity, memory, links, processes.
 
-nvidia-ml-py asks for its library by name; the driver's own file is loaded first by its path, and
-answers for the name. So one process sees one driver: the first that was asked.
+nvidia-ml-py loads its library by name. The driver's own file is loaded first by its path, and the
+linker then uses it for that name. So one process can use only one driver: the first.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Inventory:
     gpus: tuple[Gpu, ...]
 
 
-def read_inventory(driver: Driver, *, but_lost: bool = False) -> Inventory:
-    """Ask NVML for all there is; GPUs that do not answer are an error, or left out (`but_lost`)."""
+def read_inventory(driver: Driver, *, skip_lost: bool = False) -> Inventory:
+    """Read all GPUs; one that does not answer is an error, or left out with `skip_lost`."""
     with nvml_session(driver) as nvml:
-        handles = dict(_handles(nvml, but_lost=but_lost))
+        handles = dict(_handles(nvml, skip_lost=skip_lost))
         if not handles:
-            raise NoGpuError("the driver is here, and no GPU", TRY_SIMULATED)
+            raise NoGpuError("the driver is installed, but there is no GPU", TRY_SIMULATED)
         links = _links(nvml, handles)
         cuda = nvml.nvmlSystemGetCudaDriverVersion()
         return Inventory(
@@ -50,20 +50,20 @@ def read_inventory(driver: Driver, *, but_lost: bool = False) -> Inventory:
         )
 
 
-def _handles(nvml: Any, *, but_lost: bool) -> Iterator[tuple[int, Any]]:
+def _handles(nvml: Any, *, skip_lost: bool) -> Iterator[tuple[int, Any]]:
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             nvml.nvmlDeviceGetMemoryInfo(handle)
         except nvml.NVMLError:
-            if not but_lost:
+            if not skip_lost:
                 raise
         else:
             yield index, handle
 
 
 def _links(nvml: Any, handles: dict[int, Any]) -> dict[int, tuple[Link, ...]]:
-    """By index: those of GPUs that are left out are left out too."""
+    """The links of each GPU, by index, without links to GPUs that are left out."""
     indexes = list(handles)
     found = read_links(nvml, list(handles.values()))
     return {
@@ -74,7 +74,7 @@ def _links(nvml: Any, handles: dict[int, Any]) -> dict[int, tuple[Link, ...]]:
 
 @contextmanager
 def nvml_session(driver: Driver) -> Iterator[Any]:
-    """NVML of that driver, as nvidia-ml-py has it; DriverError where it does not answer."""
+    """The pynvml module, with NVML of that driver; DriverError if NVML does not answer."""
     os.environ.update(driver.variables)
     try:
         ctypes.CDLL(str(driver.nvml))
@@ -95,7 +95,7 @@ def nvml_session(driver: Driver) -> Iterator[Any]:
     except pynvml.NVMLError as error:
         raise DriverError(
             f"the driver does not answer ({driver.nvml}): {error}",
-            f"See what it says itself: nvidia-smi. {TRY_SIMULATED}",
+            f"Check the driver with: nvidia-smi. {TRY_SIMULATED}",
         ) from error
 
 
@@ -116,7 +116,7 @@ def _gpu(nvml: Any, index: int, handle: Any, **known: Any) -> Gpu:
 
 
 def _memory(nvml: Any, handle: Any) -> tuple[int, int]:
-    """What programs can have of a GPU, and what of it is used: the driver's own part is neither."""
+    """The memory that programs can use, and what is in use, without the driver's reserve."""
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
     except nvml.NVMLError:  # before R510

@@ -1,7 +1,7 @@
-"""Which file the dynamic linker takes for a library's name, in a given environment.
+"""Which file the dynamic linker takes for a library name, in a given environment.
 
-The order is the linker's own: LD_LIBRARY_PATH, the ldconfig cache, the standard folders. Files for
-another machine are passed over, as it does. A program's own run path is not known here.
+The order is the linker's: LD_LIBRARY_PATH, the ldconfig cache, the standard folders. Like the
+linker it skips files for another machine. A program's own run path is unknown here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CACHE_LINE = re.compile(r"\t(?P<name>\S+) \([^)]*\) => (?P<path>/.*)")
 
 
 def find(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
-    """All files of that name that would be taken, the one that is taken first."""
+    """All files that match the name; the linker takes the first."""
     seen = set()
     for path in _candidates(name, environment):
         if path not in seen and elf.machine_of(path) == _MACHINE:
@@ -40,8 +40,8 @@ def find(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
             yield path
 
 
-def find_below(root: Path, name: str) -> Iterator[Path]:
-    """All files of that name in the standard folders of another file system."""
+def find_in(root: Path, name: str) -> Iterator[Path]:
+    """All files of that name in the standard folders of another root file system."""
     for folder in _STANDARD:
         path = root / folder.lstrip("/") / name
         if elf.machine_of(path) == _MACHINE:

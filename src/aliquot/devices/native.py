@@ -1,7 +1,7 @@
 """Where the compiled parts of Aliquot are.
 
-They are in `aliquot/_native`, beside the Python files or, in a development install, in the
-environment's own copy of the package.
+They are in `aliquot/_native`, next to the Python files or, in an editable install, in the
+environment's copy of the package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def native_dir() -> Path:
 
 
 def native_file(*parts: str) -> Path:
-    """One compiled file, by its path in the folder; it is checked to be there."""
+    """One compiled file, by its path in the folder; InstallationError if it is missing."""
     path = native_dir().joinpath(*parts)
     if not path.is_file():
         raise InstallationError(

@@ -1,18 +1,18 @@
-"""Aliquot on a Kubernetes cluster: one agent on each node, one scheduler extender.
+"""Aliquot on a Kubernetes cluster.
 
-    names      resources, annotations and labels, as people write them
-    presets    the same names as other projects have them
-    pods       what the containers of a pod ask for
-    plan       which GPUs the scheduler gives to a pod, written into its binding
-    gpunode    what a node tells the cluster of its GPUs and who holds them
-    api        the API server: requests, lists and watches, events, leader election
-    node       the agent: device plugins, grants, health            (aliquot node)
-    scheduler  the extender around the brain of `placement`        (aliquot scheduler)
-    jobs       elastic jobs                                         (aliquot controller)
+The way of a pod: kube-scheduler asks the extender which nodes a pod fits. The extender plans GPUs
+by what GPUNodes and bound pods say, and writes the plan into the pod when it binds it. The kubelet
+asks the agent's device plugins for devices. The agent finds the pod that they are for, makes a
+grant on the planned GPUs and starts the container with it. The agent reports the grant in the
+node's GPUNode, and the scheduler corrects its allocations by that.
 
-The way of a pod. kube-scheduler asks the extender which nodes have room; the extender plans GPUs by
-what `GPUNode` objects and bound pods say, and its bind writes the plan into the pod. The kubelet
-asks the agent's device plugins for units; the agent knows the pods of its node, finds whose units
-they are, makes a grant on the planned GPUs and gives the container the stand-ins and the grant.
-What it gave is in the node's `GPUNode`, by which the scheduler corrects its allocations.
+- `api`: the API server, and the objects and names that all parts use.
+- `cluster`: the shared view of nodes, GPUs, allocations and queues.
+- `extender`: the scheduler extender, which plans GPUs for pods.
+- `gangs`: gangs, which start as a whole or not at all.
+- `jobs`: the controller of elastic jobs (`aliquot controller`).
+- `kubelet`: the messages of the kubelet.
+- `node`: the agent on each node (`aliquot node`).
+- `queues`: the status of Queue objects.
+- `scheduler`: assembles the process of `aliquot scheduler`.
 """

@@ -1,118 +1,81 @@
-"""`aliquot scheduler`, all of it together.
+"""`aliquot scheduler`: assembles the process from the cluster view, extender, gangs and queues.
 
-Every replica follows the cluster and keeps its allocations; one leads and decides. Who becomes the
-leader reads the pods again before it is ready: what the one before it has bound is in their
-annotations.
+Every replica follows the cluster and keeps its allocations; the leader alone decides. A new leader
+first reads pods, queues and gangs again: the leader before it may have bound pods that it has not
+seen yet. Their plans are in their annotations.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import signal
-import ssl
-from contextlib import suppress
+import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
-import uvicorn
 
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.api.changes import Changes
-from aliquot.kubernetes.api.client import ApiError, connect
+from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.gang import Phase
-from aliquot.kubernetes.api.leader import USUAL, Elector, Times
+from aliquot.kubernetes.api.leader import USUAL_TIMES, Elector, LeaseTimes
 from aliquot.kubernetes.api.names import SCHEDULER
-from aliquot.kubernetes.api.objects import (
-    GPU_NODES,
-    NAMESPACES,
-    NODES,
-    PODS,
-    QUEUES,
-    GpuNode,
-    Namespace,
-    Node,
-    Pod,
-    Queue,
-)
 from aliquot.kubernetes.api.presets import choose_presets
-from aliquot.kubernetes.api.requests import asks, quantity
-from aliquot.kubernetes.api.watch import Watch
-from aliquot.kubernetes.cluster.cluster import Cluster
-from aliquot.kubernetes.cluster.membership import claim_of
-from aliquot.kubernetes.cluster.queues import Queues
+from aliquot.kubernetes.cluster.view import ClusterView
+from aliquot.kubernetes.cluster.watches import ClusterWatches
 from aliquot.kubernetes.extender.bind import Binder
-from aliquot.kubernetes.extender.metrics import Metrics, Now
+from aliquot.kubernetes.extender.metrics import Gauges, Metrics
 from aliquot.kubernetes.extender.planner import Planner
+from aliquot.kubernetes.extender.serve import Address, serve_while
 from aliquot.kubernetes.extender.server import Extender
-from aliquot.kubernetes.extender.waiting import Waiting
+from aliquot.kubernetes.extender.waiting import WaitingPods
 from aliquot.kubernetes.gangs.controller import GangOptions, Gangs
-from aliquot.kubernetes.queues.write import Writer
+from aliquot.kubernetes.queues.write import StatusWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
+    from pathlib import Path
 
     from aliquot.kubernetes.api.client import Client
+    from aliquot.kubernetes.api.objects import Pod
 
-LIVE = "status.phase!=Succeeded,status.phase!=Failed"
-CERTIFICATE_SECONDS = 60.0
 WARM_SECONDS = 0.2
-QUEUE_SECONDS = 2.0
-AT_ONCE = 100  # rows that are made before others get the loop
-KEEP_ALIVE = 120  # longer than Go's clients keep a connection: they end it, not we under a call
+AT_ONCE = 100  # rows of the allocations that are updated before other tasks get the event loop
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How to run."""
+class SchedulerOptions:
+    """The options of `aliquot scheduler`."""
 
     kubeconfig: Path | None = None
-    host: str = "0.0.0.0"  # noqa: S104 - kube-scheduler may be on another machine
-    port: int = 8443
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
+    address: Address = field(default_factory=Address)
     presets: tuple[str, ...] = ("aliquot",)
     strategy: str = "fragmentation"
     offer: int = 1
     lease: str = "aliquot-scheduler"
     namespace: str = ""
-    times: Times = USUAL
+    times: LeaseTimes = USUAL_TIMES
     gangs: GangOptions = field(default_factory=GangOptions)
 
 
 class Scheduler:
-    """One replica."""
+    """One replica; `now` is the wall clock that gangs are planned by."""
 
-    def __init__(self, client: Client, options: Options) -> None:
+    def __init__(
+        self, client: Client, options: SchedulerOptions, *, now: Callable[[], float] = time.time
+    ) -> None:
         presets = choose_presets(options.presets)
-        self._client = client
-        self._options = options
+        gangs = options.gangs
         self._changes = Changes()
-        self._loaded = False
-        self._loading: asyncio.Task[None] | None = None
-        self.cluster = Cluster(presets=presets, by=options.strategy)
-        planner = Planner(self.cluster, presets, offer=options.offer)
-        self._recorder = Recorder(client, SCHEDULER)
-        self._pods = Watch(
-            client,
-            PODS,
-            self._pod_changed,
-            fields=LIVE,
-            keep=lambda pod: asks(pod, presets) or claim_of(pod) is not None,
+        self._view = ClusterView(
+            presets, by=options.strategy, labels=gangs.labels, assumed=gangs.assumed, now=now
         )
-        self._gpu_nodes = Watch(client, GPU_NODES, self._gpus_changed)
-        self._nodes = Watch(client, NODES, self._node_changed)
-        self._known_nodes: dict[str, Node] = {}
-        self._queues = Queues()
-        self._queue_objects = Watch(client, QUEUES, self._queue_changed)
-        self._namespaces = Watch(client, NAMESPACES, self._namespace_changed)
-        self._seen_by_kubelets = [name for one in presets for name in one.roles]
+        self.cluster = self._view.cluster
+        self._watches = ClusterWatches(client, self._view, self._changes.notify, self._pod_changed)
         self._elector = Elector(
             client,
             namespace=options.namespace or client.namespace,
@@ -120,61 +83,44 @@ class Scheduler:
             on_change=self._leads,
             times=options.times,
         )
-        self._writer = Writer(
-            client, self._queues, lambda: self._gangs.loads, lambda: self._elector.leading
+        self._loaded = False
+        self._loading: asyncio.Task[None] | None = None
+        self._recorder = Recorder(client, SCHEDULER)
+        planner = Planner(self.cluster, presets, offer=options.offer)
+        self._writer = StatusWriter(
+            client, self._view.queues, lambda: self._gangs.loads, lambda: self._elector.leading
         )
         self._gangs = Gangs(
             client,
             planner,
+            view=self._view,
             recorder=self._recorder,
             changes=self._changes,
-            queues=self._queues,
-            nodes=lambda: self._known_nodes,
-            presets=presets,
-            options=options.gangs,
+            options=gangs,
             leading=lambda: self._elector.leading,
             looked=self._writer.change,
             waiting=lambda: self._waiting.pods,
+            now=now,
         )
-        self._waiting = Waiting(
+        answers = self._gangs.answers
+        self._waiting = WaitingPods(
             client,
             planner,
             self._recorder,
             self._changes,
             lambda: self._elector.leading,
-            self._gangs.answers.lets,
+            answers.lets,
         )
-        answers = self._gangs.answers
-        binder = Binder(client, planner, self._changes, self._pods.get, answers)
-        now: Now = {
-            "waiting_pods": ("Pods that found no room and wait.", lambda: len(self._waiting)),
-            "held_back_pods": (
-                "Pods whose bind waits, since the agent could take them for another.",
-                lambda: binder.held_back,
-            ),
-            "waiting_gangs": (
-                "Gangs that are all there and wait for room.",
-                lambda: self._gangs.count(Phase.WAITING),
-            ),
-            "reserved_gangs": (
-                "Gangs whose members have places and are on their way.",
-                lambda: self._gangs.count(Phase.RESERVED),
-            ),
-            "events_dropped": ("Events that were not written.", lambda: self._recorder.dropped),
-            "leader": ("1 where this replica leads.", lambda: self._elector.leading),
-            "silence_seconds": (
-                "Since the API server was last heard, by the quieter of pods and GPUNodes.",
-                lambda: max(self._pods.silence, self._gpu_nodes.silence),
-            ),
-        }
-        self._metrics = Metrics(self.cluster, now)
-        extender = Extender(planner, answers, binder, self._waiting, self._metrics, self)
-        self.app = extender.app()
+        self._binder = Binder(client, planner, self._changes, self._watches.pods.get, answers)
+        self._metrics = Metrics(self.cluster, self._gauges())
+        self.app = Extender(
+            planner, answers, self._binder, self._waiting, self._metrics, self
+        ).app()
 
     def why_not(self) -> str:
-        """What keeps this replica from deciding; nothing where it may."""
-        if not (self._pods.synced and self._gpu_nodes.synced):
-            return "pods and GPUNodes are not read yet"
+        """Why this replica may not decide; empty if it may."""
+        if not self._watches.synced:
+            return "pods, Nodes and GPUNodes are not read yet"
         if not self._elector.leading:
             return f"{self._elector.holder or 'nobody'} leads"
         return "" if self._loaded else "the plans of bound pods are not read yet"
@@ -182,68 +128,25 @@ class Scheduler:
     async def run(self) -> None:
         """Follow the cluster and take part in the election, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._pods.run())
-            tasks.create_task(self._gpu_nodes.run())
-            tasks.create_task(self._nodes.run())
-            tasks.create_task(self._queue_objects.run())
-            tasks.create_task(self._namespaces.run())
+            tasks.create_task(self._watches.run())
             tasks.create_task(self._recorder.run())
             tasks.create_task(self._waiting.run())
-            await self._pods.wait_synced()
-            await self._gpu_nodes.wait_synced()
+            await self._watches.wait_synced()
             rows = len(self.cluster.chooser.allocations.milli_free)
-            _log.info(
-                "read", nodes=len(self.cluster.nodes), rows=rows, pods=len(self._pods.objects)
-            )
+            pods = len(self._watches.pods.objects)
+            _log.info("read", nodes=len(self.cluster.nodes), rows=rows, pods=pods)
             gc.collect()
-            gc.freeze()  # what is there now stays: it need not be looked at again and again
+            gc.freeze()  # these objects stay: the collector need not visit them again and again
             tasks.create_task(self._keep_warm())
             tasks.create_task(self._gangs.run())
             tasks.create_task(self._writer.run())
             tasks.create_task(self._elector.run())
 
-    def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
-        one = new or old
-        if one is None:
-            return
-        uid = one.metadata.uid
-        self.cluster.set_pod(uid, new)
-        self._gangs.pod_changed(uid, new)
-        if new is None or new.spec.node_name:
-            self._waiting.done(uid)
-        self._changes.ring()
-
-    def _gpus_changed(self, old: GpuNode | None, new: GpuNode | None) -> None:
-        one = new or old
-        if one is not None:
-            self.cluster.set_node(one.metadata.name, new)
-            self._changes.ring()
-
-    def _node_changed(self, old: Node | None, new: Node | None) -> None:
-        one = new or old
-        if one is None:
-            return
-        name = one.metadata.name
-        if new is None:
-            self._known_nodes.pop(name, None)
-        else:
-            self._known_nodes[name] = new
-        served = new is not None and is_served(new, self._seen_by_kubelets)
-        self.cluster.set_served(name, served=served)
-        if old is None or new is None or _says(old) != _says(new):
-            self._changes.ring()
-
-    def _queue_changed(self, old: Queue | None, new: Queue | None) -> None:
-        one = new or old
-        if one is not None:
-            self._queues.set_queue(one.metadata.name, new)
-            self._changes.ring()
-
-    def _namespace_changed(self, old: Namespace | None, new: Namespace | None) -> None:
-        one = new or old
-        if one is not None:
-            self._queues.set_namespace(one.metadata.name, new)
-            self._changes.ring()
+    def _pod_changed(self, before: Pod | None, now: Pod | None) -> None:
+        self._gangs.pod_changed(before, now)
+        one = now or before
+        if one is not None and (now is None or now.spec.node_name):
+            self._waiting.done(one.metadata.uid)
 
     def _leads(self, leading: bool) -> None:  # noqa: FBT001 - the callback's form
         self._loaded = False
@@ -255,116 +158,51 @@ class Scheduler:
             self._loading = asyncio.create_task(self._load())
 
     async def _load(self) -> None:
-        """Read the pods anew: the leader before may have bound some that were not heard of yet."""
-        await self._pods.refresh()
-        await self._gpu_nodes.refresh()
-        await self._know_queues()
+        """Read what the leader before this one has written."""
+        await self._watches.refresh()
+        await self._watches.wait_queues()
         backoff = Backoff()
         while not await self._gangs.load():
             await asyncio.sleep(backoff.wait())
         self._loaded = True
-        _log.info("ready", nodes=len(self.cluster.nodes), pods=len(self._pods.objects))
-
-    async def _know_queues(self) -> None:
-        """Until queues are read: one that is not read yet is not one that does not exist.
-
-        A cluster without their CustomResourceDefinition has none.
-        """
-        await self._namespaces.wait_synced()
-        while not (self._queue_objects.synced or await self._has_no_queues()):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(QUEUE_SECONDS):
-                    await self._queue_objects.wait_synced()
-
-    async def _has_no_queues(self) -> bool:
-        try:
-            await self._client.list(QUEUES)
-        except ApiError as error:
-            return error.not_found
-        return False
+        pods = len(self._watches.pods.objects)
+        _log.info("ready", nodes=len(self.cluster.nodes), pods=pods)
 
     async def _keep_warm(self) -> None:
-        """Who does not lead keeps its allocations up to date too: it may have to at any time."""
+        """Keep the allocations up to date in every replica: each may become the leader."""
         while True:
             await asyncio.sleep(WARM_SECONDS)
             self.cluster.bring_up_to_date(AT_ONCE)
 
+    def _gauges(self) -> Gauges:
+        return {
+            "waiting_pods": ("Pods that no node has GPUs for.", lambda: len(self._waiting)),
+            "held_back_pods": (
+                "Pods whose binding waits until the agent cannot confuse them with another pod.",
+                lambda: self._binder.held_back,
+            ),
+            "waiting_gangs": (
+                "Gangs whose pods are all there and wait for GPUs.",
+                lambda: self._gangs.count(Phase.WAITING),
+            ),
+            "reserved_gangs": (
+                "Gangs whose GPUs are reserved and whose pods are being bound.",
+                lambda: self._gangs.count(Phase.RESERVED),
+            ),
+            "events_dropped": (
+                "Events that were dropped and not written.",
+                lambda: self._recorder.dropped,
+            ),
+            "leader": ("1 if this replica leads.", lambda: self._elector.leading),
+            "silence_seconds": (
+                "Seconds since the quieter of the watches of pods and GPUNodes received anything.",
+                lambda: self._watches.silence,
+            ),
+        }
 
-def _says(node: Node) -> object:
-    """What of a node decides who may go there; the rest changes all the time."""
-    return node.metadata.labels, node.spec, node.status
 
-
-def is_served(node: Node, resources: Iterable[str]) -> bool:
-    """Whether a node's kubelet has devices to give.
-
-    A kubelet that lost its agent counts what it offered as capacity, and none of it as allocatable.
-    One that never had any says nothing of it: then its agent may just have come.
-    """
-    offered = [name for name in resources if quantity(node.status.capacity.get(name, 0))]
-    left = [name for name in offered if quantity(node.status.allocatable.get(name, 0))]
-    return not offered or bool(left)
-
-
-async def serve(options: Options) -> None:
+async def serve(options: SchedulerOptions) -> None:
     """Run a replica until SIGTERM or SIGINT."""
     async with connect(options.kubeconfig) as client:
         scheduler = Scheduler(client, options)
-        config = uvicorn.Config(
-            scheduler.app,
-            host=options.host,
-            port=options.port,
-            ssl_certfile=options.tls_cert,
-            ssl_keyfile=options.tls_key,
-            log_level="warning",
-            access_log=False,
-            proxy_headers=False,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=5,
-            timeout_keep_alive=KEEP_ALIVE,
-        )
-        server = uvicorn.Server(config)
-        _outlive_signals()
-        following = asyncio.create_task(scheduler.run())
-        following.add_done_callback(lambda _: setattr(server, "should_exit", True))
-        renewing = asyncio.create_task(_renew_certificate(config))
-        await server.serve()
-        renewing.cancel()
-        if following.done():
-            following.result()
-        following.cancel()
-        with suppress(asyncio.CancelledError):
-            await following
-
-
-def _outlive_signals() -> None:
-    """Uvicorn raises the signal that ended it again: there is still a lease to give back then."""
-    loop = asyncio.get_running_loop()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, lambda: None)
-
-
-async def _renew_certificate(config: uvicorn.Config) -> None:
-    """Take a new certificate from its file when it is there: they are renewed while this runs."""
-    cert = config.ssl_certfile
-    if cert is None:
-        return
-    known = _written(cert)
-    while True:
-        await asyncio.sleep(CERTIFICATE_SECONDS)
-        now = _written(cert)
-        if now != known and config.ssl is not None:
-            try:
-                config.ssl.load_cert_chain(cert, config.ssl_keyfile)
-            except (OSError, ssl.SSLError) as error:
-                _log.warning("the new certificate cannot be read", file=str(cert), why=str(error))
-            else:
-                known = now
-
-
-def _written(file: str | os.PathLike[str]) -> float:
-    try:
-        return Path(file).stat().st_mtime
-    except OSError:
-        return 0.0
+        await serve_while(scheduler.app, options.address, scheduler.run())

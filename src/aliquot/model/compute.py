@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Gates(StrEnum):
-    """Whether a GPU can be made to wait for credit: the word of the programs' own self-test."""
+    """Whether gates work on a GPU: the result of the self-test in each program."""
 
     UNTRIED = "untried"
     WORK = "work"
@@ -15,24 +15,24 @@ class Gates(StrEnum):
 
 
 class Turn(StrEnum):
-    """Where a slice stands while slices take turns on a GPU."""
+    """The state of a slice while slices take turns on a GPU."""
 
     IDLE = "idle"  # it has no work
-    ALONE = "alone"  # nobody else has work
+    ALONE = "alone"  # no other slice has work
     OUT = "out"  # it has no credit
-    HOLDS = "holds"  # it gets credit
-    DRAINS = "drains"  # it gets none any more, and has not come to its end
-    OVERDUE = "overdue"  # the same for too long: the others go on beside it
+    HOLDS = "holds"  # it gets credit: its turn
+    DRAINS = "drains"  # it gets no more credit, and its last work is not done
+    OVERDUE = "overdue"  # it has drained for too long: the others run at the same time
     EXEMPT = "exempt"  # it was overdue too often: it takes no turns for a while
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeUse:
-    """What a slice got of its GPU's time. All but `recent_*` and `backlog_quanta` only grows.
+    """The compute time that a slice got. Counters only grow.
 
-    `why` is the driver's code where `gates` fail. `weight_percent` is the part of the GPU that the
-    slice has by what was asked for it and for the others. `recent_*` are of about the last
-    second. The quantiles of the waits are None where it never waited.
+    `why` is the CUDA error code if `gates` fail. `weight_percent` is the share of the GPU that
+    follows from the requests of all slices. `recent_*` cover about the last second. The quantiles
+    of the waits are None if the slice never waited.
     """
 
     gates: Gates = Gates.UNTRIED
@@ -52,5 +52,5 @@ class ComputeUse:
 
     @property
     def got_ratio(self) -> float | None:
-        """The part of the GPU's time that it had lately; None where nobody has looked yet."""
+        """The share of the GPU's time in about the last second; None if it is not known yet."""
         return self.recent_used_seconds / self.recent_seconds if self.recent_seconds else None

@@ -1,24 +1,24 @@
-"""The one tree of errors that Aliquot raises for people.
+"""The errors that Aliquot raises for people.
 
-Each error says what is wrong, naming the thing, and, where there is one, the way out. Anything
-that is not an AliquotError is a defect.
+The message says what is wrong and names the thing. The hint, if there is one, says what to do about
+it. Any other exception that reaches a user is a defect.
 """
 
 
 class AliquotError(Exception):
-    """What went wrong, and what to do about it."""
+    """Base of all errors for people: a message and an optional hint."""
 
-    def __init__(self, message: str, way_out: str | None = None) -> None:
+    def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.way_out = way_out
+        self.hint = hint
 
     def __str__(self) -> str:
-        return self.message if self.way_out is None else f"{self.message}\n  {self.way_out}"
+        return self.message if self.hint is None else f"{self.message}\n  {self.hint}"
 
 
-class BadValueError(AliquotError):
-    """A value that a person wrote cannot be understood or is out of range."""
+class InvalidValueError(AliquotError):
+    """A value that a user gave cannot be parsed or is out of range."""
 
 
 class NoGpuError(AliquotError):
@@ -29,8 +29,8 @@ class DriverError(AliquotError):
     """The driver is missing a part, is too old, or does not answer."""
 
 
-class NoRoomError(AliquotError):
-    """No GPU, or not enough different GPUs, can hold what was asked for."""
+class NoCapacityError(AliquotError):
+    """Too few GPUs have enough free memory or compute for the request."""
 
 
 class NameInUseError(AliquotError):
@@ -41,36 +41,36 @@ class NoSuchGrantError(AliquotError):
     """No grant has this name, or more than one has."""
 
 
-class InUseError(AliquotError):
-    """A limit was to go below what is in use."""
+class MemoryInUseError(AliquotError):
+    """The new memory limit is below what programs use now."""
 
 
-class NotYoursError(AliquotError):
-    """The grant is another user's."""
+class NotOwnerError(AliquotError):
+    """The grant belongs to another user."""
 
 
 class UnsupportedError(AliquotError):
-    """This GPU or its driver cannot do what was asked for."""
+    """This GPU or its driver does not support the request."""
 
 
-class NestedError(AliquotError):
-    """A grant was asked for from inside a grant."""
+class NestedGrantError(AliquotError):
+    """A program inside a grant asked for another grant."""
 
 
 class StateError(AliquotError):
-    """The state directory, or something in it, cannot be made or trusted."""
+    """The state directory, or a file in it, cannot be created or trusted."""
 
 
 class ArbiterError(AliquotError):
-    """The arbiter does not start, does not answer, or answers what nobody understands."""
+    """The arbiter does not start, does not answer, or sends an invalid answer."""
 
 
 class InstallationError(AliquotError):
-    """A file of Aliquot itself is missing or is not what it should be."""
+    """A file of Aliquot itself is missing or damaged."""
 
 
 class OutputError(AliquotError):
-    """Standard output does not take what is written to it."""
+    """Standard output cannot be written."""
 
 
 class CommandNotFoundError(AliquotError):
@@ -78,4 +78,4 @@ class CommandNotFoundError(AliquotError):
 
 
 class CommandNotExecutableError(AliquotError):
-    """The command to run exists and may not be executed."""
+    """The command to run exists but cannot be executed."""

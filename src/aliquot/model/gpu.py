@@ -1,4 +1,4 @@
-"""A GPU as this machine has it."""
+"""A GPU of this machine, its links and the processes on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that the driver says uses a GPU; `bytes` is None where it does not say how much."""
+    """A process that the driver lists on a GPU; `bytes` is None if the driver does not say."""
 
     pid: int
     name: str
@@ -16,10 +16,10 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How a GPU reaches a neighbour.
+    """The link from a GPU to another one.
 
     `kind` is what `nvidia-smi topo` prints: `NV18` is 18 NVLinks; PIX, PXB, PHB, NODE and SYS are
-    ever longer ways over PCIe.
+    longer and longer paths over PCIe.
     """
 
     index: int
@@ -30,8 +30,8 @@ class Link:
 class Gpu:
     """One physical device.
 
-    `used_bytes` is the driver's own figure for the whole device. `mig`: it is cut into MIG
-    instances; `exclusive`: the driver lets one process in at a time, or none.
+    `used_bytes` is the driver's figure for the whole device. `mig`: it is divided into MIG
+    instances. `exclusive`: its compute mode allows one process at a time, or none.
     """
 
     index: int
@@ -50,5 +50,5 @@ class Gpu:
 
     @property
     def model(self) -> str:
-        """The name without its maker: `NVIDIA H100 80GB HBM3` is an `H100 80GB HBM3`."""
+        """The name without the vendor: `H100 80GB HBM3` of `NVIDIA H100 80GB HBM3`."""
         return self.name.removeprefix("NVIDIA ")

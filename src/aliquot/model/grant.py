@@ -1,4 +1,4 @@
-"""Slices, and the grants that hold them."""
+"""Slices, and the grants that have them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from aliquot.model.compute import ComputeUse
@@ -18,14 +18,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 
 class Policy(StrEnum):
-    """Whether a slice may use compute that others leave idle."""
+    """Whether a slice may use compute time that others leave idle."""
 
     ELASTIC = "elastic"
     HARD = "hard"
 
 
 class Priority(StrEnum):
-    """Whose work goes first."""
+    """Which slice's work goes first."""
 
     LATENCY = "latency"
     NORMAL = "normal"
@@ -33,10 +33,10 @@ class Priority(StrEnum):
 
 
 class Life(StrEnum):
-    """What a grant lives by.
+    """When a grant ends.
 
-    An owned one by the process that made it, a kept one by the word of who made it. An ended one
-    was kept: it takes nobody in any more and goes with its last process.
+    An owned grant ends with the process that made it. A kept grant stays until somebody ends it.
+    An ended grant was kept: no process can join it, and it is removed with its last process.
     """
 
     OWNED = "owned"
@@ -44,22 +44,22 @@ class Life(StrEnum):
     ENDED = "ended"
 
 
-class Hold(StrEnum):
-    """Whether a grant has its slices now: what a program is frozen and thawed between.
+class GrantState(StrEnum):
+    """Whether a grant uses its slices now.
 
-    A taken one is as ever. An open one has all it has, the GPU waits for no credit of it, and
-    processes wait before they come in. A parked one is the same and has nothing: others may have
-    its room, and it is taken or open again only where there is room for it.
+    An active grant does. While it is switching the driver freezes or thaws its processes: it still
+    has its slices, its gates are open, and new processes wait before they join. The slices of a
+    parked grant are free for other grants; it can leave that state only if they fit again.
     """
 
-    TAKEN = "taken"
-    OPEN = "open"
+    ACTIVE = "active"
+    SWITCHING = "switching"
     PARKED = "parked"
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of one GPU. `compute_percent` 0 is an equal part of what the others leave."""
+    """A part of one GPU. `compute_percent` 0 means an equal part of what the others leave."""
 
     gpu_uuid: str
     memory_bytes: int
@@ -69,13 +69,13 @@ class Slice:
 
     @property
     def reserved_percent(self) -> int:
-        """The compute time that no other slice can have; a background one gets what is left."""
+        """The compute time that it reserves: none for background, which gets only idle time."""
         return 0 if self.priority is Priority.BACKGROUND else self.compute_percent
 
 
 @dataclass(frozen=True, slots=True)
 class SliceUse:
-    """What is used of one slice.
+    """The memory that is used of one slice.
 
     `counted_bytes` is what programs allocated, `driver_bytes` what the driver took by itself for
     them (contexts, modules). Both count against the slice's limit.
@@ -93,11 +93,11 @@ class SliceUse:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of a grant, by the kernel's word. `state` is `live`, or `ending` once dead.
+    """A process of a grant. `state` is `live`, or `ending` once it is dead.
 
-    `ties` are what keeps the driver from freezing it, by what it ever asked for: `managed` memory,
-    memory or events that go between processes (`ipc`), memory that was exported or imported
-    (`shared`). `inside`: calls that wait for the GPU, or ask it; they stop while it is frozen.
+    `ties` are the reasons why the driver cannot freeze it: it has ever used `managed` memory,
+    memory or events shared between processes (`ipc`), or exported or imported memory (`shared`).
+    `inside` is the number of its driver calls in progress; they block while it is frozen.
     """
 
     pid: int
@@ -110,7 +110,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The slices that one process tree holds; `use[i]` and `compute[i]` are of `slices[i]`."""
+    """The slices of one process tree; `use[i]` and `compute[i]` belong to `slices[i]`."""
 
     name: str
     directory: str
@@ -124,28 +124,28 @@ class Grant:
     compute: tuple[ComputeUse, ...]
     processes: tuple[Process, ...]
     life: Life = Life.OWNED
-    hold: Hold = Hold.TAKEN
+    state: GrantState = GrantState.ACTIVE
 
     def slices_on(self, gpu_uuid: str) -> tuple[Slice, ...]:
-        """What this grant has of a GPU now: nothing while it is parked."""
-        if self.hold is Hold.PARKED:
+        """Its slices of a GPU; none while it is parked."""
+        if self.state is GrantState.PARKED:
             return ()
         return tuple(part for part in self.slices if part.gpu_uuid == gpu_uuid)
 
     def bytes_on(self, gpu_uuid: str) -> int:
-        """What this grant holds of a GPU, used or not."""
+        """The memory that it has of a GPU, used or not."""
         return sum(part.memory_bytes for part in self.slices_on(gpu_uuid))
 
     def reserved_percent_on(self, gpu_uuid: str) -> int:
-        """What this grant has of a GPU's compute time that no other can have."""
+        """The compute time of a GPU that it reserves."""
         return sum(part.reserved_percent for part in self.slices_on(gpu_uuid))
 
 
 def check_name(name: str) -> str:
-    """A grant's name as it is, or BadValueError."""
+    """The name, unchanged; InvalidValueError if it is not valid for a grant."""
     if _NAME.fullmatch(name) is None:
-        raise BadValueError(
-            f"{name!r} is no name for a grant",
-            "A name has 1 to 63 of A-Z a-z 0-9 . _ - and begins with a letter or a digit.",
+        raise InvalidValueError(
+            f"{name!r} is not a valid name for a grant",
+            "A name has 1 to 63 characters of A-Z a-z 0-9 . _ - and begins with a letter or digit.",
         )
     return name

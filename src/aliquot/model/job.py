@@ -1,4 +1,4 @@
-"""A job: a command run by a gang whose size may move between a minimum and a maximum."""
+"""A job: a command run by several workers, whose number may vary between bounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from aliquot.model.request import Request
@@ -20,8 +20,8 @@ _RANGE = re.compile(r"([0-9]{1,5})\.\.([0-9]{1,5})(:pow2)?", re.ASCII)
 _LIST = re.compile(r"[0-9]{1,5}(,[0-9]{1,5})*", re.ASCII)
 
 
-class State(StrEnum):
-    """Where a job stands. `lifecycle` says what leads from one to the next."""
+class JobPhase(StrEnum):
+    """The phase of a job. `lifecycle` defines the transitions."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -37,31 +37,31 @@ class State(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing comes after it."""
+        """Whether the job is finished: no other phase follows."""
         return self in _FINAL
 
     @property
-    def resting(self) -> bool:
-        """Whether no worker of the job runs, and no GPU is held for it."""
-        return self.final or self in {State.PENDING, State.SUSPENDED}
+    def inactive(self) -> bool:
+        """Whether no worker of the job runs and it has no GPU."""
+        return self.final or self in {JobPhase.PENDING, JobPhase.SUSPENDED}
 
     @property
-    def notice(self) -> str:
-        """What workers that are to go are told of why (`aliquot.worker`)."""
+    def notice_kind(self) -> str:
+        """The `kind` of the notice that its workers get before they are stopped."""
         return _NOTICES.get(self, "stop")
 
 
 _NOTICES = {
-    State.GROWING: "grow",
-    State.SHRINKING: "shrink",
-    State.MIGRATING: "migrate",
-    State.SUSPENDING: "suspend",
+    JobPhase.GROWING: "grow",
+    JobPhase.SHRINKING: "shrink",
+    JobPhase.MIGRATING: "migrate",
+    JobPhase.SUSPENDING: "suspend",
 }
-_FINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
+_FINAL = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED})
 
 
-class Wish(StrEnum):
-    """What the job's user wants of it. Who has cancelled it cannot want anything else."""
+class Desired(StrEnum):
+    """What the user wants the job to do. CANCEL cannot be taken back."""
 
     RUN = "run"
     SUSPEND = "suspend"
@@ -70,31 +70,31 @@ class Wish(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The numbers of workers that a job can run with, from the smallest to the largest."""
+    """The numbers of workers that a job can run with, in ascending order."""
 
     allowed: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
         if not self.allowed or list(self.allowed) != sorted(set(self.allowed)):
-            raise BadValueError(f"{self.allowed} are no sizes of a job", SIZES_EXAMPLES)
+            raise InvalidValueError(f"{self.allowed} are not valid sizes of a job", SIZES_EXAMPLES)
         if self.allowed[0] < 1 or self.allowed[-1] > MAX_WORKERS:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"a job cannot have {self} workers", f"It has 1 to {MAX_WORKERS}. {SIZES_EXAMPLES}"
             )
 
     @property
     def least(self) -> int:
-        """The size below which the job does not run."""
+        """The smallest size."""
         return self.allowed[0]
 
     @property
     def most(self) -> int:
-        """The size above which it has no use for more."""
+        """The largest size."""
         return self.allowed[-1]
 
     @property
     def elastic(self) -> bool:
-        """Whether there is a choice."""
+        """Whether there is more than one size."""
         return len(self.allowed) > 1
 
     def above(self, size: int) -> int | None:
@@ -113,12 +113,14 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be run, as it was asked for. It never changes; `lifecycle.Record` does.
+    """A job as the user submitted it. It never changes; its `JobState` does.
 
-    `request` is what each worker asks for. `live`: the program takes up another size while it runs,
-    so that a resize ends only the workers that are too many. `retries` is how often it is started
-    again after it failed by itself. Before workers are stopped they are told (`notice_seconds`
-    ahead), then sent SIGTERM (`grace_seconds` ahead of SIGKILL).
+    - `request`: what each worker asks for.
+    - `live`: the program adapts to a new size while it runs, so a resize stops only the workers
+      above the new size.
+    - `retries`: how often the job is started again after a worker failed.
+    - `notice_seconds`: how long before SIGTERM workers get a notice.
+    - `grace_seconds`: how long after SIGTERM workers get SIGKILL.
     """
 
     number: int
@@ -136,9 +138,9 @@ class Job:
 
     def __post_init__(self) -> None:
         if not self.command:
-            raise BadValueError(f"job {self.name} has no command")
+            raise InvalidValueError(f"job {self.name} has no command")
         if self.retries < 0 or min(self.notice_seconds, self.grace_seconds) < 0:
-            raise BadValueError(f"job {self.name}: retries and times cannot be negative")
+            raise InvalidValueError(f"job {self.name}: retries and times must not be negative")
 
     def __str__(self) -> str:
         return f"{self.name} ({self.number})"
@@ -150,23 +152,23 @@ def parse_sizes(text: str) -> Sizes:
     if match := _RANGE.fullmatch(text):
         least, most = int(match[1]), int(match[2])
         if most < least:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"{text!r}: the maximum {most} is below the minimum {least}", SIZES_EXAMPLES
             )
         if most > MAX_WORKERS:
-            raise BadValueError(f"{text!r}: a job has at most {MAX_WORKERS} workers")
+            raise InvalidValueError(f"{text!r}: a job has at most {MAX_WORKERS} workers")
         return _powers(text, least, most) if match[3] else Sizes(tuple(range(least, most + 1)))
     if _LIST.fullmatch(text):
         return Sizes(tuple(sorted({int(word) for word in text.split(",")})))
-    raise BadValueError(f"{text!r} is no number of workers", SIZES_EXAMPLES)
+    raise InvalidValueError(f"{text!r} is not a number of workers", SIZES_EXAMPLES)
 
 
 def check_job_name(name: str) -> str:
-    """A job's name as it is, or BadValueError."""
+    """The name, if it is a valid name of a job; else InvalidValueError."""
     if _NAME.fullmatch(name) is None or name.isdecimal():
-        raise BadValueError(
-            f"{name!r} is no name for a job",
-            "A name has 1 to 30 of A-Z a-z 0-9 _ - and begins with a letter or a digit; it is not"
+        raise InvalidValueError(
+            f"{name!r} is not a valid name for a job",
+            "A name has 1 to 30 of A-Z a-z 0-9 _ -, begins with a letter or a digit, and is not"
             " a number.",
         )
     return name
@@ -176,4 +178,4 @@ def _powers(text: str, least: int, most: int) -> Sizes:
     powers = (1 << bit for bit in range(MAX_WORKERS.bit_length()))
     if found := tuple(size for size in powers if least <= size <= most):
         return Sizes(found)
-    raise BadValueError(f"{text!r}: there is no power of two in it", SIZES_EXAMPLES)
+    raise InvalidValueError(f"{text!r}: the range has no power of two", SIZES_EXAMPLES)

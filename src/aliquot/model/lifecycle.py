@@ -1,27 +1,29 @@
-"""What a job does next: one pure state machine for the pool and for Kubernetes.
+"""The life cycle of a job: one pure state machine for the pool and for Kubernetes.
 
-The controller of a job repeats four steps: it reads the record, looks at the world, writes the
-record that `advance` answers, and does what `due` says. It may die between any two of them and is
-started again; what it does may be lost, done twice or done late. The machine lives with that:
+A controller repeats four steps: it reads the job's state, observes its workers, writes the state
+that `advance` returns, and does the actions that `actions.due_actions` returns. It may die between
+any two steps and is started again. Its actions may be lost, repeated or late. The machine relies on
+these rules:
 
-- *Slots.* A worker runs in a slot, named by the generation that made it and by its rank. The world
-  promises that a slot runs at most one worker ever, and that a slot that is closed (its worker
-  ended, or it was voided before one came) stays closed. All else follows from names: what is done
-  twice finds the slot taken, what is done late finds it closed.
-- *Levels, not edges.* `due` looks only at the record as it was written and at the world. What was
-  lost is said again until it is seen to be done.
-- *Generations.* Each set of workers has a number of its own, larger than all before. Whoever asks
-  for a start or a resize names the generation that was looked at; for another one nothing happens.
-- *Standing still.* Where the world can, a running job is suspended by freezing its workers: they
-  stay, and what they have on GPUs goes to the host (`Record.still`). Their GPUs are given back when
-  all stand still, and are there again before the first is thawed. Where one cannot be frozen, all
-  are asked to save and go; where one does not survive it, all start again, at no retry's cost.
-- *One way out.* Workers that must go are told, then sent SIGTERM, then killed (`Leaving`). A job
-  enters the state that comes after only when their slots are closed and nothing is held for them.
+- *Slots.* A worker runs in a slot, named by its generation and rank. The platform guarantees that a
+  slot runs at most one worker ever, and that a closed slot (its worker ended, or it was voided
+  before one started) stays closed. So a repeated start finds the slot in use, and a late one finds
+  it closed.
+- *Levels, not edges.* Actions depend only on the stored state and on what is observed. An action
+  that was lost is due again until it is observed to be done.
+- *Generations.* Each set of workers has a number larger than all before it. A request to start or
+  resize names the generation it was decided for, and has no effect on any other.
+- *Freezing.* Where the platform can, a running job is suspended by freezing its workers: the
+  processes stay and their GPU memory moves to the host (`JobState.frozen`). Their GPUs are given
+  back when all workers are frozen, and are reserved again before the first is thawed. If one worker
+  cannot be frozen, all are asked to save and stop. If one does not survive, all start again, which
+  costs no retry.
+- *One way to stop.* Workers get a notice, then SIGTERM, then SIGKILL (`Stopping`). The job enters
+  its next phase only when their slots are closed and have no GPUs.
 
-So no rank has two workers, a job whose workers do not run holds nothing, and what was asked to go
-is gone before its place is given away. A worker that is stopped for a resize, a move or a
-suspension may end as it likes: that is no failure and costs no retry.
+It follows that no rank has two workers, that a job without running workers has no GPUs, and that
+workers are gone before their GPUs are given away. How a worker ends while it is stopped for a
+resize, a migration or a suspension does not matter: it is no failure and costs no retry.
 """
 
 from __future__ import annotations
@@ -29,373 +31,380 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aliquot.model.job import State, Wish
-from aliquot.model.status import Leaving, Phase, Slot, Stage
+from aliquot.model.job import Desired, JobPhase
+from aliquot.model.job_state import Slot, Stage, Stopping, WorkerPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aliquot.model.job import Job
-    from aliquot.model.status import Record, Seen, Sight
+    from aliquot.model.job_state import JobState, ObservedJob, ObservedWorker
 
 BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 300.0
 
 
-# --- what others ask for --------------------------------------------------------------------------
+# --- requests from users and schedulers -----------------------------------------------------------
 
 
-def start(job: Job, record: Record, generation: int, size: int, now: float) -> Record:
-    """Give a waiting job its workers; nothing where it does not wait any more."""
-    waits = record.state is State.PENDING and record.wish is Wish.RUN and now >= record.not_before
-    if not waits or record.leaving is not None or generation != record.generation:
-        return record
-    if size not in job.sizes.allowed or (record.still and size != record.size):
-        return record
-    why = f"there is room for {_workers(size)}"
-    if record.still:
-        return _thaw(replace(record, resized_at=now), now, why)
-    return _with_workers(record, State.STARTING, size, now, why)
+def start(job: Job, state: JobState, generation: int, size: int, now: float) -> JobState:
+    """Give a pending job its workers. No effect if it is not pending any more."""
+    waits = (
+        state.phase is JobPhase.PENDING and state.desired is Desired.RUN and now >= state.not_before
+    )
+    if not waits or state.stopping is not None or generation != state.generation:
+        return state
+    if size not in job.sizes.allowed or (state.frozen and size != state.size):
+        return state
+    why = f"GPUs are free for {_workers(size)}"
+    if state.frozen:
+        return _thaw(replace(state, resized_at=now), now, why)
+    return _add_workers(state, JobPhase.STARTING, size, now, why)
 
 
-def resize(  # noqa: PLR0913, PLR0917 - all that a word about a size must say
-    job: Job, record: Record, generation: int, size: int, now: float, why: str
-) -> Record:
-    """Ask a running job for another size; nothing where it is not that job any more."""
-    if not _movable(record, generation) or size not in job.sizes.allowed or size == record.size:
-        return record
-    state = State.GROWING if size > record.size else State.SHRINKING
-    record = replace(record, resizes=record.resizes + 1)
-    if job.live and size > record.size:
-        return _with_workers(record, state, size, now, why)
+def resize(  # noqa: PLR0913, PLR0917 - all that a resize must say
+    job: Job, state: JobState, generation: int, size: int, now: float, why: str
+) -> JobState:
+    """Resize a running job. No effect if it has changed since `generation`."""
+    if not _can_change(state, generation) or size not in job.sizes.allowed or size == state.size:
+        return state
+    phase = JobPhase.GROWING if size > state.size else JobPhase.SHRINKING
+    state = replace(state, resizes=state.resizes + 1)
+    if job.live and size > state.size:
+        return _add_workers(state, phase, size, now, why)
     keep = size if job.live else 0
-    return _leave(job, record, state, State.STARTING, now, why, keep=keep, size=size)
+    return _stop(job, state, phase, JobPhase.STARTING, now, why, keep=keep, size=size)
 
 
-def migrate(job: Job, record: Record, generation: int, now: float, why: str) -> Record:
-    """Ask a running job to start again elsewhere, at the size it has."""
-    if not _movable(record, generation):
-        return record
-    record = replace(record, resizes=record.resizes + 1)
-    return _leave(job, record, State.MIGRATING, State.STARTING, now, why, size=record.size)
+def migrate(job: Job, state: JobState, generation: int, now: float, why: str) -> JobState:
+    """Restart a running job on other GPUs, at the same size."""
+    if not _can_change(state, generation):
+        return state
+    state = replace(state, resizes=state.resizes + 1)
+    return _stop(job, state, JobPhase.MIGRATING, JobPhase.STARTING, now, why, size=state.size)
 
 
-def want(record: Record, wish: Wish) -> Record:
-    """What its user wants now. `advance` brings it about; a cancelled job stays cancelled."""
-    if record.state.final or record.wish is Wish.CANCEL:
-        return record
-    return replace(record, wish=wish)
+def set_desired(state: JobState, desired: Desired) -> JobState:
+    """Set what the user wants; `advance` brings it about. A cancelled job stays cancelled."""
+    if state.phase.final or state.desired is Desired.CANCEL:
+        return state
+    return replace(state, desired=desired)
 
 
-def _movable(record: Record, generation: int) -> bool:
+def _can_change(state: JobState, generation: int) -> bool:
     return (
-        record.state is State.RUNNING
-        and record.leaving is None
-        and record.wish is Wish.RUN
-        and record.generation == generation
+        state.phase is JobPhase.RUNNING
+        and state.stopping is None
+        and state.desired is Desired.RUN
+        and state.generation == generation
     )
 
 
 # --- one step -------------------------------------------------------------------------------------
 
 
-def advance(job: Job, record: Record, seen: Seen, now: float) -> Record:
-    """The record after one look at the world; the same one where nothing has changed."""
-    if record.state.final:
-        return record
-    if record.leaving is not None:
-        return _go_on_leaving(job, record, record.leaving, seen, now)
-    if record.still:
-        return _stand_still(job, record, seen, now)
-    if record.state.resting:
-        return _rest(record, now)
-    if record.wish is not Wish.RUN:
-        return _obey(job, record, seen, now)
-    return _watch(job, record, seen, now)
+def advance(job: Job, state: JobState, observed: ObservedJob, now: float) -> JobState:
+    """The state that follows from what is observed; the same state if nothing changes."""
+    if state.phase.final:
+        return state
+    if state.stopping is not None:
+        return _continue_stopping(job, state, state.stopping, observed, now)
+    if state.frozen:
+        return _keep_frozen(job, state, observed, now)
+    if state.phase.inactive:
+        return _wait(state, now)
+    if state.desired is not Desired.RUN:
+        return _fulfil_request(job, state, observed, now)
+    return _check_workers(job, state, observed, now)
 
 
-def _rest(record: Record, now: float) -> Record:
-    """Pending and suspended jobs have nothing that could be in the way."""
-    match record.wish, record.state:
-        case Wish.CANCEL, _:
-            return _enter(record, State.CANCELLED, now, "cancelled")
-        case Wish.SUSPEND, State.PENDING:
-            why = "suspended again" if record.still else "suspended before it ran"
-            return _enter(record, State.SUSPENDED, now, why)
-        case Wish.RUN, State.SUSPENDED:
-            return _enter(record, State.PENDING, now, "resumed")
+def _wait(state: JobState, now: float) -> JobState:
+    """A pending or suspended job has no running workers, so a request takes effect at once."""
+    match state.desired, state.phase:
+        case Desired.CANCEL, _:
+            return _enter(state, JobPhase.CANCELLED, now, "cancelled")
+        case Desired.SUSPEND, JobPhase.PENDING:
+            why = "suspended again" if state.frozen else "suspended before it ran"
+            return _enter(state, JobPhase.SUSPENDED, now, why)
+        case Desired.RUN, JobPhase.SUSPENDED:
+            return _enter(state, JobPhase.PENDING, now, "resumed")
         case _:
-            return record
+            return state
 
 
-def _obey(job: Job, record: Record, seen: Seen, now: float) -> Record:
-    """Its user wants it suspended or cancelled."""
-    if record.wish is Wish.SUSPEND and _freezable(record, seen):
-        why = "suspended: what it has on GPUs moves to the host"
-        asked = replace(record, still=True, generation=record.generation + 1)
-        return _enter(asked, State.SUSPENDING, now, why)
-    if record.wish is Wish.SUSPEND:
-        return _ask_to_save(job, record, seen.unfreezable or "", now)
-    return _leave(job, record, record.state, State.CANCELLED, now, "cancelled", stage=Stage.TERM)
+def _fulfil_request(job: Job, state: JobState, observed: ObservedJob, now: float) -> JobState:
+    """The user wants a job suspended or cancelled that has workers."""
+    if state.desired is Desired.SUSPEND and _freezable(state, observed):
+        why = "suspending: its GPU memory moves to the host"
+        asked = replace(state, frozen=True, generation=state.generation + 1)
+        return _enter(asked, JobPhase.SUSPENDING, now, why)
+    if state.desired is Desired.SUSPEND:
+        return _ask_to_save(job, state, observed.unfreezable or "", now)
+    return _stop(job, state, state.phase, JobPhase.CANCELLED, now, "cancelled", stage=Stage.TERM)
 
 
-def _watch(job: Job, record: Record, seen: Seen, now: float) -> Record:
-    """Workers come, run and end by themselves."""
-    ended = _ended(record, seen)
+def _check_workers(job: Job, state: JobState, observed: ObservedJob, now: float) -> JobState:
+    """Follow workers that start, run and end by themselves."""
+    ended = _ended(state, observed)
     if (failed := _first_failed(ended)) is not None:
-        return _fail(job, record, failed, ended[failed], now)
-    if len(ended) == record.size:
-        return _succeed(job, record, now)
-    if record.state is State.RUNNING:
-        return record
-    return _await_workers(job, record, seen, now)
+        return _fail(job, state, failed, ended[failed], now)
+    if len(ended) == state.size:
+        return _succeed(job, state, now)
+    if state.phase is JobPhase.RUNNING:
+        return state
+    return _await_start(job, state, observed, now)
 
 
-def _await_workers(job: Job, record: Record, seen: Seen, now: float) -> Record:
-    """Those that are new begin; frozen ones are thawed."""
-    frozen = [slot for slot in record.slots if seen.frozen(slot)]
-    if (stuck := _first_stuck(frozen, seen)) is not None:
-        rank, why = stuck
-        return _lose_frozen(job, record, rank, f"could not be thawed ({why})", now)
-    whole = all(slot in seen.slots for slot in record.slots)
-    wanting = [*_new(record), *frozen]
-    trouble = None if all(slot in seen.held for slot in wanting) else seen.refused
+def _await_start(job: Job, state: JobState, observed: ObservedJob, now: float) -> JobState:
+    """Wait until new workers run and frozen ones are thawed; give up if that is impossible."""
+    frozen = [slot for slot in state.slots if observed.frozen(slot)]
+    if (error := _first_freeze_error(frozen, observed)) is not None:
+        rank, why = error
+        return _restart_after_freeze(job, state, rank, f"could not be thawed ({why})", now)
+    whole = all(slot in observed.slots for slot in state.slots)
+    wanting = [*_newest(state), *frozen]
+    trouble = None if all(slot in observed.allocated for slot in wanting) else observed.refused
     if trouble is None and not whole:
-        trouble = seen.stuck
+        trouble = observed.blocked
     if trouble is not None:
-        return _give_up_start(job, record, trouble, now)
+        return _abandon_start(job, state, trouble, now)
     if frozen or not whole:
-        return record
-    return _enter(record, State.RUNNING, now, f"runs with {_workers(record.size)}")
+        return state
+    return _enter(state, JobPhase.RUNNING, now, f"running with {_workers(state.size)}")
 
 
-def _fail(job: Job, record: Record, rank: int, sight: Sight, now: float) -> Record:
-    """A worker ended as it should not: all start again, or the job has failed."""
-    if _thaws(record):
-        return _lose_frozen(job, record, rank, _how(sight), now)
-    what = f"worker {rank} {_how(sight)}"
-    if sight.phase is Phase.VOID or sight.excused:  # no fault of the job's
-        return _leave(job, record, record.state, State.PENDING, now, what, stage=Stage.TERM)
-    if sight.unrunnable is not None or record.retries >= job.retries:
-        used = f" ({record.retries} of {job.retries} retries used)" if job.retries else ""
-        return _leave(
-            job, record, record.state, State.FAILED, now, f"{what}{used}", stage=Stage.TERM
+def _fail(job: Job, state: JobState, rank: int, worker: ObservedWorker, now: float) -> JobState:
+    """A worker failed: start all again, or fail the job."""
+    if _is_thawing(state):
+        return _restart_after_freeze(job, state, rank, _how_it_ended(worker), now)
+    what = f"worker {rank} {_how_it_ended(worker)}"
+    if worker.phase is WorkerPhase.VOID or worker.disrupted:  # not the job's fault
+        return _stop(job, state, state.phase, JobPhase.PENDING, now, what, stage=Stage.TERM)
+    if worker.unrunnable is not None or state.retries >= job.retries:
+        used = f" ({state.retries} of {job.retries} retries used)" if job.retries else ""
+        return _stop(
+            job, state, state.phase, JobPhase.FAILED, now, f"{what}{used}", stage=Stage.TERM
         )
-    number = record.retries + 1
-    pause = min(BACKOFF_SECONDS * 2.0 ** min(record.retries, 16), LONGEST_BACKOFF_SECONDS)
-    again = replace(record, retries=number, not_before=now + pause)
+    number = state.retries + 1
+    pause = min(BACKOFF_SECONDS * 2.0 ** min(state.retries, 16), LONGEST_BACKOFF_SECONDS)
+    again = replace(state, retries=number, not_before=now + pause)
     why = f"{what}: retry {number} of {job.retries}"
-    return _leave(job, again, record.state, State.PENDING, now, why, stage=Stage.TERM)
+    return _stop(job, again, state.phase, JobPhase.PENDING, now, why, stage=Stage.TERM)
 
 
-def _succeed(job: Job, record: Record, now: float) -> Record:
-    why = "its worker has finished" if record.size == 1 else "all workers have finished"
-    return _leave(job, record, record.state, State.SUCCEEDED, now, why, stage=Stage.KILL)
+def _succeed(job: Job, state: JobState, now: float) -> JobState:
+    why = "its worker has finished" if state.size == 1 else "all workers have finished"
+    return _stop(job, state, state.phase, JobPhase.SUCCEEDED, now, why, stage=Stage.KILL)
 
 
-def _give_up_start(job: Job, record: Record, why: str, now: float) -> Record:
-    """They do not all come after all. Workers that ran before run on; frozen ones stay so."""
-    if _thaws(record):
-        again = replace(record, still=True, not_before=now + BACKOFF_SECONDS)
-        return _enter(again, State.SUSPENDING, now, why)
-    keep = record.size - len(_new(record))
-    then = State.STARTING if keep else State.PENDING
-    later = replace(record, not_before=now + BACKOFF_SECONDS)
-    return _leave(job, later, record.state, then, now, why, stage=Stage.KILL, keep=keep, size=keep)
+def _abandon_start(job: Job, state: JobState, why: str, now: float) -> JobState:
+    """Stop waiting for new workers. Older workers keep running; frozen ones stay frozen."""
+    if _is_thawing(state):
+        again = replace(state, frozen=True, not_before=now + BACKOFF_SECONDS)
+        return _enter(again, JobPhase.SUSPENDING, now, why)
+    keep = state.size - len(_newest(state))
+    then = JobPhase.STARTING if keep else JobPhase.PENDING
+    later = replace(state, not_before=now + BACKOFF_SECONDS)
+    return _stop(job, later, state.phase, then, now, why, stage=Stage.KILL, keep=keep, size=keep)
 
 
-# --- standing still -------------------------------------------------------------------------------
+# --- freezing -------------------------------------------------------------------------------------
 
 
-def _freezable(record: Record, seen: Seen) -> bool:
-    """Whether all workers are there, and can be frozen as far as is known before it is tried."""
-    whole = record.leaving is None and all(slot in seen.slots for slot in record.slots)
-    return seen.unfreezable is None and whole
+def _freezable(state: JobState, observed: ObservedJob) -> bool:
+    """Whether freezing is supported and all workers have started."""
+    whole = state.stopping is None and all(slot in observed.slots for slot in state.slots)
+    return observed.unfreezable is None and whole
 
 
-def _stand_still(job: Job, record: Record, seen: Seen, now: float) -> Record:
-    """Workers are frozen, or are to be."""
-    ended = _ended(record, seen)
-    if record.wish is Wish.CANCEL:
+def _keep_frozen(job: Job, state: JobState, observed: ObservedJob, now: float) -> JobState:
+    """Workers are frozen or are being frozen."""
+    ended = _ended(state, observed)
+    if state.desired is Desired.CANCEL:
         why = "cancelled"
-        return _leave(job, record, record.state, State.CANCELLED, now, why, stage=Stage.KILL)
+        return _stop(job, state, state.phase, JobPhase.CANCELLED, now, why, stage=Stage.KILL)
     if (failed := _first_failed(ended)) is not None:
-        return _lose_frozen(job, record, failed, _how(ended[failed]), now)
-    if len(ended) == record.size:
-        return _succeed(job, record, now)
-    if record.state.resting:
-        return _rest(record, now)
-    return _come_to_rest(job, record, seen, now)
+        return _restart_after_freeze(job, state, failed, _how_it_ended(ended[failed]), now)
+    if len(ended) == state.size:
+        return _succeed(job, state, now)
+    if state.phase.inactive:
+        return _wait(state, now)
+    return _continue_freezing(job, state, observed, now)
 
 
-def _come_to_rest(job: Job, record: Record, seen: Seen, now: float) -> Record:
-    alive = [slot for slot in record.slots if seen.alive(slot)]
-    moving = [slot for slot in alive if not seen.at_rest(slot)]
-    if (stuck := _first_stuck(moving, seen)) is not None:
-        return _cannot_freeze(job, record, stuck[1], now)
-    if moving or any(slot in seen.held for slot in alive):
-        return record
-    return _enter(record, State.SUSPENDED, now, "suspended: what it had on GPUs is with the host")
+def _continue_freezing(job: Job, state: JobState, observed: ObservedJob, now: float) -> JobState:
+    alive = [slot for slot in state.slots if observed.alive(slot)]
+    running = [slot for slot in alive if not observed.stays_frozen(slot)]
+    if (error := _first_freeze_error(running, observed)) is not None:
+        return _abandon_freeze(job, state, error[1], now)
+    if running or any(slot in observed.allocated for slot in alive):
+        return state
+    return _enter(state, JobPhase.SUSPENDED, now, "suspended: its GPU memory is on the host")
 
 
-def _cannot_freeze(job: Job, record: Record, why: str, now: float) -> Record:
-    """Those that are frozen are thawed; all are asked to save, or run on if nobody minds."""
-    if record.wish is Wish.RUN:
-        return _thaw(record, now, f"resumed: {why}")
-    return _ask_to_save(job, replace(record, still=False), why, now)
+def _abandon_freeze(job: Job, state: JobState, why: str, now: float) -> JobState:
+    """One worker cannot be frozen: thaw the others, then ask all to save unless they may run."""
+    if state.desired is Desired.RUN:
+        return _thaw(state, now, f"resumed: {why}")
+    return _ask_to_save(job, replace(state, frozen=False), why, now)
 
 
-def _ask_to_save(job: Job, record: Record, unfreezable: str, now: float) -> Record:
-    since = f", since it cannot be frozen: {unfreezable}" if unfreezable else ""
-    why = f"suspended: asked to save{since}"
-    return _leave(job, record, State.SUSPENDING, State.SUSPENDED, now, why)
+def _ask_to_save(job: Job, state: JobState, unfreezable: str, now: float) -> JobState:
+    because = f", because it cannot be frozen: {unfreezable}" if unfreezable else ""
+    why = f"suspended by the user: asked to save{because}"
+    return _stop(job, state, JobPhase.SUSPENDING, JobPhase.SUSPENDED, now, why)
 
 
-def _lose_frozen(job: Job, record: Record, rank: int, how: str, now: float) -> Record:
-    """A worker did not survive it: all start again, when they may; it was no fault of the job's."""
-    then = State.SUSPENDED if record.wish is Wish.SUSPEND else State.PENDING
-    why = f"worker {rank} {how} while it was suspended: starts again from what it saved"
-    return _leave(job, record, record.state, then, now, why, stage=Stage.KILL)
+def _restart_after_freeze(job: Job, state: JobState, rank: int, how: str, now: float) -> JobState:
+    """A worker did not survive being frozen: all start again. That is not the job's fault."""
+    then = JobPhase.SUSPENDED if state.desired is Desired.SUSPEND else JobPhase.PENDING
+    why = f"worker {rank} {how} while it was suspended: restarting from its last checkpoint"
+    return _stop(job, state, state.phase, then, now, why, stage=Stage.KILL)
 
 
-def _thaw(record: Record, now: float, why: str) -> Record:
-    again = replace(record, still=False, generation=record.generation + 1)
-    return _enter(again, State.STARTING, now, why)
+def _thaw(state: JobState, now: float, why: str) -> JobState:
+    again = replace(state, frozen=False, generation=state.generation + 1)
+    return _enter(again, JobPhase.STARTING, now, why)
 
 
-# --- leaving --------------------------------------------------------------------------------------
+# --- stopping workers -----------------------------------------------------------------------------
 
-_FIRMNESS = {
-    State.STARTING: 0,
-    State.PENDING: 1,
-    State.SUSPENDED: 2,
-    State.CANCELLED: 3,
-    State.FAILED: 4,
-    State.SUCCEEDED: 4,
+_PRECEDENCE = {
+    JobPhase.STARTING: 0,
+    JobPhase.PENDING: 1,
+    JobPhase.SUSPENDED: 2,
+    JobPhase.CANCELLED: 3,
+    JobPhase.FAILED: 4,
+    JobPhase.SUCCEEDED: 4,
 }
 
 
-def _go_on_leaving(job: Job, record: Record, leaving: Leaving, seen: Seen, now: float) -> Record:
-    going = record.slots[leaving.keep :]
-    if record.wish is not Wish.RUN:
-        wanted = State.SUSPENDED if record.wish is Wish.SUSPEND else State.CANCELLED
-        if _FIRMNESS[wanted] > _FIRMNESS[leaving.then]:
-            return _obey(job, record, seen, now)
-    if leaving.stage is Stage.NOTICE and _have_finished(record, seen):
+def _continue_stopping(
+    job: Job, state: JobState, stopping: Stopping, observed: ObservedJob, now: float
+) -> JobState:
+    stopped = state.slots[stopping.keep :]
+    if state.desired is not Desired.RUN:
+        wanted = JobPhase.SUSPENDED if state.desired is Desired.SUSPEND else JobPhase.CANCELLED
+        if _PRECEDENCE[wanted] > _PRECEDENCE[stopping.then]:
+            return _fulfil_request(job, state, observed, now)
+    if stopping.stage is Stage.NOTICE and _all_succeeded(state, observed):
         why = "all workers finished before they were stopped"
-        return _leave(job, record, record.state, State.SUCCEEDED, now, why, stage=Stage.KILL)
-    if all(seen.gone(slot) for slot in going):
-        return _are_gone(record, leaving, now)
-    told = record.slots if leaving.stage is Stage.NOTICE else going
-    if leaving.stage is Stage.NOTICE and all(
-        slot not in seen.slots or seen.ready(slot) for slot in told
+        return _stop(job, state, state.phase, JobPhase.SUCCEEDED, now, why, stage=Stage.KILL)
+    if all(observed.gone(slot) for slot in stopped):
+        return _finish_stopping(state, stopping, now)
+    addressed = state.slots if stopping.stage is Stage.NOTICE else stopped
+    if stopping.stage is Stage.NOTICE and all(
+        slot not in observed.slots or observed.ready(slot) for slot in addressed
     ):
-        return _press(job, record, leaving, now)
-    return _press(job, record, leaving, now) if now >= leaving.until else record
+        return _escalate(job, state, stopping, now)
+    return _escalate(job, state, stopping, now) if now >= stopping.until else state
 
 
-def _have_finished(record: Record, seen: Seen) -> bool:
-    """Whether all ended by themselves, with nothing left to do."""
-    sights = [seen.slots.get(slot) for slot in record.slots]
+def _all_succeeded(state: JobState, observed: ObservedJob) -> bool:
+    """Whether all workers ended with exit code 0 and none of them because of the notice."""
+    workers = [observed.slots.get(slot) for slot in state.slots]
     return all(
-        sight is not None and sight.phase is Phase.ENDED and sight.code == 0 and not sight.ready
-        for sight in sights
+        worker is not None
+        and worker.phase is WorkerPhase.ENDED
+        and worker.code == 0
+        and not worker.ready
+        for worker in workers
     )
 
 
-def _press(job: Job, record: Record, leaving: Leaving, now: float) -> Record:
-    if leaving.stage is Stage.KILL:
-        return record
-    stage = Stage(leaving.stage + 1)
+def _escalate(job: Job, state: JobState, stopping: Stopping, now: float) -> JobState:
+    if stopping.stage is Stage.KILL:
+        return state
+    stage = Stage(stopping.stage + 1)
     until = now + (job.grace_seconds if stage is Stage.TERM else 0.0)
-    return replace(record, leaving=replace(leaving, stage=stage, until=until))
+    return replace(state, stopping=replace(stopping, stage=stage, until=until))
 
 
-def _are_gone(record: Record, leaving: Leaving, now: float) -> Record:
-    kept = replace(record, slots=record.slots[: leaving.keep], leaving=None, still=False)
-    if leaving.then is not State.STARTING:
-        return _enter(kept, leaving.then, now, record.reason)
-    if leaving.size == leaving.keep:  # a live job goes on with those that stay
-        again = replace(kept, generation=record.generation + 1, resized_at=now)
-        return _enter(again, State.RUNNING, now, f"runs on with {_workers(leaving.size)}")
-    return _with_workers(kept, State.STARTING, leaving.size, now, record.reason)
+def _finish_stopping(state: JobState, stopping: Stopping, now: float) -> JobState:
+    kept = replace(state, slots=state.slots[: stopping.keep], stopping=None, frozen=False)
+    if stopping.then is not JobPhase.STARTING:
+        return _enter(kept, stopping.then, now, state.reason)
+    if stopping.size == stopping.keep:  # a live job runs on with the workers it keeps
+        again = replace(kept, generation=state.generation + 1, resized_at=now)
+        return _enter(again, JobPhase.RUNNING, now, f"running on with {_workers(stopping.size)}")
+    return _add_workers(kept, JobPhase.STARTING, stopping.size, now, state.reason)
 
 
-def _leave(  # noqa: PLR0913, PLR0917 - one for each part of what is remembered
+def _stop(  # noqa: PLR0913, PLR0917 - one for each part of the state
     job: Job,
-    record: Record,
-    state: State,
-    then: State,
+    state: JobState,
+    phase: JobPhase,
+    then: JobPhase,
     now: float,
     why: str,
     *,
     stage: Stage = Stage.NOTICE,
     keep: int = 0,
     size: int = 0,
-) -> Record:
-    if record.leaving is not None:  # what was asked firmly is not asked softly again
-        stage = max(stage, record.leaving.stage)
+) -> JobState:
+    if state.stopping is not None:  # a later stage is never taken back
+        stage = max(stage, state.stopping.stage)
     wait = {Stage.NOTICE: job.notice_seconds, Stage.TERM: job.grace_seconds, Stage.KILL: 0.0}
-    leaving = Leaving(then, stage, now + wait[stage], keep, size)
-    return _enter(replace(record, leaving=leaving), state, now, why)
+    stopping = Stopping(then, stage, now + wait[stage], keep, size)
+    return _enter(replace(state, stopping=stopping), phase, now, why)
 
 
-# --- small parts ----------------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------
 
 
-def _with_workers(record: Record, state: State, size: int, now: float, why: str) -> Record:
-    number = record.generation + 1
-    more = tuple(Slot(number, rank) for rank in range(record.size, size))
+def _add_workers(state: JobState, phase: JobPhase, size: int, now: float, why: str) -> JobState:
+    number = state.generation + 1
+    more = tuple(Slot(number, rank) for rank in range(state.size, size))
     return _enter(
-        replace(record, generation=number, slots=record.slots + more, resized_at=now),
-        state,
+        replace(state, generation=number, slots=state.slots + more, resized_at=now),
+        phase,
         now,
         why,
     )
 
 
-def _ended(record: Record, seen: Seen) -> dict[int, Sight]:
-    return {slot.rank: seen.slots[slot] for slot in record.slots if seen.closed(slot)}
+def _ended(state: JobState, observed: ObservedJob) -> dict[int, ObservedWorker]:
+    return {slot.rank: observed.slots[slot] for slot in state.slots if observed.closed(slot)}
 
 
-def _first_stuck(slots: list[Slot], seen: Seen) -> tuple[int, str] | None:
-    """The first that cannot be frozen or thawed, and why."""
-    found = ((slot.rank, seen.slots[slot].stuck) for slot in slots)
+def _first_freeze_error(slots: list[Slot], observed: ObservedJob) -> tuple[int, str] | None:
+    """The rank of the first worker that cannot be frozen or thawed, and why."""
+    found = ((slot.rank, observed.slots[slot].freeze_error) for slot in slots)
     return next(((rank, why) for rank, why in found if why is not None), None)
 
 
-def _first_failed(ended: Mapping[int, Sight]) -> int | None:
-    """The rank that the failure is put down to; None where all ended well."""
-    failed = [rank for rank, sight in ended.items() if sight.code != 0]
-    return min(failed, key=lambda rank: (not ended[rank].excused, rank), default=None)
+def _first_failed(ended: Mapping[int, ObservedWorker]) -> int | None:
+    """The rank that caused the failure, disrupted ones first; None if none failed."""
+    failed = [rank for rank, worker in ended.items() if worker.code != 0]
+    return min(failed, key=lambda rank: (not ended[rank].disrupted, rank), default=None)
 
 
-def _new(record: Record) -> list[Slot]:
-    return [slot for slot in record.slots if slot.generation == record.generation]
+def _newest(state: JobState) -> list[Slot]:
+    return [slot for slot in state.slots if slot.generation == state.generation]
 
 
-def _enter(record: Record, state: State, now: float, why: str) -> Record:
-    return replace(record, state=state, since=now, reason=why)
+def _enter(state: JobState, phase: JobPhase, now: float, why: str) -> JobState:
+    return replace(state, phase=phase, since=now, reason=why)
 
 
-def _thaws(record: Record) -> bool:
-    """Whether it starts with the workers it had."""
-    return record.state is State.STARTING and not _new(record)
+def _is_thawing(state: JobState) -> bool:
+    """Whether it is starting by thawing the workers it had."""
+    return state.phase is JobPhase.STARTING and not _newest(state)
 
 
-def _how(sight: Sight) -> str:
-    if sight.unrunnable is not None:
-        return f"could not run: {sight.unrunnable}"
-    if sight.phase is Phase.VOID:
+def _how_it_ended(worker: ObservedWorker) -> str:
+    if worker.unrunnable is not None:
+        return f"could not run: {worker.unrunnable}"
+    if worker.phase is WorkerPhase.VOID:
         return "was never started"
-    if sight.excused:
-        return sight.note or "went when its machine went down"
-    if sight.code is None:
-        return f"ended: {sight.note}" if sight.note else "was lost: nobody saw how it ended"
-    more = f" ({sight.note})" if sight.note else ""
-    if sight.code < 0:
-        return f"was killed by signal {-sight.code}{more}"
-    return f"ended with exit code {sight.code}{more}"
+    if worker.disrupted:
+        return worker.note or "ended when its machine went down"
+    if worker.code is None:
+        return f"ended: {worker.note}" if worker.note else "was lost: how it ended is unknown"
+    more = f" ({worker.note})" if worker.note else ""
+    if worker.code < 0:
+        return f"was killed by signal {-worker.code}{more}"
+    return f"ended with exit code {worker.code}{more}"
 
 
 def _workers(count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.grant import MAX_SLICES, Policy, Priority, Slice
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """How many different GPUs, and how much of each; no `memory` asks for whole GPUs."""
+    """How many different GPUs, and how much of each; without `memory`, whole GPUs."""
 
     gpus: int = 1
     memory: Amount | None = None
@@ -25,23 +25,23 @@ class Request:
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus <= MAX_SLICES:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"a grant cannot have {self.gpus} GPUs", f"Ask for 1 to {MAX_SLICES}."
             )
         if not 0 <= self.compute_percent <= 100:
-            raise BadValueError(
-                f"{self.compute_percent} is not a part of a GPU's compute",
+            raise InvalidValueError(
+                f"{self.compute_percent} is not a valid share of a GPU's compute time",
                 "Write 1 to 100 (percent), or leave it out for an equal part.",
             )
         if self.policy is Policy.HARD and not self.compute_percent:
-            raise BadValueError("--policy hard needs a share: add --compute PERCENT")
+            raise InvalidValueError("--policy hard needs a share: add --compute PERCENT")
 
     def bytes_on(self, gpu: Gpu) -> int:
-        """The bytes this request means on that GPU."""
+        """The bytes that it asks for on that GPU."""
         return gpu.memory_bytes if self.memory is None else self.memory.of(gpu.memory_bytes)
 
     def slice_of(self, gpu: Gpu) -> Slice:
-        """The slice of that GPU which answers this request."""
+        """The slice of that GPU that satisfies this request."""
         return Slice(
             gpu_uuid=gpu.uuid,
             memory_bytes=self.bytes_on(gpu),

@@ -1,10 +1,10 @@
 """Amounts of memory and shares of compute time, as people write and read them.
 
-An amount is bytes, or a part in percent of whatever GPU it is asked of. `G` means GiB here, as
-`GiB` does: cards are sold and shown in powers of two. Only `GB` is a power of ten.
+An amount is a number of bytes, or a percentage of a GPU's memory. `G` means GiB, because GPU memory
+is sold and shown in powers of two. Only `GB` is a power of ten.
 
-A share is whole percent of a GPU's compute time, or `equal`: an equal part of what the others
-leave, written 0 wherever it is a number.
+A share is a whole percentage of a GPU's compute time, or `equal`: an equal part of what the others
+leave, which is the number 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -44,7 +44,7 @@ _LARGEST = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """An amount of memory: bytes, or a part in percent of a GPU's memory."""
+    """An amount of memory: bytes, or a percentage of a GPU's memory."""
 
     bytes: int | None = None
     percent: Fraction | None = None
@@ -66,42 +66,44 @@ def parse_amount(text: str) -> Amount:
     """Read `8GiB`, `8G`, `8192MiB`, `50%` or plain bytes."""
     match = _FORM.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None:
-        raise BadValueError(f"{text!r} is no amount of memory", f"Write for example {EXAMPLES}.")
+        raise InvalidValueError(
+            f"{text!r} is not an amount of memory", f"Write for example {EXAMPLES}."
+        )
     number, unit = Fraction(match["number"]), match["unit"].lower()
     if unit == "%":
         return _percent(text, number)
     if unit not in _FACTORS:
-        raise BadValueError(
-            f"{text!r}: there is no unit {match['unit']!r}", f"Write for example {EXAMPLES}."
+        raise InvalidValueError(
+            f"{text!r}: unknown unit {match['unit']!r}", f"Write for example {EXAMPLES}."
         )
     return _bytes(text, int(number * _FACTORS[unit]))
 
 
 def _percent(text: str, number: Fraction) -> Amount:
     if not 0 < number <= 100:
-        raise BadValueError(
-            f"{text!r} is not a part of a GPU", "Write more than 0% and at most 100%."
+        raise InvalidValueError(
+            f"{text!r} is not a percentage of a GPU", "Write more than 0% and at most 100%."
         )
     return Amount(percent=number)
 
 
 def _bytes(text: str, count: int) -> Amount:
     if count < _SMALLEST:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r} is {count} bytes, and a slice has at least {format_bytes(_SMALLEST)}",
             f"Write for example {EXAMPLES}.",
         )
     if count > _LARGEST:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r} is more memory than any GPU has", f"Write for example {EXAMPLES}."
         )
     return Amount(bytes=count)
 
 
 def format_bytes(count: int) -> str:
-    """Bytes for a person: at most one decimal, never rounded up to what is not there.
+    """Bytes for a person, rounded down to at most one decimal.
 
-    What this prints is an amount that `parse_amount` reads, and never more than `count`.
+    `parse_amount` reads the result, as at most `count` bytes.
     """
     for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if count >= factor:
@@ -116,8 +118,8 @@ def parse_share(text: str) -> int:
         return 0
     match = _SHARE.fullmatch(text.strip())
     if match is None or not 1 <= int(match["percent"]) <= 100:
-        raise BadValueError(
-            f"{text!r} is no share of a GPU's compute time",
+        raise InvalidValueError(
+            f"{text!r} is not a share of a GPU's compute time",
             f"Write --compute with 1 to 100 (whole percent), or {EQUAL} for an equal part of what"
             " the others leave.",
         )

@@ -1,13 +1,13 @@
-"""Which GPUs answer a request: one brain for the machine, the cluster and the simulator.
+"""Which GPUs answer a request, and which work runs when: one decision for all callers.
 
-Nothing here reads a file, a clock or the network. The doors, each a module:
+One machine, the cluster, the pool and the simulator call this package. Nothing here reads a file, a
+clock or the network. Most modules need numpy, which is why nothing is imported here; `core.demand`,
+`core.links`, `queues.quota` and `choose.machine` do not.
 
-- `demand`: what a request takes of a node, in numbers.
-- `snapshot`: an immutable picture of all nodes; `allocations`: a working copy to take from and give
-back.
-- `chooser`: one request to GPUs, by a named strategy; `explain`: why, and why not there.
-- `gangs`, `backfill`, `queues`, `preempt`, `defragment`: all that is about more than one request.
-- `machine`: the same for one machine, without numpy.
-
-All but `demand`, `queues` and `machine` need numpy, which is why nothing is imported here.
+- `choose`: choosing GPUs for one request, and explaining the choice.
+- `core`: demands, nodes, allocations and what fits.
+- `decide`: which gangs start, when the others are planned to, and who is preempted.
+- `elastic`: how many workers each elastic job should have.
+- `gangs`: placing gangs now or at a planned start.
+- `queues`: fair share, quotas, limits and preemption.
 """

@@ -1,6 +1,20 @@
-"""One machine as a pool: a queue of jobs, a runner that outlives its own death, an API.
+"""One machine as a pool: a queue of elastic jobs whose workers outlive the pool process.
 
-- `service`: the loop that looks, decides, writes and acts; `store`: what is written, in SQLite.
-- `world`: the machine as a job's controller sees it; `keeper`: the process that keeps one worker.
-- `room`: which GPUs would be there; `api` and `client`: the door on loopback.
+- `api`: the HTTP API on loopback.
+- `client`: the API's client, for the commands.
+- `controller`: the loop that observes, steps and applies every job, and decides their sizes.
+- `directory`: where a pool stores everything, and how commands find it.
+- `encoding`: jobs and their states as JSON.
+- `freezer`: the process that freezes or thaws one worker.
+- `json_files`: files of one JSON object, replaced atomically.
+- `logs`: the output of workers.
+- `processes`: processes by PID and start time.
+- `progress`: what workers' reports say about a job.
+- `room`: which GPUs would be free after a change.
+- `schedule`: which jobs start, grow and shrink.
+- `slots`: the folder of one worker.
+- `store`: jobs and their history in SQLite.
+- `supervisor`: the process that runs one worker.
+- `up`: brings a pool up.
+- `workers`: the workers on this machine: observing them and carrying out actions.
 """

@@ -1,15 +1,15 @@
-"""The pool's door: HTTP on loopback, JSON in and out, for whoever has the token.
+"""The pool's HTTP API on loopback, with JSON and a bearer token.
 
-    POST /v1/jobs                       a job (`forms.submission_words`); answers with it
-    GET  /v1/jobs                       all jobs; ?all=1 with those that are over
-    GET  /v1/jobs/JOB                   one, by name or number, with its history
+    POST /v1/jobs                       submit a job (`encoding.encode_submission`); returns it
+    GET  /v1/jobs                       the unfinished jobs; ?all=1 for all jobs
+    GET  /v1/jobs/JOB                   one job by name or number, with its history
     POST /v1/jobs/JOB/{suspend,resume,cancel}
-    GET  /v1/jobs/JOB/log?rank=0&from=0 what the worker wrote, from that byte on; X-Aliquot-From
-                                        is the first byte's number, larger where some were cut;
-                                        X-Aliquot-State says where the job stands
+    GET  /v1/jobs/JOB/log?rank=0&from=0 a worker's output from that byte on. X-Aliquot-From is the
+                                        number of the first byte, larger if some were dropped;
+                                        X-Aliquot-Phase is the job's phase
 
-An error is {"error", "way_out"}, with 400 for what is wrong in itself, 401 without the token, 404,
-409 for what is refused, 507 where nothing can be written.
+An error is {"error", "hint"}. The status is 400 for an invalid request, 401 without the token,
+404 for an unknown job, 409 for a refused request, and 507 if the database cannot be written.
 """
 
 from __future__ import annotations
@@ -23,120 +23,118 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from aliquot.model.errors import AliquotError, BadValueError
-from aliquot.model.job import Wish
+from aliquot.model.errors import AliquotError, InvalidValueError
+from aliquot.model.job import Desired
 from aliquot.pool import logs
-from aliquot.pool.forms import read_submission, record_words, submission_words
-from aliquot.pool.service import NoSuchJobError
+from aliquot.pool.controller import NoSuchJobError
+from aliquot.pool.encoding import decode_submission, encode_state, encode_submission
 from aliquot.pool.store import StoreError
 
 if TYPE_CHECKING:
-    from aliquot.pool.service import Pool
-    from aliquot.pool.store import Stored
+    from aliquot.pool.controller import PoolController
+    from aliquot.pool.store import StoredJob
 
-WISHES = {"suspend": Wish.SUSPEND, "resume": Wish.RUN, "cancel": Wish.CANCEL}
-STATE_HEADER, FROM_HEADER = "X-Aliquot-State", "X-Aliquot-From"
+REQUESTS = {"suspend": Desired.SUSPEND, "resume": Desired.RUN, "cancel": Desired.CANCEL}
+PHASE_HEADER, FROM_HEADER = "X-Aliquot-Phase", "X-Aliquot-From"
 
 _LARGEST_BODY = 4 << 20
 _LOG_BYTES = 1 << 20
 _STATUS: list[tuple[type[AliquotError], HTTPStatus]] = [
-    (BadValueError, HTTPStatus.BAD_REQUEST),
+    (InvalidValueError, HTTPStatus.BAD_REQUEST),
     (NoSuchJobError, HTTPStatus.NOT_FOUND),
     (StoreError, HTTPStatus.INSUFFICIENT_STORAGE),
     (AliquotError, HTTPStatus.CONFLICT),
 ]
 
 
-def serve(pool: Pool, token: str) -> ThreadingHTTPServer:
-    """Open the door on a free port of loopback."""
+def serve(pool: PoolController, token: str) -> ThreadingHTTPServer:
+    """Serve the API on a free port of loopback, in a thread."""
 
-    class Door(_Door):
+    class Handler(_Handler):
         pass
 
-    Door.pool, Door.token = pool, token
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+    Handler.pool, Handler.token = pool, token
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, name="door", daemon=True).start()
+    threading.Thread(target=server.serve_forever, name="pool-api", daemon=True).start()
     return server
 
 
-class _Door(BaseHTTPRequestHandler):
-    pool: Pool
+class _Handler(BaseHTTPRequestHandler):
+    pool: PoolController
     token: str
     protocol_version = "HTTP/1.1"
     timeout = 30
 
     def do_GET(self) -> None:
-        """Answer a question."""
+        """Answer a GET request."""
         self._answer("GET")
 
     def do_POST(self) -> None:
-        """Do something."""
+        """Answer a POST request."""
         self._answer("POST")
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-        """Say nothing."""
+        """Log nothing."""
 
     def _answer(self, method: str) -> None:
         given = self.headers.get("Authorization", "")
         try:
             body = self._body() if method == "POST" else {}
             if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
-                self._send(HTTPStatus.UNAUTHORIZED, {"error": "the token is missing or wrong"})
+                self._send(HTTPStatus.UNAUTHORIZED, {"error": "the token is missing or invalid"})
                 return
             self._route(method, body)
         except AliquotError as error:
             status = next(status for kind, status in _STATUS if isinstance(error, kind))
-            self._send(status, {"error": error.message, "way_out": error.way_out})
+            self._send(status, {"error": error.message, "hint": error.hint})
 
     def _route(self, method: str, body: dict[str, Any]) -> None:
         url = urlsplit(self.path)
-        asked = {key: values[-1] for key, values in parse_qs(url.query).items()}
+        query = {key: values[-1] for key, values in parse_qs(url.query).items()}
         match method, [unquote(part) for part in url.path.strip("/").split("/")]:
             case "POST", ["v1", "jobs"]:
-                stored = self.pool.submit(read_submission(body))
+                stored = self.pool.submit(decode_submission(body))
                 self._send(HTTPStatus.CREATED, self._job(stored))
             case "GET", ["v1", "jobs"]:
-                jobs = self.pool.store.all(unfinished="all" not in asked)
+                jobs = self.pool.store.all(unfinished="all" not in query)
                 self._send(HTTPStatus.OK, {"jobs": [self._job(stored) for stored in jobs]})
             case "GET", ["v1", "jobs", name]:
                 stored = self.pool.find(name)
                 events = map(asdict, self.pool.store.events(stored.job.number))
                 self._send(HTTPStatus.OK, {**self._job(stored), "events": list(events)})
             case "GET", ["v1", "jobs", name, "log"]:
-                self._send_log(self.pool.find(name), asked)
-            case "POST", ["v1", "jobs", name, wish] if wish in WISHES:
-                self._send(HTTPStatus.OK, self._job(self.pool.want(name, WISHES[wish])))
+                self._send_log(self.pool.find(name), query)
+            case "POST", ["v1", "jobs", name, request] if request in REQUESTS:
+                self._send(HTTPStatus.OK, self._job(self.pool.request(name, REQUESTS[request])))
             case _:
-                self._send(HTTPStatus.NOT_FOUND, {"error": f"there is no {method} {url.path}"})
+                self._send(HTTPStatus.NOT_FOUND, {"error": f"unknown request: {method} {url.path}"})
 
-    def _job(self, stored: Stored) -> dict[str, Any]:
-        words = submission_words(stored.submission)
-        del words["environment"]  # there may be secrets in it
+    def _job(self, stored: StoredJob) -> dict[str, Any]:
+        content = encode_submission(stored.submission)
+        del content["environment"]  # it may contain secrets
         return {
-            **words,
-            "record": record_words(stored.record),
+            **content,
+            "state": encode_state(stored.state),
             "progress": stored.progress,
             "speeds": stored.speeds,
-            "waits": self.pool.why_waiting(stored),
+            "waiting": self.pool.why_waiting(stored),
         }
 
-    def _send_log(self, stored: Stored, asked: dict[str, str]) -> None:
+    def _send_log(self, stored: StoredJob, query: dict[str, str]) -> None:
         try:
-            rank, start = int(asked.get("rank", "0")), int(asked.get("from", "0"))
+            rank, start = int(query.get("rank", "0")), int(query.get("from", "0"))
         except ValueError as error:
-            raise BadValueError(f"rank and from are numbers: {error}") from error
-        state = self.pool.find(
-            str(stored.job.number)
-        ).record.state  # before the last bytes are read
-        found = logs.read(self.pool.place.log(stored.job.number, rank), start, _LOG_BYTES)
+            raise InvalidValueError(f"rank and from must be numbers: {error}") from error
+        phase = self.pool.find(str(stored.job.number)).state.phase  # before the last bytes are read
+        found = logs.read(self.pool.directory.log(stored.job.number, rank), start, _LOG_BYTES)
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "text/plain; charset=utf-8")
-        self.send_header("Content-Length", str(len(found.words)))
-        self.send_header(STATE_HEADER, state)
+        self.send_header("Content-Length", str(len(found.content)))
+        self.send_header(PHASE_HEADER, phase)
         self.send_header(FROM_HEADER, str(found.start))
         self.end_headers()
-        self.wfile.write(found.words)
+        self.wfile.write(found.content)
 
     def _body(self) -> dict[str, Any]:
         try:
@@ -145,21 +143,21 @@ class _Door(BaseHTTPRequestHandler):
             length = -1
         if not 0 <= length <= _LARGEST_BODY:
             self.close_connection = True
-            raise BadValueError("the body is too long, or of no length")
-        if not (words := self.rfile.read(length)):
+            raise InvalidValueError("the body is too long or its length is invalid")
+        if not (content := self.rfile.read(length)):
             return {}
         try:
-            body = json.loads(words)
+            body = json.loads(content)
         except ValueError as error:
-            raise BadValueError(f"the body is no JSON: {error}") from error
+            raise InvalidValueError(f"the body is not JSON: {error}") from error
         if not isinstance(body, dict):
-            raise BadValueError("the body is no JSON object")
+            raise InvalidValueError("the body is not a JSON object")
         return body
 
     def _send(self, status: HTTPStatus, answer: dict[str, Any]) -> None:
-        words = json.dumps(answer).encode()
+        content = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(words)))
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(words)
+        self.wfile.write(content)

@@ -1,10 +1,10 @@
-"""The process that freezes or thaws one worker: what `still` asks for, written into `standing`.
+"""The process that freezes or thaws one worker: reads `freeze-request`, writes `freeze-result`.
 
-The pool writes what it wants and starts one of these; a pool that dies leaves it at work. Only one
-works on a slot at a time. What it did is told for the generation that asked: whether the worker is
-frozen, or why that could not be changed. Cut off at any line, the next one goes on from what the
-driver says (`slices.checkpoint`). A driver that hangs does not hold up the pool; who is to be
-frozen after it waits for ten minutes, and is then asked to save.
+The pool writes a request and starts a freezer; if the pool dies, the freezer finishes its work.
+Only one freezer works on a slot at a time. Its result names the generation that asked, and says
+whether the worker is frozen or why that failed. If a freezer is killed, the next one continues from
+what the driver reports (`slices.checkpoint`). A driver that hangs does not block the pool; a worker
+that should be frozen after it waits for ten minutes and is then asked to save.
 """
 
 from __future__ import annotations
@@ -19,47 +19,50 @@ from typing import Any
 
 from aliquot.devices import Driver
 from aliquot.model.errors import NoSuchGrantError
-from aliquot.pool import keeper
-from aliquot.pool.slots import STANDING, STILL, read, write
+from aliquot.pool import supervisor
+from aliquot.pool.json_files import read_json, write_json
+from aliquot.pool.slots import FREEZE_REQUEST, FREEZE_RESULT
 from aliquot.slices import checkpoint
 
 _LOCK = "freezer.lock"
-_AGAIN_SECONDS = 0.5
+_RETRY_SECONDS = 0.5
 
 
 def main(folder: Path) -> None:
-    """Do what is asked for in a slot, until nothing else is."""
-    order = json.loads((folder / keeper.ORDER).read_text("utf-8"))
+    """Carry out the requests of a slot until none is left."""
+    launch = json.loads((folder / supervisor.LAUNCH).read_text("utf-8"))
     with (folder / _LOCK).open("w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # who has it sees what is asked for now
-        while (asked := read(folder / STILL)) is not None and not _answered(folder, asked):
+            return  # the freezer that has the lock will read the new request
+        while (request := read_json(folder / FREEZE_REQUEST)) is not None:
+            if _is_done(folder, request):
+                return
             try:
-                write(folder / STANDING, _do(order, asked))
-            except checkpoint.NotYetError:
-                time.sleep(_AGAIN_SECONDS)
+                write_json(folder / FREEZE_RESULT, _carry_out(launch, request))
+            except checkpoint.RetryLaterError:
+                time.sleep(_RETRY_SECONDS)
 
 
-def _answered(folder: Path, asked: dict[str, Any]) -> bool:
-    """Whether what a generation asked for has come of it already: it is not done again."""
-    standing = read(folder / STANDING)
-    if standing is None or standing["generation"] != asked["generation"]:
+def _is_done(folder: Path, request: dict[str, Any]) -> bool:
+    """Whether this request already has a result; a failed one is not tried again."""
+    result = read_json(folder / FREEZE_RESULT)
+    if result is None or result["generation"] != request["generation"]:
         return False
-    return standing["frozen"] == asked["frozen"] or "stuck" in standing
+    return result["frozen"] == request["frozen"] or "error" in result
 
 
-def _do(order: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """Freeze or thaw; how the worker stands then."""
-    told = {"generation": asked["generation"], "frozen": asked["frozen"]}
-    act = checkpoint.freeze if asked["frozen"] else checkpoint.thaw
+def _carry_out(launch: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+    """Freeze or thaw the worker; the result to write."""
+    result = {"generation": request["generation"], "frozen": request["frozen"]}
+    change = checkpoint.freeze if request["frozen"] else checkpoint.thaw
     try:
-        driver = Driver(Path(order["driver"]["cuda"]), Path(order["driver"]["nvml"]))
-        act(checkpoint.Checkpoints(driver), Path(order["state"]), order["grant"])
+        driver = Driver(Path(launch["driver"]["cuda"]), Path(launch["driver"]["nvml"]))
+        change(checkpoint.Checkpoints(driver), Path(launch["state"]), launch["grant"])
     except checkpoint.CannotFreezeError as error:
-        return {**told, "frozen": not asked["frozen"], "stuck": error.message}
-    return told
+        return {**result, "frozen": not request["frozen"], "error": error.message}
+    return result
 
 
 if __name__ == "__main__":

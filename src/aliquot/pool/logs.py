@@ -1,16 +1,15 @@
-"""What the workers of one rank have written: the last of it, in parts, each byte by its number.
+"""The output of the workers of one rank: the newest part of it, in several files.
 
 rank-N.log          the newest part
-rank-N.log.OFFSET   an older one, which ends before the byte of that number
+rank-N.log.OFFSET   an older part, which ends before the byte of that number
 
-Bytes are counted from the first that was ever written, so whoever reads on from a number goes on
-where he was, whatever was cut in between. A part that is full is renamed, which is all there is to
-it: one that dies in between has written all or nothing of it. Of old parts so many are kept that
-all together never have more than `KEPT_BYTES`, and one at least, whose name says where the newest
-begins.
+Bytes are numbered from the first that was ever written. So a reader that continues from a number
+gets the right bytes, or learns how many were dropped. A full part is renamed; a writer that dies
+has done all of that or nothing. Old parts are deleted so that all parts together have at most
+`KEPT_BYTES`. At least one old part is kept: its name says where the newest part begins.
 
-One keeper writes; any number may read. Where nothing can be written (a full disk) the worker runs
-on, and the log says how much is missing as soon as there is room.
+One supervisor writes and any number of readers read. If a write fails (a full disk) the worker
+keeps running, and the log says how many bytes are missing as soon as there is space again.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ PART_BYTES = 4 << 20
 KEPT_BYTES = 64 << 20
 
 
-class Log:
-    """The writing side. `also` are open files of this process that stay the same as the newest."""
+class RankLog:
+    """The writer. `also` are open files of this process that always point to the newest part."""
 
     def __init__(
         self,
@@ -42,28 +41,28 @@ class Log:
         self._missing = 0
         self._handle = _open(path)
 
-    def write(self, words: bytes) -> None:
-        """Add to it; never fails."""
+    def write(self, content: bytes) -> None:
+        """Append; never fails."""
         if self._missing:
-            told = f"\n[aliquot: {self._missing} bytes could not be written here]\n".encode()
-            if self._add(told) < len(told):
-                self._missing += len(words)
+            note = f"\n[aliquot: {self._missing} bytes could not be written here]\n".encode()
+            if self._add(note) < len(note):
+                self._missing += len(content)
                 return
             self._missing = 0
-        self._missing = len(words) - self._add(words)
+        self._missing = len(content) - self._add(content)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         os.close(self._handle)
 
-    def _add(self, words: bytes) -> int:
-        """How many of the bytes were written."""
+    def _add(self, content: bytes) -> int:
+        """Append; how many bytes were written."""
         done = 0
         try:
-            while done < len(words):
-                room = self._part - os.fstat(self._handle).st_size
-                if room > 0:
-                    done += os.write(self._handle, words[done : done + room])
+            while done < len(content):
+                space = self._part - os.fstat(self._handle).st_size
+                if space > 0:
+                    done += os.write(self._handle, content[done : done + space])
                 else:
                     self._begin_part()
         except OSError:
@@ -71,15 +70,15 @@ class Log:
         return done
 
     def _begin_part(self) -> None:
-        """Whatever fails here, nothing is lost, and the next try goes on from there."""
-        beside = self._path.with_name(f"{self._path.name}.new")
-        fresh = _open(beside)
+        """Begin a new part. If this fails, nothing is lost and the next attempt continues."""
+        fresh_path = self._path.with_name(f"{self._path.name}.new")
+        fresh = _open(fresh_path)
         try:
             older = _older(self._path)
             if self._path.exists():
                 older.append(max(older, default=0) + os.fstat(self._handle).st_size)
                 self._path.rename(_named(self._path, older[-1]))
-            beside.rename(self._path)
+            fresh_path.rename(self._path)
             for handle in (self._handle, *self._also):
                 os.dup2(fresh, handle)
         finally:
@@ -89,15 +88,15 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """A piece of a log; `start` is the number of its first byte."""
+class LogRange:
+    """A range of a log; `start` is the number of its first byte."""
 
     start: int
-    words: bytes
+    content: bytes
 
 
-def read(path: Path, start: int, most: int) -> Words:
-    """What there is from that byte on, or from the oldest that is kept."""
+def read(path: Path, start: int, most: int) -> LogRange:
+    """At most `most` bytes from that byte on, or from the oldest that is kept."""
     while True:
         older = _older(path)
         found = _read_part(path, older, max(0, start), most)
@@ -105,8 +104,8 @@ def read(path: Path, start: int, most: int) -> Words:
             return found
 
 
-def _read_part(path: Path, older: list[int], start: int, most: int) -> Words:
-    """From the part that has this byte; one that is gone by now was the oldest."""
+def _read_part(path: Path, older: list[int], start: int, most: int) -> LogRange:
+    """From the part that has this byte. A part that is gone by now was the oldest."""
     for end in (end for end in older if start < end):
         part = _named(path, end)
         with suppress(FileNotFoundError):
@@ -114,18 +113,18 @@ def _read_part(path: Path, older: list[int], start: int, most: int) -> Words:
     begins = max(older, default=0)
     with suppress(FileNotFoundError):
         return _read_from(path, begins, start, most)
-    return Words(max(start, begins), b"")
+    return LogRange(max(start, begins), b"")
 
 
-def _read_from(file: Path, begins: int, start: int, most: int) -> Words:
+def _read_from(file: Path, begins: int, start: int, most: int) -> LogRange:
     start = max(start, begins)
     with file.open("rb") as part:
         part.seek(start - begins)
-        return Words(start, part.read(most))
+        return LogRange(start, part.read(most))
 
 
 def _older(path: Path) -> list[int]:
-    """Where the older parts end, the oldest first."""
+    """Where the older parts end, oldest first."""
     suffixes = (
         one.name.removeprefix(f"{path.name}.") for one in path.parent.glob(f"{path.name}.*")
     )

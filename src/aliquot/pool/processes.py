@@ -1,4 +1,4 @@
-"""Processes by the kernel's word: a pid and when it began name one process for ever."""
+"""Processes by PID and start time, which together name one process for ever."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _PROC = Path("/proc")
 
 
 def boot_id() -> str:
-    """What tells this run of the machine from all others."""
+    """The ID of the machine's current boot."""
     return (_PROC / "sys/kernel/random/boot_id").read_text("ascii").strip()
 
 
 def started_at(pid: int) -> int | None:
-    """When a process began, in the kernel's ticks; None where it is dead."""
+    """When a process started, in clock ticks since boot; None if it is dead."""
     fields = _fields(pid)
     return None if fields is None or fields[0] in {"Z", "X"} else int(fields[19])
 
 
-def tell(pid: int, start: int, number: signal.Signals) -> bool:
-    """Send a signal to that very process; whether it was alive."""
+def send_signal(pid: int, start: int, number: signal.Signals) -> bool:
+    """Send a signal to exactly this process; whether it was alive."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -38,7 +38,7 @@ def tell(pid: int, start: int, number: signal.Signals) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """All that descend from a process, now."""
+    """All descendants of a process."""
     children: dict[int, list[int]] = {}
     for folder in _PROC.iterdir():
         if folder.name.isdecimal() and (fields := _fields(int(folder.name))) is not None:
@@ -52,9 +52,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def _fields(pid: int) -> list[str] | None:
-    """What /proc/PID/stat says after the name, which may have anything in it."""
+    """The fields of /proc/PID/stat after the name, which may contain any character."""
     try:
-        words = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
+        text = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
     except OSError:
         return None
-    return words.rpartition(")")[2].split()
+    return text.rpartition(")")[2].split()

@@ -1,10 +1,10 @@
-"""What the reports of workers tell of a job: how far it is, and what a restart costs it.
+"""What workers' reports say about a job: its progress, and what a restart costs it.
 
-A job that goes on at an earlier step than it had reported does that work again. The most that this
-has ever been, in seconds at the speed it had, says how long it goes without saving; such a job is
-given more workers, or changed for the sake of others' speed, only `BEARABLE` times so long after
-its last resize. So growing costs at most a tenth of its time. To those that wait it gives as every
-other does. Of a program that reports nothing nothing is known.
+A job that restarts at an earlier step than it last reported repeats that work. The longest such
+repetition, in seconds at the job's speed, estimates how long the job goes without saving. The job
+is given more workers, or resized for the speed of others, only `TOLERABLE` times that long after
+its last resize, so that growing costs it at most a tenth of its time. It still shrinks for waiting
+work like every other job. A program that reports nothing has no such pause.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-BEARABLE = 10.0
+TOLERABLE = 10.0
 REPORTED = ("step", "samples_per_second", "at")
 
 Progress = dict[str, float | int | None]
 
 
-def noted(before: Mapping[str, Any], report: Mapping[str, Any], generation: int) -> Progress:
-    """What is known after a report by workers of that generation."""
+def updated_progress(
+    before: Mapping[str, Any], report: Mapping[str, Any], generation: int
+) -> Progress:
+    """The progress after a report by workers of that generation."""
     after: Progress = {**before, **{key: report.get(key) for key in REPORTED}}
     step, at = after["step"], after["at"]
     if not isinstance(step, int | float) or not isinstance(at, int | float):
@@ -36,6 +38,6 @@ def noted(before: Mapping[str, Any], report: Mapping[str, Any], generation: int)
     return {**after, "step_seconds": seconds / steps} if steps > 0 else after
 
 
-def rest_seconds(progress: Mapping[str, Any]) -> float:
-    """How long a job should be left as it is after a resize, for its own sake."""
-    return BEARABLE * float(progress.get("lost_seconds") or 0.0)
+def pause_after_resize(progress: Mapping[str, Any]) -> float:
+    """How many seconds a job should not grow after a resize."""
+    return TOLERABLE * float(progress.get("lost_seconds") or 0.0)

@@ -1,30 +1,31 @@
-"""A slot on disk: one folder, in which a worker runs at most once.
+"""A slot on disk: one folder, in which at most one worker ever runs.
 
-jobs/NUMBER/G.R/            generation G, rank R
-jobs/NUMBER/G.R/grant       the grant that its worker joins
-jobs/NUMBER/G.R/order       what its keeper is to do
-jobs/NUMBER/G.R/claim       whose it is: a keeper's, or void; made once, never changed
-jobs/NUMBER/G.R/end         how its worker ended
-jobs/NUMBER/G.R/still       whether its worker is to be frozen, by which generation of the record
-jobs/NUMBER/G.R/standing    whether it is, or why that could not be changed (`freezer`)
-jobs/NUMBER/G.R/worker/     where the worker and the pool meet (`aliquot.worker`)
+jobs/NUMBER/G.R/                  generation G, rank R
+jobs/NUMBER/G.R/grant             the grant that the worker joins
+jobs/NUMBER/G.R/launch            what the supervisor runs
+jobs/NUMBER/G.R/owner             the supervisor's process, or void; written once, never changed
+jobs/NUMBER/G.R/end               how the worker ended
+jobs/NUMBER/G.R/freeze-request    whether the worker should be frozen, and which generation asks
+jobs/NUMBER/G.R/freeze-result     whether it is frozen, or why that failed (`freezer`)
+jobs/NUMBER/G.R/worker/           files that worker and pool exchange (`aliquot.worker`)
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from aliquot.model.status import Phase, Sight, Slot
-from aliquot.pool import keeper, processes
+from aliquot.model.job_state import ObservedWorker, Slot, WorkerPhase
+from aliquot.pool import processes, supervisor
+from aliquot.pool.json_files import read_json
+
+if TYPE_CHECKING:
+    import signal
+    from pathlib import Path
 
 GRANT = "grant"
 WORKER = "worker"
-STILL, STANDING = "still", "standing"
+FREEZE_REQUEST, FREEZE_RESULT = "freeze-request", "freeze-result"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,69 +36,73 @@ class SlotFolder:
 
     @property
     def worker(self) -> Path:
-        """Where the worker and the pool meet."""
+        """The folder of the files that worker and pool exchange."""
         return self.path / WORKER
 
-    def make(self) -> None:
-        """See to it that it is there."""
+    def create(self) -> None:
+        """Create the folder if it is missing."""
         self.worker.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def sight(self, generation: int) -> Sight | None:
-        """What is known of the slot; `ready` and `answered` are of what that generation asked."""
-        claim = read(self.path / keeper.CLAIM)
-        if claim is None:
+    def observe(self, generation: int) -> ObservedWorker | None:
+        """The worker; None if the slot has never had one.
+
+        `ready` and `confirmed` are about what this generation asked for.
+        """
+        owner = read_json(self.path / supervisor.OWNER)
+        if owner is None:
             return None
-        if claim.get("void"):
-            return Sight(Phase.VOID)
+        if owner.get("void"):
+            return ObservedWorker(WorkerPhase.VOID)
         if (ended := self._ended()) is not None:
             return ended
-        if claim["boot"] != processes.boot_id():
-            return Sight(Phase.ENDED, excused=True)
-        if processes.started_at(claim["keeper"]) == claim["start"]:
-            told = read(self.worker / "ready")
-            ready = told is not None and told["generation"] == generation
-            standing = read(self.path / STANDING) or {}
-            answered = standing.get("generation") == generation
-            return Sight(
-                Phase.ALIVE,
-                ready=ready,
-                frozen=bool(standing.get("frozen")),
-                answered=answered,
-                stuck=standing.get("stuck") if answered else None,
-            )
-        return self._ended() or Sight(Phase.ENDED)  # it may have ended between two looks
+        if owner["boot"] != processes.boot_id():
+            return ObservedWorker(WorkerPhase.ENDED, disrupted=True)
+        if processes.started_at(owner["supervisor"]) == owner["start"]:
+            return self._alive(generation)
+        return self._ended() or ObservedWorker(WorkerPhase.ENDED)  # it may just have ended
 
     @property
-    def claimed(self) -> bool:
-        """Whether it is taken, or closed."""
-        return read(self.path / keeper.CLAIM) is not None
+    def owned(self) -> bool:
+        """Whether the slot has a worker or is closed."""
+        return read_json(self.path / supervisor.OWNER) is not None
 
     def void(self) -> None:
-        """Close it, if nobody was quicker."""
-        self.make()
-        keeper.take(self.path, {"void": True})
+        """Close the slot unless a worker has it."""
+        self.create()
+        supervisor.take_slot(self.path, {"void": True})
 
-    def tell(self, number: signal.Signals) -> None:
-        """Send a signal to its keeper."""
-        claim = read(self.path / keeper.CLAIM)
-        if claim is not None and not claim.get("void"):
-            processes.tell(claim["keeper"], claim["start"], number)
+    def signal_supervisor(self, number: signal.Signals) -> None:
+        """Send a signal to the slot's supervisor."""
+        owner = read_json(self.path / supervisor.OWNER)
+        if owner is not None and not owner.get("void"):
+            processes.send_signal(owner["supervisor"], owner["start"], number)
 
-    def _ended(self) -> Sight | None:
-        words = read(self.path / keeper.END)
-        if words is None:
+    def _alive(self, generation: int) -> ObservedWorker:
+        ready = read_json(self.worker / "ready")
+        result = read_json(self.path / FREEZE_RESULT) or {}
+        confirmed = result.get("generation") == generation
+        return ObservedWorker(
+            WorkerPhase.ALIVE,
+            ready=ready is not None and ready["generation"] == generation,
+            frozen=bool(result.get("frozen")),
+            confirmed=confirmed,
+            freeze_error=result.get("error") if confirmed else None,
+        )
+
+    def _ended(self) -> ObservedWorker | None:
+        end = read_json(self.path / supervisor.END)
+        if end is None:
             return None
-        told = read(self.worker / "ready")
-        return Sight(
-            Phase.ENDED,
-            code=words.get("code"),
-            unrunnable=words.get("unrunnable"),
-            ready=told is not None,
+        return ObservedWorker(
+            WorkerPhase.ENDED,
+            code=end.get("code"),
+            unrunnable=end.get("unrunnable"),
+            ready=read_json(self.worker / "ready") is not None,
         )
 
 
 def folders(job: Path) -> dict[Slot, SlotFolder]:
-    """All slots of a job that there are."""
+    """The folders of all slots of a job."""
     try:
         names = [path.name for path in job.iterdir()]
     except FileNotFoundError:
@@ -108,23 +113,3 @@ def folders(job: Path) -> dict[Slot, SlotFolder]:
         if dot and generation.isdecimal() and rank.isdecimal():
             found[Slot(int(generation), int(rank))] = SlotFolder(job / name)
     return found
-
-
-def read(path: Path) -> dict[str, Any] | None:
-    """A file of one JSON object; None where it is not there or not one."""
-    try:
-        words = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return words if isinstance(words, dict) else None
-
-
-def write(path: Path, words: dict[str, Any]) -> None:
-    """Write such a file: all of it, or nothing."""
-    beside = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(words), "utf-8")
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise

@@ -1,8 +1,8 @@
-"""What a pool remembers, in SQLite: jobs, their records, every change with its reason.
+"""The pool's database, in SQLite: jobs, their states, and every change with its reason.
 
-A record is written before anything is done by it, together with the line that says why. Writers
-name the version they read: of two that change one record, the second reads again. Where nothing can
-be written (a full disk), StoreError is raised and nothing has changed; what runs runs on.
+A state is written before the pool acts on it, in one transaction with its history entry. A writer
+names the version that it read: if two change one job, the second must read it again. If a write
+fails (a full disk), StoreError is raised, nothing has changed, and workers keep running.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from aliquot.model.errors import AliquotError
-from aliquot.pool.forms import (
+from aliquot.pool.encoding import (
     Submission,
-    read_record,
-    read_submission,
-    record_words,
-    submission_words,
+    decode_state,
+    decode_submission,
+    encode_state,
+    encode_submission,
 )
 
 if TYPE_CHECKING:
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.model.job import Job
-    from aliquot.model.status import Record
+    from aliquot.model.job_state import JobState
 
-_FORM = 1
+_VERSION = 1
 _TABLES = """
 CREATE TABLE IF NOT EXISTS jobs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     name TEXT NOT NULL,
     spec TEXT NOT NULL,
-    record TEXT NOT NULL,
+    state TEXT NOT NULL,
     version INTEGER NOT NULL DEFAULT 0,
     final INTEGER NOT NULL DEFAULT 0,
     progress TEXT NOT NULL DEFAULT '{}'
@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS events (
     job INTEGER NOT NULL REFERENCES jobs (number),
     at REAL NOT NULL,
     generation INTEGER NOT NULL,
-    state TEXT NOT NULL,
+    phase TEXT NOT NULL,
     size INTEGER NOT NULL,
     reason TEXT NOT NULL
 );
@@ -54,122 +54,122 @@ CREATE INDEX IF NOT EXISTS events_by_job ON events (job, at);
 
 
 class StoreError(AliquotError):
-    """What must be remembered cannot be written or read."""
+    """The pool's database cannot be read or written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A job as it is remembered. `progress` is what its workers last reported."""
+class StoredJob:
+    """A job in the database. `progress` is what its workers last reported."""
 
     submission: Submission
-    record: Record
+    state: JobState
     version: int
     progress: dict[str, float | int | None]
     speeds: dict[int, float]
 
     @property
     def job(self) -> Job:
-        """What was asked for."""
+        """The job as submitted."""
         return self.submission.job
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """A change, and why."""
+class JobEvent:
+    """A change of a job, and why."""
 
     at: float
     generation: int
-    state: str
+    phase: str
     size: int
     reason: str
 
 
-class Store:
-    """The one database of a pool, for all its threads."""
+class JobStore:
+    """The database of a pool. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
         try:
-            self._base = sqlite3.connect(
+            self._database = sqlite3.connect(
                 path, timeout=10, isolation_level=None, check_same_thread=False
             )
-            self._base.execute("PRAGMA journal_mode = WAL")
-            self._base.execute("PRAGMA synchronous = NORMAL")
-            self._base.execute("PRAGMA foreign_keys = ON")
-            self._base.executescript(_TABLES)
-            self._check_form()
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.execute("PRAGMA foreign_keys = ON")
+            self._database.executescript(_TABLES)
+            self._check_version()
         except sqlite3.Error as error:
             raise self._error(error) from error
         path.chmod(0o600)
 
     def close(self) -> None:
-        """Write out all and let go."""
+        """Close the database."""
         with self._lock:
-            self._base.close()
+            self._database.close()
 
-    def add(self, submission: Submission, record: Record) -> Stored:
-        """Remember a new job, and give it its number."""
+    def add(self, submission: Submission, state: JobState) -> StoredJob:
+        """Add a new job and give it its number."""
         job = submission.job
-        spec = submission_words(submission)
-        with self._writing() as base:
-            row = base.execute(
-                "INSERT INTO jobs (name, spec, record) VALUES (?, ?, ?) RETURNING number",
-                (job.name, json.dumps(spec), json.dumps(record_words(record))),
+        spec = encode_submission(submission)
+        with self._writing() as database:
+            row = database.execute(
+                "INSERT INTO jobs (name, spec, state) VALUES (?, ?, ?) RETURNING number",
+                (job.name, json.dumps(spec), json.dumps(encode_state(state))),
             ).fetchone()
-            self._note(base, row[0], record)
+            self._add_event(database, row[0], state)
         numbered = replace(submission, job=replace(job, number=row[0]))
-        return Stored(numbered, record, 0, {}, {})
+        return StoredJob(numbered, state, 0, {}, {})
 
-    def save(self, stored: Stored, record: Record) -> Stored | None:
-        """Remember a change; None where another was quicker."""
-        if record == stored.record:
+    def save(self, stored: StoredJob, state: JobState) -> StoredJob | None:
+        """Write a new state; None if the job has changed since it was read."""
+        if state == stored.state:
             return stored
         number = stored.job.number
-        with self._writing() as base:
-            done = base.execute(
-                "UPDATE jobs SET record = ?, version = version + 1, final = ?"
+        with self._writing() as database:
+            done = database.execute(
+                "UPDATE jobs SET state = ?, version = version + 1, final = ?"
                 " WHERE number = ? AND version = ?",
-                (json.dumps(record_words(record)), record.state.final, number, stored.version),
+                (json.dumps(encode_state(state)), state.phase.final, number, stored.version),
             )
             if done.rowcount == 0:
                 return None
-            if _differs(stored.record, record):
-                self._note(base, number, record)
-        return replace(stored, record=record, version=stored.version + 1)
+            if _differs(stored.state, state):
+                self._add_event(database, number, state)
+        return replace(stored, state=state, version=stored.version + 1)
 
-    def note_progress(
+    def save_progress(
         self, number: int, progress: dict[str, float | int | None], speeds: dict[int, float]
     ) -> None:
-        """Remember how far a job is, and how fast it was at each size."""
-        with self._writing() as base:
-            words = json.dumps({"last": progress, "speeds": speeds})
-            base.execute("UPDATE jobs SET progress = ? WHERE number = ?", (words, number))
+        """Write the progress of a job and its speed at each size."""
+        with self._writing() as database:
+            content = json.dumps({"last": progress, "speeds": speeds})
+            database.execute("UPDATE jobs SET progress = ? WHERE number = ?", (content, number))
 
-    def all(self, *, unfinished: bool = False) -> list[Stored]:
-        """All jobs, in the order they came."""
+    def all(self, *, unfinished: bool = False) -> list[StoredJob]:
+        """All jobs, in the order they were submitted."""
         where = "WHERE final = 0" if unfinished else ""
         return self._read(f"{where} ORDER BY number")
 
-    def find(self, wanted: str) -> Stored | None:
-        """The job of that number; or the last of that name, one that is not over before others."""
+    def find(self, wanted: str) -> StoredJob | None:
+        """The job of that number, or the newest of that name; unfinished jobs come first."""
         if wanted.isdecimal():
             found = self._read("WHERE number = ?", int(wanted))
         else:
             found = self._read("WHERE name = ? ORDER BY final, number DESC LIMIT 1", wanted)
         return found[0] if found else None
 
-    def events(self, number: int) -> list[Event]:
-        """All that happened to a job, the first first."""
+    def events(self, number: int) -> list[JobEvent]:
+        """All changes of a job, oldest first."""
         rows = self._ask(
-            "SELECT at, generation, state, size, reason FROM events WHERE job = ? ORDER BY rowid",
+            "SELECT at, generation, phase, size, reason FROM events WHERE job = ? ORDER BY rowid",
             number,
         )
-        return [Event(*row) for row in rows]
+        return [JobEvent(*row) for row in rows]
 
-    def _read(self, where: str, *values: object) -> list[Stored]:
+    def _read(self, where: str, *values: object) -> list[StoredJob]:
         rows = self._ask(
-            f"SELECT number, spec, record, version, progress FROM jobs {where}",  # noqa: S608 - ours
+            f"SELECT number, spec, state, version, progress FROM jobs {where}",  # noqa: S608 - ours
             *values,
         )
         return [_stored(*row) for row in rows]
@@ -177,7 +177,7 @@ class Store:
     def _ask(self, question: str, *values: object) -> list[tuple[Any, ...]]:
         try:
             with self._lock:
-                return self._base.execute(question, values).fetchall()
+                return self._database.execute(question, values).fetchall()
         except sqlite3.Error as error:
             raise self._error(error) from error
 
@@ -185,57 +185,58 @@ class Store:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             try:
-                self._base.execute("BEGIN IMMEDIATE")
+                self._database.execute("BEGIN IMMEDIATE")
                 try:
-                    yield self._base
-                    self._base.execute("COMMIT")
+                    yield self._database
+                    self._database.execute("COMMIT")
                 except BaseException:
-                    if self._base.in_transaction:
-                        self._base.execute("ROLLBACK")
+                    if self._database.in_transaction:
+                        self._database.execute("ROLLBACK")
                     raise
             except sqlite3.Error as error:
                 raise self._error(error) from error
 
-    def _check_form(self) -> None:
-        (form,) = self._base.execute("PRAGMA user_version").fetchone()
-        if form not in {0, _FORM}:
+    def _check_version(self) -> None:
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        if version not in {0, _VERSION}:
             raise StoreError(
-                f"{self._path} is of another version of Aliquot (form {form}, here {_FORM})"
+                f"{self._path} was written by another version of Aliquot (schema {version}, not"
+                f" {_VERSION})"
             )
-        self._base.execute(f"PRAGMA user_version = {_FORM}")
+        self._database.execute(f"PRAGMA user_version = {_VERSION}")
 
     def _error(self, error: sqlite3.Error) -> StoreError:
         return StoreError(
-            f"the pool's database {self._path} cannot be used: {error}",
-            "Make room on its disk, or see to its permissions; jobs that run, run on.",
+            f"cannot use the pool's database {self._path}: {error}",
+            "Free disk space or correct its permissions. Running jobs keep running.",
         )
 
     @staticmethod
-    def _note(base: sqlite3.Connection, number: int, record: Record) -> None:
-        base.execute(
+    def _add_event(database: sqlite3.Connection, number: int, state: JobState) -> None:
+        database.execute(
             "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)",
             (
                 number,
-                record.since,
-                record.generation,
-                record.state,
-                record.size if record.leaving is None else record.leaving.size,
-                record.reason,
+                state.since,
+                state.generation,
+                state.phase,
+                state.size if state.stopping is None else state.stopping.size,
+                state.reason,
             ),
         )
 
 
-def _differs(old: Record, new: Record) -> bool:
-    """Whether a person would call it a change."""
-    return (old.state, old.reason, old.size) != (new.state, new.reason, new.size)
+def _differs(old: JobState, new: JobState) -> bool:
+    """Whether the change deserves an entry in the history."""
+    return (old.phase, old.reason, old.size) != (new.phase, new.reason, new.size)
 
 
-def _stored(number: int, spec: str, record: str, version: int, progress: str) -> Stored:
-    words = json.loads(progress)
-    return Stored(
-        read_submission(json.loads(spec), number),
-        read_record(json.loads(record)),
+def _stored(number: int, spec: str, state: str, version: int, progress: str) -> StoredJob:
+    content = json.loads(progress)
+    return StoredJob(
+        decode_submission(json.loads(spec), number),
+        decode_state(json.loads(state)),
         version,
-        words.get("last", {}),
-        {int(size): speed for size, speed in words.get("speeds", {}).items()},
+        content.get("last", {}),
+        {int(size): speed for size, speed in content.get("speeds", {}).items()},
     )

@@ -1,4 +1,4 @@
-"""Bringing a pool up: its folder, its database, its door; then round after round until stopped."""
+"""Brings a pool up: its directory, database and API, then its controller until stopped."""
 
 from __future__ import annotations
 
@@ -8,49 +8,55 @@ import signal
 import tomllib
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import ArbiterError, BadValueError
+from aliquot.model.errors import ArbiterError, InvalidValueError
 from aliquot.placement.core.demand import WHOLE_MILLI
 from aliquot.placement.queues.quota import Bound, Queue
-from aliquot.pool import api, place, processes
-from aliquot.pool.service import Pool
-from aliquot.pool.slots import write
-from aliquot.pool.store import Store
-from aliquot.pool.world import World, make_machine
-from aliquot.slices import state as states
+from aliquot.pool import api, processes
+from aliquot.pool.controller import PoolController
+from aliquot.pool.directory import directory_of, lock_directory, prepare
+from aliquot.pool.json_files import write_json
+from aliquot.pool.store import JobStore
+from aliquot.pool.workers import LocalWorkers, prepare_runtime
+from aliquot.slices import state_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from aliquot.placement.elastic.resize import Rules
-    from aliquot.slices import State
+    from aliquot.slices import StateDirectory
 
 QUEUE_EXAMPLE = "A queue is written as: [queues.NAME] weight = 2.0, quota = 4 (GPUs), limit = 6"
 
 
 def bring_up(
-    state: State, rules: Rules, queues: Mapping[str, Queue], say: Callable[[str], None]
+    state: StateDirectory, rules: Rules, queues: Mapping[str, Queue], say: Callable[[str], None]
 ) -> None:
-    """Be the pool of this machine until SIGTERM or SIGINT; jobs run on after that."""
-    if state.directory == states.SYSTEM != states.own_directory():
+    """Run the pool of this machine until SIGTERM or SIGINT. Jobs keep running after that."""
+    if state.directory == state_directory.SYSTEM != state_directory.own_directory():
         raise ArbiterError(
-            f"the arbiter of this machine, in {state.directory}, is root's",
-            "Only root can bring up a pool here. Without one there is: aliquot run",
+            f"the arbiter of this machine, in {state.directory}, belongs to root",
+            "Only root can bring up a pool here. Without a pool use: aliquot run",
         )
-    where = place.place_of(state)
-    place.prepare(where)
-    lock = place.lock(where)
+    directory = directory_of(state)
+    prepare(directory)
+    lock = lock_directory(directory)
     try:
-        pool = Pool(
-            where, Store(where.database), World(where, make_machine(where)), rules, queues, say
+        pool = PoolController(
+            directory,
+            JobStore(directory.database),
+            LocalWorkers(directory, prepare_runtime(directory)),
+            rules,
+            queues,
+            say,
         )
         _serve(pool, say)
     finally:
         os.close(lock)
 
 
-def _serve(pool: Pool, say: Callable[[str], None]) -> None:
-    status = pool.world.status()
+def _serve(pool: PoolController, say: Callable[[str], None]) -> None:
+    status = pool.workers.arbiter_status()
     token = secrets.token_urlsafe(32)
     server = api.serve(pool, token)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -59,36 +65,38 @@ def _serve(pool: Pool, say: Callable[[str], None]) -> None:
     port = server.server_address[1]
     old = os.umask(0o077)
     try:
-        words = {"port": port, "token": token, "pid": pid, "start": processes.started_at(pid)}
-        write(pool.place.door, words)
+        fields = {"port": port, "token": token, "pid": pid, "start": processes.started_at(pid)}
+        write_json(pool.directory.endpoint, fields)
     finally:
         os.umask(old)
     jobs = len(pool.store.all(unfinished=True))
-    say(f"up on {pool.place}: {len(status.gpus)} GPUs, {jobs} jobs; {pool.place.directory}")
+    say(f"up on {pool.directory}: {len(status.gpus)} GPUs, {jobs} jobs; {pool.directory.path}")
     try:
         pool.run()
     finally:
         server.shutdown()
-        pool.place.door.unlink(missing_ok=True)
-        left = [one for one in pool.store.all(unfinished=True) if one.record.slots]
+        pool.directory.endpoint.unlink(missing_ok=True)
+        left = [one for one in pool.store.all(unfinished=True) if one.state.slots]
         pool.store.close()
         if left:
-            say(f"down; {len(left)} jobs run on: aliquot up takes them up again")
+            say(f"down; {len(left)} jobs keep running: aliquot up continues them")
 
 
 def read_queues(path: Path) -> dict[str, Queue]:
-    """Queues from a TOML file; BadValueError where it cannot be understood."""
+    """The queues in a TOML file; InvalidValueError if it is invalid."""
     try:
         tables = tomllib.loads(path.read_text("utf-8")).get("queues", {})
-        return {name: _queue(name, dict(words)) for name, words in tables.items()}
+        return {name: _queue(name, dict(fields)) for name, fields in tables.items()}
     except (OSError, AttributeError, TypeError, ValueError) as error:
-        raise BadValueError(f"{path} cannot be read as queues: {error}", QUEUE_EXAMPLE) from error
+        raise InvalidValueError(
+            f"{path} does not define valid queues: {error}", QUEUE_EXAMPLE
+        ) from error
 
 
-def _queue(name: str, words: dict[str, float]) -> Queue:
-    weight, quota, limit = (words.pop(key, None) for key in ("weight", "quota", "limit"))
-    if words:
-        raise ValueError(f"queue {name} has no {', '.join(words)}")
+def _queue(name: str, fields: dict[str, float]) -> Queue:
+    weight, quota, limit = (fields.pop(key, None) for key in ("weight", "quota", "limit"))
+    if fields:
+        raise ValueError(f"queue {name}: unknown field {', '.join(fields)}")
     return Queue(
         name,
         1.0 if weight is None else float(weight),

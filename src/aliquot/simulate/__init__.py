@@ -1,7 +1,17 @@
-"""Traces through the brain: replay, generate, measure, compare.
+"""Replay of traces through `placement`: made-up days, openb, and our own format.
 
-`openb` reads and replays the lists of the openb trace, `openb_jobs` makes jobs under pressure of
-them; `trace` is our own format, `engine` runs it over time and `report` puts what came of it into
-figures; `elastic` runs it with jobs that are resized, and `ways` puts that beside gangs; `compare`
-runs several strategies and seeds; `generate` makes up days. Paths are always the caller's.
+File paths always come from the caller.
+
+- `compare`: several strategies and seeds side by side.
+- `elastic`: a trace over time in which jobs are resized.
+- `engine`: a trace over time, decided by `placement.decide`.
+- `generate`: made-up clusters and days.
+- `openb`: replay of the openb trace: requests arrive one by one and stay.
+- `openb_jobs`: jobs made from the openb list for a full cluster.
+- `plot`: lines as an SVG file.
+- `report`: the outcome of many gangs in a few figures.
+- `rows`: CSV lines, read strictly.
+- `trace`: our own trace format.
+- `ways`: the same jobs run first-come, with backfill and elastic.
+- `world`: the cluster of a simulation, and the record of its run.
 """

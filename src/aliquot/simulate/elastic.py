@@ -6,14 +6,13 @@ What is assumed, and is an option where it is a number:
   do is what it does in the time that the trace says, with the workers that it asked for. The
   decision knows the speeds at sizes that the job has had, as if workers had reported them, and no
   others; it does not know how long jobs run.
-* A resize is told `notice_seconds` ahead; the job works on until then. Then its workers stop: what
-  was done since the last checkpoint is done again (one every `checkpoint_seconds` of work; 0: it
-  saves when it is told, and loses nothing). GPUs that it gives back are free from then on. For
-  `restart_seconds` it holds the others without working, and those that it grows into from the
-  moment of the decision. The first start costs nothing: it is in the trace's time, in every way to
-  run it.
-* The decision is made whenever anything happens, and when the time has come for what it waits for:
-  the same as if it was made all the time.
+* A job gets notice of a resize `notice_seconds` ahead, and works on until then. Then its workers
+stop: what was done since the last checkpoint is done again (one every `checkpoint_seconds` of work;
+0: it saves on notice, and loses nothing). GPUs that it gives back are free from then on. For
+`restart_seconds` it holds the others without working, and those that it grows into from the moment
+of the decision. The first start costs nothing: it is in the trace's time, in every way to run it. *
+The decision is made whenever anything happens, and when the time has come for what it waits for:
+the same as if it was made all the time.
 
 So a job is resized at most 3600 / (`resize_seconds` + `notice_seconds`) times in an hour.
 """
@@ -26,12 +25,13 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Sizes
-from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Gang
-from aliquot.placement.elastic.resize import EFFICIENCY, Elastic, Rules, decide
+from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Gang, Running
+from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
+from aliquot.placement.elastic.job import EFFICIENCY, Elastic
+from aliquot.placement.elastic.resize import Rules, decide
 from aliquot.placement.gangs.plan import plan_gang
-from aliquot.simulate.room import ClusterRoom
 from aliquot.simulate.world import NEVER, World
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ class Costs:
     def __post_init__(self) -> None:
         times = (self.notice_seconds, self.restart_seconds, self.checkpoint_seconds)
         if not all(math.isfinite(one) and one >= 0 for one in times):
-            raise BadValueError(
+            raise InvalidValueError(
                 "notice, restart and checkpoint are times of 0 seconds or more",
-                "A job that saves when it is told has a checkpoint of 0.",
+                "A job that saves on notice has a checkpoint of 0.",
             )
         if not 0 < self.efficiency <= 1:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"an efficiency cannot be {self.efficiency:g}",
                 "n workers are n ** efficiency as fast as one: write for example 0.9, at most 1.",
             )
@@ -84,18 +84,18 @@ class Costs:
 class _Job:
     """A job on its way: `size` is what it has or is about to have, `workers` what it works with.
 
-    `left` is what it has to do since `began`, in seconds of one worker; it does not work where
+    `todo` is what it has to do since `began`, in seconds of one worker; it does not work where
     `began` is None. `turn` counts its sets of workers.
     """
 
     gang: Gang
     sizes: Sizes
-    left: float
+    todo: float
     size: int = 0
     workers: int = 0
     began: float | None = None
     resized_at: float = -math.inf
-    is_told: bool = False
+    has_notice: bool = False
     turn: int = 0
     placements: list[Placement] = field(default_factory=list)
     speeds: dict[int, float] = field(default_factory=dict)
@@ -109,6 +109,12 @@ class _Job:
         """Places that are held and not worked on."""
         return len(self.placements) - (self.workers if self.began is not None else 0)
 
+    def in_place(self) -> JobWorkers[Running]:
+        """Its workers where they are: in a resize it keeps those that remain."""
+        unit = Gang(self.gang.name, (self.member,))
+        held = tuple(Running(unit, (one,), 0.0, 1.0) for one in self.placements)
+        return JobWorkers(self.gang.name, unit.members, held, size=len(held), live=True)
+
     def seen(self) -> Elastic:
         """The job as the decision sees it."""
         return Elastic(
@@ -120,7 +126,7 @@ class _Job:
             submitted=self.gang.submitted,
             size=self.size,
             resized_at=self.resized_at,
-            settled=self.began is not None and not self.is_told,
+            settled=self.began is not None and not self.has_notice,
             speeds=self.speeds,
         )
 
@@ -146,7 +152,7 @@ class _World(World):
     def come(self, arrival: Arrival) -> None:
         gang = arrival.gang
         if len(set(gang.members)) > 1:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"gang {gang.name!r} has members that differ: the elastic way knows equal ones",
                 "Make them equal, or leave out the way 'elastic'.",
             )
@@ -178,7 +184,7 @@ class _World(World):
         """The workers end, and those of the new size begin."""
         worked = 0.0 if job.began is None else now - job.began
         saved = self.costs.saved(worked)
-        job.left -= saved * self.costs.speed(job.workers)
+        job.todo -= saved * self.costs.speed(job.workers)
         fate = self.fates[job.gang.name]
         again = (worked - saved) * job.workers
         idle = self.costs.restart_seconds * job.size
@@ -187,7 +193,7 @@ class _World(World):
         lost = fate.lost + (again + idle) * gpus
         self.note(job.gang.name, resizes=fate.resizes + 1, lost=lost)
         self._give(job, job.size)
-        job.workers, job.began, job.is_told = job.size, None, False
+        job.workers, job.began, job.has_notice = job.size, None, False
         job.resized_at = now
         job.turn += 1
         self._later(job, now + self.costs.restart_seconds, "work")
@@ -195,7 +201,7 @@ class _World(World):
     def _work(self, job: _Job, now: float) -> None:
         job.began = now
         speed = job.speeds[job.workers] = self.costs.speed(job.workers)
-        self._later(job, now + job.left / speed, "end")
+        self._later(job, now + job.todo / speed, "end")
 
     def _later(self, job: _Job, at: float, what: str) -> None:
         heapq.heappush(self.events, (at, job.gang.name, job.turn, what))
@@ -204,16 +210,11 @@ class _World(World):
 
     def decide(self, now: float, queues: Mapping[str, Queue]) -> None:
         jobs = self.jobs
-        room = ClusterRoom(
-            self.allocations,
-            {name: job.placements for name, job in jobs.items()},
-            {name: job.member for name, job in jobs.items()},
-            self.by,
-            self.seed,
-        )
+        workers = {name: job.in_place() for name, job in jobs.items()}
+        check = Feasibility(ClusterCapacity(self.allocations, self.by, self.seed), workers)
         seen = [job.seen() for job in jobs.values()]
         hardware = self.allocations.hardware
-        decision = decide(seen, room, queues, hardware, now, self.rules, self.could)
+        decision = decide(seen, check, queues, hardware, now, self.rules, self.could)
         self.could = decision.could
         self._carry_out(decision, now)
         for name, reason in decision.waits.items():
@@ -224,8 +225,8 @@ class _World(World):
             job = self.jobs[name]
             if size > job.size and not self._take(job, size):
                 continue
-            self._tell(name, now, f"{job.size} to {size} workers: {why}")
-            job.size, job.is_told = size, True
+            self._message(name, now, f"{job.size} to {size} workers: {why}")
+            job.size, job.has_notice = size, True
             self._later(job, now + self.costs.notice_seconds, "stop")
         for name, size in decision.starts.items():
             job = self.jobs[name]
@@ -266,8 +267,8 @@ class _World(World):
 
     # --- what is written down ---
 
-    def _tell(self, name: str, now: float, what: str) -> None:
-        self.note(name, told=(*self.fates[name].told, (now, what)))
+    def _message(self, name: str, now: float, what: str) -> None:
+        self.note(name, messages=(*self.fates[name].messages, (now, what)))
 
     def sample(self, now: float) -> Sample:
         idle = sum(job.idle_workers * job.member.total_milli for job in self.jobs.values())
@@ -285,7 +286,7 @@ def simulate_elastic(  # noqa: PLR0913 - one for each option of the command
     costs: Costs | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Run:
-    """Run a trace to its end, with jobs as large as there is room for."""
+    """Run a trace to its end, with jobs as large as fits."""
     begun = time.perf_counter()
     world = _World(nodes, arrivals, by, seed, rules or Rules(), costs or Costs())
     coming = sorted(arrivals, key=lambda one: (one.gang.submitted, one.gang.name), reverse=True)

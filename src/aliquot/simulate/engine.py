@@ -1,18 +1,16 @@
-"""A trace over time: gangs come, wait, run and end; the brain decides at each of these moments.
+"""A trace over time: gangs arrive, wait, run and end, by the same decision as on a cluster.
 
-The clock is the trace's. At every moment at which something came, ended or is promised to start:
+The clock is the trace's. At every moment at which a gang arrives, ends or has a planned start:
 
-1. what ended gives back;
-2. the queues say whose turn it is;
-3. `backfill` decides what starts now and what is promised for later;
-4. where nothing helps a gang that has a right to its quota, or to go before lower priorities,
-   `preempt` makes room, and what that leaves is planned again; who was to start and is in its way
-   does not start;
-5. what is allocated and who waits is written down.
+1. gangs that end free their GPUs;
+2. `placement.decide`, the function that the gang controller calls too, says who starts, whose start
+   is planned for when, and who is preempted for whom; this is applied at once, and decided again
+   until nothing more changes;
+3. the allocations and the waiting gangs are recorded.
 
-Two others are here to be compared with, nothing else. `FIRST_COME` starts gangs in their turns and
-lets nobody overtake: the first that does not fit holds up all behind it. `ONE_BY_ONE` is how a
-scheduler works that knows no gangs: each member takes what it finds and holds it.
+Two other disciplines exist for comparison only. `FIRST_COME` starts gangs in fair-share order and
+lets none overtake: the first that does not fit blocks all behind it. `ONE_BY_ONE` is a scheduler
+without gangs: each member takes what it finds and holds it.
 """
 
 from __future__ import annotations
@@ -20,19 +18,19 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from aliquot.placement.choose.chooser import Chooser
 from aliquot.placement.core.demand import Gang, Running
-from aliquot.placement.gangs.backfill import OVERRAN, Plan, plan_starts
+from aliquot.placement.decide import Decision, DecisionInput, decide
 from aliquot.placement.gangs.plan import plan_gang
-from aliquot.placement.queues.preempt import entitled, preempt
-from aliquot.placement.queues.quota import in_turn, usage, within_quota
+from aliquot.placement.queues.quota import fair_share_order, usage
 from aliquot.simulate.world import NEVER, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from aliquot.placement.core.demand import Placement
     from aliquot.placement.core.snapshot import NodeSpec
@@ -41,11 +39,11 @@ if TYPE_CHECKING:
     from aliquot.simulate.world import Run, Sample
 
 
-PREEMPTED = "work with a right to its place was put before it"
+OnDecision = Callable[[float, Decision], None]
 
 
 class Discipline(StrEnum):
-    """How gangs are treated."""
+    """How gangs are scheduled."""
 
     GANGS = "gangs"
     FIRST_COME = "first-come"
@@ -54,7 +52,12 @@ class Discipline(StrEnum):
 
 class _World(World):
     def __init__(
-        self, nodes: Sequence[NodeSpec], arrivals: Sequence[Arrival], by: str, seed: int
+        self,
+        nodes: Sequence[NodeSpec],
+        arrivals: Sequence[Arrival],
+        by: str,
+        seed: int,
+        decided: OnDecision | None = None,
     ) -> None:
         super().__init__(nodes, arrivals, by, seed)
         self.chooser = Chooser(self.allocations, self.by, seed=seed)
@@ -62,8 +65,11 @@ class _World(World):
         self.waiting: dict[str, Gang] = {}
         self.running: dict[str, Running] = {}
         self.partly: dict[str, list[Placement]] = {}
-        self.promised: tuple[Running, ...] = ()
+        self.planned: tuple[Running, ...] = ()
         self.ends: list[tuple[float, str, float]] = []
+        self._searched: dict[str, int] = {}
+        self._decisions = 0
+        self._decided = decided
 
     def begin(self, one: Running, now: float) -> None:
         self.allocations.take_gang(one)
@@ -79,7 +85,7 @@ class _World(World):
 
     def end(self, name: str, begun: float) -> None:
         one = self.running.get(name)
-        if one is None or one.start != begun:  # it was evicted, and may run again
+        if one is None or one.start != begun:  # it was evicted, and may be running again
             return
         del self.running[name]
         self.allocations.give_gang(one)
@@ -90,94 +96,79 @@ class _World(World):
         self.allocations.give_gang(one)
         self.waiting[name] = one.gang
         self.note(name, start=None, end=None)
-        if one.start < now:  # the others did not start
+        if one.start < now:  # else it has not started
             self.note(name, evictions=self.fates[name].evictions + 1)
-            self._tell(name, now, reason)
+            self._message(name, now, reason)
 
-    def _tell(self, name: str, now: float, what: str) -> None:
-        self.note(name, told=(*self.fates[name].told, (now, what)))
+    def _message(self, name: str, now: float, what: str) -> None:
+        self.note(name, messages=(*self.fates[name].messages, (now, what)))
 
     def decide(self, now: float, queues: Mapping[str, Queue]) -> None:
-        """Whose turn it is, who starts, what is promised, and who must end for it."""
-        waiting = self._plan(now, queues, OVERRAN)
-        if self._ask_back(waiting, now, queues):
-            self._plan(now, queues, PREEMPTED)
+        """Decide and apply until a decision starts nobody, preempts nobody and skips nobody.
 
-    def _plan(self, now: float, queues: Mapping[str, Queue], blame: str) -> list[Gang]:
-        running = list(self.running.values())
-        hardware = self.allocations.hardware
-        used = usage(running, hardware)
-        order, refused = in_turn(
-            list(self.waiting.values()),
-            queues,
-            used,
-            hardware,
-            {one.gang.name for one in self.promised},
-        )
-        plan = plan_starts(
-            self.allocations,
-            running,
-            self.promised,
-            order,
-            now,
-            by=self.by,
-            seed=self.seed,
-            own=within_quota(order, queues, used, hardware),
-            blame=blame,
-        )
-        self._carry_out(plan, now)
-        for name, reason in refused.items():
-            self.note(name, reason=reason)
-        return [*order, *(self.waiting[name] for name in refused)]
+        The gang controller does the same: what a decision starts or ends calls for the next one.
+        """
+        searched: set[str] = set()
+        while True:
+            decision = self._decide_once(now, queues)
+            is_skipped = bool(decision.skipped) and not searched.issuperset(decision.searched)
+            searched.update(decision.searched)
+            if not (decision.starts or decision.preemptions or is_skipped):
+                return
 
-    def _carry_out(self, plan: Plan, now: float) -> None:
-        for one in plan.starts:
-            self.begin(one, now)
-        self.promised = plan.reservations
-        for one in plan.reservations:
-            if self.fates[one.gang.name].promise is None:
-                self.note(one.gang.name, promise=one.start)
-        for name, reason in plan.reasons.items():
-            self.note(name, reason=reason)
-        for name, why in plan.moved.items():
-            words = f"starts later: {why}"
-            if words not in (one for _, one in self.fates[name].told[-1:]):
-                self._tell(name, now, words)
-
-    def _ask_back(self, waiting: Sequence[Gang], now: float, queues: Mapping[str, Queue]) -> bool:
-        """End what must make room, start what it is for, and tell both; whether there was any."""
-        is_any = False
-        running, hardware = list(self.running.values()), self.allocations.hardware
-        for gang in entitled(waiting, running, queues, hardware, self.promised):
-            if gang.name not in self.waiting:
-                continue
-            found = preempt(
-                self.allocations,
-                gang,
-                list(self.running.values()),
-                queues,
-                now,
-                promised=self.promised,
+    def _decide_once(self, now: float, queues: Mapping[str, Queue]) -> Decision:
+        decision = decide(
+            DecisionInput(
+                allocations=self.allocations,
+                running=list(self.running.values()),
+                planned=self.planned,
+                waiting=list(self.waiting.values()),
+                incomplete=(),
+                queues=queues,
+                now=now,
                 by=self.by,
                 seed=self.seed,
+                searched_at=self._searched,
             )
-            if found is None:
-                continue
-            is_any = True
-            for one in found.victims:
-                self.evict(one, now, found.to_victims[one.gang.name])
-            for one in found.withdrawn:
-                self._tell(one.gang.name, now, found.to_victims[one.gang.name])
-            gone = {gang.name, *(one.gang.name for one in found.withdrawn)}
-            self.promised = tuple(one for one in self.promised if one.gang.name not in gone)
-            self.begin(Running(gang, found.placements, now, now + gang.seconds), now)
-            self._tell(gang.name, now, found.to_gang)
-        return is_any
+        )
+        self._decisions += 1
+        self._searched |= dict.fromkeys(decision.searched, self._decisions)
+        if self._decided is not None:
+            self._decided(now, decision)
+        self._apply(decision, now)
+        return decision
+
+    def _apply(self, decision: Decision, now: float) -> None:
+        for _, preemption in decision.preemptions:
+            for one in preemption.victims:
+                self.evict(one, now, preemption.to_victims[one.gang.name])
+            for one in preemption.withdrawn:
+                self._message(one.gang.name, now, preemption.to_victims[one.gang.name])
+        for one in decision.starts:
+            self.begin(one, now)
+        for gang, preemption in decision.preemptions:
+            self.begin(Running(gang, preemption.placements, now, now + gang.seconds), now)
+            self._message(gang.name, now, preemption.to_gang)
+        self.planned = decision.planned
+        self._explain(decision, now)
+
+    def _explain(self, decision: Decision, now: float) -> None:
+        """Record when each waiting gang is to start, and why it waits."""
+        for one in decision.planned:
+            if self.fates[one.gang.name].planned_start is None:
+                self.note(one.gang.name, planned_start=one.start)
+        reasons = {**decision.reasons, **decision.never, **decision.above_limit}
+        for name in reasons.keys() & self.waiting.keys():
+            self.note(name, reason=reasons[name])
+        for name in decision.delays.keys() & self.waiting.keys():
+            message = f"starts later: {decision.delays[name]}"
+            if message not in (one for _, one in self.fates[name].messages[-1:]):
+                self._message(name, now, message)
 
     def decide_first_come(self, now: float, queues: Mapping[str, Queue]) -> None:
-        """In turn, each starts if it fits, until one does not that ever could."""
+        """In fair-share order, each gang starts if it fits, until one does not that ever could."""
         used = usage(self.running.values(), self.allocations.hardware)
-        order, refused = in_turn(
+        order, refused = fair_share_order(
             list(self.waiting.values()), queues, used, self.allocations.hardware
         )
         for name, reason in refused.items():
@@ -194,7 +185,7 @@ class _World(World):
                 break
 
     def decide_one_by_one(self, now: float) -> None:
-        """In turn, a member of each gang takes the place that it finds, and holds it."""
+        """One after the other, a member of each gang takes what it finds, and holds it."""
         moved = True
         while moved:
             moved = False
@@ -227,10 +218,11 @@ def simulate(  # noqa: PLR0913 - one for each option of the command
     queues: Mapping[str, Queue] | None = None,
     discipline: Discipline = Discipline.GANGS,
     progress: Callable[[float], None] | None = None,
+    decided: OnDecision | None = None,
 ) -> Run:
-    """Run a trace to its end."""
+    """Run a trace to its end; `decided` hears each decision of `Discipline.GANGS` with its time."""
     begun = time.perf_counter()
-    world = _World(nodes, arrivals, by, seed)
+    world = _World(nodes, arrivals, by, seed, decided)
     coming = sorted(arrivals, key=lambda one: (one.gang.submitted, one.gang.name), reverse=True)
     samples: list[Sample] = []
     now = -math.inf
@@ -238,7 +230,7 @@ def simulate(  # noqa: PLR0913 - one for each option of the command
         now = min(
             *(one.gang.submitted for one in coming[-1:]),
             *(end for end, _, _ in world.ends[:1]),
-            *(one.start for one in world.promised if one.start > now),
+            *(one.start for one in world.planned if one.start > now),
             math.inf,
         )
         while world.ends and world.ends[0][0] <= now:

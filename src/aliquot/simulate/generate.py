@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HOUR = 3600.0
 DAY = 24 * HOUR
 SWING = 0.8  # of the mean rate of arrivals, up at 14:00 and down at 2:00
-CARD = 80 * GIB
+GPU_BYTES = 80 * GIB
 
 
 def cluster(nodes: int, *, gpus: int = 8, rack: int = 4) -> list[NodeSpec]:
@@ -39,7 +39,7 @@ def cluster(nodes: int, *, gpus: int = 8, rack: int = 4) -> list[NodeSpec]:
             model="L40S" if number < weak else "H100",
             cpu_milli=16_000 * gpus,
             ram_bytes=128 * GIB * gpus,
-            gpu_bytes=CARD // 2 if number < weak else CARD,
+            gpu_bytes=GPU_BYTES // 2 if number < weak else GPU_BYTES,
             rack=f"rack-{number // rack}",
             links=() if number < weak else links("nvswitch", gpus),
             strength=0.0 if number < weak else 1.0,
@@ -122,7 +122,7 @@ def _slice(milli: int, *, thrifty: bool) -> Demand:
         gpus=1,
         kind=Kind.SLICED,
         milli=milli,
-        gpu_bytes=CARD // 2 * milli // 1000,
+        gpu_bytes=GPU_BYTES // 2 * milli // 1000,
         cpu_milli=2000,
         thrifty=thrifty,
     )

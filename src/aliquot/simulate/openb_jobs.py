@@ -22,7 +22,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.core.demand import Demand, Gang
 from aliquot.simulate.openb import PODS, TIMED_PODS, TIMES, demand_of
 from aliquot.simulate.rows import MOST_SECONDS, read_rows, refuse_again
@@ -60,7 +60,7 @@ def read_jobs(path: Path) -> list[Arrival]:
     refuse_again(rows, "name")
     ran = [one for row in rows if (one := _ran(row))]
     if not ran:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{path} has no pod with GPUs that ran for {SHORTEST:g} s to {LONGEST / HOUR:g} h",
             "Give openb's list of pods, with its times.",
         )
@@ -97,7 +97,7 @@ def pressed(jobs: Sequence[Arrival], capacity_milli: int, load: float) -> list[A
 def some_nodes(nodes: Sequence[NodeSpec], count: int) -> list[NodeSpec]:
     """So many nodes at equal distances in the list, of which only the GPUs count."""
     if not 0 < count <= len(nodes):
-        raise BadValueError(
+        raise InvalidValueError(
             f"there are {len(nodes)} nodes, and {count} of them cannot be taken",
             f"Write a number from 1 to {len(nodes)}.",
         )

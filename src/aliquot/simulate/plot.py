@@ -33,7 +33,7 @@ class Line:
     steps: bool = False
 
 
-def draw(  # noqa: PLR0913 - a picture has this much to say
+def draw(  # noqa: PLR0913 - a plot has this many parts
     title: str,
     across: str,
     up: str,
@@ -42,7 +42,7 @@ def draw(  # noqa: PLR0913 - a picture has this much to say
     low: bool = False,
     clock: bool = False,
 ) -> str:
-    """The picture, with percent on the vertical axis; the lines' names at its top, or low down.
+    """The plot, with percent on the vertical axis; the lines' names at its top, or low down.
 
     With a clock, what goes across are hours, marked at whole hours, minutes or seconds.
     """

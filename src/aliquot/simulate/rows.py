@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,12 +94,12 @@ class Row:
 
     def wrong(
         self, column: str, allowed: str, default: float | None = None, *, why: str = ""
-    ) -> BadValueError:
+    ) -> InvalidValueError:
         """The error for what is written there."""
         text = self.text(column)
         value = repr(text) if text else "empty"
         or_nothing = "" if default is None else f", or leave it empty for {default:.10g}"
-        return BadValueError(
+        return InvalidValueError(
             f"{self.path}, line {self.line}, column {column}: it cannot be {value}{why}",
             f"Write {allowed}{or_nothing}.",
         )
@@ -119,7 +119,7 @@ def read_rows(path: Path, columns: Columns) -> list[Row]:
     """The lines of a file, of which there is one at least."""
     lines = _lines(path)
     if not lines:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{path} is empty", f"Its first line must name: {','.join(columns.needed)}."
         )
     head = lines[0][1]
@@ -127,14 +127,14 @@ def read_rows(path: Path, columns: Columns) -> list[Row]:
     rows = []
     for line, cells in lines[1:]:
         if len(cells) > len(head):
-            raise BadValueError(
+            raise InvalidValueError(
                 f"{path}, line {line}: it has {len(cells)} cells, and there are"
                 f" {len(head)} columns: {cells[len(head)]!r} is in none",
                 f"Write one cell for each of: {','.join(head)}.",
             )
         rows.append(Row(path, line, dict(zip(head, cells, strict=False))))
     if not rows:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{path} has no {columns.of}: there is nothing below its first line",
             "Write a line for each of them.",
         )
@@ -170,16 +170,16 @@ def _lines(path: Path, *, only_head: bool = False) -> list[tuple[int, list[str]]
                     if only_head:
                         break
     except OSError as error:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{path} cannot be read: {error.strerror}", "Give the path of a CSV file."
         ) from error
     except UnicodeDecodeError as error:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{path} cannot be read: it is not UTF-8 (byte {error.start + 1})",
             "Save it as a CSV file in UTF-8.",
         ) from error
     except csv.Error as error:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{path} cannot be read: {error}", "Save it as a CSV file with commas."
         ) from error
     return found
@@ -190,15 +190,17 @@ def _check_head(path: Path, head: Sequence[str], columns: Columns) -> None:
         if name not in columns.known:
             near = get_close_matches(name, columns.known, 1)
             guess = f": did you mean {near[0]}?" if near else ""
-            raise BadValueError(
+            raise InvalidValueError(
                 f"{path}: column {name or 'without a name'} is not known{guess}",
                 f"There are: {', '.join(columns.known)}.",
             )
         if head.count(name) > 1:
-            raise BadValueError(f"{path}: column {name} is there twice", "Leave one of them out.")
+            raise InvalidValueError(
+                f"{path}: column {name} is there twice", "Leave one of them out."
+            )
     missing = [name for name in columns.needed if name not in head]
     if missing:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{path} has no column {', '.join(missing)}",
             f"Its first line must name at least: {','.join(columns.needed)}.",
         )

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import MAX_WORKERS, Sizes
 from aliquot.model.units import MIB
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Gang, Kind
@@ -99,7 +99,7 @@ class Arrival:
 
     def __post_init__(self) -> None:
         if self.sizes is not None and len(set(self.gang.members)) > 1:
-            raise BadValueError(
+            raise InvalidValueError(
                 f"gang {self.gang.name!r} cannot be resized: its members differ",
                 "Make them equal, or leave out its least and most.",
             )
@@ -226,7 +226,9 @@ def links(shape: str, gpus: int) -> Links:
     if shape == "nvlink-pairs":
         near, far = int(Reach.NVLINK) + 4, int(Reach.PHB)
         return _table(gpus, lambda a, b: near if a // 2 == b // 2 else far)
-    raise BadValueError(f"{shape!r} is no shape of links", "Write nvswitch, nvlink-pairs or pcie.")
+    raise InvalidValueError(
+        f"{shape!r} is no shape of links", "Write nvswitch, nvlink-pairs or pcie."
+    )
 
 
 def _table(gpus: int, rank: object) -> Links:

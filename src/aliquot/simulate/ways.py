@@ -1,8 +1,8 @@
 """The same list of jobs run in three ways, and what each comes to.
 
-`first-come`: gangs as large as they asked for, in turn; who does not fit holds up all behind.
-`backfill`: the same gangs with promised starts, and smaller work in the gaps before them.
-`elastic`: gangs that may be resized are, by `placement.elastic`; the others are as they are.
+`first-come`: gangs of the size they ask for, in order; one that does not fit blocks all behind it.
+`backfill`: the same gangs with planned starts, and smaller work in the gaps before them.
+`elastic`: gangs that can be resized are, by `placement.elastic`; the others stay as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import MAX_WORKERS, Sizes
 from aliquot.placement.core.demand import WHOLE_MILLI, Kind
 from aliquot.simulate.elastic import Costs, simulate_elastic
@@ -36,7 +36,7 @@ _RANGE = re.compile(r"([0-9.]+)\.\.([0-9.]+)", re.ASCII)
 
 
 class Way(StrEnum):
-    """How a list of jobs is run."""
+    """How jobs are scheduled."""
 
     FIRST_COME = "first-come"
     BACKFILL = "backfill"
@@ -78,13 +78,13 @@ def parse_stretch(text: str, smallest_job: int) -> Stretch:
     except ValueError:
         least = most = 0.0
     if not (least > 0 and most > 0):
-        raise BadValueError(f"{text!r} is no range of sizes", RANGE_EXAMPLE)
+        raise InvalidValueError(f"{text!r} is no range of sizes", RANGE_EXAMPLE)
     if most < least:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r}: the maximum {most:g} is below the minimum {least:g}", RANGE_EXAMPLE
         )
     if not least <= 1 <= most:
-        raise BadValueError(
+        raise InvalidValueError(
             f"{text!r}: a job could not have the workers that it asks for",
             f"1 must be in the range. {RANGE_EXAMPLE}",
         )
@@ -103,7 +103,7 @@ def run_way(  # noqa: PLR0913 - one for each option of the command
     costs: Costs | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Run:
-    """Run the list in this way."""
+    """Run the jobs in this way."""
     if way is Way.ELASTIC:
         return simulate_elastic(
             nodes,
@@ -129,7 +129,7 @@ def run_way(  # noqa: PLR0913 - one for each option of the command
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a run came to.
+    """The figures of a run.
 
     Completion is from a job's arrival to its end, in seconds; who never ran is in no mean. `used`
     is the part of all GPU time, until the last job came, in which jobs worked, and `lost` the part

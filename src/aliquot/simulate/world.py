@@ -1,6 +1,6 @@
-"""A cluster on paper while a trace runs on it, and what is told of the run when it is over.
+"""The cluster of a simulation, and the record of its run.
 
-How gangs start, stop and are resized is for those that build on it: `engine` and `elastic`.
+How gangs start, stop and are resized is for the modules that build on it: `engine` and `elastic`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ NEVER = "not all its members fit together, even where nothing runs"
 class Sample:
     """The cluster at one moment.
 
-    `held` is allocated to gangs that do not run yet, `lost` the part of what is left that nothing
-    likely to come will use.
+    `held` is allocated to gangs that do not run yet; `lost` is the part of what is free that no
+    likely request can use.
     """
 
     time: float
@@ -46,18 +46,18 @@ class Sample:
 class Fate:
     """What became of a gang.
 
-    `promise` is the first start that it was told, `reason` why it waits in the end, and `told` what
-    it heard of preemptions, its own and those for it, of a promise that was moved back, and of its
-    resizes, with the times. `lost` are the GPU seconds that resizes cost it.
+    `planned_start` is the first one that was planned, `reason` why it waits in the end. `messages`
+    are about preemptions, its own and those for it, about a planned start that moved back, and
+    about resizes, with their times. `lost` are the GPU seconds that resizes cost it.
     """
 
     gang: Gang
     start: float | None = None
     end: float | None = None
-    promise: float | None = None
+    planned_start: float | None = None
     evictions: int = 0
     reason: str = ""
-    told: tuple[tuple[float, str], ...] = ()
+    messages: tuple[tuple[float, str], ...] = ()
     resizes: int = 0
     lost: float = 0.0
 
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def allocated(self) -> float:
-        """The part of all GPU time that gangs ran in, until the last one came or ended."""
+        """The part of all GPU time in which gangs ran, until the last one arrived or ended."""
         spans = zip(self.samples, self.samples[1:], strict=False)
         area = sum((one.allocated - one.held) * (then.time - one.time) for one, then in spans)
         length = self.samples[-1].time - self.samples[0].time if self.samples else 0.0
@@ -106,18 +106,18 @@ class World:
         self.fates = {one.gang.name: Fate(one.gang) for one in arrivals}
 
     def note(self, name: str, **new: object) -> None:
-        """This has become of a gang."""
+        """Record something about a gang."""
         self.fates[name] = replace(self.fates[name], **new)  # type: ignore[arg-type]
 
     def seen(self, now: float, held_milli: int, waiting: int) -> Sample:
-        """The cluster at this moment; `held_milli` is allocated and does not work."""
-        left = int(self.allocations.milli_free[self.allocations.hardware.present].sum())
+        """The cluster at this moment; `held_milli` is allocated and idle."""
+        free = int(self.allocations.milli_free[self.allocations.hardware.present].sum())
         total = max(1, self.total_milli)
         lost = self.measure.lost(all_rows(self.allocations))
-        return Sample(now, (self.total_milli - left) / total, held_milli / total, lost, waiting)
+        return Sample(now, (self.total_milli - free) / total, held_milli / total, lost, waiting)
 
     def summed_up(self, samples: Iterable[Sample], begun: float) -> Run:
-        """All of it, when it is over; `begun` is by time.perf_counter."""
+        """The whole run; `begun` is by time.perf_counter."""
         return Run(
             strategy=self.named,
             seed=self.seed,
@@ -129,13 +129,13 @@ class World:
 
 
 def _with_reasons(fates: Iterable[Fate], nothing_runs: Allocations) -> tuple[Fate, ...]:
-    """The same; who never ran since a member fits no node at all is told what the nodes lack."""
+    """The same, with what the nodes lack for gangs with a member that fits no node."""
     reasons: dict[tuple[Demand, ...], str | None] = {}
-    told = []
+    found = []
     for fate in fates:
         members = fate.gang.members
         if fate.start is None and members not in reasons:
             reasons[members] = never_fits(nothing_runs, fate.gang)
         why = reasons.get(members) if fate.start is None else None
-        told.append(fate if why is None else replace(fate, reason=why))
-    return tuple(told)
+        found.append(fate if why is None else replace(fate, reason=why))
+    return tuple(found)

@@ -1,18 +1,23 @@
-"""Freezing the programs of a grant, by the driver's checkpoint API.
+"""Freezing and thawing the processes of a grant, by the driver's checkpoint API.
 
-The driver moves what a process has on its GPU to the host and back, by pid, without the process's
-knowledge: it stands still at its next call. Drivers from R570 on can. What it cannot move is found
-out before it is tried, since a checkpoint that fails may ruin the process; `freeze` answers by
-CannotFreezeError then, and the processes run on as before.
+The driver (R570 or newer) moves the GPU memory of a process to the host and back, by pid. The
+process does not notice; it blocks at its next driver call. A checkpoint that fails may destroy the
+process, so everything that the driver cannot move is found before it is tried: then `freeze` raises
+CannotFreezeError and the processes keep running.
 
-The order is what makes it safe. To freeze: the grant's gates are opened, since a stream that waits
-at one never drains, and with that its door is closed (native/cuda/door.h), since a call that waits
-for the GPU would crash a process whose memory is away; all its processes are locked, looked at
-again, now that they can change nothing, and waited for until none of their calls is past the door;
-then their memory is moved. To thaw, the grant must have its room again, and the card must have it,
-since a process for which there is none is lost: memory comes back, then calls go on, then door and
-gates work as before. Both begin where an earlier call was cut off: the truth about a process is the
-driver's.
+The order of the steps makes it safe. To freeze a grant:
+
+1. Set it to switching. Its gates open, because a stream that waits at a gate never drains, and new
+   driver calls of its processes block (native/cuda/door.h), because a call that waits for the GPU
+   would crash a process whose memory is moved.
+2. Lock all its processes in the driver, and check them again, now that they cannot change anything.
+3. Wait until none of their driver calls is in progress.
+4. Move their memory to the host.
+
+To thaw it, the grant must fit again, and the GPU must have that memory free, because the driver
+loses a process that does not fit. Then its memory comes back, its processes are unlocked, and the
+grant is active again. Both directions continue where an earlier call was interrupted: the state of
+a process is what the driver says.
 """
 
 from __future__ import annotations
@@ -26,10 +31,10 @@ from enum import IntEnum
 from typing import IO, TYPE_CHECKING
 
 from aliquot.devices import elf
-from aliquot.model import Hold, format_bytes
-from aliquot.model.errors import AliquotError, ArbiterError, NoRoomError, NoSuchGrantError
-from aliquot.slices import control, host
-from aliquot.slices.gates import driver_words
+from aliquot.model import GrantState, format_bytes
+from aliquot.model.errors import AliquotError, ArbiterError, NoCapacityError, NoSuchGrantError
+from aliquot.slices import control, procfs
+from aliquot.slices.gate_support import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -40,11 +45,11 @@ if TYPE_CHECKING:
     from aliquot.slices.control import SharedGpu, Status
 
 LOCK_SECONDS = 10.0
-ALONE_SECONDS = 600.0
+EXCLUSIVE_SECONDS = 600.0
 
 _NOT_INITIALIZED = 3
 _NOT_READY = 600
-_PAUSE = 0.2
+_POLL_SECONDS = 0.2
 _TIES = {
     "managed": "it has used unified memory",
     "ipc": "it shares memory or events with other processes",
@@ -53,15 +58,15 @@ _TIES = {
 
 
 class CannotFreezeError(AliquotError):
-    """The driver cannot move what a program has, or a program that was moved does not come back."""
+    """The driver cannot freeze a process, or cannot bring a frozen one back."""
 
 
-class NotYetError(AliquotError):
-    """Nothing was changed, and it may be possible later."""
+class RetryLaterError(AliquotError):
+    """Not possible now, but it may be later; nothing has changed."""
 
 
-class Standing(IntEnum):
-    """What the driver says of a process."""
+class CheckpointState(IntEnum):
+    """The state of a process in the driver's checkpoint API (CUprocessState)."""
 
     RUNNING = 0
     LOCKED = 1
@@ -70,140 +75,145 @@ class Standing(IntEnum):
 
 
 def unsupported(driver: Driver) -> str | None:
-    """Why nothing can be frozen on this machine; None where it can, as far as one can say."""
+    """Why freezing is unsupported on this machine; None if it is supported."""
     if driver.shape is None and platform.machine() != "x86_64":
-        return f"on {platform.machine()} it is not known to work"
+        return f"freezing is not tested on {platform.machine()}"
     if "cuCheckpointProcessLock" not in elf.read_file(driver.cuda).exported():
-        return "the driver cannot: R570 or newer can"
+        return "the driver cannot freeze processes: R570 or newer can"
     return None
 
 
 class Checkpoints:
-    """The driver's API. A process that uses it needs the driver's variables in its environment."""
+    """The checkpoint API. The calling process needs the driver's variables in its environment."""
 
     def __init__(self, driver: Driver) -> None:
         self._cuda = ctypes.CDLL(str(driver.cuda))
 
-    def standing(self, pid: int) -> Standing | None:
-        """What the driver says of a process; None where it does not know it."""
+    def state(self, pid: int) -> CheckpointState | None:
+        """The state of a process; None if the driver does not know it."""
         state = ctypes.c_int(0)
         code = self._cuda.cuCheckpointProcessGetState(pid, ctypes.byref(state))
-        if code == _NOT_INITIALIZED or (code != 0 and not host.is_alive(pid)):
+        if code == _NOT_INITIALIZED or (code != 0 and not procfs.is_alive(pid)):
             return None
-        self._check(code, f"does not say how process {pid} stands")
-        return Standing(state.value)
+        self._check(code, f"does not report the state of process {pid}")
+        return CheckpointState(state.value)
 
     def lock(self, pid: int, seconds: float) -> None:
-        """Let a process begin nothing new, and wait until what it began is over."""
+        """Block new work of a process, and wait until its GPU work is done."""
         arguments = (ctypes.c_uint * 16)(int(seconds * 1000))
         code = self._cuda.cuCheckpointProcessLock(pid, arguments)
         if code == _NOT_READY:
             raise CannotFreezeError(f"the GPU did not finish its work within {seconds:g} s")
-        self._check(code, f"cannot hold process {pid}")
+        self._check(code, f"cannot lock process {pid}")
 
     def move_out(self, pid: int) -> None:
-        """Move what a locked process has on its GPU to the host."""
-        code = self._cuda.cuCheckpointProcessCheckpoint(pid, _nothing())
+        """Move the GPU memory of a locked process to the host."""
+        code = self._cuda.cuCheckpointProcessCheckpoint(pid, _no_arguments())
         self._check(code, f"cannot move the memory of process {pid} to the host")
 
     def move_back(self, pid: int) -> None:
-        """Move it back. A process for which the GPU has no room is lost."""
-        code = self._cuda.cuCheckpointProcessRestore(pid, _nothing())
+        """Move it back. The driver loses a process that does not fit on the GPU."""
+        code = self._cuda.cuCheckpointProcessRestore(pid, _no_arguments())
         self._check(code, f"cannot move the memory of process {pid} back to the GPU")
 
     def unlock(self, pid: int) -> None:
-        """Let a process go on."""
-        code = self._cuda.cuCheckpointProcessUnlock(pid, _nothing())
-        self._check(code, f"cannot let process {pid} go on")
+        """Let a process continue."""
+        code = self._cuda.cuCheckpointProcessUnlock(pid, _no_arguments())
+        self._check(code, f"cannot unlock process {pid}")
 
     def _check(self, code: int, what: str) -> None:
         if code != 0:
-            raise CannotFreezeError(f"the driver {what}: {driver_words(code)}")
+            raise CannotFreezeError(f"the driver {what}: {error_text(code)}")
 
 
 def freeze(checkpoints: Checkpoints, state: Path, name: str) -> None:
-    """Freeze all processes of a grant, or none: CannotFreezeError, and they run on.
+    """Freeze all processes of a grant, or none.
 
-    NotYetError: they are as they were, and some may be frozen.
+    CannotFreezeError: they keep running. RetryLaterError: their state did not change; some may
+    be frozen already.
     """
-    if _grant(state, name).hold is Hold.PARKED:
-        return  # it was frozen whole before
+    if _grant(state, name).state is GrantState.PARKED:
+        return  # all its processes are frozen already
     try:
-        with _alone(state), _no_refusal():
+        with _exclusive(state), _no_refusal():
             _check_all(checkpoints, state, name)
-            control.hold(state, name, Hold.OPEN)
+            control.set_state(state, name, GrantState.SWITCHING)
             _move_all_out(checkpoints, state, name)
     except CannotFreezeError:
-        if _grant(state, name).hold is not Hold.TAKEN:
+        if _grant(state, name).state is not GrantState.ACTIVE:
             with suppress(CannotFreezeError):
                 thaw(checkpoints, state, name)
         raise
 
 
 def thaw(checkpoints: Checkpoints, state: Path, name: str) -> None:
-    """Let all processes of a grant go on where they were frozen.
+    """Let all processes of a grant continue where they were frozen.
 
-    NotYetError: there is no room for them, in the books or on the card, and they stay frozen.
-    CannotFreezeError: one was given up by the driver. The door stays closed as long as one is away.
+    RetryLaterError: the grant does not fit, or the GPU has too little free memory; they stay
+    frozen. CannotFreezeError: the driver has lost a process. Driver calls stay blocked until all
+    processes are back.
     """
     with _no_refusal():
         try:
-            control.hold(state, name, Hold.OPEN)
-        except NoRoomError as error:
-            raise NotYetError(error.message) from error
-        while away := _away(checkpoints, state, name):
-            _check_card(control.status(state), away)
-            checkpoints.move_back(away[0])
-        for pid in _with(checkpoints, state, name, Standing.LOCKED):
+            control.set_state(state, name, GrantState.SWITCHING)
+        except NoCapacityError as error:
+            raise RetryLaterError(error.message) from error
+        while frozen := _frozen(checkpoints, state, name):
+            _check_free_memory(control.status(state), frozen)
+            checkpoints.move_back(frozen[0])
+        for pid in _with(checkpoints, state, name, CheckpointState.LOCKED):
             checkpoints.unlock(pid)
-        control.hold(state, name, Hold.TAKEN)
+        control.set_state(state, name, GrantState.ACTIVE)
 
 
-def check(grant: Grant, away: Collection[int] = ()) -> None:
-    """Whether the driver could move all that the processes of a grant have; else why not.
+def check(grant: Grant, frozen: Collection[int] = ()) -> None:
+    """Raise CannotFreezeError if the driver cannot freeze all processes of a grant.
 
-    What those have that are `away` is with the host already.
+    The memory of processes in `frozen` is on the host already.
     """
     if len(grant.slices) > 1:
         raise CannotFreezeError("it has several GPUs")
     if not grant.processes:
-        raise CannotFreezeError("nothing of it has begun to use its GPU")
+        raise CannotFreezeError("none of its processes uses the GPU yet")
     for process in grant.processes:
         for tie in process.ties:
             raise CannotFreezeError(f"process {process.pid}: {_TIES.get(tie, tie)}")
-    needed = _bytes(grant, [one.pid for one in grant.processes if one.pid not in away])
-    there = min(host.memory_left(process.pid) for process in grant.processes)
-    if needed > there:
+    needed = _bytes(grant, [one.pid for one in grant.processes if one.pid not in frozen])
+    free = min(procfs.free_memory(process.pid) for process in grant.processes)
+    if needed > free:
         raise CannotFreezeError(
-            f"it has {format_bytes(needed)} on its GPU, and the host has room for"
-            f" {format_bytes(there)}"
+            f"it uses {format_bytes(needed)} of its GPU, and the host has only"
+            f" {format_bytes(free)} free"
         )
 
 
-def check_room(status: Status, names: Collection[str]) -> None:
-    """Whether the cards have room for these frozen grants' memory, whatever the books say."""
+def check_can_thaw(status: Status, names: Collection[str]) -> None:
+    """Raise NoCapacityError if the GPUs lack free memory for these frozen grants.
+
+    This is about memory that is in use now, whatever the limits of other grants are.
+    """
     found = [grant for grant in status.grants if grant.name in names]
     pids = [process.pid for grant in found for process in grant.processes]
     try:
-        _check_card(status, pids)
-    except NotYetError as error:
-        raise NoRoomError(error.message) from error
+        _check_free_memory(status, pids)
+    except RetryLaterError as error:
+        raise NoCapacityError(error.message) from error
 
 
-def _check_card(status: Status, pids: Collection[int]) -> None:
-    """A process for which the card has no room is lost: that is found out before."""
+def _check_free_memory(status: Status, pids: Collection[int]) -> None:
+    """Raise RetryLaterError if these processes do not fit: the driver would lose them."""
     for one in status.gpus:
         needed = sum(_bytes(grant, pids, one.gpu.uuid) for grant in status.grants)
-        there = one.gpu.memory_bytes - one.gpu.used_bytes
-        if needed > there:
-            raise NotYetError(
-                f"{one.gpu} has {format_bytes(max(0, there))} that nobody uses, and"
+        free = one.gpu.memory_bytes - one.gpu.used_bytes
+        if needed > free:
+            raise RetryLaterError(
+                f"{one.gpu} has {format_bytes(max(0, free))} unused, and"
                 f" {format_bytes(needed)} must come back{_strangers(one)}"
             )
 
 
 def _bytes(grant: Grant, pids: Collection[int], gpu_uuid: str | None = None) -> int:
-    """What these processes of a grant have, on a GPU or in all."""
+    """The memory that these processes of a grant use, on one GPU or in all."""
     return sum(
         use.used_bytes
         for process in grant.processes
@@ -215,18 +225,18 @@ def _bytes(grant: Grant, pids: Collection[int], gpu_uuid: str | None = None) -> 
 
 def _strangers(one: SharedGpu) -> str:
     names = ", ".join(f"{stranger.name} ({stranger.pid})" for stranger in one.strangers)
-    return f"; outside every grant: {names}" if names else ""
+    return f"; outside all grants: {names}" if names else ""
 
 
 @contextmanager
-def _alone(state: Path) -> Iterator[None]:
-    """One grant after the other: each is to find the host's memory that those before have left."""
+def _exclusive(state: Path) -> Iterator[None]:
+    """Freeze one grant at a time, so that each sees the host memory that is really free."""
     with (state / "freezing").open("w", encoding="utf-8") as lock:
-        deadline = time.monotonic() + ALONE_SECONDS
+        deadline = time.monotonic() + EXCLUSIVE_SECONDS
         while not _locked(lock):
             if time.monotonic() > deadline:
-                raise CannotFreezeError("another program has been on its way for too long")
-            time.sleep(_PAUSE)
+                raise CannotFreezeError("another grant has been freezing for too long")
+            time.sleep(_POLL_SECONDS)
         yield
 
 
@@ -240,80 +250,80 @@ def _locked(file: IO[str]) -> bool:
 
 @contextmanager
 def _no_refusal() -> Iterator[None]:
-    """What the arbiter refuses cannot be (a broken grant); where it is away, it may be later."""
+    """Turn the arbiter's errors into ours: a refusal is final, a missing arbiter is not."""
     try:
         yield
     except control.NoArbiterError as error:
-        raise NotYetError(error.message) from error
+        raise RetryLaterError(error.message) from error
     except ArbiterError as error:
         raise CannotFreezeError(error.message) from error
 
 
 def _move_all_out(checkpoints: Checkpoints, state: Path, name: str) -> None:
-    """All that are there: nobody joins a grant that is open."""
-    _await_known(checkpoints, state, name)
+    """Freeze all processes of the grant: none can join while it is switching."""
+    _await_started(checkpoints, state, name)
     _lock_all(checkpoints, state, name)
     _check_all(checkpoints, state, name)
-    _await_nobody_inside(state, name)
-    for pid in _with(checkpoints, state, name, Standing.LOCKED):
+    _await_no_calls(state, name)
+    for pid in _with(checkpoints, state, name, CheckpointState.LOCKED):
         checkpoints.move_out(pid)
 
 
 def _check_all(checkpoints: Checkpoints, state: Path, name: str) -> None:
     if stopped := _stopped(_grant(state, name)):
         raise CannotFreezeError(stopped)
-    check(_grant(state, name), _away(checkpoints, state, name))
+    check(_grant(state, name), _frozen(checkpoints, state, name))
 
 
-def _await_known(checkpoints: Checkpoints, state: Path, name: str) -> None:
-    """A process may have joined, and not yet come to the driver."""
+def _await_started(checkpoints: Checkpoints, state: Path, name: str) -> None:
+    """Wait for processes that have joined but not reached the driver yet."""
     deadline = time.monotonic() + LOCK_SECONDS
-    while None in (standings := _standings(checkpoints, state, name)).values():
+    while None in (states := _states(checkpoints, state, name)).values():
         if time.monotonic() > deadline:
-            unknown = next(pid for pid, standing in standings.items() if standing is None)
-            raise CannotFreezeError(f"process {unknown} has not begun to use its GPU")
-        time.sleep(_PAUSE)
+            unknown = next(pid for pid, one in states.items() if one is None)
+            raise CannotFreezeError(f"process {unknown} does not use its GPU yet")
+        time.sleep(_POLL_SECONDS)
 
 
 def _lock_all(checkpoints: Checkpoints, state: Path, name: str) -> None:
     deadline = time.monotonic() + LOCK_SECONDS
-    for pid in _with(checkpoints, state, name, Standing.RUNNING):
-        checkpoints.lock(pid, max(_PAUSE, deadline - time.monotonic()))
+    for pid in _with(checkpoints, state, name, CheckpointState.RUNNING):
+        checkpoints.lock(pid, max(_POLL_SECONDS, deadline - time.monotonic()))
 
 
-def _await_nobody_inside(state: Path, name: str) -> None:
+def _await_no_calls(state: Path, name: str) -> None:
     deadline = time.monotonic() + LOCK_SECONDS
     while inside := [one.pid for one in _grant(state, name).processes if one.inside]:
         if time.monotonic() > deadline:
             raise CannotFreezeError(f"process {inside[0]} waits for its GPU, which has no work")
-        time.sleep(_PAUSE)
+        time.sleep(_POLL_SECONDS)
 
 
-def _away(checkpoints: Checkpoints, state: Path, name: str) -> list[int]:
-    return _with(checkpoints, state, name, Standing.CHECKPOINTED)
+def _frozen(checkpoints: Checkpoints, state: Path, name: str) -> list[int]:
+    return _with(checkpoints, state, name, CheckpointState.CHECKPOINTED)
 
 
-def _with(checkpoints: Checkpoints, state: Path, name: str, wanted: Standing) -> list[int]:
-    """The processes of a grant that stand so."""
-    standings = _standings(checkpoints, state, name)
-    return [pid for pid, standing in standings.items() if standing is wanted]
+def _with(checkpoints: Checkpoints, state: Path, name: str, wanted: CheckpointState) -> list[int]:
+    """The processes of a grant in that state."""
+    states = _states(checkpoints, state, name)
+    return [pid for pid, one in states.items() if one is wanted]
 
 
-def _standings(checkpoints: Checkpoints, state: Path, name: str) -> dict[int, Standing | None]:
-    """How all processes of a grant stand; None: the driver does not know of it."""
+def _states(checkpoints: Checkpoints, state: Path, name: str) -> dict[int, CheckpointState | None]:
+    """The states of all processes of a grant; None: the driver does not know it."""
     grant = _grant(state, name)
     if stopped := _stopped(grant):
-        raise NotYetError(stopped)
+        raise RetryLaterError(stopped)
     live = [one.pid for one in grant.processes if one.state == "live"]
-    standings = {pid: checkpoints.standing(pid) for pid in live}
-    if failed := [pid for pid, standing in standings.items() if standing is Standing.FAILED]:
-        raise CannotFreezeError(f"the driver has given process {failed[0]} up")
-    return {pid: how for pid, how in standings.items() if how is not None or host.is_alive(pid)}
+    states = {pid: checkpoints.state(pid) for pid in live}
+    if failed := [pid for pid, one in states.items() if one is CheckpointState.FAILED]:
+        raise CannotFreezeError(f"the driver has lost process {failed[0]}")
+    return {pid: one for pid, one in states.items() if one is not None or procfs.is_alive(pid)}
 
 
 def _stopped(grant: Grant) -> str | None:
-    """Which process is stopped: the driver would wait for it for ever."""
-    stopped = [one.pid for one in grant.processes if host.is_stopped(one.pid)]
+    """Which process is stopped, if one is: the driver would wait for it without end."""
+    stopped = [one.pid for one in grant.processes if procfs.is_stopped(one.pid)]
     return f"process {stopped[0]} is stopped, by a signal or a debugger" if stopped else None
 
 
@@ -324,6 +334,6 @@ def _grant(state: Path, name: str) -> Grant:
     raise NoSuchGrantError(f"there is no grant named {name}")
 
 
-def _nothing() -> ctypes.Array[ctypes.c_uint]:
-    """Arguments of which none is given."""
+def _no_arguments() -> ctypes.Array[ctypes.c_uint]:
+    """An arguments structure that is all zero."""
     return (ctypes.c_uint * 16)()

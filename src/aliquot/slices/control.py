@@ -1,8 +1,9 @@
-"""The control client: one question to the arbiter of a state directory, one answer.
+"""The client of the arbiter's control socket: one request, one reply.
 
-The socket is `control` in the directory: one line out, one JSON object back, then both close. The
-process that asks for a grant is its owner by the kernel's word; so `make` is called by the process
-that will become the tenant. A grant that is `kept` has no owner: it stays until `end`.
+The socket is `control` in the state directory. The client sends one line and receives one JSON
+object, then both close. The kernel tells the arbiter which process asks; that process owns the
+grant it makes, so the process that will become the tenant calls `make`. A kept grant has no owner:
+it stays until `end`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from aliquot.model import (
     Gpu,
     GpuProcess,
     Grant,
-    Hold,
+    GrantState,
     Life,
     Policy,
     Priority,
@@ -33,11 +34,11 @@ from aliquot.model import (
 from aliquot.model.errors import (
     AliquotError,
     ArbiterError,
-    InUseError,
+    MemoryInUseError,
     NameInUseError,
-    NoRoomError,
+    NoCapacityError,
     NoSuchGrantError,
-    NotYoursError,
+    NotOwnerError,
     StateError,
     UnsupportedError,
 )
@@ -46,42 +47,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PROTOCOL = 1
-ASK_DOCTOR = "See what is wrong with: aliquot doctor"
-END_ALL = "End all grants, so that it ends too, and try again."
+ASK_DOCTOR = "To find out why, run: aliquot doctor"
+END_ALL = "End all grants, so that the arbiter ends, and try again."
 
 
 class NoArbiterError(ArbiterError):
-    """Nobody listens in this state directory."""
+    """No arbiter listens in this state directory."""
 
 
-class RoomTakenError(NoRoomError):
-    """What was asked for is not there: another maker may have been quicker."""
+class CapacityRefusedError(NoCapacityError):
+    """The arbiter refused for lack of capacity; another process may have been faster."""
 
 
 _TIMEOUT = 20.0
 _LARGEST_ANSWER = 64 << 20
 _REFUSALS: dict[str, type[AliquotError]] = {
     "name-in-use": NameInUseError,
-    "no-room": RoomTakenError,
+    "no-capacity": CapacityRefusedError,
     "cannot-make": StateError,
     "no-such-grant": NoSuchGrantError,
-    "in-use": InUseError,
-    "not-yours": NotYoursError,
+    "in-use": MemoryInUseError,
+    "not-owner": NotOwnerError,
     "unsupported": UnsupportedError,
 }
-_WAYS_OUT = {
-    "in-use": "Free memory in the program, or lower the limit as it frees: add --wait",
-    "not-yours": "Ask its owner, or root.",
+_HINTS = {
+    "in-use": "Free memory in the program, or lower the limit step by step as it frees: add --wait",
+    "not-owner": "Ask its owner, or root.",
     "not-allowed": "Ask as root.",
     "not-kept": "End its command.",
-    "unsupported": "Use --policy elastic. docs/support.md says where compute shares hold.",
+    "unsupported": "Use --policy elastic. docs/support.md lists where compute shares work.",
 }
 _NANOSECONDS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class SharedGpu:
-    """A GPU, what of it is granted, and who uses it outside every grant.
+    """A GPU, how much of it is granted, and the processes that use it outside all grants.
 
     `contended`: slices take turns on it.
     """
@@ -94,10 +95,10 @@ class SharedGpu:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """All an arbiter knows, at one instant; `answer` is its own words.
+    """The status of an arbiter at one instant; `answer` is its reply as it came.
 
-    `now` is a clock's, in seconds: differences of it have a meaning, itself it has none.
-    `credit_cpu_seconds` is the processor time that giving credit has cost.
+    `now` is a monotonic clock in seconds. `credit_cpu_seconds` is the processor time of the thread
+    that gives credit.
     """
 
     pid: int
@@ -110,7 +111,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class SliceChange:
-    """New settings of one slice; what is None stays as it is."""
+    """New settings of one slice; a setting that is None does not change."""
 
     gpu_uuid: str
     memory_bytes: int | None = None
@@ -121,7 +122,7 @@ class SliceChange:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """A slice's memory limit after a change; `reached`: it is what was asked for."""
+    """A slice's memory limit after a change; `reached`: it is the requested limit."""
 
     gpu_uuid: str
     memory_bytes: int
@@ -138,7 +139,7 @@ def answers(directory: Path) -> bool:
 
 
 def status(directory: Path) -> Status:
-    """Ask an arbiter for all it knows."""
+    """Ask an arbiter for its status."""
     answer = ask(directory, "status")
     try:
         if answer["version"] != PROTOCOL:
@@ -157,19 +158,19 @@ def status(directory: Path) -> Status:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ArbiterError(
-            f"the arbiter in {directory} answers what cannot be read: {error!r}",
-            f"It may be of another version of Aliquot. {END_ALL}",
+            f"the arbiter in {directory} sent an invalid reply: {error!r}",
+            f"It may belong to another version of Aliquot. {END_ALL}",
         ) from error
 
 
 def make(directory: Path, name: str, slices: Sequence[Slice], *, kept: bool = False) -> str:
-    """Make a grant; what names it to a tenant: `DIRECTORY#MARK`.
+    """Make a grant and return how a tenant refers to it: `DIRECTORY#MARK`.
 
-    The mark tells it from a later grant of the same name. This process owns it, or, where it is
-    `kept`, nobody: then it stays until `end`, and only root and the arbiter's user may make it.
+    The mark differs from that of a later grant of the same name. This process owns the grant. A
+    `kept` grant has no owner and stays until `end`; only root and the arbiter's user may make one.
     """
-    words = [f"make name={name}", *(["kept=1"] if kept else []), *map(_words, slices)]
-    answer = ask(directory, " ".join(words))
+    arguments = [f"make name={name}", *(["kept=1"] if kept else []), *map(_argument, slices)]
+    answer = ask(directory, " ".join(arguments))
     try:
         return str(answer["grant"])
     except KeyError as error:
@@ -177,9 +178,9 @@ def make(directory: Path, name: str, slices: Sequence[Slice], *, kept: bool = Fa
 
 
 def end(directory: Path, name: str) -> bool:
-    """Keep a grant no more: no process joins it from now on.
+    """End a kept grant: from now on no process can join it.
 
-    True: it is gone, or was before. False: it goes with the last of the processes in it.
+    True: it is gone, or did not exist. False: it ends with the last process that is still in it.
     """
     answer = ask(directory, f"end name={name}")
     try:
@@ -193,11 +194,15 @@ def resize(
 ) -> tuple[Resized, ...]:
     """Change slices of a grant while its programs run: all of them, or none.
 
-    A memory limit below what is in use is refused; where it may be `gradual`, it becomes what is in
-    use now, and the caller asks again.
+    A memory limit below what is in use is refused. With `gradual` the limit becomes what is in use
+    now, and the caller repeats the request.
     """
-    words = [f"resize name={name}", *(["gradual=1"] if gradual else []), *map(_words, changes)]
-    answer = ask(directory, " ".join(words))
+    arguments = [
+        f"resize name={name}",
+        *(["gradual=1"] if gradual else []),
+        *map(_argument, changes),
+    ]
+    answer = ask(directory, " ".join(arguments))
     try:
         return tuple(
             Resized(part["gpu"], part["memory_bytes"], part["reached"]) for part in answer["slices"]
@@ -206,24 +211,24 @@ def resize(
         raise ArbiterError(f"the arbiter in {directory} resized nothing: {answer}") from error
 
 
-def hold(directory: Path, name: str, hold: Hold) -> None:
-    """Make a grant taken, open or parked; where it is so already, nothing changes.
+def set_state(directory: Path, name: str, state: GrantState) -> None:
+    """Set the state of a grant; if it has that state already, nothing changes.
 
-    A parked one is open or taken again only where there is room for all its slices:
-    RoomTakenError, and it stays parked. Only root and the arbiter's user may ask.
+    A grant can leave the parked state only if all its slices fit again; otherwise it stays parked
+    and CapacityRefusedError is raised. Only root and the arbiter's user may do this.
     """
-    answer = ask(directory, f"hold name={name} as={hold}")
-    if answer.get("hold") != str(hold):
+    answer = ask(directory, f"set-state name={name} to={state}")
+    if answer.get("state") != str(state):
         raise ArbiterError(f"the arbiter in {directory} did not change {name}: {answer}")
 
 
 def stop(directory: Path) -> None:
-    """End an arbiter that has no grant left."""
+    """End an arbiter that has no grants."""
     ask(directory, "stop")
 
 
 def ask(directory: Path, line: str) -> dict[str, Any]:
-    """One question, one answer; a refusal is raised as the error it is."""
+    """Send one request and return the reply; a refusal is raised as the matching error."""
     with _connection(directory) as connection:
         try:
             connection.sendall(line.encode("ascii") + b"\n")
@@ -234,16 +239,16 @@ def ask(directory: Path, line: str) -> dict[str, Any]:
                 f"the arbiter in {directory} did not answer: {error}", ASK_DOCTOR
             ) from error
     if not isinstance(answer, dict):
-        raise ArbiterError(f"the arbiter in {directory} answers no object", ASK_DOCTOR)
+        raise ArbiterError(f"the arbiter in {directory} did not send a JSON object", ASK_DOCTOR)
     if "error" in answer:
         code = answer.get("code", "")
-        raise _REFUSALS.get(code, ArbiterError)(str(answer["error"]), _WAYS_OUT.get(code))
+        raise _REFUSALS.get(code, ArbiterError)(str(answer["error"]), _HINTS.get(code))
     return answer
 
 
 @contextmanager
 def _connection(directory: Path) -> Iterator[socket.socket]:
-    """A connection to `control`; by way of the folder, as a socket's path has only 107 bytes."""
+    """A connection to `control`, through /proc because a socket path has only 107 bytes."""
     try:
         folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -271,8 +276,8 @@ def _read_all(connection: socket.socket) -> bytes:
     return bytes(answer)
 
 
-def _words(part: Slice | SliceChange) -> str:
-    """A slice's settings in one word, less those that stay as they are."""
+def _argument(part: Slice | SliceChange) -> str:
+    """The settings of a slice as one argument, without those that do not change."""
     settings = {
         "memory": part.memory_bytes,
         "compute": part.compute_percent,
@@ -283,36 +288,36 @@ def _words(part: Slice | SliceChange) -> str:
     return f"slice={part.gpu_uuid}{''.join(given)}"
 
 
-def _gpu(words: dict[str, Any]) -> SharedGpu:
+def _gpu(reply: dict[str, Any]) -> SharedGpu:
     return SharedGpu(
         gpu=Gpu(
-            index=words["index"],
-            uuid=words["uuid"],
-            name=words["name"],
-            pci_bus_id=words["pci_bus_id"],
-            memory_bytes=words["memory_bytes"],
-            used_bytes=words["used_bytes"],
+            index=reply["index"],
+            uuid=reply["uuid"],
+            name=reply["name"],
+            pci_bus_id=reply["pci_bus_id"],
+            memory_bytes=reply["memory_bytes"],
+            used_bytes=reply["used_bytes"],
         ),
-        granted_bytes=words["granted_bytes"],
+        granted_bytes=reply["granted_bytes"],
         strangers=tuple(
             GpuProcess(pid=one["pid"], name=one["name"], bytes=one["bytes"])
-            for one in words["strangers"]
+            for one in reply["strangers"]
         ),
-        contended=words["compute"]["contended"],
+        contended=reply["compute"]["contended"],
     )
 
 
-def _grant(words: dict[str, Any]) -> Grant:
+def _grant(reply: dict[str, Any]) -> Grant:
     return Grant(
-        name=words["name"],
-        directory=words["directory"],
-        owner_pid=words["owner_pid"],
-        owner_alive=words["owner_alive"],
-        owner_uid=words["owner_uid"],
-        life=Life(words["life"]),
-        hold=Hold(words.get("hold", Hold.TAKEN)),  # an older arbiter does not tell
-        created=words["created"],
-        broken=words["broken"],
+        name=reply["name"],
+        directory=reply["directory"],
+        owner_pid=reply["owner_pid"],
+        owner_alive=reply["owner_alive"],
+        owner_uid=reply["owner_uid"],
+        life=Life(reply["life"]),
+        state=GrantState(reply.get("state", GrantState.ACTIVE)),  # an older arbiter has none
+        created=reply["created"],
+        broken=reply["broken"],
         slices=tuple(
             Slice(
                 gpu_uuid=part["gpu"],
@@ -321,10 +326,10 @@ def _grant(words: dict[str, Any]) -> Grant:
                 policy=Policy(part["policy"]),
                 priority=Priority(part["priority"]),
             )
-            for part in words["slices"]
+            for part in reply["slices"]
         ),
-        use=tuple(map(_use, words["slices"])),
-        compute=tuple(_compute(part["compute"]) for part in words["slices"]),
+        use=tuple(map(_use, reply["slices"])),
+        compute=tuple(_compute(part["compute"]) for part in reply["slices"]),
         processes=tuple(
             Process(
                 pid=one["pid"],
@@ -334,7 +339,7 @@ def _grant(words: dict[str, Any]) -> Grant:
                 ties=tuple(one.get("ties", ())),
                 inside=one.get("inside", 0),
             )
-            for one in words["processes"]
+            for one in reply["processes"]
         ),
     )
 
@@ -347,20 +352,20 @@ def _use(part: dict[str, Any]) -> SliceUse:
     )
 
 
-def _compute(words: dict[str, Any]) -> ComputeUse:
+def _compute(reply: dict[str, Any]) -> ComputeUse:
     return ComputeUse(
-        gates=Gates(words["gates"]),
-        why=words["why"],
-        turn=Turn(words["state"]),
-        weight_percent=words["weight_percent"],
-        used_seconds=words["used_ns"] / _NANOSECONDS,
-        handovers=words["handovers"],
-        fallbacks=words["fallbacks"],
-        backlog_quanta=words["backlog"],
-        waits=words["waits"],
-        waited_seconds=words["waited_ns"] / _NANOSECONDS,
-        wait_p50_seconds=words["wait_p50_ns"] / _NANOSECONDS if words["waits"] else None,
-        wait_p99_seconds=words["wait_p99_ns"] / _NANOSECONDS if words["waits"] else None,
-        recent_used_seconds=words["recent_used_ns"] / _NANOSECONDS,
-        recent_seconds=words["recent_ns"] / _NANOSECONDS,
+        gates=Gates(reply["gates"]),
+        why=reply["why"],
+        turn=Turn(reply["state"]),
+        weight_percent=reply["weight_percent"],
+        used_seconds=reply["used_ns"] / _NANOSECONDS,
+        handovers=reply["handovers"],
+        fallbacks=reply["fallbacks"],
+        backlog_quanta=reply["backlog"],
+        waits=reply["waits"],
+        waited_seconds=reply["waited_ns"] / _NANOSECONDS,
+        wait_p50_seconds=reply["wait_p50_ns"] / _NANOSECONDS if reply["waits"] else None,
+        wait_p99_seconds=reply["wait_p99_ns"] / _NANOSECONDS if reply["waits"] else None,
+        recent_used_seconds=reply["recent_used_ns"] / _NANOSECONDS,
+        recent_seconds=reply["recent_ns"] / _NANOSECONDS,
     )

@@ -1,12 +1,12 @@
-"""The folder that a tenant's linker finds first: stand-ins under every name a program uses.
+"""The folder that a tenant's linker finds first: stand-ins under every name that programs use.
 
-One folder per driver file and stand-in build, made once and then only read; each is made beside its
-place and renamed into it, so that no one sees half of one.
+There is one folder per driver and build of the stand-ins. It is made once and then only read. It is
+made under another name and renamed when complete, so that nobody sees an incomplete one.
 
     KEY/lib/      the stand-ins, fitted to the driver: files, and links from one name to another
     KEY/driver/   the driver's own two libraries: links to them, or a simulated driver's files
 
-`lib` can be mounted into a container: nothing in it points outside. So can a simulated `driver`.
+`lib` can be mounted into a container: it has no links to the outside. So can a simulated `driver`.
 """
 
 from __future__ import annotations
@@ -21,60 +21,62 @@ from typing import TYPE_CHECKING
 
 from aliquot.devices import CUDA, NVML, elf, native_file
 from aliquot.model.errors import DriverError, StateError
-from aliquot.slices import state
-from aliquot.slices.fit import Fitted, fit
+from aliquot.slices import state_directory
+from aliquot.slices.stand_in_symbols import FittedStandIn, fit_symbols
 
 if TYPE_CHECKING:
     from aliquot.devices import Driver
 
-_FORM = b"2"  # of the folder; another one is another folder
+_FORMAT = b"2"  # of the folder; part of its key
 _LIBRARY, _DRIVER = "lib", "driver"
-_SHAPES = "shapes.conf"  # what a simulated driver looks for beside itself
+_SHAPES = "shapes.conf"  # a simulated driver reads it from its own folder
 _NAMES = {CUDA: "libcuda.so", NVML: "libnvidia-ml.so"}
 
 
 def prepare_library(driver: Driver, where: Path | None = None) -> Path:
-    """The folder of stand-ins for that driver, at home or in a folder that is there."""
+    """The folder of stand-ins for that driver, in `where` or else in `home()`."""
     folder = (where or home()) / _key(driver)
     if any(character in str(folder) for character in " :;"):
         raise StateError(
-            f"the dynamic linker cannot be pointed to {folder}",
-            f"Set {state.OVERRIDE} to a folder of your own, without spaces or colons.",
+            f"the dynamic linker cannot use the path {folder}",
+            f"Set {state_directory.OVERRIDE} to a path without space, colon or semicolon.",
         )
-    if not _is_whole(folder):
+    if not _is_complete(folder):
         _make(folder, driver)
     return folder / _LIBRARY
 
 
 def driver_directory(library: Path, driver: Driver) -> Path:
-    """A folder with the driver's own two libraries: theirs, or the one beside the stand-ins'."""
+    """A folder with both libraries of the driver: its own, or the one next to the stand-ins."""
     together = driver.cuda.parent == driver.nvml.parent
     return driver.cuda.parent if together else prepared_driver(library)
 
 
 def prepared_driver(library: Path) -> Path:
-    """The driver's two libraries as `prepare_library` has put them beside the stand-ins."""
+    """The folder with both libraries of the driver that `prepare_library` has made."""
     return library.parent / _DRIVER
 
 
-def fit_to(driver: Driver) -> dict[str, Fitted]:
-    """Each stand-in, fitted to that driver."""
+def fit_to(driver: Driver) -> dict[str, FittedStandIn]:
+    """Both stand-ins, fitted to that driver."""
     return {name: _fit_one(name, path) for name, path in ((CUDA, driver.cuda), (NVML, driver.nvml))}
 
 
 def home() -> Path:
-    """Where the folders are kept.
+    """Where the folders are: in this user's state directory.
 
-    In our state directory; or, if nothing may run from there (Debian mounts /run so), our cache.
+    If that is mounted noexec, as Debian mounts /run, they are in this user's cache.
     """
-    for directory in (state.own_directory(), _cache()):
+    for directory in (state_directory.own_directory(), _cache()):
         with suppress(StateError):
-            state.make_directory(directory)
+            state_directory.make_directory(directory)
             folder = directory / "library"
-            state.make_directory(folder)
+            state_directory.make_directory(folder)
             if not os.statvfs(folder).f_flag & os.ST_NOEXEC:
                 return folder
-    raise StateError("no folder to keep a library in", state.choose_another())
+    raise StateError(
+        "no folder for the stand-in libraries can be used", state_directory.choose_another()
+    )
 
 
 def _cache() -> Path:
@@ -84,7 +86,7 @@ def _cache() -> Path:
 
 
 def _key(driver: Driver) -> str:
-    digest = hashlib.sha256(_FORM)
+    digest = hashlib.sha256(_FORMAT)
     for path in (driver.cuda, driver.nvml):
         found = path.stat()
         identity = (path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
@@ -95,7 +97,7 @@ def _key(driver: Driver) -> str:
     return digest.hexdigest()[:16]
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     stand_ins = (folder / _LIBRARY / name for name in [*_NAMES, *_NAMES.values()])
     return all(path.is_file() for path in [*stand_ins, *(folder / _DRIVER / n for n in _NAMES)])
 
@@ -106,20 +108,21 @@ def _make(folder: Path, driver: Driver) -> None:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as name:
             new = Path(name) / folder.name
             _fill(new, driver, fitted)
-            if folder.exists() and not _is_whole(folder):
+            if folder.exists() and not _is_complete(folder):
                 shutil.rmtree(folder, ignore_errors=True)
             with suppress(FileExistsError):
                 _rename(new, folder)
     except OSError as error:
         raise StateError(
-            f"the folder {folder} cannot be made: {error.strerror}", state.choose_another()
+            f"the folder {folder} cannot be created: {error.strerror}",
+            state_directory.choose_another(),
         ) from error
 
 
-def _fill(new: Path, driver: Driver, fitted: dict[str, Fitted]) -> None:
+def _fill(new: Path, driver: Driver, fitted: dict[str, FittedStandIn]) -> None:
     for folder in (new, new / _LIBRARY, new / _DRIVER):
         folder.mkdir()
-        folder.chmod(0o755)  # whatever the umask says
+        folder.chmod(0o755)  # independent of the umask
     for name, short_name in _NAMES.items():
         file = new / _LIBRARY / name
         file.write_bytes(fitted[name].data or native_file("lib", name).read_bytes())
@@ -138,13 +141,13 @@ def _rename(new: Path, folder: Path) -> None:
     try:
         new.rename(folder)
     except OSError:
-        if not _is_whole(folder):
+        if not _is_complete(folder):
             raise
-        # Someone was quicker: theirs is the same.
+        # Another process was faster: its folder is the same.
 
 
-def _fit_one(name: str, driver_library: Path) -> Fitted:
+def _fit_one(name: str, driver_library: Path) -> FittedStandIn:
     try:
-        return fit(native_file("lib", name).read_bytes(), elf.read_file(driver_library))
+        return fit_symbols(native_file("lib", name).read_bytes(), elf.read_file(driver_library))
     except elf.ElfError as error:
         raise DriverError(f"{driver_library} cannot be read: {error}") from error

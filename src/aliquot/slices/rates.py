@@ -1,4 +1,4 @@
-"""What happened between two looks at an arbiter: pure differences of what only grows."""
+"""What happened between two statuses of an arbiter: differences of its counters. Pure."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Key = tuple[str, float, str]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a slice got; None where there is nothing to compare with."""
+    """What a slice got; None if there is no earlier status."""
 
     got_ratio: float | None = None
     handovers_per_second: float | None = None
 
 
 def key(grant: Grant, gpu_uuid: str) -> Key:
-    """What tells a slice from every other, also from one of a later grant of the same name."""
+    """Identifies a slice, also against a later grant of the same name."""
     return grant.name, grant.created, gpu_uuid
 
 
 def slice_rates(before: Status | None, after: Status) -> dict[Key, Rates]:
-    """What each slice got since the look before; at the first look, what it had lately."""
+    """What each slice got since the earlier status, or else in about the last second."""
     earlier = {} if before is None else _slices(before)
     seconds = _seconds(before, after)
     return {
@@ -35,23 +35,23 @@ def slice_rates(before: Status | None, after: Status) -> dict[Key, Rates]:
 
 
 def credit_cpu_ratio(before: Status | None, after: Status) -> float | None:
-    """The part of one processor core that giving credit cost since the look before."""
+    """The share of one processor core that the credit thread used since the earlier status."""
     seconds = _seconds(before, after)
     if before is None or seconds is None:
         return None
     return _grown(before.credit_cpu_seconds, after.credit_cpu_seconds, seconds)
 
 
-def _slices(seen: Status) -> dict[Key, ComputeUse]:
+def _slices(status: Status) -> dict[Key, ComputeUse]:
     return {
         key(grant, part.gpu_uuid): compute
-        for grant in seen.grants
+        for grant in status.grants
         for part, compute in zip(grant.slices, grant.compute, strict=True)
     }
 
 
 def _seconds(before: Status | None, after: Status) -> float | None:
-    """The time between the two; None where there was none."""
+    """The time between the two; None if there is no earlier status."""
     return after.now - before.now if before is not None and after.now > before.now else None
 
 
@@ -65,5 +65,5 @@ def _rates(before: ComputeUse | None, now: ComputeUse, seconds: float | None) ->
 
 
 def _grown(before: float, now: float, seconds: float) -> float | None:
-    """Growth by the second; None where it began anew: the arbiter did."""
+    """Growth per second; None if the counter was reset, because the arbiter restarted."""
     return (now - before) / seconds if now >= before else None

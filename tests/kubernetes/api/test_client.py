@@ -1,4 +1,4 @@
-"""Requests to the API server: what is asked, what comes back, and what is refused."""
+"""Requests to the API server, their results and their errors."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_nodes_gpus_are_read_as_they_were_written() -> None:
     _with_server(play)
 
 
-def test_a_server_that_is_away_is_told_from_one_that_refuses() -> None:
+def test_an_unreachable_server_is_distinguished_from_a_refusal() -> None:
     async def play(client: Client, api: FakeApi) -> None:
         api.faults.refuse = lambda *_: 503
         with pytest.raises(ApiError) as busy:
@@ -181,7 +181,7 @@ printf '{{"status": {{"token": "%s"}}}}' "$(cat {file})"
     assert asked.read_text().split() == ["asked"] * 2, "not by each request"
 
 
-def test_no_way_to_the_server_is_said(tmp_path: Path) -> None:
+def test_a_missing_configuration_is_reported(tmp_path: Path) -> None:
     with pytest.raises(AliquotError, match="--kubeconfig"):
         connect(tmp_path / "missing")
 

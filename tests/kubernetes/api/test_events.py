@@ -1,4 +1,4 @@
-"""Events reach the API server, add up, and never hold up or fail who records them."""
+"""Events reach the API server, are counted, and never block the caller."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ async def recording(api: FakeApi, clock: Clock | None = None) -> AsyncIterator[R
         await asyncio.wait([writing])
 
 
-def test_an_event_names_its_object_its_reason_and_who_says_so() -> None:
+def test_an_event_names_its_object_reason_and_component() -> None:
     async def play() -> None:
         api = FakeApi()
         async with recording(api) as recorder:
-            recorder.record(PODS, POD, "Warning", "NoRoom", "no GPU has room")
+            recorder.record(PODS, POD, "Warning", "InsufficientGPUs", "no GPU has room")
             await until(lambda: api.all("events"))
         (event,) = api.all("events")
         assert event["involvedObject"]["name"] == "p"
         assert event["involvedObject"]["uid"] == "u1"
         assert event["metadata"]["namespace"] == "ns"
-        assert (event["type"], event["reason"]) == ("Warning", "NoRoom")
+        assert (event["type"], event["reason"]) == ("Warning", "InsufficientGPUs")
         assert event["message"] == "no GPU has room"
         assert event["source"]["component"] == "tester"
         assert event["count"] == 1
@@ -54,16 +54,16 @@ def test_an_event_names_its_object_its_reason_and_who_says_so() -> None:
     asyncio.run(play())
 
 
-def test_the_same_event_again_counts_up() -> None:
+def test_a_repeated_event_increases_its_count() -> None:
     async def play() -> None:
         api, clock = FakeApi(), Clock()
         async with recording(api, clock) as recorder:
-            recorder.record(PODS, POD, "Warning", "NoRoom", "no GPU has room")
+            recorder.record(PODS, POD, "Warning", "InsufficientGPUs", "no GPU has room")
             await until(lambda: api.all("events"))
             for _ in range(5):
-                recorder.record(PODS, POD, "Warning", "NoRoom", "no GPU has room")
+                recorder.record(PODS, POD, "Warning", "InsufficientGPUs", "no GPU has room")
             clock.now += events.AGAIN
-            recorder.record(PODS, POD, "Warning", "NoRoom", "no GPU has room")
+            recorder.record(PODS, POD, "Warning", "InsufficientGPUs", "no GPU has room")
             await until(lambda: api.all("events")[0]["count"] == 7)
             assert [method for method, _ in api.requests] == ["POST", "PATCH"]
         assert len(api.all("events")) == 1
@@ -71,7 +71,7 @@ def test_the_same_event_again_counts_up() -> None:
     asyncio.run(play())
 
 
-def test_an_object_with_too_many_events_is_held_to_a_rate() -> None:
+def test_events_of_an_object_are_rate_limited() -> None:
     async def play() -> None:
         api, clock = FakeApi(), Clock()
         other = Pod(Meta(name="q", namespace="ns", uid="u2"))
@@ -92,7 +92,7 @@ def messages(api: FakeApi) -> list[str]:
     return [event["message"] for event in api.all("events")]
 
 
-def test_after_a_storm_the_last_word_of_each_reason_is_written() -> None:
+def test_after_a_storm_the_last_event_of_each_reason_is_written() -> None:
     async def play() -> None:
         api, clock = FakeApi(), Clock()
         async with recording(api, clock) as recorder:
@@ -113,7 +113,7 @@ def test_after_a_storm_the_last_word_of_each_reason_is_written() -> None:
     asyncio.run(play())
 
 
-def test_what_is_said_again_too_soon_is_counted_later() -> None:
+def test_a_count_is_written_later_if_repeated_too_soon() -> None:
     async def play() -> None:
         api, clock = FakeApi(), Clock()
         async with recording(api, clock) as recorder:
@@ -128,7 +128,7 @@ def test_what_is_said_again_too_soon_is_counted_later() -> None:
     asyncio.run(play())
 
 
-def test_what_is_held_is_written_at_the_end() -> None:
+def test_delayed_events_are_written_at_the_end() -> None:
     async def play() -> None:
         api = FakeApi()
         async with recording(api) as recorder:
@@ -145,7 +145,7 @@ WORDS = st.tuples(st.sampled_from("ABC"), st.integers(0, 9), st.sampled_from([0.
 
 @settings(max_examples=15, deadline=None)
 @given(said=st.lists(WORDS, min_size=1, max_size=60))
-def test_the_last_word_of_each_reason_is_never_lost(said: list[tuple[str, int, float]]) -> None:
+def test_the_last_event_of_each_reason_is_never_lost(said: list[tuple[str, int, float]]) -> None:
     async def play() -> None:
         api, clock = FakeApi(), Clock()
         async with recording(api, clock) as recorder:
@@ -163,7 +163,7 @@ def test_the_last_word_of_each_reason_is_never_lost(said: list[tuple[str, int, f
 
 
 @pytest.mark.parametrize("kept", [1, 3])
-def test_what_is_held_is_bounded(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_events_are_bounded(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "KEPT", kept)
     monkeypatch.setattr(events, "BURST", 1)
 
@@ -181,7 +181,7 @@ def test_what_is_held_is_bounded(kept: int, monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(play())
 
 
-def test_what_was_recorded_before_the_end_is_written() -> None:
+def test_events_recorded_before_the_end_are_written() -> None:
     async def play() -> None:
         api = FakeApi()
         async with recording(api) as recorder:
@@ -208,7 +208,7 @@ def test_a_server_that_is_away_for_a_moment_gets_the_event_later() -> None:
 
 
 @pytest.mark.parametrize("code", [403, 404])
-def test_a_refusal_is_counted_and_stops_nobody(code: int) -> None:
+def test_a_refused_event_is_counted_and_blocks_nothing(code: int) -> None:
     async def play() -> None:
         api = FakeApi()
         api.faults.refuse = lambda *_: code

@@ -1,4 +1,4 @@
-"""A pod is asked to end: what its budgets say, and what counts as done already."""
+"""Evictions: refusals by budgets, and pods that are already gone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_pod_is_evicted_and_not_deleted() -> None:
     assert api.requests == [("POST", "/api/v1/namespaces/ns/pods/p/eviction")]
 
 
-def test_a_pod_that_is_gone_is_as_good_as_evicted() -> None:
+def test_a_pod_that_is_gone_counts_as_evicted() -> None:
     assert try_it(FakeApi(), uid="u1") is None
 
 
@@ -60,7 +60,7 @@ def test_a_budget_that_refuses_is_named() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, 403, 409])
-def test_a_server_that_is_busy_or_refuses_is_no_budget(status: int) -> None:
+def test_a_busy_or_refusing_server_is_not_a_budget(status: int) -> None:
     api = api_with_pod()
     api.faults.refuse = lambda method, _: status if method == "POST" else None
     with pytest.raises(ApiError) as error:

@@ -10,10 +10,10 @@ import pytest
 
 from aliquot.kubernetes.api import leader
 from aliquot.kubernetes.api.client import Client
-from aliquot.kubernetes.api.leader import Elector, Times
+from aliquot.kubernetes.api.leader import Elector, LeaseTimes
 from kubernetes.fake_api import FakeApi, until
 
-QUICK = Times(duration=3.0, deadline=2.0, retry=0.05)
+QUICK = LeaseTimes(duration=3.0, deadline=2.0, retry=0.05)
 
 
 class Replica:
@@ -42,7 +42,7 @@ class Replica:
         await asyncio.wait([self.task])
 
 
-def test_one_of_two_leads_and_the_other_follows_when_it_stops() -> None:
+def test_one_of_two_leads_and_the_other_takes_over_when_it_stops() -> None:
     async def play() -> None:
         api = FakeApi()
         async with api.serving(), api.client() as client:
@@ -63,7 +63,7 @@ def test_one_of_two_leads_and_the_other_follows_when_it_stops() -> None:
     asyncio.run(play())
 
 
-def test_a_leader_that_dies_is_followed_when_its_lease_runs_out() -> None:
+def test_a_dead_leader_is_replaced_when_its_lease_expires() -> None:
     async def play() -> None:
         api = FakeApi()
         spec = {"holderIdentity": "dead", "leaseDurationSeconds": 15, "leaseTransitions": 3}
@@ -79,7 +79,7 @@ def test_a_leader_that_dies_is_followed_when_its_lease_runs_out() -> None:
     asyncio.run(play())
 
 
-def test_a_leader_that_cannot_renew_says_so_before_another_can_lead() -> None:
+def test_a_leader_that_cannot_renew_stops_before_another_can_start() -> None:
     async def play() -> None:
         api = FakeApi()
         async with api.serving(), api.client() as client, api.client() as other:
@@ -97,7 +97,7 @@ def test_a_leader_that_cannot_renew_says_so_before_another_can_lead() -> None:
     asyncio.run(play())
 
 
-def test_one_that_lost_its_lease_to_another_stops_leading() -> None:
+def test_a_replica_that_lost_its_lease_stops_leading() -> None:
     async def play() -> None:
         api = FakeApi()
         async with api.serving(), api.client() as client:
@@ -113,7 +113,7 @@ def test_one_that_lost_its_lease_to_another_stops_leading() -> None:
     asyncio.run(play())
 
 
-def test_one_that_stood_still_for_longer_than_its_lease_holds_does_not_lead(
+def test_a_replica_stopped_for_longer_than_its_lease_does_not_lead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def play() -> None:
@@ -132,7 +132,7 @@ def test_one_that_stood_still_for_longer_than_its_lease_holds_does_not_lead(
     asyncio.run(play())
 
 
-def test_one_that_leads_again_after_another_has_led_is_told_both() -> None:
+def test_a_replica_that_leads_again_gets_both_callbacks() -> None:
     async def play() -> None:
         api = FakeApi()
         async with api.serving(), api.client() as client:

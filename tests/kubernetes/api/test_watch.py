@@ -1,4 +1,4 @@
-"""The copy of the API server's objects comes to be the truth, whatever happens on the way."""
+"""The copy of the API server's objects converges, whatever happens on the way."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def seen(objects: dict[str, Pod]) -> dict[str, tuple[str, str]]:
 @pytest.mark.timeout(300)
 @settings(max_examples=40)
 @given(before=st.lists(st.sampled_from(NAMES)), steps=st.lists(STEPS, max_size=25))
-def test_the_copy_comes_to_be_the_truth(
+def test_the_copy_converges_to_the_servers_state(
     served: Served, before: list[str], steps: list[tuple[str, Any]]
 ) -> None:
     async def play(api: FakeApi) -> None:
@@ -150,7 +150,7 @@ def test_the_copy_comes_to_be_the_truth(
     served.runner.run(play(served.api))
 
 
-def test_only_what_the_selectors_leave_is_seen() -> None:
+def test_only_selected_objects_are_copied() -> None:
     async def play() -> None:
         api = FakeApi()
         api.put("pods", pod("here") | {"spec": {"nodeName": "n1"}})
@@ -168,7 +168,7 @@ def test_only_what_the_selectors_leave_is_seen() -> None:
     asyncio.run(play())
 
 
-def test_what_is_not_to_be_kept_is_as_if_it_were_not_there() -> None:
+def test_objects_that_are_not_kept_are_left_out() -> None:
     async def play() -> None:
         api = FakeApi()
         api.put("pods", pod("a", keep="yes"))
@@ -189,7 +189,7 @@ def test_what_is_not_to_be_kept_is_as_if_it_were_not_there() -> None:
     asyncio.run(play())
 
 
-def test_after_a_refresh_all_that_was_there_before_is_known() -> None:
+def test_a_refresh_copies_all_earlier_changes() -> None:
     async def play() -> None:
         api = FakeApi()
         async with api.serving(), api.client() as client:
@@ -206,7 +206,7 @@ def test_after_a_refresh_all_that_was_there_before_is_known() -> None:
     asyncio.run(play())
 
 
-def test_what_the_callback_raises_ends_the_watch() -> None:
+def test_an_exception_of_the_callback_ends_the_watch() -> None:
     class BrokenError(Exception):
         pass
 

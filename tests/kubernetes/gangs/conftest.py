@@ -19,4 +19,4 @@ def words_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def without_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     """No agent names pods here, so nobody waits for one to let go of what has ended."""
-    monkeypatch.setattr(cluster, "UNNAMED_SECONDS", 0.0)
+    monkeypatch.setattr(cluster, "UNREPORTED_SECONDS", 0.0)

@@ -28,9 +28,9 @@ def gang(name: str, members: int, gpus: int = 1, **more: Any) -> Gang:
 def question(allocations: Allocations, *waiting: Gang, **more: Any) -> DecisionInput:
     asked: dict[str, Any] = {
         "running": [],
-        "promised": [],
+        "planned": [],
         "waiting": waiting,
-        "rests": [],
+        "incomplete": [],
         "queues": {},
         "now": NOW,
         "by": strategy("fragmentation", allocations.hardware),

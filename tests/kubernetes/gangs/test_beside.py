@@ -16,7 +16,7 @@ from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
 from aliquot.kubernetes.cluster.cluster import Cluster, Reserved
 from aliquot.kubernetes.cluster.constraints import NodeConstraints
 from aliquot.kubernetes.cluster.queues import Queues
-from aliquot.kubernetes.cluster.snapshot import Picture
+from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
 from aliquot.kubernetes.cluster.topology import Labels, Topology
 from aliquot.kubernetes.cluster.workloads import Workloads
 from aliquot.kubernetes.extender.planner import Planner
@@ -67,7 +67,7 @@ class Stage:
 
     def beside(self, wanted: list[tuple[int, int]]) -> tuple[BackfillWindow, Any] | None:
         """What is promised to gangs of these, each of some pods of a kind."""
-        picture = Picture(Topology(self.cluster, dict, Labels()), [NodeConstraints()])
+        picture = ClusterSnapshot(Topology(self.cluster, dict, Labels()), [NodeConstraints()])
         waiting = [
             Gang(f"g{n}", (picture.demand(self.requests(kind), NodeConstraints()),) * count, 100.0)
             for n, (kind, count) in enumerate(wanted)
@@ -75,11 +75,11 @@ class Stage:
         running = self.holdings.running(NOW)
         question = DecisionInput(picture.allocations, running, [], waiting, [], {}, NOW, picture.by)
         decision = decide(question)
-        if decision.line is None or decision.starts:
+        if decision.timeline is None or decision.starts:
             return None
         return BackfillWindow(
-            self.cluster, picture, decision.line, decision.promises
-        ), decision.promises
+            self.cluster, picture, decision.timeline, decision.planned
+        ), decision.planned
 
     def requests(self, kind: int) -> Any:
         return self.planner.requests(make_pod(**KINDS[kind]))

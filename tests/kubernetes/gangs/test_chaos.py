@@ -25,9 +25,9 @@ from aliquot.kubernetes.cluster import elastic
 from aliquot.kubernetes.cluster.elastic import Terms
 from aliquot.kubernetes.gangs import controller, sources, state, store
 from aliquot.kubernetes.gangs import evictions as doors
+from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import Faults, until
 from kubernetes.gangs.world import SOON, World
-from kubernetes.scheduler.replica import Replica, replica
 
 SIZES = (2, 3)  # GPUs of the nodes
 LIMIT = 2

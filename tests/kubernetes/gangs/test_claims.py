@@ -30,7 +30,8 @@ def queues(own: int, guest: int = 0) -> dict[str, Queue]:
 def claimed(decision: Decision) -> dict[str, list[str]]:
     """Who ends for whom."""
     return {
-        one.name: [victim.gang.name for victim in claim.victims] for one, claim in decision.claims
+        one.name: [victim.gang.name for victim in claim.victims]
+        for one, claim in decision.preemptions
     }
 
 
@@ -39,8 +40,8 @@ def test_who_is_spared_has_its_part_of_its_queues_quota() -> None:
     kept = started(allocations, gang("kept", 2, queue="own"))
     guest = started(allocations, gang("guest", 2, queue="guest"))
     mine = gang("mine", 2, queue="own", priority=1)
-    asked: dict[str, Any] = {"running": [kept, guest], "spared": {"kept"}}
-    assert not decide(question(allocations, mine, queues=queues(own=2), **asked)).claims
+    asked: dict[str, Any] = {"running": [kept, guest], "protected": {"kept"}}
+    assert not decide(question(allocations, mine, queues=queues(own=2), **asked)).preemptions
     more = decide(question(allocations, mine, queues=queues(own=4), **asked))
     assert claimed(more) == {"mine": ["guest"]}
 
@@ -52,7 +53,7 @@ def test_who_is_spared_counts_for_its_queues_limit() -> None:
     other = started(allocations, gang("other", 1, queue="q"))
     mine = gang("mine", 2, queue="q", priority=1)
     asked: dict[str, Any] = {"running": [kept, other], "queues": limit}
-    assert not decide(question(allocations, mine, spared={"kept"}, **asked)).claims
+    assert not decide(question(allocations, mine, protected={"kept"}, **asked)).preemptions
     assert claimed(decide(question(allocations, mine, **asked))) == {"mine": ["kept"]}
 
 
@@ -66,9 +67,9 @@ def test_what_elastic_jobs_give_back_for_one_is_not_another_ones_to_ask_back(
     rigid = started(allocations, gang("rigid", 2, queue="guest"))
     mine = [gang(name, 2, queue="own", submitted=n) for n, name in enumerate(("first", "second"))]
     givers = [ElasticSurplus("job", 60.0, parts_of(job, 2))]
-    asked: dict[str, Any] = {"running": [job, rigid], "givers": givers, "queues": queues(own)}
+    asked: dict[str, Any] = {"running": [job, rigid], "surpluses": givers, "queues": queues(own)}
     decision = decide(question(allocations, *mine, **asked))
-    assert decision.asked == {"first": {"job": 60.0}}
+    assert decision.shrink_requests == {"first": {"job": 60.0}}
     assert claimed(decision) == ends
 
 
@@ -79,10 +80,10 @@ def test_what_a_queue_gives_back_soon_is_not_borrowed_any_more() -> None:
     rigid = started(allocations, gang("rigid", 2, queue="guest"))
     mine = [gang(name, 2, queue="own", submitted=n) for n, name in enumerate(("first", "second"))]
     givers = [ElasticSurplus("job", 60.0, parts_of(job, 2))]
-    asked: dict[str, Any] = {"running": [job, rigid], "givers": givers}
+    asked: dict[str, Any] = {"running": [job, rigid], "surpluses": givers}
     decision = decide(question(allocations, *mine, queues=queues(4, guest=4), **asked))
-    assert decision.asked == {"first": {"job": 60.0}}
-    assert not decision.claims
+    assert decision.shrink_requests == {"first": {"job": 60.0}}
+    assert not decision.preemptions
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_what_was_promised_to_who_comes_before_is_not_another_ones_to_ask_back(
     small = gang("small", 1, queue="own", seconds=seconds, submitted=1.0)
     known = {**queues(own), "other": quota("other", 2)}
     decision = decide(question(allocations, wide, small, running=[kept, guest], queues=known))
-    assert {one.gang.name for one in decision.promises} >= {"wide"}
+    assert {one.gang.name for one in decision.planned} >= {"wide"}
     assert claimed(decision) == ends
 
 
@@ -135,22 +136,22 @@ def test_a_quota_is_asked_back_once_and_from_who_borrows(
     mine = [gang(f"y{n}", size, queue="own", submitted=n) for n, size in enumerate(waiting)]
     asked: dict[str, Any] = {
         "running": runs,
-        "givers": givers,
+        "surpluses": givers,
         "queues": queues(own, guest),
-        "spared": spared,
+        "protected": spared,
     }
     decision = decide(question(allocations, *mine, **asked))
     assert not decision.starts
-    claims = {one.name: claim.victims for one, claim in decision.claims}
+    claims = {one.name: claim.victims for one, claim in decision.preemptions}
     sizes = {one.name: len(one.members) for one in mine}
     used = {name: sum(s for queue, s, _ in running if queue == name) for name in queues(0)}
     free = 0
-    for name in decision.looked_at:
-        if name not in claims and name not in decision.asked:
+    for name in decision.searched:
+        if name not in claims and name not in decision.shrink_requests:
             continue
         used["own"] += sizes[name]
         assert used["own"] <= own, "it is not its queue's own"
-        if name in decision.asked:
+        if name in decision.shrink_requests:
             assert used["guest"] > guest
             used["guest"] -= max(0, sizes[name] - free)
             continue
@@ -172,13 +173,13 @@ def test_who_fits_when_others_have_ended_that_end_already_ends_nobody() -> None:
     left = started(allocations, gang("gone (ending)", 1), 5.0)
     mine = gang("mine", 1, queue="own")
     asked: dict[str, Any] = {"running": [stays], "queues": queues(4)}
-    decision = decide(question(allocations, mine, leftovers=[left], **asked))
-    assert not decision.claims
-    (promise,) = decision.promises
+    decision = decide(question(allocations, mine, releasing=[left], **asked))
+    assert not decision.preemptions
+    (promise,) = decision.planned
     assert (promise.placements, promise.start) == (left.placements, left.end)
     both = gang("both", 2, queue="own")
-    found = decide(question(allocations, both, leftovers=[left], **asked))
-    assert not found.claims, "it is not all there yet"
+    found = decide(question(allocations, both, releasing=[left], **asked))
+    assert not found.preemptions, "it is not all there yet"
     assert claimed(decide(question(allocations, mine, **asked))) == {"mine": ["stays"]}
 
 
@@ -187,7 +188,7 @@ def test_who_was_promised_nothing_that_soon_does_not_wait_for_what_others_leave(
     stays = started(allocations, gang("stays", 1, queue="guest"))
     left = started(allocations, gang("gone (ending)", 1), 5.0)
     first, second = (gang(name, 1, queue="own", submitted=n) for n, name in enumerate("ab"))
-    asked: dict[str, Any] = {"running": [stays], "leftovers": [left], "queues": queues(4)}
+    asked: dict[str, Any] = {"running": [stays], "releasing": [left], "queues": queues(4)}
     assert claimed(decide(question(allocations, first, second, **asked))) == {"b": ["stays"]}
 
 
@@ -198,7 +199,7 @@ def test_a_gang_has_no_gpu_of_whom_it_would_not_wait_for() -> None:
     small, large = gang("small", 1, queue="own"), gang("large", 3, queue="own", submitted=1.0)
     decision = decide(question(allocations, small, large, running=[cheap, dear], queues=queues(8)))
     places: set[tuple[int, int]] = set()
-    for _, claim in decision.claims:
+    for _, claim in decision.preemptions:
         own = {(at.node, gpu) for one in claim.victims for at in one.placements for gpu in at.gpus}
         wants = {(at.node, gpu) for at in claim.placements for gpu in at.gpus}
         assert wants.isdisjoint(places - own)
@@ -246,11 +247,11 @@ def test_no_limit_is_passed_at_any_moment_whoever_is_gone_first(
     ]
     spared = {one.gang.name for one in heirs}
     running = [*staying, *heirs]
-    asked: dict[str, Any] = {"running": running, "ending": before, "spared": spared}
+    asked: dict[str, Any] = {"running": running, "ending": before, "protected": spared}
     decision = decide(question(allocations, *mine, queues=LIMITS, **asked))
     swaps = [
         (list(claim.victims), [Running(one, claim.placements, NOW, NOW + 1)])
-        for one, claim in decision.claims
+        for one, claim in decision.preemptions
     ]
     victims = [one for pair in swaps for one in pair[0]]
     assert all(one in staying for one in victims)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kubernetes.extender.replica import replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led
-from kubernetes.scheduler.replica import replica
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

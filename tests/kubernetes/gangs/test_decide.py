@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aliquot.placement.core.demand import Running
 from aliquot.placement.decide import ElasticSurplus, decide
 from aliquot.placement.queues.quota import Bound, Queue
-from aliquot.placement.queues.reclaim import TRIES
+from aliquot.placement.queues.reclaim import SEARCHES
 from kubernetes.gangs.questions import NOW, gang, nodes, parts_of, question, started
 
 WORK = st.lists(
@@ -40,21 +40,21 @@ def test_gangs_start_whole_and_never_on_what_is_taken(
         ]
         decision = decide(question(allocations, *waiting, running=running))
         told = {one.gang.name for one in decision.starts} | {
-            one.gang.name for one in decision.promises
+            one.gang.name for one in decision.planned
         }
-        told |= set(decision.waits) | set(decision.never)
+        told |= set(decision.reasons) | set(decision.never)
         assert told == {one.name for one in waiting}
         total = sum(sizes)
         assert decision.never.keys() == {one.name for one in waiting if one.milli > 1000 * total}
         trial = allocations.copy()
-        ended = {victim.gang.name for _, claim in decision.claims for victim in claim.victims}
+        ended = {victim.gang.name for _, claim in decision.preemptions for victim in claim.victims}
         for one in decision.starts:
             assert len(one.placements) == len(one.gang.members)
             trial.take_gang(one)  # raises where it is not free
         for one in (*running, *decision.starts):
             if one.gang.name in ended:
                 trial.give_gang(one)
-        for claimant, claim in decision.claims:
+        for claimant, claim in decision.preemptions:
             trial.take_gang(Running(claimant, claim.placements, NOW, NOW + claimant.seconds))
         running += decision.starts
         for one in decision.starts:
@@ -68,7 +68,7 @@ def test_the_rest_of_a_gang_goes_near_the_others_before_all_that_waits() -> None
     assert len(here) == 1
     rest = gang("half", 1)
     decision = decide(
-        question(allocations, gang("big", 5), running=[placed], rests=[(rest, sorted(here))])
+        question(allocations, gang("big", 5), running=[placed], incomplete=[(rest, sorted(here))])
     )
     (first, *_) = decision.starts
     assert first.gang is rest
@@ -85,9 +85,9 @@ def test_a_queue_gets_its_own_back_and_nobody_makes_room_twice() -> None:
     taken = [started(allocations, gang(f"x{n}", 1, queue="b")) for n in range(4)]
     mine = [gang(f"y{n}", 1, queue="a", submitted=n) for n in range(3)]
     decision = decide(question(allocations, *mine, running=taken, queues=queues))
-    victims = [one.gang.name for _, claim in decision.claims for one in claim.victims]
+    victims = [one.gang.name for _, claim in decision.preemptions for one in claim.victims]
     assert len(victims) == len(set(victims))
-    assert {one.name for one, _ in decision.claims} <= {"y0", "y1", "y2"}
+    assert {one.name for one, _ in decision.preemptions} <= {"y0", "y1", "y2"}
     assert 1 <= len(victims) <= 2
 
 
@@ -95,15 +95,15 @@ def test_gangs_without_a_way_do_not_keep_another_from_its_own() -> None:
     allocations = nodes(1, 1, 1)
     low = started(allocations, gang("low", 1))
     kept = [started(allocations, gang(f"kept{n}", 1, priority=9)) for n in range(2)]
-    hopeless = [gang(f"wide{n}", 1, gpus=2, priority=5, submitted=n) for n in range(TRIES)]
+    hopeless = [gang(f"wide{n}", 1, gpus=2, priority=5, submitted=n) for n in range(SEARCHES)]
     last = gang("last", 1, priority=5, submitted=99.0)
     asked: dict[str, Any] = {"running": [low, *kept]}
     first = decide(question(allocations, *hopeless, last, **asked))
-    assert not first.claims
-    assert first.overlooked == 1
-    looked = dict.fromkeys(first.looked_at, 1)
-    then = decide(question(allocations, *hopeless, last, looked=looked, **asked))
-    assert [one.name for one, _ in then.claims] == ["last"]
+    assert not first.preemptions
+    assert first.skipped == 1
+    looked = dict.fromkeys(first.searched, 1)
+    then = decide(question(allocations, *hopeless, last, searched_at=looked, **asked))
+    assert [one.name for one, _ in then.preemptions] == ["last"]
 
 
 def test_the_rest_of_a_gang_waits_for_its_queues_limit() -> None:
@@ -113,9 +113,11 @@ def test_the_rest_of_a_gang_waits_for_its_queues_limit() -> None:
     other = started(allocations, gang("other", 1, queue="q"))
     rest = gang("half", 1, queue="q")
     running = [half, other]
-    decision = decide(question(allocations, running=running, rests=[(rest, [0])], queues=queues))
+    decision = decide(
+        question(allocations, running=running, incomplete=[(rest, [0])], queues=queues)
+    )
     assert not decision.starts
-    assert decision.waits == {"half": "queue q may have 2 GPUs; with this gang it would have 3"}
+    assert decision.reasons == {"half": "queue q may have 2 GPUs; with this gang it would have 3"}
 
 
 def test_two_claims_of_one_decision_keep_to_a_limit_together() -> None:
@@ -124,7 +126,7 @@ def test_two_claims_of_one_decision_keep_to_a_limit_together() -> None:
     taken = [started(allocations, gang(f"x{n}", 1)) for n in range(4)]
     mine = [gang(f"y{n}", 2, queue="q", submitted=n) for n in range(2)]
     decision = decide(question(allocations, *mine, running=taken, queues=queues))
-    assert [one.name for one, _ in decision.claims] == ["y0"]
+    assert [one.name for one, _ in decision.preemptions] == ["y0"]
 
 
 @pytest.mark.parametrize(
@@ -138,9 +140,9 @@ def test_who_waits_for_an_elastic_job_does_not_lose_it_to_one_behind_it(
     first = gang("first", 2, priority=10)
     second = gang("second", size, priority=5, seconds=50.0)  # it is over before the job would be
     givers = [ElasticSurplus("job", 60.0, parts_of(job, 1))]
-    decision = decide(question(allocations, first, second, running=[job], givers=givers))
-    assert decision.asked == {name: {"job": 60.0} for name in asked}
-    assert not decision.claims
+    decision = decide(question(allocations, first, second, running=[job], surpluses=givers))
+    assert decision.shrink_requests == {name: {"job": 60.0} for name in asked}
+    assert not decision.preemptions
 
 
 @pytest.mark.parametrize(("own", "is_asked"), [(2, False), (1, True)])
@@ -153,9 +155,9 @@ def test_a_job_is_asked_for_no_more_than_its_queue_borrows(own: int, *, is_asked
     job = started(allocations, gang("job", 4, queue="x"))
     givers = [ElasticSurplus("job", 60.0, parts_of(job, 1))]
     mine = gang("mine", 3, queue="y")
-    decision = decide(question(allocations, mine, running=[job], givers=givers, queues=queues))
-    assert bool(decision.asked) is is_asked
-    assert bool(decision.claims) is not is_asked
+    decision = decide(question(allocations, mine, running=[job], surpluses=givers, queues=queues))
+    assert bool(decision.shrink_requests) is is_asked
+    assert bool(decision.preemptions) is not is_asked
 
 
 @settings(max_examples=60)
@@ -181,14 +183,14 @@ def test_elastic_jobs_are_asked_first_and_after_their_time_claims_are_as_without
     asked: dict[str, Any] = {"running": running, "queues": queues}
     without = decide(question(allocations, *mine, **asked))
     every = {one.name for one in mine}
-    after = decide(question(allocations, *mine, givers=givers, waited=every, **asked))
-    assert (after.claims, after.asked) == (without.claims, {})
-    first = decide(question(allocations, *mine, givers=givers, **asked))
-    claimed = {one.name for one, _ in first.claims}
-    assert claimed.isdisjoint(first.asked)
-    if without.claims:
-        assert claimed | first.asked.keys()
-    for name, jobs in first.asked.items():
+    after = decide(question(allocations, *mine, surpluses=givers, waited=every, **asked))
+    assert (after.preemptions, after.shrink_requests) == (without.preemptions, {})
+    first = decide(question(allocations, *mine, surpluses=givers, **asked))
+    claimed = {one.name for one, _ in first.preemptions}
+    assert claimed.isdisjoint(first.shrink_requests)
+    if without.preemptions:
+        assert claimed | first.shrink_requests.keys()
+    for name, jobs in first.shrink_requests.items():
         room = allocations.copy()
         for giver in givers:
             for part in giver.parts if giver.job in jobs else ():

@@ -72,7 +72,7 @@ def test_it_says_why_it_ends_and_when_its_workers_are_stopped(tmp_path: Path) ->
             world.gang("claimant", 2, labels={QUEUE: "own"}, gpu=1)
             await until(lambda: world.leaving("train-1"))
             ends = (await described(world, tmp_path, "gang/train-1")).stdout
-            why = "ended for ns/claimant: queue guest borrows from the quota of queue own"
+            why = "preempted for ns/claimant: queue guest borrows from the quota of queue own"
             assert f"Leaves: {why}; told, and stopped about " in ends
             assert " UTC, in " in ends
 

@@ -10,10 +10,10 @@ import pytest
 from aliquot.kubernetes.gangs import state
 from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
 from aliquot.kubernetes.gangs.reservations import Times
-from kubernetes.builders import CARD, held, make_node, make_pod
+from kubernetes.builders import GPU_BYTES, held, make_node, make_pod
+from kubernetes.extender.replica import Replica, put_node, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led, played, running
-from kubernetes.scheduler.replica import Replica, put_node, replica
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -342,7 +342,7 @@ def test_a_budget_that_refuses_is_respected_and_another_way_is_sought() -> None:
 def test_a_gpu_that_a_node_still_names_for_a_pod_that_is_gone_is_waited_for() -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", quota={"gpus": 1})
-        gone = held(make_pod("gone"), memory=CARD)
+        gone = held(make_pod("gone"), memory=GPU_BYTES)
         put_node(world.api, make_node("n0", 1, kind="whole", grants=(gone,)))
         world.gang("a", 1, gpu=1, labels={"aliquot.io/queue": "q"})
         await until(lambda: world.phase("a") == "Reserved")

@@ -17,9 +17,9 @@ from aliquot.kubernetes.cluster.elastic import Terms, surpluses, terms_of, told_
 from aliquot.kubernetes.gangs import state
 from aliquot.kubernetes.gangs.messages import stamp
 from kubernetes.builders import make_pod
+from kubernetes.extender.replica import Replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, led, played
-from kubernetes.scheduler.replica import Replica
 
 QUEUE = "aliquot.io/queue"
 LATE = 0.3
@@ -105,7 +105,7 @@ def times(world: World, what: str) -> list[float]:
 
 def preempted(seconds: float) -> str:
     why = "queue guest borrows from the quota of queue own"
-    return f"ended for ns/claimant: {why}; it is told, and has {seconds:.0f} s"
+    return f"preempted for ns/claimant: {why}; it is told, and has {seconds:.0f} s"
 
 
 @pytest.mark.parametrize(("least", "size"), [(4, 2), (3, 2)], ids=["nothing", "too little"])

@@ -10,9 +10,9 @@ from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.gangs import finished, state
 from aliquot.kubernetes.gangs.sources import size_in
+from kubernetes.extender.replica import Replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, played
-from kubernetes.scheduler.replica import Replica
 
 
 @pytest.fixture(autouse=True)

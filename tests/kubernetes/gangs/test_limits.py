@@ -8,9 +8,9 @@ import pytest
 
 from aliquot.kubernetes.gangs.controller import GangOptions
 from aliquot.kubernetes.gangs.reservations import Times
+from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led, played
-from kubernetes.scheduler.replica import Replica, replica
 
 IN_Q = {"aliquot.io/queue": "q"}
 OWN, GUEST = {"aliquot.io/queue": "own"}, {"aliquot.io/queue": "guest"}

@@ -12,10 +12,10 @@ import pytest
 
 from aliquot.kubernetes.api import leader
 from aliquot.kubernetes.extender import planner
+from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.thinking import Thinking
 from kubernetes.gangs.world import World, is_bound, played
-from kubernetes.scheduler.replica import Replica, replica
 
 HIGHER = {"priority": 9}
 HIGHEST = {"priority": 100}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kubernetes.builders import make_node
+from kubernetes.extender.replica import Replica, put_node
 from kubernetes.gangs.world import World, is_bound, played
-from kubernetes.scheduler.replica import Replica, put_node
 
 CLIQUE, RACK, BLOCK = "nvidia.com/gpu.clique", "aliquot.io/rack", "aliquot.io/block"
 

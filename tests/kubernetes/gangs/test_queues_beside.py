@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from aliquot.kubernetes import scheduler
-from aliquot.kubernetes.api.names import ROOM
+from aliquot.kubernetes.api.names import RETRY
+from aliquot.kubernetes.cluster import watches
+from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, led, played, running
-from kubernetes.scheduler.replica import Replica, replica
 
 IN_Q = {"aliquot.io/queue": "q"}
 HOURS, MINUTES = {"aliquot.io/duration": "5h"}, {"aliquot.io/duration": "5m"}
@@ -25,7 +25,7 @@ def test_a_namespace_that_names_a_missing_queue_is_told_though_there_is_none_at_
             world.pod("single", gpu=1)
             await until(lambda: world.events("single"))
             reason, text = world.events("single")[0]
-            assert reason == "BadQueue"
+            assert reason == "InvalidQueue"
             assert "queue 'q' does not exist" in text
             world.queue("q")
             await until(lambda: "single" in world.bound())
@@ -36,7 +36,7 @@ def test_a_namespace_that_names_a_missing_queue_is_told_though_there_is_none_at_
 def test_queues_that_are_not_read_yet_are_not_taken_as_absent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler, "QUEUE_SECONDS", 0.05)
+    monkeypatch.setattr(watches, "QUEUE_SECONDS", 0.05)
 
     async def play() -> None:
         world = World(1)
@@ -109,8 +109,8 @@ def test_beside_promises_the_last_of_many_that_wait_is_woken_when_it_fits() -> N
                 if not pod.spec.node_name and not pod.spec.scheduling_gates:
                     assert not (await one.filter(pod, "n0"))["NodeNames"]
             world.delete("gap")
-            await until(lambda: ROOM in world.pods()["short"].metadata.annotations)
-            woken = [n for n, pod in world.pods().items() if ROOM in pod.metadata.annotations]
+            await until(lambda: RETRY in world.pods()["short"].metadata.annotations)
+            woken = [n for n, pod in world.pods().items() if RETRY in pod.metadata.annotations]
             assert woken == ["short"]
             assert (await one.filter(world.pods()["short"], "n0"))["NodeNames"] == ["n0"]
 
@@ -221,7 +221,7 @@ def test_a_queue_counts_single_pods_that_wait_for_room() -> None:
 
 def test_a_single_pod_is_told_that_gangs_alone_ask_a_quota_back() -> None:
     def told(world: World, name: str) -> list[str]:
-        return [text for reason, text in world.events(name) if reason == "NoRoom"]
+        return [text for reason, text in world.events(name) if reason == "InsufficientGPUs"]
 
     async def play(world: World, _: Replica) -> None:
         world.queue("q", quota={"gpus": 1})

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
-from kubernetes.builders import CARD, gpu_uuid
+from kubernetes.builders import GPU_BYTES, gpu_uuid
+from kubernetes.extender.replica import replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led
-from kubernetes.scheduler.replica import replica
 
 PLAN = "aliquot.io/plan"
 
@@ -41,7 +41,13 @@ def rewrite(world: World, found: dict[str, Any], **status: Any) -> None:
 
 
 def plan(*gpus: str, **changes: Any) -> str:
-    part: dict[str, Any] = {"kind": "whole", "gpus": gpus, "memory": CARD, "compute": 0, **changes}
+    part: dict[str, Any] = {
+        "kind": "whole",
+        "gpus": gpus,
+        "memory": GPU_BYTES,
+        "compute": 0,
+        **changes,
+    }
     return Plan({"main": ContainerPlan(**part)}).encode()
 
 
@@ -50,8 +56,8 @@ def plan(*gpus: str, **changes: Any) -> str:
     [
         plan(gpu_uuid("n0", 0), gpu_uuid("n0", 1)),
         plan(gpu_uuid("n1", 0)),
-        plan(gpu_uuid("n0", 0), memory=2 * CARD),
-        plan(gpu_uuid("n0", 0), kind="sliced", memory=CARD // 2, compute=50),
+        plan(gpu_uuid("n0", 0), memory=2 * GPU_BYTES),
+        plan(gpu_uuid("n0", 0), kind="sliced", memory=GPU_BYTES // 2, compute=50),
         "{nonsense",
     ],
     ids=["more GPUs", "another node's", "more memory", "another kind", "nonsense"],

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
+from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.thinking import Thinking
 from kubernetes.gangs.world import World, is_bound, led, played
-from kubernetes.scheduler.replica import Replica, replica
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_kube_scheduler_is_told_of_a_gang_that_was_not_looked_at_yet(thinking: T
         world.gang("a", 1)
         await thinking.decided()
         world.gang("b", 1, gated=False)
-        await until(lambda: one.scheduler._pods.get("b-0", "ns") is not None)
+        await until(lambda: one.scheduler._watches.pods.get("b-0", "ns") is not None)
         answer = await one.filter(world.pods()["b-0"], "n0")
         told = answer["FailedAndUnresolvableNodes"]["n0"]
         assert told == "gang ns/b is gathering: it was not looked at yet"

@@ -35,7 +35,7 @@ class Thinking:
 
     def _decide(self, question: DecisionInput) -> Decision:
         decision = decide(question)
-        if self._hold and (decision.starts or decision.claims):
+        if self._hold and (decision.starts or decision.preemptions):
             self._hold = False
             self._decided.set()
             assert self._go_on.wait(20)

@@ -22,8 +22,8 @@ from aliquot.kubernetes.cluster.membership import POD_GROUP
 from aliquot.kubernetes.gangs.controller import GangOptions
 from aliquot.kubernetes.gangs.reservations import Times
 from kubernetes.builders import make_node, make_pod
+from kubernetes.extender.replica import Replica, put_node, replica
 from kubernetes.fake_api import FakeApi, Json, as_json, until
-from kubernetes.scheduler.replica import Replica, put_node, replica
 
 SOON = GangOptions(times=Times(grace=0.4, room=0.4))
 

@@ -1,4 +1,4 @@
-"""What others do to elastic jobs: drains, quotas, nonsense in reports, a leader that was frozen."""
+"""Disruptions of elastic jobs: drains, quotas, invalid reports, a paused leader."""
 
 from __future__ import annotations
 
@@ -12,66 +12,66 @@ import pytest
 
 from aliquot.kubernetes.api.elasticjob import ElasticJob
 from aliquot.kubernetes.api.presets import ALIQUOT
-from aliquot.kubernetes.jobs.codec import Memory
-from aliquot.kubernetes.jobs.form import asked_by, job_of, pod_in
+from aliquot.kubernetes.jobs.codec import SavedState
 from aliquot.kubernetes.jobs.sizes import Candidate, Sizer
-from aliquot.model.status import Record
+from aliquot.kubernetes.jobs.spec import parse_job, worker_pod, worker_requests
+from aliquot.model.job_state import JobState
 from kubernetes.fake_api import Json
+from kubernetes.jobs.job_cluster import JobCluster
 from kubernetes.jobs.test_jobs import scenario, started
-from kubernetes.jobs.world import World
 
 
-def told(world: World) -> str:
-    return "; ".join(one.reason for one in world.status().history)
+def told(cluster: JobCluster) -> str:
+    return "; ".join(one.reason for one in cluster.status().history)
 
 
-# --- workers that are taken away ------------------------------------------------------------------
+# --- disrupted workers ----------------------------------------------------------------------------
 
 
 @scenario
-async def test_a_worker_that_saves_and_exits_well_when_it_is_drained_has_not_finished() -> None:
-    world = await started(least=2, backoffLimit=0)
+async def test_a_drained_worker_that_exits_with_0_has_not_finished() -> None:
+    cluster = await started(least=2, backoffLimit=0)
     for pod in ("train-0", "train-1"):
-        world.drain(pod)
-    world.run_pods()
-    assert {one["status"]["phase"] for one in world.pods().values()} == {"Succeeded"}
-    await world.go(8)
-    assert world.running() == {"train-0": 2, "train-1": 2}
-    assert world.status().restarts == 0
-    assert "worker 0 was taken away: its pod was deleted" in told(world)
+        cluster.drain(pod)
+    cluster.run_pods()
+    assert {one["status"]["phase"] for one in cluster.pods().values()} == {"Succeeded"}
+    await cluster.go(8)
+    assert cluster.running() == {"train-0": 2, "train-1": 2}
+    assert cluster.status().restarts == 0
+    assert "worker 0 was disrupted: its pod was deleted" in told(cluster)
 
 
 @scenario
-async def test_one_that_had_finished_before_it_was_marked_has() -> None:
-    world = await started(least=2)
-    world.exit("train-1", 0)
-    await world.go(1)
+async def test_a_worker_that_finished_before_its_drain_has_finished() -> None:
+    cluster = await started(least=2)
+    cluster.exit("train-1", 0)
+    await cluster.go(1)
     marked = {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    world._set("train-1", marked)
-    await world.go(2)
-    assert world.running() == {"train-0": 1}
-    world.exit("train-0", 0)
-    await world.go(2)
-    assert world.phase() == "Succeeded"
+    cluster._set("train-1", marked)
+    await cluster.go(2)
+    assert cluster.running() == {"train-0": 1}
+    cluster.exit("train-0", 0)
+    await cluster.go(2)
+    assert cluster.phase() == "Succeeded"
 
 
 @scenario
-async def test_those_that_break_down_with_a_drained_one_cost_no_retry() -> None:
-    world = await started(least=2, backoffLimit=0)
-    world.drain("train-1")
-    world.exit("train-0", 1)  # a collective without a partner
-    await world.go(10)
-    assert (world.phase(), world.status().restarts) == ("Running", 0)
-    assert "worker 0 ended when another was taken away" in told(world)
+async def test_failures_beside_a_drained_worker_cost_no_retry() -> None:
+    cluster = await started(least=2, backoffLimit=0)
+    cluster.drain("train-1")
+    cluster.exit("train-0", 1)  # its collective lost a peer
+    await cluster.go(10)
+    assert (cluster.phase(), cluster.status().restarts) == ("Running", 0)
+    assert "worker 0 ended when another worker was disrupted" in told(cluster)
 
 
 @scenario
-async def test_an_excuse_wins_over_the_failure_of_a_lower_rank() -> None:
-    world = await started(least=2, backoffLimit=0)
-    world.exit("train-0", 1)
-    world.api.delete("pods", "train-1", "ns")
-    await world.go(8)
-    assert (world.phase(), world.status().restarts) == ("Running", 0)
+async def test_a_disruption_wins_over_the_failure_of_a_lower_rank() -> None:
+    cluster = await started(least=2, backoffLimit=0)
+    cluster.exit("train-0", 1)
+    cluster.api.delete("pods", "train-1", "ns")
+    await cluster.go(8)
+    assert (cluster.phase(), cluster.status().restarts) == ("Running", 0)
 
 
 @pytest.mark.parametrize(
@@ -85,79 +85,81 @@ async def test_an_excuse_wins_over_the_failure_of_a_lower_rank() -> None:
         ({"containerStatuses": []}, "was lost"),
     ],
 )
-def test_what_is_the_jobs_own_fault_is_not_excused(status: Json, why: str) -> None:
+def test_failures_of_the_program_are_not_disruptions(status: Json, why: str) -> None:
     async def run() -> None:
-        world = await started(least=2, backoffLimit=0)
-        world._set("train-0", {"phase": "Failed", **status})
-        await world.go(5)
-        assert world.phase() == "Failed"
-        assert why in world.status().reason
+        cluster = await started(least=2, backoffLimit=0)
+        cluster._set("train-0", {"phase": "Failed", **status})
+        await cluster.go(5)
+        assert cluster.phase() == "Failed"
+        assert why in cluster.status().reason
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("reason", ["Evicted", "OutOfcpu", "UnexpectedAdmissionError"])
-def test_what_the_kubelet_does_is_excused(reason: str) -> None:
+def test_pods_that_the_kubelet_refuses_are_disrupted(reason: str) -> None:
     async def run() -> None:
-        world = await started(least=2, backoffLimit=0)
-        world._set("train-0", {"phase": "Failed", "reason": reason})
-        await world.go(8)
-        assert (world.phase(), world.status().restarts) == ("Running", 0)
+        cluster = await started(least=2, backoffLimit=0)
+        cluster._set("train-0", {"phase": "Failed", "reason": reason})
+        await cluster.go(8)
+        assert (cluster.phase(), cluster.status().restarts) == ("Running", 0)
 
     asyncio.run(run())
 
 
 @scenario
-async def test_the_pause_grows_with_excuses_in_a_row_and_a_long_run_ends_the_row() -> None:
-    world = await started(least=2)
+async def test_the_pause_grows_with_disruptions_until_a_long_run() -> None:
+    cluster = await started(least=2)
 
     async def seconds_until_it_runs_again() -> int:
-        before = world.status().generation
-        world.api.delete("pods", "train-1", "ns")
+        before = cluster.status().generation
+        cluster.api.delete("pods", "train-1", "ns")
         for number in range(600):
-            if world.phase() == "Running" and world.status().generation > before:
+            if cluster.phase() == "Running" and cluster.status().generation > before:
                 return number
-            await world.go(1)
-        raise AssertionError(world.status())
+            await cluster.go(1)
+        raise AssertionError(cluster.status())
 
     pauses = [await seconds_until_it_runs_again() for _ in range(6)]
     assert pauses == sorted(pauses)
     assert pauses[0] < 10
     assert 60 < pauses[-1] < 80
-    world.now += 400
-    await world.go(1)
+    cluster.now += 400
+    await cluster.go(1)
     assert await seconds_until_it_runs_again() == pauses[0]
 
 
 @scenario
-async def test_a_pod_that_was_bound_unseen_is_not_forgotten_when_it_is_voided() -> None:
-    world = World()
-    world.submit(least=2, most=2)
-    await world.round(1)
-    await world.round(1)
-    world.tell()
-    world.behind = True
-    world.place()
-    job = copy.deepcopy(world.api.objects["elasticjobs", "ns", "train"])
+async def test_voiding_a_pod_that_was_just_bound_keeps_its_grace() -> None:
+    cluster = JobCluster()
+    cluster.submit(least=2, most=2)
+    await cluster.round(1)
+    await cluster.round(1)
+    cluster.sync()
+    cluster.behind = True
+    cluster.place()
+    job = copy.deepcopy(cluster.api.objects["elasticjobs", "ns", "train"])
     job["spec"]["suspend"] = True
-    world.api.put("elasticjobs", job)
-    world._told["elasticjobs", "ns", "train"] = world.api.objects["elasticjobs", "ns", "train"]
-    await world.round(1)
-    await world.round(1)
-    assert world.pods()
-    assert all(one["metadata"].get("deletionTimestamp") for one in world.pods().values())
-    assert not world.api.forgotten
+    cluster.api.put("elasticjobs", job)
+    cluster._synced["elasticjobs", "ns", "train"] = cluster.api.objects[
+        "elasticjobs", "ns", "train"
+    ]
+    await cluster.round(1)
+    await cluster.round(1)
+    assert cluster.pods()
+    assert all(one["metadata"].get("deletionTimestamp") for one in cluster.pods().values())
+    assert not cluster.api.forgotten
 
 
 @scenario
-async def test_what_a_garbled_message_says_is_that_the_worker_was_ready() -> None:
-    world = await started(least=1, most=1)
-    world.cooperative = False
-    world.change(suspend=True)
-    await world.round(1)
-    world.exit("train-0", 0, said='{"ready": 1}{"ready": 1}')
-    await world.go(3)
-    assert world.phase() == "Suspended"
+async def test_a_garbled_termination_message_counts_as_ready() -> None:
+    cluster = await started(least=1, most=1)
+    cluster.cooperative = False
+    cluster.change(suspend=True)
+    await cluster.round(1)
+    cluster.exit("train-0", 0, said='{"ready": 1}{"ready": 1}')
+    await cluster.go(3)
+    assert cluster.phase() == "Suspended"
 
 
 # --- reports --------------------------------------------------------------------------------------
@@ -172,68 +174,72 @@ async def test_what_a_garbled_message_says_is_that_the_worker_was_ready() -> Non
         {"size": -1, "samples_per_second": 5.0},
     ],
 )
-def test_no_report_stops_decisions(report: dict[str, Any]) -> None:
+def test_invalid_reports_do_not_stop_decisions(report: dict[str, Any]) -> None:
     async def run() -> None:
-        world = await started(most=4, live=False)
-        world.exit("train-0", 1, said={"report": report})
-        await world.go(10)
-        assert world.phase() == "Running"
-        assert "speeds" not in world.status().record
-        world.submit("other", most=1)
-        await world.go(20)
-        assert world.phase("other") == "Running"
+        cluster = await started(most=4, live=False)
+        cluster.exit("train-0", 1, said={"report": report})
+        await cluster.go(10)
+        assert cluster.phase() == "Running"
+        assert "speeds" not in cluster.status().controller_state
+        cluster.submit("other", most=1)
+        await cluster.go(20)
+        assert cluster.phase("other") == "Running"
 
     asyncio.run(run())
 
 
-def test_a_job_whose_part_cannot_be_built_is_left_out_of_the_decision() -> None:
-    world = World()
-    world.submit("good", most=1)
-    one = msgspec.convert(world.api.objects["elasticjobs", "ns", "good"], ElasticJob, strict=False)
-    pod = pod_in(one)
-    good = Candidate("good", job_of(one), Memory(Record()), pod, asked_by(pod, (ALIQUOT,)))
-    bad = Candidate("bad", job_of(one), Memory(Record()), pod, ())
-    changes = asyncio.run(Sizer(world.ledger).changes([bad, good], [], 1000.0))
+def test_a_job_that_raises_an_error_is_left_out_of_the_decision() -> None:
+    cluster = JobCluster()
+    cluster.submit("good", most=1)
+    one = msgspec.convert(
+        cluster.api.objects["elasticjobs", "ns", "good"], ElasticJob, strict=False
+    )
+    pod = worker_pod(one)
+    good = Candidate(
+        "good", parse_job(one), SavedState(JobState()), pod, worker_requests(pod, (ALIQUOT,))
+    )
+    bad = Candidate("bad", parse_job(one), SavedState(JobState()), pod, ())
+    changes = asyncio.run(Sizer(cluster.allocations).changes([bad, good], [], 1000.0))
     assert [(change.name, change.size) for change in changes] == [("good", 1)]
 
 
-# --- sizes that do not come about -----------------------------------------------------------------
+# --- sizes that fail ------------------------------------------------------------------------------
 
 
-def allow(world: World, pods: int) -> None:
-    """A ResourceQuota for so many pods."""
-    world.api.faults.refuse = lambda method, path: (
+def allow(cluster: JobCluster, pods: int) -> None:
+    """Let a ResourceQuota allow so many pods."""
+    cluster.api.faults.refuse = lambda method, path: (
         403
-        if method == "POST" and path.endswith("/pods") and len(world.api.all("pods")) >= pods
+        if method == "POST" and path.endswith("/pods") and len(cluster.api.all("pods")) >= pods
         else None
     )
 
 
 @scenario
-async def test_a_size_that_the_api_server_refuses_is_not_tried_for_ever() -> None:
-    world = World()
-    allow(world, 2)
-    world.submit(most=4)
-    await world.go(80)
-    assert (world.phase(), len(world.running())) == ("Running", 2)
-    generation = world.status().generation
-    await world.go(500)
-    assert (len(world.running()), world.status().generation) == (2, generation)
-    allow(world, 9)
-    await world.go(1200)
-    assert len(world.running()) == 4
+async def test_a_size_that_the_api_server_refuses_is_limited() -> None:
+    cluster = JobCluster()
+    allow(cluster, 2)
+    cluster.submit(most=4)
+    await cluster.go(80)
+    assert (cluster.phase(), len(cluster.running())) == ("Running", 2)
+    generation = cluster.status().generation
+    await cluster.go(500)
+    assert (len(cluster.running()), cluster.status().generation) == (2, generation)
+    allow(cluster, 9)
+    await cluster.go(1200)
+    assert len(cluster.running()) == 4
 
 
 @scenario
-async def test_the_same_size_is_tried_again_more_and_more_rarely() -> None:
-    world = World()
-    allow(world, 1)
-    world.submit(most=2)
+async def test_a_failed_size_is_retried_after_longer_and_longer_pauses() -> None:
+    cluster = JobCluster()
+    allow(cluster, 1)
+    cluster.submit(most=2)
     tries = []
     for second in range(4000):
-        before = world.status().workers if second else 0
-        await world.go(1)
-        tries += [second] if world.status().workers == 2 > before else []
+        before = cluster.status().workers if second else 0
+        await cluster.go(1)
+        tries += [second] if cluster.status().workers == 2 > before else []
     gaps = [later - sooner for sooner, later in pairwise(tries)]
     assert gaps[0] >= 300
     assert all(later > 1.5 * sooner for sooner, later in pairwise(gaps))
@@ -241,162 +247,164 @@ async def test_the_same_size_is_tried_again_more_and_more_rarely() -> None:
 
 
 @scenario
-async def test_nobody_makes_room_for_growth_that_waits_in_a_restart() -> None:
-    world = World(gpus=6)
-    world.gang("static", 2)
-    world.place()
-    world.submit("giver", least=1, most=2)
-    await world.go(4)
-    world.submit(least=2, most=4, workers={"sizes": [2, 4]})
-    await world.go(4)
-    assert (len(world.running("giver")), len(world.running())) == (2, 2)
-    world.end_gang("static")
+async def test_no_job_shrinks_for_growth_that_waits_in_a_restart() -> None:
+    cluster = JobCluster(gpus=6)
+    cluster.gang("static", 2)
+    cluster.place()
+    cluster.submit("giver", least=1, most=2)
+    await cluster.go(4)
+    cluster.submit(least=2, most=4, workers={"sizes": [2, 4]})
+    await cluster.go(4)
+    assert (len(cluster.running("giver")), len(cluster.running())) == (2, 2)
+    cluster.end_gang("static")
     for _ in range(20):
-        await world.round(1)
-        world.run_pods()
-        if world.status().workers == 4 and world.phase() == "Starting":
+        await cluster.round(1)
+        cluster.run_pods()
+        if cluster.status().workers == 4 and cluster.phase() == "Starting":
             break
-    world.gang("another", 1)  # it is quicker
-    world.place()
-    assert world.phase() == "Starting"
+    cluster.gang("another", 1)  # it takes the GPU first
+    cluster.place()
+    assert cluster.phase() == "Starting"
     for _ in range(10):
-        await world.go(1)
-        assert len(world.running("giver")) == 2
+        await cluster.go(1)
+        assert len(cluster.running("giver")) == 2
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_a_start_that_is_not_whole_is_given_up_for_a_smaller_one(*, live: bool) -> None:
+def test_an_overdue_start_is_abandoned_for_a_smaller_one(*, live: bool) -> None:
     async def run() -> None:
-        world = World()
-        world.stuck.add("train-3")
-        world.submit(most=4, live=live)
-        await world.go(290)
-        assert (world.phase(), len(world.running())) == ("Starting", 3)
-        assert world.status().reason == "train-3: ImagePullBackOff: no such image"
-        await world.go(40)
-        assert (world.phase(), len(world.running())) == ("Running", 3)
-        assert "not all of 4 workers have come in 300 s: train-3: ImagePullBackOff" in told(world)
-        await world.go(100)
-        assert (world.phase(), len(world.running())) == ("Running", 3)
+        cluster = JobCluster()
+        cluster.stuck.add("train-3")
+        cluster.submit(most=4, live=live)
+        await cluster.go(290)
+        assert (cluster.phase(), len(cluster.running())) == ("Starting", 3)
+        assert cluster.status().reason == "train-3: ImagePullBackOff: no such image"
+        await cluster.go(40)
+        assert (cluster.phase(), len(cluster.running())) == ("Running", 3)
+        assert "not all of 4 workers started within 300 s: train-3: ImagePullBackOff" in told(
+            cluster
+        )
+        await cluster.go(100)
+        assert (cluster.phase(), len(cluster.running())) == ("Running", 3)
 
     asyncio.run(run())
 
 
 @scenario
-async def test_the_smallest_start_stays_and_says_why() -> None:
-    world = World()
-    world.stuck.add("train-0")
-    world.submit(least=2, most=2)
-    await world.go(400)
-    assert (world.phase(), world.status().generation) == ("Starting", 1)
-    assert world.status().reason == "train-0: ImagePullBackOff: no such image"
+async def test_a_start_at_the_smallest_size_waits_and_says_why() -> None:
+    cluster = JobCluster()
+    cluster.stuck.add("train-0")
+    cluster.submit(least=2, most=2)
+    await cluster.go(400)
+    assert (cluster.phase(), cluster.status().generation) == ("Starting", 1)
+    assert cluster.status().reason == "train-0: ImagePullBackOff: no such image"
 
 
-# --- who acts -------------------------------------------------------------------------------------
+# --- leadership -----------------------------------------------------------------------------------
 
 
 @scenario
-async def test_a_leader_that_stood_still_writes_and_deletes_nothing() -> None:
-    world = await started(least=2)
+async def test_a_paused_leader_writes_and_deletes_nothing() -> None:
+    cluster = await started(least=2)
     leads = [True]
-    world.begin(may=lambda: leads[0])
-    world.change(suspend=True)
+    cluster.begin(may=lambda: leads[0])
+    cluster.change(suspend=True)
     leads[0] = False
-    before = world.api.version
-    await world.round(1)
-    assert world.api.version == before
+    before = cluster.api.version
+    await cluster.round(1)
+    assert cluster.api.version == before
     leads[0] = True
-    await world.go(6)
-    assert world.phase() == "Suspended"
+    await cluster.go(6)
+    assert cluster.phase() == "Suspended"
 
 
 @scenario
-async def test_a_leader_stops_between_two_requests() -> None:
-    world = World()
+async def test_a_leader_that_loses_its_lease_stops_between_requests() -> None:
+    cluster = JobCluster()
     left = [2]
 
     def may() -> bool:
         left[0] -= 1
         return left[0] >= 0
 
-    world.begin(may=may)
-    world.submit(least=4, most=4)
+    cluster.begin(may=may)
+    cluster.submit(least=4, most=4)
     for _ in range(5):
-        await world.round(1)
-    assert not world.pods()
-    world.begin()
-    await world.go(5)
-    assert len(world.running()) == 4
+        await cluster.round(1)
+    assert not cluster.pods()
+    cluster.begin()
+    await cluster.go(5)
+    assert len(cluster.running()) == 4
 
 
 @scenario
-async def test_pods_that_came_late_do_not_outlive_their_job() -> None:
-    world = await started(least=2)
-    late = copy.deepcopy(world.pods()["train-1"])
+async def test_late_pods_do_not_outlive_their_job() -> None:
+    cluster = await started(least=2)
+    late = copy.deepcopy(cluster.pods()["train-1"])
     for pod in ("train-0", "train-1"):
-        world.exit(pod, 0)
-    await world.go(2)
-    assert world.phase() == "Succeeded"
+        cluster.exit(pod, 0)
+    await cluster.go(2)
+    assert cluster.phase() == "Succeeded"
     late["metadata"] |= {"name": "train-7", "uid": "late"}
     late["metadata"]["labels"] |= {"aliquot.io/job-rank": "7"}
-    world.api.put("pods", late)
+    cluster.api.put("pods", late)
     waits = copy.deepcopy(late)
     waits["metadata"] |= {"name": "train-8", "uid": "waits"}
     waits["metadata"]["labels"] |= {"aliquot.io/job-rank": "8"}
     waits["spec"].pop("nodeName")
     waits["status"] = {"phase": "Pending"}
-    world.api.put("pods", waits)
-    await world.go(3)
-    assert set(world.pods()) == {"train-0", "train-1"}
-    assert world.phase() == "Succeeded"
-    assert not world.controller._deeds._killed, "what is gone is still remembered"
+    cluster.api.put("pods", waits)
+    await cluster.go(3)
+    assert set(cluster.pods()) == {"train-0", "train-1"}
+    assert cluster.phase() == "Succeeded"
+    assert not cluster.controller._applier._killed, "what is gone is still remembered"
 
 
 @scenario
-async def test_a_pod_of_another_namespace_is_not_the_jobs_whatever_it_says() -> None:
-    world = World()
-    world.submit(least=2, most=2)
-    await world.go(4)
-    other = copy.deepcopy(world.pods()["train-0"])
+async def test_a_pod_of_another_namespace_is_never_a_worker() -> None:
+    cluster = JobCluster()
+    cluster.submit(least=2, most=2)
+    await cluster.go(4)
+    other = copy.deepcopy(cluster.pods()["train-0"])
     other["metadata"] |= {"namespace": "other", "uid": "other"}
     other["status"] = {"phase": "Failed", "containerStatuses": []}
-    world.api.put("pods", other)
-    await world.go(4)
-    assert (world.phase(), world.status().generation) == ("Running", 1)
-    assert ("pods", "other", "train-0") in world.api.objects
+    cluster.api.put("pods", other)
+    await cluster.go(4)
+    assert (cluster.phase(), cluster.status().generation) == ("Running", 1)
+    assert ("pods", "other", "train-0") in cluster.api.objects
 
 
 @scenario
-async def test_a_memory_that_cannot_be_read_is_told_and_nothing_is_done() -> None:
-    world = await started(least=2)
-    job = copy.deepcopy(world.api.objects["elasticjobs", "ns", "train"])
-    job["status"]["record"] = "nonsense"
-    world.api.put("elasticjobs", job)
-    await world.go(3)
-    assert "status.record cannot be read" in world.status().reason
-    assert "Delete the job and create it again." in world.status().reason
-    assert len(world.running()) == 2
+async def test_an_invalid_saved_state_is_reported_and_nothing_is_done() -> None:
+    cluster = await started(least=2)
+    job = copy.deepcopy(cluster.api.objects["elasticjobs", "ns", "train"])
+    job["status"]["controllerState"] = "nonsense"
+    cluster.api.put("elasticjobs", job)
+    await cluster.go(3)
+    assert "status.controllerState is invalid" in cluster.status().reason
+    assert "Delete the job and create it again." in cluster.status().reason
+    assert len(cluster.running()) == 2
 
 
 @scenario
-async def test_one_job_with_an_unknown_phase_does_not_stop_the_others() -> None:
-    world = World()
-    world.submit("odd", most=1)
-    job = copy.deepcopy(world.api.objects["elasticjobs", "ns", "odd"])
-    world.api.put("elasticjobs", {**job, "status": {"phase": "Dreaming"}})
-    world.submit(most=1)
-    await world.go(5)
-    assert world.phase() == "Running"
+async def test_an_unknown_phase_does_not_stop_other_jobs() -> None:
+    cluster = JobCluster()
+    cluster.submit("odd", most=1)
+    job = copy.deepcopy(cluster.api.objects["elasticjobs", "ns", "odd"])
+    cluster.api.put("elasticjobs", {**job, "status": {"phase": "Dreaming"}})
+    cluster.submit(most=1)
+    await cluster.go(5)
+    assert cluster.phase() == "Running"
 
 
 @scenario
-async def test_a_job_is_placed_when_its_gang_is() -> None:
-    world = World()
-    world.submit(least=2, most=2)
-    await world.round(1)
-    await world.round(1)
-    assert world.phase() == "Starting"
-    placed = {kind: so for kind, so, _ in world.conditions()}
+async def test_placed_is_true_when_the_gang_is_placed() -> None:
+    cluster = JobCluster()
+    cluster.submit(least=2, most=2)
+    await cluster.round(1)
+    await cluster.round(1)
+    assert cluster.phase() == "Starting"
+    placed = {kind: so for kind, so, _ in cluster.conditions()}
     assert placed["Placed"] == "False"
-    await world.go(4)
-    assert ("Placed", "True", "Running") in world.conditions()
+    await cluster.go(4)
+    assert ("Placed", "True", "Running") in cluster.conditions()

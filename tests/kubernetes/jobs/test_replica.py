@@ -1,4 +1,4 @@
-"""Two replicas of the controller over an API server: one acts, the other follows it."""
+"""Two replicas of the controller with one API server: one leads, the other follows."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import httpx2
 import pytest
 
-from aliquot.kubernetes.api.leader import Times
-from aliquot.kubernetes.jobs.run import Options, Replica
+from aliquot.kubernetes.api.leader import LeaseTimes
+from aliquot.kubernetes.jobs.run import ControllerOptions, Replica
 from kubernetes.fake_api import until
-from kubernetes.jobs.world import SOON, World
+from kubernetes.jobs.job_cluster import SOON, JobCluster
 
-OFTEN = Times(retry=0.05)
+OFTEN = LeaseTimes(retry=0.05)
 
 
 @asynccontextmanager
-async def replica(world: World) -> AsyncIterator[Replica]:
-    async with world.api.client() as client:
-        one = Replica(client, Options(namespace="ns", times=OFTEN, rules=SOON))
+async def replica(cluster: JobCluster) -> AsyncIterator[Replica]:
+    async with cluster.api.client() as client:
+        one = Replica(client, ControllerOptions(namespace="ns", times=OFTEN, rules=SOON))
         running = asyncio.create_task(one.run())
         try:
             yield one
@@ -38,35 +38,35 @@ async def page(one: Replica, path: str) -> str:
         return (await http.get(path)).text
 
 
-async def play(world: World, so: Callable[[], object]) -> None:
-    """The scheduler and the kubelet act until it is so."""
+async def play(cluster: JobCluster, so: Callable[[], object]) -> None:
+    """Let the scheduler and the kubelet act until the condition holds."""
 
     def acted() -> object:
-        world.place()
-        world.run_pods()
+        cluster.place()
+        cluster.run_pods()
         return so()
 
     await until(acted)
 
 
-def test_a_job_goes_on_when_another_replica_leads() -> None:
+def test_a_job_continues_under_a_new_leader() -> None:
     async def run() -> None:
-        world = World()
-        async with world.api.serving(), replica(world) as second:
-            async with replica(world) as first:
-                world.submit(most=2)
-                await play(world, lambda: world.phase() == "Running")
-                assert len(world.running()) == 2
+        cluster = JobCluster()
+        async with cluster.api.serving(), replica(cluster) as second:
+            async with replica(cluster) as first:
+                cluster.submit(most=2)
+                await play(cluster, lambda: cluster.phase() == "Running")
+                assert len(cluster.running()) == 2
                 pages = [await page(one, "/readyz") for one in (first, second)]
                 assert sorted(pages) == ["follows", "leads"]
             await until(lambda: second._elector.leading)
-            world.change(suspend=True)
-            await play(world, lambda: world.phase() == "Suspended")
-            assert not world.running()
+            cluster.change(suspend=True)
+            await play(cluster, lambda: cluster.phase() == "Suspended")
+            assert not cluster.running()
             assert 'aliquot_controller_jobs{phase="Suspended"} 1.0' in await page(
                 second, "/metrics"
             )
-            told = {one["reason"] for one in world.api.all("events")}
+            told = {one["reason"] for one in cluster.api.all("events")}
             assert {"Starting", "Running", "Suspending"} <= told
 
     asyncio.run(run())
@@ -79,16 +79,16 @@ def test_a_job_goes_on_when_another_replica_leads() -> None:
         ({"workers": {"min": 3, "max": 2}}, "workers.max is 2, below workers.min, 3"),
     ],
 )
-def test_what_is_not_accepted_is_told_once_as_a_warning(spec: dict[str, Any], why: str) -> None:
+def test_an_invalid_job_gets_one_warning_event(spec: dict[str, Any], why: str) -> None:
     async def run() -> None:
-        world = World()
-        async with world.api.serving(), replica(world):
-            world.submit(**spec)
-            await until(lambda: world.api.all("events"))
-            await until(lambda: ("Accepted", "False", "BadSpec") in world.conditions())
-            world.change(workers={"min": 1, "max": 1}, queue="")
-            await play(world, lambda: told(world)[-1:] == ["Running"])
-            first, *later = world.api.all("events")
+        cluster = JobCluster()
+        async with cluster.api.serving(), replica(cluster):
+            cluster.submit(**spec)
+            await until(lambda: cluster.api.all("events"))
+            await until(lambda: ("Accepted", "False", "InvalidSpec") in cluster.conditions())
+            cluster.change(workers={"min": 1, "max": 1}, queue="")
+            await play(cluster, lambda: told(cluster)[-1:] == ["Running"])
+            first, *later = cluster.api.all("events")
             assert (first["type"], first["reason"]) == ("Warning", "Refused")
             assert why in first["message"]
             assert "Refused" not in {one["reason"] for one in later}
@@ -96,20 +96,20 @@ def test_what_is_not_accepted_is_told_once_as_a_warning(spec: dict[str, Any], wh
     asyncio.run(run())
 
 
-def test_what_the_api_server_does_not_take_is_told_as_a_warning() -> None:
+def test_pods_that_the_api_server_refuses_get_a_warning_event() -> None:
     async def run() -> None:
-        world = World()
-        world.api.faults.refuse = lambda method, path: (
+        cluster = JobCluster()
+        cluster.api.faults.refuse = lambda method, path: (
             403 if method == "POST" and path.endswith("/pods") else None
         )
-        async with world.api.serving(), replica(world):
-            world.submit(most=1)
-            await until(lambda: "Refused" in told(world))
-            assert told(world) == ["Pending", "Starting", "Refused"]
+        async with cluster.api.serving(), replica(cluster):
+            cluster.submit(most=1)
+            await until(lambda: "Refused" in told(cluster))
+            assert told(cluster) == ["Pending", "Starting", "Refused"]
 
     asyncio.run(run())
 
 
-def told(world: World) -> list[str]:
+def told(cluster: JobCluster) -> list[str]:
     """The reasons of the events, in their order."""
-    return [one["reason"] for one in world.api.all("events")]
+    return [one["reason"] for one in cluster.api.all("events")]

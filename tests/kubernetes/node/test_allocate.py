@@ -286,6 +286,6 @@ def test_an_invalid_pod_is_refused_only_if_no_valid_one_fits(tmp_path: Path) -> 
         assert await call
         assert not await kubelet.admit(node, invalid)
         (message,) = node.messages
-        assert "'typo', which makes no sense" in message
+        assert "'typo', which is invalid" in message
 
     asyncio.run(go())

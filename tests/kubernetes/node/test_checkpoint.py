@@ -52,7 +52,7 @@ def test_an_unreadable_checkpoint_is_refused_and_left_alone(tmp_path: Path, text
     with pytest.raises(StateError) as caught:
         Checkpoint(path).load()
     assert str(path) in caught.value.message
-    assert "drain the node" in str(caught.value.way_out)
+    assert "drain the node" in str(caught.value.hint)
     assert path.read_bytes() == text
     assert [one.name for one in tmp_path.iterdir()] == ["node.json"]
 

@@ -248,7 +248,7 @@ class TestGrants:
         assert control.end(node.machine.state, "pod") is False
         done = container.execute("probe", CUDA, "-")
         assert done.stdout.startswith(f"init={NOT_READY} ")
-        assert "takes nobody in" in done.stderr
+        assert "no process can join it" in done.stderr
         program.communicate()
         wait_until(lambda: not control.status(node.machine.state).grants)
 

@@ -39,7 +39,7 @@ def test_a_running_pod_is_resized_by_its_annotations(short_tmp: Path) -> None:
         node.annotate(pod, memory=str(UNITS))
         await answered("ResizeRefused", "of memory free")
         node.annotate(pod, memory="lots")
-        await answered("BadAnnotation", "'lots', which makes no sense")
+        await answered("InvalidAnnotation", "'lots', which is invalid")
         (part,) = node.grants()[name].slices
         assert part.memory_bytes == 20 * MEMORY_UNIT
         node.annotate(pod, memory="4")
@@ -102,7 +102,7 @@ def test_a_shrink_below_the_used_memory_is_refused_with_the_reason(
         }
         with at_work(program, env):
             node.annotate(pod, memory="4GiB")
-            await node.until(lambda: refused(pod, " MiB of GPU 0", "cannot be made 4096 MiB"))
+            await node.until(lambda: refused(pod, " MiB of GPU 0", "cannot be 4096 MiB"))
 
     on_node(shrink, short_tmp)
 

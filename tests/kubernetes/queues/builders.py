@@ -10,7 +10,7 @@ from aliquot.kubernetes.api.queue import Amounts, QueueSpec
 from aliquot.kubernetes.cluster.queues import Queues
 
 GIB = 1 << 30
-CARD = 80 * GIB
+GPU_BYTES = 80 * GIB
 
 
 def amounts(given: int | dict[str, Any] | None) -> Amounts | None:
@@ -34,7 +34,7 @@ def make_queue(
     return Queue(Meta(name=name, uid=f"uid-{name}", creation_timestamp=made or None), spec)
 
 
-def know(*queues: Queue, largest_gpu: int = CARD) -> Queues:
+def know(*queues: Queue, largest_gpu: int = GPU_BYTES) -> Queues:
     """All of them, as if they were told in this order."""
     known = Queues()
     known.set_largest_gpu(largest_gpu)

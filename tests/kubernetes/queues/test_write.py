@@ -1,4 +1,4 @@
-"""The status of queues is written on change, by the leader alone, and not too often."""
+"""The leader alone writes the status of queues, on change and not too often."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from aliquot.kubernetes.api.objects import QUEUES, Queue
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.cluster.queues import Queues
-from aliquot.kubernetes.queues.status import Load
-from aliquot.kubernetes.queues.write import Writer
+from aliquot.kubernetes.queues.status import QueueUsage
+from aliquot.kubernetes.queues.write import StatusWriter
 from aliquot.placement.queues.quota import Resources
 from kubernetes.fake_api import FakeApi, as_json, until
-from kubernetes.queues.builders import CARD, make_queue
+from kubernetes.queues.builders import GPU_BYTES, make_queue
 
 
 @dataclass
@@ -24,15 +24,15 @@ class Stage:
 
     api: FakeApi
     known: Queues = field(default_factory=Queues)
-    loads: dict[str, Load] = field(default_factory=dict)
+    loads: dict[str, QueueUsage] = field(default_factory=dict)
     leading: bool = True
-    writer: Writer = field(init=False)
+    writer: StatusWriter = field(init=False)
 
     def add(self, queue: Queue) -> None:
         self.api.put("queues", as_json(QUEUES, queue))
 
     def has(self, name: str, milli: int) -> None:
-        self.loads[name] = Load(Resources(milli))
+        self.loads[name] = QueueUsage(Resources(milli))
         self.writer.change()
 
     def heard(self, old: Queue | None, new: Queue | None) -> None:
@@ -53,9 +53,9 @@ class Stage:
 @asynccontextmanager
 async def playing(seconds: float = 0.01, api: FakeApi | None = None) -> AsyncIterator[Stage]:
     stage = Stage(api or FakeApi())
-    stage.known.set_largest_gpu(CARD)
+    stage.known.set_largest_gpu(GPU_BYTES)
     async with stage.api.serving(), stage.api.client() as client:
-        stage.writer = Writer(
+        stage.writer = StatusWriter(
             client, stage.known, lambda: stage.loads, lambda: stage.leading, seconds=seconds
         )
         watch = Watch(client, QUEUES, stage.heard)
@@ -85,15 +85,15 @@ def test_a_queue_gets_its_status_and_each_change_of_it() -> None:
     asyncio.run(play())
 
 
-def test_what_no_longer_waits_has_no_time() -> None:
+def test_a_queue_without_waiting_pods_has_no_since() -> None:
     async def play() -> None:
         async with playing() as stage:
             stage.add(make_queue("a"))
-            stage.loads["a"] = Load(waiting_pods=1, since=time.time())
+            stage.loads["a"] = QueueUsage(waiting_pods=1, since=time.time())
             await until(lambda: stage.used("a") == 0)
             waiting = stage.api.objects["queues", "", "a"]["status"]["waiting"]
             assert waiting["since"]
-            stage.loads["a"] = Load()
+            stage.loads["a"] = QueueUsage()
             stage.has("a", 10)
             await until(lambda: stage.used("a") == 1)
             assert "since" not in stage.api.objects["queues", "", "a"]["status"]["waiting"]
@@ -131,7 +131,7 @@ def test_many_changes_are_few_writes() -> None:
     asyncio.run(play())
 
 
-def test_who_does_not_lead_writes_nothing() -> None:
+def test_a_replica_that_does_not_lead_writes_nothing() -> None:
     async def play() -> None:
         async with playing() as stage:
             stage.leading = False
@@ -146,7 +146,7 @@ def test_who_does_not_lead_writes_nothing() -> None:
     asyncio.run(play())
 
 
-def test_what_fails_is_tried_again_and_what_is_gone_is_not() -> None:
+def test_failed_writes_are_retried_unless_the_queue_is_gone() -> None:
     async def play() -> None:
         async with playing() as stage:
             failing = [500, 503]

@@ -1,5 +1,5 @@
-/* An NVML that says what a text file says, so that a test decides when a dead process is no longer
- * listed. The file is read anew at each question; replace it by a rename.
+/* An NVML that reports what a text file says, so that a test decides when a dead process is no longer
+ * listed. It reads the file at each call; replace the file by a rename.
  *
  *   gpu UUID TOTAL_BYTES RESERVED_BYTES
  *   process UUID PID BYTES|unknown         compute

@@ -1,8 +1,8 @@
-/* Preloaded into the arbiter: kills it at its Nth step that changes something outside it. Its parent,
- * which ends with no other process, goes on.
+/* Preloaded into the arbiter: kills it before its Nth system call that changes something outside it. Its
+ * parent keeps running.
  *
- * KILL_AT names a file with the number; while there is none nothing is counted. The file is removed
- * before the kill, so that the arbiter that follows lives.
+ * KILL_AT names a file with the number; without the file nothing is counted. The file is removed
+ * before the kill, so that the next arbiter survives.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -40,12 +40,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	MUST(!error);
 	MUST(!request.gradual || request.kind == CONTROL_RESIZE);
 	MUST(!request.kept || request.kind == CONTROL_MAKE);
-	MUST(request.has_hold == (request.kind == CONTROL_HOLD));
-	MUST(request.hold <= ALIQUOT_HOLD_PARKED);
+	MUST(request.has_state == (request.kind == CONTROL_SET_STATE));
+	MUST(request.grant_state <= ALIQUOT_GRANT_PARKED);
 	if (request.kind < CONTROL_MAKE)
 		return 0;
 	MUST(control_is_name(request.name, strnlen(request.name, sizeof(request.name))));
-	if (request.kind == CONTROL_END || request.kind == CONTROL_HOLD) {
+	if (request.kind == CONTROL_END || request.kind == CONTROL_SET_STATE) {
 		MUST(!request.slice_count);
 		return 0;
 	}

@@ -9,17 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Parked only where all its words say so, and taken where one says so or nobody knows it. */
-static int is_right(const struct aliquot_limits *limits)
+/* Parked only if all slices are parked; active if one is active or unknown. */
+static int has_right_state(const struct aliquot_limits *limits)
 {
-	enum aliquot_hold hold = aliquot_limits_hold(limits);
-	int parked = 1, taken = 0;
+	enum aliquot_grant_state state = aliquot_limits_grant_state(limits);
+	int parked = 1, active = 0;
 	for (uint32_t i = 0; i < limits->slice_count; i++) {
-		uint32_t word = atomic_load(&limits->slices[i].hold);
-		parked &= word == ALIQUOT_HOLD_PARKED;
-		taken |= word == ALIQUOT_HOLD_TAKEN || word > ALIQUOT_HOLD_PARKED;
+		uint32_t word = atomic_load(&limits->slices[i].grant_state);
+		parked &= word == ALIQUOT_GRANT_PARKED;
+		active |= word == ALIQUOT_GRANT_ACTIVE || word > ALIQUOT_GRANT_PARKED;
 	}
-	return (hold == ALIQUOT_HOLD_PARKED) == parked && (hold == ALIQUOT_HOLD_TAKEN) == taken;
+	return (state == ALIQUOT_GRANT_PARKED) == parked && (state == ALIQUOT_GRANT_ACTIVE) == active;
 }
 
 static void check_accepted(const struct aliquot_limits *limits)
@@ -31,7 +31,7 @@ static void check_accepted(const struct aliquot_limits *limits)
 		sound = memchr(slice->pci_bus_id, 0, sizeof(slice->pci_bus_id)) &&
 		        atomic_load(&slice->limit_bytes) <= slice->gpu_bytes;
 	}
-	if (!sound || !is_right(limits))
+	if (!sound || !has_right_state(limits))
 		abort();
 }
 

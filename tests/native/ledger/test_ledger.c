@@ -27,7 +27,7 @@ static void fits_up_to_the_limit_and_not_one_unit_more(void)
 	CHECK(ledger_held(&usage, 4) == ALIQUOT_UNIT);
 }
 
-static void what_the_driver_took_and_the_headroom_reduce_what_is_left(void)
+static void driver_bytes_and_headroom_reduce_the_capacity(void)
 {
 	start(100 * ALIQUOT_UNIT);
 	limits.driver_bytes = 40 * ALIQUOT_UNIT;
@@ -40,7 +40,7 @@ static void what_the_driver_took_and_the_headroom_reduce_what_is_left(void)
 	CHECK(!ledger_reserve(&usage, &limits, 0, 1));
 }
 
-static void sizes_that_cannot_be_are_refused(void)
+static void impossible_sizes_are_refused(void)
 {
 	start(UINT64_C(1) << 46);
 	CHECK(!ledger_reserve(&usage, &limits, 0, UINT64_MAX));
@@ -110,8 +110,8 @@ static void turns_may_wrap(void)
 int main(void)
 {
 	fits_up_to_the_limit_and_not_one_unit_more();
-	what_the_driver_took_and_the_headroom_reduce_what_is_left();
-	sizes_that_cannot_be_are_refused();
+	driver_bytes_and_headroom_reduce_the_capacity();
+	impossible_sizes_are_refused();
 	giving_back_never_takes_from_others();
 	a_limit_is_never_lowered_below_what_is_in_use();
 	a_limit_below_what_the_driver_took_may_be_raised();

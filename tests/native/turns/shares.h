@@ -1,8 +1,8 @@
-/* Slices on the GPU on paper (card.h): programs with shares, and what each got. */
+/* Slices on the simulated GPU (simulated_gpu.h): programs with shares, and what each got. */
 #ifndef TEST_SHARES_H
 #define TEST_SHARES_H
 
-#include "card.h"
+#include "simulated_gpu.h"
 
 #include "../check.h"
 
@@ -14,26 +14,26 @@ struct share {
 	struct contender contender;
 };
 
-extern struct card card;
-extern struct share shares[2 * CARD_PROGRAMS];
-/* What each had had, by the GPU and by the arbiter, when run_noted began. */
-extern uint64_t before[CARD_PROGRAMS], used_before[CARD_PROGRAMS];
+extern struct simulated_gpu gpu;
+extern struct share shares[2 * GPU_PROGRAMS];
+/* What each had used when run_noted began, by the GPU and by the arbiter. */
+extern uint64_t before[GPU_PROGRAMS], used_before[GPU_PROGRAMS];
 
-/* Keeps the GPU busy; waits for its work now and then; many small ones, each waited for. */
+/* One keeps the GPU busy; one waits for its work now and then; one has many small quanta. */
 extern const struct program busy, syncs, small;
 extern const struct program long_quanta;
 /* Comes every 10 ms. */
 extern const struct program request;
 
-void begin(unsigned seed);
-struct share *add_as(struct turns_settings settings, const struct program *how);
-struct share *add(uint32_t percent, const struct program *how);
+void begin_test(unsigned seed);
+struct share *add_share_as(struct turns_settings settings, const struct program *how);
+struct share *add_share(uint32_t percent, const struct program *how);
 void run_noted(uint64_t ns);
 
-/* Percent of the GPU time that was had since run_noted began; of all that passed. */
+/* Percent of the used GPU time since run_noted began; percent of all time. */
 double got(unsigned i);
 double busy_part(unsigned i, uint64_t ns);
-/* The same by the arbiter's own stopwatch. */
+/* The same as the arbiter counts it. */
 double said(unsigned i);
 uint64_t all_fallbacks(void);
 

@@ -1,4 +1,4 @@
-/* The arbiter's turns, on a GPU on paper. The witness is the GPU's own count of what each one had. */
+/* The arbiter's turns, on a simulated GPU, checked against the GPU's own count of time. */
 #include "shares.h"
 
 #define SEEDS 18
@@ -11,122 +11,123 @@ static void shares_hold_for_any_programs(unsigned seed)
 	                                    {40, 20, 10, 5}, {12, 12, 12, 12, 12, 12, 12, 12}};
 	const uint32_t *percent = asked[seed % 6];
 	uint32_t sum = 0;
-	begin(seed);
+	begin_test(seed);
 	for (unsigned i = 0; i < 8 && percent[i]; i++) {
-		add(percent[i], kinds[(seed / 6 + i * seed) % 3]);
+		add_share(percent[i], kinds[(seed / 6 + i * seed) % 3]);
 		sum += percent[i];
 	}
-	card_run(&card, 300 * MS);
+	simulated_gpu_run(&gpu, 300 * MS);
 	run_noted(4 * SEC);
-	for (unsigned i = 0; i < card.count; i++) {
+	for (unsigned i = 0; i < gpu.count; i++) {
 		NEAR(said(i), 100.0 * percent[i] / sum, 0.5);
 		NEAR(got(i), 100.0 * percent[i] / sum, 1.6);
 	}
 	CHECK(all_fallbacks() == 0);
 }
 
-static void every_second_holds(void)
+static void shares_hold_in_every_second(void)
 {
-	begin(3);
-	add(30, &busy);
-	add(70, &syncs);
-	card_run(&card, 300 * MS);
+	begin_test(3);
+	add_share(30, &busy);
+	add_share(70, &syncs);
+	simulated_gpu_run(&gpu, 300 * MS);
 	for (unsigned second = 0; second < 8; second++) {
 		run_noted(1 * SEC);
 		NEAR(said(0), 30, 2);
 	}
 }
 
-static void long_quanta_are_made_good(void)
+static void long_quanta_are_compensated(void)
 {
-	begin(4);
-	add(20, &long_quanta);
-	add(80, &busy);
-	card_run(&card, 300 * MS);
+	begin_test(4);
+	add_share(20, &long_quanta);
+	add_share(80, &busy);
+	simulated_gpu_run(&gpu, 300 * MS);
 	run_noted(8 * SEC);
 	NEAR(said(0), 20, 0.7);
 	CHECK(all_fallbacks() == 0);
 }
 
-static void what_a_long_burst_overran_is_made_good_after_a_pause(void)
+static void a_long_burst_is_compensated_after_a_pause(void)
 {
 	static const struct program bursts = {.quantum_ns = 8 * MS,
 	                                      .depth = 10,
 	                                      .burst = 10,
 	                                      .think_ns = 1 * MS};
-	begin(28);
-	add(30, &bursts);
-	add(70, &busy);
-	card_run(&card, 300 * MS);
+	begin_test(28);
+	add_share(30, &bursts);
+	add_share(70, &busy);
+	simulated_gpu_run(&gpu, 300 * MS);
 	run_noted(8 * SEC);
 	NEAR(said(0), 30, 1);
 }
 
 static void no_percentage_is_an_equal_part_of_the_rest(void)
 {
-	begin(5);
-	add(40, &busy);
-	add(0, &busy);
-	add(0, &syncs);
-	card_run(&card, 300 * MS);
+	begin_test(5);
+	add_share(40, &busy);
+	add_share(0, &busy);
+	add_share(0, &syncs);
+	simulated_gpu_run(&gpu, 300 * MS);
 	run_noted(5 * SEC);
 	NEAR(said(0), 40, 0.5);
 	NEAR(said(1), 30, 0.5);
 	NEAR(said(2), 30, 0.5);
 }
 
-static void unused_goes_to_the_others_and_comes_back(void)
+static void unused_time_goes_to_the_others_and_returns(void)
 {
-	begin(6);
-	add(50, &busy);
-	add(30, &busy);
-	add(20, &busy);
-	card_run(&card, 500 * MS);
+	begin_test(6);
+	add_share(50, &busy);
+	add_share(30, &busy);
+	add_share(20, &busy);
+	simulated_gpu_run(&gpu, 500 * MS);
 	struct program *away = &shares[0].program;
-	away->idle_from = card.now;
-	away->idle_until = card.now + 1 * SEC;
-	card_run(&card, 40 * MS); /* what it had queued is done, and 20 ms */
+	away->idle_from = gpu.now;
+	away->idle_until = gpu.now + 1 * SEC;
+	simulated_gpu_run(&gpu, 40 * MS); /* its queued work is done, and 20 ms more */
 	run_noted(900 * MS);
 	NEAR(said(1), 60, 0.7);
 	NEAR(said(2), 40, 0.7);
-	card_run(&card, away->idle_until - card.now);
+	simulated_gpu_run(&gpu, away->idle_until - gpu.now);
 	uint64_t had = away->gpu_ns;
-	card_run(&card, 20 * MS);
+	simulated_gpu_run(&gpu, 20 * MS);
 	CHECK(away->gpu_ns > had);
 	run_noted(2 * SEC);
 	NEAR(said(0), 50, 1); /* and no more than that: nothing was saved up */
 }
 
-static void hard_holds_alone_and_beside_others(void)
+static void hard_holds_alone_and_with_others(void)
 {
 	struct turns_settings hard = {.percent = 30, .policy = ALIQUOT_HARD};
-	begin(7);
-	add_as(hard, &busy);
-	card_run(&card, 300 * MS);
+	begin_test(7);
+	add_share_as(hard, &busy);
+	simulated_gpu_run(&gpu, 300 * MS);
 	run_noted(5 * SEC);
 	NEAR(busy_part(0, 5 * SEC), 30, 1.6);
-	begin(8);
-	add_as(hard, &busy);
-	add(10, &busy);
-	card_run(&card, 300 * MS);
+	begin_test(8);
+	add_share_as(hard, &busy);
+	add_share(10, &busy);
+	simulated_gpu_run(&gpu, 300 * MS);
 	run_noted(5 * SEC);
 	NEAR(said(0), 30, 0.5);
 	CHECK(busy_part(1, 5 * SEC) > 66); /* what hard does not use is not lost */
-	begin(9);
-	add_as(hard, &busy);
-	add_as((struct turns_settings){.percent = 50, .policy = ALIQUOT_HARD}, &busy);
-	card_run(&card, 300 * MS);
+	begin_test(9);
+	add_share_as(hard, &busy);
+	add_share_as((struct turns_settings){.percent = 50, .policy = ALIQUOT_HARD}, &busy);
+	simulated_gpu_run(&gpu, 300 * MS);
 	run_noted(5 * SEC);
 	NEAR(busy_part(0, 5 * SEC), 30, 1.6);
 	NEAR(busy_part(1, 5 * SEC), 50, 1.6);
 }
 
-static void latency_comes_in_and_background_gives_way(void)
+static void latency_starts_at_once_and_background_yields(void)
 {
-	begin(10);
-	struct share *fast = add_as((struct turns_settings){.priority = ALIQUOT_LATENCY}, &request);
-	add_as((struct turns_settings){.priority = ALIQUOT_BACKGROUND}, &busy);
-	card_run(&card, 300 * MS);
+	begin_test(10);
+	struct share *fast = add_share_as((struct turns_settings){.priority = ALIQUOT_LATENCY},
+	                                  &request);
+	add_share_as((struct turns_settings){.priority = ALIQUOT_BACKGROUND}, &busy);
+	simulated_gpu_run(&gpu, 300 * MS);
 	run_noted(5 * SEC);
 	/* Half a millisecond of work, the change to it, and little more: the holder has made room. */
 	uint64_t answers = fast->program.answers, answered = fast->program.answered_ns;
@@ -139,51 +140,51 @@ static void latency_comes_in_and_background_gives_way(void)
 
 static void latency_keeps_within_its_share(void)
 {
-	begin(11);
-	add_as((struct turns_settings){.percent = 20, .priority = ALIQUOT_LATENCY}, &busy);
-	add(80, &busy);
-	card_run(&card, 1 * SEC);
+	begin_test(11);
+	add_share_as((struct turns_settings){.percent = 20, .priority = ALIQUOT_LATENCY}, &busy);
+	add_share(80, &busy);
+	simulated_gpu_run(&gpu, 1 * SEC);
 	run_noted(5 * SEC);
 	NEAR(said(0), 20, 2);
 }
 
-static void background_runs_only_in_what_others_leave(void)
+static void background_runs_only_in_idle_time(void)
 {
-	begin(12);
-	add(10, &busy);
-	add_as((struct turns_settings){.percent = 90, .priority = ALIQUOT_BACKGROUND}, &busy);
-	card_run(&card, 300 * MS);
+	begin_test(12);
+	add_share(10, &busy);
+	add_share_as((struct turns_settings){.percent = 90, .priority = ALIQUOT_BACKGROUND}, &busy);
+	simulated_gpu_run(&gpu, 300 * MS);
 	run_noted(2 * SEC);
 	CHECK(got(1) < 0.5);
-	shares[0].program.idle_from = card.now;
-	shares[0].program.idle_until = card.now + SEC;
-	card_run(&card, 60 * MS);
+	shares[0].program.idle_from = gpu.now;
+	shares[0].program.idle_until = gpu.now + SEC;
+	simulated_gpu_run(&gpu, 60 * MS);
 	run_noted(500 * MS);
 	CHECK(got(1) > 99);
 }
 
 static void a_change_counts_from_the_next_window(void)
 {
-	begin(16);
-	add(50, &busy);
-	add(50, &busy);
-	card_run(&card, 500 * MS);
+	begin_test(16);
+	add_share(50, &busy);
+	add_share(50, &busy);
+	simulated_gpu_run(&gpu, 500 * MS);
 	shares[0].settings.percent = 20;
-	turns_change(&shares[0].contender, &shares[0].settings, card.now);
-	card_run(&card, 100 * MS);
+	turns_change(&shares[0].contender, &shares[0].settings, gpu.now);
+	simulated_gpu_run(&gpu, 100 * MS);
 	run_noted(3 * SEC);
 	NEAR(said(0), 100.0 * 20 / 70, 0.7);
 }
 
-static void what_was_used_as_elastic_is_not_owed_as_hard(void)
+static void time_used_as_elastic_does_not_count_as_hard(void)
 {
-	begin(20);
-	add(30, &busy);
-	card_run(&card, 100 * MS);
-	add(30, &busy);
-	card_run(&card, 3 * SEC);
+	begin_test(20);
+	add_share(30, &busy);
+	simulated_gpu_run(&gpu, 100 * MS);
+	add_share(30, &busy);
+	simulated_gpu_run(&gpu, 3 * SEC);
 	shares[0].settings.policy = ALIQUOT_HARD;
-	turns_change(&shares[0].contender, &shares[0].settings, card.now);
+	turns_change(&shares[0].contender, &shares[0].settings, gpu.now);
 	run_noted(1 * SEC);
 	NEAR(said(0), 30, 1.5);
 }
@@ -193,52 +194,52 @@ static const struct program seldom = {.quantum_ns = 500 * US,
                                       .burst = 1,
                                       .think_ns = 20 * MS};
 
-static void nobody_saves_up_what_it_did_not_use(void)
+static void unused_time_is_not_saved_up(void)
 {
-	begin(21);
-	add(50, &seldom);
-	add(50, &busy);
-	card_run(&card, 5 * SEC);
+	begin_test(21);
+	add_share(50, &seldom);
+	add_share(50, &busy);
+	simulated_gpu_run(&gpu, 5 * SEC);
 	shares[0].program.depth = 40; /* from now on it has as much to do as the other */
 	shares[0].program.burst = 0;
-	card_run(&card, 200 * MS);
+	simulated_gpu_run(&gpu, 200 * MS);
 	run_noted(1 * SEC);
 	NEAR(said(0), 50, 2);
 }
 
-static void one_that_waits_in_the_background_changes_nothing(void)
+static void a_waiting_background_slice_changes_nothing(void)
 {
-	begin(22);
-	add(50, &busy);
-	add(50, &busy);
-	add_as((struct turns_settings){.priority = ALIQUOT_BACKGROUND}, &busy);
-	card_run(&card, 4 * SEC);
-	shares[0].program.idle_from = card.now;
-	shares[0].program.idle_until = card.now + SEC;
-	card_run(&card, 1100 * MS);
+	begin_test(22);
+	add_share(50, &busy);
+	add_share(50, &busy);
+	add_share_as((struct turns_settings){.priority = ALIQUOT_BACKGROUND}, &busy);
+	simulated_gpu_run(&gpu, 4 * SEC);
+	shares[0].program.idle_from = gpu.now;
+	shares[0].program.idle_until = gpu.now + SEC;
+	simulated_gpu_run(&gpu, 1100 * MS);
 	run_noted(1 * SEC);
 	NEAR(said(0), 50, 2);
 }
 
 static void a_regular_latency_slice_lets_long_quanta_run(void)
 {
-	begin(23);
+	begin_test(23);
 	struct program often = request, slow = long_quanta;
 	often.think_ns = 15500 * US;
 	slow.quantum_ns = 15 * MS;
-	add_as((struct turns_settings){.percent = 20, .priority = ALIQUOT_LATENCY}, &often);
-	add(80, &slow);
-	card_run(&card, 1 * SEC);
+	add_share_as((struct turns_settings){.percent = 20, .priority = ALIQUOT_LATENCY}, &often);
+	add_share(80, &slow);
+	simulated_gpu_run(&gpu, 1 * SEC);
 	run_noted(3 * SEC);
 	CHECK(busy_part(1, 3 * SEC) > 75);
 }
 
-static void what_hard_owes_is_paid_while_it_sleeps(void)
+static void hard_pays_back_while_idle(void)
 {
-	begin(24);
+	begin_test(24);
 	struct program once = {.quantum_ns = 1 * SEC, .depth = 1, .burst = 1, .think_ns = 20 * SEC};
-	add_as((struct turns_settings){.percent = 25, .policy = ALIQUOT_HARD}, &once);
-	card_run(&card, 15 * SEC);
+	add_share_as((struct turns_settings){.percent = 25, .policy = ALIQUOT_HARD}, &once);
+	simulated_gpu_run(&gpu, 15 * SEC);
 	shares[0].program.thinks_until = 0;
 	shares[0].program.burst = 0;
 	shares[0].program.quantum_ns = 500 * US;
@@ -250,20 +251,20 @@ int main(void)
 {
 	for (unsigned seed = 0; seed < SEEDS; seed++)
 		shares_hold_for_any_programs(seed);
-	every_second_holds();
-	long_quanta_are_made_good();
-	what_a_long_burst_overran_is_made_good_after_a_pause();
+	shares_hold_in_every_second();
+	long_quanta_are_compensated();
+	a_long_burst_is_compensated_after_a_pause();
 	no_percentage_is_an_equal_part_of_the_rest();
-	unused_goes_to_the_others_and_comes_back();
-	hard_holds_alone_and_beside_others();
-	latency_comes_in_and_background_gives_way();
+	unused_time_goes_to_the_others_and_returns();
+	hard_holds_alone_and_with_others();
+	latency_starts_at_once_and_background_yields();
 	latency_keeps_within_its_share();
-	background_runs_only_in_what_others_leave();
+	background_runs_only_in_idle_time();
 	a_change_counts_from_the_next_window();
-	what_was_used_as_elastic_is_not_owed_as_hard();
-	nobody_saves_up_what_it_did_not_use();
-	one_that_waits_in_the_background_changes_nothing();
+	time_used_as_elastic_does_not_count_as_hard();
+	unused_time_is_not_saved_up();
+	a_waiting_background_slice_changes_nothing();
 	a_regular_latency_slice_lets_long_quanta_run();
-	what_hard_owes_is_paid_while_it_sleeps();
+	hard_pays_back_while_idle();
 	return 0;
 }

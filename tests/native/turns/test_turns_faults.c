@@ -1,68 +1,68 @@
-/* Turns where something goes wrong, and where a grant has several processes or GPUs. */
+/* Turns when something fails, and with several processes or GPUs in a grant. */
 #include "shares.h"
 
-static struct card other_card;
+static struct simulated_gpu other_gpu;
 
-static void a_kernel_that_never_ends_keeps_nobody_out(void)
+static void an_endless_kernel_blocks_nobody(void)
 {
-	begin(13);
-	add(50, &busy);
-	add(50, &busy);
-	card_run(&card, 500 * MS);
+	begin_test(13);
+	add_share(50, &busy);
+	add_share(50, &busy);
+	simulated_gpu_run(&gpu, 500 * MS);
 	shares[0].program.never_ends = true;
-	card_run(&card, 1200 * MS); /* the bound, at most */
+	simulated_gpu_run(&gpu, 1200 * MS); /* at most the bound */
 	CHECK(shares[0].contender.state == CONTENDER_OVERDUE);
 	CHECK(shares[0].contender.figures.fallbacks == 1);
 	run_noted(1 * SEC);
-	CHECK(busy_part(1, SEC) > 35); /* beside it, as the card itself shares */
+	CHECK(busy_part(1, SEC) > 35); /* at the same time, by the GPU's own time-slicing */
 }
 
-static void one_stopped_in_its_window_keeps_nobody_out(void)
+static void a_process_stopped_in_its_window_blocks_nobody(void)
 {
-	begin(14);
-	add(50, &syncs);
-	add(50, &busy);
+	begin_test(14);
+	add_share(50, &syncs);
+	add_share(50, &busy);
 	shares[0].program.only_open = true;
-	card_run(&card, 500 * MS);
+	simulated_gpu_run(&gpu, 500 * MS);
 	shares[0].program.stopped = true;
-	card_run(&card, 20 * MS);
+	simulated_gpu_run(&gpu, 20 * MS);
 	run_noted(500 * MS);
 	CHECK(busy_part(1, 500 * MS) > 95);
 	CHECK(all_fallbacks() == 0);
 }
 
-static void alone_is_left_alone(void)
+static void a_slice_alone_is_not_observed(void)
 {
-	begin(15);
-	struct share *only = add(30, &busy);
-	card_run(&card, 100 * MS);
-	uint64_t looks = card.looks;
+	begin_test(15);
+	struct share *only = add_share(30, &busy);
+	simulated_gpu_run(&gpu, 100 * MS);
+	uint64_t looks = gpu.looks;
 	run_noted(1 * SEC);
-	CHECK(card.looks == looks);
+	CHECK(gpu.looks == looks);
 	CHECK(atomic_load(&only->program.credit.credit) == ALIQUOT_OPEN);
 	CHECK(atomic_load(&only->program.credit.pace) == ALIQUOT_ALONE);
 	/* A second one that sleeps changes nothing, and rings when it wakes up. */
-	struct share *asleep = add(70, &busy);
+	struct share *asleep = add_share(70, &busy);
 	asleep->program.idle_from = 0;
-	asleep->program.idle_until = card.now + 2 * SEC;
-	card_run(&card, 200 * MS);
+	asleep->program.idle_until = gpu.now + 2 * SEC;
+	simulated_gpu_run(&gpu, 200 * MS);
 	CHECK(atomic_load(&asleep->program.credit.ring) == 1);
-	looks = card.looks;
-	card_run(&card, 1 * SEC);
-	CHECK(card.looks == looks);
-	card_run(&card, 1 * SEC);
+	looks = gpu.looks;
+	simulated_gpu_run(&gpu, 1 * SEC);
+	CHECK(gpu.looks == looks);
+	simulated_gpu_run(&gpu, 1 * SEC);
 	run_noted(2 * SEC);
 	NEAR(said(1), 70, 0.7);
 }
 
-static void a_slice_that_is_slow_to_end_is_known_for_it(void)
+static void the_bound_adapts_to_slow_drains(void)
 {
-	begin(25);
+	begin_test(25);
 	struct program slow = long_quanta;
 	slow.quantum_ns = 30 * MS;
-	add(10, &slow);
-	add(90, &busy);
-	card_run(&card, 5 * SEC);
+	add_share(10, &slow);
+	add_share(90, &busy);
+	simulated_gpu_run(&gpu, 5 * SEC);
 	uint64_t before_that = shares[0].contender.figures.fallbacks;
 	run_noted(15 * SEC);
 	CHECK(shares[0].contender.figures.fallbacks - before_that <= 1);
@@ -72,16 +72,16 @@ static void a_slice_that_is_slow_to_end_is_known_for_it(void)
 static void several_processes_are_one_slice(void)
 {
 	static struct program second;
-	begin(17);
-	add(30, &busy);
-	add(70, &busy);
+	begin_test(17);
+	add_share(30, &busy);
+	add_share(70, &busy);
 	second = busy;
-	card_add(&card, &second, &shares[0].contender);
-	card_run(&card, 300 * MS);
+	simulated_gpu_add(&gpu, &second, &shares[0].contender);
+	simulated_gpu_run(&gpu, 300 * MS);
 	run_noted(5 * SEC);
 	uint64_t used = shares[0].contender.figures.used_ns - used_before[0];
 	NEAR(100 * (double)used / (5 * SEC), 30, 0.5);
-	/* Between themselves they have the card's own time-slicing, at its price. */
+	/* The GPU's own time-slicing divides the window between them, at its cost. */
 	CHECK(second.gpu_ns - before[2] > SEC / 2 && shares[0].program.gpu_ns - before[0] > SEC / 2);
 	CHECK(shares[0].contender.figures.fallbacks == 0);
 }
@@ -89,22 +89,22 @@ static void several_processes_are_one_slice(void)
 /* Kernels on two GPUs that wait for each other, and a neighbour on each. */
 static void a_grant_holds_its_gpus_together(void)
 {
-	begin(18);
-	card_init(&other_card, 19);
-	struct share *here = add(50, &busy);
-	add(50, &busy);
-	struct share *there = &shares[CARD_PROGRAMS], *neighbour = &shares[CARD_PROGRAMS + 1];
+	begin_test(18);
+	simulated_gpu_init(&other_gpu, 19);
+	struct share *here = add_share(50, &busy);
+	add_share(50, &busy);
+	struct share *there = &shares[GPU_PROGRAMS], *neighbour = &shares[GPU_PROGRAMS + 1];
 	there->settings = neighbour->settings = (struct turns_settings){.percent = 50};
 	there->program = neighbour->program = busy;
-	turns_add(&other_card.turns, &there->contender, &there->settings, &here->contender, card.now);
-	turns_add(&other_card.turns, &neighbour->contender, &neighbour->settings, NULL, card.now);
-	card_add(&other_card, &there->program, &there->contender);
-	card_add(&other_card, &neighbour->program, &neighbour->contender);
+	turns_add(&other_gpu.turns, &there->contender, &there->settings, &here->contender, gpu.now);
+	turns_add(&other_gpu.turns, &neighbour->contender, &neighbour->settings, NULL, gpu.now);
+	simulated_gpu_add(&other_gpu, &there->program, &there->contender);
+	simulated_gpu_add(&other_gpu, &neighbour->program, &neighbour->contender);
 	here->program.partner = &there->program;
 	there->program.partner = &here->program;
-	cards_run(&card, &other_card, 500 * MS);
+	simulated_gpus_run(&gpu, &other_gpu, 500 * MS);
 	uint64_t done = here->program.work.marks[0].done, at = neighbour->program.gpu_ns;
-	cards_run(&card, &other_card, 4 * SEC);
+	simulated_gpus_run(&gpu, &other_gpu, 4 * SEC);
 	done = here->program.work.marks[0].done - done;
 	/* 4000 quanta of half a millisecond would be half the GPU; some of it is spent waiting. */
 	CHECK(done > 2500);
@@ -112,35 +112,35 @@ static void a_grant_holds_its_gpus_together(void)
 	CHECK(here->contender.figures.fallbacks == 0 && there->contender.figures.fallbacks == 0);
 }
 
-/* The grant's kernel on the other GPU never ends: what it does here is charged as ever. */
-static void a_stuck_sibling_makes_nothing_free(void)
+/* The grant's kernel on the other GPU never ends: its time on this GPU is still charged. */
+static void a_stuck_sibling_does_not_stop_the_charge(void)
 {
-	begin(26);
-	card_init(&other_card, 27);
-	struct share *here = add(50, &busy);
-	add(50, &busy);
-	struct share *there = &shares[CARD_PROGRAMS], *neighbour = &shares[CARD_PROGRAMS + 1];
+	begin_test(26);
+	simulated_gpu_init(&other_gpu, 27);
+	struct share *here = add_share(50, &busy);
+	add_share(50, &busy);
+	struct share *there = &shares[GPU_PROGRAMS], *neighbour = &shares[GPU_PROGRAMS + 1];
 	there->settings = neighbour->settings = (struct turns_settings){.percent = 50};
 	there->program = neighbour->program = busy;
 	there->program.never_ends = true;
-	turns_add(&other_card.turns, &there->contender, &there->settings, &here->contender, card.now);
-	turns_add(&other_card.turns, &neighbour->contender, &neighbour->settings, NULL, card.now);
-	card_add(&other_card, &there->program, &there->contender);
-	card_add(&other_card, &neighbour->program, &neighbour->contender);
-	cards_run(&card, &other_card, 2 * SEC);
-	card_note(&card, before);
-	cards_run(&card, &other_card, 2 * SEC);
+	turns_add(&other_gpu.turns, &there->contender, &there->settings, &here->contender, gpu.now);
+	turns_add(&other_gpu.turns, &neighbour->contender, &neighbour->settings, NULL, gpu.now);
+	simulated_gpu_add(&other_gpu, &there->program, &there->contender);
+	simulated_gpu_add(&other_gpu, &neighbour->program, &neighbour->contender);
+	simulated_gpus_run(&gpu, &other_gpu, 2 * SEC);
+	simulated_gpu_note(&gpu, before);
+	simulated_gpus_run(&gpu, &other_gpu, 2 * SEC);
 	NEAR(got(0), 50, 2);
 }
 
-static void lies_hurt_nobody_else(unsigned seed)
+static void a_corrupt_work_page_hurts_nobody_else(unsigned seed)
 {
-	begin(seed);
-	add(50, &busy);
-	add(50, &busy);
-	card_run(&card, 100 * MS);
+	begin_test(seed);
+	add_share(50, &busy);
+	add_share(50, &busy);
+	simulated_gpu_run(&gpu, 100 * MS);
 	struct program *liar = &shares[0].program;
-	card_note(&card, before);
+	simulated_gpu_note(&gpu, before);
 	for (unsigned i = 0; i < 1000; i++) {
 		seed = seed * 1664525u + 1013904223u;
 		uint64_t word = ((uint64_t)seed << 32) ^ (seed * 2654435761u);
@@ -151,21 +151,21 @@ static void lies_hurt_nobody_else(unsigned seed)
 		atomic_store(words[seed >> 9 & 3], word);
 		atomic_store(&liar->work.marks_end, seed & 0x800 ? seed : 1);
 		liar->stopped = true;
-		card_run(&card, 1 * MS);
+		simulated_gpu_run(&gpu, 1 * MS);
 	}
 	CHECK(busy_part(1, 1 * SEC) > 20);
 }
 
 int main(void)
 {
-	a_kernel_that_never_ends_keeps_nobody_out();
-	one_stopped_in_its_window_keeps_nobody_out();
-	alone_is_left_alone();
-	a_slice_that_is_slow_to_end_is_known_for_it();
-	a_stuck_sibling_makes_nothing_free();
+	an_endless_kernel_blocks_nobody();
+	a_process_stopped_in_its_window_blocks_nobody();
+	a_slice_alone_is_not_observed();
+	the_bound_adapts_to_slow_drains();
+	a_stuck_sibling_does_not_stop_the_charge();
 	several_processes_are_one_slice();
 	a_grant_holds_its_gpus_together();
 	for (unsigned seed = 0; seed < 5; seed++)
-		lies_hurt_nobody_else(seed);
+		a_corrupt_work_page_hurts_nobody_else(seed);
 	return 0;
 }

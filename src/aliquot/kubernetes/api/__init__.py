@@ -1,10 +1,22 @@
-"""The API server: requests, lists and watches, events, leader election.
+"""The API server: requests, watches and events, and the types and names that all parts use.
 
-objects   the fields that we read and write of its objects
-client    requests, typed by these
-watch     a copy of its objects of one kind, kept up to date
-events    events on objects, which never hold up who records them
-evict     pods that are asked to end, and budgets that refuse
-leader    who of several is the one that acts
-pages     a program's metrics and probe pages over HTTP
+- `backoff`: pauses between failing tries.
+- `changes`: waiting for the next change.
+- `client`: typed requests.
+- `elasticjob`: the ElasticJob object.
+- `events`: recording events on objects, without ever blocking.
+- `evict`: evicting pods, and refusals by PodDisruptionBudgets.
+- `gang`: the Gang object.
+- `gpunode`: the GPUNode object.
+- `leader`: leader election by a Lease.
+- `log`: logging on a cluster.
+- `names`: labels, annotations and component names.
+- `objects`: the other objects, with the fields that Aliquot uses.
+- `pages`: a small HTTP server for health and metrics.
+- `plan`: the plan of a pod, an annotation.
+- `presets`: the resource names by which pods ask for GPUs.
+- `queue`: the Queue object.
+- `requests`: what the containers of a pod ask for.
+- `server`: the address and credentials of an API server.
+- `watch`: a copy of all objects of one kind, kept up to date.
 """

@@ -1,6 +1,6 @@
-"""How long to wait before the next try: twice as long each time, with chance, up to a bound.
+"""How long to wait before the next try: twice as long each time, with jitter, up to a bound.
 
-With chance, since thousands of agents lose the API server in the same instant.
+The jitter spreads the load when thousands of agents lose the API server at the same instant.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import random
 
 
 class Backoff:
-    """Waits between tries that fail."""
+    """The pauses between failing tries."""
 
     def __init__(self, first: float = 0.1, most: float = 10.0) -> None:
         self._first = first
@@ -17,11 +17,11 @@ class Backoff:
         self._next = first
 
     def reset(self) -> None:
-        """It worked."""
+        """A try has succeeded."""
         self._next = self._first
 
     def wait(self) -> float:
-        """Seconds to wait now."""
-        now = self._next * random.uniform(0.5, 1.5)  # noqa: S311 - chance, not secrets
+        """Seconds to wait before the next try."""
+        now = self._next * random.uniform(0.5, 1.5)  # noqa: S311 - jitter, not a secret
         self._next = min(2 * self._next, self._most)
         return now

@@ -1,4 +1,4 @@
-"""Waiting for something to change."""
+"""Waiting for the next change."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 
 
 class Changes:
-    """A bell that is rung at every change; all who wait for it hear it. `count`: how often."""
+    """Wakes all waiting tasks at every change. `count` is the number of changes so far."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
         self.count = 0
 
-    def ring(self) -> None:
-        """Something has changed."""
+    def notify(self) -> None:
+        """There was a change."""
         self.count += 1
         self._next.set()
         self._next = asyncio.Event()
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Until the next change; False where that takes longer than so many seconds."""
+        """Wait for the next change; False if none comes within so many seconds."""
         try:
             async with asyncio.timeout(seconds):
                 await self._next.wait()

@@ -1,7 +1,7 @@
-"""Requests to the API server, typed.
+"""Typed requests to the API server.
 
-An `ApiError` has the server's status, reason and message; one with status 0 says that the server
-was not reached or did not answer.
+An `ApiError` has the server's status, reason and message; status 0 means that the server was not
+reached or did not answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=ApiObject)
 
-SECONDS = 10.0  # a request that takes longer has failed
+SECONDS = 10.0  # the time limit of a request
 PATIENCE = aiohttp.ClientTimeout(total=SECONDS)
 UNREACHED = (aiohttp.ClientError, TimeoutError, ConfigError)
 CONNECTIONS = 100
@@ -45,7 +45,7 @@ JSON = "application/json"
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """One of the causes of a refusal."""
+    """One cause of a refused request."""
 
     reason: str = ""
     message: str = ""
@@ -59,33 +59,33 @@ class ApiError(AliquotError):
         status: int,
         reason: str,
         message: str,
-        way_out: str | None = None,
+        hint: str | None = None,
         *,
         causes: tuple[Cause, ...] = (),
     ) -> None:
-        super().__init__(message, way_out)
+        super().__init__(message, hint)
         self.status = status
         self.reason = reason
         self.causes = causes
 
     @property
     def not_found(self) -> bool:
-        """There is no such object."""
+        """Whether there is no such object."""
         return self.status == 404
 
     @property
     def conflict(self) -> bool:
-        """Somebody was faster: it exists already, or has changed."""
+        """Whether the object exists already, or has changed since it was read."""
         return self.status == 409
 
     @property
     def expired(self) -> bool:
-        """The server no longer knows the version asked for."""
+        """Whether the server no longer has the requested version."""
         return self.status == 410
 
     @property
     def passing(self) -> bool:
-        """It may work later as it is: the server is away, busy, or failing."""
+        """Whether the same request may succeed later: the server is away, busy, or failing."""
         return self.status in {0, 429} or self.status >= 500
 
 
@@ -112,7 +112,7 @@ class _Page(msgspec.Struct, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[T]):
-    """All objects asked for, as they were at one version."""
+    """All requested objects, as of one version."""
 
     items: list[T]
     version: str
@@ -133,18 +133,18 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         if self._session is not None:
             await self._session.close()
 
     async def get(self, of: Resource[T], name: str, namespace: str = "") -> T:
-        """One object."""
+        """Read one object."""
         return _decode(await self._request("GET", of.path(namespace, name)), of.type)
 
     async def list(
         self, of: Resource[T], namespace: str = "", *, labels: str = "", fields: str = ""
     ) -> Listing[T]:
-        """All objects, of a namespace or of all, that the selectors leave. Fetched in pages."""
+        """Read all objects, of a namespace or of all, that match the selectors; in pages."""
         page_type = _Page[of.type]  # type: ignore[name-defined] # a type known at run time
         query: dict[str, str | int] = {"limit": PAGE, **_selectors(labels, fields)}
         items: list[T] = []
@@ -157,24 +157,24 @@ class Client:
             query["continue"] = page.metadata.next
 
     async def create(self, of: Resource[T], one: T) -> T:
-        """Make an object, in the namespace that it names."""
+        """Create an object in its namespace."""
         path = of.path(one.metadata.namespace)
         return _decode(await self._request("POST", path, _encode(of, one)), of.type)
 
     async def bind(self, binding: Binding) -> None:
-        """Give a pod its node, and the binding's annotations."""
+        """Bind a pod to its node, and add the binding's annotations to it."""
         meta = binding.metadata
         path = BINDINGS.path(meta.namespace, meta.name, "binding")
         await self._request("POST", path, _encode(BINDINGS, binding))
 
     async def evict(self, eviction: Eviction) -> None:
-        """Ask a pod to end; `evict.evict` tells the ways in which that can fail apart."""
+        """Evict a pod; `evict.evict` distinguishes the errors."""
         meta = eviction.metadata
         path = PODS.path(meta.namespace, meta.name, "eviction")
         await self._request("POST", path, _encode(EVICTIONS, eviction))
 
     async def replace(self, of: Resource[T], one: T) -> T:
-        """Write all of an object; a conflict where it has changed since it was read."""
+        """Write a whole object; a conflict if it has changed since it was read."""
         path = of.path(one.metadata.namespace, one.metadata.name)
         return _decode(await self._request("PUT", path, _encode(of, one)), of.type)
 
@@ -187,13 +187,13 @@ class Client:
         namespace: str = "",
         sub: str = "",
     ) -> T:
-        """Merge this into an object (`sub`: into its `status`); None takes a field out."""
+        """Merge this into an object (`sub`: into its `status`); None removes a field."""
         body = msgspec.json.encode(patch)
         path = of.path(namespace, name, sub)
         return _decode(await self._request("PATCH", path, body, content=MERGE), of.type)
 
     async def apply(self, of: Resource[T], one: T, *, manager: str, sub: str = "") -> T:
-        """Make an object, or make its fields those of `one`, whoever wrote them before."""
+        """Create an object, or set its fields to those of `one`, whoever wrote them before."""
         meta = one.metadata
         query: dict[str, str | int] = {"fieldManager": manager, "force": "true"}
         path = of.path(meta.namespace, meta.name, sub)
@@ -207,7 +207,7 @@ class Client:
         namespace: str = "",
         options: DeleteOptions | None = None,
     ) -> None:
-        """Take an object away; it is no error where it is gone already."""
+        """Delete an object; no error if it is gone already."""
         body = None if options is None else msgspec.json.encode(options)
         try:
             await self._request("DELETE", of.path(namespace, name), body)
@@ -219,7 +219,7 @@ class Client:
     async def stream(
         self, path: str, query: Mapping[str, str | int], silence: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of an answer as they come; it has failed where none comes for so long."""
+        """The lines of a response as they come; an error if none comes for `silence` seconds."""
         patience = aiohttp.ClientTimeout(sock_connect=SECONDS, sock_read=silence)
         try:
             async with self._asked("GET", path, query=query, patience=patience) as answer:
@@ -261,7 +261,7 @@ class Client:
         query: Mapping[str, str | int] | None = None,
         patience: aiohttp.ClientTimeout = PATIENCE,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The server's answer; asked again, once, where it does not know us any more."""
+        """The server's response; with new credentials, once, if the server refuses the old ones."""
         if self._session is None:
             trust = self._server.trust or True
             connector = aiohttp.TCPConnector(ssl=trust, limit=CONNECTIONS)
@@ -284,7 +284,7 @@ class Client:
 
 
 def connect(kubeconfig: Path | None = None) -> Client:
-    """A client by a kubeconfig file; without one, as the pod it runs in, or as KUBECONFIG says."""
+    """A client by a kubeconfig file; without one, by KUBECONFIG or the pod's service account."""
     try:
         found = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
         one = found.get()
@@ -292,7 +292,7 @@ def connect(kubeconfig: Path | None = None) -> Client:
         return Client(Server.of(one), one.namespace)
     except (ConfigError, KeyError, msgspec.MsgspecError) as error:
         raise AliquotError(
-            f"no way to the API server: {error}",
+            f"cannot connect to the API server: {error}",
             "Give --kubeconfig FILE, set KUBECONFIG, or run in a pod with a service account.",
         ) from error
 
@@ -315,7 +315,7 @@ def _decode(body: bytes, into: type[_Decoded]) -> _Decoded:
         return msgspec.json.decode(body, type=into)
     except msgspec.DecodeError as error:
         raise ApiError(
-            0, "Unreadable", f"the API server's answer cannot be read: {error}"
+            0, "Unreadable", f"the API server's answer cannot be decoded: {error}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The `ElasticJob` object: people write its `spec`, the controller its `status`."""
+"""The `ElasticJob` object: users write its `spec`, the controller writes its `status`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Workers(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class ElasticJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What is to run. `replicas` is what `kubectl scale` sets: at most so many workers."""
+    """What to run. `replicas` is the maximum number of workers that `kubectl scale` sets."""
 
     workers: Workers
     template: dict[str, Any]
@@ -39,7 +39,7 @@ class ElasticJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
 
 
 class Transition(msgspec.Struct, frozen=True, rename="camel"):
-    """What became of a job, when and why."""
+    """A change of phase or generation: when and why."""
 
     at: str
     phase: str
@@ -49,9 +49,9 @@ class Transition(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ElasticJobStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """How a job stands. `record` is the controller's memory, by which it goes on.
+    """The status of a job. `controller_state` is the state that the controller continues from.
 
-    Every field is written each time: one that is left out would stay as it was.
+    Every field is written each time: a merge patch does not change a field that is left out.
     """
 
     phase: str = ""
@@ -65,17 +65,17 @@ class ElasticJobStatus(msgspec.Struct, frozen=True, rename="camel"):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     history: tuple[Transition, ...] = ()
-    record: str = ""
+    controller_state: str = ""
 
 
 class JobMeta(Meta, frozen=True, rename="camel", omit_defaults=True):
-    """With the number of the spec's version."""
+    """Metadata with the generation of the spec."""
 
     generation: int = 0
 
 
 class ElasticJob(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A job."""
+    """An elastic job."""
 
     metadata: JobMeta
     spec: ElasticJobSpec
@@ -91,16 +91,16 @@ class ElasticJob(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
     @property
     def owner(self) -> Owner:
-        """For what belongs to it."""
+        """The owner reference for the objects that it owns."""
         meta = self.metadata
         return Owner(API_VERSION, KIND, meta.name, meta.uid, controller=True)
 
     def owns(self, meta: Meta) -> bool:
-        """Whether an object belongs to it."""
+        """Whether an object has an owner reference to it."""
         return any(one.uid == self.metadata.uid for one in meta.owner_references)
 
 
-class Ended(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class ContainerTerminated(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """How a container ended."""
 
     exit_code: int = 0
@@ -108,36 +108,36 @@ class Ended(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     message: str = ""
 
 
-class Held(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Why a container does not run yet."""
+class ContainerWaiting(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Why a container is waiting."""
 
     reason: str = ""
     message: str = ""
 
 
 class ContainerState(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Where a container stands."""
+    """The state of a container."""
 
-    waiting: Held | None = None
-    terminated: Ended | None = None
+    waiting: ContainerWaiting | None = None
+    terminated: ContainerTerminated | None = None
 
 
 class ContainerStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The same, with its name."""
+    """The state of a container, with its name."""
 
     name: str = ""
     state: ContainerState = ContainerState()
 
 
 class PodCondition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What is so of a pod."""
+    """A condition of a pod."""
 
     type: str = ""
     status: str = ""
 
 
 class JobPodStatus(PodStatus, frozen=True, rename="camel", omit_defaults=True):
-    """How a worker's pod fares."""
+    """The status of a worker's pod."""
 
     reason: str = ""
     conditions: tuple[PodCondition, ...] = ()
@@ -151,8 +151,8 @@ class JobPod(Pod, frozen=True, rename="camel", omit_defaults=True):
     status: JobPodStatus = JobPodStatus()
 
     @property
-    def is_taken(self) -> bool:
-        """Somebody takes it away: it is being deleted, evicted or preempted."""
+    def is_disrupted(self) -> bool:
+        """Whether it is being deleted, evicted or preempted."""
         marked = any(
             one.type == DISRUPTED and one.status == "True" for one in self.status.conditions
         )
@@ -160,7 +160,7 @@ class JobPod(Pod, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Body(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """An object as it is made."""
+    """An object to create."""
 
     metadata: Meta
     spec: dict[str, Any]

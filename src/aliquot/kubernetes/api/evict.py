@@ -1,9 +1,9 @@
-"""Evictions: a pod is asked to end, and its disruption budgets may refuse.
+"""Evictions of pods, which PodDisruptionBudgets may refuse.
 
-The API server answers for the budgets (429, with the budget's name in its words) and also when it
-is itself too busy (429 without one): only the first is a refusal, the other is an error that may
-pass. A pod that is gone already, or of which only the name is left on another pod, is as good as
-evicted. The pod then has its grace period: evicted is not ended.
+The API server answers 429 if a budget refuses (its message names the budget) and also if it is too
+busy (without a budget). Only the first is a refusal; the second is an error that may pass. A pod
+that is gone, or whose name belongs to another pod by now, counts as evicted. An evicted pod still
+has its grace period before it ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SEVERAL = "more than one PodDisruptionBudget"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A pod may not be evicted now, by the PodDisruptionBudget of that name, or by several."""
+    """A PodDisruptionBudget of that name, or several, do not let a pod be evicted now."""
 
     pod: str
     budget: str
@@ -43,7 +43,7 @@ class Refusal:
 
 
 async def evict(client: Client, pod: Pod, *, grace_seconds: int | None = None) -> Refusal | None:
-    """Ask this pod to end, with so much time or its own; None where it does, or is gone."""
+    """Evict a pod, with this grace period or its own; None if it was evicted or is gone."""
     meta = pod.metadata
     eviction = Eviction(
         metadata=Meta(name=meta.name, namespace=meta.namespace),

@@ -1,8 +1,8 @@
-"""What a node tells the cluster of its GPUs: the `GPUNode` object, one for each node.
+"""The `GPUNode` object: the GPUs of a node and their grants, one object for each node.
 
-The agent alone writes it, on change and at most once a second. `status` is all there is: nobody
-asks anything of a node by it. A pod that is in `grants` of a GPU holds a part of it, whatever
-became of its object; the scheduler counts a bound pod that no `GPUNode` names from its plan.
+Only the node's agent writes it, on change and at most once a second. It has a `status` and no
+`spec`. A pod in the `grants` of a GPU uses a part of it, even if its Pod object is gone. The
+scheduler counts a bound pod that no GPUNode reports by its plan.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ API_VERSION = f"{GROUP}/{VERSION}"
 PLURAL = "gpunodes"
 
 
-class HeldPart(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A container's part of a GPU. `memory` in bytes, `compute` in percent (0: an equal part)."""
+class NodeGrant(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A container's grant on a GPU: `memory` in bytes, `compute` in percent (0: an equal part)."""
 
     pod_uid: str = msgspec.field(name="podUID")
     namespace: str
@@ -30,29 +30,29 @@ class HeldPart(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class NodeLink(msgspec.Struct, frozen=True, rename="camel"):
-    """How a GPU reaches another: `NV18`, `PIX`, `PXB`, `PHB`, `NODE`, `SYS`."""
+    """The link to another GPU: `NV18`, `PIX`, `PXB`, `PHB`, `NODE`, `SYS`."""
 
     gpu: int
     kind: str
 
 
 class NodeGpu(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One GPU. `kind` is what it is locked to while somebody holds it."""
+    """One GPU. `kind` is how it is used while it has grants."""
 
     index: int
     uuid: str
     model: str
     memory: int  # bytes
     healthy: bool = True
-    why: str = ""  # not healthy
+    why: str = ""  # it is unhealthy
     numa: int | None = None
     links: tuple[NodeLink, ...] = ()
     kind: Kind | None = None
-    grants: tuple[HeldPart, ...] = ()
+    grants: tuple[NodeGrant, ...] = ()
 
 
 class GpuNodeStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """All of it. `shares`: how many containers share a shared GPU (k)."""
+    """The GPUs of a node. `shares`: how many containers share a shared GPU."""
 
     driver_version: str = ""
     shares: int = 2

@@ -1,10 +1,10 @@
-"""Who of several replicas is the one that acts: the holder of a Lease.
+"""Leader election: of several replicas, the holder of a Lease acts.
 
-The holder renews its lease every `retry` seconds. Another takes it when it has not seen it change
-for `duration` seconds by its own clock, so clocks need not agree. A holder that could not renew for
-`deadline` seconds, which is less, says that it has lost before another can have it. Every write
-names the version that was read: of two who take a lease at once, one is refused. At the end it is
-given back, so that the next need not wait.
+The holder renews its lease every `retry` seconds. Another replica takes the lease if it has not
+seen it change for `duration` seconds by its own clock, so clocks need not agree. A holder that
+cannot renew for `deadline` seconds, which is less, stops leading before another can start. Every
+write names the version that was read: of two replicas that take a lease at once, one is refused. A
+replica that ends gives its lease back, so that the next one need not wait.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """How long a lease holds, when its holder gives up, and how often it renews, in seconds."""
+class LeaseTimes:
+    """How long a lease is valid, when its holder gives up, and how often it renews; in seconds."""
 
     duration: float = 15.0
     deadline: float = 10.0
     retry: float = 2.0
 
 
-USUAL = Times()
+USUAL_TIMES = LeaseTimes()
 
 
 class Elector:
-    """One replica's part in the election. `on_change` hears True when it leads, False when not."""
+    """One replica's part in the election. `on_change` gets True if it leads now, else False."""
 
-    def __init__(  # noqa: PLR0913 - the lease, who, and who hears of it
+    def __init__(  # noqa: PLR0913 - the lease and its holder
         self,
         client: Client,
         *,
@@ -57,7 +57,7 @@ class Elector:
         name: str,
         identity: str = "",
         on_change: Callable[[bool], None],
-        times: Times = USUAL,
+        times: LeaseTimes = USUAL_TIMES,
     ) -> None:
         self._client = client
         self._namespace = namespace
@@ -72,16 +72,16 @@ class Elector:
 
     @property
     def leading(self) -> bool:
-        """This replica is the one, at this moment: one that stood still for too long is not."""
+        """Whether this replica leads at this moment; not if it was stopped for too long."""
         return self._leading and self._patience() > 0
 
     @property
     def holder(self) -> str:
-        """Who holds the lease, as last seen."""
+        """The holder of the lease, as last seen."""
         return (self._seen and self._seen.holder_identity) or ""
 
     async def run(self) -> None:
-        """Take part, until cancelled; the lease is given back then."""
+        """Take part, until cancelled; then give the lease back."""
         try:
             while True:
                 started = time.monotonic()
@@ -103,7 +103,7 @@ class Elector:
         return max(0.0, self._renewed + self._times.deadline - time.monotonic())
 
     def _pause(self) -> float:
-        return self._times.retry * random.uniform(0.8, 1.2)  # noqa: S311 - chance, not secrets
+        return self._times.retry * random.uniform(0.8, 1.2)  # noqa: S311 - jitter, not a secret
 
     async def _try(self, started: float) -> bool:
         lease = await self._read()
@@ -113,7 +113,7 @@ class Elector:
         self._look(lease.spec)
         if lease.spec.holder_identity not in {self.identity, "", None} and not self._run_out():
             return False
-        if lease.spec.holder_identity != self.identity:  # another has led meanwhile
+        if lease.spec.holder_identity != self.identity:  # another replica has led meanwhile
             self._set(leading=False)
         ours = msgspec.structs.replace(lease, spec=self._spec(lease.spec))
         return self._took(await self._client.replace(LEASES, ours), started)

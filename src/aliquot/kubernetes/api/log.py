@@ -1,4 +1,4 @@
-"""What the programs on a cluster log: one line of JSON each, on standard error."""
+"""Logging on a cluster: one JSON object per line, on standard error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 
 
 def set_up_log(level: int = logging.INFO) -> None:
-    """Log from now on so."""
+    """Configure logging for this process."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

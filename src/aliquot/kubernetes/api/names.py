@@ -1,4 +1,4 @@
-"""The words of Aliquot on Kubernetes, as people and other programs write them."""
+"""The names of labels, annotations and components of Aliquot on Kubernetes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ MEMORY = f"{GROUP}/memory"
 GPUS = f"{GROUP}/gpus"
 MODELS = f"{GROUP}/models"
 PLAN = f"{GROUP}/plan"
-# Of gangs: labels or annotations on pods; the gate is one of a pod's schedulingGates.
+# For gangs: labels or annotations on pods. GATE is one of a pod's schedulingGates.
 GANG = f"{GROUP}/gang"
 GANG_SIZE = f"{GROUP}/gang-size"
 DURATION = f"{GROUP}/duration"
 GATE = GANG
-ROOM = f"{GROUP}/room"  # when there was room again for a pod that waits: wakes kube-scheduler
+RETRY = f"{GROUP}/retry"  # written to make kube-scheduler try a waiting pod again
 
 QUEUE = f"{GROUP}/queue"  # a label, on pods and namespaces
 
-# Of workers of elastic jobs: labels, and what the controller tells the program in annotations.
+# For workers of elastic jobs: labels, and annotations by which the controller informs programs.
 JOB = f"{GROUP}/job"
 JOB_GENERATION = f"{GROUP}/job-generation"
 JOB_RANK = f"{GROUP}/job-rank"
-ELASTIC = f"{GROUP}/elastic"  # what its job can do without, and how long it takes to give back
+ELASTIC = f"{GROUP}/elastic"  # what the job can give back, and how long that takes
 NOTICE = f"{GROUP}/notice"
 SIZE = f"{GROUP}/size"
 
@@ -34,6 +34,6 @@ SIZE = f"{GROUP}/size"
 MEMORY_UNIT = 256 << 20
 CORE_UNITS = 100
 
-SCHEDULER = "aliquot"  # who says so in events, and holds the lease
+SCHEDULER = "aliquot"  # the components, as events name them
 AGENT = "aliquot-node"
 CONTROLLER = "aliquot-controller"

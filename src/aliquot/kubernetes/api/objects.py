@@ -1,7 +1,7 @@
-"""Objects of the API server: only the fields that we read or write.
+"""Objects of the API server: only the fields that Aliquot reads or writes.
 
-Decoding skips all others, so a list of pods costs what we look at. What a type is called and where
-it is found is in its `Resource`; `apiVersion` and `kind` are written from there.
+Decoding skips all other fields, so a list of pods is cheap. The `Resource` of a type has its path,
+`apiVersion` and `kind`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Quantity = str | int
 
 
 class Owner(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """An object that another belongs to; one of them may be its `controller`."""
+    """An owner reference; one owner may be the `controller`."""
 
     api_version: str = ""
     kind: str = ""
@@ -27,7 +27,7 @@ class Owner(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Meta(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The name of an object and what is written on it."""
+    """The metadata of an object."""
 
     name: str = ""
     namespace: str = ""
@@ -42,14 +42,14 @@ class Meta(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Resources(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What a container asks for."""
+    """The resources of a container."""
 
     limits: dict[str, Quantity] = {}
     requests: dict[str, Quantity] = {}
 
 
 class Container(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A container; an init container with the restart policy `Always` runs beside the others."""
+    """A container; an init container with the restart policy `Always` is a sidecar."""
 
     name: str = ""
     resources: Resources = Resources()
@@ -57,13 +57,13 @@ class Container(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 class Gate(msgspec.Struct, frozen=True, rename="camel"):
-    """Keeps a pod from kube-scheduler until it is taken away."""
+    """A scheduling gate: kube-scheduler ignores a pod that has one."""
 
     name: str
 
 
 class Taint(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Keeps pods from a node that do not tolerate it."""
+    """A taint of a node."""
 
     key: str = ""
     value: str = ""
@@ -71,7 +71,7 @@ class Taint(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Toleration(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Lets a pod go where a taint would keep it away; no key is every key."""
+    """A toleration of a pod; without a key it tolerates every taint."""
 
     key: str = ""
     operator: str = "Equal"
@@ -80,7 +80,7 @@ class Toleration(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class Expression(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What a label, or a field, of a node must be."""
+    """A requirement on a label or field of a node."""
 
     key: str
     operator: str
@@ -101,7 +101,7 @@ class NodeTerms(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 class NodeAffinity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which nodes a pod must go to."""
+    """The nodes that a pod requires."""
 
     required: NodeTerms | None = msgspec.field(
         name="requiredDuringSchedulingIgnoredDuringExecution", default=None
@@ -109,13 +109,13 @@ class NodeAffinity(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Affinity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Where a pod wants to be."""
+    """The affinity of a pod."""
 
     node_affinity: NodeAffinity | None = None
 
 
 class PodSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Where a pod runs, may run and must not yet run, and of what it consists."""
+    """The node of a pod, its scheduling constraints and its containers."""
 
     node_name: str = ""
     containers: tuple[Container, ...] = ()
@@ -129,7 +129,7 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class PodStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """How far a pod is."""
+    """The phase of a pod, and when it started."""
 
     phase: str = ""
     start_time: str | None = None
@@ -144,24 +144,24 @@ class Pod(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
     @property
     def key(self) -> str:
-        """Its namespace and name, for people."""
+        """Namespace and name, for messages."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
     def ended(self) -> bool:
-        """It holds nothing any more, by its own word: its containers have ended for good."""
+        """Whether all its containers have ended for good."""
         return self.status.phase in {"Succeeded", "Failed"}
 
 
 class NodeStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What a node has, and what of it pods can have."""
+    """The capacity of a node, and how much of it pods can have."""
 
     capacity: dict[str, Quantity] = {}
     allocatable: dict[str, Quantity] = {}
 
 
 class NodeSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Who may go to a node."""
+    """The taints of a node, and whether it is cordoned."""
 
     taints: tuple[Taint, ...] = ()
     unschedulable: bool = False
@@ -176,21 +176,21 @@ class Node(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Target(msgspec.Struct, frozen=True, rename="camel"):
-    """What a binding binds to."""
+    """The target of a binding."""
 
     name: str
     kind: str = "Node"
 
 
 class Binding(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Gives a pod its node; its annotations are added to the pod's in the same step."""
+    """Binds a pod to a node; the API server adds its annotations to the pod in the same step."""
 
     metadata: Meta
     target: Target
 
 
 class Reference(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Which object is meant."""
+    """A reference to an object."""
 
     api_version: str
     kind: str
@@ -201,14 +201,14 @@ class Reference(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 class EventSource(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Who says so."""
+    """The component that reports an event."""
 
     component: str
     host: str = ""
 
 
 class Event(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What happened to an object, for people."""
+    """An event on an object."""
 
     metadata: Meta
     involved_object: Reference
@@ -224,7 +224,7 @@ class Event(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Who holds a lease, since when, and when it said so last."""
+    """The holder of a lease, since when it holds it, and when it last renewed it."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -241,7 +241,7 @@ class Lease(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class GpuNode(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A node's GPUs, by its agent's word."""
+    """A node's GPUs, as its agent reports them."""
 
     metadata: Meta = Meta()
     status: gpunode.GpuNodeStatus = gpunode.GpuNodeStatus()
@@ -254,7 +254,7 @@ class Namespace(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 class Queue(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A queue, as people want it, and what it has."""
+    """A queue: what people specified, and what it uses."""
 
     metadata: Meta = Meta()
     spec: queue.QueueSpec = queue.QueueSpec()
@@ -262,31 +262,31 @@ class Queue(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Preconditions(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Which object is meant, of all that had the name."""
+    """The UID that an object must have, of all that had its name."""
 
     uid: str = ""
 
 
 class DeleteOptions(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """How an object is to go; without seconds, with as many as it has itself."""
+    """How to delete an object; without seconds, with its own grace period."""
 
     grace_period_seconds: int | None = None
     preconditions: Preconditions = Preconditions()
 
 
 class Eviction(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Asks a pod to go, if its disruption budgets allow it."""
+    """Evicts a pod, if its PodDisruptionBudgets allow it."""
 
     metadata: Meta
     delete_options: DeleteOptions = DeleteOptions()
 
 
 class ApiObject(Protocol):
-    """Every object of the API server has these."""
+    """Any object of the API server."""
 
     @property
     def metadata(self) -> Meta:
-        """Its name and what is written on it."""
+        """Its metadata."""
 
 
 T = TypeVar("T", bound=ApiObject)
@@ -294,7 +294,7 @@ T = TypeVar("T", bound=ApiObject)
 
 @dataclass(frozen=True, slots=True)
 class Resource(Generic[T]):
-    """A kind of object: what it is called, where it is found, and its type here."""
+    """A kind of object: its names in the API, its path, and its Python type."""
 
     type: type[T]
     api_version: str
@@ -303,7 +303,7 @@ class Resource(Generic[T]):
     namespaced: bool = True
 
     def path(self, namespace: str = "", name: str = "", sub: str = "") -> str:
-        """Where one of them, or all (of a namespace, or of all), are found."""
+        """The path of one object, or of all objects (of a namespace, or of all namespaces)."""
         root = "api" if "/" not in self.api_version else "apis"
         parts = [root, self.api_version]
         if namespace and self.namespaced:
@@ -311,7 +311,7 @@ class Resource(Generic[T]):
         return "/" + "/".join(filter(None, [*parts, self.plural, name, sub]))
 
     def reference(self, one: T) -> Reference:
-        """This object, as events name it."""
+        """A reference to an object, for events."""
         meta = one.metadata
         return Reference(
             api_version=self.api_version,
@@ -332,3 +332,5 @@ NAMESPACES = Resource(Namespace, "v1", "Namespace", "namespaces", namespaced=Fal
 EVICTIONS = Resource(Eviction, "policy/v1", "Eviction", "pods")
 QUEUES = Resource(Queue, queue.API_VERSION, "Queue", queue.PLURAL, namespaced=False)
 GPU_NODES = Resource(GpuNode, gpunode.API_VERSION, "GPUNode", gpunode.PLURAL, namespaced=False)
+
+LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"  # a field selector

@@ -21,7 +21,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(app: Starlette, host: str, port: int) -> None:
+async def serve_pages(app: Starlette, host: str, port: int) -> None:
     """Serve until cancelled."""
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", lifespan="off", access_log=False

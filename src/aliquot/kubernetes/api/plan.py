@@ -1,8 +1,8 @@
-"""Which GPUs a pod's containers are to have: the scheduler's word, in an annotation of the pod.
+"""A pod's plan: the GPUs that its containers are to get, in an annotation of the pod.
 
-The extender's bind writes it into the Binding, and the API server into the pod, in the one step
-that gives the pod its node. The agent reads it as a hint: containers that ask for equal parts are
-interchangeable on a node, so what the agent gave in the end is the truth, and is in `GPUNode`.
+The extender writes the plan into the Binding, and the API server copies it into the pod in the same
+step that binds the pod to its node. For the agent the plan is a hint: containers that ask for equal
+parts are interchangeable on a node. What the agent gave in the end is in the GPUNode.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Kind = Literal["whole", "shared", "sliced"]
 
 
 class ContainerPlan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one container gets: on each of `gpus` (UUIDs) so many bytes and so much compute.
+    """What one container gets on each of `gpus` (UUIDs): bytes of memory, and compute.
 
     `compute` is in percent; 0 is an equal part of what the others leave.
     """
@@ -27,17 +27,17 @@ class ContainerPlan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What the containers of one pod get, by their names, without those that ask for no GPU."""
+    """What the containers of one pod get, by name; only those that ask for GPUs."""
 
     containers: dict[str, ContainerPlan]
 
     def encode(self) -> str:
-        """As an annotation."""
+        """The annotation's text."""
         return msgspec.json.encode(self).decode()
 
 
 def decode_plan(annotation: str) -> Plan | None:
-    """A plan from its annotation; None where it is no plan."""
+    """The plan in an annotation; None if it is invalid."""
     try:
         return msgspec.json.decode(annotation, type=Plan)
     except msgspec.DecodeError:

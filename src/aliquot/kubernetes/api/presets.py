@@ -1,21 +1,22 @@
-"""The names under which pods ask for GPUs: ours, and those that people know from other projects.
+"""The names under which pods ask for GPUs: Aliquot's own, and those of other projects.
 
-A preset states the names, the unit of memory, whether amounts are of each card or of all together,
-and which of its names the kubelet sees (the agent offers these as device plugins, and no others).
-A name that the kubelet does not see lives in the extender and in the plan alone: there would be far
-too many device ids. The kubelet lets a pod pass that asks for what its node does not offer, and
-kube-scheduler does where the extender's configuration says `ignoredByScheduler`.
+A preset has the names, the unit of memory, whether amounts are per GPU or for all GPUs together,
+and which of its names the kubelet sees: the agent offers these as device plugins. The other names
+exist only in the extender and in the plan, because they would need far too many device ids. The
+kubelet admits a pod that asks for a resource which its node does not offer, and so does
+kube-scheduler if the extender's configuration has `ignoredByScheduler` for it.
 
-    preset   a whole card   a share    memory, unit             compute     amounts
-    aliquot  gpu            sgpu       vcuda-memory, 256 MiB    vcuda-core  of all together
-    tencent  vcuda-core 100            vcuda-memory, 256 MiB    vcuda-core  of all together
-    tuya     nvidia.com/gpu sgpu       vcuda-memory, 256 MiB    vcuda-core  of all together
-    nvidia   gpu                       gpumem, 1 MiB            gpucores    of each card
+    preset   a whole GPU    a share    memory, unit             compute     amounts
+    aliquot  gpu            sgpu       vcuda-memory, 256 MiB    vcuda-core  for all GPUs
+    tencent  vcuda-core 100            vcuda-memory, 256 MiB    vcuda-core  for all GPUs
+    tuya     nvidia.com/gpu sgpu       vcuda-memory, 256 MiB    vcuda-core  for all GPUs
+    nvidia   gpu                       gpumem, 1 MiB            gpucores    per GPU
                                        gpumem-percentage
-    aliyun                             gpu-mem, 1 GiB                       of all together
+    aliyun                             gpu-mem, 1 GiB                       for all GPUs
 
-Of all together: split evenly over as many cards as the annotation `aliquot.io/gpus` says, or on one
-card. nvidia is HAMi's way: `gpu` is the number of cards; with nothing else they are whole.
+Amounts for all GPUs are split evenly over the number of GPUs in the annotation `aliquot.io/gpus`,
+or are on one GPU without it. The preset nvidia follows HAMi: `gpu` is the number of GPUs, which are
+whole if the container asks for nothing else.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from aliquot.kubernetes.api.names import GROUP, MEMORY_UNIT, MODELS
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Role = Literal["whole", "shared", "core", "memory", "slot"]
-"""What one device id of a resource stands for: a whole card; one of the k shares of a shared card;
-one of the 100 units of a card's compute; one unit of its memory; a place on a card of any kind,
-whose plan says how much of it (`SLOTS` of each card)."""
+"""What one device id of a resource stands for: a whole GPU; one of the shares of a shared GPU; one
+of the 100 units of a GPU's compute; one unit of its memory; or a slot on a GPU of any kind, whose
+amounts are in the plan (each GPU has `SLOTS` slots)."""
 
 SLOTS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Names of resources; an empty one is not offered. `models` is an annotation."""
+    """The names of resources; an empty one does not exist. `models` is an annotation."""
 
     name: str
     whole: str = ""
@@ -48,20 +49,20 @@ class Preset:
     memory: str = ""
     memory_percent: str = ""
     memory_unit: int = MEMORY_UNIT
-    per_card: bool = False
+    per_gpu: bool = False
     whole_by_core: bool = False
     models: str = MODELS
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """All its names: what the extender manages."""
+        """All names: those that the extender manages."""
         every = (self.whole, self.shared, self.core, self.memory, self.memory_percent)
         return tuple(filter(None, every))
 
     @property
     def roles(self) -> dict[str, Role]:
-        """The names that the kubelet sees, and what one unit of each stands for."""
-        if self.per_card:
+        """The names that the kubelet sees, and what one device of each stands for."""
+        if self.per_gpu:
             return {self.whole: "slot"}
         named: tuple[tuple[str, Role], ...] = (
             (self.whole, "whole"),
@@ -99,7 +100,7 @@ NVIDIA = Preset(
     memory="nvidia.com/gpumem",
     memory_percent="nvidia.com/gpumem-percentage",
     memory_unit=1 << 20,
-    per_card=True,
+    per_gpu=True,
     models="nvidia.com/use-gputype",
 )
 ALIYUN = Preset(name="aliyun", memory="aliyun.com/gpu-mem", memory_unit=1 << 30)
@@ -108,21 +109,23 @@ PRESETS = {one.name: one for one in (ALIQUOT, TENCENT, TUYA, NVIDIA, ALIYUN)}
 
 
 def choose_presets(names: Iterable[str]) -> tuple[Preset, ...]:
-    """The presets of these names; two of them must not use a name for different things."""
+    """The presets of these names; no two of them may use the same resource."""
     chosen: list[Preset] = []
     for name in dict.fromkeys(names):
         if name not in PRESETS:
-            raise BadValueError(f"there is no preset {name!r}", f"There are: {', '.join(PRESETS)}.")
+            raise InvalidValueError(
+                f"there is no preset {name!r}", f"There are: {', '.join(PRESETS)}."
+            )
         chosen.append(PRESETS[name])
     seen: dict[str, str] = {}
     for one in chosen:
         for resource in one.resources:
             if resource in seen:
-                raise BadValueError(
+                raise InvalidValueError(
                     f"the presets {seen[resource]} and {one.name} both use {resource}",
                     "Choose one of them.",
                 )
             seen[resource] = one.name
     if not chosen:
-        raise BadValueError("no preset was chosen", f"There are: {', '.join(PRESETS)}.")
+        raise InvalidValueError("no preset was chosen", f"There are: {', '.join(PRESETS)}.")
     return tuple(chosen)

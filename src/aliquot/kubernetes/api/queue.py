@@ -1,10 +1,10 @@
 """The `Queue` object: people write its `spec`, the scheduler its `status`.
 
-`gpus`, `memory` and `compute` are three ways to bound the same two things, compute and memory of
-GPUs; all that are written hold. `compute` is in percent of a GPU, and bounds compute alone;
-`memory` is bytes, and bounds memory alone. `gpus` bounds both: so many times 100 % of compute, and
-so many times the memory of the cluster's largest GPU. A whole GPU takes all of its compute and
-memory, a share of a shared one its part of both, a slice what it asks for.
+`gpus`, `memory` and `compute` bound the compute and memory of GPUs; every one that is given holds.
+`compute`, in percent of a GPU, bounds only compute, and `memory`, in bytes, only memory. `gpus`
+bounds both: 100 % of compute, and the memory of the cluster's largest GPU, for each GPU. A whole
+GPU counts with all of its compute and memory, a share with its part of both, a slice with what it
+asks for.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from aliquot.kubernetes.api.names import GROUP, VERSION
 
 API_VERSION = f"{GROUP}/{VERSION}"
 PLURAL = "queues"
-DEFAULT = "default"  # the queue of all that nobody put into another; it need not be written
-LEVELS = 16  # queues above each other, at most
+DEFAULT = "default"  # the queue of all pods that are in no other; its object may be missing
+LEVELS = 16  # the deepest tree of queues
 
 
 class Amounts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A bound; what is left out bounds nothing."""
+    """A bound; a missing field bounds nothing."""
 
     gpus: int | None = None
     memory: str | None = None
@@ -28,7 +28,7 @@ class Amounts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class QueueSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What a queue is to have. Without `quota` nothing is its own; without `limit` all may be."""
+    """The share of a queue. Without `quota` it owns nothing; without `limit` it may use all."""
 
     parent: str = ""
     weight: int = 1
@@ -38,22 +38,22 @@ class QueueSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 class Used(msgspec.Struct, frozen=True, rename="camel"):
-    """Amounts that are had. `gpus` is what a bound in GPUs is held to, with three decimals."""
+    """Amounts in use. `gpus` is what counts against a bound in GPUs, with three decimals."""
 
     gpus: str = "0"
     memory: str = "0"
     compute: int = 0
 
 
-class Running(msgspec.Struct, frozen=True, rename="camel"):
-    """Pods, and how many gangs they are; a pod by itself is none."""
+class RunningCounts(msgspec.Struct, frozen=True, rename="camel"):
+    """Running pods, and the gangs among them; a single pod is no gang."""
 
     pods: int = 0
     gangs: int = 0
 
 
-class Waiting(msgspec.Struct, frozen=True, rename="camel"):
-    """The same; the one of them that has waited longest came at `since`."""
+class WaitingCounts(msgspec.Struct, frozen=True, rename="camel"):
+    """Waiting pods and gangs; the longest has waited since `since`."""
 
     pods: int = 0
     gangs: int = 0
@@ -61,7 +61,7 @@ class Waiting(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel"):
-    """What is so, or is not, and why."""
+    """A condition of the object, as Kubernetes has them."""
 
     type: str
     status: str
@@ -71,13 +71,13 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QueueStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What a queue and all below it have, and what of it is more than their own.
+    """What a queue and all queues below it use, and how much of this they borrow.
 
-    Every field is written each time: one that is left out would stay as it was.
+    Every field is always written: a patch leaves missing fields unchanged.
     """
 
     used: Used = Used()
     borrowed: Used = Used()
-    running: Running = Running()
-    waiting: Waiting = Waiting()
+    running: RunningCounts = RunningCounts()
+    waiting: WaitingCounts = WaitingCounts()
     conditions: tuple[Condition, ...] = ()

@@ -1,14 +1,13 @@
-"""What the containers of a pod ask for. Nothing here does input or output.
+"""What the containers of a pod ask for. No input or output.
 
-A container asks for one kind of part: whole cards, shares of shared cards, or slices with an amount
-of memory and perhaps of compute. Its resources say how much, by one of the presets; annotations of
-the pod say the rest, for all its containers: how many cards the amounts are split over, which
-models, policy and priority, and compute where no resource says it.
+A container asks for one kind of GPUs: whole GPUs, shares of shared GPUs, or slices with an amount
+of memory and perhaps of compute. Its resources give the amounts, by the names of one preset.
+Annotations of the pod give the rest for all its containers: over how many GPUs the amounts are
+split, models, policy and priority, and compute if no resource gives it.
 
-`aliquot.io/memory` and `aliquot.io/compute` are what the pod's slices are to have while they run:
-the agent follows them. They are no part of what is asked for, but for compute that no resource
-names. What makes no sense is refused by `InvalidRequestError`, which names the value and the way
-out.
+The annotations `aliquot.io/memory` and `aliquot.io/compute` resize the pod's slices while they run.
+They do not change the request, except for compute that no resource gives. An invalid request raises
+`InvalidRequestError`, which names the value and what to write instead.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from aliquot.model import (
     parse_amount,
     parse_share,
 )
-from aliquot.model.errors import AliquotError, BadValueError
+from aliquot.model.errors import AliquotError, InvalidValueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,24 +44,24 @@ _SUFFIXES = {
     **{unit: Fraction(1000) ** power for power, unit in enumerate(("k", "M", "G", "T"), 1)},
     **{unit: Fraction(1024) ** power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti"), 1)},
 }
-QUANTITIES = 1 << 12  # that are remembered: most pods ask for what others did
+QUANTITIES = 1 << 12  # that are cached: most pods ask for the same amounts as others
 _QUANTITY = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]*)?)(?P<suffix>[A-Za-z]*)", re.ASCII)
 
 
 class InvalidRequestError(AliquotError):
-    """A pod asks for what makes no sense; `reason` is the word for its event."""
+    """A pod's request is invalid; `reason` is the reason of its event."""
 
-    def __init__(self, reason: str, message: str, way_out: str) -> None:
-        super().__init__(message, way_out)
+    def __init__(self, reason: str, message: str, hint: str) -> None:
+        super().__init__(message, hint)
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.message}. {self.way_out}"
+        return f"{self.message}. {self.hint}"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the annotations of a pod say of all its slices; they may change while it runs."""
+    """The settings of all slices of a pod, by its annotations; they may change while it runs."""
 
     policy: Policy = Policy.ELASTIC
     priority: Priority = Priority.NORMAL
@@ -72,13 +71,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """What one container asks for: on each of `gpus` different cards the same part.
+    """What one container asks for: the same part of each of `gpus` different GPUs.
 
-    A slice has `memory` bytes of each card, or `memory_percent` of its memory; of a whole or shared
-    card the card and its node say how much that is. `compute` is percent of each card; 0 is an
-    equal part of what the others leave. `models` are words that a card's model must have one of.
-    `units` is what the kubelet will ask the agent for: resource and count. `init`: it ends before
-    the others begin, and they get its device ids again.
+    A slice has `memory` bytes of each GPU, or `memory_percent` of its memory; for a whole or shared
+    GPU the memory depends on the GPU and its node. `compute` is percent of each GPU; 0 is an equal
+    part of what the others leave. A GPU's model must contain one of the words `models`. `units` is
+    what the kubelet will ask the agent for: resource and count. `init`: the container ends before
+    the others start, and they get its device ids again.
     """
 
     container: str
@@ -93,33 +92,33 @@ class ContainerRequest:
     units: tuple[tuple[str, int], ...] = ()
     init: bool = False
 
-    def memory_of(self, card: int, shares: int) -> int:
-        """Bytes of a card of that size, on a node whose shared cards have so many shares."""
+    def memory_of(self, gpu_bytes: int, shares: int) -> int:
+        """Bytes on a GPU of that size, on a node whose shared GPUs have so many shares."""
         if self.kind == "whole":
-            return card
+            return gpu_bytes
         if self.kind == "shared":
-            return card // shares
-        return card * self.memory_percent // 100 if self.memory_percent else self.memory
+            return gpu_bytes // shares
+        return gpu_bytes * self.memory_percent // 100 if self.memory_percent else self.memory
 
     @property
     def reserved(self) -> int:
-        """Percent of each card's compute that no other can have."""
+        """Percent of each GPU's compute that no other container can have."""
         if self.kind == "whole":
             return 100
         return 0 if self.priority is Priority.BACKGROUND else self.compute
 
     def __str__(self) -> str:
-        cards = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
+        gpus = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
         on = f" of {' or '.join(sorted(self.models))}" if self.models else ""
         if self.kind != "sliced":
-            return f"{self.kind}: {cards}{on}"
+            return f"{self.kind}: {gpus}{on}"
         size = f"{self.memory_percent}%" if self.memory_percent else format_bytes(self.memory)
         share = f", {self.compute}% of compute" if self.compute else ""
-        return f"sliced: {size}{share} of {'each of ' if self.gpus > 1 else ''}{cards}{on}"
+        return f"sliced: {size}{share} of {'each of ' if self.gpus > 1 else ''}{gpus}{on}"
 
 
 def requests_of(pod: Pod, presets: Sequence[Preset] = (ALIQUOT,)) -> tuple[ContainerRequest, ...]:
-    """What the pod's containers ask for, init containers first; without those that ask for none."""
+    """The requests of the containers that ask for GPUs, init containers first."""
     settings = settings_of(pod)
     found = [
         _request(pod, one, presets, settings, init=one.restart_policy != "Always")
@@ -130,19 +129,19 @@ def requests_of(pod: Pod, presets: Sequence[Preset] = (ALIQUOT,)) -> tuple[Conta
 
 
 def asks(pod: Pod, presets: Sequence[Preset] = (ALIQUOT,)) -> bool:
-    """Whether the pod names any of the presets' resources, sensibly or not."""
+    """Whether the pod names any resource of the presets, even in an invalid request."""
     every = (*pod.spec.init_containers, *pod.spec.containers)
     return any(container_asks(container, presets) for container in every)
 
 
 def container_asks(container: Container, presets: Sequence[Preset] = (ALIQUOT,)) -> bool:
-    """Whether a container names any of the presets' resources, sensibly or not."""
+    """Whether a container names any resource of the presets, even in an invalid request."""
     return bool(_presets_of(container, presets))
 
 
 def settings_of(pod: Pod) -> Settings:
     """The slice settings in a pod's annotations; InvalidRequestError names all invalid ones."""
-    notes = _Notes(pod.metadata.annotations)
+    notes = _Annotations(pod.metadata.annotations)
     settings = Settings(
         policy=notes.read(names.POLICY, Policy, f"one of {', '.join(Policy)}") or Policy.ELASTIC,
         priority=notes.read(names.PRIORITY, Priority, f"one of {', '.join(Priority)}")
@@ -155,18 +154,17 @@ def settings_of(pod: Pod) -> Settings:
 
 
 def hard_without_compute(container: str, kind: Kind, ask_with: str) -> InvalidRequestError:
-    """Why a container without a share of compute cannot be held to it, and what it can do."""
+    """The error for a container with the policy `hard` and no share of compute."""
     if kind != "sliced":
         return InvalidRequestError(
             "HardWithoutCompute",
-            f"container {container!r} has {names.POLICY}: hard and {kind} GPUs, of which it has no"
-            " share of compute that it could be held to",
-            "Leave the policy out; only slices can be held to a share.",
+            f"container {container!r} has {names.POLICY}: hard and {kind} GPUs, which have no share"
+            " of compute to enforce",
+            "Leave the policy out; only slices have a share of compute.",
         )
     return InvalidRequestError(
         "HardWithoutCompute",
-        f"container {container!r} has {names.POLICY}: hard and no share of compute that it could"
-        " be held to",
+        f"container {container!r} has {names.POLICY}: hard and no share of compute to enforce",
         f"Ask for compute with {ask_with}, or leave the policy out.",
     )
 
@@ -176,7 +174,7 @@ def quantity(value: Quantity) -> Fraction:
     """A Kubernetes quantity as a number: `3k` is 3000."""
     match = _QUANTITY.fullmatch(str(value).strip())
     if match is None or match["suffix"] not in _SUFFIXES:
-        raise BadValueError(f"{value!r} is no quantity", "Write a whole number.")
+        raise InvalidValueError(f"{value!r} is no quantity", "Write a whole number.")
     return Fraction(match["number"]) * _SUFFIXES[match["suffix"]]
 
 
@@ -214,7 +212,7 @@ def _request(
         return None
     asked = _Asked(pod, container.name, preset, _counts(container, preset))
     kind, gpus, memory, percent, compute = _sizes(asked)
-    _check_cards(asked, gpus)
+    _check_count(asked, gpus)
     if kind == "sliced" and not compute:
         compute = settings.compute or 0
     if settings.policy is Policy.HARD and kind != "whole" and not compute:
@@ -259,26 +257,26 @@ def _counts(container: Container, preset: Preset) -> dict[str, int]:
             continue
         try:
             number = quantity(named[resource])
-        except BadValueError as error:
+        except InvalidValueError as error:
             number = Fraction(-1)
             text = error.message
         else:
             text = f"{resource}: {named[resource]} of container {container.name!r} asks for nothing"
         if number < 1 or number.denominator != 1:
             raise InvalidRequestError(
-                "BadAmount", text, f"Ask for at least 1, or leave {resource} out."
+                "InvalidAmount", text, f"Ask for at least 1, or leave {resource} out."
             )
         counts[resource] = int(number)
     return counts
 
 
-_Sizes = tuple["Kind", int, int, int, int]  # kind, cards, bytes and percent of memory, compute
+_Sizes = tuple["Kind", int, int, int, int]  # kind, GPUs, bytes and percent of memory, compute
 
 
 def _sizes(asked: _Asked) -> _Sizes:
     preset = asked.preset
-    if preset.per_card:
-        return _of_each_card(asked)
+    if preset.per_gpu:
+        return _per_gpu(asked)
     kinds = [
         preset.whole in asked.counts,
         preset.shared in asked.counts,
@@ -288,8 +286,8 @@ def _sizes(asked: _Asked) -> _Sizes:
         raise InvalidRequestError(
             "SeveralKinds",
             f"{asked.where} asks for {' and '.join(asked.counts)}: a container has one kind of"
-            " part",
-            "Ask for whole cards, for shares, or for memory and compute; not for two of these.",
+            " GPUs",
+            "Ask for whole GPUs, for shares, or for memory and compute; not for two of these.",
         )
     if kinds[0]:
         return "whole", asked.of(preset.whole), 0, 0, 0
@@ -297,22 +295,22 @@ def _sizes(asked: _Asked) -> _Sizes:
         return "shared", asked.of(preset.shared), 0, 0, 0
     if preset.whole_by_core and asked.of(preset.core) >= names.CORE_UNITS:
         return _whole_by_core(asked)
-    return _of_all_together(asked)
+    return _for_all_gpus(asked)
 
 
 def _whole_by_core(asked: _Asked) -> _Sizes:
     core = asked.of(asked.preset.core)
-    cards, rest = divmod(core, names.CORE_UNITS)
+    gpus, rest = divmod(core, names.CORE_UNITS)
     if rest:
         raise InvalidRequestError(
             "UnevenSplit",
-            f"{asked.preset.core}: {core} of {asked.where} is no number of whole cards",
+            f"{asked.preset.core}: {core} of {asked.where} is no number of whole GPUs",
             f"Ask for less than {names.CORE_UNITS}, or for a multiple of {names.CORE_UNITS}.",
         )
-    return "whole", cards, 0, 0, 0
+    return "whole", gpus, 0, 0, 0
 
 
-def _of_all_together(asked: _Asked) -> _Sizes:
+def _for_all_gpus(asked: _Asked) -> _Sizes:
     preset = asked.preset
     memory, core = asked.of(preset.memory), asked.of(preset.core)
     if not memory:
@@ -321,68 +319,68 @@ def _of_all_together(asked: _Asked) -> _Sizes:
             f"{asked.where} asks for {preset.core}: {core} and for no memory",
             f"Add {preset.memory}, in units of {format_bytes(preset.memory_unit)}.",
         )
-    cards = _cards_to_split_over(asked.pod)
+    gpus = _gpus_to_split_over(asked.pod)
     for resource, count in ((preset.memory, memory), (preset.core, core)):
-        if count % cards:
+        if count % gpus:
             raise InvalidRequestError(
                 "UnevenSplit",
-                f"{resource}: {count} of {asked.where} cannot be split evenly over {cards} GPUs",
-                f"Ask for a multiple of {cards}, or change the annotation {names.GPUS}.",
+                f"{resource}: {count} of {asked.where} cannot be split evenly over {gpus} GPUs",
+                f"Ask for a multiple of {gpus}, or change the annotation {names.GPUS}.",
             )
-    compute = core // cards
+    compute = core // gpus
     if compute > names.CORE_UNITS:
         raise InvalidRequestError(
             "TooMuchCore",
-            f"{preset.core}: {core} of {asked.where} is {compute} of each of {cards} GPUs, and a"
+            f"{preset.core}: {core} of {asked.where} is {compute} of each of {gpus} GPUs, and a"
             f" GPU has {names.CORE_UNITS}",
             f"Ask for less, or for more GPUs with the annotation {names.GPUS}.",
         )
-    return "sliced", cards, memory // cards * preset.memory_unit, 0, compute
+    return "sliced", gpus, memory // gpus * preset.memory_unit, 0, compute
 
 
-def _of_each_card(asked: _Asked) -> _Sizes:
+def _per_gpu(asked: _Asked) -> _Sizes:
     preset = asked.preset
-    cards = asked.of(preset.whole) or 1
+    gpus = asked.of(preset.whole) or 1
     memory, percent = asked.of(preset.memory), asked.of(preset.memory_percent)
     core = asked.of(preset.core)
     for resource, value in ((preset.core, core), (preset.memory_percent, percent)):
         if value > 100:
             raise InvalidRequestError(
                 "TooMuch",
-                f"{resource}: {value} of {asked.where} is more than all of a card",
+                f"{resource}: {value} of {asked.where} is more than 100 percent of a GPU",
                 "Ask for 1 to 100 percent.",
             )
     if memory and percent:
         raise InvalidRequestError(
             "SeveralKinds",
-            f"{asked.where} says its memory twice: {preset.memory} and {preset.memory_percent}",
+            f"{asked.where} gives its memory twice: {preset.memory} and {preset.memory_percent}",
             "Leave one of them out.",
         )
     if preset.whole not in asked.counts:
         raise InvalidRequestError(
             "NoGPUs",
             f"{asked.where} asks for {' and '.join(asked.counts)} and for no {preset.whole}",
-            f"Add {preset.whole}, the number of cards.",
+            f"Add {preset.whole}, the number of GPUs.",
         )
     if not memory and percent in {0, 100} and core in {0, 100}:
-        return "whole", cards, 0, 0, 0
-    return "sliced", cards, memory * preset.memory_unit, 0 if memory else percent or 100, core
+        return "whole", gpus, 0, 0, 0
+    return "sliced", gpus, memory * preset.memory_unit, 0 if memory else percent or 100, core
 
 
-def _cards_to_split_over(pod: Pod) -> int:
+def _gpus_to_split_over(pod: Pod) -> int:
     text = pod.metadata.annotations.get(names.GPUS)
     if text is None:
         return 1
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) >= 1):
         raise InvalidRequestError(
-            "BadAnnotation",
+            "InvalidAnnotation",
             f"the annotation {names.GPUS} is {text!r}, which is no number of GPUs",
             f"Write 1 to {MAX_SLICES}.",
         )
     return int(text)
 
 
-def _check_cards(asked: _Asked, gpus: int) -> None:
+def _check_count(asked: _Asked, gpus: int) -> None:
     if gpus > MAX_SLICES:
         raise InvalidRequestError(
             "TooManyGPUs",
@@ -396,7 +394,7 @@ def _models(pod: Pod, preset: Preset) -> frozenset[str]:
     words = frozenset(word.strip() for word in text.split(",") if word.strip())
     if text and not words:
         raise InvalidRequestError(
-            "BadAnnotation",
+            "InvalidAnnotation",
             f"the annotation {preset.models} is {text!r}, which names no model",
             "Write words of GPU models with commas between them, for example H100,A100.",
         )
@@ -404,7 +402,7 @@ def _models(pod: Pod, preset: Preset) -> frozenset[str]:
 
 
 def _memory(text: str) -> Amount:
-    """An amount; a plain number is units."""
+    """An amount; a plain number is in units of 256 MiB."""
     units = text.strip()
     if units.isascii() and units.isdecimal():
         return parse_amount(str(int(units) * names.MEMORY_UNIT))
@@ -414,31 +412,31 @@ def _memory(text: str) -> Amount:
 _Read = TypeVar("_Read")
 
 
-class _Notes:
-    """The annotations of a pod as they are read, and those that make no sense."""
+class _Annotations:
+    """The annotations of a pod, and which of those that were read are invalid."""
 
-    def __init__(self, notes: dict[str, str]) -> None:
-        self._notes = notes
-        self._wrong: list[tuple[str, str, str]] = []  # name, value, and what can be written
+    def __init__(self, values: dict[str, str]) -> None:
+        self._values = values
+        self._invalid: list[tuple[str, str, str]] = []  # name, value, and what is valid
 
     def read(self, name: str, read: Callable[[str], _Read], ways: str) -> _Read | None:
-        text = self._notes.get(name)
+        text = self._values.get(name)
         if text is None:
             return None
         try:
             return read(text)
-        except (ValueError, BadValueError):
-            self._wrong.append((name, text, ways))
+        except (ValueError, InvalidValueError):
+            self._invalid.append((name, text, ways))
             return None
 
     def check(self) -> None:
-        if not self._wrong:
+        if not self._invalid:
             return
-        what = (f"the annotation {name} is {text!r}" for name, text, _ in self._wrong)
-        each = len(self._wrong) > 1
-        ways = (f"{ways} for {name}" if each else ways for name, _, ways in self._wrong)
+        what = (f"the annotation {name} is {text!r}" for name, text, _ in self._invalid)
+        each = len(self._invalid) > 1
+        ways = (f"{ways} for {name}" if each else ways for name, _, ways in self._invalid)
         raise InvalidRequestError(
-            "BadAnnotation",
-            f"{' and '.join(what)}, which makes no sense",
+            "InvalidAnnotation",
+            f"{' and '.join(what)}, which is invalid",
             f"Write {'; '.join(ways)}.",
         )

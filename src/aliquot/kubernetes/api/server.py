@@ -1,9 +1,8 @@
-"""How to reach an API server, and who asks it.
+"""The address of an API server, and the credentials of its user.
 
-Configuration and authentication (kubeconfig, the pod's service account with its rotating token,
-client certificates, exec plug-ins) are lightkube's. Its ways to authenticate are made for another
-HTTP client: `Credentials` asks them for the header alone, once, and again when the server no longer
-takes it.
+lightkube reads the configuration and authenticates (kubeconfig, the pod's service account with its
+rotating token, client certificates, exec plug-ins). It is made for another HTTP client:
+`Credentials` takes only the header from it, once, and again when the server no longer accepts it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ UNAUTHORIZED = 401
 
 
 class Credentials:
-    """The headers that say who asks."""
+    """The headers that authenticate requests."""
 
     def __init__(self, auth: httpx2.Auth | None = None) -> None:
         self._auth = auth
@@ -36,7 +35,7 @@ class Credentials:
         self._asking = asyncio.Lock()
 
     async def headers(self, *, instead_of: Mapping[str, str] | None = None) -> Mapping[str, str]:
-        """To be sent with a request; `instead_of` those that the server refused."""
+        """The headers for a request; `instead_of`: those that the server refused."""
         if self._headers is not None and self._headers is not instead_of:
             return self._headers
         async with self._asking:
@@ -54,7 +53,7 @@ class Credentials:
             if refused:
                 await flow.asend(httpx2.Response(UNAUTHORIZED, request=request))
         except StopAsyncIteration:
-            pass  # it knows no other
+            pass  # there is no other
         finally:
             await flow.aclose()
         value = request.headers.get("Authorization")
@@ -63,7 +62,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An API server, as one user sees it. No `trust`: its address is a plain one."""
+    """An API server and a user. Without `trust` the connection is plain HTTP."""
 
     url: str
     credentials: Credentials
@@ -71,13 +70,13 @@ class Server:
 
     @property
     def proxy(self) -> str | None:
-        """By which it is reached, as the environment says (HTTPS_PROXY, NO_PROXY)."""
+        """The proxy to it, by the environment (HTTPS_PROXY, NO_PROXY)."""
         parts = urlsplit(self.url)
         return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
 
     @classmethod
     def of(cls, config: SingleConfig) -> Self:
-        """As a kubeconfig's context says. ConfigError where it asks for what cannot be done."""
+        """The server of a kubeconfig's context. ConfigError if it asks for what is unsupported."""
         user = config.user or User()
         url = config.cluster.server.rstrip("/")
         trust = None

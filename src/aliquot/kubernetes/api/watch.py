@@ -1,15 +1,15 @@
 """A copy of the API server's objects of one kind, kept up to date by a list and a watch.
 
-`run` lists, then watches from the list's version. A broken stream is taken up from the last version
-that was seen, by an event or a bookmark; what comes a second time is not heard again. Where the
-server no longer knows that version (410), or the stream says what cannot be understood, all is
-listed again and compared with the copy. So whatever is lost, repeated or cut off on the way, the
-copy comes to be what the server has, and the callback hears of every difference to it once.
+`run` lists, then watches from the list's version. A broken stream is resumed from the last version
+seen, in an event or a bookmark; repeated events are skipped. If the server no longer knows that
+version (410), or sends what cannot be decoded, all objects are listed again and compared with the
+copy. So whatever is lost, repeated or cut off on the way, the copy converges to what the server
+has, and the callback is called once for every difference.
 
-The callback gets the old and the new object: (None, new) where it is new, (old, None) where it is
-gone, else both, with the same UID. Another object of the same name is first gone, then new. The
-copy is already as the callback is told. It runs in the event loop and must not block; what it
-raises ends `run`.
+The callback gets the old and the new object: (None, new) for a new one, (old, None) for a deleted
+one, else both, with the same UID. If another object takes the same name, the callback gets the
+deletion first, then the new one. The copy is already up to date when the callback is called. The
+callback runs in the event loop and must not block; an exception from it ends `run`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Key = tuple[str, str]  # namespace and name
 OnChange = Callable[[T | None, T | None], None]
 
 WATCH_SECONDS = 300
-SILENCE = 150.0  # bookmarks come every minute: a longer silence is a dead connection
-AT_ONCE = 200  # objects of a list that are told before others get the loop
+SILENCE = 150.0  # seconds: bookmarks come every minute, so the connection is dead then
+AT_ONCE = 200  # objects of a list that are processed before other tasks run
 
 _log = structlog.get_logger(__name__)
 
 
-class _Happening(msgspec.Struct):
+class _WatchEvent(msgspec.Struct):
     type: str
     object: msgspec.Raw
 
@@ -54,7 +54,7 @@ class _Bookmark(msgspec.Struct):
     metadata: Meta
 
 
-class _Trouble(msgspec.Struct):
+class _WatchStatus(msgspec.Struct):
     code: int = 0
     reason: str = ""
     message: str = ""
@@ -65,12 +65,12 @@ class _ListAgainError(Exception):
 
 
 class Watch(Generic[T]):
-    """The copy of one kind of object, of one namespace or all, that the selectors leave.
+    """A copy of the objects of one kind, of one namespace or all, that match the selectors.
 
-    An object that is not to be kept is treated as if it were not there.
+    Objects for which `keep` is False are left out.
     """
 
-    def __init__(  # noqa: PLR0913 - which objects, and who hears of them
+    def __init__(  # noqa: PLR0913 - which objects, and the callback
         self,
         client: Client,
         of: Resource[T],
@@ -93,7 +93,7 @@ class Watch(Generic[T]):
         self._synced = asyncio.Event()
         self._refreshes: list[asyncio.Event] = []
         self._stream: asyncio.Task[None] | None = None
-        self._heard = 0.0
+        self._received = 0.0
         self._backoff = Backoff()
 
     @property
@@ -102,20 +102,20 @@ class Watch(Generic[T]):
         return self._objects
 
     def get(self, name: str, namespace: str = "") -> T | None:
-        """The object of this name, where the copy has it."""
+        """The object of this name; None if the copy has none."""
         return self._objects.get((namespace, name))
 
     @property
     def synced(self) -> bool:
-        """The first list is in the copy, and the callback has heard of all of it."""
+        """Whether the first list is in the copy, and the callback was called for all of it."""
         return self._synced.is_set()
 
     async def wait_synced(self) -> None:
-        """Until then."""
+        """Wait until `synced`."""
         await self._synced.wait()
 
     async def refresh(self) -> None:
-        """Until all has been listed again: what the server had when this was called is heard."""
+        """List all objects again: the copy then has at least what the server had at the call."""
         listed = asyncio.Event()
         self._refreshes.append(listed)
         self._version = ""
@@ -125,8 +125,8 @@ class Watch(Generic[T]):
 
     @property
     def silence(self) -> float:
-        """Seconds since the server was last heard."""
-        return time.monotonic() - self._heard
+        """Seconds since the server last sent anything."""
+        return time.monotonic() - self._received
 
     async def run(self) -> None:
         """Keep the copy up to date, until cancelled."""
@@ -147,11 +147,11 @@ class Watch(Generic[T]):
 
     async def _wait(self, why: str) -> None:
         seconds = self._backoff.wait()
-        _log.debug("a watch begins again", of=self._of.plural, why=why, seconds=round(seconds, 3))
+        _log.debug("restarting a watch", of=self._of.plural, why=why, seconds=round(seconds, 3))
         await asyncio.sleep(seconds)
 
     async def _follow(self) -> None:
-        """Watch, until the stream ends or `refresh` ends it."""
+        """Watch until the stream ends, or until `refresh` ends it."""
         self._stream = asyncio.create_task(self._watch())
         try:
             await asyncio.wait([self._stream])
@@ -182,9 +182,9 @@ class Watch(Generic[T]):
             self._put(key, one)
             if number % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(0)
-        self._heard = time.monotonic()
+        self._received = time.monotonic()
         self._synced.set()
-        if not self._refreshes:  # else one was asked for while this was on its way
+        if not self._refreshes:  # else another list was requested meanwhile
             self._version = found.version
 
     async def _watch(self) -> None:
@@ -200,37 +200,37 @@ class Watch(Generic[T]):
         async with self._client.stream(path, query, SILENCE) as lines:
             quiet = True
             async for line in lines:
-                self._hear(line)
-                self._heard = time.monotonic()
+                self._process(line)
+                self._received = time.monotonic()
                 self._backoff.reset()
                 quiet = False
         if quiet:
             raise ApiError(0, "Quiet", "the stream ended before anything came")
 
-    def _hear(self, line: bytes) -> None:
+    def _process(self, line: bytes) -> None:
         try:
-            said = msgspec.json.decode(line, type=_Happening)
-            if said.type == "BOOKMARK":
-                mark = msgspec.json.decode(said.object, type=_Bookmark)
+            event = msgspec.json.decode(line, type=_WatchEvent)
+            if event.type == "BOOKMARK":
+                mark = msgspec.json.decode(event.object, type=_Bookmark)
                 self._version = mark.metadata.resource_version
                 return
-            if said.type == "ERROR":
-                raise _trouble(msgspec.json.decode(said.object, type=_Trouble))
-            one = msgspec.json.decode(said.object, type=self._of.type)
+            if event.type == "ERROR":
+                raise _error_of(msgspec.json.decode(event.object, type=_WatchStatus))
+            one = msgspec.json.decode(event.object, type=self._of.type)
         except msgspec.DecodeError as error:
             raise _ListAgainError(f"a line of the watch cannot be read: {error}") from error
         if self._has_seen(one.metadata.resource_version):
             return
-        if said.type == "DELETED" or not self._keep(one):
+        if event.type == "DELETED" or not self._keep(one):
             self._remove(_key(one))
-        elif said.type in {"ADDED", "MODIFIED"}:
+        elif event.type in {"ADDED", "MODIFIED"}:
             self._put(_key(one), one)
         else:
-            raise _ListAgainError(f"a watch does not say {said.type!r}")
+            raise _ListAgainError(f"the watch sent an event of unknown type {event.type!r}")
         self._version = one.metadata.resource_version
 
     def _has_seen(self, version: str) -> bool:
-        """A stream is in the order of versions: one that is not newer comes a second time."""
+        """Whether an event is a repetition: a stream is in the order of versions."""
         ours = self._version
         return version.isdecimal() and ours.isdecimal() and int(version) <= int(ours)
 
@@ -242,14 +242,14 @@ class Watch(Generic[T]):
         if old is not None and old.metadata.resource_version == one.metadata.resource_version:
             return
         self._objects[key] = one
-        self._tell(old, one)
+        self._call(old, one)
 
     def _remove(self, key: Key) -> None:
         old = self._objects.pop(key, None)
         if old is not None:
-            self._tell(old, None)
+            self._call(old, None)
 
-    def _tell(self, old: T | None, new: T | None) -> None:
+    def _call(self, old: T | None, new: T | None) -> None:
         if self._on_change is not None:
             self._on_change(old, new)
 
@@ -258,5 +258,5 @@ def _key(one: ApiObject) -> Key:
     return one.metadata.namespace, one.metadata.name
 
 
-def _trouble(said: _Trouble) -> ApiError:
+def _error_of(said: _WatchStatus) -> ApiError:
     return ApiError(said.code or 500, said.reason, said.message or "the watch failed")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.cluster.workloads import ENDING, Work, is_single
 from aliquot.placement.core.demand import Demand, Gang, Kind, Placement, Running
-from aliquot.placement.queues.quota import Bound, Resources, Tree, takes, upto, usage, with_all
+from aliquot.placement.queues.quota import Bound, Resources, Tree, add_all, prefixes, takes, usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -86,7 +86,7 @@ class WorkloadAllocations:
     def charged(self, now: float, without: Collection[str] = ()) -> Sums:
         """What counts for the limits of queues, each with all below it; but for these UIDs."""
         staying = self.used(now, {*self._roster.ending, *without})
-        return with_all(Tree(self._queues.queues()).summed(staying), self.ending(now))
+        return add_all(Tree(self._queues.queues()).summed(staying), self.ending(now))
 
     def ending(self, now: float) -> Sums:
         """What counts for limits beside what stays: what those have that make room for gangs."""
@@ -96,7 +96,7 @@ class WorkloadAllocations:
             if gang.making_room:
                 before = usage(self.parts_of(gang.making_room, now), hardware)
                 after = usage(self.parts_of(gang.reserved, now), hardware)
-                with_all(sums, tree.excess(before, after))
+                add_all(sums, tree.excess(before, after))
         return sums
 
     def in_the_way(self, gang: GangState, now: float) -> frozenset[str]:
@@ -110,7 +110,7 @@ class WorkloadAllocations:
         having = frozenset(uid for uid in gang.making_room if uid in self._name_of)
         tree = Tree(self._queues.queues())
         queue = self._queues.queue_of(next(iter(gang.pods.values())))
-        if any(tree.queue(path).limit != Bound() for path in upto(tree.path(queue))):
+        if any(tree.queue(path).limit != Bound() for path in prefixes(tree.path(queue))):
             return having
         rows = {self._cluster.rows.get(place.node) for place in gang.reserved.values()}
         return frozenset(uid for uid in having if not rows.isdisjoint(self._pairs[uid]))
@@ -188,7 +188,7 @@ class WorkloadAllocations:
         """Who has what of the node in a row."""
         node = allocations.hardware.names[row] if row < allocations.hardware.size else ""
         size = int(allocations.hardware.gpu_bytes[row]) if node else 0
-        held = self._cluster.held(node) if self._cluster.rows.get(node) == row else {}
+        held = self._cluster.usage_by_pod(node) if self._cluster.rows.get(node) == row else {}
         now = {uid: pairs for uid, one in held.items() if (pairs := _pairs(row, one))}
         old_size, before = self._rows.pop(row, (size, {}))
         if now:

@@ -1,13 +1,13 @@
-"""All nodes with GPUs and who has what of them, kept up to date by what the API server tells.
+"""The GPUs of all nodes, and what is allocated or reserved on them.
 
-Three things make a node's row in the allocations: its `GPUNode`, the pods bound to it that have a
-plan, and what is reserved on it for pods that are on their way (`reserve`). A change of one of them
-marks the row; the row alone is made anew before the next question. So the allocations are at any
-time what they would be if all were read from scratch, and a change costs the same on five nodes and
-on five thousand. Only a GPU model that no node had before, a node with more GPUs than any other, or
-many more nodes make all rows anew.
+Three things make up a node's row in the allocations: its GPUNode, the pods bound to it that have a
+plan, and reservations for pods that are about to be bound (`reserve`). A change of one of these
+marks the row, and the row is computed again before the next question. So the allocations always
+equal what a full recount would give, and a change costs the same on five nodes and on five
+thousand. All rows are computed again only for a GPU model that no node had before, for a node with
+more GPUs than any other, or if many nodes were added.
 
-No input or output, no clock but the one that is given.
+No input or output; the clock is a parameter.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from aliquot.kubernetes.api.presets import ALIQUOT, SLOTS
 from aliquot.kubernetes.cluster.hardware import spec_of
 from aliquot.kubernetes.cluster.node_usage import NodeUsage
 from aliquot.kubernetes.cluster.parts import planned_parts
+from aliquot.kubernetes.cluster.usable import NO_AGENT
 from aliquot.placement.choose.chooser import Chooser
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations, NodeFree
@@ -43,35 +44,35 @@ if TYPE_CHECKING:
     from aliquot.placement.choose.strategies import Strategy
     from aliquot.placement.core.snapshot import Snapshot
 
-SPARE = 0.1  # rows more than nodes, so that a new node does not make all rows anew
-NOTHING_LEFT = NodeFree((), (), (), ())
+SPARE = 0.1  # spare rows, as a part of all nodes: a new node needs no new table
+NOTHING_FREE = NodeFree((), (), (), ())
 NO_SIZE = -1
-UNNAMED_SECONDS = 10.0  # from the bind until an agent has named a pod, or let go of one that ended
-ALIKE = 256  # nodes that differ, whose empty pictures are kept
+UNREPORTED_SECONDS = 10.0  # within which an agent reports a pod after its binding, or its end
+EMPTY_NODES = 256  # different kinds of nodes, of which an empty snapshot is cached
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What a pod that is on its way will have; forgotten at `until`.
+    """GPUs reserved for a pod until the time `until`.
 
-    `pod` is for people. `sure`: it is being bound, or is bound and not yet seen so. `asked` is what
-    it was planned for, and `news` how often the node had told anything new by then. `over`: the pod
-    has ended, and its node may not have heard of that.
+    `pod` is its name, for messages. `binding`: the pod is being bound, or was bound and no watch
+    has reported it yet. `requests` is what the plan was made for, and `node_version` the version of
+    the node then. `ended`: the pod has ended, and its node may not know that yet.
     """
 
     pod: str
     node: str
     parts: Parts
     until: float
-    sure: bool = False
-    asked: tuple[ContainerRequest, ...] = ()
-    news: int = -1
-    over: bool = False
+    binding: bool = False
+    requests: tuple[ContainerRequest, ...] = ()
+    node_version: int = -1
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Bytes of a node's GPUs, and into how many shares a shared one is cut."""
+    """Bytes of each GPU of a node, and how many containers share one of its shared GPUs."""
 
     gpu_bytes: int
     shares: int
@@ -85,7 +86,7 @@ class _Bound:
 
 
 class Cluster:
-    """The allocations of all nodes, and who is on their way to them."""
+    """The allocations of all nodes, and the reservations on them."""
 
     def __init__(
         self,
@@ -95,60 +96,66 @@ class Cluster:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._presets = presets
-        self._most_holders = SLOTS if any(one.per_card for one in presets) else None
+        self._most_holders = SLOTS if any(one.per_gpu for one in presets) else None
         self._by = by
         self.now = now
         self._nodes: dict[str, GpuNode] = {}
-        self._unserved: set[str] = set()
+        self._unusable: dict[str, str] = {}
         self._bound: dict[str, _Bound] = {}
         self._reserved: dict[str, Reserved] = {}
         self._here: defaultdict[str, set[str]] = defaultdict(set)  # UIDs of both, by node
-        self._named: set[str] = set()  # UIDs of those that their node has named at some time
+        self._reported: set[str] = set()  # UIDs that their node has reported at some time
         self._rows: dict[str, int] = {}
         self._specs: dict[str, NodeSpec] = {}
         self._free_rows: list[int] = []
         self._strengths: dict[str, float] = {}
         self._stale: set[str] = set()
         self._next_old = math.inf
-        self._lefts: dict[str, NodeFree] = {}
-        self._tallies: dict[str, NodeUsage] = {}
-        self._helds: dict[str, Mapping[str, Mapping[int, GpuUsage]]] = {}
-        self._news: Counter[str] = Counter()
+        self._free: dict[str, NodeFree] = {}
+        self._usages: dict[str, NodeUsage] = {}
+        self._by_pod: dict[str, Mapping[str, Mapping[int, GpuUsage]]] = {}
+        self._versions: Counter[str] = Counter()
         self._sizes: dict[Size, int] = {}
         self._size_of: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._empty: OrderedDict[NodeSpec, tuple[Snapshot, Strategy]] = OrderedDict()
         self._chooser = self._rebuilt()
 
-    # --- what the API server tells ----------------------------------------------------------------
+    # --- what watches report ----------------------------------------------------------------------
 
     def set_node(self, name: str, node: GpuNode | None) -> None:
-        """A node's GPUs are now so; None: it has none any more."""
+        """A GPUNode was created or changed; None: it is gone."""
         if node is None:
             self._nodes.pop(name, None)
         else:
             self._nodes[name] = node
-            self._named |= _named_by(node) & self._here.get(name, set())
-        self._tallies.pop(name, None)
+            self._reported |= _reported_by(node) & self._here.get(name, set())
+        self._usages.pop(name, None)
         self._learn(name)
 
-    def set_served(self, name: str, *, served: bool) -> None:
-        """Whether the kubelet of a node has devices to give: without its agent it has none."""
-        if served == (name not in self._unserved):
+    def set_unusable(self, name: str, why: str | None) -> None:
+        """Why a node can get no new pods (`usable.why_unusable`); None: it can.
+
+        Pods that are there keep what they have, and it still counts.
+        """
+        if why == self._unusable.get(name):
             return
-        (self._unserved.discard if served else self._unserved.add)(name)
+        if why is None:
+            del self._unusable[name]
+        else:
+            self._unusable[name] = why
         self._learn(name)
 
     def set_pod(self, uid: str, pod: Pod | None) -> None:
-        """A pod is now so; None: it is gone. One that has ended holds what its node names, only.
+        """A pod was created or changed; None: it is gone.
 
-        One that ends soon after it was bound may still be held by its node, which has not named it
-        yet: its plan counts a while longer.
+        A pod that has ended has only what its GPUNode still reports. If it ends before its node has
+        reported it, its plan counts for a while longer: the node may be about to report it.
         """
         if pod is not None and not pod.ended and not pod.spec.node_name and uid not in self._bound:
             return
         reserved = self._reserved.get(uid)
         before = self._bound.get(uid) or reserved
-        if reserved is not None and reserved.over and (pod is None or pod.ended):
+        if reserved is not None and reserved.ended and (pod is None or pod.ended):
             return
         now = None
         if pod is not None and not pod.ended and pod.spec.node_name:
@@ -156,45 +163,45 @@ class Cluster:
             seen = self._bound[uid].seen if uid in self._bound else self.now()
             now = _Bound(pod.spec.node_name, parts, seen) if parts else None
         if now and before and (now.node, now.parts) == (before.node, before.parts):
-            self._reserved.pop(uid, None)  # its node's row stays as it is
+            self._reserved.pop(uid, None)  # the row of its node does not change
             self._bound[uid] = now
             return
         self.forget(uid)
-        self._part_with(uid, early=now is None)
+        self._unbind(uid, early=now is None)
         if now:
             self._bound[uid] = now
-            self._come(uid, now.node, now.parts)
+            self._add(uid, now.node, now.parts)
             self._learn(now.node)
             if now.node in self._nodes:
-                self._named |= _named_by(self._nodes[now.node]) & {uid}
+                self._reported |= _reported_by(self._nodes[now.node]) & {uid}
 
-    # --- who is on their way ----------------------------------------------------------------------
+    # --- reservations -----------------------------------------------------------------------------
 
     def reserve(self, uid: str, reserved: Reserved) -> None:
-        """Count this for a pod, instead of what was reserved for it before."""
+        """Reserve this for a pod, instead of what was reserved for it before."""
         if uid in self._bound:
             return
         before = self._reserved.get(uid)
         if before is None or (before.node, before.parts) != (reserved.node, reserved.parts):
             self.forget(uid)
-            self._come(uid, reserved.node, reserved.parts)
+            self._add(uid, reserved.node, reserved.parts)
         self._reserved[uid] = reserved
         self._next_old = min(self._next_old, reserved.until)
 
     def forget(self, uid: str) -> None:
-        """Count no more what is reserved for a pod."""
+        """Drop the reservation of a pod."""
         before = self._reserved.pop(uid, None)
         if before is not None:
-            self._leave(uid, before.node)
+            self._remove(uid, before.node)
 
     def release(self, uid: str) -> None:
-        """Count no more what is reserved for a pod, unless it is being bound there."""
+        """Drop the reservation of a pod, unless it is being bound there."""
         before = self._reserved.get(uid)
-        if before is not None and not before.sure:
+        if before is not None and not before.binding:
             self.forget(uid)
 
     def forget_all(self) -> None:
-        """Count no more what is reserved for anybody."""
+        """Drop all reservations."""
         for uid in list(self._reserved):
             self.forget(uid)
 
@@ -204,45 +211,45 @@ class Cluster:
         return self._reserved.get(uid)
 
     def unreported(self, node: str) -> Iterator[tuple[str, Parts]]:
-        """Pods of a node of which it has not named all containers yet, with those it has not.
+        """The pods bound to a node, or being bound, with containers that it has not reported yet.
 
-        Bound, or being bound; by UID.
+        Each with its UID and these containers.
         """
         if node not in self._nodes:
             return
-        for uid, missing in self._tally(node).unnamed():
-            if uid in self._bound or self._reserved[uid].sure:
+        for uid, missing in self._usage(node).unreported():
+            if uid in self._bound or self._reserved[uid].binding:
                 yield uid, missing
 
-    def news(self, node: str) -> int:
-        """How often anything was told of a node that is not from here."""
-        return self._news[node]
+    def node_version(self, node: str) -> int:
+        """A number that grows whenever a watch reports a change of a node or of its pods."""
+        return self._versions[node]
 
     # --- the allocations --------------------------------------------------------------------------
 
     @property
     def nodes(self) -> Mapping[str, GpuNode]:
-        """All nodes, by name."""
+        """All GPUNodes, by name."""
         return self._nodes
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """The row of each node in the allocations; brought up to date by `chooser`."""
+        """The row of each node in the allocations; up to date after a call of `chooser`."""
         return self._rows
 
     @property
     def sizes(self) -> Mapping[Size, int]:
-        """The sizes that nodes have or had, numbered."""
+        """The sizes that nodes have or had, each with a number."""
         return self._sizes
 
     @property
     def size_of(self) -> NDArray[np.int64]:
-        """The number of each row's size; brought up to date by `chooser`."""
+        """The number of each row's size; up to date after a call of `chooser`."""
         return self._size_of
 
     @property
     def chooser(self) -> Chooser:
-        """The brain at work on the allocations as they are now."""
+        """Chooses GPUs by the current allocations."""
         self._forget_old()
         self.bring_up_to_date(len(self._stale))
         return self._chooser
@@ -252,54 +259,63 @@ class Cluster:
         """The name of the strategy."""
         return self._by
 
-    def held(self, name: str) -> Mapping[str, Mapping[int, GpuUsage]]:
-        """Who has what of a node's GPUs, or has it reserved: by UID and column."""
-        found = self._helds.get(name)
+    def why_unusable(self, name: str) -> str | None:
+        """Why a node can get no new pods with GPUs; None if it can."""
+        return self._unusable.get(name) or (None if self._has_gpus(name) else NO_AGENT)
+
+    @property
+    def usable_nodes(self) -> int:
+        """How many nodes can get new pods with GPUs."""
+        return sum(self._has_gpus(name) and name not in self._unusable for name in self._nodes)
+
+    def usage_by_pod(self, name: str) -> Mapping[str, Mapping[int, GpuUsage]]:
+        """What each pod has of a node's GPUs, or has reserved: by UID and column."""
+        found = self._by_pod.get(name)
         if found is None:
-            found = self._helds[name] = self._tally(name).held()
+            found = self._by_pod[name] = self._usage(name).by_pod()
         return found
 
     def bring_up_to_date(self, rows: int) -> None:
-        """Make so many of the rows anew that have changed: fewer are left for the next question."""
+        """Compute up to so many changed rows again, so that the next question has fewer to do."""
         for name in list(islice(self._stale, rows)):
             if not self._write(name):
                 self._chooser = self._rebuilt()
                 return
             self._stale.discard(name)
 
-    def alone(self, name: str, without: Collection[str] = ()) -> Chooser | None:
-        """The brain on one node, as row 0, as it would be without what these pods have, by UID.
+    def chooser_on(self, name: str, without: Collection[str] = ()) -> Chooser | None:
+        """Chooses GPUs on one node, as row 0, as if these pods, by UID, had nothing.
 
-        None where the node has no GPUs to give.
+        None if the node is unusable.
         """
-        if not self._is_there(name):
+        if self.why_unusable(name) is not None:
             return None
         node = self._nodes[name]
-        picture, by = self._alike(replace(self._spec(node), name=""))
-        allocations = Allocations(picture)
-        known = name in self._lefts and name not in self._stale and not without
-        allocations.set_node(0, self._lefts[name] if known else self._left(name, without))
+        snapshot, by = self._empty_node(replace(self._spec(node), name=""))
+        allocations = Allocations(snapshot)
+        cached = name in self._free and name not in self._stale and not without
+        allocations.set_node(0, self._free[name] if cached else self._free_on(name, without))
         return Chooser(allocations, by)
 
-    def _alike(self, spec: NodeSpec) -> tuple[Snapshot, Strategy]:
-        """A node like this, empty, and the strategy for it. There are few that differ."""
+    def _empty_node(self, spec: NodeSpec) -> tuple[Snapshot, Strategy]:
+        """An empty node like this, and the strategy for it. A cluster has few kinds of nodes."""
         found = self._empty.get(spec)
         if found is None:
-            picture = empty([spec])
-            found = picture, strategy(self._by, picture.hardware)
+            snapshot = empty([spec])
+            found = snapshot, strategy(self._by, snapshot.hardware)
             self._empty[spec] = found
-            if len(self._empty) > ALIKE:
+            if len(self._empty) > EMPTY_NODES:
                 self._empty.popitem(last=False)
         return found
 
-    def _left(self, name: str, without: Collection[str] = ()) -> NodeFree:
-        return self._tally(name).left(most_holders=self._most_holders, without=without)
+    def _free_on(self, name: str, without: Collection[str] = ()) -> NodeFree:
+        return self._usage(name).free(most_holders=self._most_holders, without=without)
 
-    def _tally(self, name: str) -> NodeUsage:
-        found = self._tallies.get(name)
+    def _usage(self, name: str) -> NodeUsage:
+        found = self._usages.get(name)
         if found is None:
             planned = {uid: self._parts(uid) for uid in self._here.get(name, ())}
-            found = self._tallies[name] = NodeUsage(self._nodes[name].status, planned)
+            found = self._usages[name] = NodeUsage(self._nodes[name].status, planned)
         return found
 
     def _parts(self, uid: str) -> Parts:
@@ -307,8 +323,8 @@ class Cluster:
         return bound.parts if bound else self._reserved[uid].parts
 
     def _write(self, name: str) -> bool:
-        """Make a node's row anew; whether there is a place for it."""
-        if not self._is_there(name):
+        """Compute a node's row again; False if the table has no place for it."""
+        if not self._has_gpus(name):
             self._clear(name)
             return True
         node = self._nodes[name]
@@ -323,8 +339,8 @@ class Cluster:
         same = self._specs.get(name) == spec
         self._specs[name] = spec
         self._size_of[row] = self._number(spec, node)
-        left = self._lefts[name] = self._left(name)
-        allocations.set_node(row, left, None if same else spec)
+        free = self._free[name] = self._free_on(name)
+        allocations.set_node(row, free, None if same else spec)
         return True
 
     def _number(self, spec: NodeSpec, node: GpuNode) -> int:
@@ -332,84 +348,89 @@ class Cluster:
 
     def _clear(self, name: str) -> None:
         self._specs.pop(name, None)
-        self._lefts.pop(name, None)
+        self._free.pop(name, None)
         row = self._rows.pop(name, None)
         if row is not None:
-            self._chooser.allocations.set_node(row, NOTHING_LEFT, _unused(row))
+            self._chooser.allocations.set_node(row, NOTHING_FREE, _unused(row))
             self._size_of[row] = NO_SIZE
             self._free_rows.append(row)
 
     def _rebuilt(self) -> Chooser:
-        """The allocations anew, with spare rows. Only stale nodes are counted again."""
-        named = {name: one for name, one in self._nodes.items() if self._is_there(name)}
+        """A new table of allocations with spare rows. Only changed nodes are counted again."""
+        nodes = {name: one for name, one in self._nodes.items() if self._has_gpus(name)}
         sizes: dict[str, int] = defaultdict(int)
-        for one in named.values():
+        for one in nodes.values():
             spec = spec_of(one)
             sizes[spec.model] = max(sizes[spec.model], spec.gpu_bytes)
         weakest_first = sorted(sizes, key=lambda model: (sizes[model], model))
         self._strengths = {model: float(rank) for rank, model in enumerate(weakest_first)}
-        self._specs = {name: self._spec(one) for name, one in named.items()}
-        self._rows = {name: row for row, name in enumerate(named)}
-        spare = range(len(named), len(named) + 16 + int(SPARE * len(named)))
+        self._specs = {name: self._spec(one) for name, one in nodes.items()}
+        self._rows = {name: row for row, name in enumerate(nodes)}
+        spare = range(len(nodes), len(nodes) + 16 + int(SPARE * len(nodes)))
         self._free_rows = list(reversed(spare))
         allocations = Allocations(empty([*self._specs.values(), *map(_unused, spare)]))
         self._size_of = np.full(allocations.hardware.size, NO_SIZE)
-        self._lefts = {name: left for name, left in self._lefts.items() if name in named}
+        self._free = {name: free for name, free in self._free.items() if name in nodes}
         for name, row in self._rows.items():
-            node = named[name]
-            if name in self._stale or name not in self._lefts:
-                self._lefts[name] = self._left(name)
+            node = nodes[name]
+            if name in self._stale or name not in self._free:
+                self._free[name] = self._free_on(name)
             self._size_of[row] = self._number(self._specs[name], node)
-            allocations.set_node(row, self._lefts[name])
+            allocations.set_node(row, self._free[name])
         self._stale.clear()
         return Chooser(allocations, strategy(self._by, allocations.hardware))
 
-    def _is_there(self, name: str) -> bool:
+    def _has_gpus(self, name: str) -> bool:
         node = self._nodes.get(name)
-        return node is not None and bool(node.status.gpus) and name not in self._unserved
+        return node is not None and bool(node.status.gpus)
 
     def _spec(self, node: GpuNode) -> NodeSpec:
+        """A node as `placement` knows it; no GPU of an unusable one can be given."""
         spec = spec_of(node)
-        return replace(spec, strength=self._strengths.get(spec.model, 0.0))
+        unhealthy = spec.unhealthy
+        if node.metadata.name in self._unusable:
+            unhealthy = frozenset(range(spec.gpus))
+        strength = self._strengths.get(spec.model, 0.0)
+        return replace(spec, strength=strength, unhealthy=unhealthy)
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _come(self, uid: str, node: str, parts: Parts) -> None:
+    def _add(self, uid: str, node: str, parts: Parts) -> None:
         self._here[node].add(uid)
-        if node in self._tallies:
-            self._tallies[node].come(uid, parts)
+        if node in self._usages:
+            self._usages[node].add(uid, parts)
         self._mark(node)
 
-    def _leave(self, uid: str, node: str) -> None:
+    def _remove(self, uid: str, node: str) -> None:
         self._here[node].discard(uid)
-        self._named.discard(uid)
+        self._reported.discard(uid)
         if not self._here[node]:
             del self._here[node]
-        if node in self._tallies:
-            self._tallies[node].leave(uid)
+        if node in self._usages:
+            self._usages[node].remove(uid)
         self._mark(node)
 
-    def _part_with(self, uid: str, *, early: bool) -> None:
-        """A pod is bound no more; `early`: its node may not have heard of it."""
+    def _unbind(self, uid: str, *, early: bool) -> None:
+        """A pod is no longer bound; `early`: its node may not have reported it yet."""
         bound = self._bound.get(uid)
         if bound is None:
             return
         node = bound.node
-        until = bound.seen + UNNAMED_SECONDS
-        early = early and self.now() < until and uid not in self._named
+        until = bound.seen + UNREPORTED_SECONDS
+        early = early and self.now() < until and uid not in self._reported
         del self._bound[uid]
-        self._leave(uid, node)
+        self._remove(uid, node)
         if early:
-            self.reserve(uid, Reserved(uid, node, bound.parts, until, over=True))
+            self.reserve(uid, Reserved(uid, node, bound.parts, until, ended=True))
 
     def _learn(self, node: str) -> None:
-        """Something that was not decided here."""
-        self._news[node] += 1
+        """A watch has reported a change of a node, or of a pod on it."""
+        self._versions[node] += 1
         self._mark(node)
 
     def _mark(self, node: str) -> None:
         self._stale.add(node)
-        self._helds.pop(node, None)
+        self._by_pod.pop(node, None)
 
     def _forget_old(self) -> None:
         now = self.now()
@@ -420,7 +441,7 @@ class Cluster:
         self._next_old = min((one.until for one in self._reserved.values()), default=math.inf)
 
 
-def _named_by(node: GpuNode) -> set[str]:
+def _reported_by(node: GpuNode) -> set[str]:
     return {part.pod_uid for gpu in node.status.gpus for part in gpu.grants}
 
 

@@ -1,7 +1,7 @@
-"""Which nodes a pod may go to, as far as nodes themselves say; in which rack and block they are.
+"""Which nodes accept a pod, by taints, selectors and affinity; and labels for racks and blocks.
 
-It is kube-scheduler that decides about taints, selectors and affinity: looking at them before a
-gang is planned only saves plans that it would turn down.
+kube-scheduler decides about all of these. Gangs and jobs check them beforehand only to avoid plans
+that kube-scheduler would refuse.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     )
 
 UNSCHEDULABLE = Taint("node.kubernetes.io/unschedulable", effect="NoSchedule")
-KEEPS_AWAY = {"NoSchedule", "NoExecute"}
+REPELLING = {"NoSchedule", "NoExecute"}
 
-# The first that a node has counts. An NVLink domain across nodes is a rack of its own.
+# The first label that a node has counts. An NVLink domain across nodes counts as a rack.
 RACKS = (
     f"{GROUP}/rack",
     "nvidia.com/gpu.clique",
@@ -49,9 +49,9 @@ BLOCKS = (
 
 @dataclass(frozen=True, slots=True)
 class NodeConstraints:
-    """Where a pod may go: labels that its node must have, and taints that it tolerates.
+    """Which nodes accept a pod: labels that a node must have, and taints that the pod tolerates.
 
-    `barred` are nodes that kube-scheduler did not offer to a pod like this, not long ago.
+    `barred` are nodes that kube-scheduler has recently not offered to such a pod.
     """
 
     labels: tuple[tuple[str, str], ...] = ()
@@ -61,7 +61,7 @@ class NodeConstraints:
 
     @classmethod
     def of(cls, pod: Pod, barred: Collection[str] = ()) -> NodeConstraints:
-        """What a pod says."""
+        """The constraints of a pod."""
         spec = pod.spec
         near = spec.affinity.node_affinity if spec.affinity else None
         return cls(
@@ -72,18 +72,18 @@ class NodeConstraints:
         )
 
     def allow(self, name: str, node: Node | None) -> bool:
-        """Whether a pod may go to a node; one that is not known has no labels and no taints."""
+        """Whether a node accepts the pod; an unknown node has no labels and no taints."""
         node = node or Node()
         return self._wants(name, node) and not self._untolerated(node)
 
-    def kept_by(self, name: str, node: Node) -> tuple[str, ...]:
-        """The taints without which a pod might go to a node."""
+    def untolerated_taints(self, name: str, node: Node) -> tuple[str, ...]:
+        """The taints that alone keep the pod from a node."""
         if not self._wants(name, node):
             return ()
         return tuple(f"{_named(one)}:{one.effect}" for one in self._untolerated(node))
 
     def _wants(self, name: str, node: Node) -> bool:
-        """Whether a pod may go to a node, but for taints."""
+        """Whether a node accepts the pod, taints aside."""
         labels = node.metadata.labels
         if name in self.barred or any(labels.get(key) != value for key, value in self.labels):
             return False
@@ -96,13 +96,13 @@ class NodeConstraints:
         return [
             taint
             for taint in taints
-            if taint.effect in KEEPS_AWAY
+            if taint.effect in REPELLING
             and not any(_tolerates(one, taint) for one in self.tolerations)
         ]
 
 
 def label_of(node: Node | None, names: Collection[str]) -> str:
-    """The first of these labels that a node has."""
+    """The value of the first of these labels that a node has; empty if none."""
     if node is None:
         return ""
     labels = node.metadata.labels

@@ -1,7 +1,7 @@
-"""What containers ask for, in the numbers of the brain.
+"""What containers ask for, as demands of `placement`.
 
-A share of a shared GPU, or a percentage of a GPU's memory, is more on one node than on another. So
-one request is a demand for each size of GPU and number of shares that nodes have.
+A share of a shared GPU, or a percentage of a GPU's memory, is more on some nodes than on others. So
+one request becomes one demand for each GPU size and number of shares that nodes have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ANY_SIZE = Size(0, 1)
 def demand_of(
     request: ContainerRequest, gpu_bytes: int, shares: int, models: Sequence[str]
 ) -> Demand:
-    """A request on nodes with GPUs of this size and so many shares; `models` are all there are."""
+    """A request on nodes with GPUs of this size and number of shares; `models` are all models."""
     whole = request.kind == "whole"
     return Demand(
         gpus=request.gpus,
@@ -44,7 +44,7 @@ def demand_of(
 
 
 class Demands:
-    """Requests on all rows of the allocations, as they are now."""
+    """What requests cost and lack on all rows of the current allocations."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._chooser = cluster.chooser
@@ -53,7 +53,7 @@ class Demands:
         self.size = len(self._size_of)
 
     def costs(self, request: ContainerRequest) -> NDArray[np.float64]:
-        """What each row would cost; infinite where there is no room."""
+        """What a request costs on each row; infinite if it does not fit."""
         if _is_everywhere_the_same(request):
             return self._chooser.costs(self._demand(request))
         result = np.full(self.size, np.inf)
@@ -62,14 +62,14 @@ class Demands:
         return result
 
     def gpus_on(self, request: ContainerRequest, row: int) -> tuple[int, ...]:
-        """The columns of the GPUs that are best in a row that has room."""
+        """The columns of the best GPUs of a row that the request fits."""
         size = ANY_SIZE
         if not _is_everywhere_the_same(request):
             size = list(self._sizes)[self._size_of[row]]
         return self._chooser.gpus_on(row, self._demand(request, size))
 
     def lacks(self, request: ContainerRequest) -> list[Lack | None]:
-        """What each row lacks; None where there is room."""
+        """What each row lacks; None if the request fits."""
         allocations = self._chooser.allocations
         if _is_everywhere_the_same(request):
             return lacks_of(allocations, self._demand(request))
@@ -85,7 +85,7 @@ class Demands:
         return demand_of(request, size.gpu_bytes, size.shares, models)
 
     def _demands(self, request: ContainerRequest) -> Iterator[tuple[Demand, NDArray[np.bool_]]]:
-        """The demands that the request is, and which rows each is for."""
+        """The demands that the request becomes, each with the rows it is for."""
         for size, number in self._sizes.items():
             rows = self._size_of == number
             if rows.any():
@@ -97,7 +97,7 @@ def _is_everywhere_the_same(request: ContainerRequest) -> bool:
 
 
 def _models(words: frozenset[str], models: Sequence[str]) -> frozenset[str]:
-    """The models that have one of the words in their names; a node's must all have."""
+    """The models with one of these words in their name; for a mixed node, in all of its models."""
     if not words:
         return frozenset()
     folded = [word.casefold() for word in words]

@@ -1,8 +1,8 @@
-"""Elastic jobs as claims see them: what one could do without, and how long giving it back takes.
+"""Elastic jobs as preemption sees them: what a job can give back, and how long that takes.
 
-Each worker's pod says it in an annotation of the controller (`aliquot.io/elastic`): the job's
-smallest size, for how long ahead workers are told, and for how long they may end. Others can write
-that too, so none of these times, nor both together, counts for longer than `LONGEST`. Pure.
+The controller writes it into an annotation of each worker's pod (`aliquot.io/elastic`): the job's
+smallest size, the notice that workers get, and their grace period. Others can write annotations
+too, so neither of these times, nor both together, counts for longer than `LONGEST`. Pure.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 LONGEST = 300.0
 MOST = 200  # characters
-MARGIN = 15.0  # for the decision to give back, and for nodes to say that it is done
-LATE = 5.0  # who was told by the controller is stopped by it; after so long, by an eviction
+MARGIN = 15.0  # seconds for the decision to give back, and for nodes to report the end
+LATE = 5.0  # seconds after which pods that the controller should have stopped are evicted
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What a worker's pod says of its job. Times are in seconds."""
+    """What the annotation of a worker's pod says. Times are in seconds."""
 
     least: int
     notice: float = 0.0
@@ -36,18 +36,18 @@ class Terms(msgspec.Struct, frozen=True):
 
     @property
     def told_ahead(self) -> float:
-        """For how long ahead workers are told, as far as that counts."""
+        """The notice that workers get, bounded."""
         return _bounded(self.notice)
 
     @property
     def patience(self) -> float:
-        """How long it takes to give back, with notice; as far as that counts."""
+        """How long giving back takes, with notice and grace period, bounded."""
         return _bounded(self.told_ahead + _bounded(self.grace)) + MARGIN
 
 
 @dataclass(frozen=True, slots=True)
 class Surplus:
-    """What an elastic job has above its smallest size: the UIDs of those pods, last rank first."""
+    """The pods of an elastic job above its smallest size: their UIDs, highest rank first."""
 
     job: str
     seconds: float
@@ -55,7 +55,7 @@ class Surplus:
 
 
 def terms_of(pod: Pod) -> Terms | None:
-    """What a pod says of its elastic job; None where it is of none."""
+    """What a pod says about its elastic job; None if it belongs to none."""
     text = pod.metadata.annotations.get(ELASTIC)
     if not text or len(text) > MOST or JOB not in pod.metadata.labels:
         return None
@@ -63,13 +63,13 @@ def terms_of(pod: Pod) -> Terms | None:
 
 
 def told_ahead(pods: Iterable[Pod]) -> float:
-    """For how long ahead a gang's pods are told that they end; 0 where nobody tells them."""
+    """The notice that the pods of a gang get before they end; 0 without."""
     found = filter(None, map(terms_of, pods))
     return max((one.told_ahead for one in found), default=0.0)
 
 
 def surpluses(pods: Iterable[Pod]) -> list[Surplus]:
-    """What each elastic job could give back of these, which have nodes: the highest ranks."""
+    """What each elastic job can give back of these bound pods: the highest ranks."""
     workers: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     terms: dict[str, Terms] = {}
     for pod in pods:

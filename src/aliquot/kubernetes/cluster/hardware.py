@@ -1,6 +1,6 @@
-"""A node's GPUs as the brain sees them, before anything runs there. Pure.
+"""A node's GPUs as `placement` knows them, before anything runs there. Pure.
 
-CPU and memory of nodes are kube-scheduler's business: here every node has more than enough.
+kube-scheduler checks the CPU and memory of nodes: here every node has more than enough.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIXED = " + "  # between the models of a node that has several
 
 
 def spec_of(node: GpuNode, strength: float = 0.0) -> NodeSpec:
-    """The node before anything runs on it. Where its GPUs differ, the smallest counts for all."""
+    """The empty node. If its GPUs differ, all count as the smallest."""
     gpus = node.status.gpus
     return NodeSpec(
         name=node.metadata.name,
@@ -53,7 +53,7 @@ def milli_of(kind: plan.Kind, reserved: int, shares: int) -> int:
 
 
 def _links(gpus: Iterable[NodeGpu]) -> Links:
-    """The ranks of the ways between all pairs; nothing where no GPU says any."""
+    """The rank of the link between each pair of GPUs; empty if no GPU reports links."""
     every = tuple(gpus)
     if not any(one.links for one in every):
         return ()

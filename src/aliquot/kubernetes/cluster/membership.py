@@ -141,7 +141,7 @@ def check_duration(pod: Pod) -> None:
     text = pod.metadata.annotations.get(DURATION)
     if text is not None and _duration(text) is None:
         raise InvalidRequestError(
-            "BadAnnotation",
+            "InvalidAnnotation",
             f"the annotation {DURATION} is {text!r}, which is no time that work could take",
             "Write a number with s, m, h or d, for example 90s, 30m, 2h or 14d; 3650d is the most.",
         )

@@ -1,10 +1,10 @@
-"""What a pod's containers have, or will have, of a node's GPUs.
+"""The parts of a node's GPUs that a pod's containers have or will have.
 
-A container's device ids are asked of the agent resource by resource, with a count and nothing else.
-So two containers of different pods can be confused where a count is the same. That does no harm
-where the containers are alike: each gets what the other would have had. Where they differ, it does
-harm if their GPUs differ, or if nothing the kubelet asks for tells them apart at all: then one must
-wait until the other is reported.
+The kubelet asks the agent for devices resource by resource, by a count only. So the agent can
+confuse two containers of different pods that ask for the same count. This does no harm if the
+containers are alike: each gets what the other would have got. If they differ, it does harm if their
+GPUs differ, or if all their counts are the same: then one must wait until the node has reported the
+other.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from aliquot.model import MAX_SLICES, Priority
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from aliquot.kubernetes.api.gpunode import GpuNodeStatus
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.api.plan import Kind
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.api.requests import ContainerRequest
 
 
-MOST_BYTES = 1 << 48  # of a GPU's memory that anybody can mean
+MOST_BYTES = 1 << 48  # no GPU has more memory
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """A container's part of each of some GPUs.
 
-    `reserved` is percent of compute that no other can have. `init`: it ends before the containers
-    after it begin. `units` is what the kubelet asks for: resource and count.
+    `reserved` is the percentage of compute that no other container can have. `init`: the container
+    ends before those after it start. `units` is what the kubelet asks for: resource and count.
     """
 
     container: str
@@ -51,17 +52,17 @@ Parts = tuple[Part, ...]  # of one pod, in the order in which the kubelet starts
 
 
 def planned_parts(pod: Pod, presets: Sequence[Preset]) -> Parts:
-    """What a pod has by its plan; nothing where it has none that makes sense.
+    """What a pod has by its plan; nothing without a valid plan.
 
-    Whoever may write the pod may have written the plan: what is in it of containers that ask for
-    nothing, or for something else, does not count.
+    Anybody who may write the pod may have written the plan: entries for containers that ask for
+    nothing, or for something else, do not count.
     """
     plan = decode_plan(pod.metadata.annotations.get(PLAN, ""))
     if plan is None:
         return ()
     try:
         asked = requests_of(pod, presets)
-    except InvalidRequestError:  # an annotation has changed since it was planned
+    except InvalidRequestError:  # an annotation was changed after it was planned
         return _unchecked_parts(pod, plan, presets)
     return tuple(
         _part(one, plan.containers[one.container])
@@ -71,7 +72,7 @@ def planned_parts(pod: Pod, presets: Sequence[Preset]) -> Parts:
 
 
 def _unchecked_parts(pod: Pod, plan: Plan, presets: Sequence[Preset]) -> Parts:
-    """The parts of containers that ask for GPUs, and nobody knows how."""
+    """The planned parts of all containers that ask for GPUs, as far as amounts are possible."""
     stages = {one.name: one.restart_policy != "Always" for one in pod.spec.init_containers}
     return tuple(
         Part(
@@ -113,8 +114,23 @@ def _within(value: int, most: int) -> int:
     return max(0, min(value, most))
 
 
+def part_of(request: ContainerRequest, columns: Sequence[int], status: GpuNodeStatus) -> Part:
+    """What a container gets on these GPUs of a node."""
+    gpus = [status.gpus[column] for column in columns]
+    return Part(
+        container=request.container,
+        kind=request.kind,
+        gpus=tuple(gpu.uuid for gpu in gpus),
+        memory=min(request.memory_of(gpu.memory, status.shares) for gpu in gpus),
+        compute=request.compute,
+        reserved=request.reserved,
+        init=request.init,
+        units=request.units,
+    )
+
+
 def plan_of(parts: Parts) -> Plan:
-    """The plan that says so."""
+    """The plan for these parts."""
     return Plan(
         {
             one.container: ContainerPlan(
@@ -125,17 +141,17 @@ def plan_of(parts: Parts) -> Plan:
     )
 
 
-def confused(ours: Iterable[Part], theirs: Iterable[Part]) -> tuple[Part, Part] | None:
-    """Two containers of two pods of which the agent could take one for the other, to harm."""
+def confusable(ours: Iterable[Part], theirs: Iterable[Part]) -> tuple[Part, Part] | None:
+    """A container of each of two pods that the agent could confuse, with harm; None without."""
     others = tuple(theirs)
     for one in ours:
         for other in others:
-            if _confusable(one, other):
+            if _are_confusable(one, other):
                 return one, other
     return None
 
 
-def _confusable(one: Part, other: Part) -> bool:
+def _are_confusable(one: Part, other: Part) -> bool:
     if one.units == other.units:
         return bool(one.units) and _shape(one) != _shape(other)
     return not set(one.units).isdisjoint(other.units) and set(one.gpus) != set(other.gpus)

@@ -1,10 +1,10 @@
-"""What comes from all queues together: the tree, bounds as the brain knows them, mistakes. Pure.
+"""The tree of all queues, with their bounds and the mistakes in their specs. Pure.
 
-Some mistakes leave no way to say whose turn it is, as a circle does, or a parent that does not
-exist: `troubles`. Such a queue is taken as a topmost one, so that what runs there keeps what it
-has; who asks must start nothing there. Others are only hardly what is meant: `doubts`.
+Some mistakes make the order of queues undefined, such as a circle or a parent that does not exist:
+`faults`. Nothing may start in such a queue. It counts as a top queue, so that what runs there keeps
+its GPUs. Other mistakes are only suspicious: `warnings`.
 
-A queue without a quota that has others below it has theirs together.
+A queue without a quota, but with queues below it, has the sum of their quotas.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from aliquot.kubernetes.api.queue import DEFAULT, LEVELS, QueueSpec
 from aliquot.kubernetes.api.requests import quantity
 from aliquot.model import format_bytes
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.core.demand import WHOLE_MILLI
 from aliquot.placement.queues.quota import Bound, Queue
 
@@ -27,56 +27,56 @@ if TYPE_CHECKING:
 
     Specs = Mapping[str, QueueSpec]
 
-NAMED = 8  # queues that a sentence names
+NAMED = 8  # queues that a message lists at most
 NOTHING = Bound(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why nothing starts in a queue: `reason` is the word for it, and `text` follows its name."""
+class QueueFault:
+    """Why nothing can start in a queue; `text` continues a sentence after the queue's name."""
 
     queue: str
     reason: str
     text: str
-    way_out: str
+    hint: str
 
-    def of(self, name: str) -> str:
-        """As it is told of that queue, or of one below it."""
+    def message_for(self, name: str) -> str:
+        """The message for that queue, or for one below it."""
         if name == self.queue:
-            return f"queue {name!r} {self.text}. {self.way_out}"
-        return f"queue {name!r} is below {self.queue!r}, which {self.text}. {self.way_out}"
+            return f"queue {name!r} {self.text}. {self.hint}"
+        return f"queue {name!r} is below {self.queue!r}, which {self.text}. {self.hint}"
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """All queues, with what is wrong and what is doubtful, and the queue of each namespace."""
+class QueueTree:
+    """All queues, with faults and warnings, and the queue of each namespace."""
 
     queues: dict[str, Queue] = field(default_factory=dict)
-    troubles: dict[str, Trouble] = field(default_factory=dict)
-    doubts: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    faults: dict[str, QueueFault] = field(default_factory=dict)
+    warnings: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     namespaces: dict[str, str] = field(default_factory=dict)
 
 
-def picture_of(specs: Specs, ages: Mapping[str, str], largest_gpu: int) -> Picture:
-    """All of it. `ages` is when each queue was made; `largest_gpu` its bytes, 0 without any."""
+def queue_tree_of(specs: Specs, ages: Mapping[str, str], largest_gpu: int) -> QueueTree:
+    """The tree of these specs. `ages`: when each queue was created; `largest_gpu`: bytes, or 0."""
     written = DEFAULT in specs
     specs = {DEFAULT: QueueSpec(), **specs}
-    picture = Picture()
-    levels = _find_troubles(picture, specs)
-    _make_queues(picture, specs, largest_gpu)
-    _sum_up_quotas(picture, specs, levels)
-    _doubt_bounds(picture, specs)
-    _share_out_namespaces(picture, specs, ages)
-    if not written and DEFAULT not in _below(picture):
-        del picture.queues[DEFAULT]
-    return picture
+    tree = QueueTree()
+    levels = _find_faults(tree, specs)
+    _make_queues(tree, specs, largest_gpu)
+    _sum_up_quotas(tree, specs, levels)
+    _check_bounds(tree, specs)
+    _share_out_namespaces(tree, specs, ages)
+    if not written and DEFAULT not in _below(tree):
+        del tree.queues[DEFAULT]
+    return tree
 
 
 # --- the tree -------------------------------------------------------------------------------------
 
 
-def _find_troubles(picture: Picture, specs: Specs) -> dict[str, int]:
-    """Look at each queue once, those above it first. The level of each, where mistakes are cut."""
+def _find_faults(tree: QueueTree, specs: Specs) -> dict[str, int]:
+    """Visit each queue once, its parent first. Returns the level of each; a fault begins at 1."""
     levels: dict[str, int] = {}
     for start in sorted(specs):
         way: list[str] = []
@@ -90,55 +90,57 @@ def _find_troubles(picture: Picture, specs: Specs) -> dict[str, int]:
             way = way[: way.index(name)]
             for one in circle:
                 levels[one] = 1
-                picture.troubles[one] = _circular(one, circle)
+                tree.faults[one] = _circular(one, circle)
         for one in reversed(way):
             levels[one] = levels.get(specs[one].parent, 0) + 1
-            own = _trouble_of(specs, one, levels[one])
+            own = _fault_of(specs, one, levels[one])
             if own is not None:
                 levels[one] = 1
-            trouble = own or picture.troubles.get(specs[one].parent)
-            if trouble is not None:
-                picture.troubles[one] = trouble
+            fault = own or tree.faults.get(specs[one].parent)
+            if fault is not None:
+                tree.faults[one] = fault
     return levels
 
 
-def _circular(name: str, circle: list[str]) -> Trouble:
+def _circular(name: str, circle: list[str]) -> QueueFault:
     at = circle.index(name)
     way = [*circle[at:], *circle[:at], name]
     shown = way if len(way) <= NAMED else [*way[: NAMED - 1], "…", name]
     text = f"is below itself: {' below '.join(shown)}"
-    return Trouble(name, "CircularTree", text, "Change spec.parent of one of them.")
+    return QueueFault(name, "CircularParents", text, "Change spec.parent of one of them.")
 
 
-def _trouble_of(specs: Specs, name: str, level: int) -> Trouble | None:
-    """What is wrong with a queue itself, not with one above it."""
+def _fault_of(specs: Specs, name: str, level: int) -> QueueFault | None:
+    """The fault of a queue itself, not of one above it."""
     spec = specs[name]
     if spec.parent and spec.parent not in specs:
         text = f"has the parent {spec.parent!r}, which does not exist"
-        way_out = f"Create queue {spec.parent!r}, or change spec.parent of {name!r}."
-        return Trouble(name, "NoSuchParent", text, way_out)
+        hint = f"Create queue {spec.parent!r}, or change spec.parent of {name!r}."
+        return QueueFault(name, "ParentNotFound", text, hint)
     if level > LEVELS:
-        text = f"has {LEVELS} queues above it, which is one too many"
-        return Trouble(name, "TooDeep", text, "Put it below one that is nearer to the top.")
+        text = f"is below {LEVELS} other queues, and at most {LEVELS - 1} are allowed"
+        return QueueFault(name, "TooDeep", text, "Choose a parent nearer to the top.")
     try:
         _queue(name, spec, 0)
-    except BadValueError as error:
-        return Trouble(name, "BadSpec", f"makes no sense: {error.message}", "Correct its spec.")
+    except InvalidValueError as error:
+        return QueueFault(
+            name, "InvalidSpec", f"has an invalid spec: {error.message}", "Correct its spec."
+        )
     return None
 
 
 # --- bounds ---------------------------------------------------------------------------------------
 
 
-def _make_queues(picture: Picture, specs: Specs, largest_gpu: int) -> None:
+def _make_queues(tree: QueueTree, specs: Specs, largest_gpu: int) -> None:
     for name in sorted(specs):
-        trouble = picture.troubles.get(name)
+        fault = tree.faults.get(name)
         try:
             one = _queue(name, specs[name], largest_gpu)
-        except BadValueError:
+        except InvalidValueError:
             one = Queue(name)
-        own = trouble is not None and trouble.queue == name
-        picture.queues[name] = replace(one, parent="") if own else one
+        own = fault is not None and fault.queue == name
+        tree.queues[name] = replace(one, parent="") if own else one
 
 
 def _queue(name: str, spec: QueueSpec, largest_gpu: int) -> Queue:
@@ -152,7 +154,7 @@ def _queue(name: str, spec: QueueSpec, largest_gpu: int) -> Queue:
 
 
 def bound_of(amounts: Amounts, largest_gpu: int) -> Bound:
-    """A bound for the brain: all that is written. So many GPUs of unknown size have any memory."""
+    """The bound that all given amounts make. GPUs of unknown size do not bound memory."""
     gpus, compute, memory = amounts.gpus, amounts.compute, amounts.memory
     milli = [] if gpus is None else [WHOLE_MILLI * gpus]
     milli += [] if compute is None else [WHOLE_MILLI // 100 * compute]
@@ -161,58 +163,58 @@ def bound_of(amounts: Amounts, largest_gpu: int) -> Bound:
     return Bound(min(milli, default=None), min(sizes, default=None))
 
 
-def _sum_up_quotas(picture: Picture, specs: Specs, levels: Mapping[str, int]) -> None:
-    """Give those without a quota that of all below them, the lowest first."""
-    below = _below(picture)
+def _sum_up_quotas(tree: QueueTree, specs: Specs, levels: Mapping[str, int]) -> None:
+    """Give queues without a quota the sum of the quotas below them, the deepest first."""
+    below = _below(tree)
     for name in sorted(below, key=lambda one: -levels[one]):
         if specs[name].quota is None:
-            quota = _together(picture.queues[one].quota for one in below[name])
-            picture.queues[name] = replace(picture.queues[name], quota=quota)
+            quota = _sum(tree.queues[one].quota for one in below[name])
+            tree.queues[name] = replace(tree.queues[name], quota=quota)
 
 
-def _below(picture: Picture) -> dict[str, list[str]]:
-    """The queues below each that has any."""
+def _below(tree: QueueTree) -> dict[str, list[str]]:
+    """The queues directly below each queue that has any."""
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for one in picture.queues.values():
+    for one in tree.queues.values():
         if one.parent:
             found[one.parent].append(one.name)
     return found
 
 
-def _together(bounds: Iterable[Bound]) -> Bound:
+def _sum(bounds: Iterable[Bound]) -> Bound:
     milli, sizes = zip(*((one.milli, one.bytes) for one in bounds), strict=True)
     return Bound(None if None in milli else sum(milli), None if None in sizes else sum(sizes))
 
 
-# --- doubts ---------------------------------------------------------------------------------------
+# --- warnings -------------------------------------------------------------------------------------
 
 
-def _doubt_bounds(picture: Picture, specs: Specs) -> None:
-    below = _below(picture)
-    for name, one in picture.queues.items():
-        doubts = picture.doubts[name]
-        above = picture.queues.get(one.parent)
+def _check_bounds(tree: QueueTree, specs: Specs) -> None:
+    below = _below(tree)
+    for name, one in tree.queues.items():
+        warnings = tree.warnings[name]
+        above = tree.queues.get(one.parent)
         if above is not None and (found := _larger(one.quota, above.quota)):
-            doubts.append(
-                f"its quota of {found[0]} is larger than the {found[1]} of {above.name!r} above it:"
-                " that one's counts for all below"
+            warnings.append(
+                f"its quota of {found[0]} is larger than the {found[1]} of its parent"
+                f" {above.name!r}: the parent's quota counts for all queues below it"
             )
         if found := _larger(one.quota, one.limit):
-            doubts.append(
+            warnings.append(
                 f"its quota of {found[0]} is larger than its limit of {found[1]}:"
-                " it never has all of it"
+                " it can never use all of its quota"
             )
         if name in below and specs[name].quota is not None:
-            together = _together(picture.queues[other].quota for other in below[name])
+            together = _sum(tree.queues[other].quota for other in below[name])
             if found := _larger(together, one.quota):
-                doubts.append(
-                    f"the queues below it have a quota of {found[0]} together, and it has"
-                    f" {found[1]}: not all of them can have theirs at once"
+                warnings.append(
+                    f"the queues below it have a total quota of {found[0]}, and it has {found[1]}:"
+                    " they cannot all use their quotas at the same time"
                 )
 
 
 def _larger(one: Bound, other: Bound) -> tuple[str, str] | None:
-    """Both, for people, in what the one is larger in."""
+    """Both amounts, for messages, of what the first is larger in; None if it is not larger."""
     if one.milli is not None and other.milli is not None and one.milli > other.milli:
         return f"{one.milli / 10:g} % of compute", f"{other.milli / 10:g} %"
     if one.bytes is not None and other.bytes is not None and one.bytes > other.bytes:
@@ -220,12 +222,12 @@ def _larger(one: Bound, other: Bound) -> tuple[str, str] | None:
     return None
 
 
-def _share_out_namespaces(picture: Picture, specs: Specs, ages: Mapping[str, str]) -> None:
-    """A namespace that several name belongs to the oldest of them."""
+def _share_out_namespaces(tree: QueueTree, specs: Specs, ages: Mapping[str, str]) -> None:
+    """A namespace that several queues name belongs to the oldest of them."""
     for name in sorted(specs, key=lambda one: (ages.get(one, ""), one)):
         for namespace in specs[name].namespaces:
-            first = picture.namespaces.setdefault(namespace, name)
+            first = tree.namespaces.setdefault(namespace, name)
             if first != name:
-                text = f"names the namespace {namespace!r}, which is {first!r}'s already"
-                picture.doubts[name].append(f"it {text}")
-                picture.doubts[first].append(f"{name!r} {text}")
+                text = f"names the namespace {namespace!r}, which belongs to {first!r}"
+                tree.warnings[name].append(f"it {text}")
+                tree.warnings[first].append(f"{name!r} {text}")

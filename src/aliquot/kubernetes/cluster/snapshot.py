@@ -1,11 +1,11 @@
-"""The cluster in the numbers of the brain, at one moment.
+"""The cluster at one moment, for decisions of `placement` about gangs and jobs.
 
-The brain knows models of GPUs, and no selectors or taints. So here the nodes of one model that are
-not open to the same pods are given models of their own, and a pod's demand names those that it may
-go to. Racks and blocks come from the nodes' labels (`ground`).
+`placement` knows models of GPUs, but no selectors or taints. So nodes of one model that do not
+accept the same pods get models of their own here, and a pod's demand names the models of the nodes
+that accept it. Racks and blocks come from the nodes' labels (`topology`).
 
-A pod is one demand on one node. One whose containers ask for parts of different kinds cannot be put
-into one, and is refused as a member of a gang; several containers that ask for whole GPUs can.
+A pod is one demand on one node. Several containers that ask for whole GPUs become one demand; a pod
+whose containers ask for different kinds cannot, and is refused as a member of a gang.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.cluster.demands import ANY_SIZE, NO_MODEL, demand_of
-from aliquot.kubernetes.extender.containers import part_of
+from aliquot.kubernetes.cluster.parts import part_of
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.demand import Placement
 
@@ -38,69 +38,71 @@ if TYPE_CHECKING:
 CLASS = "\0"  # between the name of a model and the number of its nodes' class
 
 
-class Picture:
-    """The allocations with what pods of these limits may use of them."""
+class ClusterSnapshot:
+    """A copy of the allocations, with the nodes that pods of these constraints may use."""
 
-    def __init__(self, ground: Topology, limits: Collection[NodeConstraints] = ()) -> None:
-        self._ground = ground
-        self._cluster = ground.cluster
-        self._nodes = dict(ground.cluster.nodes)
-        self._open_to: dict[NodeConstraints, frozenset[str]] = {}
-        allocations = ground.cluster.chooser.allocations.copy()
-        self.hardware = self._with_classes(ground, list(dict.fromkeys(limits)))
-        self.by: Strategy = strategy(ground.cluster.by, self.hardware)
+    def __init__(self, topology: Topology, limits: Collection[NodeConstraints] = ()) -> None:
+        self._topology = topology
+        self._cluster = topology.cluster
+        self._nodes = dict(topology.cluster.nodes)
+        self._accepting: dict[NodeConstraints, frozenset[str]] = {}
+        allocations = topology.cluster.chooser.allocations.copy()
+        self.hardware = self._with_classes(topology, list(dict.fromkeys(limits)))
+        self.by: Strategy = strategy(topology.cluster.by, self.hardware)
         allocations.hardware = self.hardware
         self.allocations: Allocations = allocations
 
     # --- what pods ask for ------------------------------------------------------------------------
 
     def demand(self, requests: Sequence[ContainerRequest], limits: NodeConstraints) -> Demand:
-        """What a pod asks for; InvalidRequestError where that cannot be said as one demand."""
+        """What a pod asks for; InvalidRequestError if that cannot be one demand."""
         largest = largest_demand(self._cluster, as_one(requests), self.hardware)
-        allowed = self._open_to[limits]
+        allowed = self._accepting[limits]
         if len(allowed) == len(self.hardware.models):
             return largest
         both = allowed & largest.models if largest.models else allowed
         return replace(largest, models=both or NO_MODEL)
 
     def row(self, node: str) -> int | None:
-        """A node's row, where it has one; as it is now, so while the picture is new."""
+        """A node's row, if it has one; only valid while the snapshot is new."""
         return self._cluster.rows.get(node)
 
     def node(self, row: int) -> str:
-        """Whose row this is."""
+        """The node of a row."""
         return self.hardware.names[row]
 
     def placement(self, node: str, gpus: tuple[int, ...]) -> Placement | None:
-        """GPUs of a node, where it has a row."""
+        """GPUs of a node; None if it has no row."""
         row = self.row(node)
         return None if row is None else Placement(row, gpus)
 
     def parts(self, requests: Sequence[ContainerRequest], placement: Placement) -> Parts:
-        """What the containers of a pod get there: those that run together, GPUs of their own."""
+        """What the containers of a pod get there; those that run together get different GPUs."""
         return parts_on(self._nodes[self.node(placement.node)], requests, placement)
 
-    def kept_by(self, limits: Collection[NodeConstraints]) -> list[str]:
-        """The taints, as nodes have them now, that keep pods of these limits away."""
-        return sorted(set().union(*(self._ground.kept_by(one) for one in set(limits))))
+    def untolerated_taints(self, limits: Collection[NodeConstraints]) -> list[str]:
+        """The current taints of nodes that pods of these constraints do not tolerate."""
+        return sorted(set().union(*(self._topology.untolerated_taints(one) for one in set(limits))))
 
-    def still_holds(self, rows: Collection[int]) -> bool:
-        """Whether these rows are still those of the same nodes, with the same GPUs."""
+    def is_current(self, rows: Collection[int]) -> bool:
+        """Whether these rows still belong to the same nodes, usable and with the same GPUs."""
         for row in rows:
             name = self.node(row)
             then, now = self._nodes.get(name), self._cluster.nodes.get(name)
-            if self._cluster.rows.get(name) != row or then is None or now is None:
+            if self._cluster.rows.get(name) != row or self._cluster.why_unusable(name):
                 return False
-            if then is not now and _cards(then) != _cards(now):
+            if then is None or now is None:
+                return False
+            if then is not now and _uuids(then) != _uuids(now):
                 return False
         return True
 
-    def _with_classes(self, ground: Topology, limits: Sequence[NodeConstraints]) -> Hardware:
-        """Models by which limits can be told from each other."""
-        hardware = ground.hardware()
-        masks = [ground.open_to(one) for one in limits]
+    def _with_classes(self, topology: Topology, limits: Sequence[NodeConstraints]) -> Hardware:
+        """The hardware with a model for each set of nodes that accept the same pods."""
+        hardware = topology.hardware()
+        masks = [topology.allowed_rows(one) for one in limits]
         if all(bool(mask.all()) for mask in masks):
-            self._open_to = dict.fromkeys(limits, frozenset(hardware.models))
+            self._accepting = dict.fromkeys(limits, frozenset(hardware.models))
             return hardware
         number = hardware.model
         for mask in masks:
@@ -109,7 +111,7 @@ class Picture:
         old = hardware.model[first]
         names = tuple(f"{hardware.models[one]}{CLASS}{place}" for place, one in enumerate(old))
         for one, mask in zip(limits, masks, strict=True):
-            self._open_to[one] = frozenset(
+            self._accepting[one] = frozenset(
                 name for name, row in zip(names, first, strict=True) if mask[row]
             )
         sizes = tuple(hardware.model_bytes[one] for one in old)
@@ -117,7 +119,7 @@ class Picture:
 
 
 def largest_demand(cluster: Cluster, request: ContainerRequest, hardware: Hardware) -> Demand:
-    """What is asked for where that is the most: a share may be more on one node than another."""
+    """A request as the largest demand that it is on any node: a share may be more on some."""
     sizes = list(cluster.sizes) or [ANY_SIZE]
     every = [demand_of(request, one.gpu_bytes, one.shares, hardware.models) for one in sizes]
     return replace(
@@ -139,7 +141,7 @@ def parts_on(node: GpuNode, requests: Sequence[ContainerRequest], placement: Pla
 
 
 def as_one(requests: Sequence[ContainerRequest]) -> ContainerRequest:
-    """The containers of a pod as if they were one."""
+    """The containers of a pod as one request."""
     if len(requests) == 1:
         return requests[0]
     if any(one.kind != "whole" for one in requests):
@@ -147,16 +149,16 @@ def as_one(requests: Sequence[ContainerRequest]) -> ContainerRequest:
         raise InvalidRequestError(
             "SeveralContainers",
             f"containers {names} of one pod ask for GPUs, and not all for whole ones",
-            "In a gang, let one container of a pod ask for them, or all for whole GPUs.",
+            "In a gang, let one container of each pod ask for GPUs, or let all ask for whole GPUs.",
         )
-    beside = sum(one.gpus for one in requests if not one.init)
-    return replace(requests[-1], gpus=max(beside, *(one.gpus for one in requests)))
+    together = sum(one.gpus for one in requests if not one.init)
+    return replace(requests[-1], gpus=max(together, *(one.gpus for one in requests)))
 
 
 def bare(demand: Demand) -> Demand:
-    """A demand without its models, whose names change from picture to picture."""
+    """A demand without its models, whose names differ from snapshot to snapshot."""
     return replace(demand, models=frozenset())
 
 
-def _cards(node: GpuNode) -> list[str]:
+def _uuids(node: GpuNode) -> list[str]:
     return [one.uuid for one in node.status.gpus]

@@ -1,7 +1,7 @@
-"""The nodes as gangs see them: rack, block, and which pods may go there; kept while nodes stay so.
+"""The racks and blocks of nodes, and which pods a node accepts; cached while nodes do not change.
 
-Nodes change seldom, in labels, taints and GPUs, and are asked about with every decision. So what
-follows from them is made anew only when one of them is another. No input or output.
+Every decision asks for these, and labels, taints and GPUs of nodes change seldom: results are
+computed again only after such a change. No input or output.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.constraints import NodeConstraints
     from aliquot.placement.core.snapshot import Bools, Hardware
 
-LIMITS_KEPT = 256
+CONSTRAINTS_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Which labels of nodes name their rack and their block; the first that one has counts."""
+    """The labels that name a node's rack and block; the first one that a node has counts."""
 
     racks: tuple[str, ...] = RACKS
     blocks: tuple[str, ...] = BLOCKS
 
 
 class Topology:
-    """All rows of a cluster's allocations, by what their nodes say."""
+    """Racks, blocks and accepted pods for all rows of a cluster's allocations."""
 
     def __init__(
         self, cluster: Cluster, nodes: Callable[[], Mapping[str, Node]], labels: Labels
@@ -44,41 +44,41 @@ class Topology:
         self._seen: dict[str, Node | None] = {}
         self._base: Hardware | None = None
         self._hardware: Hardware | None = None
-        self._open: dict[NodeConstraints, Bools] = {}
+        self._accepting: dict[NodeConstraints, Bools] = {}
 
     def hardware(self) -> Hardware:
-        """The cluster's, with racks and blocks."""
-        self._look()
+        """The cluster's hardware, with racks and blocks."""
+        self._refresh()
         if self._hardware is None:
             self._hardware = self._with_racks(self.cluster.chooser.allocations.hardware)
         return self._hardware
 
-    def open_to(self, limits: NodeConstraints) -> Bools:
-        """The rows of nodes that pods of these limits may go to."""
-        self._look()
-        found = self._open.get(limits)
+    def allowed_rows(self, limits: NodeConstraints) -> Bools:
+        """The rows of nodes that accept pods of these constraints."""
+        self._refresh()
+        found = self._accepting.get(limits)
         if found is None:
             found = np.ones(self.cluster.chooser.allocations.hardware.size, dtype=bool)
             for name, row in self.cluster.rows.items():
                 found[row] = limits.allow(name, self._seen.get(name))
-            while len(self._open) >= LIMITS_KEPT:
-                del self._open[next(iter(self._open))]
-            self._open[limits] = found
+            while len(self._accepting) >= CONSTRAINTS_KEPT:
+                del self._accepting[next(iter(self._accepting))]
+            self._accepting[limits] = found
         return found
 
-    def kept_by(self, limits: NodeConstraints) -> set[str]:
-        """The taints that keep pods of these limits from nodes with GPUs."""
-        self._look()
+    def untolerated_taints(self, limits: NodeConstraints) -> set[str]:
+        """The taints of nodes with GPUs that pods of these constraints do not tolerate."""
+        self._refresh()
         nodes = ((name, self._seen.get(name)) for name in self.cluster.rows)
         return {
             taint
             for name, node in nodes
             if node is not None
-            for taint in limits.kept_by(name, node)
+            for taint in limits.untolerated_taints(name, node)
         }
 
-    def _look(self) -> None:
-        """Forget what is no longer so."""
+    def _refresh(self) -> None:
+        """Drop cached results if a node has changed."""
         base, nodes = self.cluster.chooser.allocations.hardware, self._nodes()
         same = base is self._base
         self._base = base
@@ -86,10 +86,10 @@ class Topology:
             before, now = self._seen.get(name), nodes.get(name)
             if before is not now:
                 self._seen[name] = now
-                same = same and _says(before) == _says(now)
+                same = same and _relevant(before) == _relevant(now)
         if not same:
             self._hardware = None
-            self._open.clear()
+            self._accepting.clear()
             self._seen = {name: self._seen.get(name) for name in self.cluster.rows}
 
     def _with_racks(self, hardware: Hardware) -> Hardware:
@@ -105,6 +105,6 @@ class Topology:
         return replace(hardware, rack=rack, block=block)
 
 
-def _says(node: Node | None) -> object:
-    """What of a node is looked at."""
+def _relevant(node: Node | None) -> object:
+    """The part of a Node that results depend on."""
     return None if node is None else (node.metadata.labels, node.spec)

@@ -1,14 +1,15 @@
-"""A pod gets its node and its plan in one step.
+"""Binding: a pod gets its node and its plan in one step.
 
-The plan is made for the node that kube-scheduler chose, from what is known at this moment. Where
-the agent there could take one of the pod's containers for another's that is not reported yet, the
-pod is held back until that one is, or for `PATIENCE` seconds: then kube-scheduler tries again.
+The plan is made for the node that kube-scheduler chose, from the current allocations. If the agent
+there could confuse one of the pod's containers with another pod's that the node has not reported
+yet, the binding waits until the node reports it, or for `PATIENCE` seconds; then kube-scheduler
+tries again.
 
 A member of a gang has its place already, and is bound there when all members have arrived.
 
-From before the API server is asked until the pod is seen with its node, or is gone, the plan counts
-in the allocations. Where the API server does not answer, it may still have bound the pod: the plan
-goes on to count for a while.
+The plan counts in the allocations from before the request to the API server until a watch reports
+the pod as bound or gone. If the API server does not answer, it may have bound the pod nevertheless:
+the plan then counts for a while longer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from aliquot.kubernetes.api.names import PLAN
 from aliquot.kubernetes.api.objects import PODS, Binding, Meta, Target
 from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.cluster.cluster import Reserved
-from aliquot.kubernetes.cluster.parts import confused, plan_of
+from aliquot.kubernetes.cluster.parts import confusable, plan_of
 from aliquot.kubernetes.extender.planner import RESERVED_SECONDS
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.parts import Parts
     from aliquot.kubernetes.extender.planner import Planner
 
-PATIENCE = 3.0  # well below what any kube-scheduler waits for an extender (5 s by default)
-SEEN_SECONDS = 300.0  # a pod that was bound is seen so long before that
-AT_ONCE = 32  # bindings of gangs that are asked for
+PATIENCE = 3.0  # seconds; kube-scheduler waits 5 s for an extender by default
+SEEN_SECONDS = 300.0  # within which a watch surely reports a bound pod
+AT_ONCE = 32  # bindings of gang members in flight
 
 
 class NotBoundError(Exception):
@@ -43,28 +44,28 @@ class NotBoundError(Exception):
 
 
 class Permits(Protocol):
-    """Where members of gangs go, and when."""
+    """Where members of gangs are bound, and when."""
 
     async def permit(self, pod: Pod, node: str) -> Reserved | None:
-        """A member's place, when it may be bound; None where a pod is no member.
+        """Wait until a gang member may be bound, and return its place; None for other pods.
 
-        NotBoundError where it may not.
+        NotBoundError if it may not be bound.
         """
 
     def may_bind(self) -> bool:
         """Whether this replica leads at this moment."""
 
     def holds(self, pod: Pod, place: Reserved) -> bool:
-        """Whether that place is still its own."""
+        """Whether that place is still reserved for it."""
 
     def tried(self, pod: Pod, *, bound: bool) -> None:
-        """A member was bound, or was not and nothing is counted for it any more."""
+        """A member was bound; or it was not, and its reservation was dropped."""
 
 
 class Binder:
-    """Binds pods. `find` has the pods as they were last seen, by name and namespace.
+    """Binds pods. `find` returns a pod as last seen, by name and namespace.
 
-    `held_back` is how many wait now.
+    `held_back` is how many bindings wait now.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Binder:
         self.held_back = 0
 
     async def bind(self, namespace: str, name: str, uid: str, node: str) -> None:
-        """Give a pod its node and its plan; NotBoundError where it cannot be."""
+        """Give a pod its node and its plan; NotBoundError if that is impossible."""
         pod = await self._pod(namespace, name, uid)
         if pod.spec.node_name == node:
             return
@@ -96,13 +97,13 @@ class Binder:
             await self._bind_member(pod, place)
             return
         parts = await self._plan(pod, node)
-        await self._ask(pod, node, parts)
+        await self._request(pod, node, parts)
 
     async def _bind_member(self, pod: Pod, place: Reserved) -> None:
-        """Bind to a place that was reserved."""
+        """Bind a gang member to its reserved place."""
         uid, node, parts = pod.metadata.uid, place.node, place.parts
         deadline = self._cluster.now() + PATIENCE
-        while who := self._confused(uid, node, parts):
+        while who := self._confusable_with(uid, node, parts):
             left = deadline - self._cluster.now()
             if left <= 0:
                 raise NotBoundError(f"pod {pod.key} is held back on node {node}: {who}")
@@ -110,9 +111,9 @@ class Binder:
         async with self._free:
             if not self._permits.holds(pod, place):
                 raise NotBoundError(f"pod {pod.key} has no place on node {node} any more")
-            self._count(pod, node, parts, SEEN_SECONDS)
+            self._reserve(pod, node, parts, SEEN_SECONDS)
             try:
-                await self._ask(pod, node, parts)
+                await self._request(pod, node, parts)
             except NotBoundError:
                 self._permits.tried(pod, bound=False)
                 raise
@@ -126,17 +127,17 @@ class Binder:
             except ApiError as error:
                 raise NotBoundError(f"pod {namespace}/{name}: {error.message}") from error
         if pod.metadata.uid != uid:
-            raise NotBoundError(f"pod {namespace}/{name} is another one by now")
+            raise NotBoundError(f"pod {namespace}/{name} was replaced by another pod of that name")
         return pod
 
     async def _plan(self, pod: Pod, node: str) -> Parts:
-        """What the pod gets, once nobody can be confused with it; it counts when this returns."""
+        """What the pod gets, as soon as no pod can be confused with it; reserved on return."""
         uid = pod.metadata.uid
         try:
             requests = self._planner.requests(pod)
         except InvalidRequestError as error:
             raise NotBoundError(str(error)) from error
-        if not requests:  # kube-scheduler does not ask for such a pod
+        if not requests:  # kube-scheduler should not ask for such a pod
             raise NotBoundError(
                 f"pod {pod.key} asks for no GPU: kube-scheduler binds such pods by itself where its"
                 " configuration has the extender's managedResources"
@@ -146,8 +147,8 @@ class Binder:
             parts = self._planner.plan_again(uid, requests, node)
             if parts is None:
                 self._cluster.forget(uid)
-                raise NotBoundError(f"node {node} has no room for pod {pod.key} any more")
-            who = self._confused(uid, node, parts)
+                raise NotBoundError(f"pod {pod.key} does not fit node {node} any more")
+            who = self._confusable_with(uid, node, parts)
             if not who:
                 break
             left = deadline - self._cluster.now()
@@ -155,12 +156,12 @@ class Binder:
                 self._cluster.forget(uid)
                 raise NotBoundError(f"pod {pod.key} is held back on node {node}: {who}")
             await self._hold_back(left)
-        self._count(pod, node, parts, SEEN_SECONDS)
+        self._reserve(pod, node, parts, SEEN_SECONDS)
         return parts
 
-    def _count(self, pod: Pod, node: str, parts: Parts, seconds: float) -> None:
+    def _reserve(self, pod: Pod, node: str, parts: Parts, seconds: float) -> None:
         until = self._cluster.now() + seconds
-        self._cluster.reserve(pod.metadata.uid, Reserved(pod.key, node, parts, until, sure=True))
+        self._cluster.reserve(pod.metadata.uid, Reserved(pod.key, node, parts, until, binding=True))
 
     async def _hold_back(self, seconds: float) -> None:
         self.held_back += 1
@@ -169,18 +170,18 @@ class Binder:
         finally:
             self.held_back -= 1
 
-    def _confused(self, uid: str, node: str, parts: Parts) -> str:
+    def _confusable_with(self, uid: str, node: str, parts: Parts) -> str:
         for other, theirs in self._cluster.unreported(node):
-            pair = confused(parts, theirs) if other != uid else None
+            pair = confusable(parts, theirs) if other != uid else None
             if pair is not None:
                 ours, its = pair
                 return (
-                    f"its container {ours.container!r} could be taken for {its.container!r} of the"
-                    f" pod with UID {other}, which the node has not reported yet"
+                    f"the agent could confuse its container {ours.container!r} with"
+                    f" {its.container!r} of the pod with UID {other}, which it has not reported yet"
                 )
         return ""
 
-    async def _ask(self, pod: Pod, node: str, parts: Parts) -> None:
+    async def _request(self, pod: Pod, node: str, parts: Parts) -> None:
         meta = pod.metadata
         notes = {PLAN: plan_of(parts).encode()} if parts else {}
         binding = Binding(
@@ -190,18 +191,18 @@ class Binder:
         if not self._permits.may_bind():
             self._cluster.forget(meta.uid)
             raise NotBoundError(f"pod {pod.key}: another replica leads now")
-        was_known = self._is_known(pod)
+        was_there = self._is_there(pod)
         try:
             await self._client.bind(binding)
         except ApiError as error:
-            is_gone = was_known and not self._is_known(pod)
-            if (error.passing or error.conflict) and not is_gone:  # it may have its node by now
-                self._count(pod, node, parts, RESERVED_SECONDS)
+            is_gone = was_there and not self._is_there(pod)
+            if (error.passing or error.conflict) and not is_gone:  # it may be bound by now
+                self._reserve(pod, node, parts, RESERVED_SECONDS)
             else:
                 self._cluster.forget(meta.uid)
             raise NotBoundError(f"pod {pod.key}: {error.message}") from error
 
-    def _is_known(self, pod: Pod) -> bool:
-        """Whether the pod is still there, as far as was heard."""
+    def _is_there(self, pod: Pod) -> bool:
+        """Whether the pod still exists, as last seen."""
         found = self._find(pod.metadata.name, pod.metadata.namespace)
         return found is not None and found.metadata.uid == pod.metadata.uid

@@ -1,9 +1,9 @@
-"""The containers of one pod on the GPUs of one node.
+"""Placing the containers of one pod on the GPUs of one node.
 
-Containers that run beside each other are placed together, by a search that tries every way within
-its steps. An init container has ended when those after it begin, so it goes to GPUs that they have
-too, as far as there is room for it: the pod holds those anyway. A GPU is of one kind for all that a
-pod does there. Where that leaves no way, the init containers are placed first.
+Containers that run at the same time are placed together, by a search with a bounded number of
+steps. An init container has ended when those after it start, so it shares their GPUs as far as it
+fits there: the pod has these anyway. A GPU is used as one kind by all containers of a pod. If the
+pod does not fit in this order, the init containers are placed first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.cluster.demands import demand_of
-from aliquot.kubernetes.cluster.parts import Part
+from aliquot.kubernetes.cluster.parts import part_of
 from aliquot.placement.core.demand import Placement
 from aliquot.placement.gangs import search as ways
 
@@ -32,7 +32,7 @@ STEPS = 2000
 def place(
     chooser: Chooser, requests: Sequence[ContainerRequest], status: GpuNodeStatus
 ) -> Parts | None:
-    """What each container gets on this one node; None if the containers do not fit together."""
+    """What each container gets on one node; None if the containers do not fit together."""
     hardware = chooser.allocations.hardware
     demands = [
         demand_of(one, int(hardware.gpu_bytes[0]), status.shares, hardware.models)
@@ -51,7 +51,7 @@ def place(
 
 @dataclass(frozen=True, slots=True)
 class _Pod:
-    """Demands on one node, in the order of their containers, and which are of init containers."""
+    """Demands on one node in the order of their containers, and which of them are init ones."""
 
     allocations: Allocations
     demands: Sequence[Demand]
@@ -62,7 +62,9 @@ class _Pod:
         return None if found is None else self._with_init(found)
 
     def init_first(self) -> dict[int, Placement] | None:
-        if False in self.init[: sum(self.init)]:  # some run beside init containers
+        if (
+            False in self.init[: sum(self.init)]
+        ):  # some sidecars run at the same time as init containers
             return None
         first = self._with_init({})
         if first is None:
@@ -81,21 +83,21 @@ class _Pod:
         return range(self.allocations.hardware.present.shape[1])
 
     def _main(self, gpus: Collection[int]) -> dict[int, Placement] | None:
-        """All that run beside each other."""
+        """Place all containers that run at the same time."""
         main = [number for number, init in enumerate(self.init) if not init]
         members = [self.demands[number] for number in main]
-        found = ways.search(self.allocations, members, ways.Steps(STEPS), ways.Part(0, gpus))
+        found = ways.search(self.allocations, members, ways.Steps(STEPS), ways.GpuSet(0, gpus))
         return None if found is None else dict(zip(main, found, strict=True))
 
     def _with_init(self, found: dict[int, Placement]) -> dict[int, Placement] | None:
-        """Add the init containers, each beside those that run already when it does."""
+        """Add the init containers, each together with the sidecars that run at that time."""
         found = dict(found)
-        beside: list[tuple[Placement, Demand]] = []
+        sidecars: list[tuple[Placement, Demand]] = []
         try:
             for number, demand in enumerate(self.demands):
                 if not self.init[number]:
                     if number in found and True in self.init[number:]:
-                        beside.append((found[number], demand))
+                        sidecars.append((found[number], demand))
                         self.allocations.take(found[number], demand, known_to_fit=True)
                     continue
                 placement = self._one_more(demand, found)
@@ -103,38 +105,23 @@ class _Pod:
                     return None
                 found[number] = placement
         finally:
-            for one in beside:
+            for one in sidecars:
                 self.allocations.give(*one)
         return found
 
     def _one_more(self, demand: Demand, found: dict[int, Placement]) -> Placement | None:
-        """On GPUs that the pod has as the same kind first, never on those of another."""
+        """Prefer GPUs that the pod already uses as this kind; never use those of another kind."""
         mine = {gpu: self.demands[n].kind for n, one in found.items() for gpu in one.gpus}
         alone = replace(demand, gpus=1)
-        room = [
+        fitting = [
             gpu
             for gpu in self._gpus()
             if mine.get(gpu, demand.kind) is demand.kind
             and self.allocations.fits(Placement(0, (gpu,)), alone)
         ]
-        if len(room) < demand.gpus:
+        if len(fitting) < demand.gpus:
             return None
         order = sorted(
-            room, key=lambda gpu: (gpu not in mine, self.allocations.bytes_free[0, gpu], gpu)
+            fitting, key=lambda gpu: (gpu not in mine, self.allocations.bytes_free[0, gpu], gpu)
         )
         return Placement(0, tuple(sorted(order[: demand.gpus])))
-
-
-def part_of(request: ContainerRequest, gpus: Sequence[int], status: GpuNodeStatus) -> Part:
-    """What a container gets on these GPUs of a node, by column."""
-    cards = [status.gpus[column] for column in gpus]
-    return Part(
-        container=request.container,
-        kind=request.kind,
-        gpus=tuple(card.uuid for card in cards),
-        memory=min(request.memory_of(card.memory, status.shares) for card in cards),
-        compute=request.compute,
-        reserved=request.reserved,
-        init=request.init,
-        units=request.units,
-    )

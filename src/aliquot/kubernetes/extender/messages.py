@@ -1,6 +1,6 @@
-"""What kube-scheduler and the extender say to each other, with the field names of its Go types.
+"""The messages between kube-scheduler and the extender, with the field names of its Go types.
 
-A field that Go has as a pointer, a slice or a map may be null.
+A field that is a pointer, a slice or a map in Go may be null.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from aliquot.kubernetes.api.objects import Pod  # noqa: TC001 - msgspec reads it
 
 
 class ExtenderArgs(msgspec.Struct, rename="pascal"):
-    """A pod and the nodes it could go to, by name: with `nodeCacheCapable: true`."""
+    """A pod and the candidate nodes, by name (with `nodeCacheCapable: true`)."""
 
     pod: Pod
     node_names: list[str] | None = None
 
 
 class FilterResult(msgspec.Struct, rename="pascal"):
-    """The nodes a pod may go to, and why not to others."""
+    """The nodes that a pod may go to, and why it may not go to the others."""
 
     node_names: list[str]
     failed_nodes: dict[str, str] = {}
@@ -27,14 +27,14 @@ class FilterResult(msgspec.Struct, rename="pascal"):
 
 
 class HostPriority(msgspec.Struct, rename="pascal"):
-    """What a node is worth, 0 to 10."""
+    """The score of a node, 0 to 10."""
 
     host: str
     score: int
 
 
 class BindingArgs(msgspec.Struct, rename="pascal"):
-    """A pod and the node it is to get."""
+    """A pod and the node to bind it to."""
 
     pod_name: str
     pod_namespace: str
@@ -43,7 +43,7 @@ class BindingArgs(msgspec.Struct, rename="pascal"):
 
 
 class BindingResult(msgspec.Struct, rename="pascal"):
-    """Why it was not bound; nothing where it was."""
+    """Why the pod was not bound; empty if it was."""
 
     error: str = ""
 
@@ -55,20 +55,20 @@ class MetaPod(msgspec.Struct):
 
 
 class MetaVictims(msgspec.Struct, rename="pascal"):
-    """Pods that would end."""
+    """The victims of a preemption."""
 
     pods: list[MetaPod] | None = None
     num_pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
 
 
 class PreemptionArgs(msgspec.Struct, rename="pascal"):
-    """A pod, and who would end for it on each node."""
+    """A pod, and the victims on each node that kube-scheduler would evict for it."""
 
     pod: Pod
     node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
 
 
 class PreemptionResult(msgspec.Struct, rename="pascal"):
-    """The nodes on which that may be done."""
+    """The nodes on which kube-scheduler may evict them."""
 
     node_name_to_meta_victims: dict[str, MetaVictims]

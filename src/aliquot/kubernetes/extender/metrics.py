@@ -1,4 +1,4 @@
-"""What the scheduler counts, for Prometheus. What can be asked for is asked for at each look."""
+"""The metrics of the scheduler. Gauges are computed when Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0)
 
 
-Now = dict[str, tuple[str, "Callable[[], float]"]]  # by name: what it is, and its value
+Gauges = dict[str, tuple[str, "Callable[[], float]"]]  # by name: its help, and its value
 
 
 class Metrics:
-    """All metrics of one scheduler; `now` are more that are asked for at each look."""
+    """All metrics of one scheduler; `gauges` are added to those of the cluster."""
 
-    def __init__(self, cluster: Cluster, now: Now) -> None:
+    def __init__(self, cluster: Cluster, gauges: Gauges) -> None:
         self.registry = CollectorRegistry()
         self._decisions = Counter(
             "aliquot_scheduler_decisions",
@@ -40,16 +40,16 @@ class Metrics:
         )
         self._seconds = Histogram(
             "aliquot_scheduler_decision_seconds",
-            "Time from a question of kube-scheduler to its answer, by verb.",
+            "Seconds from a call of kube-scheduler to its answer, by verb.",
             ["verb"],
             buckets=BUCKETS,
             registry=self.registry,
         )
-        self.registry.register(_Now(cluster, now))
+        self.registry.register(_ClusterCollector(cluster, gauges))
 
     @contextmanager
     def deciding(self, verb: str) -> Iterator[Callable[[str], None]]:
-        """Time a decision; the function that is given counts its result."""
+        """Measure a decision; call the returned function with its result."""
         start = time.perf_counter()
         try:
             yield lambda result: self._decisions.labels(verb, result).inc()
@@ -57,16 +57,16 @@ class Metrics:
             self._seconds.labels(verb).observe(time.perf_counter() - start)
 
     def exposition(self) -> bytes:
-        """As Prometheus reads it."""
+        """In the text format of Prometheus."""
         return generate_latest(self.registry)
 
 
-class _Now:
-    """The cluster as it is when somebody looks."""
+class _ClusterCollector:
+    """Gauges about the cluster as it is when they are read."""
 
-    def __init__(self, cluster: Cluster, now: Now) -> None:
+    def __init__(self, cluster: Cluster, gauges: Gauges) -> None:
         self._cluster = cluster
-        self._more = now
+        self._gauges = gauges
 
     def collect(self) -> Iterable[Metric]:
         allocations = self._cluster.chooser.allocations
@@ -74,31 +74,33 @@ class _Now:
         gpus = int(present.sum())
         milli = WHOLE_MILLI * gpus - int(allocations.milli_free[present].sum())
         total = int((present * hardware.gpu_bytes[:, None]).sum())
-        left = int(allocations.bytes_free[present].sum())
+        free = int(allocations.bytes_free[present].sum())
         lost = Fragmentation(outlook(ANYTHING, hardware)).lost(all_rows(allocations))
         kinds = GaugeMetricFamily(
-            "aliquot_scheduler_gpus", "Healthy GPUs, by what they are used as.", labels=["kind"]
+            "aliquot_scheduler_gpus",
+            "Healthy GPUs of usable nodes, by kind of use.",
+            labels=["kind"],
         )
         for kind in Kind:
             kinds.add_metric([kind.name.lower()], int((allocations.kind[present] == kind).sum()))
         yield kinds
-        yield _gauge("nodes", "Nodes with GPUs.", len(self._cluster.rows))
+        yield _gauge("nodes", "Nodes that can get pods with GPUs.", self._cluster.usable_nodes)
         yield _gauge(
             "allocated_compute_ratio",
-            "Part of the compute of healthy GPUs that is given or reserved.",
+            "Ratio of the compute of healthy GPUs that is allocated or reserved.",
             milli / (WHOLE_MILLI * gpus) if gpus else 0.0,
         )
         yield _gauge(
             "allocated_memory_ratio",
-            "Part of the memory of healthy GPUs that is given or reserved.",
-            (total - left) / total if total else 0.0,
+            "Ratio of the memory of healthy GPUs that is allocated or reserved.",
+            (total - free) / total if total else 0.0,
         )
         yield _gauge(
             "fragmentation_ratio",
-            "Part of what is left that nothing likely to come will use.",
+            "Ratio of free GPU capacity that no likely request can use.",
             lost,
         )
-        for name, (text, value) in self._more.items():
+        for name, (text, value) in self._gauges.items():
             yield _gauge(name, text, value())
 
 

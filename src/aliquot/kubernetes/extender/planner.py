@@ -1,13 +1,12 @@
-"""Which nodes have room for a pod, and which GPUs it would get there.
+"""Which nodes a pod fits, and which GPUs it would get there.
 
-`filter` answers with the best node, and reserves it for a while, so that the next pod sees it
-taken. Asked to offer more, it adds the next best, and `scores` keeps them in this order. A pod with
-one container that asks for GPUs goes where the brain says; the containers of others are placed
-together on one node after the other, in the order of what they would cost there each for itself.
-Where a pod fits nowhere, every node is accounted for.
+`filter` answers with the best node and reserves its GPUs for a while, so that the next pod does not
+get them. If it may offer more nodes it adds the next best, and `scores` keeps them in this order.
+For a pod with one container that asks for GPUs, the strategy of `placement` chooses. The containers
+of other pods are placed together on one node after the other, in the order of the sum of their
+costs. If a pod fits nowhere, the answer has the reason for every node.
 
-Everything is decided from the pod as the API server has it and from the cluster's allocations;
-nothing here waits or does input or output.
+All decisions depend only on the pod and the cluster's allocations. No input or output, no waiting.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from aliquot.kubernetes.api.requests import InvalidRequestError, requests_of
 from aliquot.kubernetes.cluster.cluster import Reserved
 from aliquot.kubernetes.cluster.demands import Demands
 from aliquot.kubernetes.cluster.membership import check_duration
-from aliquot.kubernetes.extender.containers import part_of, place
+from aliquot.kubernetes.cluster.parts import part_of
+from aliquot.kubernetes.extender.containers import place
 from aliquot.model import format_bytes
 from aliquot.placement.choose.explain import count_nodes
 from aliquot.placement.core.fit import Lack
@@ -40,34 +40,33 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.cluster import Cluster
     from aliquot.kubernetes.cluster.parts import Parts
 
-TRIED = 100  # nodes on which containers are placed together before it is said to be too hard
+TRIED = 100  # nodes on which several containers are tried together
 RESERVED_SECONDS = 30.0
 BEST_SCORE = 10
 NO_ROW = -1
-LASTING = {Lack.MODEL, Lack.TOO_FEW, Lack.TOO_SMALL}
+PERMANENT = {Lack.MODEL, Lack.TOO_FEW, Lack.TOO_SMALL}
 
-UNKNOWN = "no GPUs are known there: is aliquot node running?"
-APART = "its containers do not fit together"
+NOT_TOGETHER = "its containers do not fit together"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Where a pod may go, the best first; or why not, for each node and in a sentence.
+    """The nodes for a pod, the best first; or why there are none, for each node and as a message.
 
-    `reason` is the word for its event. `bad`: what it asks for makes no sense. `told`: the pod is
-    told and woken by another, so that nobody else needs to.
+    `reason` is the reason of its event. `invalid`: the request itself is invalid. `by_gang`: the
+    gang controller reports this to the pod and wakes it.
     """
 
     names: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
     message: str = ""
-    bad: bool = False
-    told: bool = False
+    invalid: bool = False
+    by_gang: bool = False
 
 
 class Planner:
-    """Decisions for one pod after the other."""
+    """Decides for one pod after the other."""
 
     def __init__(
         self, cluster: Cluster, presets: Sequence[Preset] = (ALIQUOT,), *, offer: int = 1
@@ -84,13 +83,13 @@ class Planner:
         return found
 
     def filter(self, pod: Pod, names: Sequence[str]) -> Answer:
-        """The nodes of these that are best for a pod; the first is reserved for it."""
+        """The best of these nodes for a pod; GPUs of the first one are reserved for it."""
         uid = pod.metadata.uid
         try:
             requests = self.requests(pod)
         except InvalidRequestError as error:
             text = str(error)
-            return Answer((), dict.fromkeys(names, text), error.reason, text, bad=True)
+            return Answer((), dict.fromkeys(names, text), error.reason, text, invalid=True)
         if not requests:
             return Answer(tuple(names))
         self.cluster.forget(uid)
@@ -98,25 +97,27 @@ class Planner:
         if not found:
             return self._refusal(requests, names)
         best, parts = found[0]
-        until, news = self.cluster.now() + RESERVED_SECONDS, self.cluster.news(best)
-        self.cluster.reserve(uid, Reserved(pod.key, best, parts, until, asked=requests, news=news))
+        until, version = self.cluster.now() + RESERVED_SECONDS, self.cluster.node_version(best)
+        self.cluster.reserve(
+            uid, Reserved(pod.key, best, parts, until, requests=requests, node_version=version)
+        )
         return Answer(tuple(name for name, _ in found))
 
-    def on_its_way(self, pod: Pod, names: Sequence[str]) -> Answer | None:
-        """The node to which a pod is being bound: that may have come about unheard.
+    def being_bound(self, pod: Pod, names: Sequence[str]) -> Answer | None:
+        """The answer for a pod that is being bound; None if it is not.
 
-        None where it is not.
+        The API server may have bound it already, without an answer.
         """
         kept = self.cluster.reserved(pod.metadata.uid)
-        if kept is None or not kept.sure:
+        if kept is None or not kept.binding:
             return None
         if kept.node in names:
             return Answer((kept.node,))
         why = f"it may be bound to node {kept.node} already"
-        return Answer((), dict.fromkeys(names, why), "OnItsWay", why)
+        return Answer((), dict.fromkeys(names, why), "BindingUnderWay", why)
 
     def fits(self, pod: Pod) -> bool:
-        """Whether a pod that waits would find room on some node now."""
+        """Whether a waiting pod would fit some node now."""
         try:
             requests = self.requests(pod)
         except InvalidRequestError:
@@ -124,7 +125,7 @@ class Planner:
         return bool(self._best(requests, list(self.cluster.nodes), 1))
 
     def scores(self, pod: Pod, names: Sequence[str]) -> list[tuple[str, int]]:
-        """What each of these nodes is worth for a pod, 10 the most."""
+        """The score of each of these nodes for a pod; 10 is the best."""
         try:
             requests = self.requests(pod)
         except InvalidRequestError:
@@ -143,8 +144,8 @@ class Planner:
     def plan(
         self, requests: Sequence[ContainerRequest], node: str, without: Collection[str] = ()
     ) -> Parts | None:
-        """What a pod would get on a node, were it without these pods, by UID; None: no room."""
-        chooser = self.cluster.alone(node, without)
+        """What a pod would get on a node without these pods, by UID; None if it does not fit."""
+        chooser = self.cluster.chooser_on(node, without)
         if chooser is None:
             return None
         return place(chooser, requests, self.cluster.nodes[node].status)
@@ -152,24 +153,24 @@ class Planner:
     def plan_again(
         self, uid: str, requests: tuple[ContainerRequest, ...], node: str
     ) -> Parts | None:
-        """What a pod gets on a node that `filter` may have offered it; None: no room.
+        """What a pod gets on a node that `filter` may have offered it; None if it does not fit.
 
-        What was reserved for it there is nobody else's: it holds as long as the pod asks for the
-        same and nothing new was told of the node; and where it may have been bound with it.
+        Its reservation there is used if the pod still asks for the same and the node has not
+        changed, or if the pod may have been bound with it.
         """
         kept = self.cluster.reserved(uid)
-        basis = node, requests, self.cluster.news(node)
-        if kept is not None and (kept.node, kept.asked, kept.news) == basis:
+        basis = node, requests, self.cluster.node_version(node)
+        if kept is not None and (kept.node, kept.requests, kept.node_version) == basis:
             return kept.parts
-        if kept is not None and kept.sure and kept.node == node:
+        if kept is not None and kept.binding and kept.node == node:
             return kept.parts
         return self.plan(requests, node, {uid})
 
-    def spared(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> list[str]:
-        """The nodes on which a pod would have GPUs once these pods are gone, by UID.
+    def nodes_after_eviction(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> list[str]:
+        """The nodes on which a pod would get GPUs after the eviction of these pods, by UID.
 
-        kube-scheduler makes room for a pod by CPU and the like alone; where that does not free its
-        GPUs, nobody is to end for it.
+        kube-scheduler chooses victims by CPU, memory and the like. If their eviction would not free
+        GPUs for the pod, it must not evict them.
         """
         requests = self.requests(pod)
         uid = pod.metadata.uid
@@ -180,7 +181,7 @@ class Planner:
         ]
 
     def _costs(self, requests: Sequence[ContainerRequest]) -> NDArray[np.float64]:
-        """What each node would cost; infinite where a container has no room even alone."""
+        """What a pod costs on each node; infinite if a container does not fit even alone."""
         demands = Demands(self.cluster)
         if len(requests) == 1:
             return demands.costs(requests[0])
@@ -198,7 +199,7 @@ class Planner:
     def _best(
         self, requests: Sequence[ContainerRequest], names: Sequence[str], count: int
     ) -> list[tuple[str, Parts]]:
-        """The best nodes, and what the pod would get on the first."""
+        """The best nodes, and what the pod would get on the first one."""
         costs = self._costs(requests)
         rows = self._rows(names)
         cost = np.where(rows == NO_ROW, np.inf, costs[rows]) if len(rows) else np.zeros(0)
@@ -218,27 +219,28 @@ class Planner:
         return found
 
     def _part(self, request: ContainerRequest, node: str) -> Parts:
-        """What a pod with one container gets on a node that has room."""
+        """What a pod with one container gets on a node that it fits."""
         gpus = Demands(self.cluster).gpus_on(request, self.cluster.rows[node])
         return (part_of(request, gpus, self.cluster.nodes[node].status),)
 
     def _refusal(self, requests: Sequence[ContainerRequest], names: Sequence[str]) -> Answer:
-        lacks = self._lacks(requests)
-        texts: list[str] = [lack or APART for lack in lacks]
-        texts.append(UNKNOWN)  # the last, which NO_ROW is
-        refused = dict(zip(names, map(texts.__getitem__, self._rows(names).tolist()), strict=True))
+        texts = [lack or NOT_TOGETHER for lack in self._lacks(requests)]
+        refused = {
+            name: self.cluster.why_unusable(name) or texts[self.cluster.rows[name]]
+            for name in names
+        }
         counts = Counter(refused.values())
         parts = [f"{count_nodes(count)}: {why}" for why, count in _sorted(counts)]
         asked = "; ".join(f"container {one.container!r} asks for {one}" for one in requests)
-        message = f"no room on {count_nodes(len(names))} ({'; '.join(parts)}). {asked}."
+        message = f"fits none of {count_nodes(len(names))} ({'; '.join(parts)}). {asked}."
         if Lack.TOO_SMALL in counts:
             message += self._at_most(requests, refused)
-        known = counts.keys() - {UNKNOWN}
-        never = known and known <= LASTING
-        return Answer((), refused, "TooLarge" if never else "NoRoom", message)
+        usable = {why for name, why in refused.items() if not self.cluster.why_unusable(name)}
+        never = usable and usable <= PERMANENT
+        return Answer((), refused, "TooLarge" if never else "InsufficientGPUs", message)
 
     def _at_most(self, requests: Sequence[ContainerRequest], refused: Mapping[str, str]) -> str:
-        """What could be asked for instead of more memory than GPUs have, in the asker's units."""
+        """The most memory that the pod could ask for, in the units of its request."""
         sizes, rows = self.cluster.chooser.allocations.hardware.gpu_bytes, self.cluster.rows
         most = max(int(sizes[rows[name]]) for name, why in refused.items() if why == Lack.TOO_SMALL)
         units = {preset.memory: preset.memory_unit for preset in self._presets}
@@ -253,7 +255,7 @@ class Planner:
         return f" Such a GPU has at most {format_bytes(most)}{''.join(could)}."
 
     def _lacks(self, requests: Sequence[ContainerRequest]) -> list[Lack | None]:
-        """What each row lacks for the first container that has no room there."""
+        """What each row lacks for the first container that does not fit there."""
         demands = Demands(self.cluster)
         if len(requests) == 1:
             return demands.lacks(requests[0])
@@ -265,7 +267,7 @@ class Planner:
 
 
 def _lowest(cost: NDArray[np.float64], count: int) -> list[int]:
-    """The places of the lowest, the lowest first; equal ones in their order."""
+    """The indexes of the lowest costs, the lowest first; equal ones in their order."""
     if not count:
         return []
     if count < len(cost):

@@ -1,7 +1,7 @@
-"""The extender over HTTP: what kube-scheduler asks, health, and metrics.
+"""The extender's HTTP API: kube-scheduler's calls, health, and metrics.
 
-kube-scheduler takes HTTP 200 alone for an answer; anything else is a failure after which it tries
-the pod again. So a replica that may not decide answers 503, and is not ready.
+kube-scheduler takes only HTTP 200 as an answer; after anything else it tries the pod again later.
+So a replica that may not decide answers 503, and is not ready.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.extender.bind import Binder
     from aliquot.kubernetes.extender.metrics import Metrics
     from aliquot.kubernetes.extender.planner import Answer, Planner
-    from aliquot.kubernetes.extender.waiting import Waiting
+    from aliquot.kubernetes.extender.waiting import WaitingPods
 
-NAMES_WANTED = "the extender is sent nodes and not their names: set nodeCacheCapable: true"
+NAMES_WANTED = "kube-scheduler sends whole nodes and not their names: set nodeCacheCapable: true"
 
 _log = structlog.get_logger(__name__)
 
@@ -49,31 +49,31 @@ class Readiness(Protocol):
     """Whether this replica may decide."""
 
     def why_not(self) -> str:
-        """What is missing; nothing where it may."""
+        """What is missing; empty if it may decide."""
 
 
 class Rules(Protocol):
-    """Who may go where, beside what has room: gangs and queues."""
+    """What gangs and queues say about a pod, apart from what fits."""
 
     def answer(self, pod: Pod, names: Sequence[str]) -> Answer | None:
-        """Where a pod may go, or why nowhere; None where it may go anywhere."""
+        """Where a pod may go, or why nowhere; None if it may go anywhere."""
 
     def advised(self, pod: Pod, answer: Answer) -> Answer:
-        """A refusal of a single pod, with what people can do."""
+        """The refusal of a single pod, with what people can do."""
 
     def may_end_others(self, pod: Pod, victims: Collection[str]) -> bool:
-        """Whether these pods, by UID, may end for it."""
+        """Whether these pods, by UID, may be evicted for it."""
 
 
 class Extender:
-    """The answers to kube-scheduler's questions."""
+    """Answers the calls of kube-scheduler."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - all that they come from
+    def __init__(  # noqa: PLR0913, PLR0917 - what the answers depend on
         self,
         planner: Planner,
         rules: Rules,
         binder: Binder,
-        waiting: Waiting,
+        waiting: WaitingPods,
         metrics: Metrics,
         readiness: Readiness,
     ) -> None:
@@ -85,7 +85,7 @@ class Extender:
         self._readiness = readiness
 
     def app(self) -> ASGIApp:
-        """To be served. kube-scheduler's questions do not go through routes and middleware."""
+        """The application. Calls of kube-scheduler bypass Starlette's routes, for speed."""
         asked = {
             ("POST", "/filter"): self._filter,
             ("POST", "/prioritize"): self._prioritize,
@@ -116,7 +116,7 @@ class Extender:
             if args.node_names is None:
                 count("error")
                 return _json(FilterResult([], error=NAMES_WANTED))
-            answer = self._planner.on_its_way(args.pod, args.node_names)
+            answer = self._planner.being_bound(args.pod, args.node_names)
             if answer is None:
                 answer = self._rules.answer(args.pod, args.node_names)
             if answer is None:
@@ -124,10 +124,10 @@ class Extender:
             if answer.names:
                 count("fits")
                 self._waiting.done(args.pod.metadata.uid)
-            elif answer.told:
+            elif answer.by_gang:
                 count("gang waits")
             else:
-                count("bad request" if answer.bad else "no room")
+                count("invalid request" if answer.invalid else "insufficient GPUs")
                 self._waiting.refused(args.pod, self._rules.advised(args.pod, answer))
             return _json(
                 FilterResult(list(answer.names), failed_and_unresolvable_nodes=dict(answer.refused))
@@ -147,7 +147,11 @@ class Extender:
                 await self._binder.bind(args.pod_namespace, args.pod_name, args.pod_uid, args.node)
             except NotBoundError as error:
                 count("failed")
-                _log.info("not bound", pod=f"{args.pod_namespace}/{args.pod_name}", why=str(error))
+                _log.info(
+                    "a pod was not bound",
+                    pod=f"{args.pod_namespace}/{args.pod_name}",
+                    why=str(error),
+                )
                 return _json(BindingResult(str(error)))
             count("bound")
             self._waiting.done(args.pod_uid)
@@ -164,11 +168,11 @@ class Extender:
                 if self._rules.may_end_others(args.pod, uids)
             }
             try:
-                spared = self._planner.spared(args.pod, victims)
+                possible = self._planner.nodes_after_eviction(args.pod, victims)
             except InvalidRequestError:
-                spared = []
-            count("allowed" if spared else "vetoed")
-            found = {node: asked[node] for node in spared}
+                possible = []
+            count("allowed" if possible else "refused")
+            found = {node: asked[node] for node in possible}
             return _json(
                 PreemptionResult({node: one for node, one in found.items() if one is not None})
             )
@@ -189,7 +193,7 @@ class Extender:
         try:
             return await answer(request)
         except msgspec.DecodeError as error:
-            return Response(f"not understood: {error}", 400)
+            return Response(f"invalid request: {error}", 400)
 
 
 async def _healthz(_: Request) -> Response:

@@ -69,7 +69,7 @@ class Answers:
             return Answer((place.node,))
         why = f"kube-scheduler did not let pod {pod.key} go to node {place.node}"
         self._reservations.give_up(gang, why, self._now(), node=place.node)
-        self._changes.ring()
+        self._changes.notify()
         return _told(names, f"gang {gang.key}: {why}")
 
     def advised(self, pod: Pod, answer: Answer) -> Answer:
@@ -142,4 +142,4 @@ class Answers:
 
 def _told(names: Sequence[str], text: str) -> Answer:
     """A refusal of which people are told otherwise."""
-    return Answer((), dict.fromkeys(names, text), message=text, told=True)
+    return Answer((), dict.fromkeys(names, text), message=text, by_gang=True)

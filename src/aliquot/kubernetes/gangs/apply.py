@@ -23,8 +23,8 @@ from aliquot.kubernetes.gangs.state import MemberPlace, PlannedStart
 from aliquot.placement.core.demand import Running
 from aliquot.placement.core.snapshot import CHANGING
 from aliquot.placement.gangs.plan import may_hold, plan_gang
-from aliquot.placement.queues.preempt import entitled
-from aliquot.placement.queues.quota import Resources, Tree, needs, usage, with_all
+from aliquot.placement.queues.preempt import may_preempt
+from aliquot.placement.queues.quota import Resources, Tree, add_all, needs, usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
     from aliquot.kubernetes.cluster.cluster import Cluster
     from aliquot.kubernetes.cluster.queues import Queues
-    from aliquot.kubernetes.cluster.snapshot import Picture
+    from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
     from aliquot.kubernetes.cluster.workloads import Workloads
     from aliquot.kubernetes.gangs.observe import Observed, Ready
     from aliquot.kubernetes.gangs.reservations import Reservations
@@ -88,15 +88,15 @@ class Applier:
             else:
                 ready.gang.promise = None  # it is as one that comes: a limit may keep it
                 done.undone += 1
-        for gang, claim in decision.claims:
+        for gang, claim in decision.preemptions:
             if gang.name in still and self._may_claim(gang, claim, asked, room, now):
                 done.claims.append(self._claim(gang, claim, asked, now))
             else:
                 done.undone += 1
-        for name, jobs in decision.asked.items():
+        for name, jobs in decision.shrink_requests.items():
             asked.ready[name].gang.ask(jobs, now)
         claimed = {str(known.key) for known, _, _ in done.claims}
-        done.promises = tuple(one for one in decision.promises if one.gang.name not in claimed)
+        done.promises = tuple(one for one in decision.planned if one.gang.name not in claimed)
         self._tell(decision, asked, still, done.promises, room)
         return done
 
@@ -131,7 +131,7 @@ class Applier:
                 return False
         if room.has_changed and claim.victims:  # is it its right, and its need?
             queues, hardware = self._queues.queues(), room.allocations.hardware
-            if not entitled([gang], staying, queues, hardware) or room.is_there_for(gang):
+            if not may_preempt([gang], staying, queues, hardware) or room.is_there_for(gang):
                 return False
         start = Running(gang, claim.placements, now, now + gang.seconds)
         return room.take(start, claim.victims)
@@ -142,7 +142,7 @@ class Applier:
         self,
         one: Ready,
         start: Running,
-        picture: Picture,
+        picture: ClusterSnapshot,
         now: float,
         ending: Collection[str] = (),
     ) -> None:
@@ -198,7 +198,7 @@ class Applier:
     def _holds_it(self, pod: Pod) -> bool:
         """Whether a pod has its node, or is being given it at this moment."""
         reserved = self._cluster.reserved(pod.metadata.uid)
-        return bool(pod.spec.node_name) or (reserved is not None and reserved.sure)
+        return bool(pod.spec.node_name) or (reserved is not None and reserved.binding)
 
     def _tell(
         self,
@@ -211,9 +211,9 @@ class Applier:
         """Who does not start is told why, and until when."""
         question, now = asked.question, asked.question.now
         started = (one for one in decision.starts if asked.ready[one.gang.name].gang.reserved)
-        running = [*question.running, *question.leftovers, *started]
+        running = [*question.running, *question.releasing, *started]
         promised = {one.gang.name: one for one in promises}
-        for gang in (*question.waiting, *(one for one, _ in question.rests)):
+        for gang in (*question.waiting, *(one for one, _ in question.incomplete)):
             known = asked.ready[gang.name].gang
             if known.reserved or gang.name not in still:
                 continue
@@ -221,14 +221,14 @@ class Applier:
             known.promise = None if promise is None else _promise(promise, asked.picture)
             known.planned = promise.start if promise else None
             if gang.name in decision.never:
-                taints = asked.picture.kept_by(asked.ready[gang.name].limits)
+                taints = asked.picture.untolerated_taints(asked.ready[gang.name].limits)
                 known.tell(Phase.REFUSED, decision.never[gang.name] + _taints(taints))
                 continue
             if gang.name in decision.above_limit:
                 known.tell(Phase.REFUSED, decision.above_limit[gang.name])
                 continue
             text = words.why_later(gang, room.allocations, promise, running, now)
-            why = "" if promise else f"; {decision.waits.get(gang.name, '')}".rstrip("; ")
+            why = "" if promise else f"; {decision.reasons.get(gang.name, '')}".rstrip("; ")
             known.phase, known.reason = Phase.WAITING, text + why + _bars(known, now)
 
 
@@ -238,7 +238,7 @@ class _Room:
     def __init__(
         self,
         cluster: Cluster,
-        picture: Picture,
+        picture: ClusterSnapshot,
         tree: Tree,
         charged: Sums,
     ) -> None:
@@ -252,7 +252,7 @@ class _Room:
     def take(self, start: Running, ended: Sequence[Running] = ()) -> bool:
         """Count a start, with others ended for it, where that fits and is within all limits."""
         gang, hardware = start.gang, self._picture.hardware
-        if not self._picture.still_holds({place.node for place in start.placements}):
+        if not self._picture.is_current({place.node for place in start.placements}):
             return False
         before, after = usage(ended, hardware), usage([start], hardware)
         left = self._charged.copy()
@@ -263,7 +263,7 @@ class _Room:
         if not self.allocations.exchange_gangs(ended, start):
             return False
         self._tree.add(left, gang.queue, after[gang.queue])
-        self._charged = with_all(left, self._tree.excess(before, after))
+        self._charged = add_all(left, self._tree.excess(before, after))
         return True
 
     def is_there_for(self, gang: Gang) -> bool:
@@ -314,7 +314,7 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(every[:NAMED]) + more
 
 
-def _promise(one: Running, picture: Picture) -> PlannedStart:
+def _promise(one: Running, picture: ClusterSnapshot) -> PlannedStart:
     return PlannedStart(
         start=one.start,
         places=tuple((picture.node(place.node), place.gpus) for place in one.placements),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.cluster.cluster import Cluster
     from aliquot.kubernetes.cluster.parts import Parts
-    from aliquot.kubernetes.cluster.snapshot import Picture
+    from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
     from aliquot.placement.core.allocations import Allocations
     from aliquot.placement.core.demand import Demand, Placement, Running
     from aliquot.placement.gangs.timeline import Timeline
@@ -42,7 +42,11 @@ class BackfillWindow:
     """The promises of one decision, and what was placed beside them since."""
 
     def __init__(
-        self, cluster: Cluster, picture: Picture, line: Timeline, promises: Sequence[Running]
+        self,
+        cluster: Cluster,
+        picture: ClusterSnapshot,
+        line: Timeline,
+        promises: Sequence[Running],
     ) -> None:
         self._cluster = cluster
         self._picture = picture
@@ -86,7 +90,7 @@ class BackfillWindow:
         if place is None:
             return None
         node = picture.node(place.node)
-        if not picture.still_holds({place.node}):
+        if not picture.is_current({place.node}):
             return None
         return Spot(node, picture.parts(requests, place), place, demand)
 
@@ -114,11 +118,11 @@ class BackfillWindow:
 
     def _left(self, uid: str, seconds: float, now: float) -> Allocations:
         """What is left for so long, with all that was taken since, but for what this pod has."""
-        left = self._line.left_for(seconds + max(0.0, now - self._line.now))
+        left = self._line.free_for(seconds + max(0.0, now - self._line.now))
         for other, one in self._taken.items():
-            if other != uid and other in self._cluster.held(one.node):
+            if other != uid and other in self._cluster.usage_by_pod(one.node):
                 left.take(one.placement, one.demand, known_to_fit=True)
         left.lower_to(
-            self._cluster.chooser.allocations.left_on(np.arange(self._picture.hardware.size))
+            self._cluster.chooser.allocations.free_on(np.arange(self._picture.hardware.size))
         )
         return left

@@ -24,11 +24,8 @@ import structlog
 
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.gang import GangSpec, GangStatus, Phase
-from aliquot.kubernetes.api.requests import asks
-from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
 from aliquot.kubernetes.cluster.membership import Key
-from aliquot.kubernetes.cluster.topology import Labels, Topology
-from aliquot.kubernetes.cluster.workloads import Workloads
+from aliquot.kubernetes.cluster.topology import Labels
 from aliquot.kubernetes.gangs.answers import Answers
 from aliquot.kubernetes.gangs.apply import Applier
 from aliquot.kubernetes.gangs.budgets import Budgets
@@ -54,14 +51,13 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.events import Recorder
     from aliquot.kubernetes.api.gang import GangObject
-    from aliquot.kubernetes.api.objects import Node, Pod
-    from aliquot.kubernetes.api.presets import Preset
-    from aliquot.kubernetes.cluster.queues import Queues
+    from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.cluster.view import ClusterView
     from aliquot.kubernetes.extender.planner import Planner
     from aliquot.kubernetes.gangs.planning import Outcome
     from aliquot.kubernetes.gangs.sources import Found
     from aliquot.kubernetes.gangs.state import GangState
-    from aliquot.kubernetes.queues.status import Load
+    from aliquot.kubernetes.queues.status import QueueUsage
 
 PASS_SECONDS = 2.0  # at least every so often: time alone changes something
 LONGEST_PAUSE = 5.0  # between passes, of which a long one is followed by as long a pause
@@ -103,61 +99,59 @@ class Gangs:
         *,
         recorder: Recorder,
         changes: Changes,
-        queues: Queues,
-        nodes: Callable[[], Mapping[str, Node]],
-        presets: Sequence[Preset],
+        view: ClusterView,
         options: GangOptions,
         leading: Callable[[], bool] = lambda: True,
         looked: Callable[[], None] = lambda: None,
         waiting: Callable[[], Iterable[tuple[Pod, float]]] = tuple,
         now: Callable[[], float] = time.time,
     ) -> None:
-        def asks_for_gpus(pod: Pod) -> bool:
-            return asks(pod, presets)
-
-        cluster, times = planner.cluster, options.times
+        cluster, queues, times = view.cluster, view.queues, options.times
         term = self._term = Term(leading)
         self._now = now
         self._looked = looked
         self._waiting = waiting
         self._changes = changes
         self._queues = queues
-        self._cluster = cluster
         self._options = options
-        self._roster = Workloads(queues.queue_of, asks_for_gpus, options.assumed)
-        self._holdings = WorkloadAllocations(cluster, self._roster, queues)
+        self._roster, self._holdings = view.workloads, view.by_workload
         self._reservations = Reservations(cluster, self._holdings, times)
-        ground = Topology(cluster, nodes, options.labels)
         self._doors = GatesAndEvictions(client, now, lambda: term.is_on)
         self._planning = Planning(
             cluster,
-            Observer(self._roster, planner, queues, ground, self._holdings, doors=self._doors),
+            Observer(
+                self._roster, planner, queues, view.topology, self._holdings, doors=self._doors
+            ),
             Applier(self._roster, cluster, self._reservations, queues, self._holdings),
         )
         self._restorer = Restorer(
-            planner, presets, self._roster, queues, self._holdings, self._reservations, times.grace
+            planner,
+            view.presets,
+            self._roster,
+            queues,
+            self._holdings,
+            self._reservations,
+            times.grace,
         )
         self._singles = SinglePods(planner, self._roster, queues, self._holdings)
         self.answers = Answers(
             self._roster, self._reservations, self._singles, cluster, changes, term, now
         )
-        self._sources = Sources(client, asks_for_gpus, now)
-        self._finished = Finished(client, asks_for_gpus, now)
+        self._sources = Sources(client, view.asks, now)
+        self._finished = Finished(client, view.asks, now)
         self._store = Store(client, now, lambda: term.is_on)
         self._teller = GangEvents(recorder, self._store)
         self._budgets = Budgets(self._roster, self._reservations, self._doors, self._teller, times)
         self._gone: set[Key] = set()
         self._missing = False
-        self.loads: Mapping[str, Load] = {}
+        self.loads: Mapping[str, QueueUsage] = {}
 
     # --- what the API server tells ----------------------------------------------------------------
 
-    def pod_changed(self, uid: str, pod: Pod | None) -> None:
-        """A pod is now so; None: it is gone."""
-        before = self._roster.pods.get(uid)
-        gangs = [self._roster.gang_of(before)] if before is not None else []
-        gangs.append(self._roster.change(uid, pod, self._now()))
-        for gang in gangs:
+    def pod_changed(self, before: Pod | None, pod: Pod | None) -> None:
+        """A pod was created, changed or deleted, and the cluster view has it already."""
+        for one in (before, pod):
+            gang = None if one is None else self._roster.gang_of(one)
             if gang is None:
                 continue
             if gang.pods or gang.others:
@@ -165,8 +159,8 @@ class Gangs:
             elif self._roster.gangs.pop(gang.key, None) is not None:
                 self._reservations.give_up(gang, "all its pods are gone", self._now())
                 self._gone.add(gang.key)
-        if pod is None or pod.spec.node_name:
-            self.answers.hold_no_more(uid)
+        if before is not None and (pod is None or pod.spec.node_name):
+            self.answers.hold_no_more(before.metadata.uid)
 
     def count(self, phase: Phase) -> int:
         """How many gangs are so."""
@@ -195,7 +189,6 @@ class Gangs:
         if self._term.number != number:
             return False
         self.answers.trouble = NOT_INSTALLED if self._missing else ""
-        self._queues.set_largest_gpu(self._largest_gpu())
         self._restorer.restore([*self._found(objects)], self._now())
         self._term.begin()
         return True
@@ -224,9 +217,6 @@ class Gangs:
                 self._gone.add(key)
             else:
                 yield gang, one.status
-
-    def _largest_gpu(self) -> int:
-        return int(self._cluster.chooser.allocations.hardware.gpu_bytes.max(initial=0))
 
     # --- again and again --------------------------------------------------------------------------
 
@@ -297,7 +287,6 @@ class Gangs:
 
     async def _decide(self, number: int) -> Outcome:
         now = self._now()
-        self._queues.set_largest_gpu(self._largest_gpu())
         gangs = self._roster.gangs
         found = {  # of who was whole it is old: it is read again when another of that name gathers
             key: None if gang.whole_once else self._source_of(gang) for key, gang in gangs.items()
@@ -312,7 +301,7 @@ class Gangs:
             return outcome
         self._singles.beside, self._singles.stopped = outcome.beside, outcome.stopped
         if outcome.again:
-            self._changes.ring()
+            self._changes.notify()
         for key, gang in gangs.items():
             self._doors.again(gang.reserved.keys() - before.get(key, {}).keys())
         if self._queues.objects:

@@ -15,7 +15,7 @@ import structlog
 
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.evict import evict
-from aliquot.kubernetes.api.names import GATE, ROOM
+from aliquot.kubernetes.api.names import GATE, RETRY
 from aliquot.kubernetes.api.objects import PODS
 from aliquot.kubernetes.cluster.membership import is_gated
 from aliquot.kubernetes.gangs.messages import stamp
@@ -91,7 +91,7 @@ class GatesAndEvictions:
 
     def _opened(self, pod: Pod) -> dict[str, Any]:
         if not is_gated(pod):
-            return {"metadata": {"annotations": {ROOM: stamp(self._now())}}}
+            return {"metadata": {"annotations": {RETRY: stamp(self._now())}}}
         left = [one for one in pod.spec.scheduling_gates if one.name != GATE]
         return {"spec": {"schedulingGates": msgspec.to_builtins(left) or None}}
 

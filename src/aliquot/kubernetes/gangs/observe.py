@@ -12,7 +12,7 @@ from aliquot.kubernetes.api.gang import Phase
 from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.cluster.constraints import NodeConstraints
 from aliquot.kubernetes.cluster.elastic import surpluses
-from aliquot.kubernetes.cluster.snapshot import Picture, bare
+from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot, bare
 from aliquot.placement.core.demand import Gang, Running
 from aliquot.placement.decide import DecisionInput, ElasticSurplus
 
@@ -53,7 +53,7 @@ class Observed:
     """A question, with what it is about: `parties` are the UIDs of all that runs, by name."""
 
     question: DecisionInput
-    picture: Picture
+    picture: ClusterSnapshot
     ready: Mapping[str, Ready]
     parties: Mapping[str, frozenset[str]]
 
@@ -64,7 +64,7 @@ class Observed:
             question.allocations.fingerprint,
             frozenset(one.gang.name for one in question.running),
             tuple(question.waiting),
-            tuple(gang for gang, _ in question.rests),
+            tuple(gang for gang, _ in question.incomplete),
             question.queues,
         )
 
@@ -103,7 +103,7 @@ class Observer:
     def ask(self, ready: Mapping[str, Ready], now: float) -> Observed | None:
         """The question about these; None where nobody of them can be planned after all."""
         limits = [each for one in ready.values() for each in one.limits]
-        picture = Picture(self._ground, limits)
+        picture = ClusterSnapshot(self._ground, limits)
         gangs = {name: self._gang(one, picture, now) for name, one in ready.items()}
         asked = {name: gang for name, gang in gangs.items() if gang is not None}
         if not asked:
@@ -156,7 +156,7 @@ class Observer:
 
     # --- the question -----------------------------------------------------------------------------
 
-    def _gang(self, one: Ready, picture: Picture, now: float) -> Gang | None:
+    def _gang(self, one: Ready, picture: ClusterSnapshot, now: float) -> Gang | None:
         gang = one.gang
         pairs = zip(one.requests, one.limits, strict=True)
         try:
@@ -175,7 +175,11 @@ class Observer:
         )
 
     def _question(
-        self, picture: Picture, ready: Mapping[str, Ready], asked: Mapping[str, Gang], now: float
+        self,
+        picture: ClusterSnapshot,
+        ready: Mapping[str, Ready],
+        asked: Mapping[str, Gang],
+        now: float,
     ) -> DecisionInput:
         rests, waiting, promised = [], [], []
         for name, gang in asked.items():
@@ -196,17 +200,17 @@ class Observer:
         return DecisionInput(
             allocations=picture.allocations,
             running=self._holdings.running(now, ending),
-            leftovers=self._leftovers(ending, now),
+            releasing=self._leftovers(ending, now),
             ending=self._holdings.ending(now),
-            promised=promised,
+            planned=promised,
             waiting=waiting,
-            rests=rests,
+            incomplete=rests,
             queues=self._queues.queues(),
             now=now,
             by=picture.by,
-            spared=spared,
-            looked={name: at for name, at in self._looked.items() if name not in asking},
-            givers=self._givers(ending, now),
+            protected=spared,
+            searched_at={name: at for name, at in self._looked.items() if name not in asking},
+            surpluses=self._givers(ending, now),
             waited={name for name, one in ready.items() if one.gang.has_waited(now)},
         )
 
@@ -234,7 +238,7 @@ class Observer:
         ]
 
 
-def _promised(gang: Gang, promise: PlannedStart | None, picture: Picture) -> Running | None:
+def _promised(gang: Gang, promise: PlannedStart | None, picture: ClusterSnapshot) -> Running | None:
     """A promise, in the rows of this picture; None where it is for something else by now."""
     if promise is None or promise.shape != tuple(map(bare, gang.members)):
         return None

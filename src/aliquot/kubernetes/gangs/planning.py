@@ -82,22 +82,22 @@ class Planning:
         decision = await asyncio.to_thread(decide, asked.question)
         if not is_wanted():
             return Outcome()
-        self._questions.looked_at(decision.looked_at)
+        self._questions.looked_at(decision.searched)
         done = self._deeds.do(decision, asked, now)
         beside = None
-        if decision.line is not None:
-            beside = BackfillWindow(self._cluster, asked.picture, decision.line, done.promises)
+        if decision.timeline is not None:
+            beside = BackfillWindow(self._cluster, asked.picture, decision.timeline, done.promises)
         again = bool(done.undone) or self._overlooks(sign, decision)
-        if not (again or decision.starts or decision.claims):  # else the next is another
-            self._last = _Last(sign, beside, decision.stopped, _until(asked, done, now))
-        return Outcome(beside, decision.stopped, done.claims, again)
+        if not (again or decision.starts or decision.preemptions):  # else the next is another
+            self._last = _Last(sign, beside, decision.at_limit, _until(asked, done, now))
+        return Outcome(beside, decision.at_limit, done.claims, again)
 
     def _overlooks(self, sign: object, decision: Decision) -> bool:
         """Whether somebody was not looked at for others' places since this was the question."""
         before, names = self._looked_at
-        names = frozenset(decision.looked_at) | (names if before == sign else frozenset())
+        names = frozenset(decision.searched) | (names if before == sign else frozenset())
         self._looked_at = sign, names
-        return len(names) < len(decision.looked_at) + decision.overlooked
+        return len(names) < len(decision.searched) + decision.skipped
 
 
 def _until(asked: Observed, done: Done, now: float) -> float:

@@ -164,8 +164,9 @@ class Reservations:
 
     def _fault(self, uid: str, place: MemberPlace, ending: frozenset[str]) -> str:
         """What keeps a place from being taken; nothing where nothing does."""
-        if place.node not in self._cluster.rows:
-            return f"node {place.node} has no GPUs to give any more"
+        unusable = self._cluster.why_unusable(place.node)
+        if unusable is not None:
+            return f"node {place.node} is unusable: {unusable}"
         status = self._cluster.nodes[place.node].status
         columns = {gpu.uuid: column for column, gpu in enumerate(status.gpus) if gpu.healthy}
         for part in place.parts:
@@ -175,7 +176,7 @@ class Reservations:
             if part.kind != "whole":
                 continue
             mine = {columns[gpu] for gpu in part.gpus}
-            for other, held in self._cluster.held(place.node).items():
+            for other, held in self._cluster.usage_by_pod(place.node).items():
                 if other != uid and other not in ending and not mine.isdisjoint(held):
                     return f"a GPU of node {place.node} that it was to have is in use"
         return ""

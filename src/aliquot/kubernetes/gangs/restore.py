@@ -33,7 +33,7 @@ from aliquot.kubernetes.cluster.snapshot import as_one, parts_on
 from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.kubernetes.gangs.state import MemberPlace
 from aliquot.placement.core.demand import Gang, Placement, Running
-from aliquot.placement.queues.preempt import rights
+from aliquot.placement.queues.preempt import preemptible
 from aliquot.placement.queues.quota import Tree, needs
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Restorer:
             if before is not None and before.leaving:
                 other.leave_on(before, now, gang.key)
             else:
-                other.leave(f"ended for {gang.key}", now, told_ahead(other.staying), gang.key)
+                other.leave(f"preempted for {gang.key}", now, told_ahead(other.staying), gang.key)
 
     def _has_run_long(self, gang: GangState, now: float) -> bool:
         """Whether those with nodes have had them for longer than a half would."""
@@ -209,7 +209,7 @@ class Restorer:
         """Whether a gang may ask all of these to end."""
         allocations, queues = self._cluster.chooser.allocations, self._queues.queues()
         staying = self._holdings.running(now, self._roster.ending)
-        over = rights(allocations, gang, staying, queues, now)
+        over = preemptible(allocations, gang, staying, queues, now)
         return all(self._roster.name_of(uid) in over for uid in uids)
 
 

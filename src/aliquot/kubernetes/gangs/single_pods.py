@@ -22,7 +22,7 @@ from aliquot.kubernetes.extender.bind import NotBoundError
 from aliquot.kubernetes.extender.planner import RESERVED_SECONDS, Answer
 from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.placement.core.demand import Gang
-from aliquot.placement.queues.quota import Bound, Tree, needs, upto, within_quota
+from aliquot.placement.queues.quota import Bound, Tree, needs, prefixes, within_quota
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ class SinglePods:
             return None
         problem = self._queues.problem_of(queue) if queue else ""
         if problem:
-            return _refusal(names, "BadQueue", problem)
+            return _refusal(names, "InvalidQueue", problem)
         full = self._behind(pod, queue) or self._full(pod, queue, requests, now)
         if full:
             return _refusal(names, "QueueFull", full)
@@ -80,19 +80,19 @@ class SinglePods:
     def advised(self, pod: Pod, answer: Answer, now: float) -> Answer:
         """The same; a pod that its queue's quota covers is told that gangs alone ask that back."""
         queue = self._queue(pod)
-        if answer.reason != "NoRoom" or not queue or self._queues.problem_of(queue):
+        if answer.reason != "InsufficientGPUs" or not queue or self._queues.problem_of(queue):
             return answer
         gang = self._as_gang(pod, queue, self._planner.requests(pod))
         hardware = self._cluster.chooser.allocations.hardware
         queues, used = self._queues.queues(), self._holdings.used(now, {pod.metadata.uid})
         if not within_quota([gang], queues, used, hardware):
             return answer
-        way_out = (
+        hint = (
             f"The quota of queue {queue} covers it, and only gangs ask back what others borrow:"
             f" as a gang of one, with the labels {GANG}: {pod.metadata.name} and"
             f' {GANG_SIZE}: "1", it would.'
         )
-        return replace(answer, message=f"{answer.message} {way_out}")
+        return replace(answer, message=f"{answer.message} {hint}")
 
     def may_bind(self, pod: Pod, now: float) -> None:
         """Look again at a pod that is about to be bound; NotBoundError where it may not be.
@@ -155,7 +155,7 @@ class SinglePods:
         more = needs(gang, self._cluster.chooser.allocations.hardware)
         used = self._holdings.charged(now, {pod.metadata.uid})
         over = tree.over(queue, more, used)
-        return "" if over is None else tree.limit_told(over, gang, used[over] + more, WITH_THIS)
+        return "" if over is None else tree.limit_message(over, gang, used[over] + more, WITH_THIS)
 
     def _as_gang(self, pod: Pod, queue: str, requests: Sequence[ContainerRequest]) -> Gang:
         """A pod as a gang of one, with a member for each container that runs beside others."""
@@ -172,7 +172,7 @@ class SinglePods:
         if not queue or not self.stopped:
             return ""
         made = (seconds_at(pod.metadata.creation_timestamp) or math.inf) + 1  # in whole seconds
-        for path in upto(Tree(self._queues.queues()).path(queue)):
+        for path in prefixes(Tree(self._queues.queues()).path(queue)):
             gang = self.stopped.get(path)
             mine = -(pod.spec.priority or 0), made
             if gang is not None and (-gang.priority, gang.submitted) < mine:
@@ -199,8 +199,13 @@ class SinglePods:
             usual = self._planner.filter(pod, names)
             self._cluster.forget(uid)
             return _refusal(names, "Promised", PROMISED) if usual.names else usual
-        until, news = self._cluster.now() + RESERVED_SECONDS, self._cluster.news(found.node)
-        place = Reserved(pod.key, found.node, found.parts, until, asked=tuple(requests), news=news)
+        until, version = (
+            self._cluster.now() + RESERVED_SECONDS,
+            self._cluster.node_version(found.node),
+        )
+        place = Reserved(
+            pod.key, found.node, found.parts, until, requests=tuple(requests), node_version=version
+        )
         self._cluster.reserve(uid, place)
         beside.take(uid, found)
         return Answer((found.node,))
@@ -218,7 +223,7 @@ class SinglePods:
 
 def _is_limited(tree: Tree, queue: str) -> bool:
     """Whether a queue, or one above it, has a limit."""
-    return any(tree.queue(path).limit != Bound() for path in upto(tree.path(queue)))
+    return any(tree.queue(path).limit != Bound() for path in prefixes(tree.path(queue)))
 
 
 def _refusal(names: Sequence[str], reason: str, text: str) -> Answer:

@@ -1,25 +1,23 @@
-"""Elastic jobs on a cluster: `aliquot controller`.
+"""Elastic jobs on a cluster: `aliquot controller`, which turns ElasticJob objects into pods.
 
-objects     the `ElasticJob` object, and pods and services as they are read and made here
-form        what people wrote, as the job that `model` knows
-memory      what the controller remembers of a job, in its status
-sight       a job's pods, as the state machine of `model.lifecycle` sees workers
-step        what follows from a look: the state machine's word, and what people are told
-manifests   the pods and the service of a job
-deeds       what the state machine wants done, done by the API server
-ledger      the cluster's GPUs and who has them
-room        whether jobs of these sizes would fit on the cluster together
-sizes       the picture for `placement.elastic`, and its answer
-controller  all of it, again and again, in the replica that leads
-run         the process
+- `allocations`: the cluster's GPUs and which workload has them.
+- `apply`: carries out a job's due actions through the API server.
+- `codec`: turns a job's state into its status field and back.
+- `controller`: observes, steps and applies every job, and decides their sizes.
+- `manifests`: the pods and the service of a job.
+- `observe`: a job's pods as the workers of its state machine.
+- `room`: whether jobs of given sizes fit on the cluster together.
+- `run`: assembles the process: watches, leader election, HTTP pages.
+- `sizes`: which jobs start, grow and shrink.
+- `spec`: reads an ElasticJob's spec as a job.
+- `step`: one step of a job's state machine, and the status that follows.
 
-A worker is a pod, NAME-RANK, and its slot is the pod's generation and rank: the API server lets no
-two pods have a name, so no rank has two workers. The workers that a generation adds are a gang of
-their own, NAME-GENERATION, which the scheduler starts all together or not at all; a pod that comes
-late belongs to a generation that is over, and is taken away. Pods, service and gangs belong to the
-job by owner references, and go with it.
+A worker is a pod NAME-RANK. Its slot is the generation and rank in the pod's labels. The API server
+allows no two pods with one name, so no rank has two workers. The workers that one generation adds
+are a gang, NAME-GENERATION: the scheduler starts all of them or none. A pod that appears late
+belongs to an old generation and is deleted. Pods, service and gangs have owner references to the
+job, so Kubernetes deletes them with it.
 
-What a program is told stands in annotations of its pod, which a volume shows it as files. What it
-says comes back in its container's termination message. It needs no network and no rights for
-either.
+A program reads notices as files: annotations of its pod, mounted as a downward API volume. It
+answers in its container's termination message. It needs neither network nor permissions for that.
 """

@@ -1,17 +1,17 @@
-"""What the state machine wants done, done by the API server. All of it may be done again.
+"""Carries out a job's due actions through the API server. Every action may be repeated.
 
-    reserve   the pods are made; the scheduler finds places for their gang
-    start     nothing: the kubelet does
-    notify    an annotation, which the program sees as a file. Now and then the kubelet does not
-              bring a change of it to the file: it is changed again while the worker is there
-    term      the pod is deleted: SIGTERM, and SIGKILL after its grace
-    kill      the same with a second of grace. Never without any: the API server would forget a
+    reserve   creates the pods; the scheduler places their gang
+    start     nothing: the kubelet starts the containers
+    notify    sets an annotation, which the program sees as a file. The kubelet sometimes misses a
+              change, so the annotation changes again while the worker exists
+    term      deletes the pod: SIGTERM, then SIGKILL after its grace period
+    kill      deletes it with one second of grace. Never with none: the API server would forget a
               worker that still runs
-    void      the same, before it has run: it may have got a node a moment ago
-    release   nothing: a pod that has ended holds nothing
+    void      deletes it in the same way before it has run: it may just have got a node
+    release   nothing: a pod that has ended has no GPUs
 
-Every deletion names the pod's UID, so that one of the same name is not meant. Before each request
-`may` is asked: a leader that stood still does nothing when it goes on.
+Every deletion names the pod's UID, so a new pod of the same name is safe. Before each request the
+applier asks `may`: a leader that was paused does nothing when it continues.
 """
 
 from __future__ import annotations
@@ -27,112 +27,112 @@ from aliquot.kubernetes.api.elasticjob import JOB_PODS, POD_BODIES, SERVICES, Jo
 from aliquot.kubernetes.api.names import NOTICE, SCHEDULER, SIZE
 from aliquot.kubernetes.api.objects import DeleteOptions, PodSpec, Preconditions
 from aliquot.kubernetes.jobs.manifests import (
-    notice_words,
+    notice_json,
     pod_body,
     pod_name,
     service_body,
-    size_words,
+    size_json,
 )
 from aliquot.kubernetes.jobs.observe import slot_of
+from aliquot.model.actions import Verb
 from aliquot.model.errors import StateError
-from aliquot.model.job import State
-from aliquot.model.status import Verb
+from aliquot.model.job import JobPhase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.elasticjob import Body, ElasticJob
+    from aliquot.model.actions import Action
     from aliquot.model.job import Job
-    from aliquot.model.status import Action, Record, Slot
+    from aliquot.model.job_state import JobState, Slot
 
-AT_ONCE = 32  # requests
-LEAST_GRACE = 1  # seconds; the API server makes it 0 for a pod without a node
+CONCURRENT_REQUESTS = 32
+LEAST_GRACE = 1  # seconds; the API server uses 0 for a pod without a node
 
 _log = structlog.get_logger(__name__)
 
 
-class RefusedError(Exception):
-    """The API server does not take what the job needs, and will not as it is."""
+class PodsRefusedError(Exception):
+    """The API server refuses a pod or service of the job, and retrying will not help."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """For whom something is done: the job as it is written, its record, and its pods by name.
-
-    `now` is when.
-    """
+class JobContext:
+    """The job that actions are for: its object, its state, and its pods by name."""
 
     one: ElasticJob
     job: Job
-    record: Record
+    state: JobState
     pods: Mapping[str, JobPod]
     now: float
 
     def pod(self, slot: Slot) -> JobPod | None:
-        """The pod that a slot is, where it is there."""
+        """The pod of a slot; None if it does not exist."""
         pod = self.pods.get(pod_name(self.one.metadata.name, slot.rank))
         return pod if pod is not None and slot_of(pod) == slot else None
 
 
 @dataclass
-class Applier:
-    """Does them. `made` hears of each pod that was made before a watch does."""
+class JobApplier:
+    """Applies actions. It calls `created` for each new pod, before a watch reports it."""
 
     client: Client
-    made: Callable[[JobPod], None]
+    created: Callable[[JobPod], None]
     scheduler: str = SCHEDULER
     may: Callable[[], bool] = lambda: True
-    _free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    _limit: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(CONCURRENT_REQUESTS)
+    )
     _served: set[tuple[str, int]] = field(default_factory=set)
     _killed: set[str] = field(default_factory=set)
 
-    async def do(self, order: Order, actions: Iterable[Action]) -> str | None:
-        """Do what is due; why the API server does not take the job's pods, where it does not."""
+    async def apply(self, context: JobContext, actions: Iterable[Action]) -> str | None:
+        """Carry out the actions. If the API server refuses the job's pods, return why."""
         try:
             for action in actions:
-                await self._act(order, action)
-            await self._tell_size(order)
-            await self._tidy(order)
-        except RefusedError as error:
+                await self._do(context, action)
+            await self._announce_size(context)
+            await self._delete_old(context)
+        except PodsRefusedError as error:
             return str(error)
         return None
 
     def forget(self, jobs: Collection[str], pods: Collection[str]) -> None:
-        """Only these UIDs are of use from now on."""
+        """Forget everything about other jobs and pods than these UIDs."""
         self._served = {pair for pair in self._served if pair[0] in jobs}
         self._killed.intersection_update(pods)
 
-    async def _act(self, order: Order, action: Action) -> None:
-        deed = {
-            Verb.RESERVE: self._make,
+    async def _do(self, context: JobContext, action: Action) -> None:
+        carry_out = {
+            Verb.RESERVE: self._create,
             Verb.NOTIFY: self._notify,
             Verb.TERM: self._term,
             Verb.KILL: self._kill,
             Verb.VOID: self._void,
         }.get(action.verb)
-        if deed is None:
+        if carry_out is None:
             return
         if action.verb is Verb.RESERVE:
-            await self._serve(order)
-        await self._all(deed(order, slot) for slot in action.slots)
+            await self._ensure_service(context)
+        await self._all(carry_out(context, slot) for slot in action.slots)
 
-    # --- deeds ---
+    # --- actions ---
 
-    async def _serve(self, order: Order) -> None:
-        """Make the service, once for each generation: somebody may have taken it away."""
-        one, generation = order.one, order.record.generation
+    async def _ensure_service(self, context: JobContext) -> None:
+        """Create the service if it is missing, checked once per generation."""
+        one, generation = context.one, context.state.generation
         if (one.metadata.uid, generation) in self._served:
             return
         try:
             found = await self._service(one)
         except ApiError as error:
-            _judge(error)
+            _raise_if_permanent(error)
             return
         if not one.owns(found.metadata):
-            raise RefusedError(
-                f"there is a Service {one.metadata.name} that is not this job's. Delete it, or give"
-                " the job another name."
+            raise PodsRefusedError(
+                f"Service {one.metadata.name} exists and belongs to something else. Delete it, or"
+                " rename the job."
             )
         self._served = {pair for pair in self._served if pair[0] != one.metadata.uid}
         self._served.add((one.metadata.uid, generation))
@@ -147,85 +147,86 @@ class Applier:
         check_lead(self.may)
         return await self.client.create(SERVICES, service_body(one))
 
-    async def _make(self, order: Order, slot: Slot) -> None:
-        name = pod_name(order.one.metadata.name, slot.rank)
-        if name in order.pods:  # also what an earlier generation left, which is being taken away
+    async def _create(self, context: JobContext, slot: Slot) -> None:
+        name = pod_name(context.one.metadata.name, slot.rank)
+        if name in context.pods:  # also a pod of an earlier generation that is being deleted
             return
         check_lead(self.may)
         try:
-            body = pod_body(order.one, order.record, slot, self.scheduler)
-            made = await self.client.create(POD_BODIES, body)
+            body = pod_body(context.one, context.state, slot, self.scheduler)
+            created = await self.client.create(POD_BODIES, body)
         except ApiError as error:
-            await self._not_made(order, name, error)
+            await self._check_existing(context, name, error)
             return
-        self.made(JobPod(made.metadata, PodSpec()))
+        self.created(JobPod(created.metadata, PodSpec()))
 
-    async def _not_made(self, order: Order, name: str, error: ApiError) -> None:
+    async def _check_existing(self, context: JobContext, name: str, error: ApiError) -> None:
         if not (error.conflict and error.reason == "AlreadyExists"):
-            _judge(error)
+            _raise_if_permanent(error)
             return
         try:
-            found = await self.client.get(JOB_PODS, name, order.one.metadata.namespace)
+            found = await self.client.get(JOB_PODS, name, context.one.metadata.namespace)
         except ApiError as gone:
-            _judge(gone)
+            _raise_if_permanent(gone)
             return
-        if not order.one.owns(found.metadata):
-            raise RefusedError(
-                f"there is a pod {name} that is not this job's. Delete it, or give the job another"
-                " name."
+        if not context.one.owns(found.metadata):
+            raise PodsRefusedError(
+                f"pod {name} exists and belongs to something else. Delete it, or rename the job."
             ) from error
-        self.made(found)
+        self.created(found)
 
-    async def _notify(self, order: Order, slot: Slot) -> None:
-        await self._annotate(order, slot, NOTICE, notice_words(order.record, order.now))
+    async def _notify(self, context: JobContext, slot: Slot) -> None:
+        await self._annotate(context, slot, NOTICE, notice_json(context.state, context.now))
 
-    async def _term(self, order: Order, slot: Slot) -> None:
-        pod = order.pod(slot)
+    async def _term(self, context: JobContext, slot: Slot) -> None:
+        pod = context.pod(slot)
         if pod is not None and not pod.metadata.deletion_timestamp:
-            await self._delete(pod, max(LEAST_GRACE, int(order.job.grace_seconds)))
+            await self._delete(pod, max(LEAST_GRACE, int(context.job.grace_seconds)))
 
-    async def _kill(self, order: Order, slot: Slot) -> None:
-        pod = order.pod(slot) or self._stray(order, slot)
+    async def _kill(self, context: JobContext, slot: Slot) -> None:
+        pod = context.pod(slot) or self._stray(context, slot)
         if pod is not None and pod.metadata.uid not in self._killed:
             check_lead(self.may)
             self._killed.add(pod.metadata.uid)
             await self._delete(pod, LEAST_GRACE)
 
-    async def _void(self, order: Order, slot: Slot) -> None:
-        pod = order.pod(slot) or self._stray(order, slot)
+    async def _void(self, context: JobContext, slot: Slot) -> None:
+        pod = context.pod(slot) or self._stray(context, slot)
         if pod is not None and not pod.metadata.deletion_timestamp:
             await self._delete(pod, LEAST_GRACE)
 
-    async def _tell_size(self, order: Order) -> None:
-        if order.job.live and order.record.state is State.RUNNING:
-            words = size_words(order.record)
-            await self._all(self._annotate(order, slot, SIZE, words) for slot in order.record.slots)
+    async def _announce_size(self, context: JobContext) -> None:
+        if context.job.live and context.state.phase is JobPhase.RUNNING:
+            text = size_json(context.state)
+            await self._all(
+                self._annotate(context, slot, SIZE, text) for slot in context.state.slots
+            )
 
-    async def _tidy(self, order: Order) -> None:
-        """Take away what earlier generations left, once a new one is on its way."""
-        record = order.record
-        if record.state.resting:
+    async def _delete_old(self, context: JobContext) -> None:
+        """Delete ended pods of earlier generations once a new one is starting."""
+        state = context.state
+        if state.phase.inactive:
             return
-        over = [pod for pod in order.pods.values() if pod.ended]
-        await self._all(self._delete(pod) for pod in over if slot_of(pod) not in record.slots)
+        over = [pod for pod in context.pods.values() if pod.ended]
+        await self._all(self._delete(pod) for pod in over if slot_of(pod) not in state.slots)
 
-    # --- parts ---
+    # --- helpers ---
 
-    def _stray(self, order: Order, slot: Slot) -> JobPod | None:
-        return next((pod for pod in order.pods.values() if slot_of(pod) == slot), None)
+    def _stray(self, context: JobContext, slot: Slot) -> JobPod | None:
+        return next((pod for pod in context.pods.values() if slot_of(pod) == slot), None)
 
-    async def _annotate(self, order: Order, slot: Slot, note: str, words: str) -> None:
-        pod = order.pod(slot)
-        if pod is None or pod.ended or pod.metadata.annotations.get(note) == words:
+    async def _annotate(self, context: JobContext, slot: Slot, annotation: str, text: str) -> None:
+        pod = context.pod(slot)
+        if pod is None or pod.ended or pod.metadata.annotations.get(annotation) == text:
             return
         check_lead(self.may)
         meta = pod.metadata
-        patch = {"metadata": {"uid": meta.uid, "annotations": {note: words}}}
+        patch = {"metadata": {"uid": meta.uid, "annotations": {annotation: text}}}
         try:
             await self.client.patch(JOB_PODS, meta.name, patch, namespace=meta.namespace)
         except ApiError as error:
             if not (error.not_found or error.conflict):
-                _log.info("a worker was not told", pod=pod.key, why=error.message)
+                _log.info("a worker was not notified", pod=pod.key, why=error.message)
 
     async def _delete(self, pod: JobPod, grace: int | None = None) -> None:
         check_lead(self.may)
@@ -235,26 +236,26 @@ class Applier:
             await self.client.delete(JOB_PODS, meta.name, meta.namespace, options)
         except ApiError as error:
             self._killed.discard(meta.uid)
-            if not error.conflict:  # else it is another pod by now
+            if not error.conflict:  # then it is another pod by now
                 _log.info("a pod was not deleted", pod=pod.key, why=error.message)
 
-    async def _all(self, deeds: Iterable[Awaitable[None]]) -> None:
-        async def one(deed: Awaitable[None]) -> None:
-            async with self._free:
-                await deed
+    async def _all(self, requests: Iterable[Awaitable[None]]) -> None:
+        async def send(request: Awaitable[None]) -> None:
+            async with self._limit:
+                await request
 
-        await asyncio.gather(*(one(deed) for deed in deeds))
+        await asyncio.gather(*(send(request) for request in requests))
 
 
 def check_lead(may: Callable[[], bool]) -> None:
-    """Nothing, or an error where another replica may lead by now."""
+    """Raise StateError if another replica may lead by now."""
     if not may():
-        raise StateError("this replica does not lead any more")
+        raise StateError("this replica is no longer the leader")
 
 
-def _judge(error: ApiError) -> None:
-    """What may pass is tried again; what will not is refused."""
+def _raise_if_permanent(error: ApiError) -> None:
+    """Log an error that may pass, to be retried; raise PodsRefusedError for any other."""
     if error.passing or error.not_found or error.conflict:
-        _log.info("will be tried again", why=error.message)
+        _log.info("request failed; will retry", why=error.message)
         return
-    raise RefusedError(error.message) from error
+    raise PodsRefusedError(error.message) from error

@@ -1,7 +1,7 @@
-"""What the controller remembers of a job between two looks: one text in the job's status.
+"""The status codec: turns a job's state into the field `status.controllerState` and back.
 
-It is written with the version of the object that was read, so that of two controllers one is
-refused, and before anything is done by it.
+The controller writes it before it acts on it, and with the resource version that it read: if two
+controllers write, the API server refuses one of them.
 """
 
 from __future__ import annotations
@@ -9,34 +9,35 @@ from __future__ import annotations
 import msgspec
 
 from aliquot.model.errors import StateError
-from aliquot.model.status import Record, Slot
+from aliquot.model.job_state import JobState, Slot
 
 
-class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The record of the state machine, and what else is known only while a pod is there.
+class SavedState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A job's state, and facts that can only be read while a pod exists.
 
-    `finished` are slots of the record whose workers have ended well: their pods may be taken away.
-    `speeds` are what workers reported, by their number. `excuses`: how often in a row it was
-    started again for what was no fault of its own.
+    - `finished`: slots whose workers ended with exit code 0; somebody may delete their pods.
+    - `speeds`: samples per second that workers reported, by number of workers.
+    - `disruptions`: how often in a row the job was restarted for reasons that are not its fault.
     """
 
-    record: Record
+    state: JobState
     finished: tuple[Slot, ...] = ()
     speeds: dict[int, float] = {}
-    excuses: int = 0
-
-    def encode(self) -> str:
-        """As it stands in the status."""
-        return msgspec.json.encode(self).decode()
+    disruptions: int = 0
 
 
-def read_memory(text: str, now: float) -> Memory:
-    """What was remembered; of a new job, that it has come."""
+def encode_state(saved: SavedState) -> str:
+    """The text for the status."""
+    return msgspec.json.encode(saved).decode()
+
+
+def decode_state(text: str, now: float) -> SavedState:
+    """The state in the text; a new job's state if the text is empty. StateError if invalid."""
     if not text:
-        return Memory(Record(since=now))
+        return SavedState(JobState(since=now))
     try:
-        return msgspec.json.decode(text, type=Memory)
+        return msgspec.json.decode(text, type=SavedState)
     except msgspec.DecodeError as error:
         raise StateError(
-            f"status.record cannot be read: {error}", "Delete the job and create it again."
+            f"status.controllerState is invalid: {error}", "Delete the job and create it again."
         ) from error

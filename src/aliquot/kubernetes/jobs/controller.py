@@ -1,11 +1,18 @@
-"""Elastic jobs, again and again: look, write, act, decide. Works in the replica that leads.
+"""The controller of elastic jobs. Only the leading replica runs it.
 
-Each round takes every job that is not over through one step: what is seen, the record that follows,
-written into the job's status before anything is done by it, then the deeds that are due. Then sizes
-are decided. It may end between any two requests: what was not written did not happen, and what was
-is read by whoever leads next, which goes on from there.
+`round` takes every unfinished job through one step:
 
-Watches are late. What was written here is known here at once: the newer of the two counts.
+1. Observe: read the job's pods, gangs and saved state.
+2. Step: compute the state that follows (`step.advance`).
+3. Write that state into the job's status.
+4. Apply: carry out the actions that are due (`apply`).
+
+`decide` runs concurrently with the rounds and chooses sizes: it observes all jobs, decides, and
+writes the changed states. The next rounds carry them out.
+
+The controller may end between any two requests. What it did not write did not happen; the next
+leader continues from what it wrote. Watches lag behind, so the controller remembers the objects it
+wrote and uses whichever version is newer.
 """
 
 from __future__ import annotations
@@ -27,25 +34,25 @@ from aliquot.kubernetes.cluster.membership import Key
 from aliquot.kubernetes.cluster.snapshot import as_one
 from aliquot.kubernetes.cluster.workloads import single_name
 from aliquot.kubernetes.gangs.messages import seconds_at
-from aliquot.kubernetes.jobs.apply import Applier, Order, check_lead
-from aliquot.kubernetes.jobs.codec import read_memory
-from aliquot.kubernetes.jobs.form import asked_by, job_of, pod_in
+from aliquot.kubernetes.jobs.apply import JobApplier, JobContext, check_lead
+from aliquot.kubernetes.jobs.codec import decode_state
 from aliquot.kubernetes.jobs.manifests import gang_name
-from aliquot.kubernetes.jobs.observe import look, slot_of
+from aliquot.kubernetes.jobs.observe import observe_job, slot_of
 from aliquot.kubernetes.jobs.sizes import Candidate, Sizer
+from aliquot.kubernetes.jobs.spec import parse_job, worker_pod, worker_requests
 from aliquot.kubernetes.jobs.step import (
-    View,
+    StepInput,
     advance,
-    no_room,
-    not_whole,
+    invalid_status,
+    no_capacity,
     problem_in,
-    refused_status,
+    start_overdue,
     status_of,
 )
 from aliquot.model import lifecycle
-from aliquot.model.due import due
-from aliquot.model.errors import AliquotError, BadValueError, StateError
-from aliquot.model.job import State
+from aliquot.model.actions import due_actions
+from aliquot.model.errors import AliquotError, InvalidValueError, StateError
+from aliquot.model.job import JobPhase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -54,113 +61,138 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.elasticjob import ElasticJob, JobPod
     from aliquot.kubernetes.api.events import Recorder
     from aliquot.kubernetes.api.gang import GangObject
-    from aliquot.kubernetes.jobs.allocations import Ledger
-    from aliquot.kubernetes.jobs.codec import Memory
-    from aliquot.kubernetes.jobs.sizes import Change
+    from aliquot.kubernetes.jobs.allocations import JobAllocations
+    from aliquot.kubernetes.jobs.sizes import SizeChange
     from aliquot.model.job import Job
-    from aliquot.model.status import Record
+    from aliquot.model.job_state import JobState
     from aliquot.placement.elastic.resize import Rules
 
     Name = tuple[str, str]  # namespace and name, or UID
     Step = Callable[[ElasticJob, Mapping[str, JobPod]], Awaitable[None]]
 
-MADE_SECONDS = 10.0  # after which a pod that no watch has told of is not there
-REFUSED_SECONDS = 30.0  # between two tries of what the API server does not take
-CAP_SECONDS = 300.0  # for which a size that failed is not tried again; twice that the next time
+MADE_SECONDS = 10.0  # after this a created pod that no watch reported does not exist
+REFUSED_SECONDS = 30.0  # before retrying what the API server refused
+SIZE_LIMIT_SECONDS = 300.0  # before retrying a size that failed; doubles each time
 DOUBLINGS = 8
-FINAL = {state for state in State if state.final}
-TROUBLE = {State.FAILED}
-CALM = {State.RUNNING, State.SUSPENDED}
+FINAL = {phase for phase in JobPhase if phase.final}
+WARNING_PHASES = {JobPhase.FAILED}
+STEADY = {JobPhase.RUNNING, JobPhase.SUSPENDED}
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Views:
-    """What watches have told."""
+class WatchedObjects:
+    """The objects as the watches last reported them."""
 
     jobs: Callable[[], Mapping[Name, ElasticJob]]
     pods: Callable[[], Mapping[Name, JobPod]]
     gangs: Callable[[], Mapping[Name, GangObject]]
 
 
-@dataclass
-class _Notes:
-    """What is known of a job only here: who leads next finds it out again."""
+@dataclass(frozen=True, slots=True)
+class _Attempts:
+    """What this replica learned from starting a job. It is not saved: a new leader learns it again.
+
+    - `refused`: the generation whose pods the API server refused, and why.
+    - `not_before`: when to retry after that.
+    - `size_limit`: the largest size to try, and until when.
+    - `failures`: the last generation whose size failed, and how many failed in a row.
+    - `error`: the last error, to log it only once.
+    """
 
     refused: tuple[int, str] | None = None
     not_before: float = 0.0
-    most: tuple[int, float] | None = None
-    failed_size: tuple[int, int] = 0, 0  # the generation that did, and how many in a row
-    trouble: str = ""
+    size_limit: tuple[int, float] | None = None
+    failures: tuple[int, int] = 0, 0
+    error: str = ""
+
+    def after_failed_size(self, job: Job, state: JobState, now: float) -> _Attempts:
+        """Limit the size below the one that failed, longer after each failure in a row."""
+        generation, failures = self.failures
+        below = job.sizes.below(state.size)
+        if below is None or generation == state.generation:
+            return self
+        until = now + SIZE_LIMIT_SECONDS * 2.0 ** min(failures, DOUBLINGS)
+        return replace(self, size_limit=(below, until), failures=(state.generation, failures + 1))
+
+    def after_refusal(self, job: Job, state: JobState, why: str, now: float) -> _Attempts:
+        """The API server refused the pods of this generation."""
+        limited = self.after_failed_size(job, state, now)
+        return replace(limited, refused=(state.generation, why), not_before=now + REFUSED_SECONDS)
+
+    def after_running(self, size: int) -> _Attempts:
+        """A size above the limit runs: the limit and the failures are forgotten."""
+        if self.size_limit is None or size <= self.size_limit[0]:
+            return self
+        return replace(self, size_limit=None, failures=(0, 0))
 
 
 @dataclass
 class Controller:
-    """All elastic jobs of a cluster."""
+    """Runs all elastic jobs of a cluster."""
 
     client: Client
-    views: Views
-    ledger: Ledger
+    watched: WatchedObjects
+    allocations: JobAllocations
     rules: Rules
     recorder: Recorder | None = None
     scheduler: str = SCHEDULER
     now: Callable[[], float] = time.time
     may: Callable[[], bool] = lambda: True
-    _saved: dict[str, ElasticJob] = field(default_factory=dict)
-    _made: dict[Name, tuple[JobPod, float]] = field(default_factory=dict)
-    _notes: defaultdict[str, _Notes] = field(default_factory=lambda: defaultdict(_Notes))
+    _written: dict[str, ElasticJob] = field(default_factory=dict)
+    _created: dict[Name, tuple[JobPod, float]] = field(default_factory=dict)
+    _attempts: dict[str, _Attempts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._deeds = Applier(self.client, self._has_made, self.scheduler, self.may)
-        self._sizer = Sizer(self.ledger, self.rules)
+        self._applier = JobApplier(self.client, self._remember_created, self.scheduler, self.may)
+        self._sizer = Sizer(self.allocations, self.rules)
 
     def counts(self) -> Counter[str]:
         """How many jobs are in each phase."""
-        return Counter(one.status.phase for one in self.views.jobs().values())
+        return Counter(one.status.phase for one in self.watched.jobs().values())
 
     async def round(self) -> bool:
-        """One step of every job; whether something is on its way."""
+        """Take every job through one step; whether a change is under way."""
         jobs, pods = self._jobs(), self._pods()
-        over = [(one, pods[_home(one)]) for one in self._jobs(over=True)]
-        self._deeds.forget(
+        finished = [(one, pods[_home(one)]) for one in self._jobs(finished=True)]
+        self._applier.forget(
             {one.metadata.uid for one in jobs},
             {pod.metadata.uid for mine in pods.values() for pod in mine.values()},
         )
         await asyncio.gather(
             *(self._try(self._step, one, pods[_home(one)]) for one in jobs),
             *(
-                self._try(self._clear_up, one, mine)
-                for one, mine in over
+                self._try(self._clean_up, one, mine)
+                for one, mine in finished
                 if any(not pod.ended for pod in mine.values())
             ),
         )
-        return any(one.status.phase not in CALM for one in self._jobs())
+        return any(one.status.phase not in STEADY for one in self._jobs())
 
-    # --- what is so ---
+    # --- observe ---
 
-    def _jobs(self, *, over: bool = False) -> list[ElasticJob]:
-        """Those that are not over, or those that are, as they were last seen or written."""
-        found = []
-        seen = {one.metadata.uid: one for one in self.views.jobs().values()}
-        self._saved = {uid: one for uid, one in self._saved.items() if uid in seen}
-        for gone in [uid for uid in self._notes if uid not in seen]:
-            del self._notes[gone]
-        for uid, one in seen.items():
-            newer = _newer(one, self._saved.get(uid))
-            if (newer.status.phase in FINAL) == over and not newer.metadata.deletion_timestamp:
-                found.append(newer)
-        return found
+    def _jobs(self, *, finished: bool = False) -> list[ElasticJob]:
+        """The unfinished or the finished jobs, each in its newest known version."""
+        watched = {one.metadata.uid: one for one in self.watched.jobs().values()}
+        self._written = {uid: one for uid, one in self._written.items() if uid in watched}
+        self._attempts = {uid: one for uid, one in self._attempts.items() if uid in watched}
+        newest = [_newer(one, self._written.get(uid)) for uid, one in watched.items()]
+        return [
+            one
+            for one in newest
+            if (one.status.phase in FINAL) == finished and not one.metadata.deletion_timestamp
+        ]
 
     def _pods(self) -> defaultdict[Name, dict[str, JobPod]]:
-        """The pods of each job, by its namespace and UID, and by their names."""
-        seen, now = self.views.pods(), self.now()
-        self._made = {
+        """The pods of each job, by the job's namespace and UID, then by pod name."""
+        watched, now = self.watched.pods(), self.now()
+        self._created = {
             key: (pod, at)
-            for key, (pod, at) in self._made.items()
-            if key not in seen and now - at < MADE_SECONDS
+            for key, (pod, at) in self._created.items()
+            if key not in watched and now - at < MADE_SECONDS
         }
-        every = {**seen, **{key: pod for key, (pod, _) in self._made.items()}}
+        every = {**watched, **{key: pod for key, (pod, _) in self._created.items()}}
         found: defaultdict[Name, dict[str, JobPod]] = defaultdict(dict)
         for pod in every.values():
             for owner in pod.metadata.owner_references:
@@ -168,70 +200,86 @@ class Controller:
                     found[pod.metadata.namespace, owner.uid][pod.metadata.name] = pod
         return found
 
-    def _has_made(self, pod: JobPod) -> None:
-        self._made[pod.metadata.namespace, pod.metadata.name] = pod, self.now()
+    def _remember_created(self, pod: JobPod) -> None:
+        self._created[pod.metadata.namespace, pod.metadata.name] = pod, self.now()
+
+    def _attempts_of(self, one: ElasticJob) -> _Attempts:
+        return self._attempts.get(one.metadata.uid, _Attempts())
 
     # --- one job ---
 
     async def _try(self, step: Step, one: ElasticJob, pods: Mapping[str, JobPod]) -> None:
-        """What goes wrong for one job does not stop the others; it is tried again."""
+        """Run a job's step. An error does not stop the other jobs; the next round retries."""
         try:
             await step(one, pods)
-            self._notes[one.metadata.uid].trouble = ""
-        except AliquotError as error:
-            notes = self._notes[one.metadata.uid]
-            if notes.trouble != error.message:
-                _log.warning("will be tried again", job=str(one), why=error.message)
-            notes.trouble = error.message
-        except Exception:  # noqa: BLE001 - as above, for what nobody thought of
-            _log.exception("a job's step failed; it is tried again", job=str(one))
+            error = ""
+        except AliquotError as failure:
+            error = failure.message
+            if self._attempts_of(one).error != error:
+                _log.warning("step failed; will retry", job=str(one), why=error)
+        except Exception:  # noqa: BLE001 - as above, for unforeseen errors
+            _log.exception("step failed; will retry", job=str(one))
+            return
+        self._attempts[one.metadata.uid] = replace(self._attempts_of(one), error=error)
 
     async def _step(self, one: ElasticJob, pods: Mapping[str, JobPod]) -> None:
         try:
-            memory, job = read_memory(one.status.record, self.now()), job_of(one)
-        except (BadValueError, StateError) as error:
-            await self._complain(one, _sentence(error))
+            saved, job = decode_state(one.status.controller_state, self.now()), parse_job(one)
+        except (InvalidValueError, StateError) as error:
+            await self._write(one, invalid_status(one.status, _sentence(error), self.now()))
             return
-        view = self._view(one, job, memory, pods)
-        self._remember_size(one, view, memory.record)
-        memory, seen = advance(view, memory, self.now())
-        saved = await self._save(one, status_of(one, view, memory, self.now()))
-        if saved is None:
-            return  # somebody was quicker: the next round sees to it
-        order = Order(saved, job, memory.record, pods, self.now())
-        refused = await self._deeds.do(order, due(memory.record, seen))
+        # 1. Observe.
+        given = self._step_input(one, job, saved.state, pods)
+        self._learn_from_start(one, given, saved.state)
+        # 2. Step.
+        saved, observed = advance(given, saved, self.now())
+        # 3. Write.
+        written = await self._write(one, status_of(one, given, saved, self.now()))
+        if written is None:
+            return  # the object has changed: the next round reads it again
+        # 4. Apply.
+        context = JobContext(written, job, saved.state, pods, self.now())
+        refused = await self._applier.apply(context, due_actions(saved.state, observed))
         if refused is not None:
-            self._refuse(saved, job, memory, refused)
+            attempts = self._attempts_of(one)
+            self._attempts[one.metadata.uid] = attempts.after_refusal(
+                job, saved.state, refused, self.now()
+            )
 
-    async def _clear_up(self, one: ElasticJob, pods: Mapping[str, JobPod]) -> None:
-        """A job that is over has no workers, whoever made them, and when."""
-        memory = read_memory(one.status.record, self.now())
-        if not memory.record.state.final:
-            return  # its phase is not by the controller
-        order = Order(one, job_of(one), memory.record, pods, self.now())
-        await self._deeds.do(order, due(memory.record, look(memory, pods.values(), None)))
+    async def _clean_up(self, one: ElasticJob, pods: Mapping[str, JobPod]) -> None:
+        """Stop the workers that a finished job still has."""
+        saved = decode_state(one.status.controller_state, self.now())
+        if not saved.state.phase.final:
+            return  # somebody else wrote the phase
+        context = JobContext(one, parse_job(one), saved.state, pods, self.now())
+        observed = observe_job(saved, pods.values(), None)
+        await self._applier.apply(context, due_actions(saved.state, observed))
 
-    def _view(self, one: ElasticJob, job: Job, memory: Memory, pods: Mapping[str, JobPod]) -> View:
-        notes, record = self._notes[one.metadata.uid], memory.record
+    def _step_input(
+        self, one: ElasticJob, job: Job, state: JobState, pods: Mapping[str, JobPod]
+    ) -> StepInput:
         refused = None
-        if notes.refused is not None and notes.refused[0] == record.generation:
-            refused = notes.refused[1]
-        name = gang_name(one.metadata.name, record.generation)
-        gang = self.views.gangs().get((one.metadata.namespace, name))
-        return View(
+        attempts = self._attempts_of(one)
+        if attempts.refused is not None and attempts.refused[0] == state.generation:
+            refused = attempts.refused[1]
+        name = gang_name(one.metadata.name, state.generation)
+        gang = self.watched.gangs().get((one.metadata.namespace, name))
+        return StepInput(
             job=job,
             suspend=one.spec.suspend,
             pods=list(pods.values()),
             gang=gang.status if gang is not None else None,
             refused=refused,
             problem=self._problem(one) or (refused or ""),
-            ending=dict(self._ending(one, record)),
+            evictions=dict(self._evictions(one, state)),
         )
 
-    def _ending(self, one: ElasticJob, record: Record) -> Iterator[tuple[int, tuple[str, float]]]:
-        """The generations of workers that the scheduler will evict for others; why, and when."""
-        gangs = self.views.gangs()
-        for generation in {slot.generation for slot in record.slots}:
+    def _evictions(
+        self, one: ElasticJob, state: JobState
+    ) -> Iterator[tuple[int, tuple[str, float]]]:
+        """The generations that the scheduler is going to evict, each with why and when."""
+        gangs = self.watched.gangs()
+        for generation in {slot.generation for slot in state.slots}:
             name = gang_name(one.metadata.name, generation)
             gang = gangs.get((one.metadata.namespace, name))
             until = seconds_at(gang.status.leaves_at) if gang is not None else None
@@ -239,42 +287,28 @@ class Controller:
                 yield generation, (gang.status.leaving, until)
 
     def _problem(self, one: ElasticJob) -> str:
-        """Why it cannot be started as it is written."""
+        """Why its spec cannot be started; empty if it can."""
         try:
-            pod = pod_in(one)
-            as_one(asked_by(pod, self.ledger.presets))
-        except (BadValueError, InvalidRequestError) as error:
+            pod = worker_pod(one)
+            as_one(worker_requests(pod, self.allocations.presets))
+        except (InvalidValueError, InvalidRequestError) as error:
             return _sentence(error)
-        return self.ledger.queues.problem_of(self.ledger.queues.queue_of(pod))
+        return self.allocations.queues.problem_of(self.allocations.queues.queue_of(pod))
 
-    def _remember_size(self, one: ElasticJob, view: View, record: Record) -> None:
-        """Which size did not come about; one that did makes good for those before."""
-        notes, now = self._notes[one.metadata.uid], self.now()
-        if no_room(view, record, now) is not None or not_whole(view, record, now) is not None:
-            self._cap(notes, view.job, record)
-        elif notes.most and record.state is State.RUNNING and record.size > notes.most[0]:
-            notes.most, notes.failed_size = None, (0, 0)
+    def _learn_from_start(self, one: ElasticJob, given: StepInput, state: JobState) -> None:
+        """Note whether the size that was tried could start."""
+        attempts, now = self._attempts_of(one), self.now()
+        if (
+            no_capacity(given, state, now) is not None
+            or start_overdue(given, state, now) is not None
+        ):
+            attempts = attempts.after_failed_size(given.job, state, now)
+        elif state.phase is JobPhase.RUNNING:
+            attempts = attempts.after_running(state.size)
+        self._attempts[one.metadata.uid] = attempts
 
-    def _cap(self, notes: _Notes, job: Job, record: Record) -> None:
-        generation, failures = notes.failed_size
-        below = job.sizes.below(record.size)
-        if below is None or generation == record.generation:
-            return
-        notes.most = below, self.now() + CAP_SECONDS * 2.0 ** min(failures, DOUBLINGS)
-        notes.failed_size = record.generation, failures + 1
-
-    def _refuse(self, one: ElasticJob, job: Job, memory: Memory, why: str) -> None:
-        notes = self._notes[one.metadata.uid]
-        self._cap(notes, job, memory.record)
-        notes.refused = memory.record.generation, why
-        notes.not_before = self.now() + REFUSED_SECONDS
-
-    async def _complain(self, one: ElasticJob, problem: str) -> None:
-        """Nothing can be done with what is written there but to say so."""
-        await self._save(one, refused_status(one.status, problem, self.now()))
-
-    async def _save(self, one: ElasticJob, status: ElasticJobStatus) -> ElasticJob | None:
-        """The job with this status; None where it has changed since it was read."""
+    async def _write(self, one: ElasticJob, status: ElasticJobStatus) -> ElasticJob | None:
+        """The job with this status; None if the object has changed since it was read."""
         if status == one.status:
             return one
         check_lead(self.may)
@@ -282,34 +316,36 @@ class Controller:
         version = {"resourceVersion": one.metadata.resource_version}
         patch = {"metadata": version, "status": msgspec.to_builtins(status)}
         try:
-            saved = await self.client.patch(JOBS, name, patch, namespace=namespace, sub="status")
+            written = await self.client.patch(JOBS, name, patch, namespace=namespace, sub="status")
         except ApiError as error:
             if error.conflict or error.not_found:
                 return None
             raise
-        self._saved[saved.metadata.uid] = saved
-        self._tell_change(saved, one.status, status)
-        return saved
+        self._written[written.metadata.uid] = written
+        self._record_events(written, one.status, status)
+        return written
 
-    def _tell_change(
+    def _record_events(
         self, one: ElasticJob, before: ElasticJobStatus, after: ElasticJobStatus
     ) -> None:
-        """What is not taken, and a new phase; not the same words twice."""
+        """Record an event for a new problem and for a new phase, but not the same text twice."""
         problem = problem_in(after)
         if problem and problem != problem_in(before):
-            self._tell(one, "Refused", problem, warning=True)
+            self._record_event(one, "Refused", problem, warning=True)
         if after.phase != before.phase and after.reason != problem:
-            self._tell(one, after.phase, after.reason, warning=after.phase in TROUBLE)
+            warning = after.phase in WARNING_PHASES
+            self._record_event(one, after.phase, after.reason, warning=warning)
 
-    def _tell(self, one: ElasticJob, reason: str, text: str, *, warning: bool) -> None:
+    def _record_event(self, one: ElasticJob, reason: str, text: str, *, warning: bool) -> None:
         _log.info("job", job=str(one), now=reason, why=text)
         if self.recorder is not None:
             self.recorder.record(JOBS, one, "Warning" if warning else "Normal", reason, text)
 
-    # --- all jobs ---
+    # --- sizes of all jobs ---
 
     async def decide(self) -> None:
-        """Who starts, who grows and who gives back; the next rounds bring it about."""
+        """Decide which jobs start, grow and shrink, and write the changed states."""
+        # 1. Observe.
         jobs = {f"job {one}": one for one in self._jobs()}
         pods = self._pods()
         candidates = [
@@ -319,77 +355,79 @@ class Controller:
         ]
         if not candidates:
             return
-        gangs = list(self.views.gangs().values())
-        self.ledger.count_reserved(gangs)
-        for change in await self._sizer.changes(candidates, gangs, self.now()):
-            await self._change(jobs[change.name], change)
+        gangs = list(self.watched.gangs().values())
+        self.allocations.count_reserved(gangs)
+        # 2. Decide.
+        changes = await self._sizer.changes(candidates, gangs, self.now())
+        # 3. Write.
+        for change in changes:
+            await self._change_size(jobs[change.name], change)
 
     def _candidate(
         self, name: str, one: ElasticJob, pods: Mapping[str, JobPod]
     ) -> Candidate | None:
-        notes, now = self._notes[one.metadata.uid], self.now()
+        attempts, now = self._attempts_of(one), self.now()
         try:
-            job, pod = job_of(one), pod_in(one)
-            asked = asked_by(pod, self.ledger.presets)
-            as_one(asked)
-            memory = read_memory(one.status.record, now)
-        except (BadValueError, InvalidRequestError, StateError):
+            job, pod = parse_job(one), worker_pod(one)
+            requests = worker_requests(pod, self.allocations.presets)
+            as_one(requests)
+            saved = decode_state(one.status.controller_state, now)
+        except (InvalidValueError, InvalidRequestError, StateError):
             return None
-        if not one.status.record or (memory.record.state.resting and self._must_wait(one)):
+        state, limit = saved.state, attempts.size_limit
+        if not one.status.controller_state or (state.phase.inactive and self._must_wait(one)):
             return None
-        record = memory.record
-        gang = Key(one.metadata.namespace, gang_name(one.metadata.name, record.generation))
-        found = self.views.gangs().get((gang.namespace, gang.name))
+        gang = Key(one.metadata.namespace, gang_name(one.metadata.name, state.generation))
+        found = self.watched.gangs().get((gang.namespace, gang.name))
         workers = sorted(pods.values(), key=lambda each: (slot_of(each) or (0, 0))[1])
         return Candidate(
             name=name,
             job=job,
-            memory=memory,
+            saved=saved,
             pod=pod,
-            asked=asked,
+            requests=requests,
             workers=tuple(map(single_name, workers)),
             gang=gang,
             gang_status=found.status if found is not None else None,
             priority=max((each.spec.priority or 0 for each in workers), default=0),
-            most=notes.most[0] if notes.most and notes.most[1] > now else None,
+            size_limit=limit[0] if limit and limit[1] > now else None,
         )
 
     def _must_wait(self, one: ElasticJob) -> bool:
-        notes = self._notes[one.metadata.uid]
-        return notes.not_before > self.now() or bool(self._problem(one))
+        return self._attempts_of(one).not_before > self.now() or bool(self._problem(one))
 
-    async def _change(self, one: ElasticJob, change: Change) -> None:
-        """Start a job or give it another size, if it is still as it was looked at."""
-        memory, job, now = read_memory(one.status.record, self.now()), job_of(one), self.now()
-        record = memory.record
-        if record.state is State.PENDING:
-            changed = lifecycle.start(job, record, change.generation, change.size, now)
-            if changed != record and change.why:
+    async def _change_size(self, one: ElasticJob, change: SizeChange) -> None:
+        """Start or resize a job, unless it has changed since the decision."""
+        saved, job = decode_state(one.status.controller_state, self.now()), parse_job(one)
+        state, now = saved.state, self.now()
+        if state.phase is JobPhase.PENDING:
+            changed = lifecycle.start(job, state, change.generation, change.size, now)
+            if changed != state and change.why:
                 changed = replace(changed, reason=change.why)
         else:
-            changed = lifecycle.resize(job, record, change.generation, change.size, now, change.why)
-        if changed == record:
+            changed = lifecycle.resize(job, state, change.generation, change.size, now, change.why)
+        if changed == state:
             return
         pods = self._pods()[_home(one)]
-        memory = msgspec.structs.replace(memory, record=changed)
-        view = replace(self._view(one, job, memory, pods), refused=None, gang=None)
+        saved = msgspec.structs.replace(saved, state=changed)
+        given = replace(self._step_input(one, job, changed, pods), refused=None, gang=None)
         try:
-            await self._save(one, status_of(one, view, memory, now))
+            await self._write(one, status_of(one, given, saved, now))
         except (ApiError, StateError) as error:
-            _log.warning("a job was not changed", job=str(one), why=error.message)
+            _log.warning("size was not changed", job=str(one), why=error.message)
 
 
 def _home(one: ElasticJob) -> Name:
     return one.metadata.namespace, one.metadata.uid
 
 
-def _newer(seen: ElasticJob, saved: ElasticJob | None) -> ElasticJob:
-    if saved is None:
-        return seen
-    ours, theirs = saved.metadata.resource_version, seen.metadata.resource_version
+def _newer(watched: ElasticJob, written: ElasticJob | None) -> ElasticJob:
+    if written is None:
+        return watched
+    ours, theirs = written.metadata.resource_version, watched.metadata.resource_version
     newer = ours.isdecimal() and theirs.isdecimal() and int(ours) > int(theirs)
-    return saved if newer else seen
+    return written if newer else watched
 
 
 def _sentence(error: AliquotError) -> str:
-    return f"{error.message}. {error.way_out}" if error.way_out else error.message
+    return f"{error.message}. {error.hint}" if error.hint else error.message

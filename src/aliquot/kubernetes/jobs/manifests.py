@@ -1,9 +1,9 @@
 """The pods and the service of a job. Pure.
 
-A worker's pod is the template's, with a stable name (NAME-RANK, also its host's name behind the
-job's service), the gang of its generation, and what programs look for: ranks and addresses as
-torchrun and plain programs read them, and the two places of `aliquot.worker`. What the template
-says of the environment comes last, and so wins.
+A worker's pod is the template with these additions: a stable name NAME-RANK, which is also its host
+name behind the job's service; the gang of its generation; ranks and addresses in the variables that
+torchrun and plain programs read; and the two paths of `aliquot.worker`. Variables in the template
+come last and therefore win.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from aliquot.kubernetes.api.names import (
 )
 from aliquot.kubernetes.api.objects import Meta
 from aliquot.kubernetes.cluster.elastic import Terms
-from aliquot.kubernetes.jobs.form import grace_of, sizes_of
+from aliquot.kubernetes.jobs.spec import grace_seconds_of, worker_sizes
 
 if TYPE_CHECKING:
     from aliquot.kubernetes.api.elasticjob import ElasticJob
-    from aliquot.model.status import Record, Slot
+    from aliquot.model.job_state import JobState, Slot
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OURS = f"{MANAGED_BY}={CONTROLLER}"
-TOLD = "/run/aliquot/told"
-SAID = "/run/aliquot/said"
-VOLUME = "aliquot-told"
+NOTICES = "/run/aliquot/notices"
+MESSAGE = "/run/aliquot/message"
+VOLUME = "aliquot-notices"
 FILES = {"notice": NOTICE, "size": SIZE}
-AGAIN_SECONDS = 5.0  # after which a worker that is still there is told once more
-AGAIN = 4  # times at most
+NOTICE_AGAIN_SECONDS = 5.0  # before a worker that still exists is notified again
+MOST_REPEATS = 4
 
 
 def pod_name(job: str, rank: int) -> str:
@@ -52,30 +52,30 @@ def pod_name(job: str, rank: int) -> str:
 
 
 def gang_name(job: str, generation: int) -> str:
-    """The gang of the workers that a generation adds."""
+    """The name of the gang of the workers that a generation adds."""
     return f"{job}-{generation}"
 
 
-def size_words(record: Record) -> str:
-    """For programs that change size as they run."""
-    return _json(generation=record.generation, size=record.size)
+def size_json(state: JobState) -> str:
+    """The size for programs that adapt to it while they run."""
+    return _json(generation=state.generation, size=state.size)
 
 
-def notice_words(record: Record, now: float) -> str:
-    """A change is coming. `told`: how often it was said; it is the same change each time."""
-    leaving = record.leaving
-    assert leaving is not None  # noqa: S101 - nobody is told otherwise
+def notice_json(state: JobState, now: float) -> str:
+    """The notice of a change. `attempt` counts how often this same notice was given."""
+    stopping = state.stopping
+    assert stopping is not None  # noqa: S101 - only workers that are being stopped get a notice
     return _json(
-        generation=record.generation,
-        kind=record.state.notice,
-        size=leaving.size,
-        deadline=leaving.until,
-        told=1 + min(AGAIN, max(0, int((now - record.since) // AGAIN_SECONDS))),
+        generation=state.generation,
+        kind=state.phase.notice_kind,
+        size=stopping.size,
+        deadline=stopping.until,
+        attempt=1 + min(MOST_REPEATS, max(0, int((now - state.since) // NOTICE_AGAIN_SECONDS))),
     )
 
 
 def service_body(one: ElasticJob) -> Body:
-    """The headless service behind which workers find each other."""
+    """The headless service through which workers find each other."""
     name = one.metadata.name
     return Body(
         Meta(
@@ -93,12 +93,12 @@ def service_body(one: ElasticJob) -> Body:
     )
 
 
-def pod_body(one: ElasticJob, record: Record, slot: Slot, scheduler: str = SCHEDULER) -> Body:
+def pod_body(one: ElasticJob, state: JobState, slot: Slot, scheduler: str = SCHEDULER) -> Body:
     """A worker's pod."""
     job, template = one.metadata.name, one.spec.template
     meta = template.get("metadata") or {}
     name = pod_name(job, slot.rank)
-    together = sum(other.generation == slot.generation for other in record.slots)
+    together = sum(other.generation == slot.generation for other in state.slots)
     labels = {
         **(meta.get("labels") or {}),
         **({QUEUE: one.spec.queue} if one.spec.queue else {}),
@@ -121,17 +121,19 @@ def pod_body(one: ElasticJob, record: Record, slot: Slot, scheduler: str = SCHED
             annotations=notes,
             owner_references=(one.owner,),
         ),
-        _spec(one, record, slot, scheduler),
+        _spec(one, state, slot, scheduler),
     )
 
 
 def _terms(one: ElasticJob) -> str:
-    """For the scheduler: what the job can do without, and how long it takes to give back."""
-    found = Terms(sizes_of(one.spec).least, one.spec.resize_seconds, grace_of(one.spec.template))
+    """For the scheduler: the job's smallest size, and how long it takes to stop workers."""
+    found = Terms(
+        worker_sizes(one.spec).least, one.spec.resize_seconds, grace_seconds_of(one.spec.template)
+    )
     return msgspec.json.encode(found).decode()
 
 
-def _spec(one: ElasticJob, record: Record, slot: Slot, scheduler: str) -> dict[str, Any]:
+def _spec(one: ElasticJob, state: JobState, slot: Slot, scheduler: str) -> dict[str, Any]:
     spec = copy.deepcopy(one.spec.template.get("spec") or {})
     spec.setdefault("schedulerName", scheduler)
     spec.setdefault("hostname", pod_name(one.metadata.name, slot.rank))
@@ -140,12 +142,12 @@ def _spec(one: ElasticJob, record: Record, slot: Slot, scheduler: str) -> dict[s
     gates = [gate for gate in spec.get("schedulingGates") or () if gate.get("name") != GATE]
     spec["schedulingGates"] = [*gates, {"name": GATE}]
     spec["volumes"] = [*(spec.get("volumes") or ()), _volume()]
-    ours = [{"name": key, "value": value} for key, value in _environment(one, record, slot).items()]
+    ours = [{"name": key, "value": value} for key, value in _environment(one, state, slot).items()]
     for container in spec.get("containers") or ():
         container["env"] = [*ours, *(container.get("env") or ())]
-        mount = {"name": VOLUME, "mountPath": TOLD, "readOnly": True}
+        mount = {"name": VOLUME, "mountPath": NOTICES, "readOnly": True}
         container["volumeMounts"] = [*(container.get("volumeMounts") or ()), mount]
-        container["terminationMessagePath"] = SAID
+        container["terminationMessagePath"] = MESSAGE
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     return spec
 
@@ -158,12 +160,12 @@ def _volume() -> dict[str, Any]:
     return {"name": VOLUME, "downwardAPI": {"items": items}}
 
 
-def _environment(one: ElasticJob, record: Record, slot: Slot) -> dict[str, str]:
+def _environment(one: ElasticJob, state: JobState, slot: Slot) -> dict[str, str]:
     job, port = one.metadata.name, str(one.spec.port)
     first = f"{pod_name(job, 0)}.{job}"
     found = {
         "RANK": str(slot.rank),
-        "WORLD_SIZE": str(record.size),
+        "WORLD_SIZE": str(state.size),
         "LOCAL_RANK": "0",  # a worker sees its own GPUs and no others
         "LOCAL_WORLD_SIZE": "1",
         "GROUP_RANK": str(slot.rank),
@@ -172,10 +174,10 @@ def _environment(one: ElasticJob, record: Record, slot: Slot) -> dict[str, str]:
         "MASTER_PORT": port,
         "ALIQUOT_JOB": job,
         "ALIQUOT_GENERATION": str(slot.generation),
-        "ALIQUOT_TOLD": TOLD,
-        "ALIQUOT_SAID": SAID,
+        "ALIQUOT_NOTICES": NOTICES,
+        "ALIQUOT_MESSAGE": MESSAGE,
     }
-    if one.spec.live:  # torchrun's own rendezvous, which takes in who comes and goes
+    if one.spec.live:  # torchrun's elastic rendezvous admits workers that come and go
         workers = one.spec.workers
         return found | {
             "PET_NNODES": f"{workers.min}:{workers.max}",
@@ -184,12 +186,12 @@ def _environment(one: ElasticJob, record: Record, slot: Slot) -> dict[str, str]:
             "PET_RDZV_ID": one.metadata.uid,
         }
     return found | {
-        "PET_NNODES": str(record.size),
+        "PET_NNODES": str(state.size),
         "PET_NODE_RANK": str(slot.rank),
         "PET_MASTER_ADDR": first,
         "PET_MASTER_PORT": port,
     }
 
 
-def _json(**words: object) -> str:
-    return msgspec.json.encode(words).decode()
+def _json(**fields: object) -> str:
+    return msgspec.json.encode(fields).decode()

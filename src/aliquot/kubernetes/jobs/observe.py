@@ -1,12 +1,16 @@
-"""A job's pods, as the state machine sees workers. Pure.
+"""A job's pods as the workers of its state machine. Pure.
 
-A pod that waits for its node is not a worker yet; one that has a node holds GPUs until it has
-ended. What is known of a slot without a pod follows from the record: a slot that is new may still
-be taken; one that is on its way out is closed, for a pod that came later would be taken away; and a
-worker that was there and whose pod is gone was taken away by somebody, which is no fault of
-the job's. So was one that was evicted or deleted, however its program ended then (one that saves
-and exits 0 has not finished), or that the kubelet did not let in. While one is taken away the
-others break down with it: that is excused as well. All else that fails is the job's.
+A pod without a node is not a worker yet. A pod with a node has GPUs until it has ended. For a slot
+without a pod the answer follows from the job's state:
+
+- A slot of a new generation may still get a pod.
+- A slot that is being stopped is closed: a pod that appears later is deleted.
+- Any other worker's pod was deleted by somebody, which is not the job's fault.
+
+A worker is disrupted, at no cost to the job, if its pod was evicted or deleted, however its program
+ended (a program that saves and exits with 0 has not finished), or if the kubelet did not admit it.
+While one worker is disrupted, failures of the others count as disrupted too. All other failures are
+the job's.
 """
 
 from __future__ import annotations
@@ -17,20 +21,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from aliquot.kubernetes.api.names import JOB_GENERATION, JOB_RANK
-from aliquot.model.job import State
-from aliquot.model.status import Phase, Seen, Sight, Slot
-from aliquot.placement.elastic.resize import plausible
+from aliquot.model.job import JobPhase
+from aliquot.model.job_state import ObservedJob, ObservedWorker, Slot, WorkerPhase
+from aliquot.placement.elastic.job import plausible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from aliquot.kubernetes.api.elasticjob import Ended, JobPod
-    from aliquot.kubernetes.jobs.codec import Memory
-    from aliquot.model.status import Record
+    from aliquot.kubernetes.api.elasticjob import ContainerTerminated, JobPod
+    from aliquot.kubernetes.jobs.codec import SavedState
+    from aliquot.model.job_state import JobState
 
 CANNOT_RUN = {"StartError", "ContainerCannotRun"}
 USUAL = {"Error", "Completed"}
-EXCUSES = {
+DISRUPTION_REASONS = {
     "Evicted",
     "NodeAffinity",
     "NodeShutdown",
@@ -39,26 +43,26 @@ EXCUSES = {
     "TopologyAffinityError",
     "UnexpectedAdmissionError",
 }
-OUT_OF = "OutOf"  # cpu, memory, pods ...: the node had less than the scheduler thought
-LONGEST = 300
+OUT_OF = "OutOf"  # cpu, memory, pods ...: the node had less than the scheduler assumed
+LONGEST_NOTE = 300
 
 
-class Report(msgspec.Struct, frozen=True):
-    """How fast the program was, by its own word."""
+class SpeedReport(msgspec.Struct, frozen=True):
+    """The speed that a program reported."""
 
     samples_per_second: float | None = None
     size: int = 0
 
 
-class Said(msgspec.Struct, frozen=True):
-    """What a program has left in its termination message (`aliquot.worker`)."""
+class TerminationMessage(msgspec.Struct, frozen=True):
+    """What a program wrote into its termination message (`aliquot.worker`)."""
 
     ready: int | None = None
-    report: Report | None = None
+    report: SpeedReport | None = None
 
 
 def slot_of(pod: JobPod) -> Slot | None:
-    """The slot that a pod is; None where its labels do not say."""
+    """The slot of a pod; None if its labels do not name one."""
     labels = pod.metadata.labels
     generation, rank = labels.get(JOB_GENERATION, ""), labels.get(JOB_RANK, "")
     if not (generation.isdecimal() and rank.isdecimal()):
@@ -66,111 +70,121 @@ def slot_of(pod: JobPod) -> Slot | None:
     return Slot(int(generation), int(rank))
 
 
-def look(
-    memory: Memory, pods: Iterable[JobPod], refused: str | None, stuck: str | None = None
-) -> Seen:
-    """What the controller of a job sees."""
-    record = memory.record
-    there = {slot: pod for pod in pods if (slot := slot_of(pod)) is not None}
-    sights: dict[Slot, Sight] = {}
-    held: set[Slot] = set()
-    taken = record.leaving is None and any(
-        slot in record.slots and pod.is_taken for slot, pod in there.items()
+def observe_job(
+    saved: SavedState, pods: Iterable[JobPod], refused: str | None, blocked: str | None = None
+) -> ObservedJob:
+    """The job's workers as observed."""
+    state = saved.state
+    present = {slot: pod for pod in pods if (slot := slot_of(pod)) is not None}
+    workers: dict[Slot, ObservedWorker] = {}
+    allocated: set[Slot] = set()
+    others_disrupted = state.stopping is None and any(
+        slot in state.slots and pod.is_disrupted for slot, pod in present.items()
     )
-    for slot, pod in there.items():
-        if (sight := _sight(pod, stays=_stays(record, slot))) is not None:
-            finished = slot in memory.finished
-            sights[slot] = _judged(sight, finished=finished, taken=taken and slot in record.slots)
-        if not pod.ended and (pod.spec.node_name or slot not in record.slots):
-            held.add(slot)
-    for slot in record.slots:
-        if slot not in there and (missed := _missed(memory, slot)) is not None:
-            sights[slot] = missed
-    return Seen(sights, frozenset(held), refused=refused, stuck=stuck)
+    for slot, pod in present.items():
+        if (worker := _worker_of(pod, keeps_running=_keeps_running(state, slot))) is not None:
+            finished = slot in saved.finished
+            workers[slot] = _with_disruptions(
+                worker, finished=finished, others_disrupted=others_disrupted and slot in state.slots
+            )
+        if not pod.ended and (pod.spec.node_name or slot not in state.slots):
+            allocated.add(slot)
+    for slot in state.slots:
+        if slot not in present and (worker := _without_pod(saved, slot)) is not None:
+            workers[slot] = worker
+    return ObservedJob(workers, frozenset(allocated), refused=refused, blocked=blocked)
 
 
-def learn(memory: Memory, pods: Iterable[JobPod]) -> Memory:
-    """The same with what ended pods say, which may be gone at the next look."""
-    record = memory.record
-    finished, speeds = set(memory.finished) & set(record.slots), dict(memory.speeds)
+def remember_ended(saved: SavedState, pods: Iterable[JobPod]) -> SavedState:
+    """The saved state with what ended pods say: somebody may delete them before the next step."""
+    state = saved.state
+    finished, speeds = set(saved.finished) & set(state.slots), dict(saved.speeds)
     for pod in pods:
         slot = slot_of(pod)
-        if slot not in record.slots or not pod.ended:
+        if slot not in state.slots or not pod.ended:
             continue
-        sight = _sight(pod)
-        if record.leaving is None and sight is not None and sight.code == 0:
+        worker = _worker_of(pod)
+        if state.stopping is None and worker is not None and worker.code == 0:
             finished.add(slot)
-        said = _said(pod)
-        if slot.rank == 0 and said.report and said.report.samples_per_second:
-            size, speed = said.report.size, said.report.samples_per_second
+        message = _termination_message(pod)
+        if slot.rank == 0 and message.report and message.report.samples_per_second:
+            size, speed = message.report.size, message.report.samples_per_second
             if plausible(size, speed):
                 speeds[size] = speed
-    return msgspec.structs.replace(memory, finished=tuple(sorted(finished)), speeds=speeds)
+    return msgspec.structs.replace(saved, finished=tuple(sorted(finished)), speeds=speeds)
 
 
-def _missed(memory: Memory, slot: Slot) -> Sight | None:
-    record = memory.record
-    if slot in memory.finished:
-        return Sight(Phase.ENDED, code=0)
-    if record.leaving is not None and slot.rank >= record.leaving.keep:
-        return Sight(Phase.VOID)
-    is_new = slot.generation == record.generation
-    if is_new and record.state in {State.STARTING, State.GROWING}:
+def _without_pod(saved: SavedState, slot: Slot) -> ObservedWorker | None:
+    state = saved.state
+    if slot in saved.finished:
+        return ObservedWorker(WorkerPhase.ENDED, code=0)
+    if state.stopping is not None and slot.rank >= state.stopping.keep:
+        return ObservedWorker(WorkerPhase.VOID)
+    is_new = slot.generation == state.generation
+    if is_new and state.phase in {JobPhase.STARTING, JobPhase.GROWING}:
         return None
-    return Sight(Phase.ENDED, excused=True, note="was taken away: its pod is gone")
+    return ObservedWorker(
+        WorkerPhase.ENDED, disrupted=True, note="was disrupted: its pod was deleted"
+    )
 
 
-def _stays(record: Record, slot: Slot) -> bool:
-    """Whether a worker goes on when others leave: it has no way to say that it is ready."""
-    leaving = record.leaving
-    return leaving is not None and slot in record.slots[: leaving.keep]
+def _keeps_running(state: JobState, slot: Slot) -> bool:
+    """Whether a worker keeps running while others stop: it cannot report that it is ready."""
+    stopping = state.stopping
+    return stopping is not None and slot in state.slots[: stopping.keep]
 
 
-def _sight(pod: JobPod, *, stays: bool = False) -> Sight | None:
+def _worker_of(pod: JobPod, *, keeps_running: bool = False) -> ObservedWorker | None:
     if pod.ended:
-        return _ending(pod)
+        return _ended_worker(pod)
     if pod.status.phase in {"Running", "Unknown"}:
-        return Sight(Phase.ALIVE, ready=stays)
+        return ObservedWorker(WorkerPhase.ALIVE, ready=keeps_running)
     return None
 
 
-def _judged(sight: Sight, *, finished: bool, taken: bool) -> Sight:
-    """The same in the light of what was seen before, and of the others."""
-    if finished and sight.excused:
-        return Sight(Phase.ENDED, code=0, ready=sight.ready)
-    failed = sight.closed and sight.code != 0 and not sight.excused
-    if taken and failed and sight.unrunnable is None:
-        return replace(sight, excused=True, note="ended when another was taken away")
-    return sight
+def _with_disruptions(
+    worker: ObservedWorker, *, finished: bool, others_disrupted: bool
+) -> ObservedWorker:
+    """The worker, corrected by what was saved before and by disruptions of the others."""
+    if finished and worker.disrupted:
+        return ObservedWorker(WorkerPhase.ENDED, code=0, ready=worker.ready)
+    failed = worker.closed and worker.code != 0 and not worker.disrupted
+    if others_disrupted and failed and worker.unrunnable is None:
+        return replace(worker, disrupted=True, note="ended when another worker was disrupted")
+    return worker
 
 
-def _ending(pod: JobPod) -> Sight:
-    ready, reason = _said(pod).ready is not None, pod.status.reason
-    if pod.is_taken or reason in EXCUSES or reason.startswith(OUT_OF):
+def _ended_worker(pod: JobPod) -> ObservedWorker:
+    ready, reason = _termination_message(pod).ready is not None, pod.status.reason
+    if pod.is_disrupted or reason in DISRUPTION_REASONS or reason.startswith(OUT_OF):
         why = reason or "its pod was deleted"
-        return Sight(Phase.ENDED, ready=ready, excused=True, note=f"was taken away: {why}")
+        return ObservedWorker(
+            WorkerPhase.ENDED, ready=ready, disrupted=True, note=f"was disrupted: {why}"
+        )
     if pod.status.phase == "Succeeded":
-        return Sight(Phase.ENDED, code=0, ready=ready)
+        return ObservedWorker(WorkerPhase.ENDED, code=0, ready=ready)
     failed = next((one for one in _ends(pod) if one.exit_code), None)
     if failed is None:
-        return Sight(Phase.ENDED, ready=ready, note=reason)
+        return ObservedWorker(WorkerPhase.ENDED, ready=ready, note=reason)
     if failed.reason in CANNOT_RUN:
-        return Sight(Phase.ENDED, failed.exit_code, unrunnable=failed.message[:LONGEST])
+        return ObservedWorker(
+            WorkerPhase.ENDED, failed.exit_code, unrunnable=failed.message[:LONGEST_NOTE]
+        )
     note = reason or ("" if failed.reason in USUAL else failed.reason)
-    return Sight(Phase.ENDED, failed.exit_code, ready=ready, note=note)
+    return ObservedWorker(WorkerPhase.ENDED, failed.exit_code, ready=ready, note=note)
 
 
-def _ends(pod: JobPod) -> list[Ended]:
+def _ends(pod: JobPod) -> list[ContainerTerminated]:
     every = (*pod.status.container_statuses, *pod.status.init_container_statuses)
     return [one.state.terminated for one in every if one.state.terminated is not None]
 
 
-def _said(pod: JobPod) -> Said:
+def _termination_message(pod: JobPod) -> TerminationMessage:
     for one in pod.status.container_statuses:
         ended = one.state.terminated
         if ended is not None and ended.message.startswith("{"):
             try:
-                return msgspec.json.decode(ended.message, type=Said)
+                return msgspec.json.decode(ended.message, type=TerminationMessage)
             except msgspec.DecodeError:
-                return Said(ready=0)  # cut off or garbled, but it did speak
-    return Said()
+                return TerminationMessage(ready=0)  # truncated or garbled, but the program wrote it
+    return TerminationMessage()

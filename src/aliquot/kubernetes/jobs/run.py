@@ -1,8 +1,8 @@
-"""`aliquot controller`, all of it together.
+"""Assembles the process of `aliquot controller`.
 
-Every replica follows the cluster; one leads and acts. Who becomes the leader reads jobs and pods
-again before it does anything: the one before it may have written what was not heard of yet. Before
-each request it asks whether it still leads.
+Every replica watches the cluster; only the leader acts. A new leader lists jobs and pods again
+before it acts, because the leader before it may have written objects that the watches have not
+reported yet. Before each request it checks that it still leads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -25,42 +25,28 @@ from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.elasticjob import JOB_PODS, JOBS
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.gang import GANGS
-from aliquot.kubernetes.api.leader import USUAL, Elector, Times
+from aliquot.kubernetes.api.leader import USUAL_TIMES, Elector, LeaseTimes
 from aliquot.kubernetes.api.names import CONTROLLER, SCHEDULER
-from aliquot.kubernetes.api.objects import (
-    GPU_NODES,
-    NAMESPACES,
-    NODES,
-    PODS,
-    QUEUES,
-    ApiObject,
-)
-from aliquot.kubernetes.api.pages import serve as serve_pages
+from aliquot.kubernetes.api.pages import serve_pages
 from aliquot.kubernetes.api.presets import choose_presets
-from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.api.watch import Watch
-from aliquot.kubernetes.cluster.membership import claim_of
-from aliquot.kubernetes.jobs.allocations import Ledger
-from aliquot.kubernetes.jobs.controller import Controller, Views
+from aliquot.kubernetes.cluster.watches import ClusterWatches
+from aliquot.kubernetes.jobs.allocations import JobAllocations
+from aliquot.kubernetes.jobs.controller import Controller, WatchedObjects
 from aliquot.kubernetes.jobs.manifests import OURS
-from aliquot.kubernetes.scheduler import LIVE
-from aliquot.model.job import State
+from aliquot.model.job import JobPhase
 from aliquot.placement.elastic.resize import Rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
     from pathlib import Path
 
     from starlette.requests import Request
 
     from aliquot.kubernetes.api.client import Client
-    from aliquot.kubernetes.api.objects import Meta
-    from aliquot.kubernetes.api.watch import OnChange
 
-T = TypeVar("T", bound=ApiObject)
-
-SETTLE = 0.05  # changes come in bursts
-BUSY_SECONDS = 0.5  # between two rounds at most, while something is on its way
+BURST_SECONDS = 0.05  # changes come in bursts
+BUSY_SECONDS = 0.5  # between two rounds at most, while a change is under way
 CALM_SECONDS = 2.0
 DECIDE_SECONDS = 1.0
 
@@ -68,8 +54,8 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How to run."""
+class ControllerOptions:
+    """The options of `aliquot controller`."""
 
     kubeconfig: Path | None = None
     host: str = "0.0.0.0"  # noqa: S104 - the kubelet asks from outside the pod
@@ -78,47 +64,30 @@ class Options:
     scheduler: str = SCHEDULER
     lease: str = "aliquot-controller"
     namespace: str = ""
-    times: Times = USUAL
+    times: LeaseTimes = USUAL_TIMES
     rules: Rules = field(default_factory=Rules)
 
 
 class Replica:
-    """One replica."""
+    """One replica of the controller."""
 
-    def __init__(self, client: Client, options: Options) -> None:
-        presets = choose_presets(options.presets)
+    def __init__(self, client: Client, options: ControllerOptions) -> None:
         self._changes = Changes()
-        self._ledger = ledger = Ledger(presets)
+        self._view = JobAllocations(choose_presets(options.presets))
         self._recorder = Recorder(client, CONTROLLER)
-        self._jobs = Watch(client, JOBS, self._rings)
-        self._job_pods = Watch(client, JOB_PODS, self._rings, labels=OURS)
-        self._gangs = Watch(client, GANGS, self._rings)
-        told = self._told
-        self._watches: list[Watch[Any]] = [
-            self._jobs,
-            self._job_pods,
-            self._gangs,
-            Watch(
-                client,
-                PODS,
-                told(lambda meta: meta.uid, ledger.set_pod),
-                fields=LIVE,
-                keep=lambda pod: asks(pod, presets) or claim_of(pod) is not None,
-            ),
-            Watch(client, GPU_NODES, told(lambda meta: meta.name, ledger.set_gpus)),
-            Watch(client, NODES, told(lambda meta: meta.name, ledger.set_node)),
-            Watch(client, QUEUES, told(lambda meta: meta.name, ledger.queues.set_queue)),
-            Watch(client, NAMESPACES, told(lambda meta: meta.name, ledger.queues.set_namespace)),
-        ]
-        views = Views(
+        self._jobs = Watch(client, JOBS, self._on_change)
+        self._job_pods = Watch(client, JOB_PODS, self._on_change, labels=OURS)
+        self._gangs = Watch(client, GANGS, self._on_change)
+        self._cluster = ClusterWatches(client, self._view, self._changes.notify)
+        watched = WatchedObjects(
             jobs=lambda: self._jobs.objects,
             pods=lambda: self._job_pods.objects,
             gangs=lambda: self._gangs.objects,
         )
         self.controller = Controller(
             client,
-            views,
-            ledger,
+            watched,
+            self._view,
             options.rules,
             recorder=self._recorder,
             scheduler=options.scheduler,
@@ -134,36 +103,28 @@ class Replica:
         self._working: asyncio.Task[None] | None = None
         self._registry = self._metrics()
 
-    # --- following ---
+    # --- watches ---
 
     async def run(self) -> None:
-        """Follow the cluster and take part in the election, until cancelled."""
+        """Watch the cluster and take part in the leader election until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for one in self._watches:
+            watches: list[Watch[Any] | ClusterWatches]
+            watches = [self._jobs, self._job_pods, self._gangs, self._cluster]
+            for one in watches:
                 tasks.create_task(one.run())
             tasks.create_task(self._recorder.run())
-            for one in self._watches:
+            for one in watches:
                 await one.wait_synced()
+            await self._cluster.wait_queues()
             _log.info("read", jobs=len(self._jobs.objects), pods=len(self._job_pods.objects))
             tasks.create_task(self._elector.run())
 
-    def _rings(self, _old: object, _new: object) -> None:
-        self._changes.ring()
+    def _on_change(self, _old: object, _new: object) -> None:
+        self._changes.notify()
 
-    def _told(
-        self, name: Callable[[Meta], str], tell: Callable[[str, T | None], None]
-    ) -> OnChange[T]:
-        def hear(old: T | None, new: T | None) -> None:
-            one = new or old
-            if one is not None:
-                tell(name(one.metadata), new)
-                self._changes.ring()
+    # --- leader ---
 
-        return hear
-
-    # --- leading ---
-
-    def _leads(self, leading: bool) -> None:  # noqa: FBT001 - the callback's form
+    def _leads(self, leading: bool) -> None:  # noqa: FBT001 - the signature of the callback
         if self._working is not None:
             self._working.cancel()
             self._working = None
@@ -181,27 +142,27 @@ class Replica:
             pause = CALM_SECONDS
             try:
                 pause = BUSY_SECONDS if await self.controller.round() else CALM_SECONDS
-            except Exception:  # noqa: BLE001 - one round must not end all later ones
-                _log.exception("a round over the jobs failed; the next one comes soon")
+            except Exception:  # noqa: BLE001 - one failed round must not end the loop
+                _log.exception("round failed; will retry")
             if self._changes.count == seen:
                 await self._changes.wait(pause)
-            await asyncio.sleep(SETTLE)
+            await asyncio.sleep(BURST_SECONDS)
 
     async def _decide(self) -> None:
-        """Sizes are decided beside the rounds: with many jobs that takes longer."""
+        """Decide sizes in a separate loop: with many jobs a decision takes longer than a round."""
         while True:
             began = time.perf_counter()
             try:
                 await self.controller.decide()
             except Exception:  # noqa: BLE001 - as above
-                _log.exception("a decision about sizes failed; the next one comes soon")
+                _log.exception("decision about sizes failed; will retry")
             await asyncio.sleep(max(DECIDE_SECONDS, time.perf_counter() - began))
 
-    # --- the door ---
+    # --- HTTP ---
 
     @property
     def app(self) -> Starlette:
-        """What the kubelet and Prometheus ask."""
+        """The pages for the kubelet's probes and for Prometheus."""
         return Starlette(
             routes=[
                 Route("/healthz", lambda _: PlainTextResponse("alive")),
@@ -213,26 +174,26 @@ class Replica:
     def _ready(self, _: Request) -> Response:
         if self._jobs.synced and self._job_pods.synced:
             return PlainTextResponse("leads" if self._elector.leading else "follows")
-        return PlainTextResponse("ElasticJobs and pods are not read yet", 503)
+        return PlainTextResponse("ElasticJobs and pods are not listed yet", 503)
 
     def _metrics(self) -> CollectorRegistry:
         registry = CollectorRegistry()
         leader = Gauge(
-            "aliquot_controller_leader", "1 where this replica leads.", registry=registry
+            "aliquot_controller_leader", "1 if this replica is the leader.", registry=registry
         )
         leader.set_function(lambda: float(self._elector.leading))
         jobs = Gauge(
             "aliquot_controller_jobs", "Elastic jobs, by phase.", ["phase"], registry=registry
         )
-        for state in State:
-            jobs.labels(state).set_function(partial(self._count, state))
+        for phase in JobPhase:
+            jobs.labels(phase).set_function(partial(self._count, phase))
         return registry
 
-    def _count(self, state: State) -> float:
-        return float(self.controller.counts()[state])
+    def _count(self, phase: JobPhase) -> float:
+        return float(self.controller.counts()[phase])
 
 
-async def serve(options: Options) -> None:
+async def serve(options: ControllerOptions) -> None:
     """Run a replica until SIGTERM or SIGINT."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

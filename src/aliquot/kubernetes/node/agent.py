@@ -19,7 +19,7 @@ from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.objects import PODS
-from aliquot.kubernetes.api.pages import serve
+from aliquot.kubernetes.api.pages import serve_pages
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.node.arbiter import ArbiterSupervisor
 from aliquot.kubernetes.node.deviceplugin.service import DevicePlugins
@@ -119,7 +119,7 @@ class Agent:
             self._release_and_resize(),
             self._check_processes(),
             self._check_images(),
-            serve(app, self.options.host, self.options.port),
+            serve_pages(app, self.options.host, self.options.port),
         ]
         tasks = [asyncio.create_task(one) for one in loops]
         try:

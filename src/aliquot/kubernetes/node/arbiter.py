@@ -20,7 +20,7 @@ import structlog
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.node.processes import PROC, pod_of
 from aliquot.model.errors import AliquotError
-from aliquot.slices import arbiter, control
+from aliquot.slices import arbiter_process, control
 
 if TYPE_CHECKING:
     from aliquot.devices import Driver
@@ -63,7 +63,7 @@ class ArbiterSupervisor:
 
     async def _ensure(self) -> None:
         if not await asyncio.to_thread(control.answers, self._directory):
-            await asyncio.to_thread(arbiter.start, self._directory, self._driver, linger=0)
+            await asyncio.to_thread(arbiter_process.start, self._directory, self._driver, linger=0)
             self.starts += 1
             _log.info("started the arbiter", directory=str(self._directory))
         self.answers = True

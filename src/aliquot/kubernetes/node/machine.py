@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aliquot.devices import check_version, driver_below, find_driver, read_inventory
-from aliquot.devices.attached import read_attached
+from aliquot.devices import check_version, find_driver, find_driver_in, read_inventory
+from aliquot.devices.device_location import read_locations
 from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
 from aliquot.kubernetes.node.grants.container_edits import Host, edits_for, prepare_edits
-from aliquot.slices import state
+from aliquot.slices import state_directory
 
 if TYPE_CHECKING:
     from aliquot.devices import Driver, Inventory, Shape
-    from aliquot.devices.attached import Attached
+    from aliquot.devices.device_location import DeviceLocation
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.node.grants.checkpoint import CheckpointData
     from aliquot.kubernetes.node.grants.container_edits import CommonEdits, ContainerEdits
@@ -35,7 +35,7 @@ class NodeOptions:
     presets: tuple[Preset, ...]
     shares: int = 2
     shape: Shape | None = None
-    state: Path = state.SYSTEM
+    state: Path = state_directory.SYSTEM
     home: Path = Path("/var/lib/aliquot")
     kubelet: Path = Path("/var/lib/kubelet")
     driver_root: Path = ROOT
@@ -50,7 +50,7 @@ class NodeMachine:
 
     driver: Driver
     inventory: Inventory
-    attached: dict[str, Attached]
+    attached: dict[str, DeviceLocation]
     common_edits: CommonEdits
 
     def edits_for(self, grant: ContainerGrant, folder: Path) -> ContainerEdits:
@@ -61,22 +61,22 @@ class NodeMachine:
 
 def read_machine(options: NodeOptions) -> NodeMachine:
     """Find the driver, read its GPUs, and prepare what all containers get."""
-    where = state.State(options.state, options.shape)
+    where = state_directory.StateDirectory(options.state, options.shape)
     library = options.home / "library"
     for folder in (options.state, options.home, library):
-        state.make_directory(folder)
+        state_directory.make_directory(folder)
     if options.shape is not None:
-        state.make_directory(where.meeting_place)
+        state_directory.make_directory(where.meeting_place)
         driver = where.driver()
     elif options.driver_root == ROOT:
         driver = find_driver()
     else:
-        driver = driver_below(options.driver_root)
+        driver = find_driver_in(options.driver_root)
     if options.shape is None:
         check_version(driver)
-    inventory = read_inventory(driver, but_lost=True)
+    inventory = read_inventory(driver, skip_lost=True)
     common = prepare_edits(driver, library, Host(root=options.driver_root))
-    return NodeMachine(driver, inventory, read_attached(driver, inventory.gpus), common)
+    return NodeMachine(driver, inventory, read_locations(driver, inventory.gpus), common)
 
 
 def restore_allocations(

@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from aliquot.model.errors import AliquotError, ArbiterError
-from aliquot.slices.metrics import exposition
+from aliquot.slices.prometheus import exposition
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -148,7 +148,7 @@ class NodePods:
         if before or after:
             for listener in self._listeners:
                 listener()
-        self._changes.ring()
+        self._changes.notify()
 
     def get(self, uid: str) -> GpuPod | None:
         """A pod."""

@@ -18,13 +18,13 @@ import structlog
 
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.api.client import ApiError
-from aliquot.kubernetes.api.gpunode import GpuNodeStatus, HeldPart, NodeGpu, NodeLink
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus, NodeGpu, NodeGrant, NodeLink
 from aliquot.kubernetes.api.objects import GPU_NODES, GpuNode, Meta
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from aliquot.devices.attached import Attached
+    from aliquot.devices.device_location import DeviceLocation
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
     from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation
@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 def status_of(
     allocations: NodeAllocations,
     gpus: Mapping[str, Gpu],
-    attached: Mapping[str, Attached],
+    attached: Mapping[str, DeviceLocation],
     driver_version: str,
 ) -> GpuNodeStatus:
     """The status of the GPUNode object."""
@@ -55,7 +55,7 @@ def status_of(
 
 
 def _gpu(
-    allocations: NodeAllocations, host: HostGpu, gpu: Gpu | None, attached: Attached | None
+    allocations: NodeAllocations, host: HostGpu, gpu: Gpu | None, attached: DeviceLocation | None
 ) -> NodeGpu:
     return NodeGpu(
         index=host.index,
@@ -76,9 +76,9 @@ def _gpu(
     )
 
 
-def _granted(grant: ContainerGrant, part: GpuAllocation) -> HeldPart:
+def _granted(grant: ContainerGrant, part: GpuAllocation) -> NodeGrant:
     """What a container has of a GPU; init containers too, which the scheduler knows by the plan."""
-    return HeldPart(
+    return NodeGrant(
         pod_uid=grant.owner.uid,
         namespace=grant.owner.namespace,
         pod=grant.owner.pod,

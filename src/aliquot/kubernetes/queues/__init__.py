@@ -1,7 +1,6 @@
-"""Queues: whose work it is, what is its own, and what it has.
+"""The status of Queue objects.
 
-spec     the `Queue` object's fields
-known    all queues as watches tell of them: which queue a pod is in, and what is wrong with one
-status   what a queue's status is to say
-write    and says it
+- `status`: what a queue's status says.
+- `usage`: what each queue uses, and what waits in it.
+- `write`: writes the status.
 """

@@ -1,7 +1,7 @@
-"""What a queue's status is to say: what it has with all below it, and what is wrong with it. Pure.
+"""The status of queues: what each uses with all queues below it, and its mistakes. Pure.
 
-How long the longest has waited is told by when it came, so that nothing is written while nothing
-happens.
+The longest wait is given as the time when it began, so that the status does not change while
+nothing happens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from aliquot.kubernetes.api import queue as spec
 from aliquot.placement.core.demand import WHOLE_MILLI
-from aliquot.placement.queues.quota import Resources, Tree, upto
+from aliquot.placement.queues.quota import Resources, Tree, prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,16 +23,15 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.placement.queues.quota import Bound, Path
 
-SOUND = "Sound"
+VALID = "Valid"
 _UNITS = ("Ki", "Mi", "Gi", "Ti")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What a queue has and what waits in it, without those below it.
+class QueueUsage:
+    """What a queue uses and what waits in it, without the queues below it.
 
-    A pod that is no member of a gang is counted by `pods` alone. `since` is a time as `time.time()`
-    tells it.
+    A single pod counts only in `pods`. `since` is a time as of `time.time()`.
     """
 
     used: Resources = field(default_factory=Resources)
@@ -42,9 +41,9 @@ class Load:
     waiting_gangs: int = 0
     since: float | None = None
 
-    def __add__(self, other: Load) -> Load:
+    def __add__(self, other: QueueUsage) -> QueueUsage:
         times = [one for one in (self.since, other.since) if one is not None]
-        return Load(
+        return QueueUsage(
             used=self.used + other.used,
             pods=self.pods + other.pods,
             gangs=self.gangs + other.gangs,
@@ -54,33 +53,33 @@ class Load:
         )
 
 
-def statuses(known: Queues, loads: Mapping[str, Load], now: float) -> dict[str, QueueStatus]:
-    """The status of every queue that is written; a condition that is as it was keeps its time."""
-    tree = Tree(known.queues())
-    sums: dict[Path, Load] = {}
-    for name, load in loads.items():
-        for path in upto(tree.path(name)):
-            sums[path] = sums.get(path, Load()) + load
+def statuses(queues: Queues, usage: Mapping[str, QueueUsage], now: float) -> dict[str, QueueStatus]:
+    """The status of every Queue object; a condition that does not change keeps its time."""
+    tree = Tree(queues.queues())
+    sums: dict[Path, QueueUsage] = {}
+    for name, one in usage.items():
+        for path in prefixes(tree.path(name)):
+            sums[path] = sums.get(path, QueueUsage()) + one
     found = {}
-    for name, one in known.objects.items():
+    for name, queue in queues.objects.items():
         path = tree.path(name)
-        load = sums.get(path if path[-1] else path[:-1], Load())
+        one = sums.get(path if path[-1] else path[:-1], QueueUsage())
         found[name] = spec.QueueStatus(
-            used=used_of(load.used, known.largest_gpu),
-            borrowed=used_of(above(load.used, known.queues()[name].quota), known.largest_gpu),
-            running=spec.Running(load.pods, load.gangs),
-            waiting=spec.Waiting(
-                load.waiting_pods,
-                load.waiting_gangs,
-                None if load.since is None else _stamp(load.since),
+            used=used_of(one.used, queues.largest_gpu),
+            borrowed=used_of(above(one.used, queues.queues()[name].quota), queues.largest_gpu),
+            running=spec.RunningCounts(one.pods, one.gangs),
+            waiting=spec.WaitingCounts(
+                one.waiting_pods,
+                one.waiting_gangs,
+                None if one.since is None else _stamp(one.since),
             ),
-            conditions=_conditions(known, name, one.status.conditions, now),
+            conditions=_conditions(queues, name, queue.status.conditions, now),
         )
     return found
 
 
 def above(used: Resources, quota: Bound) -> Resources:
-    """What is had above a quota."""
+    """What is used above a quota."""
     return Resources(
         0 if quota.milli is None else max(0, used.milli - quota.milli),
         0 if quota.bytes is None else max(0, used.bytes - quota.bytes),
@@ -88,7 +87,7 @@ def above(used: Resources, quota: Bound) -> Resources:
 
 
 def used_of(used: Resources, largest_gpu: int) -> spec.Used:
-    """Amounts as bounds are written. GPUs: what a bound of GPUs is held to, so the larger part."""
+    """Amounts in the units of bounds. `gpus` is what counts against a bound in GPUs."""
     milli = max(used.milli, -(-WHOLE_MILLI * used.bytes // largest_gpu) if largest_gpu else 0)
     return spec.Used(
         gpus=f"{milli / WHOLE_MILLI:.3f}".rstrip("0").rstrip("."),
@@ -108,16 +107,16 @@ def _quantity(count: int) -> str:
 
 
 def _conditions(
-    known: Queues, name: str, before: tuple[Condition, ...], now: float
+    queues: Queues, name: str, before: tuple[Condition, ...], now: float
 ) -> tuple[Condition, ...]:
-    trouble, doubts = known.trouble_of(name), known.doubts_of(name)
+    fault, warnings = queues.fault_of(name), queues.warnings_of(name)
     found = [
-        spec.Condition("Ready", "False", trouble.reason, trouble.of(name), _stamp(now))
-        if trouble
-        else spec.Condition("Ready", "True", SOUND, "", _stamp(now)),
-        spec.Condition("Doubtful", "True", "HardlyMeant", "; ".join(doubts), _stamp(now))
-        if doubts
-        else spec.Condition("Doubtful", "False", SOUND, "", _stamp(now)),
+        spec.Condition("Ready", "False", fault.reason, fault.message_for(name), _stamp(now))
+        if fault
+        else spec.Condition("Ready", "True", VALID, "", _stamp(now)),
+        spec.Condition("Misconfigured", "True", "SuspiciousSpec", "; ".join(warnings), _stamp(now))
+        if warnings
+        else spec.Condition("Misconfigured", "False", VALID, "", _stamp(now)),
     ]
     since = {(one.type, one.status): one.last_transition_time for one in before}
     return tuple(

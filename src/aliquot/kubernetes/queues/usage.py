@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.queues.status import Load
+from aliquot.kubernetes.queues.status import QueueUsage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,18 +22,18 @@ def loads_of(
     waiting: Iterable[tuple[Pod, float]],
     queues: Queues,
     now: float,
-) -> dict[str, Load]:
+) -> dict[str, QueueUsage]:
     """By queue; `waiting` are single pods and since when."""
-    loads: defaultdict[str, Load] = defaultdict(Load)
+    loads: defaultdict[str, QueueUsage] = defaultdict(QueueUsage)
     for name, used in holdings.used(now).items():
-        loads[name] += Load(used=used)
+        loads[name] += QueueUsage(used=used)
     for name, count in holdings.singles(now).items():
-        loads[name] += Load(pods=count)
+        loads[name] += QueueUsage(pods=count)
     for gang in gangs:
         some = next(iter((*gang.pods.values(), *gang.others.values())))
         bound, unbound = len(gang.bound), len(gang.unbound)
         whole = bool(gang.reserved or gang.had_nodes)
-        loads[queues.queue_of(some)] += Load(
+        loads[queues.queue_of(some)] += QueueUsage(
             pods=bound,
             gangs=int(whole),
             waiting_pods=0 if whole else unbound,
@@ -41,5 +41,5 @@ def loads_of(
             since=gang.since or None if not whole else None,
         )
     for pod, since in waiting:
-        loads[queues.queue_of(pod)] += Load(waiting_pods=1, since=since)
+        loads[queues.queue_of(pod)] += QueueUsage(waiting_pods=1, since=since)
     return dict(loads)

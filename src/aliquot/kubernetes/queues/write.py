@@ -1,7 +1,7 @@
 """Writes the status of queues: on change, and each at most once a second.
 
-What is written is compared with what the API server had last, so a new leader writes only what
-differs. Nobody waits for it: a queue whose status cannot be written is tried again later.
+The writer compares each status with the one that the API server has, so a new leader writes only
+the differences. Nothing waits for it: a status that cannot be written is tried again later.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.queue import QueueStatus
     from aliquot.kubernetes.cluster.queues import Queues
-    from aliquot.kubernetes.queues.status import Load
+    from aliquot.kubernetes.queues.status import QueueUsage
 
 SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
 
 
-class Writer:
-    """Writes what `loads` tells, whenever `change` was called, while this replica leads."""
+class StatusWriter:
+    """Writes statuses from `usage` after each call of `change`, while this replica leads."""
 
     def __init__(
         self,
         client: Client,
-        known: Queues,
-        loads: Callable[[], Mapping[str, Load]],
+        queues: Queues,
+        usage: Callable[[], Mapping[str, QueueUsage]],
         leading: Callable[[], bool] = lambda: True,
         *,
         seconds: float = SECONDS,
     ) -> None:
         self._client = client
-        self._known = known
-        self._loads = loads
+        self._queues = queues
+        self._usage = usage
         self._leading = leading
         self._seconds = seconds
         self._changed = asyncio.Event()
 
     def change(self) -> None:
-        """There may be something new: of queues, of what they have, or of who leads."""
+        """Queues, what they use, or the leader may have changed."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Write, until cancelled."""
         backoff = Backoff(first=self._seconds)
         while True:
             await self._changed.wait()
@@ -68,10 +68,10 @@ class Writer:
                 await asyncio.sleep(self._seconds)
 
     async def _write_all(self) -> bool:
-        """Whether all is written that differs from what the API server has."""
+        """Write all statuses that differ from the API server's; False if some failed."""
         done = True
-        for name, status in statuses(self._known, self._loads(), time.time()).items():
-            one = self._known.objects.get(name)
+        for name, status in statuses(self._queues, self._usage(), time.time()).items():
+            one = self._queues.objects.get(name)
             if not self._leading():
                 return True
             if one is not None and one.status != status:
@@ -85,9 +85,9 @@ class Writer:
         except ApiError as error:
             if error.not_found:
                 return True
-            _log.warning("a queue's status is not written", queue=name, why=error.message)
+            _log.warning("a queue's status was not written", queue=name, why=error.message)
             return False
-        known = self._known.objects.get(name)
-        if known is not None and known.metadata.uid == now.metadata.uid:
-            self._known.set_queue(name, now)
+        before = self._queues.objects.get(name)
+        if before is not None and before.metadata.uid == now.metadata.uid:
+            self._queues.set_queue(name, now)
         return True

@@ -1,1 +1,10 @@
-"""placement/choose."""
+"""Choosing GPUs for one request, and explaining the choice.
+
+- `chooser`: the node and GPUs for a request, with costs that are kept up to date.
+- `defragment`: which slices to move so that a waiting request fits.
+- `explain`: what each node lacks or costs for a request.
+- `fgd`: the published fragmentation strategy (FGD), to compare with.
+- `forecast`: what is likely to be asked for next.
+- `machine`: choosing on one machine, without numpy.
+- `strategies`: how GPUs are weighed: fragmentation, pack, spread and others.
+"""

@@ -8,7 +8,7 @@ Where several GPUs are asked for and nodes cost about the same, the one whose GP
 slowest link is taken: a slow link is part of the cost, and small beside what the strategy counts.
 
 Chance decides between equal costs. It is drawn from the seed and the allocations' fingerprint, so
-asking changes nothing: the same picture, seed and request have one answer, however often they are
+asking changes nothing: the same snapshot, seed and request have one answer, however often they are
 asked.
 """
 
@@ -74,7 +74,7 @@ class Chooser:
         return self._pick(demand, cost, gpu, allowed)
 
     def gpus_on(self, node: int, demand: Demand) -> tuple[int, ...]:
-        """The GPUs that are best on a node that has room."""
+        """The GPUs that are best on a node that fits the request."""
         known = self._known(demand)
         return self._gpus(node, demand, known.gpu, None, drawn(self.allocations, self._seed))
 
@@ -204,7 +204,7 @@ class Chooser:
 
 
 def drawn(allocations: Allocations, seed: int) -> Random:
-    """Chance that is the same for the same picture and seed."""
+    """Chance that is the same for the same snapshot and seed."""
     return Random(seed << 64 ^ allocations.fingerprint)  # noqa: S311 - ties, not secrets
 
 
@@ -213,11 +213,11 @@ def _allowed(allocations: Allocations, relations: Sequence[Relation]) -> Bools:
     allowed = allocations.hardware.present.copy()
     for relation in relations:
         nodes = [one.node for one in relation.others]
-        cards = [(one.node, gpu) for one in relation.others for gpu in one.gpus]
+        gpus = [(one.node, gpu) for one in relation.others for gpu in one.gpus]
         mask = np.zeros_like(allowed)
         if relation.near in (Near.SAME_NODE, Near.OTHER_NODE):
             mask[nodes] = True
-        for card in cards if relation.near in (Near.SAME_GPU, Near.OTHER_GPU) else ():
-            mask[card] = True
+        for at in gpus if relation.near in (Near.SAME_GPU, Near.OTHER_GPU) else ():
+            mask[at] = True
         allowed &= mask if relation.near in (Near.SAME_GPU, Near.SAME_NODE) else ~mask
     return allowed

@@ -1,7 +1,7 @@
-"""Room by moving: which slices to move so that a waiting request fits, and what that costs.
+"""Moving: which slices to move so that a waiting request fits, and what that costs.
 
-A plan, nothing more: who moves is told from where to where, in an order in which each move fits
-when it comes, beside all that is still there. The cost is the bytes that are moved.
+A plan, nothing more: each move says from where to where, in an order in which each move fits
+when it comes, next to all that is still there. The cost is the bytes that are moved.
 
 Who leaves a GPU is the cheapest choice of all (up to 10 that hold it), and so are the GPUs of a
 node that are cleared (up to 256 sets). Where they go is by best-fit, the largest first, which may
@@ -70,7 +70,7 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """GPUs of one node that would have room, if these left."""
+    """GPUs of one node that would fit the request if these slices moved away."""
 
     cost: int
     target: Placement
@@ -78,7 +78,7 @@ class _Offer:
 
 
 def plan_moves(allocations: Allocations, demand: Demand, held: Sequence[Held]) -> Moves | None:
-    """The cheapest moves that make room on one node; None where none were found."""
+    """The cheapest moves after which the request fits on one node; None if none were found."""
     by_node: dict[int, list[Held]] = {}
     for one in held:
         by_node.setdefault(one.placement.node, []).append(one)
@@ -138,7 +138,7 @@ def _leaving(
 def _has_room(
     allocations: Allocations, demand: Demand, gpu: tuple[int, int], leaving: Sequence[Held]
 ) -> bool:
-    """Whether a GPU has room for a part of the demand when these have left it."""
+    """Whether a GPU fits a part of the demand when these slices have moved away."""
     taken = [allocations.hardware.taken_of_each(gpu[0], one.demand) for one in leaving]
     milli = int(allocations.milli_free[gpu]) + sum(one[0] for one in taken)
     left = int(allocations.bytes_free[gpu]) + sum(one[1] for one in taken)
@@ -150,7 +150,7 @@ def _has_room(
 
 
 def _carry_out(allocations: Allocations, demand: Demand, offer: _Offer) -> Moves | None:
-    """Move each away in turn, beside all the others, and see whether the request fits then."""
+    """Move each away, with all others in place, and see whether the request fits then."""
     trial = allocations.copy()
     chooser = Chooser(trial, strategy("best-fit", trial.hardware))
     elsewhere = (Relation(Near.OTHER_GPU, (offer.target,)),)

@@ -3,7 +3,7 @@
 A node's fragmentation for one demand is what is left of the GPUs that the demand cannot use: all of
 them where the node cannot hold it, else those GPUs that are too small for a part of it. A node's
 fragmentation is the mean over the mix. The place is taken where it falls most or grows least, in
-whole points of 100 / (1 + exp(-fall / 1000)). Nodes with equal points are told apart by what is
+whole points of 100 / (1 + exp(-fall / 1000)). Ties between nodes are decided by what is
 left of them (three parts CPU, seven parts GPU, the least first): without that, a mix in which no
 demand needs a whole GPU leaves most choices to chance. The authors' simulator takes the first of
 them by name, which packs too.

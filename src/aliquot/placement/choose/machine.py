@@ -1,11 +1,11 @@
-"""The brain on one machine: which of its GPUs answer a request. Needs no numpy.
+"""Choosing on one machine: which of its GPUs answer a request. Needs no numpy.
 
-A card has left the smaller part of its memory and its compute time. A slice goes to a card that is
-cut already, the one with the least left that still has enough, so that whole cards stay whole for
-those who need all of one. A card in trouble comes last, cut or not: one that a program outside
-Aliquot uses, or that has less free than the allocations say, or that lets in one process at a time.
-A whole GPU is one that nobody holds, and several GPUs are chosen for the best slowest link among
-those that are equally good.
+What is free of a GPU is the smaller part of its memory and its compute time. A slice goes to a GPU
+that is already sliced, the one with the least free that still fits it, so whole GPUs stay whole for
+requests that need one. A GPU in trouble comes last, sliced or not: one that a program outside
+Aliquot uses, that has less free than the allocations say, or that admits one process at a time. A
+whole GPU is one that nobody holds. Several GPUs are chosen for the best slowest link among those
+that are equally good.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GpuCapacity:
     """A GPU with what a new slice can have of it.
 
     `unused_bytes` is what the driver itself says nobody uses, `holders` how many slices it has,
@@ -32,58 +32,58 @@ class Card:
 
     gpu: Gpu
     bytes_free: int
-    percent_left: int
+    percent_free: int
     unused_bytes: int
     holders: int
     strangers: bool = False
 
 
-def choose_gpus(request: Request, cards: Sequence[Card]) -> list[Gpu] | None:
-    """The GPUs for a request, by index, as many as it asks for; None where they are too few."""
-    cards = sorted(cards, key=lambda card: card.gpu.index)
-    fitting = {number: card for number, card in enumerate(cards) if fits(request, card)}
+def choose_gpus(request: Request, gpus: Sequence[GpuCapacity]) -> list[Gpu] | None:
+    """The GPUs for a request, by index, as many as it asks for; None if too few fit."""
+    gpus = sorted(gpus, key=lambda one: one.gpu.index)
+    fitting = {number: one for number, one in enumerate(gpus) if fits(request, one)}
     if len(fitting) < request.gpus:
         return None
-    order = {number: _packed(request, card) for number, card in fitting.items()}
+    order = {number: _packed(request, one) for number, one in fitting.items()}
     steps = {key: step for step, key in enumerate(sorted(set(order.values())))}
-    left = {number: steps[key] for number, key in order.items()}
-    chosen = closest(_links(cards), left, request.gpus)
-    return sorted((cards[number].gpu for number in chosen), key=lambda gpu: gpu.index)
+    ranks = {number: steps[key] for number, key in order.items()}
+    chosen = closest(_links(gpus), ranks, request.gpus)
+    return sorted((gpus[number].gpu for number in chosen), key=lambda gpu: gpu.index)
 
 
-def fits(request: Request, card: Card) -> bool:
-    """Whether a card has enough left of memory and of compute time."""
-    if request.slice_of(card.gpu).reserved_percent > card.percent_left:
+def fits(request: Request, one: GpuCapacity) -> bool:
+    """Whether a GPU has enough memory and compute time free."""
+    if request.slice_of(one.gpu).reserved_percent > one.percent_free:
         return False
     if request.memory is None:
-        return card.holders == 0
-    return request.bytes_on(card.gpu) <= card.bytes_free
+        return one.holders == 0
+    return request.bytes_on(one.gpu) <= one.bytes_free
 
 
-def _packed(request: Request, card: Card) -> tuple[int, ...]:
-    """Smaller is better: not in trouble, then cut already and tight; uncut, the emptiest."""
-    if request.memory is None or not card.holders:
-        return _in_trouble(request, card), True, -_spare(card)
-    return _in_trouble(request, card), False, _spare(card)
+def _packed(request: Request, one: GpuCapacity) -> tuple[int, ...]:
+    """Smaller is better: not in trouble, then sliced and tight; if unsliced, the emptiest."""
+    if request.memory is None or not one.holders:
+        return _in_trouble(request, one), True, -_spare(one)
+    return _in_trouble(request, one), False, _spare(one)
 
 
-def _in_trouble(request: Request, card: Card) -> bool:
-    """Whether another card is better, cut or not."""
-    not_ours = card.gpu.mig or card.gpu.exclusive
-    return card.strangers or not_ours or card.unused_bytes < request.bytes_on(card.gpu)
+def _in_trouble(request: Request, one: GpuCapacity) -> bool:
+    """Whether any other GPU is better, sliced or not."""
+    not_ours = one.gpu.mig or one.gpu.exclusive
+    return one.strangers or not_ours or one.unused_bytes < request.bytes_on(one.gpu)
 
 
-def _spare(card: Card) -> int:
+def _spare(one: GpuCapacity) -> int:
     """Percent of memory or of compute time, whichever is less."""
-    free = min(card.bytes_free, card.unused_bytes)
-    return min(100 * free // max(1, card.gpu.memory_bytes), card.percent_left)
+    free = min(one.bytes_free, one.unused_bytes)
+    return min(100 * free // max(1, one.gpu.memory_bytes), one.percent_free)
 
 
-def _links(cards: Sequence[Card]) -> Links:
-    places = {card.gpu.index: number for number, card in enumerate(cards)}
-    table = [[0] * len(cards) for _ in cards]
-    for number, card in enumerate(cards):
-        for link in card.gpu.links:
+def _links(gpus: Sequence[GpuCapacity]) -> Links:
+    places = {one.gpu.index: number for number, one in enumerate(gpus)}
+    table = [[0] * len(gpus) for _ in gpus]
+    for number, one in enumerate(gpus):
+        for link in one.gpu.links:
             if link.index in places:
                 table[number][places[link.index]] = rank(link.kind)
     return tuple(tuple(row) for row in table)

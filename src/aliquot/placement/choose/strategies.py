@@ -2,7 +2,7 @@
 
 A strategy gives a cost to a node for a demand; the lowest cost is taken, and equal costs are left
 to chance (under a seed). For a demand of one GPU it gives a cost for each GPU, since the choice of
-the card is most of the decision; for several, the tightest cards that fit are meant.
+the GPU is most of the decision; for several, the tightest GPUs that fit are meant.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.placement.choose.fgd import Fgd
 from aliquot.placement.choose.forecast import ANYTHING, outlook
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 PACKED = 1e-3  # of what is left of a node, in a measure of thousandths
-CARD = 1e-12  # of what is left of a card, in a measure of 1: decides between cards, not nodes
+GPU_WEIGHT = 1e-12  # of what is free on a GPU, out of 1: decides between GPUs, not nodes
 
 
 class Strategy(Protocol):
     """Costs of places."""
 
     lean: int
-    """1: the fuller first; -1: the emptier first; 0: any, and the card is left to chance too.
+    """1: the fuller first; -1: the emptier first; 0: any, and the GPU is left to chance too.
 
-    So cards are taken where several are asked for, and places of a gang that are equally near."""
+    So GPUs are taken where several are asked for, and places of a gang that are equally near."""
 
     about: float
     """Costs that differ by less are about equal: where several GPUs are asked for, their links
@@ -91,8 +91,8 @@ class BestFit:
         self._gpu = lean * gpu / (WHOLE_MILLI * max(1, int(hardware.gpu_count.max(initial=0))))
 
     def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:  # noqa: ARG002 - Strategy
-        """The node's cost, and a little for the card's own rest."""
-        return self._node(rows)[:, None] + self.lean * CARD * rows.size_left
+        """The node's cost, and a little for what stays free on the GPU."""
+        return self._node(rows)[:, None] + self.lean * GPU_WEIGHT * rows.size_left
 
     def several(self, rows: Rows, demand: Demand, chosen: Bools) -> Floats:  # noqa: ARG002
         """The node's cost; what the demand itself takes is the same everywhere."""
@@ -105,7 +105,7 @@ class BestFit:
 class Fragmentation:
     """The place where the least is lost of what is likely to come (see `outlook`).
 
-    Places that lose about the same are told apart by the links of the GPUs, where several are asked
+    Places that lose about the same differ by the links of the GPUs, where several are asked
     for; then by what is left of the node, the least first.
     """
 
@@ -120,20 +120,20 @@ class Fragmentation:
     def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
         """The worth that each choice takes from the node; of free GPUs the first stands for all."""
         holes, sums, idle = self._before(rows)
-        row, cards, is_free = _that_differ(rows, fits)
-        after = rows.model.take(row) * self._sizes + _size_after(rows, demand, row, cards)
+        row, gpus, is_free = _that_differ(rows, fits)
+        after = rows.model.take(row) * self._sizes + _size_after(rows, demand, row, gpus)
         fewer = np.maximum(idle - 1, rows.model * self._counts)
         later = [
             total.take(row)
             - np.where(is_free, (of_idle.take(idle) - of_idle.take(fewer)).take(row), hole)
             + of_hole.take(after)
             for total, hole, of_hole, of_idle in zip(
-                sums, (hole.take(cards) for hole in holes), self._holes, self._idle, strict=True
+                sums, (hole.take(gpus) for hole in holes), self._holes, self._idle, strict=True
             )
         ]
         left = (rows.cpu - demand.cpu_milli).take(row), (rows.ram - demand.ram_bytes).take(row)
         cost = np.full(fits.shape, np.inf)
-        cost.ravel()[cards] = self._before_cost(rows, sums).take(row) - self._worth(later, left)
+        cost.ravel()[gpus] = self._before_cost(rows, sums).take(row) - self._worth(later, left)
         return cost
 
     def several(self, rows: Rows, demand: Demand, chosen: Bools) -> Floats:
@@ -206,13 +206,13 @@ def _sizes_after(rows: Rows, demand: Demand) -> Ints:
     )
 
 
-def _size_after(rows: Rows, demand: Demand, row: Ints, cards: Ints) -> Ints:
-    """The same for some cards."""
+def _size_after(rows: Rows, demand: Demand, row: Ints, gpus: Ints) -> Ints:
+    """The same for some GPUs."""
     if demand.kind is Kind.WHOLE:
-        return np.zeros_like(cards)
+        return np.zeros_like(gpus)
     return sizes_left(
-        rows.milli.take(cards) - demand.milli,
-        rows.bytes.take(cards) - demand.gpu_bytes,
+        rows.milli.take(gpus) - demand.milli,
+        rows.bytes.take(gpus) - demand.gpu_bytes,
         rows.gpu_bytes.take(row),
     )
 
@@ -230,7 +230,7 @@ STRATEGIES: dict[str, Callable[[Hardware, Mix], Strategy]] = {
 def strategy(name: str, hardware: Hardware, mix: Mix | None = None) -> Strategy:
     """The strategy of this name, for these nodes and what is likely to come to them."""
     if name not in STRATEGIES:
-        raise BadValueError(
+        raise InvalidValueError(
             f"there is no strategy {name!r}", f"There are: {', '.join(STRATEGIES)}."
         )
     return STRATEGIES[name](hardware, mix or ANYTHING)

@@ -1,1 +1,9 @@
-"""placement/core."""
+"""The values that decisions work on: demands, nodes, what is allocated and what fits.
+
+- `allocations`: the changeable copy of a snapshot: taking and giving back GPUs.
+- `demand`: what a worker and a gang ask for, and where they are placed.
+- `fit`: which nodes and GPUs fit a demand, and what the others lack.
+- `links`: how well GPUs of a node are linked, and the best-linked sets of them.
+- `snapshot`: nodes and GPUs as read-only arrays.
+- `topology`: how near the members of a gang are, by links, racks and blocks.
+"""

@@ -1,8 +1,8 @@
 """A working copy of a snapshot: take for a placement, give back, and know which rows changed.
 
-Every take is checked against what is left, the kind of the GPU and the node's CPU and memory, and
-changes nothing where it fails. Giving back is the exact opposite of taking. A GPU becomes free for
-another kind when the last that holds it gave back.
+Every take is checked against what is free, the kind of the GPU and the node's CPU and memory, and
+changes nothing if it fails. Giving back is the exact opposite of taking. A GPU becomes free for
+another kind when the last holder gave it back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OverallocatedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NodeFree:
-    """What is left of each GPU of a node, what it is used as, and how many hold it."""
+    """What is free of each GPU of a node, what it is used as, and how many hold it."""
 
     milli: tuple[int, ...]
     bytes: tuple[int, ...]
@@ -43,7 +43,7 @@ class NodeFree:
 
 
 class Allocations:
-    """Nodes and what is left of them, changed in place."""
+    """Nodes and what is free on them, changed in place."""
 
     milli_free: Ints
     bytes_free: Ints
@@ -52,16 +52,16 @@ class Allocations:
     cpu_free: Ints
     ram_free: Ints
 
-    def __init__(self, picture: Snapshot | Allocations, fingerprint: int | None = None) -> None:
-        self.hardware: Hardware = picture.hardware
+    def __init__(self, source: Snapshot | Allocations, fingerprint: int | None = None) -> None:
+        self.hardware: Hardware = source.hardware
         for name in CHANGING:
-            setattr(self, name, getattr(picture, name).copy())
+            setattr(self, name, getattr(source, name).copy())
         self._changes: list[int] = []
         self._first_change = 0
         self._fingerprint = fingerprint
 
     def snapshot(self) -> Snapshot:
-        """The picture as it is now."""
+        """A snapshot of it."""
         return Snapshot(self.hardware, **{name: getattr(self, name).copy() for name in CHANGING})
 
     def copy(self) -> Allocations:
@@ -160,12 +160,12 @@ class Allocations:
             self.take_gang(one, known_to_fit=True)
         return False
 
-    def left_on(self, nodes: Ints) -> Left:
-        """What is left on these nodes."""
-        return Left(nodes, **{name: getattr(self, name)[nodes] for name in CHANGING})
+    def free_on(self, nodes: Ints) -> FreeOnNodes:
+        """What is free on these nodes."""
+        return FreeOnNodes(nodes, **{name: getattr(self, name)[nodes] for name in CHANGING})
 
-    def lower_to(self, other: Left) -> None:
-        """Keep only what is left there too."""
+    def lower_to(self, other: FreeOnNodes) -> None:
+        """Keep only what is free there too."""
         nodes = other.nodes
         kind = self.kind[nodes]
         neither = (kind != _FREE) & (other.kind != _FREE) & (kind != other.kind)
@@ -190,7 +190,7 @@ class Allocations:
         gpus = bundle.gpus
         self.kind[gpus] = np.where(self.holders[gpus] > 0, self.kind[gpus], _FREE)
 
-    def set_node(self, node: int, left: NodeFree, spec: NodeSpec | None = None) -> None:
+    def set_node(self, node: int, free: NodeFree, spec: NodeSpec | None = None) -> None:
         """This node is now so, whatever was taken before: for allocations that follow a cluster.
 
         With a `spec` it is another node; the hardware must have a place for it
@@ -202,10 +202,10 @@ class Allocations:
             self.cpu_free[node], self.ram_free[node] = spec.cpu_milli, spec.ram_bytes
         gone = ~self.hardware.present[node]
         for mine, now in (
-            (self.milli_free, left.milli),
-            (self.bytes_free, left.bytes),
-            (self.kind, left.kind),
-            (self.holders, left.holders),
+            (self.milli_free, free.milli),
+            (self.bytes_free, free.bytes),
+            (self.kind, free.kind),
+            (self.holders, free.holders),
         ):
             mine[node] = 0
             mine[node, : len(now)] = now
@@ -258,8 +258,8 @@ class Allocations:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """What is left on some nodes, a row for each."""
+class FreeOnNodes:
+    """What is free on some nodes, a row for each."""
 
     nodes: Ints
     milli_free: Ints

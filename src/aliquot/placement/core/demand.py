@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.units import format_bytes
 
 WHOLE_MILLI = 1000
@@ -39,8 +39,8 @@ class Demand:
     """What one worker needs on one node.
 
     `milli` and `gpu_bytes` are taken of each of `gpus` different GPUs; a WHOLE one takes all of
-    both. No `models` means any. `thrifty` work (experiments, inference) prefers weaker cards, and
-    those that are cut already.
+    both. No `models` means any. `thrifty` work (experiments, inference) prefers weaker models, and
+    GPUs that are already sliced.
     """
 
     gpus: int = 1
@@ -54,11 +54,11 @@ class Demand:
 
     def __post_init__(self) -> None:
         if self.gpus < 0 or min(self.gpu_bytes, self.cpu_milli, self.ram_bytes) < 0:
-            raise BadValueError("a demand cannot be negative")
+            raise InvalidValueError("a demand cannot be negative")
         if self.gpus and self.kind is Kind.FREE:
-            raise BadValueError("a demand for GPUs needs a kind: whole, shared or sliced")
+            raise InvalidValueError("a demand for GPUs needs a kind: whole, shared or sliced")
         if not 0 <= self.milli <= WHOLE_MILLI:
-            raise BadValueError(f"{self.milli} is not a part of a GPU's 1000 thousandths")
+            raise InvalidValueError(f"{self.milli} is not a part of a GPU's 1000 thousandths")
 
     @property
     def total_milli(self) -> int:
@@ -116,9 +116,9 @@ class Gang:
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise BadValueError(f"gang {self.name!r} has no members")
+            raise InvalidValueError(f"gang {self.name!r} has no members")
         if not (self.seconds > 0 and math.isfinite(self.seconds)):
-            raise BadValueError(f"gang {self.name!r} cannot run for {self.seconds:g} seconds")
+            raise InvalidValueError(f"gang {self.name!r} cannot run for {self.seconds:g} seconds")
 
     @property
     def milli(self) -> int:
@@ -128,7 +128,7 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A gang that runs, or will; `end` is expected, not promised."""
+    """A gang that runs, or is planned to; `end` is an estimate."""
 
     gang: Gang
     placements: tuple[Placement, ...]

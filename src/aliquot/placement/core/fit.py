@@ -26,11 +26,11 @@ class Lack(StrEnum):
     MODEL = "another GPU model"
     TOO_FEW = "fewer GPUs than asked for"
     TOO_SMALL = "GPUs with less memory than asked for"
-    CPU = "not enough CPU left"
-    RAM = "not enough memory of the node left"
-    SHARED = "room only on GPUs in use as another kind: shared, and it asks for sliced"
-    SLICED = "room only on GPUs in use as another kind: sliced, and it asks for shared"
-    GPU = "not enough left on enough GPUs"
+    CPU = "not enough CPU free"
+    RAM = "not enough memory of the node free"
+    SHARED = "fits only on GPUs in use as another kind: shared, and it asks for sliced"
+    SLICED = "fits only on GPUs in use as another kind: sliced, and it asks for shared"
+    GPU = "not enough free on enough GPUs"
     TAKEN_OUT = "left out by where the request wants to be, seen from other work"
 
 
@@ -122,8 +122,8 @@ def nodes_that_fit(rows: Rows, demand: Demand, gpus: Bools, models: Bools | None
 def lacks_of(allocations: Allocations, demand: Demand) -> list[Lack | None]:
     """What each node lacks for the demand; None where it fits."""
     rows = all_rows(allocations)
-    room = rows.present & (rows.kind != Kind.WHOLE)
-    room &= (rows.milli >= demand.milli) & (rows.bytes >= demand.gpu_bytes)
+    would_fit = rows.present & (rows.kind != Kind.WHOLE)
+    would_fit &= (rows.milli >= demand.milli) & (rows.bytes >= demand.gpu_bytes)
     too_few = gpus_that_fit(rows, demand).sum(axis=1) < demand.gpus
     lacks: list[tuple[Lack, Bools]] = [
         (Lack.TOO_FEW, rows.present.sum(axis=1) < demand.gpus),
@@ -132,7 +132,7 @@ def lacks_of(allocations: Allocations, demand: Demand) -> list[Lack | None]:
         (Lack.RAM, rows.ram < demand.ram_bytes),
         (
             Lack.SHARED if demand.kind is Kind.SLICED else Lack.SLICED,
-            (demand.kind is not Kind.WHOLE) & too_few & (room.sum(axis=1) >= demand.gpus),
+            (demand.kind is not Kind.WHOLE) & too_few & (would_fit.sum(axis=1) >= demand.gpus),
         ),
         (Lack.GPU, too_few),
     ]

@@ -1,7 +1,7 @@
-"""An immutable picture of nodes and GPUs as arrays: one row a node, one column a GPU.
+"""An immutable snapshot of nodes and GPUs as arrays: one row a node, one column a GPU.
 
 Rows have as many columns as the node with the most GPUs; `present` says which are there and
-healthy. What is left of one that is not is -1, so that nothing fits it, not even nothing.
+healthy. What is free of one that is not is -1, so that nothing fits it, not even a demand of 0.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is left everywhere at one moment; `holders` counts who holds each GPU. Read-only."""
+    """What is free everywhere at one moment; `holders` counts who holds each GPU. Read-only."""
 
     hardware: Hardware
     milli_free: Ints
@@ -162,7 +162,7 @@ class Snapshot:
 
 
 def empty(nodes: Sequence[NodeSpec]) -> Snapshot:
-    """The picture of nodes on which nothing runs."""
+    """A snapshot of nodes on which nothing runs."""
     hardware = _hardware(nodes)
     present = hardware.present
     return Snapshot(

@@ -1,1 +1,11 @@
-"""placement/elastic."""
+"""Elastic jobs: how many workers each should have.
+
+- `bounds`: the most that jobs could gain, found without checking what fits.
+- `exchange`: which job gives workers to which other.
+- `feasibility`: whether jobs of some sizes fit on the GPUs together.
+- `grow`: free GPUs go to the jobs that gain most.
+- `job`: an elastic job, its speed at each size, and what the other modules share.
+- `resize`: the decision: who starts, grows and shrinks.
+- `shrink`: which jobs shrink for a waiting one.
+- `sizes`: sizes of all jobs, and what they are worth and use.
+"""

@@ -1,4 +1,4 @@
-"""What jobs could be worth with more GPUs than they have: bounds, found without asking the room."""
+"""What jobs could be worth with more GPUs than they have: bounds, without checking what fits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from aliquot.placement.elastic.resize import Elastic
+    from aliquot.placement.elastic.job import Elastic
     from aliquot.placement.elastic.sizes import JobSizes, Scales
 
     Floats = NDArray[np.float64]

@@ -1,12 +1,12 @@
 """Which job should give a step to which other: the pair that is better off by most.
 
-With n jobs there are n * n pairs, and to ask the room about each takes too long. So pairs are
+With n jobs there are n * n pairs, and to check each takes too long. So pairs are
 looked at in the order of what they could gain at most: what the other would be worth if it got all
 that is free and all that is given, as far as its queue may grow. The first pair that does gain more
 than all others could is the best, and the rest is not asked about. Jobs come first, each with the
 best that any pair could bring it, and only the pairs of those that come before a best one is found.
 
-What the room has refused is not asked again for others of the same kind: those that need as much of
+What did not fit is not checked again for others of the same kind: those that need as much of
 the same, after as much of the same was given. Where GPUs are counted, one refusal is enough to
 know; where they are not, it matters who has which, and so up to `TRIES` are made of each kind,
 until there were `REFUSALS` in all.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from aliquot.placement.core.demand import Demand
-    from aliquot.placement.elastic.resize import Elastic
+    from aliquot.placement.elastic.job import Elastic
     from aliquot.placement.elastic.sizes import JobSizes, Scales
 
 NOTHING = 1e-9
@@ -209,10 +209,10 @@ class Exchange:
         taker = self._jobs[to]
         return self._scales.value(taker, trial.sizes[taker.name])
 
-    # --- what the room says ---
+    # --- what fits ---
 
     def _grown(self, trial: JobSizes, to: int, line: int | None) -> JobSizes:
-        """The same with this job as large as there is room for, after a line gave or nobody."""
+        """The same with this job as large as fits, after a line gave or nobody."""
         taker = self._jobs[to]
         has = self._standing.sizes[taker.name]
         kind = None if line is None else self._kinds[line]
@@ -241,7 +241,7 @@ class Exchange:
             yield trial
 
     def _refusal(self, key: tuple[int, int, int]) -> float:
-        """From how many workers more on the room says no."""
+        """From how many more workers on it does not fit."""
         refused = self._refused.get(key, ())
         tries = TRIES if self._refusals < REFUSALS else 1
         return math.inf if len(refused) < tries else sorted(refused)[tries - 1]

@@ -1,7 +1,7 @@
-"""What is left goes to who gains most by it: step after step, as long as there is room.
+"""Free GPUs go to the jobs that gain most by them, step after step, as long as all fit.
 
-The room is asked about several steps at once, twice as many each time; only where it says no are
-they looked at one by one. Who is refused a step gets no other: from then on there is only less.
+Several steps are checked at once, twice as many each time; only if they do not fit are they checked
+one by one. A job whose step is refused gets no other: from then on there is only less.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from aliquot.placement.core.demand import Demand
-    from aliquot.placement.elastic.resize import Elastic
+    from aliquot.placement.elastic.job import Elastic
     from aliquot.placement.elastic.sizes import JobSizes, Scales
 
 MOST_AT_ONCE = 256
@@ -27,7 +27,7 @@ Step = tuple["Elastic", "JobSizes"]  # who grows, and what is then
 
 
 class Grow:
-    """Jobs that may have what is free."""
+    """Jobs that may grow."""
 
     def __init__(
         self, scales: Scales, holds: Callable[[JobSizes], bool], jobs: Sequence[Elastic]
@@ -37,7 +37,7 @@ class Grow:
         self._refused: Counter[tuple[Demand, int]] = Counter()
 
     def most(self, standing: JobSizes) -> JobSizes:
-        """The same when nobody can grow any more."""
+        """The sizes when no job can grow any more."""
         at_once = 1
         while steps := list(islice(self._steps(standing), at_once)):
             held = len(steps)
@@ -49,13 +49,13 @@ class Grow:
         return standing
 
     def _close(self, job: Elastic, standing: JobSizes) -> None:
-        """The room has refused its next step."""
+        """Its next step does not fit."""
         has = standing.sizes[job.name]
         self._closed.add(job.name)
         self._refused[job.member, (job.sizes.above(has) or has) - has] += 1
 
     def _steps(self, standing: JobSizes) -> Iterator[Step]:
-        """Step after step as if the room held them; of equals the last name comes first."""
+        """Step after step as if all fitted; of equals the last name comes first."""
         heap = [one for place in range(len(self._jobs)) if (one := self._next(standing, place))]
         heapq.heapify(heap)
         while heap:

@@ -1,28 +1,27 @@
-"""How many workers each job should have: who starts, who grows, who gives back.
+"""How many workers each job should have: who starts, who grows, who shrinks.
 
-Each job has a list of sizes it can run with. What it has above the smallest is lent: it is given
-while nobody waits, and asked for again when somebody does. Four steps over one picture:
+Each job has a list of sizes it can run with. What it has above the smallest is lent: it gets it
+while no other job waits, and gives it back when one does. Four steps over one snapshot:
 
-1. *Let in.* Those that wait are taken in the order of their turns (`queues`), each at its smallest
-   size. Where there is no room, running jobs are made smaller, step by step, always the one that
-   loses least; nothing is taken that does not help. A queue within its quota gives only to itself.
-   In a tree this is decided, as in `preempt`, between the two queues where the paths of both sides
-   part; below the one that has to give, those that borrow there give first.
+1. *Admit.* Waiting jobs are taken in fair-share order (`queues.quota`), each at its smallest size.
+   If one does not fit, running jobs shrink step by step, always the one that loses least; nothing
+   shrinks that does not help. A queue within its quota gives only to itself. In a tree this is
+   decided, as in `preempt`, between the two queues where the paths of both sides part; below the
+   one that has to give, those that borrow there give first.
 2. *Exchange.* A job may give a step to another, or several, if both together are better off by more
-   than `exchange_gain`; what is within a quota is exchanged as little as it is taken.
-3. *Grow.* What is left goes to who gains most by it.
-4. *Wait and see.* A running job grows only where it could have for `settle_seconds`, and by at
-   least `least_gain` of its speed.
+   than `exchange_gain`; what is within a quota is not exchanged either.
+3. *Grow.* Free GPUs go to the jobs that gain most by them.
+4. *Wait and see.* A running job grows only if it could have for `settle_seconds`, and by at least
+   `least_gain` of its speed.
 
 No step makes a queue, or any above it, pass its limit.
 
-To ask the room is what takes time. So it is asked only where the answer may change something, in
-the order in which a yes ends the search, and not about sizes that take more than there is
-(`Counts`). Where GPUs are just counted, that decides as if all was asked. Where it matters who has
-which, not all that could give, or grow, are tried after others of the same kind were refused, and
-for one that needs many steps of others several are taken at a time (`make_room`): what was not
-needed is given back. So somebody may be left as it is who could have had more; nobody gets what
-the room did not say is there.
+Checking whether sizes fit is what takes time. So the check is asked only if the answer may change
+something, in the order in which a yes ends the search, and never about sizes that take more than is
+free (`CountsFree`). If GPUs are merely counted, the decision is as if everything was asked. If it
+matters who has which GPU, some of the jobs that could give or grow are not tried after others of
+the same kind were refused, and many steps may be taken at once (`shrink`); what was not needed is
+given back. So a job may keep its size although it could have more. No job gets what does not fit.
 
 What a job loses and gains is measured in one number, the logarithm of its speed by the weight of
 its queue (shared by the queue's jobs; a parent's by those below it that have jobs): a step counts
@@ -41,26 +40,22 @@ gives as ever. Who waits for longer than `patience_seconds` is not overtaken any
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from aliquot.model.job import MAX_WORKERS
-from aliquot.placement.core.demand import Demand, Gang
 from aliquot.placement.elastic.grow import Grow
-from aliquot.placement.elastic.shrink import Makers
+from aliquot.placement.elastic.job import CountsFree
+from aliquot.placement.elastic.shrink import Shrink
 from aliquot.placement.elastic.sizes import JobSizes, Scales
-from aliquot.placement.queues.quota import in_turn
+from aliquot.placement.queues.quota import fair_share_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aliquot.model.job import Sizes
+    from aliquot.placement.core.demand import Demand
     from aliquot.placement.core.snapshot import Hardware
+    from aliquot.placement.elastic.job import Elastic, Fits
     from aliquot.placement.queues.quota import Queue
-
-EFFICIENCY = 0.9
-SLOWEST, FASTEST = 1e-6, 1e12  # that a report can be, in any unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,85 +70,8 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Elastic:
-    """A job as the decision sees it: `size` is what it has or is about to have, 0 if it waits.
-
-    `settled`: no change is under way. `speeds` are measured, by size, in any one unit. `bound`: it
-    can only be where it was; whether that is free says nothing of others, and nobody waits for it.
-    """
-
-    name: str
-    sizes: Sizes
-    member: Demand = field(default_factory=Demand)
-    queue: str = ""
-    priority: int = 0
-    submitted: float = 0.0
-    size: int = 0
-    resized_at: float = -math.inf
-    settled: bool = True
-    speeds: Mapping[int, float] = field(default_factory=dict)
-    rest_seconds: float = 0.0
-    bound: bool = False
-
-    def gang(self, size: int) -> Gang:
-        """The job with that many workers."""
-        return Gang(
-            self.name,
-            (self.member,) * size,
-            queue=self.queue,
-            priority=self.priority,
-            submitted=self.submitted,
-        )
-
-    def speed(self, size: int) -> float:
-        """How fast it is with so many workers, measured or assumed."""
-        known = _believed(self.speeds)
-        if not known:
-            return float(size**EFFICIENCY)
-        below = max((at for at in known if at <= size), default=None)
-        above = min((at for at in known if at >= size), default=None)
-        if below is None or above is None:
-            near = min(known) if below is None else max(known)
-            return float(known[near] * (size / near) ** EFFICIENCY)
-        if below == above:
-            return known[below]
-        part = math.log(size / below) / math.log(above / below)
-        return float(known[below] ** (1 - part) * known[above] ** part)
-
-
-def plausible(size: int, speed: float) -> bool:
-    """Whether so many workers can be so fast."""
-    return 1 <= size <= MAX_WORKERS and SLOWEST <= speed <= FASTEST
-
-
-def _believed(speeds: Mapping[int, float]) -> dict[int, float]:
-    """What counts of the reports: nobody gains more than linearly by more workers."""
-    found: dict[int, float] = {}
-    each = math.inf
-    for at in sorted(at for at, speed in speeds.items() if plausible(at, speed)):
-        found[at] = min(speeds[at], each * at)
-        each = min(each, speeds[at] / at)
-    return found
-
-
-class Room(Protocol):
-    """Whether jobs can be on the GPUs together, those that keep their size where they are."""
-
-    def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether there is a place for all workers of these jobs."""
-
-
-@runtime_checkable
-class Counts(Protocol):
-    """A room that also knows how much is free: sizes that take more are not asked about."""
-
-    def free_milli(self, sizes: Mapping[str, int]) -> int:
-        """How many thousandths of GPUs nobody has beside these jobs; at most, never fewer."""
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done, in this order: `resizes`, then `starts` as soon as there is room.
+    """What to do, in this order: `resizes`, then `starts` as soon as they fit.
 
     `could` is to be given to the next decision: since when, and to what size, jobs could grow.
     """
@@ -164,44 +82,44 @@ class Decision:
     could: dict[str, tuple[float, int]]
 
 
-def decide(  # noqa: PLR0913, PLR0917 - the whole picture
+def decide(  # noqa: PLR0913, PLR0917 - the whole snapshot
     jobs: Sequence[Elastic],
-    room: Room,
+    feasibility: Fits,
     queues: Mapping[str, Queue],
     hardware: Hardware,
     now: float,
     rules: Rules,
     could: Mapping[str, tuple[float, int]],
 ) -> Decision:
-    """Decide over one picture."""
-    return _Decider(jobs, room, queues, hardware, now, rules).decide(could)
+    """Decide over one snapshot."""
+    return _Decider(jobs, feasibility, queues, hardware, now, rules).decide(could)
 
 
 class _Decider:
-    def __init__(  # noqa: PLR0913, PLR0917 - the whole picture
+    def __init__(  # noqa: PLR0913, PLR0917 - the whole snapshot
         self,
         jobs: Sequence[Elastic],
-        room: Room,
+        feasibility: Fits,
         queues: Mapping[str, Queue],
         hardware: Hardware,
         now: float,
         rules: Rules,
     ) -> None:
         self.jobs = {job.name: job for job in jobs}
-        self.room, self.queues, self.hardware = room, queues, hardware
+        self.feasibility, self.queues, self.hardware = feasibility, queues, hardware
         self.now, self.rules = now, rules
         self.scales = Scales(self.jobs, queues, hardware)
         self.standing = JobSizes.of(self.scales, {job.name: job.size for job in jobs if job.size})
         self.scales.weigh(self.standing.sizes)
-        if isinstance(room, Counts):
-            free = room.free_milli(self.standing.sizes)
+        if isinstance(feasibility, CountsFree):
+            free = feasibility.free_milli(self.standing.sizes)
             self.scales.most_milli = self.standing.milli + free
         self.waits: dict[str, str] = {}
         self.why: dict[str, str] = {}
         self.may_grow = True  # nobody waits for what growing would take
 
     def decide(self, could: Mapping[str, tuple[float, int]]) -> Decision:
-        self._let_in()
+        self._admit()
         self._exchange()
         possible = self._grow() if self.may_grow else {}
         growing, could = self._wait_and_see(possible, could)
@@ -217,29 +135,29 @@ class _Decider:
 
     # --- 1 ---
 
-    def _let_in(self) -> None:
+    def _admit(self) -> None:
         waiting = [job.gang(job.sizes.least) for job in self.jobs.values() if not job.size]
-        order, refused = in_turn(waiting, self.queues, self.standing.used(), self.hardware)
+        order, refused = fair_share_order(waiting, self.queues, self.standing.used(), self.hardware)
         self.waits.update(refused)
         blocker: Elastic | None = None
-        told: dict[tuple[tuple[Demand, ...], str], str] = {}  # why not, as long as nobody gets in
+        reasons: dict[tuple[tuple[Demand, ...], str], str] = {}  # why not, until a job is admitted
         for gang in order:
             job, asked = self.jobs[gang.name], (gang.members, gang.queue)
             if blocker is not None:
                 self.waits[job.name] = f"{blocker.name} has waited longer, and is not overtaken"
                 continue
-            found = self._with(job) if job.bound or asked not in told else None
+            found = self._with(job) if job.bound or asked not in reasons else None
             if found is not None:
                 self.standing = found
                 self.scales.weigh(found.sizes)
-                told.clear()
+                reasons.clear()
                 continue
             if job.bound:
                 self.waits[job.name] = "the GPUs it was suspended on are not free"
                 continue
-            if asked not in told:
-                told[asked] = self._why_not(job)
-            self.waits[job.name] = told[asked]
+            if asked not in reasons:
+                reasons[asked] = self._why_not(job)
+            self.waits[job.name] = reasons[asked]
             if self.now - job.submitted >= self.rules.patience_seconds:
                 blocker = job
 
@@ -248,15 +166,15 @@ class _Decider:
         trial = self.standing.changed(job, job.sizes.least)
         if self._holds(trial):
             return trial
-        return Makers(self._holds, self._movable(self.rules.resize_seconds)).room(trial, job)
+        return Shrink(self._holds, self._movable(self.rules.resize_seconds)).until_fits(trial, job)
 
     def _why_not(self, job: Elastic) -> str:
-        """Why there is no room; and whether what is free should stay so."""
+        """Why it does not fit; and decide whether what is free should stay so."""
         running = [one for one in self.jobs.values() if self.standing.sizes.get(one.name)]
         trial = self.standing.changed(job, job.sizes.least)
-        found = Makers(self._holds, running).room(trial, job)
+        found = Shrink(self._holds, running).until_fits(trial, job)
         if found is None:
-            return "there is no room for it beside what runs"
+            return "it does not fit besides what runs"
         self.may_grow = False
         names = sorted(name for name, size in found.sizes.items() if size < trial.sizes[name])
         return f"{' and '.join(names)} cannot be made smaller again so soon"
@@ -310,7 +228,7 @@ class _Decider:
     # --- parts ---
 
     def _holds(self, standing: JobSizes) -> bool:
-        return standing.free >= 0 and self.room.holds(standing.sizes)
+        return standing.free >= 0 and self.feasibility.fits(standing.sizes)
 
     def _movable(self, rest: float | None = None) -> list[Elastic]:
         """Jobs whose size may change: new ones, and those that are long enough as they are.

@@ -1,8 +1,8 @@
-"""Room for a job that waits: which others are made smaller, and by how much.
+"""Which jobs shrink for a waiting one, and by how much.
 
 Step by step, always the one that loses least: of steps that are enough by themselves the one with
-the least loss, and where there is none, the one with the least loss for each GPU. What turns out
-not to be needed is given back.
+the least loss; if there is none, the one with the least loss for each GPU. What turns out not to be
+needed is given back.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from aliquot.placement.core.demand import Demand
-    from aliquot.placement.elastic.resize import Elastic
+    from aliquot.placement.elastic.job import Elastic
     from aliquot.placement.elastic.sizes import JobSizes
 
-SINGLE_STEPS = 8  # that are taken one by one, each after the room said that it is not enough
+SINGLE_STEPS = 8  # taken one by one, each after a check that it is not enough yet
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A job made smaller: what that costs it, and what each GPU less does."""
+    """A job shrunk by one step: what that costs it, in all and for each GPU."""
 
     job: Elastic
     size: int
@@ -36,14 +36,14 @@ class _Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Makers:
-    """Jobs that can be made smaller, as far as their queues have to give."""
+class Shrink:
+    """Jobs that can shrink, as far as their queues have to give."""
 
     holds: Callable[[JobSizes], bool]
     jobs: Sequence[Elastic]
 
-    def room(self, trial: JobSizes, job: Elastic) -> JobSizes | None:
-        """The same with others made smaller until it holds, none more than needed."""
+    def until_fits(self, trial: JobSizes, job: Elastic) -> JobSizes | None:
+        """The sizes with others shrunk until all fit, none more than needed; None if that fails."""
         if not self.holds(self._all_given(trial, job)):
             return None
         before, refusals = trial, 0
@@ -98,7 +98,7 @@ class Makers:
             steps = self._steps(trial, job)
 
     def _enough(self, trial: JobSizes, steps: list[_Step]) -> tuple[JobSizes | None, bool]:
-        """The step that is enough with the least loss; and whether the room was asked."""
+        """The step that is enough with the least loss; and whether any was checked."""
         refused: Counter[tuple[Demand, int]] = Counter()
         for step in sorted(steps, key=lambda one: one.loss):
             kind = step.job.member, trial.sizes[step.job.name] - step.size
@@ -111,7 +111,7 @@ class Makers:
         return None, bool(refused)
 
     def _given_back(self, trial: JobSizes, before: JobSizes) -> JobSizes:
-        """The same where all have what they had before, as far as there is room."""
+        """The sizes with all back at what they had before, as far as that fits."""
         for name, had in before.sizes.items():
             job = trial.scales.jobs[name]
             for size in job.sizes.allowed if trial.sizes[name] < had else ():

@@ -12,16 +12,16 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.placement.queues.quota import Bound, Resources, Tree, borrows, needs, upto
+from aliquot.placement.queues.quota import Bound, Resources, Tree, borrows, needs, prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from aliquot.placement.core.snapshot import Hardware
-    from aliquot.placement.elastic.resize import Elastic
+    from aliquot.placement.elastic.job import Elastic
     from aliquot.placement.queues.quota import Path, Queue, Sums
 
-TRIES = 4  # of one kind, before the room's refusals are taken to be for all of that kind
+TRIES = 4  # of one kind that do not fit, before all of that kind are taken not to
 
 
 class Scales:
@@ -69,7 +69,7 @@ class Scales:
         """A queue and all above it, the topmost first."""
         found = self._ways.get(queue)
         if found is None:
-            found = self._ways[queue] = tuple(upto(self.tree.path(queue)))
+            found = self._ways[queue] = tuple(prefixes(self.tree.path(queue)))
         return found
 
     def limits(self, queue: str) -> tuple[tuple[Path, Bound], ...]:
@@ -95,13 +95,15 @@ class Scales:
         """What each job counts for, by its queue: weights are shared out level by level."""
         counts = Counter(self.jobs[name].queue for name in names)
         paths = {queue: self.tree.path(queue) for queue in counts}
-        beside: dict[Path, float] = {}  # of all queues with jobs below one, by that one
-        for path in sorted({path for leaf in paths.values() for path in upto(leaf)}):
+        siblings: dict[Path, float] = {}  # the weights of all children with jobs, by parent
+        for path in sorted({path for leaf in paths.values() for path in prefixes(leaf)}):
             weight = self.tree.queue(path).weight
-            beside[path[:-1]] = beside.get(path[:-1], 0.0) + weight
-        beside[()] = 1.0
+            siblings[path[:-1]] = siblings.get(path[:-1], 0.0) + weight
+        siblings[()] = 1.0
         self._weights = {
-            queue: math.prod(self.tree.queue(up).weight / beside[up[:-1]] for up in upto(leaf))
+            queue: math.prod(
+                self.tree.queue(up).weight / siblings[up[:-1]] for up in prefixes(leaf)
+            )
             / counts[queue]
             for queue, leaf in paths.items()
         }

@@ -1,32 +1,32 @@
-"""When waiting gangs start: reservations in order, and small work in the gaps before them.
+"""When waiting gangs start: planned starts in fair-share order, and small work in the gaps.
 
-Conservative backfill over a timeline of what will be free. Each gang, in its turn, gets the
-earliest start at which all its members fit for as long as it runs, with the promises that were made
-before left in place. So later work runs in the gaps, or waits: a start that was promised is moved
-forward, and never back by work whose turn comes later.
+Conservative backfill over a timeline of what will be free. Each gang in order gets the earliest
+start at which all its members fit for as long as it runs, with the existing planned starts left in
+place. So later gangs run in the gaps or wait. A planned start moves forward when it can, and is
+never moved back by a gang that is later in the order.
 
-What can move a promise back, and is told in the reason:
+What can move a planned start back, and is named in the reason:
 
-- *It cannot be kept*: other work runs longer than it said, or was put in its place. The promises of
-  all whose turn comes later are withdrawn too, and all are promised anew in their turns; so who
-  loses a start does not come behind those after it. What is still possible then is kept as it was.
-- *A gang without a promise whose turn comes before*: in the same queue a higher priority (or an
-  older gang that came back); of another queue, by its smaller share, all but the first promise of
-  each queue. The first is displaced by what another queue's quota covers (`own`), where it is not
-  covered by its own. So a queue that has waited gets its turn, what is a queue's own is not held up
-  by who borrows, and a gang that is the first of its queue is not put off for ever by others' small
-  work. Those displaced are promised anew, in their turns.
+- *It is no longer possible*: other work overran, or was put in its place. The planned starts of all
+  later gangs are withdrawn too, and all are planned again in order, so a gang that loses its start
+  does not fall behind later ones. What is still possible is kept as it was.
+- *An earlier gang without a planned start*: in the same queue a higher priority (or an older gang
+  that came back). A gang of another queue, by its smaller share, displaces all but the first
+  planned start of each queue. It displaces the first only if its own quota covers it (`own`) and
+  the other's does not. So a queue that has waited gets its turn, borrowers do not hold up what is a
+  queue's own, and small work of other queues does not put off the first gang of a queue for ever.
+  Displaced gangs are planned again in order.
 
-Who asks late, a moment after a promised start, moves what follows back by no more than that moment,
-and nobody is blamed.
+Asking a moment after a planned start moves later ones back by no more than that moment; no gang is
+blamed for it.
 
-To bound the work, the first 64 in turn that do not start have a promise; those after them start now
-or wait, without harm to a promise. Who is no longer among the first 64 keeps a promise as long as
-it is possible, up to 128 in all. Of those that have one the first 8 are looked for any earlier
-start, the others whether they can start now.
+To bound the work, the first 64 gangs that do not start have a planned start; those after them start
+now or wait, without harm to a planned start. A gang that is no longer among the first 64 keeps its
+planned start while that is possible, up to 128 in all. For the first 8 any earlier start is
+searched, for the others only a start now.
 
-No gang holds anything before all of it can start, so gangs cannot wait for each other's halves. Who
-asks must ask again when work comes or ends, and at the next start that was promised.
+No gang holds anything before all of it can start, so gangs cannot wait for each other's halves. The
+caller must ask again when work arrives or ends, and at the next planned start.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ if TYPE_CHECKING:
 RESERVATIONS = 64
 KEPT = 128
 MOVED_FORWARD = 8
-OVERRAN = "other work runs longer than it said"
+OVERRAN = "other work runs longer than declared"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What starts now, what is promised for later, and a sentence for each gang that waits.
+    """What starts now, what is planned for later, and why each gang waits.
 
-    `moved` says why, for those whose promised start was moved back.
+    `delays` says why planned starts moved back.
     """
 
     starts: tuple[Running, ...] = ()
     reservations: tuple[Running, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
-    moved: Mapping[str, str] = field(default_factory=dict)
+    delays: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_starts(  # noqa: PLR0913 - the whole question
     allocations: Allocations,
     running: Sequence[Running],
-    promised: Sequence[Running],
+    planned: Sequence[Running],
     waiting: Sequence[Gang],
     now: float,
     *,
@@ -77,32 +77,32 @@ def plan_starts(  # noqa: PLR0913 - the whole question
     own: Collection[str] = (),
     blame: str = OVERRAN,
 ) -> Plan:
-    """Decide for all that wait, in their turns; `promised` is what the last plan reserved.
+    """Plan all waiting gangs in order; `planned` is what the last plan reserved.
 
-    `by` and `seed` are as for `plan_gang`. `own` are the names of those that their queue's quota
-    covers. `blame` is what a promise that can no longer be kept was broken by.
+    `by` and `seed` are as for `plan_gang`. `own` are the names of the gangs that their queue's
+    quota covers. `blame` is the reason for planned starts that are no longer possible.
     """
     after = allocations.copy()
-    starts = [] if promised else _fitting_now(after, waiting, now, by, seed)
+    starts = [] if planned else _fitting_now(after, waiting, now, by, seed)
     if len(starts) == len(waiting):
         return Plan(tuple(starts))
     names = {gang.name: gang for gang in waiting}
     turns = {name: turn for turn, name in enumerate(names)}
-    wanted = [one for one in promised if names.get(one.gang.name) == one.gang]
+    wanted = [one for one in planned if names.get(one.gang.name) == one.gang]
     wanted.sort(key=lambda one: turns[one.gang.name])
-    line = Timeline(after, [*running, *starts], wanted, now, by=by, seed=seed)
-    if line.late and blame == OVERRAN and all(one.end > now for one in running):
+    timeline = Timeline(after, [*running, *starts], wanted, now, by=by, seed=seed)
+    if timeline.late and blame == OVERRAN and all(one.end > now for one in running):
         blame = ""
-    desk = _Desk(line, turns, wanted, own, blame)
+    planner = _Planner(timeline, turns, wanted, own, blame)
     for gang in waiting[len(starts) :]:
-        desk.decide(gang)
-    return Plan((*starts, *desk.starts), tuple(desk.given), desk.reasons, desk.moved)
+        planner.decide(gang)
+    return Plan((*starts, *planner.starts), tuple(planner.planned), planner.reasons, planner.delays)
 
 
 def _fitting_now(
     allocations: Allocations, waiting: Sequence[Gang], now: float, by: Strategy | None, seed: int
 ) -> list[Running]:
-    """The first gangs as long as each fits, taken: where nothing is promised yet, that is safe."""
+    """The first gangs as long as each fits: that is safe if no start is planned yet."""
     starts = []
     for gang in waiting:
         placements = plan_gang(allocations, gang, by, seed=seed)
@@ -113,104 +113,106 @@ def _fitting_now(
     return starts
 
 
-class _Desk:
-    """Gives the gangs their starts, in their turns.
+class _Planner:
+    """Plans gangs one after the other.
 
-    `_out` are promises that were taken out of the line until their gang's turn comes.
+    `_removed` are planned starts that are out of the timeline until their gang is planned again.
     """
 
     def __init__(
         self,
-        line: Timeline,
+        timeline: Timeline,
         turns: Mapping[str, int],
-        promised: Sequence[Running],
+        planned: Sequence[Running],
         own: Collection[str],
         blame: str,
     ) -> None:
         self.starts: list[Running] = []
-        self.given: list[Running] = []
+        self.planned: list[Running] = []
         self.reasons: dict[str, str] = {}
-        self.moved: dict[str, str] = {}
-        self._line = line
+        self.delays: dict[str, str] = {}
+        self._timeline = timeline
         self._turns = turns
         self._own = own
         self._asked = 0
-        self._was = {one.gang.name: one.start for one in promised}
-        self._out: dict[str, Running] = {}
+        self._was = {one.gang.name: one.start for one in planned}
+        self._removed: dict[str, Running] = {}
         self._blame: dict[str, str] = {}
         self._ahead: dict[str, list[str]] = {}
         self._first_of: dict[str, str] = {}
-        for one in promised:
+        for one in planned:
             self._first_of.setdefault(one.gang.queue, one.gang.name)
         self._break_off(blame)
 
     def _break_off(self, blame: str) -> None:
-        """Take out what was promised to those whose turn is after the first that is broken."""
-        first = min((self._turns[one.gang.name] for one in self._line.broken), default=math.inf)
+        """Remove the planned starts of all gangs after the first one that is broken."""
+        first = min((self._turns[one.gang.name] for one in self._timeline.broken), default=math.inf)
         for name in self._was:
             if self._turns[name] >= first:
                 self._blame[name] = blame
-                if name in self._line.promises:
-                    self._take_out(self._line.promises[name])
+                if name in self._timeline.planned:
+                    self._remove(self._timeline.planned[name])
 
     def decide(self, gang: Gang) -> None:
-        """Write in its start, now or later, or why there is none."""
+        """Plan a start, now or later, or record why there is none."""
         found = self._start_of(gang)
         self._asked += 1
         if found is None:
             self.reasons[gang.name] = self._told(gang, math.inf, self._why_not(gang))
-        elif found.start <= self._line.now:
+        elif found.start <= self._timeline.now:
             self.starts.append(found)
         else:
-            self.given.append(found)
+            self.planned.append(found)
             when = f"all {len(gang.members)} members fit together at {found.start:.10g} s"
             self.reasons[gang.name] = self._told(gang, found.start, when)
 
     def _start_of(self, gang: Gang) -> Running | None:
-        before = self._line.promises.get(gang.name)
+        before = self._timeline.planned.get(gang.name)
         if before is not None:
-            self._line.withdraw(before)
+            self._timeline.withdraw(before)
         else:
-            before = self._out.pop(gang.name, None)
-            if before is not None and not self._line.still_holds(before):
+            before = self._removed.pop(gang.name, None)
+            if before is not None and not self._timeline.still_holds(before):
                 before = None
-        if before is None or len(self.given) >= KEPT:
+        if before is None or len(self.planned) >= KEPT:
             return self._new(gang)
         is_searched, limit = self._asked < MOVED_FORWARD, before.start
-        sooner = self._line.earliest(gang, limit) if is_searched else self._line.fits_now(gang)
-        return self._write_in(sooner or before)
+        sooner = (
+            self._timeline.earliest(gang, limit) if is_searched else self._timeline.fits_now(gang)
+        )
+        return self._add(sooner or before)
 
     def _new(self, gang: Gang) -> Running | None:
-        """The start of a gang without a promise: if need be, before those that come after it."""
-        line = self._line
-        if len(self.given) >= RESERVATIONS:
-            return self._write_in(line.fits_now(gang))
+        """The start of a gang that has none planned: if need be, before later gangs."""
+        timeline = self._timeline
+        if len(self.planned) >= RESERVATIONS:
+            return self._add(timeline.fits_now(gang))
         later = self._displaceable(gang)
-        found = line.fits_now(gang) if later else line.earliest(gang)
+        found = timeline.fits_now(gang) if later else timeline.earliest(gang)
         if found is None and later:
             for one in later:
-                line.withdraw(one)
-            found = self._write_in(line.earliest(gang))
+                timeline.withdraw(one)
+            found = self._add(timeline.earliest(gang))
             self._put_back(later, gang, found)
         else:
-            self._write_in(found)
+            self._add(found)
         if found is not None:
-            for one in self._out.values():
+            for one in self._removed.values():
                 if _meet(one, found):
-                    self._tell(one, gang)
+                    self._blame_for(one, gang)
         return found
 
-    def _write_in(self, found: Running | None) -> Running | None:
-        if found is not None and found.start <= self._line.now:
-            self._line.start(found)
+    def _add(self, found: Running | None) -> Running | None:
+        if found is not None and found.start <= self._timeline.now:
+            self._timeline.start(found)
         elif found is not None:
-            self._line.promise(found)
+            self._timeline.plan(found)
         return found
 
     def _displaceable(self, gang: Gang) -> list[Running]:
-        """The promises that this gang may displace, in their turns."""
+        """The planned starts that this gang may displace, in order."""
         turn = self._turns[gang.name]
-        after = (o for o in self._line.promises.values() if self._turns[o.gang.name] > turn)
+        after = (o for o in self._timeline.planned.values() if self._turns[o.gang.name] > turn)
         may = [one for one in after if self._comes_before(gang, one.gang)]
         return sorted(may, key=lambda one: self._turns[one.gang.name])
 
@@ -220,23 +222,23 @@ class _Desk:
         return gang.name in self._own and other.name not in self._own
 
     def _put_back(self, later: Sequence[Running], gang: Gang, found: Running | None) -> None:
-        """Write in again what is still possible, up to the first that is not."""
+        """Add again what is still possible, up to the first that is not."""
         are_possible = True
         for one in later:
             if are_possible and found is not None and _meet(one, found):
-                are_possible = self._line.still_holds(one)
+                are_possible = self._timeline.still_holds(one)
             if are_possible:
-                self._line.promise(one)
+                self._timeline.plan(one)
             else:
-                self._out[one.gang.name] = one
-                self._tell(one, gang)
+                self._removed[one.gang.name] = one
+                self._blame_for(one, gang)
 
-    def _take_out(self, one: Running) -> None:
-        self._line.withdraw(one)
-        self._out[one.gang.name] = one
+    def _remove(self, one: Running) -> None:
+        self._timeline.withdraw(one)
+        self._removed[one.gang.name] = one
 
-    def _tell(self, one: Running, gang: Gang) -> None:
-        """Who came before it: this gang, or where this one was moved back itself, who did so."""
+    def _blame_for(self, one: Running, gang: Gang) -> None:
+        """Record that this gang came before: or, if it was moved back itself, what moved it."""
         if gang.name in self._blame:
             self._blame.setdefault(one.gang.name, self._blame[gang.name])
             return
@@ -246,9 +248,9 @@ class _Desk:
                 ahead.append(name)
 
     def _why_not(self, gang: Gang) -> str:
-        if len(self.given) >= RESERVATIONS:
-            return f"{len(self.given)} gangs are promised a start before it"
-        allocations = self._line.at_last()
+        if len(self.planned) >= RESERVATIONS:
+            return f"{len(self.planned)} gangs have a planned start before it"
+        allocations = self._timeline.at_last()
         total = allocations.hardware.total_milli
         if gang.milli > total:
             asked = f"{gang.milli / 1000:.10g} GPU{'s' * (gang.milli != 1000)}"
@@ -258,14 +260,14 @@ class _Desk:
         return "no way was found to fit all its members together, even when all that runs has ended"
 
     def _told(self, gang: Gang, start: float, what: str) -> str:
-        """What a gang is told, and before it why, where it was promised an earlier start."""
+        """The reason of a gang, and before it why its planned start moved back, if it did."""
         if start <= self._was.get(gang.name, math.inf):
             return what
         ahead = self._ahead.get(gang.name)
         causes = [f"{_and(ahead)} came before it"] if ahead else []
         causes += filter(None, [self._blame.get(gang.name)])
         if causes:
-            self.moved[gang.name] = "; ".join(causes)
+            self.delays[gang.name] = "; ".join(causes)
         return "; ".join((*causes, what))
 
 

@@ -1,7 +1,7 @@
 """Where a gang could go: how many members fit where, and which places come first.
 
 A place is a set of nodes: one node, the nodes of a rack, of a block, or all. It is offered where
-each kind of member has room by itself, and there is enough of all for all of them together. Nodes
+each kind of member fits by itself, and there is enough of all for all of them together. Nodes
 in the same state are offered once, and of each kind of place no more than 64.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ANY_NUMBER = 1 << 31  # more than there are members, and the sum over all nodes is an int64
 PLACES_TRIED = 64
 
-Room = dict[Demand, "Ints"]
+Slots = dict[Demand, "Ints"]
 
 
 class Preference:
@@ -57,23 +57,23 @@ class Nodes:
     """
 
     def __init__(
-        self, hardware: Hardware, domain: Ints, demand: Demand, room: Ints, taste: Preference
+        self, hardware: Hardware, domain: Ints, demand: Demand, slots: Ints, preference: Preference
     ) -> None:
-        roomy = -room if taste.lean else np.zeros_like(room)
+        roomiest_first = -slots if preference.lean else np.zeros_like(slots)
         strong = hardware.strength[domain] * demand.thrifty
-        order = taste.order(strong, roomy)
+        order = preference.order(strong, roomiest_first)
         self._nodes = domain[order].tolist()
-        self._room = room[order].tolist()
+        self._slots = slots[order].tolist()
         self._strong = strong[order].tolist()
         self._next = 0
-        self._is_tight = taste.lean > 0
+        self._is_tight = preference.lean > 0
 
     def next(self, wanted: int) -> int | None:
         """The node to fill for so many; None when all were."""
         at = self._next
         if at == len(self._nodes):
             return None
-        if self._is_tight and self._room[at] > wanted:
+        if self._is_tight and self._slots[at] > wanted:
             at = self._tightest(at, wanted)
             self._move_to_front(at)
         self._next += 1
@@ -83,14 +83,14 @@ class Nodes:
         """The last of those from here on that are as weak and hold them; they have ever less."""
         best = at
         for one in range(at + 1, len(self._nodes)):
-            if self._strong[one] > self._strong[at] or self._room[one] < wanted:
+            if self._strong[one] > self._strong[at] or self._slots[one] < wanted:
                 break
-            if self._room[one] < self._room[best]:
+            if self._slots[one] < self._slots[best]:
                 best = one
         return best
 
     def _move_to_front(self, at: int) -> None:
-        for column in (self._nodes, self._room):
+        for column in (self._nodes, self._slots):
             column.insert(self._next, column.pop(at))
 
 
@@ -135,23 +135,23 @@ def _by_gpus(demand: Demand, parts: Ints) -> Ints:
 
 
 def domains(
-    allocations: Allocations, room: Room, counts: Counter[Demand], taste: Preference
+    allocations: Allocations, slots: Slots, counts: Counter[Demand], preference: Preference
 ) -> Iterator[Ints]:
-    """Sets of nodes that may have room for all, near ones first, then as it is liked."""
+    """Sets of nodes that may hold all, near ones first, then by preference."""
     hardware = allocations.hardware
-    for node in nodes_in_order(allocations, room, counts, taste)[0]:
+    for node in nodes_in_order(allocations, slots, counts, preference)[0]:
         yield np.array([node])
     for groups in (hardware.rack, hardware.block, np.zeros_like(hardware.rack)):
-        found, strong, spare = _with_room(allocations, groups, room, counts)
-        order = taste.order(strong, taste.lean * spare)[:PLACES_TRIED]
+        found, strong, spare = _that_hold(allocations, groups, slots, counts)
+        order = preference.order(strong, preference.lean * spare)[:PLACES_TRIED]
         for group in found[order]:
             yield np.flatnonzero(groups == group)
 
 
-def _with_room(
-    allocations: Allocations, groups: Ints, room: Room, counts: Counter[Demand]
+def _that_hold(
+    allocations: Allocations, groups: Ints, slots: Slots, counts: Counter[Demand]
 ) -> tuple[Ints, Floats, Floats]:
-    """The groups of nodes that have room for each demand by itself, and enough in all.
+    """The groups of nodes that fit each demand by itself, and have enough in all.
 
     With each comes how strong its models are, for thrifty members, and what it has to spare.
     """
@@ -163,11 +163,11 @@ def _with_room(
     enough = np.ones(size, dtype=bool)
     spare, strong = np.zeros(size), np.zeros(size)
     for demand, count in counts.items():
-        places = inside(room[demand])
+        places = inside(slots[demand])
         enough &= places >= count
         spare += places * demand.total_milli
         if demand.thrifty:
-            strength = inside(room[demand] * allocations.hardware.strength)
+            strength = inside(slots[demand] * allocations.hardware.strength)
             strong += count * strength / np.maximum(places, 1)
     for left, wanted in _in_all(allocations, counts):
         enough &= inside(left) >= wanted
@@ -176,7 +176,7 @@ def _with_room(
 
 
 def _in_all(allocations: Allocations, counts: Counter[Demand]) -> Iterator[tuple[Ints, int]]:
-    """What is left of each node, and how much of that all members together need."""
+    """What is free on each node, and how much of that all members together need."""
     pairs = counts.items()
     present = allocations.hardware.present
     whole = sum(demand.gpus * n for demand, n in pairs if demand.kind is Kind.WHOLE)
@@ -188,18 +188,18 @@ def _in_all(allocations: Allocations, counts: Counter[Demand]) -> Iterator[tuple
 
 
 def nodes_in_order(
-    allocations: Allocations, room: Room, counts: Counter[Demand], taste: Preference
+    allocations: Allocations, slots: Slots, counts: Counter[Demand], preference: Preference
 ) -> tuple[Ints, Ints]:
     """Nodes that may hold all, by the best slowest link that they could have; and these links."""
     hardware = allocations.hardware
-    nodes, strong, spare = _with_room(allocations, np.arange(hardware.size), room, counts)
+    nodes, strong, spare = _that_hold(allocations, np.arange(hardware.size), slots, counts)
     if not len(nodes):
         return nodes, nodes
     apart = [demand.gpus * n for demand, n in counts.items() if demand.kind is Kind.WHOLE]
     wanted = max(sum(apart), *(demand.gpus for demand in counts))  # others may share GPUs
     best = np.array([_best_link(links, wanted) for links in hardware.link_tables])
     links = best[hardware.link_table[nodes]]
-    order = taste.order(-links, strong, taste.lean * spare)
+    order = preference.order(-links, strong, preference.lean * spare)
     _, first = np.unique(_states(allocations, nodes[order]), return_index=True)
     order = order[np.sort(first)][:PLACES_TRIED]
     return nodes[order], links[order]

@@ -33,7 +33,7 @@ from aliquot.placement.gangs.domains import (
     nodes_in_order,
     parts_of_gpus,
 )
-from aliquot.placement.gangs.search import Part, Steps, largest_first, search
+from aliquot.placement.gangs.search import GpuSet, Steps, largest_first, search
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from aliquot.placement.core.allocations import Allocations
     from aliquot.placement.core.demand import Gang
     from aliquot.placement.core.snapshot import Hardware, Ints
-    from aliquot.placement.gangs.domains import Room
+    from aliquot.placement.gangs.domains import Slots
 
 SEARCH_STEPS = 20_000
 SEARCHED_MEMBERS, SEARCHED_NODES = 16, 32
@@ -62,39 +62,43 @@ def plan_gang(
         alone = Chooser(allocations, by, seed=seed).choose(gang.members[0])
         return None if alone is None else (alone,)
     counts = Counter(gang.members)
-    room = (
+    slots = (
         {demand: capacity(allocations, demand) for demand in counts}
         if may_hold(allocations, gang)
         else {}
     )
-    if _too_many(room, counts):
+    if _too_many(slots, counts):
         return None
-    return _together(allocations, gang, room, counts, Preference(allocations, by, seed))
+    return _together(allocations, gang, slots, counts, Preference(allocations, by, seed))
 
 
 def _together(
-    allocations: Allocations, gang: Gang, room: Room, counts: Counter[Demand], taste: Preference
+    allocations: Allocations,
+    gang: Gang,
+    slots: Slots,
+    counts: Counter[Demand],
+    preference: Preference,
 ) -> tuple[Placement, ...] | None:
     trial = allocations.copy()
     if len(gang.members) <= SMALL:
-        near = _on_one_node(trial, gang.members, room, counts, taste)
+        near = _on_one_node(trial, gang.members, slots, counts, preference)
         if near is not None:
             return near
     left = STEPS_ON_NODES
-    for domain in domains(trial, room, counts, taste):
-        placed = _fill(trial, domain, room, counts, taste)
+    for domain in domains(trial, slots, counts, preference):
+        placed = _fill(trial, domain, slots, counts, preference)
         if placed is not None:
             return _in_order(gang.members, placed)
         is_searched = len(counts) > 1 and 1 < len(domain) <= SEARCHED_NODES and left > 0
         if is_searched and len(gang.members) <= SEARCHED_MEMBERS:
             steps = Steps(min(left, STEPS_IN_A_PLACE))
-            left -= steps.left
+            left -= steps.remaining
             found = search(trial, gang.members, steps, nodes=domain)
-            left += max(0, steps.left)
+            left += max(0, steps.remaining)
             if found is not None:
                 return found
     if len(counts) == 1:
-        return None  # equal members fill what there is room for: no other way can do more
+        return None  # equal members fill everything that fits them: no other way can do more
     return (
         search(trial, gang.members, Steps(SEARCH_STEPS)) if _is_small(allocations, gang) else None
     )
@@ -113,19 +117,19 @@ def may_hold(allocations: Allocations, gang: Gang) -> bool:
 def has_no_way(allocations: Allocations, gang: Gang) -> bool:
     """Whether a gang that `plan_gang` found no way for has none: False where not all were tried."""
     counts = Counter(gang.members)
-    room = {demand: capacity(allocations, demand) for demand in counts}
-    if len(counts) == 1 or _too_many(room, counts):
+    slots = {demand: capacity(allocations, demand) for demand in counts}
+    if len(counts) == 1 or _too_many(slots, counts):
         return True
     steps = Steps(SEARCH_STEPS)
     return (
         _is_small(allocations, gang)
         and search(allocations.copy(), gang.members, steps) is None
-        and steps.left >= 0
+        and steps.remaining >= 0
     )
 
 
-def _too_many(room: Room, counts: Counter[Demand]) -> bool:
-    return not room or any(int(room[one].sum()) < count for one, count in counts.items())
+def _too_many(slots: Slots, counts: Counter[Demand]) -> bool:
+    return not slots or any(int(slots[one].sum()) < count for one, count in counts.items())
 
 
 def _is_small(allocations: Allocations, gang: Gang) -> bool:
@@ -133,12 +137,12 @@ def _is_small(allocations: Allocations, gang: Gang) -> bool:
 
 
 def _fill(
-    trial: Allocations, domain: Ints, room: Room, counts: Counter[Demand], taste: Preference
+    trial: Allocations, domain: Ints, slots: Slots, counts: Counter[Demand], preference: Preference
 ) -> dict[Demand, list[Placement]] | None:
     """Place all in these nodes, or leave the allocations as they were."""
     placed: dict[Demand, list[Placement]] = {demand: [] for demand in counts}
     for demand in sorted(counts, key=largest_first):
-        nodes = Nodes(trial.hardware, domain, demand, room[demand][domain], taste)
+        nodes = Nodes(trial.hardware, domain, demand, slots[demand][domain], preference)
         while len(placed[demand]) < counts[demand]:
             node = nodes.next(counts[demand] - len(placed[demand]))
             if node is None:
@@ -214,14 +218,14 @@ def _even(trial: Allocations, node: int, demand: Demand) -> tuple[int, ...] | No
 def _on_one_node(
     trial: Allocations,
     members: Sequence[Demand],
-    room: Room,
+    slots: Slots,
     counts: Counter[Demand],
-    taste: Preference,
+    preference: Preference,
 ) -> tuple[Placement, ...] | None:
     """All members on the one node and the set of its GPUs with the best slowest link."""
     best: tuple[Placement, ...] | None = None
     best_link, left = -1, STEPS_ON_NODES
-    for node, at_best in zip(*nodes_in_order(trial, room, counts, taste), strict=True):
+    for node, at_best in zip(*nodes_in_order(trial, slots, counts, preference), strict=True):
         if at_best <= best_link or left <= 0:
             break
         for link, gpus in _sets_of_gpus(trial.hardware, int(node)):
@@ -230,8 +234,8 @@ def _on_one_node(
             if not _may_hold_here(trial, int(node), gpus, counts):
                 continue
             steps = Steps(STEPS_ON_A_SET)
-            found = search(trial, members, steps, Part(int(node), gpus))
-            left -= STEPS_ON_A_SET - max(0, steps.left)
+            found = search(trial, members, steps, GpuSet(int(node), gpus))
+            left -= STEPS_ON_A_SET - max(0, steps.remaining)
             if found is not None:
                 best, best_link = found, link
                 break

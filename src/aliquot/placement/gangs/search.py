@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 class Steps:
     """How many more ways a search may try; below 0 it has given up."""
 
-    left: int
+    remaining: int
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GpuSet:
     """Some GPUs of one node."""
 
     node: int
@@ -43,7 +43,7 @@ def search(
     trial: Allocations,
     members: Sequence[Demand],
     steps: Steps,
-    within: Part | None = None,
+    within: GpuSet | None = None,
     nodes: Ints | None = None,
 ) -> tuple[Placement, ...] | None:
     """Placements for all members, in their order; None where none was found. Takes nothing.
@@ -62,8 +62,8 @@ def search(
             return True
         member = members[order[depth]]
         for placement in _ways(trial, member, nodes, within):
-            steps.left -= 1
-            if steps.left < 0:
+            steps.remaining -= 1
+            if steps.remaining < 0:
                 return False
             trial.take(placement, member, known_to_fit=True)
             found.append(placement)
@@ -86,7 +86,7 @@ def largest_first(demand: Demand) -> tuple[int, int, int, int]:
 
 
 def _ways(
-    trial: Allocations, demand: Demand, index: Ints, within: Part | None
+    trial: Allocations, demand: Demand, index: Ints, within: GpuSet | None
 ) -> Iterator[Placement]:
     rows = rows_of(trial, index)
     fits = gpus_that_fit(rows, demand)

@@ -1,14 +1,14 @@
-"""What will be free when: the allocations from now on, as work ends and what is promised begins.
+"""What will be free when: the allocations from now on, as work ends and planned starts begin.
 
-Only some moments are looked at: now, every start that is promised, the next ends, and ever fewer of
-those farther away. What ends between two of them counts until the later one. So nothing is promised
-that is not there, a promise that was possible stays so, and a start may be promised somewhat late:
+Only some moments are looked at: now, every planned start, the next ends, and ever fewer of those
+farther away. What ends between two of them counts until the later one. So no start is planned that
+is impossible, a planned start that was possible stays so, and a start may be planned somewhat late:
 as it comes nearer, the ends before it are told apart, and it moves forward. The number of moments
-grows with the logarithm of the number of gangs that run, and memory with the number of their
+grows with the logarithm of the number of running gangs, and memory with the number of their
 members.
 
-Who asks a moment after a promised start has not broken anything: what was due begins now, and what
-is promised after it is moved back by no more than that moment, where it must be.
+Asking a moment after a planned start breaks nothing: what was due starts now, and later planned
+starts move back by no more than that moment, if they must.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from aliquot.placement.choose.strategies import Strategy
-    from aliquot.placement.core.allocations import Allocations, Left
+    from aliquot.placement.core.allocations import Allocations, FreeOnNodes
     from aliquot.placement.core.demand import Demand, Gang
     from aliquot.placement.core.snapshot import Hardware
 
@@ -39,81 +39,80 @@ ROUNDING = 1e-3
 class Timeline:
     """The allocations now, and what changes them later.
 
-    `promises` are by the name of their gang; of those it is made with, the ones that are possible.
-    The others are `broken`. Those it is made with are given in the order of their turns. `late` is
-    how long ago the first of them was due.
+    `planned` are the possible planned starts by the name of their gang; the others that it is made
+    with are `broken`. They are given in fair-share order. `late` is how long ago the first was due.
     """
 
     def __init__(  # noqa: PLR0913 - the whole question
         self,
         allocations: Allocations,
         running: Sequence[Running],
-        promised: Sequence[Running],
+        planned: Sequence[Running],
         now: float,
         *,
         by: Strategy | None = None,
         seed: int = 0,
     ) -> None:
-        due = [_begun_at(max(one.start, now), one) for one in promised]
+        due = [_begun_at(max(one.start, now), one) for one in planned]
         ends = [expected_end(one, now) for one in running]
         far = _some_of({*ends, *(one.end for one in due)})
         self.now = now
-        self.late = max((now - one.start for one in promised if one.start < now), default=0.0)
-        self.promises: dict[str, Running] = {}
+        self.late = max((now - one.start for one in planned if one.start < now), default=0.0)
+        self.planned: dict[str, Running] = {}
         self._by = by
         self._seed = seed
-        self._no_room_now: set[tuple[tuple[Demand, ...], float]] = set()
-        self._falls: list[tuple[float, Left]] | None = None
-        self._books = allocations.copy()
+        self._does_not_fit_now: set[tuple[tuple[Demand, ...], float]] = set()
+        self._falls: list[tuple[float, FreeOnNodes]] | None = None
+        self._allocations = allocations.copy()
         self._times = sorted({now, *far, *(one.start for one in due)})
         self._ran = _Events(allocations.hardware)
         self._begins = _Events(allocations.hardware)
         self._ends = _Events(allocations.hardware)
         for one, end in zip(running, ends, strict=True):
             self._ran.add(self._times[bisect_left(self._times, end)], one)
-        kept, self.broken = self._possible(promised)
+        kept, self.broken = self._possible(planned)
         self._times = sorted({*self._times, *(one.start for one in kept)})
         for one in kept:
-            self.promise(one)
+            self.plan(one)
 
     def start(self, one: Running) -> None:
-        """Write in what starts now; it has room."""
+        """Add a gang that starts now, and fits."""
         self._falls = None
-        self._books.take_gang(one, known_to_fit=True)
+        self._allocations.take_gang(one, known_to_fit=True)
         self._ran.add(self._moment(one.end), one)
 
-    def promise(self, one: Running) -> None:
-        """Write in what begins later; it has room."""
+    def plan(self, one: Running) -> None:
+        """Add a planned start that fits."""
         self._falls = None
-        self.promises[one.gang.name] = one
+        self.planned[one.gang.name] = one
         self._begins.add(self._moment(one.start), one)
         self._ends.add(self._moment(one.end), one)
 
     def withdraw(self, one: Running) -> None:
-        """Take a promise out again."""
-        del self.promises[one.gang.name]
+        """Remove a planned start."""
+        del self.planned[one.gang.name]
         self._falls = None
-        self._no_room_now.clear()
+        self._does_not_fit_now.clear()
         self._begins.remove(one)
         self._ends.remove(one)
 
     def fits_now(self, gang: Gang) -> Running | None:
-        """A start of the gang now, where there is room for all of its time."""
+        """A start of the gang now, if it fits for all of its time; else None."""
         shape = gang.members, gang.seconds
-        if shape in self._no_room_now:
+        if shape in self._does_not_fit_now:
             return None
         found = self._at(*next(self._walk()), gang)
         if found is None:
-            self._no_room_now.add(shape)
+            self._does_not_fit_now.add(shape)
         return found
 
-    def left_for(self, seconds: float) -> Allocations:
-        """What is left now and stays so for this long, whatever begins meanwhile."""
+    def free_for(self, seconds: float) -> Allocations:
+        """What is free now and stays so for this long, whatever starts meanwhile."""
         time, allocations = next(self._walk())
         return self._lowered(allocations, time, time + seconds)
 
     def earliest(self, gang: Gang, before: float = math.inf) -> Running | None:
-        """The first start at which the gang fits, if there is one before this."""
+        """The first start at which the gang fits before this time; None if there is none."""
         for time, allocations in self._walk():
             if time >= before:
                 return None
@@ -123,7 +122,7 @@ class Timeline:
         return None
 
     def still_holds(self, one: Running) -> bool:
-        """Whether what was promised, and is not written in, is possible as it was."""
+        """Whether a planned start that was removed is still possible as it was."""
         for time, allocations in self._walk():
             if time >= one.start:
                 least = self._least(allocations, time, one.gang)
@@ -145,7 +144,7 @@ class Timeline:
 
     def _walk(self) -> Iterator[tuple[float, Allocations]]:
         """Each moment with the allocations as they are then: one copy that goes along."""
-        allocations = self._books.copy()
+        allocations = self._allocations.copy()
         for time in list(self._times):
             self._step(allocations, time)
             yield time, allocations
@@ -159,42 +158,42 @@ class Timeline:
             allocations.take_all(begun)
 
     def _least(self, allocations: Allocations, time: float, gang: Gang) -> Allocations | None:
-        """What is left while a gang runs; None: too little."""
+        """What stays free while a gang runs; None if that is too little."""
         least = self._lowered(allocations, time, time + gang.seconds)
         return least if least is allocations or may_hold(least, gang) else None
 
     def _lowered(self, allocations: Allocations, time: float, end: float) -> Allocations:
-        """What is left of this until then, which falls where something begins."""
+        """What stays free until then: less at each planned start."""
         if self._falls is None:
             self._falls = list(self._begin_by_begin())
-        falls = [left for at, left in self._falls if time < at < end]
+        falls = [free for at, free in self._falls if time < at < end]
         if not falls:
             return allocations
         least = allocations.copy()
-        for left in falls:
-            least.lower_to(left)
+        for free in falls:
+            least.lower_to(free)
         return least
 
-    def _begin_by_begin(self) -> Iterator[tuple[float, Left]]:
-        """Each moment at which promises begin, with what is left on their nodes then."""
+    def _begin_by_begin(self) -> Iterator[tuple[float, FreeOnNodes]]:
+        """Each moment of planned starts, with what is free on their nodes then."""
         last = max(self._begins.times, default=-math.inf)
         for time, allocations in self._walk():
             if time > last:
                 return
             begun = self._begins.at(time)
             if begun is not None:
-                yield time, allocations.left_on(begun.nodes)
+                yield time, allocations.free_on(begun.nodes)
 
-    def _possible(self, promised: Sequence[Running]) -> tuple[list[Running], list[Running]]:
-        """The promises for which there is room, some moved back by up to as much as we are late.
+    def _possible(self, planned: Sequence[Running]) -> tuple[list[Running], list[Running]]:
+        """The possible planned starts, moved back by up to as much as we are late; and the others.
 
-        In the order of their starts, and of equals in their turns; and those that there is none
-        for. If all were moved back they would be possible, where all that runs ends in time.
+        They are tried by start, equals in fair-share order. If all were moved back, all would be
+        possible, provided that running work ends in time.
         """
-        allocations = self._books.copy()
+        allocations = self._allocations.copy()
         ran = sorted(self._ran.times, reverse=True)
         ends: list[tuple[float, int]] = []
-        begins = [(max(one.start, self.now), turn) for turn, one in enumerate(promised)]
+        begins = [(max(one.start, self.now), turn) for turn, one in enumerate(planned)]
         heapq.heapify(begins)
         kept, broken = [], []
         while begins:
@@ -202,8 +201,8 @@ class Timeline:
             while ran and ran[-1] <= time:
                 allocations.give_all(self._ran.bundle(ran.pop()))
             while ends and ends[0][0] <= time:
-                allocations.give_gang(promised[heapq.heappop(ends)[1]])
-            one = promised[turn]
+                allocations.give_gang(planned[heapq.heappop(ends)[1]])
+            one = planned[turn]
             if allocations.take_gang_if_it_fits(one):
                 kept.append(_begun_at(time, one))
                 heapq.heappush(ends, (kept[-1].end, turn))
@@ -262,7 +261,7 @@ def _begun_at(start: float, one: Running) -> Running:
 
 
 def expected_end(one: Running, now: float) -> float:
-    """Work that runs longer than it said is expected to go on for a tenth of its time so far."""
+    """When work ends; work that overran is expected to run for another tenth of its time so far."""
     return one.end if one.end > now else now + max(1.0, OVERRUN * (now - one.start))
 
 

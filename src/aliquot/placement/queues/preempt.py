@@ -1,19 +1,20 @@
-"""Who makes room for a gang that has a right to it: whole gangs, and the least work lost.
+"""Which gangs to evict for a gang that may preempt: whole gangs, and the least work lost.
 
-A gang may ask back what its queue's quota covers from queues that borrow, down to their quota; and
-in its own queue it goes before lower priorities. In a tree this is between the two queues, one of
-each side, where the paths of both part: what is below the one is asked, those that borrow there
-first, and what the other has left of its own is for all below it. A limit holds when all is done:
-who is refused at it may ask lower priorities of its queue, since what they have comes back to it.
+A gang may reclaim what its queue's quota covers from queues that borrow, down to their quota. In
+its own queue it goes before lower priorities. In a tree this is decided at the level where the
+paths of the two queues part: the queue on the one side gives, its borrowing children first, and
+what the other side has left of its quota is for all its children. A limit holds when all is done: a
+gang that is refused at a limit may preempt lower priorities of its queue, which frees its own
+limit.
 
-Promises are asked like what runs: those of lower priorities in the queue, and those with which
-another queue will borrow when they start. They are withdrawn where they cannot be kept; if that is
-all it takes, nobody ends. All other promises stay possible.
+Planned starts can be preempted like running gangs: those of lower priorities in the queue, and
+those that make another queue borrow. They are withdrawn only if they are in the way; if that is
+enough, nobody is evicted. All other planned starts stay possible.
 
-Work lost is thousandths times seconds run; what was to start now and does not loses none. With few
-candidates all ways are weighed; with many, the cheapest are added as long as there is no room, and
-those that turn out not to be needed are spared. Where a gang's members differ, ways are tried
-as often as `trial` allows; then what is known to make room is taken.
+Work lost is thousandths of GPUs times seconds run; a gang that was only about to start loses none.
+With few candidates all combinations are weighed. With many, the cheapest are added until the gang
+fits, and those that turn out to be unneeded are spared. If a gang's members differ, combinations
+are tried as often as `eviction_trial` allows; then one that is known to be enough is taken.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from aliquot.placement.core.demand import Running
-from aliquot.placement.queues.quota import Tree, borrows, needs, upto, usage
-from aliquot.placement.queues.rights import Case, Giving, without
-from aliquot.placement.queues.trial import FAILURES, Trial
+from aliquot.placement.queues.eligibility import Eligibility, ReclaimBudget, without
+from aliquot.placement.queues.eviction_trial import FAILURES, EvictionTrial
+from aliquot.placement.queues.quota import Tree, borrows, needs, prefixes, usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,14 +39,15 @@ if TYPE_CHECKING:
     from aliquot.placement.core.snapshot import Hardware
     from aliquot.placement.queues.quota import Path, Queue
 
-ALL_WAYS = 10
+WEIGHED = 10  # candidates of which all combinations are weighed
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Who is to end, where the gang goes then, and what all sides are told.
+    """The victims, where the gang goes then, and the messages for all sides.
 
-    `withdrawn` are promises that are no more, `to_victims` is for their gangs too, by name.
+    `withdrawn` are the planned starts that are withdrawn; `to_victims` has their gangs too, by
+    name.
     """
 
     victims: tuple[Running, ...]
@@ -63,124 +65,126 @@ def preempt(  # noqa: PLR0913 - the whole question
     queues: Mapping[str, Queue],
     now: float,
     *,
-    promised: Sequence[Running] = (),
-    spared: Collection[str] = (),
+    planned: Sequence[Running] = (),
+    protected: Collection[str] = (),
     ahead: Sequence[Gang] = (),
     by: Strategy | None = None,
     seed: int = 0,
 ) -> Preemption | None:
-    """The way to make room that loses the least work; None without a right, a way, or a need.
+    """The preemption that loses the least work; None if the gang may not, cannot or need not.
 
-    `promised` are all promises, in their turns. What is to start now can be given as running since
-    now: if it is among the victims, it does not start. `spared` are the names of those that run and
-    are not to end: they count for their queues as ever. `ahead` are those that wait and come
-    before, with a promise: what they need is theirs of their queues' quotas.
+    `planned` are all planned starts in fair-share order. A gang that is about to start can be given
+    as running since now: if it is a victim, it does not start. `protected` are the names of running
+    gangs that may not be evicted; they count for their queues. `ahead` are waiting gangs with an
+    earlier planned start: their part of a quota cannot be reclaimed.
     """
-    others = [one for one in promised if one.gang.name != gang.name]
-    case = Case(
-        allocations, gang, running, others, queues=queues, now=now, spared=spared, ahead=ahead
+    others = [one for one in planned if one.gang.name != gang.name]
+    case = Eligibility(
+        allocations, gang, running, others, queues=queues, now=now, protected=protected, ahead=ahead
     )
-    rights, withdrawable = case.rights(), case.rights_over_promises()
-    if not rights and not withdrawable:
+    evictable, withdrawable = case.preemptible(), case.withdrawable()
+    if not evictable and not withdrawable:
         return None
-    search = beside_all = _Search(case, others)
+    search = keeping_all = _Search(case, others)
     if withdrawable:
-        if beside_all.is_enough(()):
+        if keeping_all.is_enough(()):
             return None
         search = _Search(case, [one for one in others if one.gang.name not in withdrawable])
-    candidates = sorted((one for one in running if one.gang.name in rights), key=case.work)
+    candidates = sorted((one for one in running if one.gang.name in evictable), key=case.by_work)
     is_free = search.is_enough(())
     victims = () if is_free else search.victims(candidates)
     if not (victims or (is_free and withdrawable)):
         return None
-    placements = beside_all.trial.placements(victims, by, seed)
+    placements = keeping_all.trial.placements(victims, by, seed)
     if placements is None and withdrawable:
         placements = search.trial.placements(victims, by, seed)
     if placements is None:
         return None
     start = Running(gang, placements, now, now + gang.seconds)
     withdrawn = case.withdrawn(search.trial, victims, start, withdrawable)
-    reasons = rights | withdrawable
+    reasons = evictable | withdrawable
     lost = sum(case.work(one) for one in victims)
     return Preemption(
         victims=victims,
         placements=placements,
         lost=lost,
-        to_gang=case.told(victims, withdrawn, lost),
+        to_gang=case.message(victims, withdrawn, lost),
         to_victims={one.gang.name: reasons[one.gang.name] for one in (*victims, *withdrawn)},
         withdrawn=withdrawn,
     )
 
 
-def rights(  # noqa: PLR0913 - the whole question
+def preemptible(  # noqa: PLR0913 - the whole question
     allocations: Allocations,
     gang: Gang,
     running: Sequence[Running],
     queues: Mapping[str, Queue],
     now: float,
     *,
-    spared: Collection[str] = (),
+    protected: Collection[str] = (),
     ahead: Sequence[Gang] = (),
 ) -> dict[str, str]:
-    """Whom of all that runs a gang may ask to end, by name, and why; as for `preempt`."""
-    case = Case(allocations, gang, running, (), queues=queues, now=now, spared=spared, ahead=ahead)
-    return case.rights()
+    """The running gangs that a gang may preempt, by name, and why; arguments as for `preempt`."""
+    case = Eligibility(
+        allocations, gang, running, (), queues=queues, now=now, protected=protected, ahead=ahead
+    )
+    return case.preemptible()
 
 
-def entitled(
+def may_preempt(
     waiting: Iterable[Gang],
     running: Sequence[Running],
     queues: Mapping[str, Queue],
     hardware: Hardware,
-    promised: Sequence[Running] = (),
+    planned: Sequence[Running] = (),
 ) -> list[Gang]:
-    """Those that may have a right over somebody, in their order: only they need ask `preempt`."""
+    """The waiting gangs that may preempt somebody, in their order: `preempt` is for these only."""
     tree = Tree(queues)
     used = tree.summed(usage(running, hardware))
-    has = tree.summed(usage([*running, *promised], hardware))
+    has = tree.summed(usage([*running, *planned], hardware))
     over: defaultdict[Path, set[Path]] = defaultdict(set)
     for path, most in has.items():
         if borrows(tree.queue(path), most):
             over[path[:-1]].add(path)
     lowest: dict[str, int] = {}
-    for one in (*running, *promised):
+    for one in (*running, *planned):
         queue, priority = one.gang.queue, one.gang.priority
         lowest[queue] = min(priority, lowest.get(queue, priority))
 
-    def may_ask(gang: Gang) -> bool:
+    def may(gang: Gang) -> bool:
         more = needs(gang, hardware)
         return gang.priority > lowest.get(gang.queue, gang.priority) or any(
             over[path[:-1]] - {path} and tree.queue(path).quota.covers(used[path] + more)
-            for path in upto(tree.path(gang.queue))
+            for path in prefixes(tree.path(gang.queue))
         )
 
-    return [gang for gang in waiting if may_ask(gang)]
+    return [gang for gang in waiting if may(gang)]
 
 
 class _Search:
-    """The search for who has to end, with the promises that are kept."""
+    """The search for victims, with the planned starts that are kept."""
 
-    def __init__(self, case: Case, kept: Sequence[Running]) -> None:
-        self.trial = Trial(case.allocations, case.gang, case.running, kept, case.now)
+    def __init__(self, case: Eligibility, kept: Sequence[Running]) -> None:
+        self.trial = EvictionTrial(case.allocations, case.gang, case.running, kept, case.now)
         self._case = case
         self._kept = kept
 
     def is_enough(self, ended: Sequence[Running]) -> bool:
         """Whether the gang can start when these have ended."""
-        return self._case.is_within_limits(ended, self._kept) and self.trial.has_room(ended)
+        return self._case.is_within_limits(ended, self._kept) and self.trial.fits(ended)
 
     def victims(self, candidates: Sequence[Running]) -> tuple[Running, ...]:
-        """Who has to end, in the order of their work; nobody where there is no way."""
+        """The victims by work lost; empty if there is no way."""
         found: tuple[Running, ...] = ()
-        if len(candidates) <= ALL_WAYS:
+        if len(candidates) <= WEIGHED:
             if not candidates or not self.is_enough(candidates):
                 return ()
-            found = self._of_all_ways(candidates)
+            found = self._best_combination(candidates)
             self.trial.failures_left = FAILURES
         return found or self._cheapest_first(candidates)
 
-    def _of_all_ways(self, candidates: Sequence[Running]) -> tuple[Running, ...]:
-        """Of all fair ways that make room, the one that loses the least."""
+    def _best_combination(self, candidates: Sequence[Running]) -> tuple[Running, ...]:
+        """Of all fair combinations that are enough, the one that loses the least."""
         needed = [one for one in candidates if not self.is_enough(without(candidates, [one]))]
         rest = without(candidates, needed)
         ways = sorted(
@@ -188,15 +192,15 @@ class _Search:
             key=lambda way: (sum(map(self._case.work, way)), len(way)),
         )
         found = (way for way in ways if way and self._is_fair(way) and self.is_enough(way))
-        return tuple(sorted(next(found, ()), key=self._case.work))
+        return tuple(sorted(next(found, ()), key=self._case.by_work))
 
     def _is_fair(self, way: Iterable[Running]) -> bool:
-        giving = Giving(self._case)
-        return all(giving.allows(one) for one in way)
+        budget = ReclaimBudget(self._case)
+        return all(budget.allows(one) for one in way)
 
     def _cheapest_first(self, candidates: Sequence[Running]) -> tuple[Running, ...]:
-        giving = Giving(self._case)
-        fair = [one for one in candidates if giving.allows(one)]
+        budget = ReclaimBudget(self._case)
+        fair = [one for one in candidates if budget.allows(one)]
         enough = 1
         while not self.is_enough(fair[:enough]):
             if enough >= len(fair):
@@ -207,7 +211,7 @@ class _Search:
         return self._spared(fair[: fewer.start + found])
 
     def _spared(self, victims: Sequence[Running]) -> tuple[Running, ...]:
-        """Without those that are not needed; who would lose the most is spared first."""
+        """Without victims that are not needed; the one that would lose the most is spared first."""
         blocks = [list(reversed(victims[:-1]))]
         while blocks:
             block = blocks.pop()

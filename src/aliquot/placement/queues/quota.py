@@ -1,20 +1,21 @@
-"""Whose turn it is: quotas, borrowing, and weighted fair share between queues.
+"""Fair share between queues: quotas, borrowing, limits and the order of waiting gangs.
 
-A queue's share is its dominant one: of all GPUs' compute or of all GPUs' memory, whichever is more,
-divided by its weight. The queue with the smallest share goes first, with the gang of its highest
-priority that waits longest; then it counts as having it, and the next is asked. What a queue has
-within its quota is its own. Above it, up to its limit, it borrows what others leave, and may be
-asked for it back (see `preempt`). At the first gang that would be over the limit a queue stops, so
-that smaller ones do not overtake it; what has the promise of a start goes on, and is charged first.
-Who is refused here may still ask lower priorities of its queue to end: that too is for `preempt`.
+A queue's share is its dominant one: of all compute or of all GPU memory, whichever is more, divided
+by its weight. The queue with the smallest share goes first, with its gang of the highest priority
+that waits longest; then it counts as having that gang, and the next queue is chosen. What a queue
+uses within its quota is its own. Above it, up to its limit, it borrows what others leave, and
+others may reclaim it (see `preempt`). At the first gang that would pass the limit a queue stops, so
+that smaller gangs do not overtake it; gangs with a planned start go on, and are charged first. A
+gang that is refused at a limit may still preempt lower priorities of its queue: that is for
+`preempt`.
 
-Queues may be below other queues. A queue has what all below it have, and its quota and limit are
-for all of that. Turns go level by level: to one of the topmost queues, then to one of those below
-it, and so on. Work in a queue that has others below it stands beside them, as a queue of the weight
-1 without a quota. A circle is cut above the queue of its first name.
+Queues form a tree. A queue uses what all queues below it use, and its quota and limit hold for all
+of that. The order is found level by level: one of the topmost queues, then one of its children, and
+so on. Gangs submitted directly to a queue with children are treated as a child of weight 1 without
+a quota. A circle is cut above the queue of its first name.
 
-A whole GPU counts with all its memory: what runs with that of the GPUs it has, what waits with that
-of the largest it may get, so that no limit is passed wherever it goes.
+A whole GPU counts with all its memory: for running gangs that of the GPUs they have, for waiting
+gangs that of the largest GPU they may get, so no limit is passed wherever they go.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import BadValueError
+from aliquot.model.errors import InvalidValueError
 from aliquot.model.units import format_bytes
 from aliquot.placement.core.demand import Kind
 
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from aliquot.placement.core.demand import Gang, Running
     from aliquot.placement.core.snapshot import Hardware
 
-Path = tuple[str, ...]  # from a topmost queue down; an empty last name: work beside those below
+Path = tuple[
+    str, ...
+]  # from a topmost queue down; an empty last name: gangs directly in a queue that has children
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +53,19 @@ class Resources:
         return Resources(self.milli - other.milli, self.bytes - other.bytes)
 
     def at_least(self, other: Resources) -> Resources:
-        """Of compute and of memory, each as much as the one that has more."""
+        """The larger amount of compute, and the larger amount of memory."""
         return Resources(max(self.milli, other.milli), max(self.bytes, other.bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The most of compute and of memory; None is any amount."""
+    """An upper bound of compute and of memory; None is no bound."""
 
     milli: int | None = None
     bytes: int | None = None
 
     def covers(self, used: Resources) -> bool:
-        """Whether it is no more than this."""
+        """Whether this amount is within the bound."""
         return (self.milli is None or used.milli <= self.milli) and (
             self.bytes is None or used.bytes <= self.bytes
         )
@@ -70,9 +73,9 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue of gangs. Without a quota nothing is its own; without a limit it may borrow all.
+    """A queue of gangs. Without a quota nothing is its own; without a limit it may borrow anything.
 
-    `parent` is the queue that it is below.
+    `parent` is the queue above it, if any.
     """
 
     name: str
@@ -83,16 +86,16 @@ class Queue:
 
     def __post_init__(self) -> None:
         if not self.weight > 0:
-            raise BadValueError(f"queue {self.name!r} cannot have the weight {self.weight:g}")
+            raise InvalidValueError(f"queue {self.name!r} cannot have the weight {self.weight:g}")
 
 
-BESIDE = Queue("")
+DIRECT = Queue("")
 WITH_THIS = "with this gang it would have"
-Sums = defaultdict[Path, Resources]  # what each queue has with all below it
+Sums = defaultdict[Path, Resources]  # what each queue uses with all queues below it
 
 
 def needs(gang: Gang, hardware: Hardware) -> Resources:
-    """The most that a gang can take."""
+    """The most that a gang can use."""
     each = (
         hardware.largest_gpu(member.models) if member.kind is Kind.WHOLE else member.gpu_bytes
         for member in gang.members
@@ -102,7 +105,7 @@ def needs(gang: Gang, hardware: Hardware) -> Resources:
 
 
 def takes(one: Running, hardware: Hardware) -> Resources:
-    """What a gang has where it runs."""
+    """What a gang uses where it runs."""
     pairs = zip(one.placements, one.gang.members, strict=True)
     sizes = (
         member.gpus * hardware.taken_of_each(placement.node, member)[1]
@@ -112,7 +115,7 @@ def takes(one: Running, hardware: Hardware) -> Resources:
 
 
 def usage(running: Iterable[Running], hardware: Hardware) -> dict[str, Resources]:
-    """What each queue has."""
+    """What each queue uses."""
     used: dict[str, Resources] = {}
     for one in running:
         name = one.gang.queue
@@ -121,7 +124,7 @@ def usage(running: Iterable[Running], hardware: Hardware) -> dict[str, Resources
 
 
 class Tree:
-    """Which queue is below which."""
+    """The tree of queues."""
 
     def __init__(self, queues: Mapping[str, Queue]) -> None:
         self._queues = queues
@@ -129,19 +132,19 @@ class Tree:
         self._paths: dict[str, Path] = {}
 
     def path(self, name: str) -> Path:
-        """The way from the top to the work of a queue."""
+        """The path from the topmost queue to the gangs of a queue."""
         found = self._paths.get(name)
         if found is None:
-            beside = ("",) if name and name in self._parents else ()
-            found = self._paths[name] = (*reversed(self._upwards(name)), *beside)
+            direct = ("",) if name and name in self._parents else ()
+            found = self._paths[name] = (*reversed(self._upwards(name)), *direct)
         return found
 
     def queue(self, path: Path) -> Queue:
         """The queue at the end of a path."""
-        return BESIDE if len(path) > 1 and not path[-1] else queue_of(self._queues, path[-1])
+        return DIRECT if len(path) > 1 and not path[-1] else queue_of(self._queues, path[-1])
 
     def summed(self, used: Mapping[str, Resources]) -> Sums:
-        """What each queue has with all below it, from what each has by itself."""
+        """What each queue uses with all below it, from what each uses by itself."""
         sums: Sums = defaultdict(Resources)
         for name, one in used.items():
             self.add(sums, name, one)
@@ -149,13 +152,13 @@ class Tree:
 
     def add(self, sums: Sums, name: str, more: Resources) -> None:
         """Count this for a queue and all above it."""
-        for path in upto(self.path(name)):
+        for path in prefixes(self.path(name)):
             sums[path] += more
 
     def excess(self, before: Mapping[str, Resources], after: Mapping[str, Resources]) -> Sums:
-        """What counts for limits while some end for others, beyond what those have then.
+        """What counts for limits while victims end, beyond what the gangs after them use.
 
-        Never do both have it: the ones begin when the others have ended.
+        Both are never counted: gangs start when their victims have ended.
         """
         had, has = self.summed(before), self.summed(after)
         found: Sums = defaultdict(Resources)
@@ -164,14 +167,14 @@ class Tree:
         return found
 
     def over(self, name: str, more: Resources, sums: Sums) -> Path | None:
-        """The topmost queue, of this one and all above it, whose limit would be passed."""
-        for path in upto(self.path(name)):
+        """The topmost queue of this one and its ancestors whose limit would be passed; or None."""
+        for path in prefixes(self.path(name)):
             if not self.queue(path).limit.covers(sums[path] + more):
                 return path
         return None
 
-    def limit_told(self, path: Path, gang: Gang, would: Resources, how: str) -> str:
-        """That this is more than the queue at the end of the path may have."""
+    def limit_message(self, path: Path, gang: Gang, would: Resources, how: str) -> str:
+        """The message that this is more than the queue at the end of the path may use."""
         limit = self.queue(path).limit
         below = "" if path[-1] == gang.queue else f", which {gang.queue} is below,"
         if limit.milli is not None and would.milli > limit.milli:
@@ -192,56 +195,57 @@ class Tree:
         return names
 
 
-def with_all(sums: Sums, more: Mapping[Path, Resources]) -> Sums:
-    """The same, and this counted too."""
+def add_all(sums: Sums, more: Mapping[Path, Resources]) -> Sums:
+    """Add these amounts to the sums, and return them."""
     for path, one in more.items():
         sums[path] += one
     return sums
 
 
-def upto(path: Path) -> Iterator[Path]:
-    """The queues on a path, the topmost first."""
+def prefixes(path: Path) -> Iterator[Path]:
+    """The queues on a path, topmost first."""
     return (path[:length] for length in range(1, len(path) + 1))
 
 
-def in_turn(  # noqa: PLR0913 - the whole question
+def fair_share_order(  # noqa: PLR0913 - the whole question
     waiting: Sequence[Gang],
     queues: Mapping[str, Queue],
     used: Mapping[str, Resources],
     hardware: Hardware,
-    promised: Collection[str] = (),
+    planned: Collection[str] = (),
     *,
     ending: Mapping[Path, Resources] | None = None,
 ) -> tuple[list[Gang], dict[str, str]]:
-    """All that wait in the order of their turns; and why not, for those over a limit.
+    """The waiting gangs in fair-share order; and why not, for those over a limit.
 
-    `ending` is what counts for limits beside what is used, until it is gone.
+    `planned` are the names of gangs with a planned start. `ending` is what counts for limits in
+    addition to what is used, until victims are gone.
     """
     tree = Tree(queues)
     asked = {gang.name: needs(gang, hardware) for gang in waiting}
     turns = _Turns(tree, waiting, tree.summed(used), hardware)
-    charged = with_all(tree.summed(used), ending or {})
+    charged = add_all(tree.summed(used), ending or {})
     for gang in waiting:
-        if gang.name in promised:
+        if gang.name in planned:
             tree.add(charged, gang.queue, asked[gang.name])
     stopped: dict[Path, Gang] = {}
     order: list[Gang] = []
     refused: dict[str, str] = {}
     for gang in turns:
         more = asked[gang.name]
-        if gang.name not in promised:
+        if gang.name not in planned:
             too_small = tree.over(gang.queue, more, defaultdict(Resources))
             if too_small is not None:
-                refused[gang.name] = tree.limit_told(too_small, gang, more, "this gang asks for")
+                refused[gang.name] = tree.limit_message(too_small, gang, more, "this gang asks for")
                 continue
-            stop = next((one for one in upto(tree.path(gang.queue)) if one in stopped), None)
+            stop = next((one for one in prefixes(tree.path(gang.queue)) if one in stopped), None)
             if stop is not None:
                 refused[gang.name] = _behind(stopped[stop], stop, gang)
                 continue
             full = tree.over(gang.queue, more, charged)
             if full is not None:
                 would = charged[full] + more
-                refused[gang.name] = tree.limit_told(full, gang, would, WITH_THIS)
+                refused[gang.name] = tree.limit_message(full, gang, would, WITH_THIS)
                 stopped[full] = gang
                 continue
             tree.add(charged, gang.queue, more)
@@ -256,12 +260,12 @@ def within_quota(
     used: Mapping[str, Resources],
     hardware: Hardware,
 ) -> set[str]:
-    """The names of those that the quotas of their queue and all above it cover, in this order."""
+    """The names of the gangs that their queue's and its ancestors' quotas cover, in this order."""
     tree, covered = Tree(queues), set()
     has = tree.summed(used)
     for gang in order:
         more = needs(gang, hardware)
-        paths = upto(tree.path(gang.queue))
+        paths = prefixes(tree.path(gang.queue))
         if all(tree.queue(path).quota.covers(has[path] + more) for path in paths):
             tree.add(has, gang.queue, more)
             covered.add(gang.name)
@@ -269,7 +273,7 @@ def within_quota(
 
 
 class _Turns:
-    """All gangs that wait, each when it is its turn, as shares are when it is asked for."""
+    """Yields waiting gangs by the shares at that moment."""
 
     def __init__(self, tree: Tree, waiting: Iterable[Gang], has: Sums, hardware: Hardware) -> None:
         self._tree = tree
@@ -281,7 +285,7 @@ class _Turns:
         for gang in sorted(waiting, key=lambda one: (-one.priority, one.submitted, one.name)):
             self._lines.setdefault(tree.path(gang.queue), deque()).append(gang)
         for line in self._lines:
-            for path in upto(line):
+            for path in prefixes(line):
                 self._below[path[:-1]].add(path)
                 self._rank(path)
 
@@ -297,9 +301,9 @@ class _Turns:
             yield gang
 
     def count(self, gang: Gang, more: Resources) -> None:
-        """Its queues have this now."""
+        """Count a gang for its queues."""
         self._tree.add(self._has, gang.queue, more)
-        for path in upto(self._tree.path(gang.queue)):
+        for path in prefixes(self._tree.path(gang.queue)):
             self._rank(path)
 
     def _rank(self, path: Path) -> None:
@@ -307,7 +311,7 @@ class _Turns:
         self._ranks[path] = share(self._has[path], self._total) / weight, path[-1]
 
     def _end(self, path: Path) -> None:
-        """Nothing waits there any more; nor above it, where that was the last."""
+        """Nothing waits in a queue any more, nor above it if that was the last."""
         del self._lines[path]
         while path and not self._below[path]:
             self._below[path[:-1]].discard(path)
@@ -315,7 +319,7 @@ class _Turns:
 
 
 def _behind(first: Gang, path: Path, gang: Gang) -> str:
-    """That it does not overtake a gang that waits for its queue's limit."""
+    """The message that it does not overtake a gang that waits for its queue's limit."""
     below = "" if path[-1] == gang.queue else f", which {gang.queue} is below"
     return f"{first.name} comes before it, and waits for the limit of queue {path[-1]}{below}"
 
@@ -326,10 +330,10 @@ def share(used: Resources, total: Resources) -> float:
 
 
 def borrows(queue: Queue, used: Resources) -> bool:
-    """Whether a queue has more than its own."""
+    """Whether a queue uses more than its quota."""
     return not queue.quota.covers(used)
 
 
 def queue_of(queues: Mapping[str, Queue], name: str) -> Queue:
-    """The queue of this name: one without quota and limit where nobody described it."""
+    """The queue of this name; without quota and limit if it is not described."""
     return queues.get(name) or Queue(name)

@@ -32,7 +32,7 @@ from aliquot.kubernetes.node.deviceplugin.matching.guess import (
 from aliquot.kubernetes.node.grants.allocations import DoesNotFitError
 from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation, SliceSettings
 from aliquot.kubernetes.node.grants.placement import allocated_on, choose, planned_gpus
-from aliquot.model.errors import NoRoomError
+from aliquot.model.errors import NoCapacityError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -179,7 +179,7 @@ class Allocator:
         empty = self._grant(container, (), ids, reused)
         try:
             yield choose(self._allocations, self._gpus(), empty, request)
-        except NoRoomError as error:
+        except NoCapacityError as error:
             raise _refused(container, error.message) from error
 
     def _grant(
@@ -263,7 +263,7 @@ def _refused(container: PodContainer, why: str) -> AllocateRefusedError:
 
 
 def _sentence(error: AllocateRefusedError) -> str:
-    return f"{error.message}. {error.way_out}" if error.way_out else error.message
+    return f"{error.message}. {error.hint}" if error.hint else error.message
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class Plugin:
 
     def notify(self) -> None:
         """Note that the ids may have changed."""
-        self._changes.ring()
+        self._changes.notify()
 
     async def wait_sent(self) -> None:
         """Wait until the kubelet has been sent the ids as they are now, if it follows them."""
@@ -123,13 +123,13 @@ class Plugin:
                     yield _list_response(ids)
                     sent = ids
                 self._streams[stream] = count
-                self._sent.ring()
+                self._sent.notify()
                 await asyncio.sleep(BATCH_SECONDS)
                 while self._changes.count == count:
                     await self._changes.wait()
         finally:
             del self._streams[stream]
-            self._sent.ring()
+            self._sent.notify()
             lost.set()
 
     async def _on_preferred(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import structlog
 
 from aliquot.model import Life, Slice
-from aliquot.model.errors import AliquotError, NameInUseError, NoRoomError
+from aliquot.model.errors import AliquotError, NameInUseError, NoCapacityError
 from aliquot.slices import control
 from aliquot.slices.control import SliceChange
 
@@ -81,7 +81,7 @@ class ArbiterGrants:
                     return
                 if time.monotonic() > deadline:  # its processes do not leave an ended grant
                     raise
-            except NoRoomError:
+            except NoCapacityError:
                 if time.monotonic() > deadline:  # a grant that is ending has not ended in time
                     raise
             else:

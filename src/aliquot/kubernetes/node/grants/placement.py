@@ -17,8 +17,8 @@ from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation, SliceSettings
 from aliquot.kubernetes.node.pods import PodContainer
 from aliquot.model import Amount, Request, format_bytes
-from aliquot.model.errors import NoRoomError
-from aliquot.placement.choose.machine import Card as Candidate
+from aliquot.model.errors import NoCapacityError
+from aliquot.placement.choose.machine import GpuCapacity as Candidate
 from aliquot.placement.choose.machine import choose_gpus
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def choose(
     grant: ContainerGrant,
     request: ContainerRequest,
 ) -> tuple[str, ...]:
-    """The best GPUs for a grant that has none yet; NoRoomError says what each GPU has free.
+    """The best GPUs for a grant that has none yet; NoCapacityError says what each GPU has free.
 
     The GPUs of init containers whose device ids it reuses come first.
     """
@@ -76,7 +76,7 @@ def choose(
         if found is not None:
             return tuple(gpu.uuid for gpu in found)
     figures = "; ".join(_free_text(allocations, gpu) for gpu in allocations.gpus.values())
-    raise NoRoomError(f"no GPU has enough free for {request} ({figures})")
+    raise NoCapacityError(f"no GPU has enough free for {request} ({figures})")
 
 
 def with_planned_pods(allocations: NodeAllocations, pods: Iterable[GpuPod]) -> NodeAllocations:
@@ -165,7 +165,7 @@ def _candidate(
     return Candidate(
         gpu=gpu,
         bytes_free=free.memory,
-        percent_left=free.reserved,
+        percent_free=free.reserved,
         unused_bytes=max(0, gpu.memory_bytes - gpu.used_bytes),
         holders=allocations.shares - free.containers,
     )

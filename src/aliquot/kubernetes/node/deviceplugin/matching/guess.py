@@ -24,7 +24,7 @@ from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.objects import Meta, Pod
 from aliquot.kubernetes.api.requests import ContainerRequest, quantity
 from aliquot.kubernetes.node.pods import GpuPod, PodContainer
-from aliquot.model.errors import AliquotError, BadValueError
+from aliquot.model.errors import AliquotError, InvalidValueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,12 +44,12 @@ class AllocateRefusedError(AliquotError):
     def __init__(
         self,
         message: str,
-        way_out: str | None = None,
+        hint: str | None = None,
         *,
-        reason: str = "NoRoom",
+        reason: str = "InsufficientGPUs",
         pod: GpuPod | None = None,
     ) -> None:
-        super().__init__(message, way_out)
+        super().__init__(message, hint)
         self.reason = reason
         self.pod = pod
 
@@ -275,6 +275,6 @@ def _unknown_pod() -> GpuPod:
 
 
 def _asks(container: Container, call: AllocateCall) -> bool:
-    with suppress(BadValueError):
+    with suppress(InvalidValueError):
         return quantity(container.resources.limits.get(call.resource, 0)) == call.count
     return False

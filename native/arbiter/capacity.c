@@ -1,0 +1,107 @@
+#include "capacity.h"
+
+#include "findings.h"
+
+#include <stdio.h>
+
+/* The grant's slice of that GPU, or NULL: it has none, or is parked. */
+static const struct aliquot_slice_limits *slice_on(const struct grant *grant, const struct gpu *gpu)
+{
+	if (!grant || !grant->limits || grant_state(grant) == ALIQUOT_GRANT_PARKED)
+		return NULL;
+	for (uint32_t i = 0; i < grant->slice_count; i++)
+		if (grant->gpus[i] == gpu)
+			return &grant->limits->slices[i];
+	return NULL;
+}
+
+static uint32_t share_of(const struct aliquot_slice_limits *slice)
+{
+	if (!slice || atomic_load(&slice->priority) == ALIQUOT_BACKGROUND)
+		return 0;
+	return atomic_load(&slice->compute_percent);
+}
+
+uint64_t capacity_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu)
+{
+	uint64_t sum = 0;
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next) {
+		if (grant_state(grant) == ALIQUOT_GRANT_PARKED)
+			continue;
+		for (uint32_t i = 0; grant->limits && i < grant->slice_count; i++)
+			if (grant->gpus[i] == gpu)
+				sum += atomic_load(&grant->limits->slices[i].limit_bytes);
+	}
+	return sum;
+}
+
+bool capacity_check_gpu(const struct gpu *gpu, uint64_t bytes, struct failure *failure)
+{
+	if (bytes <= gpu->memory_bytes)
+		return true;
+	return failure_set(failure, "no-capacity", "GPU %u (%s) has %llu MiB: %llu MiB requested",
+	                   gpu->index, gpu->uuid_text, mib_of(gpu->memory_bytes), mib_for(bytes));
+}
+
+bool capacity_check_memory(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,
+                           const struct grant *except, struct failure *failure)
+{
+	const struct aliquot_slice_limits *own = slice_on(except, gpu);
+	uint64_t granted = capacity_granted_bytes(arbiter, gpu);
+	if (own)
+		granted -= atomic_load(&own->limit_bytes);
+	uint64_t free = granted < gpu->memory_bytes ? gpu->memory_bytes - granted : 0;
+	if (bytes <= free)
+		return true;
+	return failure_set(
+		failure, "no-capacity",
+		"GPU %u (%s) has %llu MiB free of %llu MiB (%llu MiB granted): %llu MiB requested",
+		gpu->index, gpu->uuid_text, mib_of(free), mib_of(gpu->memory_bytes), mib_for(granted),
+		mib_for(bytes));
+}
+
+/* Writes ", NAME has N %" for each grant with a share, as many as fit. */
+static void write_holders(struct arbiter *arbiter, const struct gpu *gpu,
+                          const struct grant *except, char *out, size_t size)
+{
+	size_t used = 0;
+	*out = 0;
+	for (const struct grant *grant = arbiter->grants; grant && used < size; grant = grant->next) {
+		uint32_t share = share_of(slice_on(grant, gpu));
+		if (grant != except && share)
+			used += (size_t)snprintf(out + used, size - used, ", %s has %u %%", grant->name, share);
+	}
+}
+
+bool capacity_check_compute(struct arbiter *arbiter, const struct gpu *gpu,
+                            const struct control_slice *asked, const struct grant *except,
+                            struct failure *failure)
+{
+	uint32_t used = 0;
+	if (asked->priority == ALIQUOT_BACKGROUND)
+		return true;
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		if (grant != except)
+			used += share_of(slice_on(grant, gpu));
+	uint32_t free = used < 100 ? 100 - used : 0;
+	if (asked->compute_percent <= free)
+		return true;
+	char holders[256];
+	write_holders(arbiter, gpu, except, holders, sizeof(holders));
+	return failure_set(failure, "no-capacity",
+	                   "GPU %u (%s) has %u %% of its compute free: %u %% requested%s", gpu->index,
+	                   gpu->uuid_text, free, asked->compute_percent, holders);
+}
+
+bool capacity_check_policy(struct arbiter *arbiter, const struct gpu *gpu,
+                           enum aliquot_policy policy, struct failure *failure)
+{
+	if (policy != ALIQUOT_HARD)
+		return true;
+	findings_update(arbiter);
+	if (gpu->gates != ALIQUOT_GATES_FAIL)
+		return true;
+	return failure_set(failure, "unsupported",
+	                   "GPU %u (%s) cannot gate programs: a hard share cannot be enforced there",
+	                   gpu->index, gpu->uuid_text);
+}

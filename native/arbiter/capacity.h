@@ -1,0 +1,32 @@
+/* Whether a GPU has enough free capacity: the checks that `make`, `resize` and `set-state` share.
+ *
+ * `except` is a grant whose own slice does not count: it asks to grow, or to leave the parked state.
+ * NULL: the grant does not exist yet. Slices of parked grants never count. Each check returns false
+ * and fills `failure` if the request does not fit.
+ */
+#ifndef ARBITER_CAPACITY_H
+#define ARBITER_CAPACITY_H
+
+#include "control_parse.h"
+#include "grant.h"
+
+/* Bytes of that GPU in the limits of all grants that are not parked. */
+uint64_t capacity_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu);
+
+/* Whether the slice fits the GPU if no other slice is on it. */
+bool capacity_check_gpu(const struct gpu *gpu, uint64_t bytes, struct failure *failure);
+
+/* Whether the limits of all slices together fit the GPU's memory. */
+bool capacity_check_memory(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,
+                           const struct grant *except, struct failure *failure);
+
+/* Whether the shares of all slices without background priority come to at most 100 %. */
+bool capacity_check_compute(struct arbiter *arbiter, const struct gpu *gpu,
+                            const struct control_slice *asked, const struct grant *except,
+                            struct failure *failure);
+
+/* `hard` needs gates: refused if the last process that tried them on this GPU found that they fail. */
+bool capacity_check_policy(struct arbiter *arbiter, const struct gpu *gpu,
+                           enum aliquot_policy policy, struct failure *failure);
+
+#endif

@@ -1,0 +1,66 @@
+#include "enum_names.h"
+
+#include "aliquot/credit.h"
+#include "control_parse.h"
+#include "turns.h"
+
+#include <string.h>
+
+#define NAMES(of) {of, sizeof(of) / sizeof(*of)}
+
+static const char *const policies[] = {
+	[ALIQUOT_ELASTIC] = "elastic",
+	[ALIQUOT_HARD] = "hard",
+};
+static const char *const priorities[] = {
+	[ALIQUOT_NORMAL] = "normal",
+	[ALIQUOT_LATENCY] = "latency",
+	[ALIQUOT_BACKGROUND] = "background",
+};
+static const char *const grant_states[] = {
+	[ALIQUOT_GRANT_ACTIVE] = "active",
+	[ALIQUOT_GRANT_SWITCHING] = "switching",
+	[ALIQUOT_GRANT_PARKED] = "parked",
+};
+static const char *const lives[] = {
+	[ALIQUOT_OWNED] = "owned",
+	[ALIQUOT_KEPT] = "kept",
+	[ALIQUOT_ENDED] = "ended",
+};
+static const char *const gates[] = {
+	[ALIQUOT_GATES_UNTRIED] = "untried",
+	[ALIQUOT_GATES_WORK] = "work",
+	[ALIQUOT_GATES_FAIL] = "fail",
+};
+static const char *const turns[] = {
+	[CONTENDER_OUT] = "out",         [CONTENDER_HOLDS] = "holds",   [CONTENDER_DRAINS] = "drains",
+	[CONTENDER_OVERDUE] = "overdue", [CONTENDER_EXEMPT] = "exempt",
+};
+static const char *const requests[] = {
+	[CONTROL_STATUS] = "status", [CONTROL_STOP] = "stop",           [CONTROL_MAKE] = "make",
+	[CONTROL_RESIZE] = "resize", [CONTROL_SET_STATE] = "set-state", [CONTROL_END] = "end",
+};
+
+const struct enum_names enum_names_policy = NAMES(policies);
+const struct enum_names enum_names_priority = NAMES(priorities);
+const struct enum_names enum_names_grant_state = NAMES(grant_states);
+const struct enum_names enum_names_life = NAMES(lives);
+const struct enum_names enum_names_gates = NAMES(gates);
+const struct enum_names enum_names_turn = NAMES(turns);
+const struct enum_names enum_names_request = NAMES(requests);
+
+const char *enum_name(const struct enum_names *names, uint32_t value)
+{
+	return value < names->count ? names->names[value] : "unknown";
+}
+
+bool enum_parse(const struct enum_names *names, const char *text, size_t length, uint32_t *value)
+{
+	for (uint32_t i = 0; i < names->count; i++) {
+		if (length != strlen(names->names[i]) || memcmp(text, names->names[i], length) != 0)
+			continue;
+		*value = i;
+		return true;
+	}
+	return false;
+}

@@ -1,0 +1,73 @@
+#include "grant.h"
+
+#include "log.h"
+
+#include <string.h>
+#include <unistd.h>
+
+enum aliquot_life grant_life(const struct grant *grant)
+{
+	return grant->limits ? (enum aliquot_life)atomic_load(&grant->limits->life) : ALIQUOT_OWNED;
+}
+
+enum aliquot_grant_state grant_state(const struct grant *grant)
+{
+	return grant->limits ? aliquot_limits_grant_state(grant->limits) : ALIQUOT_GRANT_ACTIVE;
+}
+
+void grant_break(struct grant *grant, const char *part, const char *why)
+{
+	grant->usage = NULL;
+	if (*grant->broken)
+		return;
+	size_t named = strlen(part);
+	bool repeats = !strncmp(why, part, named) && why[named] == ':';
+	snprintf(grant->broken, sizeof(grant->broken), "%s%s%s", repeats ? "" : part,
+	         repeats ? "" : ": ", why);
+	log_event("grant %s is broken: %s", grant->name, grant->broken);
+}
+
+bool grant_check(struct grant *grant)
+{
+	if (*grant->broken)
+		return false;
+	if (grant->limits_mapping.truncated)
+		grant_break(grant, "limits", "truncated while in use");
+	else if (grant->usage_mapping.truncated)
+		grant_break(grant, "usage", "truncated while in use");
+	else {
+		const char *why = aliquot_usage_check(grant->usage, grant->usage_mapping.size);
+		if (grant->usage_mapping.truncated)
+			why = "truncated while in use";
+		if (why)
+			grant_break(grant, "usage", why);
+	}
+	return !*grant->broken;
+}
+
+struct grant *grant_find(struct arbiter *arbiter, const char *name)
+{
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		if (!strcmp(grant->name, name))
+			return grant;
+	return NULL;
+}
+
+struct grant *grant_find_for_change(struct arbiter *arbiter, const char *name, uint32_t uid,
+                                    struct failure *failure)
+{
+	struct grant *grant = grant_find(arbiter, name);
+	if (!grant) {
+		failure_set(failure, "no-such-grant", "there is no grant named %s", name);
+		return NULL;
+	}
+	if (!grant_check(grant)) {
+		failure_set(failure, "broken", "grant %s is broken: %s", name, grant->broken);
+		return NULL;
+	}
+	if (uid != grant->limits->owner_uid && uid != 0 && uid != geteuid()) {
+		failure_set(failure, "not-owner", "grant %s belongs to another user", name);
+		return NULL;
+	}
+	return grant;
+}

@@ -1,0 +1,77 @@
+/* One grant as the arbiter has it in memory, and what every other part may ask of it.
+ *
+ * A grant is a directory (state.h) with two pages, a socket and its processes. Its owner is the
+ * process that asked for it. The grant ends when the owner is dead and none of its processes is
+ * live or ending.
+ *
+ * A kept grant has no owner. It belongs to a container in which programs come and go, and it stays
+ * until somebody ends it. From then on no process can join it, and it ends with its last process.
+ * Any process that can reach its socket may join it, whatever its uid: only that container sees the
+ * socket.
+ *
+ * A grant is active, switching or parked (enum aliquot_grant_state). `limits` stores that state, so
+ * it outlives the arbiter. The slices of a parked grant count for nothing, and no process can join.
+ *
+ * A grant whose files fail their check is broken. No process can join it, its own processes are left
+ * alone, and its memory stays counted if `limits` can be read.
+ *
+ * This file makes and ends no grant: grants.h does.
+ */
+#ifndef ARBITER_GRANT_H
+#define ARBITER_GRANT_H
+
+#include "aliquot/layout.h"
+#include "arbiter.h"
+#include "mapping.h"
+
+struct process;
+
+/* What the log has reported of the grant (findings.h). */
+struct findings {
+	uint64_t fallbacks[ALIQUOT_MAX_GPUS], exemptions[ALIQUOT_MAX_GPUS];
+	uint64_t fallback_at;
+};
+
+struct grant {
+	struct arbiter *arbiter;
+	struct grant *next;
+	char name[ALIQUOT_NAME_SIZE];
+	struct mapping limits_mapping, usage_mapping;
+	struct aliquot_limits *limits; /* NULL: cannot be read */
+	struct aliquot_usage *usage;   /* NULL: cannot be trusted */
+	int limits_fd, usage_fd;       /* for tenants: read-only, read-write */
+	uint32_t slice_count;
+	struct gpu *gpus[ALIQUOT_MAX_GPUS]; /* NULL: the machine no longer has this GPU */
+	struct watch listener;
+	unsigned connection_count;
+	struct watch owner; /* the owner's pidfd; -1: the owner is dead, or the grant is kept */
+	struct process *processes[ALIQUOT_MAX_PROCESSES]; /* by slot */
+	uint32_t process_end;                             /* one past the last used slot */
+	uint32_t process_count;
+	/* Called after processes have left; may end the grant and free it. */
+	void (*processes_left)(struct grant *grant);
+	struct credit_grant *credit; /* its slices as contenders; NULL: `limits` cannot be read */
+	struct findings findings;
+	char broken[160]; /* why it is broken; empty: it is not */
+};
+
+/* The grant of that name, or NULL. */
+struct grant *grant_find(struct arbiter *arbiter, const char *name);
+/* The same for a caller with that uid who wants to change it. NULL and `failure` if the caller may
+ * not, or if the grant is missing or broken. */
+struct grant *grant_find_for_change(struct arbiter *arbiter, const char *name, uint32_t uid,
+                                    struct failure *failure);
+
+/* Whether the grant has an owner, is kept, or was kept. OWNED if `limits` cannot be read. */
+enum aliquot_life grant_life(const struct grant *grant);
+
+/* ACTIVE if `limits` cannot be read: its slices then still count. */
+enum aliquot_grant_state grant_state(const struct grant *grant);
+
+/* Checks the pages that tenants can write; false: the grant is broken. */
+bool grant_check(struct grant *grant);
+
+/* Marks the grant as broken for good; the first reason is kept. `part` names the file. */
+void grant_break(struct grant *grant, const char *part, const char *why);
+
+#endif

@@ -1,0 +1,31 @@
+/* How processes join a grant: HELLO, and recovery when the arbiter starts.
+ *
+ * A process that execs another program (seen by its image) uses nothing of the old one. Its slot is
+ * reset when the new program sends HELLO, and freed when NVML no longer lists the process. A second
+ * HELLO of the same program means that the answer was lost if nothing is counted for the process;
+ * otherwise it is refused, because what is counted is in use.
+ *
+ * Each HELLO gets new pages of credit and work: the old pages belong to another program, or nobody
+ * ever saw them.
+ */
+#ifndef ARBITER_JOINING_H
+#define ARBITER_JOINING_H
+
+#include "aliquot/protocol.h"
+#include "processes.h"
+
+/* What a process that has joined receives. */
+struct join_reply {
+	uint32_t slot;
+	struct process_page_fds pages; /* the caller's to close */
+};
+
+/* Takes ownership of who->pidfd in either case. 0 and *reply; or the refusal, with *error set to
+ * -errno if that says more. */
+enum aliquot_refusal joining_join(struct grant *grant, const struct identity *who,
+                                  int32_t inner_pid, struct join_reply *reply, int *error);
+
+/* Recovers the processes that `limits` names. 0, or -errno. */
+int joining_recover(struct grant *grant);
+
+#endif

@@ -1,0 +1,99 @@
+"""An elastic job as decisions see it, its speed at each size, and what checks whether sizes fit.
+
+Nothing here imports another module of this package: all of them build on it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from aliquot.model.job import MAX_WORKERS
+from aliquot.placement.core.demand import Demand, Gang
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aliquot.model.job import Sizes
+
+EFFICIENCY = 0.9
+SLOWEST, FASTEST = 1e-6, 1e12  # a reported speed, in any unit
+
+
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """A job whose number of workers can change.
+
+    `size` is the number that it has or is about to have, 0 while it waits. `settled`: no resize is
+    under way. `speeds` are measured, by size, in any one unit. `bound`: the job can only return to
+    the GPUs it was suspended on, so nobody shrinks for it and it holds up nobody.
+    """
+
+    name: str
+    sizes: Sizes
+    member: Demand = field(default_factory=Demand)
+    queue: str = ""
+    priority: int = 0
+    submitted: float = 0.0
+    size: int = 0
+    resized_at: float = -math.inf
+    settled: bool = True
+    speeds: Mapping[int, float] = field(default_factory=dict)
+    rest_seconds: float = 0.0
+    bound: bool = False
+
+    def gang(self, size: int) -> Gang:
+        """The job with that many workers."""
+        return Gang(
+            self.name,
+            (self.member,) * size,
+            queue=self.queue,
+            priority=self.priority,
+            submitted=self.submitted,
+        )
+
+    def speed(self, size: int) -> float:
+        """Its speed with so many workers, measured or assumed."""
+        known = _believed(self.speeds)
+        if not known:
+            return float(size**EFFICIENCY)
+        below = max((at for at in known if at <= size), default=None)
+        above = min((at for at in known if at >= size), default=None)
+        if below is None or above is None:
+            near = min(known) if below is None else max(known)
+            return float(known[near] * (size / near) ** EFFICIENCY)
+        if below == above:
+            return known[below]
+        part = math.log(size / below) / math.log(above / below)
+        return float(known[below] ** (1 - part) * known[above] ** part)
+
+
+def plausible(size: int, speed: float) -> bool:
+    """Whether a report is possible: so many workers, this fast."""
+    return 1 <= size <= MAX_WORKERS and SLOWEST <= speed <= FASTEST
+
+
+def _believed(speeds: Mapping[int, float]) -> dict[int, float]:
+    """The reports that count: no job speeds up more than linearly with its workers."""
+    found: dict[int, float] = {}
+    each = math.inf
+    for at in sorted(at for at, speed in speeds.items() if plausible(at, speed)):
+        found[at] = min(speeds[at], each * at)
+        each = min(each, speeds[at] / at)
+    return found
+
+
+class Fits(Protocol):
+    """Whether jobs of some sizes fit on the GPUs together."""
+
+    def fits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether all workers fit; a job that keeps its size stays where it is."""
+
+
+@runtime_checkable
+class CountsFree(Protocol):
+    """A check that also knows how much is free: sizes that take more are not asked about."""
+
+    def free_milli(self, sizes: Mapping[str, int]) -> int:
+        """Thousandths of GPUs that are free besides these jobs; never too few."""

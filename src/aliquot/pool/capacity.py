@@ -1,0 +1,197 @@
+"""What fits on one machine: plans over the arbiter's status, without asking it for anything."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from aliquot.model import ComputeUse, Grant, GrantState, SliceUse
+from aliquot.model.errors import NoCapacityError
+from aliquot.slices.gpu_choice import WAIT, describe_free, find_gpus, fits
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from aliquot.model import Request, Slice
+    from aliquot.placement.core.demand import Demand
+    from aliquot.placement.elastic.feasibility import JobWorkers
+    from aliquot.slices.control import SharedGpu, Status
+
+
+@dataclass
+class Plan:
+    """The machine with some grants taken out and others put in."""
+
+    gpus: tuple[SharedGpu, ...]
+    grants: tuple[Grant, ...]
+
+    @classmethod
+    def of(cls, seen: Status) -> Plan:
+        """The machine as it is."""
+        return cls(seen.gpus, seen.grants)
+
+    @classmethod
+    def of_empty(cls, seen: Status) -> Plan:
+        """The machine with no grants and nobody else on it."""
+        gpus = (replace(one, granted_bytes=0, strangers=()) for one in seen.gpus)
+        return cls(tuple(gpus), ())
+
+    def without(self, names: Iterable[str]) -> Plan:
+        """The same after these grants have ended."""
+        gone = set(names)
+        given = [grant for grant in self.grants if grant.name in gone]
+        gpus = (
+            replace(
+                one,
+                granted_bytes=one.granted_bytes - sum(g.bytes_on(one.gpu.uuid) for g in given),
+            )
+            for one in self.gpus
+        )
+        kept = (grant for grant in self.grants if grant.name not in gone)
+        return Plan(tuple(gpus), tuple(kept))
+
+    def without_grant(self, gone: Grant) -> Plan:
+        """The same after this grant, here or planned, has ended."""
+        gpus = (
+            replace(one, granted_bytes=one.granted_bytes - gone.bytes_on(one.gpu.uuid))
+            for one in self.gpus
+        )
+        kept = (grant for grant in self.grants if grant is not gone)
+        return Plan(tuple(gpus), tuple(kept))
+
+    def put(self, request: Request, count: int) -> tuple[Plan, list[list[Slice]]]:
+        """The same with so many workers more, and their slices; NoCapacityError, with figures."""
+        plan, placed = self, []
+        for _ in range(count):
+            gpus = find_gpus(request, plan.gpus, plan.grants)
+            slices = [request.slice_of(gpu) for gpu in gpus]
+            plan = plan._with(_planned(slices))
+            placed.append(slices)
+        return plan, placed
+
+    def put_back(self, parked: Iterable[Grant]) -> Plan:
+        """The same with parked grants on the GPUs they had; NoCapacityError, with figures."""
+        plan = self
+        for grant in parked:
+            plan._check_is_free(grant)
+            plan = plan._with(_planned(grant.slices))
+        return plan
+
+    def take_back(self, grant: Grant) -> Plan:
+        """The same with a grant that was taken out of it; NoCapacityError, with figures."""
+        self._check_is_free(grant)
+        return self._with(grant)
+
+    def _check_is_free(self, grant: Grant) -> None:
+        for part in grant.slices:
+            one = next((one for one in self.gpus if one.gpu.uuid == part.gpu_uuid), None)
+            if one is None:
+                raise NoCapacityError(f"{part.gpu_uuid}, which {grant.name} had, is gone")
+            if not fits(part, one, self.grants):
+                left = describe_free(one, self.grants, with_compute=True)
+                raise NoCapacityError(f"what {grant.name} had is not free: {left}", WAIT)
+
+    def put_beside_parked(self, request: Request, count: int) -> list[list[Slice]]:
+        """Slices for so many workers more, where it can be so where frozen ones were not."""
+        plan = self
+        for grant in self.grants:
+            if grant.state is GrantState.PARKED:
+                with suppress(NoCapacityError):
+                    plan = plan.put_back([grant])
+        with suppress(NoCapacityError):
+            return plan.put(request, count)[1]
+        return self.put(request, count)[1]
+
+    def holds(self, request: Request, count: int) -> bool:
+        """Whether so many workers more have a place."""
+        try:
+            self.put(request, count)
+        except NoCapacityError:
+            return False
+        return True
+
+    def _with(self, grant: Grant) -> Plan:
+        gpus = (
+            replace(one, granted_bytes=one.granted_bytes + grant.bytes_on(one.gpu.uuid))
+            for one in self.gpus
+        )
+        return Plan(tuple(gpus), (*self.grants, grant))
+
+
+class MachineCapacity:
+    """The GPUs of one machine, for `placement.elastic.feasibility`: what a worker has is a grant.
+
+    `requests` says what each job's workers ask for. `parked` are the grants that the frozen workers
+    of a job return to.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        requests: Mapping[str, Request],
+        parked: Mapping[str, Collection[Grant]],
+    ) -> None:
+        self._plan = plan
+        self._requests = requests
+        self._parked = parked
+
+    def copy(self) -> MachineCapacity:
+        """The same, to be changed without changing this one."""
+        return MachineCapacity(self._plan, self._requests, self._parked)
+
+    def free(self, worker: Grant) -> None:
+        """Free what a worker has."""
+        self._plan = self._plan.without_grant(worker)
+
+    def take_back(self, worker: Grant) -> bool:
+        """Allocate what a worker had, if all of it is free; return whether it was."""
+        try:
+            self._plan = self._plan.take_back(worker)
+        except NoCapacityError:
+            return False
+        return True
+
+    def place(self, job: JobWorkers[Grant], count: int) -> tuple[Grant, ...] | None:
+        """Allocate so many more workers of a job; frozen ones return to what they had."""
+        before = len(self._plan.grants)
+        try:
+            self._plan = place(self._plan, self._requests[job.name], count, self._parked[job.name])
+        except NoCapacityError:
+            return None
+        return self._plan.grants[before:]
+
+    def count(self, member: Demand) -> None:  # noqa: ARG002 - it depends on which GPUs are cut
+        """Workers cannot be counted here: which of them fit depends on the others."""
+        return
+
+    def is_intact(self, worker: Grant) -> bool:
+        """Whether all GPUs of a worker are still there."""
+        present = {one.gpu.uuid for one in self._plan.gpus}
+        return all(part.gpu_uuid in present for part in worker.slices)
+
+    def free_milli(self) -> float:
+        """Infinite: what is free is not counted."""
+        return math.inf
+
+
+def place(plan: Plan, request: Request, size: int, parked: Collection[Grant] = ()) -> Plan:
+    """The same with a job's workers, which come back to what they had where they are frozen."""
+    return plan.put_back(parked) if parked and size else plan.put(request, size)[0]
+
+
+def _planned(slices: Iterable[Slice]) -> Grant:
+    return Grant(
+        name="",
+        directory="",
+        owner_pid=None,
+        owner_alive=False,
+        owner_uid=0,
+        created=0.0,
+        broken=None,
+        slices=tuple(slices),
+        use=tuple(SliceUse(part.gpu_uuid, 0, 0) for part in slices),
+        compute=tuple(ComputeUse() for _ in slices),
+        processes=(),
+    )

@@ -1,0 +1,330 @@
+"""The checks behind `aliquot doctor`: what works on this machine, and how to fix what does not.
+
+Each check reports findings. A check never raises because of the state of the machine, makes no
+grant and starts no arbiter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aliquot import devices
+from aliquot.devices import CUDA, NVML
+from aliquot.model import Gates, format_bytes
+from aliquot.model.errors import AliquotError, StateError
+from aliquot.slices import (
+    arbiter_process,
+    checkpoint,
+    control,
+    gate_support,
+    library,
+    state_directory,
+)
+from aliquot.slices.tenant import GRANT, tenant_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from aliquot.devices import Driver
+    from aliquot.slices.state_directory import StateDirectory
+
+_LOAD_SECONDS = 30
+# Loads each library by the names that programs use and prints which file was loaded.
+_LOAD = """
+import ctypes, json, os
+class Info(ctypes.Structure):
+    _fields_ = [("path", ctypes.c_char_p), ("base", ctypes.c_void_p),
+                ("symbol", ctypes.c_char_p), ("address", ctypes.c_void_p)]
+found = {}
+for name in %r:
+    try:
+        handle = ctypes.CDLL(name)
+    except OSError as error:
+        found[name] = str(error)
+        continue
+    info = Info()
+    symbol = "cuInit" if "cuda" in name else "nvmlInit_v2"
+    ctypes.CDLL(None).dladdr(ctypes.cast(getattr(handle, symbol), ctypes.c_void_p),
+                             ctypes.byref(info))
+    found[name] = os.fsdecode(info.path or b"?")
+print(json.dumps(found))
+"""
+_NAMES = (CUDA, "libcuda.so", NVML, "libnvidia-ml.so")
+
+
+class Health(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of a check; `fix` says what to do if something is wrong."""
+
+    subject: str
+    health: Health
+    detail: str
+    fix: str | None = None
+
+
+def diagnose(where: StateDirectory) -> Iterator[Finding]:
+    """All findings; each check comes after those it depends on."""
+    yield from _checked("installation", _installation)
+    yield from _checked("kernel", _kernel)
+    try:
+        yield from _state(where)
+        driver = where.driver()
+    except StateError as error:
+        yield _broken("state", error)
+        return
+    except AliquotError as error:
+        yield _broken("driver", error)
+        return
+    yield from _checked("driver", lambda: _driver(driver))
+    yield from _checked("GPUs", lambda: _gpus(driver))
+    yield from _checked("library", lambda: _library(driver))
+    yield from _checked("symbols", lambda: _symbols(driver))
+    yield from _checked("arbiter", lambda: _arbiter(where))
+    yield from _users(where)
+    yield from _checked("compute", lambda: _compute(where, driver))
+    yield from _checked("suspend", lambda: _suspend(driver))
+
+
+def _checked(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from check()
+    except AliquotError as error:
+        yield _broken(subject, error)
+
+
+def _broken(subject: str, error: AliquotError) -> Finding:
+    return Finding(subject, Health.BROKEN, error.message, error.hint)
+
+
+def _installation() -> Iterator[Finding]:
+    for name in (CUDA, NVML):
+        devices.native_file("lib", name)
+    program = devices.native_file("bin", "aliquot-arbiter")
+    if os.access(program, os.X_OK):
+        yield Finding("installation", Health.OK, str(devices.native_dir()))
+    else:
+        yield Finding(
+            "installation",
+            Health.BROKEN,
+            f"{program} is not executable",
+            f"Fix it with: chmod +x {program}",
+        )
+
+
+def _kernel() -> Iterator[Finding]:
+    missing = []
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        missing.append("pidfd_open")
+    try:
+        os.close(os.memfd_create("aliquot", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC))
+    except OSError:
+        missing.append("memfd_create")
+    release = platform.release()
+    if missing:
+        yield Finding(
+            "kernel",
+            Health.BROKEN,
+            f"Linux {release} does not allow {' and '.join(missing)}",
+            "Use Linux 5.3 or newer; in a container, a seccomp profile that allows them.",
+        )
+    else:
+        yield Finding("kernel", Health.OK, f"Linux {release}: pidfd, memfd")
+
+
+def _state(where: StateDirectory) -> Iterator[Finding]:
+    state_directory.prepare(where)
+    disk = os.statvfs(where.directory)
+    free = disk.f_bavail * disk.f_frsize
+    detail = f"{where.directory} ({format_bytes(free)} free)"
+    if free < 16 << 20:
+        yield Finding("state", Health.BROKEN, detail, state_directory.choose_another())
+    else:
+        yield Finding("state", Health.OK, detail)
+
+
+def _driver(driver: Driver) -> Iterator[Finding]:
+    if driver.shape is not None:
+        yield Finding("driver", Health.OK, f"simulated {driver.shape} ({driver.cuda})")
+        return
+    version = ".".join(map(str, devices.check_version(driver)))
+    yield Finding("driver", Health.OK, f"{driver.cuda.resolve()}, CUDA {version}")
+
+
+def _gpus(driver: Driver) -> Iterator[Finding]:
+    kind = "simulated " if driver.shape else ""
+    inventory = devices.read_inventory(driver)
+    for gpu in inventory.gpus:
+        detail = f"{kind}{gpu.name}, {format_bytes(gpu.memory_bytes)}, {gpu.uuid}"
+        yield Finding(str(gpu), Health.OK, detail)
+        if gpu.mig:
+            yield Finding(
+                str(gpu),
+                Health.WARNING,
+                "it is divided into MIG instances, and slices of those are not supported",
+                f"Turn MIG off with: nvidia-smi -i {gpu.index} -mig 0",
+            )
+        if gpu.exclusive:
+            yield Finding(
+                str(gpu),
+                Health.BROKEN,
+                "its compute mode allows one process at a time, or none: it cannot be shared",
+                f"Fix it with: nvidia-smi -i {gpu.index} -c DEFAULT",
+            )
+
+
+def _library(driver: Driver) -> Iterator[Finding]:
+    """Start a process like a tenant and see which libraries it loads."""
+    folder = library.prepare_library(driver)
+    environment = tenant_environment(os.environ, folder, driver, None)
+    environment.pop(GRANT, None)
+    loaded = subprocess.run(
+        [sys.executable, "-c", _LOAD % (_NAMES,)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_LOAD_SECONDS,
+        check=False,
+    )
+    if loaded.returncode != 0:
+        last = (loaded.stderr.strip().splitlines() or [f"exit code {loaded.returncode}"])[-1]
+        yield Finding("library", Health.BROKEN, f"a tenant cannot be started: {last}")
+        return
+    for name, path in json.loads(loaded.stdout).items():
+        if Path(path).parent == folder:
+            yield Finding("library", Health.OK, f"{name} is {path}")
+        else:
+            yield Finding(
+                "library",
+                Health.BROKEN,
+                f"{name} is {path}, not Aliquot's: programs that load this name escape the limits",
+                "Look for a run path, or a library in /etc/ld.so.preload.",
+            )
+
+
+def _symbols(driver: Driver) -> Iterator[Finding]:
+    for name, fitted in library.fit_to(driver).items():
+        detail = f"{name}: {len(fitted.added)} symbols added, {len(fitted.hidden)} hidden"
+        if fitted.missing:
+            yield Finding(
+                "symbols",
+                Health.WARNING,
+                f"{detail}, missing: {', '.join(fitted.missing[:8])}",
+                "This driver is much newer than Aliquot: install a newer Aliquot.",
+            )
+        else:
+            yield Finding("symbols", Health.OK, f"{detail} to match the driver")
+
+
+def _no_arbiter(where: StateDirectory) -> Finding:
+    if names := where.grants:
+        return Finding(
+            "arbiter",
+            Health.WARNING,
+            f"none runs, but there are grants: {', '.join(names)}",
+            "Restart it with: aliquot ps",
+        )
+    return Finding("arbiter", Health.OK, "none runs; `aliquot run` starts one")
+
+
+def _users(where: StateDirectory) -> Iterator[Finding]:
+    if where.shape is None and os.geteuid() != 0 and where.directory != state_directory.SYSTEM:
+        yield Finding(
+            "users",
+            Health.WARNING,
+            "this machine has no arbiter for all users: yours does not see grants of other users",
+            "If other users share its GPUs, run one as root: aliquot arbiter (see docs/support.md)",
+        )
+
+
+def _arbiter(where: StateDirectory) -> Iterator[Finding]:
+    log = where.directory / arbiter_process.LOG
+    try:
+        status = control.status(where.directory)
+    except control.NoArbiterError:
+        yield _no_arbiter(where)
+        return
+    kept = f", log {log}" if log.exists() else ""  # in the foreground it has none
+    yield Finding("arbiter", Health.OK, f"pid {status.pid}, {len(status.grants)} grants{kept}")
+    for grant in status.grants:
+        if grant.broken is not None:
+            yield Finding(
+                "arbiter",
+                Health.BROKEN,
+                f"grant {grant.name}: {grant.broken}",
+                "End its processes. The arbiter's log has details.",
+            )
+    for one in status.gpus:
+        for stranger in one.strangers:
+            used = "memory" if stranger.bytes is None else format_bytes(stranger.bytes)
+            yield Finding(
+                str(one.gpu),
+                Health.WARNING,
+                f"{stranger.name} ({stranger.pid}) uses {used} outside all grants",
+                "It was started without Aliquot, or escaped it: start it with `aliquot run`.",
+            )
+
+
+def _compute(where: StateDirectory, driver: Driver) -> Iterator[Finding]:
+    """Whether compute shares work: by what programs found, else by what the driver supports."""
+    try:
+        status = control.status(where.directory)
+    except control.NoArbiterError:
+        tried = {}
+    else:
+        tried = gate_support.found_by_programs(status)
+    failed = {place: found for place, found in tried.items() if found.gates is Gates.FAIL}
+    worked = [place for place, found in tried.items() if found.gates is Gates.WORK]
+    for place, found in failed.items():
+        yield Finding(
+            "compute",
+            Health.WARNING,
+            f"shares do not work on {place}: {gate_support.error_text(found.why)}",
+            gate_support.WITHOUT,
+        )
+    if worked:
+        yield Finding("compute", Health.OK, f"shares work: tested on {', '.join(worked)}")
+    if not tried:
+        yield from _compute_untried(driver)
+
+
+def _compute_untried(driver: Driver) -> Iterator[Finding]:
+    supported = gate_support.supported_by_driver(driver)
+    missing = [f"GPU {index}" for index, has in enumerate(supported or []) if not has]
+    if missing:
+        yield Finding(
+            "compute",
+            Health.WARNING,
+            f"shares do not work on {', '.join(missing)}: no 64-bit stream memory operations",
+            gate_support.WITHOUT,
+        )
+    else:
+        able = "" if supported is None else "; the driver supports them"
+        yield Finding(
+            "compute",
+            Health.OK,
+            f"shares are not tested yet{able}: the first program in a slice tests them",
+        )
+
+
+def _suspend(driver: Driver) -> Iterator[Finding]:
+    why = checkpoint.unsupported(driver)
+    how = "by freezing them" if why is None else f"by asking them to save: {why}"
+    yield Finding("suspend", Health.OK, f"jobs are suspended {how}")

@@ -1,0 +1,53 @@
+"""Slices whose compute share does not hold, or that disturb the shares of others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aliquot.model import Gates, Turn
+from aliquot.slices.gate_support import error_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aliquot.model import ComputeUse, Grant
+    from aliquot.slices.control import Status
+
+
+def share_problems(status: Status) -> Iterator[str]:
+    """One sentence for every such slice; it names the grant and the process."""
+    gpus = {one.gpu.uuid: str(one.gpu) for one in status.gpus}
+    for grant in status.grants:
+        for part, compute in zip(grant.slices, grant.compute, strict=True):
+            gpu = gpus.get(part.gpu_uuid, part.gpu_uuid)
+            if problem := _problem(grant, compute, gpu):
+                yield f"grant {grant.name}: {problem}"
+
+
+def _problem(grant: Grant, compute: ComputeUse, gpu: str) -> str | None:
+    if compute.gates is Gates.FAIL:
+        return (
+            f"its compute share does not work on {gpu}: {error_text(compute.why)};"
+            " its memory limit does"
+        )
+    match compute.turn:
+        case Turn.OVERDUE:
+            return f"{_processes(grant)} is overdue on {gpu}: the others run at the same time"
+        case Turn.EXEMPT:
+            return (
+                f"{_processes(grant)} was overdue too often on {gpu}: it takes no turns for a while"
+                " and runs at the same time as the others"
+            )
+        case _:
+            return None
+
+
+def _processes(grant: Grant) -> str:
+    live = [f"{one.name} ({one.pid})" for one in grant.processes if one.state == "live"]
+    match live:
+        case []:
+            return "what it started"
+        case [one]:
+            return f"process {one}"
+        case _:
+            return f"one of {', '.join(live)}"

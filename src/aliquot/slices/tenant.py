@@ -1,0 +1,87 @@
+"""The environment of a program in a grant, and the exec into it.
+
+The process that made the grant execs the command. So exit code and signals are the command's own,
+and the owner of the grant lives exactly as long as the command.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from aliquot.model.errors import CommandNotExecutableError, CommandNotFoundError, NestedGrantError
+from aliquot.slices.library import driver_directory
+from aliquot.slices.visible_devices import VISIBLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aliquot.devices import Driver
+
+GRANT = "ALIQUOT_GRANT"
+DRIVER_DIRECTORY = "ALIQUOT_DRIVER_DIR"
+CONTAINER_GRANT = Path("/run/aliquot/grant")  # where a container sees its grant
+
+
+def is_inside_grant(environment: Mapping[str, str]) -> bool:
+    """Whether this process runs in a grant, of `aliquot run` or of a container."""
+    return bool(environment.get(GRANT)) or CONTAINER_GRANT.is_dir()
+
+
+def refuse_nested(environment: Mapping[str, str]) -> None:
+    """Raise NestedGrantError inside a grant: a nested grant would count the same memory twice."""
+    if is_inside_grant(environment):
+        grant = environment.get(GRANT)
+        name = Path(grant.partition("#")[0]).name if grant else "of this container"
+        raise NestedGrantError(
+            f"already inside the grant {name}",
+            "Run the command without `aliquot run`: the limits of that grant apply to it.",
+        )
+
+
+def find_command(command: str) -> str:
+    """The path of the program that a command name refers to."""
+    if found := shutil.which(command):
+        return found
+    if os.sep in command and Path(command).is_dir():
+        raise CommandNotExecutableError(f"{command} is a folder")
+    if shutil.which(command, os.F_OK) is None:
+        raise CommandNotFoundError(f"{command}: command not found")
+    raise CommandNotExecutableError(f"{command}: permission denied")
+
+
+def tenant_environment(
+    environment: Mapping[str, str], library: Path, driver: Driver, grant: str | None
+) -> dict[str, str]:
+    """The environment in which the linker finds the stand-ins first.
+
+    `grant` is None for a test run outside any grant.
+    """
+    result = {**environment, **driver.variables}
+    result.pop(VISIBLE, None)  # it names GPUs of the machine, not slices
+    result["LD_LIBRARY_PATH"] = _before(str(library), environment.get("LD_LIBRARY_PATH"))
+    result["LD_PRELOAD"] = _before(str(library / "libcuda.so.1"), environment.get("LD_PRELOAD"))
+    result[DRIVER_DIRECTORY] = str(driver_directory(library, driver))
+    if grant is not None:
+        result[GRANT] = grant
+    return result
+
+
+def exec_program(program: str, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by the command, with the signals that Python ignores set to default."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execve(program, list(command), dict(environment))
+    except OSError as error:
+        if error.errno == errno.ENOENT:  # a script whose interpreter is missing
+            raise CommandNotFoundError(f"{program}: {error.strerror}") from error
+        raise CommandNotExecutableError(f"{program}: {error.strerror}") from error
+
+
+def _before(first: str, rest: str | None) -> str:
+    return f"{first}:{rest}" if rest else first

@@ -1,0 +1,205 @@
+"""Jobs, their sizes and their life cycle, one rule per test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from aliquot.model import Request
+from aliquot.model.actions import Verb, due_actions
+from aliquot.model.errors import InvalidValueError
+from aliquot.model.job import Desired, Job, JobPhase, Sizes, check_job_name, parse_sizes
+from aliquot.model.job_state import JobState, ObservedJob, ObservedWorker, Stage, WorkerPhase
+from aliquot.model.lifecycle import BACKOFF_SECONDS, advance, resize, set_desired, start
+
+ALIVE, DONE = ObservedWorker(WorkerPhase.ALIVE), ObservedWorker(WorkerPhase.ENDED, code=0)
+FAILED = ObservedWorker(WorkerPhase.ENDED, code=3)
+
+
+def make_job(**more: object) -> Job:
+    job = Job(1, "job", ("true",), Request(), Sizes((1, 2, 4)))
+    return replace(job, **more)  # type: ignore[arg-type]
+
+
+def observe(
+    state: JobState, *workers: ObservedWorker | None, refused: str | None = None
+) -> ObservedJob:
+    """The slots of a state as observed; slots that are not closed have GPUs."""
+    pairs = list(zip(state.slots, workers, strict=True))
+    return ObservedJob(
+        slots={slot: worker for slot, worker in pairs if worker is not None},
+        allocated=frozenset(slot for slot, worker in pairs if worker is None or not worker.closed),
+        refused=refused,
+    )
+
+
+def running(job: Job, size: int = 2) -> JobState:
+    state = start(job, JobState(), 0, size, 0.0)
+    return advance(job, state, observe(state, *[ALIVE] * size), 1.0)
+
+
+class TestSizes:
+    @pytest.mark.parametrize(
+        ("text", "sizes"),
+        [
+            ("4", (4,)),
+            ("1..4", (1, 2, 3, 4)),
+            ("1..8:pow2", (1, 2, 4, 8)),
+            ("3..9:pow2", (4, 8)),
+            ("6,2,3,2", (2, 3, 6)),
+            (" 2..2 ", (2,)),
+        ],
+    )
+    def test_sizes_are_parsed(self, text: str, sizes: tuple[int, ...]) -> None:
+        assert parse_sizes(text).allowed == sizes
+
+    @pytest.mark.parametrize(
+        "text", ["", "0", "-1", "4..1", "1..", "..4", "5..7:pow2", "1..9999", "1.5", "a", "1,,2"]
+    )
+    def test_invalid_sizes_are_refused(self, text: str) -> None:
+        with pytest.raises(InvalidValueError):
+            parse_sizes(text)
+
+    @pytest.mark.parametrize("text", ["4", "1..4", "2,3,6"])
+    def test_printed_sizes_can_be_parsed(self, text: str) -> None:
+        assert str(parse_sizes(text)) == text
+
+    def test_a_job_name_is_not_a_number(self) -> None:
+        assert check_job_name("a-1") == "a-1"
+        for name in ("", "12", "a.b", "a b", "-a", "x" * 31):
+            with pytest.raises(InvalidValueError):
+                check_job_name(name)
+
+
+class TestLifecycle:
+    def test_all_gpus_are_reserved_before_any_worker_starts(self) -> None:
+        job = make_job()
+        state = start(job, JobState(), 0, 2, 0.0)
+        first, second = state.slots
+        assert [action.verb for action in due_actions(state, ObservedJob())] == [Verb.RESERVE]
+        half = ObservedJob(allocated=frozenset({first}))
+        assert [action.verb for action in due_actions(state, half)] == [Verb.RESERVE]
+        allocated = ObservedJob(allocated=frozenset({first, second}))
+        assert [(one.verb, one.slots) for one in due_actions(state, allocated)] == [
+            (Verb.START, (first, second))
+        ]
+
+    def test_a_request_for_an_old_generation_has_no_effect(self) -> None:
+        job = make_job()
+        state = running(job)
+        assert start(job, state, state.generation, 1, 2.0) == state
+        assert resize(job, state, state.generation - 1, 4, 2.0, "late") == state
+        assert resize(job, state, state.generation, 3, 2.0, "not a size of its") == state
+
+    def test_a_shrink_gives_notice_then_sigterm_then_sigkill(self) -> None:
+        job = make_job(notice_seconds=30.0, grace_seconds=5.0)
+        state = resize(job, running(job, 4), 1, 2, 100.0, "others wait")
+        alive = observe(state, *[ALIVE] * 4)
+        assert [action.verb for action in due_actions(state, alive)] == [Verb.NOTIFY]
+        assert advance(job, state, alive, 129.0) == state
+        state = advance(job, state, alive, 130.0)
+        assert state.stopping is not None
+        assert (state.stopping.stage, state.stopping.until) == (Stage.TERM, 135.0)
+        assert [action.verb for action in due_actions(state, alive)] == [Verb.TERM]
+        state = advance(job, state, alive, 135.0)
+        assert [action.verb for action in due_actions(state, alive)] == [Verb.KILL]
+
+    def test_workers_that_are_ready_are_not_waited_for(self) -> None:
+        job = make_job()
+        state = resize(job, running(job), 1, 1, 100.0, "others wait")
+        ready = ObservedWorker(WorkerPhase.ALIVE, ready=True)
+        assert advance(job, state, observe(state, ready, ALIVE), 101.0) == state
+        after = advance(job, state, observe(state, ready, ready), 101.0)
+        assert after.stopping is not None
+        assert after.stopping.stage is Stage.TERM
+
+    @pytest.mark.parametrize("code", [0, 1, -15, -9, None])
+    def test_a_resize_costs_no_retry_however_workers_end(self, code: int | None) -> None:
+        job = make_job(retries=1)
+        state = resize(job, running(job), 1, 1, 100.0, "others wait")
+        ended = ObservedWorker(WorkerPhase.ENDED, code=code, ready=True)
+        state = advance(job, state, observe(state, ended, ended), 101.0)
+        assert (state.phase, state.size, state.generation) == (JobPhase.STARTING, 1, 2)
+        assert state.retries == 0
+
+    def test_a_job_that_finishes_during_the_notice_has_succeeded(self) -> None:
+        job = make_job()
+        state = resize(job, running(job), 1, 1, 100.0, "others wait")
+        state = advance(job, state, observe(state, DONE, DONE), 101.0)
+        state = advance(job, state, observe(state, DONE, DONE), 101.0)
+        assert state.phase is JobPhase.SUCCEEDED
+
+    def test_a_failure_costs_a_retry_and_a_pause(self) -> None:
+        job = make_job(retries=1)
+        state = running(job)
+        state = advance(job, state, observe(state, ALIVE, FAILED), 100.0)
+        assert [action.verb for action in due_actions(state, observe(state, ALIVE, FAILED))] == [
+            Verb.TERM
+        ]
+        state = advance(job, state, observe(state, FAILED, FAILED), 101.0)
+        assert (state.phase, state.retries) == (JobPhase.PENDING, 1)
+        assert start(job, state, state.generation, 1, 100.0) == state
+        state = start(job, state, state.generation, 1, 100.0 + BACKOFF_SECONDS)
+        state = advance(job, state, observe(state, FAILED), 200.0)
+        state = advance(job, state, observe(state, FAILED), 200.0)
+        assert (state.phase, state.reason) == (
+            JobPhase.FAILED,
+            "worker 0 ended with exit code 3 (1 of 1 retries used)",
+        )
+
+    def test_a_command_that_cannot_be_run_is_not_retried(self) -> None:
+        job = make_job(retries=5)
+        state = start(job, JobState(), 0, 1, 0.0)
+        gone = ObservedWorker(WorkerPhase.ENDED, unrunnable="/x: No such file or directory")
+        for _ in range(2):
+            state = advance(job, state, observe(state, gone), 1.0)
+        assert state.phase is JobPhase.FAILED
+        assert "could not run: /x" in state.reason
+
+    def test_workers_that_went_down_with_their_machine_cost_no_retry(self) -> None:
+        job = make_job()
+        state = running(job)
+        lost = ObservedWorker(WorkerPhase.ENDED, disrupted=True)
+        for _ in range(2):
+            state = advance(job, state, observe(state, lost, lost), 1.0)
+        assert (state.phase, state.retries) == (JobPhase.PENDING, 0)
+
+    def test_a_job_whose_gpus_are_refused_waits_again(self) -> None:
+        job = make_job()
+        state = start(job, JobState(), 0, 2, 0.0)
+        state = advance(job, state, ObservedJob(refused="no GPU is whole"), 1.0)
+        void = ObservedJob(slots=dict.fromkeys(state.slots, ObservedWorker(WorkerPhase.VOID)))
+        state = advance(job, state, void, 1.0)
+        assert (state.phase, state.reason, state.retries) == (
+            JobPhase.PENDING,
+            "no GPU is whole",
+            0,
+        )
+
+    def test_a_job_that_has_gpus_is_not_finished(self) -> None:
+        job = make_job()
+        state = running(job, 1)
+        over = ObservedJob(slots={state.slots[0]: DONE}, allocated=frozenset(state.slots))
+        state = advance(job, state, over, 1.0)
+        state = advance(job, state, over, 2.0)
+        assert not state.phase.final
+        assert due_actions(state, over)[0].verb is Verb.RELEASE
+        assert advance(job, state, observe(state, DONE), 3.0).phase is JobPhase.SUCCEEDED
+
+    def test_a_cancelled_job_stays_cancelled(self) -> None:
+        state = set_desired(set_desired(JobState(), Desired.CANCEL), Desired.RUN)
+        assert advance(make_job(), state, ObservedJob(), 1.0).phase is JobPhase.CANCELLED
+
+    def test_a_live_job_keeps_the_workers_below_the_new_size(self) -> None:
+        job = make_job(live=True)
+        state = resize(job, running(job, 4), 1, 2, 100.0, "others wait")
+        ready = ObservedWorker(WorkerPhase.ALIVE, ready=True)
+        state = advance(job, state, observe(state, *[ready] * 4), 101.0)
+        going = due_actions(state, observe(state, *[ready] * 4))
+        assert [(one.verb, [slot.rank for slot in one.slots]) for one in going] == [
+            (Verb.TERM, [2, 3])
+        ]
+        state = advance(job, state, observe(state, ready, ready, DONE, DONE), 102.0)
+        assert (state.phase, state.size, state.generation) == (JobPhase.RUNNING, 2, 2)
+        assert {slot.generation for slot in state.slots} == {1}

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.model import Amount, Grant, GrantState, Priority, Request, Slice
+from aliquot.model.errors import NoCapacityError
+from aliquot.slices.gpu_choice import find_gpus, free_bytes, free_percent
+from support import GIB, MIB, make_grant, make_shared, uuid_of
+
+if TYPE_CHECKING:
+    from aliquot.slices.control import SharedGpu
+
+
+def ask(gpus: int = 1, gib: int | None = 8) -> Request:
+    return Request(gpus=gpus, memory=None if gib is None else Amount(bytes=gib * GIB))
+
+
+def indexes(request: Request, *gpus: SharedGpu) -> list[int]:
+    return [gpu.index for gpu in find_gpus(request, gpus, ())]
+
+
+def test_a_shared_gpu_is_filled_before_a_whole_one_is_shared() -> None:
+    gpus = [make_shared(0), make_shared(1, granted=8 * GIB), make_shared(2, granted=40 * GIB)]
+    grants = [make_grant(gpu1=8 * GIB), make_grant(gpu2=40 * GIB)]
+    assert [gpu.index for gpu in find_gpus(ask(), gpus, grants)] == [2]
+    assert [gpu.index for gpu in find_gpus(ask(gib=60), gpus, grants)] == [1]
+    assert [gpu.index for gpu in find_gpus(ask(gib=76), gpus, grants)] == [0]
+
+
+def test_a_gpu_used_outside_all_grants_comes_last() -> None:
+    gpus = [make_shared(0), make_shared(1, granted=8 * GIB, outside=GIB)]
+    assert [gpu.index for gpu in find_gpus(ask(), gpus, [make_grant(gpu1=8 * GIB)])] == [0]
+
+
+def test_of_equal_gpus_the_first_is_chosen() -> None:
+    assert indexes(ask(), *(make_shared(index) for index in range(4))) == [0]
+
+
+def test_an_idle_gpu_comes_before_one_that_is_used_outside_aliquot() -> None:
+    assert indexes(ask(), make_shared(0, outside=GIB), make_shared(1)) == [1]
+
+
+def test_an_idle_gpu_comes_before_one_in_use() -> None:
+    assert indexes(ask(), make_shared(0, used=20 * GIB), make_shared(1)) == [1]
+
+
+def test_two_slices_are_on_two_gpus() -> None:
+    assert indexes(ask(gpus=2), make_shared(0), make_shared(1, granted=GIB)) == [0, 1]
+
+
+def test_two_halves_fill_a_gpu() -> None:
+    half = Request(memory=Amount(bytes=40 * GIB))
+    assert indexes(half, make_shared(0, granted=40 * GIB)) == [0]
+
+
+def test_a_whole_gpu_is_one_without_grants() -> None:
+    gpus = [make_shared(0, granted=MIB), make_shared(1, used=600 * MIB)]
+    assert indexes(ask(gib=None), *gpus) == [1]
+
+
+def test_a_gpu_with_a_desktop_can_be_granted_whole() -> None:
+    assert indexes(ask(gib=None), make_shared(0, outside=200 * MIB)) == [0]
+
+
+def test_memory_used_outside_all_grants_is_not_free() -> None:
+    shared = make_shared(0, granted=40 * GIB, outside=34 * GIB)
+    assert free_bytes(shared) == 6 * GIB
+    with pytest.raises(NoCapacityError, match="no GPU has 8 GiB free"):
+        find_gpus(ask(), [shared], ())
+    assert free_bytes(make_shared(0, granted=60 * GIB, outside=60 * GIB)) == 0
+
+
+def test_a_request_larger_than_any_gpu_is_refused() -> None:
+    with pytest.raises(NoCapacityError) as caught:
+        find_gpus(ask(gib=100), [make_shared(0), make_shared(1, memory=24 * GIB)], ())
+    assert caught.value.message == (
+        "no GPU has 100 GiB: the largest is GPU 0 (H100 80GB HBM3, 80 GiB)"
+    )
+
+
+def test_more_gpus_than_exist_are_refused() -> None:
+    with pytest.raises(NoCapacityError, match="2 GPUs requested, but there is 1"):
+        find_gpus(ask(gpus=2), [make_shared()], ())
+
+
+def test_no_capacity_names_the_grants_that_have_it() -> None:
+    grants = [make_grant("a", gpu0=40 * GIB), make_grant("b", gpu0=37 * GIB, gpu1=78 * GIB)]
+    gpus = [
+        make_shared(0, granted=77 * GIB + 512 * MIB),
+        make_shared(1, granted=78 * GIB, outside=GIB),
+    ]
+    with pytest.raises(NoCapacityError) as caught:
+        find_gpus(ask(), gpus, grants)
+    assert caught.value.message.splitlines() == [
+        "no GPU has 8 GiB free:",
+        "  GPU 0: 2.5 GiB free (grants: a 40 GiB, b 37 GiB)",
+        "  GPU 1: 1 GiB free (grants: b 78 GiB; outside Aliquot: 1 GiB)",
+    ]
+    assert "aliquot ps" in str(caught.value.hint)
+
+
+def test_too_few_gpus_with_capacity_are_refused() -> None:
+    gpus = [make_shared(0), make_shared(1, granted=79 * GIB)]
+    with pytest.raises(NoCapacityError, match="2 GPUs with 8 GiB free requested, but there is 1"):
+        find_gpus(ask(gpus=2), gpus, ())
+
+
+def test_no_whole_gpu_is_refused() -> None:
+    with pytest.raises(NoCapacityError, match="no GPU is whole"):
+        find_gpus(ask(gib=None), [make_shared(0, granted=MIB)], ())
+
+
+def sharing(percent: int, gpu: int = 0, *, name: str = "a", priority: str = "normal") -> Grant:
+    """A grant of 8 GiB and that share of a GPU."""
+    part = Slice(uuid_of(gpu), 8 * GIB, percent, priority=Priority(priority))
+    return replace(make_grant(name, **{f"gpu{gpu}": 8 * GIB}), slices=(part,))
+
+
+def ask_compute(percent: int, **more: str) -> Request:
+    return replace(
+        ask(), compute_percent=percent, priority=Priority(more.get("priority", "normal"))
+    )
+
+
+def test_a_gpu_without_free_compute_is_skipped() -> None:
+    gpus = [make_shared(0, granted=8 * GIB), make_shared(1, granted=16 * GIB)]
+    (chosen,) = find_gpus(ask_compute(50), gpus, [sharing(60)])
+    assert chosen.index == 1
+    (chosen,) = find_gpus(ask_compute(40), gpus, [sharing(60)])
+    assert chosen.index == 0
+
+
+def test_equal_and_background_slices_need_no_free_compute() -> None:
+    gpus, full = [make_shared(0)], [sharing(100)]
+    assert find_gpus(ask_compute(0), gpus, full)
+    assert find_gpus(ask_compute(50, priority="background"), gpus, full)
+
+
+def test_a_background_slice_reserves_no_compute() -> None:
+    grants = [sharing(80, priority="background"), sharing(70)]
+    assert free_percent(make_shared(0), grants) == 30
+
+
+@pytest.mark.parametrize("state", GrantState)
+def test_a_parked_grant_frees_its_capacity(state: GrantState) -> None:
+    grant = replace(sharing(60), state=state)
+    parked = state is GrantState.PARKED
+    uuid = make_shared(0).gpu.uuid
+    assert free_percent(make_shared(0), [grant]) == (100 if parked else 40)
+    assert (grant.bytes_on(uuid), len(grant.slices_on(uuid))) == (
+        (0, 0) if parked else (8 * GIB, 1)
+    )
+    assert grant.slices[0].memory_bytes == 8 * GIB  # and will ask for it again
+    gpus = [make_shared(0, granted=grant.bytes_on(uuid)), make_shared(1, granted=4 * GIB)]
+    (chosen,) = find_gpus(ask_compute(0), gpus, [grant, make_grant(gpu1=4 * GIB)])
+    assert chosen.index == (1 if parked else 0)
+
+
+def test_of_equally_full_gpus_the_first_is_chosen() -> None:
+    gpus = [make_shared(0, granted=16 * GIB), make_shared(1, granted=16 * GIB)]
+    grants = [make_grant(gpu0=8 * GIB), make_grant(gpu0=8 * GIB), make_grant(gpu1=16 * GIB)]
+    (chosen,) = find_gpus(ask(), gpus, grants)
+    assert chosen.index == 0
+
+
+def test_no_free_compute_names_the_grants_that_have_it() -> None:
+    grants = [sharing(60), sharing(30, name="b"), make_grant("c", gpu0=GIB)]
+    with pytest.raises(NoCapacityError) as caught:
+        find_gpus(ask_compute(20), [make_shared(0, granted=17 * GIB)], grants)
+    assert caught.value.message.splitlines() == [
+        "no GPU has 8 GiB and 20% of its compute time free:",
+        "  GPU 0: 63 GiB and 10% free (grants: a 8 GiB 60%, b 8 GiB 30%, c 1 GiB)",
+    ]
+    assert str(caught.value.hint).startswith("Request less with --compute (or")
+
+
+def test_a_hint_names_memory_and_compute() -> None:
+    gpus = [make_shared(0, granted=8 * GIB), make_shared(1, granted=79 * GIB)]
+    with pytest.raises(NoCapacityError) as caught:
+        find_gpus(ask_compute(50), gpus, [sharing(60)])
+    assert str(caught.value.hint).startswith("Request less with --memory or --compute (or")
+
+
+SHARED = st.builds(
+    make_shared,
+    index=st.integers(0, 15),
+    memory=st.integers(1, 96).map(lambda gib: gib * GIB),
+    granted=st.integers(0, 96).map(lambda gib: gib * GIB),
+    outside=st.integers(0, 96).map(lambda gib: gib * GIB),
+    used=st.integers(0, 96).map(lambda gib: gib * GIB),
+)
+MACHINES = st.lists(SHARED, min_size=1, max_size=16, unique_by=lambda one: one.gpu.index)
+REQUESTS = st.builds(
+    Request,
+    gpus=st.integers(1, 16),
+    memory=st.none() | st.integers(1, 96).map(lambda gib: Amount(bytes=gib * GIB)),
+)
+
+
+@given(REQUESTS, MACHINES)
+def test_a_choice_fits_and_is_deterministic(request_: Request, machine: list[SharedGpu]) -> None:
+    by_uuid = {one.gpu.uuid: one for one in machine}
+    try:
+        chosen = find_gpus(request_, machine, ())
+    except NoCapacityError as error:
+        assert error.hint
+        return
+    assert len({gpu.uuid for gpu in chosen}) == request_.gpus
+    for gpu in chosen:
+        shared = by_uuid[gpu.uuid]
+        if request_.memory is None:
+            assert shared.granted_bytes == 0
+        else:
+            assert request_.bytes_on(gpu) <= free_bytes(shared)
+    assert find_gpus(request_, list(reversed(machine)), ()) == chosen
