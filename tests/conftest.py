@@ -29,15 +29,6 @@ hypothesis.settings.register_profile("aliquot", deadline=None)
 hypothesis.settings.load_profile("aliquot")
 
 
-def pytest_configure() -> None:
-    """Let the tests' programs be interrupted.
-
-    Programs inherit an ignored SIGINT, and `nohup make test &` starts with one.
-    """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 class Cli(Protocol):
     """Runs `aliquot` in a process of its own, on the test's own state directory."""
 
