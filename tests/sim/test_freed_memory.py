@@ -5,6 +5,8 @@ The driver first waits for the work that can end. Work that cannot end faults wh
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.conftest import Start
@@ -14,12 +16,12 @@ SUCCESS, ILLEGAL_ADDRESS = 0, 700
 NON_BLOCKING = 1
 MIB, MS = 1 << 20, 1_000_000
 
-FREES = {
+FREES: dict[str, list[Any]] = {
     "cuDevicePrimaryCtxReset": [0],
     "cuMemFree": ["$memory"],
     "cuMemFreeAsync": ["$memory", 0],
 }
-USES = {
+USES: dict[str, list[Any]] = {
     "fill": ["call", "cuMemsetD8Async", "$memory", 7, 2 * MIB, "$stream"],
     "copy": ["call", "cuMemcpyDtoDAsync", "$own", "$memory", 2 * MIB, "$stream"],
     "write": ["write_word", "stream", "memory", 0, 1],
