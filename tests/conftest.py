@@ -130,6 +130,6 @@ def _end_arbiter(folder: Path) -> None:
         return
     try:
         signal.pidfd_send_signal(end, signal.SIGTERM)
-        assert select.select([end], [], [], 20)[0], f"the arbiter in {folder} does not end"
+        assert select.select([end], [], [], 60)[0], f"the arbiter in {folder} does not end"
     finally:
         os.close(end)

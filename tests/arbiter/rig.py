@@ -141,7 +141,7 @@ class Arbiter:
     def _reap(self) -> int:
         assert self.process
         assert self.process.stdout
-        code = self.process.wait(20)
+        code = self.process.wait(60)
         self.process.stdout.close()
         self.process = None
         return code
@@ -278,7 +278,7 @@ class Tenant:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(20)
+        self._process.wait(60)
 
     def close(self) -> None:
         for child in self._children:
@@ -322,7 +322,7 @@ class Owner:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
 
     def close(self) -> None:
         self.kill()

@@ -129,7 +129,7 @@ class Tenant:
     def await_open(self, index: str) -> str:
         """When its gates were open, in ns."""
         assert self.holding
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not self.holding.credit.slice(int(index)).is_open:
             if time.monotonic() > deadline:
                 return "never"

@@ -15,7 +15,7 @@ import pytest
 
 from arbiter import wire
 from arbiter.rig import GPU, OTHER_GPU, contend
-from support import GIB, compile_library, wait_until
+from support import GIB, compile_library, on_this_machine, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 F_ADD_SEALS, F_GET_SEALS = 1033, 1034
 SEAL, SHRINK, GROW, FUTURE_WRITE = 1, 2, 4, 16
-SOON_NS = 100_000_000
+SOON = 0.1
 
 NO_SEALS = """
 #define _GNU_SOURCE
@@ -143,7 +143,7 @@ class TestPages:
             capture_output=True,
             text=True,
             check=False,
-            timeout=20,
+            timeout=60,
         )
         assert failed.returncode == 1
         assert "seal memory against writing (needs Linux 5.1)" in failed.stderr
@@ -158,7 +158,8 @@ class TestPages:
         try:
             begun = time.monotonic()
             kind, why, *text = late.tell("hello").split()
-            assert 0.9 < time.monotonic() - begun < 5
+            took = time.monotonic() - begun
+            assert 0.9 < took < on_this_machine(5)
             assert (int(kind), int(why)) == (wire.REFUSED, wire.FULL)
             assert "no pages for one more process" in " ".join(text)
             assert first.tell("measure") == "measured"
@@ -209,7 +210,8 @@ class TestTurns:
         first, second = pair
         killed_at = time.monotonic_ns()
         second.kill()
-        assert first.opened_at() - killed_at < 10 * SOON_NS
+        took = (first.opened_at() - killed_at) / 1e9
+        assert took < on_this_machine(10 * SOON)
         assert not arbiter.is_contended()
         assert arbiter.compute("b")["gates"] == "untried"
 

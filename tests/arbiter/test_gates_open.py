@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from arbiter import wire
 from arbiter.rig import contend
-from support import wait_until
+from support import on_this_machine, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Tenants = Callable[[Path], Tenant]
 
-SOON_NS = 100_000_000
+SOON = 0.1
 
 
 class TestArbiterDeath:
@@ -34,12 +34,13 @@ class TestArbiterDeath:
             os.kill(serving, signal.SIGKILL)
             shut = [tenant.credit().credit < wire.OPEN for tenant in pair]
             assert all(shut)
-            resumed_at = time.monotonic_ns()
+            resumed_at = time.monotonic()
             arbiter.resume_parent()
             wait_until(arbiter.answers)
             said = "opened the gates of 2 processes until the arbiter is back"
             assert said in arbiter.log.read_text()
-            assert time.monotonic_ns() - resumed_at < 50 * SOON_NS
+            took = time.monotonic() - resumed_at
+            assert took < on_this_machine(50 * SOON)
             assert arbiter.serving_pid() != serving
             wait_until(arbiter.is_contended)
             for name, tenant in zip("ab", pair, strict=True):
@@ -58,8 +59,9 @@ class TestArbiterDeath:
         machine.lose_nvml()
         os.kill(serving, signal.SIGKILL)
         killed_at = time.monotonic_ns()
-        assert pair[0].opened_at() - killed_at < SOON_NS
-        assert parent.wait(20) == 1
+        took = (pair[0].opened_at() - killed_at) / 1e9
+        assert took < on_this_machine(SOON)
+        assert parent.wait(60) == 1
         arbiter.kill_is_done()
         assert all(tenant.credit().is_open for tenant in pair)
 
@@ -79,7 +81,8 @@ class TestArbiterDeath:
         assert arbiter.process
         killed_at = time.monotonic_ns()
         arbiter.process.kill()
-        assert all(tenant.opened_at() - killed_at < 5 * SOON_NS for tenant in pair)
+        took = max(tenant.opened_at() - killed_at for tenant in pair) / 1e9
+        assert took < on_this_machine(5 * SOON)
         assert select.select([serving], [], [], 20)[0]
         os.close(serving)
         arbiter.kill_is_done()

@@ -132,7 +132,7 @@ class TestKept:
         assert "no grants for" not in arbiter.log.read_text()
         arbiter.ask("end name=a")
         assert arbiter.process
-        assert arbiter.process.wait(20) == 0
+        assert arbiter.process.wait(60) == 0
         arbiter.kill_is_done()
 
     @pytest.mark.parametrize(

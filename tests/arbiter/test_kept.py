@@ -77,7 +77,7 @@ class TestKept:
         wait_until(lambda: arbiter.ask(END) == GONE)
         assert "no grants for" not in log
         assert arbiter.process
-        assert arbiter.process.wait(20) == 0
+        assert arbiter.process.wait(60) == 0
         arbiter.kill_is_done()
 
     @needs_root

@@ -14,7 +14,7 @@ import pytest
 
 from arbiter import wire
 from arbiter.rig import GPU
-from support import GIB, MIB, wait_until
+from support import GIB, MIB, on_this_machine, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,8 @@ class TestRecovery:
         os.kill(before, signal.SIGKILL)
         killed_at = time.monotonic()
         wait_until(arbiter.answers)
-        assert time.monotonic() - killed_at < 2
+        took = time.monotonic() - killed_at
+        assert took < on_this_machine(2)
         assert arbiter.serving_pid() != before
         assert arbiter.states() == ["live"]
         assert arbiter.counted() == GIB
@@ -138,7 +139,7 @@ class TestRecovery:
         for _ in range(10):
             os.kill(arbiter.serving_pid(), signal.SIGKILL)
             wait_until(lambda: arbiter.answers() or parent.poll() is not None)
-        assert parent.wait(20) == 1
+        assert parent.wait(60) == 1
         assert "giving up" in arbiter.log.read_text()
         arbiter.kill_is_done()
 

@@ -15,7 +15,7 @@ import pytest
 
 from arbiter import wire
 from arbiter.rig import GPU, GPU_BYTES, OTHER_GPU, RESERVED_BYTES
-from support import GIB, MIB, wait_until
+from support import GIB, MIB, on_this_machine, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ class TestStart:
             capture_output=True,
             text=True,
             check=False,
-            timeout=20,
+            timeout=60,
         )
         assert second.returncode == 3
         assert f"an arbiter already runs for {arbiter.state}" in second.stderr
@@ -71,7 +71,7 @@ class TestStart:
             capture_output=True,
             text=True,
             check=False,
-            timeout=20,
+            timeout=60,
         )
         assert (started.returncode, started.stdout, started.stderr) == (0, "ready\n", "")
         pid = stopped_arbiter.status()["pid"]
@@ -92,7 +92,7 @@ class TestStart:
             capture_output=True,
             text=True,
             check=False,
-            timeout=20,
+            timeout=60,
         )
         assert failed.returncode == 1
         assert failed.stdout == ""
@@ -116,7 +116,7 @@ class TestStart:
             capture_output=True,
             text=True,
             check=False,
-            timeout=20,
+            timeout=60,
         )
         assert failed.returncode == 2
         assert reason in failed.stderr
@@ -129,7 +129,7 @@ class TestStart:
             capture_output=True,
             text=True,
             check=False,
-            timeout=20,
+            timeout=60,
         )
         assert failed.returncode == 1
         assert "writable by nobody else" in failed.stderr
@@ -149,7 +149,7 @@ class TestStart:
         with pytest.raises(subprocess.TimeoutExpired):
             stopped_arbiter.process.wait(1.5)
         owner.kill()
-        assert stopped_arbiter.process.wait(20) == 0
+        assert stopped_arbiter.process.wait(60) == 0
 
     def test_shows_the_simulated_machine(
         self, stopped_arbiter: Arbiter, native_dir: Path, sim_env: dict[str, str]
@@ -188,10 +188,12 @@ class TestSlowClients:
             begun = time.monotonic()
             assert arbiter.grant("a")
             assert wire.exchange(directory, wire.hello_message()).kind == wire.WELCOME
-            assert time.monotonic() - begun < 2
+            took = time.monotonic() - begun
+            assert took < on_this_machine(2)
             assert control.recv(100) == b""
             assert wire.receive(tenant) is None
-            assert 0.8 < time.monotonic() - begun < 4
+            took = time.monotonic() - begun
+            assert 0.8 < took < on_this_machine(4)
 
     def test_a_first_message_extends_the_timeout(self, arbiter: Arbiter) -> None:
         directory = arbiter.make()
@@ -202,7 +204,8 @@ class TestSlowClients:
             assert answer
             wire.Holding.of(answer)
             assert wire.receive(tenant) is None
-            assert 4 < time.monotonic() - begun < 9
+            took = time.monotonic() - begun
+            assert 4 < took < on_this_machine(9)
 
     def test_clients_above_the_limit_wait(self, arbiter: Arbiter) -> None:
         with ExitStack() as ends:
@@ -233,7 +236,8 @@ class TestSlowClients:
             begun = time.monotonic()
             assert wire.exchange(other, wire.hello_message()).kind == wire.WELCOME
             assert len(arbiter.status()["grants"]) == 2
-            assert time.monotonic() - begun < 0.7
+            took = time.monotonic() - begun
+            assert took < on_this_machine(0.7)
             wait_until(lambda: len(list(descriptors.iterdir())) > before + 20)
             assert len(list(descriptors.iterdir())) < before + 40
             for connection in silent[:32]:
@@ -250,7 +254,8 @@ class TestSlowClients:
             begun = time.monotonic()
             for _ in range(3):
                 assert len(arbiter.status()["grants"]) == 18
-            assert time.monotonic() - begun < 0.7
+            took = time.monotonic() - begun
+            assert took < on_this_machine(0.7)
         for directory in grants:
             answer = wire.exchange(directory, wire.measure_message())
             assert answer.kind == wire.REFUSED

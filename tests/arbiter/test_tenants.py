@@ -14,7 +14,7 @@ import pytest
 
 from arbiter import wire
 from arbiter.rig import GPU, OTHER_GPU
-from support import GIB, MIB, compile_library, wait_until
+from support import GIB, MIB, compile_library, on_this_machine, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -261,7 +261,8 @@ class TestDeath:
         tenant.kill()
         dead_at = time.monotonic()
         wait_until(lambda: arbiter.states() == [])
-        assert 4.5 < time.monotonic() - dead_at < 10
+        took = time.monotonic() - dead_at
+        assert 4.5 < took < on_this_machine(10)
         assert arbiter.counted() == 0
         assert "dead for 5 s" in arbiter.log.read_text()
 

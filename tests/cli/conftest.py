@@ -54,7 +54,7 @@ class Tenant:
 
     def end(self) -> int:
         """Let it end; its exit code."""
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=60)
         return self.process.returncode
 
 

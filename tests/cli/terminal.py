@@ -39,7 +39,7 @@ class Terminal:
         """All output so far, without colours and cursor movements."""
         return _ESCAPE.sub("", self._shown.decode(errors="replace"))
 
-    def wait_for(self, words: str, seconds: float = 30.0) -> None:
+    def wait_for(self, words: str, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while words not in self.shown:
             left = deadline - time.monotonic()
@@ -49,7 +49,7 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self._keyboard, keys.encode())
 
-    def end(self, seconds: float = 30.0) -> int:
+    def end(self, seconds: float = 60.0) -> int:
         """Read to the end; its exit code."""
         deadline = time.monotonic() + seconds
         while self._read(deadline - time.monotonic()):

@@ -166,7 +166,7 @@ def test_wait_lowers_the_limit_as_the_program_frees(
         wait_until(lambda: slice_of(cli, "mine")["memory_bytes"] < 5 * GIB)
         kill_arbiter(aliquot_state / "simulated" / "h100-1")  # the next step starts it again
         tenant.tell("free", 3 * GIB)
-        output, _ = waiting.communicate(timeout=30)
+        output, _ = waiting.communicate(timeout=60)
         assert waiting.returncode == 0
     assert output == "grant mine, simulated GPU 0: memory 8 GiB → 2 GiB\n"
     assert slice_of(cli, "mine")["memory_bytes"] == 2 * GIB

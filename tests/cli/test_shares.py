@@ -192,7 +192,7 @@ def test_top_ends_at_an_interrupt(play: Play, cli_env: dict[str, str]) -> None:
         assert top.stdout is not None
         assert "grant=a" in top.stdout.readline()  # as soon as there is one
         top.send_signal(signal.SIGINT)
-        _, errors = top.communicate(timeout=30)
+        _, errors = top.communicate(timeout=60)
     assert (top.returncode, errors) == (0, "")
 
 

@@ -171,7 +171,7 @@ def test_an_arbiter_in_the_foreground(
         assert second.returncode == 1
         assert f"an arbiter already runs in {state}" in second.stderr
         serving.terminate()
-        _, log = serving.communicate(timeout=20)
+        _, log = serving.communicate(timeout=60)
         assert serving.returncode == 0, log
     assert not control.answers(state)
 

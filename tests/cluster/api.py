@@ -103,5 +103,5 @@ class Api:
             return self._idle.pop()
         except IndexError:
             return http.client.HTTPSConnection(
-                self._address, self._port, context=self._context, timeout=30
+                self._address, self._port, context=self._context, timeout=60
             )

@@ -26,7 +26,7 @@ from cluster.machine import Machine, run
 from cluster.node import Node, pod_network
 from cluster.programs import find_programs
 from cluster.registry import ClusterError
-from cluster.servers import Server
+from cluster.servers import BUSY, Server
 
 Object = Mapping[str, Any]
 
@@ -97,11 +97,12 @@ class Cluster:
     def wait_until(
         self, so: Callable[[], object], seconds: float, what: str, *, every: float = 0.05
     ) -> None:
-        """Return as soon as it is so; fail with `what` after that time."""
+        """Return as soon as `so()` holds; fail with `what` after that time (see BUSY)."""
+        seconds *= BUSY
         deadline = time.monotonic() + seconds
         while not so():
             if time.monotonic() > deadline:
-                raise ClusterError(f"not so after {seconds:.0f} s: {what}")
+                raise ClusterError(f"not true after {seconds:.0f} s: {what}")
             time.sleep(every)
 
     # --- its parts --------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ class Cluster:
         """What kubectl prints; `text` is its standard input."""
         kubectl = [str(self._programs.path("kubectl")), f"--kubeconfig={self.kubeconfig}"]
         cache = f"--cache-dir={self.folder / 'kubectl'}"
-        return run([*kubectl, cache, *arguments], text=text, timeout=timeout)
+        return run([*kubectl, cache, *arguments], text=text, timeout=timeout * BUSY)
 
     def apply(self, *objects: Object) -> None:
         """Make these objects, or change them to be so."""

@@ -105,7 +105,7 @@ def test_fake_nodes_take_pods(cluster: Cluster, namespace: str) -> None:
         cluster.wait_for_pod("fake", namespace, "Running")
         found = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/fake")
         assert found["spec"]["nodeName"] in names
-        cluster.kubectl("delete", "pod", "fake", "-n", namespace, "--timeout=10s")
+        cluster.kubectl("delete", "pod", "fake", "-n", namespace, "--timeout=60s")
     nodes = cluster.api.get("/api/v1/nodes")["items"]
     assert [node["metadata"]["name"] for node in nodes] == [cluster.node.name]
 

@@ -63,8 +63,7 @@ def test_a_small_gang_backfills_before_the_planned_start_of_a_big_one(
     small = stage.submit(namespace, "small", 2, notes=MINUTES)
     stage.wait_phase(namespace, "small", "Bound")
     assert set(stage.bound(namespace)) == {*first, *small}
-    told = stage.cluster.kubectl("describe", "pod", big[0], f"--namespace={namespace}")
-    assert "gang big: 4 GPUs requested; 2 free" in told
+    wait_told(stage, namespace, big[0], "gang big: 4 GPUs requested; 2 free")
     stage.end(namespace, first)
     stage.end(namespace, small)
     stage.wait_phase(namespace, "big", "Bound")
@@ -171,14 +170,16 @@ def test_the_next_extender_continues_a_reserved_gang(stage: Stage, namespace: st
 
 def test_a_higher_priority_preempts_a_lower_one_in_seconds(stage: Stage, namespace: str) -> None:
     stage.add_nodes(1, gpus=1)
+    began = time.monotonic()
     stage.submit(namespace, "low", 1)
     stage.wait_phase(namespace, "low", "Bound")
+    alone, began = time.monotonic() - began, time.monotonic()
     stage.submit(namespace, "high", 1, priorityClassName="high")
     stage.cluster.wait_until(
-        lambda: set(stage.bound(namespace)) == {"high-0"}, 10, "the claimant has its node"
+        lambda: set(stage.bound(namespace)) == {"high-0"}, 30, "the claimant has its node"
     )
-    events = stage.cluster.kubectl("events", f"--namespace={namespace}", "--for=pod/low-0")
-    assert "Preempted" in events
+    assert time.monotonic() - began < in_seconds(10.0, alone)
+    wait_told(stage, namespace, "low-0", "Preempted")
 
 
 def test_a_queue_reclaims_its_quota_from_a_borrowing_gang_in_seconds(
@@ -191,10 +192,11 @@ def test_a_queue_reclaims_its_quota_from_a_borrowing_gang_in_seconds(
         kind = {"apiVersion": "aliquot.io/v1alpha1", "kind": "Queue"}
         stage.cluster.api.create(QUEUES, {**kind, **one})
     real: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": node.name}}
+    began = time.monotonic()
     guests = stage.submit(namespace, "guest", 2, labels={"aliquot.io/queue": "borrower"}, **real)
 
     stage.cluster.wait_until(lambda: running(stage, namespace) == set(guests), 30, "the guests run")
-    began = time.monotonic()
+    alone, began = time.monotonic() - began, time.monotonic()
     mine = stage.submit(namespace, "host", 2, labels={"aliquot.io/queue": "owner"}, **real)
     stage.cluster.wait_until(
         lambda: running(stage, namespace) == set(mine), 30, "the claimant runs"
@@ -202,9 +204,9 @@ def test_a_queue_reclaims_its_quota_from_a_borrowing_gang_in_seconds(
     took = time.monotonic() - began
     with capsys.disabled():
         sys.stdout.write(f" reclaimed by quota: 2 pods run {took:.2f} s after they were made ")
-    assert took < RECLAIM_SECONDS
-    told = stage.cluster.kubectl("events", f"--namespace={namespace}", "--for=pod/guest-0")
-    assert "queue borrower borrows from the quota of queue owner" in told
+    assert took < in_seconds(RECLAIM_SECONDS, alone)
+    borrows = "queue borrower borrows from the quota of queue owner"
+    wait_told(stage, namespace, "guest-0", borrows)
     stage.check_gpus(namespace)
     stage.cluster.kubectl("delete", "queues", "--all")
 
@@ -241,6 +243,21 @@ def test_an_extender_killed_between_evictions_leaves_no_half_victim(
     stage.wait_leader()
     stage.cluster.wait_until(lambda: set(stage.bound(namespace)) == {"host-0"}, 60, "all have gone")
     stage.cluster.kubectl("delete", "queues", "--all")
+
+
+def in_seconds(limit: float, alone: float) -> float:
+    """The limit on this machine, on which the same pods took `alone` seconds with no victims.
+
+    An idle machine takes less than 4 s for them.
+    """
+    return limit * max(1.0, alone / 4.0)
+
+
+def wait_told(stage: Stage, namespace: str, name: str, words: str) -> None:
+    """Wait until an event of the pod contains these words."""
+    events = ("events", f"--namespace={namespace}", f"--for=pod/{name}")
+    what = f"an event of {name}: {words}"
+    stage.cluster.wait_until(lambda: words in stage.cluster.kubectl(*events), 30, what)
 
 
 def running(stage: Stage, namespace: str) -> set[str]:
@@ -282,7 +299,7 @@ def test_a_pod_group_starts_with_its_min_members(stage: Stage, namespace: str) -
 
     submit("p0")
     stage.wait_phase(namespace, "pg", "Gathering")
-    assert stage.why(namespace, "pg") == "1 of its 2 pods exist"
+    assert stage.why(namespace, "pg") == "1 of its 2 pods are there"
     assert not stage.bound(namespace)
     submit("p1")
     stage.wait_phase(namespace, "pg", "Bound")

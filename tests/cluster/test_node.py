@@ -48,7 +48,7 @@ def test_the_mixed_deployment_example_number_by_number(
     assert first != second
     delete_pod(cluster, namespace, "shared", "sliced", "whole")
     agent.until_counts(gpu=4, sgpu=8, vcuda_memory=344)
-    assert not agent.grants()
+    agent.until(lambda: not agent.grants(), "all grants have ended")
 
 
 def test_containers_see_what_they_asked_for(
@@ -122,13 +122,17 @@ def test_a_kubelet_that_restarts_loses_nothing(
         run_pod(cluster, namespace, name, limits=counts)
     agent.until(lambda: set(agent.holders()) == set(asked), "all are told of")
     before, grants = agent.holders(), set(agent.grants())
-    seconds = []
+    own, ours = [], []
     for _ in range(20):
-        agent.node.kubelet.restart()
         begun = time.monotonic()
+        agent.node.kubelet.restart()
+        ready = time.monotonic()
         agent.server.wait_ready()
-        seconds.append(time.monotonic() - begun)
-    assert median(seconds) < 3, "the kubelet itself looks 10 s for sockets that it has deleted"
+        own.append(ready - begun)
+        ours.append(time.monotonic() - ready)
+    # The kubelet itself looks 10 s for sockets that it has deleted. A busy machine slows down both
+    # its restart and the agent.
+    assert median(ours) < max(3.0, median(own)), (own, ours)
     cluster.wait_ready()
     agent.until_counts(gpu=1, sgpu=4, vcuda_memory=86)
     assert {restarts_of(cluster, namespace, name) for name in asked} == {("Running", 0)}
@@ -195,7 +199,7 @@ def test_a_gpu_turns_unhealthy_and_recovers(cluster: Cluster, namespace: str, ag
     )
     assert restarts_of(cluster, namespace, "one") == ("Running", 0)
     with health.open("a") as file:
-        file.write(f"{index} well\n")
+        file.write(f"{index} recovered\n")
     agent.until_counts(gpu=3, sgpu=6, vcuda_memory=4 * UNITS)
     agent.until(lambda: "healthy" not in agent.gpunode()[index], "GPUNode says that it recovered")
 

@@ -21,7 +21,7 @@ from cluster.cluster import Cluster
 from cluster.manifests import pod
 from kubernetes.builders import GIB, GPU_BYTES
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 PATH = "/apis/aliquot.io/v1alpha1/queues"
@@ -95,7 +95,7 @@ def test_kubectl_shows_the_queues_of_the_example(queues: Cluster) -> None:
             writer = StatusWriter(client, known, lambda: loads)
             writer.change()
             writing = asyncio.create_task(writer.run())
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(80):
                 while not all(one.status.conditions for one in known.objects.values()):
                     await asyncio.sleep(0.01)
             writing.cancel()

@@ -316,7 +316,7 @@ def containers(limits: dict[str, int]) -> list[dict[str, Any]]:
 
 
 def metric(one: Replica, name: str) -> float:
-    with urllib.request.urlopen(f"{one.url}/metrics", timeout=5) as answer:  # noqa: S310 - ours
+    with urllib.request.urlopen(f"{one.url}/metrics", timeout=60) as answer:  # noqa: S310 - ours
         lines = answer.read().decode().splitlines()
     found = [line for line in lines if line.startswith(name)]
     return sum(float(line.rpartition(" ")[2]) for line in found)

@@ -70,7 +70,7 @@ def test_a_lost_gpu_is_unhealthy_until_it_recovers(tmp_path: Path) -> None:
         first, second = machine.say("1 lost")
         assert not first
         assert "does not answer" in second
-        assert machine.say("1 well") == ["", ""]
+        assert machine.say("1 recovered") == ["", ""]
 
 
 def test_memory_errors_make_a_gpu_unhealthy(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_memory_errors_make_a_gpu_unhealthy(tmp_path: Path) -> None:
         first, second = machine.say("0 ecc 3")
         assert first
         assert not second
-        assert machine.say("0 well") == ["", ""]
+        assert machine.say("0 recovered") == ["", ""]
 
 
 def test_only_xids_not_caused_by_programs_make_a_gpu_unhealthy(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def word(key: str, index: int, value: int | None = None) -> int:
 
 def wait_until_word(key: str, index: int, value: int) -> int:
     """Wait for a value that the GPU writes."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while word(key, index) != value:
         assert time.monotonic() < deadline, (key, index, word(key, index))
         time.sleep(0.0001)
@@ -228,11 +228,13 @@ def open_after(key: str, nanoseconds: int) -> float:
 
 def wait_word(stream: str, key: str, index: int, value: int) -> int:
     flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-    return int(driver.cuStreamWaitValue64(kept[stream], kept[key] + 8 * index, value, flags)[0])
+    return int(
+        driver.cuStreamWaitValue64(kept[stream], int(kept[key]) + 8 * index, value, flags)[0]
+    )
 
 
 def write_word(stream: str, key: str, index: int, value: int) -> int:
-    return int(driver.cuStreamWriteValue64(kept[stream], kept[key] + 8 * index, value, 0)[0])
+    return int(driver.cuStreamWriteValue64(kept[stream], int(kept[key]) + 8 * index, value, 0)[0])
 
 
 def operate(symbol: str, stream: str | None, place: str, value: int) -> int:
@@ -313,13 +315,14 @@ def in_forked_child(name: str, *arguments: Any) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def start_many(count: int) -> float:
-    """Seconds until the last of `count` forked processes has its context."""
+def start_many(count: int, at_a_time: int) -> float:
+    """Seconds until `count` forked processes have contexts, so many started at a time."""
     reader, writer = os.pipe()
     hold_reader, hold_writer = os.pipe()
     begun = time.monotonic()
     children = []
-    for _ in range(count):
+    ready = 0
+    for number in range(1, count + 1):
         pid = os.fork()
         if not pid:
             os.close(hold_writer)
@@ -328,11 +331,11 @@ def start_many(count: int) -> float:
             os.read(hold_reader, 1)
             os._exit(0)
         children.append(pid)
-    ready = 0
-    while ready < count:
-        ready += len(os.read(reader, count))
+        while number % at_a_time == 0 and ready < number:
+            ready += len(os.read(reader, count))
     seconds = time.monotonic() - begun
-    os.close(hold_writer)
+    for pipe in (reader, writer, hold_reader, hold_writer):
+        os.close(pipe)
     for pid in children:
         os.waitpid(pid, 0)
     return seconds

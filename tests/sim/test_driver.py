@@ -424,9 +424,12 @@ def test_a_killed_process_leaves_the_engine(start: Start, driver: Program, nvml:
     assert driver("call", "cuCtxSynchronize") == [SUCCESS]
 
 
-def test_many_processes_start_at_once(start: Start) -> None:
+def test_many_processes_that_start_together_do_not_delay_each_other(start: Start) -> None:
+    """Compared with the same processes one by one, so a busy machine slows both sides down."""
     program = start("driver", shape="h200:1")
-    assert program("start_many", 128) < 2.0
+    rounds = [[program("start_many", 128, size) for size in (128, 1)] for _ in range(3)]
+    together, one_by_one = (min(times) for times in zip(*rounds, strict=True))
+    assert together < 2 * one_by_one, rounds
 
 
 def test_the_library_exports_exactly_the_driver_functions(driver: Program) -> None:

@@ -128,7 +128,7 @@ class Tenant:
 
     def end(self) -> str:
         """Let it exit. Returns what it wrote to stderr."""
-        _, said = self.process.communicate(timeout=30)
+        _, said = self.process.communicate(timeout=60)
         return said
 
 
@@ -172,7 +172,7 @@ class Machine:
             signal.pidfd_send_signal(gone, number)
             support.wait_until(lambda: not _lives(gone))
             os.close(gone)
-        self.arbiter.communicate(timeout=30)
+        self.arbiter.communicate(timeout=60)
         code = self.arbiter.returncode
         self.arbiter = None
         return code

@@ -198,13 +198,20 @@ def test_a_tenant_that_waits_for_a_stopped_arbiter_continues(
 
 
 def test_a_hung_arbiter_does_not_stop_its_tenants(machine: Machine, grant: Grant) -> None:
+    """A tenant that asked at every refusal would take five seconds longer than with an arbiter."""
     tenant = machine.tenant(grant).start()
     tenant("fill_up", PIECE)
-    with machine.stopped_arbiter():
+
+    def refusals_took() -> float:
         began = time.monotonic()
         for _ in range(100):
             assert tenant("alloc", PIECE)[0] == OUT_OF_MEMORY
-        assert time.monotonic() - began < 2
+        return time.monotonic() - began
+
+    before = refusals_took()
+    with machine.stopped_arbiter():
+        hung = refusals_took()
+    assert hung < 2 + 2 * max(before, refusals_took())
 
 
 WHAT_IS_WRONG = """

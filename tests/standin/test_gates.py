@@ -138,16 +138,14 @@ def test_quanta_are_about_as_long_as_the_arbiter_asks(gated: Gated, tenant: Tena
 
 
 def test_a_process_that_is_alone_has_long_quanta(gated: Gated, tenant: Tenant) -> None:
-    before, began = gated.arbiter.work().opened, time.monotonic()
-    for _ in range(20):
-        tenant("set_words", 10)
-        tenant.does("synchronize")
-        tenant("query_stream")
-    most = 2 + (time.monotonic() - began) / 0.004
-    assert 1 <= gated.arbiter.work().opened - before <= most
-    before = gated.arbiter.work().opened
-    tenant("set_words", 1000)
-    assert 1 <= gated.arbiter.work().opened - before <= 5
+    for times, launches in ((20, 10), (1, 1000)):
+        before, began = gated.arbiter.work().opened, time.monotonic()
+        for _ in range(times):
+            tenant("set_words", launches)
+            tenant.does("synchronize")
+            tenant("query_stream")
+        most = 2 + (time.monotonic() - began) / 0.004
+        assert 1 <= gated.arbiter.work().opened - before <= most
 
 
 def test_a_kernel_is_measured_at_its_first_second_fourth_and_eighth_launch(
@@ -289,7 +287,8 @@ def test_rings_are_rare_and_leave_no_descriptor(gated: Gated, tenant: Tenant) ->
     gated.arbiter.credit().ring = 1
     tenant("set_words", 500)
     assert tenant("descriptors") == before
-    assert 1 <= gated.arbiter.rings < 100
+    wait_until(lambda: gated.arbiter.rings >= 1)
+    assert gated.arbiter.rings < 100
 
 
 def test_a_process_without_free_descriptors_skips_the_ring(gated: Gated, tenant: Tenant) -> None:

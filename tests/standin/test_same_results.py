@@ -142,6 +142,15 @@ FILLS_FREED_MEMORY: list[Call] = [
 ]
 
 
+# The second context fills memory of the first one behind a kernel, and the first one ends.
+FILLS_MEMORY_OF_AN_ENDING_CONTEXT: list[Call] = [
+    ["create_context"],
+    ["launch", "cuLaunchKernel", 0],
+    ["fill_async", "cuMemsetD8Async", 0, 0],
+    ["reset"],
+]
+
+
 class Runner:
     """A process that runs sequences on one library."""
 
@@ -164,7 +173,7 @@ class Runner:
         return dict(json.loads(self.process.stdout.readline()))
 
     def close(self) -> None:
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -204,6 +213,7 @@ def test_a_program_gets_the_same_answers(runners: tuple[Runner, Runner], calls: 
 )
 @given(calls=st.lists(WORK, min_size=5, max_size=60))
 @example(calls=FILLS_FREED_MEMORY)
+@example(calls=FILLS_MEMORY_OF_AN_ENDING_CONTEXT)
 def test_a_working_program_gets_the_same_answers(
     runners: tuple[Runner, Runner], calls: list[Call]
 ) -> None:

@@ -179,7 +179,9 @@ CUresult cuModuleUnload(CUmodule handle)
 	if (module->library)
 		return CUDA_ERROR_NOT_PERMITTED;
 	SIM_TRY(capture_check_unsafe());
+	uint64_t base = module->base, size = module->size;
 	SIM_TRY(context_wait(module->context));
+	memory_wait(base, size);
 	if (handle_is(handle, SIM_MODULE))
 		module_unload(module);
 	return CUDA_SUCCESS;

@@ -117,6 +117,7 @@ static CUresult make(struct sim_context *context, const CUDA_ARRAY3D_DESCRIPTOR 
 	struct sim_range range = {.base = array->base,
 	                          .size = size,
 	                          .memory = SIM_GLOBAL,
+	                          .context = context,
 	                          .gpu = context->gpu};
 	range_add(&range);
 	handle_add(array, SIM_ARRAY);
@@ -236,7 +237,9 @@ CUresult cuArrayDestroy(CUarray handle)
 	struct sim_array *array = (struct sim_array *)handle;
 	if (!handle_is(handle, SIM_ARRAY) || array->mipmap)
 		return CUDA_ERROR_INVALID_HANDLE;
+	uint64_t base = array->base;
 	SIM_TRY(context_wait(array->context));
+	range_wait(base);
 	struct sim_array **at = &arrays;
 	while (*at && *at != array)
 		at = &(*at)->next;
@@ -315,6 +318,8 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray handle)
 	if (!handle_is(handle, SIM_MIPMAP))
 		return CUDA_ERROR_INVALID_HANDLE;
 	SIM_TRY(context_wait(mipmap->context));
+	for (unsigned int i = 0; handle_is(handle, SIM_MIPMAP) && i < mipmap->levels; i++)
+		range_wait(mipmap->level[i]->base);
 	struct sim_mipmap **at = &mipmaps;
 	while (*at && *at != mipmap)
 		at = &(*at)->next;

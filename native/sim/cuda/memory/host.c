@@ -62,7 +62,7 @@ CUresult cuMemFreeHost(void *address)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_TRY(capture_check_unsafe());
 	SIM_TRY(context_wait(range->context));
-	range = range_exact((uint64_t)address);
+	range = range_wait((uint64_t)address);
 	if (!range)
 		return CUDA_ERROR_INVALID_VALUE;
 	range_free(range);
@@ -121,7 +121,7 @@ CUresult cuMemHostUnregister(void *address)
 	if (!range || range->memory != SIM_REGISTERED)
 		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 	SIM_TRY(context_wait(range->context));
-	range = range_exact((uint64_t)address);
+	range = range_wait((uint64_t)address);
 	if (!range)
 		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 	range_free(range);

@@ -218,7 +218,7 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 	SIM_TRY(capture_check_unsafe());
 	if (range->context)
 		SIM_TRY(context_wait(range->context));
-	range = range_exact(address);
+	range = range_wait(address);
 	if (!range)
 		return CUDA_ERROR_INVALID_VALUE;
 	range_free(range);

@@ -298,7 +298,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (range->memory != SIM_POOLED) {
 		SIM_TRY(stream_wait(stream));
-		range = range_exact(address);
+		range = range_wait(address);
 		if (!range)
 			return CUDA_ERROR_INVALID_VALUE;
 		range_free(range);

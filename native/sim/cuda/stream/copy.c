@@ -35,16 +35,11 @@ static CUresult place(CUmemorytype *type, const void **host, CUdeviceptr *device
 	return *pitch < c->WidthInBytes && c->Height > 1 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-static uint64_t extent(const struct copy_side *s, const CUDA_MEMCPY3D *c)
-{
-	return (c->Depth - 1) * s->plane + (c->Height - 1) * s->pitch + c->WidthInBytes;
-}
-
 static bool known(const struct copy_side *s, CUmemorytype type, const CUDA_MEMCPY3D *c, int access)
 {
 	if (type == CU_MEMORYTYPE_HOST)
 		return s->base != NULL;
-	return range_covers((uint64_t)s->base, extent(s, c), access);
+	return range_covers((uint64_t)s->base, copy_extent(s, c), access);
 }
 
 CUresult copy_place(CUDA_MEMCPY3D *c)
@@ -112,7 +107,7 @@ CUresult fill_check(const CUDA_MEMSET_NODE_PARAMS *set)
 {
 	uint64_t row = (uint64_t)set->width * set->elementSize;
 	bool valid = set->dst % set->elementSize == 0 && (set->height == 1 || set->pitch >= row) &&
-	             range_covers(set->dst, (set->height - 1) * set->pitch + row, PROT_WRITE);
+	             range_covers(set->dst, fill_extent(set), PROT_WRITE);
 	return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

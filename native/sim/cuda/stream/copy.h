@@ -19,6 +19,9 @@ struct copy_side {
 /* transfer.c. Precondition of the first two: copy_place has run. They need no lock. */
 struct copy_side copy_source(const CUDA_MEMCPY3D *copy);
 struct copy_side copy_target(const CUDA_MEMCPY3D *copy);
+/* The bytes from the first to the last one of a copy's side, and of a fill. */
+uint64_t copy_extent(const struct copy_side *side, const CUDA_MEMCPY3D *copy);
+uint64_t fill_extent(const CUDA_MEMSET_NODE_PARAMS *fill);
 void copy_run(const CUDA_MEMCPY3D *copy);
 void fill_run(const CUDA_MEMSET_NODE_PARAMS *fill);
 

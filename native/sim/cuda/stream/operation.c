@@ -1,5 +1,6 @@
 /* Operations: what they own, and how one leaves its stream. See stream.h. */
 #include "cuda/graph/capture.h"
+#include "cuda/stream/copy.h"
 #include "cuda/stream/stream.h"
 #include "cuda/stream/threads.h"
 
@@ -52,6 +53,43 @@ bool operation_copy(struct sim_op *to, const struct sim_op *from)
 	for (size_t i = 0; i < a->count; i++)
 		own->pointers[i] = own->bytes + ((char *)a->pointers[i] - a->bytes);
 	return true;
+}
+
+/* Whether the `size` bytes from `address` on include memory of `context` in [base, end). */
+static bool overlaps(uint64_t address, uint64_t size, const struct sim_context *context,
+                     uint64_t base, uint64_t end)
+{
+	for (const struct sim_range *r = range_from(address); r && r->base < address + size;
+	     r = range_from(r->base + r->size))
+		if ((!context || r->context == context) && r->base < end && r->base + r->size > base)
+			return true;
+	return false;
+}
+
+static bool side_overlaps(struct copy_side side, const CUDA_MEMCPY3D *copy,
+                          const struct sim_context *context, uint64_t base, uint64_t end)
+{
+	return overlaps((uint64_t)side.base, copy_extent(&side, copy), context, base, end);
+}
+
+bool operation_uses(const struct sim_op *op, const struct sim_context *context, uint64_t base,
+                    uint64_t end)
+{
+	const CUDA_MEMSET_NODE_PARAMS *fill = &op->fill;
+	switch (op->kind) {
+	case SIM_OP_KERNEL:
+		return op->kernel.address && overlaps(op->kernel.address, 8, context, base, end);
+	case SIM_OP_COPY:
+		return side_overlaps(copy_source(&op->copy), &op->copy, context, base, end) ||
+		       side_overlaps(copy_target(&op->copy), &op->copy, context, base, end);
+	case SIM_OP_FILL:
+		return overlaps(fill->dst, fill_extent(fill), context, base, end);
+	case SIM_OP_WAIT_VALUE:
+	case SIM_OP_WRITE_VALUE:
+		return overlaps(op->value.address, op->value.wide ? 8 : 4, context, base, end);
+	default:
+		return false;
+	}
 }
 
 void operation_free(struct sim_op *op)

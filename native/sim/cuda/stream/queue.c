@@ -166,6 +166,10 @@ bool queue_step(struct sim_queue *queue, uint64_t bytes, uint64_t *wake)
 	struct sim_op *op = queue->first;
 	if (!op || op->stream->head != op || !ordered(op))
 		return false;
+	if (op->lost) {
+		op->stream->context->fault = CUDA_ERROR_ILLEGAL_ADDRESS;
+		return true;
+	}
 	switch (op->kind) {
 	case SIM_OP_KERNEL:
 		issue(queue, ready_time(queue));

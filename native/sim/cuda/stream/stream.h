@@ -29,6 +29,9 @@
  * A fault (an illegal access) ends a context: the driver drops all operations that have not begun, and
  * every call on the context returns the fault.
  *
+ * Before memory is unmapped, all operations that use it end, in every context: a context may use the
+ * memory of another. One that cannot end, because it is behind a wait, faults when its turn comes.
+ *
  * Precondition of every function here: the driver's lock is held.
  */
 #ifndef SIM_STREAM_H
@@ -88,6 +91,7 @@ struct sim_op {
 	uint64_t sequence;     /* in the context */
 	uint64_t ready_ns; /* when it was submitted; once issued: when nothing blocked it any more */
 	bool issued;
+	bool lost;    /* the program has freed memory that it uses: it faults when its turn comes */
 	void *staged; /* a copy of the pageable source, made at submission */
 	union {
 		struct {
@@ -142,6 +146,9 @@ void arguments_free(struct sim_arguments *arguments);
 void operation_release(struct sim_op *op); /* frees what it owns, but not the operation */
 /* A copy that owns what it refers to; false: out of memory. */
 bool operation_copy(struct sim_op *to, const struct sim_op *from);
+/* Whether it uses memory of `context` (NULL: of any) in [base, end). */
+bool operation_uses(const struct sim_op *op, const struct sim_context *context, uint64_t base,
+                    uint64_t end);
 /* Frees an operation of a stream; it no longer counts as work of the process. */
 void operation_free(struct sim_op *op);
 /* The first operation of the stream ended, at that GPU time. */
@@ -160,13 +167,19 @@ bool stream_idle(const struct sim_stream *stream);
 CUresult stream_wait(struct sim_stream *stream);
 CUresult event_wait(struct sim_event *event); /* for its last record */
 CUresult context_wait(struct sim_context *context);
-/* Waits for everything that can end, and drops the rest. */
+/* Waits for everything that can end, of the context and of what others do with its memory; drops the
+ * rest of the context's own. */
 void context_drain(struct sim_context *context);
+/* Wait for all operations that use memory which the caller is about to free, as far as they can end.
+ * Returns the range that starts at `base`; NULL: another thread has freed it meanwhile. */
+void memory_wait(uint64_t base, uint64_t size);
+struct sim_range *range_wait(uint64_t base);
 
 /* queue.c */
 void queue_add(struct sim_op *op);
 /* Issues the first operation of a queue, and runs what needs no waiting. False: it must wait, or is a
- * copy or fill of more than `bytes`; then *wake is at most the time to call again. */
+ * copy or fill of more than `bytes`; then *wake is at most the time to call again. If true, the context
+ * may have a fault; then the caller must drop its operations. */
 bool queue_step(struct sim_queue *queue, uint64_t bytes, uint64_t *wake);
 struct sim_queue *queue_of(const struct sim_op *op);
 void queue_drop(struct sim_context *context); /* forgets what is in the context's queues */

@@ -21,6 +21,16 @@ struct copy_side copy_target(const CUDA_MEMCPY3D *c)
 	return s;
 }
 
+uint64_t copy_extent(const struct copy_side *s, const CUDA_MEMCPY3D *c)
+{
+	return (c->Depth - 1) * s->plane + (c->Height - 1) * s->pitch + c->WidthInBytes;
+}
+
+uint64_t fill_extent(const CUDA_MEMSET_NODE_PARAMS *s)
+{
+	return (s->height - 1) * s->pitch + (uint64_t)s->width * s->elementSize;
+}
+
 void copy_run(const CUDA_MEMCPY3D *c)
 {
 	struct copy_side from = copy_source(c), to = copy_target(c);

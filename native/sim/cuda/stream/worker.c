@@ -44,13 +44,25 @@ static void drop_all(struct sim_context *context)
 	progress_announce();
 }
 
+/* Steps a queue of the context. If an operation in it faulted, drops the context's operations. */
+static bool step(struct sim_context *context, struct sim_queue *queue, uint64_t bytes,
+                 uint64_t *wake)
+{
+	bool faulted = context->fault;
+	if (!queue_step(queue, bytes, wake))
+		return false;
+	if (context->fault && !faulted)
+		drop_all(context);
+	return true;
+}
+
 /* One round over all queues and GPUs; true: something was done. */
 static bool round_of_work(uint64_t *wake)
 {
 	for (struct sim_context *c = sim.contexts; c; c = c->next)
 		for (uint32_t i = 0; c->live && i < c->queue_count; i++)
 			for (int set = 0; set < 2; set++)
-				if (queue_step(&c->queues[set][i], ANY_SIZE, wake))
+				if (step(c, &c->queues[set][i], ANY_SIZE, wake))
 					return true; /* the lists may have changed while the lock was released */
 	bool progress = false;
 	for (uint32_t gpu = 0; gpu < sim.machine.shape.count; gpu++) {
@@ -84,11 +96,11 @@ static void start_worker(void)
 
 /* Runs what it can of a queue in this thread, and wakes the worker if it has to do the rest. True:
  * something was done. */
-static bool advance_queue(struct sim_queue *queue, uint64_t bytes)
+static bool advance_queue(struct sim_context *context, struct sim_queue *queue, uint64_t bytes)
 {
 	uint64_t wake = SIM_NEVER;
 	bool progress = false;
-	while (queue_step(queue, bytes, &wake))
+	while (step(context, queue, bytes, &wake))
 		progress = true;
 	if (wake != SIM_NEVER) {
 		start_worker();
@@ -117,7 +129,7 @@ CUresult stream_enqueue(struct sim_stream *stream, const struct sim_op *given)
 	stream->submitted = op->sequence;
 	queue_add(op);
 	if (queue_of(op)->first == op) /* else the worker runs it when its turn comes */
-		advance_queue(queue_of(op), AT_ONCE);
+		advance_queue(stream->context, queue_of(op), AT_ONCE);
 	if (stream->head)
 		start_worker();
 	return CUDA_SUCCESS;
@@ -135,7 +147,7 @@ CUresult stream_submit(struct sim_stream *stream, const struct sim_op *op)
 static void advance_or_wait(const struct sim_stream *stream)
 {
 	uint64_t sequence = stream->head->sequence;
-	advance_queue(queue_of(stream->head), ANY_SIZE);
+	advance_queue(stream->context, queue_of(stream->head), ANY_SIZE);
 	if (stream->head && stream->head->sequence == sequence)
 		progress_wait();
 }
@@ -184,18 +196,69 @@ static bool in_flight(const struct sim_context *context)
 	return false;
 }
 
+/* The next context from `c` on whose work counts: `context`, or `every` live one. */
+static struct sim_context *involved(struct sim_context *c, const struct sim_context *context,
+                                    bool every)
+{
+	while (c && c != context && !(every && c->live))
+		c = c->next;
+	return c;
+}
+
+/* Brings the work of `context`, or of every context, forward, and waits where it must. False: nothing
+ * of it can end any more. */
+static bool advance_what_can_end(const struct sim_context *context, bool every)
+{
+	bool more = false, runs = false;
+	struct sim_context *c = involved(sim.contexts, context, every);
+	for (; c; c = involved(c->next, context, every))
+		for (uint32_t i = 0; i < c->queue_count; i++)
+			for (int set = 0; set < 2; set++)
+				more |= advance_queue(c, &c->queues[set][i], ANY_SIZE);
+	if (more)
+		return true;
+	for (c = involved(sim.contexts, context, every); c; c = involved(c->next, context, every))
+		runs |= in_flight(c);
+	if (runs)
+		progress_wait();
+	return runs;
+}
+
+/* Whether an operation outside the context `but` uses memory of `context` (NULL: of any) in [base, end).
+ * `lost`: such operations fault when their turn comes. */
+static bool find_uses(const struct sim_context *context, uint64_t base, uint64_t end,
+                      const struct sim_context *but, bool lost)
+{
+	bool found = false;
+	for (struct sim_context *c = sim.contexts; c; c = c->next)
+		for (struct sim_stream *s = c->live && c != but ? c->streams : NULL; s; s = s->next)
+			for (struct sim_op *op = s->head; op; op = op->next)
+				if (operation_uses(op, context, base, end)) {
+					found = true;
+					op->lost |= lost;
+				}
+	return found;
+}
+
 void context_drain(struct sim_context *context)
 {
-	bool more;
-	do {
-		more = false;
-		for (uint32_t i = 0; i < context->queue_count; i++)
-			for (int set = 0; set < 2; set++)
-				more |= advance_queue(&context->queues[set][i], ANY_SIZE);
-		if (!more && in_flight(context)) {
-			progress_wait();
-			more = true;
-		}
-	} while (more);
+	while (advance_what_can_end(context, find_uses(context, 0, UINT64_MAX, context, false)))
+		;
+	find_uses(context, 0, UINT64_MAX, context, true);
 	drop_all(context);
+}
+
+void memory_wait(uint64_t base, uint64_t size)
+{
+	while (find_uses(NULL, base, base + size, NULL, false) && advance_what_can_end(NULL, true))
+		;
+	find_uses(NULL, base, base + size, NULL, true);
+}
+
+struct sim_range *range_wait(uint64_t base)
+{
+	const struct sim_range *range = range_exact(base);
+	if (range)
+		memory_wait(base, range->size);
+	return range_exact(base);
 }
