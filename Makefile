@@ -30,7 +30,7 @@ LEFT_OUT := build/left-out.txt
 
 .PHONY: help setup build demo test lint format test-python test-native test-shares test-storm test-gpu fuzz bench clean
 .PHONY: test-cluster kubernetes manifest cluster cluster-down
-.PHONY: packages test-packages proto cluster-packages test-examples
+.PHONY: packages test-packages proto reference cluster-packages test-examples
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -116,6 +116,9 @@ fuzz: ## the fuzzers, FUZZ_SECONDS each
 
 bench: build/native-plain ## measure what Aliquot costs a program (docs/measured.md)
 	$(BIN)/python bench/native/cost.py --build build/native-plain
+
+reference: build ## write docs/commands.md from the commands
+	@PYTHONPATH=tests $(BIN)/python -m repository.reference
 
 proto: build ## regenerate the kubelet's messages from their .proto files
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src \

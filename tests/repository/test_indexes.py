@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer.main
-from click import Command, Group
 
-from aliquot.cli.app import app
 from repository.files import ROOT, packages, read, texts, tracked
+from repository.reference import PAGE, every_command, page
 
 MODULE = re.compile(r"^- `(\w+)`:", re.MULTILINE)
 GENERATED = re.compile(r"_pb2$")
@@ -49,18 +47,16 @@ def test_contributing_lists_every_room() -> None:
     assert gone == set()
 
 
-def commands(command: Command, name: str) -> Iterator[tuple[str, Command]]:
-    yield name, command
-    if isinstance(command, Group):
-        for sub, one in command.commands.items():
-            yield from commands(one, f"{name} {sub}")
+def test_the_page_of_commands_is_written_from_the_commands() -> None:
+    assert {"aliquot run", "aliquot simulate ways"} <= every_command().keys()
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `make reference`"
 
 
 def test_every_option_of_every_command_is_in_the_docs() -> None:
     docs = "\n".join(read(p) for p in texts() if p.parts[0] == "docs" or p == Path("README.md"))
     missing = [
         f"{name} {option}"
-        for name, command in commands(typer.main.get_command(app), "aliquot")
+        for name, command in every_command().items()
         for parameter in command.params
         for option in parameter.opts
         if option.startswith("--") and not re.search(rf"{re.escape(option)}(?![\w-])", docs)
