@@ -72,7 +72,7 @@ def test_describe_says_why_a_gang_is_evicted_and_when(tmp_path: Path) -> None:
             world.gang("preemptor", 2, labels={QUEUE: "own"}, gpu=1)
             await until(lambda: world.eviction_reason("train-1"))
             ends = (await described(world, tmp_path, "gang/train-1")).stdout
-            why = "ended for ns/preemptor: queue guest borrows from the quota of queue own"
+            why = "preempted for ns/preemptor: queue guest borrows from the quota of queue own"
             assert f"Eviction: {why}; its workers were notified, and stop about " in ends
             assert " UTC, in " in ends
 
