@@ -104,7 +104,7 @@ def one_large(stage: Stage, chosen: argparse.Namespace) -> dict[str, Any]:
     )
     took = time.monotonic() - began
     stage.wait_phase(NAMESPACE, "large", "Bound")
-    stage.check_cards(NAMESPACE)
+    stage.check_gpus(NAMESPACE)
     near = stage.gang(NAMESPACE, "large")["status"]["topology"]
     return {
         "pods": chosen.one,

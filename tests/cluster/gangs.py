@@ -151,7 +151,7 @@ class Stage:
         self.cluster.wait_until(leaders, 60, "a replica leads")
         return leaders()[0]
 
-    def check_cards(self, namespace: str) -> None:
+    def check_gpus(self, namespace: str) -> None:
         """No GPU is given twice."""
         given: Counter[str] = Counter()
         for one in self.pods(namespace).values():

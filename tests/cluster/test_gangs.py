@@ -58,17 +58,17 @@ def test_a_small_gang_backfills_before_the_planned_start_of_a_big_one(
     stage.wait_phase(namespace, "first", "Bound")
     big = stage.submit(namespace, "big", 4, notes=HOUR)
     stage.wait_phase(namespace, "big", "Waiting")
-    assert "4 GPUs asked; 2 free; planned for about" in stage.why(namespace, "big")
+    assert "4 GPUs requested; 2 free; planned for about" in stage.why(namespace, "big")
     assert f"after {namespace}/first" in stage.why(namespace, "big")
     small = stage.submit(namespace, "small", 2, notes=MINUTES)
     stage.wait_phase(namespace, "small", "Bound")
     assert set(stage.bound(namespace)) == {*first, *small}
-    wait_told(stage, namespace, big[0], "gang big: 4 GPUs asked; 2 free")
+    wait_told(stage, namespace, big[0], "gang big: 4 GPUs requested; 2 free")
     stage.end(namespace, first)
     stage.end(namespace, small)
     stage.wait_phase(namespace, "big", "Bound")
     assert set(stage.bound(namespace)) == set(big)
-    stage.check_cards(namespace)
+    stage.check_gpus(namespace)
     shown = stage.cluster.kubectl("get", "gangs", f"--namespace={namespace}")
     assert shown.split()[:5] == ["NAME", "SIZE", "QUEUE", "PHASE", "START"]
 
@@ -165,7 +165,7 @@ def test_the_next_extender_continues_a_reserved_gang(stage: Stage, namespace: st
     stage.wait_leader()
     stage.cluster.wait_until(lambda: set(stage.bound(namespace)) == set(names), 60, "all are bound")
     stage.wait_phase(namespace, "a", "Bound")
-    stage.check_cards(namespace)
+    stage.check_gpus(namespace)
 
 
 def test_a_higher_priority_preempts_a_lower_one_in_seconds(stage: Stage, namespace: str) -> None:
@@ -207,7 +207,7 @@ def test_a_queue_reclaims_its_quota_from_a_borrowing_gang_in_seconds(
     assert took < in_seconds(RECLAIM_SECONDS, alone)
     borrows = "queue borrower borrows from the quota of queue owner"
     wait_told(stage, namespace, "guest-0", borrows)
-    stage.check_cards(namespace)
+    stage.check_gpus(namespace)
     stage.cluster.kubectl("delete", "queues", "--all")
 
 
@@ -299,7 +299,7 @@ def test_a_pod_group_starts_with_its_min_members(stage: Stage, namespace: str) -
 
     submit("p0")
     stage.wait_phase(namespace, "pg", "Gathering")
-    assert stage.why(namespace, "pg") == "1 of its 2 pods are there"
+    assert stage.why(namespace, "pg") == "1 of its 2 pods exist"
     assert not stage.bound(namespace)
     submit("p1")
     stage.wait_phase(namespace, "pg", "Bound")

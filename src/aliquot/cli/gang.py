@@ -1,4 +1,4 @@
-"""`aliquot describe gang/NAME`: a gang on Kubernetes, why it waits and until when."""
+"""`aliquot describe gang/NAME`: one gang on Kubernetes: its phase, its members, its events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFIX = "gang/"
 
 
 def describe_gang(name: str, namespace: str | None, kubeconfig: Path | None, *, json: bool) -> None:
-    """One gang: where it stands and why, who has which place, what happened."""
+    """Print the phase of a gang and why, the places of its members, and its events."""
     with needs_extra():
         import msgspec  # noqa: PLC0415 - needs the extra
 
@@ -29,7 +29,7 @@ def describe_gang(name: str, namespace: str | None, kubeconfig: Path | None, *, 
     if json:
         print_json({"gang": msgspec.to_builtins(gang), "events": msgspec.to_builtins(events)})
     else:
-        print_text(_told(gang, events, time.time()))
+        print_text(_description(gang, events, time.time()))
 
 
 async def _read(
@@ -57,7 +57,7 @@ async def _read(
     return gang, sorted(found.items, key=lambda one: one.last_timestamp or "")
 
 
-def _told(gang: GangObject, events: Iterable[Event], now: float) -> str:
+def _description(gang: GangObject, events: Iterable[Event], now: float) -> str:
     meta, spec, status = gang.metadata, gang.spec, gang.status
     lines = {
         "Gang": f"{meta.namespace}/{meta.name}",
@@ -66,24 +66,24 @@ def _told(gang: GangObject, events: Iterable[Event], now: float) -> str:
         "Start": _start(status.planned_start, now),
         "Size": f"{_pods(spec.size)}, for {_long(spec.seconds)}",
         "Queue": f"{spec.queue}, priority {spec.priority}",
-        "Near": status.topology or NOTHING,
+        "Topology": status.topology or NOTHING,
     }
-    if status.making_room:
-        lines["Room"] = f"{len(status.making_room)} pods of others end for it"
-    if status.leaving:
-        lines["Leaves"] = _leaves(status, now)
+    if status.victims:
+        lines["Preempts"] = f"{len(status.victims)} pods of other workloads"
+    if status.eviction_reason:
+        lines["Eviction"] = _eviction(status, now)
     width = max(map(len, lines)) + 2
     text = "".join(f"{key + ':':<{width}}{value}\n" for key, value in lines.items())
     members = "".join(map(_member, status.members)) or f"  {NOTHING}\n"
     history = "".join(
         f"  {one.last_timestamp or '':<20}  {one.reason:<10}  {one.message}\n" for one in events
     )
-    return f"{text}Members:\n{members}History:\n{history}"
+    return f"{text}Members:\n{members}Events:\n{history}"
 
 
 def _pods(size: int) -> str:
     if not size:
-        return "not known"
+        return "unknown size"
     return f"{size} pod{'s' if size > 1 else ''}"
 
 
@@ -92,20 +92,20 @@ def _member(one: GangMember) -> str:
 
     plan = decode_plan(one.plan) if one.plan else None
     gpus = [gpu for part in plan.containers.values() for gpu in part.gpus] if plan else []
-    where = f"{one.node}  {', '.join(dict.fromkeys(gpus))}" if one.node else "has no place"
+    where = f"{one.node}  {', '.join(dict.fromkeys(gpus))}" if one.node else "no place yet"
     return f"  {one.pod}  {where}\n"
 
 
 def _since(stamp: str | None, now: float) -> str:
-    from aliquot.kubernetes.gangs.messages import clock, seconds_at  # noqa: PLC0415
+    from aliquot.kubernetes.api.times import clock, seconds_at  # noqa: PLC0415
 
     at = seconds_at(stamp)
-    return "" if at is None else f"; all there since {clock(at, now)}, {_long(now - at)} ago"
+    return "" if at is None else f"; all pods exist since {clock(at, now)}, {_long(now - at)} ago"
 
 
 def _start(stamp: str | None, now: float) -> str:
-    """When it is to start."""
-    from aliquot.kubernetes.gangs.messages import clock, seconds_at  # noqa: PLC0415
+    """When the gang is expected to start."""
+    from aliquot.kubernetes.api.times import clock, seconds_at  # noqa: PLC0415
 
     at = seconds_at(stamp)
     if at is None:
@@ -113,15 +113,16 @@ def _start(stamp: str | None, now: float) -> str:
     return f"about {clock(at, now)}, " + (f"in {_long(at - now)}" if at > now else "any moment")
 
 
-def _leaves(status: GangStatus, now: float) -> str:
-    """Why its pods are to end; and by when, where their controller tells them."""
-    from aliquot.kubernetes.gangs.messages import clock, seconds_at  # noqa: PLC0415
+def _eviction(status: GangStatus, now: float) -> str:
+    """Why its pods are evicted; and when, if their controller notifies them."""
+    from aliquot.kubernetes.api.times import clock, seconds_at  # noqa: PLC0415
 
-    at = seconds_at(status.leaves_at)
+    at = seconds_at(status.eviction_time)
     if at is None:
-        return status.leaving
+        return status.eviction_reason
     left = f", in {_long(at - now)}" if at > now else ""
-    return f"{status.leaving}; told, and stopped about {clock(at, now)}{left}"
+    when = f"{clock(at, now)}{left}"
+    return f"{status.eviction_reason}; its workers were notified, and stop about {when}"
 
 
 def _long(seconds: float) -> str:

@@ -88,7 +88,10 @@ class Scheduler:
         self._recorder = Recorder(client, SCHEDULER)
         planner = Planner(self.cluster, presets, offer=options.offer)
         self._writer = StatusWriter(
-            client, self._view.queues, lambda: self._gangs.loads, lambda: self._elector.leading
+            client,
+            self._view.queues,
+            lambda: self._gangs.queue_usage,
+            lambda: self._elector.leading,
         )
         self._gangs = Gangs(
             client,

@@ -1,4 +1,4 @@
-"""What is told of gangs is told sooner than to people."""
+"""Gangs report sooner here than to people."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 from aliquot.kubernetes.cluster import cluster
 from aliquot.kubernetes.gangs import store
-from kubernetes.gangs.thinking import thinking
+from kubernetes.gangs.held_decisions import held
 
-__all__ = ["thinking"]
+__all__ = ["held"]
 
 
 @pytest.fixture(autouse=True)
-def words_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "WORDS", 0.05)
+def reasons_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "REASON_SECONDS", 0.05)
 
 
 @pytest.fixture(autouse=True)

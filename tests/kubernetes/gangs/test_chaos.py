@@ -1,12 +1,11 @@
-"""Gangs whatever happens: events lost, repeated and cut off, refusals, and leaders killed anywhere.
+"""Gangs whatever happens: events lost, repeated and cut off, requests refused, leaders killed.
 
-Some gangs go before others and have their places, whose pods take time to end; some have owners,
-which make a pod anew when one goes; of some a PodGroup says the size; budgets keep some from
-ending; the leader dies between two evictions. Some are elastic, and are asked to give back and told
-before they end, though nobody is there to do so. Single pods come beside them, a queue has a limit,
-and another a quota that others borrow. Whatever the order: in the end no half of a gang holds GPUs,
-no GPU is given twice, no limit is passed, every gang that is all there gets its turn, and when all
-pods are gone nothing is left of any of them.
+Some gangs preempt others, whose pods take time to terminate. Some have owners, which create a pod
+again when one goes. A PodGroup says the size of some. Disruption budgets protect some. The leader
+dies between two evictions. Some are elastic: they are asked to shrink and notified, though nobody
+is there to do so. Single pods come too, one queue has a limit, and another a quota that others
+borrow. In the end no incomplete gang holds GPUs, no GPU is given twice, no limit is passed, every
+complete gang gets its turn, and when all pods are gone nothing is left of any of them.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from hypothesis import strategies as st
 from aliquot.kubernetes.api.names import ELASTIC, QUEUE
 from aliquot.kubernetes.cluster import elastic
 from aliquot.kubernetes.cluster.elastic import Terms
-from aliquot.kubernetes.gangs import controller, sources, state, store
-from aliquot.kubernetes.gangs import evictions as doors
+from aliquot.kubernetes.gangs import controller, evictions, sizes, state, store
 from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import Faults, until
 from kubernetes.gangs.world import SOON, World
@@ -245,7 +243,7 @@ class Play:
 
 
 def check(world: World) -> None:
-    world.check_cards()
+    world.check_gpus()
     assert world.held("limited") <= LIMIT
 
 
@@ -285,17 +283,17 @@ async def played(ops: list[tuple[str, int]]) -> None:
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(ops=st.lists(OPS, min_size=1, max_size=14))
-def test_whatever_happens_gangs_are_whole_and_nothing_is_left(ops: list[tuple[str, int]]) -> None:
+def test_gangs_are_whole_and_nothing_is_left_whatever_happens(ops: list[tuple[str, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state, "FIRST_PAUSE", 0.05)
         patch.setattr(state, "LONGEST_PAUSE", 0.2)
         patch.setattr(state, "BAR_SECONDS", 0.5)
         patch.setattr(controller, "PASS_SECONDS", 0.1)
-        patch.setattr(controller, "SETTLE", 0.005)
-        patch.setattr(doors, "AGAIN", 0.2)
-        patch.setattr(doors, "EVICT_AGAIN", 0.1)
-        patch.setattr(store, "WORDS", 0.2)
-        patch.setattr(sources, "AGAIN", 0.1)
+        patch.setattr(controller, "BURST_SECONDS", 0.005)
+        patch.setattr(evictions, "OPEN_AGAIN", 0.2)
+        patch.setattr(evictions, "EVICT_AGAIN", 0.1)
+        patch.setattr(store, "REASON_SECONDS", 0.2)
+        patch.setattr(sizes, "READ_SOURCE_AGAIN", 0.1)
         patch.setattr(elastic, "MARGIN", 0.2)
         patch.setattr(state, "LATE", 0.1)
         asyncio.run(played(ops))

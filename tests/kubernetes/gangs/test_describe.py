@@ -1,4 +1,4 @@
-"""`aliquot describe gang/NAME` says why a gang waits or ends, and until when."""
+"""`aliquot describe gang/NAME` says why a gang waits or is evicted, and until when."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def described(world: World, folder: Path, *words: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, app, command)
 
 
-def test_it_says_why_it_waits_and_until_when(tmp_path: Path) -> None:
+def test_describe_says_why_a_gang_waits_and_until_when(tmp_path: Path) -> None:
     async def play() -> None:
         world = World(4)
         async with running(world):
@@ -41,14 +41,14 @@ def test_it_says_why_it_waits_and_until_when(tmp_path: Path) -> None:
             await until(lambda: "planned for about" in world.why("big"))
             await until(lambda: world.events("big"))
             waits = (await described(world, tmp_path, "gang/big")).stdout
-            assert "Gang:  ns/big\n" in waits
-            assert "Phase: Waiting; all there since" in waits
-            assert "Why:   4 GPUs asked; 2 free; planned for about" in waits
-            assert "Start: about " in waits
+            assert "Gang:     ns/big\n" in waits
+            assert "Phase:    Waiting; all pods exist since" in waits
+            assert "Why:      4 GPUs requested; 2 free; planned for about" in waits
+            assert "Start:    about " in waits
             assert ", in " in waits
-            assert "Size:  4 pods, for 1 h\n" in waits
+            assert "Size:     4 pods, for 1 h\n" in waits
             runs = (await described(world, tmp_path, "gang/first", "-n", "ns")).stdout
-            assert "Near:  one node\n" in runs
+            assert "Topology: one node\n" in runs
             assert "  first-0  n0  GPU-n0-" in runs
             found = (await described(world, tmp_path, "gang/first", "--json")).stdout
             assert json.loads(found)["gang"]["status"]["phase"] == "Bound"
@@ -58,7 +58,7 @@ def test_it_says_why_it_waits_and_until_when(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
-def test_it_says_why_it_ends_and_when_its_workers_are_stopped(tmp_path: Path) -> None:
+def test_describe_says_why_a_gang_is_evicted_and_when(tmp_path: Path) -> None:
     async def play() -> None:
         world = World(2)
         world.queue("own", quota={"gpus": 2})
@@ -68,12 +68,12 @@ def test_it_says_why_it_ends_and_when_its_workers_are_stopped(tmp_path: Path) ->
             labels = {QUEUE: "guest", JOB: "train"}
             world.gang("train-1", 2, annotations={ELASTIC: terms}, labels=labels, gpu=1)
             await is_bound(world, "train-1", 2)
-            assert "Leaves:" not in (await described(world, tmp_path, "gang/train-1")).stdout
-            world.gang("claimant", 2, labels={QUEUE: "own"}, gpu=1)
-            await until(lambda: world.leaving("train-1"))
+            assert "Eviction:" not in (await described(world, tmp_path, "gang/train-1")).stdout
+            world.gang("preemptor", 2, labels={QUEUE: "own"}, gpu=1)
+            await until(lambda: world.eviction_reason("train-1"))
             ends = (await described(world, tmp_path, "gang/train-1")).stdout
-            why = "preempted for ns/claimant: queue guest borrows from the quota of queue own"
-            assert f"Leaves: {why}; told, and stopped about " in ends
+            why = "ended for ns/preemptor: queue guest borrows from the quota of queue own"
+            assert f"Eviction: {why}; its workers were notified, and stop about " in ends
             assert " UTC, in " in ends
 
     asyncio.run(play())

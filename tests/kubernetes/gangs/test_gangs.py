@@ -9,7 +9,7 @@ import pytest
 
 from aliquot.kubernetes.gangs import state
 from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
-from aliquot.kubernetes.gangs.reservations import Times
+from aliquot.kubernetes.gangs.lifecycle import Deadlines
 from kubernetes.builders import GPU_BYTES, held, make_node, make_pod
 from kubernetes.extender.replica import Replica, put_node, replica
 from kubernetes.fake_api import until
@@ -17,11 +17,11 @@ from kubernetes.gangs.world import SOON, World, is_bound, led, played, running
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_gang_starts_when_all_its_pods_are_there(gated: bool) -> None:  # noqa: FBT001
+def test_a_gang_starts_when_all_its_pods_exist(gated: bool) -> None:  # noqa: FBT001
     async def play(world: World, _: Replica) -> None:
         world.gang("a", 3, pods=2, gated=gated)
         await until(lambda: world.phase("a") == "Gathering")
-        assert world.why("a") == "2 of its 3 pods are there"
+        assert world.why("a") == "2 of its 3 pods exist"
         assert not world.bound("a")
         world.gang("a", 3, pods=1, first=2, gated=gated)
         await is_bound(world, "a", 3)
@@ -34,14 +34,14 @@ def test_a_gang_starts_when_all_its_pods_are_there(gated: bool) -> None:  # noqa
     played(World(2, 4), play)
 
 
-def test_the_small_one_runs_and_the_big_one_starts_when_it_can() -> None:
+def test_a_small_gang_is_backfilled_before_a_large_one() -> None:
     async def play(world: World, _: Replica) -> None:
         hour, minutes = {"aliquot.io/duration": "1h"}, {"aliquot.io/duration": "10m"}
         world.gang("first", 2, annotations=hour)
         await is_bound(world, "first", 2)
         world.gang("big", 4, annotations=hour)
         await until(lambda: world.phase("big") == "Waiting")
-        assert "4 GPUs asked; 2 free; planned for about" in world.why("big")
+        assert "4 GPUs requested; 2 free; planned for about" in world.why("big")
         assert "after ns/first" in world.why("big")
         world.gang("small", 2, annotations=minutes)
         await is_bound(world, "small", 2)
@@ -55,7 +55,7 @@ def test_the_small_one_runs_and_the_big_one_starts_when_it_can() -> None:
     played(World(4), play)
 
 
-def test_work_that_would_be_in_the_way_waits_behind_a_promise() -> None:
+def test_work_that_would_delay_a_planned_start_waits() -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("first", 2, annotations={"aliquot.io/duration": "1h"})
         await is_bound(world, "first", 2)
@@ -65,7 +65,10 @@ def test_work_that_would_be_in_the_way_waits_behind_a_promise() -> None:
         await until(lambda: world.phase("long") == "Waiting")
         world.pod("single", gpu=1, annotations={"aliquot.io/duration": "5h"})
         await until(lambda: world.events("single"))
-        assert world.events("single")[0] == ("Promised", "what is free is promised to gangs")
+        assert world.events("single")[0] == (
+            "KeptForGangs",
+            "what is free is kept for the planned starts of gangs",
+        )
         world.pod("short", gpu=1, annotations={"aliquot.io/duration": "5m"})
         await until(lambda: "short" in world.bound())
         assert set(world.bound()) == {"first-0", "first-1", "short"}
@@ -73,7 +76,7 @@ def test_work_that_would_be_in_the_way_waits_behind_a_promise() -> None:
     played(World(4), play)
 
 
-def test_two_gangs_that_would_deadlock_half_started_run_one_after_the_other() -> None:
+def test_two_gangs_that_could_deadlock_run_one_after_the_other() -> None:
     async def play(world: World, _: Replica) -> None:
         for number in range(3):
             for name in ("a", "b"):
@@ -95,7 +98,7 @@ def test_a_pod_group_says_how_many_must_start_together() -> None:
             body = world.api.objects["pods", "ns", f"p{number}"]
             body["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": "pg"}
             world.api.put("pods", body)
-        await until(lambda: "PodGroup 'pg', which knows its size, is not there" in world.why("pg"))
+        await until(lambda: "PodGroup 'pg', which knows its size, does not" in world.why("pg"))
         group = {"metadata": {"name": "pg", "namespace": "ns"}, "spec": {"minMember": 3}}
         world.api.put("podgroups", group)
         await until(lambda: len(world.bound()) == 3)
@@ -106,7 +109,7 @@ def test_a_pod_group_says_how_many_must_start_together() -> None:
     played(World(4), play)
 
 
-def test_the_object_that_knows_a_gangs_size_is_not_forgotten_when_it_is_bound() -> None:
+def test_the_source_of_a_bound_gang_stays_known() -> None:
     async def run() -> None:
         world = World(3)
         async with world.api.serving():
@@ -137,13 +140,13 @@ def test_a_pod_may_change_its_gang() -> None:
     played(World(1), play)
 
 
-def test_gates_of_others_are_waited_for() -> None:
+def test_a_gang_waits_for_foreign_gates() -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("a", 1)
         body = world.api.objects["pods", "ns", "a-0"]
         body["spec"]["schedulingGates"].append({"name": "kueue.x-k8s.io/admission"})
         world.api.put("pods", body)
-        await until(lambda: "held back by kueue.x-k8s.io/admission" in world.why("a"))
+        await until(lambda: "hold its pods back: kueue.x-k8s.io/admission" in world.why("a"))
         body = world.api.objects["pods", "ns", "a-0"]
         body["spec"]["schedulingGates"].pop()
         world.api.put("pods", body)
@@ -152,7 +155,7 @@ def test_gates_of_others_are_waited_for() -> None:
     played(World(1), play)
 
 
-def test_a_node_that_is_not_offered_is_not_tried_again() -> None:
+def test_a_rejected_node_is_not_tried_again() -> None:
     async def play(world: World, _: Replica) -> None:
         world.offered = {"n0", "n2"}
         world.gang("a", 4)
@@ -162,7 +165,7 @@ def test_a_node_that_is_not_offered_is_not_tried_again() -> None:
     played(World(2, 4, 2), play)
 
 
-def test_members_that_do_not_arrive_give_their_places_back(
+def test_members_that_do_not_arrive_lose_their_places(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(state, "FIRST_PAUSE", 0.1)
@@ -176,13 +179,13 @@ def test_members_that_do_not_arrive_give_their_places_back(
             await until(lambda: "did not arrive in time" in world.why("a"))
             async with world.scheduling(one):
                 await is_bound(world, "a", 4)
-        world.check_cards()
+        world.check_gpus()
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("what", ["pod", "gpu", "node"])
-def test_what_goes_away_before_the_bind_makes_it_plan_again(what: str) -> None:
+def test_a_gang_is_planned_again_if_a_place_is_lost_before_the_bind(what: str) -> None:
     async def run() -> None:
         world = World(2, 2)
         async with world.api.serving(), replica(world.api) as one:
@@ -201,7 +204,7 @@ def test_what_goes_away_before_the_bind_makes_it_plan_again(what: str) -> None:
             await until(lambda: what == "pod" or node not in places(world, "a"))
             async with world.scheduling(one):
                 await is_bound(world, "a", 2)
-        world.check_cards()
+        world.check_gpus()
 
     asyncio.run(run())
 
@@ -212,7 +215,7 @@ def places(world: World, gang: str) -> set[str]:
     return {one.node for one in found.status.members}
 
 
-def test_a_new_leader_goes_on_from_what_is_reserved() -> None:
+def test_a_new_leader_goes_on_with_a_reservation() -> None:
     async def run() -> None:
         world = World(2, 2)
         async with world.api.serving():
@@ -237,7 +240,7 @@ def test_a_new_leader_goes_on_from_what_is_reserved() -> None:
     asyncio.run(run())
 
 
-def test_a_half_that_cannot_be_completed_ends() -> None:
+def test_an_incomplete_gang_is_evicted() -> None:
     async def play(world: World, _: Replica) -> None:
         def refuse(_: str, path: str) -> int | None:
             return 403 if path.endswith("a-1/binding") else None
@@ -252,7 +255,7 @@ def test_a_half_that_cannot_be_completed_ends() -> None:
     played(World(2), play)
 
 
-def test_a_replacement_goes_near_the_others() -> None:
+def test_a_replacement_is_placed_close_to_the_other_members() -> None:
     async def play(world: World, _: Replica) -> None:
         for name, rack in {"n0": "r1", "n1": "r2", "n2": "r1"}.items():
             meta = {"name": name, "labels": {"topology.kubernetes.io/rack": rack}}
@@ -271,13 +274,13 @@ def test_a_replacement_goes_near_the_others() -> None:
     played(World(2, 2, 2), play)
 
 
-def test_pods_that_come_while_others_of_that_name_end_are_a_gang_of_their_own() -> None:
+def test_new_pods_beside_terminating_ones_are_a_new_run() -> None:
     async def play(world: World, _: Replica) -> None:
         old = set(world.gang("a", 2))
         await is_bound(world, "a", 2)
         world.begin_to_end(*old)
         world.gang("a", 2, pods=1, first=2)
-        await until(lambda: world.why("a") == "1 of its 2 pods are there")
+        await until(lambda: world.why("a") == "1 of its 2 pods exist")
         assert set(world.bound("a")) == old
         world.gang("a", 2, pods=1, first=3)
         await until(lambda: set(world.bound("a")) == old | {"a-2", "a-3"})
@@ -285,7 +288,7 @@ def test_pods_that_come_while_others_of_that_name_end_are_a_gang_of_their_own() 
     played(World(2, 2), play)
 
 
-def test_a_new_leader_leaves_a_gang_alone_that_waits_for_a_replacement() -> None:
+def test_a_new_leader_does_not_evict_a_gang_that_waits_for_a_replacement() -> None:
     async def run() -> None:
         world = World(1, 1)
         async with running(world):
@@ -304,7 +307,7 @@ def test_a_new_leader_leaves_a_gang_alone_that_waits_for_a_replacement() -> None
     asyncio.run(run())
 
 
-def test_a_higher_priority_gets_the_places_of_a_lower_one_which_ends() -> None:
+def test_a_gang_of_higher_priority_preempts() -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("low", 2)
         await is_bound(world, "low", 2)
@@ -320,14 +323,14 @@ def test_a_higher_priority_gets_the_places_of_a_lower_one_which_ends() -> None:
     played(World(2), play)
 
 
-def test_a_budget_that_refuses_is_respected_and_another_way_is_sought() -> None:
+def test_a_protected_victim_is_spared_and_the_gang_starts_elsewhere() -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("kept", 1)
         await is_bound(world, "kept", 1)
         world.api.faults.budgets = {"kept-0": "keep-it"}
         notes = {"aliquot.io/gang": "high", "aliquot.io/gang-size": "1"}
         world.pod("high-0", gated=True, annotations=notes, gpu=1, spec={"priority": 9})
-        await until(lambda: "their disruption budgets kept ns/kept from" in world.why("high"))
+        await until(lambda: "disruption budgets protect ns/kept from" in world.why("high"))
         assert world.bound() == {"kept-0": "n0"}
         world.gang("spare", 1, pods=0)
         put_node(world.api, make_node("n1", 1))
@@ -335,11 +338,11 @@ def test_a_budget_that_refuses_is_respected_and_another_way_is_sought() -> None:
         await is_bound(world, "high", 1)
         assert world.bound("kept") == {"kept-0": "n0"}
 
-    options = GangOptions(times=Times(grace=0.4, room=0.2))
+    options = GangOptions(times=Deadlines(grace=0.4, eviction=0.2))
     played(World(1), play, gangs=options)
 
 
-def test_a_gpu_that_a_node_still_names_for_a_pod_that_is_gone_is_waited_for() -> None:
+def test_a_gang_waits_for_a_gpu_that_a_node_still_reports_for_a_deleted_pod() -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", quota={"gpus": 1})
         gone = held(make_pod("gone"), memory=GPU_BYTES)
@@ -348,7 +351,7 @@ def test_a_gpu_that_a_node_still_names_for_a_pod_that_is_gone_is_waited_for() ->
         await until(lambda: world.phase("a") == "Reserved")
         found = world.status("a")
         assert found is not None
-        assert found.status.making_room == ("uid-gone",)
+        assert found.status.victims == ("uid-gone",)
         assert world.pods()["a-0"].spec.scheduling_gates
         put_node(world.api, make_node("n0", 1))
         await is_bound(world, "a", 1)

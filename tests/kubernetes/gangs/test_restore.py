@@ -22,7 +22,7 @@ def served(world: World, play: Callable[[World], Coroutine[Any, Any, None]]) -> 
     async def run() -> None:
         async with world.api.serving():
             await play(world)
-        world.check_cards()
+        world.check_gpus()
 
     asyncio.run(run())
 
@@ -62,7 +62,7 @@ def plan(*gpus: str, **changes: Any) -> str:
     ],
     ids=["more GPUs", "another node's", "more memory", "another kind", "nonsense"],
 )
-def test_a_place_that_is_not_what_the_pod_asks_for_is_planned_anew(forged: str) -> None:
+def test_a_restored_place_that_differs_from_the_request_is_planned_again(forged: str) -> None:
     async def play(world: World) -> None:
         found = await reserved(world, "a", 1)
         member = {**found["status"]["members"][0], "node": "n0", "plan": forged}
@@ -74,7 +74,7 @@ def test_a_place_that_is_not_what_the_pod_asks_for_is_planned_anew(forged: str) 
     served(World(4, 2), play)
 
 
-def test_a_place_that_another_has_is_not_given_twice() -> None:
+def test_a_restored_place_that_another_pod_has_is_not_confirmed() -> None:
     async def play(world: World) -> None:
         async with led(world):
             world.pod("single", gpu=1)
@@ -89,7 +89,7 @@ def test_a_place_that_another_has_is_not_given_twice() -> None:
     served(World(2), play)
 
 
-def test_a_place_above_a_queues_limit_is_not_believed() -> None:
+def test_a_restored_place_above_a_limit_is_not_confirmed() -> None:
     async def play(world: World) -> None:
         world.queue("q", limit={"gpus": 2})
         await reserved(world, "a", 2, gpu=1, labels={"aliquot.io/queue": "q"})
@@ -101,7 +101,7 @@ def test_a_place_above_a_queues_limit_is_not_believed() -> None:
     served(World(2), play)
 
 
-def test_nobody_is_evicted_by_what_a_status_says() -> None:
+def test_a_forged_status_evicts_nobody() -> None:
     async def play(world: World) -> None:
         async with led(world):
             world.gang("kept", 1, spec={"priority": 100}, gpu=1)
@@ -113,7 +113,7 @@ def test_nobody_is_evicted_by_what_a_status_says() -> None:
             "node": world.bound()["kept-0"],
             "plan": kept.metadata.annotations[PLAN],
         }
-        rewrite(world, found, members=[member], makingRoom=[kept.metadata.uid])
+        rewrite(world, found, members=[member], victims=[kept.metadata.uid])
         async with led(world):
             await is_bound(world, "a", 1)
             assert world.pods()["kept-0"].metadata.uid == kept.metadata.uid
@@ -123,7 +123,7 @@ def test_nobody_is_evicted_by_what_a_status_says() -> None:
     served(World(2), play)
 
 
-def test_who_ends_already_for_a_claimant_is_waited_for() -> None:
+def test_a_new_leader_waits_for_victims_that_terminate() -> None:
     async def play(world: World) -> None:
         async with led(world):
             world.gang("low", 1)
@@ -141,7 +141,7 @@ def test_who_ends_already_for_a_claimant_is_waited_for() -> None:
     served(World(1), play)
 
 
-def test_a_gang_has_not_waited_for_longer_than_its_pods_are_there() -> None:
+def test_a_gang_has_not_waited_for_longer_than_its_pods_exist() -> None:
     async def play(world: World) -> None:
         async with led(world):
             world.gang("first", 1)

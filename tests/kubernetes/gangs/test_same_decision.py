@@ -24,14 +24,14 @@ import pytest
 import structlog
 
 from aliquot.kubernetes.api.gang import GangObject
-from aliquot.kubernetes.api.leader import LeaseTimes as LeaseTimes
+from aliquot.kubernetes.api.leader import LeaseTimes
 from aliquot.kubernetes.api.names import DURATION, GANG, GANG_SIZE, GATE, PLAN, QUEUE
 from aliquot.kubernetes.api.objects import PODS, Pod
 from aliquot.kubernetes.api.plan import decode_plan
 from aliquot.kubernetes.cluster.hardware import spec_of
 from aliquot.kubernetes.gangs import store
 from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
-from aliquot.kubernetes.gangs.reservations import LeaseTimes
+from aliquot.kubernetes.gangs.lifecycle import Deadlines
 from aliquot.kubernetes.scheduler import Scheduler, SchedulerOptions
 from aliquot.placement.core.demand import Demand, Gang, Kind
 from aliquot.placement.core.snapshot import NodeSpec
@@ -383,7 +383,7 @@ class Cluster:
             namespace="ns",
             strategy=STRATEGY,
             times=LeaseTimes(duration=1e9, deadline=1e8, retry=1e7),
-            gangs=GangOptions(times=LeaseTimes(grace=1e6, room=1e6)),
+            gangs=GangOptions(times=Deadlines(grace=1e6, eviction=1e6)),
         )
         scheduler = Scheduler(DirectClient(self.api), options, now=lambda: self._now)
         task = asyncio.create_task(scheduler.run())
@@ -435,7 +435,7 @@ class Cluster:
 @pytest.fixture(autouse=True)
 def for_many_schedulers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Gang objects are written at once, and no scheduler collects garbage or logs."""
-    monkeypatch.setattr(store, "WORDS", 0.0)
+    monkeypatch.setattr(store, "REASON_SECONDS", 0.0)
     monkeypatch.setattr(gc, "collect", lambda *_: 0)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     with structlog.testing.capture_logs():

@@ -8,8 +8,8 @@ from aliquot.kubernetes.cluster.membership import (
     BY_LABEL,
     KUBEFLOW,
     KUBEFLOW_JOBS,
-    claim_of,
     is_gated,
+    membership_of,
 )
 from kubernetes import chart
 from kubernetes.builders import pod_of
@@ -33,13 +33,13 @@ def test_the_custom_resource_has_the_fields_of_the_object() -> None:
 def test_the_example_is_a_gang_of_four() -> None:
     (job,) = chart.objects((chart.ROOT / "examples/kubernetes/gang.yaml").read_text("utf-8"))
     pod = pod_of(pod_in(job))
-    claim = claim_of(pod)
-    assert claim is not None
-    assert (claim.key.name, claim.size) == ("workers", job["spec"]["parallelism"])
+    membership = membership_of(pod)
+    assert membership is not None
+    assert (membership.key.name, membership.size) == ("workers", job["spec"]["parallelism"])
     assert is_gated(pod)
 
 
-def test_the_scheduler_may_read_what_knows_a_gangs_size() -> None:
+def test_the_scheduler_may_read_the_sources_of_sizes() -> None:
     manifest = chart.objects(chart.MANIFEST.read_text("utf-8"))
     rules = find(manifest, "ClusterRole", "aliquot-gangs")["rules"]
     may = {

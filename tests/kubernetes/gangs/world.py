@@ -20,12 +20,12 @@ from aliquot.kubernetes.api.objects import PODS, Pod
 from aliquot.kubernetes.api.plan import decode_plan
 from aliquot.kubernetes.cluster.membership import POD_GROUP
 from aliquot.kubernetes.gangs.controller import GangOptions
-from aliquot.kubernetes.gangs.reservations import Times
+from aliquot.kubernetes.gangs.lifecycle import Deadlines
 from kubernetes.builders import make_node, make_pod
 from kubernetes.extender.replica import Replica, put_node, replica
 from kubernetes.fake_api import FakeApi, Json, as_json, until
 
-SOON = GangOptions(times=Times(grace=0.4, room=0.4))
+SOON = GangOptions(times=Deadlines(grace=0.4, eviction=0.4))
 
 
 class World:
@@ -159,7 +159,7 @@ class World:
             name: one.spec.node_name for name, one in self.pods(gang).items() if one.spec.node_name
         }
 
-    def staying(self, gang: str) -> set[str]:
+    def active(self, gang: str) -> set[str]:
         """Its pods that have nodes, and are not on their way out."""
         found = self.pods(gang).items()
         return {
@@ -168,9 +168,9 @@ class World:
             if one.spec.node_name and not one.metadata.deletion_timestamp
         }
 
-    def leaving(self, gang: str) -> str:
+    def eviction_reason(self, gang: str) -> str:
         found = self.status(gang)
-        return found.status.leaving if found else ""
+        return found.status.eviction_reason if found else ""
 
     def status(self, gang: str) -> GangObject | None:
         found = self.api.objects.get(("gangs", "ns", gang))
@@ -191,7 +191,7 @@ class World:
             if one["involvedObject"]["name"] == name
         ]
 
-    def check_cards(self) -> None:
+    def check_gpus(self) -> None:
         """No GPU is given twice."""
         given: Counter[str] = Counter()
         for one in self.pods().values():
@@ -288,14 +288,14 @@ async def running(world: World, **options: Any) -> AsyncIterator[Replica]:
 def played(
     world: World, play: Callable[[World, Replica], Coroutine[Any, Any, None]], **options: Any
 ) -> None:
-    """Play it with a replica that leads; then no card may have been given twice."""
+    """Play it with a replica that leads; then no GPU may have been given twice."""
 
     async def run() -> None:
         async with running(world, **options) as one:
             await play(world, one)
 
     asyncio.run(run())
-    world.check_cards()
+    world.check_gpus()
 
 
 @asynccontextmanager

@@ -29,9 +29,9 @@ from aliquot.kubernetes.api.names import (
     NOTICE,
     PLAN,
 )
-from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Pod, Resource
+from aliquot.kubernetes.api.objects import GPU_NODES, ApiObject, DeleteOptions, Node, Pod, Resource
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
-from aliquot.kubernetes.gangs.messages import stamp
+from aliquot.kubernetes.api.times import stamp
 from aliquot.kubernetes.jobs.allocations import JobAllocations
 from aliquot.kubernetes.jobs.controller import Controller, WatchedObjects
 from aliquot.placement.elastic.resize import Rules
@@ -203,6 +203,7 @@ class JobCluster:
         """Bring the watches up to date."""
         self._synced = dict(self.api.objects)
         for (_, name), one in self._view("gpunodes", GPU_NODES.type).items():
+            self.allocations.set_node(name, Node())
             self.allocations.set_gpu_node(name, one)
         pods = {one.metadata.uid: one for one in self._view("pods", Pod).values()}
         for uid in self._known - set(pods):
@@ -312,7 +313,7 @@ class JobCluster:
         status: Json = {"phase": phase, "reason": reason}
         if name in self.preempted:
             why, until = self.preempted[name]
-            status |= {"leaving": why, "leavesAt": stamp(until)}
+            status |= {"evictionReason": why, "evictionTime": stamp(until)}
         meta = {"name": name, "namespace": "ns"}
         self.api.put("gangs", {"metadata": meta, "spec": {"size": size}, "status": status})
 
@@ -368,6 +369,7 @@ class JobCluster:
         if status != self._reported:
             self._reported = status
             node = msgspec.structs.replace(self._node, status=status)
+            self.api.put_if_absent("nodes", {"metadata": {"name": NODE}})
             self.api.put("gpunodes", as_json(GPU_NODES, node))
 
     def gpus(self) -> list[str]:

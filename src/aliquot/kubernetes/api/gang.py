@@ -47,12 +47,13 @@ class GangMember(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class GangStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What became of it. `makingRoom` are the UIDs of pods that end for it.
+    """What became of a gang. `victims` are the UIDs of pods that are evicted for it.
 
-    `wholeOnce`: all of it had nodes, so that it is not ended when it loses a member. `leaving` says
-    why those of it that have nodes are to end: it is written before the first of them is asked to.
-    `leavers` is how many had nodes then, so that a new leader knows whether some have gone.
-    `leavesAt`: not before that time, so that the controller of an elastic job can tell its workers.
+    `wholeOnce`: all members had nodes, so that the gang is not evicted when it loses one.
+    `evictionReason` says why its pods with nodes are evicted; it is written before the first one
+    is. `evictionPods` is how many had nodes then, so that a new leader knows whether some are gone.
+    `evictionTime`: no pod is evicted before, so that the controller of an elastic job can notify
+    its workers.
     """
 
     phase: str = ""
@@ -60,11 +61,11 @@ class GangStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     planned_start: str | None = None
     since: str | None = None
     topology: str = ""
-    making_room: tuple[str, ...] = ()
+    victims: tuple[str, ...] = ()
     whole_once: bool = False
-    leaving: str = ""
-    leavers: int = 0
-    leaves_at: str | None = None
+    eviction_reason: str = ""
+    eviction_pods: int = 0
+    eviction_time: str | None = None
     members: tuple[GangMember, ...] = ()
 
 

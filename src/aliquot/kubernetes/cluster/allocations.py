@@ -1,18 +1,18 @@
-"""Who has what of all GPUs, gang by gang, and what each queue has; by what has changed.
+"""Which workload holds which GPUs, and what each queue uses. Updated by what has changed.
 
-A pod has what it has until no node names it any more, also when it makes room for a gang, which
-has its places from the first, and does not begin before those are gone (`in_the_way`). So of both
-only one counts: for a right the gang; for a limit whichever has more (`charged`). What those that
-make room have and nobody was given is free soon (`leftovers`).
+A pod holds its GPUs until no node names it any more, also while it is evicted for a gang. That gang
+has its places reserved from the beginning, and starts when the victims are gone (`still_held`). Of
+the two only one counts: the gang for who may reclaim, and the larger one for limits (`charged`).
+What victims hold and no gang was given is free soon (`leftovers`).
 
-It is at any time what it would be if all nodes were looked at anew. What it costs to ask is what
-has changed since it was last asked: rows of the allocations, pods (`touch`), and queues, which are
-few and make all anew.
+The answers are always those of a full recount. A call costs what has changed since the last one:
+rows of the allocations, pods (`touch`), and queues, which are few and cause a full recount.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.cluster.workloads import ENDING, Work, is_single
@@ -26,21 +26,33 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.node_usage import GpuUsage
     from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.kubernetes.cluster.workloads import Workloads
-    from aliquot.kubernetes.gangs.state import GangState
     from aliquot.placement.core.allocations import Allocations
     from aliquot.placement.queues.quota import Sums
 
 Pairs = list[tuple[Placement, Demand]]
 
 
+@dataclass(frozen=True, slots=True)
+class PendingPreemption:
+    """GPUs that change hands, by UIDs: the victims are evicted for the pods of a gang.
+
+    `nodes` are those that the gang's pods go to, `queue` is the gang's.
+    """
+
+    victims: frozenset[str]
+    heirs: frozenset[str]
+    nodes: frozenset[str]
+    queue: str
+
+
 class WorkloadAllocations:
     """What is held or reserved on the rows of a cluster's allocations."""
 
-    def __init__(self, cluster: Cluster, roster: Workloads, queues: Queues) -> None:
+    def __init__(self, cluster: Cluster, workloads: Workloads, queues: Queues) -> None:
         self._cluster = cluster
-        self._roster = roster
+        self._workloads = workloads
         self._queues = queues
-        self._books: Allocations | None = None
+        self._seen: Allocations | None = None
         self._version = 0
         self._queues_version = -1
         self._rows: dict[int, tuple[int, dict[str, Pairs]]] = {}  # a GPU's bytes; by UID
@@ -53,19 +65,19 @@ class WorkloadAllocations:
         self._singles: Counter[str] = Counter()
         self._stale: set[str] = set()
         self._renamed: set[str] = set()
-        roster.listeners.append(self.touch)
+        workloads.listeners.append(self.touch)
 
     def touch(self, uid: str, name: str) -> None:
-        """A pod has changed, which is or was a part of the work of this name."""
+        """A pod has changed that belongs, or belonged, to the work of this name."""
         if uid in self._pairs:
             self._renamed.add(uid)
         if name in self._uids:
             self._stale.add(name)
 
-    # --- what is so -------------------------------------------------------------------------------
+    # --- answers ----------------------------------------------------------------------------------
 
     def running(self, now: float, without: Collection[str] = ()) -> list[Running]:
-        """All that is held or reserved, but for what the pods of these UIDs have."""
+        """All work that holds or has reserved something, but for the pods of these UIDs."""
         self._refresh(now)
         apart = {name for uid in without if (name := self._name_of.get(uid)) is not None}
         found = [one for name, one in self._running.items() if name not in apart]
@@ -76,51 +88,55 @@ class WorkloadAllocations:
         return found
 
     def used(self, now: float, without: Collection[str] = ()) -> dict[str, Resources]:
-        """What each queue has, but for what the pods of these UIDs have."""
+        """What each queue uses, but for the pods of these UIDs."""
         self._refresh(now)
         used = dict(self._used)
         for one in self.parts_of(without, now):
             used[one.gang.queue] -= takes(one, self._cluster.chooser.allocations.hardware)
         return used
 
-    def charged(self, now: float, without: Collection[str] = ()) -> Sums:
-        """What counts for the limits of queues, each with all below it; but for these UIDs."""
-        staying = self.used(now, {*self._roster.ending, *without})
-        return add_all(Tree(self._queues.queues()).summed(staying), self.ending(now))
+    def charged(
+        self,
+        now: float,
+        preemptions: Collection[PendingPreemption],
+        without: Collection[str] = (),
+    ) -> Sums:
+        """What counts for the limits of queues and their ancestors, but for these UIDs."""
+        victims = {uid for one in preemptions for uid in one.victims}
+        staying = self.used(now, {*victims, *without})
+        tree = Tree(self._queues.queues())
+        return add_all(tree.summed(staying), self.charged_to_victims(now, preemptions))
 
-    def ending(self, now: float) -> Sums:
-        """What counts for limits beside what stays: what those have that make room for gangs."""
+    def charged_to_victims(self, now: float, preemptions: Collection[PendingPreemption]) -> Sums:
+        """What counts for limits because victims hold more than the gangs they are evicted for."""
         tree, hardware = Tree(self._queues.queues()), self._cluster.chooser.allocations.hardware
         sums: Sums = defaultdict(Resources)
-        for gang in self._roster.gangs.values():
-            if gang.making_room:
-                before = usage(self.parts_of(gang.making_room, now), hardware)
-                after = usage(self.parts_of(gang.reserved, now), hardware)
-                add_all(sums, tree.excess(before, after))
+        for one in preemptions:
+            before = usage(self.parts_of(one.victims, now), hardware)
+            after = usage(self.parts_of(one.heirs, now), hardware)
+            add_all(sums, tree.excess(before, after))
         return sums
 
-    def in_the_way(self, gang: GangState, now: float) -> frozenset[str]:
-        """Those that make room for a gang, and that its start waits for.
+    def still_held(self, preemption: PendingPreemption, now: float) -> frozenset[str]:
+        """The victims that the start of a gang waits for.
 
-        Where its queue has a limit, all that still have something; else those on its nodes. One
-        that does not go elsewhere, on a node that is dead, does not keep it from places that are
-        free.
+        If the gang's queue has a limit, all that hold something; else those on the gang's nodes. So
+        a victim on a dead node elsewhere does not keep the gang from places that are free.
         """
         self._refresh(now)
-        having = frozenset(uid for uid in gang.making_room if uid in self._name_of)
+        having = frozenset(uid for uid in preemption.victims if uid in self._name_of)
         tree = Tree(self._queues.queues())
-        queue = self._queues.queue_of(next(iter(gang.pods.values())))
-        if any(tree.queue(path).limit != Bound() for path in prefixes(tree.path(queue))):
+        if any(tree.queue(path).limit != Bound() for path in prefixes(tree.path(preemption.queue))):
             return having
-        rows = {self._cluster.rows.get(place.node) for place in gang.reserved.values()}
+        rows = {self._cluster.rows.get(node) for node in preemption.nodes}
         return frozenset(uid for uid in having if not rows.isdisjoint(self._pairs[uid]))
 
     def leftovers(
         self, ends: Mapping[str, float], heirs: Iterable[str], now: float
     ) -> list[Running]:
-        """What pods that end have of GPUs of which the heirs were given nothing, by work.
+        """What victims hold and the heirs were not given, by work; it belongs to no queue.
 
-        `ends` is when each is to go, by UID. It is of no queue: it is as good as free.
+        `ends` is when each victim is evicted, by UID.
         """
         self._refresh(now)
         given = {(at.node, at.gpus) for uid in heirs for at, _ in self._pairs_of(uid)}
@@ -140,40 +156,40 @@ class WorkloadAllocations:
         ]
 
     def singles(self, now: float) -> Mapping[str, int]:
-        """How many single pods each queue has."""
+        """How many single pods hold something in each queue."""
         self._refresh(now)
         return self._singles
 
     def parts_of(self, uids: Collection[str], now: float) -> list[Running]:
-        """What the pods of these UIDs have, each with others of its work."""
+        """What the pods of these UIDs hold, by work."""
         self._refresh(now)
         names = {name for uid in uids if (name := self._name_of.get(uid)) is not None}
         return [self._made(name, self._uids[name].intersection(uids), now) for name in names]
 
     def each_of(self, uids: Iterable[str], now: float) -> list[Running]:
-        """What each of these pods has by itself, in their order."""
+        """What each of these pods holds by itself, in their order."""
         self._refresh(now)
         names = {uid: name for uid in uids if (name := self._name_of.get(uid)) is not None}
         firsts = {name: uid for uid, name in names.items()}
-        works = {name: self._roster.work(uid, now) for name, uid in firsts.items()}
+        works = {name: self._workloads.work(uid, now) for name, uid in firsts.items()}
         return [_running(works[name], self._pairs_of(uid)) for uid, name in names.items()]
 
-    def parties(self, now: float) -> Mapping[str, frozenset[str]]:
-        """The UIDs of all that have something, by the name of their work; as it is now."""
+    def holders(self, now: float) -> Mapping[str, frozenset[str]]:
+        """The UIDs of all pods that hold something, by the name of their work."""
         self._refresh(now)
         return dict(self._uids)
 
-    # --- by what has changed ----------------------------------------------------------------------
+    # --- updates ----------------------------------------------------------------------------------
 
     def _refresh(self, now: float) -> None:
         allocations = self._cluster.chooser.allocations
-        changed = allocations.changed_since(self._version) if allocations is self._books else None
+        changed = allocations.changed_since(self._version) if allocations is self._seen else None
         rows: Iterable[int] = {*self._rows, *self._cluster.rows.values()}
         if changed is not None:
             rows = changed.tolist()
-        self._books, self._version = allocations, allocations.version
+        self._seen, self._version = allocations, allocations.version
         for row in rows:
-            self._look_at(row, allocations)
+            self._recount(row, allocations)
         if self._queues_version != self._queues.version:
             self._queues_version = self._queues.version
             self._stale |= self._uids.keys()
@@ -184,8 +200,8 @@ class WorkloadAllocations:
             self._count(name, now)
         self._stale.clear()
 
-    def _look_at(self, row: int, allocations: Allocations) -> None:
-        """Who has what of the node in a row."""
+    def _recount(self, row: int, allocations: Allocations) -> None:
+        """Recount the node of a row."""
         node = allocations.hardware.names[row] if row < allocations.hardware.size else ""
         size = int(allocations.hardware.gpu_bytes[row]) if node else 0
         held = self._cluster.usage_by_pod(node) if self._cluster.rows.get(node) == row else {}
@@ -203,16 +219,16 @@ class WorkloadAllocations:
             self._rename(uid)
 
     def _rename(self, uid: str) -> None:
-        """Whose a pod's part is; that is counted anew, and so is whose it was."""
+        """Recount the work that a pod belongs to now, and the one that it belonged to."""
         old = self._name_of.pop(uid, None)
         if old is not None:
             self._stale.add(old)
             self._uids[old] -= {uid}
         if not self._pairs.get(uid):
             self._pairs.pop(uid, None)
-            self._roster.forget(uid)
+            self._workloads.forget(uid)
             return
-        name = self._name_of[uid] = self._roster.name_of(uid)
+        name = self._name_of[uid] = self._workloads.name_of(uid)
         self._uids[name] = self._uids.get(name, frozenset()) | {uid}
         self._stale.add(name)
 
@@ -232,7 +248,7 @@ class WorkloadAllocations:
         self._singles[one.gang.queue] += is_single(name)
 
     def _made(self, name: str, uids: Collection[str], now: float) -> Running:
-        work = self._roster.work(next(iter(self._uids[name])), now)
+        work = self._workloads.work(next(iter(self._uids[name])), now)
         return _running(work, [pair for uid in sorted(uids) for pair in self._pairs_of(uid)])
 
     def _pairs_of(self, uid: str) -> Pairs:
@@ -240,7 +256,7 @@ class WorkloadAllocations:
 
 
 def _pairs(row: int, held: Mapping[int, GpuUsage]) -> Pairs:
-    """What a pod holds, GPU by GPU, so that giving it back makes the allocations what they were."""
+    """What a pod holds, GPU by GPU: giving it back restores the allocations exactly."""
     pairs = []
     for column, one in held.items():
         place = Placement(row, (column,))

@@ -62,7 +62,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class GangKey:
     """A gang: its namespace and its name."""
 
     namespace: str
@@ -73,10 +73,10 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Membership:
     """What a pod says of its gang: its size, or who knows it; or what makes no sense in it."""
 
-    key: Key
+    key: GangKey
     size: int | None = None
     source: Source | None = None
     problem: str = ""
@@ -89,7 +89,7 @@ BY_LABEL = {
 }
 
 
-def claim_of(pod: Pod) -> Claim | None:
+def membership_of(pod: Pod) -> Membership | None:
     """The gang that a pod belongs to; None for a single pod."""
     meta = pod.metadata
     labels, notes = meta.labels, meta.annotations
@@ -98,17 +98,17 @@ def claim_of(pod: Pod) -> Claim | None:
         if own == NONE:
             return None
         size, problem = _size(notes.get(GANG_SIZE) or labels.get(GANG_SIZE))
-        key = Key(meta.namespace, object_name(own))
-        return Claim(key, size, problem=problem)
+        key = GangKey(meta.namespace, object_name(own))
+        return Membership(key, size, problem=problem)
     for label, (version, kind, plural) in BY_LABEL.items():
         name = labels.get(label) or notes.get(label)
         if name:
             source = Source(version, kind, plural, name)
-            return Claim(Key(meta.namespace, object_name(name)), source=source)
+            return Membership(GangKey(meta.namespace, object_name(name)), source=source)
     return _kubeflow(pod)
 
 
-def _kubeflow(pod: Pod) -> Claim | None:
+def _kubeflow(pod: Pod) -> Membership | None:
     name = pod.metadata.labels.get(KUBEFLOW)
     if not name:
         return None
@@ -116,7 +116,7 @@ def _kubeflow(pod: Pod) -> Claim | None:
         plural = KUBEFLOW_JOBS.get(owner.kind)
         if plural is not None and owner.api_version.startswith("kubeflow.org/"):
             source = Source(owner.api_version, owner.kind, plural, owner.name)
-            return Claim(Key(pod.metadata.namespace, object_name(name)), source=source)
+            return Membership(GangKey(pod.metadata.namespace, object_name(name)), source=source)
     return None
 
 

@@ -15,7 +15,7 @@ from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
 from aliquot.kubernetes.cluster.cluster import Cluster
-from aliquot.kubernetes.cluster.membership import claim_of
+from aliquot.kubernetes.cluster.membership import membership_of
 from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.kubernetes.cluster.topology import Labels, Topology
 from aliquot.kubernetes.cluster.usable import why_unusable
@@ -76,7 +76,7 @@ class ClusterView:
 
     def follows(self, pod: Pod) -> bool:
         """Whether a pod matters here: it asks for GPUs, or belongs to a gang."""
-        return self.asks(pod) or claim_of(pod) is not None
+        return self.asks(pod) or membership_of(pod) is not None
 
     # --- what watches report ----------------------------------------------------------------------
 

@@ -1,27 +1,31 @@
-"""Who belongs to which gang, as pods come and go. No input or output."""
+"""The workloads of a cluster: the pods that request GPUs, and the gangs that they form.
+
+Only facts that the API server reported: what the gang controller has decided about a gang is in
+`kubernetes.gangs`. No input or output.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.cluster.membership import claim_of, seconds_of
-from aliquot.kubernetes.gangs.messages import seconds_at
-from aliquot.kubernetes.gangs.state import GangState
+from aliquot.kubernetes.api.times import seconds_at
+from aliquot.kubernetes.cluster.membership import membership_of, seconds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from aliquot.kubernetes.api.objects import Pod
-    from aliquot.kubernetes.cluster.membership import Key
+    from aliquot.kubernetes.cluster.membership import GangKey, Membership, Source
 
 SINGLE = "pod "
-ENDING = 5.0  # seconds that a pod's GPUs are still named when it is gone
+ENDING = 5.0  # seconds that a node may go on naming a pod that is gone
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Whose GPUs a pod's are: a gang's, or its own; since when and for how long."""
+    """A gang or a single pod as something that runs: since when and for how long."""
 
     name: str
     start: float
@@ -30,11 +34,69 @@ class Work:
     priority: int = 0
 
 
-class Workloads:
-    """All live pods that ask for GPUs, and the gangs that they are.
+@dataclass(frozen=True)
+class GangPods:
+    """The live pods of one gang, by UID: `pods` request GPUs, `others` do not.
 
-    `listeners` hear the UID of each pod that changes, with the name of the work that it is a part
-    of, and was.
+    `version` is another number after each change, also if the gang was gone in between.
+    """
+
+    key: GangKey
+    pods: Mapping[str, Pod]
+    others: Mapping[str, Pod]
+    version: int
+
+    @property
+    def every(self) -> tuple[Pod, ...]:
+        """Those that request GPUs, then those that do not."""
+        return (*self.pods.values(), *self.others.values())
+
+    @cached_property
+    def members(self) -> list[Pod]:
+        """Pods that request GPUs and are not terminating, in the order of their names."""
+        live = (one for one in self.pods.values() if not one.metadata.deletion_timestamp)
+        return sorted(live, key=lambda one: (len(one.metadata.name), one.metadata.name))
+
+    @cached_property
+    def unbound(self) -> list[Pod]:
+        """Members without a node."""
+        return [one for one in self.members if not one.spec.node_name]
+
+    @cached_property
+    def active(self) -> list[Pod]:
+        """Members with a node."""
+        return [one for one in self.members if one.spec.node_name]
+
+    @cached_property
+    def bound(self) -> list[Pod]:
+        """Pods with a node, also those that are terminating."""
+        return [one for one in self.pods.values() if one.spec.node_name]
+
+    @cached_property
+    def memberships(self) -> list[Membership]:
+        """What its pods say about the gang."""
+        every = (*self.members, *self.others.values())
+        return [one for pod in every if (one := membership_of(pod)) is not None]
+
+    @property
+    def source(self) -> Source | None:
+        """The object that knows the gang's size, if its pods do not say it."""
+        return next((one.source for one in self.memberships if one.source), None)
+
+    @cached_property
+    def priority(self) -> int:
+        """The highest priority of its pods."""
+        return max((one.spec.priority or 0 for one in self.pods.values()), default=0)
+
+    def seconds(self, assumed: float) -> float:
+        """How long the gang runs: as long as the longest of its pods."""
+        return max((seconds_of(one, assumed) for one in self.pods.values()), default=assumed)
+
+
+class Workloads:
+    """All live pods that request GPUs, and their gangs.
+
+    `listeners` hear the UID of each pod that changes, and the name of its work before and after.
     """
 
     def __init__(
@@ -43,70 +105,56 @@ class Workloads:
         self._queue_of = queue_of
         self._asks = asks
         self._assumed = assumed
-        self.gangs: dict[Key, GangState] = {}
-        self.pods: dict[str, Pod] = {}
-        self.listeners: list[Callable[[str, str], None]] = []
+        self._gangs: dict[GangKey, GangPods] = {}
+        self._pods: dict[str, Pod] = {}
+        self._version = 0
         self._starts: dict[str, float] = {}
         self._seen_ending: dict[str, float] = {}
+        self.listeners: list[Callable[[str, str], None]] = []
 
-    def change(self, uid: str, pod: Pod | None, now: float) -> GangState | None:
-        """A pod is now so; None: it is gone. The gang that it belongs to, or did."""
-        before = self.pods.get(uid)
-        gang = self._take_out(uid)
+    @property
+    def gangs(self) -> Mapping[GangKey, GangPods]:
+        """All gangs that have pods."""
+        return self._gangs
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """All pods, by UID."""
+        return self._pods
+
+    def change(self, uid: str, pod: Pod | None, now: float) -> set[GangKey]:
+        """Record a pod as it is now; None if it is gone. The gangs that changed."""
+        before = self._pods.pop(uid, None)
+        if before is not None:
+            self._remove(uid, before)
         if pod is None or pod.ended:
             self._starts.pop(uid, None)
         else:
             self._seen_ending.pop(uid, None)
-            gang = self._put_in(uid, pod, now) or gang
-        for name in {work_name(one) for one in (before, pod) if one is not None}:
+            self._add(uid, pod, now)
+        both = [one for one in (before, pod) if one is not None]
+        for name in set(map(work_name, both)):
             for hear in self.listeners:
                 hear(uid, name)
-        return gang
+        return {one.key for one in map(membership_of, both) if one is not None}
 
-    def _take_out(self, uid: str) -> GangState | None:
-        before = self.pods.pop(uid, None)
-        gang = self.gang_of(before) if before is not None else None
-        if gang is not None:
-            gang.pods.pop(uid, None)
-            gang.others.pop(uid, None)
-            gang.version += 1
-        return gang
-
-    def _put_in(self, uid: str, pod: Pod, now: float) -> GangState | None:
-        self.pods[uid] = pod
-        times = (pod.status.start_time, pod.metadata.creation_timestamp)
-        self._starts[uid] = next((at for one in times if (at := seconds_at(one))), now)
-        claim = claim_of(pod)
-        if claim is None:
-            return None
-        gang = self.gangs.setdefault(claim.key, GangState(claim.key))
-        (gang.pods if self._asks(pod) else gang.others)[uid] = pod
-        gang.version += 1
-        return gang
-
-    def gang_of(self, pod: Pod) -> GangState | None:
-        """The gang of a pod, where one is known."""
-        claim = claim_of(pod)
-        return None if claim is None else self.gangs.get(claim.key)
-
-    @property
-    def ending(self) -> set[str]:
-        """The UIDs of all that make room for gangs, and still have what they had."""
-        return {uid for gang in self.gangs.values() for uid in gang.making_room}
+    def gang_of(self, pod: Pod) -> GangPods | None:
+        """The gang of a pod."""
+        membership = membership_of(pod)
+        return None if membership is None else self._gangs.get(membership.key)
 
     def seconds_of(self, pod: Pod) -> float:
         """How long a pod runs."""
         return seconds_of(pod, self._assumed)
 
-    def work_of(self, gang: GangState, now: float) -> Work:
-        """A gang, as something that runs."""
+    def work_of(self, gang: GangPods, now: float) -> Work:
+        """A gang as something that runs."""
         starts = [self._starts[uid] for uid, one in gang.pods.items() if one.spec.node_name]
-        some = next(iter((*gang.pods.values(), *gang.others.values())))
         return Work(
             name=str(gang.key),
             start=min(starts, default=now),
             seconds=gang.seconds(self._assumed),
-            queue=self._queue_of(some),
+            queue=self._queue_of(gang.every[0]),
             priority=gang.priority,
         )
 
@@ -115,16 +163,16 @@ class Workloads:
         self._seen_ending.pop(uid, None)
 
     def name_of(self, uid: str) -> str:
-        """What the work is called whose GPUs those of a UID are."""
-        pod = self.pods.get(uid)
+        """The name of the work that a pod belongs to."""
+        pod = self._pods.get(uid)
         return f"what is left of {uid}" if pod is None else work_name(pod)
 
     def work(self, uid: str, now: float) -> Work:
-        """Whose GPUs those of a UID are.
+        """The work that a pod belongs to.
 
-        A node may name a pod that is gone: it ends soon, and the longer it does not the later.
+        A node may name a pod that is gone: it is expected to end soon, again and again.
         """
-        pod = self.pods.get(uid)
+        pod = self._pods.get(uid)
         if pod is None:
             since = self._seen_ending.setdefault(uid, now)
             return Work(self.name_of(uid), since, ENDING)
@@ -139,18 +187,46 @@ class Workloads:
             priority=pod.spec.priority or 0,
         )
 
+    def _add(self, uid: str, pod: Pod, now: float) -> None:
+        self._pods[uid] = pod
+        times = (pod.status.start_time, pod.metadata.creation_timestamp)
+        self._starts[uid] = next((at for one in times if (at := seconds_at(one))), now)
+        membership = membership_of(pod)
+        if membership is None:
+            return
+        gang = self._gangs.get(membership.key)
+        pods, others = (dict(gang.pods), dict(gang.others)) if gang is not None else ({}, {})
+        (pods if self._asks(pod) else others)[uid] = pod
+        self._put(membership.key, pods, others)
+
+    def _remove(self, uid: str, before: Pod) -> None:
+        gang = self.gang_of(before)
+        if gang is None:
+            return
+        pods, others = dict(gang.pods), dict(gang.others)
+        pods.pop(uid, None)
+        others.pop(uid, None)
+        self._put(gang.key, pods, others)
+
+    def _put(self, key: GangKey, pods: dict[str, Pod], others: dict[str, Pod]) -> None:
+        self._version += 1
+        if pods or others:
+            self._gangs[key] = GangPods(key, pods, others, self._version)
+        else:
+            self._gangs.pop(key, None)
+
 
 def work_name(pod: Pod) -> str:
-    """What a pod's work is called: its gang, or the pod itself."""
-    claim = claim_of(pod)
-    return single_name(pod) if claim is None else str(claim.key)
+    """The name of a pod's work: its gang, or the pod itself."""
+    membership = membership_of(pod)
+    return single_name(pod) if membership is None else str(membership.key)
 
 
 def single_name(pod: Pod) -> str:
-    """What a pod that is in no gang is called among gangs."""
+    """The name of a pod that is in no gang."""
     return f"{SINGLE}{pod.key}"
 
 
 def is_single(name: str) -> bool:
-    """Whether that is the name of one: a gang's has no space."""
+    """Whether a name is that of a single pod: the name of a gang has no space."""
     return name.startswith(SINGLE)

@@ -1,11 +1,11 @@
-"""What a decision means for gangs: who starts, who makes room, what all others are told.
+"""Applies a decision to gangs: who starts, who is preempted, what all others are told.
 
-The brain thought about a picture of the cluster that is older by now. So each start, and each claim
-to the places of others, is looked at again on the allocations as they are: what does not fit any
-more, or would pass a queue's limit, is left undone and decided anew. A claim is also left undone
-where one who was to end is not what it was: another pod of that name must not end in its place.
+The decision was made from a snapshot that is older by now. So each start and each preemption is
+checked again on the allocations as they are: what does not fit any more, or would pass a queue's
+limit, is not done and decided anew. Nor is a preemption with a victim that has changed: another pod
+of that name must not be evicted in its place.
 
-No input or output. What is done is counted in the allocations as soon as it is done.
+No input or output. What is applied counts in the allocations at once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aliquot.kubernetes.api.gang import Phase
+from aliquot.kubernetes.api.times import clock
 from aliquot.kubernetes.cluster.elastic import told_ahead
 from aliquot.kubernetes.cluster.snapshot import bare
-from aliquot.kubernetes.gangs import messages as words
+from aliquot.kubernetes.gangs.events import PreemptionNotice, closeness, why_later
+from aliquot.kubernetes.gangs.lifecycle import (
+    ask_elastic,
+    drop_plan,
+    evict,
+    give_up,
+    report,
+    reserve,
+    wait,
+)
 from aliquot.kubernetes.gangs.state import MemberPlace, PlannedStart
 from aliquot.placement.core.demand import Running
 from aliquot.placement.core.snapshot import CHANGING
@@ -32,11 +42,12 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
     from aliquot.kubernetes.cluster.cluster import Cluster
+    from aliquot.kubernetes.cluster.membership import GangKey
     from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
     from aliquot.kubernetes.cluster.workloads import Workloads
-    from aliquot.kubernetes.gangs.observe import Observed, Ready
-    from aliquot.kubernetes.gangs.reservations import Reservations
+    from aliquot.kubernetes.gangs.observe import DecisionSnapshot, Ready
+    from aliquot.kubernetes.gangs.registry import GangRegistry
     from aliquot.kubernetes.gangs.state import GangState
     from aliquot.placement.core.allocations import Allocations
     from aliquot.placement.core.demand import Gang
@@ -48,234 +59,277 @@ NAMED = 3  # nodes that a sentence names
 
 
 @dataclass(slots=True)
-class Done:
-    """What came of a decision: promises that others must keep to, and who makes room for whom.
+class Applied:
+    """What came of a decision: planned starts that others must not delay, and preemptions.
 
-    `undone` is how many starts and claims were not possible any more.
+    `impossible` is how many starts and preemptions were not possible any more.
     """
 
-    promises: tuple[Running, ...] = ()
-    claims: list[tuple[GangState, str, Mapping[str, str]]] = field(default_factory=list)
-    undone: int = 0
+    planned: tuple[Running, ...] = ()
+    preemptions: list[PreemptionNotice] = field(default_factory=list)
+    impossible: int = 0
 
 
-class Applier:
-    """Does what was decided, as far as it still can be done."""
+class DecisionApplier:
+    """Applies decisions as far as they are still possible."""
 
     def __init__(
         self,
-        roster: Workloads,
+        workloads: Workloads,
+        registry: GangRegistry,
         cluster: Cluster,
-        reservations: Reservations,
         queues: Queues,
-        holdings: WorkloadAllocations,
+        allocations: WorkloadAllocations,
     ) -> None:
-        self._roster = roster
+        self._workloads = workloads
+        self._registry = registry
         self._cluster = cluster
-        self._reservations = reservations
         self._queues = queues
-        self._holdings = holdings
+        self._allocations = allocations
 
-    def do(self, decision: Decision, asked: Observed, now: float) -> Done:
-        """All of it."""
-        done = Done()
-        still = self._as_they_were(asked.ready)
-        room = self._room(asked, now)
+    def apply(self, decision: Decision, snapshot: DecisionSnapshot, now: float) -> Applied:
+        """Apply a decision."""
+        applied = Applied()
+        unchanged = self._unchanged(snapshot.ready)
+        capacity = self._capacity(snapshot, now)
+        # 1. Starts: reserve places.
         for one in decision.starts:
-            ready = asked.ready[one.gang.name]
-            if one.gang.name in still and room.take(one):
-                self._start(ready, one, asked.picture, now)
+            ready = snapshot.ready[one.gang.name]
+            if one.gang.name in unchanged and capacity.take(one):
+                self._start(ready, one, snapshot.nodes, now)
             else:
-                ready.gang.promise = None  # it is as one that comes: a limit may keep it
-                done.undone += 1
-        for gang, claim in decision.preemptions:
-            if gang.name in still and self._may_claim(gang, claim, asked, room, now):
-                done.claims.append(self._claim(gang, claim, asked, now))
+                self._drop_plan(ready.gang.key)
+                applied.impossible += 1
+        # 2. Preemptions: reserve the places of victims, and decide their eviction.
+        for gang, preemption in decision.preemptions:
+            may = gang.name in unchanged
+            if may and self._may_preempt(gang, preemption, snapshot, capacity, now):
+                applied.preemptions.append(self._preempt(gang, preemption, snapshot, now))
             else:
-                done.undone += 1
+                applied.impossible += 1
+        # 3. Requests to elastic jobs.
         for name, jobs in decision.shrink_requests.items():
-            asked.ready[name].gang.ask(jobs, now)
-        claimed = {str(known.key) for known, _, _ in done.claims}
-        done.promises = tuple(one for one in decision.planned if one.gang.name not in claimed)
-        self._tell(decision, asked, still, done.promises, room)
-        return done
+            state = self._registry.gangs.get(snapshot.ready[name].gang.key)
+            if state is not None:
+                self._registry.update(ask_elastic(state, jobs, now))
+        # 4. Planned starts, and why each gang waits.
+        preempting = {str(one.preemptor) for one in applied.preemptions}
+        applied.planned = tuple(one for one in decision.planned if one.gang.name not in preempting)
+        self._report(decision, snapshot, unchanged, applied.planned, capacity)
+        return applied
 
-    # --- what is still so -------------------------------------------------------------------------
+    # --- what is still possible -------------------------------------------------------------------
 
-    def _as_they_were(self, ready: Mapping[str, Ready]) -> set[str]:
-        """The gangs that can be dealt with as it was decided."""
+    def _unchanged(self, ready: Mapping[str, Ready]) -> set[str]:
+        """The gangs whose pods are those that the decision was made for."""
         return {
             name
             for name, one in ready.items()
-            if self._roster.gangs.get(one.gang.key) is one.gang
-            and one.gang.version == one.version
-            and not one.gang.reserved
+            if (now := self._workloads.gangs.get(one.gang.key)) is not None
+            and now.version == one.gang.version
+            and not self._registry.gangs[one.gang.key].has_places
         }
 
-    def _room(self, asked: Observed, now: float) -> _Room:
-        tree, charged = Tree(self._queues.queues()), self._holdings.charged(now)
-        return _Room(self._cluster, asked.picture, tree, charged)
+    def _capacity(self, snapshot: DecisionSnapshot, now: float) -> _Capacity:
+        tree = Tree(self._queues.queues())
+        charged = self._allocations.charged(now, self._registry.preemptions())
+        return _Capacity(self._cluster, snapshot.nodes, tree, charged)
 
-    def _may_claim(
-        self, gang: Gang, claim: Preemption, asked: Observed, room: _Room, now: float
+    def _may_preempt(
+        self,
+        gang: Gang,
+        preemption: Preemption,
+        snapshot: DecisionSnapshot,
+        capacity: _Capacity,
+        now: float,
     ) -> bool:
-        """Whether those who are to end are as they were, and there is a right and a need still."""
-        staying = self._holdings.running(now, self._roster.ending)
+        """Whether the victims are unchanged, and the gang still may and must preempt them."""
+        staying = self._allocations.running(now, self._registry.victims)
         running = {one.gang.name: one for one in staying}
-        parties = self._holdings.parties(now)
-        for then in claim.victims:
+        holders = self._allocations.holders(now)
+        for then in preemption.victims:
             name, one = then.gang.name, running.get(then.gang.name)
             if one is None or _standing(one) != _standing(then):
                 return False
-            if parties[name] != asked.parties[name]:
+            if holders[name] != snapshot.holders[name]:
                 return False
-        if room.has_changed and claim.victims:  # is it its right, and its need?
-            queues, hardware = self._queues.queues(), room.allocations.hardware
-            if not may_preempt([gang], staying, queues, hardware) or room.is_there_for(gang):
+        if capacity.has_changed and preemption.victims:
+            queues, hardware = self._queues.queues(), capacity.allocations.hardware
+            if not may_preempt([gang], staying, queues, hardware) or capacity.is_enough_for(gang):
                 return False
-        start = Running(gang, claim.placements, now, now + gang.seconds)
-        return room.take(start, claim.victims)
+        start = Running(gang, preemption.placements, now, now + gang.seconds)
+        return capacity.take(start, preemption.victims)
 
-    # --- what is done -----------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
-    def _start(
+    def _start(  # noqa: PLR0913 - all that a reservation consists of
         self,
         one: Ready,
         start: Running,
-        picture: ClusterSnapshot,
+        nodes: ClusterSnapshot,
         now: float,
-        ending: Collection[str] = (),
+        *,
+        reason: str = "",
+        victims: Collection[str] = (),
+        victim_gangs: Collection[GangKey] = (),
     ) -> None:
         rows = zip(one.pods, one.requests, start.placements, strict=True)
         places = {
-            pod.metadata.uid: MemberPlace(picture.node(place.node), picture.parts(asked, place))
-            for pod, asked, place in rows
+            pod.metadata.uid: MemberPlace(nodes.node(place.node), nodes.parts(requests, place))
+            for pod, requests, place in rows
         }
-        rest = bool(one.gang.had_nodes)
-        self._reservations.take(one.gang, places, now, frozenset(ending))
-        near = words.nearness(picture.hardware, start.placements)
-        one.gang.topology = one.gang.topology if rest else near
-        one.gang.reason = f"{len(places)} pods have their places: {near}{one.gang.why_kept}"
+        state = self._registry.gangs[one.gang.key]
+        topology = closeness(nodes.hardware, start.placements)
+        usual = f"{len(places)} pods have their places: {topology}{state.why_blocked}"
+        self._registry.apply(
+            reserve(
+                state,
+                places,
+                now,
+                reason=reason or usual,
+                topology=topology,
+                victims=victims,
+                victim_gangs=victim_gangs,
+            )
+        )
 
-    def _claim(
-        self, gang: Gang, claim: Preemption, asked: Observed, now: float
-    ) -> tuple[GangState, str, Mapping[str, str]]:
-        """Give a gang the places of others: who has them, and what all sides are told."""
-        one = asked.ready[gang.name]
-        told = self._make_room(one.gang, claim, asked, now)
-        every = {uid for victim in claim.victims for uid in asked.parties[victim.gang.name]}
-        gone = {uid for uid in every if uid not in self._roster.pods}  # and still named by a node
-        start = Running(gang, claim.placements, now, now + gang.seconds)
-        self._start(one, start, asked.picture, now, gone | told.keys())
-        one.gang.reason = claim.to_gang
-        return one.gang, claim.to_gang, told
+    def _drop_plan(self, key: GangKey) -> None:
+        state = self._registry.gangs.get(key)
+        if state is not None:
+            self._registry.update(drop_plan(state))
 
-    def _make_room(
-        self, claimant: GangState, claim: Preemption, asked: Observed, now: float
-    ) -> dict[str, str]:
-        """What each pod that is to end is told, by UID."""
+    def _preempt(
+        self, gang: Gang, preemption: Preemption, snapshot: DecisionSnapshot, now: float
+    ) -> PreemptionNotice:
+        """Give a gang the places of its victims, and decide their eviction."""
+        one = snapshot.ready[gang.name]
         told: dict[str, str] = {}
-        for victim in claim.victims:
-            why = claim.to_victims[victim.gang.name]
-            found = (self._roster.pods.get(uid) for uid in asked.parties[victim.gang.name])
-            pods = [one for one in found if one is not None]
-            gang = next((self._roster.gang_of(one) for one in pods), None)
-            if gang is not None:
-                self._reservations.give_up(gang, why, now, pause=False)
-            seconds = told_ahead(gang.staying) if gang is not None else 0.0
-            after = f"; it is told, and has {seconds:.0f} s" if seconds else ""
-            theirs = {one.metadata.uid: why + after for one in pods if self._holds_it(one)}
-            for one in pods:  # who only waits is told so when it asks again
-                if one.metadata.uid not in theirs:
-                    self._cluster.release(one.metadata.uid)
-            if gang is not None and theirs:
-                claimant.claimed.add(gang.key)
-                # all of it, on whatever nodes its members are
-                gang.leave(why, now, seconds, claimant.key)
+        victim_gangs: set[GangKey] = set()
+        for victim in preemption.victims:
+            uids = snapshot.holders[victim.gang.name]
+            pods = [self._workloads.pods[uid] for uid in uids if uid in self._workloads.pods]
+            why = preemption.to_victims[victim.gang.name]
+            theirs, evicted = self._evict(pods, why, one.gang.key, now)
             told |= theirs
-        return told
+            if evicted is not None:
+                victim_gangs.add(evicted)
+        every = {uid for one in preemption.victims for uid in snapshot.holders[one.gang.name]}
+        gone = {uid for uid in every if uid not in self._workloads.pods}  # and a node names them
+        start = Running(gang, preemption.placements, now, now + gang.seconds)
+        self._start(
+            one,
+            start,
+            snapshot.nodes,
+            now,
+            reason=preemption.to_gang,
+            victims=gone | told.keys(),
+            victim_gangs=victim_gangs,
+        )
+        return PreemptionNotice(one.gang.key, preemption.to_gang, told)
 
-    def _holds_it(self, pod: Pod) -> bool:
-        """Whether a pod has its node, or is being given it at this moment."""
+    def _evict(
+        self, pods: Sequence[Pod], why: str, preemptor: GangKey, now: float
+    ) -> tuple[dict[str, str], GangKey | None]:
+        """Decide to evict a victim: what each of its pods is told, and its gang, if it is one."""
+        gang = next((self._workloads.gang_of(one) for one in pods), None)
+        if gang is not None:
+            state = self._registry.gangs[gang.key]
+            self._registry.apply(give_up(state, why, now, pause=False))
+        notice = told_ahead(gang.active) if gang is not None else 0.0
+        after = f"; it is told, and has {notice:.0f} s" if notice else ""
+        told = {one.metadata.uid: why + after for one in pods if self._has_node(one)}
+        for one in pods:  # a pod that only waits is told when it is scheduled again
+            if one.metadata.uid not in told:
+                self._cluster.release(one.metadata.uid)
+        if gang is None or not told:
+            return told, None
+        state = self._registry.gangs[gang.key]
+        active = len(gang.active)
+        self._registry.update(evict(state, why, now, active, notice=notice, preemptor=preemptor))
+        return told, gang.key
+
+    def _has_node(self, pod: Pod) -> bool:
+        """Whether a pod has its node, or is being bound at this moment."""
         reserved = self._cluster.reserved(pod.metadata.uid)
         return bool(pod.spec.node_name) or (reserved is not None and reserved.binding)
 
-    def _tell(
+    def _report(
         self,
         decision: Decision,
-        asked: Observed,
-        still: Collection[str],
-        promises: Sequence[Running],
-        room: _Room,
+        snapshot: DecisionSnapshot,
+        unchanged: Collection[str],
+        planned: Sequence[Running],
+        capacity: _Capacity,
     ) -> None:
-        """Who does not start is told why, and until when."""
-        question, now = asked.question, asked.question.now
-        started = (one for one in decision.starts if asked.ready[one.gang.name].gang.reserved)
+        """Tell each gang that does not start why, and when it is expected to."""
+        question, now = snapshot.question, snapshot.question.now
+        starts = {one.gang.name: one for one in planned}
+        started = (one for one in decision.starts if self._has_places(snapshot, one))
         running = [*question.running, *question.releasing, *started]
-        promised = {one.gang.name: one for one in promises}
         for gang in (*question.waiting, *(one for one, _ in question.incomplete)):
-            known = asked.ready[gang.name].gang
-            if known.reserved or gang.name not in still:
+            if gang.name not in unchanged:
                 continue
-            promise = promised.get(gang.name)
-            known.promise = None if promise is None else _promise(promise, asked.picture)
-            known.planned = promise.start if promise else None
+            state = self._registry.gangs[snapshot.ready[gang.name].gang.key]
+            if state.has_places:
+                continue
             if gang.name in decision.never:
-                taints = asked.picture.untolerated_taints(asked.ready[gang.name].limits)
-                known.tell(Phase.REFUSED, decision.never[gang.name] + _taints(taints))
+                taints = snapshot.nodes.untolerated_taints(snapshot.ready[gang.name].limits)
+                why = decision.never[gang.name] + _taints(taints)
+                self._registry.update(report(state, Phase.REFUSED, why))
                 continue
             if gang.name in decision.above_limit:
-                known.tell(Phase.REFUSED, decision.above_limit[gang.name])
+                why = decision.above_limit[gang.name]
+                self._registry.update(report(state, Phase.REFUSED, why))
                 continue
-            text = words.why_later(gang, room.allocations, promise, running, now)
-            why = "" if promise else f"; {decision.reasons.get(gang.name, '')}".rstrip("; ")
-            known.phase, known.reason = Phase.WAITING, text + why + _bars(known, now)
+            start = starts.get(gang.name)
+            text = why_later(gang, capacity.allocations, start, running, now)
+            why = "" if start else f"; {decision.reasons.get(gang.name, '')}".rstrip("; ")
+            plan = None if start is None else _planned_start(start, snapshot.nodes)
+            self._registry.update(wait(state, text + why + _obstacles(state, now), plan))
+
+    def _has_places(self, snapshot: DecisionSnapshot, one: Running) -> bool:
+        state = self._registry.gangs.get(snapshot.ready[one.gang.name].gang.key)
+        return state is not None and state.has_places
 
 
-class _Room:
-    """The allocations as they are now, and what counts for limits, with all that is done."""
+class _Capacity:
+    """The allocations and the use of limits as they are now, with all that was applied."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        picture: ClusterSnapshot,
-        tree: Tree,
-        charged: Sums,
-    ) -> None:
+    def __init__(self, cluster: Cluster, nodes: ClusterSnapshot, tree: Tree, charged: Sums) -> None:
         self.allocations = cluster.chooser.allocations.copy()
-        self.has_changed = not self._is_as_in(picture.allocations)
-        self._picture = picture
+        self.has_changed = not self._equals(nodes.allocations)
+        self._nodes = nodes
         self._tree = tree
         self._charged = charged
-        self.allocations.hardware = picture.hardware
+        self.allocations.hardware = nodes.hardware
 
-    def take(self, start: Running, ended: Sequence[Running] = ()) -> bool:
-        """Count a start, with others ended for it, where that fits and is within all limits."""
-        gang, hardware = start.gang, self._picture.hardware
-        if not self._picture.is_current({place.node for place in start.placements}):
+    def take(self, start: Running, victims: Sequence[Running] = ()) -> bool:
+        """Count a start in the place of victims, if it fits and is within all limits."""
+        gang, hardware = start.gang, self._nodes.hardware
+        if not self._nodes.is_current({place.node for place in start.placements}):
             return False
-        before, after = usage(ended, hardware), usage([start], hardware)
-        left = self._charged.copy()
+        before, after = usage(victims, hardware), usage([start], hardware)
+        charged = self._charged.copy()
         for queue, part in before.items():
-            self._tree.add(left, queue, Resources() - part)
-        if not self._is_within_limits(gang, left):
+            self._tree.add(charged, queue, Resources() - part)
+        if not self._is_within_limits(gang, charged):
             return False
-        if not self.allocations.exchange_gangs(ended, start):
+        if not self.allocations.exchange_gangs(victims, start):
             return False
-        self._tree.add(left, gang.queue, after[gang.queue])
-        self._charged = add_all(left, self._tree.excess(before, after))
+        self._tree.add(charged, gang.queue, after[gang.queue])
+        self._charged = add_all(charged, self._tree.excess(before, after))
         return True
 
-    def is_there_for(self, gang: Gang) -> bool:
-        """Whether a gang could start as it is, and nobody has to end for it."""
+    def is_enough_for(self, gang: Gang) -> bool:
+        """Whether a gang could start without victims."""
         may = self._is_within_limits(gang, self._charged) and may_hold(self.allocations, gang)
         return may and plan_gang(self.allocations, gang) is not None
 
     def _is_within_limits(self, gang: Gang, charged: Sums) -> bool:
-        more = needs(gang, self._picture.hardware)
+        more = needs(gang, self._nodes.hardware)
         return self._tree.over(gang.queue, more, charged) is None
 
-    def _is_as_in(self, then: Allocations) -> bool:
+    def _equals(self, then: Allocations) -> bool:
         return all(
             np.array_equal(getattr(self.allocations, name), getattr(then, name))
             for name in CHANGING
@@ -283,19 +337,19 @@ class _Room:
 
 
 def _standing(one: Running) -> object:
-    """What a right over others depends on, and the way that was found."""
+    """What the right to preempt a workload depends on."""
     return one.placements, one.gang.members, one.gang.queue, one.gang.priority
 
 
-def _bars(gang: GangState, now: float) -> str:
-    text = gang.why_kept
-    if gang.asked_until > now:
-        until = words.clock(gang.asked_until, now)
-        text += f"; {_some(gang.asked)} can give back enough, and is waited for until {until}"
-    if gang.barred:
-        text += f"; kube-scheduler did not let it go to {_some(gang.barred)}"
-    if gang.spared:
-        text += f"; their disruption budgets kept {_some(gang.spared)} from ending for it"
+def _obstacles(gang: GangState, now: float) -> str:
+    text = gang.why_blocked
+    if gang.elastic.until > now:
+        until = clock(gang.elastic.until, now)
+        text += f"; {_some(gang.elastic.jobs)} can shrink for it, and has until {until}"
+    if gang.retry.barred:
+        text += f"; kube-scheduler did not accept {_some(gang.retry.barred)}"
+    if gang.retry.spared:
+        text += f"; disruption budgets protect {_some(gang.retry.spared)} from eviction"
     return text
 
 
@@ -314,9 +368,9 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(every[:NAMED]) + more
 
 
-def _promise(one: Running, picture: ClusterSnapshot) -> PlannedStart:
+def _planned_start(one: Running, nodes: ClusterSnapshot) -> PlannedStart:
     return PlannedStart(
         start=one.start,
-        places=tuple((picture.node(place.node), place.gpus) for place in one.placements),
+        places=tuple((nodes.node(place.node), place.gpus) for place in one.placements),
         shape=tuple(map(bare, one.gang.members)),
     )

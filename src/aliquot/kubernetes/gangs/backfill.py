@@ -1,8 +1,8 @@
-"""What promises leave for single pods: made with each decision over gangs, used until the next.
+"""The window that planned starts leave for single pods. Each decision makes a new one.
 
-A place is one that stays free for all the time that a pod runs, whatever is promised to begin
-meanwhile. What single pods took since the decision is counted, and what others took is seen in the
-allocations as they are. What was given back since is seen with the next decision, a moment later.
+A place in it stays free for as long as the pod runs, whatever is planned to start meanwhile. Single
+pods that were placed since the decision are counted, and so is what others took, as the allocations
+show it. What was freed since then counts from the next decision, a moment later.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ class Spot:
 
 
 class BackfillWindow:
-    """The promises of one decision, and what was placed beside them since."""
+    """The planned starts of one decision, and the single pods that were placed since."""
 
     def __init__(
         self,
         cluster: Cluster,
-        picture: ClusterSnapshot,
+        snapshot: ClusterSnapshot,
         line: Timeline,
-        promises: Sequence[Running],
+        planned: Sequence[Running],
     ) -> None:
         self._cluster = cluster
-        self._picture = picture
+        self._snapshot = snapshot
         self._line = line
         self._taken: dict[str, Spot] = {}
         self._nowhere: set[object] = set()
         self._seen: tuple[Allocations, int] | None = None
-        rows = {place.node for one in promises for place in one.placements}
-        self.promised_nodes = frozenset(map(picture.node, rows))
+        rows = {place.node for one in planned for place in one.placements}
+        self.planned_nodes = frozenset(map(snapshot.node, rows))
 
     @property
     def holds(self) -> bool:
-        """Whether the allocations are still of the same nodes: else promises are made anew."""
+        """Whether the allocations still have the same nodes; if not, the window is useless."""
         allocations = self._cluster.chooser.allocations
-        mine = self._picture.hardware
+        mine = self._snapshot.hardware
         return (
             allocations.hardware.names == mine.names
             and allocations.kind.shape == mine.present.shape
@@ -75,31 +75,31 @@ class BackfillWindow:
         seconds: float,
         now: float,
     ) -> Spot | None:
-        """The best place for a pod that runs for so long, on one of these nodes.
+        """The best place for a pod that runs for `seconds`, on one of these nodes.
 
-        InvalidRequestError where what it asks for cannot be said as one demand.
+        InvalidRequestError if its requests are more than one demand.
         """
-        picture = self._picture
-        demand = largest_demand(self._cluster, as_one(requests), picture.hardware)
-        left = self._left(uid, seconds, now)
+        snapshot = self._snapshot
+        demand = largest_demand(self._cluster, as_one(requests), snapshot.hardware)
+        free = self._free_for(uid, seconds, now)
         rows = (self._cluster.rows.get(name) for name in names)
-        closed = np.ones(picture.hardware.size, dtype=bool)
+        closed = np.ones(snapshot.hardware.size, dtype=bool)
         closed[[row for row in rows if row is not None]] = False
-        left.milli_free[closed] = left.bytes_free[closed] = ABSENT
-        place = Chooser(left, picture.by).choose(demand)
+        free.milli_free[closed] = free.bytes_free[closed] = ABSENT
+        place = Chooser(free, snapshot.by).choose(demand)
         if place is None:
             return None
-        node = picture.node(place.node)
-        if not picture.is_current({place.node}):
+        node = snapshot.node(place.node)
+        if not snapshot.is_current({place.node}):
             return None
-        return Spot(node, picture.parts(requests, place), place, demand)
+        return Spot(node, snapshot.parts(requests, place), place, demand)
 
     def take(self, uid: str, found: Spot) -> None:
-        """A pod goes there."""
+        """Count a pod there."""
         self._taken[uid] = found
 
-    def has_room(self, requests: Sequence[ContainerRequest], seconds: float, now: float) -> bool:
-        """Whether some node has room for a pod like this; equal ones are looked at once."""
+    def has_place(self, requests: Sequence[ContainerRequest], seconds: float, now: float) -> bool:
+        """Whether some node has a place for a pod like this; equal ones are checked once."""
         allocations = self._cluster.chooser.allocations
         if (
             self._seen is None
@@ -116,13 +116,13 @@ class BackfillWindow:
             return False
         return True
 
-    def _left(self, uid: str, seconds: float, now: float) -> Allocations:
-        """What is left for so long, with all that was taken since, but for what this pod has."""
-        left = self._line.free_for(seconds + max(0.0, now - self._line.now))
+    def _free_for(self, uid: str, seconds: float, now: float) -> Allocations:
+        """What is free for so long, without what was placed since, but for this pod."""
+        free = self._line.free_for(seconds + max(0.0, now - self._line.now))
         for other, one in self._taken.items():
             if other != uid and other in self._cluster.usage_by_pod(one.node):
-                left.take(one.placement, one.demand, known_to_fit=True)
-        left.lower_to(
-            self._cluster.chooser.allocations.free_on(np.arange(self._picture.hardware.size))
+                free.take(one.placement, one.demand, known_to_fit=True)
+        free.lower_to(
+            self._cluster.chooser.allocations.free_on(np.arange(self._snapshot.hardware.size))
         )
-        return left
+        return free

@@ -1,8 +1,8 @@
-"""The way to kube-scheduler for members that have their places, and out of it for those that end.
+"""Requests about pods: opening their gates, waking them, and evicting them.
 
-A gate is taken away; a pod without one is woken by an annotation. Both are done again where nothing
-came of it. Pods that are to end are evicted, again and again until they are gone: a disruption
-budget may refuse for a while. Whether this replica may do so is asked before each.
+A gate is removed; a pod without one is woken by an annotation. Both are repeated if nothing comes
+of it. Pods are evicted through the Eviction API, again and again until they are gone: a disruption
+budget may refuse for a while. Before each request this replica checks that it still leads.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.evict import evict
 from aliquot.kubernetes.api.names import GATE, RETRY
 from aliquot.kubernetes.api.objects import PODS
+from aliquot.kubernetes.api.times import stamp
 from aliquot.kubernetes.cluster.membership import is_gated
-from aliquot.kubernetes.gangs.messages import stamp
+from aliquot.kubernetes.gangs.lifecycle import RefusedEviction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -28,56 +29,64 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.objects import Pod
 
 AT_ONCE = 32  # requests
-AGAIN = 10.0
+OPEN_AGAIN = 10.0
 EVICT_AGAIN = 2.0
 
 _log = structlog.get_logger(__name__)
 
 
-class GatesAndEvictions:
-    """Opens them.
+class Evictor:
+    """Opens gates and evicts pods.
 
-    `refusals` are those of the last evictions, by UID, and `refused_at` is when each first was.
+    `refusals` are those of the last evictions, by UID; `refused_at` is when each began.
     """
 
-    def __init__(self, client: Client, now: Callable[[], float], may: Callable[[], bool]) -> None:
+    def __init__(self, client: Client, now: Callable[[], float], leads: Callable[[], bool]) -> None:
         self._client = client
         self._now = now
-        self._may = may
-        self._tried: dict[str, float] = {}
-        self._evicted: dict[str, float] = {}
+        self._leads = leads
+        self._opened_at: dict[str, float] = {}
+        self._evicted_at: dict[str, float] = {}
         self._free = asyncio.Semaphore(AT_ONCE)
         self.refusals: dict[str, Refusal] = {}
         self.refused_at: dict[str, float] = {}
 
     async def open(self, pods: Iterable[Pod]) -> None:
         """Let these pods go to kube-scheduler."""
-        due = [one for one in pods if self._is_due(self._tried, one, AGAIN)]
-        await asyncio.gather(*(self._patch(one, self._opened(one)) for one in due))
+        due = [one for one in pods if self._is_due(self._opened_at, one, OPEN_AGAIN)]
+        await asyncio.gather(*(self._patch(one, self._open_patch(one)) for one in due))
 
     async def evict(self, pods: Iterable[Pod]) -> None:
-        """Ask these pods to end."""
+        """Evict these pods."""
         due = [
             one
             for one in pods
-            if not one.metadata.deletion_timestamp and self._is_due(self._evicted, one, EVICT_AGAIN)
+            if not one.metadata.deletion_timestamp
+            and self._is_due(self._evicted_at, one, EVICT_AGAIN)
         ]
         await asyncio.gather(*(self._evict(one) for one in due))
 
-    def again(self, uids: Iterable[str]) -> None:
-        """These have new places: they are to be woken at once."""
+    def open_again(self, uids: Iterable[str]) -> None:
+        """These pods have new places: open their gates at once, though that was just tried."""
         for uid in uids:
-            self._tried.pop(uid, None)
+            self._opened_at.pop(uid, None)
+
+    def refused(self, work_of: Callable[[str], str]) -> dict[str, RefusedEviction]:
+        """All refusals, by UID; `work_of` names the work that a pod belongs to."""
+        return {
+            uid: RefusedEviction(str(one), self.refused_at[uid], work_of(uid))
+            for uid, one in self.refusals.items()
+        }
 
     def forget(self, uids: Iterable[str]) -> None:
-        """Of these it is to be seen anew whether they may be evicted."""
+        """Forget that evictions of these pods were refused."""
         for uid in uids:
             self.refusals.pop(uid, None)
             self.refused_at.pop(uid, None)
 
     def keep(self, uids: Collection[str]) -> None:
-        """Forget all others."""
-        for times in (self._tried, self._evicted, self.refused_at):
+        """Forget all pods but these."""
+        for times in (self._opened_at, self._evicted_at, self.refused_at):
             for gone in [uid for uid in times if uid not in uids]:
                 del times[gone]
         self.refusals = {uid: one for uid, one in self.refusals.items() if uid in uids}
@@ -89,7 +98,7 @@ class GatesAndEvictions:
         times[uid] = now
         return True
 
-    def _opened(self, pod: Pod) -> dict[str, Any]:
+    def _open_patch(self, pod: Pod) -> dict[str, Any]:
         if not is_gated(pod):
             return {"metadata": {"annotations": {RETRY: stamp(self._now())}}}
         left = [one for one in pod.spec.scheduling_gates if one.name != GATE]
@@ -99,23 +108,23 @@ class GatesAndEvictions:
         meta = pod.metadata
         patch = {**patch, "metadata": {**patch.get("metadata", {}), "uid": meta.uid}}
         async with self._free:
-            if not self._may():
+            if not self._leads():
                 return
             try:
                 await self._client.patch(PODS, meta.name, patch, namespace=meta.namespace)
             except ApiError as error:
-                self._tried.pop(meta.uid, None)
+                self._opened_at.pop(meta.uid, None)
                 if not (error.not_found or error.conflict):
-                    _log.info("a member was not let go", pod=pod.key, why=error.message)
+                    _log.info("cannot open the gate of a pod", pod=pod.key, why=error.message)
 
     async def _evict(self, pod: Pod) -> None:
         async with self._free:
-            if not self._may():
+            if not self._leads():
                 return
             try:
                 refusal = await evict(self._client, pod)
             except ApiError as error:
-                _log.info("a pod was not evicted", pod=pod.key, why=error.message)
+                _log.info("cannot evict a pod", pod=pod.key, why=error.message)
                 return
         uid = pod.metadata.uid
         if refusal is None:

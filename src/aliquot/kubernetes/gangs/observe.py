@@ -1,18 +1,22 @@
-"""What is asked of the brain: all gangs that can be planned, beside all that runs and is promised.
+"""What the gang controller observes: each gang by itself, and the input of a decision over all.
 
-Who cannot be planned is told why. No input or output.
+`Observer.observe` says what `lifecycle.advance` needs to know about one gang. `Observer.ready` and
+`Observer.snapshot` collect all gangs that can be planned, together with all that runs and all
+planned starts; a gang that cannot be planned is told why. No input or output.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.api.gang import Phase
+from aliquot.kubernetes.api.names import PLAN
 from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.cluster.constraints import NodeConstraints
 from aliquot.kubernetes.cluster.elastic import surpluses
 from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot, bare
+from aliquot.kubernetes.gangs.lifecycle import GangUids, Observation, gather, report
 from aliquot.placement.core.demand import Gang, Running
 from aliquot.placement.decide import DecisionInput, ElasticSurplus
 
@@ -22,42 +26,43 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
-    from aliquot.kubernetes.cluster.membership import Key
+    from aliquot.kubernetes.cluster.membership import GangKey
     from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.kubernetes.cluster.topology import Topology
-    from aliquot.kubernetes.cluster.workloads import Workloads
+    from aliquot.kubernetes.cluster.workloads import GangPods, Workloads
     from aliquot.kubernetes.extender.planner import Planner
-    from aliquot.kubernetes.gangs.evictions import GatesAndEvictions
-    from aliquot.kubernetes.gangs.sources import Found
-    from aliquot.kubernetes.gangs.state import GangState, PlannedStart
+    from aliquot.kubernetes.gangs.evictions import Evictor
+    from aliquot.kubernetes.gangs.lifecycle import Step
+    from aliquot.kubernetes.gangs.registry import GangRegistry
+    from aliquot.kubernetes.gangs.sizes import MemberCount
+    from aliquot.kubernetes.gangs.state import GangState, MemberPlace, PlannedStart
 
 MORE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A gang, or the rest of one, that can be planned: its pods, and what each asks for.
+    """A gang, or its missing members, that can be planned: the pods, and what each requests."""
 
-    `version` is the gang's, as it was then.
-    """
-
-    gang: GangState
+    gang: GangPods
     pods: list[Pod]
     requests: list[tuple[ContainerRequest, ...]]
     limits: list[NodeConstraints]
-    version: int
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """A question, with what it is about: `parties` are the UIDs of all that runs, by name."""
+class DecisionSnapshot:
+    """The input of a decision, and what it was made from.
+
+    `holders` are the UIDs of all pods that hold GPUs, by the name of their work.
+    """
 
     question: DecisionInput
-    picture: ClusterSnapshot
+    nodes: ClusterSnapshot
     ready: Mapping[str, Ready]
-    parties: Mapping[str, frozenset[str]]
+    holders: Mapping[str, frozenset[str]]
 
-    def sign(self) -> object:
+    def fingerprint(self) -> object:
         """What a decision depends on, but for the time."""
         question = self.question
         return (
@@ -70,180 +75,252 @@ class Observed:
 
 
 class Observer:
-    """Makes them, from all gangs of a roster."""
+    """Observes all gangs of a registry. `counts` are their sizes in this pass."""
 
-    def __init__(  # noqa: PLR0913 - all that they are about
+    def __init__(  # noqa: PLR0913, PLR0917 - all that is observed
         self,
-        roster: Workloads,
+        workloads: Workloads,
+        registry: GangRegistry,
         planner: Planner,
         queues: Queues,
-        ground: Topology,
-        holdings: WorkloadAllocations,
+        topology: Topology,
+        allocations: WorkloadAllocations,
         *,
-        doors: GatesAndEvictions,
+        evictor: Evictor,
     ) -> None:
-        self._roster = roster
+        self._workloads = workloads
+        self._registry = registry
         self._planner = planner
+        self._cluster = planner.cluster
         self._queues = queues
-        self._ground = ground
-        self._holdings = holdings
-        self._doors = doors
-        self._looked: dict[str, int] = {}
+        self._topology = topology
+        self._allocations = allocations
+        self._evictor = evictor
+        self._considered: dict[str, int] = {}
         self._decisions = 0
-        self._asked: dict[str, tuple[Pod, tuple[ContainerRequest, ...]]] = {}
+        self._requested: dict[str, tuple[Pod, tuple[ContainerRequest, ...]]] = {}
+        self.counts: Mapping[GangKey, MemberCount] = {}
+        self.now = 0.0
 
-    def ready(self, found: Mapping[Key, Found | None], now: float) -> dict[str, Ready]:
-        """All that can be planned, by name; the others are told why they cannot."""
+    # --- one gang ---------------------------------------------------------------------------------
+
+    @property
+    def gangs(self) -> Mapping[GangKey, GangState]:
+        """The state of each gang."""
+        return self._registry.gangs
+
+    def apply(self, step: Step) -> None:
+        """Make a step true."""
+        self._registry.apply(step)
+
+    def uids(self, key: GangKey) -> GangUids:
+        """The pods of a gang."""
+        pods = self._workloads.gangs[key]
+        return GangUids(frozenset(pods.pods), _uids(pods.active))
+
+    def observe(self, gang: GangState) -> Observation:
+        """What is seen of a gang."""
+        pods, count = self._workloads.gangs[gang.key], self.counts.get(gang.key)
+        bound, unbound = _uids(pods.bound), _uids(pods.unbound)
+        victims = gang.reservation.victims
+        if victims:
+            victims = self._allocations.still_held(self._registry.preemption(gang), self.now)
+        places = gang.reservation.places.items()
+        faults = {
+            uid: fault
+            for uid, place in places
+            if uid in unbound and (fault := self._fault(uid, place, victims))
+        }
+        return Observation(
+            bound=bound,
+            active=_uids(pods.active),
+            unbound=unbound,
+            wanted=None if count is None else count.wanted,
+            held=victims,
+            faults=faults,
+            unplanned=sum(PLAN not in one.metadata.annotations for one in pods.active),
+            arrived=str(self._registry.permit(gang.key)),
+        )
+
+    def _fault(self, uid: str, place: MemberPlace, victims: frozenset[str]) -> str:
+        """Why a place cannot be used any more; empty if it can."""
+        if place.node not in self._cluster.rows:
+            return f"node {place.node} has no GPUs to give any more"
+        status = self._cluster.nodes[place.node].status
+        columns = {gpu.uuid: column for column, gpu in enumerate(status.gpus) if gpu.healthy}
+        for part in place.parts:
+            missing = [gpu for gpu in part.gpus if gpu not in columns]
+            if missing:
+                return f"GPU {missing[0]} of node {place.node} went away"
+            if part.kind != "whole":
+                continue
+            mine = {columns[gpu] for gpu in part.gpus}
+            for other, held in self._cluster.usage_by_pod(place.node).items():
+                if other != uid and other not in victims and not mine.isdisjoint(held):
+                    return f"a GPU of node {place.node} that was reserved for it is in use"
+        return ""
+
+    # --- all gangs that can be planned ------------------------------------------------------------
+
+    def ready(self) -> dict[str, Ready]:
+        """All gangs that can be planned, by name; the others are told why they cannot."""
         return {
-            str(gang.key): one
-            for gang in self._roster.gangs.values()
-            if (one := self._ready(gang, found.get(gang.key), now)) is not None
+            str(key): one
+            for key in list(self.gangs)
+            if (one := self._ready(self.gangs[key], self._workloads.gangs[key])) is not None
         }
 
-    def ask(self, ready: Mapping[str, Ready], now: float) -> Observed | None:
-        """The question about these; None where nobody of them can be planned after all."""
+    def snapshot(self, ready: Mapping[str, Ready]) -> DecisionSnapshot | None:
+        """The input of a decision over these; None if none of them can be planned after all."""
         limits = [each for one in ready.values() for each in one.limits]
-        picture = ClusterSnapshot(self._ground, limits)
-        gangs = {name: self._gang(one, picture, now) for name, one in ready.items()}
+        nodes = ClusterSnapshot(self._topology, limits)
+        gangs = {name: self._gang(one, nodes) for name, one in ready.items()}
         asked = {name: gang for name, gang in gangs.items() if gang is not None}
         if not asked:
             return None
-        question = self._question(picture, ready, asked, now)
-        return Observed(question, picture, ready, self._holdings.parties(now))
+        question = self._question(nodes, ready, asked)
+        return DecisionSnapshot(question, nodes, ready, self._allocations.holders(self.now))
 
-    def looked_at(self, names: tuple[str, ...]) -> None:
-        """These were looked at for others' places in the last decision."""
+    def considered(self, names: tuple[str, ...]) -> None:
+        """The last decision looked for victims for these gangs."""
         self._decisions += 1
-        there = {str(key) for key in self._roster.gangs}
-        self._looked = {name: at for name, at in self._looked.items() if name in there}
-        self._looked |= dict.fromkeys(names, self._decisions)
+        existing = {str(key) for key in self.gangs}
+        self._considered = {name: at for name, at in self._considered.items() if name in existing}
+        self._considered |= dict.fromkeys(names, self._decisions)
 
-    # --- who can be planned -----------------------------------------------------------------------
-
-    def _ready(self, gang: GangState, found: Found | None, now: float) -> Ready | None:
-        gang.forget_bars(now)
-        pods = gang.unbound
-        if gang.reserved or gang.leaving or (gang.had_nodes and not pods):
+    def _ready(self, gang: GangState, pods: GangPods) -> Ready | None:
+        now, count = self.now, self.counts.get(gang.key)
+        gang = replace(gang, retry=gang.retry.expire(now))
+        self._registry.update(gang)
+        started, unbound = bool(gang.progress.had_nodes), pods.unbound
+        if gang.has_places or gang.eviction is not None or (started and not unbound):
             return None
-        if not gang.had_nodes:
-            why = gang.not_ready(found)
+        if not started and count is not None:
+            why = count.not_ready()
             if why is not None:
-                gang.tell(*why)
+                self._report(gang, *why)
                 return None
-        gang.since = gang.since or now
-        problem = self._queues.problem_of(self._queues.queue_of(pods[0]))
+        gang = gather(gang, now)
+        self._registry.update(gang)
+        problem = self._queues.problem_of(self._queues.queue_of(unbound[0]))
         if problem:
-            gang.tell(Phase.REFUSED, problem)
+            self._report(gang, Phase.REFUSED, problem)
             return None
-        if now < gang.not_before:
+        if now < gang.retry.not_before:
             return None
         try:
-            requests = [self._requests(one) for one in pods]
+            requests = [self._requests(one) for one in unbound]
         except InvalidRequestError as error:
-            gang.tell(Phase.REFUSED, str(error))
+            self._report(gang, Phase.REFUSED, str(error))
             return None
-        limits = [NodeConstraints.of(one, gang.barred) for one in pods]
-        return Ready(gang, pods, requests, limits, gang.version)
+        limits = [NodeConstraints.of(one, gang.retry.barred) for one in unbound]
+        return Ready(pods, unbound, requests, limits)
+
+    def _report(self, gang: GangState, phase: Phase, why: str) -> None:
+        self._registry.update(report(gang, phase, why))
 
     def _requests(self, pod: Pod) -> tuple[ContainerRequest, ...]:
         meta = pod.metadata
-        if len(self._asked) > 2 * len(self._roster.pods) + MORE:
-            self._asked.clear()
-        found = self._asked.get(meta.uid)
+        if len(self._requested) > 2 * len(self._workloads.pods) + MORE:
+            self._requested.clear()
+        found = self._requested.get(meta.uid)
         if found is None or found[0] is not pod:
-            found = self._asked[meta.uid] = pod, self._planner.requests(pod)
+            found = self._requested[meta.uid] = pod, self._planner.requests(pod)
         return found[1]
 
-    # --- the question -----------------------------------------------------------------------------
+    # --- the input of a decision ------------------------------------------------------------------
 
-    def _gang(self, one: Ready, picture: ClusterSnapshot, now: float) -> Gang | None:
-        gang = one.gang
+    def _gang(self, one: Ready, nodes: ClusterSnapshot) -> Gang | None:
+        state = self.gangs[one.gang.key]
         pairs = zip(one.requests, one.limits, strict=True)
         try:
-            demands = tuple(picture.demand(asked, limits) for asked, limits in pairs)
+            demands = tuple(nodes.demand(asked, limits) for asked, limits in pairs)
         except InvalidRequestError as error:
-            gang.tell(Phase.REFUSED, str(error))
+            self._report(state, Phase.REFUSED, str(error))
             return None
-        work = self._roster.work_of(gang, now)
+        work = self._workloads.work_of(one.gang, self.now)
         return Gang(
             name=work.name,
             members=demands,
             seconds=work.seconds,
             queue=work.queue,
             priority=work.priority,
-            submitted=gang.since,
+            submitted=state.progress.since,
         )
 
     def _question(
-        self,
-        picture: ClusterSnapshot,
-        ready: Mapping[str, Ready],
-        asked: Mapping[str, Gang],
-        now: float,
+        self, nodes: ClusterSnapshot, ready: Mapping[str, Ready], asked: Mapping[str, Gang]
     ) -> DecisionInput:
-        rests, waiting, promised = [], [], []
+        now, states = self.now, self.gangs.values()
+        rests, waiting, planned = [], [], []
         for name, gang in asked.items():
-            known = ready[name].gang
-            if known.had_nodes:
-                rows = (picture.row(one.spec.node_name) for one in known.bound)
+            pods, state = ready[name].gang, self.gangs[ready[name].gang.key]
+            if state.progress.had_nodes:
+                rows = (nodes.row(one.spec.node_name) for one in pods.bound)
                 rests.append((gang, sorted({row for row in rows if row is not None})))
                 continue
             waiting.append(gang)
-            promise = _promised(gang, known.promise, picture)
-            if promise is not None:
-                promised.append(promise)
-        ending = self._roster.ending
-        gangs = self._roster.gangs.values()
-        spared = {str(one.key) for one in gangs if one.making_room}
-        spared |= {name for one in gangs for name in one.spared}  # a budget keeps them from all
-        asking = {name for name, one in ready.items() if one.gang.asked}
+            start = _planned(gang, state.planned, nodes)
+            if start is not None:
+                planned.append(start)
+        victims, preemptions = self._registry.victims, self._registry.preemptions()
+        spared = {str(one.key) for one in states if one.reservation.victims}
+        spared |= {name for one in states for name in one.retry.spared}  # protected from all gangs
+        elastic = {name: self.gangs[one.gang.key].elastic for name, one in ready.items()}
+        asking = {name for name, one in elastic.items() if one.jobs}
         return DecisionInput(
-            allocations=picture.allocations,
-            running=self._holdings.running(now, ending),
-            releasing=self._leftovers(ending, now),
-            ending=self._holdings.ending(now),
-            planned=promised,
+            allocations=nodes.allocations,
+            running=self._allocations.running(now, victims),
+            releasing=self._leftovers(victims),
+            ending=self._allocations.charged_to_victims(now, preemptions),
+            planned=planned,
             waiting=waiting,
             incomplete=rests,
             queues=self._queues.queues(),
             now=now,
-            by=picture.by,
+            by=nodes.by,
             protected=spared,
-            searched_at={name: at for name, at in self._looked.items() if name not in asking},
-            surpluses=self._givers(ending, now),
-            waited={name for name, one in ready.items() if one.gang.has_waited(now)},
+            searched_at={name: at for name, at in self._considered.items() if name not in asking},
+            surpluses=self._elastic_surpluses(victims),
+            waited={name for name, one in elastic.items() if one.has_expired(now)},
         )
 
-    def _leftovers(self, ending: set[str], now: float) -> list[Running]:
-        """What those that make room have, and nobody was given; not who is kept by a budget."""
-        gangs = self._roster.gangs.values()
-        ends = dict.fromkeys(ending - self._doors.refusals.keys(), now)
-        ends |= {uid: max(now, gang.ends_at) for gang in gangs for uid in gang.pods if uid in ends}
-        heirs = [uid for gang in gangs for uid in gang.reserved]
-        return self._holdings.leftovers(ends, heirs, now)
+    def _leftovers(self, victims: set[str]) -> list[Running]:
+        """What victims hold and no gang was given; not what protected victims hold."""
+        ends = dict.fromkeys(victims - self._evictor.refusals.keys(), self.now)
+        for gang in self.gangs.values():
+            if gang.eviction is not None:
+                mine = self._workloads.gangs[gang.key].pods.keys() & ends.keys()
+                ends |= dict.fromkeys(mine, max(self.now, gang.eviction.ends_at))
+        heirs = [uid for gang in self.gangs.values() for uid in gang.reservation.places]
+        return self._allocations.leftovers(ends, heirs, self.now)
 
-    def _givers(self, ending: Collection[str], now: float) -> list[ElasticSurplus]:
-        """Elastic jobs that could give back, of those that do not make room already."""
+    def _elastic_surpluses(self, victims: Collection[str]) -> list[ElasticSurplus]:
+        """What elastic jobs could give back, but for jobs that are evicted already."""
         pods = (
             pod
-            for gang in self._roster.gangs.values()
-            if not gang.leaving
-            for pod in gang.staying
-            if pod.metadata.uid not in ending
+            for key, gang in self.gangs.items()
+            if gang.eviction is None
+            for pod in self._workloads.gangs[key].active
+            if pod.metadata.uid not in victims
         )
         return [
             ElasticSurplus(one.job, one.seconds, parts)
             for one in surpluses(pods)
-            if (parts := tuple(self._holdings.each_of(one.uids, now)))
+            if (parts := tuple(self._allocations.each_of(one.uids, self.now)))
         ]
 
 
-def _promised(gang: Gang, promise: PlannedStart | None, picture: ClusterSnapshot) -> Running | None:
-    """A promise, in the rows of this picture; None where it is for something else by now."""
-    if promise is None or promise.shape != tuple(map(bare, gang.members)):
+def _uids(pods: Collection[Pod]) -> frozenset[str]:
+    return frozenset(one.metadata.uid for one in pods)
+
+
+def _planned(gang: Gang, planned: PlannedStart | None, nodes: ClusterSnapshot) -> Running | None:
+    """A planned start in the rows of a snapshot; None if the gang requests something else now."""
+    if planned is None or planned.shape != tuple(map(bare, gang.members)):
         return None
-    places = [picture.placement(node, gpus) for node, gpus in promise.places]
+    places = [nodes.placement(node, gpus) for node, gpus in planned.places]
     found = tuple(one for one in places if one is not None)
     if len(found) < len(places):
         return None
-    return Running(gang, found, promise.start, promise.start + gang.seconds)
+    return Running(gang, found, planned.start, planned.start + gang.seconds)

@@ -1,7 +1,7 @@
-"""One decision over all gangs: the question, the brain's answer, and what is done of it.
+"""One decision over all gangs: observe, decide in a thread, apply.
 
-The brain thinks in a thread, on a copy of the allocations. Nothing else waits for it: what it
-decided is done as far as it still can be (`deeds`).
+The decision is made on a copy of the allocations while everything else goes on. So it is applied as
+far as it is still possible (`apply`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from aliquot.kubernetes.cluster.cluster import Cluster
-    from aliquot.kubernetes.cluster.membership import Key
-    from aliquot.kubernetes.gangs.apply import Applier, Done
-    from aliquot.kubernetes.gangs.observe import Observed, Observer
-    from aliquot.kubernetes.gangs.sources import Found
-    from aliquot.kubernetes.gangs.state import GangState
+    from aliquot.kubernetes.gangs.apply import Applied, DecisionApplier
+    from aliquot.kubernetes.gangs.events import PreemptionNotice
+    from aliquot.kubernetes.gangs.observe import DecisionSnapshot, Observer
     from aliquot.placement.core.demand import Gang
     from aliquot.placement.decide import Decision
     from aliquot.placement.queues.quota import Path
@@ -30,80 +28,86 @@ LONGEST = 60.0  # a decision is made again after so many seconds, whatever has c
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a decision leaves behind: what is promised, and who makes room for whom.
+class PlanningResult:
+    """What a decision leaves behind: the backfill window, and the preemptions that it began.
 
     `stopped` are the gangs that wait for a limit, by the queue whose limit it is. `again`:
-    something was not possible any more, or not looked at, and is to be decided soon.
+    something was not possible any more, or not considered, and is decided soon.
     """
 
-    beside: BackfillWindow | None = None
+    backfill: BackfillWindow | None = None
     stopped: Mapping[Path, Gang] = field(default_factory=dict)
-    claims: list[tuple[GangState, str, Mapping[str, str]]] = field(default_factory=list)
+    preemptions: list[PreemptionNotice] = field(default_factory=list)
     again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """The last decision: what it was made from, and when it is no longer good for that."""
+    """The last decision: what it was made from, and until when it holds for that."""
 
-    sign: object
-    beside: BackfillWindow | None
+    fingerprint: object
+    backfill: BackfillWindow | None
     stopped: Mapping[Path, Gang]
     until: float
 
 
 class Planning:
-    """Decides, and does it."""
+    """Decides, and applies the decision."""
 
-    def __init__(self, cluster: Cluster, questions: Observer, deeds: Applier) -> None:
+    def __init__(self, cluster: Cluster, observer: Observer, applier: DecisionApplier) -> None:
         self._cluster = cluster
-        self._questions = questions
-        self._deeds = deeds
+        self._observer = observer
+        self._applier = applier
         self._last: _Last | None = None
-        self._looked_at: tuple[object, frozenset[str]] = None, frozenset()
+        self._considered: tuple[object, frozenset[str]] = None, frozenset()
 
-    async def decide(
-        self, found: Mapping[Key, Found | None], now: float, is_wanted: Callable[[], bool]
-    ) -> Outcome:
-        """Decide for all that can be planned; the others are told why they cannot.
+    async def decide(self, now: float, is_wanted: Callable[[], bool]) -> PlanningResult:
+        """Decide for all gangs that can be planned; the others are told why they cannot.
 
-        Nothing is done where the answer is not wanted any more.
+        Nothing is applied if the decision is not wanted any more.
         """
         last, self._last = self._last, None
-        ready = self._questions.ready(found, now)
-        asked = self._questions.ask(ready, now) if ready else None
-        if asked is None:
-            return Outcome()
-        sign = asked.sign()
-        if last is not None and sign == last.sign and now < last.until:
+        ready = self._observer.ready()
+        snapshot = self._observer.snapshot(ready) if ready else None
+        if snapshot is None:
+            return PlanningResult()
+        fingerprint = snapshot.fingerprint()
+        if last is not None and fingerprint == last.fingerprint and now < last.until:
             self._last = last
-            return Outcome(last.beside, last.stopped)
-        decision = await asyncio.to_thread(decide, asked.question)
+            return PlanningResult(last.backfill, last.stopped)
+        decision = await asyncio.to_thread(decide, snapshot.question)
         if not is_wanted():
-            return Outcome()
-        self._questions.looked_at(decision.searched)
-        done = self._deeds.do(decision, asked, now)
-        beside = None
+            return PlanningResult()
+        self._observer.considered(decision.searched)
+        applied = self._applier.apply(decision, snapshot, now)
+        backfill = None
         if decision.timeline is not None:
-            beside = BackfillWindow(self._cluster, asked.picture, decision.timeline, done.promises)
-        again = bool(done.undone) or self._overlooks(sign, decision)
-        if not (again or decision.starts or decision.preemptions):  # else the next is another
-            self._last = _Last(sign, beside, decision.at_limit, _until(asked, done, now))
-        return Outcome(beside, decision.at_limit, done.claims, again)
+            backfill = BackfillWindow(
+                self._cluster, snapshot.nodes, decision.timeline, applied.planned
+            )
+        again = bool(applied.impossible) or self._overlooks(fingerprint, decision)
+        if not (again or decision.starts or decision.preemptions):  # else the next one differs
+            until = self._until(snapshot, applied, now)
+            self._last = _Last(fingerprint, backfill, decision.at_limit, until)
+        return PlanningResult(backfill, decision.at_limit, applied.preemptions, again)
 
-    def _overlooks(self, sign: object, decision: Decision) -> bool:
-        """Whether somebody was not looked at for others' places since this was the question."""
-        before, names = self._looked_at
-        names = frozenset(decision.searched) | (names if before == sign else frozenset())
-        self._looked_at = sign, names
+    def _overlooks(self, fingerprint: object, decision: Decision) -> bool:
+        """Whether no decision on this input has looked for victims for some gang yet."""
+        before, names = self._considered
+        same = names if before == fingerprint else frozenset[str]()
+        names = frozenset(decision.searched) | same
+        self._considered = fingerprint, names
         return len(names) < len(decision.searched) + decision.skipped
 
-
-def _until(asked: Observed, done: Done, now: float) -> float:
-    """Until when the same question has the same answer."""
-    gangs = [one.gang for one in asked.ready.values()]
-    waits = [until for one in gangs for until in (*one.barred.values(), *one.spared.values())]
-    waits += [one.asked_until for one in gangs if one.asked_until > now]
-    starts = [one.start for one in done.promises]
-    return min([*waits, *starts, now + LONGEST])
+    def _until(self, snapshot: DecisionSnapshot, applied: Applied, now: float) -> float:
+        """Until when the same input gives the same decision."""
+        found = (self._observer.gangs.get(one.gang.key) for one in snapshot.ready.values())
+        gangs = [one for one in found if one is not None]
+        waits = [
+            until
+            for one in gangs
+            for until in (*one.retry.barred.values(), *one.retry.spared.values())
+        ]
+        waits += [one.elastic.until for one in gangs if one.elastic.until > now]
+        starts = [one.start for one in applied.planned]
+        return min([*waits, *starts, now + LONGEST])

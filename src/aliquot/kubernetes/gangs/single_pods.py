@@ -1,9 +1,9 @@
-"""Single pods beside gangs: where they harm no promise, and within their queue's limit.
+"""Single pods: where they delay no planned start, and within their queue's limit.
 
-Where nothing is promised and no queue is described, nothing here is asked: a single pod goes its
-usual way. A pod that may go is counted at once, and what is counted is looked at again when it is
-bound: so no limit is passed, however long the way from the one to the other. Where a gang waits for
-a limit, single pods that come after it wait behind it.
+Without planned starts and queues nothing is restricted: a single pod goes its usual way. A pod that
+may go is counted at once, and the count is checked again when the pod is bound. So no limit is
+passed, however long the pod takes from the one to the other. If a gang waits for a limit, single
+pods that came after it wait behind it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from aliquot.kubernetes.api.names import GANG, GANG_SIZE
 from aliquot.kubernetes.api.queue import DEFAULT
 from aliquot.kubernetes.api.requests import InvalidRequestError
+from aliquot.kubernetes.api.times import seconds_at
 from aliquot.kubernetes.cluster.cluster import Reserved
 from aliquot.kubernetes.cluster.snapshot import largest_demand
 from aliquot.kubernetes.cluster.workloads import single_name
 from aliquot.kubernetes.extender.bind import NotBoundError
 from aliquot.kubernetes.extender.planner import RESERVED_SECONDS, Answer
-from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.placement.core.demand import Gang
 from aliquot.placement.queues.quota import Bound, Tree, needs, prefixes, within_quota
 
@@ -34,34 +34,41 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.workloads import Workloads
     from aliquot.kubernetes.extender.planner import Planner
     from aliquot.kubernetes.gangs.backfill import BackfillWindow
+    from aliquot.kubernetes.gangs.registry import GangRegistry
     from aliquot.placement.queues.quota import Path
 
-PROMISED = "what is free is promised to gangs"
+PLANNED = "what is free is kept for the planned starts of gangs"
 WITH_THIS = "with this pod it would have"
 
 
 class SinglePods:
     """Answers for single pods.
 
-    `beside` is what the gangs' promises leave, where there are any; `stopped` are the gangs that
-    wait for a limit, by the queue whose limit it is.
+    `backfill` is the window that the planned starts of gangs leave; None if there are none.
+    `stopped` are the gangs that wait for a limit, by the queue whose limit it is.
     """
 
     def __init__(
-        self, planner: Planner, roster: Workloads, queues: Queues, holdings: WorkloadAllocations
+        self,
+        planner: Planner,
+        workloads: Workloads,
+        registry: GangRegistry,
+        queues: Queues,
+        allocations: WorkloadAllocations,
     ) -> None:
         self._planner = planner
         self._cluster = planner.cluster
-        self._roster = roster
+        self._workloads = workloads
+        self._registry = registry
         self._queues = queues
-        self._holdings = holdings
-        self.beside: BackfillWindow | None = None
+        self._allocations = allocations
+        self.backfill: BackfillWindow | None = None
         self.stopped: Mapping[Path, Gang] = {}
 
     def answer(self, pod: Pod, names: Sequence[str], now: float) -> Answer | None:
-        """Where a pod may go for all that gangs and queues say; None: anywhere."""
+        """Where gangs and queues let a pod go; None if that is anywhere."""
         queue = self._queue(pod)
-        if self.beside is None and not queue:
+        if self.backfill is None and not queue:
             return None
         try:
             requests = self._planner.requests(pod)
@@ -78,26 +85,26 @@ class SinglePods:
         return self._place(pod, requests, names, now)
 
     def advised(self, pod: Pod, answer: Answer, now: float) -> Answer:
-        """The same; a pod that its queue's quota covers is told that gangs alone ask that back."""
+        """The same; a pod that its queue's quota covers is told that only gangs reclaim."""
         queue = self._queue(pod)
         if answer.reason != "InsufficientGPUs" or not queue or self._queues.problem_of(queue):
             return answer
         gang = self._as_gang(pod, queue, self._planner.requests(pod))
         hardware = self._cluster.chooser.allocations.hardware
-        queues, used = self._queues.queues(), self._holdings.used(now, {pod.metadata.uid})
+        queues, used = self._queues.queues(), self._allocations.used(now, {pod.metadata.uid})
         if not within_quota([gang], queues, used, hardware):
             return answer
         hint = (
-            f"The quota of queue {queue} covers it, and only gangs ask back what others borrow:"
+            f"The quota of queue {queue} covers it, and only gangs reclaim what others borrow:"
             f" as a gang of one, with the labels {GANG}: {pod.metadata.name} and"
             f' {GANG_SIZE}: "1", it would.'
         )
         return replace(answer, message=f"{answer.message} {hint}")
 
     def may_bind(self, pod: Pod, now: float) -> None:
-        """Look again at a pod that is about to be bound; NotBoundError where it may not be.
+        """Check a pod that is about to be bound again; NotBoundError if it may not be.
 
-        Where a limit bounds its queue it must still be counted, and stays so while it is bound.
+        If its queue has a limit, the pod must still be counted, and stays so while it is bound.
         """
         queue = self._queue(pod)
         if not queue or not _is_limited(Tree(self._queues.queues()), queue):
@@ -111,7 +118,7 @@ class SinglePods:
             return
         reserved = self._cluster.reserved(uid)
         if reserved is None:
-            raise NotBoundError(f"pod {pod.key} was too long on its way: it must be looked at anew")
+            raise NotBoundError(f"pod {pod.key} took too long: it must be scheduled again")
         full = self._full(pod, queue, requests, now)
         if full:
             self._cluster.forget(uid)
@@ -120,7 +127,7 @@ class SinglePods:
         self._cluster.reserve(uid, replace(reserved, until=max(until, reserved.until)))
 
     def lets(self, pod: Pod, now: float) -> bool:
-        """Whether a pod that waits for room would get it, for all that gangs and queues say."""
+        """Whether gangs and queues would let a pod that waits start now."""
         queue = self._queue(pod)
         try:
             requests = self._planner.requests(pod)
@@ -130,22 +137,22 @@ class SinglePods:
             return False
         if self._behind(pod, queue) or self._full(pod, queue, requests, now):
             return False
-        if self.beside is None or not self.beside.holds:
+        if self.backfill is None or not self.backfill.holds:
             return True
         try:
-            return self.beside.has_room(requests, self._roster.seconds_of(pod), now)
+            return self.backfill.has_place(requests, self._workloads.seconds_of(pod), now)
         except InvalidRequestError:
             return True
 
     # --- queues -----------------------------------------------------------------------------------
 
     def _queue(self, pod: Pod) -> str:
-        """The queue of a pod, where somebody has described any, or says that it is in one."""
+        """The queue of a pod; empty if there are no queues and the pod names none."""
         queue = self._queues.queue_of(pod)
         return queue if queue != DEFAULT or self._queues.objects else ""
 
     def _full(self, pod: Pod, queue: str, requests: Sequence[ContainerRequest], now: float) -> str:
-        """That a limit would be passed; nothing where none would, or there is no queue."""
+        """That a limit would be passed; empty if none would, or there is no queue."""
         tree = Tree(self._queues.queues())
         if not queue or not _is_limited(tree, queue):
             return ""
@@ -153,21 +160,21 @@ class SinglePods:
         if not gang.members:
             return ""
         more = needs(gang, self._cluster.chooser.allocations.hardware)
-        used = self._holdings.charged(now, {pod.metadata.uid})
+        used = self._allocations.charged(now, self._registry.preemptions(), {pod.metadata.uid})
         over = tree.over(queue, more, used)
         return "" if over is None else tree.limit_message(over, gang, used[over] + more, WITH_THIS)
 
     def _as_gang(self, pod: Pod, queue: str, requests: Sequence[ContainerRequest]) -> Gang:
-        """A pod as a gang of one, with a member for each container that runs beside others."""
+        """A pod as a gang, with a member for each container that is not an init container."""
         hardware = self._cluster.chooser.allocations.hardware
         main = (one for one in requests if not one.init)
         members = tuple(largest_demand(self._cluster, one, hardware) for one in main)
         return Gang(single_name(pod), members, queue=queue)
 
     def _behind(self, pod: Pod, queue: str) -> str:
-        """That a gang comes before it and waits for a limit of its queue; nothing where none does.
+        """That a gang comes before it and waits for a limit of its queue; empty if none does.
 
-        As among gangs: one of a higher priority, or of the same and there for longer.
+        As among gangs: one of a higher priority, or of the same and older.
         """
         if not queue or not self.stopped:
             return ""
@@ -179,26 +186,26 @@ class SinglePods:
                 return f"{gang.name} comes before it, and waits for the limit of queue {path[-1]}"
         return ""
 
-    # --- promises ---------------------------------------------------------------------------------
+    # --- planned starts ---------------------------------------------------------------------------
 
     def _place(
         self, pod: Pod, requests: Sequence[ContainerRequest], names: Sequence[str], now: float
     ) -> Answer | None:
-        """The place that leaves all promises as they are; None where nothing is promised."""
-        beside, uid = self.beside, pod.metadata.uid
-        if beside is None:
+        """The place that delays no planned start; None if there are none."""
+        window, uid = self.backfill, pod.metadata.uid
+        if window is None:
             return None
         self._cluster.forget(uid)
-        if not beside.holds:
-            return self._elsewhere(beside, pod, names)
+        if not window.holds:
+            return self._elsewhere(window, pod, names)
         try:
-            found = beside.find(uid, requests, names, self._roster.seconds_of(pod), now)
+            found = window.find(uid, requests, names, self._workloads.seconds_of(pod), now)
         except InvalidRequestError:
-            return self._elsewhere(beside, pod, names)
+            return self._elsewhere(window, pod, names)
         if found is None:
             usual = self._planner.filter(pod, names)
             self._cluster.forget(uid)
-            return _refusal(names, "Promised", PROMISED) if usual.names else usual
+            return _refusal(names, "KeptForGangs", PLANNED) if usual.names else usual
         until, version = (
             self._cluster.now() + RESERVED_SECONDS,
             self._cluster.node_version(found.node),
@@ -207,22 +214,22 @@ class SinglePods:
             pod.key, found.node, found.parts, until, requests=tuple(requests), node_version=version
         )
         self._cluster.reserve(uid, place)
-        beside.take(uid, found)
+        window.take(uid, found)
         return Answer((found.node,))
 
-    def _elsewhere(self, beside: BackfillWindow, pod: Pod, names: Sequence[str]) -> Answer:
-        """On nodes of which nothing is promised: for pods that are more than one demand."""
-        taken = beside.promised_nodes
+    def _elsewhere(self, window: BackfillWindow, pod: Pod, names: Sequence[str]) -> Answer:
+        """A place on nodes without planned starts: for pods that are more than one demand."""
+        taken = window.planned_nodes
         left = [name for name in names if name not in taken]
         usual = self._planner.filter(pod, left)
         if usual.names:
             return usual
-        why = {**dict(usual.refused), **dict.fromkeys(taken.intersection(names), PROMISED)}
-        return Answer((), why, "Promised", PROMISED)
+        why = {**dict(usual.refused), **dict.fromkeys(taken.intersection(names), PLANNED)}
+        return Answer((), why, "KeptForGangs", PLANNED)
 
 
 def _is_limited(tree: Tree, queue: str) -> bool:
-    """Whether a queue, or one above it, has a limit."""
+    """Whether a queue or an ancestor has a limit."""
     return any(tree.queue(path).limit != Bound() for path in prefixes(tree.path(queue)))
 
 

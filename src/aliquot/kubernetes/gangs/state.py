@@ -1,39 +1,40 @@
-"""What is known of one gang, and what follows from it. Pure; times are seconds since the epoch.
+"""The state of one gang: immutable values, each with its own transitions. Pure.
 
-A gang gathers until all its pods are there, waits until there is room for all of them, is reserved
-a place for each, and is bound when each has its node. A reservation is given up as a whole while no
-member has its node; afterwards the members that are missing are planned again, as the gang's rest.
+- `GangProgress`: what the controller remembers about the gang's pods.
+- `Reservation`: the GPUs held for pods that have no node yet, and whose they still are.
+- `PendingEviction`: the decision to evict the pods that have a node.
+- `Retry`: what the controller avoids when it plans the gang again.
+- `ElasticRequest`: the elastic jobs that were asked to shrink for the gang.
+- `PlannedStart`: when and where the gang is expected to start.
+
+`GangState` is all of them. `lifecycle` says which transition happens when.
+
+A method that changes something returns the next value. Times are seconds since the epoch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.api.gang import GangMember, Phase
-from aliquot.kubernetes.api.names import PLAN
-from aliquot.kubernetes.cluster.elastic import LATE, told_ahead
-from aliquot.kubernetes.cluster.membership import claim_of, foreign_gates, seconds_of
-from aliquot.kubernetes.cluster.parts import plan_of
-from aliquot.kubernetes.gangs.messages import seconds_at
+from aliquot.kubernetes.api.gang import Phase
+from aliquot.kubernetes.cluster.elastic import LATE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-    from aliquot.kubernetes.api.gang import GangStatus
-    from aliquot.kubernetes.api.objects import Owner, Pod
-    from aliquot.kubernetes.cluster.membership import Claim, Key, Source
+    from aliquot.kubernetes.cluster.membership import GangKey
     from aliquot.kubernetes.cluster.parts import Parts
-    from aliquot.kubernetes.gangs.sources import Found
     from aliquot.placement.core.demand import Demand
 
 BAR_SECONDS = 300.0
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
+MOST_DOUBLINGS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class MemberPlace:
-    """Where a member goes, and what it gets there."""
+    """The node of a member, and what its containers get there."""
 
     node: str
     parts: Parts
@@ -41,316 +42,205 @@ class MemberPlace:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStart:
-    """The start that a gang was promised, and where; `shape` is what it asked for then."""
+    """When and where a waiting gang is expected to start; `shape` is what it requested then."""
 
     start: float
     places: tuple[tuple[str, tuple[int, ...]], ...]
     shape: tuple[Demand, ...]
 
 
-@dataclass(slots=True)
-class GangState:
-    """A gang.
+@dataclass(frozen=True, slots=True)
+class GangProgress:
+    """What the controller remembers about a gang's pods.
 
-    `pods` are its live ones that ask for GPUs, `others` those that do not, and `reserved` are the
-    places of those on their way, by UID; `persisted` are the places that the API server has.
-    `had_nodes` are all UIDs that were seen with a node, and `finished` those of members that ask
-    for no GPU and have done their work.
-    `whole_once`: all of it had nodes at some time. `moved` is when it last came nearer to that, and
-    `grown` when one more had a node.
-    `version` counts the changes of its pods. `leaving` says why those of it that have nodes are to
-    end, and not before `leaves_at`: it could not be completed, or makes room, and then `leaves_for`
-    is for whom. `told` is whether their controller tells them so. `leavers` is how many had nodes
-    when that was decided. `leaving_known` is what the API server has of it. `kept` says who keeps
-    them from it. `claimed` are the gangs that end for this one, as long as it keeps to its claim.
-    `asked` are elastic jobs that are to give back for it, by name; they are waited for until
-    `asked_until`, which the first of them sets, and which stays until it has places.
+    `had_nodes` are the UIDs of all pods seen with a node since the gang started. `whole_once`: all
+    members had nodes, so the gang is not evicted when it loses one later. `since` is when all
+    members existed. `moved` is when the gang last came closer to running, `grown` when one more
+    member got a node.
     """
 
-    key: Key
-    pods: dict[str, Pod] = field(default_factory=dict)
-    others: dict[str, Pod] = field(default_factory=dict)
-    phase: Phase = Phase.GATHERING
-    reason: str = ""
-    planned: float | None = None
-    since: float = 0.0
-    topology: str = ""
-    reserved: dict[str, MemberPlace] = field(default_factory=dict)
-    persisted: Mapping[str, MemberPlace] = field(default_factory=dict)
-    making_room: frozenset[str] = frozenset()
-    had_nodes: set[str] = field(default_factory=set)
+    had_nodes: frozenset[str] = frozenset()
     whole_once: bool = False
-    finished: frozenset[str] = frozenset()
-    leaving: str = ""
-    leaving_known: str = ""
-    leaves_at: float = 0.0
-    leaves_for: Key | None = None
-    leavers: int = 0
-    told: bool = False
-    claimed: set[Key] = field(default_factory=set)
-    kept: str = ""
+    since: float = 0.0
     moved: float = 0.0
     grown: float = 0.0
-    not_before: float = 0.0
-    tries: int = 0
-    barred: dict[str, float] = field(default_factory=dict)
-    spared: dict[str, float] = field(default_factory=dict)
-    asked: frozenset[str] = frozenset()
-    asked_until: float = 0.0
-    promise: PlannedStart | None = None
-    version: int = 0
-    _sorted: tuple[int, list[Pod]] = (-1, [])
-    _claimed: tuple[int, list[Claim]] = (-1, [])
 
-    # --- its pods ---------------------------------------------------------------------------------
+    def bind(self, active: Collection[str], now: float) -> GangProgress:
+        """Remember the pods that have nodes."""
+        if self.had_nodes.issuperset(active):
+            return self
+        return replace(self, had_nodes=self.had_nodes.union(active), moved=now, grown=now)
 
-    @property
-    def members(self) -> list[Pod]:
-        """In the order of their names, without those that are on their way out."""
-        if self._sorted[0] != self.version:
-            live = (one for one in self.pods.values() if not one.metadata.deletion_timestamp)
-            order = sorted(live, key=lambda one: (len(one.metadata.name), one.metadata.name))
-            self._sorted = self.version, order
-        return self._sorted[1]
+    def complete(self, wanted: int | None) -> GangProgress:
+        """Remember that all `wanted` members had nodes, if they did."""
+        if wanted is None or len(self.had_nodes) < wanted:
+            return self
+        return replace(self, whole_once=True)
 
-    @property
-    def unbound(self) -> list[Pod]:
-        """Those without a node."""
-        return [one for one in self.members if not one.spec.node_name]
+    def shrink(self, active: Collection[str], now: float) -> GangProgress:
+        """Some members were evicted and the others stay: what is left is incomplete."""
+        return replace(
+            self, whole_once=False, had_nodes=self.had_nodes.intersection(active), grown=now
+        )
 
-    @property
-    def bound(self) -> list[Pod]:
-        """Those with one, also on their way out."""
-        return [one for one in self.pods.values() if one.spec.node_name]
+    def restart(self) -> GangProgress:
+        """No member has a node: pods that appear now are another run of the gang."""
+        return replace(self, had_nodes=frozenset(), whole_once=False)
 
-    @property
-    def staying(self) -> list[Pod]:
-        """Those with one that are not on their way out."""
-        return [one for one in self.members if one.spec.node_name]
 
-    @property
-    def source(self) -> Source | None:
-        """Who knows its size, where its pods do not say it."""
-        return next((one.source for one in self._claims() if one.source), None)
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """GPUs held for the members that have no node yet.
 
-    @property
-    def priority(self) -> int:
-        """The highest of its pods."""
-        return max((one.spec.priority or 0 for one in self.pods.values()), default=0)
+    `places` are by UID; `written` are the places that the API server has. `victims` are the UIDs of
+    pods that are evicted for this gang and still hold what it waits for. `victim_gangs` are the
+    gangs that are evicted for it; they stay named after the gang has started, since a gang is
+    evicted as a whole.
+    """
 
-    def seconds(self, assumed: float) -> float:
-        """How long it runs: as long as the longest of its pods."""
-        return max((seconds_of(one, assumed) for one in self.pods.values()), default=assumed)
-
-    # --- how far it is ----------------------------------------------------------------------------
-
-    def size(self, found: Found | None) -> tuple[int | None, str]:
-        """How many pods it has, or why that is not known."""
-        claims = self._claims()
-        if any(one.source for one in claims):
-            return (found.size, found.problem) if found else (None, "its size is being read")
-        sizes = sorted({one.size for one in claims if one.size is not None})
-        if len(sizes) > 1:
-            return None, f"its pods say different sizes: {', '.join(map(str, sizes))}"
-        if sizes:
-            return sizes[0], ""
-        return None, next((one.problem for one in claims if one.problem), "its pods are ending")
-
-    def not_ready(self, found: Found | None) -> tuple[Phase, str] | None:
-        """Why it cannot be planned yet, before any of it has a node; None where it can."""
-        pods = self.members
-        size, problem = self.size(found)
-        if size is None:
-            being_read = found is None and self.source is not None
-            soon = being_read or not self._claims()
-            return (Phase.GATHERING if soon else Phase.REFUSED), problem
-        live, count = len(pods) + len(self.others), self.there(found)
-        if self.source is None and live > size:
-            return Phase.REFUSED, (
-                f"{live} pods belong to it, and they say that it has {size}. Correct the size,"
-                " or give other pods another gang's name."
-            )
-        if count < size:
-            return Phase.GATHERING, f"{count} of its {size} pods are there"
-        if not pods:
-            return Phase.REFUSED, "none of its pods asks for a GPU. Take its gates away."
-        every = (*pods, *self.others.values())
-        gates = sorted({gate for pod in every for gate in foreign_gates(pod)})
-        if gates:
-            return Phase.GATHERING, f"its pods are held back by {', '.join(gates)}"
-        return None
-
-    def there(self, found: Found | None) -> int:
-        """How many of its pods are there, or have done their work; as its size counts them."""
-        if found is not None and found.only_gpus:
-            return len(self.members)
-        return len(self.members) + len({*self.others, *self.finished})
-
-    def wanted(self, found: Found | None) -> int | None:
-        """How many of its pods ask for GPUs; None where its size is not known."""
-        size, _ = self.size(found)
-        if size is None or (found is not None and found.only_gpus):
-            return size
-        return size - len({*self.others, *self.finished})
-
-    def _claims(self) -> list[Claim]:
-        if self._claimed[0] != self.version:
-            every = (*self.members, *self.others.values())
-            found = [one for pod in every if (one := claim_of(pod)) is not None]
-            self._claimed = self.version, found
-        return self._claimed[1]
-
-    def is_open(self, uid: str) -> bool:
-        """Whether a member may go to its place: the API server knows it, and it is free."""
-        place = self.reserved.get(uid)
-        return place is not None and self.persisted.get(uid) == place and not self.making_room
-
-    @property
-    def why_kept(self) -> str:
-        """What keeps those of it from ending that were to; as the end of a sentence."""
-        return f"; {self.kept}" if self.kept else ""
+    places: Mapping[str, MemberPlace] = field(default_factory=dict)
+    written: Mapping[str, MemberPlace] = field(default_factory=dict)
+    victims: frozenset[str] = frozenset()
+    victim_gangs: frozenset[GangKey] = frozenset()
 
     @property
     def is_written(self) -> bool:
-        """Whether the API server knows all its places."""
-        return all(self.persisted.get(uid) == place for uid, place in self.reserved.items())
+        """Whether the API server has all places."""
+        return all(self.written.get(uid) == place for uid, place in self.places.items())
 
-    def told_members(self) -> tuple[GangMember, ...]:
-        """For its status."""
-        return tuple(self._told(one) for one in self.members)
+    def is_open(self, uid: str) -> bool:
+        """Whether a member may be bound: its place is written, and no victim is waited for."""
+        place = self.places.get(uid)
+        return place is not None and self.written.get(uid) == place and not self.victims
 
-    def _told(self, pod: Pod) -> GangMember:
-        meta = pod.metadata
-        if pod.spec.node_name:
-            return GangMember(
-                meta.name, meta.uid, pod.spec.node_name, meta.annotations.get(PLAN, "")
-            )
-        place = self.reserved.get(meta.uid)
-        if place is None:
-            return GangMember(meta.name, meta.uid)
-        return GangMember(meta.name, meta.uid, place.node, plan_of(place.parts).encode())
+    def without(self, uids: Collection[str]) -> Reservation:
+        """Members that were bound or deleted need no place."""
+        if not any(uid in self.places for uid in uids):
+            return self
+        left = {uid: place for uid, place in self.places.items() if uid not in uids}
+        return replace(self, places=left)
 
-    # --- what changes it --------------------------------------------------------------------------
 
-    def tell(self, phase: Phase, reason: str) -> None:
-        """It is not planned, and this is why."""
-        self.phase, self.reason, self.planned, self.promise = phase, reason, None, None
+@dataclass(frozen=True, slots=True)
+class PendingEviction:
+    """The decision to evict all pods of a gang that have nodes, not before `at`.
 
-    def reserve(self, places: Mapping[str, MemberPlace], now: float) -> None:
-        """Its members, or its rest, have places from now on."""
-        self.reserved.update(places)
-        self.ask_anew()
-        self.phase, self.moved, self.promise, self.planned = Phase.RESERVED, now, None, None
+    `preemptor` is the gang that gets their GPUs; None if the gang is evicted because it could not
+    be completed. `pods` is how many had nodes when this was decided. `notified`: the controller of
+    an elastic job tells its workers, and stops them itself at `at`. `written`: the API server has
+    this decision.
+    """
 
-    def give_up(self, why: str, now: float, *, node: str = "", pause: bool = True) -> list[str]:
-        """Take its places back, of which `node` was impossible; the UIDs that had one.
-
-        It is planned again at once where a node is known that was at fault, else after a pause.
-        """
-        uids = list(self.reserved)
-        self.reserved.clear()
-        self.persisted = {}
-        self.making_room = frozenset()
-        self.claimed.clear()
-        self.phase, self.reason, self.topology, self.moved = Phase.WAITING, why, "", now
-        if node:
-            self.barred[node] = now + BAR_SECONDS
-        if node or not pause:
-            self.not_before = now
-        else:
-            self.not_before = now + min(FIRST_PAUSE * 2**self.tries, LONGEST_PAUSE)
-            self.tries += 1
-        return uids
-
-    def leave(
-        self, why: str, now: float, seconds: float = 0.0, claimant: Key | None = None
-    ) -> None:
-        """Those of it that have nodes are to end, after so long."""
-        if not self.leaving:
-            self.leaving, self.leaves_at, self.leaves_for = why, now + seconds, claimant
-            self.leavers, self.told = len(self.staying), seconds > 0
-
-    def leave_on(self, status: GangStatus, now: float, claimant: Key | None = None) -> None:
-        """It was leaving when another led: so it is again, and its time does not begin anew."""
-        if self.leaving:
-            return
-        until = seconds_at(status.leaves_at)
-        seconds = 0.0 if until is None else told_ahead(self.staying)
-        self.leave(status.leaving, now, seconds, claimant)
-        if until is not None:
-            self.leaves_at = min(self.leaves_at, until)
-        self.leavers = max(self.leavers, status.leavers)
-
-    def ask(self, jobs: Mapping[str, float], now: float) -> None:
-        """These elastic jobs are to give back for it; the first that are asked set the time."""
-        self.asked = frozenset(jobs)
-        self.asked_until = self.asked_until or now + max(jobs.values())
-
-    def has_waited(self, now: float) -> bool:
-        """Whether the time of all elastic jobs that were to give back for it is over."""
-        return 0 < self.asked_until <= now
-
-    def ask_anew(self) -> None:
-        """Elastic jobs may be asked again."""
-        self.asked, self.asked_until = frozenset(), 0.0
-
-    def may_end(self, now: float) -> bool:
-        """Whether those of it that have nodes may be evicted now: that is written, and time."""
-        return bool(self.leaving) and self.leaving_known == self.leaving and now >= self.ends_at
-
-    @property
-    def is_told_ahead(self) -> bool:
-        """Whether it leaves, and its workers are told so by their controller."""
-        return bool(self.leaving) and self.told
+    why: str
+    at: float
+    pods: int
+    preemptor: GangKey | None = None
+    notified: bool = False
+    written: bool = False
 
     @property
     def ends_at(self) -> float:
-        """When those of it that leave are evicted: who was told has been stopped by then."""
-        return self.leaves_at + LATE if self.is_told_ahead else self.leaves_at
+        """When pods are evicted; workers that were notified have been stopped by then."""
+        return self.at + LATE if self.notified else self.at
+
+    def is_due(self, now: float) -> bool:
+        """Whether pods may be evicted now: the decision is written, and its time has come."""
+        return self.written and now >= self.ends_at
+
+    def has_begun(self, active: int) -> bool:
+        """Whether some of the pods are gone already."""
+        return active < self.pods
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """What the controller avoids when it plans a gang again.
+
+    `barred` are nodes that kube-scheduler did not accept, `spared` workloads that a disruption
+    budget protects; both by name, until a time.
+    """
+
+    not_before: float = 0.0
+    tries: int = 0
+    barred: Mapping[str, float] = field(default_factory=dict)
+    spared: Mapping[str, float] = field(default_factory=dict)
+
+    def back_off(self, now: float) -> Retry:
+        """Wait before the next try: twice as long as the last time, up to `LONGEST_PAUSE`."""
+        pause = min(FIRST_PAUSE * 2 ** min(self.tries, MOST_DOUBLINGS), LONGEST_PAUSE)
+        return replace(self, not_before=now + pause, tries=self.tries + 1)
+
+    def at_once(self, now: float) -> Retry:
+        """Try again now."""
+        return replace(self, not_before=now)
+
+    def bar(self, node: str, now: float) -> Retry:
+        """Avoid a node for a while, and try again now."""
+        return replace(self.at_once(now), barred={**self.barred, node: now + BAR_SECONDS})
+
+    def spare(self, names: Collection[str], until: float) -> Retry:
+        """Do not choose these workloads as victims until then."""
+        return replace(self, spared={**self.spared, **dict.fromkeys(names, until)})
+
+    def expire(self, now: float) -> Retry:
+        """Nodes and victims may be tried again after a while."""
+        if all(until > now for some in (self.barred, self.spared) for until in some.values()):
+            return self
+        return replace(
+            self,
+            barred={name: until for name, until in self.barred.items() if until > now},
+            spared={name: until for name, until in self.spared.items() if until > now},
+        )
+
+    def reset(self) -> Retry:
+        """The gang runs: the next pause is the first one again."""
+        return replace(self, not_before=0.0, tries=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticRequest:
+    """Elastic jobs that were asked to shrink for a gang, by name.
+
+    The gang waits for them until `until`, which the first request sets and later ones do not move.
+    """
+
+    jobs: frozenset[str] = frozenset()
+    until: float = 0.0
+
+    def ask(self, jobs: Mapping[str, float], now: float) -> ElasticRequest:
+        """Ask these jobs; each with the seconds that it takes to shrink."""
+        return ElasticRequest(frozenset(jobs), self.until or now + max(jobs.values()))
+
+    def has_expired(self, now: float) -> bool:
+        """Whether the gang has waited for them long enough."""
+        return 0 < self.until <= now
+
+
+@dataclass(frozen=True, slots=True)
+class GangState:
+    """One gang. `reason` says why it is in its phase, `topology` how close its members are.
+
+    `blocked_by` says why an eviction of its pods was abandoned: a disruption budget protects them.
+    """
+
+    key: GangKey
+    phase: Phase = Phase.GATHERING
+    reason: str = ""
+    topology: str = ""
+    progress: GangProgress = field(default_factory=GangProgress)
+    reservation: Reservation = field(default_factory=Reservation)
+    eviction: PendingEviction | None = None
+    blocked_by: str = ""
+    retry: Retry = field(default_factory=Retry)
+    elastic: ElasticRequest = field(default_factory=ElasticRequest)
+    planned: PlannedStart | None = None
 
     @property
-    def is_half_gone(self) -> bool:
-        """Whether some of those that were to end have."""
-        return len(self.staying) < self.leavers
+    def has_places(self) -> bool:
+        """Whether GPUs are reserved for some of its members."""
+        return bool(self.reservation.places)
 
-    def stay(self, why: str, now: float) -> None:
-        """They are kept from ending: the others are to follow them, when there is room."""
-        if self.is_half_gone:  # what is left is not whole, whatever it was
-            self.whole_once = False
-            self.had_nodes &= {one.metadata.uid for one in self.staying}
-        self.leaving, self.kept, self.grown = "", why, now
-
-    def begin_anew(self) -> None:
-        """None of it has a node: who comes now is another gang of that name."""
-        self.had_nodes.clear()
-        self.whole_once, self.leaving, self.kept = False, "", ""
-
-    def forget_bars(self, now: float) -> None:
-        """Nodes and others are tried again after a while."""
-        self.barred = {name: until for name, until in self.barred.items() if until > now}
-        self.spared = {name: until for name, until in self.spared.items() if until > now}
-
-
-def let_stay(gangs: Mapping[Key, GangState]) -> None:
-    """Who was to end for a gang that has given its claim up stays, where none of it has gone."""
-    wanted = {uid for gang in gangs.values() for uid in gang.making_room}
-    for gang in gangs.values():
-        if not gang.leaving or gang.leaves_for is None or gang.is_half_gone:
-            continue
-        claimant = gangs.get(gang.leaves_for)
-        is_claimed = claimant is not None and gang.key in claimant.claimed
-        if not is_claimed and wanted.isdisjoint(gang.pods):
-            gang.leaving = ""
-
-
-def owners_of(known: GangState, found: Found | None) -> tuple[Owner, ...]:
-    """The object that people wrote the gang with, where there is one."""
-    if found is not None and found.owner is not None:
-        return (found.owner,)
-    controllers = {
-        owner.uid: owner
-        for pod in known.pods.values()
-        for owner in pod.metadata.owner_references
-        if owner.controller
-    }
-    return tuple(controllers.values()) if len(controllers) == 1 else ()
+    @property
+    def why_blocked(self) -> str:
+        """Why its eviction is blocked, as a clause to append."""
+        return f"; {self.blocked_by}" if self.blocked_by else ""

@@ -1,6 +1,6 @@
 """A replica's term as the leader.
 
-It begins when the replica has read what the leader before left, and lasts while it holds the lease.
+It begins when the replica has read what the leader before wrote. It lasts while it holds the lease.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Term:
-    """One after the other; `number` tells them apart.
+    """Terms follow each other; `number` tells them apart.
 
-    `leading` asks the lease's own clock: a replica that stood still for longer than its lease holds
-    does not act on what it knew.
+    `leading` asks the lease's own clock: a replica that was frozen for longer than its lease does
+    not act on what it knew before.
     """
 
     def __init__(self, leading: Callable[[], bool]) -> None:
@@ -25,18 +25,18 @@ class Term:
 
     @property
     def is_on(self) -> bool:
-        """Whether this replica may act, at this moment."""
+        """Whether this replica may act at this moment."""
         return self._begun and self._leading()
 
     def begin(self) -> None:
-        """It leads, and knows what the one before has left."""
+        """This replica leads, and has read what the leader before wrote."""
         self._begun = True
 
     def end(self) -> None:
-        """It leads no more, or anew."""
+        """This replica does not lead any more, or leads again."""
         self._begun = False
         self.number += 1
 
     def lasts(self, number: int) -> bool:
-        """Whether it is still that term."""
+        """Whether the term of this number is still on."""
         return self.is_on and self.number == number

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from aliquot.kubernetes.api.gang import GangObject
-    from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.cluster.workloads import Work
 
@@ -51,14 +50,6 @@ class JobAllocations(ClusterView):
     def __init__(self, presets: Sequence[Preset] = (ALIQUOT,)) -> None:
         super().__init__(presets, workloads=JobWorkloads)
         self._reserved: set[str] = set()
-
-    def set_pod(self, uid: str, pod: Pod | None) -> None:
-        """A pod was created or changed; None: it is gone. Gangs without pods are forgotten."""
-        before = self.workloads.pods.get(uid)
-        super().set_pod(uid, pod)
-        gang = self.workloads.gang_of(before) if before is not None else None
-        if gang is not None and not (gang.pods or gang.others):
-            self.workloads.gangs.pop(gang.key, None)
 
     def count_reserved(self, gangs: Iterable[GangObject]) -> None:
         """Reserve what Gang objects reserve for members without a node, and nothing else."""

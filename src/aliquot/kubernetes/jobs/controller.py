@@ -30,10 +30,10 @@ from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.elasticjob import JOBS, ElasticJobStatus
 from aliquot.kubernetes.api.names import SCHEDULER
 from aliquot.kubernetes.api.requests import InvalidRequestError
-from aliquot.kubernetes.cluster.membership import Key
+from aliquot.kubernetes.api.times import seconds_at
+from aliquot.kubernetes.cluster.membership import GangKey
 from aliquot.kubernetes.cluster.snapshot import as_one
 from aliquot.kubernetes.cluster.workloads import single_name
-from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.kubernetes.jobs.apply import JobApplier, JobContext, check_lead
 from aliquot.kubernetes.jobs.codec import decode_state
 from aliquot.kubernetes.jobs.manifests import gang_name
@@ -282,9 +282,9 @@ class Controller:
         for generation in {slot.generation for slot in state.slots}:
             name = gang_name(one.metadata.name, generation)
             gang = gangs.get((one.metadata.namespace, name))
-            until = seconds_at(gang.status.leaves_at) if gang is not None else None
+            until = seconds_at(gang.status.eviction_time) if gang is not None else None
             if gang is not None and until is not None:
-                yield generation, (gang.status.leaving, until)
+                yield generation, (gang.status.eviction_reason, until)
 
     def _problem(self, one: ElasticJob) -> str:
         """Why its spec cannot be started; empty if it can."""
@@ -377,7 +377,7 @@ class Controller:
         state, limit = saved.state, attempts.size_limit
         if not one.status.controller_state or (state.phase.inactive and self._must_wait(one)):
             return None
-        gang = Key(one.metadata.namespace, gang_name(one.metadata.name, state.generation))
+        gang = GangKey(one.metadata.namespace, gang_name(one.metadata.name, state.generation))
         found = self.watched.gangs().get((gang.namespace, gang.name))
         workers = sorted(pods.values(), key=lambda each: (slot_of(each) or (0, 0))[1])
         return Candidate(

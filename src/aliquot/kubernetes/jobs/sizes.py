@@ -25,11 +25,11 @@ import structlog
 
 from aliquot.kubernetes.api.gang import Phase
 from aliquot.kubernetes.api.requests import InvalidRequestError, requests_of
+from aliquot.kubernetes.api.times import seconds_at
 from aliquot.kubernetes.cluster.constraints import NodeConstraints
-from aliquot.kubernetes.cluster.membership import Key, claim_of
+from aliquot.kubernetes.cluster.membership import GangKey, membership_of
 from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
 from aliquot.kubernetes.cluster.workloads import single_name
-from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.kubernetes.jobs.step import could_start_smaller
 from aliquot.model.job import Desired, JobPhase, Sizes
 from aliquot.placement.core.demand import Gang, Running
@@ -72,7 +72,7 @@ class Candidate:
     pod: Pod
     requests: tuple[ContainerRequest, ...]
     workers: tuple[str, ...] = ()
-    gang: Key | None = None
+    gang: GangKey | None = None
     gang_status: GangStatus | None = None
     priority: int = 0
     size_limit: int | None = None
@@ -206,11 +206,11 @@ class Sizer:
         return parties, jobs
 
     def _gangs(
-        self, gangs: Iterable[GangObject], ours: set[Key]
+        self, gangs: Iterable[GangObject], ours: set[GangKey]
     ) -> Iterator[tuple[str, list[Pod], float]]:
         """The waiting gangs, except growth of jobs: no work is moved for that."""
         for one in gangs:
-            key = Key(one.metadata.namespace, one.metadata.name)
+            key = GangKey(one.metadata.namespace, one.metadata.name)
             before = self.allocations.workloads.gangs.get(key)
             if one.status.phase == Phase.WAITING and before is not None and key not in ours:
                 pods = before.unbound
@@ -222,7 +222,7 @@ class Sizer:
             if pod.spec.node_name or pod.spec.scheduling_gates or pod.metadata.deletion_timestamp:
                 continue
             since = seconds_at(pod.metadata.creation_timestamp) or now
-            if claim_of(pod) is None and now - since > WAITS_SECONDS:
+            if membership_of(pod) is None and now - since > WAITS_SECONDS:
                 yield single_name(pod), [pod], since
 
     def _fixed_size(

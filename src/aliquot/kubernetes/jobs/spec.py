@@ -9,8 +9,8 @@ import msgspec
 from aliquot.kubernetes.api.names import QUEUE
 from aliquot.kubernetes.api.objects import Pod
 from aliquot.kubernetes.api.requests import InvalidRequestError, requests_of
+from aliquot.kubernetes.api.times import seconds_at
 from aliquot.kubernetes.cluster.membership import check_duration
-from aliquot.kubernetes.gangs.messages import seconds_at
 from aliquot.model import Request
 from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Job, Sizes

@@ -11,7 +11,7 @@ from aliquot.kubernetes.api.elasticjob import ElasticJobStatus, Transition
 from aliquot.kubernetes.api.gang import Phase as GangPhase
 from aliquot.kubernetes.api.names import JOB
 from aliquot.kubernetes.api.queue import Condition
-from aliquot.kubernetes.gangs.messages import stamp
+from aliquot.kubernetes.api.times import stamp
 from aliquot.kubernetes.jobs.codec import encode_state
 from aliquot.kubernetes.jobs.observe import observe_job, remember_ended, slot_of
 from aliquot.model import lifecycle

@@ -1,8 +1,9 @@
-"""What each queue has and what waits in it. Pure."""
+"""What each queue uses, and what waits in it. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.queues.status import QueueUsage
@@ -13,32 +14,38 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
     from aliquot.kubernetes.cluster.queues import Queues
-    from aliquot.kubernetes.gangs.state import GangState
+    from aliquot.kubernetes.cluster.workloads import GangPods
 
 
-def loads_of(
-    holdings: WorkloadAllocations,
-    gangs: Iterable[GangState],
+@dataclass(frozen=True, slots=True)
+class GangUse:
+    """A gang, and whether it has places or nodes; if it waits, since when."""
+
+    pods: GangPods
+    started: bool
+    since: float | None
+
+
+def queue_usage(
+    allocations: WorkloadAllocations,
+    gangs: Iterable[GangUse],
     waiting: Iterable[tuple[Pod, float]],
     queues: Queues,
     now: float,
 ) -> dict[str, QueueUsage]:
-    """By queue; `waiting` are single pods and since when."""
+    """By queue; `waiting` are the single pods that wait, each with the time since when."""
     loads: defaultdict[str, QueueUsage] = defaultdict(QueueUsage)
-    for name, used in holdings.used(now).items():
+    for name, used in allocations.used(now).items():
         loads[name] += QueueUsage(used=used)
-    for name, count in holdings.singles(now).items():
+    for name, count in allocations.singles(now).items():
         loads[name] += QueueUsage(pods=count)
     for gang in gangs:
-        some = next(iter((*gang.pods.values(), *gang.others.values())))
-        bound, unbound = len(gang.bound), len(gang.unbound)
-        whole = bool(gang.reserved or gang.had_nodes)
-        loads[queues.queue_of(some)] += QueueUsage(
-            pods=bound,
-            gangs=int(whole),
-            waiting_pods=0 if whole else unbound,
-            waiting_gangs=int(not whole),
-            since=gang.since or None if not whole else None,
+        loads[queues.queue_of(gang.pods.every[0])] += QueueUsage(
+            pods=len(gang.pods.bound),
+            gangs=int(gang.started),
+            waiting_pods=0 if gang.started else len(gang.pods.unbound),
+            waiting_gangs=int(not gang.started),
+            since=None if gang.started else gang.since,
         )
     for pod, since in waiting:
         loads[queues.queue_of(pod)] += QueueUsage(waiting_pods=1, since=since)

@@ -1,4 +1,4 @@
-"""Questions to the brain, without a cluster: nodes, gangs, and what runs on them."""
+"""Inputs of decisions without a cluster: nodes, gangs, and what runs on them."""
 
 from __future__ import annotations
 

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from aliquot.kubernetes.api.objects import Gate, Owner
 from aliquot.kubernetes.cluster.membership import (
-    Key,
+    GangKey,
     Source,
-    claim_of,
     foreign_gates,
     is_gated,
+    membership_of,
     object_name,
     seconds_of,
 )
-from aliquot.kubernetes.gangs.sources import size_in
+from aliquot.kubernetes.gangs.sizes import size_in
 from kubernetes.builders import pod_of
 
 
@@ -32,17 +32,17 @@ def pod(
 
 
 @pytest.mark.parametrize("how", ["labels", "notes"])
-def test_pods_say_it_themselves(how: str) -> None:
+def test_pods_name_their_gang_and_its_size(how: str) -> None:
     words = {"aliquot.io/gang": "train", "aliquot.io/gang-size": "4"}
-    claim = claim_of(pod(**{how: words}))
-    assert claim is not None
-    assert (claim.key, claim.size, claim.source) == (Key("ns", "train"), 4, None)
+    membership = membership_of(pod(**{how: words}))
+    assert membership is not None
+    assert (membership.key, membership.size, membership.source) == (GangKey("ns", "train"), 4, None)
 
 
-def test_a_pod_that_says_nothing_is_single() -> None:
-    assert claim_of(pod({"app": "x"})) is None
+def test_a_pod_without_a_gang_is_single() -> None:
+    assert membership_of(pod({"app": "x"})) is None
     jobset = {"jobset.sigs.k8s.io/jobset-name": "js"}
-    assert claim_of(pod(jobset, {"aliquot.io/gang": "none"})) is None
+    assert membership_of(pod(jobset, {"aliquot.io/gang": "none"})) is None
 
 
 @pytest.mark.parametrize(
@@ -68,26 +68,26 @@ def test_a_pod_that_says_nothing_is_single() -> None:
 def test_the_object_that_a_pod_names_knows_the_size(
     labels: dict[str, str], notes: dict[str, str], source: Source
 ) -> None:
-    claim = claim_of(pod(labels, notes))
-    assert claim is not None
-    assert (claim.key.name, claim.size, claim.source) == ("pg", None, source)
+    membership = membership_of(pod(labels, notes))
+    assert membership is not None
+    assert (membership.key.name, membership.size, membership.source) == ("pg", None, source)
 
 
 def test_a_kubeflow_job_is_found_by_its_owner_reference() -> None:
     labels = {"training.kubeflow.org/job-name": "bert"}
     owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "bert", "uid": "o"}
-    claim = claim_of(pod(labels, owners=[owner]))
-    assert claim is not None
-    assert claim.source == Source("kubeflow.org/v1", "PyTorchJob", "pytorchjobs", "bert")
-    assert claim_of(pod(labels)) is None
+    membership = membership_of(pod(labels, owners=[owner]))
+    assert membership is not None
+    assert membership.source == Source("kubeflow.org/v1", "PyTorchJob", "pytorchjobs", "bert")
+    assert membership_of(pod(labels)) is None
 
 
 @pytest.mark.parametrize("size", ["", "0", "four", "-1", "1.5", "10001"])
-def test_a_size_that_makes_no_sense_is_named(size: str) -> None:
-    claim = claim_of(pod({"aliquot.io/gang": "g"}, {"aliquot.io/gang-size": size}))
-    assert claim is not None
-    assert claim.size is None
-    assert "aliquot.io/gang-size" in claim.problem
+def test_the_reason_names_an_invalid_size(size: str) -> None:
+    membership = membership_of(pod({"aliquot.io/gang": "g"}, {"aliquot.io/gang-size": size}))
+    assert membership is not None
+    assert membership.size is None
+    assert "aliquot.io/gang-size" in membership.problem
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_deadline_is_a_duration() -> None:
     assert seconds_of(pod(), 60) == 60
 
 
-def test_gates_of_others_are_told_from_ours() -> None:
+def test_foreign_gates_are_distinguished() -> None:
     one = pod(schedulingGates=[{"name": "aliquot.io/gang"}, {"name": "kueue.x-k8s.io/admission"}])
     assert one.spec.scheduling_gates[0] == Gate("aliquot.io/gang")
     assert is_gated(one)

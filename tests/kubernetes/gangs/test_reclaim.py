@@ -1,4 +1,4 @@
-"""Who has a right to others' places: what counts as had, and by whom."""
+"""Who may preempt whom: what counts as used, and by which queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Placement, Running
 from aliquot.placement.decide import Decision, ElasticSurplus, decide
 from aliquot.placement.queues.quota import Bound, Queue, Tree, usage
-from kubernetes.gangs.questions import NOW, gang, nodes, parts_of, question, started
+from kubernetes.gangs.decision_inputs import NOW, gang, nodes, parts_of, question, started
 
 CHECKED = settings(max_examples=80, deadline=None)
 
@@ -27,15 +27,15 @@ def queues(own: int, guest: int = 0) -> dict[str, Queue]:
     return {"own": quota("own", own), "guest": quota("guest", guest)}
 
 
-def claimed(decision: Decision) -> dict[str, list[str]]:
-    """Who ends for whom."""
+def preempted(decision: Decision) -> dict[str, list[str]]:
+    """The victims of each gang."""
     return {
-        one.name: [victim.gang.name for victim in claim.victims]
-        for one, claim in decision.preemptions
+        one.name: [victim.gang.name for victim in preemption.victims]
+        for one, preemption in decision.preemptions
     }
 
 
-def test_who_is_spared_has_its_part_of_its_queues_quota() -> None:
+def test_a_spared_workload_uses_its_queues_quota() -> None:
     allocations = nodes(4)
     kept = started(allocations, gang("kept", 2, queue="own"))
     guest = started(allocations, gang("guest", 2, queue="guest"))
@@ -43,10 +43,10 @@ def test_who_is_spared_has_its_part_of_its_queues_quota() -> None:
     asked: dict[str, Any] = {"running": [kept, guest], "protected": {"kept"}}
     assert not decide(question(allocations, mine, queues=queues(own=2), **asked)).preemptions
     more = decide(question(allocations, mine, queues=queues(own=4), **asked))
-    assert claimed(more) == {"mine": ["guest"]}
+    assert preempted(more) == {"mine": ["guest"]}
 
 
-def test_who_is_spared_counts_for_its_queues_limit() -> None:
+def test_a_spared_workload_counts_for_its_queues_limit() -> None:
     allocations = nodes(4)
     limit = {"q": Queue("q", limit=Bound(3000))}
     kept = started(allocations, gang("kept", 2, queue="q"))
@@ -54,11 +54,11 @@ def test_who_is_spared_counts_for_its_queues_limit() -> None:
     mine = gang("mine", 2, queue="q", priority=1)
     asked: dict[str, Any] = {"running": [kept, other], "queues": limit}
     assert not decide(question(allocations, mine, protected={"kept"}, **asked)).preemptions
-    assert claimed(decide(question(allocations, mine, **asked))) == {"mine": ["kept"]}
+    assert preempted(decide(question(allocations, mine, **asked))) == {"mine": ["kept"]}
 
 
 @pytest.mark.parametrize(("own", "ends"), [(2, {}), (4, {"second": ["rigid"]})])
-def test_what_elastic_jobs_give_back_for_one_is_not_another_ones_to_ask_back(
+def test_what_elastic_jobs_give_to_one_gang_cannot_be_reclaimed_by_another(
     own: int, ends: dict[str, list[str]]
 ) -> None:
     """The first has all that is its queue's own, as soon as the job has given it back."""
@@ -70,10 +70,10 @@ def test_what_elastic_jobs_give_back_for_one_is_not_another_ones_to_ask_back(
     asked: dict[str, Any] = {"running": [job, rigid], "surpluses": givers, "queues": queues(own)}
     decision = decide(question(allocations, *mine, **asked))
     assert decision.shrink_requests == {"first": {"job": 60.0}}
-    assert claimed(decision) == ends
+    assert preempted(decision) == ends
 
 
-def test_what_a_queue_gives_back_soon_is_not_borrowed_any_more() -> None:
+def test_what_a_job_gives_back_is_not_borrowed_any_more() -> None:
     """The guests have two more than their own, and that is what the job gives back."""
     allocations = nodes(6)
     job = replace(started(allocations, gang("job", 4, queue="guest")), start=NOW - 100)
@@ -91,10 +91,10 @@ def test_what_a_queue_gives_back_soon_is_not_borrowed_any_more() -> None:
     [(7200.0, 2, {}), (60.0, 2, {"small": ["guest"]}), (7200.0, 3, {"small": ["guest"]})],
     ids=["both at once", "one after the other", "enough for both"],
 )
-def test_what_was_promised_to_who_comes_before_is_not_another_ones_to_ask_back(
+def test_quota_planned_for_an_earlier_gang_cannot_be_reclaimed(
     seconds: float, own: int, ends: dict[str, list[str]]
 ) -> None:
-    """The wide one finds no way now, and is promised the node when the one there has ended."""
+    """The wide gang cannot preempt now; its start is planned for when the node is free."""
     allocations = nodes(2, 1)
     kept = started(allocations, gang("kept", 1, gpus=2, queue="other"), 3600.0)
     guest = started(allocations, gang("guest", 1, queue="guest"), 9000.0)
@@ -103,7 +103,7 @@ def test_what_was_promised_to_who_comes_before_is_not_another_ones_to_ask_back(
     known = {**queues(own), "other": quota("other", 2)}
     decision = decide(question(allocations, wide, small, running=[kept, guest], queues=known))
     assert {one.gang.name for one in decision.planned} >= {"wide"}
-    assert claimed(decision) == ends
+    assert preempted(decision) == ends
 
 
 @CHECKED
@@ -120,7 +120,7 @@ def test_what_was_promised_to_who_comes_before_is_not_another_ones_to_ask_back(
     waiting=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     quotas=st.tuples(st.integers(0, 8), st.integers(0, 4)),
 )
-def test_a_quota_is_asked_back_once_and_from_who_borrows(
+def test_a_quota_is_reclaimed_once_and_from_borrowers(
     running: list[tuple[str, int, str]], waiting: list[int], quotas: tuple[int, int]
 ) -> None:
     """The cluster is full, and all of one queue ask; in their turns, against plain sums."""
@@ -129,7 +129,7 @@ def test_a_quota_is_asked_back_once_and_from_who_borrows(
     runs, givers, spared = [], [], set()
     for number, (queue, size, how) in enumerate(running):
         runs.append(started(allocations, gang(f"{how}{number}", size, queue=queue)))
-        if how == "spared":
+        if how == "protected":
             spared.add(runs[-1].gang.name)
         if how == "elastic" and size > 1:
             givers.append(ElasticSurplus(f"job{number}", 60.0, parts_of(runs[-1], 1)))
@@ -142,7 +142,7 @@ def test_a_quota_is_asked_back_once_and_from_who_borrows(
     }
     decision = decide(question(allocations, *mine, **asked))
     assert not decision.starts
-    claims = {one.name: claim.victims for one, claim in decision.preemptions}
+    claims = {one.name: preemption.victims for one, preemption in decision.preemptions}
     sizes = {one.name: len(one.members) for one in mine}
     used = {name: sum(s for queue, s, _ in running if queue == name) for name in queues(0)}
     free = 0
@@ -164,10 +164,10 @@ def test_a_quota_is_asked_back_once_and_from_who_borrows(
         free -= sizes[name]
 
 
-# --- who ends already -----------------------------------------------------------------------------
+# --- victims that terminate -----------------------------------------------------------------------
 
 
-def test_who_fits_when_others_have_ended_that_end_already_ends_nobody() -> None:
+def test_a_gang_that_fits_when_victims_are_gone_preempts_nobody_else() -> None:
     allocations = nodes(1, 1)
     stays = started(allocations, gang("stays", 1, queue="guest"))
     left = started(allocations, gang("gone (ending)", 1), 5.0)
@@ -175,36 +175,38 @@ def test_who_fits_when_others_have_ended_that_end_already_ends_nobody() -> None:
     asked: dict[str, Any] = {"running": [stays], "queues": queues(4)}
     decision = decide(question(allocations, mine, releasing=[left], **asked))
     assert not decision.preemptions
-    (promise,) = decision.planned
-    assert (promise.placements, promise.start) == (left.placements, left.end)
+    (planned,) = decision.planned
+    assert (planned.placements, planned.start) == (left.placements, left.end)
     both = gang("both", 2, queue="own")
     found = decide(question(allocations, both, releasing=[left], **asked))
     assert not found.preemptions, "it is not all there yet"
-    assert claimed(decide(question(allocations, mine, **asked))) == {"mine": ["stays"]}
+    assert preempted(decide(question(allocations, mine, **asked))) == {"mine": ["stays"]}
 
 
-def test_who_was_promised_nothing_that_soon_does_not_wait_for_what_others_leave() -> None:
+def test_a_gang_that_is_planned_later_does_not_wait_for_leftovers() -> None:
     allocations = nodes(1, 1)
     stays = started(allocations, gang("stays", 1, queue="guest"))
     left = started(allocations, gang("gone (ending)", 1), 5.0)
     first, second = (gang(name, 1, queue="own", submitted=n) for n, name in enumerate("ab"))
     asked: dict[str, Any] = {"running": [stays], "releasing": [left], "queues": queues(4)}
-    assert claimed(decide(question(allocations, first, second, **asked))) == {"b": ["stays"]}
+    assert preempted(decide(question(allocations, first, second, **asked))) == {"b": ["stays"]}
 
 
-def test_a_gang_has_no_gpu_of_whom_it_would_not_wait_for() -> None:
+def test_a_gang_gets_no_gpu_of_a_victim_that_it_does_not_wait_for() -> None:
     allocations = nodes(4)
     cheap = replace(started(allocations, gang("cheap", 3, queue="guest")), start=NOW - 10)
     dear = replace(started(allocations, gang("dear", 1, queue="guest")), start=NOW - 500)
     small, large = gang("small", 1, queue="own"), gang("large", 3, queue="own", submitted=1.0)
     decision = decide(question(allocations, small, large, running=[cheap, dear], queues=queues(8)))
     places: set[tuple[int, int]] = set()
-    for _, claim in decision.preemptions:
-        own = {(at.node, gpu) for one in claim.victims for at in one.placements for gpu in at.gpus}
-        wants = {(at.node, gpu) for at in claim.placements for gpu in at.gpus}
+    for _, preemption in decision.preemptions:
+        own = {
+            (at.node, gpu) for one in preemption.victims for at in one.placements for gpu in at.gpus
+        }
+        wants = {(at.node, gpu) for at in preemption.placements for gpu in at.gpus}
         assert wants.isdisjoint(places - own)
         places |= own
-    assert claimed(decision) == {"small": ["cheap"]}
+    assert preempted(decision) == {"small": ["cheap"]}
 
 
 LIMITS = {
@@ -226,13 +228,13 @@ PARTS = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(1, 3)), max_
         max_size=5,
     ),
 )
-def test_no_limit_is_passed_at_any_moment_whoever_is_gone_first(
+def test_no_limit_is_passed_in_any_order_of_evictions(
     runs: list[tuple[str, int]],
     ends: list[tuple[str, int]],
     heir: int,
     waiting: list[tuple[str, int, int]],
 ) -> None:
-    """Each claim opens when all that end for it have gone; one such was made before."""
+    """Each preemption starts when its victims are gone; one was decided before."""
     allocations = nodes(8, 8, 8, 8)
     staying = placed(allocations, "r", runs)
     ended = placed(allocations, "e", ends)
@@ -250,8 +252,8 @@ def test_no_limit_is_passed_at_any_moment_whoever_is_gone_first(
     asked: dict[str, Any] = {"running": running, "ending": before, "protected": spared}
     decision = decide(question(allocations, *mine, queues=LIMITS, **asked))
     swaps = [
-        (list(claim.victims), [Running(one, claim.placements, NOW, NOW + 1)])
-        for one, claim in decision.preemptions
+        (list(preemption.victims), [Running(one, preemption.placements, NOW, NOW + 1)])
+        for one, preemption in decision.preemptions
     ]
     victims = [one for pair in swaps for one in pair[0]]
     assert all(one in staying for one in victims)

@@ -1,4 +1,4 @@
-"""Gangs that lack a member: a budget keeps a half of one, or pods have done their work."""
+"""Gangs that lack a member: a budget protects the others, or members have finished."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import asks
-from aliquot.kubernetes.gangs import finished, state
-from aliquot.kubernetes.gangs.sources import size_in
+from aliquot.kubernetes.gangs import sizes, state
+from aliquot.kubernetes.gangs.sizes import size_in
 from kubernetes.extender.replica import Replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, played
@@ -17,11 +17,11 @@ from kubernetes.gangs.world import World, is_bound, played
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finished, "AGAIN", 0.05)
+    monkeypatch.setattr(sizes, "READ_FINISHED_AGAIN", 0.05)
     monkeypatch.setattr(state, "FIRST_PAUSE", 0.1)
 
 
-def test_a_half_that_a_budget_keeps_is_told_so_and_completed_when_it_can_be() -> None:
+def test_a_protected_incomplete_gang_is_completed_later() -> None:
     async def play(world: World, _: Replica) -> None:
         def refuse(_: str, path: str) -> int | None:
             return 403 if path.endswith("a-1/binding") else None
@@ -31,7 +31,7 @@ def test_a_half_that_a_budget_keeps_is_told_so_and_completed_when_it_can_be() ->
         world.gang("a", 2)
         await until(lambda: len(world.bound("a")) == 1)
         await until(lambda: "disruption budget keep-it" in world.why("a"))
-        await until(lambda: "Kept" in {reason for reason, _ in world.events("a-0")})
+        await until(lambda: "EvictionBlocked" in {reason for reason, _ in world.events("a-0")})
         assert set(world.bound("a")) == {"a-0"}
         world.api.faults.refuse = lambda *_: None
         await is_bound(world, "a", 2)
@@ -40,26 +40,26 @@ def test_a_half_that_a_budget_keeps_is_told_so_and_completed_when_it_can_be() ->
     played(World(2), play)
 
 
-def test_a_half_whose_other_pods_are_gone_for_good_says_what_keeps_it() -> None:
+def test_the_status_says_what_protects_an_incomplete_gang() -> None:
     async def play(world: World, _: Replica) -> None:
         world.api.faults.refuse = lambda _, path: 403 if path.endswith("a-1/binding") else None
         world.api.faults.budgets = {"a-0": "keep-it"}
         world.gang("a", 2)
         await until(lambda: len(world.bound("a")) == 1)
         world.delete("a-1")
-        text = "1 of 2 of its pods have nodes, and the others are not there"
+        text = "1 of 2 of its pods have nodes, and the others do not exist"
         await until(lambda: text in world.why("a"))
         await until(lambda: "disruption budget keep-it" in world.why("a"))
 
     played(World(2), play)
 
 
-def test_a_member_without_a_gpu_that_has_done_its_work_holds_nobody_up() -> None:
+def test_a_finished_member_without_a_gpu_counts() -> None:
     async def play(world: World, _: Replica) -> None:
         launcher = {"aliquot.io/gang": "a", "aliquot.io/gang-size": "3"}
         world.pod("launcher", annotations=launcher)
         world.gang("a", 3, pods=1)
-        await until(lambda: world.why("a") == "2 of its 3 pods are there")
+        await until(lambda: world.why("a") == "2 of its 3 pods exist")
         world.succeed("launcher")
         world.gang("a", 3, pods=1, first=1)
         await until(lambda: world.phase("a") == "Bound")
@@ -77,7 +77,7 @@ def test_a_launcher_of_an_earlier_run_does_not_count() -> None:
         world.api.put("pods", body)
         world.succeed("launcher")
         world.gang("a", 3, pods=2)
-        await until(lambda: world.why("a") == "2 of its 3 pods are there")
+        await until(lambda: world.why("a") == "2 of its 3 pods exist")
         reads = [path for _, path in world.api.requests].count("/api/v1/namespaces/ns/pods")
         await until(
             lambda: (
@@ -90,7 +90,7 @@ def test_a_launcher_of_an_earlier_run_does_not_count() -> None:
     played(World(2), play)
 
 
-def test_a_launcher_that_ends_before_all_are_bound_does_not_make_a_half_of_them() -> None:
+def test_a_gang_whose_launcher_finishes_early_is_complete() -> None:
     async def play(world: World, _: Replica) -> None:
         world.api.faults.refuse = lambda _, path: 503 if path.endswith("a-1/binding") else None
         notes = {"aliquot.io/gang": "a", "aliquot.io/gang-size": "3"}
@@ -141,7 +141,7 @@ def template(**limits: int) -> dict[str, Any]:
         ("PyTorchJob", {"pytorchReplicaSpecs": {"Worker": {"template": template()}}}, 0),
     ],
 )
-def test_the_size_of_a_job_with_templates_is_of_pods_that_ask_for_gpus(
+def test_the_size_of_a_job_counts_templates_that_request_gpus(
     kind: str, spec: dict[str, Any], size: int
 ) -> None:
     assert size_in(kind, spec, lambda pod: asks(pod, (ALIQUOT,))) == size

@@ -1,4 +1,4 @@
-"""Who has what, kept up to date by what has changed: the same as if all were looked at anew."""
+"""Allocations by workload: updates give the same answers as a full recount."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from aliquot.kubernetes.api.names import GANG, GANG_SIZE, PLAN, QUEUE
 from aliquot.kubernetes.api.objects import Pod
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import asks
-from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
+from aliquot.kubernetes.cluster.allocations import PendingPreemption, WorkloadAllocations
 from aliquot.kubernetes.cluster.cluster import Cluster, Reserved
-from aliquot.kubernetes.cluster.membership import Key
 from aliquot.kubernetes.cluster.parts import plan_of
 from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.kubernetes.cluster.workloads import Workloads
 from aliquot.kubernetes.extender.planner import Planner
-from aliquot.kubernetes.gangs.state import MemberPlace
 from aliquot.placement.queues.quota import Resources, usage
 from kubernetes.builders import make_node, make_pod
 from kubernetes.queues.builders import make_namespace
@@ -38,8 +36,8 @@ class Stage:
         self.cluster = Cluster(now=lambda: NOW)
         self.planner = Planner(self.cluster)
         self.queues = Queues()
-        self.roster = Workloads(self.queues.queue_of, lambda pod: asks(pod, (ALIQUOT,)), 60.0)
-        self.holdings = WorkloadAllocations(self.cluster, self.roster, self.queues)
+        self.workloads = Workloads(self.queues.queue_of, lambda pod: asks(pod, (ALIQUOT,)), 60.0)
+        self.allocations = WorkloadAllocations(self.cluster, self.workloads, self.queues)
         for name in ("n0", "n1"):
             self.cluster.set_node(name, make_node(name, 3))
 
@@ -52,7 +50,7 @@ class Stage:
     # --- what happens -----------------------------------------------------------------------------
 
     def come(self, number: int) -> None:
-        self.roster.change(f"uid-p{number}", self.pod(number), NOW)
+        self.workloads.change(f"uid-p{number}", self.pod(number), NOW)
 
     def reserve(self, number: int) -> None:
         self.planner.filter(self.pod(number), ["n0", "n1"])
@@ -67,19 +65,19 @@ class Stage:
         spec = msgspec.structs.replace(one.spec, node_name=place.node)
         bound = msgspec.structs.replace(one, metadata=meta, spec=spec)
         self.cluster.set_pod(one.metadata.uid, bound)
-        self.roster.change(one.metadata.uid, bound, NOW)
+        self.workloads.change(one.metadata.uid, bound, NOW)
 
     def go(self, number: int) -> None:
         uid = f"uid-p{number}"
         self.cluster.set_pod(uid, None)
-        self.roster.change(uid, None, NOW)
+        self.workloads.change(uid, None, NOW)
 
     def forget(self, number: int) -> None:
         self.cluster.forget(f"uid-p{number}")
 
     def label(self, number: int) -> None:
         labelled = self.pod(number, labels={QUEUE: f"q{number % 2}"})
-        self.roster.change(f"uid-p{number}", labelled, NOW)
+        self.workloads.change(f"uid-p{number}", labelled, NOW)
 
     def map_namespace(self, number: int) -> None:
         self.queues.set_namespace("ns", make_namespace("ns", f"q{number}" if number % 2 else ""))
@@ -103,7 +101,7 @@ OPS = st.tuples(
 
 @settings(max_examples=150, deadline=None)
 @given(ops=st.lists(OPS, max_size=25), looks=st.integers(1, 5))
-def test_what_is_kept_is_what_would_be_found_anew(ops: list[tuple[str, int]], looks: int) -> None:
+def test_updates_equal_a_full_recount(ops: list[tuple[str, int]], looks: int) -> None:
     stage = Stage()
     for at, (what, number) in enumerate(ops):
         getattr(stage, what)(number)
@@ -113,12 +111,15 @@ def test_what_is_kept_is_what_would_be_found_anew(ops: list[tuple[str, int]], lo
 
 
 def check(stage: Stage) -> None:
-    kept, anew = stage.holdings, WorkloadAllocations(stage.cluster, stage.roster, stage.queues)
-    stage.roster.listeners.pop()
+    kept, anew = (
+        stage.allocations,
+        WorkloadAllocations(stage.cluster, stage.workloads, stage.queues),
+    )
+    stage.workloads.listeners.pop()
     mine = {one.gang.name: one for one in kept.running(NOW)}
     fresh = {one.gang.name: one for one in anew.running(NOW)}
     assert mine == fresh
-    assert kept.parties(NOW) == anew.parties(NOW)
+    assert kept.holders(NOW) == anew.holders(NOW)
     hardware = stage.cluster.chooser.allocations.hardware
     counted = {queue: one for queue, one in kept.used(NOW).items() if one != Resources()}
     assert counted == usage(mine.values(), hardware)
@@ -127,21 +128,21 @@ def check(stage: Stage) -> None:
     assert without == usage(kept.running(NOW, some), hardware)
 
 
-def test_what_is_given_back_leaves_the_books_as_they_were() -> None:
+def test_giving_back_restores_the_allocations() -> None:
     stage = Stage()
     before = stage.cluster.chooser.allocations.copy()
     for number in range(6):
         stage.come(number)
         stage.reserve(number)
     allocations = stage.cluster.chooser.allocations.copy()
-    for one in stage.holdings.running(NOW):
+    for one in stage.allocations.running(NOW):
         allocations.give_gang(one)
     assert allocations.fingerprint == before.fingerprint
 
 
 @settings(max_examples=60, deadline=None)
 @given(ending=st.sets(PODS), heirs=st.sets(PODS))
-def test_what_those_that_end_have_is_free_soon_but_for_gpus_that_others_were_given(
+def test_leftovers_of_victims_exclude_gpus_that_heirs_have(
     ending: set[int], heirs: set[int]
 ) -> None:
     stage = Stage()
@@ -150,12 +151,12 @@ def test_what_those_that_end_have_is_free_soon_but_for_gpus_that_others_were_giv
         stage.reserve(number)
     uids = {f"uid-p{number}": NOW + number for number in ending}
     given = [f"uid-p{number}" for number in heirs - ending]
-    found = stage.holdings.leftovers(uids, given, NOW)
-    names = {stage.roster.name_of(uid) for uid in uids}
+    found = stage.allocations.leftovers(uids, given, NOW)
+    names = {stage.workloads.name_of(uid) for uid in uids}
     assert {one.gang.name for one in found} <= {f"{name} (ending)" for name in names}
     taken = {
         (place.node, place.gpus)
-        for one in stage.holdings.each_of(given, NOW)
+        for one in stage.allocations.each_of(given, NOW)
         for place in one.placements
     }
     assert taken.isdisjoint((at.node, at.gpus) for one in found for at in one.placements)
@@ -171,7 +172,7 @@ def test_what_those_that_end_have_is_free_soon_but_for_gpus_that_others_were_giv
 @pytest.mark.parametrize(
     ("ended", "begun", "counted"), [(3, 1, 3), (1, 3, 3), (2, 2, 2)], ids=["more", "less", "same"]
 )
-def test_of_a_gang_and_those_that_end_for_it_a_limit_counts_the_one_that_has_more(
+def test_a_limit_counts_the_larger_of_a_gang_and_its_victims(
     ended: int, begun: int, counted: int
 ) -> None:
     stage = Stage()
@@ -180,24 +181,23 @@ def test_of_a_gang_and_those_that_end_for_it_a_limit_counts_the_one_that_has_mor
         for number in range(count):
             notes = {GANG: name, GANG_SIZE: str(count)}
             pod = make_pod(f"{name}-{number}", annotations=notes, gpu=1)
-            stage.roster.change(pod.metadata.uid, pod, NOW)
+            stage.workloads.change(pod.metadata.uid, pod, NOW)
             stage.planner.filter(pod, ["n0", "n1"])
             uids[name].append(pod.metadata.uid)
-    gang = stage.roster.gangs[Key("ns", "new")]
-    gang.reserved = {uid: MemberPlace("n0", ()) for uid in uids["new"]}
-    assert stage.holdings.charged(NOW)[("default",)].milli == 1000 * (ended + begun)
-    gang.making_room = frozenset(uids["old"])
-    assert stage.holdings.charged(NOW)[("default",)].milli == 1000 * counted
-    assert stage.holdings.used(NOW)["default"].milli == 1000 * (ended + begun)
+    old, new = frozenset(uids["old"]), frozenset(uids["new"])
+    preemption = PendingPreemption(old, new, frozenset({"n0"}), "default")
+    assert stage.allocations.charged(NOW, [])[("default",)].milli == 1000 * (ended + begun)
+    assert stage.allocations.charged(NOW, [preemption])[("default",)].milli == 1000 * counted
+    assert stage.allocations.used(NOW)["default"].milli == 1000 * (ended + begun)
     for uid in uids["old"]:
         stage.cluster.forget(uid)
-    assert stage.holdings.in_the_way(gang, NOW) == frozenset()
+    assert stage.allocations.still_held(preemption, NOW) == frozenset()
 
 
-def test_a_pod_that_is_gone_and_still_named_is_expected_to_end_soon() -> None:
+def test_a_deleted_pod_that_a_node_reports_ends_soon() -> None:
     stage = Stage()
     stage.cluster.reserve("uid-x", Reserved("ns/x", "n0", parts_of(stage), math.inf))
-    (left,) = stage.holdings.running(NOW)
+    (left,) = stage.allocations.running(NOW)
     assert left.gang.name == "what is left of uid-x"
     assert left.end == NOW + 5
 

@@ -47,7 +47,7 @@ def test_required_affinity(key: str, operator: str, values: list[str], so: objec
     assert allowed(affinity=near) is so
 
 
-def test_one_of_several_terms_is_enough_and_an_empty_one_is_none() -> None:
+def test_one_affinity_term_is_enough_and_an_empty_one_matches_nothing() -> None:
     fields = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
     cases: list[tuple[list[dict[str, Any]], bool]] = [([{}], False), ([{}, fields], True)]
     for terms, so in cases:
@@ -68,7 +68,7 @@ def test_selectors_taints_and_cordons() -> None:
     assert allowed(tainted(unschedulable=True), tolerations=[{"operator": "Exists"}])
 
 
-def test_a_node_that_was_not_offered_is_barred() -> None:
+def test_a_rejected_node_is_barred() -> None:
     assert not NodeConstraints.of(pod_of({}), ["n1"]).allow("n1", NODE)
 
 

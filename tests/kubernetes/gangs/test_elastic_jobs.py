@@ -1,4 +1,4 @@
-"""Claims to what elastic jobs have: they are asked to give back, then told, and evicted at last."""
+"""Preemption of elastic jobs: they are asked to shrink, then notified, then evicted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from aliquot.kubernetes.api.names import ELASTIC, GANG, GANG_SIZE, JOB, JOB_RANK
 from aliquot.kubernetes.api.objects import Pod
+from aliquot.kubernetes.api.times import stamp
 from aliquot.kubernetes.cluster import elastic
 from aliquot.kubernetes.cluster.elastic import Terms, surpluses, terms_of, told_ahead
 from aliquot.kubernetes.gangs import state
-from aliquot.kubernetes.gangs.messages import stamp
 from kubernetes.builders import make_pod
 from kubernetes.extender.replica import Replica
 from kubernetes.fake_api import until
@@ -44,8 +44,8 @@ def job(world: World, workers: int, *, least: int = 1, notice: float = 0.0) -> l
     return names
 
 
-def claim(world: World, size: int) -> None:
-    world.gang("claimant", size, labels={QUEUE: "own"}, gpu=1)
+def preempt(world: World, size: int) -> None:
+    world.gang("preemptor", size, labels={QUEUE: "own"}, gpu=1)
 
 
 def evicted(world: World) -> set[str]:
@@ -53,33 +53,33 @@ def evicted(world: World) -> set[str]:
     return {path[-2] for path in paths}
 
 
-def test_a_job_that_gives_back_enough_is_not_ended() -> None:
+def test_a_job_that_shrinks_enough_is_not_evicted() -> None:
     async def play(world: World, _: Replica) -> None:
         job(world, 4, notice=60.0)
         await is_bound(world, "train-1", 4)
-        claim(world, 2)
-        await until(lambda: "ns/train can give back enough, and is waited" in world.why("claimant"))
-        assert world.phase("claimant") == "Waiting"
+        preempt(world, 2)
+        await until(lambda: "ns/train can shrink for it, and has until" in world.why("preemptor"))
+        assert world.phase("preemptor") == "Waiting"
         world.delete("train-2", "train-3")  # as its controller does
-        await is_bound(world, "claimant", 2)
+        await is_bound(world, "preemptor", 2)
         assert set(world.bound("train-1")) == {"train-0", "train-1"}
         assert not evicted(world)
 
     played(World(4), play)
 
 
-def test_a_job_that_gives_nothing_back_in_time_is_told_and_then_ended() -> None:
+def test_a_job_that_does_not_shrink_in_time_is_notified_and_evicted() -> None:
     async def play(world: World, _: Replica) -> None:
         written, evictions = times(world, "/gangs/train-1/status"), times(world, "/eviction")
         job(world, 4, notice=1.0)
         await is_bound(world, "train-1", 4)
         began = time.monotonic()
-        claim(world, 2)
-        await until(lambda: world.leaving("train-1"))
+        preempt(world, 2)
+        await until(lambda: world.eviction_reason("train-1"))
         found = world.status("train-1")
         assert found is not None
-        assert found.status.leaves_at
-        await is_bound(world, "claimant", 2)
+        assert found.status.eviction_time
+        await is_bound(world, "preemptor", 2)
         assert evicted(world) == {"train-0", "train-1", "train-2", "train-3"}
         assert evictions[0] - began >= 2 * 1.0 + 0.4, "it is waited for, and then told"
         told = max(at for at in written if at < evictions[0])
@@ -105,26 +105,26 @@ def times(world: World, what: str) -> list[float]:
 
 def preempted(seconds: float) -> str:
     why = "queue guest borrows from the quota of queue own"
-    return f"preempted for ns/claimant: {why}; it is told, and has {seconds:.0f} s"
+    return f"preempted for ns/preemptor: {why}; it is told, and has {seconds:.0f} s"
 
 
 @pytest.mark.parametrize(("least", "size"), [(4, 2), (3, 2)], ids=["nothing", "too little"])
-def test_a_job_that_cannot_give_back_enough_is_told_at_once(least: int, size: int) -> None:
+def test_a_job_that_cannot_shrink_enough_is_notified_at_once(least: int, size: int) -> None:
     async def play(world: World, _: Replica) -> None:
         job(world, 4, least=least, notice=60.0)
         await is_bound(world, "train-1", 4)
-        claim(world, size)
-        await until(lambda: world.leaving("train-1"))
-        assert "can give back" not in world.why("claimant")
+        preempt(world, size)
+        await until(lambda: world.eviction_reason("train-1"))
+        assert "can shrink" not in world.why("preemptor")
         world.delete("train-0", "train-1", "train-2", "train-3")  # they were told, and have ended
-        await is_bound(world, "claimant", size)
+        await is_bound(world, "preemptor", size)
         assert not evicted(world)
 
     played(World(4), play)
 
 
 @pytest.mark.parametrize("gone", [["train-1"], []], ids=["one has gone", "none has"])
-def test_a_new_leader_goes_on_with_a_claim_and_nobody_has_more_time_than_it_was_told(
+def test_a_new_leader_goes_on_with_an_eviction_and_its_time(
     gone: list[str],
 ) -> None:
     async def run(world: World) -> None:
@@ -132,35 +132,35 @@ def test_a_new_leader_goes_on_with_a_claim_and_nobody_has_more_time_than_it_was_
             async with led(world):
                 names = job(world, 2, least=2, notice=60.0)
                 await is_bound(world, "train-1", 2)
-                claim(world, 2)
-                await until(lambda: world.leaving("train-1"))
-                assert world.api.objects["gangs", "ns", "claimant"]["status"]["makingRoom"]
+                preempt(world, 2)
+                await until(lambda: world.eviction_reason("train-1"))
+                assert world.api.objects["gangs", "ns", "preemptor"]["status"]["victims"]
             world.delete(*gone)
             found = world.api.objects["gangs", "ns", "train-1"]
-            status = {**found["status"], "leavesAt": stamp(time.time())}
+            status = {**found["status"], "evictionTime": stamp(time.time())}
             world.api.put("gangs", {**found, "status": status})
             async with led(world):
-                await is_bound(world, "claimant", 2)
+                await is_bound(world, "preemptor", 2)
         assert evicted(world) == {*names} - {*gone}
 
     asyncio.run(run(World(2)))
 
 
-def test_a_claim_that_is_given_up_ends_nobody() -> None:
+def test_an_abandoned_preemption_evicts_nobody() -> None:
     async def play(world: World, _: Replica) -> None:
         names = job(world, 2, least=2, notice=60.0)
         await is_bound(world, "train-1", 2)
-        claim(world, 2)
-        await until(lambda: world.leaving("train-1"))
-        world.delete("claimant-0", "claimant-1")
-        await until(lambda: not world.leaving("train-1"))
-        assert world.staying("train-1") == {*names}
+        preempt(world, 2)
+        await until(lambda: world.eviction_reason("train-1"))
+        world.delete("preemptor-0", "preemptor-1")
+        await until(lambda: not world.eviction_reason("train-1"))
+        assert world.active("train-1") == {*names}
         assert not evicted(world)
 
     played(World(2), play)
 
 
-def test_who_ends_together_with_workers_that_are_told_ends_when_they_do() -> None:
+def test_victims_are_evicted_together_with_notified_ones() -> None:
     async def play(world: World, _: Replica) -> None:
         evictions = times(world, "/eviction")
         job(world, 2, least=2, notice=1.0)
@@ -171,15 +171,15 @@ def test_who_ends_together_with_workers_that_are_told_ends_when_they_do() -> Non
         await is_bound(world, "rigid", 1)
         await until(lambda: "single" in world.bound())
         began = time.monotonic()
-        claim(world, 4)
-        await is_bound(world, "claimant", 4)
+        preempt(world, 4)
+        await is_bound(world, "preemptor", 4)
         assert evicted(world) == {"train-0", "train-1", "rigid-0", "single"}
         assert min(evictions) - began >= 1.0 + LATE
 
     played(World(4), play)
 
 
-def test_limits_of_a_queue_are_not_waited_for() -> None:
+def test_elastic_jobs_are_not_asked_to_shrink_for_a_limit() -> None:
     """Who waits for a limit is not helped by GPUs that become free."""
 
     async def play(world: World, _: Replica) -> None:
@@ -190,9 +190,9 @@ def test_limits_of_a_queue_are_not_waited_for() -> None:
             labels = {QUEUE: "tight", JOB: "train", JOB_RANK: str(rank)}
             world.pod(f"train-{rank}", gated=True, annotations=notes, labels=labels, gpu=1)
         await is_bound(world, "train-1", 2)
-        world.gang("claimant", 1, labels={QUEUE: "tight"}, gpu=1, spec={"priority": 9})
-        await until(lambda: world.leaving("train-1"))
-        assert "can give back" not in world.why("claimant")
+        world.gang("preemptor", 1, labels={QUEUE: "tight"}, gpu=1, spec={"priority": 9})
+        await until(lambda: world.eviction_reason("train-1"))
+        assert "can shrink" not in world.why("preemptor")
 
     played(World(4), play)
 
@@ -208,7 +208,7 @@ TIMES = st.floats(-1e9, 1e9)
 
 
 @given(least=st.integers(-3, 6), notice=TIMES, grace=TIMES, ranks=st.permutations(range(5)))
-def test_what_pods_say_is_bounded(
+def test_what_pods_say_of_elastic_jobs_is_bounded(
     least: int, notice: float, grace: float, ranks: list[int]
 ) -> None:
     text = msgspec.json.encode(Terms(least, notice, grace)).decode()
@@ -224,5 +224,5 @@ def test_what_pods_say_is_bounded(
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "1", '{"least": "many"}', '{"notice": 3}', '{"least": 1}' + " " * 200]
 )
-def test_what_makes_no_sense_is_no_elastic_job(text: str) -> None:
+def test_an_invalid_annotation_is_no_elastic_job(text: str) -> None:
     assert terms_of(worker(0, text)) is None

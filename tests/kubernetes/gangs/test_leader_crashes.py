@@ -1,7 +1,7 @@
-"""A leader that dies between any two evictions: whoever leads next leaves no half of who made room.
+"""A leader that dies between two evictions: the next one leaves no half of a victim.
 
-Of a gang that ends for another some may have gone when the leader dies. What is left of it may then
-be in nobody's way, and its queue may borrow nothing any more: it is ended all the same.
+Some pods of a victim may be gone when the leader dies. The others may then be in nobody's way, and
+its queue may borrow nothing any more: it is evicted all the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def dying(world: World, evictions: int) -> AsyncIterator[None]:
 @pytest.mark.parametrize(
     ("gpus", "size"), [((4,), 2), ((1, 1, 1, 1), 1)], ids=["one node", "four nodes"]
 )
-def test_no_half_of_who_makes_room_is_left(
+def test_a_crash_leaves_no_half_of_a_victim(
     gpus: tuple[int, ...], size: int, evictions: int, *, owned: bool
 ) -> None:
     async def run() -> None:
@@ -57,19 +57,19 @@ def test_no_half_of_who_makes_room_is_left(
             async with dying(world, evictions):
                 world.gang("victim", 4, labels=GUEST, gpu=1)
                 await is_bound(world, "victim", 4)
-                world.gang("claimant", size, labels=OWN, gpu=1)
-            assert len(world.staying("victim")) == 4 - evictions
+                world.gang("preemptor", size, labels=OWN, gpu=1)
+            assert len(world.active("victim")) == 4 - evictions
             async with led(world):
-                await is_bound(world, "claimant", size)
-                await until(lambda: not world.staying("victim"))
+                await is_bound(world, "preemptor", size)
+                await until(lambda: not world.active("victim"))
                 await until(lambda: world.phase("victim") == ("Waiting" if owned else ""))
-        world.check_cards()
+        world.check_gpus()
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("least", [4, 2], ids=["as many as must", "more than must"])
-def test_no_half_of_a_pod_group_is_left(least: int) -> None:
+def test_a_crash_leaves_no_half_of_a_pod_group(least: int) -> None:
     async def run() -> None:
         world = World(1, 1, 1, 1)
         queues(world, own=2, guest=2)
@@ -77,17 +77,17 @@ def test_no_half_of_a_pod_group_is_left(least: int) -> None:
             async with dying(world, 2):
                 world.gang("victim", least, pods=4, group=True, labels=GUEST)
                 await is_bound(world, "victim", 4)
-                world.gang("claimant", 1, labels=OWN, gpu=1)
-            assert len(world.staying("victim")) == 2
+                world.gang("preemptor", 1, labels=OWN, gpu=1)
+            assert len(world.active("victim")) == 2
             async with led(world):
-                await is_bound(world, "claimant", 1)
-                await until(lambda: not world.staying("victim"))
+                await is_bound(world, "preemptor", 1)
+                await until(lambda: not world.active("victim"))
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("size", [2, 4], ids=["whole", "smaller than it was"])
-def test_a_gang_of_which_none_has_gone_is_left_alone_where_nobody_has_a_right_to_it(
+def test_a_new_leader_spares_a_whole_victim_that_may_not_be_preempted_any_more(
     size: int,
 ) -> None:
     async def run() -> None:
@@ -98,18 +98,18 @@ def test_a_gang_of_which_none_has_gone_is_left_alone_where_nobody_has_a_right_to
                 names = world.gang("kept", size, labels=GUEST, gpu=1)
                 await is_bound(world, "kept", size)
                 world.delete(*names[2:])  # as a live job does that gives back
-                world.gang("claimant", size, labels=OWN, gpu=1)
-            assert world.leaving("kept")
+                world.gang("preemptor", size, labels=OWN, gpu=1)
+            assert world.eviction_reason("kept")
             queues(world, own=size, guest=size)
             async with led(world):
-                await until(lambda: not world.leaving("kept"))
-                await until(lambda: world.phase("claimant") == "Waiting")
-            assert len(world.staying("kept")) == 2
+                await until(lambda: not world.eviction_reason("kept"))
+                await until(lambda: world.phase("preemptor") == "Waiting")
+            assert len(world.active("kept")) == 2
 
     asyncio.run(run())
 
 
-def test_a_half_that_a_budget_keeps_from_ending_for_another_ends_when_it_may() -> None:
+def test_a_protected_half_of_a_victim_is_evicted_when_that_is_allowed() -> None:
     async def run() -> None:
         world = World(2)
         queues(world, own=2, guest=0)
@@ -117,12 +117,12 @@ def test_a_half_that_a_budget_keeps_from_ending_for_another_ends_when_it_may() -
             world.gang("victim", 2, labels=GUEST, gpu=1)
             await is_bound(world, "victim", 2)
             world.api.faults.budgets = {"victim-1": "keep-it"}
-            world.gang("claimant", 2, labels=OWN, gpu=1)
-            await until(lambda: "disruption budget" in world.why("claimant"))
+            world.gang("preemptor", 2, labels=OWN, gpu=1)
+            await until(lambda: "disruption budget" in world.why("preemptor"))
             await until(lambda: "disruption budget keep-it" in world.why("victim"))
-            assert set(world.staying("victim")) == {"victim-1"}
+            assert set(world.active("victim")) == {"victim-1"}
             world.api.faults.budgets = {}
-            await is_bound(world, "claimant", 2)
-            assert not world.staying("victim")
+            await is_bound(world, "preemptor", 2)
+            assert not world.active("victim")
 
     asyncio.run(run())

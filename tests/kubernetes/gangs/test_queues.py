@@ -1,4 +1,4 @@
-"""Single pods, gangs and queues together: what is told, what is not yet known, and who is woken."""
+"""Single pods, gangs and queues together: messages, missing queues, and waking."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IN_Q = {"aliquot.io/queue": "q"}
 HOURS, MINUTES = {"aliquot.io/duration": "5h"}, {"aliquot.io/duration": "5m"}
 
 
-def test_a_namespace_that_names_a_missing_queue_is_told_though_there_is_none_at_all() -> None:
+def test_a_namespace_with_a_missing_queue_is_reported_without_any_queues() -> None:
     async def play() -> None:
         world = World(1)
         world.api.put("namespaces", {"metadata": {"name": "ns", "labels": IN_Q}})
@@ -33,7 +33,7 @@ def test_a_namespace_that_names_a_missing_queue_is_told_though_there_is_none_at_
     asyncio.run(play())
 
 
-def test_queues_that_are_not_read_yet_are_not_taken_as_absent(
+def test_queues_that_are_not_read_yet_do_not_count_as_absent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watches, "QUEUE_SECONDS", 0.05)
@@ -65,7 +65,7 @@ def test_a_cluster_without_queues_is_not_waited_for() -> None:
     asyncio.run(play())
 
 
-def test_single_pods_do_not_overtake_a_gang_that_waits_for_their_queues_limit() -> None:
+def test_single_pods_wait_behind_a_gang_at_their_queues_limit() -> None:
     async def play() -> None:
         world = World(4)
         world.queue("q", limit={"gpus": 2})
@@ -90,7 +90,7 @@ def test_single_pods_do_not_overtake_a_gang_that_waits_for_their_queues_limit() 
     asyncio.run(play())
 
 
-def test_beside_promises_the_last_of_many_that_wait_is_woken_when_it_fits() -> None:
+def test_the_last_of_many_waiting_pods_is_woken_for_backfill() -> None:
     async def play() -> None:
         world = World(2)
         async with world.api.serving(), replica(world.api) as one:
@@ -117,7 +117,7 @@ def test_beside_promises_the_last_of_many_that_wait_is_woken_when_it_fits() -> N
     asyncio.run(play())
 
 
-def test_slices_beside_a_promise_leave_it_what_it_was_promised() -> None:
+def test_backfilled_slices_delay_no_planned_start() -> None:
     async def play() -> None:
         world = World(1)
         async with running(world):
@@ -125,8 +125,8 @@ def test_slices_beside_a_promise_leave_it_what_it_was_promised() -> None:
             await until(lambda: "first" in world.bound())
             world.gang("big", 1, memory=160, core=60)
             await until(lambda: world.phase("big") == "Waiting")
-            promised = world.status("big")
-            assert promised is not None
+            planned = world.status("big")
+            assert planned is not None
             for number in range(4):
                 world.pod(f"long{number}", memory=8, core=15, annotations=HOURS)
             await until(lambda: {"long0", "long1"} & world.bound().keys())
@@ -143,7 +143,7 @@ def test_slices_beside_a_promise_leave_it_what_it_was_promised() -> None:
     asyncio.run(play())
 
 
-def test_a_node_that_is_opened_is_heard_of_at_once() -> None:
+def test_an_uncordoned_node_is_used_at_once() -> None:
     async def play() -> None:
         world = World(1)
         closed = {"metadata": {"name": "n0"}, "spec": {"unschedulable": True}}
@@ -171,7 +171,7 @@ def test_a_node_that_is_opened_is_heard_of_at_once() -> None:
     ],
     ids=["a circle", "a limit of zero"],
 )
-def test_a_queue_in_which_nothing_can_start_is_told(
+def test_a_queue_in_which_nothing_can_start_has_a_condition(
     queues: dict[str, dict[str, object]], why: str
 ) -> None:
     async def play(world: World, _: Replica) -> None:
@@ -187,7 +187,7 @@ def test_a_queue_in_which_nothing_can_start_is_told(
     played(World(2), play)
 
 
-def test_a_quota_of_zero_borrows_all_it_has_and_gives_it_back() -> None:
+def test_a_queue_with_a_quota_of_zero_borrows_all_it_uses() -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("none", quota={"gpus": 0})
         world.queue("own", quota={"gpus": 2})
@@ -200,7 +200,7 @@ def test_a_quota_of_zero_borrows_all_it_has_and_gives_it_back() -> None:
     played(World(2), play)
 
 
-def test_a_queue_counts_single_pods_that_wait_for_room() -> None:
+def test_a_queue_counts_single_pods_that_wait() -> None:
     def waiting(world: World) -> dict[str, object]:
         status = world.api.objects["queues", "", "q"].get("status", {})
         return dict(status.get("waiting", {}))
@@ -219,7 +219,7 @@ def test_a_queue_counts_single_pods_that_wait_for_room() -> None:
     played(World(1), play)
 
 
-def test_a_single_pod_is_told_that_gangs_alone_ask_a_quota_back() -> None:
+def test_a_single_pod_is_told_that_only_gangs_reclaim() -> None:
     def told(world: World, name: str) -> list[str]:
         return [text for reason, text in world.events(name) if reason == "InsufficientGPUs"]
 
@@ -231,7 +231,7 @@ def test_a_single_pod_is_told_that_gangs_alone_ask_a_quota_back() -> None:
         world.pod("single", gpu=1, labels=IN_Q)
         world.pod("other", gpu=1, labels={"aliquot.io/queue": "guest"})
         await until(lambda: told(world, "single") and told(world, "other"))
-        assert "The quota of queue q covers it, and only gangs ask back" in told(world, "single")[0]
+        assert "The quota of queue q covers it, and only gangs reclaim" in told(world, "single")[0]
         assert "quota" not in told(world, "other")[0]
         world.delete("single", "other")
         own = {"aliquot.io/gang": "single", "aliquot.io/gang-size": "1"}
@@ -241,7 +241,7 @@ def test_a_single_pod_is_told_that_gangs_alone_ask_a_quota_back() -> None:
     played(World(1), play)
 
 
-def test_a_gang_larger_than_its_queues_limit_is_refused_until_that_is_raised() -> None:
+def test_a_gang_above_its_queues_limit_is_refused_until_the_limit_is_raised() -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", limit={"gpus": 1})
         world.gang("a", 2, gpu=1, labels=IN_Q)

@@ -1,4 +1,4 @@
-"""Single pods beside promises: whatever is placed, every promise stays possible as it was made."""
+"""Backfill of single pods: whatever is placed, every planned start stays possible."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Stage:
         for name, count in zip(self.names, gpus, strict=True):
             self.cluster.set_node(name, make_node(name, count))
         queues = Queues()
-        self.roster = Workloads(queues.queue_of, lambda pod: asks(pod, (ALIQUOT,)), 60.0)
-        self.holdings = WorkloadAllocations(self.cluster, self.roster, queues)
+        self.workloads = Workloads(queues.queue_of, lambda pod: asks(pod, (ALIQUOT,)), 60.0)
+        self.allocations = WorkloadAllocations(self.cluster, self.workloads, queues)
         self._count = 0
 
     def pod(self, kind: int, seconds: int) -> Any:
@@ -62,17 +62,17 @@ class Stage:
         pod = make_pod(f"p{self._count}", annotations={DURATION: f"{seconds}s"}, **KINDS[kind])
         started = msgspec.structs.replace(pod.status, start_time="1970-01-01T00:16:40Z")
         pod = msgspec.structs.replace(pod, status=started)
-        self.roster.change(pod.metadata.uid, pod, NOW)
+        self.workloads.change(pod.metadata.uid, pod, NOW)
         return pod
 
-    def beside(self, wanted: list[tuple[int, int]]) -> tuple[BackfillWindow, Any] | None:
-        """What is promised to gangs of these, each of some pods of a kind."""
+    def window(self, wanted: list[tuple[int, int]]) -> tuple[BackfillWindow, Any] | None:
+        """The window and planned starts for gangs of these, each of some pods of a kind."""
         picture = ClusterSnapshot(Topology(self.cluster, dict, Labels()), [NodeConstraints()])
         waiting = [
             Gang(f"g{n}", (picture.demand(self.requests(kind), NodeConstraints()),) * count, 100.0)
             for n, (kind, count) in enumerate(wanted)
         ]
-        running = self.holdings.running(NOW)
+        running = self.allocations.running(NOW)
         question = DecisionInput(picture.allocations, running, [], waiting, [], {}, NOW, picture.by)
         decision = decide(question)
         if decision.timeline is None or decision.starts:
@@ -93,27 +93,27 @@ class Stage:
     wanted=st.lists(st.integers(0, 4), max_size=2),
     after=WORK,
 )
-def test_promises_stay_possible(
+def test_backfill_delays_no_planned_start(
     gpus: list[int], before: list[int], first: int, wanted: list[int], after: list[tuple[int, int]]
 ) -> None:
     stage = Stage(*gpus)
     for kind in before:
         stage.planner.filter(stage.pod(kind, 200), stage.names)
-    made = stage.beside([(first, sum(gpus)), *((kind, 2) for kind in wanted)])
+    made = stage.window([(first, sum(gpus)), *((kind, 2) for kind in wanted)])
     if made is None:
         return
-    beside, promises = made
+    window, planned = made
     for kind, seconds in after:
         pod = stage.pod(kind, seconds)
         requests = stage.planner.requests(pod)
-        spot = beside.find(pod.metadata.uid, requests, stage.names, seconds, NOW + LATE)
-        assert spot is None or beside.has_room(requests, seconds, NOW + LATE)
+        spot = window.find(pod.metadata.uid, requests, stage.names, seconds, NOW + LATE)
+        assert spot is None or window.has_place(requests, seconds, NOW + LATE)
         if spot is None:
             continue
         place = Reserved(pod.key, spot.node, spot.parts, math.inf)
         stage.cluster.reserve(pod.metadata.uid, place)
-        beside.take(pod.metadata.uid, spot)
+        window.take(pod.metadata.uid, spot)
     allocations = stage.cluster.chooser.allocations.copy()
-    allocations.hardware = beside._picture.hardware
-    line = Timeline(allocations, stage.holdings.running(NOW), promises, NOW)
+    allocations.hardware = window._snapshot.hardware
+    line = Timeline(allocations, stage.allocations.running(NOW), planned, NOW)
     assert not line.broken

@@ -1,4 +1,4 @@
-"""While some end for others: limits are kept, and nobody waits for who does not matter to it."""
+"""Limits of queues while victims terminate: no limit is passed, and nobody waits in vain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aliquot.kubernetes.gangs.controller import GangOptions
-from aliquot.kubernetes.gangs.reservations import Times
+from aliquot.kubernetes.gangs.lifecycle import Deadlines
 from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led, played
@@ -43,7 +43,7 @@ async def looked_again(world: World) -> None:
 
 
 @pytest.mark.parametrize("victim", ["gang", "single pods"])
-def test_at_a_limit_a_gang_waits_for_who_ends_on_other_nodes(victim: str) -> None:
+def test_at_a_limit_a_gang_waits_for_victims_on_other_nodes(victim: str) -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", limit={"gpus": 2})
         set_apart(world, "n1")
@@ -70,7 +70,7 @@ def test_at_a_limit_a_gang_waits_for_who_ends_on_other_nodes(victim: str) -> Non
 
 
 @pytest.mark.parametrize("limit", [None, {"gpus": 2}], ids=["no limit", "a limit"])
-def test_a_gang_waits_for_who_makes_room_elsewhere_only_for_a_limit(
+def test_a_gang_waits_for_victims_on_other_nodes_only_at_a_limit(
     limit: dict[str, int] | None,
 ) -> None:
     async def play(world: World, _: Replica) -> None:
@@ -88,7 +88,7 @@ def test_a_gang_waits_for_who_makes_room_elsewhere_only_for_a_limit(
         world.delete(here)
         others = tuple(one.metadata.uid for one in world.pods("guests").values())
         if limit:
-            await until(lambda: making_room(world, "mine") == others)
+            await until(lambda: victims_of(world, "mine") == others)
             assert gated(world, "mine")
             world.delete(*names)
         await is_bound(world, "mine", 1)
@@ -96,12 +96,12 @@ def test_a_gang_waits_for_who_makes_room_elsewhere_only_for_a_limit(
     played(World(1, 1), play)
 
 
-def making_room(world: World, gang: str) -> tuple[str, ...]:
+def victims_of(world: World, gang: str) -> tuple[str, ...]:
     found = world.status(gang)
-    return found.status.making_room if found else ()
+    return found.status.victims if found else ()
 
 
-def test_a_pod_that_a_budget_keeps_is_not_forgotten_for_being_on_another_node() -> None:
+def test_a_protected_victim_on_another_node_counts_for_the_limit() -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", limit={"gpus": 1})
         set_apart(world, "n1")
@@ -110,7 +110,7 @@ def test_a_pod_that_a_budget_keeps_is_not_forgotten_for_being_on_another_node() 
         world.api.faults.budgets = {"low": "keep-it"}
         world.offered.add("n1")
         world.gang("urgent", 1, labels=IN_Q, gpu=1, spec=ELSEWHERE)
-        await until(lambda: "disruption budgets kept pod ns/low" in world.why("urgent"))
+        await until(lambda: "disruption budgets protect pod ns/low" in world.why("urgent"))
         assert world.held("q") == 1
         world.api.faults.budgets = {}
         await is_bound(world, "urgent", 1)
@@ -119,7 +119,7 @@ def test_a_pod_that_a_budget_keeps_is_not_forgotten_for_being_on_another_node() 
     played(World(1, 1), play)
 
 
-def test_who_ends_counts_for_the_limit_until_it_is_gone() -> None:
+def test_a_victim_counts_for_the_limit_until_it_is_gone() -> None:
     """Two of four are free when the low ones have ended, and not before."""
 
     async def play(world: World, _: Replica) -> None:
@@ -143,7 +143,7 @@ def test_who_ends_counts_for_the_limit_until_it_is_gone() -> None:
     played(World(4, 4), play)
 
 
-def test_claims_at_one_limit_do_not_wait_for_each_other() -> None:
+def test_preemptions_at_one_limit_do_not_wait_for_each_other() -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", limit={"gpus": 2})
         for name in ("low0", "low1"):
@@ -160,7 +160,7 @@ def test_claims_at_one_limit_do_not_wait_for_each_other() -> None:
     played(World(2, 2), play)
 
 
-def test_a_new_leader_keeps_to_a_claim_for_a_limit() -> None:
+def test_a_new_leader_goes_on_with_a_preemption_at_a_limit() -> None:
     async def run() -> None:
         world = World(1, 1)
         world.queue("q", limit={"gpus": 1})
@@ -174,7 +174,7 @@ def test_a_new_leader_keeps_to_a_claim_for_a_limit() -> None:
                 await one.ready()
                 world.api.faults.refuse = lambda _, path: 503 if "/eviction" in path else None
                 world.gang("urgent", 1, labels=IN_Q, gpu=1, spec=ELSEWHERE)
-                await until(lambda: making_room(world, "urgent"))
+                await until(lambda: victims_of(world, "urgent"))
                 before = world.status("urgent")
             world.api.faults.grace = FOR_EVER
             world.api.faults.refuse = lambda *_: None
@@ -191,7 +191,7 @@ def test_a_new_leader_keeps_to_a_claim_for_a_limit() -> None:
     asyncio.run(run())
 
 
-def test_nobody_waits_for_who_is_kept_by_a_budget() -> None:
+def test_a_gang_does_not_wait_for_protected_victims_of_another() -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("own", quota={"gpus": 3})
         world.queue("guest", quota={"gpus": 0})
@@ -201,7 +201,7 @@ def test_nobody_waits_for_who_is_kept_by_a_budget() -> None:
         await is_bound(world, "kept", 2)
         world.api.faults.budgets = dict.fromkeys(kept, "keep-it")
         world.gang("first", 1, labels=OWN, gpu=1)
-        await until(lambda: making_room(world, "first"))
+        await until(lambda: victims_of(world, "first"))
         world.delete(*world.pods("mine"))
         world.gang("may", 1, labels=GUEST, gpu=1)
         await is_bound(world, "may", 1)
@@ -209,10 +209,10 @@ def test_nobody_waits_for_who_is_kept_by_a_budget() -> None:
         await is_bound(world, "second", 1)
         assert set(world.bound("kept")) == {*kept}
 
-    played(World(3), play, gangs=GangOptions(times=Times(grace=0.4, room=FOR_EVER)))
+    played(World(3), play, gangs=GangOptions(times=Deadlines(grace=0.4, eviction=FOR_EVER)))
 
 
-def test_nobody_is_told_to_go_for_a_claim_that_is_not_written() -> None:
+def test_an_eviction_is_written_after_its_reservation() -> None:
     async def play(world: World, _: Replica) -> None:
         def refuse(method: str, path: str) -> int | None:
             mine = path.endswith("/gangs") if method == "POST" else "/gangs/mine" in path
@@ -226,7 +226,7 @@ def test_nobody_is_told_to_go_for_a_claim_that_is_not_written() -> None:
         world.gang("mine", 1, labels=OWN, gpu=1)
         tried = len(world.api.requests)
         await until(lambda: refusals(world, tried) >= 2)
-        assert not world.leaving("guests")
+        assert not world.eviction_reason("guests")
         world.api.faults.refuse = lambda _method, _path: None
         await is_bound(world, "mine", 1)
 

@@ -1,4 +1,4 @@
-"""What people are told of gangs: why one does not start, and what is wrong with one that did."""
+"""What people are told: why a gang does not start, and what is wrong with one that did."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import until
-from kubernetes.gangs.thinking import Thinking
+from kubernetes.gangs.held_decisions import HeldDecision
 from kubernetes.gangs.world import World, is_bound, led, played
 
 
@@ -23,7 +23,7 @@ from kubernetes.gangs.world import World, is_bound, led, played
         (2, 2, {"aliquot.io/duration": "2 weeks"}, "Refused", "aliquot.io/duration is '2 weeks'"),
     ],
 )
-def test_what_cannot_start_is_told_at_once(
+def test_a_gang_that_cannot_start_is_refused_at_once(
     size: int, pods: int, annotations: dict[str, str], phase: str, why: str
 ) -> None:
     async def play(world: World, _: Replica) -> None:
@@ -39,7 +39,7 @@ def test_what_cannot_start_is_told_at_once(
     played(World(2, 2), play)
 
 
-def test_a_taint_that_keeps_a_gang_from_all_gpus_is_named() -> None:
+def test_the_reason_names_taints_that_exclude_a_gang() -> None:
     async def play(world: World, _: Replica) -> None:
         taint = {"key": "nvidia.com/gpu", "value": "yes", "effect": "NoSchedule"}
         world.api.put("nodes", {"metadata": {"name": "n0"}, "spec": {"taints": [taint]}})
@@ -59,7 +59,7 @@ def test_a_taint_that_keeps_a_gang_from_all_gpus_is_named() -> None:
     played(World(2), play)
 
 
-def test_who_comes_with_one_that_starts_is_told_what_that_leaves() -> None:
+def test_a_gang_behind_one_that_starts_is_told_what_is_free() -> None:
     async def run() -> None:
         world = World(4)
         world.gang("a", 3)
@@ -67,13 +67,13 @@ def test_who_comes_with_one_that_starts_is_told_what_that_leaves() -> None:
         async with world.api.serving(), led(world):
             await until(lambda: "Waiting" in {world.phase("a"), world.phase("b")})
             first, other = ("a", "b") if world.phase("b") == "Waiting" else ("b", "a")
-            assert "3 GPUs asked; 1 free; planned for about" in world.why(other)
+            assert "3 GPUs requested; 1 free; planned for about" in world.why(other)
             assert f"after ns/{first}" in world.why(other)
 
     asyncio.run(run())
 
 
-def test_a_gang_whose_pods_are_ending_is_not_refused() -> None:
+def test_a_gang_whose_pods_terminate_is_not_refused() -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("a", 2)
         await is_bound(world, "a", 2)
@@ -84,7 +84,7 @@ def test_a_gang_whose_pods_are_ending_is_not_refused() -> None:
     played(World(2), play)
 
 
-def test_a_gang_that_another_scheduler_binds_is_told_so() -> None:
+def test_the_status_says_that_another_scheduler_bound_a_gang() -> None:
     async def run() -> None:
         world = World(2)
         async with world.api.serving(), replica(world.api) as one:
@@ -102,7 +102,7 @@ def test_a_gang_that_another_scheduler_binds_is_told_so() -> None:
     asyncio.run(run())
 
 
-def test_a_gang_that_all_go_to_their_places_is_told_nothing() -> None:
+def test_a_gang_that_is_bound_as_planned_has_no_reason() -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("a", 2)
         await is_bound(world, "a", 2)
@@ -111,7 +111,7 @@ def test_a_gang_that_all_go_to_their_places_is_told_nothing() -> None:
     played(World(2), play)
 
 
-def test_a_queue_that_does_not_exist_is_named() -> None:
+def test_the_reason_names_a_missing_queue() -> None:
     async def play(world: World, _: Replica) -> None:
         body = {"metadata": {"labels": {"aliquot.io/queue": "nowhere"}}}
         world.gang("a", 1)
@@ -122,17 +122,17 @@ def test_a_queue_that_does_not_exist_is_named() -> None:
     played(World(0), play)
 
 
-def test_kube_scheduler_is_told_of_a_gang_that_was_not_looked_at_yet(thinking: Thinking) -> None:
+def test_kube_scheduler_is_told_that_a_gang_was_not_planned_yet(held: HeldDecision) -> None:
     async def play(world: World, one: Replica) -> None:
-        thinking.hold()
+        held.hold()
         world.gang("a", 1)
-        await thinking.decided()
+        await held.decided()
         world.gang("b", 1, gated=False)
         await until(lambda: one.scheduler._watches.pods.get("b-0", "ns") is not None)
         answer = await one.filter(world.pods()["b-0"], "n0")
         told = answer["FailedAndUnresolvableNodes"]["n0"]
-        assert told == "gang ns/b is gathering: it was not looked at yet"
-        thinking.go_on()
+        assert told == "gang ns/b is gathering: it was not planned yet"
+        held.go_on()
         await is_bound(world, "b", 1)
 
     played(World(2), play)

@@ -1,4 +1,4 @@
-"""The brain, held up in its thread: for what happens between a decision and what is done of it."""
+"""Decisions that tests hold back, for what happens before they are applied."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from aliquot.placement.decide import Decision, DecisionInput, decide
 from kubernetes.fake_api import until
 
 
-class Thinking:
-    """A brain that can be told to keep its next decision back."""
+class HeldDecision:
+    """Holds the next decision back."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._hold = False
@@ -21,7 +21,7 @@ class Thinking:
         patch.setattr(planning, "decide", self._decide)
 
     def hold(self) -> None:
-        """Keep the next decision that would do something back."""
+        """Hold the next decision back that would change something."""
         self._decided.clear()
         self._go_on.clear()
         self._hold = True
@@ -43,5 +43,5 @@ class Thinking:
 
 
 @pytest.fixture
-def thinking(monkeypatch: pytest.MonkeyPatch) -> Thinking:
-    return Thinking(monkeypatch)
+def held(monkeypatch: pytest.MonkeyPatch) -> HeldDecision:
+    return HeldDecision(monkeypatch)

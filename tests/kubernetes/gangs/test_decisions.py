@@ -1,4 +1,4 @@
-"""Decisions over gangs, whatever waits and runs: all or none, nothing twice, promises kept free."""
+"""Decisions over gangs: all or none, no GPU twice, planned starts not delayed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aliquot.placement.core.demand import Running
 from aliquot.placement.decide import ElasticSurplus, decide
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.placement.queues.reclaim import SEARCHES
-from kubernetes.gangs.questions import NOW, gang, nodes, parts_of, question, started
+from kubernetes.gangs.decision_inputs import NOW, gang, nodes, parts_of, question, started
 
 WORK = st.lists(
     st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 200), st.integers(0, 2)),
@@ -26,7 +26,7 @@ WORK = st.lists(
     before=WORK,
     after=WORK,
 )
-def test_gangs_start_whole_and_never_on_what_is_taken(
+def test_gangs_start_whole_and_on_free_gpus(
     sizes: list[int],
     before: list[tuple[int, int, int, int]],
     after: list[tuple[int, int, int, int]],
@@ -47,21 +47,25 @@ def test_gangs_start_whole_and_never_on_what_is_taken(
         total = sum(sizes)
         assert decision.never.keys() == {one.name for one in waiting if one.milli > 1000 * total}
         trial = allocations.copy()
-        ended = {victim.gang.name for _, claim in decision.preemptions for victim in claim.victims}
+        ended = {
+            victim.gang.name
+            for _, preemption in decision.preemptions
+            for victim in preemption.victims
+        }
         for one in decision.starts:
             assert len(one.placements) == len(one.gang.members)
             trial.take_gang(one)  # raises where it is not free
         for one in (*running, *decision.starts):
             if one.gang.name in ended:
                 trial.give_gang(one)
-        for claimant, claim in decision.preemptions:
-            trial.take_gang(Running(claimant, claim.placements, NOW, NOW + claimant.seconds))
+        for preemptor, preemption in decision.preemptions:
+            trial.take_gang(Running(preemptor, preemption.placements, NOW, NOW + preemptor.seconds))
         running += decision.starts
         for one in decision.starts:
             allocations.take_gang(one)
 
 
-def test_the_rest_of_a_gang_goes_near_the_others_before_all_that_waits() -> None:
+def test_missing_members_are_placed_first_and_close_to_the_others() -> None:
     allocations = nodes(2, 1, 2, 2)
     placed = started(allocations, gang("half", 2))
     here = {one.node for one in placed.placements}
@@ -76,7 +80,7 @@ def test_the_rest_of_a_gang_goes_near_the_others_before_all_that_waits() -> None
     assert int(allocations.hardware.rack[first.placements[0].node]) in rack
 
 
-def test_a_queue_gets_its_own_back_and_nobody_makes_room_twice() -> None:
+def test_a_queue_reclaims_its_quota_once() -> None:
     allocations = nodes(2, 2)
     queues = {
         "a": Queue("a", quota=Bound(2000, 160)),
@@ -85,13 +89,15 @@ def test_a_queue_gets_its_own_back_and_nobody_makes_room_twice() -> None:
     taken = [started(allocations, gang(f"x{n}", 1, queue="b")) for n in range(4)]
     mine = [gang(f"y{n}", 1, queue="a", submitted=n) for n in range(3)]
     decision = decide(question(allocations, *mine, running=taken, queues=queues))
-    victims = [one.gang.name for _, claim in decision.preemptions for one in claim.victims]
+    victims = [
+        one.gang.name for _, preemption in decision.preemptions for one in preemption.victims
+    ]
     assert len(victims) == len(set(victims))
     assert {one.name for one, _ in decision.preemptions} <= {"y0", "y1", "y2"}
     assert 1 <= len(victims) <= 2
 
 
-def test_gangs_without_a_way_do_not_keep_another_from_its_own() -> None:
+def test_gangs_without_victims_do_not_keep_others_from_preempting() -> None:
     allocations = nodes(1, 1, 1)
     low = started(allocations, gang("low", 1))
     kept = [started(allocations, gang(f"kept{n}", 1, priority=9)) for n in range(2)]
@@ -106,21 +112,19 @@ def test_gangs_without_a_way_do_not_keep_another_from_its_own() -> None:
     assert [one.name for one, _ in then.preemptions] == ["last"]
 
 
-def test_the_rest_of_a_gang_waits_for_its_queues_limit() -> None:
+def test_missing_members_wait_for_their_queues_limit() -> None:
     allocations = nodes(2, 2)
     queues = {"q": Queue("q", limit=Bound(2000, None))}
     half = started(allocations, gang("half", 1, queue="q"))
     other = started(allocations, gang("other", 1, queue="q"))
     rest = gang("half", 1, queue="q")
     running = [half, other]
-    decision = decide(
-        question(allocations, running=running, incomplete=[(rest, [0])], queues=queues)
-    )
+    decision = decide(question(allocations, running=running, incomplete=[(rest, [0])], queues=queues))
     assert not decision.starts
     assert decision.reasons == {"half": "queue q may have 2 GPUs; with this gang it would have 3"}
 
 
-def test_two_claims_of_one_decision_keep_to_a_limit_together() -> None:
+def test_two_preemptions_of_one_decision_respect_a_limit() -> None:
     allocations = nodes(2, 2)
     queues = {"q": Queue("q", quota=Bound(2000, 160), limit=Bound(2000, None))}
     taken = [started(allocations, gang(f"x{n}", 1)) for n in range(4)]
@@ -132,9 +136,7 @@ def test_two_claims_of_one_decision_keep_to_a_limit_together() -> None:
 @pytest.mark.parametrize(
     ("size", "asked"), [(1, {"first", "second"}), (2, {"first"}), (4, {"first"})]
 )
-def test_who_waits_for_an_elastic_job_does_not_lose_it_to_one_behind_it(
-    size: int, asked: set[str]
-) -> None:
+def test_what_an_elastic_job_gives_is_not_taken_by_a_later_gang(size: int, asked: set[str]) -> None:
     allocations = nodes(4)
     job = started(allocations, gang("job", 4))
     first = gang("first", 2, priority=10)
@@ -146,7 +148,7 @@ def test_who_waits_for_an_elastic_job_does_not_lose_it_to_one_behind_it(
 
 
 @pytest.mark.parametrize(("own", "is_asked"), [(2, False), (1, True)])
-def test_a_job_is_asked_for_no_more_than_its_queue_borrows(own: int, *, is_asked: bool) -> None:
+def test_a_job_shrinks_by_no_more_than_its_queue_borrows(own: int, *, is_asked: bool) -> None:
     allocations = nodes(4)
     queues = {
         "x": Queue("x", quota=Bound(1000 * own, 80 * own)),
@@ -164,11 +166,11 @@ def test_a_job_is_asked_for_no_more_than_its_queue_borrows(own: int, *, is_asked
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     elastic=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4),
-    claims=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    sizes_waiting=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     quota=st.integers(0, 8),
 )
-def test_elastic_jobs_are_asked_first_and_after_their_time_claims_are_as_without_them(
-    sizes: list[int], elastic: list[tuple[int, int]], claims: list[int], quota: int
+def test_elastic_jobs_are_asked_to_shrink_before_anybody_is_preempted(
+    sizes: list[int], elastic: list[tuple[int, int]], sizes_waiting: list[int], quota: int
 ) -> None:
     allocations = nodes(*sizes)
     queues = {"a": Queue("a", quota=Bound(1000 * quota, 80 * quota))}
@@ -179,17 +181,17 @@ def test_elastic_jobs_are_asked_first_and_after_their_time_claims_are_as_without
             running.append(started(allocations, one))
             if size > least:
                 givers.append(ElasticSurplus(f"job{number}", 60.0, parts_of(running[-1], least)))
-    mine = [gang(f"y{n}", size, queue="a", submitted=n) for n, size in enumerate(claims)]
+    mine = [gang(f"y{n}", size, queue="a", submitted=n) for n, size in enumerate(sizes_waiting)]
     asked: dict[str, Any] = {"running": running, "queues": queues}
     without = decide(question(allocations, *mine, **asked))
     every = {one.name for one in mine}
     after = decide(question(allocations, *mine, surpluses=givers, waited=every, **asked))
     assert (after.preemptions, after.shrink_requests) == (without.preemptions, {})
     first = decide(question(allocations, *mine, surpluses=givers, **asked))
-    claimed = {one.name for one, _ in first.preemptions}
-    assert claimed.isdisjoint(first.shrink_requests)
+    preempting = {one.name for one, _ in first.preemptions}
+    assert preempting.isdisjoint(first.shrink_requests)
     if without.preemptions:
-        assert claimed | first.shrink_requests.keys()
+        assert preempting | first.shrink_requests.keys()
     for name, jobs in first.shrink_requests.items():
         room = allocations.copy()
         for giver in givers:

@@ -21,7 +21,7 @@ def topology(world: World, gang: str) -> str:
     return found.status.topology if found else ""
 
 
-def test_gpus_of_one_node_with_links_are_said_to_be_linked() -> None:
+def test_the_topology_of_linked_gpus_is_nvlink() -> None:
     async def play(world: World, _: Replica) -> None:
         put_node(world.api, make_node("n0", 4, linked=True))
         world.gang("pair", 2)
@@ -35,7 +35,7 @@ def test_gpus_of_one_node_with_links_are_said_to_be_linked() -> None:
 
 
 @pytest.mark.parametrize("kind", [CLIQUE, RACK])
-def test_a_gang_lands_in_one_domain_where_there_is_room_in_it(kind: str) -> None:
+def test_a_gang_is_placed_in_one_domain_if_it_fits(kind: str) -> None:
     async def play(world: World, _: Replica) -> None:
         label(world, n0={kind: "a"}, n1={kind: "b"}, n2={kind: "c"}, n3={kind: "b"})
         world.gang("a", 2)
@@ -49,7 +49,7 @@ def test_a_gang_lands_in_one_domain_where_there_is_room_in_it(kind: str) -> None
 @pytest.mark.parametrize(
     ("blocks", "words"), [(("x", "x", "y"), "2 nodes of one block"), (("x", "y"), "2 blocks")]
 )
-def test_how_far_apart_they_are_is_said(blocks: tuple[str, ...], words: str) -> None:
+def test_the_topology_names_racks_and_blocks(blocks: tuple[str, ...], words: str) -> None:
     async def play(world: World, _: Replica) -> None:
         for number, block in enumerate(blocks):
             label(world, **{f"n{number}": {RACK: f"r{number}", BLOCK: block}})

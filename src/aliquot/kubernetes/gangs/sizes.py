@@ -1,0 +1,331 @@
+"""How many members a gang has, and how many of them exist.
+
+A gang's pods say its size, or an object does: a PodGroup, a JobSet, a job of Kubeflow.
+`SourceSizes` reads those objects when a gang needs its size, and again while the gang gathers.
+It does not watch them: most clusters have none or one of these kinds, and a kind that is not
+installed is then an answer like any other. JobSets and Kubeflow's jobs have templates of their
+pods, so that their size does not count pods that request no GPU: the launcher of an MPIJob may be
+created when its workers run, and end before them.
+
+`FinishedMembers` reads members that request no GPU and have succeeded, which still count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import structlog
+
+from aliquot.kubernetes.api.client import ApiError
+from aliquot.kubernetes.api.gang import Phase
+from aliquot.kubernetes.api.objects import PODS, Meta, Owner, Pod, Resource
+from aliquot.kubernetes.api.times import seconds_at
+from aliquot.kubernetes.cluster.membership import foreign_gates, membership_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from aliquot.kubernetes.api.client import Client
+    from aliquot.kubernetes.cluster.membership import GangKey, Source
+    from aliquot.kubernetes.cluster.workloads import GangPods
+
+READ_SOURCE_AGAIN = 3.0
+READ_FINISHED_AGAIN = 5.0
+AT_ONCE = 16  # objects that are read: a new leader has read none
+TOGETHER = 10.0  # seconds between the creation of pods of one run
+POD_GROUP = "PodGroup"
+SUCCEEDED = "status.phase=Succeeded"
+
+_log = structlog.get_logger(__name__)
+
+
+class _Sized(msgspec.Struct, frozen=True):
+    metadata: Meta = Meta()
+    spec: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSize:
+    """What a source says: the size, or why it is unknown; and the object, as an owner.
+
+    `only_gpus`: the size counts only pods that request GPUs.
+    """
+
+    size: int | None = None
+    problem: str = ""
+    owner: Owner | None = None
+    only_gpus: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemberCount:
+    """How many members a gang has, by its pods, its source and its finished members."""
+
+    pods: GangPods
+    source: SourceSize | None = None
+    finished: frozenset[str] = frozenset()
+
+    @property
+    def size(self) -> tuple[int | None, str]:
+        """How many members there must be, or why that is unknown."""
+        memberships, found = self.pods.memberships, self.source
+        if any(one.source for one in memberships):
+            return (found.size, found.problem) if found else (None, "its size is being read")
+        sizes = sorted({one.size for one in memberships if one.size is not None})
+        if len(sizes) > 1:
+            return None, f"its pods say different sizes: {', '.join(map(str, sizes))}"
+        if sizes:
+            return sizes[0], ""
+        problems = (one.problem for one in memberships if one.problem)
+        return None, next(problems, "its pods are ending")
+
+    @property
+    def existing(self) -> int:
+        """How many members exist or have finished, as the size counts them."""
+        members = len(self.pods.members)
+        return members if self._only_gpus else members + self._without_gpus
+
+    @property
+    def wanted(self) -> int | None:
+        """How many members must request GPUs; None if the size is unknown."""
+        size, _ = self.size
+        return size if size is None or self._only_gpus else size - self._without_gpus
+
+    @property
+    def is_short(self) -> bool:
+        """Whether live pods are fewer than the size, so that finished ones matter."""
+        size, _ = self.size
+        live = len(self.pods.members) + len(self.pods.others)
+        return not self._only_gpus and size is not None and live < size
+
+    def not_ready(self) -> tuple[Phase, str] | None:
+        """Why a gang without nodes cannot be planned yet; None if it can."""
+        pods, others = self.pods.members, self.pods.others
+        size, problem = self.size
+        if size is None:
+            being_read = self.source is None and self.pods.source is not None
+            soon = being_read or not self.pods.memberships
+            return (Phase.GATHERING if soon else Phase.REFUSED), problem
+        live = len(pods) + len(others)
+        if self.pods.source is None and live > size:
+            return Phase.REFUSED, (
+                f"{live} pods belong to it, and they say that it has {size}. Correct the size,"
+                " or give other pods another gang's name."
+            )
+        if self.existing < size:
+            return Phase.GATHERING, f"{self.existing} of its {size} pods exist"
+        if not pods:
+            return Phase.REFUSED, "none of its pods requests a GPU. Remove its gates."
+        gates = sorted({gate for pod in (*pods, *others.values()) for gate in foreign_gates(pod)})
+        if gates:
+            return Phase.GATHERING, f"other gates hold its pods back: {', '.join(gates)}"
+        return None
+
+    @property
+    def _only_gpus(self) -> bool:
+        return self.source is not None and self.source.only_gpus
+
+    @property
+    def _without_gpus(self) -> int:
+        return len({*self.pods.others, *self.finished})
+
+
+def owners_of(pods: GangPods, source: SourceSize | None) -> tuple[Owner, ...]:
+    """The object that people wrote a gang with, if there is one."""
+    if source is not None and source.owner is not None:
+        return (source.owner,)
+    controllers = {
+        owner.uid: owner
+        for pod in pods.pods.values()
+        for owner in pod.metadata.owner_references
+        if owner.controller
+    }
+    return tuple(controllers.values()) if len(controllers) == 1 else ()
+
+
+# --- objects that know a gang's size --------------------------------------------------------------
+
+
+class SourceSizes:
+    """What each source said when it was last read."""
+
+    def __init__(
+        self, client: Client, asks: Callable[[Pod], bool], now: Callable[[], float]
+    ) -> None:
+        self._client = client
+        self._asks = asks
+        self._now = now
+        self._free = asyncio.Semaphore(AT_ONCE)
+        self._found: dict[tuple[str, Source], tuple[float, SourceSize]] = {}
+
+    def of(self, pods: GangPods) -> SourceSize | None:
+        """What the source of a gang said last; None if it has none, or was not read yet."""
+        source = pods.source
+        found = self._found.get((pods.key.namespace, source)) if source is not None else None
+        return None if found is None else found[1]
+
+    async def read(self, gangs: Iterable[GangPods], gathering: Iterable[GangPods]) -> None:
+        """Read the sources of gangs that gather or were never read; forget those of no gang."""
+        every = _sources_of(gangs)
+        for key in self._found.keys() - every:
+            del self._found[key]
+        wanted = _sources_of(gathering) | (every - self._found.keys())
+        await asyncio.gather(*(self._read(*one) for one in wanted))
+
+    async def _read(self, namespace: str, source: Source) -> None:
+        key = namespace, source
+        before = self._found.get(key)
+        if before is not None and self._now() - before[0] < READ_SOURCE_AGAIN:
+            return
+        async with self._free:
+            found = await self._read_one(namespace, source)
+        if found is not None:
+            self._found[key] = self._now(), found
+
+    async def _read_one(self, namespace: str, source: Source) -> SourceSize | None:
+        of = Resource(_Sized, source.api_version, source.kind, source.plural)
+        try:
+            one = await self._client.get(of, source.name, namespace)
+        except ApiError as error:
+            if error.passing:
+                return None
+            why = "does not exist" if error.not_found else f"cannot be read: {error.message}"
+            return SourceSize(problem=f"{source}, which knows its size, {why}.")
+        owner = Owner(source.api_version, source.kind, source.name, one.metadata.uid)
+        size = size_in(source.kind, one.spec, self._asks)
+        if size is None:
+            return SourceSize(problem=f"{source} does not say how many pods it has.", owner=owner)
+        return SourceSize(size, owner=owner, only_gpus=source.kind != POD_GROUP)
+
+
+def _sources_of(gangs: Iterable[GangPods]) -> set[tuple[str, Source]]:
+    return {(one.key.namespace, source) for one in gangs if (source := one.source) is not None}
+
+
+def size_in(
+    kind: str, spec: Mapping[str, Any], asks: Callable[[Pod], bool] = lambda _: True
+) -> int | None:
+    """How many pods must start together by an object's spec; None if it does not say it."""
+    if kind == POD_GROUP:
+        return _count(spec.get("minMember"))
+    if kind == "JobSet":
+        return _sum(_of_replicated_job(one, asks) for one in _list(spec.get("replicatedJobs")))
+    replicas = [
+        part
+        for name, parts in spec.items()
+        if name.endswith("ReplicaSpecs") and isinstance(parts, dict)
+        for part in parts.values()
+    ]
+    return _sum(_of_part(one, asks) for one in replicas if isinstance(one, dict))
+
+
+def _of_part(one: Mapping[str, Any], asks: Callable[[Pod], bool]) -> int | None:
+    replicas = _count(one.get("replicas", 1))
+    return replicas if _asks(one.get("template"), asks) else 0
+
+
+def _of_replicated_job(one: Mapping[str, Any], asks: Callable[[Pod], bool]) -> int | None:
+    job = (one.get("template") or {}).get("spec") or {}
+    each = _count(job.get("parallelism", 1))
+    replicas = _count(one.get("replicas", 1))
+    if each is None or replicas is None:
+        return None
+    return each * replicas if _asks(job.get("template"), asks) else 0
+
+
+def _asks(template: object, asks: Callable[[Pod], bool]) -> bool:
+    """Whether pods of a template request GPUs; a template that cannot be read counts as one."""
+    if not isinstance(template, dict):
+        return True
+    try:
+        return asks(msgspec.convert({"spec": template.get("spec") or {}}, Pod, strict=False))
+    except msgspec.ValidationError:
+        return True
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    every = list(counts)
+    return sum(one or 0 for one in every) if every and None not in every else None
+
+
+def _list(value: object) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+# --- members that have finished -------------------------------------------------------------------
+
+
+class FinishedMembers:
+    """Members that request no GPU and have succeeded, by namespace.
+
+    The watch does not show pods that have succeeded. They are read for namespaces in which a gang
+    lacks members, again from time to time. A pod of an earlier run under the same name does not
+    count: the pod must have the owner of a live member, or have been created with the first one.
+    """
+
+    def __init__(
+        self, client: Client, asks: Callable[[Pod], bool], now: Callable[[], float]
+    ) -> None:
+        self._client = client
+        self._asks = asks
+        self._now = now
+        self._read: dict[str, float] = {}
+        self._found: dict[str, dict[GangKey, list[Pod]]] = {}
+
+    async def read(self, namespaces: Collection[str]) -> None:
+        """Read these namespaces, if they were not just read; forget all others."""
+        for gone in self._read.keys() - set(namespaces):
+            del self._read[gone]
+            self._found.pop(gone, None)
+        now = self._now()
+        due = [
+            one
+            for one in namespaces
+            if now - self._read.get(one, -READ_FINISHED_AGAIN) >= READ_FINISHED_AGAIN
+        ]
+        await asyncio.gather(*(self._read_one(one) for one in due))
+
+    def of(self, pods: GangPods) -> frozenset[str]:
+        """The UIDs of a gang's finished members."""
+        found = self._found.get(pods.key.namespace, {}).get(pods.key, ())
+        owners = {uid for one in pods.every for uid in _controllers(one)}
+        first = min(filter(None, map(_created, pods.every)), default=None)
+        return frozenset(
+            one.metadata.uid
+            for one in found
+            if owners.intersection(_controllers(one)) or _is_about(_created(one), first)
+        )
+
+    async def _read_one(self, namespace: str) -> None:
+        self._read[namespace] = self._now()
+        try:
+            found = await self._client.list(PODS, namespace, fields=SUCCEEDED)
+        except ApiError as error:
+            _log.info("cannot read finished pods", namespace=namespace, why=error.message)
+            return
+        gangs: dict[GangKey, list[Pod]] = {}
+        for one in found.items:
+            membership = membership_of(one)
+            if membership is None or one.status.phase != "Succeeded" or self._asks(one):
+                continue
+            gangs.setdefault(membership.key, []).append(one)
+        self._found[namespace] = gangs
+
+
+def _controllers(pod: Pod) -> Iterable[str]:
+    return (one.uid for one in pod.metadata.owner_references if one.controller)
+
+
+def _created(pod: Pod) -> float | None:
+    return seconds_at(pod.metadata.creation_timestamp)
+
+
+def _is_about(time: float | None, first: float | None) -> bool:
+    return time is not None and first is not None and time > first - TOGETHER
