@@ -117,7 +117,7 @@ fuzz: ## the fuzzers, FUZZ_SECONDS each
 bench: build/native-plain ## measure what Aliquot costs a program (docs/measured.md)
 	$(BIN)/python bench/native/cost.py --build build/native-plain
 
-reference: build ## write docs/commands.md from the commands
+reference: build ## write docs/commands.md and native/README.md from the sources
 	@PYTHONPATH=tests $(BIN)/python -m repository.reference
 
 proto: build ## regenerate the kubelet's messages from their .proto files

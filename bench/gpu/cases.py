@@ -214,7 +214,7 @@ def _run_all(
             later = [one for one in cases[number:] if one.group == group]
             _start_group(stage, later, results)
         _run_one(Context(stage, speeds, options.quick), case, results)
-        results.data["alone"] = speeds.messages()
+        results.data["alone"] = speeds.rates()
         results.data["seconds"] = round(time.monotonic() - began, 1)
         results.write()
 

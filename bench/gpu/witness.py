@@ -289,7 +289,7 @@ class Speeds:
         percent = self.of(spec).busy_percent
         return spec.workload not in NOT_BUSY if percent is None else percent >= KEEPS_BUSY
 
-    def told(self) -> list[dict[str, Any]]:
+    def rates(self) -> list[dict[str, Any]]:
         return [
             {
                 "kind": kind,

@@ -1,3 +1,4 @@
+/* Turns: observing which slices have work, and charging them for GPU time. */
 #include "turns_parts.h"
 #include "turns_work.h"
 

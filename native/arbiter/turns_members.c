@@ -1,3 +1,4 @@
+/* Turns: adding and removing slices and their processes, and changing their settings. */
 #include "turns_parts.h"
 #include "turns_work.h"
 

@@ -1,4 +1,4 @@
-/* Internal to turns.h: only the files of turns include it.
+/* Turns: policy, priority and weight of a slice. Internal: only the files of turns include it.
  *
  * turns_parts.c    properties of a contender, and its weight
  * turns_members.c  adding and removing contenders and their processes

@@ -1,3 +1,4 @@
+/* Checks credit and work pages, and counts the finished quanta of a work page. */
 #include "aliquot/credit.h"
 
 const char *aliquot_credit_check(const struct aliquot_credit *credit, size_t size)

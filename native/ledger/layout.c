@@ -1,3 +1,4 @@
+/* Checks limits and usage pages, and reads the state of a grant. */
 #include "aliquot/layout.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* Reads and makes the messages between a tenant and the arbiter. */
 #include "aliquot/protocol.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* Parses and writes the UUID of a GPU. */
 #include "aliquot/uuid.h"
 
 #include <string.h>

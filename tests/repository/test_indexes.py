@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from repository.files import ROOT, packages, read, texts, tracked
-from repository.reference import PAGE, every_command, page
+from repository.reference import NATIVE, every_command, pages
 
 MODULE = re.compile(r"^- `(\w+)`:", re.MULTILINE)
 GENERATED = re.compile(r"_pb2$")
@@ -47,9 +47,14 @@ def test_contributing_lists_every_room() -> None:
     assert gone == set()
 
 
-def test_the_page_of_commands_is_written_from_the_commands() -> None:
+@pytest.mark.parametrize("path", pages(), ids=str)
+def test_pages_made_from_sources_are_up_to_date(path: Path) -> None:
     assert {"aliquot run", "aliquot simulate ways"} <= every_command().keys()
-    assert PAGE.read_text(encoding="utf-8") == page(), "run `make reference`"
+    assert read(path) == pages()[path], "run `make reference`"
+
+
+def test_every_c_file_says_what_it_is_for() -> None:
+    assert "|  |" not in pages()[NATIVE]
 
 
 def test_every_option_of_every_command_is_in_the_docs() -> None:
