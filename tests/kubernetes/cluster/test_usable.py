@@ -128,8 +128,14 @@ def test_pods_on_a_node_without_its_agent_still_count_for_quotas() -> None:
 
 def test_the_largest_gpu_of_all_nodes_bounds_queues() -> None:
     view = ClusterView()
+    for name in ("a", "b"):
+        view.set_node(name, Node())
     view.set_gpu_node("a", make_node("a", 2, memory=40))
     view.set_gpu_node("b", make_node("b", 2, memory=80))
+    assert view.queues.largest_gpu == 80
+    view.set_node("b", None)
+    assert view.queues.largest_gpu == 40, "its GPUNode may outlive a Node"
+    view.set_node("b", Node())
     assert view.queues.largest_gpu == 80
     view.set_gpu_node("b", make_node("b", 2, memory=20))
     assert view.queues.largest_gpu == 40

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+import structlog
 
 from aliquot.kubernetes.gangs import state
 from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
@@ -14,6 +15,8 @@ from kubernetes.builders import GPU_BYTES, held, make_node, make_pod
 from kubernetes.extender.replica import Replica, put_node, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led, played, running
+
+GPU = "aliquot.io/gpu"
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -357,3 +360,27 @@ def test_a_gang_waits_for_a_gpu_that_a_node_still_reports_for_a_deleted_pod() ->
         await is_bound(world, "a", 1)
 
     played(World(1), play)
+
+
+@pytest.mark.parametrize("change", ["its kubelet lost the devices", "its Node was deleted"])
+def test_a_reservation_on_a_node_that_becomes_unusable_is_abandoned(change: str) -> None:
+    """Members that are bound there would be rejected by the kubelet."""
+
+    async def run() -> None:
+        world = World(2)
+        async with world.api.serving(), replica(world.api) as one:
+            await one.ready()
+            world.gang("a", 2)
+            await until(lambda: world.phase("a") == "Reserved")
+            with structlog.testing.capture_logs() as logs:
+                if change == "its Node was deleted":
+                    world.api.delete("nodes", "n0")
+                else:
+                    counts = {"capacity": {GPU: "2"}, "allocatable": {GPU: "0"}}
+                    world.api.put("nodes", {"metadata": {"name": "n0"}, "status": counts})
+                await until(lambda: world.phase("a") == "Refused")
+            assert not [entry for entry in logs if "failed" in entry["event"]]
+            for pod in world.pods("a").values():
+                assert not (await one.filter(pod, "n0"))["NodeNames"]
+
+    asyncio.run(run())

@@ -98,16 +98,19 @@ class ClusterView:
 
     def set_gpu_node(self, name: str, gpu_node: GpuNode | None) -> None:
         """A GPUNode was created or changed; None: it is gone."""
-        before = self._gpu_nodes.pop(name, None)
-        if gpu_node is not None:
+        if gpu_node is None:
+            self._gpu_nodes.pop(name, None)
+        else:
             self._gpu_nodes[name] = gpu_node
-        self._count_largest(before, gpu_node)
         self._count_gpus(name)
         self._judge(name)
 
     def _count_gpus(self, name: str) -> None:
         """Count a node's GPUs, if the node exists."""
-        self.cluster.set_node(name, self._gpu_nodes.get(name) if name in self._nodes else None)
+        before = self.cluster.nodes.get(name)
+        now = self._gpu_nodes.get(name) if name in self._nodes else None
+        self._count_largest(before, now)
+        self.cluster.set_node(name, now)
 
     def _judge(self, name: str) -> None:
         node, gpu_node = self._nodes.get(name), self._gpu_nodes.get(name)

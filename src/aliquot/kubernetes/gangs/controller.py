@@ -151,8 +151,9 @@ class Gangs:
                 self._gone.discard(key)
             elif self._registry.remove(key, self._now()):
                 self._gone.add(key)
-        if before is not None and (pod is None or pod.spec.node_name):
-            self.answers.pod_started(before.metadata.uid)
+        one = pod or before
+        if one is not None and (pod is None or pod.spec.node_name):
+            self.answers.pod_started(one.metadata.uid)
 
     def count(self, phase: Phase) -> int:
         """How many gangs are in a phase."""

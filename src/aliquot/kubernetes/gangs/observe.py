@@ -144,8 +144,9 @@ class Observer:
 
     def _fault(self, uid: str, place: MemberPlace, victims: frozenset[str]) -> str:
         """Why a place cannot be used any more; empty if it can."""
-        if place.node not in self._cluster.rows:
-            return f"node {place.node} has no GPUs to give any more"
+        unusable = self._cluster.why_unusable(place.node)
+        if unusable is not None:
+            return f"node {place.node} is unusable: {unusable}"
         status = self._cluster.nodes[place.node].status
         columns = {gpu.uuid: column for column, gpu in enumerate(status.gpus) if gpu.healthy}
         for part in place.parts:

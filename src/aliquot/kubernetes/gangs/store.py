@@ -260,6 +260,7 @@ class Restorer:
     def restore(self, found: Mapping[GangKey, GangStatus], now: float) -> None:
         """Resume what these objects say."""
         self._now = now
+        _ = self._cluster.chooser  # rows are up to date: places are compared by row
         resume_all(self, found, now)
 
     # --- what the state machine asks --------------------------------------------------------------
