@@ -239,7 +239,7 @@ class _World(World):
             self._work(job, now)
 
     def _take(self, job: _Job, size: int) -> bool:
-        """Places for so many workers in all, where there are any now."""
+        """Take places until the job has `size` in all; False, and no change, if they do not fit."""
         new = replace(job.gang, members=(job.member,) * (size - len(job.placements)))
         found = plan_gang(self.allocations, new, self.by, seed=self.seed)
         for placement in found or ():
@@ -253,7 +253,7 @@ class _World(World):
         del job.placements[size:]
 
     def next_look(self, now: float) -> float:
-        """When the decision may be another one though nothing happened."""
+        """The next time at which the decision may change although nothing happens until then."""
         return min((at for at in self._looks() if at > now), default=math.inf)
 
     def _looks(self) -> Iterator[float]:

@@ -166,7 +166,10 @@ class _World(World):
                 self._message(name, now, message)
 
     def decide_first_come(self, now: float, queues: Mapping[str, Queue]) -> None:
-        """In fair-share order, each gang starts if it fits, until one does not that ever could."""
+        """Start gangs in fair-share order, up to the first that does not fit now but could later.
+
+        A gang that would not fit on the empty cluster is refused and does not stop the others.
+        """
         used = usage(self.running.values(), self.allocations.hardware)
         order, refused = fair_share_order(
             list(self.waiting.values()), queues, used, self.allocations.hardware

@@ -3,7 +3,7 @@
 The model. Work comes as random draws from a known mix of demands. A hole of r thousandths in a GPU
 is offered a number of draws, one after the other, and takes each that fits: `fill[r]` is what it
 holds in the end, on average, and `cpu[r]`, `ram[r]` are what that takes of the node. GPUs that are
-still free are worth more together where the mix has work that needs several: `idle_fill[i]`. A
+still free are worth more together where the mix has work that needs several: `Forecast.idle`. A
 node's worth is the fill of all its holes, less what its CPU and memory cannot carry: the factor
 x / (1 + x^6)^(1/6), which is a smooth minimum of x and 1, with x the ratio of what is left to what
 the fill needs. The ratio is taken with some slack, since the draws that need less are those that

@@ -70,7 +70,7 @@ class Allocations:
 
     @property
     def fingerprint(self) -> int:
-        """A number that equal pictures share, whatever led to them."""
+        """A hash: equal allocations have the same one, whatever takes and gives led to them."""
         if self._fingerprint is None:
             column = np.arange(1, self.holders.shape[1] + 1)
             rows = ((self.milli_free + self.holders) * column).sum(axis=1)
@@ -119,7 +119,10 @@ class Allocations:
         )
 
     def take(self, placement: Placement, demand: Demand, *, known_to_fit: bool = False) -> None:
-        """Write a placement in; who has just asked whether it fits need not ask again."""
+        """Take what a placement needs. OverallocatedError, and no change, if it does not fit.
+
+        A caller that has just called `fits` passes `known_to_fit` to skip the check.
+        """
         if not known_to_fit and not self.fits(placement, demand):
             raise OverallocatedError(f"{demand} does not fit {placement}")
         self._add(placement, demand, 1)
@@ -191,10 +194,10 @@ class Allocations:
         self.kind[gpus] = np.where(self.holders[gpus] > 0, self.kind[gpus], _FREE)
 
     def set_node(self, node: int, free: NodeFree, spec: NodeSpec | None = None) -> None:
-        """This node is now so, whatever was taken before: for allocations that follow a cluster.
+        """Overwrite what is free on a node's GPUs, for allocations that follow a cluster.
 
-        With a `spec` it is another node; the hardware must have a place for it
-        (`Hardware.has_place_for`).
+        With a `spec` the row becomes another node, with all its CPU and memory free. The hardware
+        must have a place for it (`Hardware.has_place_for`).
         """
         before = self._row_number(node) if self._fingerprint is not None else 0
         if spec is not None:
@@ -322,7 +325,7 @@ def _table(rows: Iterable[Iterable[int]], columns: int) -> Ints:
 
 @lru_cache(maxsize=8)
 def _weights(size: int) -> NDArray[np.uint64]:
-    """A number for each node, of which sums say little."""
+    """A 64-bit factor for each node, such that different rows rarely add up to the same hash."""
     mixed = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     return np.asarray(mixed ^ (mixed >> np.uint64(27)))

@@ -1,4 +1,4 @@
-"""How many workers each job should have: who starts, who grows, who shrinks.
+"""How many workers each job should have: which jobs start, grow and shrink.
 
 Each job has a list of sizes it can run with. What it has above the smallest is lent: it gets it
 while no other job waits, and gives it back when one does. Four steps over one snapshot:
@@ -31,11 +31,12 @@ through both; beyond them, and where there are none, n workers are taken to be n
 fast as one. Programs may report what they like: what is not `plausible` does not count, and twice
 the workers are never taken to be more than twice as fast.
 
-No job is resized twice within `resize_seconds`, so there are at most 3600 / `resize_seconds`
-resizes in a job-hour, whatever comes; who waits, waits so long for them at most. An exchange raises
-the sum, so jobs cannot take turns robbing each other. A job that has to do work again after each
-resize says so by `rest_seconds`: for so long it neither grows nor exchanges; to those that wait it
-gives as ever. Who waits for longer than `patience_seconds` is not overtaken any more.
+No job is resized twice within `resize_seconds`, so a job is resized at most 3600 / `resize_seconds`
+times an hour, and a waiting job waits at most that long for another to shrink. An exchange raises
+the sum, so two jobs cannot take the same GPUs from each other again and again. A job that repeats
+work after each resize has `rest_seconds`: for that time after a resize it neither grows nor takes
+part in exchanges, but it still shrinks for waiting jobs. A job that has waited for longer than
+`patience_seconds` is not overtaken any more.
 """
 
 from __future__ import annotations
