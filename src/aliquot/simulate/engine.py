@@ -3,9 +3,9 @@
 The clock is the trace's. At every moment at which a gang arrives, ends or has a planned start:
 
 1. gangs that end free their GPUs;
-2. `placement.decide`, the function that the gang controller calls too, says who starts, whose start
-   is planned for when, and who is preempted for whom; this is applied at once, and decided again
-   until nothing more changes;
+2. `placement.decide`, the function that the gang controller calls too, decides which gangs start,
+   when others are planned to start, and which are preempted; this is applied at once, and decided
+   again until nothing more changes;
 3. the allocations and the waiting gangs are recorded.
 
 Two other disciplines exist for comparison only. `FIRST_COME` starts gangs in fair-share order and

@@ -8,12 +8,12 @@ The rule, in this order:
 2. Pods of one shape (GPUs, thousandths, CPU and memory), each created within 15 minutes of the one
    before, are one gang, of up to 16 workers. A pod of several GPUs is as many workers with one GPU
    each. A gang runs for the mean of its pods' times, by their GPUs: the GPU time is the list's.
-3. The seed draws so many of the gangs, and says for how long each was declared: up to twice as long
-   as it runs.
-4. The times between arrivals are all made shorter (or longer) by one factor: such that what comes
-   is `load` of what the GPUs could do until the last one comes.
-5. The cluster are some nodes of the list, at equal distances in it. CPU and memory of nodes do not
-   count here, nor do GPU models.
+3. The seed draws some of the gangs, and for each a declared duration: up to twice as long as it
+   runs.
+4. The times between arrivals are scaled by one factor, so that the work of all gangs is `load` of
+   what the GPUs could do until the last arrival.
+5. The cluster is some nodes of the list, evenly spaced in it. CPU and memory of nodes do not count
+   here, nor do GPU models.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ class Stretch:
     smallest_job: int = 2
 
     def apply(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """The jobs with their sizes: those of whole GPUs that ask for enough workers.
+        """The jobs, with sizes for jobs of whole GPUs that request at least `smallest_job` workers.
 
-        Where the list itself names sizes, it is left as it is.
+        If any job already has sizes, all jobs are returned unchanged.
         """
         if any(one.sizes is not None for one in arrivals):
             return list(arrivals)

@@ -34,7 +34,7 @@ class OverallocatedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NodeFree:
-    """What is free of each GPU of a node, what it is used as, and how many hold it."""
+    """For each GPU of a node: what is free, its kind of use, and how many hold it."""
 
     milli: tuple[int, ...]
     bytes: tuple[int, ...]
@@ -128,16 +128,16 @@ class Allocations:
         self._add(placement, demand, 1)
 
     def give(self, placement: Placement, demand: Demand) -> None:
-        """Take a placement out again."""
+        """Give back what a placement took."""
         self._add(placement, demand, -1)
 
     def take_gang(self, one: Running, *, known_to_fit: bool = False) -> None:
-        """Write all members of a gang in."""
+        """Take what all members of a gang need."""
         for placement, member in zip(one.placements, one.gang.members, strict=True):
             self.take(placement, member, known_to_fit=known_to_fit)
 
     def take_gang_if_it_fits(self, one: Running) -> bool:
-        """Write a gang in, all of it or nothing; whether it was."""
+        """Take for all members of a gang; False, and no change, if one does not fit."""
         taken: list[tuple[Placement, Demand]] = []
         for placement, member in zip(one.placements, one.gang.members, strict=True):
             if not self.fits(placement, member):
@@ -149,12 +149,12 @@ class Allocations:
         return True
 
     def give_gang(self, one: Running) -> None:
-        """Take a gang out again."""
+        """Give back what all members of a gang took."""
         for placement, member in zip(one.placements, one.gang.members, strict=True):
             self.give(placement, member)
 
     def exchange_gangs(self, ended: Sequence[Running], start: Running) -> bool:
-        """Write a gang in, in place of others; where it does not fit there, nothing changes."""
+        """Give back ended gangs and take another; False, and no change, if that does not fit."""
         for one in ended:
             self.give_gang(one)
         if self.take_gang_if_it_fits(start):
@@ -168,7 +168,7 @@ class Allocations:
         return FreeOnNodes(nodes, **{name: getattr(self, name)[nodes] for name in CHANGING})
 
     def lower_to(self, other: FreeOnNodes) -> None:
-        """Keep only what is free there too."""
+        """Reduce what is free to what is free in `other` too."""
         nodes = other.nodes
         kind = self.kind[nodes]
         neither = (kind != _FREE) & (other.kind != _FREE) & (kind != other.kind)
@@ -183,12 +183,12 @@ class Allocations:
         self._note(*nodes.tolist())
 
     def take_all(self, bundle: Bundle) -> None:
-        """Write many placements in at once, which are known to fit."""
+        """Take what many placements need, which must be known to fit."""
         self._add_all(bundle, 1)
         self.kind[bundle.gpus] = bundle.kind
 
     def give_all(self, bundle: Bundle) -> None:
-        """Take many placements out at once."""
+        """Give back what many placements took."""
         self._add_all(bundle, -1)
         gpus = bundle.gpus
         self.kind[gpus] = np.where(self.holders[gpus] > 0, self.kind[gpus], _FREE)

@@ -1,4 +1,4 @@
-"""Where a demand fits, for many nodes at once, and what is missing where it does not."""
+"""Where a demand fits, for many nodes at once, and what the other nodes lack."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def nodes_that_fit(rows: Rows, demand: Demand, gpus: Bools, models: Bools | None
 
 
 def lacks_of(allocations: Allocations, demand: Demand) -> list[Lack | None]:
-    """What each node lacks for the demand; None where it fits."""
+    """What each node lacks for the demand; None if it fits there."""
     rows = all_rows(allocations)
     would_fit = rows.present & (rows.kind != Kind.WHOLE)
     would_fit &= (rows.milli >= demand.milli) & (rows.bytes >= demand.gpu_bytes)

@@ -131,7 +131,7 @@ def _cliques(links: Links, least: int) -> Iterator[tuple[int, ...]]:
 def _interchangeable(
     links: Links, sure: tuple[int, ...], open_: tuple[int, ...]
 ) -> list[list[int]]:
-    """The open GPUs in groups of those that have the same links to all others."""
+    """The open GPUs in groups; GPUs of one group have the same links to all others."""
     every = (*sure, *open_)
     groups: list[list[int]] = []
     for gpu in open_:

@@ -125,7 +125,7 @@ class Exchange:
             self._leave_line(place, before.sizes[name])
             self._stand_in_line(place)
 
-    # --- who could give ---
+    # --- givers ---
 
     def _line_of(self, place: int, has: int) -> tuple[int, _Giver] | None:
         job = self._jobs[place]
@@ -164,7 +164,7 @@ class Exchange:
                 found[number] = min(standing.free + kind.milli, until)
         return found
 
-    # --- who could gain ---
+    # --- takers ---
 
     def _takers(self) -> list[_Pair]:
         """An entry for each job that may gain by some pair, with an upper bound of its gain."""

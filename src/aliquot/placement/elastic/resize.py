@@ -19,9 +19,10 @@ No step makes a queue, or any above it, pass its limit.
 Checking whether sizes fit is what takes time. So the check is asked only if the answer may change
 something, in the order in which a yes ends the search, and never about sizes that take more than is
 free (`CountsFree`). If GPUs are merely counted, the decision is as if everything was asked. If it
-matters who has which GPU, some of the jobs that could give or grow are not tried after others of
-the same kind were refused, and many steps may be taken at once (`shrink`); what was not needed is
-given back. So a job may keep its size although it could have more. No job gets what does not fit.
+matters which job has which GPU, some of the jobs that could give or grow are not tried after others
+of the same kind were refused, and many steps may be taken at once (`shrink`); steps that were not
+needed are undone. So a job may keep its size although it could have more. No job gets what does not
+fit.
 
 What a job loses and gains is measured in one number, the logarithm of its speed by the weight of
 its queue (shared by the queue's jobs; a parent's by those below it that have jobs): a step counts
@@ -163,7 +164,7 @@ class _Decider:
                 blocker = job
 
     def _with(self, job: Elastic) -> JobSizes | None:
-        """The standing with this job at its smallest, and others smaller where it needs that."""
+        """The sizes with this job at its smallest and others shrunk if needed; None: it cannot."""
         trial = self.standing.changed(job, job.sizes.least)
         if self._holds(trial):
             return trial
@@ -232,9 +233,10 @@ class _Decider:
         return standing.free >= 0 and self.feasibility.fits(standing.sizes)
 
     def _movable(self, rest: float | None = None) -> list[Elastic]:
-        """Jobs whose size may change: new ones, and those that are long enough as they are.
+        """Jobs whose size may change: new ones, and those whose last resize is long enough ago.
 
-        `rest` is how long that is; without it, as long as each job wants.
+        `rest` is the minimum time since then; without it, `resize_seconds` or the job's own
+        `rest_seconds`, whichever is longer.
         """
         return [
             job

@@ -32,7 +32,7 @@ class Scales:
     ) -> None:
         self.jobs = jobs
         self.tree = Tree(queues)
-        self.most_milli = math.inf  # of all jobs together, as far as it is known
+        self.most_milli = math.inf  # an upper bound for all jobs together, if it is known
         self._hardware = hardware
         self._weights: dict[str, float] = {}
         self._logs: dict[tuple[str, int], float] = {}
@@ -43,7 +43,7 @@ class Scales:
         self._apart: dict[tuple[str, str], tuple[Path, ...]] = {}
 
     def value(self, job: Elastic, size: int) -> float:
-        """The logarithm of its speed, by its weight."""
+        """The logarithm of a job's speed at this size, times its weight."""
         key = job.name, size
         found = self._logs.get(key)
         if found is None:
@@ -51,7 +51,7 @@ class Scales:
         return self._weights[job.queue] * found
 
     def takes(self, job: Elastic, size: int) -> Resources:
-        """The most that it can take with so many workers."""
+        """The most that a job of `size` workers can take."""
         key = job.name, size
         found = self._takes.get(key)
         if found is None:

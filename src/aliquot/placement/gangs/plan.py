@@ -203,7 +203,7 @@ def _sets_of_whole(
 def _even(trial: Allocations, node: int, demand: Demand) -> tuple[int, ...] | None:
     """GPUs for one member of parts.
 
-    One GPU is the tightest; several are those that can give the most parts, since they must differ.
+    A member of one GPU gets the tightest; for several, which must differ, those with most parts.
     """
     rows = rows_of(trial, np.array([node]))
     fits = gpus_that_fit(rows, demand)
