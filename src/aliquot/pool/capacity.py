@@ -94,7 +94,7 @@ class Plan:
                 raise NoCapacityError(f"what {grant.name} had is not free: {left}", WAIT)
 
     def put_with_parked(self, request: Request, count: int) -> list[list[Slice]]:
-        """Slices for `count` more workers, if possible beside what parked grants would need.
+        """Slices for `count` more workers, if possible such that parked grants can still return.
 
         NoCapacityError, with figures.
         """
@@ -157,7 +157,7 @@ class MachineCapacity:
         return True
 
     def place(self, job: JobWorkers[Grant], count: int) -> tuple[Grant, ...] | None:
-        """Allocate so many more workers of a job; frozen ones return to what they had."""
+        """Allocate `count` more workers of a job; parked ones return to the GPUs they had."""
         before = len(self._plan.grants)
         try:
             self._plan = place(self._plan, self._requests[job.name], count, self._parked[job.name])

@@ -191,7 +191,7 @@ class SinglePods:
     def _place(
         self, pod: Pod, requests: Sequence[ContainerRequest], names: Sequence[str], now: float
     ) -> Answer | None:
-        """Where the pod delays no planned start; None if there are no planned starts."""
+        """Reserve a place that delays no planned start, or refuse; None if there is no backfill."""
         window, uid = self.backfill, pod.metadata.uid
         if window is None:
             return None
