@@ -236,7 +236,7 @@ def test_every_example_is_tested() -> None:
     tried = {"half-gpus", "slice", "whole", "resize", "several"}
     tried |= {"queues"}  # tests/kubernetes/queues/test_shipped_queue.py
     tried |= {"gang"}  # tests/kubernetes/gangs/test_shipped_gang.py
-    tried |= {"elastic"}  # tests/kubernetes/jobs/test_shipped_job.py
+    tried |= {"elastic"}  # tests/kubernetes/jobs/test_shipped_crd.py
     assert {path.stem for path in EXAMPLES.glob("*.yaml")} == tried
 
 

@@ -200,7 +200,7 @@ def test_two_formats_in_one_run_are_refused(tmp_path: Path) -> None:
     mixed = trace(tmp_path, nodes=NODES, pods=OPENB_PODS)
     assert "pods.csv is a list of openb, and" in wrong_use("simulate", *mixed)
     mixed = trace(tmp_path, nodes=NODES, pods=GANGS)
-    assert "only openb's list of pods can come before" in wrong_use("explain", *mixed)
+    assert "explain accepts only openb's list of pods" in wrong_use("explain", *mixed)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ Importing this package is cheap. Each command imports what it needs when it runs
 - `explain`: `aliquot explain`.
 - `gang`: `aliquot describe gang/NAME`.
 - `gpus`: `aliquot gpus`.
+- `help_text`: blocks of lines at the end of a command's help.
 - `jobs`: `aliquot jobs`, `describe`, `logs`, `suspend`, `resume` and `cancel`.
 - `jobs_app`: the commands for jobs: their names, options and help.
 - `keys`: waiting for a time or a key.

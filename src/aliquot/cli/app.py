@@ -21,6 +21,7 @@ from aliquot.cli import controller as controller_command
 from aliquot.cli import jobs_app
 from aliquot.cli import node as node_command
 from aliquot.cli import scheduler as scheduler_command
+from aliquot.cli.help_text import block, examples
 from aliquot.cli.simulate_app import explain, simulate_app
 from aliquot.model.errors import (
     AliquotError,
@@ -39,17 +40,8 @@ EXIT_CODES: dict[type[AliquotError], int] = {
 }
 
 
-def _block(title: str, *lines: str) -> str:
-    """Lines that typer does not wrap."""
-    return "\n".join(["\b", title, *(f"  {line}" for line in lines)])
-
-
-def _examples(*lines: str) -> str:
-    return _block("Examples:", *lines)
-
-
 EXAMPLES = (
-    _examples(
+    examples(
         "aliquot doctor                                            what works on this machine",
         "aliquot run --memory 8GiB --compute 30 -- python train.py",
         "aliquot ps                                                grants and their use",
@@ -82,7 +74,7 @@ Simulate = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-STATES = _block(
+STATES = block(
     "State:",
     "idle       the slice has no work",
     "alone      no other slice has work",
@@ -145,7 +137,7 @@ def options(
 
 
 @app.command(
-    epilog=_examples("aliquot gpus", "aliquot gpus --simulate h100:8", "aliquot gpus --json")
+    epilog=examples("aliquot gpus", "aliquot gpus --simulate h100:8", "aliquot gpus --json")
 )
 def gpus(simulate: Simulate = None, *, json: Json = False) -> None:
     """Show the GPUs of this machine: memory, use, grants, links.
@@ -159,7 +151,7 @@ def gpus(simulate: Simulate = None, *, json: Json = False) -> None:
 
 @app.command(
     context_settings={"allow_interspersed_args": False},
-    epilog=_examples(
+    epilog=examples(
         "aliquot run --memory 8GiB -- python train.py",
         "aliquot run --gpus 2 --memory 50% --name two-halves -- python train.py",
         "aliquot run -- python train.py    (a whole GPU)",
@@ -243,7 +235,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     run_command(request, command, name=name, simulate=simulate)
 
 
-@app.command(epilog=_examples("aliquot ps", "aliquot ps --watch", "aliquot ps --json"))
+@app.command(epilog=examples("aliquot ps", "aliquot ps --watch", "aliquot ps --json"))
 def ps(
     *,
     json: Json = False,
@@ -266,7 +258,7 @@ def ps(
 @app.command(
     epilog=STATES
     + "\n\n"
-    + _examples(
+    + examples(
         "aliquot top", "aliquot top --interval 0.2", "aliquot top --once", "aliquot top -n 60 >log"
     )
 )
@@ -285,8 +277,8 @@ def top(
 
     Asked is the requested share of compute time, with the policy and priority if they are not
     elastic and normal. Got is the share since the last refresh. Backlog is the number of
-    unfinished quanta of work. A wait is the time from having work to having credit. A fall-back is
-    a time that the slice did not drain in time, so that others ran at the same time.
+    unfinished quanta of work. A wait is the time from having work to having credit. A fallback is
+    counted when the slice did not drain in time and others ran at the same time.
 
     If the output is not a terminal, each slice is one line of NAME=VALUE pairs. There the state of
     the grant is a separate pair, grant_state.
@@ -299,7 +291,7 @@ def top(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "aliquot resize mine --compute 50",
         "aliquot resize mine --compute equal --policy elastic",
         "aliquot resize mine --memory 16GiB",
@@ -367,7 +359,7 @@ def resize(  # noqa: PLR0913, PLR0917 - one for each option
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "aliquot metrics",
         "aliquot metrics --simulate h100:8",
         "cd /var/lib/node_exporter && aliquot metrics >aliquot.tmp && mv aliquot.tmp aliquot.prom",
@@ -386,7 +378,7 @@ def metrics(simulate: Simulate = None) -> None:
     show_metrics(simulate)
 
 
-@app.command(epilog=_examples("aliquot doctor", "aliquot doctor --simulate h100:8"))
+@app.command(epilog=examples("aliquot doctor", "aliquot doctor --simulate h100:8"))
 def doctor(simulate: Simulate = None, *, json: Json = False) -> None:
     """Check this machine, and say how to fix problems.
 
@@ -397,7 +389,7 @@ def doctor(simulate: Simulate = None, *, json: Json = False) -> None:
     raise typer.Exit(0 if show_findings(simulate, json=json) else 1)
 
 
-@app.command(epilog=_examples("sudo aliquot arbiter", "aliquot arbiter --simulate h100:8"))
+@app.command(epilog=examples("sudo aliquot arbiter", "aliquot arbiter --simulate h100:8"))
 def arbiter(simulate: Simulate = None) -> None:
     """Run the arbiter of this machine in the foreground.
 
@@ -409,18 +401,18 @@ def arbiter(simulate: Simulate = None) -> None:
     serve(simulate)
 
 
-jobs_app.add_to(app, _examples)
+jobs_app.add_to(app, examples)
 app.add_typer(simulate_app, name="simulate")
 app.command(
-    epilog=_examples(
+    epilog=examples(
         "aliquot explain --nodes NODES.csv --gpus 8",
         "aliquot explain --nodes NODES.csv --pods PODS.csv --compute 50 --cpu 4",
     )
 )(explain)
-app.command(name="scheduler", epilog=_examples(*scheduler_command.EXAMPLES))(
+app.command(name="scheduler", epilog=examples(*scheduler_command.EXAMPLES))(
     scheduler_command.scheduler
 )
-app.command(name="node", epilog=_examples(*node_command.EXAMPLES))(node_command.node)
-app.command(name="controller", epilog=_examples(*controller_command.EXAMPLES))(
+app.command(name="node", epilog=examples(*node_command.EXAMPLES))(node_command.node)
+app.command(name="controller", epilog=examples(*controller_command.EXAMPLES))(
     controller_command.controller
 )

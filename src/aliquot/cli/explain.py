@@ -56,7 +56,7 @@ def _after_the_list(source: Source, start: Snapshot, by: str, seed: int) -> Choo
         return Chooser(Allocations(start), strategy(by, start.hardware, {}), seed=seed)
     if has_pods_of_openb(source.pods) is False:
         raise InvalidValueError(
-            f"{source.pods} is in our format, and here only openb's list of pods can come before",
+            f"{source.pods} is in our format; explain accepts only openb's list of pods",
             "Leave out --pods, or give openb's list.",
         )
     pods = openb.read_pods(source.pods)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from aliquot.cli.help_text import examples
 from aliquot.model import parse_amount
 from aliquot.model.errors import InvalidValueError
 
@@ -17,11 +18,17 @@ Nodes = Annotated[
 ]
 Pods = Annotated[
     Path | None,
-    typer.Option(metavar="PODS.csv", help="What comes: openb's list of pods, or our gangs."),
+    typer.Option(
+        metavar="PODS.csv", help="The workload: openb's list of pods, or gangs in our format."
+    ),
 ]
 Day = Annotated[
     int | None,
-    typer.Option(metavar="NODES", min=1, help="No files: a made-up day on so many nodes."),
+    typer.Option(
+        metavar="NODES",
+        min=1,
+        help="Generate a day on this many nodes instead of reading files.",
+    ),
 ]
 Queues = Annotated[
     Path | None,
@@ -34,7 +41,7 @@ Queues = Annotated[
 
 def _finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no amount: write a number.")
+        raise typer.BadParameter(f"{value} is not a finite number.")
     return value
 
 
@@ -43,7 +50,7 @@ Arrive = Annotated[
     typer.Option(
         min=0.01,
         callback=_finite,
-        help="openb: after the list, draw from it until so many times the GPUs were asked for."
+        help="openb: after the list, draw more pods until this many times all GPUs were requested."
         " [1.3]",
     ),
 ]
@@ -53,7 +60,7 @@ StrategyName = Annotated[
     str,
     typer.Option("--strategy", help="fragmentation, pack, spread, best-fit, random or fgd."),
 ]
-Plot = Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw it, too.")]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Also write a plot.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 OF_ELASTIC = (
@@ -74,6 +81,11 @@ simulate_app = typer.Typer(
     rich_markup_mode=None,
     help="Replay a trace through the placement of Aliquot: a cluster on paper, not a simulated GPU"
     " (--simulate).",
+    epilog=examples(
+        "aliquot simulate --day 16",
+        "aliquot simulate --day 16 --queues QUEUES.csv --plot day.svg",
+        "aliquot simulate --nodes NODES.csv --pods PODS.csv --json",
+    ),
 )
 
 
@@ -107,7 +119,12 @@ def simulate(  # noqa: PLR0913, PLR0917 - one for each option
     run_simulation(source, by=by, seed=seed, json=json, plot=plot)
 
 
-@simulate_app.command()
+@simulate_app.command(
+    epilog=examples(
+        "aliquot simulate compare --day 16",
+        "aliquot simulate compare --nodes NODES.csv --pods PODS.csv --strategies fgd,pack",
+    )
+)
 def compare(  # noqa: PLR0913, PLR0917 - one for each option
     nodes: Nodes = None,
     pods: Pods = None,
@@ -135,7 +152,13 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     )
 
 
-@simulate_app.command()
+@simulate_app.command(
+    epilog=examples(
+        "aliquot simulate ways --diurnal 4",
+        "aliquot simulate ways --nodes NODES.csv --pods PODS.csv --load 0.8 --elastic 0.5..4",
+        "aliquot simulate ways --day 16 --ways backfill,elastic --notice 60",
+    )
+)
 def ways(  # noqa: PLR0913, PLR0917 - one for each option
     context: typer.Context,
     nodes: Nodes = None,
@@ -147,28 +170,33 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
         typer.Option(
             metavar="NODES",
             min=1,
-            help="No files: three made-up days, full at noon and empty at night, on so many nodes "
-            "of 8 GPUs.",
+            help="Generate three days, busy at noon and idle at night, on this many nodes of 8 "
+            "GPUs.",
         ),
     ] = None,
     keep_nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="openb: so many nodes, at equal distances in the list. [8]"),
+        typer.Option(min=1, help="openb: use this many nodes, evenly spaced in the list. [8]"),
     ] = None,
     keep_jobs: Annotated[
-        int | None, typer.Option(min=1, help="openb: so many jobs, drawn by the seed. [1000]")
+        int | None,
+        typer.Option(min=1, help="openb: use this many jobs, drawn with the seed. [1000]"),
     ] = None,
     load: Annotated[
         float | None,
         typer.Option(
             min=0.01,
             callback=_finite,
-            help="What comes, in parts of what the GPUs can do: the times between arrivals are "
-            "changed for it. [0.9 for openb, 0.7 for --diurnal; other traces as they are]",
+            help="Load as a fraction of all GPU time; arrival times are scaled to reach it. [0.9 "
+            "for openb, 0.7 for --diurnal; other traces are not scaled]",
         ),
     ] = None,
     names: Annotated[
-        str, typer.Option("--ways", help="first-come, backfill, elastic; the first is compared to.")
+        str,
+        typer.Option(
+            "--ways",
+            help="first-come, backfill, elastic; the others are compared with the first.",
+        ),
     ] = "first-come,backfill,elastic",
     seeds: Seeds = "42-44",
     elastic: Annotated[
@@ -205,7 +233,8 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
             metavar="SECONDS",
             min=0,
             callback=_finite,
-            help="A job saves so often, and does again what it did since; 0: it saves on notice.",
+            help="Time between checkpoints; a restart repeats the work since the last one. 0: it "
+            "saves at the notice.",
         ),
     ] = 600.0,
     resize_every: Annotated[
@@ -214,7 +243,7 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
             metavar="SECONDS",
             min=0,
             callback=_finite,
-            help="The least time between two resizes of one job.",
+            help="The minimum time between two resizes of one job.",
         ),
     ] = 300.0,
     settle: Annotated[
@@ -233,7 +262,7 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
             metavar="SECONDS",
             min=0,
             callback=_finite,
-            help="Who has waited so long is not overtaken any more.",
+            help="A job that has waited this long is not overtaken any more.",
         ),
     ] = 600.0,
     by: StrategyName = "fragmentation",
@@ -245,7 +274,7 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
 
     Shows how long jobs take from their arrival to their end, how much GPU time is used, and how
     often jobs are resized. openb's lists are made into gangs and pressed together in time
-    (docs/jobs.md has the rule); a trace of ours says by its columns least and most who can be
+    (docs/jobs.md has the rule); in our format the columns least and most say which jobs can be
     resized.
     """
     from aliquot.cli.simulate_source import Source  # noqa: PLC0415 - when needed
@@ -288,7 +317,7 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     nodes: Nodes = None,
     pods: Annotated[
         Path | None,
-        typer.Option(metavar="PODS.csv", help="What comes before: openb's list of pods only."),
+        typer.Option(metavar="PODS.csv", help="Pods that arrived before: openb's list only."),
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="How many different GPUs of one node.")] = 1,
     compute: Annotated[
@@ -310,7 +339,8 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
         typer.Option(
             min=0.01,
             callback=_finite,
-            help="openb: how many times the GPUs were asked for by the list before. [0.5]",
+            help="openb: place pods of the list first, until this many times all GPUs were "
+            "requested. [0.5]",
         ),
     ] = None,
     seed: Seed = 42,
@@ -319,8 +349,8 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
 ) -> None:
     """Say where a request would go, and why not elsewhere.
 
-    With --pods, after so much of that list has come as --arrive says. Ends with exit code 1 if it
-    fits nowhere.
+    With --pods, pods of that list are placed first; --arrive says how many. Ends with exit code 1
+    if the request fits nowhere.
     """
     from aliquot.cli.explain import explain_request  # noqa: PLC0415 - when needed
     from aliquot.cli.simulate_source import Source  # noqa: PLC0415
@@ -346,7 +376,7 @@ def _refuse_before(context: typer.Context, command: str) -> None:
     if given:
         raise InvalidValueError(
             f"{' and '.join(given)} before {command} would have no effect",
-            f"Write after it what it knows: aliquot simulate {command} --help.",
+            f"Write options after the command: aliquot simulate {command} --help.",
         )
 
 
@@ -368,7 +398,8 @@ def _bytes(memory: str) -> int:
     amount = parse_amount(memory)
     if amount.bytes is None:
         raise InvalidValueError(
-            f"{memory} is of no one GPU: the nodes' GPUs differ", "Write for example 8GiB."
+            f"{memory} is a percentage, and GPUs of different nodes differ in memory",
+            "Write for example 8GiB.",
         )
     return amount.bytes
 
@@ -380,8 +411,12 @@ def _numbers(text: str) -> list[int]:
             first, _, last = part.partition("-")
             numbers = range(int(first), int(last or first) + 1)
             if not numbers:
-                raise InvalidValueError(f"{part!r} are no seeds", "Write the lower one first: 1-5.")
+                raise InvalidValueError(
+                    f"{part!r} is not a list of seeds", "Write the lower one first: 1-5."
+                )
             found.extend(numbers)
     except ValueError as error:
-        raise InvalidValueError(f"{text!r} are no seeds", "Write 42-51, or 1,2,3.") from error
+        raise InvalidValueError(
+            f"{text!r} is not a list of seeds", "Write 42-51, or 1,2,3."
+        ) from error
     return found

@@ -37,7 +37,7 @@ IN_COMMON = {"name", "cpu_milli", "memory_mib", "model"}
 
 @dataclass(frozen=True)
 class Source:
-    """Where nodes, requests and queues come from: files, or a made-up day on so many nodes."""
+    """Where nodes, requests and queues come from: files, or a generated day on `day` nodes."""
 
     nodes: Path | None = None
     pods: Path | None = None
@@ -95,12 +95,12 @@ class Source:
 
 
 def has_nodes_of_openb(path: Path) -> bool | None:
-    """Whether a file of nodes is openb's or ours; None where its columns do not say."""
+    """Whether a file of nodes is openb's (False: ours); None if its columns do not tell."""
     return _is_openb(path, openb.NODES.known, trace.NODES.known)
 
 
 def has_pods_of_openb(path: Path) -> bool | None:
-    """Whether a file of what comes is openb's or ours; None where its columns do not say."""
+    """Whether a file of pods or gangs is openb's (False: ours); None if its columns do not tell."""
     return _is_openb(path, openb.PODS.known, trace.GANGS.known)
 
 
@@ -138,7 +138,7 @@ def timed(
 
 
 def warn_of_quotas(source: Source, specs: Sequence[NodeSpec], queues: dict[str, Queue]) -> None:
-    """Say it on standard error where the queues own more than there is."""
+    """Warn on standard error if the quotas add up to more than the nodes have."""
     hardware = empty(specs).hardware
     own = sum(one.quota.milli or 0 for one in queues.values())
     own_bytes = sum(one.quota.bytes or 0 for one in queues.values())
@@ -157,7 +157,7 @@ def warn_of_quotas(source: Source, specs: Sequence[NodeSpec], queues: dict[str, 
 
 
 def check_strategies(names: Sequence[str]) -> None:
-    """Refuse a name that is no strategy's."""
+    """Refuse a name that is not a strategy."""
     for name in names:
         if name not in STRATEGIES:
             raise InvalidValueError(
@@ -171,7 +171,7 @@ def check_plot(path: Path | None) -> None:
         return
     if path.suffix.lower() != ".svg":
         raise InvalidValueError(
-            f"--plot {path}: pictures are SVG files", f"Write {path.with_suffix('.svg')}."
+            f"--plot {path}: plots are SVG files", f"Write {path.with_suffix('.svg')}."
         )
     if not path.parent.is_dir():
         raise InvalidValueError(

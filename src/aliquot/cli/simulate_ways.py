@@ -233,9 +233,8 @@ def _assumed(rules: Rules, costs: Costs, stretch: Stretch) -> str:
         f" {stretch.smallest_job} or more whole GPUs can have {stretch.least:g} to"
         f" {stretch.most:g} times as many; it gets notice {costs.notice_seconds:.10g} s ahead,"
         f" {saves}, and restarts in {costs.restart_seconds:.10g} s;"
-        f" {rules.resize_seconds:.10g} s lie between two resizes of a job; who has waited for"
-        f" {rules.patience_seconds:.10g} s is not"
-        " overtaken."
+        f" {rules.resize_seconds:.10g} s lie between two resizes of a job; a job that has"
+        f" waited for {rules.patience_seconds:.10g} s is not overtaken."
     )
 
 

@@ -170,7 +170,10 @@ def _at_limit(
 def _complete(
     allocations: Allocations, question: DecisionInput
 ) -> tuple[list[Running], list[Gang], dict[str, str]]:
-    """Place missing members: those that fit, those that do not, and why others are over a limit."""
+    """Place the missing members of incomplete gangs.
+
+    Returns what was placed, what fits nowhere, and messages by gang for what exceeds a limit.
+    """
     found, unplaced, too_much = [], [], {}
     tree = Tree(question.queues)
     used = add_all(tree.summed(usage(question.running, allocations.hardware)), question.ending)

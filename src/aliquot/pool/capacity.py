@@ -62,7 +62,7 @@ class Plan:
         return Plan(tuple(gpus), tuple(kept))
 
     def put(self, request: Request, count: int) -> tuple[Plan, list[list[Slice]]]:
-        """The same with so many workers more, and their slices; NoCapacityError, with figures."""
+        """The plan with `count` more workers, and their slices; NoCapacityError, with figures."""
         plan, placed = self, []
         for _ in range(count):
             gpus = find_gpus(request, plan.gpus, plan.grants)
@@ -94,7 +94,10 @@ class Plan:
                 raise NoCapacityError(f"what {grant.name} had is not free: {left}", WAIT)
 
     def put_with_parked(self, request: Request, count: int) -> list[list[Slice]]:
-        """Slices for so many workers more, where it can be so where frozen ones were not."""
+        """Slices for `count` more workers, if possible such that parked grants can still return.
+
+        NoCapacityError, with figures.
+        """
         plan = self
         for grant in self.grants:
             if grant.state is GrantState.PARKED:
@@ -105,7 +108,7 @@ class Plan:
         return self.put(request, count)[1]
 
     def holds(self, request: Request, count: int) -> bool:
-        """Whether so many workers more have a place."""
+        """Whether `count` more workers fit."""
         try:
             self.put(request, count)
         except NoCapacityError:
@@ -154,7 +157,7 @@ class MachineCapacity:
         return True
 
     def place(self, job: JobWorkers[Grant], count: int) -> tuple[Grant, ...] | None:
-        """Allocate so many more workers of a job; frozen ones return to what they had."""
+        """Allocate `count` more workers of a job; parked ones return to the GPUs they had."""
         before = len(self._plan.grants)
         try:
             self._plan = place(self._plan, self._requests[job.name], count, self._parked[job.name])
@@ -177,7 +180,10 @@ class MachineCapacity:
 
 
 def place(plan: Plan, request: Request, size: int, parked: Collection[Grant] = ()) -> Plan:
-    """The same with a job's workers, which come back to what they had where they are frozen."""
+    """The plan with a job's workers: parked ones on the GPUs they had, else new ones.
+
+    NoCapacityError if they do not fit.
+    """
     return plan.put_back(parked) if parked and size else plan.put(request, size)[0]
 
 

@@ -1,18 +1,18 @@
 """A trace over time in which jobs are resized: `placement.elastic` decides, as for the pool.
 
-What is assumed, and is an option where it is a number:
+The assumptions; the numbers are options:
 
-* With n workers a job is n ** `efficiency` as fast as with one, wherever they are. What it has to
-  do is what it does in the time that the trace says, with the workers that it asked for. The
-  decision knows the speeds at sizes that the job has had, as if workers had reported them, and no
-  others; it does not know how long jobs run.
-* A job gets notice of a resize `notice_seconds` ahead, and works on until then. Then its workers
-stop: what was done since the last checkpoint is done again (one every `checkpoint_seconds` of work;
-0: it saves on notice, and loses nothing). GPUs that it gives back are free from then on. For
-`restart_seconds` it holds the others without working, and those that it grows into from the moment
-of the decision. The first start costs nothing: it is in the trace's time, in every way to run it. *
-The decision is made whenever anything happens, and when the time has come for what it waits for:
-the same as if it was made all the time.
+* With n workers a job is n ** `efficiency` as fast as with one, on whichever GPUs. Its work is what
+  it does in the trace's duration with the workers that it requested. The decision knows the speeds
+  at sizes that the job has had, as if workers had reported them, and no others; it does not know
+  how long jobs run.
+* A job gets notice of a resize `notice_seconds` ahead, and works until then. Then its workers stop,
+  and the work since the last checkpoint is repeated (one checkpoint every `checkpoint_seconds` of
+  work; 0: it saves at the notice, and loses nothing). GPUs that it gives back are free from then
+  on. It holds the GPUs that it keeps for `restart_seconds` without working, and new GPUs from the
+  moment of the decision. The first start costs nothing: the trace's duration includes it.
+* The decision is made whenever anything happens, and at every time at which it may change by itself
+  (`next_look`). The result is the same as if it was made all the time.
 
 So a job is resized at most 3600 / (`resize_seconds` + `notice_seconds`) times in an hour.
 """
@@ -70,11 +70,11 @@ class Costs:
             )
 
     def speed(self, size: int) -> float:
-        """How fast so many workers are, against one."""
+        """The speed of `size` workers, relative to one."""
         return float(size**self.efficiency)
 
     def saved(self, worked: float) -> float:
-        """How much of the time that it worked is not lost when it is stopped."""
+        """How much of its working time is saved when a job is stopped."""
         if not self.checkpoint_seconds:
             return worked
         return self.checkpoint_seconds * (worked // self.checkpoint_seconds)
@@ -82,10 +82,10 @@ class Costs:
 
 @dataclass
 class _Job:
-    """A job on its way: `size` is what it has or is about to have, `workers` what it works with.
+    """An unfinished job: `size` is decided, `workers` is how many work now.
 
-    `todo` is what it has to do since `began`, in seconds of one worker; it does not work where
-    `began` is None. `turn` counts its sets of workers.
+    `todo` is the work that was left at `began`, in seconds of one worker; if `began` is None, the
+    job does not work. `turn` counts its sets of workers.
     """
 
     gang: Gang
@@ -106,11 +106,11 @@ class _Job:
 
     @property
     def idle_workers(self) -> int:
-        """Places that are held and not worked on."""
+        """How many of its places are held without working."""
         return len(self.placements) - (self.workers if self.began is not None else 0)
 
     def in_place(self) -> JobWorkers[Running]:
-        """Its workers where they are: in a resize it keeps those that remain."""
+        """Its workers and where they are; in a resize the remaining workers keep their places."""
         unit = Gang(self.gang.name, (self.member,))
         held = tuple(Running(unit, (one,), 0.0, 1.0) for one in self.placements)
         return JobWorkers(self.gang.name, unit.members, held, size=len(held), live=True)
@@ -239,7 +239,7 @@ class _World(World):
             self._work(job, now)
 
     def _take(self, job: _Job, size: int) -> bool:
-        """Places for so many workers in all, where there are any now."""
+        """Take places until the job has `size` in all; False, and no change, if they do not fit."""
         new = replace(job.gang, members=(job.member,) * (size - len(job.placements)))
         found = plan_gang(self.allocations, new, self.by, seed=self.seed)
         for placement in found or ():
@@ -253,7 +253,7 @@ class _World(World):
         del job.placements[size:]
 
     def next_look(self, now: float) -> float:
-        """When the decision may be another one though nothing happened."""
+        """The next time at which the decision may change although nothing happens until then."""
         return min((at for at in self._looks() if at > now), default=math.inf)
 
     def _looks(self) -> Iterator[float]:

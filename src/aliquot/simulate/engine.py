@@ -3,9 +3,9 @@
 The clock is the trace's. At every moment at which a gang arrives, ends or has a planned start:
 
 1. gangs that end free their GPUs;
-2. `placement.decide`, the function that the gang controller calls too, says who starts, whose start
-   is planned for when, and who is preempted for whom; this is applied at once, and decided again
-   until nothing more changes;
+2. `placement.decide`, the function that the gang controller calls too, decides which gangs start,
+   when others are planned to start, and which are preempted; this is applied at once, and decided
+   again until nothing more changes;
 3. the allocations and the waiting gangs are recorded.
 
 Two other disciplines exist for comparison only. `FIRST_COME` starts gangs in fair-share order and
@@ -166,7 +166,10 @@ class _World(World):
                 self._message(name, now, message)
 
     def decide_first_come(self, now: float, queues: Mapping[str, Queue]) -> None:
-        """In fair-share order, each gang starts if it fits, until one does not that ever could."""
+        """Start gangs in fair-share order, up to the first that does not fit now but could later.
+
+        A gang that would not fit on the empty cluster is refused and does not stop the others.
+        """
         used = usage(self.running.values(), self.allocations.hardware)
         order, refused = fair_share_order(
             list(self.waiting.values()), queues, used, self.allocations.hardware

@@ -49,7 +49,7 @@ def cluster(nodes: int, *, gpus: int = 8, rack: int = 4) -> list[NodeSpec]:
 
 
 def day(nodes: int, seed: int = 42, *, load: float = 1.0, hours: int = 24) -> list[Arrival]:
-    """A day of experiments, training and inference for so many nodes of 8 GPUs."""
+    """A day of experiments, training and inference for `nodes` nodes of 8 GPUs."""
     chance = random.Random(seed)  # noqa: S311 - a made-up day, not a secret
     arrivals = [
         *_inference(chance, round(12 * nodes * load), hours),
@@ -65,7 +65,7 @@ def plain(nodes: int, *, gpus: int = 8) -> list[NodeSpec]:
 
 
 def diurnal(nodes: int, seed: int = 42, *, load: float = 0.7, days: int = 3) -> list[Arrival]:
-    """Days that ask for this part of all GPU time of so many nodes of 8 GPUs, in the mean."""
+    """Days whose jobs need `load` of all GPU time of `nodes` nodes of 8 GPUs, in the mean."""
     chance = random.Random(seed)  # noqa: S311 - made-up days, not a secret
     left = load * 8 * nodes * days * DAY
     arrivals: list[Arrival] = []

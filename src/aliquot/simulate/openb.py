@@ -2,7 +2,7 @@
 
 Pods are sorted by name and shuffled by the seed, each comes once; then uniform draws with
 replacement follow, until the next one's GPU demand would pass `arrive` times the nodes' GPUs (the
-list itself comes whole, also where it asks for more than that). Each is placed when it comes or
+list itself is used whole, even if it asks for more than that). Each is placed when it arrives or
 refused for good: never retried, moved or removed. The strategy knows the list's mix of shapes and
 not the order.
 """

@@ -8,12 +8,12 @@ The rule, in this order:
 2. Pods of one shape (GPUs, thousandths, CPU and memory), each created within 15 minutes of the one
    before, are one gang, of up to 16 workers. A pod of several GPUs is as many workers with one GPU
    each. A gang runs for the mean of its pods' times, by their GPUs: the GPU time is the list's.
-3. The seed draws so many of the gangs, and says for how long each was declared: up to twice as long
-   as it runs.
-4. The times between arrivals are all made shorter (or longer) by one factor: such that what comes
-   is `load` of what the GPUs could do until the last one comes.
-5. The cluster are some nodes of the list, at equal distances in it. CPU and memory of nodes do not
-   count here, nor do GPU models.
+3. The seed draws some of the gangs, and for each a declared duration: up to twice as long as it
+   runs.
+4. The times between arrivals are scaled by one factor, so that the work of all gangs is `load` of
+   what the GPUs could do until the last arrival.
+5. The cluster is some nodes of the list, evenly spaced in it. CPU and memory of nodes do not count
+   here, nor do GPU models.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def read_jobs(path: Path) -> list[Arrival]:
 
 
 def some_of(jobs: Sequence[Arrival], count: int, seed: int) -> list[Arrival]:
-    """So many of the gangs, with what was declared for them."""
+    """`count` random jobs in their order, declared to run 1 to 2 times as long as they do."""
     chance = random.Random(seed)  # noqa: S311 - a draw, not a secret
     kept = sorted(chance.sample(range(len(jobs)), min(count, len(jobs))))
     return [
@@ -81,7 +81,10 @@ def some_of(jobs: Sequence[Arrival], count: int, seed: int) -> list[Arrival]:
 
 
 def pressed(jobs: Sequence[Arrival], capacity_milli: int, load: float) -> list[Arrival]:
-    """The same from time 0 on, the times between them by one factor: so much load in the mean."""
+    """The jobs with arrival times from 0 on, scaled by one factor so that the mean load is `load`.
+
+    The load is the work of all jobs by the GPU time until the last arrival.
+    """
     if not jobs:
         return []
     first = min(job.gang.submitted for job in jobs)
@@ -95,7 +98,7 @@ def pressed(jobs: Sequence[Arrival], capacity_milli: int, load: float) -> list[A
 
 
 def some_nodes(nodes: Sequence[NodeSpec], count: int) -> list[NodeSpec]:
-    """So many nodes at equal distances in the list, of which only the GPUs count."""
+    """`count` nodes, evenly spaced in the list, with their CPU and memory set to 0."""
     if not 0 < count <= len(nodes):
         raise InvalidValueError(
             f"there are {len(nodes)} nodes, and {count} of them cannot be taken",

@@ -1,4 +1,4 @@
-"""Lines over a horizontal axis as an SVG file: all that the simulator's pictures need."""
+"""Lines over a horizontal axis as an SVG file: all that the simulator's plots need."""
 
 from __future__ import annotations
 

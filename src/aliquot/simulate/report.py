@@ -1,4 +1,4 @@
-"""What came of many gangs, in a few figures."""
+"""A few figures about how many gangs ran and how long they waited."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How many ran and how long they waited, in seconds; who never ran is in no mean.
+    """How many gangs ran and how long they waited, in seconds. Means count only gangs that ran.
 
-    `wait_p95` is a wait that was there, by nearest rank: see `percentile_95`.
+    `wait_p95` is the wait of one of the gangs, by nearest rank: see `percentile_95`.
     """
 
     ran: int
@@ -27,7 +27,7 @@ class Outcome:
 
 
 def outcome_of(fates: Sequence[Fate]) -> Outcome:
-    """The figures of these gangs."""
+    """The figures about these gangs."""
     waits = sorted(one.start - one.gang.submitted for one in fates if one.start is not None)
     ends = [one.end - one.gang.submitted for one in fates if one.end is not None]
     return Outcome(

@@ -4,8 +4,8 @@ A file is UTF-8, with or without a mark at its start; its first line names its c
 and none that is not known; spaces around names and values do not count, and empty lines neither. A
 line may be shorter than the first one, never longer; what it lacks is empty.
 
-Every error names the file, and where it is about a value also the line, the column, the value and
-what could be there.
+Every error names the file. An error about a value also names the line, the column, the value and
+what is valid there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_SECONDS = 10**12
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns that a file must have, and those that it may have; `of` says what is in it."""
+    """The required and the optional columns of a file; `of` says what its lines are."""
 
     of: str
     needed: tuple[str, ...]
@@ -37,7 +37,7 @@ class Columns:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """All of them."""
+        """All columns, the required ones first."""
         return (*self.needed, *self.others)
 
 
@@ -50,11 +50,11 @@ class Row:
     cells: Mapping[str, str]
 
     def text(self, column: str) -> str:
-        """What is written there, which may be nothing."""
+        """The text of a column, which may be empty."""
         return self.cells.get(column, "")
 
     def name(self, column: str) -> str:
-        """What is written there, which must be something."""
+        """The text of a column, which must not be empty."""
         if not self.text(column):
             raise self.wrong(column, "a name")
         return self.text(column)
@@ -68,7 +68,7 @@ class Row:
     def whole(
         self, column: str, default: int | None = None, *, least: int = 0, most: int = MOST
     ) -> int:
-        """A whole number; the default where it is empty, if there is one."""
+        """A whole number; the default, if there is one, for an empty column."""
         found = self._number(column, default)
         if found is None or not (found.is_integer() and least <= found <= most):
             raise self.wrong(column, f"a whole number from {least} to {most}", default)
@@ -77,7 +77,7 @@ class Row:
     def number(
         self, column: str, default: float | None = None, *, least: float = 0, most: float = MOST
     ) -> float:
-        """A number; the default where it is empty, if there is one."""
+        """A number; the default, if there is one, for an empty column."""
         found = self._number(column, default)
         if found is None or not least <= found <= most:
             raise self.wrong(column, f"a number from {least:.0f} to {most:.0f}", default)
@@ -86,7 +86,7 @@ class Row:
     def above_zero(
         self, column: str, default: float | None = None, *, most: float = MOST_SECONDS
     ) -> float:
-        """A number above 0; the default where it is empty, if there is one."""
+        """A number above 0; the default, if there is one, for an empty column."""
         found = self._number(column, default)
         if found is None or not 0 < found <= most:
             raise self.wrong(column, f"a number above 0, up to {most:.0f}", default)

@@ -2,15 +2,16 @@
 
 docs/placement.md, "Traces", has every column with its unit and its values, and files to start from.
 
-Nodes must have `name,gpus`, gangs `gang,submitted,seconds`, queues `name`. A line of gangs is so
-many equal members; lines of the same gang are one gang: what they say of the gang itself must be
-the same, and may be left empty below its first line. `seconds` is what was declared, `ran` how long
-it really takes with its own members. `least` and `most`, in the first line of a gang whose members
-are equal, say between which numbers of members it can be resized (see `elastic`).
+Nodes must have `name,gpus`, gangs `gang,submitted,seconds`, queues `name`. A line of gangs stands
+for a number of equal members; lines with the same gang name are one gang. Columns about the gang
+itself must be equal in all its lines, and may be empty below the first one. `seconds` is the
+declared duration, `ran` the real one with its own members. `least` and `most`, in the first line of
+a gang whose members are equal, say between which numbers of members it can be resized (see
+`elastic`).
 
 Quotas and limits of queues are GPUs' compute, where 2.5 is two and a half GPUs' time, and GPU
-memory. What is left empty beside its neighbour is not bounded; without a quota at all nothing is
-the queue's own, and without a limit it may borrow all that others leave.
+memory. If only one of the two is empty, that one is not bounded. Without any quota the queue owns
+nothing, and without a limit it may borrow all that others leave.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ class Stretch:
     smallest_job: int = 2
 
     def apply(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """The jobs with their sizes: those of whole GPUs that ask for enough workers.
+        """The jobs, with sizes for jobs of whole GPUs that request at least `smallest_job` workers.
 
-        Where the list itself names sizes, it is left as it is.
+        If any job already has sizes, all jobs are returned unchanged.
         """
         if any(one.sizes is not None for one in arrivals):
             return list(arrivals)
@@ -131,10 +131,10 @@ def run_way(  # noqa: PLR0913 - one for each option of the command
 class Figures:
     """The figures of a run.
 
-    Completion is from a job's arrival to its end, in seconds; who never ran is in no mean. `used`
-    is the part of all GPU time, until the last job came, in which jobs worked, and `lost` the part
-    of all the GPU time they had that resizes cost. Restarts are caused by resizes and evictions.
-    `resizes_per_job_hour` counts the hours of jobs that can be resized, from start to end.
+    Completion is from a job's arrival to its end, in seconds. Means leave out jobs that never ran.
+    `used` is the part of all GPU time, until the last arrival, in which jobs worked. `lost` is the
+    part of the jobs' own GPU time that resizes cost. Restarts are caused by resizes and evictions.
+    `resizes_per_job_hour` counts only jobs that can be resized, from their start to their end.
     """
 
     jobs: int

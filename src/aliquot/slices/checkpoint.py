@@ -8,8 +8,8 @@ CannotFreezeError and the processes keep running.
 The order of the steps makes it safe. To freeze a grant:
 
 1. Set it to switching. Its gates open, because a stream that waits at a gate never drains, and new
-   driver calls of its processes block (native/cuda/door.h), because a call that waits for the GPU
-   would crash a process whose memory is moved.
+   driver calls of its processes block (native/cuda/freeze_barrier.h), because a call that waits for
+   the GPU would crash a process whose memory is moved.
 2. Lock all its processes in the driver, and check them again, now that they cannot change anything.
 3. Wait until none of their driver calls is in progress.
 4. Move their memory to the host.

@@ -1,9 +1,9 @@
-"""The `Gang` object: what became of a gang, for people; and its reservation, for the next leader.
+"""The `Gang` object: the state of a gang for people, and its reservation for the next leader.
 
-The scheduler alone writes it, for every gang it sees, by whatever objects people wrote it. That is
-why it is an object of its own and not the status of one of theirs. The members of a gang in the
-phase `Reserved` are its reservation: where each goes and which GPUs it gets there. It is written
-before a gate is opened, and read by whoever leads next.
+Only the scheduler writes it, for every gang, whichever objects declare the gang. So it is an object
+of its own and not the status of one of them. The members of a gang in the phase `Reserved` are its
+reservation: the node and the GPUs of each. The scheduler writes the reservation before it removes a
+scheduling gate, and the next leader reads it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PLURAL = "gangs"
 
 
 class Phase(StrEnum):
-    """How far a gang is."""
+    """The phase of a gang, in `status.phase`."""
 
-    GATHERING = "Gathering"  # not all its pods are there
-    WAITING = "Waiting"  # there is no room for all of them
-    RESERVED = "Reserved"  # each has its place, and is on its way there
-    BOUND = "Bound"  # all of them have their nodes
-    REFUSED = "Refused"  # it cannot start as it is
+    GATHERING = "Gathering"  # some of its pods do not exist yet
+    WAITING = "Waiting"  # its pods do not fit all together
+    RESERVED = "Reserved"  # each pod has GPUs reserved, and not all have nodes
+    BOUND = "Bound"  # all its pods have nodes
+    REFUSED = "Refused"  # invalid, or it could never start
 
 
 class GangSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -47,7 +47,7 @@ class GangMember(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class GangStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What became of a gang. `victims` are the UIDs of pods that are evicted for it.
+    """The state of a gang. `victims` are the UIDs of pods that are evicted for it.
 
     `wholeOnce`: all members had nodes, so that the gang is not evicted when it loses one.
     `evictionReason` says why its pods with nodes are evicted; it is written before the first one
@@ -70,7 +70,7 @@ class GangStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class GangObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A gang, as it is told."""
+    """A Gang as the API server has it."""
 
     metadata: Meta = Meta()
     spec: GangSpec = GangSpec()

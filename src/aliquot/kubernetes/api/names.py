@@ -13,7 +13,8 @@ MEMORY = f"{GROUP}/memory"
 GPUS = f"{GROUP}/gpus"
 MODELS = f"{GROUP}/models"
 PLAN = f"{GROUP}/plan"
-# For gangs: labels or annotations on pods. GATE is one of a pod's schedulingGates.
+# For gangs: labels or annotations on pods; DURATION is an annotation only. GATE is one of a pod's
+# schedulingGates.
 GANG = f"{GROUP}/gang"
 GANG_SIZE = f"{GROUP}/gang-size"
 DURATION = f"{GROUP}/duration"

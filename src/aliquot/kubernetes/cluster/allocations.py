@@ -1,9 +1,10 @@
 """Which workload holds which GPUs, and what each queue uses. Updated by what has changed.
 
-A pod holds its GPUs until no node names it any more, also while it is evicted for a gang. That gang
-has its places reserved from the beginning, and starts when the victims are gone (`still_held`). Of
-the two only one counts: the gang for who may reclaim, and the larger one for limits (`charged`).
-What victims hold and no gang was given is free soon (`leftovers`).
+A pod holds its GPUs until no node reports it any more, also while it is evicted for a gang. That
+gang has its places reserved from the moment of the decision, and starts when the victims are gone
+(`still_held`). Victims and gang are not counted twice: for reclaim only the gang counts, and for
+limits the larger of both (`charged`). GPUs that victims hold and no gang got are free soon
+(`leftovers`).
 
 The answers are always those of a full recount. A call costs what has changed since the last one:
 rows of the allocations, pods (`touch`), and queues, which are few and cause a full recount.
@@ -134,9 +135,10 @@ class WorkloadAllocations:
     def leftovers(
         self, ends: Mapping[str, float], heirs: Iterable[str], now: float
     ) -> list[Running]:
-        """What victims hold and the heirs were not given, by work; it belongs to no queue.
+        """What victims hold and no heir was given: one entry for each workload, without a queue.
 
-        `ends` is when each victim is evicted, by UID.
+        `ends` has the time at which each victim is evicted, by UID. `heirs` are the UIDs of pods
+        that get GPUs of victims.
         """
         self._refresh(now)
         given = {(at.node, at.gpus) for uid in heirs for at, _ in self._pairs_of(uid)}

@@ -7,8 +7,8 @@
     training.kubeflow.org/job-name            label that Kubeflow's training operator writes
 
 The first of these that a pod has counts. Where no pod says the size, the object that is named knows
-it (`Source`, see `sources`). Kubernetes' own PodGroups (scheduling.k8s.io, alpha) would be one more
-line of `BY_LABEL`, once pods name theirs.
+it (`Source`; `gangs.sizes` reads it). Kubernetes' own PodGroups (scheduling.k8s.io, alpha) would be
+one more line of `BY_LABEL`, once pods name theirs.
 
 `aliquot.io/gang: none` makes a pod that belongs to one of the others a single pod.
 """
@@ -142,7 +142,7 @@ def check_duration(pod: Pod) -> None:
     if text is not None and _duration(text) is None:
         raise InvalidRequestError(
             "InvalidAnnotation",
-            f"the annotation {DURATION} is {text!r}, which is no time that work could take",
+            f"the annotation {DURATION} is {text!r}, which is not a valid duration",
             "Write a number with s, m, h or d, for example 90s, 30m, 2h or 14d; 3650d is the most.",
         )
 

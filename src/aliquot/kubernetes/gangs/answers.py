@@ -107,13 +107,15 @@ class Answers:
         permit = self._registry.permit(gang.key)
         is_open = uid in pods.pods and gang.reservation.is_open(uid)
         if permit is None or not is_open or place is None or place.node != node:
-            raise NotBoundError(f"gang {gang.key} has no place for pod {pod.key} on node {node}")
+            raise NotBoundError(
+                f"gang {gang.key} has nothing reserved for pod {pod.key} on node {node}"
+            )
         self._registry.update(arrive(gang, self._now()))
         reserved = self._registry.place_of(gang, uid)
         await permit.arrive(uid, PERMIT_SECONDS)
         after = self._registry.gangs.get(gang.key)
         if after is None or after.reservation.places.get(uid) is not place:
-            raise NotBoundError(f"gang {gang.key} has given up its place for pod {pod.key}")
+            raise NotBoundError(f"gang {gang.key} has abandoned its reservation for pod {pod.key}")
         return reserved
 
     def may_bind(self) -> bool:

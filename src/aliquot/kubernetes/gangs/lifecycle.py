@@ -99,7 +99,7 @@ class CountPlaces:
 
 @dataclass(frozen=True, slots=True)
 class ReleasePlaces:
-    """Stop counting these places, but for a pod that is being bound; refuse who waits to be."""
+    """Stop counting these places, except for pods that are being bound; refuse waiting members."""
 
     uids: tuple[str, ...]
     why: str
@@ -486,10 +486,11 @@ def advance_all(
 
 
 def may_be_written(gang: GangState, pods: GangUids, gangs: Mapping[GangKey, GangState]) -> bool:
-    """Whether the Gang object may say what the state is.
+    """Whether the present state may be written to the Gang object.
 
-    Not if a member was deleted whose place is reserved: the next leader must not take the other
-    places for all. Nor before the reservation that the gang is evicted for is written.
+    No if a member with a reserved place was deleted and no pod is active: the next leader would
+    take the other places for the whole reservation. No if the gang is evicted for another one whose
+    reservation is not written yet.
     """
     if not pods.active and not pods.every.issuperset(gang.reservation.places):
         return False

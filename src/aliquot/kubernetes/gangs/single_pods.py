@@ -152,7 +152,7 @@ class SinglePods:
         return queue if queue != DEFAULT or self._queues.objects else ""
 
     def _full(self, pod: Pod, queue: str, requests: Sequence[ContainerRequest], now: float) -> str:
-        """That a limit would be passed; empty if none would, or there is no queue."""
+        """The message that this pod would exceed a limit of its queue; empty if it would not."""
         tree = Tree(self._queues.queues())
         if not queue or not _is_limited(tree, queue):
             return ""
@@ -172,9 +172,9 @@ class SinglePods:
         return Gang(single_name(pod), members, queue=queue)
 
     def _behind(self, pod: Pod, queue: str) -> str:
-        """That a gang comes before it and waits for a limit of its queue; empty if none does.
+        """The message that an earlier gang waits for a limit of this queue; empty if none does.
 
-        As among gangs: one of a higher priority, or of the same and older.
+        Earlier is as among gangs: a higher priority, or the same priority and older.
         """
         if not queue or not self.stopped:
             return ""
@@ -191,7 +191,7 @@ class SinglePods:
     def _place(
         self, pod: Pod, requests: Sequence[ContainerRequest], names: Sequence[str], now: float
     ) -> Answer | None:
-        """The place that delays no planned start; None if there are none."""
+        """Reserve a place that delays no planned start, or refuse; None if there is no backfill."""
         window, uid = self.backfill, pod.metadata.uid
         if window is None:
             return None

@@ -86,7 +86,7 @@ class Chooser:
         return placement
 
     def costs(self, demand: Demand, relations: Sequence[Relation] = ()) -> NDArray[np.float64]:
-        """What each node would cost; infinite where it does not fit."""
+        """The cost of placing a demand on each node; infinite if it does not fit there."""
         return self._weigh(demand, relations)[0].copy()
 
     def _weigh(

@@ -1,13 +1,14 @@
 """Moving: which slices to move so that a waiting request fits, and what that costs.
 
-A plan, nothing more: each move says from where to where, in an order in which each move fits
-when it comes, next to all that is still there. The cost is the bytes that are moved.
+This only makes a plan. Each move has a source and a target, and the moves are ordered so that each
+one fits next to all slices that have not moved yet. The cost is the number of bytes moved.
 
-Who leaves a GPU is the cheapest choice of all (up to 10 that hold it), and so are the GPUs of a
-node that are cleared (up to 256 sets). Where they go is by best-fit, the largest first, which may
-miss a way; then the next cheapest offer is tried, 64 in all. So a plan can always be carried out,
-it is the cheapest where those who leave find a place at once, and None does not prove that there is
-no way. Nobody is moved for the CPU or the memory of a node.
+For one GPU the cheapest set of slices to move is found by trying all sets (if up to 10 slices are
+on it), and for a node the cheapest set of GPUs to clear (if there are up to 256 sets). The slices
+are placed by best-fit, the largest first, which may find no place although there is one; then the
+next cheapest offer is tried, up to 64. So a plan can always be carried out, it is the cheapest if
+the slices of the cheapest offer find places, and None does not prove that there is no plan. No
+slice is moved to free CPU or memory of a node.
 """
 
 from __future__ import annotations
@@ -119,26 +120,30 @@ def _offers(
 def _leaving(
     allocations: Allocations, demand: Demand, gpu: tuple[int, int], there: Sequence[Held]
 ) -> tuple[Held, ...] | None:
-    """The cheapest who must leave a GPU for a part of the demand; None: it would not be enough."""
+    """The cheapest slices to move off a GPU so that a part of the demand fits on it.
+
+    None if it would not fit even without all of them. With more than `ALL_LEAVERS` slices the
+    choice may not be the cheapest.
+    """
     there = sorted(there, key=lambda one: _cost(allocations, [one]))
-    if not _has_room(allocations, demand, gpu, there):
+    if not _fits_without(allocations, demand, gpu, there):
         return None
     if len(there) <= ALL_LEAVERS:
         ways = (way for size in range(len(there) + 1) for way in combinations(there, size))
-        enough = [way for way in ways if _has_room(allocations, demand, gpu, way)]
+        enough = [way for way in ways if _fits_without(allocations, demand, gpu, way)]
         return min(enough, key=lambda way: _cost(allocations, way))
     leaving = list(there)
     for one in reversed(there):
         fewer = [other for other in leaving if other is not one]
-        if _has_room(allocations, demand, gpu, fewer):
+        if _fits_without(allocations, demand, gpu, fewer):
             leaving = fewer
     return tuple(leaving)
 
 
-def _has_room(
+def _fits_without(
     allocations: Allocations, demand: Demand, gpu: tuple[int, int], leaving: Sequence[Held]
 ) -> bool:
-    """Whether a GPU fits a part of the demand when these slices have moved away."""
+    """Whether a part of the demand fits on a GPU after these slices have moved away."""
     taken = [allocations.hardware.taken_of_each(gpu[0], one.demand) for one in leaving]
     milli = int(allocations.milli_free[gpu]) + sum(one[0] for one in taken)
     left = int(allocations.bytes_free[gpu]) + sum(one[1] for one in taken)

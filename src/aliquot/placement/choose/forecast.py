@@ -3,7 +3,7 @@
 The model. Work comes as random draws from a known mix of demands. A hole of r thousandths in a GPU
 is offered a number of draws, one after the other, and takes each that fits: `fill[r]` is what it
 holds in the end, on average, and `cpu[r]`, `ram[r]` are what that takes of the node. GPUs that are
-still free are worth more together where the mix has work that needs several: `idle_fill[i]`. A
+still free are worth more together where the mix has work that needs several: `Forecast.idle`. A
 node's worth is the fill of all its holes, less what its CPU and memory cannot carry: the factor
 x / (1 + x^6)^(1/6), which is a smooth minimum of x and 1, with x the ratio of what is left to what
 the fill needs. The ratio is taken with some slack, since the draws that need less are those that
@@ -161,10 +161,10 @@ def _fill_of_holes(offers: Sequence[_Offer]) -> Table:
 
 
 def _fill_of_idle(offers: Sequence[_Offer], holes: Table, widest: int) -> Table:
-    """For each number of free GPUs on one node.
+    """The forecast for each number of free GPUs on one node.
 
-    Without work that needs several, free GPUs are so many holes. With it, the gain is what the same
-    draws place more; where such work is most of the mix, the draws alone decide.
+    If no work needs several GPUs, free GPUs count as separate holes. If some does, what the same
+    draws place more is added; the larger its part of the mix, the more the draws alone decide.
     """
     total = sum(o.weight * o.gpus * o.size for o in offers)
     several = sum(o.weight * o.gpus * o.size for o in offers if o.several_whole)
@@ -185,7 +185,7 @@ def _fill_of_idle(offers: Sequence[_Offer], holes: Table, widest: int) -> Table:
 def _place_draws(
     offers: Sequence[_Offer], drawn: Ints, count: int, *, several: bool
 ) -> tuple[float, float, float]:
-    """What a node of so many free GPUs takes of the draws, the tightest GPU first."""
+    """What a node with `count` free GPUs takes of the draws, the tightest GPU first."""
     size, cpu, ram = _columns(offers)
     need = np.array([offer.gpus for offer in offers], dtype=np.int64)
     left = np.full((SAMPLES, count), WHOLE_MILLI, dtype=np.int64)

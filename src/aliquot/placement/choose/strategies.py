@@ -160,7 +160,11 @@ class Fragmentation:
         return max(0.0, 1 - worth / left) if left else 0.0
 
     def _before(self, rows: Rows) -> tuple[list[Floats], list[Floats], Ints]:
-        """Fill, CPU and memory: of each cut GPU, and of each node; and where its idle ones are."""
+        """The forecast of fill, CPU and memory before a placement.
+
+        Returns three tables by GPU (zero for GPUs that are not cut), their sums by node with the
+        idle GPUs included, and each node's index into the flat tables of idle GPUs.
+        """
         cut = rows.present & ~rows.free
         size = rows.model[:, None] * self._sizes + np.where(cut, rows.size_left, 0)
         idle = rows.model * self._counts + rows.free.sum(axis=1)
@@ -179,7 +183,10 @@ class Fragmentation:
 
 
 def _that_differ(rows: Rows, fits: Bools) -> tuple[Ints, Ints, Bools]:
-    """The cut GPUs that fit and a free one of each node: rows, places, and which are free."""
+    """The GPUs to compare: each cut GPU that fits, and the first free one that fits of each node.
+
+    Returns the row of each, its index in the flat table of GPUs, and which of them are free.
+    """
     width = fits.shape[1]
     cut = np.flatnonzero(fits & ~rows.free)
     free = fits & rows.free

@@ -34,7 +34,7 @@ class OverallocatedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NodeFree:
-    """What is free of each GPU of a node, what it is used as, and how many hold it."""
+    """For each GPU of a node: what is free, its kind of use, and how many hold it."""
 
     milli: tuple[int, ...]
     bytes: tuple[int, ...]
@@ -70,7 +70,7 @@ class Allocations:
 
     @property
     def fingerprint(self) -> int:
-        """A number that equal pictures share, whatever led to them."""
+        """A hash: equal allocations have the same one, whatever takes and gives led to them."""
         if self._fingerprint is None:
             column = np.arange(1, self.holders.shape[1] + 1)
             rows = ((self.milli_free + self.holders) * column).sum(axis=1)
@@ -119,22 +119,25 @@ class Allocations:
         )
 
     def take(self, placement: Placement, demand: Demand, *, known_to_fit: bool = False) -> None:
-        """Write a placement in; who has just asked whether it fits need not ask again."""
+        """Take what a placement needs. OverallocatedError, and no change, if it does not fit.
+
+        A caller that has just called `fits` passes `known_to_fit` to skip the check.
+        """
         if not known_to_fit and not self.fits(placement, demand):
             raise OverallocatedError(f"{demand} does not fit {placement}")
         self._add(placement, demand, 1)
 
     def give(self, placement: Placement, demand: Demand) -> None:
-        """Take a placement out again."""
+        """Give back what a placement took."""
         self._add(placement, demand, -1)
 
     def take_gang(self, one: Running, *, known_to_fit: bool = False) -> None:
-        """Write all members of a gang in."""
+        """Take what all members of a gang need."""
         for placement, member in zip(one.placements, one.gang.members, strict=True):
             self.take(placement, member, known_to_fit=known_to_fit)
 
     def take_gang_if_it_fits(self, one: Running) -> bool:
-        """Write a gang in, all of it or nothing; whether it was."""
+        """Take for all members of a gang; False, and no change, if one does not fit."""
         taken: list[tuple[Placement, Demand]] = []
         for placement, member in zip(one.placements, one.gang.members, strict=True):
             if not self.fits(placement, member):
@@ -146,12 +149,12 @@ class Allocations:
         return True
 
     def give_gang(self, one: Running) -> None:
-        """Take a gang out again."""
+        """Give back what all members of a gang took."""
         for placement, member in zip(one.placements, one.gang.members, strict=True):
             self.give(placement, member)
 
     def exchange_gangs(self, ended: Sequence[Running], start: Running) -> bool:
-        """Write a gang in, in place of others; where it does not fit there, nothing changes."""
+        """Give back ended gangs and take another; False, and no change, if that does not fit."""
         for one in ended:
             self.give_gang(one)
         if self.take_gang_if_it_fits(start):
@@ -165,7 +168,7 @@ class Allocations:
         return FreeOnNodes(nodes, **{name: getattr(self, name)[nodes] for name in CHANGING})
 
     def lower_to(self, other: FreeOnNodes) -> None:
-        """Keep only what is free there too."""
+        """Reduce what is free to what is free in `other` too."""
         nodes = other.nodes
         kind = self.kind[nodes]
         neither = (kind != _FREE) & (other.kind != _FREE) & (kind != other.kind)
@@ -180,21 +183,21 @@ class Allocations:
         self._note(*nodes.tolist())
 
     def take_all(self, bundle: Bundle) -> None:
-        """Write many placements in at once, which are known to fit."""
+        """Take what many placements need, which must be known to fit."""
         self._add_all(bundle, 1)
         self.kind[bundle.gpus] = bundle.kind
 
     def give_all(self, bundle: Bundle) -> None:
-        """Take many placements out at once."""
+        """Give back what many placements took."""
         self._add_all(bundle, -1)
         gpus = bundle.gpus
         self.kind[gpus] = np.where(self.holders[gpus] > 0, self.kind[gpus], _FREE)
 
     def set_node(self, node: int, free: NodeFree, spec: NodeSpec | None = None) -> None:
-        """This node is now so, whatever was taken before: for allocations that follow a cluster.
+        """Overwrite what is free on a node's GPUs, for allocations that follow a cluster.
 
-        With a `spec` it is another node; the hardware must have a place for it
-        (`Hardware.has_place_for`).
+        With a `spec` the row becomes another node, with all its CPU and memory free. The hardware
+        must have a place for it (`Hardware.has_place_for`).
         """
         before = self._row_number(node) if self._fingerprint is not None else 0
         if spec is not None:
@@ -322,7 +325,7 @@ def _table(rows: Iterable[Iterable[int]], columns: int) -> Ints:
 
 @lru_cache(maxsize=8)
 def _weights(size: int) -> NDArray[np.uint64]:
-    """A number for each node, of which sums say little."""
+    """A 64-bit factor for each node, such that different rows rarely add up to the same hash."""
     mixed = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     return np.asarray(mixed ^ (mixed >> np.uint64(27)))

@@ -1,4 +1,4 @@
-"""Where a demand fits, for many nodes at once, and what is missing where it does not."""
+"""Where a demand fits, for many nodes at once, and what the other nodes lack."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Lack(StrEnum):
-    """What keeps a request from a node, the most lasting first.
+    """Why a request cannot go to a node, the most permanent reason first.
 
-    TAKEN_OUT is for one that would fit of itself.
+    TAKEN_OUT is for a node where the request would fit by its resources alone.
     """
 
     MODEL = "another GPU model"
@@ -31,7 +31,7 @@ class Lack(StrEnum):
     SHARED = "fits only on GPUs in use as another kind: shared, and it asks for sliced"
     SLICED = "fits only on GPUs in use as another kind: sliced, and it asks for shared"
     GPU = "not enough free on enough GPUs"
-    TAKEN_OUT = "left out by where the request wants to be, seen from other work"
+    TAKEN_OUT = "excluded: the request must be near, or away from, other work"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def nodes_that_fit(rows: Rows, demand: Demand, gpus: Bools, models: Bools | None
 
 
 def lacks_of(allocations: Allocations, demand: Demand) -> list[Lack | None]:
-    """What each node lacks for the demand; None where it fits."""
+    """What each node lacks for the demand; None if it fits there."""
     rows = all_rows(allocations)
     would_fit = rows.present & (rows.kind != Kind.WHOLE)
     would_fit &= (rows.milli >= demand.milli) & (rows.bytes >= demand.gpu_bytes)

@@ -77,7 +77,10 @@ def _best_set(
 
 @lru_cache(maxsize=256)
 def near_sets(links: Links) -> tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]:
-    """For each slowest link, the best first: the largest sets of GPUs that have none slower."""
+    """For each rank of link, the best first: all maximal sets of GPUs without a slower link.
+
+    The first entry has each GPU by itself, with the rank ITSELF.
+    """
     alone = tuple((gpu,) for gpu in range(len(links)))
     ranks = {links[a][b] for a, b in combinations(range(len(links)), 2)}
     levels = ((least, tuple(_cliques(links, least))) for least in sorted(ranks, reverse=True))
@@ -85,7 +88,10 @@ def near_sets(links: Links) -> tuple[tuple[int, tuple[tuple[int, ...], ...]], ..
 
 
 def picks(groups: Sequence[Sequence[int]], count: int) -> Iterator[tuple[int, ...]]:
-    """So many of all groups, where those of one group are alike: the first of each are taken."""
+    """All ways to take `count` GPUs from groups of interchangeable GPUs.
+
+    Only how many come from each group differs: from a group its first GPUs are taken.
+    """
     if count > sum(map(len, groups)):
         return
     if not count:
@@ -125,7 +131,7 @@ def _cliques(links: Links, least: int) -> Iterator[tuple[int, ...]]:
 def _interchangeable(
     links: Links, sure: tuple[int, ...], open_: tuple[int, ...]
 ) -> list[list[int]]:
-    """The open GPUs in groups of those that have the same links to all others."""
+    """The open GPUs in groups; GPUs of one group have the same links to all others."""
     every = (*sure, *open_)
     groups: list[list[int]] = []
     for gpu in open_:

@@ -146,7 +146,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is free everywhere at one moment; `holders` counts who holds each GPU. Read-only."""
+    """What is free on all nodes at one moment; `holders` counts those of each GPU. Read-only."""
 
     hardware: Hardware
     milli_free: Ints

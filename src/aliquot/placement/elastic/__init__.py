@@ -5,7 +5,7 @@
 - `feasibility`: whether jobs of some sizes fit on the GPUs together.
 - `grow`: free GPUs go to the jobs that gain most.
 - `job`: an elastic job, its speed at each size, and what the other modules share.
-- `resize`: the decision: who starts, grows and shrinks.
+- `resize`: the decision: which jobs start, grow and shrink.
 - `shrink`: which jobs shrink for a waiting one.
 - `sizes`: sizes of all jobs, and what they are worth and use.
 """

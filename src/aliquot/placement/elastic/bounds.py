@@ -1,4 +1,4 @@
-"""What jobs could be worth with more GPUs than they have: bounds, without checking what fits."""
+"""Bounds on the value of jobs with more GPUs than they have, without checking what fits."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Upwards:
-    """The larger sizes of a job: how many workers and thousandths of GPUs more each has.
+    """The sizes of a job above its present one, in ascending order.
 
-    `best` and `worst` are the most and the least that it is worth on the way there, from the size
-    it has on: more workers may be slower.
+    `more` and `milli` are the additional workers and thousandths of GPUs of each. `best[i]` and
+    `worst[i]` are the highest and the lowest value of the present size and the first i larger ones:
+    more workers may be slower.
     """
 
     more: list[int]
@@ -47,16 +48,16 @@ class Upwards:
         return found
 
     def top(self, milli: float, refused: float = math.inf) -> float:
-        """The most that it could be worth with so much, and fewer workers more than refused."""
+        """The highest value with up to `milli` more and fewer than `refused` more workers."""
         return self.best[min(bisect_right(self.milli, milli), bisect_left(self.more, refused))]
 
     def floor(self, milli: float) -> float:
-        """The least that it could be worth where it takes of so much what it can."""
+        """The lowest value that the job could end up with if it grows within `milli`."""
         return self.worst[bisect_right(self.milli, milli)]
 
 
 class Prospects:
-    """What each of some jobs could gain, kept from standing to standing."""
+    """What each job could gain at most; tables are kept while sizes stay the same."""
 
     def __init__(self, scales: Scales, jobs: Sequence[Elastic]) -> None:
         self._scales, self._jobs = scales, jobs
@@ -68,7 +69,7 @@ class Prospects:
         self._worst: Floats = np.zeros((len(jobs), width + 1))
 
     def upwards(self, job: Elastic, has: int) -> Upwards:
-        """What is above this size."""
+        """The sizes of a job above this one."""
         key = job.name, has
         found = self._upwards.get(key)
         if found is None:
@@ -76,9 +77,10 @@ class Prospects:
         return found
 
     def most(self, standing: JobSizes, losses: Mapping[str, Mapping[int, float]]) -> Floats:
-        """The most that each could gain by any giver.
+        """An upper bound for each job on the net gain from any one exchange.
 
-        `losses` has, for each queue of a job that gains, the least for what is given.
+        `losses` has, for each queue of a taker, the lowest loss of a giver by the thousandths that
+        it gives.
         """
         self._stand(standing)
         given = sorted({milli for known in losses.values() for milli in known})
@@ -95,11 +97,11 @@ class Prospects:
         return np.asarray(gains.max(axis=1))
 
     def _reached(self, milli: float) -> NDArray[np.int64]:
-        """How many of its larger sizes each could have with so much."""
+        """How many of its larger sizes each job could reach with `milli` more."""
         return np.asarray((self._milli <= milli).sum(axis=1))
 
     def _stand(self, standing: JobSizes) -> None:
-        """Find what has changed."""
+        """Update the rows of jobs whose size has changed."""
         for place, job in enumerate(self._jobs):
             has = standing.sizes[job.name]
             if has != self._sizes[place]:

@@ -1,15 +1,15 @@
-"""Which job should give a step to which other: the pair that is better off by most.
+"""Which job should give a step to which other job: the pair with the largest joint gain.
 
-With n jobs there are n * n pairs, and to check each takes too long. So pairs are
-looked at in the order of what they could gain at most: what the other would be worth if it got all
-that is free and all that is given, as far as its queue may grow. The first pair that does gain more
-than all others could is the best, and the rest is not asked about. Jobs come first, each with the
-best that any pair could bring it, and only the pairs of those that come before a best one is found.
+With n jobs there are n * n pairs, and checking each takes too long. So pairs are checked in the
+order of an upper bound on their gain: the taker's value if it got all free GPUs and all that the
+giver gives, within the limits of its queue. The search ends at the first pair whose real gain is at
+least the bound of all remaining pairs. It starts with one entry for each taker, with the bound of
+its best possible pair, and lists the pairs of a taker only when that entry is reached.
 
-What did not fit is not checked again for others of the same kind: those that need as much of
-the same, after as much of the same was given. Where GPUs are counted, one refusal is enough to
-know; where they are not, it matters who has which, and so up to `TRIES` are made of each kind,
-until there were `REFUSALS` in all.
+A check that failed is not repeated for pairs of the same kind: a giver gives as many workers of the
+same demand, and a taker wants at least as many of the same. If GPUs are merely counted, one refusal
+decides for the kind. Otherwise it matters which job has which GPUs, so up to `TRIES` pairs of each
+kind are checked, until there were `REFUSALS` in all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REFUSALS = 200
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is given: by which queue, and how many workers of what, by its number."""
+    """What a giver gives: of which queue and demand (by number), how many workers and GPUs."""
 
     queue: str
     member: int
@@ -61,7 +61,7 @@ _NO_LINE = -1
 
 
 class Exchange:
-    """The best exchange between these jobs, standing by standing."""
+    """Finds the best exchange between these jobs, again after each change of their sizes."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Exchange:
             self._stand_in_line(place)
 
     def best(self) -> tuple[float, JobSizes] | None:
-        """What is gained, and the standing after it; None where nothing is."""
+        """The gain of the best exchange and the sizes after it; None if none gains anything."""
         self._open = {queue: self._open_to(queue) for queue in {job.queue for job in self._jobs}}
         heap, best, found = self._takers(), (0.0, 0, 0), None
         heapq.heapify(heap)
@@ -115,7 +115,7 @@ class Exchange:
         return None if found is None else (-best[0], found)
 
     def go_on(self, standing: JobSizes) -> None:
-        """From here on this is how they stand."""
+        """Continue from these sizes."""
         before, self._standing = self._standing, standing
         if standing.milli < before.milli:  # more is free: what was refused may be possible
             self._refused.clear()
@@ -125,7 +125,7 @@ class Exchange:
             self._leave_line(place, before.sizes[name])
             self._stand_in_line(place)
 
-    # --- who could give ---
+    # --- givers ---
 
     def _line_of(self, place: int, has: int) -> tuple[int, _Giver] | None:
         job = self._jobs[place]
@@ -142,7 +142,7 @@ class Exchange:
         return self._numbers[kind], _Giver(loss, place, size)
 
     def _stand_in_line(self, place: int) -> None:
-        """Among those that would give the same; who loses least comes first."""
+        """Add a job to the line of givers of its kind, which is sorted by loss."""
         found = self._line_of(place, self._standing.sizes[self._jobs[place].name])
         if found is not None:
             insort(self._lines[found[0]], found[1])
@@ -153,7 +153,7 @@ class Exchange:
             self._lines[found[0]].remove(found[1])
 
     def _open_to(self, queue: str) -> dict[int, float]:
-        """The lines that may give to a queue, and how much it could have more after each."""
+        """The lines that may give to a queue, and how much a job of it could grow after each."""
         found, standing = {}, self._standing
         willing: dict[str, bool] = {}
         for number, (kind, line) in enumerate(zip(self._kinds, self._lines, strict=True)):
@@ -164,10 +164,10 @@ class Exchange:
                 found[number] = min(standing.free + kind.milli, until)
         return found
 
-    # --- who could gain ---
+    # --- takers ---
 
     def _takers(self) -> list[_Pair]:
-        """All that may gain by some pair, each with the most that it could."""
+        """An entry for each job that may gain by some pair, with an upper bound of its gain."""
         losses: dict[str, dict[int, float]] = {}
         for queue, lines in self._open.items():
             found = losses[queue] = dict[int, float]()
@@ -180,7 +180,7 @@ class Exchange:
         return [(-float(bounds[to]), -1, to, _NO_LINE, 0) for to in able]
 
     def _pairs(self, to: int) -> Iterator[_Pair]:
-        """The first of each line for one taker, where that may gain something."""
+        """For one taker, its pair with the first giver of each line, if that may gain something."""
         alone = self._worth(to, self._grown(self._standing, to, None))
         self._alone[to] = max(alone, self._worth(to, self._standing))  # some are slower when larger
         for line in self._open[self._jobs[to].queue]:
@@ -188,7 +188,10 @@ class Exchange:
                 yield pair
 
     def _pair(self, to: int, number: int, at: int) -> _Pair | None:
-        """A pair from this place of a line on; None where it ends, or nothing can be gained."""
+        """The pair with the giver at this place of a line, or the next if that is the taker.
+
+        None at the end of the line, or if the pair cannot gain anything.
+        """
         line = self._lines[number]
         if at < len(line) and line[at].place == to:
             at += 1
@@ -198,7 +201,7 @@ class Exchange:
         return (-bound, line[at].place, to, number, at) if bound > NOTHING else None
 
     def _bound(self, to: int, line: int, giver: _Giver) -> float:
-        """The most that both could gain together."""
+        """An upper bound on the joint gain of both."""
         taker, kind = self._jobs[to], self._kinds[line]
         upwards = self._prospects.upwards(taker, self._standing.sizes[taker.name])
         refused = self._refusal((kind.member, kind.count, self._members[to]))
@@ -212,7 +215,10 @@ class Exchange:
     # --- what fits ---
 
     def _grown(self, trial: JobSizes, to: int, line: int | None) -> JobSizes:
-        """The same with this job as large as fits, after a line gave or nobody."""
+        """These sizes with the taker as large as fits.
+
+        `line` is the line whose giver has already given in `trial`; None if no job gave.
+        """
         taker = self._jobs[to]
         has = self._standing.sizes[taker.name]
         kind = None if line is None else self._kinds[line]
@@ -230,7 +236,11 @@ class Exchange:
         return trial
 
     def _allowed(self, trial: JobSizes, taker: Elastic, refused: float) -> Iterator[JobSizes]:
-        """The same with larger sizes of this job below that, as far as it is known what is free."""
+        """These sizes with the taker one step larger each time, below the size `refused`.
+
+        Ends at what is known to be free and at the limits of the queue; whether it fits is not
+        checked.
+        """
         while (size := taker.sizes.above(trial.sizes[taker.name])) is not None:
             more = self._scales.milli_between(taker, trial.sizes[taker.name], size)
             if more > trial.free or size >= refused:
@@ -241,7 +251,7 @@ class Exchange:
             yield trial
 
     def _refusal(self, key: tuple[int, int, int]) -> float:
-        """From how many more workers on it does not fit."""
+        """The number of additional workers from which on this kind counts as refused."""
         refused = self._refused.get(key, ())
         tries = TRIES if self._refusals < REFUSALS else 1
         return math.inf if len(refused) < tries else sorted(refused)[tries - 1]

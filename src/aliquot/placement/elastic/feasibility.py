@@ -74,7 +74,7 @@ class Capacity(Protocol[Worker]):
         """Allocate what a worker had, if all of it is free; return whether it was."""
 
     def place(self, job: JobWorkers[Worker], count: int) -> tuple[Worker, ...] | None:
-        """Allocate so many more workers of a job, or none."""
+        """Allocate `count` more workers of a job; None, and no change, if they do not fit."""
 
     def count(self, member: Demand) -> int | None:
         """How many such demands fit; None if that cannot be counted."""
@@ -250,7 +250,10 @@ class _Layout(Generic[Worker]):
         return self._workers.get(job.name, job.held)
 
     def _with_less(self, less: list[tuple[JobWorkers[Worker], int]]) -> _Layout[Worker] | None:
-        """The same with these jobs shrunk; a job at the size it has now must be where it is now."""
+        """A layout with these jobs shrunk; None if it is impossible.
+
+        A job that gets the size it has now must get the GPUs it has now.
+        """
         key = frozenset((job.name, size) for job, size in less)
         if not key:
             return self
@@ -275,7 +278,7 @@ class _Layout(Generic[Worker]):
     def with_more(
         self, key: Sizes, more: list[tuple[JobWorkers[Worker], int]]
     ) -> _Layout[Worker] | None:
-        """The same with so many more workers of these jobs."""
+        """A layout with more workers of these jobs; None if they do not fit."""
         may = [self._may_fit(job, count) for job, count in more]
         if False in may:
             return None
@@ -365,7 +368,7 @@ class ClusterCapacity:
         return self.allocations.take_gang_if_it_fits(worker)
 
     def place(self, job: JobWorkers[Running], count: int) -> tuple[Running, ...] | None:
-        """Allocate so many more workers of a job, as a gang."""
+        """Allocate `count` more workers of a job as one gang; None if they do not fit."""
         if not count:
             return ()
         gang = Gang(job.name, job.member * count)

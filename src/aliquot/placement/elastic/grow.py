@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 256
 
-Step = tuple["Elastic", "JobSizes"]  # who grows, and what is then
+Step = tuple["Elastic", "JobSizes"]  # the job that grows, and all sizes after that
 
 
 class Grow:
@@ -75,7 +75,10 @@ class Grow:
                 heapq.heappush(heap, entry)
 
     def _next(self, standing: JobSizes, place: int) -> tuple[float, int, int] | None:
-        """The next size of a job, by what each GPU more is worth to it; None where it ends."""
+        """The heap entry for the next size of a job: the best gain for each GPU comes first.
+
+        None if the job has no larger size, or is closed.
+        """
         job, scales = self._jobs[place], self._scales
         has = standing.sizes[job.name]
         size = job.sizes.above(has)

@@ -54,7 +54,7 @@ class Elastic:
         )
 
     def speed(self, size: int) -> float:
-        """Its speed with so many workers, measured or assumed."""
+        """Its speed with `size` workers, measured or assumed."""
         known = _believed(self.speeds)
         if not known:
             return float(size**EFFICIENCY)
@@ -70,7 +70,7 @@ class Elastic:
 
 
 def plausible(size: int, speed: float) -> bool:
-    """Whether a report is possible: so many workers, this fast."""
+    """Whether a reported speed with `size` workers is possible."""
     return 1 <= size <= MAX_WORKERS and SLOWEST <= speed <= FASTEST
 
 

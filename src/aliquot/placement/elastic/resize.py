@@ -1,4 +1,4 @@
-"""How many workers each job should have: who starts, who grows, who shrinks.
+"""How many workers each job should have: which jobs start, grow and shrink.
 
 Each job has a list of sizes it can run with. What it has above the smallest is lent: it gets it
 while no other job waits, and gives it back when one does. Four steps over one snapshot:
@@ -19,9 +19,10 @@ No step makes a queue, or any above it, pass its limit.
 Checking whether sizes fit is what takes time. So the check is asked only if the answer may change
 something, in the order in which a yes ends the search, and never about sizes that take more than is
 free (`CountsFree`). If GPUs are merely counted, the decision is as if everything was asked. If it
-matters who has which GPU, some of the jobs that could give or grow are not tried after others of
-the same kind were refused, and many steps may be taken at once (`shrink`); what was not needed is
-given back. So a job may keep its size although it could have more. No job gets what does not fit.
+matters which job has which GPU, some of the jobs that could give or grow are not tried after others
+of the same kind were refused, and many steps may be taken at once (`shrink`); steps that were not
+needed are undone. So a job may keep its size although it could have more. No job gets what does not
+fit.
 
 What a job loses and gains is measured in one number, the logarithm of its speed by the weight of
 its queue (shared by the queue's jobs; a parent's by those below it that have jobs): a step counts
@@ -31,11 +32,12 @@ through both; beyond them, and where there are none, n workers are taken to be n
 fast as one. Programs may report what they like: what is not `plausible` does not count, and twice
 the workers are never taken to be more than twice as fast.
 
-No job is resized twice within `resize_seconds`, so there are at most 3600 / `resize_seconds`
-resizes in a job-hour, whatever comes; who waits, waits so long for them at most. An exchange raises
-the sum, so jobs cannot take turns robbing each other. A job that has to do work again after each
-resize says so by `rest_seconds`: for so long it neither grows nor exchanges; to those that wait it
-gives as ever. Who waits for longer than `patience_seconds` is not overtaken any more.
+No job is resized twice within `resize_seconds`, so a job is resized at most 3600 / `resize_seconds`
+times an hour, and a waiting job waits at most that long for another to shrink. An exchange raises
+the sum, so two jobs cannot take the same GPUs from each other again and again. A job that repeats
+work after each resize has `rest_seconds`: for that time after a resize it neither grows nor takes
+part in exchanges, but it still shrinks for waiting jobs. A job that has waited for longer than
+`patience_seconds` is not overtaken any more.
 """
 
 from __future__ import annotations
@@ -162,7 +164,7 @@ class _Decider:
                 blocker = job
 
     def _with(self, job: Elastic) -> JobSizes | None:
-        """The standing with this job at its smallest, and others smaller where it needs that."""
+        """The sizes with this job at its smallest and others shrunk if needed; None: it cannot."""
         trial = self.standing.changed(job, job.sizes.least)
         if self._holds(trial):
             return trial
@@ -231,9 +233,10 @@ class _Decider:
         return standing.free >= 0 and self.feasibility.fits(standing.sizes)
 
     def _movable(self, rest: float | None = None) -> list[Elastic]:
-        """Jobs whose size may change: new ones, and those that are long enough as they are.
+        """Jobs whose size may change: new ones, and those whose last resize is long enough ago.
 
-        `rest` is how long that is; without it, as long as each job wants.
+        `rest` is the minimum time since then; without it, `resize_seconds` or the job's own
+        `rest_seconds`, whichever is longer.
         """
         return [
             job

@@ -1,8 +1,8 @@
 """Which jobs shrink for a waiting one, and by how much.
 
-Step by step, always the one that loses least: of steps that are enough by themselves the one with
-the least loss; if there is none, the one with the least loss for each GPU. What turns out not to be
-needed is given back.
+Jobs shrink step by step. If single steps are enough, the one with the least loss is taken; if none
+is, the one with the least loss for each GPU, and so on. Steps that turn out not to be needed are
+undone.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Shrink:
         return self._given_back(trial, before)
 
     def _all_given(self, trial: JobSizes, job: Elastic) -> JobSizes:
-        """The same with all of them as small as can be."""
+        """These sizes with every job that has to give at its smallest size."""
         willing = self._ranks(trial, job)
         return trial.with_all(
             {
@@ -77,7 +77,10 @@ class Shrink:
         return {queue: trial.reluctance(queue, job.queue) for queue in queues}
 
     def _steps(self, trial: JobSizes, job: Elastic) -> list[_Step]:
-        """Of those that can give at all, and have to, the ones that borrow on the most levels."""
+        """One step for each job that can shrink and whose queue has to give.
+
+        Only jobs of the queues with the lowest `reluctance`: those queues give first.
+        """
         ranks, scales = self._ranks(trial, job), trial.scales
         found: dict[int, list[_Step]] = {}
         for one in self.jobs:

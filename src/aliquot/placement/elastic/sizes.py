@@ -32,7 +32,7 @@ class Scales:
     ) -> None:
         self.jobs = jobs
         self.tree = Tree(queues)
-        self.most_milli = math.inf  # of all jobs together, as far as it is known
+        self.most_milli = math.inf  # an upper bound for all jobs together, if it is known
         self._hardware = hardware
         self._weights: dict[str, float] = {}
         self._logs: dict[tuple[str, int], float] = {}
@@ -43,7 +43,7 @@ class Scales:
         self._apart: dict[tuple[str, str], tuple[Path, ...]] = {}
 
     def value(self, job: Elastic, size: int) -> float:
-        """The logarithm of its speed, by its weight."""
+        """The logarithm of a job's speed at this size, times its weight."""
         key = job.name, size
         found = self._logs.get(key)
         if found is None:
@@ -51,7 +51,7 @@ class Scales:
         return self._weights[job.queue] * found
 
     def takes(self, job: Elastic, size: int) -> Resources:
-        """The most that it can take with so many workers."""
+        """The most that a job of `size` workers can take."""
         key = job.name, size
         found = self._takes.get(key)
         if found is None:
@@ -82,7 +82,7 @@ class Scales:
         return found
 
     def apart(self, queue: str, other: str) -> tuple[Path, ...]:
-        """Of a queue and all above it, those that the other is not below."""
+        """The queue and its ancestors, without the ancestors that both have."""
         key = queue, other
         found = self._apart.get(key)
         if found is None:
@@ -92,7 +92,7 @@ class Scales:
         return found
 
     def weigh(self, names: Iterable[str]) -> None:
-        """What each job counts for, by its queue: weights are shared out level by level."""
+        """Set the weight of each job: its queue's, shared out level by level and among jobs."""
         counts = Counter(self.jobs[name].queue for name in names)
         paths = {queue: self.tree.path(queue) for queue in counts}
         siblings: dict[Path, float] = {}  # the weights of all children with jobs, by parent
@@ -111,7 +111,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class JobSizes:
-    """Sizes, what each queue has with all below it, and the thousandths that all jobs take."""
+    """The size of each job, what each queue uses with its children, and the sum of all jobs."""
 
     scales: Scales
     sizes: Mapping[str, int]
@@ -120,20 +120,20 @@ class JobSizes:
 
     @classmethod
     def of(cls, scales: Scales, sizes: Mapping[str, int]) -> JobSizes:
-        """With these sizes and no others."""
+        """These sizes, and no other jobs."""
         return cls(scales, {}, defaultdict(Resources), 0).with_all(sizes)
 
     @property
     def free(self) -> float:
-        """What at most can be left of the GPUs: below zero these sizes cannot be."""
+        """An upper bound of the free thousandths of GPUs; below zero these sizes cannot fit."""
         return self.scales.most_milli - self.milli
 
     def changed(self, job: Elastic, size: int) -> JobSizes:
-        """The same with this job at another size."""
+        """A copy with this job at another size."""
         return self.with_all({job.name: size})
 
     def with_all(self, sizes: Mapping[str, int]) -> JobSizes:
-        """The same with these jobs at other sizes."""
+        """A copy with these jobs at other sizes."""
         scales, sums, milli = self.scales, self.sums.copy(), self.milli
         for name, size in sizes.items():
             job = scales.jobs[name]
@@ -146,7 +146,7 @@ class JobSizes:
         return JobSizes(scales, {**self.sizes, **sizes}, sums, milli)
 
     def used(self) -> dict[str, Resources]:
-        """What each queue has by itself."""
+        """What each queue uses, without its children."""
         used: dict[str, Resources] = {}
         for name, size in self.sizes.items():
             job = self.scales.jobs[name]
@@ -158,7 +158,10 @@ class JobSizes:
         return all(limit.covers(self.sums[path]) for path, limit in self.scales.limits(queue))
 
     def milli_until_limit(self, queue: str, given: str, milli: int) -> float:
-        """How much more a queue may have when this was given by another; of compute alone."""
+        """The thousandths of GPUs that a queue may still take after the queue `given` gave `milli`.
+
+        Infinite without a limit of compute. Limits of memory are not considered.
+        """
         least = math.inf
         for path, limit in self.scales.limits(queue):
             if limit.milli is not None:
@@ -167,7 +170,10 @@ class JobSizes:
         return least
 
     def reluctance(self, queue: str, other: str) -> int | None:
-        """On how many levels a queue is within its quota; None where it gives the other nothing."""
+        """On how many levels a queue is within its quota, below where the two paths part.
+
+        None if it is within its quota where they part: then it gives the other nothing.
+        """
         scales = self.scales
         within = [
             not borrows(scales.tree.queue(path), self.sums[path])

@@ -1,8 +1,9 @@
-"""Where a gang could go: how many members fit where, and which places come first.
+"""Where a gang could go: how many members fit on each node, and which domains to try first.
 
-A place is a set of nodes: one node, the nodes of a rack, of a block, or all. It is offered where
-each kind of member fits by itself, and there is enough of all for all of them together. Nodes
-in the same state are offered once, and of each kind of place no more than 64.
+A domain is a set of nodes: one node, the nodes of a rack, of a block, or all. A domain is offered
+if all members of each kind would fit there without the other kinds, and the sums of free GPUs, CPU
+and memory cover all members together. Nodes in the same state are offered once, and at most 64
+nodes, racks and blocks each.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Slots = dict[Demand, "Ints"]
 
 
 class Preference:
-    """Which of equally near places comes first."""
+    """Which of equally near domains comes first."""
 
     def __init__(self, allocations: Allocations, by: Strategy | None, seed: int) -> None:
         self.lean = 1 if by is None else by.lean
@@ -44,16 +45,21 @@ class Preference:
         )
 
     def order(self, *keys: Ints | Floats) -> Ints:
-        """Positions by these keys, the first decides first; of equals any, or the first."""
+        """The indices in ascending order of these keys; later keys break ties of earlier ones.
+
+        Equal entries keep their order, or with a strategy come in random order (by the seed).
+        """
         size = len(keys[0])
         ties = np.arange(size) if self._random is None else self._random.permutation(size)
         return np.lexsort((ties, *reversed(keys)))
 
 
 class Nodes:
-    """The nodes of a domain for one demand: the roomiest first, and for the rest the tightest.
+    """The order in which nodes of a domain are filled with members of one demand.
 
-    Thrifty demands take those of weaker models first. Without a lean, in any order.
+    Nodes that hold the most members come first. If the strategy packs, the last members go to the
+    node with the fewest slots that still holds all of them. Thrifty demands take nodes of weaker
+    models first. Without a lean the order is random.
     """
 
     def __init__(
@@ -69,7 +75,7 @@ class Nodes:
         self._is_tight = preference.lean > 0
 
     def next(self, wanted: int) -> int | None:
-        """The node to fill for so many; None when all were."""
+        """The next node to fill when `wanted` members are left; None after the last node."""
         at = self._next
         if at == len(self._nodes):
             return None
@@ -80,7 +86,10 @@ class Nodes:
         return int(self._nodes[self._next - 1])
 
     def _tightest(self, at: int, wanted: int) -> int:
-        """The last of those from here on that are as weak and hold them; they have ever less."""
+        """The index, from `at` on, of the first node with the fewest slots that holds `wanted`.
+
+        Only nodes as weak as the one at `at` count; they are sorted, with the most slots first.
+        """
         best = at
         for one in range(at + 1, len(self._nodes)):
             if self._strong[one] > self._strong[at] or self._slots[one] < wanted:

@@ -1,17 +1,18 @@
-"""A gang to GPUs: all members or none, as near to each other as can be.
+"""Choose GPUs for a gang: for all members or none, as near to each other as possible.
 
-Places are tried from near to far: one node, one rack, one block, anywhere; the first in which all
-members fit has the best slowest link there is between nodes. On one node the GPUs are chosen for
-the best slowest link among them. Of equally near places thrifty members take those of the weaker
-models first; then the strategy's lean decides: what has the least to spare first, or the most, or
-any; and chance (under a seed) where they are equal. Across nodes the roomiest are filled, and what
-remains goes to the tightest node that holds it.
+Domains are tried from near to far: one node, one rack, one block, all nodes. The first domain in
+which all members fit wins, so it has the best slowest link between nodes that was found. On one
+node the GPUs with the best slowest link are chosen. Among equally near domains, thrifty members
+prefer weaker models. Then the strategy's lean decides: the least to spare first, the most first, or
+no preference. Remaining ties are broken at random, by the seed. Across nodes, the nodes that hold
+the most members are filled first, and the last members go to the tightest node that holds them.
 
-Members are placed largest first. Nodes in the same state are tried once, and of each kind of place
-(node, rack, block) 64 are tried at most. Where that fails in a place and the case is small (16
-members, 32 nodes), ways are searched there; and in the end over all nodes, so that a small gang is
-refused only if there is no way. For a gang of up to 8 members all sets of a node's GPUs are
-weighed, and not only the first that fits. All but the last search are bounded in all.
+Members are placed largest first. Nodes in the same state are tried once, and at most 64 nodes,
+racks and blocks each. If this fails in a domain and the case is small (16 members, 32 nodes), a
+search follows there, and in the end one over all nodes: a small gang is refused only if no
+placement exists, or none was found in `SEARCH_STEPS`. For a gang of up to 8 members all sets of a
+node's GPUs are weighed, and not only the first that fits. The searches before the last one have
+smaller budgets of steps.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ def _sets_of_whole(
 def _even(trial: Allocations, node: int, demand: Demand) -> tuple[int, ...] | None:
     """GPUs for one member of parts.
 
-    One GPU is the tightest; several are those that can give the most parts, since they must differ.
+    A member of one GPU gets the tightest; for several, which must differ, those with most parts.
     """
     rows = rows_of(trial, np.array([node]))
     fits = gpus_that_fit(rows, demand)

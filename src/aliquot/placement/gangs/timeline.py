@@ -213,7 +213,7 @@ class Timeline:
         return kept, broken
 
     def _moment(self, time: float) -> float:
-        """The moment that stands for this time: itself, or where there are too many the next."""
+        """The moment for this time: the time itself, or the next moment if there are too many."""
         at = bisect_left(self._times, time)
         if at == len(self._times) or (self._times[at] != time and len(self._times) < MOST_MOMENTS):
             self._times.insert(at, time)
@@ -234,11 +234,11 @@ class _Events:
         return self._gangs.keys()
 
     def at(self, time: float) -> Bundle | None:
-        """All of one moment, added up; None where there is nothing."""
+        """The sum of all gangs of one moment; None if there are none."""
         return self.bundle(time) if time in self._gangs else None
 
     def bundle(self, time: float) -> Bundle:
-        """The same, for a moment at which there is something."""
+        """The sum of all gangs of one moment, which must have some; kept until they change."""
         if time not in self._bundles:
             self._bundles[time] = Bundle.of(self._hardware, self._gangs[time])
         return self._bundles[time]

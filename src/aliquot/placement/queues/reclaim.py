@@ -213,7 +213,7 @@ class Preemptions:
         )
 
     def _ending_for(self, preemption: Preemption) -> list[Running]:
-        """Its victims that run; not those that were about to start now."""
+        """The victims of a preemption that run; victims that were about to start are left out."""
         return [one for one in preemption.victims if one.gang.name in self._runs]
 
     def _fits_soon(self, gang: Gang) -> bool:

@@ -1,8 +1,8 @@
-"""The pictures of docs/placement.md.
+"""The plots of docs/placement.md.
 
-    python bench/placement/pictures.py --into docs/pictures [--traces TRACES]
+    python bench/placement/plots.py --into docs/images [--traces TRACES]
 
-Without the traces, the pictures of the openb lists are left as they are.
+Without --traces, the plots of the openb lists are not written.
 """
 
 from __future__ import annotations
