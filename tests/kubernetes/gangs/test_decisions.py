@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aliquot.placement.core.demand import Running
@@ -171,6 +171,8 @@ def test_a_job_shrinks_by_no_more_than_its_queue_borrows(own: int, *, is_asked: 
     sizes_waiting=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     quota=st.integers(0, 8),
 )
+@example([1, 2, 4, 4], [(1, 1), (3, 1), (4, 3), (3, 3)], [4, 3, 4], 7)
+@example([4, 4], [(1, 1), (3, 2), (4, 3)], [3, 2], 5)
 def test_elastic_jobs_are_asked_to_shrink_before_anybody_is_preempted(
     sizes: list[int], elastic: list[tuple[int, int]], sizes_waiting: list[int], quota: int
 ) -> None:
@@ -194,10 +196,15 @@ def test_elastic_jobs_are_asked_to_shrink_before_anybody_is_preempted(
     assert preempting.isdisjoint(first.shrink_requests)
     if without.preemptions:
         assert preempting | first.shrink_requests.keys()
+    preempted = allocations.copy()
+    for preemptor, preemption in first.preemptions:
+        for victim in preemption.victims:
+            preempted.give_gang(victim)
+        preempted.take_gang(Running(preemptor, preemption.placements, 0.0, preemptor.seconds))
     for name, jobs in first.shrink_requests.items():
-        room = allocations.copy()
+        free = preempted.copy()
         for giver in givers:
             for part in giver.parts if giver.job in jobs else ():
-                room.give_gang(part)
+                free.give_gang(part)
         one = next(each for each in mine if each.name == name)
-        assert decide(question(room, one)).starts, "what they give back is not enough"
+        assert decide(question(free, one)).starts, "what they give back is not enough"
