@@ -299,7 +299,7 @@ def test_a_pod_group_starts_with_its_min_members(stage: Stage, namespace: str) -
 
     submit("p0")
     stage.wait_phase(namespace, "pg", "Gathering")
-    assert stage.why(namespace, "pg") == "1 of its 2 pods are there"
+    assert stage.why(namespace, "pg") == "1 of its 2 pods exist"
     assert not stage.bound(namespace)
     submit("p1")
     stage.wait_phase(namespace, "pg", "Bound")
