@@ -227,7 +227,7 @@ def test_a_waiting_pod_is_retried_when_a_slice_ends(stage: Stage, namespace: str
     stage.submit(namespace, "waits", memory=200)
     reason, message, _ = stage.wait_event(namespace, "waits")
     assert reason == "InsufficientGPUs"
-    assert "not enough left" in message
+    assert "not enough free" in message
     stage.wait_quiet()
     stage.hold(node, 1)
     stage.wait_bound(namespace, "waits", seconds=30)
