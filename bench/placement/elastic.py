@@ -31,7 +31,7 @@ from aliquot.model.job import Sizes
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Demand, Gang, Running, sliced, whole
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
 from aliquot.placement.elastic.job import Elastic
 from aliquot.placement.elastic.resize import Rules, decide
@@ -39,7 +39,7 @@ from aliquot.placement.gangs.plan import plan_gang
 from aliquot.placement.queues.quota import Bound, Queue
 
 if TYPE_CHECKING:
-    from aliquot.placement.elastic.resize import Decision
+    from aliquot.placement.elastic.resize import SizeDecision
 
 NOW = 10_000.0
 RULES = Rules(settle_seconds=0.0)
@@ -82,7 +82,7 @@ class Snapshot:
         by = strategy("fragmentation", self.allocations.hardware)
         return Asked(ClusterCapacity(self.allocations, by), parties)
 
-    def decide(self, check: Feasibility[Running]) -> Decision:
+    def decide(self, check: Feasibility[Running]) -> SizeDecision:
         hardware = self.allocations.hardware
         return decide(self.jobs, check, self.queues, hardware, NOW, RULES, {})
 
@@ -100,7 +100,7 @@ class Snapshot:
             self.allocations.take_gang(one)
         return found is not None
 
-    def carry_out(self, decision: Decision) -> None:
+    def carry_out(self, decision: SizeDecision) -> None:
         sizes = {name: size for name, (size, _) in decision.resizes.items()} | decision.starts
         order = sorted(
             enumerate(self.jobs), key=lambda one: sizes.get(one[1].name, 0) - one[1].size
@@ -113,7 +113,7 @@ class Snapshot:
 def drawn(nodes: int, count: int, members: list[Demand], seed: int) -> Snapshot:
     """So many jobs, of which two thirds run."""
     chance = random.Random(seed)  # noqa: S311 - the same each time
-    specs = [NodeSpec(f"n{i}", 8, gpu_bytes=80 << 30, rack=f"r{i // 16}") for i in range(nodes)]
+    specs = [NodeHardware(f"n{i}", 8, gpu_bytes=80 << 30, rack=f"r{i // 16}") for i in range(nodes)]
     queues = {
         "own": Queue("own", weight=2, quota=Bound(nodes * 1500)),
         "small": Queue("small", limit=Bound(nodes * 1000)),

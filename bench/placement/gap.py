@@ -26,7 +26,7 @@ from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Demand, Gang, Placement, sliced, whole
 from aliquot.placement.core.fit import rows_of
 from aliquot.placement.core.links import Reach
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.core.topology import slowest_link
 from aliquot.placement.gangs.plan import plan_gang
 from aliquot.simulate.trace import links
@@ -75,7 +75,7 @@ def can_place(
 
 def partly_full(chance: random.Random) -> Allocations:
     nodes = [
-        NodeSpec(f"n{i}", 4, rack=f"r{chance.randrange(2)}", links=links("nvlink-pairs", 4))
+        NodeHardware(f"n{i}", 4, rack=f"r{chance.randrange(2)}", links=links("nvlink-pairs", 4))
         for i in range(3)
     ]
     allocations = Allocations(empty(nodes))
@@ -133,7 +133,9 @@ def request(chance: random.Random) -> str:
 
 
 def moves(chance: random.Random) -> str:
-    allocations = Allocations(empty([NodeSpec(f"n{i}", 2, gpu_bytes=80 * GIB) for i in range(3)]))
+    allocations = Allocations(
+        empty([NodeHardware(f"n{i}", 2, gpu_bytes=80 * GIB) for i in range(3)])
+    )
     held = []
     for number in range(SLICES):
         demand = sliced(chance.choice((200, 400, 600)), chance.choice((5, 10, 20, 40)) * GIB)

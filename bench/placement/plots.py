@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aliquot.placement.core.demand import Gang, whole
-from aliquot.placement.core.snapshot import NodeSpec
+from aliquot.placement.core.snapshot import NodeHardware
 from aliquot.simulate import generate, openb
 from aliquot.simulate.engine import Discipline, simulate
 from aliquot.simulate.plot import Line, draw
@@ -40,7 +40,7 @@ def used(run: Run) -> list[tuple[float, float]]:
 
 
 def story(title: str, jobs: list[tuple[str, int, float, float]], until: float) -> str:
-    nodes = [NodeSpec("a", 2), NodeSpec("b", 2)]
+    nodes = [NodeHardware("a", 2), NodeHardware("b", 2)]
     arrivals = [
         Arrival(Gang(name, (whole(),) * gpus, seconds, submitted=came), seconds)
         for name, gpus, came, seconds in jobs

@@ -38,7 +38,7 @@ from aliquot.placement.choose.chooser import Chooser
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Demand, Gang, Placement, Running, sliced, whole
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.gangs.backfill import plan_starts
 from aliquot.placement.gangs.plan import plan_gang
 
@@ -71,7 +71,7 @@ def cluster(count: int) -> Allocations:
     return Allocations(
         empty(
             [
-                NodeSpec(
+                NodeHardware(
                     f"n{i}",
                     8,
                     model="H100",
@@ -215,7 +215,7 @@ def on_16_gpus() -> Measured:
     table = [[0] * 16 for _ in range(16)]
     for a, b in combinations(range(16), 2):
         table[a][b] = table[b][a] = chance.choice((10, 12, 104, 118))
-    allocations = Allocations(empty([NodeSpec("n", 16, links=tuple(map(tuple, table)))]))
+    allocations = Allocations(empty([NodeHardware("n", 16, links=tuple(map(tuple, table)))]))
     took, cpu = timed(lambda: plan_gang(allocations, Gang("g", (whole(4),) * 2)), 1)
     return {"gpus16_ms": took, "gpus16_cpu_ms": cpu}
 

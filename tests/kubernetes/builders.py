@@ -10,12 +10,12 @@ from aliquot.kubernetes.api.gpunode import GpuNodeStatus, NodeGpu, NodeGrant, No
 from aliquot.kubernetes.api.names import GROUP, MEMORY_UNIT
 from aliquot.kubernetes.api.objects import (
     Container,
+    ContainerResources,
     GpuNode,
     Meta,
     Pod,
     PodSpec,
     PodStatus,
-    Resources,
 )
 
 GIB = 1 << 30
@@ -34,7 +34,7 @@ def container(name: str = "main", *, sidecar: bool = False, **asked: Any) -> Con
     }
     return Container(
         name=name,
-        resources=Resources(limits=limits),
+        resources=ContainerResources(limits=limits),
         restart_policy="Always" if sidecar else None,
     )
 

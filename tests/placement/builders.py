@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Demand, Gang, Kind
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 
 GIB = 1 << 30
 
 
-def node(name: str = "a", gpus: int = 4, **more: object) -> NodeSpec:
+def node(name: str = "a", gpus: int = 4, **more: object) -> NodeHardware:
     settings: dict[str, object] = {"cpu_milli": 64_000, "ram_bytes": 256 * GIB, **more}
-    return NodeSpec(name=name, gpus=gpus, **settings)  # type: ignore[arg-type]
+    return NodeHardware(name=name, gpus=gpus, **settings)  # type: ignore[arg-type]
 
 
 def cluster(*gpus: int, **more: object) -> Allocations:
@@ -28,9 +28,9 @@ def only_cpu(milli: int) -> Demand:
     return Demand(gpus=0, kind=Kind.FREE, milli=0, cpu_milli=milli)
 
 
-def node_specs() -> st.SearchStrategy[list[NodeSpec]]:
+def node_specs() -> st.SearchStrategy[list[NodeHardware]]:
     one = st.builds(
-        NodeSpec,
+        NodeHardware,
         name=st.just("n"),
         gpus=st.integers(0, 3),
         model=st.sampled_from(["T4", "H100"]),

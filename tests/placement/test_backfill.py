@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Demand, Gang, Placement, Running, sliced, whole
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.gangs import timeline
-from aliquot.placement.gangs.backfill import OVERRAN, Plan, plan_starts
+from aliquot.placement.gangs.backfill import OVERRAN, StartPlan, plan_starts
 from aliquot.placement.gangs.plan import plan_gang
 from aliquot.placement.gangs.timeline import Timeline
 from placement.builders import cluster, demands, gang, node_specs, only_cpu
@@ -99,7 +99,7 @@ def busy_until(end: float) -> tuple[Allocations, Running]:
     return allocations, one
 
 
-def starts_of(plan: Plan) -> dict[str, float]:
+def starts_of(plan: StartPlan) -> dict[str, float]:
     return {one.gang.name: one.start for one in (*plan.starts, *plan.reservations)}
 
 
@@ -221,7 +221,7 @@ gangs_ = st.builds(
     arriving=st.lists(st.tuples(gangs_, st.sampled_from([0.3, 0.8, 1.0])), max_size=7),
 )
 def test_a_planned_start_is_possible_and_never_delayed_by_backfill(
-    nodes: list[NodeSpec],
+    nodes: list[NodeHardware],
     arriving: list[tuple[tuple[tuple[Demand, ...], float], float]],
     by: str | None,
     exact: int,
@@ -264,7 +264,7 @@ def test_a_planned_start_is_possible_and_never_delayed_by_backfill(
 class Stream:
     """Gangs come, wait and run; some longer than they said, and we ask at odd times."""
 
-    def __init__(self, nodes: list[NodeSpec]) -> None:
+    def __init__(self, nodes: list[NodeHardware]) -> None:
         self.allocations = Allocations(empty(nodes))
         self.running: list[Running] = []
         self.ends: dict[str, float] = {}
@@ -276,13 +276,13 @@ class Stream:
         self.ran[one.name] = ran
         self.waiting = sorted([*self.waiting, one], key=lambda each: -each.priority)
 
-    def asks(self, now: float) -> Plan:
+    def asks(self, now: float) -> StartPlan:
         for one in [each for each in self.running if self.ends[each.gang.name] <= now]:
             self.running.remove(one)
             self.allocations.give_gang(one)
         return plan_starts(self.allocations, self.running, self.promised, self.waiting, now)
 
-    def carries_out(self, plan: Plan, now: float) -> None:
+    def carries_out(self, plan: StartPlan, now: float) -> None:
         for one in plan.starts:
             self.allocations.take_gang(one)
             self.ends[one.gang.name] = now + self.ran[one.gang.name]
@@ -305,7 +305,7 @@ class Stream:
     ),
 )
 def test_a_start_is_moved_back_only_for_those_before_it_and_for_a_reason(
-    nodes: list[NodeSpec],
+    nodes: list[NodeHardware],
     arriving: list[tuple[tuple[tuple[Demand, ...], float], float, int, float]],
 ) -> None:
     stream, now = Stream(nodes), 0.0

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from aliquot.model.job import Sizes, parse_sizes
 from aliquot.placement.core.demand import WHOLE_MILLI, whole
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.elastic.job import Elastic
-from aliquot.placement.elastic.resize import Decision, Rules, decide
+from aliquot.placement.elastic.resize import Rules, SizeDecision, decide
 from aliquot.placement.queues.quota import Bound, Queue
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def ask(
     rules: Rules = EAGER,
     now: float = NOW,
     could: Mapping[str, tuple[float, int]] | None = None,
-) -> Decision:
-    hardware = empty([NodeSpec("here", gpus=gpus)]).hardware
+) -> SizeDecision:
+    hardware = empty([NodeHardware("here", gpus=gpus)]).hardware
     room = Gpus(gpus, {job.name: job for job in jobs})
     by_name = {queue.name: queue for queue in queues}
     return decide(jobs, room, by_name, hardware, now, rules, could or {})

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from aliquot.model.job import Sizes
 from aliquot.placement.core.demand import WHOLE_MILLI
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.elastic.job import CountsFree, Elastic
-from aliquot.placement.elastic.resize import Decision, Rules, decide
+from aliquot.placement.elastic.resize import Rules, SizeDecision, decide
 from placement.test_elastic import NOW, PARENTS, Gpus, ask, come_to_rest, job, pictures, trees
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ class CountedGpus(Gpus):
 
 def ask_room(
     room: Gpus, jobs: Sequence[Elastic], queues: Mapping[str, Queue], rules: Rules = AT_ONCE
-) -> Decision:
+) -> SizeDecision:
     room.jobs = {one.name: one for one in jobs}
-    hardware = empty([NodeSpec("here", gpus=room.count)]).hardware
+    hardware = empty([NodeHardware("here", gpus=room.count)]).hardware
     return decide(jobs, room, queues, hardware, NOW, rules, {})
 
 

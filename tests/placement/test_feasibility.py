@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Gang, Placement, Running, whole
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Scene:
 
     def room(self, live: set[str]) -> Feasibility[Running]:
         allocations = Allocations(
-            empty([NodeSpec(f"n{i}", count) for i, count in enumerate(self.gpus)])
+            empty([NodeHardware(f"n{i}", count) for i, count in enumerate(self.gpus)])
         )
         next_gpu = [0] * len(self.gpus)
         parties = {}

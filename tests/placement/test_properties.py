@@ -14,7 +14,7 @@ from aliquot.placement.choose.strategies import STRATEGIES, strategy
 from aliquot.placement.core.allocations import Allocations, Bundle
 from aliquot.placement.core.demand import Demand, Gang, Kind, Placement, Running
 from aliquot.placement.core.fit import lacks_of
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.gangs.domains import capacity
 from aliquot.placement.gangs.plan import plan_gang
 from placement.builders import demands, node_specs
@@ -29,7 +29,7 @@ class Events(RuleBasedStateMachine):
     held = stateful.Bundle("held")
 
     @initialize(nodes=node_specs(), name=st.sampled_from(sorted(STRATEGIES)))
-    def begin(self, nodes: list[NodeSpec], name: str) -> None:
+    def begin(self, nodes: list[NodeHardware], name: str) -> None:
         self.allocations = Allocations(empty(nodes))
         self.by = strategy(name, self.allocations.hardware)
         self.chooser = Chooser(self.allocations, self.by, seed=1)
@@ -135,7 +135,7 @@ TestEvents.settings = settings(
 @QUICK
 @given(nodes=node_specs(), stream=st.lists(demands(), max_size=8), demand=demands())
 def test_every_lack_that_is_named_is_true_and_the_most_lasting(
-    nodes: list[NodeSpec], stream: list[Demand], demand: Demand
+    nodes: list[NodeHardware], stream: list[Demand], demand: Demand
 ) -> None:
     allocations = Allocations(empty(nodes))
     chooser = Chooser(allocations, strategy("random", allocations.hardware))
@@ -147,7 +147,7 @@ def test_every_lack_that_is_named_is_true_and_the_most_lasting(
 
 @QUICK
 @given(nodes=node_specs(), demand=demands())
-def test_capacity_is_how_many_really_fit(nodes: list[NodeSpec], demand: Demand) -> None:
+def test_capacity_is_how_many_really_fit(nodes: list[NodeHardware], demand: Demand) -> None:
     if not (demand.gpus and (demand.milli or demand.gpu_bytes or demand.cpu_milli)):
         return
     allocations = Allocations(empty(nodes))
@@ -162,7 +162,7 @@ def test_capacity_is_how_many_really_fit(nodes: list[NodeSpec], demand: Demand) 
 @given(nodes=node_specs(), stream=st.lists(demands(), max_size=12), seed=st.integers(0, 3))
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_the_same_snapshot_and_seed_give_the_same_answer(
-    name: str, nodes: list[NodeSpec], stream: list[Demand], seed: int
+    name: str, nodes: list[NodeHardware], stream: list[Demand], seed: int
 ) -> None:
     def answers(asked_before: int) -> list[Placement | None]:
         allocations = Allocations(empty(nodes))
@@ -180,7 +180,7 @@ def test_the_same_snapshot_and_seed_give_the_same_answer(
 @QUICK
 @given(nodes=node_specs(), stream=st.lists(demands(), max_size=8))
 def test_equal_pictures_have_equal_fingerprints(
-    nodes: list[NodeSpec], stream: list[Demand]
+    nodes: list[NodeHardware], stream: list[Demand]
 ) -> None:
     allocations = Allocations(empty(nodes))
     known = allocations.fingerprint
@@ -201,7 +201,7 @@ def test_equal_pictures_have_equal_fingerprints(
 
 def test_random_takes_every_gpu_in_the_end() -> None:
     """Also where every request takes what the last one gave back, and no seed changes."""
-    allocations = Allocations(empty([NodeSpec(f"n{i}", 2) for i in range(4)]))
+    allocations = Allocations(empty([NodeHardware(f"n{i}", 2) for i in range(4)]))
     chooser = Chooser(allocations, strategy("random", allocations.hardware), seed=3)
     half = Demand(kind=Kind.SLICED, milli=500)
     held = [chooser.place(half) for _ in range(8)]

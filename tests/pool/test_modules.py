@@ -24,7 +24,7 @@ from aliquot.placement.core.demand import Demand
 from aliquot.placement.elastic.feasibility import Feasibility, JobWorkers
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.pool import encoding, logs
-from aliquot.pool.capacity import MachineCapacity, Plan
+from aliquot.pool.capacity import MachineCapacity, MachinePlan
 from aliquot.pool.encoding import Submission
 from aliquot.pool.logs import RankLog
 from aliquot.pool.progress import Progress, pause_after_resize, updated_progress
@@ -154,7 +154,7 @@ class TestSlots:
 
 class TestRoom:
     def test_workers_are_put_one_beside_the_other(self) -> None:
-        plan = Plan((make_shared(0), make_shared(1)), ())
+        plan = MachinePlan((make_shared(0), make_shared(1)), ())
         request = Request(memory=parse_amount("40GiB"))
         assert plan.holds(request, 4)
         with pytest.raises(NoCapacityError):
@@ -163,7 +163,7 @@ class TestRoom:
 
     def test_a_job_that_changes_its_size_gives_its_own_place_back_first(self) -> None:
         held = make_grant("a.1.1.0", gpu0=80 * GIB)
-        plan = Plan((make_shared(0, granted=80 * GIB), make_shared(1)), (held,))
+        plan = MachinePlan((make_shared(0, granted=80 * GIB), make_shared(1)), (held,))
         whole = Request()
         capacity = MachineCapacity(plan, {"a": whole, "b": whole}, {"a": (), "b": ()})
         jobs = {

@@ -15,7 +15,7 @@ from aliquot.model.job import Sizes, parse_sizes
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Demand, Gang, Placement, Running, sliced, whole
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
 from aliquot.placement.elastic.resize import Rules
 from aliquot.placement.queues.quota import Bound, Queue
@@ -25,8 +25,8 @@ from aliquot.simulate.world import Fate, Run
 from placement.builders import node_specs
 
 HOUR = 3600.0
-FOUR_GPUS = [NodeSpec("a", 2), NodeSpec("b", 2)]
-EIGHT_GPUS = [NodeSpec("a", 8)]
+FOUR_GPUS = [NodeHardware("a", 2), NodeHardware("b", 2)]
+EIGHT_GPUS = [NodeHardware("a", 8)]
 LINEAR = Costs(checkpoint_seconds=0.0, efficiency=1.0)
 FREE = Costs(0.0, 0.0, 0.0, 1.0)
 
@@ -164,7 +164,7 @@ QUEUES = {"own": Queue("own", quota=Bound(2000)), "guest": Queue("guest", limit=
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(nodes=node_specs(), arrivals=traces(), queues=st.sampled_from([{}, QUEUES]))
 def test_in_any_trace_every_gang_runs_or_has_a_reason(
-    nodes: list[NodeSpec], arrivals: list[Arrival], queues: dict[str, Queue]
+    nodes: list[NodeHardware], arrivals: list[Arrival], queues: dict[str, Queue]
 ) -> None:
     """Taking what is not there would raise; all that was taken is given back."""
     run = simulate_elastic(nodes, arrivals, queues=queues)
@@ -210,7 +210,7 @@ def test_counting_gpus_and_placing_workers_come_to_the_same(
     gpus: list[int], held: dict[str, int], wanted: dict[str, int]
 ) -> None:
     """A worker that also asks for a little CPU, of which there is enough, is placed."""
-    nodes = [NodeSpec(f"n{i}", count, cpu_milli=1000) for i, count in enumerate(gpus)]
+    nodes = [NodeHardware(f"n{i}", count, cpu_milli=1000) for i, count in enumerate(gpus)]
     free = [Placement(i, (gpu,)) for i, count in enumerate(gpus) for gpu in range(count)]
     answers = set()
     for member in (Demand(), Demand(cpu_milli=1)):

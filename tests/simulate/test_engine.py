@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aliquot.model.errors import InvalidValueError
 from aliquot.placement.choose.strategies import STRATEGIES
 from aliquot.placement.core.demand import Gang, whole
-from aliquot.placement.core.snapshot import NodeSpec
+from aliquot.placement.core.snapshot import NodeHardware
 from aliquot.placement.decide import Decision, DecisionInput, decide
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.simulate import engine
@@ -33,7 +33,7 @@ def starts(run: Run) -> dict[str, float | None]:
     return {fate.gang.name: fate.start for fate in run.fates}
 
 
-FOUR_GPUS = [NodeSpec("a", 2), NodeSpec("b", 2)]
+FOUR_GPUS = [NodeHardware("a", 2), NodeHardware("b", 2)]
 
 
 def test_two_free_gpus_a_job_of_four_and_a_job_of_two() -> None:
@@ -95,7 +95,7 @@ def test_the_strategy_and_the_seed_reach_gangs_of_several_members(
     by: str, expected: set[float]
 ) -> None:
     """A pair goes to the small node or to the large one; on the large, the next has to wait."""
-    nodes = [NodeSpec("large", 4), NodeSpec("small", 2)]
+    nodes = [NodeHardware("large", 4), NodeHardware("small", 2)]
     large = Arrival(Gang("four", (whole(4),), 5, submitted=1), 5)
     arrivals = [job("pair", 2, 0, 10), large]
     runs = [simulate(nodes, arrivals, by=by, seed=seed) for seed in range(12)]
@@ -174,7 +174,7 @@ arrivals_ = st.lists(
     queues=st.sampled_from([{}, {"own": Queue("own", quota=Bound(2000)), "guest": Queue("guest")}]),
 )
 def test_in_any_trace_every_gang_runs_or_has_a_reason(
-    nodes: list[NodeSpec], made: list[tuple[Gang, float]], by: str, queues: dict[str, Queue]
+    nodes: list[NodeHardware], made: list[tuple[Gang, float]], by: str, queues: dict[str, Queue]
 ) -> None:
     """Taking what is not there would raise; who is promised a start has it then, or is told."""
     arrivals = [

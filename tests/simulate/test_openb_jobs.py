@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.model.errors import InvalidValueError
-from aliquot.placement.core.snapshot import NodeSpec
+from aliquot.placement.core.snapshot import NodeHardware
 from aliquot.simulate.openb_jobs import LAST, pressed, read_jobs, some_nodes, some_of
 from aliquot.simulate.trace import Arrival
 
@@ -98,7 +98,7 @@ def test_times_are_pressed_until_the_load_is_there(tmp_path: Path) -> None:
 
 
 def test_nodes_are_taken_at_equal_distances_and_count_by_their_gpus() -> None:
-    nodes = [NodeSpec(f"n{i}", 2, cpu_milli=1000) for i in range(10)]
+    nodes = [NodeHardware(f"n{i}", 2, cpu_milli=1000) for i in range(10)]
     some = some_nodes(nodes, 3)
     assert [node.name for node in some] == ["n0", "n3", "n6"]
     assert {node.cpu_milli for node in some} == {0}

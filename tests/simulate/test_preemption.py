@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from aliquot.placement.core.demand import Gang, whole
-from aliquot.placement.core.snapshot import NodeSpec
+from aliquot.placement.core.snapshot import NodeHardware
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.simulate.engine import simulate
 from aliquot.simulate.trace import Arrival
 from aliquot.simulate.world import Fate
 
-FOUR_GPUS = [NodeSpec("n", 4)]
+FOUR_GPUS = [NodeHardware("n", 4)]
 DAY = 86_400.0
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from aliquot.cli.simulate_app import simulate_app
 from aliquot.model.errors import InvalidValueError
-from aliquot.placement.core.snapshot import NodeSpec
+from aliquot.placement.core.snapshot import NodeHardware
 from aliquot.simulate.engine import Discipline, simulate
 from aliquot.simulate.generate import DAY, diurnal, plain
 from aliquot.simulate.trace import read_gangs
@@ -22,7 +22,7 @@ from simulate.test_elastic import job
 from simulate.test_openb import NODES
 from simulate.test_openb_jobs import HEAD, pod
 
-FOUR_GPUS = [NodeSpec("a", 2), NodeSpec("b", 2)]
+FOUR_GPUS = [NodeHardware("a", 2), NodeHardware("b", 2)]
 
 app = typer.Typer()
 app.add_typer(simulate_app, name="simulate")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from aliquot.cli.simulate_source import Source
+    from aliquot.cli.simulate_source import TraceSource
     from aliquot.placement.choose.explain import Explanation
     from aliquot.placement.core.demand import Demand
     from aliquot.placement.core.snapshot import Hardware, Snapshot
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ARRIVE = 0.5
 
 
-def explain_request(source: Source, demand: Demand, *, by: str, seed: int, json: bool) -> bool:
+def explain_request(source: TraceSource, demand: Demand, *, by: str, seed: int, json: bool) -> bool:
     """Say where a request would go on these nodes, after a list has come; whether it fits."""
     check_strategies([by])
     if source.nodes is None:
@@ -45,7 +45,7 @@ def explain_request(source: Source, demand: Demand, *, by: str, seed: int, json:
     return said.placement is not None
 
 
-def _after_the_list(source: Source, start: Snapshot, by: str, seed: int) -> Chooser:
+def _after_the_list(source: TraceSource, start: Snapshot, by: str, seed: int) -> Chooser:
     """The nodes after so much of the list as `arrive` says."""
     if source.pods is None:
         if source.arrive is not None:

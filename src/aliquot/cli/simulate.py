@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from aliquot.cli.simulate_source import Source
+    from aliquot.cli.simulate_source import TraceSource
     from aliquot.simulate.openb import Replay
     from aliquot.simulate.report import Outcome
     from aliquot.simulate.world import Run
@@ -39,7 +39,9 @@ USED = ("GPU time used (median)", "Least", "Most")
 OUTCOME = ("Ran", "Never ran", "Evictions", "Mean wait", "95% wait")
 
 
-def run_simulation(source: Source, *, by: str, seed: int, json: bool, plot: Path | None) -> None:
+def run_simulation(
+    source: TraceSource, *, by: str, seed: int, json: bool, plot: Path | None
+) -> None:
     """Replay a list of the openb trace, or run a trace over time, and print what came of it."""
     check_strategies([by])
     check_plot(plot)
@@ -60,7 +62,7 @@ def run_simulation(source: Source, *, by: str, seed: int, json: bool, plot: Path
 
 
 def run_comparison(
-    source: Source,
+    source: TraceSource,
     *,
     strategies: Sequence[str],
     seeds: Sequence[int],
@@ -99,7 +101,7 @@ def run_comparison(
 
 
 def _compare_over_time(
-    source: Source,
+    source: TraceSource,
     strategies: Sequence[str],
     seeds: Sequence[int],
     *,

@@ -113,9 +113,9 @@ def simulate(  # noqa: PLR0913, PLR0917 - one for each option
         _refuse_before(context, context.invoked_subcommand)
         return
     from aliquot.cli.simulate import run_simulation  # noqa: PLC0415 - when needed
-    from aliquot.cli.simulate_source import Source  # noqa: PLC0415
+    from aliquot.cli.simulate_source import TraceSource  # noqa: PLC0415
 
-    source = Source(nodes, pods, day, queues, arrive)
+    source = TraceSource(nodes, pods, day, queues, arrive)
     run_simulation(source, by=by, seed=seed, json=json, plot=plot)
 
 
@@ -141,10 +141,10 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
 ) -> None:
     """Run several strategies and seeds side by side."""
     from aliquot.cli.simulate import run_comparison  # noqa: PLC0415 - when needed
-    from aliquot.cli.simulate_source import Source  # noqa: PLC0415
+    from aliquot.cli.simulate_source import TraceSource  # noqa: PLC0415
 
     run_comparison(
-        Source(nodes, pods, day, queues, arrive),
+        TraceSource(nodes, pods, day, queues, arrive),
         strategies=[name.strip() for name in strategies.split(",")],
         seeds=_numbers(seeds),
         json=json,
@@ -277,7 +277,7 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
     (docs/jobs.md has the rule); in our format the columns least and most say which jobs can be
     resized.
     """
-    from aliquot.cli.simulate_source import Source  # noqa: PLC0415 - when needed
+    from aliquot.cli.simulate_source import TraceSource  # noqa: PLC0415 - when needed
     from aliquot.cli.simulate_ways import Workload, run_ways  # noqa: PLC0415
     from aliquot.placement.elastic.resize import Rules  # noqa: PLC0415
     from aliquot.simulate.elastic import Costs  # noqa: PLC0415
@@ -291,7 +291,7 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
         )
     run_ways(
         Workload(
-            Source(nodes, pods, day, queues),
+            TraceSource(nodes, pods, day, queues),
             parse_stretch(elastic, elastic_from),
             diurnal=diurnal,
             nodes=keep_nodes,
@@ -353,7 +353,7 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     if the request fits nowhere.
     """
     from aliquot.cli.explain import explain_request  # noqa: PLC0415 - when needed
-    from aliquot.cli.simulate_source import Source  # noqa: PLC0415
+    from aliquot.cli.simulate_source import TraceSource  # noqa: PLC0415
     from aliquot.placement.core.demand import Demand, Kind  # noqa: PLC0415
 
     whole = compute == 100 and memory is None
@@ -365,7 +365,7 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
         cpu_milli=round(cpu * 1000),
         models=frozenset(filter(None, model.split("|"))),
     )
-    source = Source(nodes, pods, arrive=arrive)
+    source = TraceSource(nodes, pods, arrive=arrive)
     fits = explain_request(source, demand, by=by, seed=seed, json=json)
     raise typer.Exit(0 if fits else 1)
 

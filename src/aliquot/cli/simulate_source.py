@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from aliquot.placement.core.snapshot import NodeSpec
+    from aliquot.placement.core.snapshot import NodeHardware
     from aliquot.placement.queues.quota import Queue
-    from aliquot.simulate.openb import Pod
+    from aliquot.simulate.openb import OpenbPod
 
 ARRIVE = 1.3
 FORMATS = 'docs/placement.md, "Traces", describes both formats.'
@@ -36,7 +36,7 @@ IN_COMMON = {"name", "cpu_milli", "memory_mib", "model"}
 
 
 @dataclass(frozen=True)
-class Source:
+class TraceSource:
     """Where nodes, requests and queues come from: files, or a generated day on `day` nodes."""
 
     nodes: Path | None = None
@@ -110,15 +110,15 @@ def _is_openb(path: Path, theirs: Sequence[str], ours: Sequence[str]) -> bool | 
     return None if of_theirs == of_ours else of_theirs > of_ours
 
 
-def of_openb(source: Source) -> tuple[list[NodeSpec], list[Pod]]:
+def of_openb(source: TraceSource) -> tuple[list[NodeHardware], list[OpenbPod]]:
     """The nodes and pods of openb's lists."""
     nodes, pods = source.files()
     return openb.read_nodes(nodes), openb.read_pods(pods)
 
 
 def timed(
-    source: Source, seed: int
-) -> tuple[list[NodeSpec], list[trace.Arrival], dict[str, Queue]]:
+    source: TraceSource, seed: int
+) -> tuple[list[NodeHardware], list[trace.Arrival], dict[str, Queue]]:
     """The nodes, gangs and queues of a trace with times, or of a made-up day."""
     if source.day is not None:
         specs, arrivals = generate.cluster(source.day), generate.day(source.day, seed)
@@ -137,7 +137,9 @@ def timed(
     return specs, arrivals, queues
 
 
-def warn_of_quotas(source: Source, specs: Sequence[NodeSpec], queues: dict[str, Queue]) -> None:
+def warn_of_quotas(
+    source: TraceSource, specs: Sequence[NodeHardware], queues: dict[str, Queue]
+) -> None:
     """Warn on standard error if the quotas add up to more than the nodes have."""
     hardware = empty(specs).hardware
     own = sum(one.quota.milli or 0 for one in queues.values())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.cli.simulate import progress_bar, write_plot
 from aliquot.cli.simulate_source import (
-    Source,
+    TraceSource,
     check_plot,
     check_strategies,
     timed,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from aliquot.placement.core.snapshot import NodeSpec
+    from aliquot.placement.core.snapshot import NodeHardware
     from aliquot.placement.elastic.resize import Rules
     from aliquot.placement.queues.quota import Queue
     from aliquot.simulate.elastic import Costs
@@ -73,7 +73,7 @@ FIGURES: tuple[tuple[str, Callable[[Figures], float], Callable[[float], str]], .
 class Workload:
     """Jobs and a cluster: openb's lists pressed together, made-up days, or a trace as it is."""
 
-    source: Source
+    source: TraceSource
     stretch: Stretch
     diurnal: int | None = None
     nodes: int | None = None
@@ -82,7 +82,7 @@ class Workload:
     sizes_given: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.diurnal is not None and self.source != Source():
+        if self.diurnal is not None and self.source != TraceSource():
             raise InvalidValueError(
                 "--diurnal makes its own nodes and jobs",
                 "Leave it out, or leave out --nodes, --pods, --day and --queues.",
@@ -100,7 +100,7 @@ class Workload:
         """Whether it is made of openb's lists."""
         return self.diurnal is None and self.source.is_openb
 
-    def of(self, seed: int) -> tuple[list[NodeSpec], list[Arrival], dict[str, Queue]]:
+    def of(self, seed: int) -> tuple[list[NodeHardware], list[Arrival], dict[str, Queue]]:
         """What comes with this seed, and where."""
         queues: dict[str, Queue] = {}
         if self.is_openb:
@@ -125,7 +125,7 @@ class Workload:
         return specs, self.stretch.apply(arrivals), queues
 
     @cached_property
-    def _openb_nodes(self) -> list[NodeSpec]:
+    def _openb_nodes(self) -> list[NodeHardware]:
         every = openb.read_nodes(self.source.files()[0])
         return openb_jobs.some_nodes(every, self.nodes or OPENB_NODES)
 
@@ -135,7 +135,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WayRow:
     """One way over all seeds."""
 
     way: Way
@@ -163,7 +163,7 @@ def run_ways(  # noqa: PLR0913 - one for each option
     check_strategies([by])
     check_plot(plot)
     chosen = [parse_way(name) for name in ways]
-    rows: list[Row] = []
+    rows: list[WayRow] = []
     with progress_bar("comparing", shown=not json) as tell:
         total = len(chosen) * len(seeds)
         for way in chosen:
@@ -186,7 +186,7 @@ def run_ways(  # noqa: PLR0913 - one for each option
                 )
                 figures.append(figures_of(run, arrivals))
                 times.extend(completions(run))
-            rows.append(Row(way, tuple(seeds), tuple(figures), tuple(sorted(times))))
+            rows.append(WayRow(way, tuple(seeds), tuple(figures), tuple(sorted(times))))
     write_plot(plot, lambda: _plot(rows))
     if json:
         print_json(_words(rows, rules, costs, workload.stretch))
@@ -204,7 +204,7 @@ def parse_way(name: str) -> Way:
         ) from error
 
 
-def _show(rows: Sequence[Row], rules: Rules, costs: Costs, stretch: Stretch) -> None:
+def _show(rows: Sequence[WayRow], rules: Rules, costs: Costs, stretch: Stretch) -> None:
     table = new_table("", *(row.way for row in rows))
     for title, figure, write in FIGURES:
         table.add_row(title, *(_with_spread(row.of(figure), write) for row in rows))
@@ -239,7 +239,7 @@ def _assumed(rules: Rules, costs: Costs, stretch: Stretch) -> str:
 
 
 def _against(
-    row: Row, other: Row, figure: Callable[[Figures], float]
+    row: WayRow, other: WayRow, figure: Callable[[Figures], float]
 ) -> tuple[float, float, float]:
     pairs = zip(row.runs, other.runs, strict=True)
     return _spread([figure(one) / (figure(two) or 1.0) - 1 for one, two in pairs])
@@ -254,7 +254,7 @@ def _with_spread(values: tuple[float, float, float], write: Callable[[float], st
     return middle if least == most else f"{middle} ({least} to {most})"
 
 
-def _words(rows: Sequence[Row], rules: Rules, costs: Costs, stretch: Stretch) -> dict[str, Any]:
+def _words(rows: Sequence[WayRow], rules: Rules, costs: Costs, stretch: Stretch) -> dict[str, Any]:
     return {
         "assumed": {**asdict(costs), **asdict(rules), "sizes": asdict(stretch)},
         "ways": [
@@ -280,7 +280,7 @@ def _words(rows: Sequence[Row], rules: Rules, costs: Costs, stretch: Stretch) ->
     }
 
 
-def _plot(rows: Sequence[Row]) -> str:
+def _plot(rows: Sequence[WayRow]) -> str:
     lines = []
     ends = (row.times[int(DRAWN * (len(row.times) - 1))] for row in rows if row.times)
     end = max(ends, default=0.0)

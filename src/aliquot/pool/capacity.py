@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Plan:
+class MachinePlan:
     """The machine with some grants taken out and others put in."""
 
     gpus: tuple[SharedGpu, ...]
     grants: tuple[Grant, ...]
 
     @classmethod
-    def of(cls, seen: Status) -> Plan:
+    def of(cls, seen: Status) -> MachinePlan:
         """The machine as it is."""
         return cls(seen.gpus, seen.grants)
 
     @classmethod
-    def of_empty(cls, seen: Status) -> Plan:
+    def of_empty(cls, seen: Status) -> MachinePlan:
         """The machine with no grants and nobody else on it."""
         gpus = (replace(one, granted_bytes=0, strangers=()) for one in seen.gpus)
         return cls(tuple(gpus), ())
 
-    def without(self, names: Iterable[str]) -> Plan:
+    def without(self, names: Iterable[str]) -> MachinePlan:
         """The same after these grants have ended."""
         gone = set(names)
         given = [grant for grant in self.grants if grant.name in gone]
@@ -50,18 +50,18 @@ class Plan:
             for one in self.gpus
         )
         kept = (grant for grant in self.grants if grant.name not in gone)
-        return Plan(tuple(gpus), tuple(kept))
+        return MachinePlan(tuple(gpus), tuple(kept))
 
-    def without_grant(self, gone: Grant) -> Plan:
+    def without_grant(self, gone: Grant) -> MachinePlan:
         """The same after this grant, here or planned, has ended."""
         gpus = (
             replace(one, granted_bytes=one.granted_bytes - gone.bytes_on(one.gpu.uuid))
             for one in self.gpus
         )
         kept = (grant for grant in self.grants if grant is not gone)
-        return Plan(tuple(gpus), tuple(kept))
+        return MachinePlan(tuple(gpus), tuple(kept))
 
-    def put(self, request: Request, count: int) -> tuple[Plan, list[list[Slice]]]:
+    def put(self, request: Request, count: int) -> tuple[MachinePlan, list[list[Slice]]]:
         """The plan with `count` more workers, and their slices; NoCapacityError, with figures."""
         plan, placed = self, []
         for _ in range(count):
@@ -71,7 +71,7 @@ class Plan:
             placed.append(slices)
         return plan, placed
 
-    def put_back(self, parked: Iterable[Grant]) -> Plan:
+    def put_back(self, parked: Iterable[Grant]) -> MachinePlan:
         """The same with parked grants on the GPUs they had; NoCapacityError, with figures."""
         plan = self
         for grant in parked:
@@ -79,7 +79,7 @@ class Plan:
             plan = plan._with(_planned(grant.slices))
         return plan
 
-    def take_back(self, grant: Grant) -> Plan:
+    def take_back(self, grant: Grant) -> MachinePlan:
         """The same with a grant that was taken out of it; NoCapacityError, with figures."""
         self._check_is_free(grant)
         return self._with(grant)
@@ -115,12 +115,12 @@ class Plan:
             return False
         return True
 
-    def _with(self, grant: Grant) -> Plan:
+    def _with(self, grant: Grant) -> MachinePlan:
         gpus = (
             replace(one, granted_bytes=one.granted_bytes + grant.bytes_on(one.gpu.uuid))
             for one in self.gpus
         )
-        return Plan(tuple(gpus), (*self.grants, grant))
+        return MachinePlan(tuple(gpus), (*self.grants, grant))
 
 
 class MachineCapacity:
@@ -132,7 +132,7 @@ class MachineCapacity:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: MachinePlan,
         requests: Mapping[str, Request],
         parked: Mapping[str, Collection[Grant]],
     ) -> None:
@@ -179,7 +179,9 @@ class MachineCapacity:
         return math.inf
 
 
-def place(plan: Plan, request: Request, size: int, parked: Collection[Grant] = ()) -> Plan:
+def place(
+    plan: MachinePlan, request: Request, size: int, parked: Collection[Grant] = ()
+) -> MachinePlan:
     """The plan with a job's workers: parked ones on the GPUs they had, else new ones.
 
     NoCapacityError if they do not fit.

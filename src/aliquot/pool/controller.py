@@ -25,7 +25,7 @@ from aliquot.model.errors import AliquotError, InvalidValueError, NameInUseError
 from aliquot.model.job import Desired, JobPhase, check_job_name
 from aliquot.model.job_state import JobState
 from aliquot.placement.elastic.job import plausible
-from aliquot.pool.capacity import Plan
+from aliquot.pool.capacity import MachinePlan
 from aliquot.pool.json_files import read_json
 from aliquot.pool.progress import REPORTED, updated_progress
 from aliquot.pool.schedule import PoolScheduler
@@ -245,7 +245,7 @@ class PoolController:
     def _check_fits_empty_machine(self, job: Job) -> None:
         """Raise NoCapacityError if its smallest size does not fit the empty machine."""
         status = self.workers.arbiter_status()
-        plan = Plan.of_empty(status)
+        plan = MachinePlan.of_empty(status)
         try:
             plan.put(job.request, job.sizes.least)
         except NoCapacityError as error:

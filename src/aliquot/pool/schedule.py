@@ -14,11 +14,11 @@ from aliquot.model import lifecycle
 from aliquot.model.errors import NoCapacityError
 from aliquot.model.job import JobPhase, Sizes
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.elastic.feasibility import Feasibility, JobWorkers
 from aliquot.placement.elastic.job import Elastic
 from aliquot.placement.elastic.resize import Rules, decide
-from aliquot.pool.capacity import MachineCapacity, Plan, place
+from aliquot.pool.capacity import MachineCapacity, MachinePlan, place
 from aliquot.pool.progress import pause_after_resize
 from aliquot.pool.workers import allocated_slots, grant_name, parked_grants
 
@@ -110,7 +110,7 @@ def _feasibility(jobs: Sequence[StoredJob], status: Status) -> Feasibility[Grant
         for stored in jobs
     }
     requests = {stored.job.name: stored.job.request for stored in jobs}
-    return Feasibility(MachineCapacity(Plan.of(status), requests, parked), workers)
+    return Feasibility(MachineCapacity(MachinePlan.of(status), requests, parked), workers)
 
 
 def _has_its_gpus(stored: StoredJob, status: Status) -> bool:
@@ -122,9 +122,9 @@ def _has_its_gpus(stored: StoredJob, status: Status) -> bool:
     return state.phase is JobPhase.RUNNING or all(slot in allocated for slot in state.slots)
 
 
-def _reserved(jobs: Sequence[StoredJob], status: Status) -> Plan:
+def _reserved(jobs: Sequence[StoredJob], status: Status) -> MachinePlan:
     """The machine as it is, plus the GPUs that starting jobs still need."""
-    plan = Plan.of(status)
+    plan = MachinePlan.of(status)
     parked_first = sorted(jobs, key=lambda one: not parked_grants(one.job, status))
     for stored in parked_first:
         state = stored.state
@@ -136,7 +136,7 @@ def _reserved(jobs: Sequence[StoredJob], status: Status) -> Plan:
     return plan
 
 
-def _resized(plan: Plan, stored: StoredJob, status: Status, size: int) -> Plan | None:
+def _resized(plan: MachinePlan, stored: StoredJob, status: Status, size: int) -> MachinePlan | None:
     """The plan with this job at another size; None if that is impossible now."""
     try:
         return _placed(plan.without(_grants(stored, status)), stored, status, size)
@@ -144,7 +144,7 @@ def _resized(plan: Plan, stored: StoredJob, status: Status, size: int) -> Plan |
         return None
 
 
-def _placed(plan: Plan, stored: StoredJob, status: Status, size: int) -> Plan:
+def _placed(plan: MachinePlan, stored: StoredJob, status: Status, size: int) -> MachinePlan:
     return place(plan, stored.job.request, size, parked_grants(stored.job, status).values())
 
 
@@ -165,4 +165,4 @@ def _demand(request: Request, status: Status) -> Demand:
 
 def _hardware(status: Status) -> Hardware:
     largest = max((one.gpu.memory_bytes for one in status.gpus), default=0)
-    return empty([NodeSpec("here", gpus=len(status.gpus), gpu_bytes=largest)]).hardware
+    return empty([NodeHardware("here", gpus=len(status.gpus), gpu_bytes=largest)]).hardware

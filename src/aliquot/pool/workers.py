@@ -24,7 +24,7 @@ from aliquot.model.actions import Verb
 from aliquot.model.errors import ArbiterError, NameInUseError, NoCapacityError
 from aliquot.model.job_state import ObservedJob, Slot
 from aliquot.pool import freezer, processes, supervisor
-from aliquot.pool.capacity import Plan
+from aliquot.pool.capacity import MachinePlan
 from aliquot.pool.json_files import read_json, write_json
 from aliquot.pool.slots import FREEZE_REQUEST, GRANT, SlotFolder, folders
 from aliquot.slices import arbiter_process, checkpoint, control
@@ -149,7 +149,7 @@ class LocalWorkers:
         try:
             existing = {grant.name for grant in status.grants}
             mine = {grant_name(job, slot) for slot in slots}
-            plan = Plan.of(status).without(mine)  # leftovers of an interrupted reservation
+            plan = MachinePlan.of(status).without(mine)  # leftovers of an interrupted reservation
             placed = plan.put_with_parked(job.request, len(slots))
             for slot, parts in zip(slots, placed, strict=True):
                 name, folder = grant_name(job, slot), self._folder(job, slot)

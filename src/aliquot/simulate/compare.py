@@ -11,12 +11,12 @@ from aliquot.simulate.openb import replay
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from aliquot.placement.core.snapshot import NodeSpec
-    from aliquot.simulate.openb import Pod, Replay
+    from aliquot.placement.core.snapshot import NodeHardware
+    from aliquot.simulate.openb import OpenbPod, Replay
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StrategyRow:
     """One strategy over all seeds."""
 
     strategy: str
@@ -35,14 +35,14 @@ class Row:
 
 
 def compare(  # noqa: PLR0913 - one for each option of the command
-    nodes: Sequence[NodeSpec],
-    pods: Sequence[Pod],
+    nodes: Sequence[NodeHardware],
+    pods: Sequence[OpenbPod],
     *,
     strategies: Sequence[str],
     seeds: Sequence[int],
     arrive: float = 1.3,
     progress: Callable[[float], None] | None = None,
-) -> list[Row]:
+) -> list[StrategyRow]:
     """Replay the list by each strategy with each seed."""
     total = len(strategies) * len(seeds)
     rows = []
@@ -54,5 +54,5 @@ def compare(  # noqa: PLR0913 - one for each option of the command
             done += 1
             if progress is not None:
                 progress(done / total)
-        rows.append(Row(name, tuple(runs)))
+        rows.append(StrategyRow(name, tuple(runs)))
     return rows

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from aliquot.placement.core.demand import Placement
-    from aliquot.placement.core.snapshot import NodeSpec
-    from aliquot.placement.elastic.resize import Decision
+    from aliquot.placement.core.snapshot import NodeHardware
+    from aliquot.placement.elastic.resize import SizeDecision
     from aliquot.placement.queues.quota import Queue
     from aliquot.simulate.trace import Arrival
     from aliquot.simulate.world import Run, Sample
@@ -134,7 +134,7 @@ class _Job:
 class _World(World):
     def __init__(  # noqa: PLR0913, PLR0917 - all that does not change
         self,
-        nodes: Sequence[NodeSpec],
+        nodes: Sequence[NodeHardware],
         arrivals: Sequence[Arrival],
         by: str,
         seed: int,
@@ -220,7 +220,7 @@ class _World(World):
         for name, reason in decision.waits.items():
             self.note(name, reason=reason)
 
-    def _carry_out(self, decision: Decision, now: float) -> None:
+    def _carry_out(self, decision: SizeDecision, now: float) -> None:
         for name, (size, why) in decision.resizes.items():
             job = self.jobs[name]
             if size > job.size and not self._take(job, size):
@@ -276,7 +276,7 @@ class _World(World):
 
 
 def simulate_elastic(  # noqa: PLR0913 - one for each option of the command
-    nodes: Sequence[NodeSpec],
+    nodes: Sequence[NodeHardware],
     arrivals: Sequence[Arrival],
     *,
     by: str = "fragmentation",

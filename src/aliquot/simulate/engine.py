@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aliquot.placement.core.demand import Placement
-    from aliquot.placement.core.snapshot import NodeSpec
+    from aliquot.placement.core.snapshot import NodeHardware
     from aliquot.placement.queues.quota import Queue
     from aliquot.simulate.trace import Arrival
     from aliquot.simulate.world import Run, Sample
@@ -53,7 +53,7 @@ class Discipline(StrEnum):
 class _World(World):
     def __init__(
         self,
-        nodes: Sequence[NodeSpec],
+        nodes: Sequence[NodeHardware],
         arrivals: Sequence[Arrival],
         by: str,
         seed: int,
@@ -213,7 +213,7 @@ class _World(World):
 
 
 def simulate(  # noqa: PLR0913 - one for each option of the command
-    nodes: Sequence[NodeSpec],
+    nodes: Sequence[NodeHardware],
     arrivals: Sequence[Arrival],
     *,
     by: str = "fragmentation",

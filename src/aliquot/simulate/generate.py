@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.model.units import GIB
 from aliquot.placement.core.demand import Demand, Gang, Kind
-from aliquot.placement.core.snapshot import NodeSpec
+from aliquot.placement.core.snapshot import NodeHardware
 from aliquot.simulate.trace import Arrival, links
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ SWING = 0.8  # of the mean rate of arrivals, up at 14:00 and down at 2:00
 GPU_BYTES = 80 * GIB
 
 
-def cluster(nodes: int, *, gpus: int = 8, rack: int = 4) -> list[NodeSpec]:
+def cluster(nodes: int, *, gpus: int = 8, rack: int = 4) -> list[NodeHardware]:
     """Nodes of one model in racks, a quarter of them (at least one of two) of a weaker one."""
     weak = nodes // 4
     return [
-        NodeSpec(
+        NodeHardware(
             name=f"node-{number:03}",
             gpus=gpus,
             model="L40S" if number < weak else "H100",
@@ -59,9 +59,9 @@ def day(nodes: int, seed: int = 42, *, load: float = 1.0, hours: int = 24) -> li
     return sorted(arrivals, key=lambda one: (one.gang.submitted, one.gang.name))
 
 
-def plain(nodes: int, *, gpus: int = 8) -> list[NodeSpec]:
+def plain(nodes: int, *, gpus: int = 8) -> list[NodeHardware]:
     """Nodes of which only the number of GPUs matters."""
-    return [NodeSpec(f"node-{number:03}", gpus) for number in range(nodes)]
+    return [NodeHardware(f"node-{number:03}", gpus) for number in range(nodes)]
 
 
 def diurnal(nodes: int, seed: int = 42, *, load: float = 0.7, days: int = 3) -> list[Arrival]:

@@ -22,7 +22,7 @@ from aliquot.placement.choose.strategies import Fragmentation, strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
 from aliquot.placement.core.fit import all_rows
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.simulate.rows import MOST_GPUS, Columns, read_rows, refuse_again
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.placement.choose.forecast import Mix
-    from aliquot.simulate.rows import Row
+    from aliquot.simulate.rows import CsvRow
 
 NODES = Columns("nodes", ("sn", "cpu_milli", "memory_mib", "gpu", "model"))
 TIMES = ("creation_time", "deletion_time", "scheduled_time")
@@ -44,7 +44,7 @@ POINTS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class OpenbPod:
     """A request of the list."""
 
     name: str
@@ -76,12 +76,12 @@ class Replay:
         return self.placed_milli / self.capacity_milli if self.capacity_milli else 0.0
 
 
-def read_nodes(path: Path) -> list[NodeSpec]:
+def read_nodes(path: Path) -> list[NodeHardware]:
     """The nodes of a list."""
     rows = read_rows(path, NODES)
     refuse_again(rows, "sn")
     return [
-        NodeSpec(
+        NodeHardware(
             name=row.name("sn"),
             gpus=row.whole("gpu", most=MOST_GPUS),
             model=row.text("model"),
@@ -92,15 +92,15 @@ def read_nodes(path: Path) -> list[NodeSpec]:
     ]
 
 
-def read_pods(path: Path) -> list[Pod]:
+def read_pods(path: Path) -> list[OpenbPod]:
     """The pods of a list, sorted by name."""
     rows = read_rows(path, PODS)
     refuse_again(rows, "name")
-    pods = [Pod(row.name("name"), demand_of(row)) for row in rows]
+    pods = [OpenbPod(row.name("name"), demand_of(row)) for row in rows]
     return sorted(pods, key=lambda pod: pod.name)
 
 
-def demand_of(row: Row) -> Demand:
+def demand_of(row: CsvRow) -> Demand:
     """What the pod of a line asks for."""
     gpus = row.whole("num_gpu", most=MOST_GPUS)
     milli = row.whole("gpu_milli", least=min(1, gpus), most=WHOLE_MILLI)
@@ -114,12 +114,14 @@ def demand_of(row: Row) -> Demand:
     )
 
 
-def mix_of(pods: Sequence[Pod]) -> Mix:
+def mix_of(pods: Sequence[OpenbPod]) -> Mix:
     """How often each shape is in a list."""
     return {demand: float(n) for demand, n in Counter(pod.demand for pod in pods).items()}
 
 
-def stream(pods: Sequence[Pod], capacity_milli: int, arrive: float, seed: int) -> Iterator[Pod]:
+def stream(
+    pods: Sequence[OpenbPod], capacity_milli: int, arrive: float, seed: int
+) -> Iterator[OpenbPod]:
     """The pods in the order in which they come."""
     if not pods:
         return
@@ -138,8 +140,8 @@ def stream(pods: Sequence[Pod], capacity_milli: int, arrive: float, seed: int) -
 
 
 def replay(  # noqa: PLR0913 - one for each option of the command
-    nodes: Sequence[NodeSpec],
-    pods: Sequence[Pod],
+    nodes: Sequence[NodeHardware],
+    pods: Sequence[OpenbPod],
     *,
     by: str = "fragmentation",
     arrive: float = 1.3,

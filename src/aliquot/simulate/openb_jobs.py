@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from aliquot.placement.core.snapshot import NodeSpec
-    from aliquot.simulate.rows import Row
+    from aliquot.placement.core.snapshot import NodeHardware
+    from aliquot.simulate.rows import CsvRow
 
 HOUR = 3600.0
 SHORTEST, LONGEST = 60.0, 12 * HOUR
@@ -97,7 +97,7 @@ def pressed(jobs: Sequence[Arrival], capacity_milli: int, load: float) -> list[A
     ]
 
 
-def some_nodes(nodes: Sequence[NodeSpec], count: int) -> list[NodeSpec]:
+def some_nodes(nodes: Sequence[NodeHardware], count: int) -> list[NodeHardware]:
     """`count` nodes, evenly spaced in the list, with their CPU and memory set to 0."""
     if not 0 < count <= len(nodes):
         raise InvalidValueError(
@@ -108,7 +108,7 @@ def some_nodes(nodes: Sequence[NodeSpec], count: int) -> list[NodeSpec]:
     return [replace(node, cpu_milli=0, ram_bytes=0) for node in kept]
 
 
-def _ran(row: Row) -> _Ran | None:
+def _ran(row: CsvRow) -> _Ran | None:
     demand = demand_of(row)
     if not demand.gpus or not row.text("scheduled_time") or not row.text("deletion_time"):
         return None

@@ -42,7 +42,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CsvRow:
     """A line of a file."""
 
     path: Path
@@ -115,7 +115,7 @@ class Row:
         return found if math.isfinite(found) else None
 
 
-def read_rows(path: Path, columns: Columns) -> list[Row]:
+def read_rows(path: Path, columns: Columns) -> list[CsvRow]:
     """The lines of a file, of which there is one at least."""
     lines = _lines(path)
     if not lines:
@@ -132,7 +132,7 @@ def read_rows(path: Path, columns: Columns) -> list[Row]:
                 f" {len(head)} columns: {cells[len(head)]!r} is in none",
                 f"Write one cell for each of: {','.join(head)}.",
             )
-        rows.append(Row(path, line, dict(zip(head, cells, strict=False))))
+        rows.append(CsvRow(path, line, dict(zip(head, cells, strict=False))))
     if not rows:
         raise InvalidValueError(
             f"{path} has no {columns.of}: there is nothing below its first line",
@@ -147,7 +147,7 @@ def read_head(path: Path) -> set[str]:
     return set(lines[0][1]) if lines else set()
 
 
-def refuse_again(rows: Sequence[Row], column: str) -> None:
+def refuse_again(rows: Sequence[CsvRow], column: str) -> None:
     """Refuse a name that is there twice."""
     lines: dict[str, int] = {}
     for row in rows:

@@ -24,7 +24,7 @@ from aliquot.model.job import MAX_WORKERS, Sizes
 from aliquot.model.units import MIB
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Gang, Kind
 from aliquot.placement.core.links import Reach
-from aliquot.placement.core.snapshot import NodeSpec
+from aliquot.placement.core.snapshot import NodeHardware
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.simulate.rows import (
     MOST,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.placement.core.links import Links
-    from aliquot.simulate.rows import Row
+    from aliquot.simulate.rows import CsvRow
 
 MOST_MEMBERS = 10_000
 MOST_MIB = 10**12  # of all GPUs
@@ -106,7 +106,7 @@ class Arrival:
             )
 
 
-def read_nodes(path: Path) -> list[NodeSpec]:
+def read_nodes(path: Path) -> list[NodeHardware]:
     """The nodes of a trace."""
     rows = read_rows(path, NODES)
     refuse_again(rows, "name")
@@ -116,7 +116,7 @@ def read_nodes(path: Path) -> list[NodeSpec]:
 def read_gangs(path: Path) -> list[Arrival]:
     """The gangs of a trace in the order in which they come."""
     gangs: dict[str, Arrival] = {}
-    first: dict[str, Row] = {}
+    first: dict[str, CsvRow] = {}
     for row in read_rows(path, GANGS):
         name = row.name("gang")
         members = (_demand(row),) * row.whole("members", 1, least=1, most=MOST_MEMBERS)
@@ -141,9 +141,9 @@ def read_queues(path: Path) -> dict[str, Queue]:
     return {row.name("name"): _queue(row) for row in rows}
 
 
-def _node(row: Row) -> NodeSpec:
+def _node(row: CsvRow) -> NodeHardware:
     gpus = row.whole("gpus", most=MOST_GPUS)
-    return NodeSpec(
+    return NodeHardware(
         name=row.name("name"),
         gpus=gpus,
         model=row.text("model"),
@@ -157,7 +157,7 @@ def _node(row: Row) -> NodeSpec:
     )
 
 
-def _arrival(row: Row, members: tuple[Demand, ...]) -> Arrival:
+def _arrival(row: CsvRow, members: tuple[Demand, ...]) -> Arrival:
     seconds = row.above_zero("seconds")
     gang = Gang(
         name=row.name("gang"),
@@ -171,7 +171,7 @@ def _arrival(row: Row, members: tuple[Demand, ...]) -> Arrival:
     return Arrival(gang, ran, _sizes(row, len(members)))
 
 
-def _check_same(row: Row, first: Row) -> None:
+def _check_same(row: CsvRow, first: CsvRow) -> None:
     """Refuse a line of a gang that says something else of it than its first line."""
     for column in OF_THE_GANG:
         said, before = row.text(column), first.text(column)
@@ -192,7 +192,7 @@ def _is_same(one: str, other: str) -> bool:
         return False
 
 
-def _queue(row: Row) -> Queue:
+def _queue(row: CsvRow) -> Queue:
     quota, limit = (_bound(row, of) for of in ("quota", "limit"))
     pairs = {"gpus": (quota.milli, limit.milli), "memory_mib": (quota.bytes, limit.bytes)}
     for unit, (own, most) in pairs.items():
@@ -210,7 +210,7 @@ def _queue(row: Row) -> Queue:
     )
 
 
-def _bound(row: Row, of: str) -> Bound:
+def _bound(row: CsvRow, of: str) -> Bound:
     gpus, memory = f"{of}_gpus", f"{of}_memory_mib"
     return Bound(
         round(row.number(gpus) * WHOLE_MILLI) if row.text(gpus) else None,
@@ -236,7 +236,7 @@ def _table(gpus: int, rank: object) -> Links:
     return tuple(tuple(0 if a == b else rank(a, b) for b in range(gpus)) for a in range(gpus))  # type: ignore[operator]
 
 
-def _demand(row: Row) -> Demand:
+def _demand(row: CsvRow) -> Demand:
     gpus = row.whole("gpus", 1, most=MOST_GPUS)
     if not gpus:
         for column in ("milli", "kind", "gpu_memory_mib", "models"):
@@ -260,7 +260,7 @@ def _demand(row: Row) -> Demand:
     )
 
 
-def _sizes(row: Row, members: int) -> Sizes | None:
+def _sizes(row: CsvRow, members: int) -> Sizes | None:
     if not (row.text("least") or row.text("most")):
         return None
     least = row.whole("least", members, least=1, most=MAX_WORKERS)

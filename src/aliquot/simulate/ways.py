@@ -23,7 +23,7 @@ from aliquot.simulate.report import percentile_95
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from aliquot.placement.core.snapshot import NodeSpec
+    from aliquot.placement.core.snapshot import NodeHardware
     from aliquot.placement.elastic.resize import Rules
     from aliquot.placement.queues.quota import Queue
     from aliquot.simulate.trace import Arrival
@@ -93,7 +93,7 @@ def parse_stretch(text: str, smallest_job: int) -> Stretch:
 
 def run_way(  # noqa: PLR0913 - one for each option of the command
     way: Way,
-    nodes: Sequence[NodeSpec],
+    nodes: Sequence[NodeHardware],
     arrivals: Sequence[Arrival],
     *,
     by: str = "fragmentation",

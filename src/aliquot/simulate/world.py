@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from aliquot.placement.core.demand import Demand, Gang
-    from aliquot.placement.core.snapshot import NodeSpec
+    from aliquot.placement.core.snapshot import NodeHardware
     from aliquot.simulate.trace import Arrival
 
 NEVER = "not all its members fit together, even where nothing runs"
@@ -91,7 +91,7 @@ class World:
     """The allocations, the strategy for what the trace brings, and the fate of each gang."""
 
     def __init__(
-        self, nodes: Sequence[NodeSpec], arrivals: Sequence[Arrival], by: str, seed: int
+        self, nodes: Sequence[NodeHardware], arrivals: Sequence[Arrival], by: str, seed: int
     ) -> None:
         start = empty(nodes)
         mix: Counter[Demand] = Counter()

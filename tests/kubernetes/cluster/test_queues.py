@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.api.objects import Queue
+from aliquot.kubernetes.api.objects import QueueObject
 from aliquot.kubernetes.api.queue import LEVELS
 from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.placement.queues.quota import Bound, Tree
@@ -223,7 +223,7 @@ AMOUNTS = [
 ]
 
 
-def queues(name: str) -> st.SearchStrategy[Queue]:
+def queues(name: str) -> st.SearchStrategy[QueueObject]:
     return st.builds(
         make_queue,
         st.just(name),
@@ -235,7 +235,7 @@ def queues(name: str) -> st.SearchStrategy[Queue]:
     )
 
 
-def sets() -> st.SearchStrategy[dict[str, Queue]]:
+def sets() -> st.SearchStrategy[dict[str, QueueObject]]:
     return st.fixed_dictionaries({}, optional={name: queues(name) for name in NAMES})
 
 
@@ -251,8 +251,8 @@ def all_of(known: Queues) -> object:
 @QUICK
 @given(sets(), sets(), st.permutations(NAMES), st.permutations(NAMES), st.data())
 def test_the_order_of_changes_does_not_matter(
-    wanted: dict[str, Queue],
-    before: dict[str, Queue],
+    wanted: dict[str, QueueObject],
+    before: dict[str, QueueObject],
     order: list[str],
     other: list[str],
     data: st.DataObject,
@@ -274,7 +274,7 @@ def test_the_order_of_changes_does_not_matter(
 
 @QUICK
 @given(sets())
-def test_any_specs_become_a_tree(wanted: dict[str, Queue]) -> None:
+def test_any_specs_become_a_tree(wanted: dict[str, QueueObject]) -> None:
     known = know(*wanted.values())
     told = known.queues()
     assert set(told) - {"default"} == set(wanted) - {"default"}
@@ -289,7 +289,7 @@ def test_any_specs_become_a_tree(wanted: dict[str, Queue]) -> None:
 @QUICK
 @given(sets())
 def test_a_queue_has_a_problem_exactly_if_its_parents_do_not_lead_to_the_top(
-    wanted: dict[str, Queue],
+    wanted: dict[str, QueueObject],
 ) -> None:
     known = know(*wanted.values())
     for name, one in wanted.items():

@@ -7,7 +7,7 @@ from typing import Any
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Gang, Running, whole
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.decide import DecisionInput, decide
 
 NOW = 1000.0
@@ -15,7 +15,9 @@ NOW = 1000.0
 
 def nodes(*gpus: int) -> Allocations:
     specs = [
-        NodeSpec(f"n{number}", count, model="m", gpu_bytes=80, rack=f"r{number // 2}", block="b")
+        NodeHardware(
+            f"n{number}", count, model="m", gpu_bytes=80, rack=f"r{number // 2}", block="b"
+        )
         for number, count in enumerate(gpus)
     ]
     return Allocations(empty(specs))

@@ -34,7 +34,7 @@ from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
 from aliquot.kubernetes.gangs.lifecycle import Deadlines
 from aliquot.kubernetes.scheduler import Scheduler, SchedulerOptions
 from aliquot.placement.core.demand import Demand, Gang, Kind
-from aliquot.placement.core.snapshot import NodeSpec
+from aliquot.placement.core.snapshot import NodeHardware
 from aliquot.placement.decide import Decision
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.simulate.engine import simulate
@@ -163,7 +163,7 @@ def simulated(work: Workload) -> tuple[History, Counter[str]]:
     """What the simulator does, and how often it does what this test is about."""
     history, seen = History(), Counter[str]()
     nodes = [_node_spec(name, gpus) for name, gpus in _nodes(work)]
-    nodes += [NodeSpec(f"spare-{n}", 0, rack=f"spare-{n}") for n in range(SPARE_ROWS)]
+    nodes += [NodeHardware(f"spare-{n}", 0, rack=f"spare-{n}") for n in range(SPARE_ROWS)]
     arrivals = [Arrival(_gang(job), float(job.runs)) for job in work.jobs]
 
     def decided(now: float, decision: Decision) -> None:
@@ -196,7 +196,7 @@ def _nodes(work: Workload) -> Iterator[tuple[str, int]]:
     return ((f"n{number}", gpus) for number, gpus in enumerate(work.nodes))
 
 
-def _node_spec(name: str, gpus: int) -> NodeSpec:
+def _node_spec(name: str, gpus: int) -> NodeHardware:
     """A node as the cluster sees it: without labels, each node is a rack of its own."""
     return replace(spec_of(make_node(name, gpus)), rack=name)
 

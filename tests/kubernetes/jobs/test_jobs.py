@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aliquot.kubernetes.api.names import DURATION
-from aliquot.kubernetes.api.objects import Meta, Queue
+from aliquot.kubernetes.api.objects import Meta, QueueObject
 from aliquot.kubernetes.api.queue import Amounts, QueueSpec
 from kubernetes.jobs.job_cluster import TEMPLATE, JobCluster
 
@@ -391,7 +391,7 @@ async def test_workers_with_slices_share_gpus() -> None:
 @scenario
 async def test_a_job_does_not_start_beyond_the_limit_of_its_queue() -> None:
     cluster = JobCluster()
-    red = Queue(Meta(name="red"), QueueSpec(limit=Amounts(gpus=2)))
+    red = QueueObject(Meta(name="red"), QueueSpec(limit=Amounts(gpus=2)))
     cluster.allocations.queues.set_queue("red", red)
     cluster.submit(queue="red")
     await cluster.go(10)

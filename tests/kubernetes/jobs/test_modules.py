@@ -22,7 +22,7 @@ from aliquot.model.job_state import JobState, Slot, Stage, Stopping
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Demand, Gang, Placement, Running
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.elastic.feasibility import ClusterCapacity, Feasibility, JobWorkers
 from kubernetes.jobs.job_cluster import TEMPLATE
 
@@ -132,7 +132,7 @@ def test_a_saved_state_survives_the_codec() -> None:
 
 
 def test_room_counts_who_stays_where_they_are_and_who_moves() -> None:
-    allocations = Allocations(empty([NodeSpec("a", 2), NodeSpec("b", 2)]))
+    allocations = Allocations(empty([NodeHardware("a", 2), NodeHardware("b", 2)]))
     held = []
     for rank, place in enumerate([Placement(0, (0,)), Placement(1, (0,)), Placement(0, (1,))]):
         one = Running(Gang(f"w{rank}", (Demand(),)), (place,), 0.0, 1.0)
@@ -155,7 +155,7 @@ def test_room_counts_who_stays_where_they_are_and_who_moves() -> None:
 
 
 def test_a_job_on_its_way_has_its_place_or_is_left_out() -> None:
-    allocations = Allocations(empty([NodeSpec("a", 4)]))
+    allocations = Allocations(empty([NodeHardware("a", 4)]))
     parties = {name: JobWorkers[Running](name, (Demand(),)) for name in ("coming", "huge", "other")}
     room = Feasibility(
         ClusterCapacity(allocations, strategy("fragmentation", allocations.hardware)), parties

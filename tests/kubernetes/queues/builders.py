@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aliquot.kubernetes.api.names import QUEUE
-from aliquot.kubernetes.api.objects import Meta, Namespace, Pod, Queue
+from aliquot.kubernetes.api.objects import Meta, Namespace, Pod, QueueObject
 from aliquot.kubernetes.api.queue import Amounts, QueueSpec
 from aliquot.kubernetes.cluster.queues import Queues
 
@@ -28,13 +28,13 @@ def make_queue(
     limit: Any = None,
     made: str = "",
     **more: Any,
-) -> Queue:
+) -> QueueObject:
     """A queue: make_queue("a", quota=4, limit={"memory": "80Gi"}, weight=2)."""
     spec = QueueSpec(parent=parent, quota=amounts(quota), limit=amounts(limit), **more)
-    return Queue(Meta(name=name, uid=f"uid-{name}", creation_timestamp=made or None), spec)
+    return QueueObject(Meta(name=name, uid=f"uid-{name}", creation_timestamp=made or None), spec)
 
 
-def know(*queues: Queue, largest_gpu: int = GPU_BYTES) -> Queues:
+def know(*queues: QueueObject, largest_gpu: int = GPU_BYTES) -> Queues:
     """All of them, as if they were told in this order."""
     known = Queues()
     known.set_largest_gpu(largest_gpu)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import yaml  # type: ignore[import-untyped] # lightkube brings it, without types
 
-from aliquot.kubernetes.api.objects import QUEUES, Queue
+from aliquot.kubernetes.api.objects import QUEUES, QueueObject
 from aliquot.kubernetes.api.queue import LEVELS, QueueSpec, QueueStatus
 from kubernetes.chart import ROOT
 from kubernetes.queues.builders import know
@@ -33,7 +33,7 @@ def test_the_definition_has_the_fields_of_the_types() -> None:
 
 
 def test_the_example_is_a_valid_tree_without_warnings() -> None:
-    every = [msgspec.convert(one, Queue) for one in read(EXAMPLE) if one["kind"] == "Queue"]
+    every = [msgspec.convert(one, QueueObject) for one in read(EXAMPLE) if one["kind"] == "Queue"]
     known = know(*every)
     assert len(every) >= 3
     for one in every:

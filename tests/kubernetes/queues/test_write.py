@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from aliquot.kubernetes.api.objects import QUEUES, Queue
+from aliquot.kubernetes.api.objects import QUEUES, QueueObject
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.kubernetes.queues.status import QueueUsage
@@ -28,14 +28,14 @@ class Stage:
     leading: bool = True
     writer: StatusWriter = field(init=False)
 
-    def add(self, queue: Queue) -> None:
+    def add(self, queue: QueueObject) -> None:
         self.api.put("queues", as_json(QUEUES, queue))
 
     def has(self, name: str, milli: int) -> None:
         self.loads[name] = QueueUsage(Resources(milli))
         self.writer.change()
 
-    def heard(self, old: Queue | None, new: Queue | None) -> None:
+    def heard(self, old: QueueObject | None, new: QueueObject | None) -> None:
         one = new or old
         assert one is not None
         self.known.set_queue(one.metadata.name, new)

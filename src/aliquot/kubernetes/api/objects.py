@@ -41,7 +41,7 @@ class Meta(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     deletion_timestamp: str | None = None
 
 
-class Resources(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class ContainerResources(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The resources of a container."""
 
     limits: dict[str, Quantity] = {}
@@ -52,7 +52,7 @@ class Container(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     """A container; an init container with the restart policy `Always` is a sidecar."""
 
     name: str = ""
-    resources: Resources = Resources()
+    resources: ContainerResources = ContainerResources()
     restart_policy: str | None = None
 
 
@@ -253,7 +253,7 @@ class Namespace(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     metadata: Meta = Meta()
 
 
-class Queue(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class QueueObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A queue: what people specified, and what it uses."""
 
     metadata: Meta = Meta()
@@ -330,7 +330,7 @@ EVENTS = Resource(Event, "v1", "Event", "events")
 LEASES = Resource(Lease, "coordination.k8s.io/v1", "Lease", "leases")
 NAMESPACES = Resource(Namespace, "v1", "Namespace", "namespaces", namespaced=False)
 EVICTIONS = Resource(Eviction, "policy/v1", "Eviction", "pods")
-QUEUES = Resource(Queue, queue.API_VERSION, "Queue", queue.PLURAL, namespaced=False)
+QUEUES = Resource(QueueObject, queue.API_VERSION, "Queue", queue.PLURAL, namespaced=False)
 GPU_NODES = Resource(GpuNode, gpunode.API_VERSION, "GPUNode", gpunode.PLURAL, namespaced=False)
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"  # a field selector

@@ -29,7 +29,7 @@ from aliquot.kubernetes.cluster.usable import NO_AGENT
 from aliquot.placement.choose.chooser import Chooser
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.allocations import Allocations, NodeFree
-from aliquot.placement.core.snapshot import NodeSpec, empty
+from aliquot.placement.core.snapshot import NodeHardware, empty
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -106,7 +106,7 @@ class Cluster:
         self._here: defaultdict[str, set[str]] = defaultdict(set)  # UIDs of both, by node
         self._reported: set[str] = set()  # UIDs that their node has reported at some time
         self._rows: dict[str, int] = {}
-        self._specs: dict[str, NodeSpec] = {}
+        self._specs: dict[str, NodeHardware] = {}
         self._free_rows: list[int] = []
         self._strengths: dict[str, float] = {}
         self._stale: set[str] = set()
@@ -117,7 +117,7 @@ class Cluster:
         self._versions: Counter[str] = Counter()
         self._sizes: dict[Size, int] = {}
         self._size_of: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._empty: OrderedDict[NodeSpec, tuple[Snapshot, Strategy]] = OrderedDict()
+        self._empty: OrderedDict[NodeHardware, tuple[Snapshot, Strategy]] = OrderedDict()
         self._chooser = self._rebuilt()
 
     # --- what watches report ----------------------------------------------------------------------
@@ -297,7 +297,7 @@ class Cluster:
         allocations.set_node(0, self._free[name] if cached else self._free_on(name, without))
         return Chooser(allocations, by)
 
-    def _empty_node(self, spec: NodeSpec) -> tuple[Snapshot, Strategy]:
+    def _empty_node(self, spec: NodeHardware) -> tuple[Snapshot, Strategy]:
         """An empty node like this, and the strategy for it. A cluster has few kinds of nodes."""
         found = self._empty.get(spec)
         if found is None:
@@ -343,7 +343,7 @@ class Cluster:
         allocations.set_node(row, free, None if same else spec)
         return True
 
-    def _number(self, spec: NodeSpec, node: GpuNode) -> int:
+    def _number(self, spec: NodeHardware, node: GpuNode) -> int:
         return self._sizes.setdefault(Size(spec.gpu_bytes, node.status.shares), len(self._sizes))
 
     def _clear(self, name: str) -> None:
@@ -384,7 +384,7 @@ class Cluster:
         node = self._nodes.get(name)
         return node is not None and bool(node.status.gpus)
 
-    def _spec(self, node: GpuNode) -> NodeSpec:
+    def _spec(self, node: GpuNode) -> NodeHardware:
         """A node as `placement` knows it; no GPU of an unusable one can be given."""
         spec = spec_of(node)
         unhealthy = spec.unhealthy
@@ -445,5 +445,5 @@ def _reported_by(node: GpuNode) -> set[str]:
     return {part.pod_uid for gpu in node.status.gpus for part in gpu.grants}
 
 
-def _unused(row: int) -> NodeSpec:
-    return NodeSpec(f"\0{row}", 0)
+def _unused(row: int) -> NodeHardware:
+    return NodeHardware(f"\0{row}", 0)

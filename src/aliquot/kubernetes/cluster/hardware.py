@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.placement.core.demand import WHOLE_MILLI, Kind
 from aliquot.placement.core.links import rank
-from aliquot.placement.core.snapshot import NodeSpec
+from aliquot.placement.core.snapshot import NodeHardware
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,10 +29,10 @@ KINDS: dict[plan.Kind, Kind] = {
 MIXED = " + "  # between the models of a node that has several
 
 
-def spec_of(node: GpuNode, strength: float = 0.0) -> NodeSpec:
+def spec_of(node: GpuNode, strength: float = 0.0) -> NodeHardware:
     """The empty node. If its GPUs differ, all count as the smallest."""
     gpus = node.status.gpus
-    return NodeSpec(
+    return NodeHardware(
         name=node.metadata.name,
         gpus=len(gpus),
         model=MIXED.join(sorted({one.model for one in gpus})),

@@ -17,7 +17,7 @@ from aliquot.kubernetes.cluster.queue_tree import NAMED, queue_tree_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aliquot.kubernetes.api.objects import Namespace, Pod, Queue
+    from aliquot.kubernetes.api.objects import Namespace, Pod, QueueObject
     from aliquot.kubernetes.cluster.queue_tree import QueueFault, QueueTree
     from aliquot.placement.queues import quota
 
@@ -29,7 +29,7 @@ class Queues:
     """
 
     def __init__(self) -> None:
-        self._objects: dict[str, Queue] = {}
+        self._objects: dict[str, QueueObject] = {}
         self._labels: dict[str, str] = {}
         self._largest_gpu = 0
         self._tree: QueueTree | None = None
@@ -37,7 +37,7 @@ class Queues:
 
     # --- what watches report ----------------------------------------------------------------------
 
-    def set_queue(self, name: str, queue: Queue | None) -> None:
+    def set_queue(self, name: str, queue: QueueObject | None) -> None:
         """A Queue was created or changed; None: it is gone."""
         before = self._objects.pop(name, None)
         if queue is not None:
@@ -94,7 +94,7 @@ class Queues:
         return self._derived().queues
 
     @property
-    def objects(self) -> Mapping[str, Queue]:
+    def objects(self) -> Mapping[str, QueueObject]:
         """All Queue objects, by name."""
         return self._objects
 
@@ -125,6 +125,6 @@ class Queues:
         return self._tree
 
 
-def _spec_of(queue: Queue) -> tuple[object, ...]:
+def _spec_of(queue: QueueObject) -> tuple[object, ...]:
     """The part of a Queue that people write; the scheduler writes the rest."""
     return queue.spec, queue.metadata.creation_timestamp

@@ -52,7 +52,7 @@ class Readiness(Protocol):
         """What is missing; empty if it may decide."""
 
 
-class Rules(Protocol):
+class ExtenderRules(Protocol):
     """What gangs and queues say about a pod, apart from what fits."""
 
     def answer(self, pod: Pod, names: Sequence[str]) -> Answer | None:
@@ -71,7 +71,7 @@ class Extender:
     def __init__(  # noqa: PLR0913, PLR0917 - what the answers depend on
         self,
         planner: Planner,
-        rules: Rules,
+        rules: ExtenderRules,
         binder: Binder,
         waiting: WaitingPods,
         metrics: Metrics,

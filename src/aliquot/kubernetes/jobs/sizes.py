@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from aliquot.model.job import Job
     from aliquot.model.job_state import JobState
     from aliquot.placement.core.demand import Demand
-    from aliquot.placement.elastic.resize import Decision
+    from aliquot.placement.elastic.resize import SizeDecision
 
 WAITS_SECONDS = 2.0  # a younger pod may be about to be bound
 WAITING, STARTING, SIZES = 32, 4, 16  # the most that one decision considers
@@ -318,7 +318,7 @@ def _considered(sizes: Sequence[int], now: int) -> list[int]:
 
 
 def _changes(
-    decision: Decision,
+    decision: SizeDecision,
     check: Feasibility[Running],
     candidates: Sequence[Candidate],
     now: float,

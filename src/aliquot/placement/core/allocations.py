@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aliquot.placement.core.demand import Running
-    from aliquot.placement.core.snapshot import Hardware, Ints, NodeSpec
+    from aliquot.placement.core.snapshot import Hardware, Ints, NodeHardware
 
 _64_BITS = (1 << 64) - 1
 _FREE = int(Kind.FREE)  # numpy is slow with an enum's members
@@ -193,7 +193,7 @@ class Allocations:
         gpus = bundle.gpus
         self.kind[gpus] = np.where(self.holders[gpus] > 0, self.kind[gpus], _FREE)
 
-    def set_node(self, node: int, free: NodeFree, spec: NodeSpec | None = None) -> None:
+    def set_node(self, node: int, free: NodeFree, spec: NodeHardware | None = None) -> None:
         """Overwrite what is free on a node's GPUs, for allocations that follow a cluster.
 
         With a `spec` the row becomes another node, with all its CPU and memory free. The hardware

@@ -31,7 +31,7 @@ CHANGING = ("milli_free", "bytes_free", "kind", "holders", "cpu_free", "ram_free
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSpec:
+class NodeHardware:
     """A node as it is before anything runs on it.
 
     `links[i][j]` is how good the way between two of its GPUs is, more is better; none: all equal.
@@ -106,11 +106,11 @@ class Hardware:
             return WHOLE_MILLI, int(self.gpu_bytes[node])
         return demand.milli, demand.gpu_bytes
 
-    def has_place_for(self, spec: NodeSpec) -> bool:
+    def has_place_for(self, spec: NodeHardware) -> bool:
         """Whether a node like this can be in a row: its model is known, and it is not too wide."""
         return spec.model in self.models and spec.gpus <= self.present.shape[1]
 
-    def with_node(self, node: int, spec: NodeSpec) -> Hardware:
+    def with_node(self, node: int, spec: NodeHardware) -> Hardware:
         """The same with this node in that row, which has a place for it; rack and block stay."""
         model = self.models.index(spec.model)
         tables = self.link_tables
@@ -161,7 +161,7 @@ class Snapshot:
             getattr(self, name).flags.writeable = False
 
 
-def empty(nodes: Sequence[NodeSpec]) -> Snapshot:
+def empty(nodes: Sequence[NodeHardware]) -> Snapshot:
     """A snapshot of nodes on which nothing runs."""
     hardware = _hardware(nodes)
     present = hardware.present
@@ -176,7 +176,7 @@ def empty(nodes: Sequence[NodeSpec]) -> Snapshot:
     )
 
 
-def _hardware(nodes: Sequence[NodeSpec]) -> Hardware:
+def _hardware(nodes: Sequence[NodeHardware]) -> Hardware:
     widest = max((node.gpus for node in nodes), default=0) or 1
     counts = _ints(node.gpus for node in nodes)
     models = _numbered(node.model for node in nodes)
@@ -205,7 +205,7 @@ def _hardware(nodes: Sequence[NodeSpec]) -> Hardware:
     )
 
 
-def _present(node: NodeSpec, widest: int) -> list[bool]:
+def _present(node: NodeHardware, widest: int) -> list[bool]:
     return [gpu < node.gpus and gpu not in node.unhealthy for gpu in range(widest)]
 
 

@@ -72,7 +72,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SizeDecision:
     """What to do, in this order: `resizes`, then `starts` as soon as they fit.
 
     `could` is to be given to the next decision: since when, and to what size, jobs could grow.
@@ -92,7 +92,7 @@ def decide(  # noqa: PLR0913, PLR0917 - the whole snapshot
     now: float,
     rules: Rules,
     could: Mapping[str, tuple[float, int]],
-) -> Decision:
+) -> SizeDecision:
     """Decide over one snapshot."""
     return _Decider(jobs, feasibility, queues, hardware, now, rules).decide(could)
 
@@ -120,7 +120,7 @@ class _Decider:
         self.why: dict[str, str] = {}
         self.may_grow = True  # nobody waits for what growing would take
 
-    def decide(self, could: Mapping[str, tuple[float, int]]) -> Decision:
+    def decide(self, could: Mapping[str, tuple[float, int]]) -> SizeDecision:
         self._admit()
         self._exchange()
         possible = self._grow() if self.may_grow else {}
@@ -133,7 +133,7 @@ class _Decider:
         }
         resizes |= {name: (size, "GPUs are free") for name, size in growing.items()}
         starts = {name: size for name, size in sizes.items() if not self.jobs[name].size}
-        return Decision(resizes, starts, self.waits, could)
+        return SizeDecision(resizes, starts, self.waits, could)
 
     # --- 1 ---
 

@@ -53,7 +53,7 @@ OVERRAN = "other work runs longer than declared"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StartPlan:
     """What starts now, what is planned for later, and why each gang waits.
 
     `delays` says why planned starts moved back.
@@ -76,7 +76,7 @@ def plan_starts(  # noqa: PLR0913 - the whole question
     seed: int = 0,
     own: Collection[str] = (),
     blame: str = OVERRAN,
-) -> Plan:
+) -> StartPlan:
     """Plan all waiting gangs in order; `planned` is what the last plan reserved.
 
     `by` and `seed` are as for `plan_gang`. `own` are the names of the gangs that their queue's
@@ -85,7 +85,7 @@ def plan_starts(  # noqa: PLR0913 - the whole question
     after = allocations.copy()
     starts = [] if planned else _fitting_now(after, waiting, now, by, seed)
     if len(starts) == len(waiting):
-        return Plan(tuple(starts))
+        return StartPlan(tuple(starts))
     names = {gang.name: gang for gang in waiting}
     turns = {name: turn for turn, name in enumerate(names)}
     wanted = [one for one in planned if names.get(one.gang.name) == one.gang]
@@ -96,7 +96,9 @@ def plan_starts(  # noqa: PLR0913 - the whole question
     planner = _Planner(timeline, turns, wanted, own, blame)
     for gang in waiting[len(starts) :]:
         planner.decide(gang)
-    return Plan((*starts, *planner.starts), tuple(planner.planned), planner.reasons, planner.delays)
+    return StartPlan(
+        (*starts, *planner.starts), tuple(planner.planned), planner.reasons, planner.delays
+    )
 
 
 def _fitting_now(
