@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,3 +126,14 @@ def test_replaced_words_are_in_no_text() -> None:
 )
 def test_identifiers_are_split_into_words(name: str, expected: set[str]) -> None:
     assert parts(name) == expected
+
+
+def test_no_two_classes_share_a_name() -> None:
+    found = Counter(
+        node.name
+        for path in texts()
+        if path.is_relative_to("src") and path.suffix == ".py"
+        for node in ast.parse(read(path)).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert not [name for name, count in found.items() if count > 1]
