@@ -1,7 +1,5 @@
 #include "capacity.h"
 
-#include "findings.h"
-
 #include <stdio.h>
 
 /* The grant's slice of that GPU, or NULL: it has none, or is parked. */
@@ -93,15 +91,18 @@ bool capacity_check_compute(struct arbiter *arbiter, const struct gpu *gpu,
 	                   gpu->uuid_text, free, asked->compute_percent, holders);
 }
 
-bool capacity_check_policy(struct arbiter *arbiter, const struct gpu *gpu,
-                           enum aliquot_policy policy, struct failure *failure)
+bool capacity_check_policy(struct grant *grant, uint32_t slice, enum aliquot_policy policy,
+                           struct failure *failure)
 {
+	struct credit_figures figures;
 	if (policy != ALIQUOT_HARD)
 		return true;
-	findings_update(arbiter);
-	if (gpu->gates != ALIQUOT_GATES_FAIL)
+	credit_look(&grant->arbiter->credit);
+	credit_read(grant, slice, &figures);
+	if (figures.gates != ALIQUOT_GATES_FAIL && figures.gates != ALIQUOT_GATES_INVALID)
 		return true;
 	return failure_set(failure, "unsupported",
-	                   "GPU %u (%s) cannot gate programs: a hard share cannot be enforced there",
-	                   gpu->index, gpu->uuid_text);
+	                   "gates do not work for a process of grant %s on GPU %u: a hard share cannot "
+	                   "be enforced",
+	                   grant->name, grant->gpus[slice]->index);
 }

@@ -25,8 +25,10 @@ bool capacity_check_compute(struct arbiter *arbiter, const struct gpu *gpu,
                             const struct control_slice *asked, const struct grant *except,
                             struct failure *failure);
 
-/* `hard` needs gates: refused if the last process that tried them on this GPU found that they fail. */
-bool capacity_check_policy(struct arbiter *arbiter, const struct gpu *gpu,
-                           enum aliquot_policy policy, struct failure *failure);
+/* `hard` needs gates: refused if they do not work for a process that is in the slice now. What other
+ * grants' processes say does not count. A process that joins a hard slice later and whose gates fail
+ * cannot create a context (gate/lifecycle.c). */
+bool capacity_check_policy(struct grant *grant, uint32_t slice, enum aliquot_policy policy,
+                           struct failure *failure);
 
 #endif

@@ -151,14 +151,15 @@ static const char *add_slice(struct text text, struct control_request *out)
 	return NULL;
 }
 
-static const char *parse_name(struct text text, struct control_request *out)
+/* Parses a name that has not been given yet, into an array of ALIQUOT_NAME_SIZE. */
+static const char *parse_name(struct text text, char *out)
 {
-	if (*out->name)
-		return "name is given twice";
+	if (*out)
+		return "a name is given twice";
 	if (!control_is_name(text.at, text.length))
 		return "a name is 1 to 63 characters of A-Z a-z 0-9 . _ - and begins with a letter or "
 			   "digit";
-	memcpy(out->name, text.at, text.length);
+	memcpy(out, text.at, text.length);
 	return NULL;
 }
 
@@ -188,7 +189,7 @@ static bool takes_slices(const struct control_request *request)
 
 /* The settings of each request about a grant, for error messages. */
 static const char *const settings_of[] = {
-	[CONTROL_MAKE] = "make takes name=NAME, kept=1 and slice=...",
+	[CONTROL_MAKE] = "make takes name=NAME, kept=1, together=NAME and slice=...",
 	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1 and slice=...",
 	[CONTROL_SET_STATE] = "set-state takes name=NAME and to=active, switching or parked",
 	[CONTROL_END] = "end takes name=NAME",
@@ -199,7 +200,9 @@ static const char *parse_grant_setting(struct text value, struct control_request
 	bool has_value;
 	struct text key = cut(&value, '=', &has_value);
 	if (has_value && equals(key, "name"))
-		return parse_name(value, out);
+		return parse_name(value, out->name);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "together"))
+		return parse_name(value, out->together);
 	if (has_value && takes_slices(out) && equals(key, "slice"))
 		return add_slice(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "kept"))

@@ -2,7 +2,8 @@
  *
  *   status
  *   stop
- *   make name=NAME [kept=1] slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
+ *   make name=NAME [kept=1] [together=NAME]
+ *        slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
  *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
  *   set-state name=NAME to=active|switching|parked
  *   end name=NAME
@@ -50,8 +51,9 @@ struct control_slice {
 struct control_request {
 	enum control_kind kind;
 	char name[ALIQUOT_NAME_SIZE];
-	bool kept;    /* make: the grant stays until `end` */
-	bool gradual; /* resize: lower memory only as far as its use allows */
+	char together[ALIQUOT_NAME_SIZE]; /* make: see struct aliquot_limits; may be empty */
+	bool kept;                        /* make: the grant stays until `end` */
+	bool gradual;                     /* resize: lower memory only as far as its use allows */
 	bool has_state;
 	enum aliquot_grant_state grant_state; /* set-state: the new state */
 	uint32_t slice_count;

@@ -58,7 +58,7 @@ static struct recent_observation observe(const struct credit_slice *slice)
 		.used_ns = contender->figures.used_ns,
 	};
 	for (const struct worker *worker = contender->workers; worker; worker = worker->next)
-		seen.launches += atomic_load_explicit(&worker->work->launches, memory_order_relaxed);
+		seen.launches += worker->view.launches;
 	return seen;
 }
 
@@ -68,6 +68,16 @@ static int32_t late_process(const struct credit_slice *slice)
 	while (process && !process->workers[slice->index].pending)
 		process = process->next;
 	return process ? process->pid : 0;
+}
+
+/* What its processes found; a problem of one of them comes first. */
+static void read_gates(const struct contender *contender, struct credit_figures *out)
+{
+	for (const struct worker *worker = contender->workers; worker; worker = worker->next)
+		if (worker->view.gates > out->gates) {
+			out->gates = worker->view.gates;
+			out->why = out->gates == ALIQUOT_GATES_FAIL ? worker->view.why : 0;
+		}
 }
 
 /* Records what a look at the turns has changed, for credit_read. */
@@ -359,7 +369,22 @@ void credit_read(struct grant *grant, uint32_t slice, struct credit_figures *out
 		.exemptions = read->exemptions,
 		.late_pid = read->late_pid,
 	};
+	read_gates(&read->contender, out);
 	pthread_mutex_unlock(&credit->lock);
+}
+
+enum aliquot_gates credit_gates(const struct process *process, uint32_t slice, uint32_t *why)
+{
+	struct credit *credit = credit_of(process->grant);
+	*why = 0;
+	if (!process->credit || !process->grant->credit->slices[slice].takes_part)
+		return ALIQUOT_GATES_UNTRIED;
+	pthread_mutex_lock(&credit->lock);
+	const struct aliquot_work_view *view = &process->credit->workers[slice].view;
+	enum aliquot_gates gates = view->gates;
+	*why = view->why;
+	pthread_mutex_unlock(&credit->lock);
+	return gates;
 }
 
 bool credit_is_contended(struct credit *credit, unsigned gpu)

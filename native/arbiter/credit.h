@@ -42,6 +42,9 @@ struct credit_figures {
 	uint64_t backlog;    /* quanta */
 	uint64_t exemptions; /* times it was exempt from turns for a while */
 	int32_t late_pid;    /* the process that was late at the newest fallback; 0: unknown */
+	/* FAIL or INVALID if one of its processes is so, and then why: a CUDA error code. */
+	enum aliquot_gates gates;
+	uint32_t why;
 };
 
 /* Starts the thread. 0, or -errno. */
@@ -66,6 +69,8 @@ int credit_add_process(struct process *process);
 void credit_remove_process(struct process *process);
 
 void credit_read(struct grant *grant, uint32_t slice, struct credit_figures *out);
+/* Whether gates work for a process in a slice; *why: the CUDA error code if they fail. */
+enum aliquot_gates credit_gates(const struct process *process, uint32_t slice, uint32_t *why);
 /* Whether slices take turns on that GPU (its place in nvml.gpus). */
 bool credit_is_contended(struct credit *credit, unsigned gpu);
 /* Processor time of the thread. */

@@ -31,6 +31,7 @@ static const char *const gates[] = {
 	[ALIQUOT_GATES_UNTRIED] = "untried",
 	[ALIQUOT_GATES_WORK] = "work",
 	[ALIQUOT_GATES_FAIL] = "fail",
+	[ALIQUOT_GATES_INVALID] = "invalid",
 };
 static const char *const turns[] = {
 	[CONTENDER_OUT] = "out",         [CONTENDER_HOLDS] = "holds",   [CONTENDER_DRAINS] = "drains",

@@ -6,33 +6,24 @@
 /* At most one log line about fallbacks of a grant in this time. */
 #define FALLBACK_LOG_NS SECOND_NS
 
-static uint32_t gates_of(const struct process *process, uint32_t slice)
-{
-	if (!process || !process->stored)
-		return ALIQUOT_GATES_UNTRIED;
-	return atomic_load(&process->stored->pages.work[slice].gates);
-}
-
-static uint32_t why_of(const struct process *process, uint32_t slice)
-{
-	return atomic_load(&process->stored->pages.work[slice].why);
-}
-
-/* What a process reports of the gates of a GPU counts until another process reports something else. */
+/* A process whose gates do not work is a matter of its own grant. */
 static void check_gates(struct process *process, uint32_t slice)
 {
-	struct gpu *gpu = process->grant->gpus[slice];
-	uint32_t gates = gates_of(process, slice);
+	const struct grant *grant = process->grant;
+	const struct gpu *gpu = grant->gpus[slice];
+	uint32_t why;
+	enum aliquot_gates gates = credit_gates(process, slice, &why);
 	if (!gpu || gates == process->gates[slice])
 		return;
 	process->gates[slice] = gates;
-	if (gates != ALIQUOT_GATES_WORK && gates != ALIQUOT_GATES_FAIL)
-		return;
-	gpu->gates = gates;
 	if (gates == ALIQUOT_GATES_FAIL)
 		log_event("grant %s: gates fail for process %d on GPU %u (CUDA error %u): memory "
 		          "limits only",
-		          process->grant->name, process->pid, gpu->index, why_of(process, slice));
+		          grant->name, process->pid, gpu->index, why);
+	else if (gates == ALIQUOT_GATES_INVALID)
+		log_event("grant %s: process %d wrote impossible counts to its work page on GPU %u: it "
+		          "gets no more credit",
+		          grant->name, process->pid, gpu->index);
 }
 
 static void check_turns(struct grant *grant, uint32_t slice)
@@ -66,21 +57,4 @@ void findings_update(struct arbiter *arbiter)
 			check_turns(grant, i);
 		}
 	}
-}
-
-enum aliquot_gates findings_gates(const struct grant *grant, uint32_t slice, uint32_t *why)
-{
-	enum aliquot_gates found = ALIQUOT_GATES_UNTRIED;
-	*why = 0;
-	for (uint32_t slot = 0; slot < grant->process_end; slot++) {
-		const struct process *process = grant->processes[slot];
-		uint32_t gates = gates_of(process, slice);
-		if (gates == ALIQUOT_GATES_FAIL) {
-			*why = why_of(process, slice);
-			return ALIQUOT_GATES_FAIL;
-		}
-		if (gates == ALIQUOT_GATES_WORK)
-			found = ALIQUOT_GATES_WORK;
-	}
-	return found;
 }

@@ -40,6 +40,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 	limits->version = ALIQUOT_VERSION;
 	limits->size = sizeof(*limits);
 	memcpy(limits->name, grant->name, sizeof(limits->name));
+	memcpy(limits->together, request->together, sizeof(limits->together));
 	limits->slice_count = grant->slice_count;
 	limits->owner_uid = owner->uid;
 	limits->owner_pid = owner->pid;

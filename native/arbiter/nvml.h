@@ -24,7 +24,6 @@ struct gpu {
 	char pci_bus_id[NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE];
 	uint64_t memory_bytes;  /* for programs: all, less what the driver reserves */
 	uint64_t context_bytes; /* size of one context, the smallest seen; 0: not yet known */
-	uint32_t gates;         /* enum aliquot_gates: what the last process that tried found */
 };
 
 struct gpu_client {

@@ -65,7 +65,7 @@ static bool fits(struct grant *grant, const struct change *change, struct failur
 	    !capacity_check_compute(arbiter, gpu, wanted, grant, failure))
 		return false;
 	return !(wanted->given & CONTROL_POLICY) ||
-	       capacity_check_policy(arbiter, gpu, wanted->policy, failure);
+	       capacity_check_policy(grant, change->index, wanted->policy, failure);
 }
 
 static bool refuse_in_use(const struct grant *grant, const struct change *change, uint64_t used,

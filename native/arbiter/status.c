@@ -3,7 +3,6 @@
 #include "aliquot/ledger.h"
 #include "capacity.h"
 #include "enum_names.h"
-#include "findings.h"
 #include "grants.h"
 #include "processes.h"
 
@@ -84,11 +83,10 @@ static uint64_t quantile_ns(const struct credit_figures *figures, double part)
 static void write_compute(struct grant *grant, uint32_t i, struct json *out)
 {
 	struct credit_figures figures;
-	uint32_t why;
 	credit_read(grant, i, &figures);
 	json_open(out, "compute", '{');
-	json_string(out, "gates", enum_name(&enum_names_gates, findings_gates(grant, i, &why)));
-	json_number(out, "why", why);
+	json_string(out, "gates", enum_name(&enum_names_gates, figures.gates));
+	json_number(out, "why", figures.why);
 	json_string(out, "state", turn_of(&figures));
 	json_number(out, "weight_percent", (uint64_t)(figures.weight + 0.5));
 	json_number(out, "used_ns", figures.usage.total_ns);
@@ -188,6 +186,7 @@ static void write_grant(struct grant *grant, struct json *out)
 	json_bool(out, "owner_alive", grant->owner.fd >= 0);
 	json_number(out, "owner_uid", limits ? limits->owner_uid : 0);
 	json_number(out, "created", limits ? limits->created_ns / SECOND_NS : 0);
+	json_string(out, "together", limits && *limits->together ? limits->together : NULL);
 	json_string(out, "broken", *grant->broken ? grant->broken : NULL);
 	json_open(out, "slices", '[');
 	for (uint32_t i = 0; i < grant->slice_count; i++)

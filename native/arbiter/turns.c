@@ -6,6 +6,9 @@
 #define ROUND_NS (20 * MILLISECOND_NS)
 #define WINDOW_USUAL_NS (5 * MILLISECOND_NS)
 
+/* The arbiter was stopped for longer: nobody knows who used the GPU. */
+#define PASSED_MOST_NS (1000 * SECOND_NS)
+
 #define LOOK_LEAST_NS (15 * MICROSECOND_NS)
 #define LOOK_HOLDER_NS (200 * MICROSECOND_NS)
 #define LOOK_WITH_LATENCY_NS (100 * MICROSECOND_NS)
@@ -191,6 +194,8 @@ static void take_turns(struct turns *turns, uint64_t now)
 uint64_t turns_look(struct turns *turns, uint64_t now)
 {
 	uint64_t passed = now > turns->looked_at ? now - turns->looked_at : 0;
+	if (passed > PASSED_MOST_NS)
+		passed = PASSED_MOST_NS;
 	bool had_it_alone = turns_on_the_gpu(turns) == 1;
 	turns->looked_at = now;
 	turns_charge(turns, passed);
@@ -213,7 +218,7 @@ uint64_t turns_backlog(const struct contender *contender)
 	uint64_t sum = 0;
 	EACH_WORKER (worker, contender)
 		if (worker->pending)
-			sum += worker->opened - worker->done;
+			sum += worker->view.opened - worker->view.done;
 	return sum;
 }
 

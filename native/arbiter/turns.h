@@ -60,13 +60,15 @@ struct turns_figures {
 /* One process of a contender. The caller owns the memory from turns_enter to turns_leave. */
 struct worker {
 	struct worker *next;
-	const struct aliquot_work_slice *work;
-	struct aliquot_credit_slice *credit;
-	uint64_t opened, closed, done; /* quanta at the last look; `done` is the newest that is done */
-	uint64_t passed;               /* the newest that has started and is not closed yet */
-	uint64_t launches;             /* at the last look */
-	uint64_t moved_at;             /* when any of these, or its credit, last changed */
-	uint64_t timed_at;             /* the look up to which busy_ns counts; 0: it had no work */
+	const struct aliquot_work_slice *work;    /* read by turns_work.c alone */
+	struct aliquot_credit_slice *credit_page; /* only written */
+	struct aliquot_work_view view;            /* of its work page, at the last look */
+	uint64_t credit;                          /* what it was given; so are these three words */
+	uint32_t pace, ring, quantum_ns;
+	uint32_t timed;    /* timings ever written */
+	uint64_t passed;   /* the newest quantum that has started and is not closed yet */
+	uint64_t moved_at; /* when its view, or its credit, last changed */
+	uint64_t timed_at; /* the look up to which busy_ns counts; 0: it had no work */
 	uint64_t busy_ns;
 	uint64_t given; /* its credit as the holder; 0: it is not the holder */
 	double stretch; /* factor by which it needs more credit than its estimates say */

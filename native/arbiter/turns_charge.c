@@ -66,8 +66,7 @@ static void forget_savings(struct contender *contender)
 		contender->used = least - round_of(contender);
 }
 
-/* It was inactive for long: an old overrun does not count. */
-static void forget_debt(struct contender *contender)
+void contender_forget_debt(struct contender *contender)
 {
 	double least = least_used(contender);
 	if (least >= 0 && contender->used > least + round_of(contender))
@@ -99,7 +98,7 @@ static void notice_active(struct contender *contender, bool moved, uint64_t now)
 		contender->active_at = now;
 	bool active = contender->pending || now - contender->active_at < INACTIVE_NS;
 	if (active && !contender->active)
-		forget_debt(contender);
+		contender_forget_debt(contender);
 	contender->active = active;
 }
 
@@ -117,7 +116,7 @@ void contender_look(struct contender *contender, bool had_it_alone, uint64_t now
 	bool pending = false, moved = false;
 	unsigned busy = count_busy(contender);
 	EACH_WORKER (worker, contender) {
-		uint64_t done = worker->done;
+		uint64_t done = worker->view.done;
 		work_look(worker, now);
 		work_time(worker, done, had_it_alone ? busy : 0, now);
 		pending |= worker->pending;
@@ -152,13 +151,23 @@ static void count_tokens(struct contender *contender, double passed, double used
 		contender->spent = false;
 }
 
-/* Charges the time since the last look to the contenders that were on the GPU, in equal parts. */
+/* The part of the time since the last look that a contender is charged for. Contenders on the GPU are
+ * charged in equal parts. One that runs beside them is charged for all of the time, and the others as
+ * if it were not there: it may claim to run and be idle, and that must not be to anybody's benefit. */
+static double part_of(const struct contender *contender, unsigned on_the_gpu)
+{
+	if (contender_runs_beside(contender))
+		return 1;
+	if (!contender_is_on_the_gpu(contender) || waits_for_joint(contender))
+		return 0;
+	return 1.0 / on_the_gpu;
+}
+
 void turns_charge(struct turns *turns, uint64_t passed)
 {
-	unsigned count = turns->contended ? turns_on_the_gpu(turns) : 0;
+	unsigned on_the_gpu = turns_on_the_gpu(turns);
 	EACH (contender, turns) {
-		bool was = count && contender_is_on_the_gpu(contender) && !waits_for_joint(contender);
-		double part = was ? (double)passed / count : 0;
+		double part = turns->contended ? (double)passed * part_of(contender, on_the_gpu) : 0;
 		contender->figures.used_ns += (uint64_t)part;
 		contender->used += part / contender->weight;
 		count_tokens(contender, (double)passed, part);

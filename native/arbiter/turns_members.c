@@ -72,16 +72,10 @@ static void reset_contender(struct contender *contender, uint64_t now)
 	contender->waits_at = 0;
 }
 
-/* What its process did unobserved, under an earlier arbiter or with its gates open, is not counted. If
+/* What it did unobserved, under an earlier arbiter or with its gates open, was not counted. If
  * contenders take turns, quanta that have started are waited for, and nothing else. */
-static void reset_worker(struct contender *contender, struct worker *worker, uint64_t now)
+static void begin_worker(struct contender *contender, struct worker *worker)
 {
-	*worker = (struct worker){.next = worker->next,
-	                          .work = worker->work,
-	                          .credit = worker->credit,
-	                          .stretch = 1,
-	                          .moved_at = now};
-	work_look(worker, now);
 	if (is_excluded(contender)) {
 		worker->pending = false;
 		work_open(worker);
@@ -89,6 +83,12 @@ static void reset_worker(struct contender *contender, struct worker *worker, uin
 		work_limit(worker, worker->pending);
 		work_set_pace(worker, ALIQUOT_YIELD);
 	}
+}
+
+static void restore_tokens(struct contender *contender)
+{
+	contender->tokens = contender_tokens_most(contender);
+	contender->spent = false;
 }
 
 static bool is_same(const struct turns_settings *one, const struct turns_settings *other)
@@ -107,29 +107,36 @@ void turns_change(struct contender *contender, const struct turns_settings *sett
 		remove_from(contender, before);
 		insert(contender);
 		reset_contender(contender, now);
-		EACH_WORKER (worker, contender)
-			reset_worker(contender, worker, now);
+		EACH_WORKER (worker, contender) {
+			work_reset(worker, now);
+			begin_worker(contender, worker);
+		}
 	}
 	turns_weigh(contender->turns);
-	/* What it used under its old settings does not count. */
-	contender->tokens = contender_tokens_most(contender);
-	contender->spent = false;
+	restore_tokens(contender); /* what it used under its old settings does not count */
 }
 
 void turns_enter(struct contender *contender, struct worker *worker,
                  const struct aliquot_work_slice *work, struct aliquot_credit_slice *credit,
                  uint64_t now)
 {
-	*worker = (struct worker){.next = contender->workers, .work = work, .credit = credit};
+	worker->next = contender->workers;
 	contender->workers = worker;
-	reset_worker(contender, worker, now);
+	work_connect(worker, work, credit, now);
+	begin_worker(contender, worker);
 }
 
 void turns_leave(struct contender *contender, struct worker *worker)
 {
 	struct worker **link = &contender->workers;
+	bool ran_beside = contender_runs_beside(contender);
 	while (*link != worker)
 		link = &(*link)->next;
 	*link = worker->next;
 	work_open(worker);
+	/* What it was charged for a process that nothing could hold does not count for the others. */
+	if (ran_beside && !contender_runs_beside(contender)) {
+		contender_forget_debt(contender);
+		restore_tokens(contender);
+	}
 }

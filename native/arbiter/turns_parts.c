@@ -55,6 +55,14 @@ bool contender_is_on_the_gpu(const struct contender *contender)
 	       contender->state == CONTENDER_OVERDUE;
 }
 
+bool contender_runs_beside(const struct contender *contender)
+{
+	EACH_WORKER (worker, contender)
+		if (work_is_unheld(worker))
+			return true;
+	return contender->state == CONTENDER_EXEMPT && contender->pending;
+}
+
 bool turns_have_latency(const struct turns *turns)
 {
 	EACH (contender, turns)

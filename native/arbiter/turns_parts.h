@@ -27,6 +27,9 @@ int contender_class(const struct contender *contender);
 bool contender_may_hold(const struct contender *contender);
 bool contender_is_drained(const struct contender *contender);
 bool contender_is_on_the_gpu(const struct contender *contender);
+/* Whether its work may run at any time, also while another contender holds: one of its processes is
+ * unheld (turns_work.h), or it has work and is exempt. */
+bool contender_runs_beside(const struct contender *contender);
 /* An estimate of the time for its unfinished work that it has credit for. */
 uint64_t contender_in_hand(const struct contender *contender);
 /* Tokens per ns, and the maximum number of tokens. */
@@ -46,6 +49,8 @@ void turns_weigh(struct turns *turns);
 /* `had_it_alone`: no other contender was on the GPU since the last look. */
 void contender_look(struct contender *contender, bool had_it_alone, uint64_t now);
 void turns_charge(struct turns *turns, uint64_t passed);
+/* An overrun of more than a round, which it could not help, does not count any more. */
+void contender_forget_debt(struct contender *contender);
 /* Records the wait for credit that has just ended. */
 void contender_count_wait(struct contender *contender, uint64_t now);
 

@@ -57,8 +57,12 @@ void contender_give(struct contender *contender, uint64_t now)
 
 void contender_open_gates(struct contender *contender)
 {
-	EACH_WORKER (worker, contender)
-		work_open(worker);
+	EACH_WORKER (worker, contender) {
+		if (work_is_unheld(worker))
+			work_limit(worker, 0);
+		else
+			work_open(worker);
+	}
 }
 
 void contender_set_state(struct contender *contender, enum contender_state state, uint64_t now)
@@ -197,8 +201,10 @@ void contender_move_on(struct contender *contender, uint64_t now)
 			finish_drain(contender, now);
 		break;
 	case CONTENDER_EXEMPT:
-		if (now - contender->since > EXEMPT_NS)
+		if (now - contender->since > EXEMPT_NS) {
 			contender_set_state(contender, CONTENDER_OUT, now);
+			contender_forget_debt(contender);
+		}
 		break;
 	case CONTENDER_HOLDS:
 		break;

@@ -4,7 +4,6 @@
  * is not visible to us leaves it open: after this long it is taken to be done. */
 #define STALE_NS UINT64_C(2000000)
 #define AHEAD_LEAST 2u
-#define AHEAD_MOST 64u
 /* Quanta may take this fraction longer than estimated before a latency contender is due. It is small:
  * a quantum that is not started wastes GPU time, and one that is late delays the arrival only by as
  * much as it is late. */
@@ -12,95 +11,129 @@
 #define STRETCH_MOST 16
 #define STRETCH_DECAY 0.99
 
-static uint64_t credit_of(const struct worker *worker)
+/* The launching threads of the process read the page: a store that changes nothing would cost them a
+ * cache miss. */
+static void set_credit(struct worker *worker, uint64_t value)
 {
-	return atomic_load_explicit(&worker->credit->credit, memory_order_relaxed);
+	if (worker->credit == value)
+		return;
+	worker->credit = value;
+	atomic_store_explicit(&worker->credit_page->credit, value, memory_order_release);
 }
 
-/* A tenant can write anything to the page: the values that are kept here are always in order. */
+static void set_word(_Atomic uint32_t *word, uint32_t *given, uint32_t value)
+{
+	if (*given == value)
+		return;
+	*given = value;
+	atomic_store_explicit(word, value, memory_order_relaxed);
+}
+
+void work_connect(struct worker *worker, const struct aliquot_work_slice *work,
+                  struct aliquot_credit_slice *credit, uint64_t now)
+{
+	/* An earlier arbiter may have written timings there that the process has read. */
+	uint32_t timed = atomic_load_explicit(&credit->timed, memory_order_relaxed);
+	*worker = (struct worker){
+		.next = worker->next,
+		.work = work,
+		.credit_page = credit,
+		.timed = timed,
+		.pace = UINT32_MAX, /* unknown: the stores below write */
+		.ring = UINT32_MAX,
+	};
+	work_open(worker);
+	work_set_quantum(worker, ALIQUOT_QUANTUM_NS);
+	work_reset(worker, now);
+}
+
+void work_reset(struct worker *worker, uint64_t now)
+{
+	*worker = (struct worker){.next = worker->next,
+	                          .work = worker->work,
+	                          .credit_page = worker->credit_page,
+	                          .view = worker->view,
+	                          .credit = worker->credit,
+	                          .pace = worker->pace,
+	                          .ring = worker->ring,
+	                          .quantum_ns = worker->quantum_ns,
+	                          .timed = worker->timed,
+	                          .stretch = 1,
+	                          .moved_at = now};
+	work_look(worker, now);
+}
+
+bool work_is_unheld(const struct worker *worker)
+{
+	return worker->view.gates == ALIQUOT_GATES_FAIL || worker->view.gates == ALIQUOT_GATES_INVALID;
+}
+
 void work_look(struct worker *worker, uint64_t now)
 {
-	const struct aliquot_work_slice *work = worker->work;
-	uint64_t launches = atomic_load_explicit(&work->launches, memory_order_relaxed);
-	uint64_t done = aliquot_work_done(work, worker->done);
-	uint64_t closed = atomic_load_explicit(&work->closed, memory_order_acquire);
-	uint64_t opened = atomic_load_explicit(&work->opened, memory_order_relaxed);
-	if (closed < done)
-		closed = done;
-	if (opened < closed)
-		opened = closed;
-	if (launches != worker->launches || done != worker->done || closed != worker->closed ||
-	    opened != worker->opened)
+	struct aliquot_work_view before = worker->view;
+	worker->view = aliquot_work_read(worker->work, &before);
+	const struct aliquot_work_view *view = &worker->view;
+	if (view->launches != before.launches || view->done != before.done ||
+	    view->closed != before.closed || view->opened != before.opened)
 		worker->moved_at = now;
-	worker->launches = launches;
-	worker->done = done;
-	worker->closed = closed;
-	worker->opened = opened;
-	worker->gated = atomic_load_explicit(&work->gates, memory_order_relaxed) == ALIQUOT_GATES_WORK;
-	bool only_open = opened > closed && done == closed;
-	if (only_open && opened <= credit_of(worker))
-		worker->passed = opened;
-	only_open &= opened == worker->passed;
+	worker->gated = view->gates == ALIQUOT_GATES_WORK;
+	bool only_open = view->opened > view->closed && view->done == view->closed;
+	if (only_open && view->opened <= worker->credit)
+		worker->passed = view->opened;
+	only_open &= view->opened == worker->passed;
 	bool stale = only_open && now - worker->moved_at >= STALE_NS;
-	worker->pending = worker->gated && opened > done && !stale;
+	worker->pending = worker->gated && view->opened > view->done && !stale;
 }
 
 bool work_is_drained(const struct worker *worker)
 {
-	uint64_t credit = credit_of(worker);
+	const struct aliquot_work_view *view = &worker->view;
 	if (!worker->pending)
 		return true;
-	if (worker->opened > worker->closed && worker->opened == worker->passed)
+	if (view->opened > view->closed && view->opened == worker->passed)
 		return false;
-	return worker->done >= (credit < worker->closed ? credit : worker->closed);
+	return view->done >= (worker->credit < view->closed ? worker->credit : view->closed);
 }
 
-/* The estimated time of a quantum, which may not even be open yet. */
-static uint64_t expected_ns(const struct worker *worker, uint64_t quantum)
+/* The estimated time of the n-th quantum that is not done, n < ALIQUOT_AHEAD; it may not even be open
+ * yet. */
+static uint64_t expected_ns(const struct worker *worker, uint64_t n)
 {
-	if (quantum <= worker->closed)
-		return atomic_load_explicit(&worker->work->quanta[quantum % ALIQUOT_QUANTA].expected_ns,
-		                            memory_order_relaxed);
-	return atomic_load_explicit(&worker->credit->quantum_ns, memory_order_relaxed);
+	const struct aliquot_work_view *view = &worker->view;
+	return n < view->closed - view->done ? view->expected_ns[n] : worker->quantum_ns;
 }
 
 uint64_t work_in_hand(const struct worker *worker)
 {
-	uint64_t sum = 0, credit = credit_of(worker);
-	uint64_t last = credit < worker->opened ? credit : worker->opened;
-	for (uint64_t q = worker->done + 1; q <= last && q <= worker->done + AHEAD_MOST; q++)
-		sum += expected_ns(worker, q);
+	const struct aliquot_work_view *view = &worker->view;
+	uint64_t sum = 0;
+	uint64_t last = worker->credit < view->opened ? worker->credit : view->opened;
+	for (uint64_t n = 0; n < ALIQUOT_AHEAD && view->done + n < last; n++)
+		sum += expected_ns(worker, n);
 	return sum;
 }
 
 void work_time(struct worker *worker, uint64_t done_before, unsigned sharers, uint64_t now)
 {
 	/* A process without unfinished work may have been idle for any part of that time. */
-	bool measured = sharers && worker->timed_at && worker->done < credit_of(worker);
+	bool measured = sharers && worker->timed_at && worker->view.done < worker->credit;
 	if (measured)
 		worker->busy_ns += (now - worker->timed_at) / sharers;
 	worker->timed_at = worker->pending ? now : 0;
-	if (worker->done == done_before && (measured || !worker->timed_at))
+	if (worker->view.done == done_before && (measured || !worker->timed_at))
 		return;
 	/* An entry that does not advance busy_ns starts over: nothing is learned up to it. */
-	struct aliquot_credit_slice *credit = worker->credit;
-	uint32_t timed = atomic_load_explicit(&credit->timed, memory_order_relaxed);
-	struct aliquot_timing *timing = &credit->timings[timed % ALIQUOT_TIMINGS];
-	atomic_store_explicit(&timing->quantum, worker->done, memory_order_relaxed);
+	struct aliquot_credit_slice *page = worker->credit_page;
+	struct aliquot_timing *timing = &page->timings[worker->timed % ALIQUOT_TIMINGS];
+	atomic_store_explicit(&timing->quantum, worker->view.done, memory_order_relaxed);
 	atomic_store_explicit(&timing->busy_ns, worker->busy_ns, memory_order_relaxed);
-	atomic_store_explicit(&credit->timed, timed + 1, memory_order_release);
-}
-
-static void set_credit(struct worker *worker, uint64_t value)
-{
-	if (credit_of(worker) != value)
-		atomic_store_explicit(&worker->credit->credit, value, memory_order_release);
+	atomic_store_explicit(&page->timed, ++worker->timed, memory_order_release);
 }
 
 /* Estimates of processes may be far off: one that runs out of credit gets more. */
 static void adapt_stretch(struct worker *worker)
 {
-	if (worker->pending && worker->given && worker->done >= worker->given)
+	if (worker->pending && worker->given && worker->view.done >= worker->given)
 		worker->stretch = worker->stretch < STRETCH_MOST ? worker->stretch * 2 : STRETCH_MOST;
 	else
 		worker->stretch = worker->stretch > 1 ? worker->stretch * STRETCH_DECAY : 1;
@@ -109,24 +142,27 @@ static void adapt_stretch(struct worker *worker)
 /* How long its next quanta may take. */
 static uint64_t time_until_due(const struct worker *worker, const struct turns_due *due)
 {
-	uint64_t next = expected_ns(worker, worker->done + 1);
-	return next > due->period_ns / 2 ? TURNS_NEVER : due->in_ns;
+	return expected_ns(worker, 0) > due->period_ns / 2 ? TURNS_NEVER : due->in_ns;
 }
 
 void work_give(struct worker *worker, uint64_t ahead_ns, const struct turns_due *due, uint64_t now)
 {
-	uint64_t target = worker->done, sum = 0, available = time_until_due(worker, due);
+	if (work_is_unheld(worker)) {
+		work_limit(worker, 0);
+		return;
+	}
+	uint64_t quanta = 0, sum = 0, available = time_until_due(worker, due);
 	adapt_stretch(worker);
 	double wanted = (double)ahead_ns * worker->stretch;
 	bool is_short = false;
-	while (!is_short && (target < worker->done + AHEAD_LEAST ||
-	                     ((double)sum < wanted && target < worker->done + AHEAD_MOST))) {
-		sum += expected_ns(worker, target + 1);
+	while (!is_short && quanta < ALIQUOT_AHEAD && (quanta < AHEAD_LEAST || (double)sum < wanted)) {
+		sum += expected_ns(worker, quanta);
 		is_short = sum + sum / DUE_MARGIN > available;
-		target += !is_short;
+		quanta += !is_short;
 	}
+	uint64_t target = worker->view.done + quanta;
 	worker->given = is_short ? 0 : target;
-	if (credit_of(worker) >= target)
+	if (worker->credit >= target)
 		return;
 	set_credit(worker, target);
 	worker->moved_at = now;
@@ -134,13 +170,13 @@ void work_give(struct worker *worker, uint64_t ahead_ns, const struct turns_due 
 
 void work_limit(struct worker *worker, uint64_t quanta)
 {
-	set_credit(worker, worker->done + quanta);
+	set_credit(worker, worker->view.done + (work_is_unheld(worker) ? 0 : quanta));
 	worker->given = 0;
 }
 
 void work_take_back(struct worker *worker)
 {
-	if (credit_of(worker) > worker->done + 1)
+	if (worker->credit > worker->view.done + 1)
 		work_limit(worker, 1);
 }
 
@@ -152,23 +188,17 @@ void work_open(struct worker *worker)
 	work_set_ring(worker, false);
 }
 
-static void set_word(_Atomic uint32_t *word, uint32_t value)
-{
-	if (atomic_load_explicit(word, memory_order_relaxed) != value)
-		atomic_store_explicit(word, value, memory_order_relaxed);
-}
-
 void work_set_pace(struct worker *worker, enum aliquot_pace pace)
 {
-	set_word(&worker->credit->pace, pace);
+	set_word(&worker->credit_page->pace, &worker->pace, pace);
 }
 
 void work_set_ring(struct worker *worker, bool ring)
 {
-	set_word(&worker->credit->ring, ring);
+	set_word(&worker->credit_page->ring, &worker->ring, ring);
 }
 
 void work_set_quantum(struct worker *worker, uint32_t ns)
 {
-	set_word(&worker->credit->quantum_ns, ns);
+	set_word(&worker->credit_page->quantum_ns, &worker->quantum_ns, ns);
 }

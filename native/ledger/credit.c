@@ -1,4 +1,4 @@
-/* Checks credit and work pages, and counts the finished quanta of a work page. */
+/* Checks credit and work pages, and reads what a work page says. */
 #include "aliquot/credit.h"
 
 const char *aliquot_credit_check(const struct aliquot_credit *credit, size_t size)
@@ -34,12 +34,12 @@ static uint32_t marks_done(const struct aliquot_work_slice *work)
 	return sum;
 }
 
-uint64_t aliquot_work_done(const struct aliquot_work_slice *work, uint64_t known)
+/* The newest done quantum of those up to `closed`. Loops at most ALIQUOT_QUANTA times: a process is
+ * never further ahead of its GPU. */
+static uint64_t newest_done(const struct aliquot_work_slice *work, uint64_t known, uint64_t closed)
 {
-	uint64_t closed = atomic_load_explicit(&work->closed, memory_order_acquire);
 	uint32_t done = marks_done(work);
-	/* Bounds the loop, whatever a tenant wrote to the page. */
-	if (closed > known + ALIQUOT_QUANTA)
+	if (closed > known && closed - known > ALIQUOT_QUANTA)
 		known = closed - ALIQUOT_QUANTA;
 	while (known < closed) {
 		const struct aliquot_quantum *next = &work->quanta[(known + 1) % ALIQUOT_QUANTA];
@@ -48,4 +48,40 @@ uint64_t aliquot_work_done(const struct aliquot_work_slice *work, uint64_t known
 		known++;
 	}
 	return known;
+}
+
+uint64_t aliquot_work_done(const struct aliquot_work_slice *work, uint64_t known)
+{
+	return newest_done(work, known, atomic_load_explicit(&work->closed, memory_order_acquire));
+}
+
+static uint32_t expected_ns(const struct aliquot_work_slice *work, uint64_t quantum)
+{
+	uint32_t ns = atomic_load_explicit(&work->quanta[quantum % ALIQUOT_QUANTA].expected_ns,
+	                                   memory_order_relaxed);
+	return ns < ALIQUOT_EXPECTED_MOST_NS ? ns : ALIQUOT_EXPECTED_MOST_NS;
+}
+
+struct aliquot_work_view aliquot_work_read(const struct aliquot_work_slice *work,
+                                           const struct aliquot_work_view *before)
+{
+	uint64_t closed = atomic_load_explicit(&work->closed, memory_order_acquire);
+	uint64_t opened = atomic_load_explicit(&work->opened, memory_order_relaxed);
+	uint32_t gates = atomic_load_explicit(&work->gates, memory_order_relaxed);
+	struct aliquot_work_view view = *before;
+	if (before->gates == ALIQUOT_GATES_INVALID || gates >= ALIQUOT_GATES_INVALID ||
+	    closed < before->closed || opened < before->opened || closed > ALIQUOT_QUANTUM_LAST) {
+		view.gates = ALIQUOT_GATES_INVALID;
+		return view;
+	}
+	view.gates = (enum aliquot_gates)gates;
+	view.why = atomic_load_explicit(&work->why, memory_order_relaxed);
+	view.launches = atomic_load_explicit(&work->launches, memory_order_relaxed);
+	view.done = newest_done(work, before->done, closed);
+	view.closed = closed;
+	/* The process may have closed some and opened the next between the two reads. */
+	view.opened = opened > closed ? closed + 1 : closed;
+	for (uint32_t i = 0; i < ALIQUOT_AHEAD && i < closed - view.done; i++)
+		view.expected_ns[i] = expected_ns(work, view.done + 1 + i);
+	return view;
 }

@@ -267,6 +267,24 @@ class TestTurns:
         wait_until(lambda: all(one.done() > n + 50 for one, n in zip(pair, before, strict=True)))
         assert tenants(directory).hello() == 1
 
+    def test_counts_near_the_end_of_their_range_stop_no_other_process(
+        self, arbiter: Arbiter, pair: tuple[Tenant, Tenant], tenants: Tenants
+    ) -> None:
+        """Sums of such counts wrap: the arbiter must neither look for ever nor open gates."""
+        directory = arbiter.make("c", GIB)
+        holding = wire.Holding.of(wire.exchange(directory, wire.hello_message()))
+        last = (1 << 64) - 1
+        holding.works[0].claim(done=last - 64, closed=last)
+        wire.ring(directory)
+        before = [tenant.done() for tenant in pair]
+        wait_until(lambda: all(one.done() > n + 50 for one, n in zip(pair, before, strict=True)))
+        assert tenants(arbiter.make("d", GIB)).hello() == 0
+        assert arbiter.is_contended()
+        assert arbiter.compute("c")["gates"] == "invalid"
+        said = f"grant c: process {os.getpid()} wrote impossible counts to its work page on GPU 0"
+        wait_until(lambda: said in arbiter.log.read_text())
+        assert holding.credit.slice().credit == 0  # its own gates are closed
+
     def test_a_ring_from_an_unknown_process_is_refused(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:

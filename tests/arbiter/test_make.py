@@ -75,6 +75,14 @@ class TestMake:
             },
         ]
 
+    def test_stores_the_name_under_which_grants_run_together(self, arbiter: Arbiter) -> None:
+        arbiter.ask(f"make name=a together=ranks slice={GPU},memory={GIB}")
+        arbiter.make("b", GIB)
+        for name, together in (("a", "ranks"), ("b", None)):
+            grant = arbiter.grant(name)
+            assert grant
+            assert grant["together"] == together
+
     def test_a_name_in_use_is_refused(self, arbiter: Arbiter) -> None:
         arbiter.make("a", GIB)
         answer = arbiter.ask(f"make name=a slice={OTHER_GPU},memory={GIB}")
@@ -124,6 +132,10 @@ class TestMake:
             f"make name=../a slice={GPU},memory={GIB}",
             f"make name={'a' * 64} slice={GPU},memory={GIB}",
             f"make name=a name=b slice={GPU},memory={GIB}",
+            f"make name=a together= slice={GPU},memory={GIB}",
+            f"make name=a together=../b slice={GPU},memory={GIB}",
+            f"make name=a together=b together=b slice={GPU},memory={GIB}",
+            f"resize name=a together=b slice={GPU},memory={GIB}",
             f"make name=a  slice={GPU},memory={GIB}",
             f"make name=a slice={GPU},memory={GIB} ",
             f"make name=a slice={GPU}",

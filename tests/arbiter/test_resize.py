@@ -167,16 +167,24 @@ class TestCompute:
         tenant.tell("gates", 0, wire.GATES_FAIL, 801)
         answer = resize(arbiter, "a", f"{GPU},policy=hard")
         assert answer["code"] == "unsupported"
-        answer = arbiter.ask(f"make name=b slice={GPU},memory={GIB},policy=hard")
-        assert answer["code"] == "unsupported"
         assert "code" not in resize(arbiter, "a", f"{GPU},compute=10")
-        tenant.kill()
+
+    def test_a_process_that_says_its_gates_fail_matters_only_to_its_grant(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        """Not to other grants of the GPU, and not after its death."""
+        liar = tenants(arbiter.make("a", GIB))
+        liar.hello()
+        liar.tell("gates", 0, wire.GATES_FAIL, 801)
+        assert arbiter.compute("a")["gates"] == "fail"
+        answer = arbiter.ask(f"make name=b slice={GPU},memory={GIB},policy=hard")
+        assert "code" not in answer, answer
+        assert "code" not in resize(arbiter, "b", f"{GPU},policy=elastic")
+        assert "code" not in resize(arbiter, "b", f"{GPU},policy=hard")
+        liar.kill()
         wait_until(lambda: arbiter.states() == [])
-        assert resize(arbiter, "a", f"{GPU},policy=hard")["code"] == "unsupported"
-        another = tenants(arbiter.state / "grants" / "a")
-        another.hello()
-        another.tell("gates", 0, wire.GATES_WORK, 0)
         assert "code" not in resize(arbiter, "a", f"{GPU},policy=hard")
+        assert arbiter.compute("a")["gates"] == "untried"
 
 
 class TestRefused:

@@ -31,7 +31,7 @@ LIMITS_HEADER = struct.Struct("<QII64sIIiIQQ")
 SLICE = struct.Struct("<16s32sQQQQQIII28x")
 GRANT_STATE_AT = 100  # in a slice
 PROCESS = struct.Struct("<IiiIQ16Q")
-LIMITS_SIZE = LIMITS_HEADER.size + MAX_GPUS * SLICE.size + MAX_PROCESSES * PROCESS.size
+LIMITS_SIZE = LIMITS_HEADER.size + MAX_GPUS * SLICE.size + MAX_PROCESSES * PROCESS.size + 64
 ENTRY = struct.Struct("<QQQQ")
 USAGE_SLICE_SIZE = 64 + MAX_PROCESSES * ENTRY.size
 USAGE_SIZE = 64 + MAX_GPUS * USAGE_SLICE_SIZE
@@ -284,6 +284,18 @@ class Work:
         """The GPU finishes one more quantum."""
         self._store("@Q", WORK_MARKS, self.done() + 1)
 
+    def claim(self, *, done: int, closed: int) -> None:
+        """Work that was never launched: closed up to there, and done up to there."""
+        self.set("marks_end", 1)
+        self._store("@Q", WORK_MARKS, 0)
+        for quantum in range(QUANTA):
+            self._store("@Q", WORK_QUANTA + quantum * 8, 0)
+        for quantum in range(done + 1, closed + 1):
+            self._store("@I", WORK_QUANTA + quantum % QUANTA * 8, 1)
+        self.set("opened", closed)
+        self.set("closed", closed)
+        self.set("gates", GATES_WORK)
+
     def scribble(self, data: bytes) -> None:
         self._page[self._at : self._at + len(data)] = data
 
@@ -291,7 +303,10 @@ class Work:
         return int(struct.unpack_from(form, self._page, self._at + at)[0])
 
     def _store(self, form: str, at: int, value: int) -> None:
-        struct.pack_into(form, self._page, self._at + at, value)
+        """In one piece, as the contract wants it: struct.pack_into clears the bytes first."""
+        start = self._at + at
+        size = struct.calcsize(form)
+        memoryview(self._page)[start : start + size].cast("B").cast(form)[0] = value
 
 
 @dataclass(frozen=True)

@@ -228,13 +228,13 @@ def test_metrics_with_only_simulated_machines(cli: Cli, aliquot_state: Path) -> 
     assert answer.stderr == "aliquot: only simulated machines run here: add --simulate h100:1\n"
 
 
-def compute_findings(cli: Cli, *arguments: str) -> list[dict[str, Any]]:
+def findings(cli: Cli, subject: str, *arguments: str) -> list[dict[str, Any]]:
     answer = json.loads(cli("doctor", "--json", *arguments).stdout)
-    return [one for one in answer["findings"] if one["subject"] == "compute"]
+    return [one for one in answer["findings"] if one["subject"] == subject]
 
 
 def test_doctor_asks_the_driver_if_no_program_has_tested_gates(cli: Cli) -> None:
-    (found,) = compute_findings(cli, "--simulate", "h100:2")
+    (found,) = findings(cli, "compute", "--simulate", "h100:2")
     assert found["health"] == "ok"
     assert "not tested yet; the driver supports them" in found["detail"]
 
@@ -243,6 +243,8 @@ def test_doctor_asks_the_driver_if_no_program_has_tested_gates(cli: Cli) -> None
     ("gates", "health", "words"),
     [
         (("work", "untried"), ["ok"], ["shares work: tested on GPU 0"]),
+        (("work", "fail"), ["ok"], ["shares work: tested on GPU 0"]),
+        (("fail", "work"), ["ok"], ["shares work: tested on GPU 0"]),
         (
             ("fail", "fail"),
             ["warning"],
@@ -266,9 +268,11 @@ def test_doctor_reports_what_programs_found(
         folder.mkdir(mode=0o700)
     played = Played(state, lambda _: status_words(*grants))
     try:
-        found = compute_findings(cli, "--simulate", "h100:1")
+        found = findings(cli, "compute", "--simulate", "h100:1")
+        problems = findings(cli, "shares", "--simulate", "h100:1")
     finally:
         played.end()
+    assert [one["health"] for one in problems] == ["warning"] * gates.count("fail")
     assert [one["health"] for one in found] == health
     assert [one["detail"] for one in found] == words
     assert all(one["fix"] for one in found if one["health"] == "warning")

@@ -43,3 +43,8 @@ def test_failing_gates_are_named_with_the_cuda_error() -> None:
     assert "compute share does not work on GPU 0: CUDA error 801 (not supported)" in words
     (words,) = told(ComputeUse(gates=Gates.FAIL, why=4711), 42)
     assert "CUDA error 4711;" in words
+
+
+def test_a_process_with_an_impossible_work_page_is_named() -> None:
+    (words,) = told(ComputeUse(gates=Gates.INVALID), 42)
+    assert words.startswith("grant a: process python (42) wrote impossible counts")

@@ -10,8 +10,10 @@
  * Each process has two pages, memfds that the arbiter makes and sends with WELCOME:
  *
  * Only the arbiter writes `credit` (and its parent after the arbiter died). It is sealed against other
- * writers, and registered read-only with the driver. The process and its GPUs write `work`; the
- * arbiter trusts it only about the process itself.
+ * writers, and registered read-only with the driver. The process and its GPUs write `work`.
+ *
+ * A tenant can write anything to `work`. The arbiter reads it with aliquot_work_read alone, which
+ * returns checked values. A lie changes what its own slice gets, and nothing else.
  *
  * Progress: `asked` counts the marks put into a stream, `done` those that the GPU has reached. A
  * quantum is done when the sum of all `done` reaches its `marks`. So the arbiter needs no list of
@@ -40,6 +42,11 @@
 #define ALIQUOT_MARKS 3064u  /* streams with work at the same time */
 #define ALIQUOT_TIMINGS 128u
 
+/* No process gets that far: sums with smaller counts neither wrap nor reach ALIQUOT_OPEN. */
+#define ALIQUOT_QUANTUM_LAST (UINT64_C(1) << 61)
+#define ALIQUOT_AHEAD 64u                    /* quanta whose estimates the arbiter reads */
+#define ALIQUOT_EXPECTED_MOST_NS 1000000000u /* it believes no longer estimate */
+
 /* How a process cuts its work into quanta. */
 enum aliquot_pace {
 	ALIQUOT_ALONE = 0, /* long quanta, none closed early: no other slice waits for their end */
@@ -52,6 +59,8 @@ enum aliquot_gates {
 	ALIQUOT_GATES_UNTRIED = 0,
 	ALIQUOT_GATES_WORK = 1,
 	ALIQUOT_GATES_FAIL = 2, /* memory limits only */
+	/* Found by aliquot_work_read: the page has counts that no stand-in writes. It stays so. */
+	ALIQUOT_GATES_INVALID = 3,
 };
 
 /* A measurement by the arbiter: all quanta up to `quantum` together took `busy_ns` of GPU time. */
@@ -107,6 +116,16 @@ struct aliquot_work_slice {
 
 /* `work` is an array with one element for each slice of the grant. */
 
+/* What a work page says, checked. The counts are in order, done <= closed <= opened <= closed + 1, at
+ * most ALIQUOT_QUANTUM_LAST + 1, and never less than in an earlier view. */
+struct aliquot_work_view {
+	uint64_t done, closed, opened;
+	uint64_t launches; /* any number: only a change means something */
+	enum aliquot_gates gates;
+	uint32_t why;
+	uint32_t expected_ns[ALIQUOT_AHEAD]; /* of quantum done + 1 + i, if it is closed */
+};
+
 _Static_assert(sizeof(struct aliquot_credit_slice) == 64 + 16 * ALIQUOT_TIMINGS, "contract");
 _Static_assert(sizeof(struct aliquot_credit) <= ALIQUOT_CREDIT_SIZE, "contract");
 _Static_assert(offsetof(struct aliquot_work_slice, quanta) == 128, "contract");
@@ -116,7 +135,17 @@ _Static_assert(sizeof(struct aliquot_work_slice) == ALIQUOT_WORK_SIZE, "contract
 const char *aliquot_credit_check(const struct aliquot_credit *credit, size_t size);
 const char *aliquot_work_check(const struct aliquot_work_slice *work, uint32_t slices, size_t size);
 
-/* The newest quantum that is done; `known` was the newest at an earlier call. Only reads the page. */
+/* Reads each word of the page at most once, in a bounded number of steps. `before` is the last view of
+ * this page, or all zeroes. If the page is impossible (a count went backwards or beyond
+ * ALIQUOT_QUANTUM_LAST, or `gates` is no known value), the view stays as it was before, with `gates`
+ * INVALID for good.
+ *
+ * A count may advance by any number: a process that is alone is not observed. */
+struct aliquot_work_view aliquot_work_read(const struct aliquot_work_slice *work,
+                                           const struct aliquot_work_view *before);
+
+/* For a process that looks at its own page: the newest quantum that is done. `known` was the newest at
+ * an earlier call. */
 uint64_t aliquot_work_done(const struct aliquot_work_slice *work, uint64_t known);
 
 #endif

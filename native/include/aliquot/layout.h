@@ -104,6 +104,8 @@ struct aliquot_limits {
 	uint64_t created_ns; /* CLOCK_REALTIME */
 	struct aliquot_slice_limits slices[ALIQUOT_MAX_GPUS];
 	struct aliquot_process processes[ALIQUOT_MAX_PROCESSES];
+	char together[ALIQUOT_NAME_SIZE]; /* grants of one owner with the same name hold GPUs together;
+	                                     empty: this grant holds its GPUs by itself */
 };
 
 /* One process's entry in the ledger of one slice: see ledger.h. */

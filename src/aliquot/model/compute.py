@@ -7,11 +7,12 @@ from enum import StrEnum
 
 
 class Gates(StrEnum):
-    """Whether gates work on a GPU: the result of the self-test in each program."""
+    """Whether gates work for the programs of a slice: the result of the self-test in each."""
 
     UNTRIED = "untried"
     WORK = "work"
     FAIL = "fail"
+    INVALID = "invalid"  # a program wrote impossible counts to its work page: it gets no credit
 
 
 class Turn(StrEnum):

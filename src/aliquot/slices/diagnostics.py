@@ -28,6 +28,7 @@ from aliquot.slices import (
     library,
     state_directory,
 )
+from aliquot.slices.share_problems import share_problems
 from aliquot.slices.tenant import GRANT, tenant_environment
 
 if TYPE_CHECKING:
@@ -271,6 +272,8 @@ def _arbiter(where: StateDirectory) -> Iterator[Finding]:
                 f"grant {grant.name}: {grant.broken}",
                 "End its processes. The arbiter's log has details.",
             )
+    for problem in share_problems(status):
+        yield Finding("shares", Health.WARNING, problem, "docs/compute.md says what that means.")
     for one in status.gpus:
         for stranger in one.strangers:
             used = "memory" if stranger.bytes is None else format_bytes(stranger.bytes)

@@ -60,14 +60,18 @@ def error_text(code: int) -> str:
 
 
 def found_by_programs(status: Status) -> dict[str, ComputeUse]:
-    """What programs found, by GPU; if they differ, a result where gates fail."""
+    """What programs found, by GPU; if they differ, a result where gates work.
+
+    One program can fail alone, or lie. `share_problems` names each slice for which gates fail.
+    """
     places = {one.gpu.uuid: str(one.gpu) for one in status.gpus}
     found: dict[str, ComputeUse] = {}
     for grant in status.grants:
         for part, compute in zip(grant.slices, grant.compute, strict=True):
             place = places.get(part.gpu_uuid, part.gpu_uuid)
             known = found.get(place)
-            if compute.gates is not Gates.UNTRIED and not (known and known.gates is Gates.FAIL):
+            tried = compute.gates in (Gates.WORK, Gates.FAIL)
+            if tried and not (known and known.gates is Gates.WORK):
                 found[place] = compute
     return dict(sorted(found.items()))
 

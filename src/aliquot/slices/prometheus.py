@@ -121,7 +121,7 @@ _SLICE: tuple[_Family[_Part], ...] = (
         "aliquot_slice_gated",
         "gauge",
         "1: gates work, so the compute share holds; 0: gates fail; no sample: not tested.",
-        lambda part: {Gates.WORK: 1, Gates.FAIL: 0}.get(part.compute.gates),
+        lambda part: {Gates.WORK: 1, Gates.FAIL: 0, Gates.INVALID: 0}.get(part.compute.gates),
     ),
     _Family(
         "aliquot_slice_gpu_seconds_total",

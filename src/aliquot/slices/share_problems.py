@@ -30,6 +30,11 @@ def _problem(grant: Grant, compute: ComputeUse, gpu: str) -> str | None:
             f"its compute share does not work on {gpu}: {error_text(compute.why)};"
             " its memory limit does"
         )
+    if compute.gates is Gates.INVALID:
+        return (
+            f"{_processes(grant)} wrote impossible counts to its work page on {gpu}: it gets no"
+            " more credit. End it"
+        )
     match compute.turn:
         case Turn.OVERDUE:
             return f"{_processes(grant)} is overdue on {gpu}: the others run at the same time"

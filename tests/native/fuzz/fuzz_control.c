@@ -39,6 +39,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	MUST(!error);
 	MUST(!request.gradual || request.kind == CONTROL_RESIZE);
+	size_t together = strnlen(request.together, sizeof(request.together));
+	MUST(!together ||
+	     (request.kind == CONTROL_MAKE && control_is_name(request.together, together)));
 	MUST(!request.kept || request.kind == CONTROL_MAKE);
 	MUST(request.has_state == (request.kind == CONTROL_SET_STATE));
 	MUST(request.grant_state <= ALIQUOT_GRANT_PARKED);

@@ -1,6 +1,8 @@
 /* Turns when something fails, and with several processes or GPUs in a grant. */
 #include "shares.h"
 
+#include <unistd.h>
+
 static struct simulated_gpu other_gpu;
 
 static void an_endless_kernel_blocks_nobody(void)
@@ -156,8 +158,111 @@ static void a_corrupt_work_page_hurts_nobody_else(unsigned seed)
 	CHECK(busy_part(1, 1 * SEC) > 20);
 }
 
+/* A page on which everything up to quantum `done` is done, and 64 more are closed. */
+static void write_counts(struct aliquot_work_slice *work, uint64_t done)
+{
+	for (uint64_t i = 0; i < ALIQUOT_QUANTA; i++) {
+		atomic_store(&work->quanta[i].marks, 0);
+		atomic_store(&work->quanta[i].expected_ns, 0);
+	}
+	for (uint64_t i = 1; i <= 64; i++)
+		atomic_store(&work->quanta[(done + i) % ALIQUOT_QUANTA].marks, 1);
+	atomic_store(&work->marks[0].done, 0);
+	atomic_store(&work->closed, done + 64);
+	atomic_store(&work->opened, done + 64);
+}
+
+/* At the end of the range of 64 bits every sum of a count and a length wraps. */
+static void counts_near_the_end_of_their_range_hurt_nobody_else(void)
+{
+	static const uint64_t ends[] = {UINT64_MAX,       UINT64_MAX - 1,    UINT64_MAX - 63,
+	                                UINT64_MAX / 2,   ALIQUOT_OPEN,      ALIQUOT_OPEN + 1,
+	                                ALIQUOT_OPEN - 1, ALIQUOT_OPEN - 64, UINT64_C(1) << 61};
+	for (unsigned i = 0; i < sizeof(ends) / sizeof(*ends); i++) {
+		begin_test(i);
+		add_share(50, &busy);
+		add_share(50, &busy);
+		simulated_gpu_run(&gpu, 100 * MS);
+		struct program *liar = &shares[0].program;
+		liar->stopped = true;
+		write_counts(&liar->work, ends[i] - 64);
+		alarm(20); /* a look that does not return must fail this test, not hang it */
+		run_noted(2 * SEC);
+		alarm(0);
+		CHECK(busy_part(1, 2 * SEC) > 40);
+		CHECK(atomic_load(&liar->credit.credit) != ALIQUOT_OPEN);
+	}
+}
+
+static void backward_counts_stop_only_their_process(void)
+{
+	begin_test(40);
+	add_share(50, &busy);
+	add_share(50, &busy);
+	simulated_gpu_run(&gpu, 100 * MS);
+	struct program *liar = &shares[0].program;
+	liar->stopped = true;
+	atomic_fetch_sub(&liar->work.closed, 1);
+	simulated_gpu_run(&gpu, 5 * MS);
+	liar->stopped = false;
+	simulated_gpu_run(&gpu, 50 * MS); /* what it has credit for is done */
+	run_noted(1 * SEC);
+	CHECK(shares[0].program.worker.view.gates == ALIQUOT_GATES_INVALID);
+	CHECK(busy_part(0, 1 * SEC) == 0);
+	CHECK(busy_part(1, 1 * SEC) > 99);
+	turns_leave(&shares[0].contender, &liar->worker);
+	CHECK(atomic_load(&liar->credit.credit) == ALIQUOT_OPEN);
+}
+
+/* One process in each of two slices, and a third slice whose process claims that its gates fail. */
+static void a_process_without_gates_changes_no_other_share(bool is_hard)
+{
+	begin_test(41);
+	struct share *hard = add_share(30, &busy);
+	hard->settings.policy = is_hard ? ALIQUOT_HARD : ALIQUOT_ELASTIC;
+	turns_change(&hard->contender, &hard->settings, gpu.now);
+	add_share(20, &busy);
+	struct share *liar = add_share(50, &busy);
+	liar->program.stopped = true; /* it claims to run, and does not */
+	atomic_store(&liar->program.work.gates, ALIQUOT_GATES_FAIL);
+	simulated_gpu_run(&gpu, 300 * MS);
+	run_noted(5 * SEC);
+	double first = is_hard ? 30 : 60;
+	NEAR(busy_part(0, 5 * SEC), first, 1.5);
+	NEAR(busy_part(1, 5 * SEC), 100 - first, 3);
+	CHECK(all_fallbacks() == 0);
+	/* It was charged for all of that time. */
+	NEAR((double)(liar->contender.figures.used_ns - used_before[2]) / (5 * SEC), 1, 0.01);
+}
+
+/* A slice of two processes: the one that gates cannot hold uses up the share of both. When it is gone,
+ * the other has the share again. */
+static void a_process_without_gates_takes_its_own_slices_share(void)
+{
+	static struct program sibling;
+	begin_test(42);
+	add_share(50, &busy);
+	add_share(50, &busy);
+	sibling = busy;
+	simulated_gpu_add(&gpu, &sibling, &shares[0].contender);
+	atomic_store(&sibling.work.gates, ALIQUOT_GATES_FAIL);
+	sibling.stopped = true;
+	simulated_gpu_run(&gpu, 300 * MS);
+	run_noted(2 * SEC);
+	CHECK(busy_part(1, 2 * SEC) > 98);
+	turns_leave(&shares[0].contender, &sibling.worker);
+	simulated_gpu_run(&gpu, 100 * MS);
+	run_noted(4 * SEC);
+	NEAR(said(0), 50, 1);
+}
+
 int main(void)
 {
+	backward_counts_stop_only_their_process();
+	a_process_without_gates_changes_no_other_share(false);
+	a_process_without_gates_changes_no_other_share(true);
+	a_process_without_gates_takes_its_own_slices_share();
+	counts_near_the_end_of_their_range_hurt_nobody_else();
 	an_endless_kernel_blocks_nobody();
 	a_process_stopped_in_its_window_blocks_nobody();
 	a_slice_alone_is_not_observed();
