@@ -8,14 +8,14 @@
 
 static uint32_t gates_of(const struct process *process, uint32_t slice)
 {
-	if (!process || !process->stored)
+	if (!process || !process->pages.work)
 		return ALIQUOT_GATES_UNTRIED;
-	return atomic_load(&process->stored->pages.work[slice].gates);
+	return atomic_load(&process->pages.work[slice].gates);
 }
 
 static uint32_t why_of(const struct process *process, uint32_t slice)
 {
-	return atomic_load(&process->stored->pages.work[slice].why);
+	return atomic_load(&process->pages.work[slice].why);
 }
 
 /* What a process reports of the gates of a GPU counts until another process reports something else. */
