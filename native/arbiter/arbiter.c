@@ -8,7 +8,6 @@
 #include "mapping.h"
 #include "measure.h"
 #include "options.h"
-#include "page_store.h"
 #include "tenants.h"
 
 #include <errno.h>
@@ -29,6 +28,18 @@ static void on_signal(struct watch *watch, uint32_t events)
 		return;
 	log_event("ending: signal %u", info.ssi_signo);
 	loop_stop(&arbiter->loop);
+}
+
+/* Both threads show that they run: this one here, the other when it has looked. */
+static void on_asked(struct watch *watch, uint32_t events)
+{
+	(void)events;
+	struct arbiter *arbiter = CONTAINER(watch, struct arbiter, asked);
+	uint64_t times;
+	ssize_t ignored = read(watch->fd, &times, sizeof(times));
+	(void)ignored;
+	credit_wake(&arbiter->credit);
+	atomic_store(&arbiter->supervision->answered, atomic_load(&arbiter->supervision->asked));
 }
 
 static void on_linger_over(struct timer *timer)
@@ -73,23 +84,19 @@ static bool start(struct arbiter *arbiter, const struct options *options, struct
 	int error = mapping_catch_sigbus();
 	if (error)
 		return failure_set(failure, "signals", "SIGBUS cannot be caught: %s", strerror(-error));
-	if (!process_pages_check_kernel(failure) || !open_loop(arbiter, failure) ||
-	    !nvml_open(&arbiter->nvml, options->nvml, failure))
+	if (!open_loop(arbiter, failure) || !nvml_open(&arbiter->nvml, options->nvml, failure))
 		return false;
-	error = credit_start(&arbiter->credit, arbiter->nvml.gpu_count);
+	error = credit_start(&arbiter->credit, arbiter->nvml.gpu_count, &arbiter->supervision->looks);
 	if (error)
 		return failure_set(failure, "memory", "cannot start the credit thread: %s",
 		                   strerror(-error));
 	state_clean(arbiter->state);
-	if (!grants_recover(arbiter, failure) || !control_listen(arbiter, failure))
-		return false;
-	page_store_drop_unadopted(arbiter->page_store);
-	return true;
+	return grants_recover(arbiter, failure) && control_listen(arbiter, failure);
 }
 
-static void announce_ready(struct startup *startup, int announce)
+static void announce_ready(struct supervision *supervision, int announce)
 {
-	if (atomic_exchange(&startup->ready, 1))
+	if (atomic_exchange(&supervision->ready, 1))
 		return;
 	ssize_t ignored = write(announce, "ready\n", 6);
 	(void)ignored;
@@ -101,7 +108,7 @@ static void announce_ready(struct startup *startup, int announce)
 static void open_gates(struct arbiter *arbiter)
 {
 	credit_stop(&arbiter->credit);
-	page_store_open_gates(arbiter->page_store);
+	private_directory_open_gates(&arbiter->state->private);
 }
 
 static void shut_down(struct arbiter *arbiter)
@@ -112,18 +119,19 @@ static void shut_down(struct arbiter *arbiter)
 	grants_close_all(arbiter);
 	credit_free(&arbiter->credit);
 	loop_unwatch(&arbiter->loop, &arbiter->signals);
+	loop_unwatch(&arbiter->loop, &arbiter->asked);
 	measure_close();
 	nvml_close(&arbiter->nvml);
 	loop_close(&arbiter->loop);
 }
 
-int arbiter_run(const struct options *options, struct state *state, struct startup *startup,
-                struct page_store *page_store, int announce)
+int arbiter_run(const struct options *options, struct state *state, struct supervision *supervision,
+                int asked, int announce)
 {
 	struct failure failure;
 	struct arbiter arbiter = {
 		.state = state,
-		.page_store = page_store,
+		.supervision = supervision,
 		.linger_ns = options->linger_seconds * SECOND_NS,
 		.linger.fire = on_linger_over,
 		.cleanup.fire = cleanup_on_timer,
@@ -132,18 +140,24 @@ int arbiter_run(const struct options *options, struct state *state, struct start
 		.tenant_ready = tenants_on_ready,
 		.control.fd = -1,
 		.signals = {.fd = -1, .ready = on_signal},
+		.asked = {.fd = -1, .ready = on_asked},
 	};
 	prepare_process();
 	if (!start(&arbiter, options, &failure)) {
 		open_gates(&arbiter);
-		snprintf(startup->error, sizeof(startup->error), "%s", failure.text);
+		snprintf(supervision->error, sizeof(supervision->error), "%s", failure.text);
 		return EXIT_FAILED;
 	}
 	log_event("ready: pid %d, %u GPUs, %u grants, state in %s", (int)getpid(),
 	          arbiter.nvml.gpu_count, arbiter.grant_count, state->path);
 	grants_linger(&arbiter);
-	announce_ready(startup, announce);
-	int error = loop_run(&arbiter.loop);
+	announce_ready(supervision, announce);
+	int error = loop_watch(&arbiter.loop, &arbiter.asked, asked, EPOLLIN);
+	if (!error) {
+		atomic_store(&supervision->serving, true);
+		error = loop_run(&arbiter.loop);
+		atomic_store(&supervision->serving, false);
+	}
 	if (error)
 		log_event("the event loop failed: %s", strerror(-error));
 	shut_down(&arbiter);

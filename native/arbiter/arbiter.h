@@ -1,8 +1,7 @@
 /* The arbiter process: all its state in memory, and its event loop.
  *
- * Nothing here outlives it. What must is in the state directory (state.h, aliquot/layout.h) and with
- * its parent (page_store.h); the next arbiter finds it there. The arbiter may be killed between any
- * two instructions.
+ * Nothing here outlives it. What must is in files (state.h, private_directory.h); the next arbiter
+ * finds it there. The arbiter may be killed between any two instructions.
  *
  * Two threads: the main thread runs the loop and owns everything; the other gives credit (credit.h)
  * and owns nothing.
@@ -15,15 +14,14 @@
 #include "loop.h"
 #include "nvml.h"
 #include "state.h"
-
-#include <stdatomic.h>
+#include "supervision.h"
 
 struct arbiter {
 	struct loop loop;
 	struct state *state;
 	struct nvml nvml;
 	struct credit credit;
-	struct page_store *page_store;
+	struct supervision *supervision;
 	uint64_t linger_ns; /* 0: never ends by itself */
 
 	struct grant *grants;
@@ -41,20 +39,15 @@ struct arbiter {
 	void (*tenant_ready)(struct watch *watch, uint32_t events);
 
 	struct watch control, signals;
+	struct watch asked; /* the parent asks for progress */
 };
 
-/* How the start of a child went, in memory that it shares with its parent. */
-struct startup {
-	atomic_int ready; /* 1 since an arbiter has listened */
-	char error[512];  /* why this child did not start */
-};
-
-struct page_store;
 struct options;
 
 /* Runs until SIGTERM, `stop` or the end of the linger time. Returns an exit code, 0 for success.
- * Writes "ready" to `announce` the first time it listens. All gates are open when it returns. */
-int arbiter_run(const struct options *options, struct state *state, struct startup *startup,
-                struct page_store *page_store, int announce);
+ * Writes "ready" to `announce` the first time it listens. `asked` is the eventfd at which its parent
+ * asks for progress. All gates are open when it returns. */
+int arbiter_run(const struct options *options, struct state *state, struct supervision *supervision,
+                int asked, int announce);
 
 #endif

@@ -12,6 +12,7 @@ void cleanup_start(struct process *process)
 	struct arbiter *arbiter = process->grant->arbiter;
 	processes_drop_pages(process);
 	atomic_store(&process->grant->limits->processes[process->slot].state, ALIQUOT_ENDING);
+	grant_publish(process->grant, process->slot);
 	loop_unwatch(&arbiter->loop, &process->death);
 	process->ending = true;
 	process->owed = (1u << process->grant->slice_count) - 1;

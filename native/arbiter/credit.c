@@ -140,8 +140,11 @@ static void *run_thread(void *argument)
 	struct credit *credit = argument;
 	be_punctual();
 	pthread_mutex_lock(&credit->lock);
-	while (!credit->stopping)
-		sleep_until(credit, look_at_all(credit));
+	while (!credit->stopping) {
+		uint64_t next = look_at_all(credit);
+		atomic_fetch_add_explicit(credit->looks, 1, memory_order_relaxed);
+		sleep_until(credit, next);
+	}
 	pthread_mutex_unlock(&credit->lock);
 	return NULL;
 }
@@ -150,6 +153,7 @@ static int start_thread(struct credit *credit)
 {
 	sigset_t all, before;
 	sigfillset(&all);
+	sigdelset(&all, SIGBUS); /* a tenant may have truncated a page: mapping.h */
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	int error = -pthread_create(&credit->thread, NULL, run_thread, credit);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -167,13 +171,14 @@ static void init_lock(pthread_mutex_t *lock)
 	pthread_mutexattr_destroy(&inheriting);
 }
 
-int credit_start(struct credit *credit, unsigned gpu_count)
+int credit_start(struct credit *credit, unsigned gpu_count, _Atomic uint64_t *looks)
 {
 	pthread_condattr_t monotonic;
 	credit->gpus = calloc(gpu_count ? gpu_count : 1, sizeof(*credit->gpus));
 	if (!credit->gpus)
 		return -ENOMEM;
 	credit->gpu_count = gpu_count;
+	credit->looks = looks;
 	for (unsigned i = 0; i < gpu_count; i++)
 		turns_init(&credit->gpus[i], loop_now());
 	init_lock(&credit->lock);
@@ -313,7 +318,7 @@ int credit_add_process(struct process *process)
 	                                             grant->slice_count * sizeof(*added->workers));
 	if (!added)
 		return -ENOMEM;
-	const struct process_pages *pages = &process->stored->pages;
+	const struct process_pages *pages = &process->pages;
 	added->pid = process->pid;
 	pthread_mutex_lock(&credit->lock);
 	for (uint32_t i = 0; i < grant->slice_count; i++)

@@ -30,6 +30,7 @@ struct credit {
 	struct turns *gpus; /* in NVML's order */
 	unsigned gpu_count;
 	struct credit_grant *grants;
+	_Atomic uint64_t *looks; /* counts them for the parent, which sees that the thread runs */
 };
 
 /* The figures of one slice. */
@@ -47,8 +48,8 @@ struct credit_figures {
 	uint32_t why;
 };
 
-/* Starts the thread. 0, or -errno. */
-int credit_start(struct credit *credit, unsigned gpu_count);
+/* Starts the thread, which counts its looks in *looks. 0, or -errno. */
+int credit_start(struct credit *credit, unsigned gpu_count, _Atomic uint64_t *looks);
 /* Ends the thread, if it was started. */
 void credit_stop(struct credit *credit);
 /* After all grants are removed. */

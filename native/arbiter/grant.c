@@ -27,11 +27,45 @@ void grant_break(struct grant *grant, const char *part, const char *why)
 	log_event("grant %s is broken: %s", grant->name, grant->broken);
 }
 
+/* Readers take each word whole. */
+static void copy_words(void *to, const void *from, size_t size)
+{
+	_Atomic uint64_t *written = to;
+	const _Atomic uint64_t *read = from;
+	for (size_t i = 0; i < size / sizeof(*read); i++)
+		atomic_store_explicit(&written[i], atomic_load_explicit(&read[i], memory_order_relaxed),
+		                      memory_order_release);
+}
+
+static void publish_slots(struct grant *grant, uint32_t first, uint32_t end)
+{
+	_Static_assert(sizeof(struct aliquot_process) % sizeof(uint64_t) == 0, "whole words");
+	if (grant->view)
+		copy_words(&grant->view->processes[first], &grant->limits->processes[first],
+		           (end - first) * sizeof(struct aliquot_process));
+}
+
+void grant_publish(struct grant *grant, uint32_t slot)
+{
+	_Static_assert(offsetof(struct aliquot_limits, processes) % sizeof(uint64_t) == 0,
+	               "whole words");
+	if (grant->view)
+		copy_words(grant->view, grant->limits, offsetof(struct aliquot_limits, processes));
+	if (slot != GRANT_NO_SLOT)
+		publish_slots(grant, slot, slot + 1);
+}
+
+void grant_publish_all(struct grant *grant)
+{
+	publish_slots(grant, 0, ALIQUOT_MAX_PROCESSES);
+	grant_publish(grant, GRANT_NO_SLOT);
+}
+
 bool grant_check(struct grant *grant)
 {
 	if (*grant->broken)
 		return false;
-	if (grant->limits_mapping.truncated)
+	if (atomic_load(&grant->view_mapping.truncated))
 		grant_break(grant, "limits", "truncated while in use");
 	else if (grant->usage_mapping.truncated)
 		grant_break(grant, "usage", "truncated while in use");

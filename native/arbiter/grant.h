@@ -4,16 +4,20 @@
  * process that asked for it. The grant ends when the owner is dead and none of its processes is
  * live or ending.
  *
+ * The truth about a grant is its record, a file that only the arbiter can open (private_directory.h).
+ * The page `limits` is a view of it for tenants: grant_publish writes it, and nothing here reads it.
+ * So whatever a tenant does to the view, only the tenant itself believes it.
+ *
  * A kept grant has no owner. It belongs to a container in which programs come and go, and it stays
  * until somebody ends it. From then on no process can join it, and it ends with its last process.
  * Any process that can reach its socket may join it, whatever its uid: only that container sees the
  * socket.
  *
- * A grant is active, switching or parked (enum aliquot_grant_state). `limits` stores that state, so
+ * A grant is active, switching or parked (enum aliquot_grant_state). The record stores that state, so
  * it outlives the arbiter. The slices of a parked grant count for nothing, and no process can join.
  *
  * A grant whose files fail their check is broken. No process can join it, its own processes are left
- * alone, and its memory stays counted if `limits` can be read.
+ * alone, and its memory stays counted if the record can be read.
  *
  * This file makes and ends no grant: grants.h does.
  */
@@ -36,10 +40,13 @@ struct grant {
 	struct arbiter *arbiter;
 	struct grant *next;
 	char name[ALIQUOT_NAME_SIZE];
-	struct mapping limits_mapping, usage_mapping;
-	struct aliquot_limits *limits; /* NULL: cannot be read */
+	struct mapping record_mapping, view_mapping, usage_mapping;
+	struct aliquot_limits *limits; /* the record; NULL: cannot be read */
+	struct aliquot_limits *view;   /* `limits` as tenants see it: written, never read */
 	struct aliquot_usage *usage;   /* NULL: cannot be trusted */
 	int limits_fd, usage_fd;       /* for tenants: read-only, read-write */
+	int private;                   /* its private directory */
+	uint32_t last_pages;           /* the highest number that pages of it have had */
 	uint32_t slice_count;
 	struct gpu *gpus[ALIQUOT_MAX_GPUS]; /* NULL: the machine no longer has this GPU */
 	struct watch listener;
@@ -50,7 +57,7 @@ struct grant {
 	uint32_t process_count;
 	/* Called after processes have left; may end the grant and free it. */
 	void (*processes_left)(struct grant *grant);
-	struct credit_grant *credit; /* its slices as contenders; NULL: `limits` cannot be read */
+	struct credit_grant *credit; /* its slices as contenders; NULL: the record cannot be read */
 	struct findings findings;
 	char broken[160]; /* why it is broken; empty: it is not */
 };
@@ -62,14 +69,21 @@ struct grant *grant_find(struct arbiter *arbiter, const char *name);
 struct grant *grant_find_for_change(struct arbiter *arbiter, const char *name, uint32_t uid,
                                     struct failure *failure);
 
-/* Whether the grant has an owner, is kept, or was kept. OWNED if `limits` cannot be read. */
+/* Whether the grant has an owner, is kept, or was kept. OWNED if the record cannot be read. */
 enum aliquot_life grant_life(const struct grant *grant);
 
-/* ACTIVE if `limits` cannot be read: its slices then still count. */
+/* ACTIVE if the record cannot be read: its slices then still count. */
 enum aliquot_grant_state grant_state(const struct grant *grant);
 
 /* Checks the pages that tenants can write; false: the grant is broken. */
 bool grant_check(struct grant *grant);
+
+/* Shows tenants what the record says of the grant and of one of its slots; GRANT_NO_SLOT: of none. Call
+ * it after each change of the record. */
+#define GRANT_NO_SLOT UINT32_MAX
+void grant_publish(struct grant *grant, uint32_t slot);
+/* The same for all slots. */
+void grant_publish_all(struct grant *grant);
 
 /* Marks the grant as broken for good; the first reason is kept. `part` names the file. */
 void grant_break(struct grant *grant, const char *part, const char *why);

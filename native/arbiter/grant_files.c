@@ -1,34 +1,23 @@
 #include "grant_files.h"
 
 #include "aliquot/ledger.h"
+#include "page_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+#define RECORD "record"
+
 /* A peer of another user must be able to connect, to be refused with a reason. */
 static mode_t socket_mode(void)
 {
 	return geteuid() == 0 ? 0666 : 0600;
-}
-
-static int make_file(int directory, const char *name, size_t size, mode_t mode)
-{
-	int fd = openat(directory, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
-	if (fd < 0)
-		return -errno;
-	int error = -posix_fallocate(fd, 0, (off_t)size);
-	if (!error && fchmod(fd, mode))
-		error = -errno;
-	if (error) {
-		close(fd);
-		return error;
-	}
-	return fd;
 }
 
 static void fill_limits(struct grant *grant, const struct control_request *request,
@@ -72,28 +61,45 @@ static void fill_usage(struct aliquot_usage *usage)
 }
 
 /* 0, or -errno. */
-static int make_contents(struct grant *grant, int directory, const struct control_request *request,
-                         const struct identity *owner, int *listener)
+static int make_record(struct grant *grant, const struct control_request *request,
+                       const struct identity *owner)
 {
-	int writable = make_file(directory, "limits", sizeof(struct aliquot_limits), 0444);
-	if (writable < 0)
-		return writable;
-	int error = mapping_open(&grant->limits_mapping, writable, sizeof(struct aliquot_limits));
-	close(writable);
+	grant->private = private_directory_make_grant(&grant->arbiter->state->private, grant->name);
+	if (grant->private < 0)
+		return grant->private;
+	int fd = page_file_make(grant->private, RECORD, sizeof(struct aliquot_limits), 0600);
+	int error = fd < 0 ? fd : mapping_open(&grant->record_mapping, fd, sizeof(*grant->limits));
+	if (fd >= 0)
+		close(fd);
 	if (error)
 		return error;
-	grant->limits = grant->limits_mapping.at;
-	grant->limits_fd = openat(directory, "limits", O_RDONLY | O_CLOEXEC);
+	grant->limits = grant->record_mapping.at;
+	fill_limits(grant, request, owner);
+	return 0;
+}
+
+/* 0, or -errno. */
+static int make_contents(struct grant *grant, int directory, int *listener)
+{
+	int writable = page_file_make(directory, "limits", sizeof(struct aliquot_limits), 0444);
+	int error = writable < 0 ? writable
+	                         : mapping_open(&grant->view_mapping, writable, sizeof(*grant->view));
+	if (writable >= 0)
+		close(writable);
+	if (error)
+		return error;
+	grant->view = grant->view_mapping.at;
+	grant_publish_all(grant);
+	grant->limits_fd = page_file_open_for_readers(directory, "limits");
 	if (grant->limits_fd < 0)
-		return -errno;
-	grant->usage_fd = make_file(directory, "usage", sizeof(struct aliquot_usage), 0644);
+		return grant->limits_fd;
+	grant->usage_fd = page_file_make(directory, "usage", sizeof(struct aliquot_usage), 0644);
 	if (grant->usage_fd < 0)
 		return grant->usage_fd;
 	error = mapping_open(&grant->usage_mapping, grant->usage_fd, sizeof(struct aliquot_usage));
 	if (error)
 		return error;
 	grant->usage = grant->usage_mapping.at;
-	fill_limits(grant, request, owner);
 	fill_usage(grant->usage);
 	*listener = state_listen(directory, "socket", SOCK_SEQPACKET, socket_mode());
 	return *listener < 0 ? *listener : 0;
@@ -106,14 +112,15 @@ bool grant_files_make(struct grant *grant, const struct control_request *request
 	char dotted[ALIQUOT_NAME_SIZE + 16];
 	snprintf(dotted, sizeof(dotted), ".making-%s", grant->name);
 	state_remove_incomplete(state, dotted); /* left by an earlier attempt */
-	int error = mkdirat(state->grants, dotted, 0755) ? -errno : 0;
-	int directory = -1;
+	int error = make_record(grant, request, owner), directory = -1;
+	if (!error && mkdirat(state->grants, dotted, 0755))
+		error = -errno;
 	if (!error) {
 		directory = openat(state->grants, dotted, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 		error = directory < 0 ? -errno : 0;
 	}
 	if (!error)
-		error = make_contents(grant, directory, request, owner, listener);
+		error = make_contents(grant, directory, listener);
 	if (!error && renameat(state->grants, dotted, state->grants, grant->name)) {
 		error = -errno;
 		close(*listener);
@@ -124,6 +131,7 @@ bool grant_files_make(struct grant *grant, const struct control_request *request
 		return true;
 	grant_files_close(grant);
 	state_remove_incomplete(state, dotted);
+	private_directory_remove_grant(&state->private, grant->name);
 	return failure_set(failure, "cannot-make", "%s/grants/%s cannot be created: %s", state->path,
 	                   grant->name, strerror(-error));
 }
@@ -141,7 +149,7 @@ static int open_writable(int directory, const char *name, mode_t mode)
 	return fd < 0 ? -errno : fd;
 }
 
-/* Maps a file of the directory; returns the error, or NULL. */
+/* Maps a file; returns the error, or NULL. */
 static const char *map_file(struct mapping *pages, int fd, size_t size)
 {
 	int error = fd < 0 ? fd : mapping_open(pages, fd, size);
@@ -150,27 +158,79 @@ static const char *map_file(struct mapping *pages, int fd, size_t size)
 	return error < 0 ? strerror(-error) : NULL;
 }
 
-static void open_limits(struct grant *grant, int directory)
+static const char *check_record(const struct grant *grant, const struct aliquot_limits *record)
 {
-	int writable = open_writable(directory, "limits", 0444);
-	const char *why = map_file(&grant->limits_mapping, writable, sizeof(struct aliquot_limits));
-	if (writable >= 0)
-		close(writable);
-	const struct aliquot_limits *limits = grant->limits_mapping.at;
-	if (!why)
-		why = aliquot_limits_check(limits, grant->limits_mapping.size);
-	if (!why && strcmp(limits->name, grant->name))
+	const char *why = aliquot_limits_check(record, grant->record_mapping.size);
+	if (!why && strcmp(record->name, grant->name))
 		why = "it belongs to a grant of another name";
+	return why;
+}
+
+/* Makes a record of the page `limits` that an arbiter of version 1 left. Complete, or absent. */
+static void import_record(struct grant *grant, int directory)
+{
+	struct aliquot_limits *copy = malloc(sizeof(*copy));
+	int from = openat(directory, "limits", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	int to = page_file_make(grant->private, "." RECORD, sizeof(*copy), 0600);
+	if (copy && from >= 0 && to >= 0 && read(from, copy, sizeof(*copy)) == (ssize_t)sizeof(*copy)) {
+		for (uint32_t slot = 0; slot < ALIQUOT_MAX_PROCESSES; slot++)
+			if (atomic_load(&copy->processes[slot].state) == ALIQUOT_LIVE)
+				copy->processes[slot].pages = GRANT_FILES_LOST_PAGES;
+		if (write(to, copy, sizeof(*copy)) == (ssize_t)sizeof(*copy))
+			renameat(grant->private, "." RECORD, grant->private, RECORD);
+	}
+	unlinkat(grant->private, "." RECORD, 0);
+	free(copy);
+	if (from >= 0)
+		close(from);
+	if (to >= 0)
+		close(to);
+}
+
+static void open_record(struct grant *grant, int directory)
+{
+	const struct state *state = grant->arbiter->state;
+	grant->private = private_directory_open_grant(&state->private, grant->name);
+	if (grant->private == -ENOENT && state->version < STATE_VERSION)
+		grant->private = private_directory_make_grant(&state->private, grant->name);
+	int fd = grant->private < 0 ? grant->private : open_writable(grant->private, RECORD, 0600);
+	if (fd == -ENOENT && grant->private >= 0 && state->version < STATE_VERSION) {
+		import_record(grant, directory);
+		fd = open_writable(grant->private, RECORD, 0600);
+	}
+	const char *why = fd == -ENOENT ? "its record is missing"
+	                                : map_file(&grant->record_mapping, fd, sizeof(*grant->limits));
+	if (fd >= 0)
+		close(fd);
+	if (!why)
+		why = check_record(grant, grant->record_mapping.at);
 	if (why) {
 		grant_break(grant, "limits", why);
-		mapping_close(&grant->limits_mapping);
+		mapping_close(&grant->record_mapping);
 		return;
 	}
-	grant->limits = grant->limits_mapping.at;
-	grant->slice_count = limits->slice_count;
-	grant->limits_fd = openat(directory, "limits", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-	if (grant->limits_fd < 0)
-		grant_break(grant, "limits", strerror(errno));
+	grant->limits = grant->record_mapping.at;
+	grant->slice_count = grant->limits->slice_count;
+}
+
+/* Whatever happened to the view, it shows the record again. */
+static void open_view(struct grant *grant, int directory)
+{
+	int writable = open_writable(directory, "limits", 0444);
+	int error = writable < 0 ? 0 : -posix_fallocate(writable, 0, sizeof(struct aliquot_limits));
+	const char *why = error ? strerror(-error)
+	                        : map_file(&grant->view_mapping, writable, sizeof(*grant->view));
+	if (writable >= 0)
+		close(writable);
+	if (!why) {
+		grant->view = grant->view_mapping.at;
+		grant_publish_all(grant);
+		grant->limits_fd = page_file_open_for_readers(directory, "limits");
+		if (grant->limits_fd < 0)
+			why = strerror(-grant->limits_fd);
+	}
+	if (why)
+		grant_break(grant, "limits", why);
 }
 
 static void open_usage(struct grant *grant, int directory)
@@ -192,7 +252,9 @@ int grant_files_open(struct grant *grant, int *listener)
 	                       O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (directory < 0)
 		return -errno;
-	open_limits(grant, directory);
+	open_record(grant, directory);
+	if (grant->limits)
+		open_view(grant, directory);
 	open_usage(grant, directory);
 	*listener = state_listen(directory, "socket", SOCK_SEQPACKET, socket_mode());
 	close(directory);
@@ -203,13 +265,21 @@ int grant_files_open(struct grant *grant, int *listener)
 
 void grant_files_close(struct grant *grant)
 {
-	grant->limits = NULL;
+	grant->limits = grant->view = NULL;
 	grant->usage = NULL;
-	mapping_close(&grant->limits_mapping);
+	mapping_close(&grant->record_mapping);
+	mapping_close(&grant->view_mapping);
 	mapping_close(&grant->usage_mapping);
-	if (grant->limits_fd >= 0)
-		close(grant->limits_fd);
-	if (grant->usage_fd >= 0)
-		close(grant->usage_fd);
-	grant->limits_fd = grant->usage_fd = -1;
+	int *const fds[] = {&grant->limits_fd, &grant->usage_fd, &grant->private};
+	for (size_t i = 0; i < sizeof(fds) / sizeof(*fds); i++) {
+		if (*fds[i] >= 0)
+			close(*fds[i]);
+		*fds[i] = -1;
+	}
+}
+
+void grant_files_remove(struct state *state, const char *name)
+{
+	state_remove_directory(state, name);
+	private_directory_remove_grant(&state->private, name);
 }

@@ -1,7 +1,8 @@
-/* The files of one grant: limits, usage, socket.
+/* The files of one grant: its record, `limits`, `usage` and the socket.
  *
- * They are made under a name that begins with a dot and renamed when complete. All space is allocated
- * at once, so that a full disk is an error here and never a SIGBUS in a tenant.
+ * The record is in the private directory and made first. The others are made in grants/ under a name
+ * that begins with a dot and renamed when complete: from then on there is a grant. All space is
+ * allocated at once, so that a full disk is an error here and never a SIGBUS in a tenant.
  */
 #ifndef ARBITER_GRANT_FILES_H
 #define ARBITER_GRANT_FILES_H
@@ -10,16 +11,23 @@
 #include "grant.h"
 #include "identity.h"
 
-/* Makes the directory and opens its files into `grant`, whose name, slice_count and gpus are set.
+/* The number of pages that were lost with an arbiter of version 1 (state.h). */
+#define GRANT_FILES_LOST_PAGES UINT32_MAX
+
+/* Makes the directories and opens the files into `grant`, whose name, slice_count and gpus are set.
  * *listener: the listening socket. */
 bool grant_files_make(struct grant *grant, const struct control_request *request,
                       const struct identity *owner, int *listener, struct failure *failure);
 
-/* Opens the files of an existing grant; a damaged file breaks the grant. 0, or -errno: there is no
- * such directory. *listener may be -1. */
+/* Opens the files of an existing grant and shows the record in `limits`; a damaged file breaks the
+ * grant. In a state directory of version 1 `limits` becomes the record. 0, or -errno: there is no such
+ * directory. *listener may be -1. */
 int grant_files_open(struct grant *grant, int *listener);
 
 /* Unmaps and closes; the files stay. */
 void grant_files_close(struct grant *grant);
+
+/* Removes all files of the grant of that name. */
+void grant_files_remove(struct state *state, const char *name);
 
 #endif

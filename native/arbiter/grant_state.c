@@ -8,6 +8,7 @@ static void write_state(struct grant *grant, enum aliquot_grant_state state)
 {
 	for (uint32_t i = 0; i < grant->slice_count; i++)
 		atomic_store(&grant->limits->slices[i].grant_state, (uint32_t)state);
+	grant_publish(grant, GRANT_NO_SLOT);
 }
 
 void grant_state_repair(struct grant *grant)

@@ -58,7 +58,7 @@ static struct grant *new_grant(struct arbiter *arbiter, const char *name)
 	if (!grant)
 		return NULL;
 	grant->arbiter = arbiter;
-	grant->limits_fd = grant->usage_fd = -1;
+	grant->limits_fd = grant->usage_fd = grant->private = -1;
 	grant->processes_left = end_if_unused;
 	grant->listener = (struct watch){.fd = -1, .ready = on_connection};
 	grant->owner = (struct watch){.fd = -1, .ready = on_owner_dead};
@@ -164,7 +164,7 @@ struct grant *grants_make(struct arbiter *arbiter, const struct control_request 
 	if (error) {
 		failure_set(failure, "cannot-make", "grant %s cannot be watched: %s", grant->name,
 		            strerror(-error));
-		state_remove_directory(arbiter->state, grant->name);
+		grant_files_remove(arbiter->state, grant->name);
 		release(grant);
 		return NULL;
 	}
@@ -181,7 +181,7 @@ static void end_grant(struct grant *grant)
 {
 	struct arbiter *arbiter = grant->arbiter;
 	log_event("grant %s ended", grant->name);
-	state_remove_directory(arbiter->state, grant->name);
+	grant_files_remove(arbiter->state, grant->name);
 	release(grant);
 	grants_linger(arbiter);
 }
@@ -210,6 +210,7 @@ bool grants_end(struct arbiter *arbiter, const char *name, uint32_t *left, struc
 	if (atomic_exchange(&grant->limits->life, ALIQUOT_ENDED) == ALIQUOT_KEPT)
 		log_event("grant %s: ended on request, %u processes are still in it", name,
 		          grant->process_count);
+	grant_publish(grant, GRANT_NO_SLOT);
 	*left = grant->process_count;
 	end_if_unused(grant);
 	return true;
@@ -223,6 +224,7 @@ void grants_drop_removed(struct arbiter *arbiter)
 		if (grant->limits || !fstatat(arbiter->state->grants, grant->name, &status, 0))
 			continue;
 		log_event("grant %s: somebody removed its directory", grant->name);
+		grant_files_remove(arbiter->state, grant->name);
 		release(grant);
 	}
 }
@@ -285,6 +287,16 @@ static bool recover_grant(struct arbiter *arbiter, const char *name, struct fail
 	return true;
 }
 
+/* Removes what an arbiter left in the private directory that was killed while it made or ended a
+ * grant. */
+static void remove_leftover(int directory, const char *name, void *context)
+{
+	(void)directory;
+	struct arbiter *arbiter = context;
+	if (!grant_find(arbiter, name))
+		private_directory_remove_grant(&arbiter->state->private, name);
+}
+
 bool grants_recover(struct arbiter *arbiter, struct failure *failure)
 {
 	int fd = openat(arbiter->state->grants, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -302,7 +314,10 @@ bool grants_recover(struct arbiter *arbiter, struct failure *failure)
 			sound = recover_grant(arbiter, entry->d_name, failure);
 	}
 	closedir(directory);
-	return sound;
+	if (!sound)
+		return false;
+	private_directory_walk(&arbiter->state->private, remove_leftover, arbiter);
+	return state_set_version(arbiter->state, failure);
 }
 
 void grants_close_all(struct arbiter *arbiter)

@@ -73,7 +73,7 @@ static int read_stat(int32_t pid, struct stat_line *out)
 	return 0;
 }
 
-static int start_time_of(int32_t pid, uint64_t *out)
+int identity_start_time(int32_t pid, uint64_t *out)
 {
 	struct stat_line line;
 	int error = read_stat(pid, &line);
@@ -85,7 +85,7 @@ static int start_time_of(int32_t pid, uint64_t *out)
 bool identity_is_reused(int32_t pid, uint64_t start_time)
 {
 	uint64_t now;
-	return !start_time_of(pid, &now) && now != start_time;
+	return !identity_start_time(pid, &now) && now != start_time;
 }
 
 struct image identity_image(int32_t pid)
@@ -124,7 +124,7 @@ int identity_reopen(int32_t pid, uint64_t start_time)
 		return fd;
 	/* If it is alive after its start time was read, the time was read from this process. */
 	uint64_t now = 0;
-	int error = start_time_of(pid, &now);
+	int error = identity_start_time(pid, &now);
 	if (!error && (now != start_time || !identity_is_alive(fd)))
 		error = -ESRCH;
 	if (error) {
@@ -170,13 +170,13 @@ static int peer_pidfd(int socket, int32_t pid)
 		return -ESRCH;
 	/* An older kernel. The same start time before and after means that the pid was not reused. */
 	uint64_t before = 0, after = 0;
-	int error = start_time_of(pid, &before);
+	int error = identity_start_time(pid, &before);
 	if (error)
 		return error;
 	fd = open_pidfd(pid);
 	if (fd < 0)
 		return fd;
-	error = start_time_of(pid, &after);
+	error = identity_start_time(pid, &after);
 	if (!error && before != after)
 		error = -ESRCH;
 	if (error) {

@@ -42,6 +42,9 @@ int identity_reopen(int32_t pid, uint64_t start_time);
 
 bool identity_is_alive(int pidfd);
 
+/* When the process started. 0, or -errno. */
+int identity_start_time(int32_t pid, uint64_t *out);
+
 /* Whether a later process has the pid now. */
 bool identity_is_reused(int32_t pid, uint64_t start_time);
 

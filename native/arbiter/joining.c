@@ -2,6 +2,7 @@
 
 #include "aliquot/ledger.h"
 #include "cleanup.h"
+#include "grant_files.h"
 #include "log.h"
 #include "measure.h"
 
@@ -73,7 +74,9 @@ static void write_slot(struct process *process, int32_t inner_pid)
 	page->start_time = process->start_time;
 	processes_give_all_back(process); /* a free slot has nothing, unless a tenant wrote to it */
 	processes_clear_ties(process);
+	page->pages = 0;
 	atomic_store(&page->state, ALIQUOT_LIVE);
+	grant_publish(process->grant, process->slot);
 }
 
 /* A process that is in no grant yet. NULL: no slot is free. */
@@ -101,31 +104,22 @@ static struct process *join_new(struct grant *grant, const struct identity *who,
 	return process;
 }
 
-static struct page_owner page_owner_of(const struct process *process)
-{
-	struct page_owner owner = {
-		.slot = process->slot,
-		.pid = process->pid,
-		.start_time = process->start_time,
-	};
-	memcpy(owner.grant, process->grant->name, sizeof(owner.grant));
-	return owner;
-}
-
-/* Replaces its pages by new ones. 0, or -errno: it has none. */
+/* Replaces its pages by new ones. Only when the record names them does the process get them. 0, or
+ * -errno: it has none. */
 static int give_pages(struct process *process, struct process_page_fds *fds)
 {
 	struct grant *grant = process->grant;
-	struct page_owner owner = page_owner_of(process);
 	processes_drop_pages(process);
 	memset(process->gates, 0, sizeof(process->gates));
-	int error = page_store_add(grant->arbiter->page_store, &owner, grant->slice_count,
-	                           &process->stored, fds);
+	int error = process_pages_make(&process->pages, grant->private, grant->last_pages + 1,
+	                               grant->slice_count, fds);
 	if (error)
 		return error;
+	grant->last_pages++;
+	processes_page(process)->pages = process->pages.number;
 	error = credit_add_process(process);
 	if (error) {
-		process_pages_close(fds);
+		process_pages_close_fds(fds);
 		processes_drop_pages(process);
 	}
 	return error;
@@ -139,6 +133,7 @@ static void join_again(struct process *process, const struct identity *who, int3
 		reset_for_exec(process);
 	process->image = who->image;
 	processes_page(process)->inner_pid = inner_pid;
+	grant_publish(process->grant, process->slot);
 }
 
 enum aliquot_refusal joining_join(struct grant *grant, const struct identity *who,
@@ -176,16 +171,21 @@ enum aliquot_refusal joining_join(struct grant *grant, const struct identity *wh
 	return 0;
 }
 
-/* Adopts the pages that an earlier arbiter gave it. 0, or -errno. */
+/* Maps the pages that an earlier arbiter gave it. 0, or -errno. */
 static int adopt_pages(struct process *process)
 {
 	struct grant *grant = process->grant;
-	struct page_owner owner = page_owner_of(process);
-	process->stored = page_store_adopt(grant->arbiter->page_store, &owner, grant->slice_count);
-	if (process->stored)
+	uint32_t number = processes_page(process)->pages;
+	if (number == 0) /* it never had an answer to its HELLO, and asks again */
+		return 0;
+	const char *why = number == GRANT_FILES_LOST_PAGES
+	                      ? "an arbiter of an older version made it"
+	                      : process_pages_open(&process->pages, grant->private, number,
+	                                           grant->slice_count);
+	if (!why)
 		return credit_add_process(process);
-	log_event("grant %s: the pages of process %d are lost: it is not gated", grant->name,
-	          process->pid);
+	snprintf(process->ungated, sizeof(process->ungated), "its pages are lost: %s", why);
+	log_event("grant %s: process %d is not gated: %s", grant->name, process->pid, process->ungated);
 	return 0;
 }
 
@@ -220,6 +220,18 @@ static int recover_slot(struct grant *grant, uint32_t slot)
 	return adopt_pages(process);
 }
 
+static bool is_used(uint32_t number, void *context)
+{
+	struct grant *grant = context;
+	if (number > grant->last_pages)
+		grant->last_pages = number;
+	for (uint32_t slot = 0; slot < grant->process_end; slot++)
+		if (grant->processes[slot] && grant->processes[slot]->pages.credit &&
+		    grant->processes[slot]->pages.number == number)
+			return true;
+	return false;
+}
+
 int joining_recover(struct grant *grant)
 {
 	for (uint32_t slot = 0; slot < ALIQUOT_MAX_PROCESSES; slot++) {
@@ -229,6 +241,8 @@ int joining_recover(struct grant *grant)
 	}
 	for (uint32_t slice = 0; slice < grant->slice_count; slice++)
 		processes_sum_driver_bytes(grant, slice);
+	process_pages_remove_others(grant->private, is_used, grant);
+	grant_publish_all(grant);
 	measure_start(grant->arbiter);
 	return 0;
 }

@@ -1,31 +1,40 @@
 #include "mapping.h"
 
+#include "aliquot/lock.h"
+
 #include <errno.h>
+#include <signal.h>
 #include <stdint.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-/* Read by the handler. Only our own access to a mapping raises the fault, never a change of this
- * list. */
+/* Two threads read pages, and the handler runs in the one that faulted. It never faults while it has the
+ * lock: a change of the list touches no mapped page. */
+static struct aliquot_lock changing;
 static struct mapping *all;
+
+/* Maps zeroes in place of the mapping that contains the address; false: there is none. */
+static bool replace_by_zeroes(uintptr_t address)
+{
+	struct mapping *mapping = all;
+	while (mapping &&
+	       (address < (uintptr_t)mapping->at || address - (uintptr_t)mapping->at >= mapping->size))
+		mapping = mapping->next;
+	if (!mapping || mmap(mapping->at, mapping->size, PROT_READ | PROT_WRITE,
+	                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+		return false;
+	atomic_store(&mapping->truncated, true);
+	return true;
+}
 
 static void on_bus_error(int signal_number, siginfo_t *info, void *context)
 {
 	(void)context;
-	uintptr_t address = (uintptr_t)info->si_addr;
-	for (struct mapping *mapping = all; mapping; mapping = mapping->next) {
-		uintptr_t start = (uintptr_t)mapping->at;
-		if (address < start || address - start >= mapping->size)
-			continue;
-		void *zeroes = mmap(mapping->at, mapping->size, PROT_READ | PROT_WRITE,
-		                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-		if (zeroes == MAP_FAILED)
-			break;
-		mapping->truncated = 1;
-		return;
-	}
-	signal(signal_number, SIG_DFL);
+	aliquot_lock(&changing);
+	bool replaced = replace_by_zeroes((uintptr_t)info->si_addr);
+	aliquot_unlock(&changing);
+	if (!replaced)
+		signal(signal_number, SIG_DFL);
 }
 
 int mapping_catch_sigbus(void)
@@ -47,8 +56,13 @@ int mapping_open(struct mapping *mapping, int fd, size_t least)
 	void *at = mmap(NULL, least, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (at == MAP_FAILED)
 		return -errno;
-	*mapping = (struct mapping){.at = at, .size = least, .next = all};
+	mapping->at = at;
+	mapping->size = least;
+	atomic_store(&mapping->truncated, false);
+	aliquot_lock(&changing);
+	mapping->next = all;
 	all = mapping;
+	aliquot_unlock(&changing);
 	return 0;
 }
 
@@ -56,11 +70,13 @@ void mapping_close(struct mapping *mapping)
 {
 	if (!mapping->at)
 		return;
+	aliquot_lock(&changing);
 	struct mapping **link = &all;
 	while (*link && *link != mapping)
 		link = &(*link)->next;
 	if (*link)
 		*link = mapping->next;
+	aliquot_unlock(&changing);
 	munmap(mapping->at, mapping->size);
-	memset(mapping, 0, sizeof(*mapping));
+	mapping->at = NULL;
 }

@@ -1,19 +1,22 @@
 /* Mapped files that tenants can truncate.
  *
- * A tenant has the ledger's descriptor and may truncate the file; touching the missing part raises
- * SIGBUS. That must not kill the arbiter: the handler maps zeroes in place of the file and marks the
- * mapping as truncated. The next reader finds a page that fails its check.
+ * A tenant has the descriptors of the ledger and of its work page and may truncate the files; touching
+ * the missing part raises SIGBUS. That must not kill the arbiter: the handler maps zeroes in place of
+ * the file and marks the mapping as truncated. The next reader finds a page that fails its check.
+ *
+ * Any thread may read and write a mapping. It is not moved in memory while it is open.
  */
 #ifndef ARBITER_MAPPING_H
 #define ARBITER_MAPPING_H
 
-#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 struct mapping {
 	void *at; /* NULL: not mapped */
 	size_t size;
-	volatile sig_atomic_t truncated;
+	atomic_bool truncated;
 	struct mapping *next;
 };
 

@@ -71,8 +71,10 @@ static void learn_context(struct reading *reading, uint64_t for_context)
 	gpu->context_bytes = reading->figure;
 	for (struct grant *each = grant->arbiter->grants; each; each = each->next)
 		for (uint32_t i = 0; each->limits && i < each->slice_count; i++)
-			if (each->gpus[i] == gpu)
+			if (each->gpus[i] == gpu) {
 				atomic_store(&each->limits->slices[i].context_bytes, gpu->context_bytes);
+				grant_publish(each, GRANT_NO_SLOT);
+			}
 }
 
 static void record_driver_bytes(const struct reading *reading)
@@ -90,6 +92,7 @@ static void record_driver_bytes(const struct reading *reading)
 		return;
 	atomic_store(driver, now);
 	processes_sum_driver_bytes(grant, reading->slice);
+	grant_publish(grant, process->slot);
 }
 
 /* Reads the ledger, NVML and the ledger again; false: NVML could not tell. */

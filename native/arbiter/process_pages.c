@@ -1,153 +1,228 @@
 #include "process_pages.h"
 
+#include "page_file.h"
+
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-/* Newer than the C library's headers may be. */
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 8u
-#endif
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 16
-#endif
+#define CREDIT "credit"
+#define WORK "work"
+#define NAME_SIZE 24
 
 static size_t work_size(uint32_t slices)
 {
 	return (size_t)slices * ALIQUOT_WORK_SIZE;
 }
 
-/* The descriptor, or -errno. */
-static int make_memory(const char *name, size_t size)
+static void fill_credit(struct aliquot_credit *credit)
 {
-	int fd = memfd_create(name, MFD_CLOEXEC | MFD_NOEXEC_SEAL);
-	if (fd < 0 && errno == EINVAL) /* an older kernel without that flag */
-		fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (fd < 0)
-		return -errno;
-	int error = -posix_fallocate(fd, 0, (off_t)size);
-	if (error) {
-		close(fd);
-		return error;
-	}
-	return fd;
-}
-
-static int write_at(int fd, const void *bytes, size_t size, off_t at)
-{
-	ssize_t written = pwrite(fd, bytes, size, at);
-	if (written < 0)
-		return -errno;
-	return (size_t)written == size ? 0 : -EIO;
-}
-
-static int fill_credit(int fd)
-{
-	struct aliquot_credit credit = {
-		.magic = ALIQUOT_CREDIT_MAGIC,
-		.version = ALIQUOT_VERSION,
-		.size = ALIQUOT_CREDIT_SIZE,
-	};
+	credit->version = ALIQUOT_VERSION;
+	credit->size = ALIQUOT_CREDIT_SIZE;
 	for (uint32_t i = 0; i < ALIQUOT_MAX_GPUS; i++) {
-		credit.slices[i].credit = ALIQUOT_OPEN;
-		credit.slices[i].quantum_ns = ALIQUOT_QUANTUM_NS;
+		atomic_store(&credit->slices[i].credit, ALIQUOT_OPEN);
+		atomic_store(&credit->slices[i].quantum_ns, ALIQUOT_QUANTUM_NS);
 	}
-	return write_at(fd, &credit, sizeof(credit), 0);
+	credit->magic = ALIQUOT_CREDIT_MAGIC;
 }
 
-static int fill_work(int fd, uint32_t slices)
+static void fill_work(struct aliquot_work_slice *work, uint32_t slices)
 {
-	struct {
-		uint64_t magic;
-		uint32_t version, size;
-	} header = {ALIQUOT_WORK_MAGIC, ALIQUOT_VERSION, ALIQUOT_WORK_SIZE};
-	_Static_assert(offsetof(struct aliquot_work_slice, opened) == sizeof(header),
-	               "the header comes first");
-	int error = 0;
-	for (uint32_t i = 0; !error && i < slices; i++)
-		error = write_at(fd, &header, sizeof(header), (off_t)work_size(i));
-	return error;
-}
-
-int process_pages_make(uint32_t slices, struct process_page_fds *fds)
-{
-	fds->credit = make_memory("aliquot-credit", ALIQUOT_CREDIT_SIZE);
-	if (fds->credit < 0)
-		return fds->credit;
-	fds->work = make_memory("aliquot-work", work_size(slices));
-	int error = fds->work < 0 ? fds->work : fill_credit(fds->credit);
-	if (!error)
-		error = fill_work(fds->work, slices);
-	if (error)
-		process_pages_close(fds);
-	return error;
-}
-
-void process_pages_close(const struct process_page_fds *fds)
-{
-	close(fds->credit);
-	if (fds->work >= 0)
-		close(fds->work);
-}
-
-int process_pages_map(const struct process_page_fds *fds, uint32_t slices,
-                      struct process_pages *out)
-{
-	void *credit = mmap(NULL, ALIQUOT_CREDIT_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds->credit,
-	                    0);
-	if (credit == MAP_FAILED)
-		return -errno;
-	void *work = mmap(NULL, work_size(slices), PROT_READ, MAP_SHARED, fds->work, 0);
-	if (work == MAP_FAILED) {
-		int error = -errno;
-		munmap(credit, ALIQUOT_CREDIT_SIZE);
-		return error;
+	for (uint32_t i = 0; i < slices; i++) {
+		work[i].magic = ALIQUOT_WORK_MAGIC;
+		work[i].version = ALIQUOT_VERSION;
+		work[i].size = ALIQUOT_WORK_SIZE;
 	}
-	*out = (struct process_pages){.credit = credit, .work = work, .slices = slices};
-	return 0;
 }
 
-void process_pages_unmap(struct process_pages *pages)
+static void open_gates(struct aliquot_credit *credit)
 {
-	if (!pages->credit)
-		return;
-	munmap(pages->credit, ALIQUOT_CREDIT_SIZE);
-	munmap((void *)pages->work, work_size(pages->slices));
-	memset(pages, 0, sizeof(*pages));
-}
-
-int process_pages_seal(const struct process_page_fds *fds)
-{
-	int size = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-	if (fcntl(fds->credit, F_ADD_SEALS, size | F_SEAL_FUTURE_WRITE) ||
-	    fcntl(fds->work, F_ADD_SEALS, size))
-		return -errno;
-	return 0;
-}
-
-void process_pages_open_gates(const struct process_pages *pages)
-{
-	for (uint32_t i = 0; i < pages->slices; i++) {
-		struct aliquot_credit_slice *slice = &pages->credit->slices[i];
+	for (uint32_t i = 0; i < ALIQUOT_MAX_GPUS; i++) {
+		struct aliquot_credit_slice *slice = &credit->slices[i];
 		atomic_store(&slice->credit, ALIQUOT_OPEN);
 		atomic_store(&slice->pace, ALIQUOT_ALONE);
 		atomic_store(&slice->ring, 0);
 	}
 }
 
-bool process_pages_check_kernel(struct failure *failure)
+static void file_name(char name[NAME_SIZE], const char *kind, uint32_t number)
 {
-	struct process_page_fds fds;
-	int error = process_pages_make(1, &fds);
+	snprintf(name, NAME_SIZE, "%s.%u", kind, number);
+}
+
+/* Makes one file and maps it. The descriptor, or -errno. */
+static int make_page(struct mapping *mapping, int directory, const char *kind, uint32_t number,
+                     size_t size)
+{
+	char name[NAME_SIZE];
+	file_name(name, kind, number);
+	unlinkat(directory, name, 0); /* of an arbiter that was killed before it used the number */
+	int fd = page_file_make(directory, name, size, 0600);
+	int error = fd < 0 ? fd : mapping_open(mapping, fd, size);
+	if (error && fd >= 0)
+		close(fd);
+	return error ? error : fd;
+}
+
+int process_pages_make(struct process_pages *pages, int directory, uint32_t number, uint32_t slices,
+                       struct process_page_fds *fds)
+{
+	char name[NAME_SIZE];
+	*pages = (struct process_pages){.slices = slices, .number = number};
+	*fds = (struct process_page_fds){-1, -1};
+	int credit = make_page(&pages->credit_mapping, directory, CREDIT, number, ALIQUOT_CREDIT_SIZE);
+	int error = credit < 0 ? credit : 0;
 	if (!error) {
-		error = process_pages_seal(&fds);
-		process_pages_close(&fds);
+		close(credit);
+		fds->work = make_page(&pages->work_mapping, directory, WORK, number, work_size(slices));
+		error = fds->work < 0 ? fds->work : 0;
 	}
-	if (!error)
-		return true;
-	return failure_set(failure, "kernel",
-	                   "cannot seal memory against writing (needs Linux 5.1): %s",
-	                   strerror(-error));
+	if (!error) {
+		fill_credit(pages->credit_mapping.at);
+		fill_work(pages->work_mapping.at, slices);
+		pages->credit = pages->credit_mapping.at;
+		pages->work = pages->work_mapping.at;
+		file_name(name, CREDIT, number);
+		fds->credit = page_file_open_for_readers(directory, name);
+		error = fds->credit < 0 ? fds->credit : 0;
+	}
+	if (error) {
+		process_pages_close_fds(fds);
+		process_pages_remove(pages, directory);
+	}
+	return error;
+}
+
+void process_pages_close_fds(const struct process_page_fds *fds)
+{
+	if (fds->credit >= 0)
+		close(fds->credit);
+	if (fds->work >= 0)
+		close(fds->work);
+}
+
+static const char *map_page(struct mapping *mapping, int directory, const char *kind,
+                            uint32_t number, size_t size)
+{
+	char name[NAME_SIZE];
+	file_name(name, kind, number);
+	int fd = openat(directory, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0)
+		return strerror(errno);
+	int error = mapping_open(mapping, fd, size);
+	close(fd);
+	return error == -EFBIG ? "truncated" : error ? strerror(-error) : NULL;
+}
+
+const char *process_pages_open(struct process_pages *pages, int directory, uint32_t number,
+                               uint32_t slices)
+{
+	*pages = (struct process_pages){.slices = slices, .number = number};
+	const char *why = map_page(&pages->credit_mapping, directory, CREDIT, number,
+	                           ALIQUOT_CREDIT_SIZE);
+	if (!why)
+		why = aliquot_credit_check(pages->credit_mapping.at, ALIQUOT_CREDIT_SIZE);
+	if (!why)
+		why = map_page(&pages->work_mapping, directory, WORK, number, work_size(slices));
+	if (why) {
+		process_pages_close(pages);
+		return why;
+	}
+	pages->credit = pages->credit_mapping.at;
+	pages->work = pages->work_mapping.at;
+	return NULL;
+}
+
+void process_pages_close(struct process_pages *pages)
+{
+	pages->credit = NULL;
+	pages->work = NULL;
+	mapping_close(&pages->credit_mapping);
+	mapping_close(&pages->work_mapping);
+}
+
+static void remove_files(int directory, uint32_t number)
+{
+	char name[NAME_SIZE];
+	file_name(name, WORK, number);
+	unlinkat(directory, name, 0);
+	file_name(name, CREDIT, number);
+	unlinkat(directory, name, 0);
+}
+
+void process_pages_remove(struct process_pages *pages, int directory)
+{
+	if (pages->credit)
+		open_gates(pages->credit);
+	process_pages_close(pages);
+	remove_files(directory, pages->number);
+}
+
+/* Opens the gates of one credit page by its file. False: it is none that we know. */
+static bool open_gates_by_number(int directory, uint32_t number)
+{
+	struct mapping mapping = {0};
+	const char *why = map_page(&mapping, directory, CREDIT, number, ALIQUOT_CREDIT_SIZE);
+	if (!why)
+		why = aliquot_credit_check(mapping.at, mapping.size);
+	if (!why)
+		open_gates(mapping.at);
+	mapping_close(&mapping);
+	return !why;
+}
+
+/* Calls `each` for the number of each page in the directory. */
+static void walk(int directory, void (*each)(int directory, uint32_t number, void *context),
+                 void *context)
+{
+	int fd = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *entries = fd < 0 ? NULL : fdopendir(fd);
+	if (!entries) {
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	struct dirent *entry;
+	while ((entry = readdir(entries))) {
+		unsigned number;
+		if (sscanf(entry->d_name, CREDIT ".%u", &number) == 1)
+			each(directory, number, context);
+	}
+	closedir(entries);
+}
+
+static void open_one(int directory, uint32_t number, void *context)
+{
+	*(unsigned *)context += open_gates_by_number(directory, number);
+}
+
+unsigned process_pages_open_gates_of(int directory)
+{
+	unsigned count = 0;
+	walk(directory, open_one, &count);
+	return count;
+}
+
+struct remover {
+	bool (*is_used)(uint32_t number, void *context);
+	void *context;
+};
+
+static void remove_one(int directory, uint32_t number, void *context)
+{
+	const struct remover *remover = context;
+	if (remover->is_used(number, remover->context))
+		return;
+	open_gates_by_number(directory, number);
+	remove_files(directory, number);
+}
+
+void process_pages_remove_others(int directory, bool (*is_used)(uint32_t number, void *context),
+                                 void *context)
+{
+	struct remover remover = {.is_used = is_used, .context = context};
+	walk(directory, remove_one, &remover);
 }

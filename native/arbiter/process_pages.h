@@ -1,17 +1,17 @@
 /* The two pages of one process, credit and work (aliquot/credit.h), as the arbiter has them.
  *
- * They are memfds, allocated in full. The arbiter makes and maps them, its parent maps them too
- * (page_store.h), and then the arbiter seals them. From then on nobody can map `credit` writable or
- * write to it, and nobody can shrink either, so reading a page that a tenant can write never raises
- * SIGBUS.
+ * They are files of the grant's private directory (private_directory.h) with a number that the grant
+ * uses once: `credit.N` and `work.N`. So they outlive the arbiter, any process of ours can open
+ * all gates by walking the directory, and the next arbiter maps the pages again that the record names.
  *
- * A tenant can write anything to `work`: readers must bound their loops over it.
+ * The process can only read `credit`. It can write anything to `work`, and truncate it: readers bound
+ * their loops, and a missing page reads as zeroes (mapping.h).
  */
 #ifndef ARBITER_PROCESS_PAGES_H
 #define ARBITER_PROCESS_PAGES_H
 
 #include "aliquot/credit.h"
-#include "failure.h"
+#include "mapping.h"
 
 #include <stdbool.h>
 
@@ -19,29 +19,38 @@ struct process_pages {
 	struct aliquot_credit *credit; /* NULL: not mapped */
 	const struct aliquot_work_slice *work;
 	uint32_t slices;
+	uint32_t number;
+	struct mapping credit_mapping, work_mapping;
 };
 
-/* Their descriptors, in the order in which WELCOME carries them. */
+/* Their descriptors for the process, in the order in which WELCOME carries them. */
 struct process_page_fds {
 	int credit, work;
 };
 
-/* Creates both, filled in and with every gate open, not sealed. 0, or -errno. */
-int process_pages_make(uint32_t slices, struct process_page_fds *fds);
-void process_pages_close(const struct process_page_fds *fds);
+/* Makes and maps both in the grant's private directory, filled in and with every gate open. 0, or
+ * -errno. */
+int process_pages_make(struct process_pages *pages, int directory, uint32_t number, uint32_t slices,
+                       struct process_page_fds *fds);
+void process_pages_close_fds(const struct process_page_fds *fds);
 
-/* Only before the seal. 0, or -errno. */
-int process_pages_map(const struct process_page_fds *fds, uint32_t slices,
-                      struct process_pages *out);
-void process_pages_unmap(struct process_pages *pages);
+/* Maps those that an earlier arbiter made. Returns why it cannot, or NULL. */
+const char *process_pages_open(struct process_pages *pages, int directory, uint32_t number,
+                               uint32_t slices);
 
-/* 0, or -errno. */
-int process_pages_seal(const struct process_page_fds *fds);
+/* Unmaps them; the files stay. */
+void process_pages_close(struct process_pages *pages);
 
-/* Opens every gate; the process neither sends RING nor closes quanta early. */
-void process_pages_open_gates(const struct process_pages *pages);
+/* Opens every gate, unmaps the pages and removes the files. */
+void process_pages_remove(struct process_pages *pages, int directory);
 
-/* Whether this kernel supports all of it. */
-bool process_pages_check_kernel(struct failure *failure);
+/* Removes all files of pages in the directory but those whose numbers `is_used` knows; opens their
+ * gates first. */
+void process_pages_remove_others(int directory, bool (*is_used)(uint32_t number, void *context),
+                                 void *context);
+
+/* Opens every gate of all processes of a grant; returns how many there are. The processes neither
+ * send RING nor close quanta early. */
+unsigned process_pages_open_gates_of(int directory);
 
 #endif

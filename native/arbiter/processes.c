@@ -18,6 +18,7 @@ void processes_sum_driver_bytes(struct grant *grant, uint32_t slice)
 		if (grant->processes[slot])
 			sum += atomic_load(&grant->limits->processes[slot].driver_bytes[slice]);
 	atomic_store(&grant->limits->slices[slice].driver_bytes, sum);
+	grant_publish(grant, GRANT_NO_SLOT);
 }
 
 void processes_give_back(struct process *process, uint32_t slice)
@@ -27,6 +28,7 @@ void processes_give_back(struct process *process, uint32_t slice)
 		ledger_forget(&grant->usage->slices[slice], process->slot);
 	atomic_store(&processes_page(process)->driver_bytes[slice], 0);
 	processes_sum_driver_bytes(grant, slice);
+	grant_publish(grant, process->slot);
 	process->lower[slice] = LOWER_NONE;
 	process->owed &= ~(1u << slice);
 }
@@ -44,26 +46,21 @@ void processes_give_all_back(struct process *process)
 		processes_give_back(process, slice);
 }
 
-/* Takes it out of the turns. The parent keeps its pages for the next arbiter. */
-static void stop_gating(struct process *process)
-{
-	credit_remove_process(process);
-	process->stored = NULL;
-}
-
 void processes_drop_pages(struct process *process)
 {
-	struct stored_pages *stored = process->stored;
-	stop_gating(process);
-	if (stored)
-		page_store_drop(process->grant->arbiter->page_store, stored);
+	credit_remove_process(process);
+	processes_page(process)->pages = 0;
+	if (process->pages.credit)
+		process_pages_remove(&process->pages, process->grant->private);
+	process->ungated[0] = 0;
 }
 
 void processes_discard(struct process *process)
 {
 	struct grant *grant = process->grant;
 	struct arbiter *arbiter = grant->arbiter;
-	stop_gating(process);
+	credit_remove_process(process);
+	process_pages_close(&process->pages); /* the files stay for the next arbiter */
 	loop_unwatch(&arbiter->loop, &process->death);
 	*(process->ending ? &arbiter->ending_count : &arbiter->live_count) -= 1;
 	grant->processes[process->slot] = NULL;
@@ -77,6 +74,7 @@ void processes_leave(struct process *process)
 {
 	atomic_store(&processes_page(process)->state, ALIQUOT_FREE);
 	processes_drop_pages(process);
+	grant_publish(process->grant, process->slot);
 	processes_discard(process);
 }
 

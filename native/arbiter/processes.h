@@ -1,7 +1,7 @@
 /* The processes of a grant, one slot each: what is counted for a slot, and how a process leaves it.
  *
  * joining.h puts processes into slots, cleanup.h follows dead ones. Each process has pages of credit
- * and work (page_store.h); they are dropped when it is dead or has left.
+ * and work (process_pages.h); they are removed when it is dead or has left.
  *
  * Guarantees: a slot is written before it is live, and is free only when nothing is counted for it.
  * If the arbiter is killed between any two steps, the next one continues from the slot's state.
@@ -11,7 +11,7 @@
 
 #include "grant.h"
 #include "identity.h"
-#include "page_store.h"
+#include "process_pages.h"
 
 struct process {
 	struct grant *grant;
@@ -31,10 +31,11 @@ struct process {
 	uint64_t lower[ALIQUOT_MAX_GPUS];
 	uint32_t measured;
 	uint32_t listed;
-	/* Its pages, and its part in the turns. NULL: there were none to give, or they were lost with an
-	 * earlier arbiter and its parent; then the process is not gated. */
-	struct stored_pages *stored;
+	/* Its pages, and its part in the turns. NULL: there were none to give, or they could not be mapped
+	 * again; then the process is not gated, and `ungated` says why. */
+	struct process_pages pages;
 	struct credit_process *credit;
+	char ungated[80];
 	uint32_t gates[ALIQUOT_MAX_GPUS]; /* findings.h's: what `work` said at the last check */
 };
 
@@ -61,7 +62,8 @@ void processes_give_all_back(struct process *process);
 /* Clears what an earlier program in this slot recorded as a reason against freezing it. */
 void processes_clear_ties(struct process *process);
 
-/* Takes it out of the turns and opens its gates: the process, or its program, is gone. */
+/* Takes it out of the turns, opens its gates and removes its pages: the process, or its program, is
+ * gone. */
 void processes_drop_pages(struct process *process);
 
 /* Frees the slot; nothing may be counted for it any more. */

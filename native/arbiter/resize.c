@@ -13,7 +13,7 @@
 struct change {
 	const struct control_slice *asked;
 	uint32_t index;
-	struct aliquot_slice_limits *limits;
+	struct aliquot_slice_limits *limits, *view;
 	struct control_slice wanted; /* with the settings that stay */
 	uint64_t before;             /* its memory limit */
 };
@@ -26,7 +26,10 @@ static bool find_slice(struct grant *grant, const struct control_slice *asked,
 		struct aliquot_slice_limits *limits = &grant->limits->slices[i];
 		if (memcmp(limits->uuid, asked->uuid, sizeof(limits->uuid)))
 			continue;
-		*change = (struct change){.asked = asked, .index = i, .limits = limits};
+		*change = (struct change){.asked = asked,
+		                          .index = i,
+		                          .limits = limits,
+		                          .view = &grant->view->slices[i]};
 		return true;
 	}
 	aliquot_uuid_write(asked->uuid, uuid);
@@ -86,7 +89,7 @@ static void lower_gradually(struct aliquot_usage_slice *usage, const struct chan
 {
 	uint64_t bytes = change->wanted.memory_bytes, used;
 	for (int tries = 0; tries < GRADUAL_TRIES && bytes < change->before; tries++) {
-		if (ledger_set_limit(usage, change->limits, bytes, &used))
+		if (ledger_set_limit(usage, change->limits, change->view, bytes, &used))
 			return;
 		bytes = used;
 	}
@@ -106,11 +109,12 @@ static bool lower_limits(struct grant *grant, const struct change *changes, uint
 			lower_gradually(usage, change);
 			continue;
 		}
-		if (ledger_set_limit(usage, change->limits, change->wanted.memory_bytes, &used))
+		if (ledger_set_limit(usage, change->limits, change->view, change->wanted.memory_bytes,
+		                     &used))
 			continue;
 		while (i--)
 			ledger_set_limit(&grant->usage->slices[changes[i].index], changes[i].limits,
-			                 changes[i].before, &ignored);
+			                 changes[i].view, changes[i].before, &ignored);
 		return refuse_in_use(grant, change, used, failure);
 	}
 	return true;
@@ -122,7 +126,7 @@ static void raise_limits(struct grant *grant, const struct change *changes, uint
 	for (uint32_t i = 0; i < count; i++)
 		if (changes[i].wanted.memory_bytes > changes[i].before)
 			ledger_set_limit(&grant->usage->slices[changes[i].index], changes[i].limits,
-			                 changes[i].wanted.memory_bytes, &ignored);
+			                 changes[i].view, changes[i].wanted.memory_bytes, &ignored);
 }
 
 /* Returns whether the value changed. */
@@ -175,6 +179,7 @@ bool resize_grant(struct arbiter *arbiter, const struct control_request *request
 		if (changed || bytes != changes[i].before)
 			log_change(grant, &changes[i]);
 	}
+	grant_publish(grant, GRANT_NO_SLOT);
 	credit_change_grant(grant);
 	return true;
 }

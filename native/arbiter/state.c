@@ -14,8 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOCK_TIMEOUT_MS 250
-#define BOOT_ID_SIZE 64
+#define LOCK_TIMEOUT_MS 500
+#define LINE_SIZE 64
 
 /* The lock of a killed arbiter is released with its last process, a moment after the first: wait for
  * that. */
@@ -28,6 +28,19 @@ static bool take_lock(int fd)
 			return false;
 		nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
 	}
+}
+
+/* Reads the first line of a file; empty if it cannot be read. */
+static void read_line(int directory, const char *path, char out[LINE_SIZE])
+{
+	out[0] = 0;
+	int fd = openat(directory, path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return;
+	ssize_t used = read(fd, out, LINE_SIZE - 1);
+	close(fd);
+	out[used > 0 ? used : 0] = 0;
+	out[strcspn(out, "\n")] = 0;
 }
 
 static bool open_directory(struct state *state, const char *path, struct failure *failure)
@@ -53,6 +66,19 @@ static bool open_directory(struct state *state, const char *path, struct failure
 	return true;
 }
 
+static bool check_version(struct state *state, struct failure *failure)
+{
+	char text[LINE_SIZE];
+	read_line(state->directory, "version", text);
+	state->version = *text ? (unsigned)strtoul(text, NULL, 10) : 1;
+	if (state->version >= 1 && state->version <= STATE_VERSION)
+		return true;
+	return failure_set(failure, "version",
+	                   "%s is of version %s, and this arbiter knows versions up to %u: start the "
+	                   "newer Aliquot that made it",
+	                   state->path, text, STATE_VERSION);
+}
+
 bool state_open(struct state *state, const char *path, struct failure *failure)
 {
 	state->directory = state->grants = state->lock = -1;
@@ -64,6 +90,9 @@ bool state_open(struct state *state, const char *path, struct failure *failure)
 		                   strerror(errno));
 	if (!take_lock(state->lock))
 		return failure_set(failure, "locked", "an arbiter already runs for %s", state->path);
+	if (!check_version(state, failure) ||
+	    !private_directory_open(&state->private, state->path, state->directory, failure))
+		return false;
 	if (mkdirat(state->directory, "grants", 0755) && errno != EEXIST)
 		return failure_set(failure, "state", "%s/grants cannot be created: %s", state->path,
 		                   strerror(errno));
@@ -104,6 +133,18 @@ bool state_write_pid(struct state *state, pid_t pid, struct failure *failure)
 	return true;
 }
 
+bool state_set_version(struct state *state, struct failure *failure)
+{
+	char text[LINE_SIZE];
+	snprintf(text, sizeof(text), "%u\n", STATE_VERSION);
+	int error = write_file(state->directory, "version", text);
+	if (error)
+		return failure_set(failure, "state", "%s/version cannot be written: %s", state->path,
+		                   strerror(-error));
+	state->version = STATE_VERSION;
+	return true;
+}
+
 void state_remove_pid(struct state *state)
 {
 	unlinkat(state->directory, "arbiter.pid", 0);
@@ -114,19 +155,6 @@ int state_open_log(struct state *state)
 	int fd = openat(state->directory, "arbiter.log", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
 	                0644);
 	return fd < 0 ? -errno : fd;
-}
-
-/* Reads the first line of a file; empty if it cannot be read. */
-static void read_line(int directory, const char *path, char out[BOOT_ID_SIZE])
-{
-	out[0] = 0;
-	int fd = openat(directory, path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return;
-	ssize_t used = read(fd, out, BOOT_ID_SIZE - 1);
-	close(fd);
-	out[used > 0 ? used : 0] = 0;
-	out[strcspn(out, "\n")] = 0;
 }
 
 static void remove_contents(int parent, const char *name)
@@ -185,7 +213,7 @@ static void clean_entries(struct state *state, bool also_complete)
 
 void state_clean(struct state *state)
 {
-	char now[BOOT_ID_SIZE], then[BOOT_ID_SIZE];
+	char now[LINE_SIZE], then[LINE_SIZE];
 	read_line(AT_FDCWD, "/proc/sys/kernel/random/boot_id", now);
 	read_line(state->directory, "boot", then);
 	bool of_earlier_boot = *now && *then && strcmp(now, then);

@@ -3,6 +3,13 @@
  *   DIR/arbiter.lock  locked (flock) while an arbiter runs     DIR/arbiter.pid  its parent's pid
  *   DIR/arbiter.log   the log, in the background               DIR/boot         id of the last boot
  *   DIR/control       the control socket                       DIR/grants/NAME/ one grant each
+ *   DIR/version       the version of all this                  DIR/private/     the arbiter's own files
+ *
+ * A version is how the record of a grant and the pages of its processes are stored. Version 1 had no
+ * private directory: `limits` was the record, and the pages were in the arbiter's parent alone. An
+ * arbiter reads its own version and the one before, and then writes its own (state_set_version). It
+ * refuses a later version and changes nothing. What a running program has mapped keeps its layout
+ * (ALIQUOT_VERSION), whatever the version of the directory.
  *
  * Guarantees: a directory in grants/ whose name begins with a dot is incomplete and unused; every
  * other one is complete. Grants of an earlier boot are removed: none of their processes is alive.
@@ -11,6 +18,7 @@
 #define ARBITER_STATE_H
 
 #include "failure.h"
+#include "private_directory.h"
 
 #include <limits.h>
 #include <stdbool.h>
@@ -19,14 +27,21 @@
 struct state {
 	char path[PATH_MAX]; /* absolute */
 	int directory, grants, lock;
+	struct private_directory private;
+	unsigned version; /* of what the directory had when it was opened */
 };
 
+#define STATE_VERSION 2u
+
 /* Creates the directory if it is missing, and takes the lock. The failure's code is "locked" if another
- * arbiter has it. */
+ * arbiter has it, "version" if a later version of Aliquot wrote it. */
 bool state_open(struct state *state, const char *path, struct failure *failure);
 
 bool state_write_pid(struct state *state, pid_t pid, struct failure *failure);
 void state_remove_pid(struct state *state);
+
+/* From now on the directory is of this version: all grants have been recovered. */
+bool state_set_version(struct state *state, struct failure *failure);
 
 /* The log's descriptor, or -errno. */
 int state_open_log(struct state *state);

@@ -151,6 +151,7 @@ static void write_process(struct process *process, struct json *out)
 	json_number(out, "inner_pid", (uint32_t)page->inner_pid);
 	json_string(out, "name", process->name);
 	json_string(out, "state", process->ending ? "ending" : "live");
+	json_string(out, "ungated", *process->ungated ? process->ungated : NULL);
 	write_ties(process, out);
 	json_open(out, "slices", '[');
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
@@ -214,7 +215,9 @@ void status_write(struct arbiter *arbiter, struct json *out)
 	/* `pid` is the parent, the process to signal; `serving_pid` is this process. */
 	json_number(out, "pid", (uint64_t)getppid());
 	json_number(out, "serving_pid", (uint64_t)getpid());
+	json_number(out, "guard_pid", (uint64_t)atomic_load(&arbiter->supervision->guard_pid));
 	json_string(out, "state", arbiter->state->path);
+	json_string(out, "private", arbiter->state->private.path);
 	json_number(out, "now_ns", loop_now());
 	json_number(out, "credit_cpu_ns", credit_cpu_ns(&arbiter->credit));
 	json_open(out, "gpus", '[');

@@ -1,9 +1,10 @@
 #include "supervise.h"
 
 #include "arbiter.h"
+#include "guard.h"
+#include "identity.h"
 #include "log.h"
-#include "page_store.h"
-#include "state.h"
+#include "mapping.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,6 +12,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -21,15 +23,20 @@
 #define DEATHS_MOST 10
 #define DEATHS_WITHIN_NS (10 * SECOND_NS)
 #define END_TIMEOUT_NS (5 * SECOND_NS)
-#define NEVER UINT64_MAX
+/* The parent looks this often, and kills an arbiter after that many looks without progress. */
+#define LOOK_NS (2 * SECOND_NS)
+#define MISSED_MOST 2
 
 struct parent {
 	const struct options *options;
 	int announce;
 	struct state state;
-	struct startup *startup;
-	struct page_store page_store;
+	struct supervision *supervision;
 	int signals;        /* a signalfd */
+	int asked;          /* an eventfd: the parent asks for progress */
+	uint64_t looks;     /* of the credit thread, when it last made progress */
+	unsigned missed;    /* looks without progress */
+	pid_t guard;        /* -1: none */
 	char oom_score[16]; /* oom_score_adj at the start, for the child */
 };
 
@@ -82,54 +89,78 @@ static void read_oom_score(char score[static 16])
 		close(fd);
 }
 
-static void be_parent(struct parent *parent)
+/* Takes the place of the parent: the first one, or the guard of a dead one. */
+static bool be_parent(struct parent *parent, struct failure *failure)
 {
 	prctl(PR_SET_NAME, "aliquot-parent");
-	read_oom_score(parent->oom_score);
-	write_oom_score("-1000");
+	return state_write_pid(&parent->state, getpid(), failure);
 }
 
 static void be_child(struct parent *parent)
 {
+	uint64_t start_time = 0;
 	prctl(PR_SET_NAME, "aliquot-arbiter");
 	write_oom_score(parent->oom_score);
 	close(parent->signals);
-	page_store_be_child(&parent->page_store);
+	identity_start_time(getpid(), &start_time);
+	atomic_store(&parent->supervision->arbiter_start_time, start_time);
+	atomic_store(&parent->supervision->arbiter_pid, (int)getpid());
 }
 
 /* The child's pid, or -1. */
 static pid_t start_child(struct parent *parent)
 {
-	if (page_store_prepare(&parent->page_store))
-		return -1;
+	parent->supervision->error[0] = 0;
+	atomic_store(&parent->supervision->serving, false);
+	parent->missed = 0;
 	pid_t self = getpid(), child = fork();
-	if (child) {
-		page_store_be_parent(&parent->page_store);
+	if (child)
 		return child;
-	}
 	prctl(PR_SET_PDEATHSIG, SIGTERM);
 	if (getppid() != self)
 		_exit(0);
 	be_child(parent);
-	exit(arbiter_run(parent->options, &parent->state, parent->startup, &parent->page_store,
+	exit(arbiter_run(parent->options, &parent->state, parent->supervision, parent->asked,
 	                 parent->announce));
 }
 
-/* Waits for the next signal and serves the child meanwhile. 0: none came until then. */
+static int lead(struct parent *parent);
+
+static void start_guard(struct parent *parent)
+{
+	pid_t self = getpid(), guard = fork();
+	if (guard < 0)
+		log_event("the guard cannot be started: %s", strerror(errno));
+	parent->guard = guard;
+	if (guard) {
+		atomic_store(&parent->supervision->guard_pid, guard > 0 ? (int)guard : 0);
+		return;
+	}
+	guard_wait(self, &parent->state, parent->supervision);
+	if (parent->options->foreground)
+		_exit(EXIT_FAILED);
+	exit(lead(parent));
+}
+
+static void end_guard(struct parent *parent)
+{
+	if (parent->guard <= 0)
+		return;
+	kill(parent->guard, SIGKILL);
+	waitpid(parent->guard, NULL, 0);
+}
+
+/* Waits for the next signal; 0: none came until then. */
 static int next_signal(struct parent *parent, uint64_t until)
 {
 	struct signalfd_siginfo info;
 	for (;;) {
-		struct pollfd pollers[] = {{.fd = parent->signals, .events = POLLIN},
-		                           {.fd = parent->page_store.parent_end, .events = POLLIN}};
+		struct pollfd poller = {.fd = parent->signals, .events = POLLIN};
 		uint64_t now = loop_now(), remaining = until > now ? until - now : 0;
 		struct timespec timeout = {.tv_sec = (time_t)(remaining / SECOND_NS),
 		                           .tv_nsec = (long)(remaining % SECOND_NS)};
-		int ready = ppoll(pollers, 2, until == NEVER ? NULL : &timeout, NULL);
-		if (ready == 0)
+		if (ppoll(&poller, 1, &timeout, NULL) == 0)
 			return 0;
-		if (ready > 0 && pollers[1].revents)
-			page_store_serve(&parent->page_store);
 		if (read(parent->signals, &info, sizeof(info)) == (ssize_t)sizeof(info))
 			return (int)info.ssi_signo;
 	}
@@ -150,21 +181,58 @@ static void end_child(struct parent *parent, pid_t child)
 	}
 }
 
+/* Looks whether both threads of the arbiter answered since the last look, and asks them again. False: they
+ * have not for too long. */
+static bool makes_progress(struct parent *parent)
+{
+	struct supervision *supervision = parent->supervision;
+	uint64_t looks = atomic_load(&supervision->looks), one = 1;
+	if (!atomic_load(&supervision->serving))
+		return true;
+	bool answered = atomic_load(&supervision->answered) == atomic_load(&supervision->asked) &&
+	                looks != parent->looks;
+	if (!answered && ++parent->missed > MISSED_MOST)
+		return false;
+	if (answered) {
+		parent->missed = 0;
+		parent->looks = looks;
+		atomic_fetch_add(&supervision->asked, 1);
+	}
+	ssize_t ignored = write(parent->asked, &one, sizeof(one));
+	(void)ignored;
+	return true;
+}
+
+/* Gates are opened at once: a process inside the driver may take long to die. */
+static void kill_child(struct parent *parent, pid_t child, const char *why)
+{
+	log_event("the arbiter (pid %d) %s: killed and restarted", (int)child, why);
+	kill(child, SIGKILL);
+	private_directory_open_gates(&parent->state.private);
+}
+
 /* Waits for the child to end, or for a signal to end it. The child's status; -1: it was ended. */
 static int wait_for_child(struct parent *parent, pid_t child)
 {
+	uint64_t look_at = loop_now() + LOOK_NS;
 	for (;;) {
-		int status, number = next_signal(parent, NEVER);
+		int status, number = next_signal(parent, look_at);
 		if (number == SIGTERM || number == SIGINT) {
 			end_child(parent, child);
 			return -1;
 		}
+		if (!number) {
+			look_at = loop_now() + LOOK_NS;
+			if (!makes_progress(parent))
+				kill_child(parent, child, "makes no progress");
+		}
+		if (parent->guard > 0 && waitpid(parent->guard, NULL, WNOHANG) == parent->guard)
+			start_guard(parent);
 		if (waitpid(child, &status, WNOHANG | WUNTRACED) != child)
 			continue;
 		if (!WIFSTOPPED(status))
 			return status;
-		log_event("the arbiter (pid %d) was stopped: killed and restarted", (int)child);
-		kill(child, SIGKILL);
+		kill_child(parent, child, "was stopped");
 	}
 }
 
@@ -180,24 +248,24 @@ static void log_death(pid_t child, int status, const char *why, unsigned opened)
 
 static int keep_alive(struct parent *parent)
 {
-	struct startup *startup = parent->startup;
+	struct supervision *supervision = parent->supervision;
 	uint64_t deaths[DEATHS_MOST] = {0};
 	for (unsigned count = 0;; count++) {
-		startup->error[0] = 0;
 		pid_t child = start_child(parent);
 		if (child < 0) {
 			report(parent, "the arbiter cannot be started: fork failed");
 			return EXIT_FAILED;
 		}
 		int status = wait_for_child(parent, child);
-		unsigned opened = page_store_open_gates(&parent->page_store);
+		unsigned opened = private_directory_open_gates(&parent->state.private);
 		if (status == -1 || (WIFEXITED(status) && WEXITSTATUS(status) == 0))
 			return 0;
-		if (!atomic_load(&startup->ready)) {
-			report(parent, *startup->error ? startup->error : "the arbiter died while starting");
+		if (!atomic_load(&supervision->ready)) {
+			report(parent,
+			       *supervision->error ? supervision->error : "the arbiter died while starting");
 			return EXIT_FAILED;
 		}
-		log_death(child, status, startup->error, opened);
+		log_death(child, status, supervision->error, opened);
 		deaths[count % DEATHS_MOST] = loop_now();
 		uint64_t oldest = deaths[(count + 1) % DEATHS_MOST];
 		if (oldest && loop_now() - oldest < DEATHS_WITHIN_NS) {
@@ -207,7 +275,23 @@ static int keep_alive(struct parent *parent)
 	}
 }
 
-/* Sets up what both processes share, and the signals that the parent waits for. */
+/* The life of a parent, with a guard: until the arbiter ends for good. Returns the exit code. */
+static int lead(struct parent *parent)
+{
+	struct failure failure;
+	if (!be_parent(parent, &failure)) {
+		report(parent, failure.text);
+		return EXIT_FAILED;
+	}
+	start_guard(parent);
+	int code = keep_alive(parent);
+	end_guard(parent);
+	private_directory_close(&parent->state.private);
+	state_remove_pid(&parent->state);
+	return code;
+}
+
+/* Sets up what all three processes share, and the signals that the parent waits for. */
 static bool prepare(struct parent *parent)
 {
 	sigset_t signals;
@@ -216,11 +300,12 @@ static bool prepare(struct parent *parent)
 	sigaddset(&signals, SIGINT);
 	sigaddset(&signals, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &signals, NULL);
-	page_store_init(&parent->page_store);
+	mapping_catch_sigbus();
 	parent->signals = signalfd(-1, &signals, SFD_NONBLOCK | SFD_CLOEXEC);
-	parent->startup = mmap(NULL, sizeof(*parent->startup), PROT_READ | PROT_WRITE,
-	                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	return parent->signals >= 0 && parent->startup != MAP_FAILED;
+	parent->asked = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	parent->supervision = mmap(NULL, sizeof(*parent->supervision), PROT_READ | PROT_WRITE,
+	                           MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	return parent->signals >= 0 && parent->asked >= 0 && parent->supervision != MAP_FAILED;
 }
 
 int supervise_run(const struct options *options, int announce)
@@ -235,14 +320,11 @@ int supervise_run(const struct options *options, int announce)
 		report(&parent, failure.text);
 		return strcmp(failure.code, "locked") ? EXIT_FAILED : EXIT_LOCKED;
 	}
-	if ((!options->foreground && !move_to_background(&parent.state, &failure)) ||
-	    !state_write_pid(&parent.state, getpid(), &failure)) {
+	if (!options->foreground && !move_to_background(&parent.state, &failure)) {
 		report(&parent, failure.text);
 		return EXIT_FAILED;
 	}
-	be_parent(&parent);
-	int code = keep_alive(&parent);
-	page_store_close(&parent.page_store);
-	state_remove_pid(&parent.state);
-	return code;
+	read_oom_score(parent.oom_score);
+	write_oom_score("-1000");
+	return lead(&parent);
 }

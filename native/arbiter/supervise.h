@@ -1,16 +1,18 @@
-/* The parent process: holds the lock, starts the arbiter, and restarts it when it dies.
+/* The parent process: holds the lock, starts the arbiter, and restarts it when it dies or hangs.
  *
  * Guarantees.
  *   - A dead arbiter is replaced at once, unless ten died within ten seconds.
- *   - A stopped arbiter is killed, because every tenant would wait for it.
+ *   - A stopped arbiter is killed, because every tenant would wait for it. So is one whose loop or credit
+ *     thread makes no progress for three looks of the parent, two seconds apart. The parent counts its
+ *     own looks, not the time: a machine that was suspended, or a parent that was stopped, harms nobody.
  *   - An arbiter that never listened is not started again.
- *   - SIGTERM or SIGINT ends both. If the parent is killed the arbiter ends too, so the lock is free.
- *   - However the arbiter ends, the parent opens all gates before it does anything else
- *     (page_store.h). If the parent is killed, the arbiter opens them before it ends.
+ *   - However the arbiter ends, the parent opens all gates before it does anything else.
+ *   - If the parent is killed, the arbiter ends and opens the gates. If both are killed at once, the
+ *     guard opens them and becomes the parent (guard.h); the lock is never free meanwhile.
+ *   - SIGTERM or SIGINT to the parent ends all three.
  *
- * One case remains: both are killed in the same instant. Then gates stay closed until the programs
- * behind them end. So the parent has its own process name, which a kill by the arbiter's name does
- * not match, and asks the kernel to spare it when memory runs out.
+ * All three may be killed at once, as systemd does with a service. Then gates stay closed until the next
+ * arbiter starts; it finds everything in files.
  */
 #ifndef ARBITER_SUPERVISE_H
 #define ARBITER_SUPERVISE_H

@@ -103,7 +103,7 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid)
 	struct aliquot_message welcome = aliquot_message_make(ALIQUOT_WELCOME, reply.slot);
 	int fds[] = {grant->limits_fd, grant->usage_fd, reply.pages.credit, reply.pages.work};
 	bool sent = send_message(connection->watch.fd, &welcome, fds, MAX_FDS);
-	process_pages_close(&reply.pages);
+	process_pages_close_fds(&reply.pages);
 	return sent;
 }
 

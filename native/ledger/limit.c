@@ -18,20 +18,25 @@ static uint64_t in_use(const struct aliquot_usage_slice *usage,
 	return ledger_total(usage) + atomic_load(&limits->driver_bytes);
 }
 
-bool ledger_set_limit(struct aliquot_usage_slice *usage, struct aliquot_slice_limits *limits,
-                      uint64_t bytes, uint64_t *used)
+bool ledger_set_limit(struct aliquot_usage_slice *usage, struct aliquot_slice_limits *record,
+                      struct aliquot_slice_limits *view, uint64_t bytes, uint64_t *used)
 {
-	uint64_t before = atomic_load(&limits->limit_bytes);
-	*used = in_use(usage, limits);
+	uint64_t before = atomic_load(&record->limit_bytes);
+	*used = in_use(usage, record);
 	if (bytes < before && *used > bytes)
 		return false; /* no reservation may fail because of a limit that is not kept */
+	/* Killed between the two, the arbiter leaves a record that is not below what programs can reserve. */
+	if (bytes > before)
+		atomic_store(&record->limit_bytes, bytes);
 	/* An exchange, because an emulator may reorder a plain store with the read below. */
-	atomic_exchange(&limits->limit_bytes, bytes);
-	*used = in_use(usage, limits);
+	atomic_exchange(&view->limit_bytes, bytes);
+	*used = in_use(usage, record);
 	if (bytes < before && *used > bytes) {
-		atomic_store(&limits->limit_bytes, before);
+		atomic_store(&view->limit_bytes, before);
 		return false;
 	}
-	atomic_store(&limits->headroom_bytes, ledger_headroom(bytes));
+	atomic_store(&record->limit_bytes, bytes);
+	atomic_store(&record->headroom_bytes, ledger_headroom(bytes));
+	atomic_store(&view->headroom_bytes, ledger_headroom(bytes));
 	return true;
 }

@@ -116,14 +116,15 @@ class Arbiter:
         return self._reap()
 
     def kill(self) -> None:
-        """Kill both of its processes at once."""
-        assert self.process
-        serving = os.pidfd_open(self.serving_pid())
-        self.pause_parent()
-        signal.pidfd_send_signal(serving, signal.SIGKILL)
-        self.process.kill()
+        """Kill all of its processes at once."""
+        pids = self.pids()
+        fds = [os.pidfd_open(pids[name]) for name in ("guard", "parent", "arbiter")]
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees another die
+            for fd in fds:
+                signal.pidfd_send_signal(fd, number)
+        for fd in fds:
+            os.close(fd)
         self._reap()
-        os.close(serving)
 
     def pause_parent(self) -> None:
         """Stop the parent, so that it restarts no arbiter."""
@@ -161,6 +162,16 @@ class Arbiter:
 
     def serving_pid(self) -> int:
         return int(self.status()["serving_pid"])
+
+    def private(self, name: str = "a") -> Path:
+        """The arbiter's own files of a grant."""
+        return Path(self.status()["private"]) / name
+
+    def pids(self) -> dict[str, int]:
+        """Its three processes."""
+        status = self.status()
+        keys = {"parent": "pid", "arbiter": "serving_pid", "guard": "guard_pid"}
+        return {name: int(status[key]) for name, key in keys.items()}
 
     def grant(self, name: str) -> dict[str, Any] | None:
         return next((one for one in self.status()["grants"] if one["name"] == name), None)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import re
-import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +13,7 @@ import pytest
 
 from arbiter import wire
 from arbiter.rig import GPU, OTHER_GPU, contend
-from support import GIB, compile_library, on_this_machine, wait_until
+from support import GIB, on_this_machine, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,27 +22,7 @@ if TYPE_CHECKING:
 
     Tenants = Callable[[Path], Tenant]
 
-F_ADD_SEALS, F_GET_SEALS = 1033, 1034
-SEAL, SHRINK, GROW, FUTURE_WRITE = 1, 2, 4, 16
 SOON = 0.1
-
-NO_SEALS = """
-#define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-
-int fcntl64(int fd, int command, ...)
-{
-    errno = EINVAL;
-    return -1;
-}
-
-int fcntl(int fd, int command, ...)
-{
-    errno = EINVAL;
-    return -1;
-}
-"""
 
 
 class TestPages:
@@ -70,30 +48,19 @@ class TestPages:
             assert (version, size) == (1, wire.WORK_SIZE)
             assert [work.get(field) for field in wire.WORK_FIELDS] == [0] * 6
 
-    def test_are_sealed_and_allocated_in_full(self, answer: wire.Answer) -> None:
+    def test_are_allocated_in_full(self, answer: wire.Answer) -> None:
         credit, work = answer.fds[2:]
-        seals = SEAL | SHRINK | GROW
-        assert fcntl.fcntl(credit, F_GET_SEALS) & (seals | FUTURE_WRITE) == seals | FUTURE_WRITE
-        assert fcntl.fcntl(work, F_GET_SEALS) & (seals | FUTURE_WRITE) == seals
         for fd, size in ((credit, wire.CREDIT_SIZE), (work, 2 * wire.WORK_SIZE)):
             status = os.fstat(fd)
             assert (status.st_size, status.st_blocks * 512) == (size, size)
-            for other in (0, size - 4096, size + 4096):
-                with pytest.raises(PermissionError):
-                    os.ftruncate(fd, other)
-            with pytest.raises(PermissionError):
-                fcntl.fcntl(fd, F_ADD_SEALS, 8)
 
     def test_the_tenant_cannot_write_its_credit(self, answer: wire.Answer) -> None:
         credit = answer.fds[2]
         with pytest.raises(PermissionError):
             mmap.mmap(credit, wire.CREDIT_SIZE, mmap.MAP_SHARED, mmap.PROT_WRITE)
-        with pytest.raises(PermissionError):
-            os.pwrite(credit, b"x", 64)
-        again = os.open(f"/proc/self/fd/{credit}", os.O_RDWR)
-        with pytest.raises(PermissionError):
-            mmap.mmap(again, wire.CREDIT_SIZE, mmap.MAP_SHARED, mmap.PROT_WRITE)
-        os.close(again)
+        for write in (lambda: os.pwrite(credit, b"x", 64), lambda: os.ftruncate(credit, 0)):
+            with pytest.raises(OSError, match=r"Bad file descriptor|Invalid argument"):
+                write()
 
     def test_each_program_gets_new_pages(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = arbiter.make()
@@ -110,63 +77,37 @@ class TestPages:
         assert slot == 1
         assert arbiter.states() == ["live", "live"]
 
-    def test_pages_of_a_dead_process_are_dropped(self, arbiter: Arbiter, tenants: Tenants) -> None:
+    def test_pages_of_a_dead_process_are_removed(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = arbiter.make()
 
-        def kept() -> list[int]:
-            """Pages of credit in both of the arbiter's processes."""
-            pids = (arbiter.serving_pid(), arbiter.status()["pid"])
-            maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
-            return [text.count("aliquot-credit") for text in maps]
+        def kept() -> int:
+            files = [file.name for file in arbiter.private().iterdir()]
+            credit = {name.partition(".")[2] for name in files if name.startswith("credit.")}
+            work = {name.partition(".")[2] for name in files if name.startswith("work.")}
+            assert credit == work
+            return len(credit)
 
         tenant, other = tenants(directory), tenants(directory)
         tenant.hello()
         other.hello()
-        assert kept() == [2, 2]
+        assert kept() == 2
         tenant.exec()
         tenant.hello()
-        wait_until(lambda: kept() == [2, 2])
+        wait_until(lambda: kept() == 2)
         tenant.kill()
-        wait_until(lambda: kept() == [1, 1])
+        wait_until(lambda: kept() == 1)
         other.become_cat()
-        wait_until(lambda: kept() == [0, 0])
+        wait_until(lambda: kept() == 0)
 
-    def test_a_kernel_that_cannot_seal_is_refused(
-        self, stopped_arbiter: Arbiter, tmp_path: Path, native_dir: Path
-    ) -> None:
-        if b"__asan_init" in (native_dir / "bin" / "aliquot-arbiter").read_bytes():
-            pytest.skip("AddressSanitizer must be the first library")
-        library = compile_library(tmp_path, "libnoseals.so", NO_SEALS)
-        failed = subprocess.run(
-            stopped_arbiter.command("--foreground"),
-            env={**stopped_arbiter.machine.environment, "LD_PRELOAD": str(library)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert failed.returncode == 1
-        assert "seal memory against writing (needs Linux 5.1)" in failed.stderr
-
-    def test_a_stopped_parent_only_blocks_new_processes(
-        self, arbiter: Arbiter, tenants: Tenants
-    ) -> None:
+    def test_a_stopped_parent_blocks_nobody(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = arbiter.make()
-        first, late = tenants(directory), tenants(directory)
-        first.hello()
+        late = tenants(directory)
         arbiter.pause_parent()
         try:
-            begun = time.monotonic()
-            kind, why, *text = late.tell("hello").split()
-            took = time.monotonic() - begun
-            assert 0.9 < took < on_this_machine(5)
-            assert (int(kind), int(why)) == (wire.REFUSED, wire.FULL)
-            assert "no pages for one more process" in " ".join(text)
-            assert first.tell("measure") == "measured"
+            assert late.hello() == 0
+            late.run()
         finally:
             arbiter.resume_parent()
-        assert late.hello() == 1
-        late.run()
 
 
 class TestTurns:

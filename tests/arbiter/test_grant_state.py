@@ -149,11 +149,10 @@ class TestKept:
     def test_differing_or_unknown_slice_states_are_repaired(
         self, arbiter: Arbiter, words: tuple[int, int], expected: str
     ) -> None:
-        directory = Path(arbiter.ask(f"make name=a {BOTH}")["directory"])
-        limits = directory / "limits"
+        assert "directory" in arbiter.ask(f"make name=a {BOTH}")
+        record = arbiter.private() / "record"
         arbiter.kill()
-        limits.chmod(0o600)
-        with limits.open("r+b") as file:
+        with record.open("r+b") as file:
             for index, word in enumerate(words):
                 file.seek(wire.LIMITS_HEADER.size + index * wire.SLICE.size + wire.GRANT_STATE_AT)
                 file.write(struct.pack("<I", word))

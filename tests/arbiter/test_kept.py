@@ -183,10 +183,10 @@ class TestEnd:
         assert not directory.exists()
 
     def test_an_unreadable_grant_is_removed_at_once(self, arbiter: Arbiter) -> None:
-        directory = keep(arbiter)
+        keep(arbiter)
+        record = arbiter.private("pod") / "record"
         arbiter.kill()
-        (directory / "limits").chmod(0o600)
-        (directory / "limits").write_bytes(b"rubbish")
+        record.write_bytes(b"rubbish")
         arbiter.start()
         assert pod(arbiter)["broken"]
         assert arbiter.ask(END) == GONE

@@ -200,7 +200,7 @@ class TestBrokenFiles:
         self, arbiter: Arbiter, content: bytes, at: int, why: str
     ) -> None:
         directory = arbiter.make()
-        self.break_and_restart(arbiter, directory / "limits", content, at)
+        self.break_and_restart(arbiter, arbiter.private() / "record", content, at)
         grant = arbiter.grant("a")
         assert grant
         assert grant["broken"] == why
@@ -212,6 +212,16 @@ class TestBrokenFiles:
             file.unlink()
         directory.rmdir()
         arbiter.make("a")
+
+    def test_a_missing_record_breaks_the_grant(self, arbiter: Arbiter) -> None:
+        directory = arbiter.make()
+        record = arbiter.private() / "record"
+        arbiter.kill()
+        record.unlink()
+        arbiter.start()
+        assert (arbiter.grant("a") or {})["broken"] == "limits: its record is missing"
+        answer = wire.exchange(directory, wire.hello_message())
+        assert (answer.kind, answer.value) == (wire.REFUSED, wire.BROKEN)
 
     def test_a_ledger_truncated_while_in_use(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = arbiter.make()

@@ -1,11 +1,12 @@
 /* The two shared pages of a grant: limits and usage.
  *
- * Only the arbiter writes `limits`; every tenant maps it read-only. It says what the grant may use
- * and which processes are in it. `usage` is the ledger: tenants and the arbiter write it, only with
- * the operations of ledger.h.
+ * `limits` says what the grant may use and which processes are in it. Every tenant maps it read-only.
+ * It is a view: the arbiter writes it, from a record of the same layout in a file of its own, and
+ * never reads it. `usage` is the ledger: tenants and the arbiter write it, only with the operations
+ * of ledger.h.
  *
- * Both are files in the grant's directory, so that a restarted arbiter finds everything there. A
- * tenant never opens them by path: the arbiter sends it the descriptors (protocol.h).
+ * Both are files in the grant's directory. A tenant never opens them by path: the arbiter sends it the
+ * descriptors (protocol.h).
  *
  * Guarantees: sizes and offsets are fixed for a VERSION. A reader checks magic, version and size first
  * (aliquot_limits_check, aliquot_usage_check) and refuses the page if they do not match.
@@ -85,7 +86,7 @@ struct aliquot_process {
 	_Atomic uint32_t state; /* enum aliquot_process_state */
 	int32_t pid;            /* in the arbiter's pid namespace */
 	int32_t inner_pid;      /* in its own pid namespace */
-	uint32_t reserved;
+	uint32_t pages;         /* the number of its credit and work pages; 0: none yet */
 	uint64_t
 		start_time; /* /proc/PID/stat's field 22: differs from a later process of the same pid */
 	_Atomic uint64_t driver_bytes[ALIQUOT_MAX_GPUS]; /* its part of slices[i].driver_bytes */

@@ -47,10 +47,11 @@ void ledger_forget(struct aliquot_usage_slice *usage, uint32_t slot);
 /* The reserve for the driver in a slice of that size. */
 uint64_t ledger_headroom(uint64_t limit);
 
-/* Sets the limit, and the headroom that goes with it. False: more is in use, and the limit is as
- * before. *used: bytes in use, including the driver's. Only the arbiter calls it. */
-bool ledger_set_limit(struct aliquot_usage_slice *usage, struct aliquot_slice_limits *limits,
-                      uint64_t bytes, uint64_t *used);
+/* Sets the limit, and the headroom that goes with it, in the record and in the view that programs
+ * reserve by. False: more is in use, and the limit is as before. *used: bytes in use, including the
+ * driver's. Only the arbiter calls it. */
+bool ledger_set_limit(struct aliquot_usage_slice *usage, struct aliquot_slice_limits *record,
+                      struct aliquot_slice_limits *view, uint64_t bytes, uint64_t *used);
 
 uint64_t ledger_total(const struct aliquot_usage_slice *usage);
 uint64_t ledger_held(const struct aliquot_usage_slice *usage, uint32_t slot);

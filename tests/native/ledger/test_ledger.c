@@ -68,13 +68,13 @@ static void a_limit_is_never_lowered_below_what_is_in_use(void)
 	start(100 * mib);
 	limits.driver_bytes = 10 * mib;
 	CHECK(ledger_reserve(&usage, &limits, 0, 50 * mib));
-	CHECK(!ledger_set_limit(&usage, &limits, 60 * mib - 1, &used));
+	CHECK(!ledger_set_limit(&usage, &limits, &limits, 60 * mib - 1, &used));
 	CHECK(used == 60 * mib);
 	CHECK(limits.limit_bytes == 100 * mib && limits.headroom_bytes == 0);
-	CHECK(ledger_set_limit(&usage, &limits, 60 * mib, &used));
+	CHECK(ledger_set_limit(&usage, &limits, &limits, 60 * mib, &used));
 	CHECK(limits.limit_bytes == 60 * mib && limits.headroom_bytes == ledger_headroom(60 * mib));
 	CHECK(!ledger_reserve(&usage, &limits, 0, 1));
-	CHECK(ledger_set_limit(&usage, &limits, 200 * mib, &used));
+	CHECK(ledger_set_limit(&usage, &limits, &limits, 200 * mib, &used));
 	CHECK(ledger_reserve(&usage, &limits, 0, 100 * mib));
 }
 
@@ -83,8 +83,8 @@ static void a_limit_below_what_the_driver_took_may_be_raised(void)
 	uint64_t used;
 	start(100 * ALIQUOT_UNIT);
 	limits.driver_bytes = 300 * ALIQUOT_UNIT;
-	CHECK(!ledger_set_limit(&usage, &limits, 99 * ALIQUOT_UNIT, &used));
-	CHECK(ledger_set_limit(&usage, &limits, 200 * ALIQUOT_UNIT, &used));
+	CHECK(!ledger_set_limit(&usage, &limits, &limits, 99 * ALIQUOT_UNIT, &used));
+	CHECK(ledger_set_limit(&usage, &limits, &limits, 200 * ALIQUOT_UNIT, &used));
 	CHECK(used == 300 * ALIQUOT_UNIT);
 }
 

@@ -53,7 +53,7 @@ static void move_the_limit(void)
 		uint64_t wanted = MOST_UNITS * ALIQUOT_UNIT;
 		if (next(&seed) % 2)
 			wanted = ledger_total(&usage) + next(&seed) % 100 * ALIQUOT_UNIT;
-		bool set = ledger_set_limit(&usage, &limits, wanted, &used);
+		bool set = ledger_set_limit(&usage, &limits, &limits, wanted, &used);
 		CHECK(limits.limit_bytes == (set ? wanted : before));
 		CHECK(set || used > wanted);
 		lowered += set && wanted < before;
