@@ -109,13 +109,6 @@ void state_remove_pid(struct state *state)
 	unlinkat(state->directory, "arbiter.pid", 0);
 }
 
-int state_open_log(struct state *state)
-{
-	int fd = openat(state->directory, "arbiter.log", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
-	                0644);
-	return fd < 0 ? -errno : fd;
-}
-
 /* Reads the first line of a file; empty if it cannot be read. */
 static void read_line(int directory, const char *path, char out[BOOT_ID_SIZE])
 {

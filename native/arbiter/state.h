@@ -1,7 +1,7 @@
 /* The state directory: what the next arbiter finds after a restart.
  *
  *   DIR/arbiter.lock  locked (flock) while an arbiter runs     DIR/arbiter.pid  its parent's pid
- *   DIR/arbiter.log   the log, in the background               DIR/boot         id of the last boot
+ *   DIR/arbiter.log   the log, in the background (log.h)      DIR/boot         id of the last boot
  *   DIR/control       the control socket                       DIR/grants/NAME/ one grant each
  *
  * Guarantees: a directory in grants/ whose name begins with a dot is incomplete and unused; every
@@ -27,9 +27,6 @@ bool state_open(struct state *state, const char *path, struct failure *failure);
 
 bool state_write_pid(struct state *state, pid_t pid, struct failure *failure);
 void state_remove_pid(struct state *state);
-
-/* The log's descriptor, or -errno. */
-int state_open_log(struct state *state);
 
 /* Removes incomplete directories of a killed arbiter, and the grants of an earlier boot. */
 void state_clean(struct state *state);
