@@ -79,6 +79,11 @@ static void prepare_process(void)
 	}
 }
 
+static void on_snapshot(struct observer *observer, unsigned gpu)
+{
+	cleanup_on_snapshot(CONTAINER(observer, struct arbiter, observer), gpu);
+}
+
 static bool start(struct arbiter *arbiter, const struct options *options, struct failure *failure)
 {
 	int error = mapping_catch_sigbus();
@@ -86,6 +91,10 @@ static bool start(struct arbiter *arbiter, const struct options *options, struct
 		return failure_set(failure, "signals", "SIGBUS cannot be caught: %s", strerror(-error));
 	if (!open_loop(arbiter, failure) || !nvml_open(&arbiter->nvml, options->nvml, failure))
 		return false;
+	error = observer_start(&arbiter->observer, &arbiter->loop, &arbiter->nvml, on_snapshot);
+	if (error)
+		return failure_set(failure, "memory", "cannot start the thread that asks NVML: %s",
+		                   strerror(-error));
 	error = credit_start(&arbiter->credit, arbiter->nvml.gpu_count, &arbiter->supervision->looks);
 	if (error)
 		return failure_set(failure, "memory", "cannot start the credit thread: %s",
@@ -111,7 +120,8 @@ static void open_gates(struct arbiter *arbiter)
 	private_directory_open_gates(&arbiter->state->private);
 }
 
-static void shut_down(struct arbiter *arbiter)
+/* False: NVML is silent, and its thread still runs. */
+static bool shut_down(struct arbiter *arbiter)
 {
 	open_gates(arbiter);
 	connections_close_all(arbiter);
@@ -120,9 +130,11 @@ static void shut_down(struct arbiter *arbiter)
 	credit_free(&arbiter->credit);
 	loop_unwatch(&arbiter->loop, &arbiter->signals);
 	loop_unwatch(&arbiter->loop, &arbiter->asked);
-	measure_close();
+	if (!observer_stop(&arbiter->observer))
+		return false;
 	nvml_close(&arbiter->nvml);
 	loop_close(&arbiter->loop);
+	return true;
 }
 
 int arbiter_run(const struct options *options, struct state *state, struct supervision *supervision,
@@ -160,6 +172,8 @@ int arbiter_run(const struct options *options, struct state *state, struct super
 	}
 	if (error)
 		log_event("the event loop failed: %s", strerror(-error));
-	shut_down(&arbiter);
-	return error ? EXIT_FAILED : 0;
+	int code = error ? EXIT_FAILED : 0;
+	if (!shut_down(&arbiter))
+		_exit(code); /* the thread uses what lies here */
+	return code;
 }

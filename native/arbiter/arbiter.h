@@ -3,8 +3,8 @@
  * Nothing here outlives it. What must is in files (state.h, private_directory.h); the next arbiter
  * finds it there. The arbiter may be killed between any two instructions.
  *
- * Two threads: the main thread runs the loop and owns everything; the other gives credit (credit.h)
- * and owns nothing.
+ * Three threads: the main thread runs the loop and owns everything; one gives credit (credit.h) and
+ * one asks NVML (observer.h), and they own nothing.
  */
 #ifndef ARBITER_ARBITER_H
 #define ARBITER_ARBITER_H
@@ -13,6 +13,7 @@
 #include "failure.h"
 #include "loop.h"
 #include "nvml.h"
+#include "observer.h"
 #include "state.h"
 #include "supervision.h"
 
@@ -20,6 +21,7 @@ struct arbiter {
 	struct loop loop;
 	struct state *state;
 	struct nvml nvml;
+	struct observer observer;
 	struct credit credit;
 	struct supervision *supervision;
 	uint64_t linger_ns; /* 0: never ends by itself */

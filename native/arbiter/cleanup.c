@@ -39,15 +39,16 @@ static void log_late(struct process *process, uint32_t slice)
 	          process->grant->name, process->grant->gpus[slice]->index, process->pid);
 }
 
-/* Gives back the bytes of a slice once its GPU no longer lists the process. `clients` NULL: NVML
+/* Gives back the bytes of a slice once its GPU no longer lists the process. `snapshot` NULL: NVML
  * could not tell. */
-static void clean_slice(struct process *process, uint32_t slice, const struct gpu_clients *clients)
+static void clean_slice(struct process *process, uint32_t slice,
+                        const struct gpu_snapshot *snapshot)
 {
 	uint64_t now = loop_now();
 	bool late = is_late(process, now);
-	if (clients && !gpu_client_find(clients, process->pid)) {
+	if (snapshot && !gpu_client_find(snapshot, process->pid)) {
 		processes_give_back(process, slice);
-	} else if (clients && !(late && identity_is_reused(process->pid, process->start_time))) {
+	} else if (snapshot && !(late && identity_is_reused(process->pid, process->start_time))) {
 		process->deadline[slice] = now + TIMEOUT_NS;
 		if (late)
 			log_late(process, slice);
@@ -60,23 +61,26 @@ static void clean_slice(struct process *process, uint32_t slice, const struct gp
 	}
 }
 
-static void clean_gpu(struct arbiter *arbiter, struct gpu *gpu)
+/* Cleans up what dead processes have on the GPU; whether some of it is left. `snapshot` NULL: there
+ * is no new one. */
+static bool clean_gpu(struct arbiter *arbiter, const struct gpu *gpu,
+                      const struct gpu_snapshot *snapshot)
 {
-	struct gpu_clients clients;
-	bool asked = false, told = false;
+	bool left = false;
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next) {
 		for (uint32_t i = 0; i < grant->slice_count; i++) {
 			for (uint32_t slot = 0; grant->gpus[i] == gpu && slot < grant->process_end; slot++) {
 				struct process *process = grant->processes[slot];
 				if (!process || !process->ending || !(process->owed & 1u << i))
 					continue;
-				if (!asked)
-					told = nvml_clients(&arbiter->nvml, gpu, &clients);
-				asked = true;
-				clean_slice(process, i, told ? &clients : NULL);
+				bool is_newer = snapshot && snapshot->told &&
+				                snapshot->asked_at >= process->dead_at;
+				clean_slice(process, i, is_newer ? snapshot : NULL);
+				left = left || process->owed & 1u << i;
 			}
 		}
 	}
+	return left;
 }
 
 /* Frees the slots of processes whose bytes are all given back. A GPU that is gone holds nothing.
@@ -104,16 +108,35 @@ static bool clean_grant(struct grant *grant)
 	return soon;
 }
 
-void cleanup_on_timer(struct timer *timer)
+/* Returns as clean_grant does, for all grants. */
+static bool clean_grants(struct arbiter *arbiter)
 {
-	struct arbiter *arbiter = CONTAINER(timer, struct arbiter, cleanup);
-	for (unsigned i = 0; i < arbiter->nvml.gpu_count; i++)
-		clean_gpu(arbiter, &arbiter->nvml.gpus[i]);
 	bool soon = false;
 	for (struct grant *grant = arbiter->grants, *next; grant; grant = next) {
 		next = grant->next;
 		soon = clean_grant(grant) || soon;
 	}
+	return soon;
+}
+
+void cleanup_on_snapshot(struct arbiter *arbiter, unsigned gpu)
+{
+	if (!arbiter->ending_count)
+		return;
+	clean_gpu(arbiter, &arbiter->nvml.gpus[gpu], observer_latest(&arbiter->observer, gpu));
+	clean_grants(arbiter);
+}
+
+void cleanup_on_timer(struct timer *timer)
+{
+	struct arbiter *arbiter = CONTAINER(timer, struct arbiter, cleanup);
+	uint64_t wanted = 0;
+	for (unsigned i = 0; i < arbiter->nvml.gpu_count; i++)
+		if (clean_gpu(arbiter, &arbiter->nvml.gpus[i], NULL))
+			wanted |= UINT64_C(1) << i;
+	bool soon = clean_grants(arbiter);
+	if (wanted)
+		observer_want(&arbiter->observer, wanted);
 	if (arbiter->ending_count)
 		loop_timer_set(&arbiter->loop, timer, loop_now() + (soon ? POLL_NS : LATE_POLL_NS));
 }

@@ -130,6 +130,8 @@ void connections_accept(struct arbiter *arbiter, int listener, struct grant *gra
 void connection_close(struct connection *connection)
 {
 	struct arbiter *arbiter = connection->arbiter;
+	observer_cancel(&connection->fresh);
+	processes_cancel_measurement(&connection->measurement);
 	loop_unwatch(&arbiter->loop, &connection->watch);
 	loop_timer_stop(&connection->timeout);
 	json_free(&connection->reply);

@@ -9,9 +9,11 @@
 #ifndef ARBITER_CONNECTIONS_H
 #define ARBITER_CONNECTIONS_H
 
+#include "aliquot/protocol.h"
 #include "arbiter.h"
 #include "control_parse.h"
 #include "json.h"
+#include "processes.h"
 
 struct grant;
 
@@ -27,6 +29,11 @@ struct connection {
 	size_t request_used;
 	struct json reply;
 	size_t reply_sent;
+	struct observer_wait fresh; /* `status` waits for new snapshots */
+	/* A tenant's message that needs a new measurement before it is answered. While one is under way
+	 * no other message is read. */
+	struct measurement measurement;
+	struct aliquot_message question;
 };
 
 /* Accepts all connections that wait at `listener`, up to the limit. */

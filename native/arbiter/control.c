@@ -149,6 +149,29 @@ static bool answer_stop(struct connection *connection, struct failure *failure)
 	return true;
 }
 
+static void send_reply(struct connection *connection);
+
+static void on_fresh(struct observer_wait *wait, bool answered)
+{
+	(void)answered; /* if NVML is silent, what it said last is reported */
+	struct connection *connection = CONTAINER(wait, struct connection, fresh);
+	status_write(connection->arbiter, &connection->reply);
+	json_end(&connection->reply);
+	send_reply(connection);
+}
+
+/* The reply is sent when NVML has answered. */
+static bool answer_status(struct connection *connection)
+{
+	struct observer *observer = &connection->arbiter->observer;
+	uint64_t gpus = observer_all(observer);
+	if (gpus)
+		observer_wait(observer, &connection->fresh, gpus, on_fresh);
+	else
+		status_write(connection->arbiter, &connection->reply);
+	return true;
+}
+
 static bool answer(struct connection *connection, size_t length, struct failure *failure)
 {
 	struct control_request request;
@@ -167,8 +190,7 @@ static bool answer(struct connection *connection, size_t length, struct failure 
 	case CONTROL_STOP:
 		return answer_stop(connection, failure);
 	case CONTROL_STATUS:
-		status_write(connection->arbiter, &connection->reply);
-		return true;
+		return answer_status(connection);
 	}
 	return failure_set(failure, "malformed", "unknown request");
 }
@@ -237,6 +259,10 @@ static void on_request(struct connection *connection)
 	                : failure_set(&failure, "malformed",
 	                              "a request is one line of at most %u bytes, newline included",
 	                              CONTROL_LINE_MAX);
+	if (connection->fresh.gpus) {
+		loop_rewatch(&connection->arbiter->loop, &connection->watch, 0);
+		return;
+	}
 	if (!done)
 		reply_failure(&connection->reply, &failure);
 	json_end(&connection->reply);
@@ -246,7 +272,8 @@ static void on_request(struct connection *connection)
 static void on_ready(struct watch *watch, uint32_t events)
 {
 	struct connection *connection = CONTAINER(watch, struct connection, watch);
-	if (connection->reply.used && (events & (EPOLLERR | EPOLLHUP)))
+	bool waits = connection->reply.used || connection->fresh.gpus;
+	if (waits && (events & (EPOLLERR | EPOLLHUP)))
 		connection_close(connection);
 	else if (connection->reply.used)
 		send_reply(connection);

@@ -47,7 +47,7 @@ static struct credit *credit_of(const struct grant *grant)
 
 static struct turns *turns_of(const struct grant *grant, uint32_t slice)
 {
-	return &credit_of(grant)->gpus[grant->gpus[slice] - grant->arbiter->nvml.gpus];
+	return &credit_of(grant)->gpus[grant_gpu_number(grant, slice)];
 }
 
 static struct recent_observation observe(const struct credit_slice *slice)

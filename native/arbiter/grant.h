@@ -75,6 +75,12 @@ enum aliquot_life grant_life(const struct grant *grant);
 /* ACTIVE if the record cannot be read: its slices then still count. */
 enum aliquot_grant_state grant_state(const struct grant *grant);
 
+/* The number of the slice's GPU in the machine; the machine has that GPU. */
+static inline unsigned grant_gpu_number(const struct grant *grant, uint32_t slice)
+{
+	return (unsigned)(grant->gpus[slice] - grant->arbiter->nvml.gpus);
+}
+
 /* Checks the pages that tenants can write; false: the grant is broken. */
 bool grant_check(struct grant *grant);
 

@@ -45,7 +45,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 		slice->gpu_bytes = gpu->memory_bytes;
 		atomic_store(&slice->limit_bytes, asked->memory_bytes);
 		atomic_store(&slice->headroom_bytes, ledger_headroom(asked->memory_bytes));
-		atomic_store(&slice->context_bytes, gpu->context_bytes);
+		atomic_store(&slice->context_bytes, gpu_context_bytes(gpu, asked->memory_bytes));
 		atomic_store(&slice->compute_percent, asked->compute_percent);
 		atomic_store(&slice->policy, (uint32_t)asked->policy);
 		atomic_store(&slice->priority, (uint32_t)asked->priority);

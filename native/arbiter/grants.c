@@ -1,5 +1,6 @@
 #include "grants.h"
 
+#include "aliquot/ledger.h"
 #include "capacity.h"
 #include "connections.h"
 #include "enum_names.h"
@@ -241,7 +242,9 @@ static void find_gpus(struct grant *grant)
 			continue;
 		}
 		uint64_t context = atomic_load(&slice->context_bytes);
-		if (context && (!gpu->context_bytes || context < gpu->context_bytes))
+		/* An earlier arbiter may have had only an estimate. */
+		if (context && context != ledger_context_estimate(atomic_load(&slice->limit_bytes)) &&
+		    (!gpu->context_bytes || context < gpu->context_bytes))
 			gpu->context_bytes = context;
 	}
 }

@@ -25,15 +25,15 @@ static bool is_same(const struct process *process, const struct identity *who)
 	return !process->ending && process->pid == who->pid && process->start_time == who->start_time;
 }
 
-static bool uses_nothing(const struct process *process)
+static bool has_allocated(const struct process *process)
 {
 	struct grant *grant = process->grant;
 	if (!grant_check(grant))
-		return false;
+		return true;
 	for (uint32_t slice = 0; slice < grant->slice_count; slice++)
 		if (ledger_held(&grant->usage->slices[slice], process->slot))
-			return false;
-	return processes_is_off_the_gpus(process);
+			return true;
+	return false;
 }
 
 static void reset_for_exec(struct process *process)
@@ -43,6 +43,7 @@ static void reset_for_exec(struct process *process)
 	processes_give_all_back(process);
 	processes_clear_ties(process);
 	process->measured = 0;
+	process->replaced_at = 0;
 	identity_name(process->pid, process->name);
 }
 
@@ -136,13 +137,23 @@ static void join_again(struct process *process, const struct identity *who, int3
 	grant_publish(process->grant, process->slot);
 }
 
+struct process *joining_unclear(struct grant *grant, const struct identity *who)
+{
+	struct process *earlier = find_earlier(grant->arbiter, who);
+	if (!earlier || identity_is_other_image(&earlier->image, &who->image) || has_allocated(earlier))
+		return NULL;
+	return earlier;
+}
+
 enum aliquot_refusal joining_join(struct grant *grant, const struct identity *who,
-                                  int32_t inner_pid, struct join_reply *reply, int *error)
+                                  int32_t inner_pid, uint64_t since, struct join_reply *reply,
+                                  int *error)
 {
 	struct process *earlier = find_earlier(grant->arbiter, who), *process = NULL;
 	bool is_other = earlier && identity_is_other_image(&earlier->image, &who->image);
 	*error = 0;
-	if (earlier && !is_other && !uses_nothing(earlier)) {
+	if (earlier && !is_other &&
+	    (has_allocated(earlier) || !processes_is_off_the_gpus(earlier, since))) {
 		log_event("grant %s: process %d refused: it is already in grant %s", grant->name, who->pid,
 		          earlier->grant->name);
 		close(who->pidfd);
@@ -166,7 +177,7 @@ enum aliquot_refusal joining_join(struct grant *grant, const struct identity *wh
 	}
 	/* A child of the old program may still use memory of the GPU: that counts here from now on. */
 	if (is_other)
-		measure_process(process, false, 0);
+		measure_begin(&process->regular, process, false, 0, NULL);
 	reply->slot = process->slot;
 	return 0;
 }

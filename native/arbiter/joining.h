@@ -20,10 +20,15 @@ struct join_reply {
 	struct process_page_fds pages; /* the caller's to close */
 };
 
-/* Takes ownership of who->pidfd in either case. 0 and *reply; or the refusal, with *error set to
- * -errno if that says more. */
+/* The process that sends HELLO again although it may already use a GPU: NVML must be asked before
+ * joining_join. NULL: there is nothing to ask. */
+struct process *joining_unclear(struct grant *grant, const struct identity *who);
+
+/* Takes ownership of who->pidfd in either case. `since`: when HELLO came. 0 and *reply; or the
+ * refusal, with *error set to -errno if that says more. */
 enum aliquot_refusal joining_join(struct grant *grant, const struct identity *who,
-                                  int32_t inner_pid, struct join_reply *reply, int *error);
+                                  int32_t inner_pid, uint64_t since, struct join_reply *reply,
+                                  int *error);
 
 /* Recovers the processes that `limits` names. 0, or -errno. */
 int joining_recover(struct grant *grant);

@@ -1,6 +1,8 @@
 #include "nvml.h"
 
+#include "aliquot/ledger.h"
 #include "log.h"
+#include "loop.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -103,6 +105,8 @@ static bool enumerate_gpus(struct nvml *nvml, const struct enumeration *calls,
 	if (result != NVML_SUCCESS)
 		return failure_set(failure, "nvml", "NVML cannot count the GPUs: %s",
 		                   nvml->error_string(result));
+	if (count > NVML_MAX_GPUS)
+		count = NVML_MAX_GPUS;
 	nvml->gpus = calloc(count ? count : 1, sizeof(*nvml->gpus));
 	if (!nvml->gpus)
 		return failure_set(failure, "memory", "out of memory");
@@ -155,7 +159,7 @@ void nvml_close(struct nvml *nvml)
 	if (nvml->gpus)
 		nvml->shutdown();
 	free(nvml->gpus);
-	free(nvml->infos);
+	free(nvml->entries);
 	free(nvml->clients);
 	memset(nvml, 0, sizeof(*nvml));
 }
@@ -168,52 +172,79 @@ struct gpu *nvml_find(struct nvml *nvml, const uint8_t uuid[16])
 	return NULL;
 }
 
-bool nvml_used_bytes(struct nvml *nvml, const struct gpu *gpu, uint64_t *used)
+/* Entries of 16, 24 and 32 bytes begin alike, with the pid and the bytes. */
+#define LARGEST_ENTRY 32u
+#define UNTOUCHED 0xa5
+
+static bool grow_entries(struct nvml *nvml, unsigned room)
 {
-	uint64_t total;
-	return read_memory(nvml, gpu->device, &total, used) == NVML_SUCCESS;
+	if (room <= nvml->entries_room)
+		return true;
+	unsigned char *entries = realloc(nvml->entries, (size_t)room * LARGEST_ENTRY);
+	if (!entries)
+		return false;
+	nvml->entries = entries;
+	nvml->entries_room = room;
+	return true;
 }
 
-static bool grow_infos(struct nvml *nvml, unsigned count)
+/* The size of the entries that a call has written: no field of an entry ends with the byte that the
+ * buffer was filled with. */
+static size_t entry_size(const struct nvml *nvml, unsigned count)
 {
-	if (count <= nvml->infos_size)
-		return true;
-	nvmlProcessInfo_t *infos = realloc(nvml->infos, count * sizeof(*infos));
-	if (!infos)
+	size_t written = (size_t)nvml->entries_room * LARGEST_ENTRY;
+	while (written && nvml->entries[written - 1] == UNTOUCHED)
+		written--;
+	for (size_t size = 16; size <= LARGEST_ENTRY; size += 8)
+		if (written == count * size || written == nvml->entries_room * size)
+			return size;
+	return sizeof(nvmlProcessInfo_t);
+}
+
+/* Fills nvml->entries with one list; *size: the bytes of an entry. */
+static bool read_list(struct nvml *nvml, nvml_list *list, nvmlDevice_t device, unsigned *count,
+                      size_t *size)
+{
+	nvmlReturn_t result = NVML_ERROR_INSUFFICIENT_SIZE;
+	*count = 0;
+	/* The list may grow between two calls, but not without limit. */
+	for (int attempt = 0; attempt < 8 && result == NVML_ERROR_INSUFFICIENT_SIZE; attempt++) {
+		if (!grow_entries(nvml, *count < 48 ? 64 : *count + 16))
+			return false;
+		*count = nvml->entries_room;
+		memset(nvml->entries, UNTOUCHED, (size_t)nvml->entries_room * LARGEST_ENTRY);
+		result = list(device, count, (nvmlProcessInfo_t *)(void *)nvml->entries);
+	}
+	if (result == NVML_ERROR_NOT_SUPPORTED)
+		*count = 0;
+	else if (result != NVML_SUCCESS || *count > nvml->entries_room)
 		return false;
-	nvml->infos = infos;
-	nvml->infos_size = count;
+	*size = entry_size(nvml, *count);
 	return true;
 }
 
 /* Appends the processes of one list to nvml->clients. */
-static bool append_clients(struct nvml *nvml, nvml_list *list, nvmlDevice_t device, size_t *used)
+static bool append_clients(struct nvml *nvml, nvml_list *list, bool computes, nvmlDevice_t device,
+                           size_t *used)
 {
-	unsigned count = 0;
-	nvmlReturn_t result = NVML_ERROR_INSUFFICIENT_SIZE;
-	/* The list may grow between two calls, but not without limit. */
-	for (int attempt = 0; attempt < 8 && result == NVML_ERROR_INSUFFICIENT_SIZE; attempt++) {
-		if (!grow_infos(nvml, count < 48 ? 64 : count + 16))
-			return false;
-		count = nvml->infos_size;
-		result = list(device, &count, nvml->infos);
-	}
-	if (result == NVML_ERROR_NOT_SUPPORTED)
-		count = 0;
-	else if (result != NVML_SUCCESS || count > nvml->infos_size)
+	unsigned count;
+	size_t size;
+	if (!read_list(nvml, list, device, &count, &size))
 		return false;
 	if (*used + count > nvml->clients_size) {
-		size_t size = *used + count + 64;
-		struct gpu_client *clients = realloc(nvml->clients, size * sizeof(*clients));
+		size_t room = *used + count + 64;
+		struct gpu_client *clients = realloc(nvml->clients, room * sizeof(*clients));
 		if (!clients)
 			return false;
 		nvml->clients = clients;
-		nvml->clients_size = size;
+		nvml->clients_size = room;
 	}
 	for (unsigned i = 0; i < count; i++) {
-		const nvmlProcessInfo_t *info = &nvml->infos[i];
-		nvml->clients[(*used)++] = (struct gpu_client){.pid = (int32_t)info->pid,
-		                                               .bytes = info->usedGpuMemory};
+		nvmlProcessInfo_v1_t info;
+		memcpy(&info, nvml->entries + i * size, sizeof(info));
+		nvml->clients[(*used)++] = (struct gpu_client){.pid = (int32_t)info.pid,
+		                                               .computes = computes,
+		                                               .bytes = info.usedGpuMemory};
 	}
 	return true;
 }
@@ -234,6 +265,7 @@ static size_t merge_clients(struct gpu_client *clients, size_t count)
 			continue;
 		}
 		uint64_t *bytes = &clients[kept - 1].bytes;
+		clients[kept - 1].computes |= clients[i].computes;
 		if (*bytes == NVML_UNKNOWN_BYTES ||
 		    (clients[i].bytes != NVML_UNKNOWN_BYTES && clients[i].bytes > *bytes))
 			*bytes = clients[i].bytes;
@@ -241,25 +273,40 @@ static size_t merge_clients(struct gpu_client *clients, size_t count)
 	return kept;
 }
 
-bool nvml_clients(struct nvml *nvml, const struct gpu *gpu, struct gpu_clients *out)
+struct gpu_snapshot *nvml_snapshot(struct nvml *nvml, unsigned gpu)
 {
+	nvmlDevice_t device = nvml->gpus[gpu].device;
+	struct gpu_snapshot read = {.asked_at = loop_now()};
+	uint64_t total;
 	size_t used = 0;
-	if (!append_clients(nvml, nvml->compute_list, gpu->device, &used))
-		return false;
+	read.told = append_clients(nvml, nvml->compute_list, true, device, &used);
 	/* Graphics processes are optional: not every driver lists them. */
-	if (nvml->graphics_list)
-		append_clients(nvml, nvml->graphics_list, gpu->device, &used);
+	if (read.told && nvml->graphics_list)
+		append_clients(nvml, nvml->graphics_list, false, device, &used);
 	if (used)
 		qsort(nvml->clients, used, sizeof(*nvml->clients), by_pid);
-	*out = (struct gpu_clients){.clients = nvml->clients,
-	                            .count = merge_clients(nvml->clients, used)};
-	return true;
+	read.count = read.told ? merge_clients(nvml->clients, used) : 0;
+	read.knows_used = read_memory(nvml, device, &total, &read.used_bytes) == NVML_SUCCESS;
+	struct gpu_snapshot *snapshot = malloc(sizeof(read) + read.count * sizeof(*read.clients));
+	if (!snapshot)
+		return NULL;
+	*snapshot = read;
+	if (read.count)
+		memcpy(snapshot->clients, nvml->clients, read.count * sizeof(*read.clients));
+	return snapshot;
 }
 
-const struct gpu_client *gpu_client_find(const struct gpu_clients *clients, int32_t pid)
+uint64_t gpu_context_bytes(const struct gpu *gpu, uint64_t limit_bytes)
+{
+	if (gpu->context_bytes || !gpu->estimates)
+		return gpu->context_bytes;
+	return ledger_context_estimate(limit_bytes);
+}
+
+const struct gpu_client *gpu_client_find(const struct gpu_snapshot *snapshot, int32_t pid)
 {
 	struct gpu_client key = {.pid = pid};
-	if (!clients->count)
+	if (!snapshot->count)
 		return NULL;
-	return bsearch(&key, clients->clients, clients->count, sizeof(key), by_pid);
+	return bsearch(&key, snapshot->clients, snapshot->count, sizeof(key), by_pid);
 }

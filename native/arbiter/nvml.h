@@ -1,12 +1,17 @@
 /* NVML: the machine's GPUs, their memory, and the processes on them.
  *
  * The library is loaded by path, not linked. The figures are NVML's own; measure.h interprets them.
+ * After nvml_open only the observer's thread calls NVML (observer.h): a call may hang.
+ *
+ * The drivers do not agree on the size of an entry in a list of processes: R535.43 to R535.86 write
+ * 32 bytes where the header says 24, some vGPU drivers 16. So the buffer has room for the largest,
+ * and how far a call has written tells the size.
  */
 #ifndef ARBITER_NVML_H
 #define ARBITER_NVML_H
 
-#include "failure.h"
 #include "aliquot/uuid.h"
+#include "failure.h"
 
 #include <nvml.h>
 #include <stdbool.h>
@@ -14,6 +19,8 @@
 
 /* NVML does not know how much the process uses. */
 #define NVML_UNKNOWN_BYTES UINT64_MAX
+
+#define NVML_MAX_GPUS 64u
 
 struct gpu {
 	unsigned index;
@@ -23,18 +30,24 @@ struct gpu {
 	char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
 	char pci_bus_id[NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE];
 	uint64_t memory_bytes;  /* for programs: all, less what the driver reserves */
-	uint64_t context_bytes; /* size of one context, the smallest seen; 0: not yet known */
+	uint64_t context_bytes; /* size of one context, the smallest measured; 0: not yet known */
+	bool estimates;         /* there was a context, and NVML had no figure for it (measure.h) */
 };
 
 struct gpu_client {
 	int32_t pid;
+	bool computes;  /* it is not only a graphics process */
 	uint64_t bytes; /* or NVML_UNKNOWN_BYTES */
 };
 
-/* The processes on a GPU now, by ascending pid, each pid once. */
-struct gpu_clients {
-	const struct gpu_client *clients;
+/* What NVML said of one GPU at one moment. Nobody changes it. */
+struct gpu_snapshot {
+	uint64_t asked_at; /* just before NVML was asked: what happened earlier is in it */
+	bool told;         /* false: NVML could not list the processes */
+	bool knows_used;
+	uint64_t used_bytes; /* on the GPU, without the driver's own reserve */
 	size_t count;
+	struct gpu_client clients[]; /* by ascending pid, each pid once */
 };
 
 typedef nvmlReturn_t nvml_list(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos);
@@ -49,8 +62,9 @@ struct nvml {
 	nvml_list *graphics_list; /* or NULL */
 	struct gpu *gpus;
 	unsigned gpu_count;
-	nvmlProcessInfo_t *infos;
-	unsigned infos_size;
+	/* nvml_snapshot's: room for the entries of one call, and the clients found so far. */
+	unsigned char *entries;
+	unsigned entries_room;
 	struct gpu_client *clients;
 	size_t clients_size;
 };
@@ -61,13 +75,13 @@ void nvml_close(struct nvml *nvml);
 
 struct gpu *nvml_find(struct nvml *nvml, const uint8_t uuid[16]);
 
-/* Bytes in use on the GPU, without the driver's own reserve. */
-bool nvml_used_bytes(struct nvml *nvml, const struct gpu *gpu, uint64_t *used);
+/* Asks NVML now; one thread at a time. The caller frees the answer. NULL: out of memory. */
+struct gpu_snapshot *nvml_snapshot(struct nvml *nvml, unsigned gpu);
 
-/* The answer is valid until the next call. False: NVML could not tell. */
-bool nvml_clients(struct nvml *nvml, const struct gpu *gpu, struct gpu_clients *out);
+/* What one context is expected to take of a slice of that size; 0: not yet known. */
+uint64_t gpu_context_bytes(const struct gpu *gpu, uint64_t limit_bytes);
 
 /* The client of that pid, or NULL. */
-const struct gpu_client *gpu_client_find(const struct gpu_clients *clients, int32_t pid);
+const struct gpu_client *gpu_client_find(const struct gpu_snapshot *snapshot, int32_t pid);
 
 #endif

@@ -55,10 +55,35 @@ void processes_drop_pages(struct process *process)
 	process->ungated[0] = 0;
 }
 
+void processes_cancel_measurement(struct measurement *measurement)
+{
+	struct process *process = measurement->process;
+	if (!process)
+		return;
+	observer_cancel(&measurement->wait);
+	struct measurement **link = &process->measurements;
+	while (*link != measurement)
+		link = &(*link)->next;
+	*link = measurement->next;
+	measurement->process = NULL;
+}
+
+/* The process is gone: nobody waits for its figures any more. */
+static void end_measurements(struct process *process)
+{
+	while (process->measurements) {
+		struct measurement *measurement = process->measurements;
+		processes_cancel_measurement(measurement);
+		if (measurement->done)
+			measurement->done(measurement, true);
+	}
+}
+
 void processes_discard(struct process *process)
 {
 	struct grant *grant = process->grant;
 	struct arbiter *arbiter = grant->arbiter;
+	end_measurements(process);
 	credit_remove_process(process);
 	process_pages_close(&process->pages); /* the files stay for the next arbiter */
 	loop_unwatch(&arbiter->loop, &process->death);
@@ -99,15 +124,16 @@ struct process *processes_add(struct grant *grant, uint32_t slot, int32_t pid, u
 	return process;
 }
 
-bool processes_is_off_the_gpus(const struct process *process)
+bool processes_is_off_the_gpus(const struct process *process, uint64_t since)
 {
 	struct grant *grant = process->grant;
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
-		struct gpu_clients clients;
 		if (!grant->gpus[i])
 			continue;
-		if (!nvml_clients(&grant->arbiter->nvml, grant->gpus[i], &clients) ||
-		    gpu_client_find(&clients, process->pid))
+		const struct gpu_snapshot *snapshot = observer_latest(&grant->arbiter->observer,
+		                                                      grant_gpu_number(grant, i));
+		if (!snapshot || !snapshot->told || snapshot->asked_at < since ||
+		    gpu_client_find(snapshot, process->pid))
 			return false;
 	}
 	return true;
@@ -120,9 +146,12 @@ void processes_drop_replaced(struct grant *grant)
 		if (!process || process->ending || process->listed)
 			continue;
 		/* First the image, then NVML: what NVML no longer lists belonged to the old program. */
-		struct image image = identity_image(process->pid);
-		if (!identity_is_other_image(&process->image, &image) ||
-		    !processes_is_off_the_gpus(process))
+		if (!process->replaced_at) {
+			struct image image = identity_image(process->pid);
+			if (identity_is_other_image(&process->image, &image))
+				process->replaced_at = loop_now();
+		}
+		if (!process->replaced_at || !processes_is_off_the_gpus(process, process->replaced_at))
 			continue;
 		log_event("grant %s: process %d now runs a program that uses no GPU (slot %u)", grant->name,
 		          process->pid, slot);

@@ -12,6 +12,23 @@
 #include "grant.h"
 #include "identity.h"
 #include "process_pages.h"
+#include "observer.h"
+
+/* One measurement of a process (measure.h). It lies in the object that wants it. */
+struct measurement {
+	struct observer_wait wait;
+	struct process *process;  /* NULL: none is under way */
+	struct measurement *next; /* of the same process */
+	bool is_new_context;
+	uint64_t for_context;
+	uint64_t begun_at;
+	unsigned attempts;
+	uint32_t unread;                   /* bit per slice */
+	uint64_t before[ALIQUOT_MAX_GPUS]; /* bytes on the GPU by the ledger */
+	uint64_t most[ALIQUOT_MAX_GPUS];   /* the same, the most seen */
+	/* Or NULL. `left`: the process has left its slot meanwhile. */
+	void (*done)(struct measurement *measurement, bool left);
+};
 
 struct process {
 	struct grant *grant;
@@ -27,13 +44,17 @@ struct process {
 	bool logged_late;                    /* the log says that cleaning up takes long */
 	char name[PROCESS_NAME_SIZE];
 	/* measure.h's: a lower reading that must be seen twice, the slices whose context size is known,
-	 * and those whose GPU listed the process at the last query. */
+	 * those whose GPU listed the process in the last snapshot, the measurements that are under way,
+	 * and the one that the timer begins. */
 	uint64_t lower[ALIQUOT_MAX_GPUS];
 	uint32_t measured;
 	uint32_t listed;
 	/* Its pages, and its part in the turns. NULL: there were none to give, or they could not be mapped
 	 * again; then the process is not gated, and `ungated` says why. */
 	struct process_pages pages;
+	struct measurement *measurements;
+	struct measurement regular;
+	uint64_t replaced_at; /* when it was seen to run another program than it joined with; 0: not */
 	struct credit_process *credit;
 	char ungated[80];
 	uint32_t gates[ALIQUOT_MAX_GPUS]; /* findings.h's: what `work` said at the last check */
@@ -52,8 +73,11 @@ struct process *processes_find(struct grant *grant, int32_t pid);
 /* The process's entry in `limits`. */
 struct aliquot_process *processes_page(const struct process *process);
 
-/* Whether NVML lists it on none of the grant's GPUs. */
-bool processes_is_off_the_gpus(const struct process *process);
+/* Whether NVML listed it on none of the grant's GPUs, in snapshots that are newer than that time. */
+bool processes_is_off_the_gpus(const struct process *process, uint64_t since);
+
+/* Ends a measurement without its callback; does nothing if it is not under way. */
+void processes_cancel_measurement(struct measurement *measurement);
 
 /* Gives back all that is counted for it in a slice; in all slices. */
 void processes_give_back(struct process *process, uint32_t slice);

@@ -150,13 +150,6 @@ void state_remove_pid(struct state *state)
 	unlinkat(state->directory, "arbiter.pid", 0);
 }
 
-int state_open_log(struct state *state)
-{
-	int fd = openat(state->directory, "arbiter.log", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
-	                0644);
-	return fd < 0 ? -errno : fd;
-}
-
 static void remove_contents(int parent, const char *name)
 {
 	int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);

@@ -1,7 +1,7 @@
 /* The state directory: what the next arbiter finds after a restart.
  *
  *   DIR/arbiter.lock  locked (flock) while an arbiter runs     DIR/arbiter.pid  its parent's pid
- *   DIR/arbiter.log   the log, in the background               DIR/boot         id of the last boot
+ *   DIR/arbiter.log   the log, in the background (log.h)      DIR/boot         id of the last boot
  *   DIR/control       the control socket                       DIR/grants/NAME/ one grant each
  *   DIR/version       the version of all this                  DIR/private/     the arbiter's own files
  *
@@ -42,9 +42,6 @@ void state_remove_pid(struct state *state);
 
 /* From now on the directory is of this version: all grants have been recovered. */
 bool state_set_version(struct state *state, struct failure *failure);
-
-/* The log's descriptor, or -errno. */
-int state_open_log(struct state *state);
 
 /* Removes incomplete directories of a killed arbiter, and the grants of an earlier boot. */
 void state_clean(struct state *state);

@@ -20,14 +20,12 @@ static bool is_in_grant(struct arbiter *arbiter, const struct gpu *gpu, int32_t 
 	return false;
 }
 
-static void write_strangers(struct arbiter *arbiter, const struct gpu *gpu, struct json *out)
+static void write_strangers(struct arbiter *arbiter, const struct gpu *gpu,
+                            const struct gpu_snapshot *snapshot, struct json *out)
 {
-	struct gpu_clients clients = {0};
 	json_open(out, "strangers", '[');
-	if (!nvml_clients(&arbiter->nvml, gpu, &clients))
-		clients.count = 0;
-	for (size_t i = 0; i < clients.count; i++) {
-		const struct gpu_client *client = &clients.clients[i];
+	for (size_t i = 0; snapshot && i < snapshot->count; i++) {
+		const struct gpu_client *client = &snapshot->clients[i];
 		char name[PROCESS_NAME_SIZE];
 		if (is_in_grant(arbiter, gpu, client->pid))
 			continue;
@@ -43,20 +41,21 @@ static void write_strangers(struct arbiter *arbiter, const struct gpu *gpu, stru
 
 static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct json *out)
 {
-	uint64_t used = 0;
-	nvml_used_bytes(&arbiter->nvml, gpu, &used);
+	unsigned number = (unsigned)(gpu - arbiter->nvml.gpus);
+	const struct gpu_snapshot *snapshot = observer_latest(&arbiter->observer, number);
 	json_open(out, NULL, '{');
 	json_number(out, "index", gpu->index);
 	json_string(out, "uuid", gpu->uuid_text);
 	json_string(out, "name", gpu->name);
 	json_string(out, "pci_bus_id", gpu->pci_bus_id);
 	json_number(out, "memory_bytes", gpu->memory_bytes);
-	json_number(out, "used_bytes", used);
+	json_number(out, "used_bytes", snapshot && snapshot->knows_used ? snapshot->used_bytes : 0);
 	json_number(out, "granted_bytes", capacity_granted_bytes(arbiter, gpu));
-	write_strangers(arbiter, gpu, out);
+	json_number(out, "context_bytes", gpu_context_bytes(gpu, gpu->memory_bytes));
+	json_bool(out, "context_is_measured", gpu->context_bytes);
+	write_strangers(arbiter, gpu, snapshot, out);
 	json_open(out, "compute", '{');
-	json_bool(out, "contended",
-	          credit_is_contended(&arbiter->credit, (unsigned)(gpu - arbiter->nvml.gpus)));
+	json_bool(out, "contended", credit_is_contended(&arbiter->credit, number));
 	json_close(out, '}');
 	json_close(out, '}');
 }
@@ -220,6 +219,7 @@ void status_write(struct arbiter *arbiter, struct json *out)
 	json_string(out, "private", arbiter->state->private.path);
 	json_number(out, "now_ns", loop_now());
 	json_number(out, "credit_cpu_ns", credit_cpu_ns(&arbiter->credit));
+	json_number(out, "nvml_silent_ns", observer_silent_ns(&arbiter->observer));
 	json_open(out, "gpus", '[');
 	for (unsigned i = 0; i < arbiter->nvml.gpu_count; i++)
 		write_gpu(arbiter, &arbiter->nvml.gpus[i], out);

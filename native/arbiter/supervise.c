@@ -56,13 +56,10 @@ static void report(const struct parent *parent, const char *text)
  * unmounted. */
 static bool move_to_background(struct state *state, struct failure *failure)
 {
-	int fd = state_open_log(state);
-	if (fd < 0)
+	int error = log_to_file(state->directory);
+	if (error)
 		return failure_set(failure, "state", "%s/arbiter.log cannot be opened: %s", state->path,
-		                   strerror(-fd));
-	dup2(fd, STDOUT_FILENO);
-	dup2(fd, STDERR_FILENO);
-	close(fd);
+		                   strerror(-error));
 	if (chdir("/"))
 		return failure_set(failure, "state", "/ cannot be entered: %s", strerror(errno));
 	return true;

@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -48,13 +49,16 @@ __attribute__((format(printf, 3, 4))) static bool refuse(struct connection *conn
 	return false;
 }
 
+static void on_measured(struct measurement *measurement, bool left);
+
 static bool may_join(const struct grant *grant, uint32_t uid)
 {
 	return grant_life(grant) == ALIQUOT_KEPT || uid == grant->limits->owner_uid || uid == 0 ||
 	       uid == geteuid();
 }
 
-static bool on_hello(struct connection *connection, uint64_t inner_pid)
+/* `since`: when the sender was measured, because it had joined already; 0: not yet. */
+static bool on_hello(struct connection *connection, uint64_t inner_pid, uint64_t since)
 {
 	struct grant *grant = connection->grant;
 	struct identity who;
@@ -88,7 +92,13 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid)
 		return refuse(connection, ALIQUOT_REFUSED_PARKED, "grant %s is switching or parked",
 		              grant->name);
 	}
-	enum aliquot_refusal refusal = joining_join(grant, &who, (int32_t)inner_pid, &reply, &error);
+	struct process *unclear = since ? NULL : joining_unclear(grant, &who);
+	if (unclear && measure_begin(&connection->measurement, unclear, false, 0, on_measured)) {
+		close(who.pidfd);
+		return true;
+	}
+	enum aliquot_refusal refusal = joining_join(grant, &who, (int32_t)inner_pid, since, &reply,
+	                                            &error);
 	if (refusal == ALIQUOT_REFUSED_TWICE)
 		return refuse(
 			connection, refusal,
@@ -116,14 +126,20 @@ static struct process *sender_of(struct connection *connection)
 	return processes_find(connection->grant, pid);
 }
 
+static bool send_measured(struct connection *connection)
+{
+	struct aliquot_message measured = aliquot_message_make(ALIQUOT_MEASURED, 0);
+	return send_message(connection->watch.fd, &measured, NULL, 0);
+}
+
 static bool on_measure(struct connection *connection, uint64_t for_context)
 {
 	struct process *process = sender_of(connection);
 	if (!process)
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "MEASURE before HELLO");
-	measure_process(process, true, for_context);
-	struct aliquot_message measured = aliquot_message_make(ALIQUOT_MEASURED, 0);
-	return send_message(connection->watch.fd, &measured, NULL, 0);
+	if (measure_begin(&connection->measurement, process, true, for_context, on_measured))
+		return true;
+	return send_measured(connection);
 }
 
 static bool on_ring(struct connection *connection)
@@ -132,6 +148,21 @@ static bool on_ring(struct connection *connection)
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "RING before HELLO");
 	credit_wake(&connection->arbiter->credit);
 	return true;
+}
+
+/* Answers the message for which a process was measured. */
+static void on_measured(struct measurement *measurement, bool left)
+{
+	struct connection *connection = CONTAINER(measurement, struct connection, measurement);
+	bool sent = false;
+	if (!left && connection->question.kind == ALIQUOT_HELLO)
+		sent = on_hello(connection, connection->question.value, measurement->begun_at);
+	else if (!left)
+		sent = send_measured(connection);
+	if (sent)
+		loop_rewatch(&connection->arbiter->loop, &connection->watch, EPOLLIN);
+	else
+		connection_close(connection);
 }
 
 /* False: close the connection. */
@@ -144,9 +175,10 @@ static bool on_message(struct connection *connection, const void *bytes, size_t 
 		              ALIQUOT_PROTOCOL);
 	if (wrong)
 		return refuse(connection, wrong, "not a message");
+	connection->question = message;
 	switch (message.kind) {
 	case ALIQUOT_HELLO:
-		return on_hello(connection, message.value);
+		return on_hello(connection, message.value, 0);
 	case ALIQUOT_MEASURE:
 		return on_measure(connection, message.value);
 	case ALIQUOT_RING:
@@ -160,6 +192,10 @@ void tenants_on_ready(struct watch *watch, uint32_t events)
 {
 	(void)events;
 	struct connection *connection = CONTAINER(watch, struct connection, watch);
+	if (connection->measurement.process) { /* the peer has gone before its answer came */
+		connection_close(connection);
+		return;
+	}
 	for (int round = 0; round < MESSAGES_PER_ROUND; round++) {
 		char bytes[sizeof(struct aliquot_message)];
 		/* MSG_TRUNC returns the true size of the message, so that a longer one is refused. */
@@ -170,6 +206,10 @@ void tenants_on_ready(struct watch *watch, uint32_t events)
 			connection_received(connection);
 		if (size <= 0 || !on_message(connection, bytes, (size_t)size)) {
 			connection_close(connection);
+			return;
+		}
+		if (connection->measurement.process) {
+			loop_rewatch(&connection->arbiter->loop, watch, 0);
 			return;
 		}
 	}

@@ -4,8 +4,9 @@
  * What a context is expected to take is charged before it is created; if that does not fit, the
  * program gets "out of memory" at once. Then the arbiter measures what was really taken. It learns
  * what a context takes from the first one: all free memory of the slice is held while that one is
- * created, and threads that would create another wait. A context that does not fit after all is
- * destroyed again, and the program gets "out of memory", as on a small GPU. */
+ * created, and threads that would create another wait. If even that one cannot be measured, it and
+ * each next one is charged an estimate (ledger_context_estimate). A context that does not fit after
+ * all is destroyed again, and the program gets "out of memory", as on a small GPU. */
 #define _GNU_SOURCE
 #include "aliquot/ledger.h"
 #include "allocation.h"
@@ -39,6 +40,8 @@ static struct context_map contexts;
 static struct primary_map primaries;
 /* By slice: a thread is creating or destroying the primary context. */
 static _Atomic bool turn_taken[ALIQUOT_MAX_GPUS];
+/* By slice: a context was created here, and nobody could measure it. */
+static _Atomic bool unmeasured[ALIQUOT_MAX_GPUS];
 
 static uint64_t key_of(CUcontext handle)
 {
@@ -94,16 +97,24 @@ static bool charge_expected(const struct creation *creation)
 	return false;
 }
 
+static uint64_t expected_bytes(uint32_t slice)
+{
+	const struct aliquot_slice_limits *limits = &session_limits()->slices[slice];
+	uint64_t known = limits->context_bytes;
+	return known ? ledger_round(known) : ledger_context_estimate(limits->limit_bytes);
+}
+
 static bool begin_creation(struct creation *creation, CUdevice device)
 {
 	*creation = (struct creation){.slice = session_slice_of_device(device)};
 	if (creation->slice == SESSION_NO_SLICE)
 		return true; /* not a device of ours: the driver shall answer */
 	const _Atomic uint64_t *known = &session_limits()->slices[creation->slice].context_bytes;
-	creation->is_first = !*known && charge_everything(creation, known);
-	if (creation->is_first || !*known)
+	creation->is_first = !*known && !unmeasured[creation->slice] &&
+	                     charge_everything(creation, known);
+	if (creation->is_first)
 		return true; /* what it takes is measured when it is there */
-	creation->charged = ledger_round(*known);
+	creation->charged = expected_bytes(creation->slice);
 	return charge_expected(creation);
 }
 
@@ -111,7 +122,9 @@ static bool begin_creation(struct creation *creation, CUdevice device)
 static uint64_t measure_first(const struct creation *creation)
 {
 	session_measure_context(creation->charged);
-	uint64_t took = ledger_round(session_limits()->slices[creation->slice].context_bytes);
+	uint64_t took = expected_bytes(creation->slice);
+	if (!session_limits()->slices[creation->slice].context_bytes)
+		unmeasured[creation->slice] = true;
 	if (took > creation->charged)
 		took = creation->charged;
 	session_release(creation->slice, creation->charged - took);

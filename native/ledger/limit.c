@@ -18,6 +18,12 @@ static uint64_t in_use(const struct aliquot_usage_slice *usage,
 	return ledger_total(usage) + atomic_load(&limits->driver_bytes);
 }
 
+uint64_t ledger_context_estimate(uint64_t limit)
+{
+	const uint64_t most = UINT64_C(512) << 20;
+	return ledger_round(limit / 4 < most ? limit / 4 : most);
+}
+
 bool ledger_set_limit(struct aliquot_usage_slice *usage, struct aliquot_slice_limits *record,
                       struct aliquot_slice_limits *view, uint64_t bytes, uint64_t *used)
 {

@@ -36,7 +36,7 @@ class Machine:
         self._file = folder / "machine.txt"
         self._lines: dict[tuple[str, int], str] = {}
         self._gpus = [GPU, OTHER_GPU]
-        self._lists_fail = False
+        self._settings: dict[str, str] = {}
         self._write()
 
     @property
@@ -54,7 +54,26 @@ class Machine:
         self._write()
 
     def fail_lists(self, *, fail: bool = True) -> None:
-        self._lists_fail = fail
+        self._set("broken", "broken" if fail else None)
+
+    def hang(self, *, hung: bool = True) -> None:
+        """Make NVML answer nothing, or answer again."""
+        self._set("hung", "hung" if hung else None)
+
+    def set_entry_size(self, size: int) -> None:
+        """Set the bytes of an entry in NVML's lists of processes; 24 is right."""
+        self._set("entries", f"entries {size}")
+
+    def count_lists(self) -> int:
+        """How often the arbiter has called for the list of compute processes."""
+        calls = self._file.with_name(f"{self._file.name}.calls")
+        return calls.stat().st_size if calls.exists() else 0
+
+    def _set(self, key: str, line: str | None) -> None:
+        if line is None:
+            self._settings.pop(key, None)
+        else:
+            self._settings[key] = line
         self._write()
 
     def lose_nvml(self) -> None:
@@ -67,7 +86,7 @@ class Machine:
 
     def _write(self) -> None:
         gpus = [f"gpu {gpu} {GPU_BYTES} {RESERVED_BYTES}" for gpu in self._gpus]
-        lines = [*gpus, *self._lines.values(), *(["broken"] if self._lists_fail else [])]
+        lines = [*gpus, *self._lines.values(), *self._settings.values()]
         new = self._file.with_suffix(".new")
         new.write_text("\n".join(lines) + "\n")
         new.rename(self._file)

@@ -51,9 +51,24 @@ class Tenant:
             self.holding = Holding.of(answer)
         return f"{answer.kind} {answer.value} {answer.text}"
 
-    def measure(self) -> str:
-        answer = exchange(self.directory, measure_message())
+    def measure(self, for_context: str = "0") -> str:
+        answer = exchange(self.directory, measure_message(int(for_context)))
         return "measured" if answer.kind == MEASURED else f"refused {answer.text}"
+
+    def measure_all_the_time(self, seconds: str) -> str:
+        """Ask for measurements from several threads at once; how many answers came."""
+        until, answers = time.monotonic() + float(seconds), [0] * 8
+
+        def ask_often(index: int) -> None:
+            while time.monotonic() < until:
+                answers[index] += self.measure() == "measured"
+
+        threads = [threading.Thread(target=ask_often, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return str(sum(answers))
 
     def hold(self, slice_index: str, size: str) -> str:
         assert self.holding
@@ -175,6 +190,7 @@ def main() -> None:
     orders: dict[str, Callable[..., str | None]] = {
         "hello": tenant.hello,
         "measure": tenant.measure,
+        "measure-all-the-time": tenant.measure_all_the_time,
         "hold": tenant.hold,
         "tie": tenant.tie,
         "gates": tenant.gates,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ from arbiter.rig import GPU, OTHER_GPU
 from support import GIB, MIB, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from arbiter.rig import Arbiter, Machine, Tenant
 
@@ -27,8 +29,9 @@ class TestMeasure:
         return wire.Holding.of(wire.exchange(arbiter.make(), wire.hello_message()))
 
     @staticmethod
-    def measure(arbiter: Arbiter) -> None:
-        answer = wire.exchange(arbiter.state / "grants" / "a", wire.measure_message())
+    def measure(arbiter: Arbiter, for_context: int = 0) -> None:
+        message = wire.measure_message(for_context)
+        answer = wire.exchange(arbiter.state / "grants" / "a", message)
         assert answer.kind == wire.MEASURED, answer
 
     def test_driver_bytes_are_nvml_bytes_minus_ledger_bytes(
@@ -122,3 +125,128 @@ class TestMeasure:
         (first, _) = arbiter.status()["gpus"]
         assert len(first["strangers"]) == 200
         assert first["strangers"][0] == {"pid": 100_000_001, "name": "?", "bytes": 4096}
+
+    @pytest.mark.parametrize("size", [16, 24, 32])
+    @pytest.mark.parametrize("count", [1, 47, 64, 200])
+    def test_entries_of_any_size_are_read_right(
+        self, arbiter: Arbiter, machine: Machine, size: int, count: int
+    ) -> None:
+        """R535.43 to R535.86 write 32 bytes for each process, which must not pass the buffer."""
+        machine.set_entry_size(size)
+        for number in range(count):
+            machine.list_process(100_000_001 + number, 4096 * (number + 1))
+        (first, _) = arbiter.status()["gpus"]
+        assert [(one["pid"], one["bytes"]) for one in first["strangers"]] == [
+            (100_000_001 + number, 4096 * (number + 1)) for number in range(count)
+        ]
+
+    @pytest.mark.parametrize("figure", ["unknown", 0, None])
+    def test_a_context_that_nvml_knows_nothing_of_gets_an_estimate(
+        self, arbiter: Arbiter, machine: Machine, holding: wire.Holding, figure: int | str | None
+    ) -> None:
+        """Under MPS, WSL and vGPU; the next context then reserves that, not the whole slice."""
+        holding.hold(0, 8 * GIB)
+        if figure is not None:
+            machine.list_process(os.getpid(), figure)
+        self.measure(arbiter, 8 * GIB)
+        assert holding.limits.slice().context == 512 * MIB
+        (gpu, other) = arbiter.status()["gpus"]
+        assert (gpu["context_bytes"], gpu["context_is_measured"]) == (512 * MIB, False)
+        assert (other["context_bytes"], other["context_is_measured"]) == (0, False)
+        machine.list_process(os.getpid(), 300 * MIB)
+        holding.hold(0, 512 * MIB)
+        self.measure(arbiter)
+        assert holding.limits.slice().context == 300 * MIB
+
+    def test_an_estimate_is_at_most_a_quarter_of_the_slice(
+        self, arbiter: Arbiter, holding: wire.Holding, tenants: Tenants
+    ) -> None:
+        tenant = tenants(arbiter.make("small", 256 * MIB))
+        tenant.hello()
+        assert tenant.tell("measure", 200 * MIB) == "measured"
+        assert holding.limits.slice().context == 512 * MIB
+        directory = arbiter.make("later", 256 * MIB)
+        later = wire.Holding.of(wire.exchange(directory, wire.hello_message()))
+        assert later.limits.slice().context == 64 * MIB
+
+
+class TestHungNvml:
+    """NVML that does not answer stops nothing else."""
+
+    @pytest.fixture
+    def hung(self, arbiter: Arbiter, machine: Machine) -> Iterator[Arbiter]:
+        arbiter.make()
+        machine.hang()
+        yield arbiter
+        machine.hang(hung=False)
+
+    def test_processes_join_and_die_and_grants_are_resized(
+        self, hung: Arbiter, tenants: Tenants
+    ) -> None:
+        directory = hung.state / "grants" / "a"
+        first = tenants(directory)
+        first.hello()
+        assert first.tell("measure") == "measured"
+        assert tenants(directory).hello() == 1
+        first.kill()
+        wait_until(lambda: hung.states() == ["ending", "live"])
+        answer = hung.ask(f"resize name=a slice={GPU},memory={4 * GIB}")
+        assert answer["slices"][0]["reached"]
+        hung.make("b")
+
+    def test_memory_of_the_dead_stays_counted_until_nvml_answers(
+        self, hung: Arbiter, machine: Machine, tenants: Tenants
+    ) -> None:
+        tenant = tenants(hung.state / "grants" / "a")
+        tenant.hello()
+        tenant.tell("hold", 0, GIB)
+        tenant.kill()
+        wait_until(lambda: hung.states() == ["ending"])
+        assert hung.counted() == GIB
+        machine.hang(hung=False)
+        wait_until(lambda: hung.states() == [])
+        assert hung.counted() == 0
+
+    def test_status_says_for_how_long(self, hung: Arbiter, machine: Machine) -> None:
+        wait_until(lambda: hung.status()["nvml_silent_ns"] > 0)
+        machine.hang(hung=False)
+        wait_until(lambda: hung.status()["nvml_silent_ns"] == 0)
+
+    def test_a_first_context_gets_an_estimate_in_time(
+        self, hung: Arbiter, tenants: Tenants
+    ) -> None:
+        tenant = tenants(hung.state / "grants" / "a")
+        tenant.hello()
+        begun = time.monotonic()
+        assert tenant.tell("measure", 8 * GIB) == "measured"
+        assert time.monotonic() - begun < 1
+        assert hung.status()["gpus"][0]["context_bytes"] == 512 * MIB
+
+
+class TestMeasureLoop:
+    def test_costs_few_calls_of_nvml(
+        self, arbiter: Arbiter, machine: Machine, tenants: Tenants
+    ) -> None:
+        tenant = tenants(arbiter.make())
+        tenant.hello()
+        machine.list_process(tenant.pid, 100 * MIB)
+        before = machine.count_lists()
+        answers = int(tenant.tell("measure-all-the-time", 1.0))
+        assert answers > 100
+        assert machine.count_lists() - before < 1200
+
+    def test_does_not_delay_another_grant(
+        self, arbiter: Arbiter, machine: Machine, tenants: Tenants
+    ) -> None:
+        greedy, modest = tenants(arbiter.make()), tenants(arbiter.make("b"))
+        greedy.hello()
+        modest.hello()
+        before = machine.count_lists()
+        looping = threading.Thread(target=lambda: greedy.tell("measure-all-the-time", 1.0))
+        looping.start()
+        begun = time.monotonic()
+        for _ in range(8):
+            assert modest.tell("measure") == "measured"
+        assert time.monotonic() - begun < 0.5
+        looping.join()
+        assert machine.count_lists() - before < 1200

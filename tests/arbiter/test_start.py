@@ -47,6 +47,8 @@ class TestStart:
             "memory_bytes": USABLE,
             "used_bytes": 0,
             "granted_bytes": 0,
+            "context_bytes": 0,
+            "context_is_measured": False,
             "strangers": [],
             "compute": {"contended": False},
         }

@@ -89,8 +89,8 @@ def hello_message() -> bytes:
     return message(HELLO, os.getpid())
 
 
-def measure_message() -> bytes:
-    return message(MEASURE)
+def measure_message(for_context: int = 0) -> bytes:
+    return message(MEASURE, for_context)
 
 
 def ring(directory: Path) -> None:

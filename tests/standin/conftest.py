@@ -35,7 +35,11 @@ def make_machine(native_dir: Path, library: Path, short_tmp: Path) -> Iterator[M
     made: list[Machine] = []
 
     def make(
-        shape: str = "h100:1", *, driver: Path | None = None, fitted: Path = library
+        shape: str = "h100:1",
+        *,
+        driver: Path | None = None,
+        fitted: Path = library,
+        **variables: str,
     ) -> Machine:
         place = short_tmp / f"machine{len(made)}"
         (place / "gpus").mkdir(parents=True)
@@ -46,6 +50,7 @@ def make_machine(native_dir: Path, library: Path, short_tmp: Path) -> Iterator[M
             meeting_place=place / "gpus",
             shape=shape,
             driver=driver or native_dir / "sim",
+            variables=variables,
         )
         machine.start_arbiter()
         made.append(machine)

@@ -142,6 +142,7 @@ class Machine:
     meeting_place: Path
     shape: str
     driver: Path
+    variables: dict[str, str] = field(default_factory=dict)  # more for the arbiter's environment
     arbiter: subprocess.Popen[str] | None = None
     tenants: list[Tenant] = field(default_factory=list)
 
@@ -153,7 +154,11 @@ class Machine:
         command += ["--nvml", str(self.driver / NVML)]
         with (self.state.parent / "arbiter.err").open("a") as log:
             self.arbiter = subprocess.Popen(
-                command, env=self.bare(), stdout=subprocess.PIPE, stderr=log, text=True
+                command,
+                env=self.bare(**self.variables),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
             )
         assert self.arbiter.stdout
         assert self.arbiter.stdout.readline() == "ready\n", self.said()

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from standin.conftest import MakeMachine
 from standin.machine import CONTEXT, GIB, MIB, NOT_INITIALIZED, OUT_OF_MEMORY, Grant, Machine
 from support import wait_until
 
@@ -49,6 +50,27 @@ def test_threads_that_race_to_create_and_release_a_context_leave_it_charged_righ
     assert grant.counted() == 0
     tenant.ok("retain")
     assert grant.counted() == CONTEXT
+
+
+def test_contexts_without_a_figure_leave_the_rest_of_the_slice_alone(
+    make_machine: MakeMachine,
+) -> None:
+    """Under MPS, WSL and vGPU NVML does not tell how much a process uses."""
+    machine = make_machine(ALIQUOT_SIMULATE_WITHOUT="process-memory")
+    grant = machine.grant(LIMIT)
+    busy, maker = machine.tenant(grant).start(), machine.tenant(grant)
+    assert grant.counted() == 512 * MIB
+    assert maker("init") == [0]
+    busy.tell("in_threads", 4, [PIECE, PIECE], 2000)
+    made = 0
+    while not busy.has_answered():
+        context = maker.ok("create_context")
+        assert grant.counted() >= 1024 * MIB
+        maker.does("destroy_context", context)
+        made += 1
+    assert busy.answer() == [0]
+    assert made > 1
+    assert grant.counted() == 512 * MIB
 
 
 def test_concurrent_threads_lose_nothing_in_the_ledger(machine: Machine, grant: Grant) -> None:

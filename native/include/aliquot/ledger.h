@@ -47,6 +47,10 @@ void ledger_forget(struct aliquot_usage_slice *usage, uint32_t slot);
 /* The reserve for the driver in a slice of that size. */
 uint64_t ledger_headroom(uint64_t limit);
 
+/* What a context is charged in a slice of that size while nobody knows what it takes: 512 MiB, and at
+ * most a quarter of the slice. */
+uint64_t ledger_context_estimate(uint64_t limit);
+
 /* Sets the limit, and the headroom that goes with it, in the record and in the view that programs
  * reserve by. False: more is in use, and the limit is as before. *used: bytes in use, including the
  * driver's. Only the arbiter calls it. */

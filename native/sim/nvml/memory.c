@@ -1,6 +1,7 @@
 /* Device memory, and the processes that use it. */
 #include "nvml/nvml_sim.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static uint64_t used(uint32_t index)
@@ -44,6 +45,15 @@ nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *
 	return NVML_SUCCESS;
 }
 
+/* As under MPS, WSL or vGPU, if ALIQUOT_SIMULATE_WITHOUT says so. */
+static unsigned long long figure(uint64_t bytes)
+{
+	const char *without = getenv("ALIQUOT_SIMULATE_WITHOUT");
+	return without && strstr(without, "process-memory")
+			   ? (unsigned long long)NVML_VALUE_NOT_AVAILABLE
+			   : bytes;
+}
+
 /* Writes at most `capacity` processes of the GPU to `out`, and their total number to *count. */
 static void list(uint32_t index, nvmlProcessInfo_v2_t *out, unsigned int capacity,
                  unsigned int *count)
@@ -58,7 +68,7 @@ static void list(uint32_t index, nvmlProcessInfo_v2_t *out, unsigned int capacit
 			continue;
 		if (*count < capacity) {
 			out[*count] = (nvmlProcessInfo_v2_t){.pid = (unsigned)machine_pid(&nvml.machine, i),
-			                                     .usedGpuMemory = usage->bytes,
+			                                     .usedGpuMemory = figure(usage->bytes),
 			                                     .gpuInstanceId = UINT32_MAX,
 			                                     .computeInstanceId = UINT32_MAX};
 		}

@@ -5,12 +5,17 @@
  *   process UUID PID BYTES|unknown         compute
  *   drawing UUID PID BYTES|unknown         graphics
  *   broken                                 every list fails
+ *   hung                                   every list waits until this line is gone
+ *   entries SIZE                           bytes of an entry in version 3 of the lists: 16, 24 or 32
  *
- * FAKE_NVML names the file. Built by itself: the few types are NVML's, version 2 of each.
+ * FAKE_NVML names the file. Each call of a list adds a byte to the file of that name with ".calls".
+ * Built by itself: the few types are NVML's, version 2 of each.
  */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define API __attribute__((visibility("default")))
 
@@ -20,6 +25,7 @@ struct process_info {
 	unsigned pid;
 	unsigned long long bytes;
 	unsigned gpu_instance, compute_instance;
+	unsigned long long protected_bytes; /* in entries of 32 bytes */
 };
 
 struct memory {
@@ -110,12 +116,38 @@ API int nvmlDeviceGetPciInfo_v3(struct device *device, struct pci_info *pci)
 	return SUCCESS;
 }
 
+static void count_call(void)
+{
+	char path[512];
+	snprintf(path, sizeof(path), "%s.calls", getenv("FAKE_NVML"));
+	int fd = open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
+	ssize_t ignored = write(fd, ".", 1);
+	(void)ignored;
+	close(fd);
+}
+
+/* The number after `word` at the beginning of a line, or 0; 1 if the line has no number. */
+static unsigned setting(const char *word)
+{
+	char line[256];
+	unsigned value = 0;
+	FILE *file = open_file();
+	while (file && fgets(line, sizeof(line), file))
+		if (!strncmp(line, word, strlen(word)) && sscanf(line + strlen(word), "%u", &value) != 1)
+			value = 1;
+	if (file)
+		fclose(file);
+	return value;
+}
+
 /* The processes of `device` in lines that begin with `kind`. */
-static int list(const char *kind, const struct device *device, unsigned *count,
-                struct process_info *infos)
+static int list(const char *kind, const struct device *device, unsigned *count, void *infos,
+                size_t size)
 {
 	char line[256], word[16], uuid[64], bytes[32];
 	unsigned pid, found = 0, room = *count;
+	while (setting("hung"))
+		usleep(5000);
 	FILE *file = open_file();
 	if (!file)
 		return UNKNOWN;
@@ -126,13 +158,14 @@ static int list(const char *kind, const struct device *device, unsigned *count,
 		if (sscanf(line, "%15s %63s %u %31s", word, uuid, &pid, bytes) != 4 || strcmp(word, kind) ||
 		    strcmp(uuid, device->uuid))
 			continue;
+		struct process_info info = {
+			.pid = pid,
+			.bytes = strcmp(bytes, "unknown") ? strtoull(bytes, NULL, 10) : ~0ull,
+			.gpu_instance = ~0u,
+			.compute_instance = ~0u,
+		};
 		if (found < room)
-			infos[found] = (struct process_info){
-				.pid = pid,
-				.bytes = strcmp(bytes, "unknown") ? strtoull(bytes, NULL, 10) : ~0ull,
-				.gpu_instance = ~0u,
-				.compute_instance = ~0u,
-			};
+			memcpy((char *)infos + found * size, &info, size);
 		found++;
 	}
 	fclose(file);
@@ -140,16 +173,17 @@ static int list(const char *kind, const struct device *device, unsigned *count,
 	return result == SUCCESS && found > room ? INSUFFICIENT_SIZE : result;
 }
 
-API int nvmlDeviceGetComputeRunningProcesses_v3(struct device *device, unsigned *count,
-                                                struct process_info *infos)
+API int nvmlDeviceGetComputeRunningProcesses_v3(struct device *device, unsigned *count, void *infos)
 {
-	return list("process", device, count, infos);
+	unsigned size = setting("entries");
+	count_call();
+	return list("process", device, count, infos, size ? size : 24);
 }
 
 API int nvmlDeviceGetGraphicsRunningProcesses_v2(struct device *device, unsigned *count,
-                                                 struct process_info *infos)
+                                                 void *infos)
 {
-	return list("drawing", device, count, infos);
+	return list("drawing", device, count, infos, 24);
 }
 
 static unsigned long long used_bytes(const struct device *device)
@@ -157,7 +191,7 @@ static unsigned long long used_bytes(const struct device *device)
 	struct process_info infos[256];
 	unsigned count = 256;
 	unsigned long long sum = 0;
-	if (list("process", device, &count, infos) != SUCCESS)
+	if (list("process", device, &count, infos, sizeof(*infos)) != SUCCESS)
 		return 0;
 	for (unsigned i = 0; i < count; i++)
 		sum += infos[i].bytes == ~0ull ? 0 : infos[i].bytes;

@@ -114,7 +114,8 @@ static bool *feature(const char *entry, size_t length)
 		const char *name;
 		bool *out;
 	} features[] = {{"stream-memory-operations", &sim.without_stream_operations},
-	                {"checkpoint", &sim.without_checkpoint}};
+	                {"checkpoint", &sim.without_checkpoint},
+	                {"process-memory", &sim.without_process_memory}};
 	for (size_t i = 0; i < sizeof(features) / sizeof(features[0]); i++)
 		if (length == strlen(features[i].name) && !strncmp(entry, features[i].name, length))
 			return features[i].out;
@@ -132,7 +133,7 @@ static CUresult leave_out(void)
 			fprintf(stderr,
 			        "aliquot: simulated driver: no GPU: ALIQUOT_SIMULATE_WITHOUT: %.*s: %s\n",
 			        (int)length, entry,
-			        "only stream-memory-operations and checkpoint can be left out");
+			        "only stream-memory-operations, checkpoint and process-memory can be left out");
 			return CUDA_ERROR_NO_DEVICE;
 		}
 		*out = true;

@@ -100,7 +100,9 @@ extern struct sim {
 	struct sim_context
 		*contexts; /* destroyed ones too: a thread may still have them on its stack */
 	uint64_t next_id;
-	bool without_stream_operations, without_checkpoint; /* from ALIQUOT_SIMULATE_WITHOUT */
+	/* From ALIQUOT_SIMULATE_WITHOUT. */
+	bool without_stream_operations, without_checkpoint;
+	bool without_process_memory; /* NVML has no figures by process: nvml/memory.c */
 	pthread_mutex_t lock;
 } sim;
 
