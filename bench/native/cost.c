@@ -91,7 +91,7 @@ static struct pair allocations(const struct driver *driver)
 
 int main(int count, char **arguments)
 {
-	void *stub = count == 2 ? dlmopen(LM_ID_BASE, arguments[1], RTLD_NOW) : NULL;
+	void *stub = count == 2 ? dlopen(arguments[1], RTLD_NOW) : NULL;
 	void *stand_in = dlopen("libcuda.so.1", RTLD_NOW);
 	if (!stub || !stand_in || stub == stand_in) {
 		fprintf(stderr, "cost: %s\n", stub ? "the stand-in was not found first" : "no stub");

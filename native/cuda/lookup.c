@@ -2,13 +2,9 @@
 #define _GNU_SOURCE
 #include "aliquot/lock.h"
 #include "gate/gate.h"
-#include "glibc_floor.h"
 #include "session.h"
 #include "visible.h"
 
-#include <dlfcn.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,43 +76,4 @@ CUresult hook_proc_address(__typeof__(&cuGetProcAddress) real, const char *symbo
 	if (result == CUDA_SUCCESS)
 		*function = forward_substitute(*function);
 	return result;
-}
-
-/* dlopen, if the stand-in is preloaded. A preloaded library is found by its SONAME only, but
- * programs also open libcuda.so, or the driver's file by its path. The code in dlopen_entry.S calls
- * lookup_redirect and jumps to the C library's dlopen, so that the caller stays the same (dlopen
- * searches its RUNPATH). */
-void *lookup_next_dlopen;
-const char *lookup_redirect(const char *path);
-
-static bool is_named(const char *path, const char *library)
-{
-	const char *slash = strrchr(path, '/');
-	return strncmp(slash ? slash + 1 : path, library, strlen(library)) == 0;
-}
-
-static char our_cuda[PATH_MAX], our_nvml[PATH_MAX + 32];
-
-/* Runs once when we are loaded, while there is one thread; or earlier, if somebody calls dlopen. */
-__attribute__((constructor)) static void find_ourselves(void)
-{
-	Dl_info info;
-	if (our_cuda[0] || !dladdr((void *)&lookup_redirect, &info) || !strchr(info.dli_fname, '/'))
-		return;
-	snprintf(our_cuda, sizeof(our_cuda), "%s", info.dli_fname);
-	snprintf(our_nvml, sizeof(our_nvml), "%.*s/libnvidia-ml.so.1",
-	         (int)(strrchr(our_cuda, '/') - our_cuda), our_cuda);
-}
-
-const char *lookup_redirect(const char *path)
-{
-	if (!lookup_next_dlopen)
-		lookup_next_dlopen = dlsym(RTLD_NEXT, "dlopen");
-	const char *ours = "";
-	find_ourselves();
-	if (path && is_named(path, "libcuda.so"))
-		ours = our_cuda;
-	else if (path && is_named(path, "libnvidia-ml.so"))
-		ours = our_nvml;
-	return ours[0] && access(ours, R_OK) == 0 ? ours : path;
 }

@@ -2,7 +2,8 @@
 #
 # A library with the name of another one: generated symbols, the forwarding, and the hooks in SOURCES.
 # It uses glibc's oldest symbols and a plain ELF hash table, which the fitting step rebuilds in place
-# where the driver's names differ from ours.
+# where the driver's names differ from ours. It is never unloaded: the real library stays, and has the
+# name by which a program would open it next.
 function(aliquot_stand_in name)
 	cmake_parse_arguments(arg "" "SONAME;HEADER;DEFINE;RESULT;PREFIX" "SOURCES" ${ARGN})
 	set(here ${CMAKE_CURRENT_SOURCE_DIR})
@@ -26,7 +27,8 @@ function(aliquot_stand_in name)
 	# We hook functions that NVIDIA has deprecated, too.
 	target_compile_options(${target} PRIVATE -Wno-deprecated-declarations)
 	target_link_options(${target} PRIVATE
-		-Wl,-soname,${arg_SONAME} -Wl,--hash-style=sysv -Wl,-z,relro -Wl,--exclude-libs,ALL)
+		-Wl,-soname,${arg_SONAME} -Wl,--hash-style=sysv -Wl,-z,relro -Wl,-z,nodelete
+		-Wl,--exclude-libs,ALL)
 	# Before glibc 2.34 dlsym was in libdl: a program that links nothing but us needs it.
 	find_library(ALIQUOT_LIBDL NAMES libdl.so.2 REQUIRED)
 	target_link_options(${target} PRIVATE -Wl,--no-as-needed ${ALIQUOT_LIBDL} -Wl,--as-needed)

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <gnu/libc-version.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,8 +16,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Only glibc has dlmopen, and the driver needs glibc: with another C library we can say so. */
-#pragma weak dlmopen
+/* Only glibc has it, and the driver needs glibc: with another C library we can say so. */
+#pragma weak gnu_get_libc_version
 
 /* The fitting step points names here that this machine's driver does not have. */
 FORWARD_EXPORT void aliquot_absent(void);
@@ -87,6 +88,15 @@ static bool is_other_file(const char *path, const char *self)
 	       theirs.st_dev != ours.st_dev;
 }
 
+/* The C library's dlopen, since that name may be our hook, which would come back here. Called from
+ * here it opens a library in our own namespace: there our name is found before the library's, which
+ * is the same. In another namespace the library would be found by a program that asks for us. */
+static void *open_here(const char *path)
+{
+	__typeof__(&dlopen) next = (__typeof__(&dlopen))dlsym(RTLD_NEXT, "dlopen");
+	return next ? next(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+}
+
 /* Open the library in a folder. NULL: the folder has none, or it is the stand-in itself. */
 static void *try_folder(const char *folder, size_t length, const char *self)
 {
@@ -94,8 +104,7 @@ static void *try_folder(const char *folder, size_t length, const char *self)
 	int written = snprintf(path, PATH_MAX, "%.*s/%s", (int)length, folder, forward_library);
 	if (length == 0 || written < 0 || written >= PATH_MAX || !is_other_file(path, self))
 		return NULL;
-	/* Not dlopen: that may be our own hook, which would come back here. */
-	void *library = dlmopen(LM_ID_BASE, path, RTLD_NOW | RTLD_LOCAL);
+	void *library = open_here(path);
 	if (!library)
 		forward_say("the driver's %s cannot be opened: %s", path, dlerror());
 	else if (!dlsym(library, "aliquot_absent"))
@@ -106,7 +115,7 @@ static void *try_folder(const char *folder, size_t length, const char *self)
 static void *open_library(void)
 {
 	Dl_info info;
-	if (!dlmopen)
+	if (!gnu_get_libc_version)
 		return NULL;
 	const char *self = dladdr((void *)&forward_load, &info) ? info.dli_fname : NULL;
 	const char *folder = secure_getenv("ALIQUOT_DRIVER_DIR");
@@ -155,9 +164,10 @@ bool forward_load(void)
 	if (library)
 		fill_slots(library);
 	if (atomic_compare_exchange_strong(&forward_loaded, &expected, library ? 1 : -1) && !library)
-		forward_say(dlmopen ? "no %s of a driver found; ask: aliquot doctor"
-		                    : "%s needs glibc, and this program's C library is another (musl?): "
-		                      "no GPU; use an image with glibc",
+		forward_say(gnu_get_libc_version
+						? "no %s of a driver found; ask: aliquot doctor"
+						: "%s needs glibc, and this program's C library is another (musl?): "
+						  "no GPU; use an image with glibc",
 		            forward_library);
 	errno = before;
 	return atomic_load(&forward_loaded) > 0;

@@ -8,6 +8,9 @@
  * the folders where drivers are installed; the first file that exists and is not the stand-in
  * itself counts. A setuid program reads none of these variables.
  *
+ * A stand-in is never unloaded, and its real library is in the stand-in's own namespace, after it: so
+ * the name that both have always means the stand-in.
+ *
  * Guarantees: nothing here exits, aborts, or changes signals. If there is no real library, every
  * call returns an error of the API, and stderr has the reason once.
  */

@@ -7,12 +7,10 @@
 __asm__(".symver dlsym, dlsym@GLIBC_2.2.5");
 __asm__(".symver dladdr, dladdr@GLIBC_2.2.5");
 __asm__(".symver dlerror, dlerror@GLIBC_2.2.5");
-__asm__(".symver dlmopen, dlmopen@GLIBC_2.3.4");
 #elif defined(__aarch64__)
 __asm__(".symver dlsym, dlsym@GLIBC_2.17");
 __asm__(".symver dladdr, dladdr@GLIBC_2.17");
 __asm__(".symver dlerror, dlerror@GLIBC_2.17");
-__asm__(".symver dlmopen, dlmopen@GLIBC_2.17");
 #endif
 
 #endif

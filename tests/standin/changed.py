@@ -19,8 +19,7 @@ static const char names[] = {names};
 __attribute__((visibility("hidden"))) void *table[{count}];
 __attribute__((constructor)) static void fill(void)
 {{
-	/* dlmopen: dlopen may be the stand-in's. */
-	void *library = dlmopen(LM_ID_BASE, "{driver}", RTLD_NOW | RTLD_LOCAL);
+	void *library = dlopen("{driver}", RTLD_NOW | RTLD_LOCAL);
 	const char *name = names;
 	for (int i = 0; i < {count}; i++, name += strlen(name) + 1)
 		table[i] = dlsym(library, name);
@@ -61,10 +60,14 @@ def changed_driver(
         for index, name in enumerate(names)
         if name not in defined
     ]
+    folder.mkdir(parents=True, exist_ok=True)
+    simulated = folder / "simulated.so"  # by the driver's name, dlopen opens the stand-in
+    simulated.symlink_to(driver / CUDA)
+    (folder / "shapes.conf").symlink_to(driver / "shapes.conf")
     source = _SOURCE.format(
         names="\n".join(f'"{name}\\0"' for name in names),
         count=len(names),
-        driver=driver / CUDA,
+        driver=simulated,
         own=own,
         jumps="\n".join(jumps),
     )

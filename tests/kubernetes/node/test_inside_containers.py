@@ -34,6 +34,7 @@ from kubernetes.node.probe_images import (
 )
 from kubernetes.node.runc import Container, Root, Runtime, unpack
 from standin.machine import Machine
+from standin.test_loading import build as build_loads
 from support import GIB, MIB, wait_until
 
 pytestmark = [
@@ -163,6 +164,19 @@ class TestEveryWayToLoadTheDriver:
             ("env", "LD_LIBRARY_PATH=/usr/local/cuda/compat", *probe),
         ):
             assert is_limited_to(seen(container.execute(*command)), LIMIT), command
+
+    def test_closed_and_opened_again(self, node: Node, start: Start, glibc: Root) -> None:
+        root = glibc.copy(node.machine.state.parent / "image")
+        program = build_loads(node.machine.state.parent / "loads")
+        root.write("/bin/loads", program.read_bytes(), 0o755)
+        container = start(node.make_grant(), root)
+        for step, name in (("take", CUDA), ("memory", NVML)):
+            opened = (f"open:{name}", step, "close")
+            done = container.execute("loads", *opened, *opened)
+            assert done.returncode == 0, done.stderr
+            _, first, _, second = done.stdout.splitlines()
+            assert first == second
+            assert int(second) * MIB <= LIMIT
 
     def test_as_a_user_without_rights(self, node: Node, start: Start) -> None:
         container = start(node.make_grant(), user=USER)
