@@ -325,6 +325,9 @@ class Driver:
             "cuMemExportToShareableHandle", c.c_uint64(handle), FILE_DESCRIPTOR, c.c_uint64(0)
         )
 
+    def import_physical(self, descriptor: int) -> Answer:
+        return self._make("cuMemImportFromShareableHandle", _handle(descriptor), FILE_DESCRIPTOR)
+
     def reserve_addresses(self, size: int) -> Answer:
         none = c.c_uint64(0)
         return self._make("cuMemAddressReserve", _size(size), _size(0), none, none)
