@@ -3,6 +3,7 @@
  * Arguments that the driver would refuse go to the driver, so that its answer is the driver's own.
  * Only what it could give is charged. */
 #include "allocation.h"
+#include "exported.h"
 #include "page.h"
 #include "pool.h"
 #include "session.h"
@@ -142,6 +143,7 @@ CUresult hook_memory_info(__typeof__(&cuMemGetInfo_v2) real, size_t *free_bytes,
 	uint32_t slice = session_is_open() ? session_slice_of_current_context() : SESSION_NO_SLICE;
 	if (result != CUDA_SUCCESS || slice == SESSION_NO_SLICE)
 		return result;
+	exported_settle_sometimes();
 	/* Less may be free on the GPU than in the slice. */
 	if (free_bytes && session_free_bytes(slice) < *free_bytes)
 		*free_bytes = session_free_bytes(slice);

@@ -1,9 +1,9 @@
-/* The calls for physical memory by handle (cuMemCreate) and its mappings. Physical memory is freed
- * when its last handle is released and its last mapping is gone.
+/* The calls for physical memory by handle (cuMemCreate), its mappings, and what else holds it.
  *
- * Exported memory is charged here, where it was created, and not where it is imported. It may
- * outlive our last handle, and no figure of the driver's tells whether it does (tried on a GPU:
- * NVML does not count it for an importer). So its charge stays until this process ends. */
+ * Physical memory is charged where it was created, until its last handle is released, its last
+ * mapping is gone, no array or multicast object is bound to it, and no descriptor of it is open
+ * (exported.h, which also says who is charged for imported memory). */
+#include "exported.h"
 #include "hooked.h"
 #include "map.h"
 #include "pool.h"
@@ -14,14 +14,14 @@ struct physical_memory {
 	uint64_t bytes;
 	uint32_t slice;
 	uint32_t handles;  /* given out and not released */
-	uint32_t mappings; /* of it, now */
-	bool is_exported;
+	uint32_t mappings; /* of it, now, at addresses and in what holds it */
+	uint64_t mark;     /* of its descriptors: exported.h */
 };
 
 struct mapping {
 	uint64_t key; /* its address */
 	uint64_t bytes;
-	CUmemGenericAllocationHandle handle;
+	CUmemGenericAllocationHandle handle; /* 0: of memory that is not ours */
 };
 
 MAP_OF(physical_map, struct physical_memory)
@@ -71,13 +71,12 @@ static void remember_memory(const struct physical_memory *memory)
 	struct physical_memory replaced;
 	physical_map_put(&memories, memory, &replaced);
 	if (replaced.key)
-		session_release(replaced.slice, replaced.bytes);
+		exported_release(replaced.mark, replaced.slice, replaced.bytes);
 }
 
 static void release(const struct physical_memory *memory)
 {
-	if (!memory->is_exported)
-		session_release(memory->slice, memory->bytes);
+	exported_release(memory->mark, memory->slice, memory->bytes);
 }
 
 /* The driver checks the size before it looks for free memory. */
@@ -141,18 +140,23 @@ CUresult hook_handle_retain(__typeof__(&cuMemRetainAllocationHandle) real,
 	return result;
 }
 
+/* A descriptor of the memory was made. */
+static void mark(CUmemGenericAllocationHandle handle, int descriptor)
+{
+	physical_map_lock(&memories);
+	struct physical_memory *memory = physical_map_find(&memories, handle);
+	if (memory)
+		memory->mark = exported_descriptor(memory->mark, descriptor);
+	physical_map_unlock(&memories);
+}
+
 CUresult hook_export(__typeof__(&cuMemExportToShareableHandle) real, void *shareable,
                      CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
                      unsigned long long flags)
 {
 	CUresult result = real(shareable, handle, type, flags);
-	if (result == CUDA_SUCCESS) {
-		physical_map_lock(&memories);
-		struct physical_memory *memory = physical_map_find(&memories, handle);
-		if (memory)
-			memory->is_exported = true;
-		physical_map_unlock(&memories);
-	}
+	if (result == CUDA_SUCCESS && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		mark(handle, *(const int *)shareable);
 	return result;
 }
 
@@ -167,28 +171,45 @@ static void unmapped(CUmemGenericAllocationHandle handle)
 CUresult hook_map(__typeof__(&cuMemMap) real, CUdeviceptr address, size_t bytes, size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
-	bool known = count_in(handle, MAPPINGS);
+	bool ours = count_in(handle, MAPPINGS);
 	CUresult result = real(address, bytes, offset, handle, flags);
-	if (known && result == CUDA_SUCCESS) {
-		struct mapping mapping = {.key = address, .bytes = bytes, .handle = handle}, replaced;
+	if (result == CUDA_SUCCESS) {
+		struct mapping mapping = {.key = address, .bytes = bytes, .handle = ours ? handle : 0};
+		struct mapping replaced;
 		mapping_map_put(&mappings, &mapping, &replaced);
-	} else if (known) {
+	} else if (ours) {
 		unmapped(handle);
 	}
 	return result;
 }
 
-/* One call may unmap several mappings that lie one after the other; the driver refuses to cut one.
- */
+/* Move the mappings that begin in the range to `taken`. */
+static void take_mappings(CUdeviceptr address, size_t bytes, struct mapping_map *taken)
+{
+	struct mapping mapping, replaced;
+	CUdeviceptr at = address;
+	/* Mostly they lie one after the other. */
+	for (; at - address < bytes && mapping_map_take(&mappings, at, &mapping); at += mapping.bytes)
+		mapping_map_put(taken, &mapping, &replaced);
+	if (at - address >= bytes)
+		return;
+	mapping_map_lock(&mappings);
+	for (uint64_t place = 0; place < mappings.map.capacity;) {
+		struct mapping *one = mapping_map_at(&mappings, place);
+		if (one && one->key - address < bytes && mapping_map_put(taken, one, &replaced))
+			mapping_map_remove(&mappings, one); /* another may be here now: look again */
+		else
+			place++;
+	}
+	mapping_map_unlock(&mappings);
+}
+
+/* One call may unmap several mappings, of any process's memory; the driver refuses to cut one. */
 CUresult hook_unmap(__typeof__(&cuMemUnmap) real, CUdeviceptr address, size_t bytes)
 {
 	struct mapping_map taken = {0};
-	struct mapping mapping, replaced;
-	for (CUdeviceptr at = address; at - address < bytes; at += mapping.bytes) {
-		if (!mapping_map_take(&mappings, at, &mapping))
-			break;
-		mapping_map_put(&taken, &mapping, &replaced);
-	}
+	struct mapping replaced;
+	take_mappings(address, bytes, &taken);
 	CUresult result = real(address, bytes);
 	for (uint64_t place = 0; place < taken.map.capacity; place++) {
 		const struct mapping *one = mapping_map_at(&taken, place);

@@ -2,6 +2,7 @@
 
 #include "aliquot/ledger.h"
 #include "aliquot/lock.h"
+#include "exported.h"
 #include "session.h"
 
 #include <stdlib.h>
@@ -196,7 +197,8 @@ static bool trim_pools(void)
 
 bool pools_charge(uint32_t slice, uint64_t bytes)
 {
-	return session_reserve(slice, bytes) || (trim_pools() && session_reserve(slice, bytes));
+	return session_reserve(slice, bytes) || (exported_settle() && session_reserve(slice, bytes)) ||
+	       (trim_pools() && session_reserve(slice, bytes));
 }
 
 /* Whether the pool may have `bytes` in what it keeps unused. The driver's own figure for what is
@@ -306,6 +308,7 @@ void pool_freed_async(CUmemoryPool handle, uint64_t bytes)
 
 void pools_settle(void)
 {
+	exported_settle_sometimes();
 	if (!atomic_load_explicit(&dirty, memory_order_relaxed) || !session_is_open() ||
 	    !atomic_exchange(&dirty, false))
 		return;

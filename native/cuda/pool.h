@@ -16,8 +16,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Take memory of a slice. If it does not fit, all pools first give up what they keep unused, as the
- * driver would have them. False: it does not fit even so. */
+/* Take memory of a slice. If it does not fit, what other processes have let go of is given back, and
+ * then all pools give up what they keep unused, as the driver would have them. False: it does not
+ * fit even so. */
 bool pools_charge(uint32_t slice, uint64_t bytes);
 
 /* The program created or imported a pool. SESSION_NO_SLICE: its memory is not charged here. */
@@ -42,7 +43,8 @@ void pool_allocated(CUmemoryPool pool, uint64_t bytes);
 void pool_freed(CUmemoryPool pool, uint64_t bytes);
 void pool_freed_async(CUmemoryPool pool, uint64_t bytes);
 
-/* After a synchronisation: settle all pools, if anything was freed in stream order. */
+/* After a synchronisation: settle exported memory, and all pools if anything was freed in stream
+ * order. */
 void pools_settle(void);
 
 #endif

@@ -17,8 +17,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-MAGIC, VERSION = 0x31304D4953514C41, 4
+MAGIC, VERSION = 0x31304D4953514C41, 5
 MAX_GPUS, MAX_PROCESSES, MAX_ENDED, MAX_SEATS, BUCKETS = 16, 1024, 256, 4096, 16
+MAX_SHARES = 256
 NONE, NEVER = (1 << 32) - 1, (1 << 64) - 1
 QUEUED = 1
 
@@ -93,6 +94,16 @@ class Engine(ctypes.Structure):
     )
 
 
+class Share(ctypes.Structure):
+    _fields_ = (
+        ("id", U64),
+        ("bytes", U64),
+        ("gpu", U32),
+        ("owner", U32),
+        ("holds", ctypes.c_uint16 * MAX_PROCESSES),
+    )
+
+
 class Map(ctypes.Structure):
     _fields_ = (
         ("magic", U64),
@@ -108,6 +119,8 @@ class Map(ctypes.Structure):
         ("ended_count", U64),
         ("ended", Ended * MAX_ENDED),
         ("seats", Seat * MAX_SEATS),
+        ("share_count", U64),
+        ("shares", Share * MAX_SHARES),
     )
 
 

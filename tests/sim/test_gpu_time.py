@@ -22,6 +22,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "sim_seat": gpu_time.Seat,
     "sim_request": gpu_time.Request,
     "sim_gpu": gpu_time.Engine,
+    "sim_share": gpu_time.Share,
     "sim_map": gpu_time.Map,
 }
 

@@ -12,8 +12,10 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,25 @@ class Client(Worker):
                 json.dump(told, answers)
         finally:
             os._exit(0)
+
+    def close_descriptor(self, descriptor: int) -> list[int]:
+        os.close(descriptor)
+        return [0]
+
+    def send_descriptor(self, path: str, descriptor: int) -> list[int]:
+        """To the process that waits in `receive_descriptor` at that path."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+            while out.connect_ex(path):
+                time.sleep(0.001)
+            socket.send_fds(out, [b"0"], [descriptor])
+        return [0]
+
+    def receive_descriptor(self, path: str) -> list[int]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as into:
+            into.bind(path)
+            _, (descriptor,), _, _ = socket.recv_fds(into, 1, 1)
+        Path(path).unlink()
+        return [0, descriptor]
 
     def leave_child_behind(self) -> int:
         """Fork a child that sleeps until it is killed. Returns its pid."""

@@ -56,6 +56,10 @@ class _PoolProperties(c.Structure):
     )
 
 
+class _IpcHandle(c.Structure):
+    _fields_ = (("bytes", c.c_ubyte * 64),)
+
+
 class _Array(c.Structure):
     _fields_ = (
         ("width", c.c_size_t),
@@ -303,6 +307,21 @@ class Driver:
     def destroy_event(self, event: int) -> Answer:
         return self._call("cuEventDestroy_v2", _handle(event))
 
+    # --- memory of other processes
+
+    def ipc_handle(self, pointer: int) -> tuple[int, str]:
+        handle = _IpcHandle()
+        (code,) = self._call("cuIpcGetMemHandle", c.byref(handle), _address(pointer))
+        return code, bytes(handle.bytes).hex()
+
+    def open_ipc(self, handle: str) -> Answer:
+        return self._make(
+            "cuIpcOpenMemHandle_v2", _IpcHandle.from_buffer_copy(bytes.fromhex(handle)), 1
+        )
+
+    def close_ipc(self, pointer: int) -> Answer:
+        return self._call("cuIpcCloseMemHandle", _address(pointer))
+
     # --- physical memory and where it is mapped
 
     def granularity(self, device: int = 0) -> Answer:
@@ -324,6 +343,9 @@ class Driver:
         return self._make(
             "cuMemExportToShareableHandle", c.c_uint64(handle), FILE_DESCRIPTOR, c.c_uint64(0)
         )
+
+    def import_physical(self, descriptor: int) -> Answer:
+        return self._make("cuMemImportFromShareableHandle", _handle(descriptor), FILE_DESCRIPTOR)
 
     def reserve_addresses(self, size: int) -> Answer:
         none = c.c_uint64(0)

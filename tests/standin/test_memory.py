@@ -282,11 +282,3 @@ def test_another_grant_on_the_same_gpu_uses_none_of_this_limit(machine: Machine)
     assert other("fill_up", PIECE)[1] == OUT_OF_MEMORY
     count, _ = one("fill_up", PIECE)
     assert count * PIECE > 2 * GIB - CONTEXT - 3 * PIECE
-
-
-def test_exported_memory_stays_charged(grant: Grant, tenant: Tenant) -> None:
-    before = grant.counted()
-    handle = tenant.ok("create_shareable", PIECE)
-    tenant.ok("export_physical", handle)
-    tenant.does("release_physical", handle)
-    assert grant.counted() == before + PIECE

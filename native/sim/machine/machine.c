@@ -2,6 +2,7 @@
 #include "machine.h"
 
 #include "schedule.h"
+#include "share.h"
 
 #include <fcntl.h>
 #include <stddef.h>
@@ -169,6 +170,7 @@ void machine_reap(struct machine *m)
 			continue;
 		for (uint32_t g = 0; g < m->map->count; g++)
 			schedule_leave(m->map, g, i, machine_now());
+		share_forget(m->map, i);
 		clear_entry(m->map, p);
 	}
 }
@@ -241,6 +243,41 @@ void machine_give(struct machine *m, uint32_t gpu, uint64_t bytes)
 	machine_lock(m);
 	m->map->processes[m->slot].usage[gpu].bytes -= bytes;
 	m->map->gpus[gpu].used -= bytes;
+	machine_unlock(m);
+}
+
+uint64_t machine_share(struct machine *m, uint32_t gpu, uint64_t bytes)
+{
+	machine_lock(m);
+	uint64_t id = ++m->map->share_count;
+	struct sim_share *share = share_add(m->map, id, m->slot, gpu, bytes);
+	machine_unlock(m);
+	return share ? id : 0;
+}
+
+bool machine_join(struct machine *m, uint64_t id, uint32_t gpu, uint64_t bytes)
+{
+	machine_lock(m);
+	machine_reap(m);
+	struct sim_share *share = share_find(m->map, id);
+	bool held = share != NULL;
+	if (held)
+		share->holds[m->slot]++;
+	machine_unlock(m);
+	if (held || !machine_take(m, gpu, bytes))
+		return held;
+	machine_lock(m);
+	share = share_add(m->map, id, m->slot, gpu, bytes);
+	machine_unlock(m);
+	return share != NULL;
+}
+
+void machine_leave(struct machine *m, uint64_t id)
+{
+	machine_lock(m);
+	struct sim_share *share = share_find(m->map, id);
+	if (share)
+		share_leave(m->map, share, m->slot);
 	machine_unlock(m);
 }
 

@@ -33,12 +33,13 @@
 #include <sys/types.h>
 
 #define SIM_MAGIC 0x31304d4953514c41ull /* "ALQSIM01" */
-#define SIM_VERSION 4u
+#define SIM_VERSION 5u
 #define SIM_MOUNTED "/run/aliquot/machine"
 #define SIM_MAX_PROCESSES 1024u
 #define SIM_SEATS 4096u
 #define SIM_TURNS (1u << 19) /* how often a seat is taken before its tickets repeat */
 #define SIM_ENDED 256u
+#define SIM_SHARES 256u
 #define SIM_NONE UINT32_MAX
 #define SIM_NEVER UINT64_MAX
 #define SIM_BUCKETS 16u
@@ -120,6 +121,15 @@ struct sim_gpu {
 	struct sim_request requests[SIM_MAX_PROCESSES];
 };
 
+/* Device memory that several processes hold (share.h). */
+struct sim_share {
+	uint64_t id; /* 0: a free entry */
+	uint64_t bytes;
+	uint32_t gpu;
+	uint32_t owner; /* slot of the process whose usage contains the bytes */
+	uint16_t holds[SIM_MAX_PROCESSES];
+};
+
 struct sim_map {
 	uint64_t magic;
 	uint32_t version;
@@ -134,6 +144,8 @@ struct sim_map {
 	uint64_t ended_count; /* in total; the newest is at (ended_count - 1) % SIM_ENDED */
 	struct sim_ended ended[SIM_ENDED];
 	struct sim_seat seats[SIM_SEATS];
+	uint64_t share_count; /* in total: the newest id */
+	struct sim_share shares[SIM_SHARES];
 };
 
 struct machine {
@@ -172,7 +184,14 @@ uint64_t machine_capacity(const struct machine *m);
 bool machine_take(struct machine *m, uint32_t gpu, uint64_t bytes);
 void machine_give(struct machine *m, uint32_t gpu, uint64_t bytes);
 
-/* The same for managed memory; takes what is free and returns how much that was. */
+/* Shares what this process has taken (share.h). Returns its id; 0: too much is shared. */
+uint64_t machine_share(struct machine *m, uint32_t gpu, uint64_t bytes);
+/* Holds shared memory once more; false: nobody holds it, and so much is not free. */
+bool machine_join(struct machine *m, uint64_t id, uint32_t gpu, uint64_t bytes);
+/* Holds it once less. */
+void machine_leave(struct machine *m, uint64_t id);
+
+/* machine_take and machine_give for managed memory; takes what is free and returns how much that was. */
 uint64_t machine_take_managed(struct machine *m, uint32_t gpu, uint64_t bytes);
 void machine_give_managed(struct machine *m, uint32_t gpu, uint64_t bytes);
 

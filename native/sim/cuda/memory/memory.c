@@ -4,6 +4,7 @@
  * blocks of 2 MiB, in granules of 512 bytes.
  */
 #include "cuda/graph/capture.h"
+#include "cuda/memory/ipc.h"
 #include "cuda/stream/stream.h"
 
 #include <stdlib.h>
@@ -87,14 +88,14 @@ static void release_small(const struct sim_range *range)
 		at = &(*at)->next;
 	*at = block->next;
 	pages_unmap(block->base, SIM_PAGE);
-	machine_give(&sim.machine, context->gpu, SIM_PAGE);
+	ipc_give(context->gpu, block->base, SIM_PAGE);
 	free(block);
 }
 
 static void release_pages(const struct sim_range *range)
 {
 	pages_unmap(range->base, range->taken);
-	machine_give(&sim.machine, range->gpu, range->taken);
+	ipc_give(range->gpu, range->base, range->taken);
 }
 
 static void release_managed(const struct sim_range *range)

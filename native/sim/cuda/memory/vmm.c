@@ -21,6 +21,7 @@ struct sim_physical {
 	uint64_t size, offset; /* in its file */
 	int fd;
 	bool own_file, imported;
+	uint64_t share; /* memory with its own file: see machine_share */
 	int handles, mappings;
 	CUmemAllocationProp properties;
 	uint32_t gpu;
@@ -84,14 +85,24 @@ static bool place(struct sim_physical *piece)
 	return true;
 }
 
-/* Creates the piece's own file; its name tells an importing process the GPU. */
+/* Creates the piece's own file; its name tells an importing process what it is. */
 static bool own_file(struct sim_physical *piece)
 {
-	char name[40];
-	snprintf(name, sizeof(name), "aliquot-simulated-gpu-%u", piece->gpu);
+	char name[64];
 	piece->own_file = true;
-	piece->fd = memfd_create(name, MFD_CLOEXEC);
+	piece->share = machine_share(&sim.machine, piece->gpu, piece->size);
+	snprintf(name, sizeof(name), "aliquot-simulated-gpu-%u-%llu", piece->gpu,
+	         (unsigned long long)piece->share);
+	piece->fd = piece->share ? memfd_create(name, MFD_CLOEXEC) : -1;
 	return piece->fd >= 0 && !ftruncate(piece->fd, (off_t)piece->size);
+}
+
+static void give(const struct sim_physical *piece)
+{
+	if (piece->share)
+		machine_leave(&sim.machine, piece->share);
+	else
+		machine_give(&sim.machine, piece->gpu, piece->size);
 }
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
@@ -118,8 +129,11 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 			return CUDA_SUCCESS;
 		}
 	}
+	if (piece)
+		give(piece);
+	else
+		machine_give(&sim.machine, gpu, size);
 	free(piece);
-	machine_give(&sim.machine, gpu, size);
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -139,8 +153,7 @@ static void release(struct sim_physical *piece)
 	}
 	if (piece->imported)
 		sim_self()->imported--;
-	else
-		machine_give(&sim.machine, piece->gpu, piece->size);
+	give(piece);
 	free(piece);
 }
 
@@ -348,6 +361,14 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *p,
 	return CUDA_SUCCESS;
 }
 
+/* As with the real driver, a descriptor that is exported or imported is an open file of its own. */
+static int open_again(int fd)
+{
+	char path[40];
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, O_RDWR | O_CLOEXEC);
+}
+
 CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags)
 {
@@ -356,7 +377,7 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
 	if (!out || flags || !handle_is(piece, SIM_PHYSICAL) || !piece->own_file ||
 	    type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_INVALID_VALUE;
-	int fd = fcntl(piece->fd, F_DUPFD_CLOEXEC, 0);
+	int fd = open_again(piece->fd);
 	*(int *)out = fd;
 	return fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
@@ -367,27 +388,32 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	SIM_ENTER();
 	char path[40], name[64] = "";
 	unsigned gpu;
+	unsigned long long share;
 	struct stat st;
 	if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_INVALID_VALUE;
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", (int)(intptr_t)os_handle);
 	if (readlink(path, name, sizeof(name) - 1) < 0 ||
-	    sscanf(name, "/memfd:aliquot-simulated-gpu-%u", &gpu) != 1 ||
+	    sscanf(name, "/memfd:aliquot-simulated-gpu-%u-%llu", &gpu, &share) != 2 ||
 	    fstat((int)(intptr_t)os_handle, &st))
 		return CUDA_ERROR_INVALID_VALUE;
 	int device = 0;
 	while (device < sim.count && sim.devices[device].gpu != gpu)
 		device++;
 	struct sim_physical *piece = calloc(1, sizeof(*piece));
-	int fd = fcntl((int)(intptr_t)os_handle, F_DUPFD_CLOEXEC, 0);
-	if (device == sim.count || !piece || fd < 0) {
+	int fd = open_again((int)(intptr_t)os_handle);
+	if (device == sim.count || !piece || fd < 0 ||
+	    !machine_join(&sim.machine, share, gpu, (uint64_t)st.st_size)) {
 		free(piece);
+		if (fd >= 0)
+			close(fd);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	*piece = (struct sim_physical){.size = (uint64_t)st.st_size,
 	                               .fd = fd,
 	                               .own_file = true,
 	                               .imported = true,
+	                               .share = share,
 	                               .handles = 1,
 	                               .gpu = gpu};
 	piece->properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;

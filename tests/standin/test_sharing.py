@@ -1,0 +1,255 @@
+"""Memory that several processes share is charged once, and nobody is charged after its end.
+
+The driver counts such memory once too (seen on an H200): for the process that created it while that
+process holds it, then for an importer. While nothing but an open descriptor holds it, NVML shows it
+for no process.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from standin.machine import CONTEXT, GIB, MIB, OUT_OF_MEMORY, Grant, Machine, Tenant
+from support import wait_until
+
+LIMIT = 2 * GIB
+PIECE = 64 * MIB
+
+
+@pytest.fixture
+def grant(machine: Machine) -> Grant:
+    return machine.grant(LIMIT)
+
+
+@pytest.fixture
+def tenant(machine: Machine, grant: Grant) -> Tenant:
+    return machine.tenant(grant).start()
+
+
+@pytest.fixture
+def other(machine: Machine, grant: Grant) -> Tenant:
+    return machine.tenant(grant).start()
+
+
+def hand_over(place: Path, giver: Tenant, taker: Tenant, descriptor: int) -> int:
+    """Send a descriptor from one process to another. Returns its number there."""
+    path = str(place / "socket")
+    taker.tell("receive_descriptor", path)
+    giver.does("send_descriptor", path, descriptor)
+    return int(taker.answer()[1])
+
+
+def export(tenant: Tenant) -> tuple[int, int]:
+    """A handle of new memory, and a descriptor of it."""
+    handle = tenant.ok("create_shareable", PIECE)
+    return handle, tenant.ok("export_physical", handle)
+
+
+def used(tenant: Tenant) -> int:
+    """What the slice has in use: programs and the driver."""
+    _, free, total = tenant("info")
+    return int(total - free)
+
+
+# --- physical memory
+
+
+def test_exported_memory_is_released_with_its_last_handle(grant: Grant, tenant: Tenant) -> None:
+    before = grant.counted()
+    for _ in range(40):  # 2.5 GiB in a slice of 2 GiB
+        handle, descriptor = export(tenant)
+        tenant.does("close_descriptor", descriptor)
+        tenant.does("release_physical", handle)
+    assert grant.counted() == before
+
+
+def test_exported_memory_stays_charged_while_a_descriptor_is_open(
+    grant: Grant, tenant: Tenant, other: Tenant, short_tmp: Path
+) -> None:
+    before = grant.counted()
+    handle, descriptor = export(tenant)
+    elsewhere = hand_over(short_tmp, tenant, other, descriptor)
+    tenant.does("release_physical", handle)
+    tenant.does("close_descriptor", descriptor)
+    tenant.does("synchronize")
+    assert grant.counted() - before == PIECE
+    other.does("close_descriptor", elsewhere)
+
+    def is_settled() -> bool:
+        tenant.does("synchronize")
+        return grant.counted() == before
+
+    wait_until(is_settled)
+
+
+def test_descriptors_left_open_fill_the_slice_and_no_more(grant: Grant, tenant: Tenant) -> None:
+    kept = []
+    for _ in range(40):
+        code, handle = tenant("create_shareable", PIECE)
+        if code:
+            break
+        kept.append(tenant.ok("export_physical", handle))
+        tenant.does("release_physical", handle)
+    assert code == OUT_OF_MEMORY
+    assert len(kept) * PIECE <= LIMIT
+    for descriptor in kept:
+        tenant.does("close_descriptor", descriptor)
+    tenant.ok("create_shareable", LIMIT // 2)  # what closing freed is found when it is needed
+
+
+@pytest.mark.parametrize("last", ["exporter", "importer"])
+def test_memory_shared_in_a_grant_is_charged_once_whoever_releases_last(
+    grant: Grant, tenant: Tenant, other: Tenant, short_tmp: Path, last: str
+) -> None:
+    before = used(tenant)
+    handle, descriptor = export(tenant)
+    elsewhere = hand_over(short_tmp, tenant, other, descriptor)
+    imported = other.ok("import_physical", elsewhere)
+    again = other.ok("import_physical", elsewhere)
+    address = other.ok("reserve_addresses", PIECE)
+    other.does("map", address, PIECE, imported)
+    for process, number in ((tenant, descriptor), (other, elsewhere)):
+        process.does("close_descriptor", number)
+    assert used(tenant) - before == PIECE
+
+    def exporter_leaves() -> None:
+        tenant.does("release_physical", handle)
+
+    def importer_leaves() -> None:
+        other.does("release_physical", imported)
+        other.does("release_physical", again)
+        other.does("unmap", address, PIECE)
+
+    leaves = [importer_leaves, exporter_leaves]
+    for leave in leaves if last == "exporter" else reversed(leaves):
+        wait_until(lambda: used(tenant) - before == PIECE)
+        leave()
+    wait_until(lambda: used(tenant) == before)
+    assert used(other) == before
+
+
+def test_an_importer_is_charged_once_the_exporter_is_dead(
+    grant: Grant, tenant: Tenant, other: Tenant, short_tmp: Path
+) -> None:
+    before = used(other)
+    _, descriptor = export(tenant)
+    elsewhere = hand_over(short_tmp, tenant, other, descriptor)
+    imported = other.ok("import_physical", elsewhere)
+    other.does("close_descriptor", elsewhere)
+    tenant.kill()
+    one_context = (before // 2) + PIECE
+    wait_until(lambda: used(other) < before + PIECE)  # the dead process's context is gone
+    wait_until(lambda: abs(used(other) - one_context) <= 32 * MIB)
+    with_memory = used(other)
+    other.does("release_physical", imported)
+    wait_until(lambda: with_memory - used(other) == PIECE)
+
+
+def test_an_importer_of_another_grant_is_charged_after_the_exporter(
+    machine: Machine, grant: Grant, tenant: Tenant, short_tmp: Path
+) -> None:
+    stranger = machine.tenant(machine.grant(LIMIT, name="theirs")).start()
+    ours, theirs = used(tenant), used(stranger)
+    handle, descriptor = export(tenant)
+    elsewhere = hand_over(short_tmp, tenant, stranger, descriptor)
+    imported = stranger.ok("import_physical", elsewhere)
+    stranger.does("close_descriptor", elsewhere)
+    tenant.does("close_descriptor", descriptor)
+    assert (used(tenant), used(stranger)) == (ours + PIECE, theirs)
+    tenant.does("release_physical", handle)
+    wait_until(lambda: (used(tenant), used(stranger)) == (ours, theirs + PIECE))
+    stranger.does("release_physical", imported)
+    wait_until(lambda: (used(tenant), used(stranger)) == (ours, theirs))
+
+
+def test_a_process_that_imports_its_own_memory_is_charged_once(
+    grant: Grant, tenant: Tenant
+) -> None:
+    before = used(tenant)
+    handle, descriptor = export(tenant)
+    second = tenant.ok("import_physical", descriptor)
+    tenant.does("close_descriptor", descriptor)
+    assert used(tenant) - before == PIECE
+    tenant.does("release_physical", handle)
+    wait_until(lambda: used(tenant) - before == PIECE)
+    tenant.does("release_physical", second)
+    wait_until(lambda: used(tenant) == before)
+
+
+def test_one_unmap_over_imported_and_own_mappings_ends_all_of_them(
+    grant: Grant, tenant: Tenant, other: Tenant, short_tmp: Path
+) -> None:
+    _, descriptor = export(tenant)
+    imported = other.ok("import_physical", hand_over(short_tmp, tenant, other, descriptor))
+    before = grant.counted()
+    base = other.ok("reserve_addresses", 4 * PIECE)
+    other.does("map", base, PIECE, imported)
+    for number in (1, 3):  # and a gap before the last
+        handle = other.ok("create_physical", PIECE)
+        other.does("map", base + number * PIECE, PIECE, handle)
+        other.does("release_physical", handle)
+    assert grant.counted() - before == 2 * PIECE
+    other.does("unmap", base, 4 * PIECE)
+    assert grant.counted() == before
+
+
+# --- linear memory by IPC handle
+
+
+def test_memory_opened_by_ipc_handle_is_charged_once_whoever_lets_go_last(
+    grant: Grant, tenant: Tenant, other: Tenant
+) -> None:
+    before = used(tenant)
+    for last in ("exporter", "importer"):
+        pointer = tenant.ok("alloc", PIECE)
+        tenant.does("fill", pointer, 7, PIECE)
+        code, handle = tenant("ipc_handle", pointer)
+        assert code == 0
+        opened = other.ok("open_ipc", handle)
+        assert other.ok("open_ipc", handle) == opened
+        assert other("read", opened, 4) == [0, 7, 7, 7, 7]
+        assert used(tenant) - before == PIECE
+        if last == "importer":
+            tenant.does("free", pointer)
+            wait_until(lambda: used(tenant) - before == PIECE)
+        other.does("close_ipc", opened)
+        other.does("close_ipc", opened)
+        if last == "exporter":
+            assert used(tenant) - before == PIECE
+            tenant.does("free", pointer)
+        wait_until(lambda: used(tenant) == before)
+
+
+def test_a_process_that_opened_memory_is_charged_once_its_creator_is_dead(
+    grant: Grant, tenant: Tenant, other: Tenant
+) -> None:
+    pointer = tenant.ok("alloc", PIECE)
+    opened = other.ok("open_ipc", tenant("ipc_handle", pointer)[1])
+    alone = used(other) - CONTEXT
+    tenant.kill()
+    wait_until(lambda: used(other) == alone)
+    other.does("close_ipc", opened)
+    wait_until(lambda: used(other) == alone - PIECE)
+
+
+def test_a_parent_and_two_children_exchange_a_thousand_tensors(
+    machine: Machine, grant: Grant, tenant: Tenant, other: Tenant
+) -> None:
+    """As torch.multiprocessing does: the receiver opens, uses and closes what the sender made."""
+    children = [other, machine.tenant(grant).start()]
+    start, peak = used(tenant), 0
+    for number in range(1000):
+        child = children[number % 2]
+        giver, taker = (tenant, child) if number % 4 < 2 else (child, tenant)
+        pointer = giver.ok("alloc", 8 * MIB if number % 3 else 4096)
+        giver.does("fill", pointer, number % 251, 4096)
+        opened = taker.ok("open_ipc", giver("ipc_handle", pointer)[1])
+        assert taker("read", opened, 1) == [0, number % 251]
+        if number % 5 == 0:
+            peak = max(peak, used(tenant))
+        taker.does("close_ipc", opened)
+        giver.does("free", pointer)
+    wait_until(lambda: used(tenant) == start)
+    assert peak - start <= 8 * MIB + 2 * MIB
