@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static const struct view none;
 static const struct view *_Atomic opened; /* NULL: not tried; &none: failed */

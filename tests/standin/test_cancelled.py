@@ -73,6 +73,6 @@ def test_launches_have_gates_after_a_launching_thread_was_cancelled(
     assert next_line() == "cancelled\n"
     closed = int(gated.arbiter.work().closed)
     assert next_line() == "done\n"
-    assert gated.arbiter.work().closed >= closed + 10
+    assert gated.arbiter.work().closed > closed
     process.communicate(timeout=60)
     assert process.returncode == 0
