@@ -4,6 +4,7 @@
 #include "aliquot/ledger.h"
 #include "aliquot/lock.h"
 #include "arbiter_call.h"
+#include "cancel.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -22,20 +23,22 @@
 #define PARKED_MS 100
 
 struct session {
-	_Atomic bool joined;        /* the arbiter accepted us: the pages are mapped */
-	_Atomic bool open;          /* and all devices of the driver are in the grant */
-	struct aliquot_lock ledger; /* one thread at a time writes this process's slot */
+	struct aliquot_lock joining; /* one thread at a time asks the arbiter */
+	_Atomic bool joined;         /* the arbiter accepted us: the pages are mapped */
+	_Atomic bool open;           /* and all devices of the driver are in the grant */
+	struct aliquot_lock ledger;  /* one thread at a time writes this process's slot */
 	const struct aliquot_limits *limits;
 	struct aliquot_usage *usage;
 	const struct aliquot_credit *credit;
 	struct aliquot_work_slice *work;
 	uint32_t slot;
-	uint32_t slice_of_device[MAX_DEVICES];
+	_Atomic uint32_t slice_of_device[MAX_DEVICES];
 	_Atomic uint64_t measure_at_ns; /* no measurement before that time */
 };
 
-static struct aliquot_lock opening;
-static struct session *_Atomic page;
+/* A fork wipes it, with its locks: a child must not write into its parent's slot, nor wait for a
+ * thread that it does not have. */
+static void *_Atomic page;
 
 static struct session *current(void)
 {
@@ -52,7 +55,7 @@ static uint64_t now_ns(void)
 	return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-void *session_wiped_memory(size_t size)
+static void *wiped_memory(size_t size)
 {
 	void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory == MAP_FAILED) {
@@ -67,15 +70,15 @@ void *session_wiped_memory(size_t size)
 	return memory;
 }
 
-/* A fork wipes it: a child must not write into its parent's slot. */
-static struct session *wiped_page(void)
+void *session_wiped_memory(void *_Atomic *where, size_t size)
 {
-	struct session *session = atomic_load(&page);
-	if (!session) {
-		session = session_wiped_memory(sizeof(*session));
-		atomic_store_explicit(&page, session, memory_order_release);
-	}
-	return session;
+	void *there = atomic_load_explicit(where, memory_order_acquire), *made = NULL;
+	if (there || !(made = wiped_memory(size)))
+		return there;
+	if (atomic_compare_exchange_strong(where, &there, made))
+		return made;
+	munmap(made, size); /* another thread was faster */
+	return there;
 }
 
 static enum arbiter_hello join(struct session *session)
@@ -95,21 +98,22 @@ static enum arbiter_hello join(struct session *session)
 	return answer;
 }
 
+static enum arbiter_hello ask_once(struct session *session)
+{
+	int cancel = cancel_disable();
+	aliquot_lock(&session->joining);
+	enum arbiter_hello answer = session->joined ? ARBITER_WELCOMES : join(session);
+	aliquot_unlock(&session->joining);
+	cancel_restore(cancel);
+	return answer;
+}
+
 bool session_join(void)
 {
 	struct timespec moment = {.tv_nsec = PARKED_MS * 1000 * 1000};
-	enum arbiter_hello answer = ARBITER_REFUSES;
-	if (current())
-		return true;
-	/* Not locked while it waits: a child that is forked meanwhile must find the lock free. */
-	do {
-		if (answer == ARBITER_PARKED)
-			nanosleep(&moment, NULL);
-		aliquot_lock(&opening);
-		struct session *session = wiped_page();
-		answer = session && !session->joined ? join(session) : ARBITER_REFUSES;
-		aliquot_unlock(&opening);
-	} while (answer == ARBITER_PARKED);
+	struct session *session = session_wiped_memory(&page, sizeof(*session));
+	while (session && ask_once(session) == ARBITER_PARKED)
+		nanosleep(&moment, NULL);
 	return current() != NULL;
 }
 

@@ -33,9 +33,9 @@ const struct aliquot_limits *session_limits(void);
 const struct aliquot_credit *session_credit(void);
 struct aliquot_work_slice *session_work(void);
 
-/* Zeroed memory that the kernel zeroes again in a forked child. NULL: there is none, and stderr has
- * the reason. */
-void *session_wiped_memory(size_t size);
+/* The memory at *where, which the first caller makes: zeroed, and zeroed again by the kernel in a
+ * forked child, so a lock in it is free there. NULL: there is none, and stderr has the reason. */
+void *session_wiped_memory(void *_Atomic *where, size_t size);
 
 /* SESSION_NO_SLICE: none of ours. */
 uint32_t session_slice_of_device(CUdevice device);

@@ -152,6 +152,22 @@ static void fill_slots(void *library)
 	}
 }
 
+/* The process in which a thread is opening the library. In a child that is forked meanwhile, the
+ * dynamic linker is in the middle of something that nobody finishes: the child gets no library. */
+static _Atomic pid_t opening;
+
+static bool was_forked_while_opening(void)
+{
+	pid_t none = 0;
+	if (atomic_compare_exchange_strong(&opening, &none, getpid()) || none == getpid())
+		return false;
+	int expected = 0;
+	if (atomic_compare_exchange_strong(&forward_loaded, &expected, -1))
+		forward_say("this process was forked while another thread opened %s: no GPU",
+		            forward_library);
+	return true;
+}
+
 /* Without a lock, since the loader has one: two threads may do this at the same time, and both
  * write the same values. */
 bool forward_load(void)
@@ -160,10 +176,14 @@ bool forward_load(void)
 	if (state)
 		return state > 0;
 	int before = errno, expected = 0;
+	if (was_forked_while_opening())
+		return false;
 	void *library = open_library();
 	if (library)
 		fill_slots(library);
-	if (atomic_compare_exchange_strong(&forward_loaded, &expected, library ? 1 : -1) && !library)
+	bool is_first = atomic_compare_exchange_strong(&forward_loaded, &expected, library ? 1 : -1);
+	atomic_store(&opening, 0);
+	if (is_first && !library)
 		forward_say(gnu_get_libc_version
 						? "no %s of a driver found; ask: aliquot doctor"
 						: "%s needs glibc, and this program's C library is another (musl?): "

@@ -72,7 +72,7 @@ def make_gated(native_dir: Path, library: Path, short_tmp: Path) -> Iterator[Mak
     """Makes machines whose credit the test sets."""
     made: list[Gated] = []
 
-    def make(shape: str = "h100:1", *, policy: int = 0) -> Gated:
+    def make(shape: str = "h100:1", *, policy: int = 0, driver: Path | None = None) -> Gated:
         place = short_tmp / f"gated{len(made)}"
         (place / "gpus").mkdir(parents=True)
         machine = Machine(
@@ -81,7 +81,7 @@ def make_gated(native_dir: Path, library: Path, short_tmp: Path) -> Iterator[Mak
             state=place / "state",
             meeting_place=place / "gpus",
             shape=shape,
-            driver=native_dir / "sim",
+            driver=driver or native_dir / "sim",
         )
         arbiter = Arbiter(
             place / "grant",

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "gate/base.h"
 
+#include "cancel.h"
 #include "session.h"
 
 #include <time.h>
@@ -108,6 +109,7 @@ static bool try_lock(struct gate *gate)
 	if (!atomic_compare_exchange_strong_explicit(&gate->taken, &taken, true, memory_order_acquire,
 	                                             memory_order_relaxed))
 		return false;
+	gate->cancel = cancel_disable();
 	set_holder(gate, gate_thread());
 	INVARIANT(!atomic_load(&gate->touching));
 	return true;
@@ -145,9 +147,11 @@ void gate_unlock(struct gate *gate)
 {
 	INVARIANT(gate_is_mine(gate));
 	INVARIANT(!atomic_load(&gate->touching));
+	int cancel = gate->cancel;
 	set_holder(gate, 0);
 	atomic_store_explicit(&gate->is_stuck, false, memory_order_relaxed);
 	atomic_store_explicit(&gate->taken, false, memory_order_release);
+	cancel_restore(cancel);
 }
 
 /* --- the driver ------------------------------------------------------------------------------- */

@@ -41,6 +41,7 @@
  *   * One thread holds it, no thread takes it twice, and no thread holds two gates.
  *   * The holder alone opens and closes quanta, inserts gates and marks, assigns mark words, and
  *     writes the gate's fields "for the holder".
+ *   - The holder cannot be cancelled (pthread_cancel).
  *   - The holder may be blocked inside the driver for as long as the GPU has no credit, because a
  *     queue of the driver is full. So nobody waits for `taken` without a limit: a launch waits 20
  *     ms, or 100 ms while processes take turns; then it goes on without a gate.

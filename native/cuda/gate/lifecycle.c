@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "gate/lifecycle.h"
 
+#include "cancel.h"
 #include "gate/base.h"
 #include "gate/contexts.h"
 #include "gate/gate.h"
@@ -16,7 +17,8 @@
 
 void gates_start(void)
 {
-	struct gates *all = session_wiped_memory(sizeof(*all));
+	static void *_Atomic memory;
+	struct gates *all = session_wiped_memory(&memory, sizeof(*all));
 	const struct aliquot_credit *credit = session_credit();
 	if (!all)
 		return;
@@ -31,9 +33,11 @@ void gates_start(void)
 
 /* --- created ---------------------------------------------------------------------------------- */
 
-/* Precondition: its state is ADDING, by the caller. */
+/* Precondition: its state is ADDING, by the caller. A thread that was cancelled here would leave it
+ * so for ever. */
 static CUresult set_up(struct gates *all, struct gate_context *context)
 {
+	int cancel = cancel_disable();
 	CUdevice device;
 	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
 	CUstreamCaptureMode mode = gate_relax_capture_mode();
@@ -48,6 +52,7 @@ static CUresult set_up(struct gates *all, struct gate_context *context)
 	bool gated = context->gate && result == CUDA_SUCCESS;
 	gate_add_legacy_stream(context, gated ? context->gate : NULL);
 	gate_set_state(all, context, gated ? GATE_CONTEXT_GATED : GATE_CONTEXT_PLAIN);
+	cancel_restore(cancel);
 	return result;
 }
 

@@ -106,6 +106,7 @@ struct gate {
 	_Atomic uint64_t rang_ns;
 
 	/* For the holder of `taken` alone. */
+	int cancel;                    /* whether its thread could be cancelled before (cancel.h) */
 	uint64_t opened, closed, done; /* the newest quantum opened, closed, over */
 	uint64_t first_launch;         /* work->launches when the open quantum was opened */
 	uint32_t marks_inserted;       /* ever (wraps) */
