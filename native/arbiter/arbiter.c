@@ -117,7 +117,7 @@ static void announce_ready(struct supervision *supervision, int announce)
 static void open_gates(struct arbiter *arbiter)
 {
 	credit_stop(&arbiter->credit);
-	private_directory_open_gates(&arbiter->state->private);
+	private_directory_open_gates(&arbiter->state->pages);
 }
 
 /* False: NVML is silent, and its thread still runs. */
@@ -145,6 +145,7 @@ int arbiter_run(const struct options *options, struct state *state, struct super
 		.state = state,
 		.supervision = supervision,
 		.linger_ns = options->linger_seconds * SECOND_NS,
+		.foreground = options->foreground,
 		.linger.fire = on_linger_over,
 		.cleanup.fire = cleanup_on_timer,
 		.measure.fire = measure_on_timer,

@@ -25,6 +25,7 @@ struct arbiter {
 	struct credit credit;
 	struct supervision *supervision;
 	uint64_t linger_ns; /* 0: never ends by itself */
+	bool foreground;
 
 	struct grant *grants;
 	unsigned grant_count;

@@ -45,7 +45,7 @@ struct grant {
 	struct aliquot_limits *view;   /* `limits` as tenants see it: written, never read */
 	struct aliquot_usage *usage;   /* NULL: cannot be trusted */
 	int limits_fd, usage_fd;       /* for tenants: read-only, read-write */
-	int private;                   /* its private directory */
+	int records, pages;            /* its private directories */
 	uint32_t last_pages;           /* the highest number that pages of it have had */
 	uint32_t slice_count;
 	struct gpu *gpus[ALIQUOT_MAX_GPUS]; /* NULL: the machine no longer has this GPU */

@@ -61,14 +61,25 @@ static void fill_usage(struct aliquot_usage *usage)
 }
 
 /* 0, or -errno. */
+static int open_private(struct grant *grant)
+{
+	const struct state *state = grant->arbiter->state;
+	grant->records = private_directory_open_grant(&state->records, grant->name);
+	grant->pages = private_directory_open_grant(&state->pages, grant->name);
+	return grant->records < 0 ? grant->records : grant->pages < 0 ? grant->pages : 0;
+}
+
+/* 0, or -errno. */
 static int make_record(struct grant *grant, const struct control_request *request,
                        const struct identity *owner)
 {
-	grant->private = private_directory_make_grant(&grant->arbiter->state->private, grant->name);
-	if (grant->private < 0)
-		return grant->private;
-	int fd = page_file_make(grant->private, RECORD, sizeof(struct aliquot_limits), 0600);
-	int error = fd < 0 ? fd : mapping_open(&grant->record_mapping, fd, sizeof(*grant->limits));
+	struct state *state = grant->arbiter->state;
+	grant_files_remove_private(state, grant->name); /* left by an earlier attempt */
+	int error = open_private(grant);
+	if (error)
+		return error;
+	int fd = page_file_make(grant->records, RECORD, sizeof(struct aliquot_limits), 0600);
+	error = fd < 0 ? fd : mapping_open(&grant->record_mapping, fd, sizeof(*grant->limits));
 	if (fd >= 0)
 		close(fd);
 	if (error)
@@ -131,7 +142,7 @@ bool grant_files_make(struct grant *grant, const struct control_request *request
 		return true;
 	grant_files_close(grant);
 	state_remove_incomplete(state, dotted);
-	private_directory_remove_grant(&state->private, grant->name);
+	grant_files_remove_private(state, grant->name);
 	return failure_set(failure, "cannot-make", "%s/grants/%s cannot be created: %s", state->path,
 	                   grant->name, strerror(-error));
 }
@@ -171,15 +182,15 @@ static void import_record(struct grant *grant, int directory)
 {
 	struct aliquot_limits *copy = malloc(sizeof(*copy));
 	int from = openat(directory, "limits", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-	int to = page_file_make(grant->private, "." RECORD, sizeof(*copy), 0600);
+	int to = page_file_make(grant->records, "." RECORD, sizeof(*copy), 0600);
 	if (copy && from >= 0 && to >= 0 && read(from, copy, sizeof(*copy)) == (ssize_t)sizeof(*copy)) {
 		for (uint32_t slot = 0; slot < ALIQUOT_MAX_PROCESSES; slot++)
 			if (atomic_load(&copy->processes[slot].state) == ALIQUOT_LIVE)
 				copy->processes[slot].pages = GRANT_FILES_LOST_PAGES;
 		if (write(to, copy, sizeof(*copy)) == (ssize_t)sizeof(*copy))
-			renameat(grant->private, "." RECORD, grant->private, RECORD);
+			renameat(grant->records, "." RECORD, grant->records, RECORD);
 	}
-	unlinkat(grant->private, "." RECORD, 0);
+	unlinkat(grant->records, "." RECORD, 0);
 	free(copy);
 	if (from >= 0)
 		close(from);
@@ -190,13 +201,11 @@ static void import_record(struct grant *grant, int directory)
 static void open_record(struct grant *grant, int directory)
 {
 	const struct state *state = grant->arbiter->state;
-	grant->private = private_directory_open_grant(&state->private, grant->name);
-	if (grant->private == -ENOENT && state->version < STATE_VERSION)
-		grant->private = private_directory_make_grant(&state->private, grant->name);
-	int fd = grant->private < 0 ? grant->private : open_writable(grant->private, RECORD, 0600);
-	if (fd == -ENOENT && grant->private >= 0 && state->version < STATE_VERSION) {
+	int error = open_private(grant);
+	int fd = error ? error : open_writable(grant->records, RECORD, 0600);
+	if (fd == -ENOENT && state->version < STATE_VERSION) {
 		import_record(grant, directory);
-		fd = open_writable(grant->private, RECORD, 0600);
+		fd = open_writable(grant->records, RECORD, 0600);
 	}
 	const char *why = fd == -ENOENT ? "its record is missing"
 	                                : map_file(&grant->record_mapping, fd, sizeof(*grant->limits));
@@ -270,7 +279,7 @@ void grant_files_close(struct grant *grant)
 	mapping_close(&grant->record_mapping);
 	mapping_close(&grant->view_mapping);
 	mapping_close(&grant->usage_mapping);
-	int *const fds[] = {&grant->limits_fd, &grant->usage_fd, &grant->private};
+	int *const fds[] = {&grant->limits_fd, &grant->usage_fd, &grant->records, &grant->pages};
 	for (size_t i = 0; i < sizeof(fds) / sizeof(*fds); i++) {
 		if (*fds[i] >= 0)
 			close(*fds[i]);
@@ -281,5 +290,11 @@ void grant_files_close(struct grant *grant)
 void grant_files_remove(struct state *state, const char *name)
 {
 	state_remove_directory(state, name);
-	private_directory_remove_grant(&state->private, name);
+	grant_files_remove_private(state, name);
+}
+
+void grant_files_remove_private(struct state *state, const char *name)
+{
+	private_directory_remove_grant(&state->pages, name);
+	private_directory_remove_grant(&state->records, name);
 }

@@ -27,7 +27,8 @@ int grant_files_open(struct grant *grant, int *listener);
 /* Unmaps and closes; the files stay. */
 void grant_files_close(struct grant *grant);
 
-/* Removes all files of the grant of that name. */
+/* Removes all files of the grant of that name; or only those in private directories. */
 void grant_files_remove(struct state *state, const char *name);
+void grant_files_remove_private(struct state *state, const char *name);
 
 #endif

@@ -59,7 +59,7 @@ static struct grant *new_grant(struct arbiter *arbiter, const char *name)
 	if (!grant)
 		return NULL;
 	grant->arbiter = arbiter;
-	grant->limits_fd = grant->usage_fd = grant->private = -1;
+	grant->limits_fd = grant->usage_fd = grant->records = grant->pages = -1;
 	grant->processes_left = end_if_unused;
 	grant->listener = (struct watch){.fd = -1, .ready = on_connection};
 	grant->owner = (struct watch){.fd = -1, .ready = on_owner_dead};
@@ -297,7 +297,7 @@ static void remove_leftover(int directory, const char *name, void *context)
 	(void)directory;
 	struct arbiter *arbiter = context;
 	if (!grant_find(arbiter, name))
-		private_directory_remove_grant(&arbiter->state->private, name);
+		grant_files_remove_private(arbiter->state, name);
 }
 
 bool grants_recover(struct arbiter *arbiter, struct failure *failure)
@@ -319,7 +319,8 @@ bool grants_recover(struct arbiter *arbiter, struct failure *failure)
 	closedir(directory);
 	if (!sound)
 		return false;
-	private_directory_walk(&arbiter->state->private, remove_leftover, arbiter);
+	private_directory_walk(&arbiter->state->records, remove_leftover, arbiter);
+	private_directory_walk(&arbiter->state->pages, remove_leftover, arbiter);
 	return state_set_version(arbiter->state, failure);
 }
 

@@ -65,9 +65,9 @@ void guard_wait(pid_t parent, const struct state *state, struct supervision *sup
 {
 	prctl(PR_SET_NAME, "aliquot-guard");
 	wait_for_parent(parent);
-	unsigned opened = private_directory_open_gates(&state->private);
+	unsigned opened = private_directory_open_gates(&state->pages);
 	log_event("the arbiter's parent (pid %d) died: opened the gates of %u processes", (int)parent,
 	          opened);
 	end_arbiter(supervision);
-	private_directory_open_gates(&state->private);
+	private_directory_open_gates(&state->pages);
 }

@@ -112,7 +112,7 @@ static int give_pages(struct process *process, struct process_page_fds *fds)
 	struct grant *grant = process->grant;
 	processes_drop_pages(process);
 	memset(process->gates, 0, sizeof(process->gates));
-	int error = process_pages_make(&process->pages, grant->private, grant->last_pages + 1,
+	int error = process_pages_make(&process->pages, grant->pages, grant->last_pages + 1,
 	                               grant->slice_count, fds);
 	if (error)
 		return error;
@@ -191,7 +191,7 @@ static int adopt_pages(struct process *process)
 		return 0;
 	const char *why = number == GRANT_FILES_LOST_PAGES
 	                      ? "an arbiter of an older version made it"
-	                      : process_pages_open(&process->pages, grant->private, number,
+	                      : process_pages_open(&process->pages, grant->pages, number,
 	                                           grant->slice_count);
 	if (!why)
 		return credit_add_process(process);
@@ -252,7 +252,7 @@ int joining_recover(struct grant *grant)
 	}
 	for (uint32_t slice = 0; slice < grant->slice_count; slice++)
 		processes_sum_driver_bytes(grant, slice);
-	process_pages_remove_others(grant->private, is_used, grant);
+	process_pages_remove_others(grant->pages, is_used, grant);
 	grant_publish_all(grant);
 	measure_start(grant->arbiter);
 	return 0;

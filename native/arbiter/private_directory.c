@@ -6,7 +6,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -16,7 +16,8 @@
 #define TMPFS 0x01021994
 #define SHARED_MEMORY "/dev/shm"
 #define PREFIX "aliquot-%u-"
-#define OWNER ".state" /* a link to the state directory */
+#define OWNER ".state" /* in the directory of pages: a link to the state directory */
+#define LINK ".pages"  /* in the directory of records: a link to that of pages */
 
 static bool is_in_memory(int directory)
 {
@@ -24,27 +25,13 @@ static bool is_in_memory(int directory)
 	return !fstatfs(directory, &status) && status.f_type == TMPFS;
 }
 
-/* FNV-1a: a name for any path. */
-static uint64_t hash_of(const char *text)
-{
-	uint64_t hash = UINT64_C(14695981039346656037);
-	for (; *text; text++)
-		hash = (hash ^ (unsigned char)*text) * UINT64_C(1099511628211);
-	return hash;
-}
-
 int private_directory_open_grant(const struct private_directory *private, const char *name)
 {
-	int fd = openat(private->fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+	int fd = openat(private->fd, name, flags);
+	if (fd < 0 && errno == ENOENT && !mkdirat(private->fd, name, 0700))
+		fd = openat(private->fd, name, flags);
 	return fd < 0 ? -errno : fd;
-}
-
-int private_directory_make_grant(const struct private_directory *private, const char *name)
-{
-	private_directory_remove_grant(private, name);
-	if (mkdirat(private->fd, name, 0700))
-		return -errno;
-	return private_directory_open_grant(private, name);
 }
 
 /* Calls `each` for each name in the directory; closes the descriptor. */
@@ -72,7 +59,7 @@ static void remove_file(int directory, const char *name, void *context)
 
 void private_directory_remove_grant(const struct private_directory *private, const char *name)
 {
-	int fd = private_directory_open_grant(private, name);
+	int fd = openat(private->fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0)
 		return;
 	process_pages_open_gates_of(fd);
@@ -161,36 +148,66 @@ static void remove_abandoned(int directory, const char *name, void *context)
 	close(old.fd);
 }
 
-static void choose_path(struct private_directory *private, const char *state_path,
-                        int state_directory)
+static bool make_and_open(struct private_directory *private, struct failure *failure)
 {
-	if (is_in_memory(state_directory)) {
-		snprintf(private->path, sizeof(private->path), "%.*s/private", PATH_MAX - 16, state_path);
-		return;
-	}
-	int length = snprintf(private->path, sizeof(private->path), SHARED_MEMORY "/" PREFIX,
-	                      (unsigned)geteuid());
-	snprintf(private->path + length, sizeof(private->path) - (size_t)length, "%016llx",
-	         (unsigned long long)hash_of(state_path));
-	walk(open(SHARED_MEMORY, O_RDONLY | O_DIRECTORY | O_CLOEXEC), remove_abandoned, NULL);
+	private->fd = -1;
+	if ((mkdir(private->path, 0700) && errno != EEXIST) || !open_path(private))
+		return failure_set(failure, "state", "%s cannot be used: %s", private->path,
+		                   strerror(errno));
+	return true;
 }
 
 bool private_directory_open(struct private_directory *private, const char *state_path,
-                            int state_directory, struct failure *failure)
+                            struct failure *failure)
 {
-	choose_path(private, state_path, state_directory);
-	if (mkdir(private->path, 0700) && errno != EEXIST)
-		return failure_set(failure, "state", "%s cannot be created: %s", private->path,
-		                   strerror(errno));
-	if (!open_path(private))
-		return failure_set(failure, "state", "%s cannot be used: %s", private->path,
-		                   strerror(errno));
-	if (!is_in_memory(private->fd))
-		return failure_set(failure, "state", "%s is not in memory (tmpfs)", private->path);
-	flock(private->fd, LOCK_SH | LOCK_NB);
-	if (symlinkat(state_path, private->fd, OWNER) && errno != EEXIST)
-		return failure_set(failure, "state", "%s cannot be written: %s", private->path,
-		                   strerror(errno));
+	snprintf(private->path, sizeof(private->path), "%.*s/private", PATH_MAX - 16, state_path);
+	return make_and_open(private, failure);
+}
+
+/* Follows the link to the directory of pages; false: there is none that is ours. */
+static bool follow_link(struct private_directory *pages, const struct private_directory *records)
+{
+	ssize_t used = readlinkat(records->fd, LINK, pages->path, sizeof(pages->path) - 1);
+	pages->path[used > 0 ? used : 0] = 0;
+	if (strncmp(pages->path, SHARED_MEMORY "/", strlen(SHARED_MEMORY) + 1))
+		return false;
+	if (open_path(pages))
+		return true;
+	if (pages->fd >= 0)
+		close(pages->fd);
+	return false;
+}
+
+/* Its name is chance, so that no other user can take it beforehand; a link leads to it. 0, or -errno. */
+static int make_linked(struct private_directory *pages, const struct private_directory *records,
+                       const char *state_path)
+{
+	snprintf(pages->path, sizeof(pages->path), SHARED_MEMORY "/" PREFIX "XXXXXX",
+	         (unsigned)geteuid());
+	unlinkat(records->fd, LINK, 0);
+	if (!mkdtemp(pages->path) || !open_path(pages) || symlinkat(state_path, pages->fd, OWNER) ||
+	    symlinkat(pages->path, records->fd, LINK))
+		return -errno;
+	return 0;
+}
+
+bool private_directory_open_in_memory(struct private_directory *pages,
+                                      const struct private_directory *records,
+                                      const char *state_path, struct failure *failure)
+{
+	if (is_in_memory(records->fd)) {
+		*pages = *records;
+		return true;
+	}
+	walk(open(SHARED_MEMORY, O_RDONLY | O_DIRECTORY | O_CLOEXEC), remove_abandoned, NULL);
+	int error = follow_link(pages, records) ? 0 : make_linked(pages, records, state_path);
+	if (error)
+		return failure_set(failure, "state", "%s cannot be made: %s", pages->path,
+		                   strerror(-error));
+	if (!is_in_memory(pages->fd))
+		return failure_set(failure, "state",
+		                   "neither %s nor " SHARED_MEMORY " is in memory (tmpfs)", state_path);
+	flock(pages->fd, LOCK_SH | LOCK_NB);
 	return true;
 }
 
@@ -208,5 +225,6 @@ void private_directory_close(struct private_directory *private)
 	if (grants)
 		return;
 	unlinkat(private->fd, OWNER, 0);
+	unlinkat(private->fd, LINK, 0);
 	rmdir(private->path);
 }

@@ -1,13 +1,13 @@
-/* The private directory: the arbiter's own files of each grant, which no tenant can open by path.
+/* Private directories: the arbiter's own files of each grant, which no tenant can open by path.
  *
- *   PRIVATE/NAME/record    the truth about the grant: what `limits` shows, in the same layout
- *   PRIVATE/NAME/credit.N  the credit page of one of its processes   (aliquot/credit.h)
- *   PRIVATE/NAME/work.N    the work page of the same process
+ *   RECORDS/NAME/record  the truth about the grant: what `limits` shows, in the same layout
+ *   PAGES/NAME/credit.N  the credit page of one of its processes   (aliquot/credit.h)
+ *   PAGES/NAME/work.N    the work page of the same process
  *
- * It is `private` in the state directory if that is in memory (tmpfs), and else a directory below
- * /dev/shm that is named after the user and the state directory: the driver pins these pages, and
- * only memory can be pinned. Being files, they outlive every process of the arbiter, and whoever
- * starts next maps them again.
+ * RECORDS is `private` in the state directory. PAGES is the same if that is in memory (tmpfs), and else
+ * a directory below /dev/shm to which RECORDS/.pages leads: the driver pins these pages, and only
+ * memory can be pinned. Being files, they outlive every process of the arbiter, and whoever starts next
+ * maps them again.
  *
  * Guarantee: a directory here without one of that name in grants/ is a leftover.
  */
@@ -24,13 +24,15 @@ struct private_directory {
 	int fd;
 };
 
-/* Opens or makes the private directory of a state directory, and removes those of state directories that
- * are gone. */
+/* Opens or makes the directory of records. */
 bool private_directory_open(struct private_directory *private, const char *state_path,
-                            int state_directory, struct failure *failure);
+                            struct failure *failure);
+/* The same for pages. In /dev/shm it removes those of state directories that are gone. */
+bool private_directory_open_in_memory(struct private_directory *pages,
+                                      const struct private_directory *records,
+                                      const char *state_path, struct failure *failure);
 
-/* The directory of one grant: its descriptor, or -errno. _make replaces a leftover. */
-int private_directory_make_grant(const struct private_directory *private, const char *name);
+/* The directory of one grant, made if it is missing: its descriptor, or -errno. */
 int private_directory_open_grant(const struct private_directory *private, const char *name);
 /* Opens the gates of its processes and removes it. */
 void private_directory_remove_grant(const struct private_directory *private, const char *name);

@@ -51,7 +51,7 @@ void processes_drop_pages(struct process *process)
 	credit_remove_process(process);
 	processes_page(process)->pages = 0;
 	if (process->pages.credit)
-		process_pages_remove(&process->pages, process->grant->private);
+		process_pages_remove(&process->pages, process->grant->pages);
 	process->ungated[0] = 0;
 }
 

@@ -91,7 +91,8 @@ bool state_open(struct state *state, const char *path, struct failure *failure)
 	if (!take_lock(state->lock))
 		return failure_set(failure, "locked", "an arbiter already runs for %s", state->path);
 	if (!check_version(state, failure) ||
-	    !private_directory_open(&state->private, state->path, state->directory, failure))
+	    !private_directory_open(&state->records, state->path, failure) ||
+	    !private_directory_open_in_memory(&state->pages, &state->records, state->path, failure))
 		return false;
 	if (mkdirat(state->directory, "grants", 0755) && errno != EEXIST)
 		return failure_set(failure, "state", "%s/grants cannot be created: %s", state->path,

@@ -27,7 +27,7 @@
 struct state {
 	char path[PATH_MAX]; /* absolute */
 	int directory, grants, lock;
-	struct private_directory private;
+	struct private_directory records, pages;
 	unsigned version; /* of what the directory had when it was opened */
 };
 

@@ -216,7 +216,10 @@ void status_write(struct arbiter *arbiter, struct json *out)
 	json_number(out, "serving_pid", (uint64_t)getpid());
 	json_number(out, "guard_pid", (uint64_t)atomic_load(&arbiter->supervision->guard_pid));
 	json_string(out, "state", arbiter->state->path);
-	json_string(out, "private", arbiter->state->private.path);
+	json_bool(out, "foreground", arbiter->foreground);
+	json_number(out, "linger_seconds", arbiter->linger_ns / SECOND_NS);
+	json_string(out, "records", arbiter->state->records.path);
+	json_string(out, "pages", arbiter->state->pages.path);
 	json_number(out, "now_ns", loop_now());
 	json_number(out, "credit_cpu_ns", credit_cpu_ns(&arbiter->credit));
 	json_number(out, "nvml_silent_ns", observer_silent_ns(&arbiter->observer));

@@ -205,7 +205,7 @@ static void kill_child(struct parent *parent, pid_t child, const char *why)
 {
 	log_event("the arbiter (pid %d) %s: killed and restarted", (int)child, why);
 	kill(child, SIGKILL);
-	private_directory_open_gates(&parent->state.private);
+	private_directory_open_gates(&parent->state.pages);
 }
 
 /* Waits for the child to end, or for a signal to end it. The child's status; -1: it was ended. */
@@ -223,7 +223,7 @@ static int wait_for_child(struct parent *parent, pid_t child)
 			if (!makes_progress(parent))
 				kill_child(parent, child, "makes no progress");
 		}
-		if (parent->guard > 0 && waitpid(parent->guard, NULL, WNOHANG) == parent->guard)
+		if (parent->guard <= 0 || waitpid(parent->guard, NULL, WNOHANG) == parent->guard)
 			start_guard(parent);
 		if (waitpid(child, &status, WNOHANG | WUNTRACED) != child)
 			continue;
@@ -254,7 +254,7 @@ static int keep_alive(struct parent *parent)
 			return EXIT_FAILED;
 		}
 		int status = wait_for_child(parent, child);
-		unsigned opened = private_directory_open_gates(&parent->state.private);
+		unsigned opened = private_directory_open_gates(&parent->state.pages);
 		if (status == -1 || (WIFEXITED(status) && WEXITSTATUS(status) == 0))
 			return 0;
 		if (!atomic_load(&supervision->ready)) {
@@ -283,7 +283,8 @@ static int lead(struct parent *parent)
 	start_guard(parent);
 	int code = keep_alive(parent);
 	end_guard(parent);
-	private_directory_close(&parent->state.private);
+	private_directory_close(&parent->state.pages);
+	private_directory_close(&parent->state.records);
 	state_remove_pid(&parent->state);
 	return code;
 }

@@ -182,9 +182,13 @@ class Arbiter:
     def serving_pid(self) -> int:
         return int(self.status()["serving_pid"])
 
-    def private(self, name: str = "a") -> Path:
-        """The arbiter's own files of a grant."""
-        return Path(self.status()["private"]) / name
+    def record(self, name: str = "a") -> Path:
+        """The arbiter's own record of a grant."""
+        return Path(self.status()["records"]) / name / "record"
+
+    def pages(self, name: str = "a") -> Path:
+        """The folder with the pages of a grant's processes."""
+        return Path(self.status()["pages"]) / name
 
     def pids(self) -> dict[str, int]:
         """Its three processes."""

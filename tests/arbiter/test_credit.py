@@ -81,7 +81,7 @@ class TestPages:
         directory = arbiter.make()
 
         def kept() -> int:
-            files = [file.name for file in arbiter.private().iterdir()]
+            files = [file.name for file in arbiter.pages().iterdir()]
             credit = {name.partition(".")[2] for name in files if name.startswith("credit.")}
             work = {name.partition(".")[2] for name in files if name.startswith("work.")}
             assert credit == work

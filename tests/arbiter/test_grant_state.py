@@ -150,7 +150,7 @@ class TestKept:
         self, arbiter: Arbiter, words: tuple[int, int], expected: str
     ) -> None:
         assert "directory" in arbiter.ask(f"make name=a {BOTH}")
-        record = arbiter.private() / "record"
+        record = arbiter.record()
         arbiter.kill()
         with record.open("r+b") as file:
             for index, word in enumerate(words):

@@ -184,7 +184,7 @@ class TestEnd:
 
     def test_an_unreadable_grant_is_removed_at_once(self, arbiter: Arbiter) -> None:
         keep(arbiter)
-        record = arbiter.private("pod") / "record"
+        record = arbiter.record("pod")
         arbiter.kill()
         record.write_bytes(b"rubbish")
         arbiter.start()

@@ -200,7 +200,7 @@ class TestBrokenFiles:
         self, arbiter: Arbiter, content: bytes, at: int, why: str
     ) -> None:
         directory = arbiter.make()
-        self.break_and_restart(arbiter, arbiter.private() / "record", content, at)
+        self.break_and_restart(arbiter, arbiter.record(), content, at)
         grant = arbiter.grant("a")
         assert grant
         assert grant["broken"] == why
@@ -215,7 +215,7 @@ class TestBrokenFiles:
 
     def test_a_missing_record_breaks_the_grant(self, arbiter: Arbiter) -> None:
         directory = arbiter.make()
-        record = arbiter.private() / "record"
+        record = arbiter.record()
         arbiter.kill()
         record.unlink()
         arbiter.start()

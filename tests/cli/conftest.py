@@ -88,9 +88,10 @@ def grants_of(cli: Cli) -> dict[str, Any]:
 
 
 def kill_arbiter(state: Path) -> None:
-    """Kill an arbiter, after its parent, which would restart it."""
-    inner = control.status(state).pid
-    for pid in (int((state / "arbiter.pid").read_text("ascii")), inner):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """Kill all processes of an arbiter at once: none restarts another."""
+    answer = control.status(state).answer
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for key in ("guard_pid", "pid", "serving_pid"):
+            with suppress(ProcessLookupError):
+                os.kill(int(answer[key]), number)
     wait_until(lambda: not control.answers(state))

@@ -24,6 +24,11 @@ def seconds_for_bursts(tenant: Tenant, bursts: int = 5) -> float:
     return time.monotonic() - start
 
 
+def memory_limits(gpu: LoadedGpu) -> dict[str, int]:
+    grants = gpu.machine.status()["grants"]
+    return {one["name"]: one["slices"][0]["memory_bytes"] for one in grants}
+
+
 @pytest.fixture
 def neighbour(gpu: LoadedGpu) -> Tenant:
     return gpu.share("neighbour", 50, burst=10)
@@ -76,6 +81,24 @@ def test_the_arbiters_death_opens_all_gates_and_a_restart_resumes_turns(
         assert seconds_for_bursts(neighbour) < BOUND + SLACK
     shares = gpu.shares(neighbour, other, gpu_seconds=1)
     assert shares.arbiter == pytest.approx([100 * 50 / 70, 100 * 20 / 70], abs=2), shares
+
+
+@pytest.mark.parametrize("dead", [("pid", "serving_pid"), ("guard_pid", "pid", "serving_pid")])
+def test_a_new_arbiter_restores_shares_after_several_deaths_at_once(
+    gpu: LoadedGpu, neighbour: Tenant, dead: tuple[str, ...]
+) -> None:
+    other = gpu.share("other", 20)
+    gpu.shares(neighbour, other, gpu_seconds=0.3)
+    before = memory_limits(gpu)
+    for _ in range(2):
+        gpu.machine.kill_arbiter(*dead)
+        if "guard_pid" not in dead:
+            assert seconds_for_bursts(neighbour) < BOUND + SLACK
+        gpu.machine.start_arbiter()
+        assert seconds_for_bursts(neighbour) < BOUND + SLACK
+    shares = gpu.shares(neighbour, other, gpu_seconds=1)
+    assert shares.arbiter == pytest.approx([100 * 50 / 70, 100 * 20 / 70], abs=2), shares
+    assert memory_limits(gpu) == before
 
 
 def test_kernels_that_wait_for_each_other_on_two_gpus_finish(two_gpus: LoadedGpu) -> None:

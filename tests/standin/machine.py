@@ -182,6 +182,20 @@ class Machine:
         self.arbiter = None
         return code
 
+    def kill_arbiter(self, *keys: str) -> None:
+        """Kill these of its processes at once, as `status` names them, and wait for all to end."""
+        assert self.arbiter
+        status = self.status()
+        fds = {key: os.pidfd_open(status[key]) for key in ("guard_pid", "pid", "serving_pid")}
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for key in keys:
+                signal.pidfd_send_signal(fds[key], number)
+        self.arbiter.communicate(timeout=60)
+        for fd in fds.values():
+            support.wait_until(lambda: not _lives(fd))  # noqa: B023 - called here
+            os.close(fd)
+        self.arbiter = None
+
     @contextmanager
     def stopped_arbiter(self) -> Iterator[None]:
         """Stop the arbiter and its parent: the parent would start another."""

@@ -401,6 +401,18 @@ def arbiter(simulate: Simulate = None) -> None:
     serve(simulate)
 
 
+@app.command(epilog=examples("aliquot restart", "aliquot restart --simulate h100:8"))
+def restart(simulate: Simulate = None) -> None:
+    """Replace the running arbiter by one of this version.
+
+    Use it after an upgrade. Programs keep running under their limits, and get their compute shares
+    back from the new arbiter. The exit code is 1 if a program could not be adopted.
+    """
+    from aliquot.cli.arbiter import restart as replace  # noqa: PLC0415 - imported when needed
+
+    raise typer.Exit(0 if replace(simulate) else 1)
+
+
 jobs_app.add_to(app, examples)
 app.add_typer(simulate_app, name="simulate")
 app.command(

@@ -1,9 +1,12 @@
-"""`aliquot arbiter`."""
+"""`aliquot arbiter` and `aliquot restart`."""
 
 from __future__ import annotations
 
 from aliquot import slices
+from aliquot.cli.tables import console
 from aliquot.devices import check_version, parse_shape
+from aliquot.slices import arbiter_process, control
+from aliquot.slices.share_problems import lost_shares
 
 
 def serve(simulate: str | None) -> None:
@@ -14,3 +17,15 @@ def serve(simulate: str | None) -> None:
         check_version(driver)
     slices.prepare(state)
     slices.serve(state.directory, driver)
+
+
+def restart(simulate: str | None) -> bool:
+    """Replace the running arbiter by one of this version; whether it adopted all programs."""
+    state = slices.locate(parse_shape(simulate) if simulate else None)
+    pid = arbiter_process.restart(state.directory, state.driver())
+    status = control.status(state.directory)
+    problems = list(lost_shares(status))
+    console().print(f"restarted: pid {pid}, {len(status.grants)} grants")
+    for problem in problems:
+        console().print(problem)
+    return not problems

@@ -33,8 +33,20 @@ def resize_grant(name: str, change: GrantChange, *, wait: bool, simulate: str | 
     machine, grant = slices.find_grant(_machines(simulate), name)
     if not wait:
         _print_changes(machine, grant, change, resize(machine, grant, change))
+        return _without_effect(grant, change)
+    return _wait(machine, grant, change) or _without_effect(grant, change)
+
+
+def _without_effect(grant: Grant, change: GrantChange) -> int:
+    """Say which programs the change of the share does not reach; the exit code."""
+    if change.compute_percent is None and change.policy is None and change.priority is None:
         return 0
-    return _wait(machine, grant, change)
+    lost = [process for process in grant.processes if process.ungated is not None]
+    for process in lost:
+        sys.stderr.write(
+            f"aliquot: the share of {process.name} ({process.pid}) is not held: {process.ungated}\n"
+        )
+    return 1 if lost else 0
 
 
 def _machines(simulate: str | None) -> list[LocalMachine]:

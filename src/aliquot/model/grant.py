@@ -98,6 +98,7 @@ class Process:
     `ties` are the reasons why the driver cannot freeze it: it has ever used `managed` memory,
     memory or events shared between processes (`ipc`), or exported or imported memory (`shared`).
     `inside` is the number of its driver calls in progress; they block while it is frozen.
+    `ungated` says why its compute share is not held although the gates work; None: it is.
     """
 
     pid: int
@@ -106,6 +107,7 @@ class Process:
     use: tuple[SliceUse, ...] = ()
     ties: tuple[str, ...] = ()
     inside: int = 0
+    ungated: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Starting the arbiter of a state directory, or becoming it.
+"""Starting the arbiter of a state directory, replacing it, or becoming it.
 
 The arbiter goes into the background by itself and the start returns when it listens. It is not a
 child of the process that started it: that process becomes a tenant, which must not find a child
@@ -8,14 +8,17 @@ same time, a lock decides which one stays.
 
 from __future__ import annotations
 
+import filecmp
 import os
+import select
+import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from aliquot.devices import native_file
-from aliquot.model.errors import ArbiterError
+from aliquot.model.errors import ArbiterError, NotOwnerError
 from aliquot.slices import control, state_directory
 from aliquot.slices.tenant import exec_program
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from aliquot.devices import Driver
+    from aliquot.slices.control import Status
     from aliquot.slices.state_directory import StateDirectory
 
 LOG = "arbiter.log"
@@ -30,6 +34,7 @@ LINGER_SECONDS = 60
 
 _LOCKED = 3  # its exit code if another arbiter has the directory
 _START_SECONDS = 30.0
+_END_SECONDS = 20.0
 _POLL_SECONDS = 0.005
 
 
@@ -53,6 +58,45 @@ def running() -> Iterator[StateDirectory]:
         revive(where)
         if control.answers(where.directory):
             yield where
+
+
+def is_current(status: Status) -> bool:
+    """Whether the arbiter runs the program that this command would start.
+
+    True also if the kernel does not tell, as of another user's arbiter.
+    """
+    try:
+        return filecmp.cmp(f"/proc/{status.pid}/exe", _program(), shallow=False)
+    except OSError:
+        return True
+
+
+def restart(directory: Path, driver: Driver) -> int:
+    """Replace the arbiter by one of this version; return the new one's pid.
+
+    Programs go on under their limits, with open gates until the new arbiter has adopted them.
+    """
+    status = control.status(directory)
+    if status.answer.get("foreground"):
+        raise ArbiterError(
+            f"the arbiter in {directory} runs in the foreground (pid {status.pid})",
+            "Restart it where it was started; as a service: systemctl restart NAME.",
+        )
+    try:
+        process = os.pidfd_open(status.pid)
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+    except PermissionError as error:
+        raise NotOwnerError(
+            f"the arbiter in {directory} belongs to another user", "Ask as root."
+        ) from error
+    except OSError as error:
+        raise ArbiterError(f"the arbiter in {directory} cannot be ended: {error}") from error
+    ended, _, _ = select.select([process], [], [], _END_SECONDS)
+    os.close(process)
+    if not ended:
+        raise ArbiterError(f"the arbiter in {directory} does not end", control.ASK_DOCTOR)
+    start(directory, driver, linger=int(status.answer.get("linger_seconds", LINGER_SECONDS)))
+    return control.status(directory).pid
 
 
 def serve(directory: Path, driver: Driver) -> NoReturn:
@@ -94,8 +138,11 @@ def start(directory: Path, driver: Driver, *, linger: int = LINGER_SECONDS) -> N
 
 
 def _command(directory: Path, driver: Driver) -> list[str]:
-    program = str(native_file("bin", "aliquot-arbiter"))
-    return [program, "--state", str(directory), "--nvml", str(driver.nvml)]
+    return [_program(), "--state", str(directory), "--nvml", str(driver.nvml)]
+
+
+def _program() -> str:
+    return str(native_file("bin", "aliquot-arbiter"))
 
 
 def _environment(driver: Driver) -> dict[str, str]:

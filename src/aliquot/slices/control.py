@@ -338,6 +338,7 @@ def _grant(reply: dict[str, Any]) -> Grant:
                 use=tuple(map(_use, one["slices"])),
                 ties=tuple(one.get("ties", ())),
                 inside=one.get("inside", 0),
+                ungated=one.get("ungated"),
             )
             for one in reply["processes"]
         ),

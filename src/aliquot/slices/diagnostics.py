@@ -28,7 +28,7 @@ from aliquot.slices import (
     library,
     state_directory,
 )
-from aliquot.slices.share_problems import share_problems
+from aliquot.slices.share_problems import lost_shares, slice_problems
 from aliquot.slices.tenant import GRANT, tenant_environment
 
 if TYPE_CHECKING:
@@ -129,25 +129,18 @@ def _installation() -> Iterator[Finding]:
 
 
 def _kernel() -> Iterator[Finding]:
-    missing = []
+    release = platform.release()
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError:
-        missing.append("pidfd_open")
-    try:
-        os.close(os.memfd_create("aliquot", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC))
-    except OSError:
-        missing.append("memfd_create")
-    release = platform.release()
-    if missing:
         yield Finding(
             "kernel",
             Health.BROKEN,
-            f"Linux {release} does not allow {' and '.join(missing)}",
-            "Use Linux 5.3 or newer; in a container, a seccomp profile that allows them.",
+            f"Linux {release} does not allow pidfd_open",
+            "Use Linux 5.3 or newer; in a container, a seccomp profile that allows it.",
         )
     else:
-        yield Finding("kernel", Health.OK, f"Linux {release}: pidfd, memfd")
+        yield Finding("kernel", Health.OK, f"Linux {release}: pidfd")
 
 
 def _state(where: StateDirectory) -> Iterator[Finding]:
@@ -264,6 +257,13 @@ def _arbiter(where: StateDirectory) -> Iterator[Finding]:
         return
     kept = f", log {log}" if log.exists() else ""  # in the foreground it has none
     yield Finding("arbiter", Health.OK, f"pid {status.pid}, {len(status.grants)} grants{kept}")
+    if not arbiter_process.is_current(status):
+        yield Finding(
+            "arbiter",
+            Health.WARNING,
+            "it is of another version than this command",
+            "Replace it, while programs run, with: aliquot restart",
+        )
     for grant in status.grants:
         if grant.broken is not None:
             yield Finding(
@@ -272,7 +272,14 @@ def _arbiter(where: StateDirectory) -> Iterator[Finding]:
                 f"grant {grant.name}: {grant.broken}",
                 "End its processes. The arbiter's log has details.",
             )
-    for problem in share_problems(status):
+    for problem in lost_shares(status):
+        yield Finding(
+            "shares",
+            Health.BROKEN,
+            problem,
+            "Its memory limit holds. Start the program again to give it its share.",
+        )
+    for problem in slice_problems(status):
         yield Finding("shares", Health.WARNING, problem, "docs/compute.md says what that means.")
     for one in status.gpus:
         for stranger in one.strangers:

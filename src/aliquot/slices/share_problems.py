@@ -1,4 +1,4 @@
-"""Slices whose compute share does not hold, or that disturb the shares of others."""
+"""Slices and processes whose compute share does not hold, or that disturb the shares of others."""
 
 from __future__ import annotations
 
@@ -15,13 +15,30 @@ if TYPE_CHECKING:
 
 
 def share_problems(status: Status) -> Iterator[str]:
-    """One sentence for every such slice; it names the grant and the process."""
+    """One sentence for every such slice or process; it names the grant and the process."""
+    yield from lost_shares(status)
+    yield from slice_problems(status)
+
+
+def slice_problems(status: Status) -> Iterator[str]:
+    """The sentences about slices."""
     gpus = {one.gpu.uuid: str(one.gpu) for one in status.gpus}
     for grant in status.grants:
         for part, compute in zip(grant.slices, grant.compute, strict=True):
             gpu = gpus.get(part.gpu_uuid, part.gpu_uuid)
             if problem := _problem(grant, compute, gpu):
                 yield f"grant {grant.name}: {problem}"
+
+
+def lost_shares(status: Status) -> Iterator[str]:
+    """One sentence for every process that an arbiter could not adopt with its share."""
+    for grant in status.grants:
+        for process in grant.processes:
+            if process.ungated is not None:
+                yield (
+                    f"grant {grant.name}: process {process.name} ({process.pid}) takes no turns:"
+                    f" {process.ungated}"
+                )
 
 
 def _problem(grant: Grant, compute: ComputeUse, gpu: str) -> str | None:

@@ -1,10 +1,11 @@
 """The node's arbiter: the agent starts it and starts it again.
 
 The arbiter outlives the agent, because containers have grants of it. When a container's first
-process ends, its runtime kills every process in the container's cgroups: the arbiter and its parent
-at the same moment, and gates that are shut then stay shut. So the agent moves an arbiter that it
-started in a pod to a cgroup next to the parent of all pods, where nobody ends it. The next agent
-finds the arbiter that answers. The node's /sys/fs/cgroup must be writable for that.
+process ends, its runtime kills every process in the container's cgroups: the arbiter, its parent
+and its guard at the same moment, and gates that are shut then stay shut until the next agent starts
+an arbiter. So the agent moves an arbiter that it started in a pod to a cgroup next to the parent of
+all pods, where nobody ends it; the node's /sys/fs/cgroup must be writable for that. The next agent
+finds the arbiter that answers, and replaces it if it is of another version. Programs keep running.
 """
 
 from __future__ import annotations
@@ -66,11 +67,19 @@ class ArbiterSupervisor:
             await asyncio.to_thread(arbiter_process.start, self._directory, self._driver, linger=0)
             self.starts += 1
             _log.info("started the arbiter", directory=str(self._directory))
+        elif not await asyncio.to_thread(self._is_current):
+            await asyncio.to_thread(arbiter_process.restart, self._directory, self._driver)
+            self.starts += 1
+            _log.info("replaced an arbiter of another version", directory=str(self._directory))
         self.answers = True
+
+    def _is_current(self) -> bool:
+        return arbiter_process.is_current(control.status(self._directory))
 
     async def _until_dead(self) -> None:
         status = await asyncio.to_thread(control.status, self._directory)
-        await asyncio.to_thread(leave_pod_cgroups, status.pid)
+        processes = [int(status.answer.get(key, 0)) for key in ("guard_pid", "pid", "serving_pid")]
+        await asyncio.to_thread(leave_pod_cgroups, processes)
         try:
             process = os.pidfd_open(status.pid)
         except OSError:  # of another pid namespace, or gone already
@@ -86,14 +95,14 @@ class ArbiterSupervisor:
             os.close(process)
 
 
-def leave_pod_cgroups(arbiter_pid: int) -> None:
-    """Move the arbiter and its parent out of this process's pod, if it runs in one."""
+def leave_pod_cgroups(processes: list[int]) -> None:
+    """Move the arbiter's processes out of this process's pod, if it runs in one."""
     if pod_of(os.getpid()) is None:
         return
     lines = (PROC / "self" / "cgroup").read_text("ascii").splitlines()
     for group in filter(None, (cgroup_next_to_pods(line) for line in lines)):
         try:
-            _join(CGROUPS / group, arbiter_pid)
+            _join(CGROUPS / group, processes)
         except OSError as error:
             _log.error(
                 "the arbiter stays in the agent's container and will end with it",
@@ -119,13 +128,11 @@ def _unified() -> str:
     return "unified" if (CGROUPS / "unified").is_dir() else ""
 
 
-def _join(group: Path, arbiter_pid: int) -> None:
+def _join(group: Path, processes: list[int]) -> None:
     group.mkdir(exist_ok=True)
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (group / "cpuset.cpu_exclusive").exists():  # version 1: a new group has none
             (group / name).write_text((group.parent / name).read_text("ascii"), "ascii")
-    stat = (PROC / str(arbiter_pid) / "stat").read_text("ascii", "replace")
-    parent = int(stat.rpartition(")")[2].split()[1])
-    for pid in (parent, arbiter_pid):
+    for pid in processes:
         if pid > 1:
             (group / "cgroup.procs").write_text(str(pid), "ascii")

@@ -1,0 +1,140 @@
+"""A newer arbiter takes over from an older one while programs run.
+
+The older ones are built from this repository's history: the last commit of each earlier version of
+the state directory (native/arbiter/state.h), and the commit before this one.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import sysconfig
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from arbiter import wire
+from arbiter.rig import GPU, contend
+from support import GIB, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from arbiter.rig import Arbiter, Tenant
+
+    Tenants = Callable[[Path], Tenant]
+
+ROOT = Path(__file__).parents[2]
+LAST_OF_VERSION_1 = "fbeda2371599fa7e3ba56a132d5b337690669449"
+
+
+def git(*arguments: str) -> bytes:
+    return subprocess.run(
+        ["git", "-c", "safe.directory=*", "-C", str(ROOT), *arguments],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    ).stdout
+
+
+def build_arbiter(commit: str, folder: Path) -> Path:
+    """The arbiter of an earlier commit."""
+    with tarfile.open(fileobj=io.BytesIO(git("archive", commit, "native"))) as archive:
+        archive.extractall(folder, filter="data")
+    native, program = folder / "native", folder / "aliquot-arbiter"
+    headers = Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "include"
+    sources = [*native.glob("arbiter/*.c"), *native.glob("ledger/*.c")]
+    options = ["-O1", "-std=gnu11", "-D_GNU_SOURCE", "-fno-strict-aliasing"]
+    includes = [f"-I{native / 'include'}", f"-I{headers}"]
+    libraries = ["-lpthread", "-ldl"]
+    command = ["cc", *options, *includes, *map(str, sources), "-o", str(program), *libraries]
+    subprocess.run(command, check=True, timeout=200)
+    return program
+
+
+@pytest.fixture(scope="module", params=["version 1", "the commit before"])
+def older(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is not a checkout of the repository: it has no earlier commits")
+    commit = LAST_OF_VERSION_1 if request.param == "version 1" else "HEAD~1"
+    return build_arbiter(commit, tmp_path_factory.mktemp("older"))
+
+
+def upgrade(arbiter: Arbiter, newer: Path) -> None:
+    assert arbiter.end() == 0
+    arbiter.program = newer
+    arbiter.start()
+
+
+def pages_are_kept(older: Path) -> bool:
+    """Whether that arbiter has pages in files; those of version 1 ended with it."""
+    return b"private" in older.read_bytes()
+
+
+def test_programs_and_their_limits_are_adopted(
+    stopped_arbiter: Arbiter, older: Path, tenants: Tenants
+) -> None:
+    newer, stopped_arbiter.program = stopped_arbiter.program, older
+    stopped_arbiter.start()
+    pair = contend(stopped_arbiter, tenants, (25, 75))
+    for tenant in pair:
+        tenant.tell("hold", 0, 1 << 20)
+    parked = stopped_arbiter.make("parked", GIB)
+    assert wire.exchange(parked, wire.hello_message()).kind == wire.WELCOME
+    stopped_arbiter.set_state("parked", "parked")
+    upgrade(stopped_arbiter, newer)
+    assert (stopped_arbiter.state / "version").read_text() == "2\n"
+    for name, tenant, percent in zip("ab", pair, (25, 75), strict=True):
+        grant = stopped_arbiter.grant(name)
+        assert grant
+        assert grant["broken"] is None
+        assert grant["slices"][0]["compute_percent"] == percent
+        assert grant["slices"][0]["counted_bytes"] == 1 << 20
+        (process,) = grant["processes"]
+        assert (process["pid"], process["state"]) == (tenant.pid, "live")
+        if pages_are_kept(older):
+            assert process["ungated"] is None
+        else:
+            assert process["ungated"] == (
+                "its pages are lost: an arbiter of an older version made it"
+            )
+            assert tenant.credit().is_open
+        before = tenant.done()
+        wait_until(lambda: tenant.done() > before + 20)  # noqa: B023 - called here
+        assert "slices" in stopped_arbiter.ask(f"resize name={name} slice={GPU},memory={8 << 20}")
+    assert stopped_arbiter.grant_state("parked") == "parked"
+    assert stopped_arbiter.granted()[0] == 16 << 20
+    for tenant in pair:  # a new program gets pages, whatever the old one had
+        tenant.tell("rest")
+        tenant.exec()
+        tenant.run()
+    wait_until(stopped_arbiter.is_contended)
+    for tenant in pair:
+        tenant.kill()
+    wait_until(lambda: [stopped_arbiter.counted(name) for name in "ab"] == [0, 0])
+
+
+def test_a_killed_upgrade_is_continued(
+    stopped_arbiter: Arbiter, older: Path, tenants: Tenants
+) -> None:
+    """The new arbiter dies before it has written the version: the next one adopts the rest."""
+    newer, stopped_arbiter.program = stopped_arbiter.program, older
+    stopped_arbiter.start()
+    tenant = tenants(stopped_arbiter.make("a", GIB))
+    tenant.run()
+    stopped_arbiter.make("b", GIB)
+    upgrade(stopped_arbiter, newer)
+    records = Path(stopped_arbiter.status()["records"])
+    stopped_arbiter.kill()
+    if not pages_are_kept(older):
+        (stopped_arbiter.state / "version").unlink()
+        shutil.rmtree(records / "b")
+    stopped_arbiter.start()
+    assert {one["name"]: one["broken"] for one in stopped_arbiter.status()["grants"]} == {
+        "a": None,
+        "b": None,
+    }
+    assert stopped_arbiter.states("a") == ["live"]

@@ -1,0 +1,84 @@
+"""`aliquot restart`, and what `ps`, `doctor` and `resize` say of a program that was not adopted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aliquot.slices import control
+from cli.conftest import Tenants, grants_of, kill_arbiter
+from conftest import Cli, aliquot_command
+from support import GIB, wait_until
+
+if TYPE_CHECKING:
+    from cli.conftest import Tenant
+
+ONE = ("--simulate", "h100:1")
+
+
+def running(tenants: Tenants, name: str) -> Tenant:
+    options = ("--memory", "8GiB", "--compute", "30", "--name", name)
+    tenant = tenants.start(*ONE, *options, wants=str(GIB))
+    tenant.hear("stays")
+    return tenant
+
+
+def process_of(cli: Cli, name: str) -> dict[str, Any]:
+    (process,) = grants_of(cli)[name]["processes"]
+    assert isinstance(process, dict)
+    return process
+
+
+def test_programs_keep_running_with_their_limits_and_shares(
+    cli: Cli, tenants: Tenants, aliquot_state: Path
+) -> None:
+    running(tenants, "mine")
+    before = control.status(aliquot_state / "simulated" / "h100-1")
+    done = cli("restart", *ONE)
+    assert done.returncode == 0, done.stderr
+    after = control.status(aliquot_state / "simulated" / "h100-1")
+    assert after.pid != before.pid
+    assert done.stdout == f"restarted: pid {after.pid}, 1 grants\n"
+    (part,) = grants_of(cli)["mine"]["slices"]
+    assert (part["memory_bytes"], part["compute_percent"]) == (8 * GIB, 30)
+    assert process_of(cli, "mine")["ungated"] is None
+    assert cli("doctor", *ONE).returncode == 0
+
+
+def test_a_lost_share_is_shown_everywhere(cli: Cli, tenants: Tenants, aliquot_state: Path) -> None:
+    running(tenants, "mine")
+    state = aliquot_state / "simulated" / "h100-1"
+    pages = Path(control.status(state).answer["pages"]) / "mine"
+    kill_arbiter(state)
+    for file in pages.glob("work.*"):
+        file.unlink()
+    why = "its pages are lost: No such file or directory"
+    shown = cli("ps").stdout
+    assert "takes no turns" in " ".join(shown.split())
+    assert process_of(cli, "mine")["ungated"] == why
+    doctor = cli("doctor", "--json", *ONE)
+    assert doctor.returncode == 1
+    broken = [one for one in json.loads(doctor.stdout)["findings"] if one["health"] == "broken"]
+    assert [why in one["detail"] for one in broken] == [True]
+    resized = cli("resize", "mine", "--compute", "40", *ONE)
+    assert resized.returncode == 1
+    assert "is not held: its pages are lost" in resized.stderr
+    assert cli("resize", "mine", "--memory", "9GiB", *ONE).returncode == 0
+    again = cli("restart", *ONE)
+    assert again.returncode == 1
+    assert "takes no turns" in again.stdout
+
+
+def test_an_arbiter_in_the_foreground_is_left_to_who_started_it(
+    cli: Cli, cli_env: dict[str, str], aliquot_state: Path
+) -> None:
+    state = aliquot_state / "simulated" / "h100-1"
+    with subprocess.Popen([aliquot_command(), "arbiter", *ONE], env=cli_env) as serving:
+        wait_until(lambda: control.answers(state))
+        refused = cli("restart", *ONE)
+        assert refused.returncode == 1
+        assert "runs in the foreground" in refused.stderr
+        serving.terminate()
+        assert serving.wait(60) == 0
