@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -30,6 +31,8 @@ struct credit_slice {
 struct credit_grant {
 	struct credit_grant *next;
 	struct credit_process *processes;
+	uint32_t owner_uid;
+	char together[ALIQUOT_NAME_SIZE];
 	uint32_t slice_count;
 	struct credit_slice slices[];
 };
@@ -242,6 +245,20 @@ static struct turns_settings settings_of(const struct grant *grant, uint32_t sli
 	};
 }
 
+/* A contender of another grant with the same owner that is to run together with this one; or NULL. */
+static struct contender *find_group(const struct credit *credit, const struct credit_grant *added)
+{
+	for (struct credit_grant *other = credit->grants; *added->together && other;
+	     other = other->next) {
+		if (other->owner_uid != added->owner_uid || strcmp(other->together, added->together))
+			continue;
+		for (uint32_t i = 0; i < other->slice_count; i++)
+			if (other->slices[i].takes_part)
+				return &other->slices[i].contender;
+	}
+	return NULL;
+}
+
 int credit_add_grant(struct grant *grant)
 {
 	struct credit *credit = credit_of(grant);
@@ -250,8 +267,10 @@ int credit_add_grant(struct grant *grant)
 	if (!added)
 		return -ENOMEM;
 	added->slice_count = grant->slice_count;
-	struct contender *joint = NULL;
+	added->owner_uid = grant->limits->owner_uid;
+	memcpy(added->together, grant->limits->together, sizeof(added->together) - 1);
 	pthread_mutex_lock(&credit->lock);
+	struct contender *joint = find_group(credit, added);
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		struct credit_slice *slice = &added->slices[i];
 		struct turns_settings settings = settings_of(grant, i);

@@ -59,8 +59,8 @@ void credit_free(struct credit *credit);
 void credit_wake(struct credit *credit);
 void credit_look(struct credit *credit);
 
-/* Makes the grant's slices contenders, with the settings in its limits; _change reads those again. 0,
- * or -errno. */
+/* Makes the grant's slices contenders, with the settings in its limits; _change reads those again. They
+ * are one group with those of its owner's grants that have the same `together` name. 0, or -errno. */
 int credit_add_grant(struct grant *grant);
 void credit_change_grant(struct grant *grant);
 void credit_remove_grant(struct grant *grant);

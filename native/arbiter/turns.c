@@ -29,12 +29,12 @@ static bool may_lead(const struct contender *contender)
 	return true;
 }
 
-/* A grant on several GPUs starts on the first contended one on which it has work. */
+/* A group on several GPUs starts on the first contended one on which it has work. */
 static bool follows_joint(const struct contender *contender)
 {
-	for (struct contender *other = contender->joint; other != contender; other = other->joint)
-		if (other->turns < contender->turns && may_lead(other))
-			return true;
+	EACH_JOINT(other, contender)
+	if (other->turns < contender->turns && may_lead(other))
+		return true;
 	return false;
 }
 
@@ -44,14 +44,14 @@ static bool is_before(const struct contender *one, const struct contender *other
 		return !other || one->called;
 	if (contender_class(one) != contender_class(other))
 		return contender_class(one) < contender_class(other);
-	return one->used < other->used;
+	return contender_group_used(one) < contender_group_used(other);
 }
 
 static struct contender *choose_next(const struct turns *turns)
 {
 	struct contender *best = NULL;
 	EACH (contender, turns)
-		if (contender != turns->holder && contender_may_hold(contender) &&
+		if (contender->state != CONTENDER_HOLDS && contender_may_hold(contender) &&
 		    (contender->called || !follows_joint(contender)) && is_before(contender, best))
 			best = contender;
 	return best;
@@ -66,6 +66,39 @@ static bool is_away(const struct contender *holder, uint64_t now)
 	       now - holder->idle_at > 2 * holder->gap_ns + 50 * MICROSECOND_NS;
 }
 
+/* Companions of the holder hold with it while they have work. If the holder has none, one that has
+ * leads the window on. */
+static void gather_companions(struct turns *turns, uint64_t now)
+{
+	struct contender *holder = turns->holder, *leads = NULL;
+	EACH_JOINT(other, holder)
+	{
+		if (!contender_is_companion(holder, other))
+			continue;
+		if (other->state == CONTENDER_HOLDS && is_away(other, now))
+			contender_set_state(other, CONTENDER_OUT, now);
+		else if (other->state != CONTENDER_HOLDS && contender_may_hold(other))
+			contender_join_window(other, now);
+		if (other->state != CONTENDER_HOLDS)
+			continue;
+		other->since = holder->since;
+		other->window_ns = holder->window_ns;
+		leads = other->pending ? other : leads;
+	}
+	if (leads && is_away(holder, now)) {
+		turns->holder = leads;
+		contender_set_state(holder, CONTENDER_OUT, now);
+	}
+}
+
+static bool is_spent(const struct turns *turns)
+{
+	EACH (contender, turns)
+		if (contender->state == CONTENDER_HOLDS && contender_is_hard(contender) && contender->spent)
+			return true;
+	return false;
+}
+
 static bool starts_at_once(const struct contender *next, const struct contender *holder)
 {
 	return contender_class(next) < contender_class(holder) || (next->called && !holder->called);
@@ -74,17 +107,17 @@ static bool starts_at_once(const struct contender *next, const struct contender 
 static void consider_holder(struct turns *turns, const struct contender *next, uint64_t now)
 {
 	struct contender *holder = turns->holder;
-	bool spent = contender_is_hard(holder) && holder->spent;
 	bool over = now - holder->since >= holder->window_ns;
 	/* A holder that is still behind gets another window: the other overran by more than one window. */
 	bool behind = next && is_before(holder, next);
-	if (spent ||
+	if (is_spent(turns) ||
 	    (next && (starts_at_once(next, holder) || is_away(holder, now) || (over && !behind))))
 		contender_end_window(holder, next && starts_at_once(next, holder), now);
 	else if (over)
 		contender_begin_window(holder, now);
-	if (holder->state == CONTENDER_DRAINS)
-		contender_move_on(holder, now);
+	EACH (contender, turns)
+		if (!turns->holder && contender->state == CONTENDER_DRAINS)
+			contender_move_on(contender, now);
 }
 
 static bool is_clear_for(const struct turns *turns, const struct contender *next)
@@ -92,7 +125,8 @@ static bool is_clear_for(const struct turns *turns, const struct contender *next
 	if (contender_class(next) == 0)
 		return true;
 	EACH (contender, turns)
-		if (contender != next && contender->state == CONTENDER_DRAINS)
+		if (contender != next && contender->state == CONTENDER_DRAINS &&
+		    !contender_is_companion(contender, next))
 			return false;
 	return true;
 }
@@ -123,15 +157,17 @@ static uint64_t next_look(const struct turns *turns, uint64_t now)
 
 static bool needs_turns(const struct turns *turns)
 {
-	unsigned active = 0;
+	const struct contender *first = NULL;
+	bool contends = false;
 	EACH (contender, turns) {
 		if (!contender->active || !turns_is_gated(contender))
 			continue;
 		if (contender_is_hard(contender) && contender->state != CONTENDER_EXEMPT)
 			return true;
-		active++;
+		contends |= first && !contender_is_companion(first, contender);
+		first = contender;
 	}
-	return active > 1;
+	return contends;
 }
 
 /* Nobody contends: active contenders have open gates, the others send RING when they start. */
@@ -173,13 +209,17 @@ static void take_turns(struct turns *turns, uint64_t now)
 		active += contender->active;
 	}
 	turns->round_ns = active * WINDOW_USUAL_NS > ROUND_NS ? active * WINDOW_USUAL_NS : ROUND_NS;
+	if (turns->holder)
+		gather_companions(turns, now);
 	struct contender *next = choose_next(turns);
 	if (turns->holder)
 		consider_holder(turns, next, now);
 	if (!turns->holder && next && is_clear_for(turns, next))
 		contender_begin_window(next, now);
+	if (turns->holder)
+		gather_companions(turns, now);
 	EACH (contender, turns) {
-		if (contender == turns->holder)
+		if (contender->state == CONTENDER_HOLDS)
 			contender_give(contender, now);
 		else if (contender->state == CONTENDER_OUT)
 			contender_hold_out(contender);
@@ -196,11 +236,11 @@ uint64_t turns_look(struct turns *turns, uint64_t now)
 	uint64_t passed = now > turns->looked_at ? now - turns->looked_at : 0;
 	if (passed > PASSED_MOST_NS)
 		passed = PASSED_MOST_NS;
-	bool had_it_alone = turns_on_the_gpu(turns) == 1;
+	unsigned sharers = turns_sharers(turns);
 	turns->looked_at = now;
 	turns_charge(turns, passed);
 	EACH (contender, turns)
-		contender_look(contender, had_it_alone && contender_is_on_the_gpu(contender), now);
+		contender_look(contender, contender_is_on_the_gpu(contender) ? sharers : 0, now);
 	bool needed = needs_turns(turns);
 	if (needed && !turns->contended)
 		begin_turns(turns, now);

@@ -20,12 +20,21 @@
  * A contender whose grant is not active is excluded: its gates are open, and it is not observed, not
  * waited for and not charged. When its grant is active again it starts like one that had no work.
  *
- * Contenders of one grant on several GPUs hold them together: when one gets its window the others are
- * called in on their GPUs, because their kernels may wait for one another.
+ * A process that gates cannot hold (its self-test failed, or its work page is impossible) concerns its
+ * own contender: that is charged for all of the time while others take turns, so its other processes
+ * hold the GPU only if nobody else has work. The others are charged as if it were not there. It gets
+ * no credit. When it has left, its contender owes nothing.
+ *
+ * Kernels of a group wait for one another. A group is the contenders of one grant on several GPUs, or
+ * of several grants that are to run together. When one of them gets its window, the others are called
+ * in on their GPUs. Those on the same GPU and of the same priority are its companions: they hold the
+ * GPU at the same time, under the GPU's own time-slicing, in one window for the sum of their weights.
+ * Their used time advances together, and each is charged its part of the time.
  *
  * No clock, no system call, no lock: the caller passes the time and gets the time of the next look;
  * the pages are plain memory. Guarantee: whatever the work pages say, every contender with work that
- * is not in the background holds the GPU again within the sum of the others' windows and bounds.
+ * is not in the background, not `hard` and out of tokens, and has only processes that gates can hold,
+ * holds the GPU again within the sum of the others' windows and bounds.
  */
 #ifndef ARBITER_TURNS_H
 #define ARBITER_TURNS_H
@@ -88,14 +97,14 @@ enum contender_state {
 struct contender {
 	struct turns *turns;
 	struct contender *next;
-	struct contender *joint; /* ring of the same grant's contenders on other GPUs */
+	struct contender *joint; /* ring of its group */
 	struct turns_settings settings;
 	struct worker *workers;
 	struct turns_figures figures;
 	enum contender_state state;
 	bool pending;         /* one of its processes has work */
 	bool active;          /* it has work, or had some within the last 50 ms */
-	bool called;          /* its grant holds another GPU and waits for this one */
+	bool called;          /* its group holds another GPU and waits for this one */
 	double used;          /* ns for each percent of its weight: the least is next */
 	double weight;        /* in percent of the GPU; 0: its grant is parked */
 	double tokens;        /* ns that `hard` may use, and `latency` may start at once with */
@@ -103,6 +112,7 @@ struct contender {
 	uint64_t since;       /* when it entered this state */
 	uint64_t window_ns;   /* length of its window */
 	uint64_t in_hand_ns;  /* estimate of its unfinished work when it began to drain */
+	uint64_t alone_at;    /* since when it drains without help of its group */
 	uint64_t active_at;   /* when it last had work */
 	uint64_t idle_at;     /* when it ran out of work; 0: it has some */
 	uint64_t gap_ns;      /* how soon it usually has work again */
@@ -119,7 +129,7 @@ struct contender {
 struct turns {
 	struct contender *contenders;
 	struct contender *excluded; /* those whose grant is not active */
-	struct contender *holder;
+	struct contender *holder;   /* its companions with work hold too; NULL: nobody holds */
 	uint64_t looked_at;
 	uint64_t round_ns;
 	bool contended; /* contenders take turns */
@@ -127,7 +137,7 @@ struct turns {
 
 void turns_init(struct turns *turns, uint64_t now);
 
-/* `joint`: a contender of the same grant on another GPU; NULL: the first. */
+/* `joint`: another contender of its group, on whatever GPU; NULL: there is none yet. */
 void turns_add(struct turns *turns, struct contender *contender,
                const struct turns_settings *settings, struct contender *joint, uint64_t now);
 void turns_remove(struct contender *contender);

@@ -102,7 +102,7 @@ static void notice_active(struct contender *contender, bool moved, uint64_t now)
 	contender->active = active;
 }
 
-/* Its processes that had work at the last look: the GPU shares its time between them. */
+/* Its processes that had work at the last look. */
 static unsigned count_busy(const struct contender *contender)
 {
 	unsigned count = 0;
@@ -111,14 +111,28 @@ static unsigned count_busy(const struct contender *contender)
 	return count;
 }
 
-void contender_look(struct contender *contender, bool had_it_alone, uint64_t now)
+unsigned turns_sharers(const struct turns *turns)
+{
+	const struct contender *first = NULL;
+	unsigned sharers = 0;
+	EACH (contender, turns) {
+		if (!contender_is_on_the_gpu(contender))
+			continue;
+		if (first && !contender_is_companion(first, contender))
+			return 0;
+		first = contender;
+		sharers += count_busy(contender);
+	}
+	return sharers;
+}
+
+void contender_look(struct contender *contender, unsigned sharers, uint64_t now)
 {
 	bool pending = false, moved = false;
-	unsigned busy = count_busy(contender);
 	EACH_WORKER (worker, contender) {
 		uint64_t done = worker->view.done;
 		work_look(worker, now);
-		work_time(worker, done, had_it_alone ? busy : 0, now);
+		work_time(worker, done, sharers, now);
 		pending |= worker->pending;
 		moved |= worker->gated && worker->moved_at == now;
 	}
@@ -126,12 +140,12 @@ void contender_look(struct contender *contender, bool had_it_alone, uint64_t now
 	notice_active(contender, moved, now);
 }
 
-/* Whether it may be waiting for a sibling on another GPU that is called in and does not hold yet. */
+/* Whether it may be waiting for another of its group that is called in and does not hold yet. */
 static bool waits_for_joint(const struct contender *contender)
 {
-	for (struct contender *other = contender->joint; other != contender; other = other->joint)
-		if (other->called && contender_may_hold(other))
-			return true;
+	EACH_JOINT(other, contender)
+	if (other->called && contender_may_hold(other))
+		return true;
 	return false;
 }
 
@@ -163,13 +177,31 @@ static double part_of(const struct contender *contender, unsigned on_the_gpu)
 	return 1.0 / on_the_gpu;
 }
 
+/* Companions on the GPU use it together: the used time of each advances by the time of all for the
+ * weight of all. One of little weight would fall behind the others of the GPU for ever. */
+static double advance_of(const struct contender *contender, double part)
+{
+	double weight = contender->weight;
+	unsigned count = 1;
+	EACH_JOINT(other, contender)
+	{
+		if (!contender_is_companion(contender, other) || !contender_is_on_the_gpu(other) ||
+		    contender_runs_beside(other))
+			continue;
+		weight += other->weight;
+		count++;
+	}
+	return part * count / weight;
+}
+
 void turns_charge(struct turns *turns, uint64_t passed)
 {
 	unsigned on_the_gpu = turns_on_the_gpu(turns);
 	EACH (contender, turns) {
 		double part = turns->contended ? (double)passed * part_of(contender, on_the_gpu) : 0;
 		contender->figures.used_ns += (uint64_t)part;
-		contender->used += part / contender->weight;
+		contender->used += contender_runs_beside(contender) ? part / contender->weight
+		                                                    : advance_of(contender, part);
 		count_tokens(contender, (double)passed, part);
 	}
 }

@@ -50,8 +50,7 @@ void turns_remove(struct contender *contender)
 	struct turns *turns = contender->turns;
 	while (contender->workers)
 		turns_leave(contender, contender->workers);
-	if (turns->holder == contender)
-		turns->holder = NULL;
+	contender_leave_window(contender);
 	remove_from(contender, list_of(contender));
 	struct contender *before = contender;
 	while (before->joint != contender)
@@ -63,8 +62,7 @@ void turns_remove(struct contender *contender)
 /* Resets it to a contender without work: no contender waits for it, nor does it wait. */
 static void reset_contender(struct contender *contender, uint64_t now)
 {
-	if (contender->turns->holder == contender)
-		contender->turns->holder = NULL;
+	contender_leave_window(contender);
 	contender_set_state(contender, CONTENDER_OUT, now);
 	/* However short the break was, its next work counts as an arrival (turns_charge.c). */
 	contender->idle_at = now - TURNS_GAP_MOST_NS - 1;
@@ -102,6 +100,9 @@ void turns_change(struct contender *contender, const struct turns_settings *sett
 	struct contender **before = list_of(contender);
 	if (is_same(&contender->settings, settings))
 		return;
+	/* Its companions may be others from now on. */
+	if (contender->state == CONTENDER_HOLDS && contender->settings.priority != settings->priority)
+		contender_end_window(contender->turns->holder, false, now);
 	contender->settings = *settings;
 	if (list_of(contender) != before) {
 		remove_from(contender, before);

@@ -13,6 +13,36 @@ bool contender_is_hard(const struct contender *contender)
 	return contender->settings.policy == ALIQUOT_HARD;
 }
 
+/* Of the same priority, or a background contender would share the window of a normal one. */
+bool contender_is_companion(const struct contender *one, const struct contender *other)
+{
+	if (one == other || one->turns != other->turns ||
+	    one->settings.priority != other->settings.priority)
+		return false;
+	EACH_JOINT(joint, one)
+	if (joint == other)
+		return true;
+	return false;
+}
+
+double contender_group_weight(const struct contender *contender)
+{
+	double weight = contender->weight;
+	EACH_JOINT(other, contender)
+	if (other->active && contender_is_companion(contender, other))
+		weight += other->weight;
+	return weight;
+}
+
+double contender_group_used(const struct contender *contender)
+{
+	double used = contender->used * contender->weight;
+	EACH_JOINT(other, contender)
+	if (other->active && contender_is_companion(contender, other))
+		used += other->used * other->weight;
+	return used / contender_group_weight(contender);
+}
+
 bool turns_is_gated(const struct contender *contender)
 {
 	EACH_WORKER (worker, contender)

@@ -20,8 +20,15 @@
 
 #define EACH(one, of) for (struct contender *one = (of)->contenders; one; one = one->next)
 #define EACH_WORKER(one, of) for (struct worker *one = (of)->workers; one; one = one->next)
+/* The others of its group. */
+#define EACH_JOINT(one, of) for (struct contender *one = (of)->joint; one != (of); one = one->joint)
 
 bool contender_is_hard(const struct contender *contender);
+/* Whether two of a group hold their GPU together. */
+bool contender_is_companion(const struct contender *one, const struct contender *other);
+/* Of the contender and its active companions: the sum of the weights, and the mean of the used time. */
+double contender_group_weight(const struct contender *contender);
+double contender_group_used(const struct contender *contender);
 /* The class of its priority: a contender of a lower class starts while one of a higher class holds. */
 int contender_class(const struct contender *contender);
 bool contender_may_hold(const struct contender *contender);
@@ -46,8 +53,11 @@ struct turns_due turns_due(const struct turns *turns, uint64_t now);
 unsigned turns_on_the_gpu(const struct turns *turns);
 void turns_weigh(struct turns *turns);
 
-/* `had_it_alone`: no other contender was on the GPU since the last look. */
-void contender_look(struct contender *contender, bool had_it_alone, uint64_t now);
+/* The number of processes that had work on the GPU at the last look, which shares its time between
+ * them; 0: they belong to contenders that do not hold together. */
+unsigned turns_sharers(const struct turns *turns);
+/* `sharers`: with how many processes one of this contender's shared the GPU; 0: the time is unknown. */
+void contender_look(struct contender *contender, unsigned sharers, uint64_t now);
 void turns_charge(struct turns *turns, uint64_t passed);
 /* An overrun of more than a round, which it could not help, does not count any more. */
 void contender_forget_debt(struct contender *contender);
@@ -55,7 +65,11 @@ void contender_forget_debt(struct contender *contender);
 void contender_count_wait(struct contender *contender, uint64_t now);
 
 void contender_begin_window(struct contender *contender, uint64_t now);
-/* `at_once`: takes back credit for quanta that have not started. */
+/* A companion of the holder gets credit until the holder's window ends. */
+void contender_join_window(struct contender *companion, uint64_t now);
+/* It no longer holds: another that does leads its window on. */
+void contender_leave_window(struct contender *contender);
+/* Ends the window of the holder and its companions. `at_once`: takes back credit for quanta that have not started. */
 void contender_end_window(struct contender *contender, bool at_once, uint64_t now);
 /* Moves it to its next state if its processes are done, or late. */
 void contender_move_on(struct contender *contender, uint64_t now);

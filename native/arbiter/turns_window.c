@@ -9,7 +9,7 @@
 /* The same while a latency slice is active, which would have to wait for that work. */
 #define AHEAD_WITH_LATENCY_NS (MILLISECOND_NS / 2)
 #define QUANTUM_WITH_LATENCY_NS 300000u
-/* If a drain takes this much longer than estimated, it may wait for a sibling on another GPU. */
+/* If a drain takes this much longer than estimated, it may wait for another of its group. */
 #define HELP_NS (1 * MILLISECOND_NS)
 /* How long a holder may drain: twice its longest recent drain, within these bounds. */
 #define BOUND_LEAST_NS (50 * MILLISECOND_NS)
@@ -71,22 +71,50 @@ void contender_set_state(struct contender *contender, enum contender_state state
 	contender->since = now;
 }
 
-void contender_end_window(struct contender *contender, bool at_once, uint64_t now)
+/* `since`: when the drain began that this one is part of. */
+static void begin_drain(struct contender *contender, uint64_t since, uint64_t now)
 {
-	struct turns *turns = contender->turns;
-	turns->holder = NULL;
+	contender->in_hand_ns = contender_in_hand(contender);
+	contender->alone_at = now;
+	contender_set_state(contender, CONTENDER_DRAINS, since);
+}
+
+static void stop_giving(struct contender *contender, bool at_once, uint64_t now)
+{
 	EACH_WORKER (worker, contender) {
 		work_set_pace(worker, ALIQUOT_YIELD);
 		if (at_once)
 			work_take_back(worker);
 	}
-	contender->in_hand_ns = contender_in_hand(contender);
-	contender_set_state(contender, CONTENDER_DRAINS, now);
-	for (struct contender *other = contender->joint; other != contender; other = other->joint) {
+	begin_drain(contender, now, now);
+}
+
+void contender_end_window(struct contender *contender, bool at_once, uint64_t now)
+{
+	struct turns *turns = contender->turns;
+	turns->holder = NULL;
+	stop_giving(contender, at_once, now);
+	EACH_JOINT(other, contender)
+	{
 		other->called = false;
-		if (other->state == CONTENDER_HOLDS)
+		if (other->state != CONTENDER_HOLDS)
+			continue;
+		if (other->turns == turns)
+			stop_giving(other, at_once, now);
+		else
 			other->window_ns = 0;
 	}
+}
+
+void contender_leave_window(struct contender *contender)
+{
+	struct turns *turns = contender->turns;
+	if (turns->holder != contender)
+		return;
+	turns->holder = NULL;
+	EACH_JOINT(other, contender)
+	if (other->turns == turns && other->state == CONTENDER_HOLDS)
+		turns->holder = other;
 }
 
 /* In proportion to its weight, corrected by how far its used time is behind or ahead. */
@@ -101,8 +129,9 @@ static uint64_t window_of(const struct contender *contender)
 	}
 	if (weights <= 0)
 		return contender->turns->round_ns;
-	double usual = (double)contender->turns->round_ns * contender->weight / weights;
-	double window = usual + (used / weights - contender->used) * contender->weight;
+	double weight = contender_group_weight(contender);
+	double usual = (double)contender->turns->round_ns * weight / weights;
+	double window = usual + (used / weights - contender_group_used(contender)) * weight;
 	if (window < usual / 4)
 		window = usual / 4;
 	if (window > usual * 2)
@@ -110,25 +139,36 @@ static uint64_t window_of(const struct contender *contender)
 	return window > (double)WINDOW_LEAST_NS ? (uint64_t)window : WINDOW_LEAST_NS;
 }
 
+/* Those on the same GPU join its window. */
 static void call_joint(struct contender *contender)
 {
-	for (struct contender *other = contender->joint; other != contender; other = other->joint)
-		other->called = other->turns->contended && contender_may_hold(other) &&
-		                other->state != CONTENDER_HOLDS;
+	EACH_JOINT(other, contender)
+	other->called = other->turns != contender->turns && other->turns->contended &&
+	                contender_may_hold(other) && other->state != CONTENDER_HOLDS;
+}
+
+static void begin_to_hold(struct contender *contender, uint64_t now)
+{
+	if (contender->waits_at)
+		contender_count_wait(contender, now);
+	contender->figures.handovers += contender->state != CONTENDER_HOLDS;
+	contender_set_state(contender, CONTENDER_HOLDS, now);
 }
 
 void contender_begin_window(struct contender *contender, uint64_t now)
 {
-	struct turns *turns = contender->turns;
-	if (contender->waits_at)
-		contender_count_wait(contender, now);
-	contender->figures.handovers += contender->state != CONTENDER_HOLDS;
 	contender->window_ns = window_of(contender);
-	turns->holder = contender;
-	contender_set_state(contender, CONTENDER_HOLDS, now);
+	contender->turns->holder = contender;
+	begin_to_hold(contender, now);
 	if (!contender->called)
 		call_joint(contender);
 	contender->called = false;
+}
+
+void contender_join_window(struct contender *companion, uint64_t now)
+{
+	begin_to_hold(companion, now);
+	companion->called = false;
 }
 
 static uint64_t bound_of(const struct contender *contender)
@@ -161,20 +201,24 @@ static void finish_drain(struct contender *contender, uint64_t now)
 	if (took > contender->longest_ns)
 		contender->longest_ns = took;
 	contender_set_state(contender, CONTENDER_OUT, now);
+	EACH_JOINT(other, contender)
+	other->alone_at = now;
 }
 
-/* Its unfinished work may wait for a sibling on another GPU that has drained already: that sibling gets
- * one more quantum, while another contender holds that GPU. */
+/* Its unfinished work may wait for another of its group that has drained already: that one gets one
+ * more quantum, even while another contender holds the GPU. It is the same drain, with one bound:
+ * members that help each other in turn keep nobody waiting for longer. */
 static void help_joint(struct contender *contender, uint64_t now)
 {
-	for (struct contender *other = contender->joint; other != contender; other = other->joint) {
+	contender->alone_at = now;
+	EACH_JOINT(other, contender)
+	{
 		if (other->state != CONTENDER_OUT || !other->pending)
 			continue;
 		EACH_WORKER (worker, other)
 			if (worker->pending)
 				work_limit(worker, 1);
-		other->in_hand_ns = contender_in_hand(other);
-		contender_set_state(other, CONTENDER_DRAINS, now);
+		begin_drain(other, contender->since, now);
 	}
 }
 
@@ -183,17 +227,15 @@ void contender_move_on(struct contender *contender, uint64_t now)
 	switch (contender->state) {
 	case CONTENDER_OUT:
 		/* It has started its initial quanta; that is a turn, if a short one. */
-		if (contender->pending && !contender_is_drained(contender)) {
-			contender->in_hand_ns = contender_in_hand(contender);
-			contender_set_state(contender, CONTENDER_DRAINS, now);
-		}
+		if (contender->pending && !contender_is_drained(contender))
+			begin_drain(contender, now, now);
 		break;
 	case CONTENDER_DRAINS:
 		if (contender_is_drained(contender))
 			finish_drain(contender, now);
 		else if (now - contender->since > bound_of(contender))
 			fall_back(contender, now);
-		else if (now - contender->since > contender->in_hand_ns + HELP_NS)
+		else if (now - contender->alone_at > contender->in_hand_ns + HELP_NS)
 			help_joint(contender, now);
 		break;
 	case CONTENDER_OVERDUE:

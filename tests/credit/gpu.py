@@ -7,9 +7,11 @@ held the GPU.
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import support
@@ -101,11 +103,30 @@ class LoadedGpu:
         policy: Policy = Policy.ELASTIC,
         priority: Priority = Priority.NORMAL,
         gpus: int = 1,
+        first: int = 0,
     ) -> Grant:
-        slices = [
-            Slice(uuid, 8 * GIB, compute, policy, priority) for uuid in self.machine.uuids()[:gpus]
-        ]
+        uuids = self.machine.uuids()[first : first + gpus]
+        slices = [Slice(uuid, 8 * GIB, compute, policy, priority) for uuid in uuids]
         return self.machine.made(control.make(self.machine.state, name, slices))
+
+    def pair_that_meets(self, folder: Path, together: str | None) -> tuple[Tenant, Tenant]:
+        """Two grants of a quarter each whose kernels wait for each other, one on each GPU if there
+        are two."""
+        meeting = folder / "meeting"
+        meeting.write_bytes(bytes(mmap.PAGESIZE))
+        uuids = self.machine.uuids()
+        tenants = []
+        for rank in (0, 1):
+            group = f" together={together}" if together else ""
+            part = f"{uuids[rank % len(uuids)]},memory={8 * GIB},compute=25"
+            made = control.ask(self.machine.state, f"make name=rank{rank}{group} slice={part}")
+            grant = self.machine.made(str(made["grant"]))
+            environment = self.machine.inside(grant, ALIQUOT_TEST_MEETING=str(meeting))
+            tenants.append(Tenant(grant, environment, "meet", rank=rank))
+        self.tenants += tenants
+        for tenant in tenants:
+            tenant.go()
+        return tenants[0], tenants[1]
 
     def tenant(
         self, grant: Grant, kind: str = "spin", *, connections: int | None = None, **options: int

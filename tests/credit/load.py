@@ -10,9 +10,12 @@ ends. A call that fails ends the load with `failed NAME CODE`; the process stays
 from __future__ import annotations
 
 import ctypes as c
+import mmap
+import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 PTX = b"""
 .version 7.0
@@ -26,6 +29,7 @@ PTX = b"""
 NON_BLOCKING = 1
 NEVER = 1 << 62
 RELAXED = 2
+HOST_MAPPED = 3  # portable and mapped
 
 
 class CallError(Exception):
@@ -190,6 +194,32 @@ def pair(library: c.CDLL, options: dict[str, int]) -> Burst:
     return once
 
 
+def meet(library: c.CDLL, options: dict[str, int]) -> Burst:
+    """Kernels that wait for those of another process: `rank` 0 and 1, words in a shared file."""
+    gpu = Gpu(library, 0, 1)
+    with Path(os.environ["ALIQUOT_TEST_MEETING"]).open("r+b") as file:
+        page = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+    first, address = c.c_char.from_buffer(page), c.c_uint64()
+    host = c.c_void_p(c.addressof(first))
+    gpu.call("cuMemHostRegister_v2", host, c.c_size_t(mmap.PAGESIZE), HOST_MAPPED)
+    gpu.call("cuMemHostGetDevicePointer_v2", c.byref(address), host, 0)
+    mine, other = (address.value + 8 * (number ^ options["rank"]) for number in (0, 1))
+    work, arrive, wait = (gpu.function(f"aliquot_{name}") for name in ("spin", "set", "wait"))
+    steps, kept = [0], (page, first)
+
+    def once() -> None:
+        assert kept  # the GPU writes to it
+        gpu.enter()
+        for _ in range(options.get("burst", 5)):
+            steps[0] += 1
+            gpu.launch(work, gpu.streams[0], options.get("ns", 200_000))
+            gpu.launch(arrive, gpu.streams[0], mine, steps[0])
+            gpu.launch(wait, gpu.streams[0], other, steps[0])
+        gpu.synchronize()
+
+    return once
+
+
 def fault(library: c.CDLL, options: dict[str, int]) -> Burst:
     """Works for `after` bursts, then makes an illegal access."""
     gpu = Gpu(library, 0, 0)
@@ -241,7 +271,7 @@ def request(library: c.CDLL, options: dict[str, int]) -> Burst:
     return serve
 
 
-KINDS = {f.__name__: f for f in (spin, graph, memset, pair, fault, never, request)}
+KINDS = {f.__name__: f for f in (spin, graph, memset, pair, meet, fault, never, request)}
 
 
 def say(line: str) -> None:

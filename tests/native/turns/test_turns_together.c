@@ -1,0 +1,181 @@
+/* Slices of several grants whose kernels wait for each other, on one GPU and on two. */
+#include "shares.h"
+
+static struct simulated_gpu other_gpu;
+
+/* A slice of a grant that runs together with that of `with`. */
+static struct share *add_together(struct simulated_gpu *where, struct share *share,
+                                  struct turns_settings settings, const struct program *how,
+                                  struct share *with)
+{
+	share->settings = settings;
+	share->program = *how;
+	turns_add(&where->turns, &share->contender, &share->settings, with ? &with->contender : NULL,
+	          where->now);
+	simulated_gpu_add(where, &share->program, &share->contender);
+	return share;
+}
+
+static struct share *add_companion(uint32_t percent, const struct program *how, struct share *with)
+{
+	return add_together(&gpu, &shares[gpu.count], (struct turns_settings){.percent = percent}, how,
+	                    with);
+}
+
+static void meet(struct share *one, struct share *other)
+{
+	one->program.partner = &other->program;
+	other->program.partner = &one->program;
+}
+
+static uint64_t done_by(const struct share *share)
+{
+	return share->program.work.marks[0].done;
+}
+
+/* Two grants whose kernels meet, and a busy third; the quanta that the pair finished in 4 s. */
+static uint64_t run_pair(bool together)
+{
+	begin_test(50);
+	struct share *one = add_companion(25, &busy, NULL);
+	struct share *other = add_companion(25, &busy, together ? one : NULL);
+	add_share(50, &busy);
+	meet(one, other);
+	simulated_gpu_run(&gpu, 500 * MS);
+	uint64_t before_that = done_by(one);
+	run_noted(4 * SEC);
+	return done_by(one) - before_that;
+}
+
+static void kernels_of_two_grants_that_wait_for_each_other_progress_without_fallbacks(void)
+{
+	uint64_t alone = run_pair(false), fallbacks = all_fallbacks();
+	CHECK(fallbacks > 0);
+	uint64_t together = run_pair(true);
+	CHECK(all_fallbacks() == 0);
+	NEAR(said(2), 50, 1);
+	CHECK(busy_part(2, 4 * SEC) > 45);
+	/* Half of the GPU for two that spend half of it waiting: 1000 quanta of half a millisecond each,
+	 * less what the GPU takes to switch between them. */
+	CHECK(together > 700);
+	printf(
+		"4 s beside a busy neighbour: %llu quanta with %llu fallbacks; together: %llu with none\n",
+		(unsigned long long)alone, (unsigned long long)fallbacks, (unsigned long long)together);
+}
+
+static void the_weights_of_a_group_add_up(void)
+{
+	begin_test(51);
+	struct share *one = add_companion(10, &busy, NULL);
+	struct share *other = add_companion(40, &syncs, one);
+	add_share(50, &busy);
+	(void)other;
+	simulated_gpu_run(&gpu, 500 * MS);
+	run_noted(5 * SEC);
+	NEAR(said(0) + said(1), 50, 1.5);
+	NEAR(said(2), 50, 1.5);
+	CHECK(all_fallbacks() == 0);
+}
+
+/* Each counts for itself again as soon as the other has no work. */
+static void a_group_with_one_member_at_work_has_the_weight_of_that_one(void)
+{
+	begin_test(52);
+	struct share *one = add_companion(10, &busy, NULL);
+	struct share *other = add_companion(40, &busy, one);
+	add_share(40, &busy);
+	simulated_gpu_run(&gpu, 2 * SEC);
+	other->program.stopped = true;
+	simulated_gpu_run(&gpu, 200 * MS);
+	run_noted(5 * SEC);
+	NEAR(said(0), 20, 1.5);
+	NEAR(said(2), 80, 1.5);
+	other->program.stopped = false;
+	simulated_gpu_run(&gpu, 200 * MS);
+	run_noted(5 * SEC);
+	NEAR(said(2), 100.0 * 40 / 90, 1.5);
+}
+
+static void a_group_alone_on_the_gpu_has_its_gates_open(void)
+{
+	begin_test(53);
+	struct share *one = add_companion(25, &busy, NULL);
+	struct share *other = add_companion(25, &busy, one);
+	simulated_gpu_run(&gpu, 200 * MS);
+	CHECK(!gpu.turns.contended);
+	CHECK(atomic_load(&one->program.credit.credit) == ALIQUOT_OPEN);
+	CHECK(atomic_load(&other->program.credit.credit) == ALIQUOT_OPEN);
+}
+
+/* A background slice gets what others leave, whatever its group. */
+static void a_group_gives_no_window_to_another_priority(void)
+{
+	begin_test(54);
+	struct share *one = add_companion(10, &busy, NULL);
+	add_together(&gpu, &shares[gpu.count],
+	             (struct turns_settings){.percent = 90, .priority = ALIQUOT_BACKGROUND}, &busy,
+	             one);
+	add_share(90, &busy);
+	simulated_gpu_run(&gpu, 500 * MS);
+	run_noted(3 * SEC);
+	NEAR(said(0), 10, 1);
+	CHECK(busy_part(1, 3 * SEC) < 1);
+}
+
+static void a_member_that_leaves_during_the_window_takes_nobody_along(void)
+{
+	for (unsigned which = 0; which < 2; which++) {
+		begin_test(55 + which);
+		struct share *pair[2];
+		pair[0] = add_companion(25, &busy, NULL);
+		pair[1] = add_companion(25, &busy, pair[0]);
+		add_share(50, &busy);
+		simulated_gpu_run(&gpu, 300 * MS);
+		for (unsigned i = 0; i < 1000 && pair[0]->contender.state != CONTENDER_HOLDS; i++)
+			simulated_gpu_run(&gpu, 1 * MS);
+		CHECK(pair[1]->contender.state == CONTENDER_HOLDS);
+		turns_remove(&pair[which]->contender);
+		pair[which]->program.stopped = true;
+		simulated_gpu_run(&gpu, 500 * MS);
+		run_noted(2 * SEC);
+		NEAR(said(1 - which), 100.0 / 3, 1.5);
+		NEAR(said(2), 200.0 / 3, 1.5);
+	}
+}
+
+/* Two grants with a slice on each of two GPUs, all four waiting in a chain, and a neighbour on each. */
+static void a_group_holds_several_gpus_together(void)
+{
+	begin_test(60);
+	simulated_gpu_init(&other_gpu, 61);
+	struct turns_settings quarter = {.percent = 25};
+	struct share *one = add_companion(25, &busy, NULL), *two = add_companion(25, &busy, one);
+	add_share(50, &busy);
+	struct share *far_one = add_together(&other_gpu, &shares[GPU_PROGRAMS], quarter, &busy, one);
+	struct share *far_two = add_together(&other_gpu, &shares[GPU_PROGRAMS + 1], quarter, &busy,
+	                                     one);
+	struct share *far = add_together(&other_gpu, &shares[GPU_PROGRAMS + 2],
+	                                 (struct turns_settings){.percent = 50}, &busy, NULL);
+	meet(one, far_two);
+	meet(two, far_one);
+	simulated_gpus_run(&gpu, &other_gpu, 500 * MS);
+	uint64_t done = done_by(one), at = far->program.gpu_ns;
+	simulated_gpus_run(&gpu, &other_gpu, 4 * SEC);
+	CHECK(done_by(one) - done > 500);
+	CHECK((double)(far->program.gpu_ns - at) > 0.40 * 4 * SEC);
+	CHECK(all_fallbacks() + far_one->contender.figures.fallbacks +
+	          far_two->contender.figures.fallbacks ==
+	      0);
+}
+
+int main(void)
+{
+	kernels_of_two_grants_that_wait_for_each_other_progress_without_fallbacks();
+	the_weights_of_a_group_add_up();
+	a_group_with_one_member_at_work_has_the_weight_of_that_one();
+	a_group_alone_on_the_gpu_has_its_gates_open();
+	a_group_gives_no_window_to_another_priority();
+	a_member_that_leaves_during_the_window_takes_nobody_along();
+	a_group_holds_several_gpus_together();
+	return 0;
+}
