@@ -1,4 +1,4 @@
-"""Which nodes a pod fits, and which GPUs it would get there.
+"""Which node a single pod gets, with which GPUs, and the reasons if none fits.
 
 `filter` answers with the best node and reserves its GPUs for a while, so that the next pod does not
 get them. If it may offer more nodes it adds the next best, and `scores` keeps them in this order.
