@@ -1,4 +1,4 @@
-/* Turns: observing which slices have work, and charging them for GPU time. */
+/* Turns: observing which slices have work, and what GPU time each is charged. */
 #include "turns_parts.h"
 #include "turns_work.h"
 

@@ -1,4 +1,5 @@
-/* Turns: adding and removing slices and their processes, and changing their settings. */
+/* Turns: which slices contend for a GPU: adding and removing them and their processes, and changing
+ * their settings. */
 #include "turns_parts.h"
 #include "turns_work.h"
 

@@ -1,6 +1,7 @@
-/* Turns: policy, priority and weight of a slice. Internal: only the files of turns include it.
+/* Turns: what each priority and policy of a slice means: who goes first, who may hold the GPU, with
+ * which weight. Internal: only the files of turns include it.
  *
- * turns_parts.c    properties of a contender, and its weight
+ * turns_parts.c    the class of a priority, what a policy allows, weights
  * turns_members.c  adding and removing contenders and their processes
  * turns_charge.c   observing contenders, and charging them for GPU time
  * turns_window.c   starting and ending windows, giving and taking back credit

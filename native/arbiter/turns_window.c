@@ -1,5 +1,5 @@
-/* Turns: starting and ending windows, giving and taking back credit, the bound after which
- * others continue. */
+/* Turns: how long a window is and how it ends: giving and taking back credit, and the bound after
+ * which others continue. */
 #include "turns_parts.h"
 #include "turns_work.h"
 

@@ -1,5 +1,5 @@
-/* The calls that create and destroy contexts. Each context takes memory that the program does not
- * ask for.
+/* The calls that create and destroy contexts, and what a context is charged: each takes memory that
+ * the program does not ask for.
  *
  * What a context is expected to take is charged before it is created; if that does not fit, the
  * program gets "out of memory" at once. Then the arbiter measures what was really taken. It learns

@@ -1,4 +1,4 @@
-/* Pages that small allocations share.
+/* Pages that small allocations share, and when such a page is charged.
  *
  * The driver puts several allocations of at most 1 MiB into one page of 2 MiB (seen on a GPU: their
  * addresses tell which share a page). So a page is charged with the first allocation in it, and

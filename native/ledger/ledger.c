@@ -1,4 +1,5 @@
-/* See ledger.h for the model. The layout of the 64-bit words:
+/* Reserving memory in a ledger and giving it back, by 64-bit words that all processes change without a
+ * lock. See ledger.h for the model. The layout of the words:
  *
  *   word     slot:10  turn:16  units:38      units of 512 bytes: 128 TiB
  *   held              turn:16  units:38

@@ -1,4 +1,5 @@
-/* What the upper layers need of close.c; gate.h declares the rest. */
+/* Closing quanta and marking streams because of calls other than launches, such as synchronization.
+ * This is what the upper layers need of close.c; gate.h declares the rest. */
 #ifndef ALIQUOT_GATE_CLOSE_H
 #define ALIQUOT_GATE_CLOSE_H
 

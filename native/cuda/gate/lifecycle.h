@@ -1,4 +1,5 @@
-/* What the upper layers need of lifecycle.c; gate.h declares the rest. */
+/* The gates' start, and contexts: set up when created, abandoned when they break, removed when
+ * destroyed. This is what the upper layers need of lifecycle.c; gate.h declares the rest. */
 #ifndef ALIQUOT_GATE_LIFECYCLE_H
 #define ALIQUOT_GATE_LIFECYCLE_H
 

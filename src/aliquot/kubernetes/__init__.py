@@ -7,12 +7,12 @@ grant on the planned GPUs and starts the container with it. The agent reports th
 node's GPUNode, and the scheduler corrects its allocations by that.
 
 - `api`: the API server, and the objects and names that all parts use.
-- `cluster`: the shared view of nodes, GPUs, allocations and queues.
-- `extender`: the scheduler extender, which plans GPUs for pods.
-- `gangs`: gangs, which start as a whole or not at all.
+- `cluster`: the shared view of nodes, GPUs, allocations and queues: what is free and usable.
+- `extender`: the scheduler extender: which node and GPUs a pod gets, and its binding.
+- `gangs`: gangs, which start as a whole or not at all: reservations and evictions.
 - `jobs`: the controller of elastic jobs (`aliquot controller`).
 - `kubelet`: the messages of the kubelet.
-- `node`: the agent on each node (`aliquot node`).
-- `queues`: the status of Queue objects.
+- `node`: the agent on each node (`aliquot node`): gives containers their grants.
+- `queues`: the status of Queue objects; quotas and limits are decided in `placement.queues`.
 - `scheduler`: assembles the process of `aliquot scheduler`.
 """

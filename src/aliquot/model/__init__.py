@@ -1,17 +1,17 @@
-"""The values that all other packages share: grants, GPUs, requests, jobs and their units.
+"""The values that all other packages share, and the state machine of a job.
 
 All of them are immutable. Nothing here does input or output or imports another package.
 
-- `actions`: the actions that bring the workers of a job to its state.
-- `compute`: how a slice fares with its share of compute time.
+- `actions`: what a controller must do to the workers now: start, notify, kill, freeze, release.
+- `compute`: the figures of a slice's compute time: used, waits, fallbacks.
 - `errors`: the errors that Aliquot raises for people.
 - `gpu`: a GPU, its links and the processes on it.
-- `grant`: slices, and the grants that have them.
+- `grant`: slices, and the grants that have them: memory, share, policy and priority.
 - `grant_change`: a requested change of a running grant.
-- `job`: what a user submits.
-- `job_state`: the state of a job, as it is stored.
-- `lifecycle`: the transitions of a job.
-- `request`: what one worker asks for.
+- `job`: what a user submits, and the phases of a job.
+- `job_state`: the state of a job as it is stored, and what is observed of its workers.
+- `lifecycle`: which workers of a job start and stop, and when, if it grows, shrinks or fails.
+- `request`: what one worker asks for: GPUs, memory, compute, priority.
 - `units`: amounts of memory and shares of compute time, as people write them.
 """
 

@@ -1,4 +1,4 @@
-"""The actions that bring a job from what is observed to what its state says. Pure.
+"""What a controller must do to a job's workers now, so that they become what its state says. Pure.
 
 The answer depends only on the stored state and on what is observed. An action that was lost is
 due again until it is observed to be done.

@@ -1,4 +1,4 @@
-"""How a slice fares with its share of a GPU's compute time."""
+"""The figures of a slice's compute time: what it used, how it waited, how often it was late."""
 
 from __future__ import annotations
 

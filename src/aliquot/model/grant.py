@@ -1,4 +1,4 @@
-"""Slices, and the grants that have them."""
+"""Slices, and the grants that have them: memory, compute share, policy, priority and state."""
 
 from __future__ import annotations
 

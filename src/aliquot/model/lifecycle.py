@@ -1,4 +1,10 @@
-"""The life cycle of a job: one pure state machine for the pool and for Kubernetes.
+"""The life cycle of a job: which of its workers start and stop, and when. A pure state machine.
+
+The pool and Kubernetes use the same one. It decides what a start, a resize, a migration, a
+suspension, a failure or the end of a job means for its workers: which of them stay, how the others
+are stopped, and when a failed job is tried again. A `live` job that shrinks loses its workers of
+the highest ranks; any other job stops as a whole and starts at its new size. How many workers a job
+should have is decided in `placement.elastic`.
 
 A controller repeats four steps: it reads the job's state, observes its workers, writes the state
 that `advance` returns, and does the actions that `actions.due_actions` returns. It may die between

@@ -4,10 +4,10 @@ One machine, the cluster, the pool and the simulator call this package. Nothing 
 clock or the network. Most modules need numpy, which is why nothing is imported here; `core.demand`,
 `core.links`, `queues.quota` and `choose.machine` do not.
 
-- `choose`: choosing GPUs for one request, and explaining the choice.
+- `choose`: choosing GPUs for one request by a strategy, and explaining the choice.
 - `core`: demands, nodes, allocations and what fits.
 - `decide`: which gangs start, when the others are planned to, and who is preempted.
-- `elastic`: how many workers each elastic job should have.
+- `elastic`: how many workers each elastic job should have, and which jobs shrink.
 - `gangs`: placing gangs now or at a planned start.
-- `queues`: fair share, quotas, limits and preemption.
+- `queues`: whose turn it is: fair share, quotas, limits, and who may preempt whom.
 """

@@ -10,11 +10,11 @@
 - `json_files`: files of one JSON object, replaced atomically.
 - `logs`: the output of workers.
 - `processes`: processes by PID and start time.
-- `progress`: what workers' reports say about a job.
-- `schedule`: which jobs start, grow and shrink.
+- `progress`: the speed that workers report, and how long a job rests after a resize.
+- `schedule`: which jobs start, grow and shrink now, by the decision of `placement.elastic`.
 - `slots`: the folder of one worker.
 - `store`: jobs and their history in SQLite.
 - `supervisor`: the process that runs one worker.
 - `up`: brings a pool up.
-- `workers`: the workers on this machine: observing them and carrying out actions.
+- `workers`: the workers on this machine: observing them and carrying out `model.actions`.
 """

@@ -5,7 +5,7 @@
 - `control`: the client of the arbiter's control socket.
 - `diagnostics`: the checks behind `aliquot doctor`.
 - `gate_support`: whether compute shares work on a GPU.
-- `gpu_choice`: which GPUs satisfy a request, and what is free on each.
+- `gpu_choice`: which GPUs of this machine satisfy a request, and what is free on each.
 - `grant_creation`: choosing GPUs and making a grant on them.
 - `grant_resize`: changing a grant while its programs run.
 - `library`: the folder of stand-in libraries that a tenant's linker finds first.

@@ -65,6 +65,28 @@ def test_only_requested_nodes_come_back() -> None:
     assert filtered(of, make_pod(gpu=1), "n2", "other") == ("n2",)
 
 
+def test_the_best_node_is_left_out_if_kube_scheduler_does_not_name_it() -> None:
+    of = planner(make_node("n1", 8), make_node("n2", 1), make_node("n3", 8))
+    assert filtered(of, make_pod("a", gpu=1)) == ("n2",)
+    for names in (("n3", "n1"), ("n1", "n3"), ("other", "n3", "n1")):
+        assert filtered(of, make_pod("a", gpu=1), *names) == ("n1",)
+    assert not filtered(of, make_pod("a", gpu=1), "other")
+
+
+def test_a_refusal_tells_unusable_nodes_from_full_ones() -> None:
+    of = planner(make_node("n1", 1), make_node("n2", 1), make_node("n3", 0))
+    of.cluster.set_unusable("n2", "it is being repaired")
+    assert filtered(of, make_pod("a", gpu=1)) == ("n1",)
+    answer = of.filter(make_pod("b", gpu=1), ("n3", "n2", "n1", "n4"))
+    assert list(answer.refused) == ["n3", "n2", "n1", "n4"]
+    assert answer.refused["n1"] == "not enough free on enough GPUs"
+    assert answer.refused["n2"] == "it is being repaired"
+    assert answer.refused["n3"] == answer.refused["n4"] == NO_AGENT
+    assert answer.reason == "InsufficientGPUs"
+    only = of.filter(make_pod("c", gpu=2), ("n1", "n2"))
+    assert only.reason == "TooLarge"
+
+
 def test_a_reservation_is_not_free_for_the_next_pod() -> None:
     of = planner(make_node("n1", 1), make_node("n2", 1))
     first = filtered(of, make_pod("a", gpu=1))[0]

@@ -1,6 +1,6 @@
 """The API server: requests, watches and events, and the types and names that all parts use.
 
-- `backoff`: pauses between failing tries.
+- `backoff`: how long to wait between failing tries.
 - `changes`: waiting for the next change.
 - `client`: typed requests.
 - `elasticjob`: the ElasticJob object.
@@ -10,13 +10,13 @@
 - `gpunode`: the GPUNode object.
 - `leader`: leader election by a Lease.
 - `log`: logging on a cluster.
-- `names`: labels, annotations and component names.
+- `names`: the labels, annotations and component names of Aliquot.
 - `objects`: the other objects, with the fields that Aliquot uses.
 - `pages`: a small HTTP server for health and metrics.
 - `plan`: the plan of a pod, an annotation.
-- `presets`: the resource names by which pods ask for GPUs.
+- `presets`: the resource names by which pods ask for GPUs: ours and those of other projects.
 - `queue`: the Queue object.
-- `requests`: what the containers of a pod ask for.
+- `requests`: what the containers of a pod ask for, and which requests are invalid.
 - `server`: the address and credentials of an API server.
 - `times`: times as Kubernetes writes them.
 - `watch`: a copy of all objects of one kind, kept up to date.

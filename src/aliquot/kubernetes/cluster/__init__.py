@@ -1,19 +1,19 @@
 """The view of the cluster that the extender, gangs and jobs share.
 
-- `allocations`: what each workload and each queue has.
-- `cluster`: the GPUs of all nodes, with allocations and reservations.
+- `allocations`: what each workload has, and what counts for each queue's quota and limit.
+- `cluster`: what is free on all nodes now: allocations of pods, and reservations for pods.
 - `constraints`: which nodes accept a pod, by taints, selectors and affinity.
 - `demands`: what containers ask for, as demands of `placement`.
-- `elastic`: what elastic jobs can give back.
+- `elastic`: what elastic jobs can give back to a gang, and how long that takes.
 - `hardware`: a node's GPUs as `placement` knows them.
-- `membership`: which gang a pod belongs to.
-- `node_usage`: what pods use of one node's GPUs.
-- `parts`: the parts of GPUs that a pod's containers have.
-- `queue_tree`: the tree of queues, and mistakes in their specs.
+- `membership`: which gang a pod belongs to, by labels and annotations, and how long it runs.
+- `node_usage`: what pods use of one node's GPUs, by the node's report or by their plans.
+- `parts`: the parts of GPUs that a pod's containers have, and which pods can be confused.
+- `queue_tree`: the tree of queues with their quotas and limits, and mistakes in their specs.
 - `queues`: all queues, and which queue a pod is in.
 - `snapshot`: the cluster at one moment, for decisions.
-- `topology`: racks and blocks, and accepted pods, cached.
-- `usable`: which nodes can get new pods with GPUs.
+- `topology`: racks and blocks by node labels, and accepted pods, cached.
+- `usable`: what a usable node is: which nodes can get new pods with GPUs.
 - `view`: all of this as one view, fed by watches.
 - `watches`: the watches that feed a view.
 - `workloads`: live pods that ask for GPUs, and the gangs that they form.

@@ -32,7 +32,7 @@ from aliquot.placement.core.allocations import Allocations, NodeFree
 from aliquot.placement.core.snapshot import NodeHardware, empty
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -262,6 +262,14 @@ class Cluster:
     def why_unusable(self, name: str) -> str | None:
         """Why a node can get no new pods with GPUs; None if it can."""
         return self._unusable.get(name) or (None if self._has_gpus(name) else NO_AGENT)
+
+    def unusable_among(self, names: Iterable[str]) -> dict[str, str]:
+        """Those of these nodes that can get no new pods with GPUs, and why.
+
+        Up to date after a call of `chooser`; for thousands of nodes faster than one by one.
+        """
+        doubtful = (name for name in names if name in self._unusable or name not in self._rows)
+        return {name: why for name in doubtful if (why := self.why_unusable(name)) is not None}
 
     @property
     def usable_nodes(self) -> int:

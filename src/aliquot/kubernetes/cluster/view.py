@@ -117,13 +117,14 @@ class ClusterView:
         self.cluster.set_unusable(name, why_unusable(node, gpu_node, self._resources))
 
     def _count_largest(self, before: GpuNode | None, now: GpuNode | None) -> None:
-        if before is not None:
-            self._largest_gpus[_largest(before)] -= 1
-        if now is not None:
-            self._largest_gpus[_largest(now)] += 1
+        old, new = _largest(before), _largest(now)
+        if old == new:
+            return
+        self._largest_gpus[old] -= 1
+        self._largest_gpus[new] += 1
         self._largest_gpus = +self._largest_gpus
         self.queues.set_largest_gpu(max(self._largest_gpus, default=0))
 
 
-def _largest(node: GpuNode) -> int:
-    return max((gpu.memory for gpu in node.status.gpus), default=0)
+def _largest(node: GpuNode | None) -> int:
+    return max((gpu.memory for gpu in node.status.gpus), default=0) if node is not None else 0

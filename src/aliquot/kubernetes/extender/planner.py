@@ -1,4 +1,4 @@
-"""Which nodes a pod fits, and which GPUs it would get there.
+"""Which node a single pod gets, with which GPUs, and the reasons if none fits.
 
 `filter` answers with the best node and reserves its GPUs for a while, so that the next pod does not
 get them. If it may offer more nodes it adds the next best, and `scores` keeps them in this order.
@@ -201,22 +201,38 @@ class Planner:
     ) -> list[tuple[str, Parts]]:
         """The best nodes, and what the pod would get on the first one."""
         costs = self._costs(requests)
-        rows = self._rows(names)
-        cost = np.where(rows == NO_ROW, np.inf, costs[rows]) if len(rows) else np.zeros(0)
-        fitting = int(np.isfinite(cost).sum())
         if len(requests) == 1:
-            best = [names[place_] for place_ in _lowest(cost, min(fitting, count))]
+            best = self._cheapest(costs, names, count)
             return [
                 (name, self._part(requests[0], name) if name == best[0] else ()) for name in best
             ]
         found: list[tuple[str, Parts]] = []
-        for place_ in _lowest(cost, min(fitting, TRIED)):
-            parts = self.plan(requests, names[place_])
+        for name in self._cheapest(costs, names, TRIED):
+            parts = self.plan(requests, name)
             if parts is not None:
-                found.append((names[place_], parts))
+                found.append((name, parts))
             if len(found) == count:
                 break
         return found
+
+    def _cheapest(self, costs: NDArray[np.float64], names: Sequence[str], count: int) -> list[str]:
+        """The cheapest of these nodes, the cheapest first; of equal ones the one in an earlier row.
+
+        kube-scheduler sends the names of nearly all nodes, and to look them all up would take most
+        of the time of a decision. If one node is wanted, the cheapest of all is tried first.
+        """
+        name_of = self.cluster.chooser.allocations.hardware.names
+        row = int(costs.argmin()) if len(costs) else NO_ROW
+        if row == NO_ROW or costs[row] == np.inf:
+            return []
+        if count == 1 and name_of[row] in names:
+            return [name_of[row]]
+        rows = self._rows(names)
+        rows = rows[rows != NO_ROW]
+        among = np.full(len(costs), np.inf)
+        among[rows] = costs[rows]
+        fitting = int(np.isfinite(among).sum())
+        return [name_of[row] for row in _lowest(among, min(fitting, count))]
 
     def _part(self, request: ContainerRequest, node: str) -> Parts:
         """What a pod with one container gets on a node that it fits."""
@@ -225,17 +241,16 @@ class Planner:
 
     def _refusal(self, requests: Sequence[ContainerRequest], names: Sequence[str]) -> Answer:
         texts = [lack or NOT_TOGETHER for lack in self._lacks(requests)]
-        refused = {
-            name: self.cluster.why_unusable(name) or texts[self.cluster.rows[name]]
-            for name in names
-        }
+        unusable = self.cluster.unusable_among(names)
+        lacks = map(texts.__getitem__, self._rows(names).tolist())
+        refused = dict(zip(names, lacks, strict=True)) | unusable
         counts = Counter(refused.values())
         parts = [f"{count_nodes(count)}: {why}" for why, count in _sorted(counts)]
         asked = "; ".join(f"container {one.container!r} asks for {one}" for one in requests)
         message = f"fits none of {count_nodes(len(names))} ({'; '.join(parts)}). {asked}."
         if Lack.TOO_SMALL in counts:
             message += self._at_most(requests, refused)
-        usable = {why for name, why in refused.items() if not self.cluster.why_unusable(name)}
+        usable = {why for name, why in refused.items() if name not in unusable}
         never = usable and usable <= PERMANENT
         return Answer((), refused, "TooLarge" if never else "InsufficientGPUs", message)
 

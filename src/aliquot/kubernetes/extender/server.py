@@ -1,4 +1,4 @@
-"""The extender's HTTP API: kube-scheduler's calls, health, and metrics.
+"""The extender's HTTP API: answers to kube-scheduler's calls, health, and metrics.
 
 kube-scheduler takes only HTTP 200 as an answer; after anything else it tries the pod again later.
 So a replica that may not decide answers 503, and is not ready.

@@ -1,4 +1,4 @@
-"""What a gang does next: one pure state machine. Transitions of `GangState`, and what is due.
+"""What a gang does next: when it gives up, opens gates and evicts. A pure state machine.
 
 The controller repeats four steps: it observes, advances each gang, applies the decision over all
 gangs that wait, and does what is due: it writes Gang objects, opens gates and evicts pods. It may

@@ -1,4 +1,4 @@
-"""What the gang controller observes: each gang by itself, and the input of a decision over all.
+"""Whether a gang may be planned yet, and all that a step or a decision needs to know about it.
 
 `Observer.observe` says what `lifecycle.advance` needs to know about one gang. `Observer.ready` and
 `Observer.snapshot` collect all gangs that can be planned, together with all that runs and all

@@ -1,4 +1,4 @@
-"""One decision over all gangs: observe, decide in a thread, apply.
+"""When and how all gangs are decided again: observe, decide in a thread, apply.
 
 The decision is made on a copy of the allocations while everything else goes on. So it is applied as
 far as it is still possible (`apply`).

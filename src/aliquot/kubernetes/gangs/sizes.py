@@ -1,4 +1,4 @@
-"""How many members a gang has, and how many of them exist.
+"""How many members a gang has, and whether all of them exist.
 
 A gang's pods say its size, or an object does: a PodGroup, a JobSet, a job of Kubeflow.
 `SourceSizes` reads those objects when a gang needs its size, and again while the gang gathers.

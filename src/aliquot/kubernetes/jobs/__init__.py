@@ -4,12 +4,12 @@
 - `apply`: carries out a job's due actions through the API server.
 - `codec`: turns a job's state into its status field and back.
 - `controller`: observes, steps and applies every job, and decides their sizes.
-- `manifests`: the pods and the service of a job.
-- `observe`: a job's pods as the workers of its state machine.
+- `manifests`: the pods and the service of a job: names, variables, gang.
+- `observe`: a job's pods as the workers of its state machine: who failed, who was disrupted.
 - `run`: assembles the process: watches, leader election, HTTP pages.
-- `sizes`: which jobs start, grow and shrink.
+- `sizes`: which jobs start, grow and shrink now, by the decision of `placement.elastic`.
 - `spec`: reads an ElasticJob's spec as a job.
-- `step`: one step of a job's state machine, and the status that follows.
+- `step`: one step of a job's state machine (`model.lifecycle`), and its status.
 
 A worker is a pod NAME-RANK. Its slot is the generation and rank in the pod's labels. The API server
 allows no two pods with one name, so no rank has two workers. The workers that one generation adds

@@ -1,4 +1,4 @@
-"""A job's pods as the workers of its state machine. Pure.
+"""A job's pods as the workers of its state machine: who failed, who was only disrupted. Pure.
 
 A pod without a node is not a worker yet. A pod with a node has GPUs until it has ended. For a slot
 without a pod the answer follows from the job's state:

@@ -1,4 +1,4 @@
-"""One step of a job: from what is observed to its next state and its status. Pure."""
+"""One step of a job by `model.lifecycle`: from what is observed to state and status. Pure."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
 - `pods`: the node's pods that ask for GPUs, and events on them.
 - `grants`: what a container gets: allocations, checkpoint, placement, release, resize.
 - `deviceplugin`: the device plugins, by which the kubelet asks for grants.
-- `health`: the health of the GPUs.
+- `health`: GPUs that turn unhealthy or recover: their allocations, and events about them.
 - `processes`: GPU use outside every grant, and images in which no driver can run.
 - `tenant_files`: looking safely at the untrusted files of a container.
 - `publish`: the node's GPUNode object.

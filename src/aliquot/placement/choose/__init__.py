@@ -4,7 +4,7 @@
 - `defragment`: which slices to move so that a waiting request fits.
 - `explain`: what each node lacks or costs for a request.
 - `fgd`: the published fragmentation strategy (FGD), to compare with.
-- `forecast`: what is likely to be asked for next.
+- `forecast`: what is likely to be asked for next, and what a node is worth for it.
 - `machine`: choosing on one machine, without numpy.
 - `strategies`: how GPUs are weighed: fragmentation, pack, spread and others.
 """

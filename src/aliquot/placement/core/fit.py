@@ -138,8 +138,7 @@ def lacks_of(allocations: Allocations, demand: Demand) -> list[Lack | None]:
     ]
     if demand.models:
         lacks.insert(0, (Lack.MODEL, ~allocations.hardware.models_allowed(demand.models)))
-    found: list[Lack | None] = [None] * len(rows.index)
+    found = np.full(len(rows.index), None, dtype=object)
     for lack, nodes in reversed(lacks):
-        for node in np.flatnonzero(nodes):
-            found[node] = lack
-    return found
+        found[nodes] = lack
+    return list(found)

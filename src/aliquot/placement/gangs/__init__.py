@@ -1,8 +1,8 @@
 """Placing gangs, all members or none, now or at a planned start.
 
-- `backfill`: planned starts in fair-share order, and small work in the gaps before them.
+- `backfill`: when each waiting gang starts: planned starts in order, small work in the gaps.
 - `domains`: nodes, racks and blocks that may hold a gang, in the order they are tried.
-- `plan`: placements for one gang on the allocations as they are.
+- `plan`: the GPUs of one gang's members, as near to each other as possible.
 - `search`: an exhaustive search for small gangs.
 - `timeline`: what will be free when.
 """

@@ -1,9 +1,9 @@
-"""Queues: fair share, quotas, limits, and preemption to get quota back.
+"""Queues: whose turn it is by fair share, quotas and limits, and who is preempted for whom.
 
-- `eligibility`: who may preempt whom.
+- `eligibility`: who may preempt whom, by quotas and priorities.
 - `eviction_trial`: whether a gang would fit if some running gangs were evicted.
-- `preempt`: which gangs to evict for one gang.
-- `question`: what a decision is made from.
-- `quota`: quotas, borrowing, limits and the fair-share order.
-- `reclaim`: the preemptions of one decision, and which elastic jobs shrink instead.
+- `preempt`: which running gangs to evict for one gang: the least work lost.
+- `question`: what a decision is made from (`DecisionInput`).
+- `quota`: quotas, borrowing and limits, and which waiting gang is next by fair share.
+- `reclaim`: which waiting gangs preempt now, and which elastic jobs shrink instead.
 """

@@ -1,4 +1,4 @@
-"""Who may preempt whom: one gang, against everything that runs or is planned.
+"""Who may preempt whom, by quotas and priorities: one gang, against all that runs or is planned.
 
 What a queue uses decides: all running work counts, whether it may be evicted now or not. Planned
 starts of earlier gangs count on the gang's own side, as if they ran: two gangs of a queue do not
