@@ -9,6 +9,7 @@
 #include "measure.h"
 #include "options.h"
 #include "tenants.h"
+#include "unjoined.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -81,7 +82,9 @@ static void prepare_process(void)
 
 static void on_snapshot(struct observer *observer, unsigned gpu)
 {
-	cleanup_on_snapshot(CONTAINER(observer, struct arbiter, observer), gpu);
+	struct arbiter *arbiter = CONTAINER(observer, struct arbiter, observer);
+	cleanup_on_snapshot(arbiter, gpu);
+	unjoined_on_snapshot(arbiter, gpu);
 }
 
 static bool start(struct arbiter *arbiter, const struct options *options, struct failure *failure)
@@ -146,6 +149,7 @@ int arbiter_run(const struct options *options, struct state *state, struct super
 		.supervision = supervision,
 		.linger_ns = options->linger_seconds * SECOND_NS,
 		.foreground = options->foreground,
+		.ends_unjoined = options->ends_unjoined,
 		.linger.fire = on_linger_over,
 		.cleanup.fire = cleanup_on_timer,
 		.measure.fire = measure_on_timer,

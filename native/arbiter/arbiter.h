@@ -27,6 +27,9 @@ struct arbiter {
 	uint64_t linger_ns; /* 0: never ends by itself */
 	bool foreground;
 
+	bool ends_unjoined; /* processes in a grant's cgroup that have not joined are killed */
+	struct unjoined *unjoined;
+
 	struct grant *grants;
 	unsigned grant_count;
 	struct timer linger;

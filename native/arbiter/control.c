@@ -6,8 +6,10 @@
 #include "grants.h"
 #include "identity.h"
 #include "log.h"
+#include "measure.h"
 #include "resize.h"
 #include "status.h"
+#include "unjoined.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -115,6 +117,24 @@ static bool answer_set_state(struct connection *connection, const struct control
 	return true;
 }
 
+static bool answer_set_cgroup(struct connection *connection, const struct control_request *request,
+                              struct failure *failure)
+{
+	struct arbiter *arbiter = connection->arbiter;
+	if (!is_privileged(connection)) /* what is in the cgroup may be ended */
+		return failure_set(failure, "not-allowed",
+		                   "only root and the arbiter's user may set the cgroup of a grant");
+	struct grant *grant = grant_find_for_change(arbiter, request->name, geteuid(), failure);
+	if (!grant || !unjoined_set_cgroup(grant, request->cgroup, failure))
+		return false;
+	measure_start(arbiter);
+	json_open(&connection->reply, NULL, '{');
+	json_string(&connection->reply, "name", request->name);
+	json_string(&connection->reply, "cgroup", request->cgroup);
+	json_close(&connection->reply, '}');
+	return true;
+}
+
 static bool answer_end(struct connection *connection, const struct control_request *request,
                        struct failure *failure)
 {
@@ -185,6 +205,8 @@ static bool answer(struct connection *connection, size_t length, struct failure 
 		return answer_resize(connection, &request, failure);
 	case CONTROL_SET_STATE:
 		return answer_set_state(connection, &request, failure);
+	case CONTROL_SET_CGROUP:
+		return answer_set_cgroup(connection, &request, failure);
 	case CONTROL_END:
 		return answer_end(connection, &request, failure);
 	case CONTROL_STOP:

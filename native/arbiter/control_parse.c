@@ -182,6 +182,16 @@ static const char *parse_state(struct text text, struct control_request *out)
 	return out->has_state ? NULL : "a grant is active, switching or parked";
 }
 
+static const char *parse_cgroup(struct text text, struct control_request *out)
+{
+	if (*out->cgroup)
+		return "a setting is given twice";
+	if (!cgroup_is_path(text.at, text.length))
+		return "path must be the absolute path of a cgroup, and not the root";
+	memcpy(out->cgroup, text.at, text.length);
+	return NULL;
+}
+
 static bool takes_slices(const struct control_request *request)
 {
 	return request->kind == CONTROL_MAKE || request->kind == CONTROL_RESIZE;
@@ -192,6 +202,7 @@ static const char *const settings_of[] = {
 	[CONTROL_MAKE] = "make takes name=NAME, kept=1, together=NAME and slice=...",
 	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1 and slice=...",
 	[CONTROL_SET_STATE] = "set-state takes name=NAME and to=active, switching or parked",
+	[CONTROL_SET_CGROUP] = "set-cgroup takes name=NAME and path=PATH",
 	[CONTROL_END] = "end takes name=NAME",
 };
 
@@ -211,6 +222,8 @@ static const char *parse_grant_setting(struct text value, struct control_request
 		return parse_switch(value, &out->gradual);
 	if (has_value && out->kind == CONTROL_SET_STATE && equals(key, "to"))
 		return parse_state(value, out);
+	if (has_value && out->kind == CONTROL_SET_CGROUP && equals(key, "path"))
+		return parse_cgroup(value, out);
 	return settings_of[out->kind];
 }
 
@@ -226,8 +239,9 @@ static const char *parse_grant(struct text rest, bool more, struct control_reque
 		return "a request about a grant needs name=NAME";
 	if (!out->slice_count && takes_slices(out))
 		return "make and resize need at least one slice=...";
-	return out->kind == CONTROL_SET_STATE && !out->has_state ? settings_of[CONTROL_SET_STATE]
-	                                                         : NULL;
+	bool lacks = (out->kind == CONTROL_SET_STATE && !out->has_state) ||
+	             (out->kind == CONTROL_SET_CGROUP && !*out->cgroup);
+	return lacks ? settings_of[out->kind] : NULL;
 }
 
 int control_parse(const char *line, size_t len, struct control_request *out, const char **error)
@@ -243,6 +257,7 @@ int control_parse(const char *line, size_t len, struct control_request *out, con
 	if (known && out->kind >= CONTROL_MAKE)
 		*error = parse_grant(rest, more, out);
 	else if (!known || more)
-		*error = "a request is status, stop, or make, resize, set-state or end with name=NAME";
+		*error = "a request is status, stop, or make, resize, set-state, set-cgroup or end with "
+		         "name=NAME";
 	return *error ? -1 : 0;
 }

@@ -6,6 +6,7 @@
  *        slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
  *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
  *   set-state name=NAME to=active|switching|parked
+ *   set-cgroup name=NAME path=PATH
  *   end name=NAME
  *
  * A resized slice names at least one setting; settings it does not name stay as they are. Exactly one
@@ -16,6 +17,7 @@
 #define ARBITER_CONTROL_PARSE_H
 
 #include "aliquot/layout.h"
+#include "cgroup.h"
 
 #include <stdbool.h>
 
@@ -28,6 +30,7 @@ enum control_kind {
 	CONTROL_MAKE, /* from here on: about a grant */
 	CONTROL_RESIZE,
 	CONTROL_SET_STATE,
+	CONTROL_SET_CGROUP,
 	CONTROL_END,
 };
 
@@ -56,6 +59,7 @@ struct control_request {
 	bool gradual;                     /* resize: lower memory only as far as its use allows */
 	bool has_state;
 	enum aliquot_grant_state grant_state; /* set-state: the new state */
+	char cgroup[CGROUP_PATH_SIZE]; /* set-cgroup: as the arbiter reads it in /proc/PID/cgroup */
 	uint32_t slice_count;
 	struct control_slice slices[ALIQUOT_MAX_GPUS];
 };

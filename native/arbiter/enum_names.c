@@ -38,8 +38,13 @@ static const char *const turns[] = {
 	[CONTENDER_OVERDUE] = "overdue", [CONTENDER_EXEMPT] = "exempt",
 };
 static const char *const requests[] = {
-	[CONTROL_STATUS] = "status", [CONTROL_STOP] = "stop",           [CONTROL_MAKE] = "make",
-	[CONTROL_RESIZE] = "resize", [CONTROL_SET_STATE] = "set-state", [CONTROL_END] = "end",
+	[CONTROL_STATUS] = "status",
+	[CONTROL_STOP] = "stop",
+	[CONTROL_MAKE] = "make",
+	[CONTROL_RESIZE] = "resize",
+	[CONTROL_SET_STATE] = "set-state",
+	[CONTROL_SET_CGROUP] = "set-cgroup",
+	[CONTROL_END] = "end",
 };
 
 const struct enum_names enum_names_policy = NAMES(policies);

@@ -9,6 +9,7 @@
 #include "joining.h"
 #include "log.h"
 #include "processes.h"
+#include "unjoined.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -72,6 +73,7 @@ static void release(struct grant *grant)
 {
 	struct arbiter *arbiter = grant->arbiter;
 	connections_close_of(arbiter, grant);
+	unjoined_forget(grant);
 	processes_discard_all(grant);
 	credit_remove_grant(grant);
 	loop_unwatch(&arbiter->loop, &grant->listener);

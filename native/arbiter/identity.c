@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,7 +19,7 @@
 #define SYS_pidfd_open 434
 #endif
 
-static ssize_t read_proc(int32_t pid, const char *file, char *out, size_t size)
+ssize_t identity_read_file(int32_t pid, const char *file, char *out, size_t size)
 {
 	char path[64];
 	snprintf(path, sizeof(path), "/proc/%d/%s", pid, file);
@@ -51,7 +52,7 @@ static const char *stat_field(const char *at, int number)
 static int read_stat(int32_t pid, struct stat_line *out)
 {
 	char stat[1024];
-	ssize_t used = read_proc(pid, "stat", stat, sizeof(stat));
+	ssize_t used = identity_read_file(pid, "stat", stat, sizeof(stat));
 	if (used == -ENOENT)
 		return -ESRCH;
 	if (used < 0)
@@ -80,6 +81,15 @@ int identity_start_time(int32_t pid, uint64_t *out)
 	if (!error)
 		*out = line.start_time;
 	return error;
+}
+
+bool identity_is_in_other_namespace(int32_t pid)
+{
+	char path[64];
+	struct stat own, other;
+	snprintf(path, sizeof(path), "/proc/%d/ns/pid", pid);
+	return !stat("/proc/self/ns/pid", &own) && !stat(path, &other) &&
+	       (own.st_ino != other.st_ino || own.st_dev != other.st_dev);
 }
 
 bool identity_is_reused(int32_t pid, uint64_t start_time)
@@ -224,7 +234,7 @@ void identity_close(const struct identity *identity)
 void identity_name(int32_t pid, char name[PROCESS_NAME_SIZE])
 {
 	char comm[64];
-	ssize_t used = read_proc(pid, "comm", comm, sizeof(comm));
+	ssize_t used = identity_read_file(pid, "comm", comm, sizeof(comm));
 	if (used > 0 && comm[used - 1] == '\n')
 		used--;
 	if (used <= 0) {

@@ -7,7 +7,9 @@
 #define ARBITER_IDENTITY_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define PROCESS_NAME_SIZE 16 /* the kernel's own length of a task's name */
 
@@ -42,8 +44,11 @@ int identity_reopen(int32_t pid, uint64_t start_time);
 
 bool identity_is_alive(int pidfd);
 
-/* When the process started. 0, or -errno. */
+/* When the process started; 0, or -errno. */
 int identity_start_time(int32_t pid, uint64_t *out);
+
+/* Whether it is in another pid namespace than this process; false also if the kernel does not say. */
+bool identity_is_in_other_namespace(int32_t pid);
 
 /* Whether a later process has the pid now. */
 bool identity_is_reused(int32_t pid, uint64_t start_time);
@@ -52,6 +57,9 @@ bool identity_is_reused(int32_t pid, uint64_t start_time);
 struct image identity_image(int32_t pid);
 /* False also if one of them is unknown. */
 bool identity_is_other_image(const struct image *one, const struct image *other);
+
+/* Reads a file of /proc/PID into `out`, which ends with 0. Its length, or -errno. */
+ssize_t identity_read_file(int32_t pid, const char *file, char *out, size_t size);
 
 /* The process's name as the kernel has it, which may contain any bytes; "?" if it is gone. */
 void identity_name(int32_t pid, char name[PROCESS_NAME_SIZE]);

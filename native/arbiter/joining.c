@@ -5,6 +5,7 @@
 #include "grant_files.h"
 #include "log.h"
 #include "measure.h"
+#include "unjoined.h"
 
 #include <errno.h>
 #include <string.h>
@@ -101,6 +102,7 @@ static struct process *join_new(struct grant *grant, const struct identity *who,
 	process->image = who->image;
 	write_slot(process, inner_pid);
 	measure_start(grant->arbiter);
+	unjoined_on_join(process);
 	log_event("grant %s: process %d joined (slot %u)", grant->name, who->pid, slot);
 	return process;
 }
@@ -223,6 +225,7 @@ static int recover_slot(struct grant *grant, uint32_t slot)
 	/* How much it used when its context was new is unknown now. */
 	process->measured = UINT32_MAX;
 	process->image = identity_image(process->pid);
+	unjoined_on_join(process);
 	int error = loop_watch(&grant->arbiter->loop, &process->death, pidfd, EPOLLIN);
 	if (error) {
 		close(pidfd);

@@ -2,6 +2,7 @@
 
 #include "aliquot/ledger.h"
 #include "findings.h"
+#include "unjoined.h"
 
 #define PERIOD_NS (500 * MILLISECOND_NS)
 #define ATTEMPTS 4
@@ -205,6 +206,6 @@ void measure_on_timer(struct timer *timer)
 
 void measure_start(struct arbiter *arbiter)
 {
-	if (arbiter->live_count && !arbiter->measure.due)
+	if ((arbiter->live_count || unjoined_is_watching(arbiter)) && !arbiter->measure.due)
 		loop_timer_set(&arbiter->loop, &arbiter->measure, loop_now() + PERIOD_NS);
 }

@@ -32,6 +32,7 @@ struct gpu {
 	uint64_t memory_bytes;  /* for programs: all, less what the driver reserves */
 	uint64_t context_bytes; /* size of one context, the smallest measured; 0: not yet known */
 	bool estimates;         /* there was a context, and NVML had no figure for it (measure.h) */
+	uint64_t compared_at;   /* unjoined.h's: the snapshot that was last compared with the cgroups */
 };
 
 struct gpu_client {

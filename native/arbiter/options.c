@@ -5,11 +5,15 @@
 #include <string.h>
 
 static const char usage[] =
-	"usage: aliquot-arbiter --state DIR --nvml PATH [--linger SECONDS] [--foreground]\n"
+	"usage: aliquot-arbiter --state DIR --nvml PATH [--linger SECONDS] [--unjoined POLICY]\n"
+	"                       [--foreground]\n"
 	"Decides which program may use a GPU now. `aliquot run` starts it; you rarely need to.\n"
 	"  --state DIR        directory of the grants; one arbiter per directory\n"
 	"  --nvml PATH        the libnvidia-ml.so.1 to use\n"
 	"  --linger SECONDS   end this long after the last grant has ended (0, the default: never)\n"
+	"  --unjoined POLICY  what to do with a process that uses a GPU in a grant's cgroup and has "
+	"not\n"
+	"                     joined the grant: report (the default), or end\n"
 	"  --foreground       do not go into the background; log to stderr\n"
 	"example: aliquot-arbiter --state /run/aliquot --nvml libnvidia-ml.so.1 --foreground\n";
 
@@ -44,7 +48,7 @@ int options_parse(int argc, char **argv, struct options *out)
 			continue;
 		}
 		bool known = !strcmp(option, "--state") || !strcmp(option, "--nvml") ||
-		             !strcmp(option, "--linger");
+		             !strcmp(option, "--linger") || !strcmp(option, "--unjoined");
 		if (!known)
 			return usage_error("unknown option ", option);
 		if (++i == argc)
@@ -53,7 +57,11 @@ int options_parse(int argc, char **argv, struct options *out)
 			out->state = argv[i];
 		else if (!strcmp(option, "--nvml"))
 			out->nvml = argv[i];
-		else if (!parse_seconds(argv[i], &out->linger_seconds))
+		else if (!strcmp(option, "--unjoined")) {
+			out->ends_unjoined = !strcmp(argv[i], "end");
+			if (!out->ends_unjoined && strcmp(argv[i], "report"))
+				return usage_error("not report or end: ", argv[i]);
+		} else if (!parse_seconds(argv[i], &out->linger_seconds))
 			return usage_error("not a number of seconds: ", argv[i]);
 	}
 	if (!out->state || !*out->state)

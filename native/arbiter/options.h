@@ -11,6 +11,7 @@ struct options {
 	const char *state;
 	const char *nvml;
 	unsigned linger_seconds; /* 0: never ends by itself */
+	bool ends_unjoined;      /* see unjoined.h */
 	bool foreground;
 };
 

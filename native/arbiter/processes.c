@@ -13,7 +13,7 @@ struct aliquot_process *processes_page(const struct process *process)
 
 void processes_sum_driver_bytes(struct grant *grant, uint32_t slice)
 {
-	uint64_t sum = 0;
+	uint64_t sum = grant->unjoined_bytes[slice];
 	for (uint32_t slot = 0; slot < grant->process_end; slot++)
 		if (grant->processes[slot])
 			sum += atomic_load(&grant->limits->processes[slot].driver_bytes[slice]);

@@ -100,7 +100,7 @@ void processes_discard_all(struct grant *grant);
 /* Drops processes that have become a program which uses no GPU. */
 void processes_drop_replaced(struct grant *grant);
 
-/* Sets slices[i].driver_bytes to the sum over its processes. */
+/* Sets slices[i].driver_bytes to the sum over its processes, also those that have not joined. */
 void processes_sum_driver_bytes(struct grant *grant, uint32_t slice);
 
 #endif

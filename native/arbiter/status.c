@@ -5,6 +5,7 @@
 #include "enum_names.h"
 #include "grants.h"
 #include "processes.h"
+#include "unjoined.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -188,6 +189,7 @@ static void write_grant(struct grant *grant, struct json *out)
 	json_number(out, "created", limits ? limits->created_ns / SECOND_NS : 0);
 	json_string(out, "together", limits && *limits->together ? limits->together : NULL);
 	json_string(out, "broken", *grant->broken ? grant->broken : NULL);
+	unjoined_write(grant, out);
 	json_open(out, "slices", '[');
 	for (uint32_t i = 0; i < grant->slice_count; i++)
 		write_slice(grant, i, out);
