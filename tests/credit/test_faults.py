@@ -9,6 +9,7 @@ import time
 import pytest
 
 import support
+from aliquot.slices import control
 from credit.gpu import LoadedGpu, Tenant
 
 pytestmark = pytest.mark.shares
@@ -79,6 +80,7 @@ def test_the_arbiters_death_opens_all_gates_and_a_restart_resumes_turns(
     for _ in range(3):
         os.kill(gpu.machine.status()["serving_pid"], signal.SIGKILL)
         assert seconds_for_bursts(neighbour) < BOUND + SLACK
+        support.wait_until(lambda: control.answers(gpu.machine.state))
     shares = gpu.shares(neighbour, other, gpu_seconds=1)
     assert shares.arbiter == pytest.approx([100 * 50 / 70, 100 * 20 / 70], abs=2), shares
 
