@@ -73,7 +73,7 @@ def accuracy(cases: Cases) -> str:
         "SM clock, MHz (alone)",
         "summed speed",
         "arbiter's CPU",
-        "fall-backs",
+        "fallbacks",
     )
     return markdown(heads, rows) if rows else ""
 

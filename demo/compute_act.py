@@ -158,13 +158,13 @@ class ComputeAct:
         )
 
     def turns_were_kept(self) -> None:
-        """Check that the shares came from turns, with hardly any fall-back."""
+        """Check that the shares came from turns, with hardly any fallback."""
         assert self.arbiter is not None  # noqa: S101 - found before the first look
         found = computes(control.status(self.arbiter))
         late = sum(found[one.name].fallbacks for one in self.tenants)
         turns = sum(found[one.name].handovers for one in self.tenants)
         self.stage.check(
-            f"{turns:,} turns were taken, {late} of them ended in a fall-back",
+            f"{turns:,} turns were taken, {late} of them ended in a fallback",
             late <= turns / 100,
         )
 

@@ -174,6 +174,6 @@ def check(
     ]
     if counted:
         context.at_most("by the programs' speed off by", max(counted), POINTS_BY_SPEED, "points")
-    context.at_most("fall-backs", sum(context.found["fallbacks"]), 0)
+    context.at_most("fallbacks", sum(context.found["fallbacks"]), 0)
     context.at_most("arbiter's CPU", context.found["credit_cpu_percent"], MOST_CPU_PERCENT, "%")
     context.holds("gates work", value=all(one == "work" for one in context.found["gates"]))

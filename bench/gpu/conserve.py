@@ -85,7 +85,7 @@ def measure(context: Context, workload: str, count: int, rounds: int) -> None:
     least = LEAST_OF_TWO if count == 2 else LEAST_OF_EIGHT
     context.at_least("summed speed over one alone", summed["credit"], least)
     context.at_least("the same over time-slicing's", summed["credit"] / summed["time-slicing"], 1.0)
-    context.at_most("fall-backs", fallbacks, 0)
+    context.at_most("fallbacks", fallbacks, 0)
 
 
 # --- one goes idle and comes back

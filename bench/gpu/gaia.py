@@ -118,7 +118,7 @@ def measure_partition(context: Context, specs: list[Spec], seconds: float) -> No
     context.at_least("summed speed over one alone", sum(speeds), LEAST_SUMMED)
     off = max(100 * abs(speed - equal) / sum(speeds) for speed in speeds)
     context.at_most("furthest from an equal part", off, POINTS, "points")
-    context.at_most("fall-backs", sum(context.found["fallbacks"]), 0)
+    context.at_most("fallbacks", sum(context.found["fallbacks"]), 0)
 
 
 # --- isolation

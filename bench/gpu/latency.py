@@ -128,7 +128,7 @@ def tell(
     context.at_most("p99 over time-slicing's", p99 / others, MOST_OF_TIME_SLICING)
     context.tell(f"p99 over p99 alone (to try for: {MOST_OF_ALONE:g})", p99 / alone)
     context.at_least("training over its speed alone", credit["training"], LEAST_TRAINING)
-    context.at_most("fall-backs", fallbacks, 0)
+    context.at_most("fallbacks", fallbacks, 0)
 
 
 def quantile(values: list[float], part: float) -> float | None:

@@ -82,6 +82,13 @@ def test_workers_of_elastic_jobs_name_the_scheduler_that_serves_them(
     assert f"- --scheduler-name={served}\n" in text
 
 
+def test_scheduler_and_controller_read_racks_and_blocks_from_the_same_labels(helm: None) -> None:
+    objects = chart.objects(chart.render("gangs.rackLabel=my/rack", "gangs.blockLabel=my/block"))
+    for name in ("aliquot-scheduler", "aliquot-controller"):
+        args = container_of(find(objects, "Deployment", name))["args"]
+        assert {"--rack-label=my/rack", "--block-label=my/block"} <= set(args)
+
+
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [

@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from aliquot.cli.on_cluster import (
+    BlockLabel,
     Host,
     Kubeconfig,
     LeaseNamespace,
     Names,
     Port,
+    RackLabel,
     needs_extra,
     split_names,
 )
@@ -46,6 +48,8 @@ def controller(  # noqa: PLR0913, PLR0917 - one for each option
             "--resize-every.",
         ),
     ] = None,
+    rack_label: RackLabel = "",
+    block_label: BlockLabel = "",
     lease: Annotated[
         str, typer.Option(help="The name of the Lease for leader election.")
     ] = "aliquot-controller",
@@ -58,6 +62,7 @@ def controller(  # noqa: PLR0913, PLR0917 - one for each option
     """
     with needs_extra():
         from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415
+        from aliquot.kubernetes.cluster.topology import Labels  # noqa: PLC0415
         from aliquot.kubernetes.jobs.run import ControllerOptions, serve  # noqa: PLC0415 - needs the extra
         from aliquot.placement.elastic.resize import Rules  # noqa: PLC0415
     options = ControllerOptions(
@@ -66,6 +71,7 @@ def controller(  # noqa: PLR0913, PLR0917 - one for each option
         port=port,
         presets=split_names(names),
         scheduler=scheduler_name,
+        labels=Labels.preferring(rack_label, block_label),
         lease=lease,
         namespace=namespace,
         rules=Rules(

@@ -27,6 +27,12 @@ Names = Annotated[
         "several separated by commas.",
     ),
 ]
+RackLabel = Annotated[
+    str, typer.Option(help="A node label that names the rack, tried before the usual ones.")
+]
+BlockLabel = Annotated[
+    str, typer.Option(help="A node label that names the block, tried before the usual ones.")
+]
 LeaseNamespace = Annotated[
     str, typer.Option(help="The namespace of the Lease. Default: the namespace it runs in.")
 ]

@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from aliquot.cli.on_cluster import (
+    BlockLabel,
     Host,
     Kubeconfig,
     LeaseNamespace,
     Names,
     Port,
+    RackLabel,
     needs_extra,
     split_names,
 )
@@ -64,12 +66,8 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
             min=1, metavar="SECONDS", help="How long a pod without a duration is assumed to run."
         ),
     ] = 3600.0,
-    rack_label: Annotated[
-        str, typer.Option(help="A node label that names the rack, tried before the usual ones.")
-    ] = "",
-    block_label: Annotated[
-        str, typer.Option(help="A node label that names the block, tried before the usual ones.")
-    ] = "",
+    rack_label: RackLabel = "",
+    block_label: BlockLabel = "",
     namespace: LeaseNamespace = "",
 ) -> None:
     """Run the scheduler extender, which plans the GPUs of pods for kube-scheduler.
@@ -85,6 +83,7 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
         import uvloop  # noqa: PLC0415 - needs the extra
 
         from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415
+        from aliquot.kubernetes.cluster.topology import Labels  # noqa: PLC0415
         from aliquot.kubernetes.extender.serve import Address  # noqa: PLC0415
         from aliquot.kubernetes.gangs.controller import gang_options  # noqa: PLC0415
         from aliquot.kubernetes.scheduler import SchedulerOptions, serve  # noqa: PLC0415
@@ -96,7 +95,9 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
         offer=offer,
         lease=lease,
         namespace=namespace,
-        gangs=gang_options(gang_grace, assumed_duration, rack_label, block_label),
+        gangs=gang_options(
+            gang_grace, assumed_duration, Labels.preferring(rack_label, block_label)
+        ),
     )
     set_up_log()
     uvloop.run(serve(options))

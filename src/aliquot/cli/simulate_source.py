@@ -1,4 +1,4 @@
-"""What `aliquot simulate` and `aliquot explain` work on: files of two formats, or a made-up day."""
+"""The nodes and pods of `aliquot simulate` and `explain`: from two file formats, or generated."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TraceSource:
             )
         if self.day is not None and self.arrive is not None:
             raise InvalidValueError(
-                "--arrive is for openb's lists: a made-up day has times of its own",
+                "--arrive is for openb's lists: a generated day has times of its own",
                 "Leave out --arrive.",
             )
 
@@ -62,7 +62,7 @@ class TraceSource:
         if self.nodes is None or self.pods is None:
             raise InvalidValueError(
                 "there is nothing to simulate",
-                "Give --nodes NODES.csv and --pods PODS.csv, or --day 16 for a made-up day on 16"
+                "Give --nodes NODES.csv and --pods PODS.csv, or --day 16 for a generated day on 16"
                 " nodes.",
             )
         return self.nodes, self.pods
@@ -119,7 +119,7 @@ def of_openb(source: TraceSource) -> tuple[list[NodeHardware], list[OpenbPod]]:
 def timed(
     source: TraceSource, seed: int
 ) -> tuple[list[NodeHardware], list[trace.Arrival], dict[str, Queue]]:
-    """The nodes, gangs and queues of a trace with times, or of a made-up day."""
+    """The nodes, gangs and queues of a trace with times, or of a generated day."""
     if source.day is not None:
         specs, arrivals = generate.cluster(source.day), generate.day(source.day, seed)
     else:

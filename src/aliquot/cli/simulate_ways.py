@@ -71,7 +71,7 @@ FIGURES: tuple[tuple[str, Callable[[Figures], float], Callable[[float], str]], .
 
 @dataclass(frozen=True)
 class Workload:
-    """Jobs and a cluster: openb's lists pressed together, made-up days, or a trace as it is."""
+    """Jobs and a cluster: openb's lists pressed together, generated days, or a trace as it is."""
 
     source: TraceSource
     stretch: Stretch

@@ -1,11 +1,11 @@
-"""Replay of traces through `placement`: made-up days, openb, and our own format.
+"""Replay of traces through `placement`: generated days, openb, and our own format.
 
 File paths always come from the caller.
 
 - `compare`: several strategies and seeds side by side.
 - `elastic`: a trace over time in which jobs are resized.
 - `engine`: a trace over time, decided by `placement.decide`.
-- `generate`: generated clusters and traces, the same for the same seed.
+- `generate`: generated clusters and days of work, the same for the same seed.
 - `openb`: replay of the openb trace: requests arrive one by one and stay.
 - `openb_jobs`: jobs made from the openb list for a full cluster.
 - `plot`: lines as an SVG file.

@@ -1,4 +1,4 @@
-"""Made-up clusters and days, the same for the same seed.
+"""Generated clusters and days of work, the same for the same seed.
 
 `day` is a mix of three: experiments come in the working hours, short and thrifty, parts of a GPU;
 training comes all day as gangs of whole GPUs, half of all at most, that run for hours; inference
@@ -50,7 +50,7 @@ def cluster(nodes: int, *, gpus: int = 8, rack: int = 4) -> list[NodeHardware]:
 
 def day(nodes: int, seed: int = 42, *, load: float = 1.0, hours: int = 24) -> list[Arrival]:
     """A day of experiments, training and inference for `nodes` nodes of 8 GPUs."""
-    chance = random.Random(seed)  # noqa: S311 - a made-up day, not a secret
+    chance = random.Random(seed)  # noqa: S311 - a generated day, not a secret
     arrivals = [
         *_inference(chance, round(12 * nodes * load), hours),
         *_training(chance, round(4.8 * nodes * load * hours / 24), hours, 8 * nodes // 2),
@@ -66,7 +66,7 @@ def plain(nodes: int, *, gpus: int = 8) -> list[NodeHardware]:
 
 def diurnal(nodes: int, seed: int = 42, *, load: float = 0.7, days: int = 3) -> list[Arrival]:
     """Days whose jobs need `load` of all GPU time of `nodes` nodes of 8 GPUs, in the mean."""
-    chance = random.Random(seed)  # noqa: S311 - made-up days, not a secret
+    chance = random.Random(seed)  # noqa: S311 - generated days, not a secret
     left = load * 8 * nodes * days * DAY
     arrivals: list[Arrival] = []
     while left > 0:

@@ -31,6 +31,11 @@ class Labels:
     racks: tuple[str, ...] = RACKS
     blocks: tuple[str, ...] = BLOCKS
 
+    @classmethod
+    def preferring(cls, rack: str = "", block: str = "") -> Labels:
+        """The usual labels after these two; an empty one is left out."""
+        return cls((rack, *RACKS) if rack else RACKS, (block, *BLOCKS) if block else BLOCKS)
+
 
 class Topology:
     """Racks, blocks and accepted pods for all rows of a cluster's allocations."""

@@ -73,13 +73,9 @@ class GangOptions:
     labels: Labels = field(default_factory=Labels)
 
 
-def gang_options(grace: float, assumed: float, rack: str = "", block: str = "") -> GangOptions:
-    """Options, with node labels that take precedence over the usual ones."""
-    usual = Labels()
-    racks = (rack, *usual.racks) if rack else usual.racks
-    blocks = (block, *usual.blocks) if block else usual.blocks
-    times = Deadlines(grace=grace, eviction=2 * grace)
-    return GangOptions(times, assumed, Labels(racks, blocks))
+def gang_options(grace: float, assumed: float, labels: Labels) -> GangOptions:
+    """Options in which refused evictions have twice the time that members have to arrive."""
+    return GangOptions(Deadlines(grace=grace, eviction=2 * grace), assumed, labels)
 
 
 class Gangs:

@@ -18,7 +18,7 @@ from aliquot.kubernetes.api.names import JOB, PLAN
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.cluster.cluster import Reserved
 from aliquot.kubernetes.cluster.parts import planned_parts
-from aliquot.kubernetes.cluster.view import ClusterView
+from aliquot.kubernetes.cluster.view import USUAL_LABELS, ClusterView
 from aliquot.kubernetes.cluster.workloads import Workloads, single_name
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.gang import GangObject
     from aliquot.kubernetes.api.presets import Preset
+    from aliquot.kubernetes.cluster.topology import Labels
     from aliquot.kubernetes.cluster.workloads import Work
 
 
@@ -47,8 +48,10 @@ class JobWorkloads(Workloads):
 class JobAllocations(ClusterView):
     """The cluster view with workers as workloads and with the reservations of gangs."""
 
-    def __init__(self, presets: Sequence[Preset] = (ALIQUOT,)) -> None:
-        super().__init__(presets, workloads=JobWorkloads)
+    def __init__(
+        self, presets: Sequence[Preset] = (ALIQUOT,), *, labels: Labels = USUAL_LABELS
+    ) -> None:
+        super().__init__(presets, labels=labels, workloads=JobWorkloads)
         self._reserved: set[str] = set()
 
     def count_reserved(self, gangs: Iterable[GangObject]) -> None:

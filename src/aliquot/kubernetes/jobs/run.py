@@ -30,6 +30,7 @@ from aliquot.kubernetes.api.names import CONTROLLER, SCHEDULER
 from aliquot.kubernetes.api.pages import serve_pages
 from aliquot.kubernetes.api.presets import choose_presets
 from aliquot.kubernetes.api.watch import Watch
+from aliquot.kubernetes.cluster.view import USUAL_LABELS
 from aliquot.kubernetes.cluster.watches import ClusterWatches
 from aliquot.kubernetes.jobs.allocations import JobAllocations
 from aliquot.kubernetes.jobs.controller import Controller, WatchedObjects
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from aliquot.kubernetes.api.client import Client
+    from aliquot.kubernetes.cluster.topology import Labels
 
 BURST_SECONDS = 0.05  # changes come in bursts
 BUSY_SECONDS = 0.5  # between two rounds at most, while a change is under way
@@ -62,6 +64,7 @@ class ControllerOptions:
     port: int = 8080
     presets: tuple[str, ...] = ("aliquot",)
     scheduler: str = SCHEDULER
+    labels: Labels = USUAL_LABELS
     lease: str = "aliquot-controller"
     namespace: str = ""
     times: LeaseTimes = USUAL_TIMES
@@ -73,7 +76,7 @@ class Replica:
 
     def __init__(self, client: Client, options: ControllerOptions) -> None:
         self._changes = Changes()
-        self._view = JobAllocations(choose_presets(options.presets))
+        self._view = JobAllocations(choose_presets(options.presets), labels=options.labels)
         self._recorder = Recorder(client, CONTROLLER)
         self._jobs = Watch(client, JOBS, self._on_change)
         self._job_pods = Watch(client, JOB_PODS, self._on_change, labels=OURS)
