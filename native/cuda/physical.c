@@ -363,3 +363,36 @@ void physical_range_exported(CUdeviceptr address, size_t bytes, int descriptor)
 	}
 	mapping_map_clear(&found);
 }
+
+/* The handle of the memory that is mapped at this address; 0: none of ours. */
+static CUmemGenericAllocationHandle handle_at(CUdeviceptr address)
+{
+	CUmemGenericAllocationHandle handle = 0;
+	mapping_map_lock(&mappings);
+	for (uint64_t place = 0; place < mappings.map.capacity && !handle; place++) {
+		const struct mapping *one = mapping_map_at(&mappings, place);
+		if (one && address - one->key < one->bytes)
+			handle = one->handle;
+	}
+	mapping_map_unlock(&mappings);
+	return handle;
+}
+
+CUresult hook_multicast_bind_address(__typeof__(&cuMulticastBindAddr) real,
+                                     CUmemGenericAllocationHandle object, size_t offset,
+                                     CUdeviceptr address, size_t bytes, unsigned long long flags)
+{
+	if (object && session_is_open())
+		attach(object, handle_at(address));
+	return real(object, offset, address, bytes, flags);
+}
+
+CUresult hook_multicast_bind_address_v2(__typeof__(&cuMulticastBindAddr_v2) real,
+                                        CUmemGenericAllocationHandle object, CUdevice device,
+                                        size_t offset, CUdeviceptr address, size_t bytes,
+                                        unsigned long long flags)
+{
+	if (object && session_is_open())
+		attach(object, handle_at(address));
+	return real(object, device, offset, address, bytes, flags);
+}
