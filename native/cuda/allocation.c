@@ -1,11 +1,13 @@
 #include "allocation.h"
 
 #include "aliquot/ledger.h"
+#include "exported.h"
 #include "page.h"
+#include "physical.h"
 #include "pool.h"
 #include "session.h"
 
-struct allocation_map allocated_pointers, allocated_arrays, allocated_imports;
+struct allocation_map allocated_pointers, allocated_arrays, allocated_imports, allocated_limits;
 
 /* Seen on a GPU: more than 1 MiB comes in whole pages of 2 MiB. */
 uint64_t allocation_cost(uint64_t bytes)
@@ -59,7 +61,7 @@ static uint64_t count_out(const struct allocation *allocation)
 
 static void release(const struct allocation *allocation)
 {
-	session_release(allocation->slice, count_out(allocation));
+	exported_release(allocation->mark, allocation->slice, count_out(allocation));
 	if (allocation->kind == ALLOCATION_MANAGED)
 		session_count_managed(allocation->slice, -(int64_t)allocation->bytes);
 }
@@ -110,6 +112,16 @@ CUresult allocation_freed(struct allocation_map *map, const struct allocation *a
 	return result;
 }
 
+bool allocation_exported(CUdeviceptr base, int descriptor)
+{
+	allocation_map_lock(&allocated_pointers);
+	struct allocation *allocation = allocation_map_find(&allocated_pointers, base);
+	if (allocation)
+		allocation->mark = exported_descriptor(allocation->mark, descriptor);
+	allocation_map_unlock(&allocated_pointers);
+	return allocation != NULL;
+}
+
 void allocation_put_pooled(CUdeviceptr pointer, uint64_t bytes, uint32_t slice, CUmemoryPool pool)
 {
 	struct allocation allocation = {.key = pointer,
@@ -140,10 +152,11 @@ static void move_of_context(struct allocation_map *from, CUcontext context,
 
 void allocations_take(CUcontext context, struct context_allocations *out)
 {
-	*out = (struct context_allocations){0};
+	*out = (struct context_allocations){.context = context};
 	move_of_context(&allocated_pointers, context, &out->pointers);
 	move_of_context(&allocated_arrays, context, &out->arrays);
 	move_of_context(&allocated_imports, context, &out->imports);
+	move_of_context(&allocated_limits, context, &out->limits);
 }
 
 struct context_sums {
@@ -156,7 +169,10 @@ static void count_all_out(struct allocation_map *map, struct context_sums *sums)
 		const struct allocation *allocation = allocation_map_at(map, place);
 		if (!allocation)
 			continue;
-		sums->bytes[allocation->slice] += count_out(allocation);
+		if (allocation->mark == EXPORTED_NOT)
+			sums->bytes[allocation->slice] += count_out(allocation);
+		else
+			exported_release(allocation->mark, allocation->slice, count_out(allocation));
 		if (allocation->kind == ALLOCATION_MANAGED)
 			sums->managed[allocation->slice] += allocation->bytes;
 	}
@@ -166,9 +182,11 @@ static void count_all_out(struct allocation_map *map, struct context_sums *sums)
 void allocations_release(struct context_allocations *allocations)
 {
 	struct context_sums sums = {0};
+	physical_context_ended(allocations->context);
 	count_all_out(&allocations->pointers, &sums);
 	count_all_out(&allocations->arrays, &sums);
 	count_all_out(&allocations->imports, &sums);
+	count_all_out(&allocations->limits, &sums);
 	for (uint32_t slice = 0; slice < ALIQUOT_MAX_GPUS; slice++) {
 		session_release(slice, sums.bytes[slice]);
 		session_count_managed(slice, -(int64_t)sums.managed[slice]);
@@ -190,4 +208,5 @@ void allocations_restore(struct context_allocations *allocations)
 	restore_all(&allocations->pointers, &allocated_pointers);
 	restore_all(&allocations->arrays, &allocated_arrays);
 	restore_all(&allocations->imports, &allocated_imports);
+	restore_all(&allocations->limits, &allocated_limits);
 }

@@ -24,14 +24,16 @@ struct allocation {
 	uint64_t bytes;
 	CUcontext context; /* it ends with this context; NULL: with its pool */
 	CUmemoryPool pool; /* of ALLOCATION_POOLED; else NULL */
+	uint64_t mark;     /* of its descriptors: exported.h */
 	uint32_t slice;
 	enum allocation_kind kind;
 };
 
 MAP_OF(allocation_map, struct allocation)
 
-/* By device pointer, by array handle, by handle of imported memory. */
-extern struct allocation_map allocated_pointers, allocated_arrays, allocated_imports;
+/* By device pointer, by array handle, by handle of imported memory, by a context's limit. */
+extern struct allocation_map allocated_pointers, allocated_arrays, allocated_imports,
+	allocated_limits;
 
 /* What the driver takes of the GPU's memory for an allocation of `bytes`. */
 uint64_t allocation_cost(uint64_t bytes);
@@ -60,12 +62,16 @@ CUresult allocation_finish(const struct allocation_request *request, CUresult re
 CUresult allocation_freed(struct allocation_map *map, const struct allocation *allocation,
                           CUresult result);
 
+/* A descriptor of the allocation at this address was made; false: it is not ours. */
+bool allocation_exported(CUdeviceptr base, int descriptor);
+
 /* Remember a pointer that came from a pool. */
 void allocation_put_pooled(CUdeviceptr pointer, uint64_t bytes, uint32_t slice, CUmemoryPool pool);
 
 /* Everything that ends with a context, taken out of the maps while the driver destroys it. */
 struct context_allocations {
-	struct allocation_map pointers, arrays, imports;
+	CUcontext context;
+	struct allocation_map pointers, arrays, imports, limits;
 };
 void allocations_take(CUcontext context, struct context_allocations *out);
 /* The driver destroyed the context: take the charges back. */

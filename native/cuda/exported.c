@@ -153,7 +153,7 @@ void exported_release(uint64_t mark, uint32_t slice, uint64_t bytes)
 	struct held_memory memory = {.key = mark, .bytes = bytes, .slice = slice}, replaced;
 	if (mark == EXPORTED_NOT)
 		session_release(slice, bytes);
-	if (mark == EXPORTED_NOT || mark == EXPORTED_FOR_EVER)
+	if (mark == EXPORTED_NOT || mark == EXPORTED_FOR_EVER || bytes == 0)
 		return;
 	aliquot_lock(&looking); /* a look that has begun knows nothing of this memory */
 	held_map_put(&held, &memory, &replaced);

@@ -1,6 +1,6 @@
 /* The calls for executable graphs: a graph is launched like a kernel, with its own cost, and may
- * allocate memory. A node says how much. The GPU takes it when the graph is launched or uploaded
- * for the first time (seen on a GPU), and keeps it until the program trims it. */
+ * allocate memory, on several GPUs. A node says how much. The GPU takes it when the graph is launched
+ * or uploaded for the first time (seen on a GPU), and keeps it until the program trims it. */
 #include "gate/gate.h"
 #include "map.h"
 #include "pool.h"
@@ -10,10 +10,8 @@
 
 /* An executable graph that allocates. */
 struct graph_memory {
-	uint64_t key; /* its handle */
-	uint64_t bytes;
-	CUmemoryPool pool;
-	uint32_t slice;
+	uint64_t key;                     /* its handle */
+	uint64_t bytes[ALIQUOT_MAX_GPUS]; /* by device */
 	uint32_t trim; /* the value of `trims` when it took its memory last; 0: never */
 };
 
@@ -23,14 +21,9 @@ static struct graph_map executables;
 static _Atomic bool has_executables; /* there are or were some */
 static _Atomic uint32_t trims = 1;   /* counts the calls that trim */
 
-struct need {
-	uint64_t bytes;
-	CUdevice device;
-};
+static void add_up(CUgraph graph, struct graph_memory *need);
 
-static void add_up(CUgraph graph, struct need *need);
-
-static void add_node(CUgraphNode node, struct need *need)
+static void add_node(CUgraphNode node, struct graph_memory *need)
 {
 	CUgraphNodeType type;
 	if (REAL(cuGraphNodeGetType)(node, &type) != CUDA_SUCCESS)
@@ -39,16 +32,16 @@ static void add_node(CUgraphNode node, struct need *need)
 	CUgraph child;
 	if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
 	    REAL(cuGraphMemAllocNodeGetParams)(node, &parameters) == CUDA_SUCCESS &&
-	    parameters.poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-		need->bytes += parameters.bytesize;
-		need->device = parameters.poolProps.location.id;
+	    parameters.poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+	    (unsigned)parameters.poolProps.location.id < ALIQUOT_MAX_GPUS) {
+		need->bytes[parameters.poolProps.location.id] += parameters.bytesize;
 	} else if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
 	           REAL(cuGraphChildGraphNodeGetGraph)(node, &child) == CUDA_SUCCESS) {
 		add_up(child, need);
 	}
 }
 
-static void add_up(CUgraph graph, struct need *need)
+static void add_up(CUgraph graph, struct graph_memory *need)
 {
 	size_t count = 0;
 	if (REAL(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || count == 0)
@@ -60,17 +53,23 @@ static void add_up(CUgraph graph, struct need *need)
 	free(nodes);
 }
 
+/* The slice whose memory a graph takes on this device; SESSION_NO_SLICE: none. */
+static uint32_t slice_for(const struct graph_memory *memory, CUdevice device)
+{
+	return memory->bytes[device] ? session_slice_of_device(device) : SESSION_NO_SLICE;
+}
+
 static CUresult instantiated(CUresult result, const CUgraphExec *executable, CUgraph graph)
 {
-	struct need need = {0};
+	struct graph_memory memory = {0}, replaced;
+	bool allocates = false;
 	if (result != CUDA_SUCCESS || !session_is_open())
 		return result;
-	add_up(graph, &need);
-	if (need.bytes) {
-		struct graph_memory replaced, memory = {.key = (uint64_t)(uintptr_t)*executable,
-		                                        .bytes = need.bytes,
-		                                        .slice = session_slice_of_device(need.device),
-		                                        .pool = pool_of_graphs(need.device)};
+	add_up(graph, &memory);
+	for (CUdevice device = 0; device < (CUdevice)ALIQUOT_MAX_GPUS; device++)
+		allocates |= slice_for(&memory, device) != SESSION_NO_SLICE;
+	if (allocates) {
+		memory.key = (uint64_t)(uintptr_t)*executable;
 		graph_map_put(&executables, &memory, &replaced);
 		atomic_store(&has_executables, true);
 	}
@@ -98,6 +97,14 @@ CUresult hook_instantiate_with_params(__typeof__(&cuGraphInstantiateWithParams) 
 	return instantiated(real(executable, graph, parameters), executable, graph);
 }
 
+/* Set the charges to what the graphs have now; `steps` of it, by device, is no longer in flight. */
+static void settle(const struct graph_memory *memory, const uint64_t *steps)
+{
+	for (CUdevice device = 0; device < (CUdevice)ALIQUOT_MAX_GPUS; device++)
+		if (slice_for(memory, device) != SESSION_NO_SLICE)
+			pool_settle(pool_of_graphs(device), steps ? steps[device] : 0);
+}
+
 CUresult hook_graph_destroy(__typeof__(&cuGraphExecDestroy) real, CUgraphExec executable)
 {
 	struct graph_memory memory, replaced;
@@ -109,7 +116,7 @@ CUresult hook_graph_destroy(__typeof__(&cuGraphExecDestroy) real, CUgraphExec ex
 	if (known && result != CUDA_SUCCESS)
 		graph_map_put(&executables, &memory, &replaced);
 	else if (known)
-		pool_settle(memory.pool, 0);
+		settle(&memory, NULL);
 	return result;
 }
 
@@ -122,23 +129,38 @@ static void set_trim(CUgraphExec executable, uint32_t trim)
 	graph_map_unlock(&executables);
 }
 
+/* Charge what the graph may take, on all its GPUs or on none. */
+static bool charge(const struct graph_memory *memory, uint64_t steps[ALIQUOT_MAX_GPUS])
+{
+	for (CUdevice device = 0; device < (CUdevice)ALIQUOT_MAX_GPUS; device++) {
+		uint32_t slice = slice_for(memory, device);
+		if (slice == SESSION_NO_SLICE ||
+		    pool_charge_step(pool_of_graphs(device), slice, memory->bytes[device], &steps[device]))
+			continue;
+		while (device-- > 0)
+			if (slice_for(memory, device) != SESSION_NO_SLICE)
+				pool_settle(pool_of_graphs(device), steps[device]);
+		return false;
+	}
+	return true;
+}
+
 /* Launch and upload both take the graph's memory, if it has none since the last trim. */
 static CUresult with_memory(__typeof__(&cuGraphLaunch) real, CUgraphExec executable,
                             CUstream stream)
 {
 	struct graph_memory memory;
-	uint64_t step;
+	uint64_t steps[ALIQUOT_MAX_GPUS] = {0};
 	if (!atomic_load_explicit(&has_executables, memory_order_relaxed) || !session_is_open() ||
-	    !graph_map_get(&executables, (uint64_t)(uintptr_t)executable, &memory) ||
-	    memory.slice == SESSION_NO_SLICE)
+	    !graph_map_get(&executables, (uint64_t)(uintptr_t)executable, &memory))
 		return real(executable, stream);
 	uint32_t trim = atomic_load(&trims);
 	if (memory.trim == trim)
 		return real(executable, stream);
-	if (!pool_charge_step(memory.pool, memory.slice, memory.bytes, &step))
+	if (!charge(&memory, steps))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = real(executable, stream);
-	pool_settle(memory.pool, step);
+	settle(&memory, steps);
 	if (result == CUDA_SUCCESS)
 		set_trim(executable, trim);
 	return result;

@@ -5,6 +5,7 @@
 #include "allocation.h"
 #include "exported.h"
 #include "page.h"
+#include "physical.h"
 #include "pool.h"
 #include "session.h"
 
@@ -19,21 +20,26 @@ static void set_cost(struct allocation_request *request, uint64_t bytes)
 	request->kind = small ? ALLOCATION_SHARED_PAGE : ALLOCATION_OWN_PAGES;
 }
 
-CUresult hook_alloc(__typeof__(&cuMemAlloc_v2) real, CUdeviceptr *pointer, size_t bytes)
-{
-	struct allocation_request request = {.map = &allocated_pointers};
-	set_cost(&request, bytes);
-	if (!session_is_open())
-		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!pointer || bytes == 0 || !allocation_in_current_context(&request))
-		return real(pointer, bytes);
-	if (!allocation_charge(&request)) {
-		*pointer = 0;
-		return CUDA_ERROR_OUT_OF_MEMORY;
+/* By size of pointers: as programs of CUDA 3.1 call it, and as all others do. */
+#define ALLOCATE(name, symbol, address, size)                                                      \
+	CUresult name(__typeof__(&symbol) real, address *pointer, size bytes)                          \
+	{                                                                                              \
+		struct allocation_request request = {.map = &allocated_pointers};                          \
+		set_cost(&request, bytes);                                                                 \
+		if (!session_is_open())                                                                    \
+			return CUDA_ERROR_NOT_INITIALIZED;                                                     \
+		if (!pointer || bytes == 0 || !allocation_in_current_context(&request))                    \
+			return real(pointer, bytes);                                                           \
+		if (!allocation_charge(&request)) {                                                        \
+			*pointer = 0;                                                                          \
+			return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
+		}                                                                                          \
+		CUresult result = real(pointer, bytes);                                                    \
+		return allocation_finish(&request, result, *pointer);                                      \
 	}
-	CUresult result = real(pointer, bytes);
-	return allocation_finish(&request, result, *pointer);
-}
+
+ALLOCATE(hook_alloc, cuMemAlloc_v2, CUdeviceptr, size_t)
+ALLOCATE(hook_alloc_v1, cuMemAlloc, CUdeviceptr_v1, unsigned)
 
 CUresult hook_alloc_managed(__typeof__(&cuMemAllocManaged) real, CUdeviceptr *pointer, size_t bytes,
                             unsigned flags)
@@ -55,53 +61,74 @@ CUresult hook_alloc_managed(__typeof__(&cuMemAllocManaged) real, CUdeviceptr *po
 	return allocation_finish(&request, result, *pointer);
 }
 
-CUresult hook_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, CUdeviceptr *pointer, size_t *pitch,
-                          size_t width, size_t height, unsigned element)
+/* The bytes that the driver is expected to take; false: the driver shall answer. */
+static bool pitched_bytes(size_t width, size_t height, unsigned element, uint64_t *bytes)
 {
-	struct allocation_request request = {.map = &allocated_pointers};
-	size_t row, expected;
-	if (!session_is_open())
-		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!pointer || !pitch || width == 0 || height == 0 ||
-	    (element != 4 && element != 8 && element != 16) ||
-	    !allocation_in_current_context(&request) ||
-	    __builtin_add_overflow(width, PITCH_GRANULE - 1, &row) ||
-	    __builtin_mul_overflow(row / PITCH_GRANULE * PITCH_GRANULE, height, &expected))
-		return real(pointer, pitch, width, height, element);
-	set_cost(&request, expected);
-	if (!allocation_charge(&request)) {
-		*pointer = *pitch = 0;
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	CUresult result = real(pointer, pitch, width, height, element);
-	if (result == CUDA_SUCCESS && allocation_cost(*pitch * height) > request.bytes) {
-		/* A GPU with wider rows than PITCH_GRANULE. */
-		uint64_t more = allocation_cost(*pitch * height) - request.bytes;
-		if (!pools_charge(request.slice, more)) {
-			REAL(cuMemFree_v2)(*pointer);
-			session_release(request.slice, request.bytes);
-			*pointer = *pitch = 0;
-			return CUDA_ERROR_OUT_OF_MEMORY;
-		}
-		request.bytes += more;
-		request.kind = ALLOCATION_OWN_PAGES;
-	}
-	return allocation_finish(&request, result, *pointer);
+	size_t row;
+	return width != 0 && height != 0 && (element == 4 || element == 8 || element == 16) &&
+	       !__builtin_add_overflow(width, PITCH_GRANULE - 1, &row) &&
+	       !__builtin_mul_overflow(row / PITCH_GRANULE * PITCH_GRANULE, height, bytes);
 }
 
-CUresult hook_free(__typeof__(&cuMemFree_v2) real, CUdeviceptr pointer)
+/* A GPU may have wider rows than PITCH_GRANULE: charge the rest. */
+static bool charge_rows(struct allocation_request *request, uint64_t bytes)
 {
-	struct allocation allocation;
-	if (!session_is_open())
-		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!allocation_map_take(&allocated_pointers, pointer, &allocation))
-		return real(pointer);
-	CUresult result = real(pointer);
-	if (allocation.kind != ALLOCATION_POOLED || result != CUDA_SUCCESS)
-		return allocation_freed(&allocated_pointers, &allocation, result);
-	pool_freed(allocation.pool, allocation.bytes);
-	return result;
+	uint64_t cost = allocation_cost(bytes);
+	if (cost <= request->bytes)
+		return true;
+	if (!pools_charge(request->slice, cost - request->bytes))
+		return false;
+	request->bytes = cost;
+	request->kind = ALLOCATION_OWN_PAGES;
+	return true;
 }
+
+#define ALLOCATE_PITCH(name, symbol, address, size, free)                                          \
+	CUresult name(__typeof__(&symbol) real, address *pointer, size *pitch, size width,             \
+	              size height, unsigned element)                                                   \
+	{                                                                                              \
+		struct allocation_request request = {.map = &allocated_pointers};                          \
+		uint64_t expected;                                                                         \
+		if (!session_is_open())                                                                    \
+			return CUDA_ERROR_NOT_INITIALIZED;                                                     \
+		if (!pointer || !pitch || !pitched_bytes(width, height, element, &expected) ||             \
+		    !allocation_in_current_context(&request))                                              \
+			return real(pointer, pitch, width, height, element);                                   \
+		set_cost(&request, expected);                                                              \
+		if (!allocation_charge(&request)) {                                                        \
+			*pointer = *pitch = 0;                                                                 \
+			return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
+		}                                                                                          \
+		CUresult result = real(pointer, pitch, width, height, element);                            \
+		if (result == CUDA_SUCCESS && !charge_rows(&request, (uint64_t)*pitch * height)) {         \
+			REAL(free)(*pointer);                                                                  \
+			session_release(request.slice, request.bytes);                                         \
+			*pointer = *pitch = 0;                                                                 \
+			return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
+		}                                                                                          \
+		return allocation_finish(&request, result, *pointer);                                      \
+	}
+
+ALLOCATE_PITCH(hook_alloc_pitch, cuMemAllocPitch_v2, CUdeviceptr, size_t, cuMemFree_v2)
+ALLOCATE_PITCH(hook_alloc_pitch_v1, cuMemAllocPitch, CUdeviceptr_v1, unsigned, cuMemFree)
+
+#define FREE(name, symbol, address)                                                                \
+	CUresult name(__typeof__(&symbol) real, address pointer)                                       \
+	{                                                                                              \
+		struct allocation allocation;                                                              \
+		if (!session_is_open())                                                                    \
+			return CUDA_ERROR_NOT_INITIALIZED;                                                     \
+		if (!allocation_map_take(&allocated_pointers, pointer, &allocation))                       \
+			return real(pointer);                                                                  \
+		CUresult result = real(pointer);                                                           \
+		if (allocation.kind != ALLOCATION_POOLED || result != CUDA_SUCCESS)                        \
+			return allocation_freed(&allocated_pointers, &allocation, result);                     \
+		pool_freed(allocation.pool, allocation.bytes);                                             \
+		return result;                                                                             \
+	}
+
+FREE(hook_free, cuMemFree_v2, CUdeviceptr)
+FREE(hook_free_v1, cuMemFree, CUdeviceptr_v1)
 
 CUresult hook_free_async(__typeof__(&cuMemFreeAsync) real, CUdeviceptr pointer, CUstream stream)
 {
@@ -149,5 +176,35 @@ CUresult hook_memory_info(__typeof__(&cuMemGetInfo_v2) real, size_t *free_bytes,
 		*free_bytes = session_free_bytes(slice);
 	if (total_bytes)
 		*total_bytes = session_limits()->slices[slice].limit_bytes;
+	return result;
+}
+
+CUresult hook_memory_info_v1(__typeof__(&cuMemGetInfo) real, unsigned *free_bytes,
+                             unsigned *total_bytes)
+{
+	CUresult result = real(free_bytes, total_bytes);
+	uint32_t slice = session_is_open() ? session_slice_of_current_context() : SESSION_NO_SLICE;
+	if (result != CUDA_SUCCESS || slice == SESSION_NO_SLICE)
+		return result;
+	uint64_t left = session_free_bytes(slice), all = session_limits()->slices[slice].limit_bytes;
+	if (free_bytes && left < *free_bytes)
+		*free_bytes = (unsigned)left;
+	if (total_bytes && all < *total_bytes)
+		*total_bytes = (unsigned)all;
+	return result;
+}
+
+/* A descriptor of a range of memory, for other devices (dma-buf). It may lie inside an allocation. */
+CUresult hook_range_handle(__typeof__(&cuMemGetHandleForAddressRange) real, void *handle,
+                           CUdeviceptr pointer, size_t bytes, CUmemRangeHandleType type,
+                           unsigned long long flags)
+{
+	CUresult result = real(handle, pointer, bytes, type, flags);
+	CUdeviceptr base = pointer;
+	if (result != CUDA_SUCCESS || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || !session_is_open())
+		return result;
+	REAL(cuMemGetAddressRange_v2)(&base, NULL, pointer);
+	if (!allocation_exported(base, *(const int *)handle))
+		physical_range_exported(pointer, bytes, *(const int *)handle);
 	return result;
 }

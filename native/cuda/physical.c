@@ -3,11 +3,15 @@
  * Physical memory is charged where it was created, until its last handle is released, its last
  * mapping is gone, no array or multicast object is bound to it, and no descriptor of it is open
  * (exported.h, which also says who is charged for imported memory). */
+#include "physical.h"
+
 #include "exported.h"
 #include "hooked.h"
 #include "map.h"
 #include "pool.h"
 #include "session.h"
+
+#include <stdlib.h>
 
 struct physical_memory {
 	uint64_t key; /* its handle */
@@ -113,13 +117,137 @@ CUresult hook_handle_create(__typeof__(&cuMemCreate) real, CUmemGenericAllocatio
 	return result;
 }
 
+static void unmapped(CUmemGenericAllocationHandle handle)
+{
+	struct physical_memory memory;
+	if (count_out(handle, MAPPINGS, &memory) && is_freed(&memory))
+		release(&memory);
+}
+
+/* --- what holds memory without an address: sparse arrays and multicast objects ------------------ */
+
+/* The driver keeps memory that is mapped into an array when its handle is released, and NVML shows it
+ * for no process (seen on an H200). We do not follow which part of the holder has which memory: all
+ * that was ever put into one counts as held until the holder ends. */
+struct attachment {
+	uint64_t holder; /* the array, or the handle of the multicast object */
+	CUmemGenericAllocationHandle memory;
+	CUcontext context; /* the holder ends with it */
+};
+
+static struct aliquot_lock attaching;
+static struct attachment *attachments;
+static size_t attached, places;
+
+/* Whether it is there by now; false: there is no memory for it. */
+static bool add_attachment(const struct attachment *added, bool *is_new)
+{
+	*is_new = false;
+	for (size_t i = 0; i < attached; i++)
+		if (attachments[i].holder == added->holder && attachments[i].memory == added->memory)
+			return true;
+	if (attached == places) {
+		struct attachment *more = realloc(attachments, (places + 64) * sizeof(*more));
+		if (!more)
+			return false;
+		attachments = more;
+		places += 64;
+	}
+	attachments[attached++] = *added;
+	*is_new = true;
+	return true;
+}
+
+static void attach(uint64_t holder, CUmemGenericAllocationHandle memory)
+{
+	struct attachment added = {.holder = holder, .memory = memory};
+	bool is_new;
+	REAL(cuCtxGetCurrent)(&added.context);
+	if (!count_in(memory, MAPPINGS))
+		return;
+	aliquot_lock(&attaching);
+	bool kept = add_attachment(&added, &is_new);
+	aliquot_unlock(&attaching);
+	if (kept && !is_new)
+		unmapped(memory);
+}
+
+/* Take one that ends with the holder or the context; false: there are no more. */
+static bool take_attachment(uint64_t holder, CUcontext context, struct attachment *out)
+{
+	bool found = false;
+	aliquot_lock(&attaching);
+	for (size_t i = 0; i < attached && !found; i++) {
+		found = holder ? attachments[i].holder == holder : attachments[i].context == context;
+		if (found) {
+			*out = attachments[i];
+			attachments[i] = attachments[--attached];
+		}
+	}
+	aliquot_unlock(&attaching);
+	return found;
+}
+
+static void detach(uint64_t holder, CUcontext context)
+{
+	struct attachment ended;
+	while (take_attachment(holder, context, &ended))
+		unmapped(ended.memory);
+}
+
+void physical_array_ended(const void *array)
+{
+	if (array)
+		detach((uint64_t)(uintptr_t)array, NULL);
+}
+
+void physical_context_ended(CUcontext context)
+{
+	detach(0, context);
+}
+
+CUresult hook_map_array(__typeof__(&cuMemMapArrayAsync) real, CUarrayMapInfo *list, unsigned count,
+                        CUstream stream)
+{
+	for (unsigned i = 0; list && session_is_open() && i < count; i++)
+		if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP)
+			attach((uint64_t)(uintptr_t)list[i].resource.array, list[i].memHandle.memHandle);
+	return real(list, count, stream);
+}
+
+CUresult hook_multicast_bind(__typeof__(&cuMulticastBindMem) real,
+                             CUmemGenericAllocationHandle object, size_t object_offset,
+                             CUmemGenericAllocationHandle memory, size_t offset, size_t bytes,
+                             unsigned long long flags)
+{
+	if (object && session_is_open())
+		attach(object, memory);
+	return real(object, object_offset, memory, offset, bytes, flags);
+}
+
+CUresult hook_multicast_bind_v2(__typeof__(&cuMulticastBindMem_v2) real,
+                                CUmemGenericAllocationHandle object, CUdevice device,
+                                size_t object_offset, CUmemGenericAllocationHandle memory,
+                                size_t offset, size_t bytes, unsigned long long flags)
+{
+	if (object && session_is_open())
+		attach(object, memory);
+	return real(object, device, object_offset, memory, offset, bytes, flags);
+}
+
+/* --- handles ----------------------------------------------------------------------------------- */
+
 CUresult hook_handle_release(__typeof__(&cuMemRelease) real, CUmemGenericAllocationHandle handle)
 {
 	struct physical_memory memory;
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (!count_out(handle, HANDLES, &memory))
-		return real(handle);
+	if (!count_out(handle, HANDLES, &memory)) {
+		CUresult released = real(handle);
+		if (released == CUDA_SUCCESS && handle)
+			detach(handle, NULL); /* if it is a multicast object */
+		return released;
+	}
 	CUresult result = real(handle);
 	if (result == CUDA_SUCCESS) {
 		if (is_freed(&memory))
@@ -160,12 +288,7 @@ CUresult hook_export(__typeof__(&cuMemExportToShareableHandle) real, void *share
 	return result;
 }
 
-static void unmapped(CUmemGenericAllocationHandle handle)
-{
-	struct physical_memory memory;
-	if (count_out(handle, MAPPINGS, &memory) && is_freed(&memory))
-		release(&memory);
-}
+/* --- mappings ---------------------------------------------------------------------------------- */
 
 /* The mapping is counted before it exists: another thread may release the handle meanwhile. */
 CUresult hook_map(__typeof__(&cuMemMap) real, CUdeviceptr address, size_t bytes, size_t offset,
@@ -220,4 +343,56 @@ CUresult hook_unmap(__typeof__(&cuMemUnmap) real, CUdeviceptr address, size_t by
 	}
 	mapping_map_clear(&taken);
 	return result;
+}
+
+void physical_range_exported(CUdeviceptr address, size_t bytes, int descriptor)
+{
+	struct mapping_map found = {0};
+	struct mapping replaced;
+	mapping_map_lock(&mappings);
+	for (uint64_t place = 0; place < mappings.map.capacity; place++) {
+		const struct mapping *one = mapping_map_at(&mappings, place);
+		if (one && one->key < address + bytes && address < one->key + one->bytes)
+			mapping_map_put(&found, one, &replaced);
+	}
+	mapping_map_unlock(&mappings);
+	for (uint64_t place = 0; place < found.map.capacity; place++) {
+		const struct mapping *one = mapping_map_at(&found, place);
+		if (one)
+			mark(one->handle, descriptor);
+	}
+	mapping_map_clear(&found);
+}
+
+/* The handle of the memory that is mapped at this address; 0: none of ours. */
+static CUmemGenericAllocationHandle handle_at(CUdeviceptr address)
+{
+	CUmemGenericAllocationHandle handle = 0;
+	mapping_map_lock(&mappings);
+	for (uint64_t place = 0; place < mappings.map.capacity && !handle; place++) {
+		const struct mapping *one = mapping_map_at(&mappings, place);
+		if (one && address - one->key < one->bytes)
+			handle = one->handle;
+	}
+	mapping_map_unlock(&mappings);
+	return handle;
+}
+
+CUresult hook_multicast_bind_address(__typeof__(&cuMulticastBindAddr) real,
+                                     CUmemGenericAllocationHandle object, size_t offset,
+                                     CUdeviceptr address, size_t bytes, unsigned long long flags)
+{
+	if (object && session_is_open())
+		attach(object, handle_at(address));
+	return real(object, offset, address, bytes, flags);
+}
+
+CUresult hook_multicast_bind_address_v2(__typeof__(&cuMulticastBindAddr_v2) real,
+                                        CUmemGenericAllocationHandle object, CUdevice device,
+                                        size_t offset, CUdeviceptr address, size_t bytes,
+                                        unsigned long long flags)
+{
+	if (object && session_is_open())
+		attach(object, handle_at(address));
+	return real(object, device, offset, address, bytes, flags);
 }

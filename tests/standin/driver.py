@@ -18,7 +18,10 @@ ON_DEVICE = 1
 FILE_DESCRIPTOR = 1
 RELEASE_THRESHOLD, RESERVED_NOW, USED_NOW = 4, 5, 7
 UINT8, UINT32, FLOAT = 1, 3, 0x20
-LAYERED = 1
+BC1, BC7, NV12, UNORM8X4 = 0x91, 0x9D, 0xB0, 0xC2
+LAYERED, SPARSE = 1, 0x40
+STACK_SIZE, PRINTF_BUFFER, MALLOC_HEAP = 0, 1, 2
+MAP, UNMAP = 1, 2
 
 SPIN = b"""
 .version 7.0
@@ -77,6 +80,24 @@ class _Array3D(c.Structure):
         ("format", c.c_int),
         ("channels", c.c_uint),
         ("flags", c.c_uint),
+    )
+
+
+class _MapInfo(c.Structure):
+    """CUarrayMapInfo for a whole array."""
+
+    _fields_ = (
+        ("resource_type", c.c_int),
+        ("resource", c.c_uint64),
+        ("subresource_type", c.c_int),
+        ("padding", c.c_int),
+        ("level", c.c_uint * 8),
+        ("operation", c.c_int),
+        ("handle_type", c.c_int),
+        ("handle", c.c_uint64),
+        ("offset", c.c_uint64),
+        ("devices", c.c_uint),
+        ("rest", c.c_uint * 3),
     )
 
 
@@ -205,6 +226,44 @@ class Driver:
         if code[0] == 0:
             code = self.retain(device)
         return code[:1] if code[0] else self.set_current(code[1])
+
+    def set_limit(self, limit: int, value: int) -> Answer:
+        return self._call("cuCtxSetLimit", limit, _size(value))
+
+    def get_limit(self, limit: int) -> Answer:
+        return self._make("cuCtxGetLimit", limit)
+
+    # --- the interface of CUDA 3.1, with pointers of 32 bits
+
+    def create_context_v1(self, device: int = 0) -> Answer:
+        return self._make("cuCtxCreate", 0, device)
+
+    def _make_v1(self, name: str, *arguments: object) -> Answer:
+        made = c.c_uint(UNTOUCHED)
+        return [self._function(name)(c.byref(made), *arguments), made.value]
+
+    def alloc_v1(self, size: int) -> Answer:
+        return self._make_v1("cuMemAlloc", c.c_uint(size))
+
+    def alloc_pitch_v1(self, width: int, height: int) -> Answer:
+        return self._make_v1(
+            "cuMemAllocPitch", c.byref(c.c_uint()), c.c_uint(width), c.c_uint(height), 4
+        )
+
+    def free_v1(self, pointer: int) -> Answer:
+        return self._call("cuMemFree", c.c_uint(pointer))
+
+    def info_v1(self) -> Answer:
+        total = c.c_uint(UNTOUCHED)
+        return [*self._make_v1("cuMemGetInfo", c.byref(total)), total.value]
+
+    def create_array_v1(self, width: int, height: int) -> Answer:
+        wanted = (c.c_uint * 4)(width, height, FLOAT, 4)
+        return self._make("cuArrayCreate", wanted)
+
+    def create_array3d_v1(self, width: int, height: int, depth: int) -> Answer:
+        wanted = (c.c_uint * 6)(width, height, depth, FLOAT, 4, 0)
+        return self._make("cuArray3DCreate", wanted)
 
     # --- plain memory
 
@@ -347,6 +406,21 @@ class Driver:
     def import_physical(self, descriptor: int) -> Answer:
         return self._make("cuMemImportFromShareableHandle", _handle(descriptor), FILE_DESCRIPTOR)
 
+    def range_descriptor(self, pointer: int, size: int) -> Answer:
+        """A descriptor of a range of memory, for other devices (dma-buf)."""
+        descriptor = c.c_int(UNTOUCHED)
+        return [
+            *self._call(
+                "cuMemGetHandleForAddressRange",
+                c.byref(descriptor),
+                _address(pointer),
+                _size(size),
+                1,
+                c.c_uint64(0),
+            ),
+            descriptor.value,
+        ]
+
     def reserve_addresses(self, size: int) -> Answer:
         none = c.c_uint64(0)
         return self._make("cuMemAddressReserve", _size(size), _size(0), none, none)
@@ -406,6 +480,14 @@ class Driver:
     ) -> Answer:
         wanted = _Array3D(width, height, depth, FLOAT, channels, flags)
         return self._make("cuArray3DCreate_v2", c.byref(wanted))
+
+    def create_sparse_array(self, width: int, height: int) -> Answer:
+        wanted = _Array3D(width, height, 0, FLOAT, 1, SPARSE)
+        return self._make("cuArray3DCreate_v2", c.byref(wanted))
+
+    def map_array(self, array: int, handle: int, operation: int = MAP) -> Answer:
+        info = _MapInfo(resource=array, handle=handle, operation=operation, devices=1)
+        return self._call("cuMemMapArrayAsync", c.byref(info), 1, None)
 
     def destroy_array(self, array: int) -> Answer:
         return self._call("cuArrayDestroy", _handle(array))

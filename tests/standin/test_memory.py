@@ -7,7 +7,18 @@ from dataclasses import dataclass
 import pytest
 
 from standin.conftest import MakeMachine
-from standin.driver import RESERVED_NOW
+from standin.driver import (
+    BC1,
+    BC7,
+    FLOAT,
+    MALLOC_HEAP,
+    NV12,
+    PRINTF_BUFFER,
+    RESERVED_NOW,
+    STACK_SIZE,
+    UNMAP,
+    UNORM8X4,
+)
 from standin.machine import CONTEXT, GIB, MIB, OUT_OF_MEMORY, Grant, Machine, Tenant
 
 LIMIT = 2 * GIB
@@ -282,3 +293,112 @@ def test_another_grant_on_the_same_gpu_uses_none_of_this_limit(machine: Machine)
     assert other("fill_up", PIECE)[1] == OUT_OF_MEMORY
     count, _ = one("fill_up", PIECE)
     assert count * PIECE > 2 * GIB - CONTEXT - 3 * PIECE
+
+
+# --- the interface of CUDA 3.1: it works in contexts that cuCtxCreate itself made
+
+
+OLD_WAYS = {
+    "cuMemAlloc": Way("alloc_v1", (PIECE,), "free_v1"),
+    "cuMemAllocPitch": Way("alloc_pitch_v1", (64 << 10, 1 << 10), "free_v1"),
+    "cuArrayCreate": Way("create_array_v1", (2048, 2048), "destroy_array"),
+    "cuArray3DCreate": Way("create_array3d_v1", (256, 256, 64), "destroy_array"),
+}
+
+
+@pytest.mark.parametrize("name", OLD_WAYS)
+def test_every_allocating_call_of_the_first_interface_is_charged(
+    machine: Machine, grant: Grant, name: str
+) -> None:
+    way = OLD_WAYS[name]
+    tenant = machine.tenant(grant)
+    tenant.does("init")
+    tenant.ok("create_context_v1")
+    before = grant.counted()
+    taken = [tenant.ok(way.take, *way.arguments)]
+    assert grant.counted() - before == PIECE
+    while (answer := tenant(way.take, *way.arguments))[0] == 0:
+        taken.append(answer[1])
+    assert answer[0] == OUT_OF_MEMORY
+    assert len(taken) * PIECE <= LIMIT - before
+    code, free, total = tenant("info_v1")
+    assert (code, total) == (0, LIMIT)
+    assert free < PIECE
+    for one in taken:
+        tenant.does(way.give, one)
+    assert grant.counted() == before
+
+
+# --- arrays
+
+
+@pytest.mark.parametrize(
+    ("layout", "channels", "bits"),
+    [(BC1, 4, 4), (BC7, 4, 8), (NV12, 3, 12), (UNORM8X4, 4, 32), (FLOAT, 2, 64)],
+)
+def test_an_array_is_charged_by_the_bits_of_its_format(
+    tenant: Tenant, grant: Grant, layout: int, channels: int, bits: int
+) -> None:
+    before, seen = grant.counted(), used(tenant)
+    array = tenant.ok("create_array", 4096, 4096, layout, channels)
+    assert grant.counted() - before == 4096 * 4096 * bits // 8
+    assert used(tenant) - seen == grant.counted() - before  # NVML sees no more
+    tenant.does("destroy_array", array)
+    assert grant.counted() == before
+
+
+@pytest.mark.parametrize("ending", ["destroy_array", "destroy_context"])
+def test_memory_in_a_sparse_array_stays_charged_until_the_array_ends(
+    tenant: Tenant, grant: Grant, ending: str
+) -> None:
+    before = grant.counted()
+    context = tenant.ok("create_context")
+    own = grant.counted()
+    array = tenant.ok("create_sparse_array", 4096, 4096)
+    assert grant.counted() == own
+    for _ in range(2):  # the second memory replaces the first
+        handle = tenant.ok("create_physical", PIECE)
+        tenant.does("map_array", array, handle)
+        tenant.does("map_array", array, handle)
+        tenant.does("release_physical", handle)
+    assert grant.counted() - own >= PIECE
+    tenant.does("map_array", array, 0, UNMAP)
+    if ending == "destroy_array":
+        tenant.does("destroy_array", array)
+        assert grant.counted() == own
+    tenant.does("destroy_context", context)
+    assert grant.counted() == before
+
+
+# --- limits of a context
+
+
+def test_a_larger_stack_is_charged_for_every_thread_of_the_gpu(
+    machine: Machine, tenant: Tenant, grant: Grant
+) -> None:
+    before, seen = grant.counted(), used(tenant)
+    threads = 132 * 2048  # of an H100
+    assert tenant("set_limit", STACK_SIZE, 64 << 10)[0] == OUT_OF_MEMORY  # 16.5 GiB
+    assert tenant.ok("get_limit", STACK_SIZE) == 1024
+    assert grant.counted() == before
+    for size in (4096, 2048, 3072):
+        tenant.does("set_limit", STACK_SIZE, size)
+        assert grant.counted() - before == threads * (size - 1024)
+        assert used(tenant) - seen == threads * (size - 1024)
+    tenant.does("set_limit", STACK_SIZE, 1024)
+    assert grant.counted() == before
+
+
+@pytest.mark.parametrize("limit", [MALLOC_HEAP, PRINTF_BUFFER])
+def test_a_heap_that_kernels_will_take_is_charged_when_it_is_set(
+    tenant: Tenant, grant: Grant, limit: int
+) -> None:
+    before, default = grant.counted(), tenant.ok("get_limit", limit)
+    assert tenant("set_limit", limit, LIMIT)[0] == OUT_OF_MEMORY
+    assert tenant.ok("get_limit", limit) == default
+    context = tenant.ok("create_context")
+    own = grant.counted()
+    tenant.does("set_limit", limit, default + PIECE)
+    assert grant.counted() - own == PIECE
+    tenant.does("destroy_context", context)
+    assert grant.counted() == before

@@ -195,6 +195,34 @@ def test_one_unmap_over_imported_and_own_mappings_ends_all_of_them(
     assert grant.counted() == before
 
 
+# --- descriptors for other devices
+
+
+def test_memory_stays_charged_while_a_descriptor_for_other_devices_is_open(
+    grant: Grant, tenant: Tenant
+) -> None:
+    before = grant.counted()
+    pointer = tenant.ok("alloc", PIECE)
+    descriptor = tenant.ok("range_descriptor", pointer, PIECE)
+    tenant.does("free", pointer)
+    assert grant.counted() - before == PIECE
+    tenant.does("close_descriptor", descriptor)
+    handle = tenant.ok("create_physical", PIECE)
+    address = tenant.ok("reserve_addresses", PIECE)
+    tenant.does("map", address, PIECE, handle)
+    descriptor = tenant.ok("range_descriptor", address, PIECE)
+    tenant.does("unmap", address, PIECE)
+    tenant.does("release_physical", handle)
+    assert grant.counted() - before == PIECE
+    tenant.does("close_descriptor", descriptor)
+
+    def is_settled() -> bool:
+        tenant.does("synchronize")
+        return grant.counted() == before
+
+    wait_until(is_settled)
+
+
 # --- linear memory by IPC handle
 
 

@@ -41,6 +41,7 @@ static CUresult make(CUdevice device, uint32_t flags, struct sim_context *contex
 	                                .gpu = gpu,
 	                                .flags = flags,
 	                                .api = 3020,
+	                                .taken = sim.machine.shape.context,
 	                                .id = ++sim.next_id,
 	                                .live = true,
 	                                .references = 1,
@@ -70,7 +71,7 @@ static void end(struct sim_context *context)
 	handle_remove(context);
 	context->live = false;
 	machine_count_contexts(&sim.machine, context->gpu, -1);
-	machine_give(&sim.machine, context->gpu, sim.machine.shape.context);
+	machine_give(&sim.machine, context->gpu, context->taken);
 }
 
 /* The device's primary context; NULL: it is not active. */

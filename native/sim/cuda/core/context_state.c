@@ -75,12 +75,28 @@ CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
 	return CUDA_SUCCESS;
 }
 
+/* The driver keeps a stack for every thread that the GPU can run at once, and takes or gives back the
+ * difference at once (seen on an H200). */
+static CUresult resize_stacks(struct sim_context *context, uint64_t size)
+{
+	uint64_t threads = (uint64_t)sim.machine.shape.sms * device_threads();
+	uint64_t before = context->limits[CU_LIMIT_STACK_SIZE];
+	if (size > before && !machine_take(&sim.machine, context->gpu, (size - before) * threads))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (size < before)
+		machine_give(&sim.machine, context->gpu, (before - size) * threads);
+	context->taken += (size - before) * threads;
+	return CUDA_SUCCESS;
+}
+
 CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
 	SIM_ENTER();
 	SIM_CURRENT(context);
 	if (limit >= CU_LIMIT_MAX)
 		return CUDA_ERROR_UNSUPPORTED_LIMIT;
+	if (limit == CU_LIMIT_STACK_SIZE)
+		SIM_TRY(resize_stacks(context, value));
 	context->limits[limit] = value;
 	return CUDA_SUCCESS;
 }

@@ -176,6 +176,12 @@ static const int common[] = {
 	[CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED] = 0, /* the last attribute of CUDA 13.0 */
 };
 
+uint32_t device_threads(void)
+{
+	const struct sim_shape *s = shape();
+	return s->major * 10 + s->minor == 75 ? 1024 : s->minor == 9 ? 1536 : 2048;
+}
+
 static int own_attribute(CUdevice_attribute attribute, CUdevice device)
 {
 	const struct sim_shape *s = shape();
@@ -195,7 +201,7 @@ static int own_attribute(CUdevice_attribute attribute, CUdevice device)
 	case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
 		return (int)s->l2;
 	case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR:
-		return s->major * 10 + s->minor == 75 ? 1024 : s->minor == 9 ? 1536 : 2048;
+		return (int)device_threads();
 	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
 		return (int)s->major;
 	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:

@@ -70,6 +70,7 @@ struct sim_context {
 	uint32_t gpu;
 	uint32_t flags, api;
 	uint64_t id;
+	uint64_t taken; /* bytes of the GPU for itself, with its stacks */
 	bool primary, live;
 	int references;             /* cuCtxAttach, cuDevicePrimaryCtxRetain */
 	struct sim_stream *streams; /* all of them, including the legacy stream */
@@ -173,6 +174,7 @@ bool handle_is(const void *object, enum sim_kind kind);
 /* current.c: each thread's stack of contexts */
 CUresult context_current(struct sim_context **context); /* an error if a fault has ended it */
 CUresult context_top(struct sim_context **context);     /* the same, but ignores a fault */
+uint32_t device_threads(void);                          /* that one multiprocessor runs at once */
 CUresult context_get(CUcontext handle, struct sim_context **context); /* NULL: the current one */
 CUresult context_push(struct sim_context *context);
 void context_pop_if_top(const struct sim_context *context);

@@ -12,7 +12,8 @@ struct sim_array {
 	CUDA_ARRAY3D_DESCRIPTOR descriptor;
 	struct sim_context *context;
 	uint64_t base, size;
-	uint64_t taken; /* bytes passed to take(); 0 for a level of a mipmap */
+	uint64_t taken; /* bytes passed to take(); 0 for a level of a mipmap and for a sparse array */
+	struct sim_physical *tiles; /* of a sparse array: what cuMemMapArrayAsync mapped; or NULL */
 	size_t pitch, height;
 	struct sim_mipmap *mipmap; /* if it is a level of one; else NULL */
 	struct sim_array *next;
@@ -55,42 +56,49 @@ static void give(uint32_t gpu, uint64_t bytes)
 		machine_give(&sim.machine, gpu, less);
 }
 
-static size_t element_size(const CUDA_ARRAY3D_DESCRIPTOR *d)
+/* Bits of an element, of any number of channels; 0: the format is not simulated. */
+static size_t element_bits(const CUDA_ARRAY3D_DESCRIPTOR *d)
 {
-	size_t bytes;
+	size_t bits = 0;
 	switch ((int)d->Format) {
 	case CU_AD_FORMAT_UNSIGNED_INT8:
 	case CU_AD_FORMAT_SIGNED_INT8:
-		bytes = 1;
+		bits = 8;
 		break;
 	case CU_AD_FORMAT_UNSIGNED_INT16:
 	case CU_AD_FORMAT_SIGNED_INT16:
 	case CU_AD_FORMAT_HALF:
-		bytes = 2;
+		bits = 16;
 		break;
 	case CU_AD_FORMAT_UNSIGNED_INT32:
 	case CU_AD_FORMAT_SIGNED_INT32:
 	case CU_AD_FORMAT_FLOAT:
-		bytes = 4;
+		bits = 32;
 		break;
-	default:
-		return 0;
+	case CU_AD_FORMAT_BC1_UNORM:
+		return d->NumChannels == 4 ? 4 : 0;
+	case CU_AD_FORMAT_BC7_UNORM:
+		return d->NumChannels == 4 ? 8 : 0;
+	case CU_AD_FORMAT_NV12:
+		return d->NumChannels == 3 ? 12 : 0;
+	case CU_AD_FORMAT_UNORM_INT8X4:
+		return d->NumChannels == 4 ? 32 : 0;
 	}
-	return d->NumChannels == 1 || d->NumChannels == 2 || d->NumChannels == 4
-			   ? bytes * d->NumChannels
-			   : 0;
+	return d->NumChannels == 1 || d->NumChannels == 2 || d->NumChannels == 4 ? bits * d->NumChannels
+	                                                                         : 0;
 }
 
 static CUresult bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *d, uint64_t *size)
 {
-	size_t element = element_size(d);
-	if (!element || !d->Width)
+	size_t bits = element_bits(d);
+	if (!bits || !d->Width)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (__builtin_mul_overflow(d->Width, element, size) ||
+	if (__builtin_mul_overflow(d->Width, bits, size) ||
 	    __builtin_mul_overflow(*size, d->Height ? d->Height : 1, size) ||
 	    __builtin_mul_overflow(*size, d->Depth ? d->Depth : 1, size) ||
-	    *size > sim.machine.shape.memory)
+	    *size / 8 > sim.machine.shape.memory)
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	*size = (*size + 7) / 8;
 	return CUDA_SUCCESS;
 }
 
@@ -112,7 +120,7 @@ static CUresult make(struct sim_context *context, const CUDA_ARRAY3D_DESCRIPTOR 
 	                            .base = (uint64_t)map,
 	                            .size = size,
 	                            .taken = taken,
-	                            .pitch = d->Width * element_size(d),
+	                            .pitch = (d->Width * element_bits(d) + 7) / 8,
 	                            .height = d->Height ? d->Height : 1};
 	struct sim_range range = {.base = array->base,
 	                          .size = size,
@@ -132,6 +140,8 @@ static void end(struct sim_array *array)
 	pages_unmap(array->base, array->size);
 	if (array->taken)
 		give(array->context->gpu, array->taken);
+	if (array->tiles)
+		physical_drop(array->tiles);
 	free(array);
 }
 
@@ -186,10 +196,14 @@ CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *d)
 	SIM_TRY(capture_check_unsafe());
 	uint64_t taken;
 	SIM_TRY(bytes_of(d, &taken));
-	SIM_TRY(take(context->gpu, taken));
+	if (d->Flags & CUDA_ARRAY3D_SPARSE)
+		taken = 0;
+	if (taken)
+		SIM_TRY(take(context->gpu, taken));
 	CUresult result = make(context, d, taken, &array);
 	if (result) {
-		give(context->gpu, taken);
+		if (taken)
+			give(context->gpu, taken);
 		return result;
 	}
 	context_at_end(CONTEXT_END_ARRAYS, end_context);
@@ -208,6 +222,60 @@ CUresult cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *d)
 	                                .Format = d->Format,
 	                                .NumChannels = d->NumChannels};
 	return cuArray3DCreate_v2(out, &full);
+}
+
+/* With 32 bits, as CUDA 3.1 had them. */
+
+CUresult cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *d)
+{
+	CUDA_ARRAY_DESCRIPTOR full;
+	if (d)
+		full = (CUDA_ARRAY_DESCRIPTOR){d->Width, d->Height, d->Format, d->NumChannels};
+	return cuArrayCreate_v2(out, d ? &full : NULL);
+}
+
+CUresult cuArray3DCreate(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d)
+{
+	CUDA_ARRAY3D_DESCRIPTOR full;
+	if (d)
+		full = (CUDA_ARRAY3D_DESCRIPTOR){d->Width,  d->Height,      d->Depth,
+		                                 d->Format, d->NumChannels, d->Flags};
+	return cuArray3DCreate_v2(out, d ? &full : NULL);
+}
+
+/* Only whole arrays: the memory that is mapped last is all that the array has. */
+static CUresult map_tiles(const CUarrayMapInfo *info)
+{
+	struct sim_array *array = (struct sim_array *)info->resource.array;
+	struct sim_physical *tiles = NULL;
+	if (info->resourceType != CU_RESOURCE_TYPE_ARRAY || !handle_is(array, SIM_ARRAY) ||
+	    !(array->descriptor.Flags & CUDA_ARRAY3D_SPARSE))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (info->memOperationType == CU_MEM_OPERATION_TYPE_MAP) {
+		tiles = physical_hold(info->memHandle.memHandle);
+		if (!tiles)
+			return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (array->tiles)
+		physical_drop(array->tiles);
+	array->tiles = tiles;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream)
+{
+	SIM_ENTER();
+	(void)stream; /* at once */
+	if (!list || !count)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (unsigned int i = 0; i < count; i++)
+		SIM_TRY(map_tiles(&list[i]));
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream)
+{
+	return cuMemMapArrayAsync(list, count, stream);
 }
 
 CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *d, CUarray handle)

@@ -216,3 +216,15 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address)
 		range_free(range);
 	return CUDA_SUCCESS;
 }
+
+/* A file that stands for the range: here nobody can use it, and it holds no memory. */
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t size,
+                                       CUmemRangeHandleType type, unsigned long long flags)
+{
+	SIM_ENTER();
+	if (!handle || !size || size % PIECE || address % PIECE ||
+	    type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags || !range_find(address))
+		return CUDA_ERROR_INVALID_VALUE;
+	*(int *)handle = memfd_create("aliquot-simulated-dmabuf", MFD_CLOEXEC);
+	return *(int *)handle < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+}

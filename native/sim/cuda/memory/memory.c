@@ -24,12 +24,18 @@ struct sim_block {
 	struct sim_block *next;
 };
 
+/* A context of CUDA 3.1, made by cuCtxCreate itself: its pointers have 32 bits. */
+static bool is_narrow(const struct sim_context *context)
+{
+	return context->api < 3020;
+}
+
 static CUresult take_pages(struct sim_context *context, uint64_t size, uint64_t *base)
 {
 	if (size > sim.machine.shape.memory)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	SIM_TRY(pages_take(context->gpu, size));
-	*base = (uint64_t)pages_map(size);
+	*base = (uint64_t)(is_narrow(context) ? pages_map_low(size) : pages_map(size));
 	if (*base)
 		return CUDA_SUCCESS;
 	machine_give(&sim.machine, context->gpu, size);
@@ -141,23 +147,6 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 	return result;
 }
 
-/* The 32-bit interface of CUDA 3.1 does not work with a context of a later version. */
-CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned int size)
-{
-	SIM_ENTER();
-	(void)address;
-	(void)size;
-	return CUDA_ERROR_INVALID_CONTEXT;
-}
-
-CUresult cuMemGetInfo(unsigned int *available, unsigned int *total)
-{
-	SIM_ENTER_QUERY(return CUDA_ERROR_OPERATING_SYSTEM);
-	(void)available;
-	(void)total;
-	return CUDA_ERROR_INVALID_CONTEXT;
-}
-
 CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
                             unsigned int element)
 {
@@ -226,15 +215,74 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 	return CUDA_SUCCESS;
 }
 
+static void get_info(const struct sim_context *context, uint64_t *available, uint64_t *total)
+{
+	uint64_t used = machine_used(&sim.machine, context->gpu);
+	*total = sim.machine.shape.memory - sim.machine.shape.reserved;
+	*available = used < *total ? *total - used : 0;
+}
+
 CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 {
 	SIM_ENTER_QUERY(return CUDA_ERROR_OPERATING_SYSTEM);
 	SIM_CURRENT(context);
-	uint64_t all = sim.machine.shape.memory - sim.machine.shape.reserved;
-	uint64_t used = machine_used(&sim.machine, context->gpu);
+	uint64_t left, all;
+	get_info(context, &left, &all);
 	if (available)
-		*available = used < all ? all - used : 0;
+		*available = left;
 	if (total)
 		*total = all;
+	return CUDA_SUCCESS;
+}
+
+/* The 32-bit interface of CUDA 3.1 works with contexts of that version only (seen on an H200). */
+
+CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned int size)
+{
+	SIM_ENTER();
+	SIM_CURRENT(context);
+	if (!is_narrow(context))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!address || !size)
+		return CUDA_ERROR_INVALID_VALUE;
+	uint64_t base;
+	SIM_TRY(allocate(context, size, &base));
+	*address = (CUdeviceptr_v1)base;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned int *pitch, unsigned int width,
+                         unsigned int height, unsigned int element)
+{
+	SIM_ENTER();
+	SIM_CURRENT(context);
+	if (!is_narrow(context))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!address || !pitch || !width || !height || (element != 4 && element != 8 && element != 16))
+		return CUDA_ERROR_INVALID_VALUE;
+	uint64_t row = pages_round(width, PITCH), base;
+	SIM_TRY(allocate(context, row * height, &base));
+	*address = (CUdeviceptr_v1)base;
+	*pitch = (unsigned int)row;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemFree(CUdeviceptr_v1 address)
+{
+	return cuMemFree_v2(address);
+}
+
+CUresult cuMemGetInfo(unsigned int *available, unsigned int *total)
+{
+	SIM_ENTER_QUERY(return CUDA_ERROR_OPERATING_SYSTEM);
+	SIM_CURRENT(context);
+	if (!is_narrow(context))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	uint64_t left, all;
+	get_info(context, &left, &all);
+	if (available)
+		*available = (unsigned int)(left < UINT32_MAX ? left : UINT32_MAX);
+	if (total)
+		*total = (unsigned int)(all < UINT32_MAX ? all : UINT32_MAX);
 	return CUDA_SUCCESS;
 }

@@ -45,9 +45,14 @@ void range_free(struct sim_range *range); /* removes it, then releases its memor
 /* Whether the GPU can access every byte of [address, address + size); `access` is PROT_* bits. */
 bool range_covers(uint64_t address, uint64_t size, int access);
 
+/* vmm.c: holds physical memory once more; NULL: that is no handle of any */
+struct sim_physical *physical_hold(CUmemGenericAllocationHandle handle);
+void physical_drop(struct sim_physical *piece);
+
 /* pages.c */
 uint64_t pages_round(uint64_t bytes, uint64_t unit); /* up to a multiple of `unit` */
 void *pages_map(uint64_t size);                      /* aligned to SIM_PAGE; NULL: out of memory */
+void *pages_map_low(uint64_t size);                  /* the same, below 4 GiB */
 void pages_unmap(uint64_t base, uint64_t size);
 CUresult pages_take(uint32_t gpu, uint64_t bytes); /* device memory for this process */
 

@@ -28,6 +28,21 @@ void *pages_map(uint64_t size)
 	return base;
 }
 
+void *pages_map_low(uint64_t size)
+{
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+	for (uint64_t base = 1ull << 28; base + size <= 1ull << 32; base += SIM_PAGE) {
+		void *map = mmap((void *)base, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+		if (map == (void *)base) {
+			madvise(map, size, MADV_DONTFORK);
+			return map;
+		}
+		if (map != MAP_FAILED)
+			munmap(map, size);
+	}
+	return NULL;
+}
+
 void pages_unmap(uint64_t base, uint64_t size)
 {
 	munmap((void *)base, size);

@@ -169,6 +169,21 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	return CUDA_SUCCESS;
 }
 
+struct sim_physical *physical_hold(CUmemGenericAllocationHandle handle)
+{
+	struct sim_physical *piece = (struct sim_physical *)handle;
+	if (!handle_is(piece, SIM_PHYSICAL))
+		return NULL;
+	piece->mappings++;
+	return piece;
+}
+
+void physical_drop(struct sim_physical *piece)
+{
+	piece->mappings--;
+	release(piece);
+}
+
 CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wish,
                              unsigned long long flags)
 {
