@@ -268,7 +268,7 @@ int credit_add_grant(struct grant *grant)
 		return -ENOMEM;
 	added->slice_count = grant->slice_count;
 	added->owner_uid = grant->limits->owner_uid;
-	memcpy(added->together, grant->limits->together, sizeof(added->together) - 1);
+	memcpy(added->together, grant->record->together, sizeof(added->together) - 1);
 	pthread_mutex_lock(&credit->lock);
 	struct contender *joint = find_group(credit, added);
 	for (uint32_t i = 0; i < grant->slice_count; i++) {

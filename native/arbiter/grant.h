@@ -37,12 +37,20 @@ struct findings {
 	uint64_t fallback_at;
 };
 
+/* The record of a grant, as its file has it. Its first part is what tenants see of it. */
+struct grant_record {
+	struct aliquot_limits limits;
+	char together[ALIQUOT_NAME_SIZE]; /* grants of one owner with the same name hold GPUs together;
+	                                     empty: this grant holds its GPUs by itself */
+};
+
 struct grant {
 	struct arbiter *arbiter;
 	struct grant *next;
 	char name[ALIQUOT_NAME_SIZE];
 	struct mapping record_mapping, view_mapping, usage_mapping;
-	struct aliquot_limits *limits; /* the record; NULL: cannot be read */
+	struct grant_record *record;   /* NULL: cannot be read */
+	struct aliquot_limits *limits; /* of the record; NULL: cannot be read */
 	struct aliquot_limits *view;   /* `limits` as tenants see it: written, never read */
 	struct aliquot_usage *usage;   /* NULL: cannot be trusted */
 	int limits_fd, usage_fd;       /* for tenants: read-only, read-write */

@@ -29,7 +29,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 	limits->version = ALIQUOT_VERSION;
 	limits->size = sizeof(*limits);
 	memcpy(limits->name, grant->name, sizeof(limits->name));
-	memcpy(limits->together, request->together, sizeof(limits->together));
+	memcpy(grant->record->together, request->together, sizeof(grant->record->together));
 	limits->slice_count = grant->slice_count;
 	limits->owner_uid = owner->uid;
 	limits->owner_pid = owner->pid;
@@ -78,13 +78,14 @@ static int make_record(struct grant *grant, const struct control_request *reques
 	int error = open_private(grant);
 	if (error)
 		return error;
-	int fd = page_file_make(grant->records, RECORD, sizeof(struct aliquot_limits), 0600);
-	error = fd < 0 ? fd : mapping_open(&grant->record_mapping, fd, sizeof(*grant->limits));
+	int fd = page_file_make(grant->records, RECORD, sizeof(*grant->record), 0600);
+	error = fd < 0 ? fd : mapping_open(&grant->record_mapping, fd, sizeof(*grant->record));
 	if (fd >= 0)
 		close(fd);
 	if (error)
 		return error;
-	grant->limits = grant->record_mapping.at;
+	grant->record = grant->record_mapping.at;
+	grant->limits = &grant->record->limits;
 	fill_limits(grant, request, owner);
 	return 0;
 }
@@ -169,24 +170,28 @@ static const char *map_file(struct mapping *pages, int fd, size_t size)
 	return error < 0 ? strerror(-error) : NULL;
 }
 
-static const char *check_record(const struct grant *grant, const struct aliquot_limits *record)
+static const char *check_record(const struct grant *grant, const struct grant_record *record)
 {
-	const char *why = aliquot_limits_check(record, grant->record_mapping.size);
-	if (!why && strcmp(record->name, grant->name))
+	const char *why = aliquot_limits_check(&record->limits, sizeof(record->limits));
+	if (!why && strcmp(record->limits.name, grant->name))
 		why = "it belongs to a grant of another name";
+	if (!why && !memchr(record->together, 0, sizeof(record->together)))
+		why = "the name for running together has no terminating zero";
 	return why;
 }
 
 /* Makes a record of the page `limits` that an arbiter of version 1 left. Complete, or absent. */
 static void import_record(struct grant *grant, int directory)
 {
-	struct aliquot_limits *copy = malloc(sizeof(*copy));
+	struct grant_record *copy = calloc(1, sizeof(*copy));
+	struct aliquot_limits *limits = copy ? &copy->limits : NULL;
 	int from = openat(directory, "limits", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	int to = page_file_make(grant->records, "." RECORD, sizeof(*copy), 0600);
-	if (copy && from >= 0 && to >= 0 && read(from, copy, sizeof(*copy)) == (ssize_t)sizeof(*copy)) {
+	if (copy && from >= 0 && to >= 0 &&
+	    read(from, limits, sizeof(*limits)) == (ssize_t)sizeof(*limits)) {
 		for (uint32_t slot = 0; slot < ALIQUOT_MAX_PROCESSES; slot++)
-			if (atomic_load(&copy->processes[slot].state) == ALIQUOT_LIVE)
-				copy->processes[slot].pages = GRANT_FILES_LOST_PAGES;
+			if (atomic_load(&limits->processes[slot].state) == ALIQUOT_LIVE)
+				limits->processes[slot].pages = GRANT_FILES_LOST_PAGES;
 		if (write(to, copy, sizeof(*copy)) == (ssize_t)sizeof(*copy))
 			renameat(grant->records, "." RECORD, grant->records, RECORD);
 	}
@@ -208,7 +213,7 @@ static void open_record(struct grant *grant, int directory)
 		fd = open_writable(grant->records, RECORD, 0600);
 	}
 	const char *why = fd == -ENOENT ? "its record is missing"
-	                                : map_file(&grant->record_mapping, fd, sizeof(*grant->limits));
+	                                : map_file(&grant->record_mapping, fd, sizeof(*grant->record));
 	if (fd >= 0)
 		close(fd);
 	if (!why)
@@ -218,7 +223,8 @@ static void open_record(struct grant *grant, int directory)
 		mapping_close(&grant->record_mapping);
 		return;
 	}
-	grant->limits = grant->record_mapping.at;
+	grant->record = grant->record_mapping.at;
+	grant->limits = &grant->record->limits;
 	grant->slice_count = grant->limits->slice_count;
 }
 
@@ -274,6 +280,7 @@ int grant_files_open(struct grant *grant, int *listener)
 
 void grant_files_close(struct grant *grant)
 {
+	grant->record = NULL;
 	grant->limits = grant->view = NULL;
 	grant->usage = NULL;
 	mapping_close(&grant->record_mapping);

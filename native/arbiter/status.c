@@ -187,7 +187,7 @@ static void write_grant(struct grant *grant, struct json *out)
 	json_bool(out, "owner_alive", grant->owner.fd >= 0);
 	json_number(out, "owner_uid", limits ? limits->owner_uid : 0);
 	json_number(out, "created", limits ? limits->created_ns / SECOND_NS : 0);
-	json_string(out, "together", limits && *limits->together ? limits->together : NULL);
+	json_string(out, "together", grant->record && *grant->record->together ? grant->record->together : NULL);
 	json_string(out, "broken", *grant->broken ? grant->broken : NULL);
 	unjoined_write(grant, out);
 	json_open(out, "slices", '[');

@@ -17,8 +17,6 @@ const char *aliquot_limits_check(const struct aliquot_limits *limits, size_t siz
 		return "limits: invalid life";
 	if (!memchr(limits->name, 0, sizeof(limits->name)))
 		return "limits: a name without a terminating zero";
-	if (!memchr(limits->together, 0, sizeof(limits->together)))
-		return "limits: a together name without a terminating zero";
 	for (uint32_t i = 0; i < limits->slice_count; i++) {
 		const struct aliquot_slice_limits *slice = &limits->slices[i];
 		if (!memchr(slice->pci_bus_id, 0, sizeof(slice->pci_bus_id)))

@@ -68,7 +68,6 @@ class Limits(c.Structure):
         ("created_ns", c.c_uint64),
         ("slices", SliceLimits * MAX_GPUS),
         ("processes", Process * MAX_PROCESSES),
-        ("together", c.c_char * 64),
     )
 
 

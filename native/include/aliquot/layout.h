@@ -1,8 +1,7 @@
 /* The two shared pages of a grant: limits and usage.
  *
  * `limits` says what the grant may use and which processes are in it. Every tenant maps it read-only.
- * It is a view: the arbiter writes it, from a record of the same layout in a file of its own, and
- * never reads it. `usage` is the ledger: tenants and the arbiter write it, only with the operations
+ * It is a view: the arbiter writes it, from a record in a file of its own, and never reads it. `usage` is the ledger: tenants and the arbiter write it, only with the operations
  * of ledger.h.
  *
  * Both are files in the grant's directory. A tenant never opens them by path: the arbiter sends it the
@@ -105,8 +104,6 @@ struct aliquot_limits {
 	uint64_t created_ns; /* CLOCK_REALTIME */
 	struct aliquot_slice_limits slices[ALIQUOT_MAX_GPUS];
 	struct aliquot_process processes[ALIQUOT_MAX_PROCESSES];
-	char together[ALIQUOT_NAME_SIZE]; /* grants of one owner with the same name hold GPUs together;
-	                                     empty: this grant holds its GPUs by itself */
 };
 
 /* One process's entry in the ledger of one slice: see ledger.h. */
