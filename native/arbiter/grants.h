@@ -17,9 +17,8 @@ struct grant *grants_make(struct arbiter *arbiter, const struct control_request 
                           const struct identity *owner, struct failure *failure);
 
 /* Ends a kept grant: from now on no process can join it. *left: processes that are still in it. With
- * none the grant is gone, as it is if there was no such grant. A grant that cannot be read is removed
- * at once. */
-bool grants_end(struct arbiter *arbiter, const char *name, uint32_t *left, struct failure *failure);
+ * none the grant is gone. A grant that cannot be read is removed at once. */
+bool grants_end(struct grant *grant, uint32_t *left, struct failure *failure);
 
 /* Recovers all grants of the state directory. */
 bool grants_recover(struct arbiter *arbiter, struct failure *failure);

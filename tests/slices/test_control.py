@@ -15,7 +15,6 @@ from aliquot.model.errors import (
     MemoryInUseError,
     NameInUseError,
     NoSuchGrantError,
-    NotOwnerError,
     StateError,
     UnsupportedError,
 )
@@ -202,7 +201,6 @@ def test_resize_names_only_what_changes(
         ("cannot-make", StateError),
         ("no-such-grant", NoSuchGrantError),
         ("in-use", MemoryInUseError),
-        ("not-owner", NotOwnerError),
         ("unsupported", UnsupportedError),
         ("malformed", ArbiterError),
         ("never heard of", ArbiterError),

@@ -247,6 +247,9 @@ def ps(
 
     Compute is the requested share. Got is the share of the GPU's time in about the last second.
     Below the table are slices whose share does not hold, and processes outside all grants.
+
+    If root's arbiter serves several users, User says whose a grant is. Of other users' grants you
+    see the slices, not the names and processes; root sees all.
     """
     from aliquot.cli.ps import show_grants  # noqa: PLC0415 - imported when needed
 
@@ -297,11 +300,16 @@ def top(
         "aliquot resize mine --memory 16GiB",
         "aliquot resize mine --memory 4GiB --wait    (as the program frees memory)",
         "aliquot resize mine --priority background",
+        "sudo aliquot resize alice:mine --compute 20",
     )
 )
 def resize(  # noqa: PLR0913, PLR0917 - one for each option
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Name of the grant, as in aliquot ps.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Name of the grant, as in aliquot ps; root may give USER:NAME.",
+        ),
     ],
     memory: Annotated[
         str | None,

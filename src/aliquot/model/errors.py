@@ -45,10 +45,6 @@ class MemoryInUseError(AliquotError):
     """The new memory limit is below what programs use now."""
 
 
-class NotOwnerError(AliquotError):
-    """The grant belongs to another user."""
-
-
 class UnsupportedError(AliquotError):
     """This GPU or its driver does not support the request."""
 

@@ -23,7 +23,7 @@
 from aliquot.slices.arbiter_process import revive, running, serve
 from aliquot.slices.grant_creation import NewGrant, make_grant
 from aliquot.slices.library import prepare_library
-from aliquot.slices.machines import LocalMachine, find_grant, machines
+from aliquot.slices.machines import LocalMachine, check_address, find_grant, machines
 from aliquot.slices.state_directory import StateDirectory, locate, prepare
 from aliquot.slices.tenant import exec_program, find_command, refuse_nested, tenant_environment
 
@@ -31,6 +31,7 @@ __all__ = [
     "LocalMachine",
     "NewGrant",
     "StateDirectory",
+    "check_address",
     "exec_program",
     "find_command",
     "find_grant",

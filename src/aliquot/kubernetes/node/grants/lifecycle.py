@@ -20,7 +20,7 @@ import structlog
 
 from aliquot.model import Life, Slice
 from aliquot.model.errors import AliquotError, NameInUseError, NoCapacityError
-from aliquot.slices import control
+from aliquot.slices import control, state_directory
 from aliquot.slices.control import SliceChange
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ArbiterGrants:
 
     def folder(self, grant: ContainerGrant) -> Path:
         """The grant's folder, which its container sees."""
-        return self.directory / "grants" / grant.name
+        return self.directory / state_directory.KEPT / grant.name
 
     async def status(self) -> Status:
         """The arbiter's status; NoArbiterError if none answers."""
