@@ -33,6 +33,10 @@ class NoCapacityError(AliquotError):
     """Too few GPUs have enough free memory or compute for the request."""
 
 
+class UserLimitError(AliquotError):
+    """The user would have more than root allows."""
+
+
 class NameInUseError(AliquotError):
     """A grant with this name exists."""
 
@@ -43,6 +47,10 @@ class NoSuchGrantError(AliquotError):
 
 class MemoryInUseError(AliquotError):
     """The new memory limit is below what programs use now."""
+
+
+class NotOwnerError(AliquotError):
+    """An arbiter belongs to another user."""
 
 
 class UnsupportedError(AliquotError):

@@ -166,9 +166,18 @@ def name_for(uid: int, owner_uid: int, name: str | None) -> str:
 
 def check_name(name: str) -> str:
     """The name, unchanged; InvalidValueError if it is not valid for a grant."""
+    return _checked(name, f"{name!r} is not a valid name for a grant")
+
+
+def check_together(name: str) -> str:
+    """The name, unchanged; InvalidValueError if it is not valid for grants that run together."""
+    return _checked(name, f"--together {name!r} is not a valid name")
+
+
+def _checked(name: str, wrong: str) -> str:
     if _NAME.fullmatch(name) is None:
         raise InvalidValueError(
-            f"{name!r} is not a valid name for a grant",
+            wrong,
             "A name has 1 to 63 characters of A-Z a-z 0-9 . _ - and begins with a letter or digit.",
         )
     return name

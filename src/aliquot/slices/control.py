@@ -45,6 +45,7 @@ from aliquot.model.errors import (
     NoSuchGrantError,
     StateError,
     UnsupportedError,
+    UserLimitError,
 )
 
 if TYPE_CHECKING:
@@ -73,11 +74,15 @@ _REFUSALS: dict[str, type[AliquotError]] = {
     "no-such-grant": NoSuchGrantError,
     "in-use": MemoryInUseError,
     "unsupported": UnsupportedError,
+    "user-limit": UserLimitError,
 }
 _HINTS = {
     "in-use": "Free memory in the program, or lower the limit step by step as it frees: add --wait",
     "not-allowed": "Ask as root.",
     "not-kept": "End its command.",
+    "user-limit": "End or shrink a grant of yours (aliquot ps), or ask root for more. All your"
+    " limits: aliquot limits",
+    "users-file": "Correct the file, then run as root: aliquot limits --reload",
     "unsupported": "Use --policy elastic. docs/support.md lists where compute shares work.",
 }
 _NANOSECONDS = 1_000_000_000
@@ -166,13 +171,26 @@ def status(directory: Path) -> Status:
         ) from error
 
 
-def make(directory: Path, name: str, slices: Sequence[Slice], *, kept: bool = False) -> str:
+def make(
+    directory: Path,
+    name: str,
+    slices: Sequence[Slice],
+    *,
+    kept: bool = False,
+    together: str | None = None,
+) -> str:
     """Make a grant and return how a tenant refers to it: `DIRECTORY#MARK`.
 
     The mark differs from that of a later grant of the same name. This process owns the grant. A
     `kept` grant has no owner and stays until `end`; only root and the arbiter's user may make one.
+    Grants of one user that are made with the same `together` hold their GPUs together.
     """
-    arguments = [f"make name={name}", *(["kept=1"] if kept else []), *map(_argument, slices)]
+    arguments = [
+        f"make name={name}",
+        *(["kept=1"] if kept else []),
+        *([f"together={together}"] if together else []),
+        *map(_argument, slices),
+    ]
     answer = ask(directory, " ".join(arguments))
     try:
         return str(answer["grant"])
