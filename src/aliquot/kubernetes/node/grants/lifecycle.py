@@ -67,14 +67,15 @@ class ArbiterGrants:
         """The arbiter's status; NoArbiterError if none answers."""
         return await asyncio.to_thread(control.status, self.directory)
 
-    async def make(self, grant: ContainerGrant) -> None:
-        """Make sure that the grant exists, with its current settings."""
+    async def make(self, grant: ContainerGrant, together: str | None) -> None:
+        """Make sure that the grant exists, with its current settings.
+
+        `together` counts only for a new grant.
+        """
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
             try:
-                await self._ask(
-                    lambda: control.make(self.directory, grant.name, slices_of(grant), kept=True)
-                )
+                await self._ask(lambda: self._make(grant, together))
             except NameInUseError:
                 if await self._is_kept(grant.name):
                     await self.change(grant, grant.current)
@@ -87,6 +88,10 @@ class ArbiterGrants:
             else:
                 return
             await asyncio.sleep(RETRY_SECONDS)
+
+    def _make(self, grant: ContainerGrant, together: str | None) -> None:
+        slices = slices_of(grant)
+        control.make(self.directory, grant.name, slices, kept=True, together=together)
 
     async def change(self, grant: ContainerGrant, to: SliceSettings) -> None:
         """Change an existing grant: all of it, or nothing."""
