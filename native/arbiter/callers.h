@@ -1,5 +1,5 @@
-/* How much of the arbiter one user's requests can take: open control connections, and requests per
- * second. Root and the arbiter's own user are not bounded.
+/* How much of the arbiter one user's requests can take: open control connections, requests per second,
+ * and a quarter of the time of the thread that answers. Root and the arbiter's own user are not bounded.
  *
  * All users together leave some of the control connections to those two.
  */
@@ -13,7 +13,7 @@
 struct caller {
 	uint32_t uid;
 	unsigned connections;
-	uint64_t used_until_ns; /* as if each request took its part of a second */
+	uint64_t used_until_ns; /* when what the user has taken is used up */
 };
 
 #define CALLERS_MOST 224u
@@ -31,7 +31,9 @@ bool callers_is_privileged(uint32_t uid);
 bool callers_connect(struct callers *callers, uint32_t uid, struct caller **out);
 void callers_disconnect(struct callers *callers, struct caller *caller);
 
-/* Counts one more request at that time. False: the user made too many lately. */
+/* Counts one more request at that time. False: the user has taken too much lately. */
 bool callers_request(struct caller *caller, uint64_t now_ns);
+/* Counts the time that answering took. */
+void callers_charge(struct caller *caller, uint64_t spent_ns);
 
 #endif

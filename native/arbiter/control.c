@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #define DRAIN_ROUNDS 64
@@ -209,11 +210,20 @@ static bool answer_stop(struct connection *connection, struct failure *failure)
 
 static void send_reply(struct connection *connection);
 
+static uint64_t own_time_ns(void)
+{
+	struct timespec used;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+	return (uint64_t)used.tv_sec * SECOND_NS + (uint64_t)used.tv_nsec;
+}
+
 static void on_fresh(struct observer_wait *wait, bool answered)
 {
 	(void)answered; /* if NVML is silent, what it said last is reported */
 	struct connection *connection = CONTAINER(wait, struct connection, fresh);
+	uint64_t begun = own_time_ns();
 	status_write(connection->arbiter, connection->uid, &connection->reply);
+	callers_charge(connection->caller, own_time_ns() - begun);
 	json_end(&connection->reply);
 	send_reply(connection);
 }
@@ -258,6 +268,14 @@ static bool answer(struct connection *connection, size_t length, struct failure 
 		return answer_status(connection);
 	}
 	return failure_set(failure, "malformed", "unknown request");
+}
+
+static bool timed_answer(struct connection *connection, size_t length, struct failure *failure)
+{
+	uint64_t begun = own_time_ns();
+	bool done = answer(connection, length, failure);
+	callers_charge(connection->caller, own_time_ns() - begun);
+	return done;
 }
 
 /* Unread bytes at the close would reset the connection and cut off the reply. */
@@ -327,7 +345,7 @@ static void on_request(struct connection *connection)
 		            "a request is one line of at most %u bytes, newline included",
 		            CONTROL_LINE_MAX);
 	else
-		done = answer(connection, (size_t)length, &failure);
+		done = timed_answer(connection, (size_t)length, &failure);
 	if (connection->fresh.gpus) {
 		loop_rewatch(&connection->arbiter->loop, &connection->watch, 0);
 		return;

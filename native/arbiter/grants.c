@@ -124,8 +124,10 @@ static bool may_make(struct arbiter *arbiter, const struct control_request *requ
 	if (other)
 		return failure_set(failure, "name-in-use", "there is a grant named %s%s%s", request->name,
 		                   *other->broken ? ", and it is broken: " : "", other->broken);
-	if (arbiter->grant_count >= GRANTS_MOST)
-		return failure_set(failure, "cannot-make", "there are already %u grants", GRANTS_MOST);
+	unsigned most = callers_is_privileged(uid) ? GRANTS_MOST : GRANTS_MOST - GRANTS_RESERVED;
+	if (arbiter->grant_count >= most)
+		return failure_set(failure, "cannot-make", "there are already %u grants",
+		                   arbiter->grant_count);
 	struct user_use use = {.grants = 1};
 	for (uint32_t i = 0; i < request->slice_count; i++) {
 		const struct control_slice *asked = &request->slices[i];

@@ -10,6 +10,8 @@
 #include "identity.h"
 
 #define GRANTS_MOST 1024u
+/* Of these, those that only root and the arbiter's user can make. */
+#define GRANTS_RESERVED 256u
 
 /* Creates a grant; NULL and `failure` if it cannot. Takes ownership of owner->pidfd in either case.
  * For a kept grant `owner` has a uid alone (pid 0, pidfd -1). */

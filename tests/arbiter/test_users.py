@@ -282,7 +282,11 @@ class TestFloods:
     def test_a_user_has_a_bounded_number_of_grants(self, shared: Arbiter, owners: Owners) -> None:
         make = (
             f"line = 'make name=g%d slice={GPU},memory={MIB}\\n'\n"
-            "codes = [ask(state, (line % i).encode()).get('code') for i in range(140)]\n"
+            "def make(i):\n"
+            "    while (code := ask(state, (line % i).encode()).get('code')) == 'busy':\n"
+            "        time.sleep(0.1)\n"
+            "    return code\n"
+            "codes = [make(i) for i in range(140)]\n"
             "print(codes.count(None), *set(codes[128:]), flush=True)\n"
         )
         with program_of(ALICE, shared, make) as told:

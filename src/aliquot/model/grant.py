@@ -144,6 +144,11 @@ class Grant:
         """Whether it is another user's, and this user may not see its name and processes."""
         return self.plain_name == _HIDDEN
 
+    @property
+    def label(self) -> str:
+        """The name for a sentence."""
+        return "another user's" if self.is_hidden else self.name
+
     def slices_on(self, gpu_uuid: str) -> tuple[Slice, ...]:
         """Its slices of a GPU; none while it is parked."""
         if self.state is GrantState.PARKED:
