@@ -132,6 +132,7 @@ static bool shut_down(struct arbiter *arbiter)
 	grants_close_all(arbiter);
 	credit_free(&arbiter->credit);
 	loop_unwatch(&arbiter->loop, &arbiter->signals);
+	users_free(&arbiter->users);
 	loop_unwatch(&arbiter->loop, &arbiter->asked);
 	if (!observer_stop(&arbiter->observer))
 		return false;
@@ -160,7 +161,9 @@ int arbiter_run(const struct options *options, struct state *state, struct super
 		.asked = {.fd = -1, .ready = on_asked},
 	};
 	prepare_process();
-	if (!start(&arbiter, options, &failure)) {
+	/* An arbiter that replaces another one starts all the same: programs are waiting for it. */
+	bool has_limits = users_read_first(&arbiter.users, options->users, &failure);
+	if ((!has_limits && !atomic_load(&supervision->ready)) || !start(&arbiter, options, &failure)) {
 		open_gates(&arbiter);
 		snprintf(supervision->error, sizeof(supervision->error), "%s", failure.text);
 		return EXIT_FAILED;

@@ -9,6 +9,7 @@
 #ifndef ARBITER_ARBITER_H
 #define ARBITER_ARBITER_H
 
+#include "callers.h"
 #include "credit.h"
 #include "failure.h"
 #include "loop.h"
@@ -16,6 +17,7 @@
 #include "observer.h"
 #include "state.h"
 #include "supervision.h"
+#include "users.h"
 
 struct arbiter {
 	struct loop loop;
@@ -24,6 +26,7 @@ struct arbiter {
 	struct observer observer;
 	struct credit credit;
 	struct supervision *supervision;
+	struct users users;
 	uint64_t linger_ns; /* 0: never ends by itself */
 	bool foreground;
 
@@ -39,7 +42,8 @@ struct arbiter {
 
 	struct connection *connections;
 	unsigned control_count, tenant_count; /* of the connections */
-	bool paused;                          /* no new connections for now */
+	struct callers callers;
+	bool paused; /* no new connections for now */
 	struct timer resume;
 	/* Handles what a tenant's connection receives (tenants.h). */
 	void (*tenant_ready)(struct watch *watch, uint32_t events);

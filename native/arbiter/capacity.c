@@ -58,22 +58,30 @@ bool capacity_check_memory(struct arbiter *arbiter, const struct gpu *gpu, uint6
 		mib_for(bytes));
 }
 
-/* Writes ", NAME has N %" for each grant with a share, as many as fit. */
-static void write_holders(struct arbiter *arbiter, const struct gpu *gpu,
+/* Writes ", NAME has N %" for each grant with a share that the user may see, as many as fit; then what
+ * all others have. */
+static void write_holders(struct arbiter *arbiter, const struct gpu *gpu, uint32_t owner_uid,
                           const struct grant *except, char *out, size_t size)
 {
 	size_t used = 0;
+	uint32_t others = 0;
 	*out = 0;
 	for (const struct grant *grant = arbiter->grants; grant && used < size; grant = grant->next) {
 		uint32_t share = share_of(slice_on(grant, gpu));
-		if (grant != except && share)
+		if (grant == except || !share)
+			continue;
+		if (grant->owner_uid == owner_uid || callers_is_privileged(owner_uid))
 			used += (size_t)snprintf(out + used, size - used, ", %s has %u %%", grant->name, share);
+		else
+			others += share;
 	}
+	if (others && used < size)
+		snprintf(out + used, size - used, ", other users have %u %%", others);
 }
 
 bool capacity_check_compute(struct arbiter *arbiter, const struct gpu *gpu,
-                            const struct control_slice *asked, const struct grant *except,
-                            struct failure *failure)
+                            const struct control_slice *asked, uint32_t owner_uid,
+                            const struct grant *except, struct failure *failure)
 {
 	uint32_t used = 0;
 	if (asked->priority == ALIQUOT_BACKGROUND)
@@ -85,7 +93,7 @@ bool capacity_check_compute(struct arbiter *arbiter, const struct gpu *gpu,
 	if (asked->compute_percent <= free)
 		return true;
 	char holders[256];
-	write_holders(arbiter, gpu, except, holders, sizeof(holders));
+	write_holders(arbiter, gpu, owner_uid, except, holders, sizeof(holders));
 	return failure_set(failure, "no-capacity",
 	                   "GPU %u (%s) has %u %% of its compute free: %u %% requested%s", gpu->index,
 	                   gpu->uuid_text, free, asked->compute_percent, holders);

@@ -3,6 +3,8 @@
  * `except` is a grant whose own slice does not count: it asks to grow, or to leave the parked state.
  * NULL: the grant does not exist yet. Slices of parked grants never count. Each check returns false
  * and fills `failure` if the request does not fit.
+ *
+ * users.h has the limits of one user over all GPUs.
  */
 #ifndef ARBITER_CAPACITY_H
 #define ARBITER_CAPACITY_H
@@ -20,10 +22,11 @@ bool capacity_check_gpu(const struct gpu *gpu, uint64_t bytes, struct failure *f
 bool capacity_check_memory(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,
                            const struct grant *except, struct failure *failure);
 
-/* Whether the shares of all slices without background priority come to at most 100 %. */
+/* Whether the shares of all slices without background priority come to at most 100 %. The failure
+ * names the grants of that user, or all for root and the arbiter's user. */
 bool capacity_check_compute(struct arbiter *arbiter, const struct gpu *gpu,
-                            const struct control_slice *asked, const struct grant *except,
-                            struct failure *failure);
+                            const struct control_slice *asked, uint32_t owner_uid,
+                            const struct grant *except, struct failure *failure);
 
 /* `hard` needs gates: refused if they do not work for a process that is in the slice now. What other
  * grants' processes say does not count. A process that joins a hard slice later and whose gates fail

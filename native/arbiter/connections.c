@@ -1,6 +1,8 @@
 #include "connections.h"
 
+#include "callers.h"
 #include "grants.h"
+#include "identity.h"
 #include "log.h"
 
 #include <errno.h>
@@ -10,9 +12,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define MAX_CONTROL 64u
+#define MAX_CONTROL 256u
 #define MAX_TENANTS 512u
 #define MAX_PER_GRANT 32u
+#define ALWAYS_PER_GRANT 4u /* whatever other grants have */
 #define FIRST_TIMEOUT_NS (1 * SECOND_NS)
 #define TIMEOUT_NS (5 * SECOND_NS)
 #define PAUSE_NS (100 * MILLISECOND_NS)
@@ -21,7 +24,8 @@ static bool is_below_limit(const struct arbiter *arbiter, const struct grant *gr
 {
 	if (!grant)
 		return arbiter->control_count < MAX_CONTROL;
-	return arbiter->tenant_count < MAX_TENANTS && grant->connection_count < MAX_PER_GRANT;
+	return grant->connection_count < ALWAYS_PER_GRANT ||
+	       (arbiter->tenant_count < MAX_TENANTS && grant->connection_count < MAX_PER_GRANT);
 }
 
 uint32_t connections_listen_events(const struct arbiter *arbiter, const struct grant *grant)
@@ -75,6 +79,23 @@ static void on_timeout(struct timer *timer)
 	connection_close(CONTAINER(timer, struct connection, timeout));
 }
 
+/* Whether the user behind a new control connection may have one more. If not, tells the user and
+ * closes it. */
+static bool admit(struct connection *connection, int fd)
+{
+	static const char busy[] = "{\"error\": \"you have too many requests under way: try again\", "
+							   "\"code\": \"busy\"}\n";
+	if (identity_uid_of_peer(fd, &connection->uid))
+		connection->uid = UINT32_MAX;
+	if (callers_connect(&connection->arbiter->callers, connection->uid, &connection->caller))
+		return true;
+	ssize_t ignored = send(fd, busy, sizeof(busy) - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+	(void)ignored;
+	close(fd);
+	free(connection);
+	return false;
+}
+
 /* 0, or -errno: then the caller still owns the descriptor. */
 static int add_connection(struct arbiter *arbiter, int fd, struct grant *grant,
                           void (*ready)(struct watch *watch, uint32_t events))
@@ -86,8 +107,11 @@ static int add_connection(struct arbiter *arbiter, int fd, struct grant *grant,
 	connection->grant = grant;
 	connection->watch = (struct watch){.fd = -1, .ready = ready};
 	connection->timeout.fire = on_timeout;
+	if (!grant && !admit(connection, fd))
+		return 0;
 	int error = loop_watch(&arbiter->loop, &connection->watch, fd, EPOLLIN);
 	if (error) {
+		callers_disconnect(&arbiter->callers, connection->caller);
 		free(connection);
 		return error;
 	}
@@ -135,6 +159,7 @@ void connection_close(struct connection *connection)
 	loop_unwatch(&arbiter->loop, &connection->watch);
 	loop_timer_stop(&connection->timeout);
 	json_free(&connection->reply);
+	callers_disconnect(&arbiter->callers, connection->caller);
 	if (connection->next)
 		connection->next->previous = connection->previous;
 	if (connection->previous)

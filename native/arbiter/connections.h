@@ -1,10 +1,12 @@
 /* Control and tenant connections. The arbiter never blocks on one: each has 1 s for its first message,
  * then 5 s more.
  *
- * The number of connections is limited: for the control socket, for all grants together, and for
- * each grant. So a tenant that opens as many as it can blocks neither other grants nor the control
- * socket. At a limit the arbiter stops accepting, and new connections wait in the kernel's queue
- * until one ends. If the arbiter runs out of descriptors it stops accepting for a moment.
+ * The number of connections is limited: for the control socket and each of its users (callers.h), for
+ * all grants together and for each grant. A grant may always have a few. So a tenant that opens as
+ * many as it can blocks neither other grants nor the control socket, and a user who does blocks no
+ * other user. At a limit the arbiter stops accepting, and new connections wait in the kernel's queue
+ * until one ends; a user above the own limit is told so instead. If the arbiter runs out of
+ * descriptors it stops accepting for a moment.
  */
 #ifndef ARBITER_CONNECTIONS_H
 #define ARBITER_CONNECTIONS_H
@@ -23,6 +25,9 @@ struct connection {
 	struct watch watch;
 	struct timer timeout;
 	bool received; /* its first message has come */
+	/* A control connection's peer, as the kernel says. */
+	uint32_t uid;
+	struct caller *caller; /* its user's part (callers.h); NULL: not bounded */
 	struct connection *next, *previous;
 	/* A control connection's request and reply. */
 	char request[CONTROL_LINE_MAX];

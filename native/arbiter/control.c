@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #define DRAIN_ROUNDS 64
@@ -31,9 +32,33 @@ static void reply_failure(struct json *reply, const struct failure *failure)
 /* Whether the peer is root or the arbiter's user: they may do more than manage their own grants. */
 static bool is_privileged(const struct connection *connection)
 {
-	uint32_t uid = UINT32_MAX;
-	identity_uid_of_peer(connection->watch.fd, &uid);
-	return uid == 0 || uid == geteuid();
+	return callers_is_privileged(connection->uid);
+}
+
+/* The grant that a request names, or NULL. For other users than those two only their own exist. */
+static struct grant *named_grant(const struct connection *connection,
+                                 const struct control_request *request)
+{
+	uint32_t owner = request->has_owner ? request->owner_uid : connection->uid;
+	if (owner != connection->uid && !is_privileged(connection))
+		return NULL;
+	return grant_find(connection->arbiter, owner, request->name);
+}
+
+/* The same for a request that changes it. NULL and `failure`: it is missing or broken. */
+static struct grant *grant_to_change(const struct connection *connection,
+                                     const struct control_request *request, struct failure *failure)
+{
+	struct grant *grant = named_grant(connection, request);
+	if (!grant) {
+		failure_set(failure, "no-such-grant", "there is no grant named %s", request->name);
+		return NULL;
+	}
+	if (!grant_check(grant)) {
+		failure_set(failure, "broken", "grant %s is broken: %s", request->name, grant->broken);
+		return NULL;
+	}
+	return grant;
 }
 
 /* The owner of the requested grant: the peer, or no process if it is kept (grants_make). */
@@ -62,12 +87,12 @@ static bool answer_make(struct connection *connection, const struct control_requ
 	struct grant *grant = grants_make(arbiter, request, &owner, failure);
 	if (!grant)
 		return false;
-	char directory[PATH_MAX + ALIQUOT_NAME_SIZE + 16], marked[sizeof(directory) + 24];
-	snprintf(directory, sizeof(directory), "%s/grants/%s", arbiter->state->path, grant->name);
+	char directory[GRANT_PATH_SIZE], marked[sizeof(directory) + 24];
+	grant_path(grant, directory);
 	snprintf(marked, sizeof(marked), "%s#%llx", directory,
 	         (unsigned long long)grant->limits->created_ns);
 	json_open(&connection->reply, NULL, '{');
-	json_string(&connection->reply, "name", grant->name);
+	json_string(&connection->reply, "name", request->name);
 	json_string(&connection->reply, "directory", directory);
 	json_string(&connection->reply, "grant",
 	            marked); /* differs from a later grant of the same name */
@@ -79,9 +104,8 @@ static bool answer_resize(struct connection *connection, const struct control_re
                           struct failure *failure)
 {
 	struct resized resized;
-	uint32_t uid = UINT32_MAX;
-	identity_uid_of_peer(connection->watch.fd, &uid);
-	if (!resize_grant(connection->arbiter, request, uid, &resized, failure))
+	struct grant *grant = grant_to_change(connection, request, failure);
+	if (!grant || !resize_grant(grant, request, &resized, failure))
 		return false;
 	struct json *reply = &connection->reply;
 	json_open(reply, NULL, '{');
@@ -107,7 +131,8 @@ static bool answer_set_state(struct connection *connection, const struct control
 	if (!is_privileged(connection)) /* while gates are open no compute limit holds */
 		return failure_set(failure, "not-allowed",
 		                   "only root and the arbiter's user may change the state of a grant");
-	if (!grant_state_set(connection->arbiter, request, failure))
+	struct grant *grant = grant_to_change(connection, request, failure);
+	if (!grant || !grant_state_set(grant, request->grant_state, failure))
 		return false;
 	json_open(&connection->reply, NULL, '{');
 	json_string(&connection->reply, "name", request->name);
@@ -124,7 +149,7 @@ static bool answer_set_cgroup(struct connection *connection, const struct contro
 	if (!is_privileged(connection)) /* what is in the cgroup may be ended */
 		return failure_set(failure, "not-allowed",
 		                   "only root and the arbiter's user may set the cgroup of a grant");
-	struct grant *grant = grant_find_for_change(arbiter, request->name, geteuid(), failure);
+	struct grant *grant = grant_to_change(connection, request, failure);
 	if (!grant || !unjoined_set_cgroup(grant, request->cgroup, failure))
 		return false;
 	measure_start(arbiter);
@@ -138,17 +163,31 @@ static bool answer_set_cgroup(struct connection *connection, const struct contro
 static bool answer_end(struct connection *connection, const struct control_request *request,
                        struct failure *failure)
 {
-	uint32_t left;
+	uint32_t left = 0;
 	if (!is_privileged(connection))
 		return failure_set(failure, "not-allowed",
 		                   "only root and the arbiter's user may end a grant");
-	if (!grants_end(connection->arbiter, request->name, &left, failure))
+	grants_drop_removed(connection->arbiter);
+	struct grant *grant = named_grant(connection, request); /* none: it has ended */
+	if (grant && !grants_end(grant, &left, failure))
 		return false;
 	json_open(&connection->reply, NULL, '{');
 	json_string(&connection->reply, "name", request->name);
 	json_bool(&connection->reply, "ended", !left);
 	json_number(&connection->reply, "processes", left);
 	json_close(&connection->reply, '}');
+	return true;
+}
+
+/* Reads the file of user limits again. */
+static bool answer_read_users(struct connection *connection, struct failure *failure)
+{
+	if (!is_privileged(connection))
+		return failure_set(failure, "not-allowed",
+		                   "only root and the arbiter's user may change the limits of users");
+	if (!users_read(&connection->arbiter->users, failure))
+		return false;
+	users_write(connection->arbiter, connection->uid, &connection->reply);
 	return true;
 }
 
@@ -171,11 +210,20 @@ static bool answer_stop(struct connection *connection, struct failure *failure)
 
 static void send_reply(struct connection *connection);
 
+static uint64_t own_time_ns(void)
+{
+	struct timespec used;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+	return (uint64_t)used.tv_sec * SECOND_NS + (uint64_t)used.tv_nsec;
+}
+
 static void on_fresh(struct observer_wait *wait, bool answered)
 {
 	(void)answered; /* if NVML is silent, what it said last is reported */
 	struct connection *connection = CONTAINER(wait, struct connection, fresh);
-	status_write(connection->arbiter, &connection->reply);
+	uint64_t begun = own_time_ns();
+	status_write(connection->arbiter, connection->uid, &connection->reply);
+	callers_charge(connection->caller, own_time_ns() - begun);
 	json_end(&connection->reply);
 	send_reply(connection);
 }
@@ -188,7 +236,7 @@ static bool answer_status(struct connection *connection)
 	if (gpus)
 		observer_wait(observer, &connection->fresh, gpus, on_fresh);
 	else
-		status_write(connection->arbiter, &connection->reply);
+		status_write(connection->arbiter, connection->uid, &connection->reply);
 	return true;
 }
 
@@ -211,10 +259,23 @@ static bool answer(struct connection *connection, size_t length, struct failure 
 		return answer_end(connection, &request, failure);
 	case CONTROL_STOP:
 		return answer_stop(connection, failure);
+	case CONTROL_READ_USERS:
+		return answer_read_users(connection, failure);
+	case CONTROL_LIMITS:
+		users_write(connection->arbiter, connection->uid, &connection->reply);
+		return true;
 	case CONTROL_STATUS:
 		return answer_status(connection);
 	}
 	return failure_set(failure, "malformed", "unknown request");
+}
+
+static bool timed_answer(struct connection *connection, size_t length, struct failure *failure)
+{
+	uint64_t begun = own_time_ns();
+	bool done = answer(connection, length, failure);
+	callers_charge(connection->caller, own_time_ns() - begun);
+	return done;
 }
 
 /* Unread bytes at the close would reset the connection and cut off the reply. */
@@ -276,11 +337,15 @@ static void on_request(struct connection *connection)
 	}
 	connection_received(connection);
 	struct failure failure;
-	bool done = length >= 0
-	                ? answer(connection, (size_t)length, &failure)
-	                : failure_set(&failure, "malformed",
-	                              "a request is one line of at most %u bytes, newline included",
-	                              CONTROL_LINE_MAX);
+	bool done = false;
+	if (!callers_request(connection->caller, loop_now()))
+		failure_set(&failure, "busy", "you made too many requests: try again");
+	else if (length < 0)
+		failure_set(&failure, "malformed",
+		            "a request is one line of at most %u bytes, newline included",
+		            CONTROL_LINE_MAX);
+	else
+		done = timed_answer(connection, (size_t)length, &failure);
 	if (connection->fresh.gpus) {
 		loop_rewatch(&connection->arbiter->loop, &connection->watch, 0);
 		return;

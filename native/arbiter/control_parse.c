@@ -163,6 +163,21 @@ static const char *parse_name(struct text text, char *out)
 	return NULL;
 }
 
+/* Parses NAME or UID:NAME. */
+static const char *parse_grant_name(struct text text, struct control_request *out)
+{
+	bool has_owner;
+	uint64_t uid = 0;
+	struct text rest = text, owner = cut(&rest, ':', &has_owner);
+	if (!has_owner || out->kind == CONTROL_MAKE)
+		return parse_name(text, out->name);
+	if (!parse_number(owner, UINT32_MAX - 1, &uid))
+		return "before the colon of a name is the number of a user";
+	out->has_owner = true;
+	out->owner_uid = (uint32_t)uid;
+	return parse_name(rest, out->name);
+}
+
 /* Parses a setting that is 1 or not given. */
 static const char *parse_switch(struct text text, bool *out)
 {
@@ -211,7 +226,7 @@ static const char *parse_grant_setting(struct text value, struct control_request
 	bool has_value;
 	struct text key = cut(&value, '=', &has_value);
 	if (has_value && equals(key, "name"))
-		return parse_name(value, out->name);
+		return parse_grant_name(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "together"))
 		return parse_name(value, out->together);
 	if (has_value && takes_slices(out) && equals(key, "slice"))
@@ -257,7 +272,7 @@ int control_parse(const char *line, size_t len, struct control_request *out, con
 	if (known && out->kind >= CONTROL_MAKE)
 		*error = parse_grant(rest, more, out);
 	else if (!known || more)
-		*error = "a request is status, stop, or make, resize, set-state, set-cgroup or end with "
-		         "name=NAME";
+		*error = "a request is status, stop, limits, read-users, or make, resize, set-state, "
+				 "set-cgroup or end with name=NAME";
 	return *error ? -1 : 0;
 }

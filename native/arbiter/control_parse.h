@@ -2,12 +2,17 @@
  *
  *   status
  *   stop
+ *   limits
+ *   read-users
  *   make name=NAME [kept=1] [together=NAME]
  *        slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
  *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
  *   set-state name=NAME to=active|switching|parked
  *   set-cgroup name=NAME path=PATH
  *   end name=NAME
+ *
+ * A name is that of a grant of the caller's own. Except in make it may be UID:NAME, the name of a grant
+ * of the user with that number.
  *
  * A resized slice names at least one setting; settings it does not name stay as they are. Exactly one
  * space separates two words, each key appears at most once, and numbers are decimal digits only. The
@@ -27,6 +32,8 @@
 enum control_kind {
 	CONTROL_STATUS,
 	CONTROL_STOP,
+	CONTROL_LIMITS,
+	CONTROL_READ_USERS,
 	CONTROL_MAKE, /* from here on: about a grant */
 	CONTROL_RESIZE,
 	CONTROL_SET_STATE,
@@ -54,6 +61,8 @@ struct control_slice {
 struct control_request {
 	enum control_kind kind;
 	char name[ALIQUOT_NAME_SIZE];
+	bool has_owner;                   /* the name is that of a grant of `owner_uid` */
+	uint32_t owner_uid;               /* 0 without has_owner */
 	char together[ALIQUOT_NAME_SIZE]; /* make: see struct aliquot_limits; may be empty */
 	bool kept;                        /* make: the grant stays until `end` */
 	bool gradual;                     /* resize: lower memory only as far as its use allows */

@@ -2,6 +2,7 @@
 
 #include "log.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -79,29 +80,36 @@ bool grant_check(struct grant *grant)
 	return !*grant->broken;
 }
 
-struct grant *grant_find(struct arbiter *arbiter, const char *name)
+struct grant *grant_find(struct arbiter *arbiter, uint32_t owner_uid, const char *name)
 {
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
-		if (!strcmp(grant->name, name))
+		if (grant->owner_uid == owner_uid && !strcmp(grant_plain_name(grant), name))
 			return grant;
 	return NULL;
 }
 
-struct grant *grant_find_for_change(struct arbiter *arbiter, const char *name, uint32_t uid,
-                                    struct failure *failure)
+void grant_set_name(struct grant *grant, uint32_t owner_uid, const char *name)
 {
-	struct grant *grant = grant_find(arbiter, name);
-	if (!grant) {
-		failure_set(failure, "no-such-grant", "there is no grant named %s", name);
-		return NULL;
-	}
-	if (!grant_check(grant)) {
-		failure_set(failure, "broken", "grant %s is broken: %s", name, grant->broken);
-		return NULL;
-	}
-	if (uid != grant->limits->owner_uid && uid != 0 && uid != geteuid()) {
-		failure_set(failure, "not-owner", "grant %s belongs to another user", name);
-		return NULL;
-	}
-	return grant;
+	grant->owner_uid = owner_uid;
+	if (owner_uid == geteuid())
+		snprintf(grant->name, sizeof(grant->name), "%s", name);
+	else
+		snprintf(grant->name, sizeof(grant->name), "%u:%s", owner_uid, name);
+}
+
+const char *grant_plain_name(const struct grant *grant)
+{
+	const char *colon = strchr(grant->name, ':'); /* no plain name has one */
+	return colon ? colon + 1 : grant->name;
+}
+
+uint32_t grant_directory_owner(const char *directory)
+{
+	return strchr(directory, ':') ? (uint32_t)strtoul(directory, NULL, 10) : geteuid();
+}
+
+void grant_path(const struct grant *grant, char out[GRANT_PATH_SIZE])
+{
+	snprintf(out, GRANT_PATH_SIZE, "%s/%s/%s", grant->arbiter->state->path,
+	         state_folder_name(grant->folder), grant->directory);
 }

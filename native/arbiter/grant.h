@@ -10,8 +10,12 @@
  *
  * A kept grant has no owner. It belongs to a container in which programs come and go, and it stays
  * until somebody ends it. From then on no process can join it, and it ends with its last process.
- * Any process that can reach its socket may join it, whatever its uid: only that container sees the
- * socket.
+ * Processes of the container may join it, whatever their uid (tenants.h).
+ *
+ * A grant belongs to the user who made it, and names are per user: two users may each have a grant
+ * named `train`. The directory of a grant of the arbiter's own user has the grant's name. That of
+ * another user's is "UID:" and 16 random hexadecimal digits, so that nobody can find out by trying
+ * which names another user has.
  *
  * A grant is active, switching or parked (enum aliquot_grant_state). The record stores that state, so
  * it outlives the arbiter. The slices of a parked grant count for nothing, and no process can join.
@@ -44,10 +48,18 @@ struct grant_record {
 	                                     empty: this grant holds its GPUs by itself */
 };
 
+/* "UID:NAME" */
+#define GRANT_NAME_SIZE (ALIQUOT_NAME_SIZE + 11u)
+
 struct grant {
 	struct arbiter *arbiter;
 	struct grant *next;
-	char name[ALIQUOT_NAME_SIZE];
+	/* For the log: "NAME", or "UID:NAME" if it is not of the arbiter's own user. If the record cannot
+	 * be read, the name of its directory. */
+	char name[GRANT_NAME_SIZE];
+	uint32_t owner_uid;
+	enum state_folder folder;
+	char directory[ALIQUOT_NAME_SIZE]; /* in that folder, and in the private directory */
 	struct mapping record_mapping, view_mapping, usage_mapping;
 	struct grant_record *record;   /* NULL: cannot be read */
 	struct aliquot_limits *limits; /* of the record; NULL: cannot be read */
@@ -76,12 +88,18 @@ struct grant {
 	char broken[160]; /* why it is broken; empty: it is not */
 };
 
-/* The grant of that name, or NULL. */
-struct grant *grant_find(struct arbiter *arbiter, const char *name);
-/* The same for a caller with that uid who wants to change it. NULL and `failure` if the caller may
- * not, or if the grant is missing or broken. */
-struct grant *grant_find_for_change(struct arbiter *arbiter, const char *name, uint32_t uid,
-                                    struct failure *failure);
+/* That user's grant of that name, or NULL. */
+struct grant *grant_find(struct arbiter *arbiter, uint32_t owner_uid, const char *name);
+
+/* Sets owner and name. */
+void grant_set_name(struct grant *grant, uint32_t owner_uid, const char *name);
+/* The name that its owner gave it. */
+const char *grant_plain_name(const struct grant *grant);
+/* The owner that the name of a directory says. */
+uint32_t grant_directory_owner(const char *directory);
+
+#define GRANT_PATH_SIZE (PATH_MAX + ALIQUOT_NAME_SIZE + 16)
+void grant_path(const struct grant *grant, char out[GRANT_PATH_SIZE]);
 
 /* Whether the grant has an owner, is kept, or was kept. OWNED if the record cannot be read. */
 enum aliquot_life grant_life(const struct grant *grant);

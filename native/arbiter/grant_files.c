@@ -28,7 +28,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 	clock_gettime(CLOCK_REALTIME, &now);
 	limits->version = ALIQUOT_VERSION;
 	limits->size = sizeof(*limits);
-	memcpy(limits->name, grant->name, sizeof(limits->name));
+	memcpy(limits->name, request->name, sizeof(limits->name));
 	memcpy(grant->record->together, request->together, sizeof(grant->record->together));
 	limits->slice_count = grant->slice_count;
 	limits->owner_uid = owner->uid;
@@ -64,8 +64,8 @@ static void fill_usage(struct aliquot_usage *usage)
 static int open_private(struct grant *grant)
 {
 	const struct state *state = grant->arbiter->state;
-	grant->records = private_directory_open_grant(&state->records, grant->name);
-	grant->pages = private_directory_open_grant(&state->pages, grant->name);
+	grant->records = private_directory_open_grant(&state->records, grant->directory);
+	grant->pages = private_directory_open_grant(&state->pages, grant->directory);
 	return grant->records < 0 ? grant->records : grant->pages < 0 ? grant->pages : 0;
 }
 
@@ -74,7 +74,7 @@ static int make_record(struct grant *grant, const struct control_request *reques
                        const struct identity *owner)
 {
 	struct state *state = grant->arbiter->state;
-	grant_files_remove_private(state, grant->name); /* left by an earlier attempt */
+	grant_files_remove_private(state, grant->directory); /* left by an earlier attempt */
 	int error = open_private(grant);
 	if (error)
 		return error;
@@ -122,18 +122,19 @@ bool grant_files_make(struct grant *grant, const struct control_request *request
 {
 	struct state *state = grant->arbiter->state;
 	char dotted[ALIQUOT_NAME_SIZE + 16];
-	snprintf(dotted, sizeof(dotted), ".making-%s", grant->name);
-	state_remove_incomplete(state, dotted); /* left by an earlier attempt */
+	int parent = state->folders[grant->folder];
+	snprintf(dotted, sizeof(dotted), ".making-%s", grant->directory);
+	state_remove_incomplete(state, grant->folder, dotted); /* left by an earlier attempt */
 	int error = make_record(grant, request, owner), directory = -1;
-	if (!error && mkdirat(state->grants, dotted, 0755))
+	if (!error && mkdirat(parent, dotted, 0755))
 		error = -errno;
 	if (!error) {
-		directory = openat(state->grants, dotted, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		directory = openat(parent, dotted, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 		error = directory < 0 ? -errno : 0;
 	}
 	if (!error)
 		error = make_contents(grant, directory, listener);
-	if (!error && renameat(state->grants, dotted, state->grants, grant->name)) {
+	if (!error && renameat(parent, dotted, parent, grant->directory)) {
 		error = -errno;
 		close(*listener);
 	}
@@ -142,10 +143,12 @@ bool grant_files_make(struct grant *grant, const struct control_request *request
 	if (!error)
 		return true;
 	grant_files_close(grant);
-	state_remove_incomplete(state, dotted);
-	grant_files_remove_private(state, grant->name);
-	return failure_set(failure, "cannot-make", "%s/grants/%s cannot be created: %s", state->path,
-	                   grant->name, strerror(-error));
+	state_remove_incomplete(state, grant->folder, dotted);
+	grant_files_remove_private(state, grant->directory);
+	char path[GRANT_PATH_SIZE];
+	grant_path(grant, path);
+	return failure_set(failure, "cannot-make", "%.300s cannot be created: %s", path,
+	                   strerror(-error));
 }
 
 /* Opens a file that not even its owner may write. Root just can; another user changes the mode for a
@@ -170,10 +173,18 @@ static const char *map_file(struct mapping *pages, int fd, size_t size)
 	return error < 0 ? strerror(-error) : NULL;
 }
 
+/* Whether the directory is where the arbiter would put that grant. */
+static bool is_in_its_directory(const struct grant *grant, const struct aliquot_limits *record)
+{
+	if (!strchr(grant->directory, ':'))
+		return !strcmp(record->name, grant->directory);
+	return record->owner_uid == grant_directory_owner(grant->directory);
+}
+
 static const char *check_record(const struct grant *grant, const struct grant_record *record)
 {
 	const char *why = aliquot_limits_check(&record->limits, sizeof(record->limits));
-	if (!why && strcmp(record->limits.name, grant->name))
+	if (!why && !is_in_its_directory(grant, &record->limits))
 		why = "it belongs to a grant of another name";
 	if (!why && !memchr(record->together, 0, sizeof(record->together)))
 		why = "the name for running together has no terminating zero";
@@ -225,6 +236,7 @@ static void open_record(struct grant *grant, int directory)
 	}
 	grant->record = grant->record_mapping.at;
 	grant->limits = &grant->record->limits;
+	grant_set_name(grant, grant->limits->owner_uid, grant->limits->name);
 	grant->slice_count = grant->limits->slice_count;
 }
 
@@ -263,7 +275,7 @@ static void open_usage(struct grant *grant, int directory)
 
 int grant_files_open(struct grant *grant, int *listener)
 {
-	int directory = openat(grant->arbiter->state->grants, grant->name,
+	int directory = openat(grant->arbiter->state->folders[grant->folder], grant->directory,
 	                       O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (directory < 0)
 		return -errno;
@@ -294,14 +306,15 @@ void grant_files_close(struct grant *grant)
 	}
 }
 
-void grant_files_remove(struct state *state, const char *name)
+void grant_files_remove(const struct grant *grant)
 {
-	state_remove_directory(state, name);
-	grant_files_remove_private(state, name);
+	struct state *state = grant->arbiter->state;
+	state_remove_directory(state, grant->folder, grant->directory);
+	grant_files_remove_private(state, grant->directory);
 }
 
-void grant_files_remove_private(struct state *state, const char *name)
+void grant_files_remove_private(struct state *state, const char *directory)
 {
-	private_directory_remove_grant(&state->pages, name);
-	private_directory_remove_grant(&state->records, name);
+	private_directory_remove_grant(&state->pages, directory);
+	private_directory_remove_grant(&state->records, directory);
 }

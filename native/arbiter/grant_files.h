@@ -14,21 +14,23 @@
 /* The number of pages that were lost with an arbiter of version 1 (state.h). */
 #define GRANT_FILES_LOST_PAGES UINT32_MAX
 
-/* Makes the directories and opens the files into `grant`, whose name, slice_count and gpus are set.
+/* Makes the directories and opens the files into `grant`, whose name, folder, directory, slice_count
+ * and gpus are set.
  * *listener: the listening socket. */
 bool grant_files_make(struct grant *grant, const struct control_request *request,
                       const struct identity *owner, int *listener, struct failure *failure);
 
-/* Opens the files of an existing grant and shows the record in `limits`; a damaged file breaks the
- * grant. In a state directory of version 1 `limits` becomes the record. 0, or -errno: there is no such
- * directory. *listener may be -1. */
+/* Opens the files of an existing grant, of which folder and directory are set, and shows the record in
+ * `limits`; a damaged file breaks the grant. In a state directory of version 1 `limits` becomes the
+ * record. 0, or -errno: there is no such directory. *listener may be -1. */
 int grant_files_open(struct grant *grant, int *listener);
 
 /* Unmaps and closes; the files stay. */
 void grant_files_close(struct grant *grant);
 
-/* Removes all files of the grant of that name; or only those in private directories. */
-void grant_files_remove(struct state *state, const char *name);
-void grant_files_remove_private(struct state *state, const char *name);
+/* Removes all its files. */
+void grant_files_remove(const struct grant *grant);
+/* Removes what a grant with a directory of that name has in private directories. */
+void grant_files_remove_private(struct state *state, const char *directory);
 
 #endif

@@ -32,26 +32,26 @@ static bool fits_again(const struct grant *grant, struct failure *failure)
 		struct control_slice asked = request_for(&grant->limits->slices[i]);
 		const struct gpu *gpu = grant->gpus[i];
 		if (!capacity_check_memory(grant->arbiter, gpu, asked.memory_bytes, grant, failure) ||
-		    !capacity_check_compute(grant->arbiter, gpu, &asked, grant, failure))
+		    !capacity_check_compute(grant->arbiter, gpu, &asked, grant->owner_uid, grant, failure))
 			return false;
 	}
-	return true;
+	struct user_use none = {.grants = 1}, use = none;
+	for (uint32_t i = 0; i < grant->slice_count; i++) {
+		struct control_slice asked = request_for(&grant->limits->slices[i]);
+		users_add(&use, &asked);
+	}
+	return users_check(grant->arbiter, grant->owner_uid, &none, &use, failure);
 }
 
-bool grant_state_set(struct arbiter *arbiter, const struct control_request *request,
-                     struct failure *failure)
+bool grant_state_set(struct grant *grant, enum aliquot_grant_state state, struct failure *failure)
 {
-	struct grant *grant = grant_find_for_change(arbiter, request->name, 0, failure);
-	if (!grant)
-		return false;
 	enum aliquot_grant_state before = grant_state(grant);
-	if (before == request->grant_state)
+	if (before == state)
 		return true;
 	if (before == ALIQUOT_GRANT_PARKED && !fits_again(grant, failure))
 		return false;
-	write_state(grant, request->grant_state);
+	write_state(grant, state);
 	credit_change_grant(grant);
-	log_event("grant %s is %s", grant->name,
-	          enum_name(&enum_names_grant_state, request->grant_state));
+	log_event("grant %s is %s", grant->name, enum_name(&enum_names_grant_state, state));
 	return true;
 }

@@ -17,8 +17,7 @@
 #include "grant.h"
 
 /* The caller must be root or the arbiter's user: while gates are open no compute limit holds. */
-bool grant_state_set(struct arbiter *arbiter, const struct control_request *request,
-                     struct failure *failure);
+bool grant_state_set(struct grant *grant, enum aliquot_grant_state state, struct failure *failure);
 
 /* Writes one state to all slices again, after an arbiter was killed between two of them. */
 void grant_state_repair(struct grant *grant);

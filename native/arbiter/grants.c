@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -54,7 +55,7 @@ static void on_connection(struct watch *watch, uint32_t events)
 	connections_accept(grant->arbiter, watch->fd, grant, grant->arbiter->tenant_ready);
 }
 
-static struct grant *new_grant(struct arbiter *arbiter, const char *name)
+static struct grant *new_grant(struct arbiter *arbiter, enum state_folder folder)
 {
 	struct grant *grant = calloc(1, sizeof(*grant));
 	if (!grant)
@@ -64,7 +65,7 @@ static struct grant *new_grant(struct arbiter *arbiter, const char *name)
 	grant->processes_left = end_if_unused;
 	grant->listener = (struct watch){.fd = -1, .ready = on_connection};
 	grant->owner = (struct watch){.fd = -1, .ready = on_owner_dead};
-	snprintf(grant->name, sizeof(grant->name), "%s", name);
+	grant->folder = folder;
 	return grant;
 }
 
@@ -116,15 +117,18 @@ static int watch_both(struct grant *grant, int listener, int owner)
 	return error;
 }
 
-static bool may_make(struct arbiter *arbiter, const struct control_request *request,
+static bool may_make(struct arbiter *arbiter, const struct control_request *request, uint32_t uid,
                      struct failure *failure)
 {
-	const struct grant *other = grant_find(arbiter, request->name);
+	const struct grant *other = grant_find(arbiter, uid, request->name);
 	if (other)
 		return failure_set(failure, "name-in-use", "there is a grant named %s%s%s", request->name,
 		                   *other->broken ? ", and it is broken: " : "", other->broken);
-	if (arbiter->grant_count >= GRANTS_MOST)
-		return failure_set(failure, "cannot-make", "there are already %u grants", GRANTS_MOST);
+	unsigned most = callers_is_privileged(uid) ? GRANTS_MOST : GRANTS_MOST - GRANTS_RESERVED;
+	if (arbiter->grant_count >= most)
+		return failure_set(failure, "cannot-make", "there are already %u grants",
+		                   arbiter->grant_count);
+	struct user_use use = {.grants = 1};
 	for (uint32_t i = 0; i < request->slice_count; i++) {
 		const struct control_slice *asked = &request->slices[i];
 		struct gpu *gpu = nvml_find(&arbiter->nvml, asked->uuid);
@@ -133,28 +137,73 @@ static bool may_make(struct arbiter *arbiter, const struct control_request *requ
 		if (!gpu)
 			return failure_set(failure, "no-such-gpu", "this machine has no GPU %s", uuid);
 		if (!capacity_check_memory(arbiter, gpu, asked->memory_bytes, NULL, failure) ||
-		    !capacity_check_compute(arbiter, gpu, asked, NULL, failure))
+		    !capacity_check_compute(arbiter, gpu, asked, uid, NULL, failure))
 			return false;
+		users_add(&use, asked);
 	}
-	return true;
+	return users_check(arbiter, uid, &(struct user_use){0}, &use, failure);
+}
+
+static struct grant *find_by_directory(struct arbiter *arbiter, const char *directory)
+{
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		if (!strcmp(grant->directory, directory))
+			return grant;
+	return NULL;
+}
+
+/* Chooses the directory of a new grant (grant.h). 0, or -errno. */
+static int choose_directory(struct grant *grant, const char *name)
+{
+	uint64_t random;
+	if (grant->owner_uid == geteuid()) {
+		snprintf(grant->directory, sizeof(grant->directory), "%s", name);
+		return 0;
+	}
+	if (getrandom(&random, sizeof(random), 0) != sizeof(random))
+		return -errno;
+	snprintf(grant->directory, sizeof(grant->directory), "%u:%016llx", grant->owner_uid,
+	         (unsigned long long)random);
+	return 0;
+}
+
+/* A grant with its name, GPUs and directory chosen, in no list yet. NULL and `failure`: it cannot be. */
+static struct grant *prepare(struct arbiter *arbiter, const struct control_request *request,
+                             uint32_t uid, struct failure *failure)
+{
+	grants_drop_removed(arbiter);
+	if (!may_make(arbiter, request, uid, failure))
+		return NULL;
+	struct grant *grant = new_grant(arbiter, request->kept ? STATE_KEPT : STATE_GRANTS);
+	int error = -ENOMEM;
+	if (grant) {
+		grant_set_name(grant, uid, request->name);
+		error = choose_directory(grant, request->name);
+		/* One of another user that an earlier version put there. */
+		if (!error && find_by_directory(arbiter, grant->directory))
+			error = -EEXIST;
+	}
+	if (error) {
+		failure_set(failure, "cannot-make", "grant %s cannot be made: %s", request->name,
+		            strerror(-error));
+		free(grant);
+		return NULL;
+	}
+	grant->slice_count = request->slice_count;
+	for (uint32_t i = 0; i < request->slice_count; i++)
+		grant->gpus[i] = nvml_find(&arbiter->nvml, request->slices[i].uuid);
+	return grant;
 }
 
 struct grant *grants_make(struct arbiter *arbiter, const struct control_request *request,
                           const struct identity *owner, struct failure *failure)
 {
 	int listener = -1;
-	grants_drop_removed(arbiter);
-	bool allowed = may_make(arbiter, request, failure);
-	struct grant *grant = allowed ? new_grant(arbiter, request->name) : NULL;
-	if (allowed && !grant)
-		failure_set(failure, "cannot-make", "out of memory");
+	struct grant *grant = prepare(arbiter, request, owner->uid, failure);
 	if (!grant) {
 		identity_close(owner);
 		return NULL;
 	}
-	grant->slice_count = request->slice_count;
-	for (uint32_t i = 0; i < request->slice_count; i++)
-		grant->gpus[i] = nvml_find(&arbiter->nvml, request->slices[i].uuid);
 	if (!grant_files_make(grant, request, owner, &listener, failure)) {
 		identity_close(owner);
 		free(grant);
@@ -165,9 +214,9 @@ struct grant *grants_make(struct arbiter *arbiter, const struct control_request 
 	if (!error)
 		error = credit_add_grant(grant);
 	if (error) {
-		failure_set(failure, "cannot-make", "grant %s cannot be watched: %s", grant->name,
+		failure_set(failure, "cannot-make", "grant %s cannot be watched: %s", request->name,
 		            strerror(-error));
-		grant_files_remove(arbiter->state, grant->name);
+		grant_files_remove(grant);
 		release(grant);
 		return NULL;
 	}
@@ -184,7 +233,7 @@ static void end_grant(struct grant *grant)
 {
 	struct arbiter *arbiter = grant->arbiter;
 	log_event("grant %s ended", grant->name);
-	grant_files_remove(arbiter->state, grant->name);
+	grant_files_remove(grant);
 	release(grant);
 	grants_linger(arbiter);
 }
@@ -196,22 +245,18 @@ static void end_if_unused(struct grant *grant)
 		end_grant(grant);
 }
 
-bool grants_end(struct arbiter *arbiter, const char *name, uint32_t *left, struct failure *failure)
+bool grants_end(struct grant *grant, uint32_t *left, struct failure *failure)
 {
-	grants_drop_removed(arbiter);
-	struct grant *grant = grant_find(arbiter, name);
 	*left = 0;
-	if (!grant)
-		return true;
 	if (!grant->limits) { /* nothing says which processes are in it */
 		end_grant(grant);
 		return true;
 	}
 	if (grant_life(grant) == ALIQUOT_OWNED)
-		return failure_set(failure, "not-kept", "grant %s ends with its command (pid %d)", name,
-		                   grant->limits->owner_pid);
+		return failure_set(failure, "not-kept", "grant %s ends with its command (pid %d)",
+		                   grant->name, grant->limits->owner_pid);
 	if (atomic_exchange(&grant->limits->life, ALIQUOT_ENDED) == ALIQUOT_KEPT)
-		log_event("grant %s: ended on request, %u processes are still in it", name,
+		log_event("grant %s: ended on request, %u processes are still in it", grant->name,
 		          grant->process_count);
 	grant_publish(grant, GRANT_NO_SLOT);
 	*left = grant->process_count;
@@ -224,10 +269,11 @@ void grants_drop_removed(struct arbiter *arbiter)
 	for (struct grant *grant = arbiter->grants, *next; grant; grant = next) {
 		struct stat status;
 		next = grant->next;
-		if (grant->limits || !fstatat(arbiter->state->grants, grant->name, &status, 0))
+		int folder = arbiter->state->folders[grant->folder];
+		if (grant->limits || !fstatat(folder, grant->directory, &status, 0))
 			continue;
 		log_event("grant %s: somebody removed its directory", grant->name);
-		grant_files_remove(arbiter->state, grant->name);
+		grant_files_remove(grant);
 		release(grant);
 	}
 }
@@ -251,18 +297,23 @@ static void find_gpus(struct grant *grant)
 	}
 }
 
-static bool recover_grant(struct arbiter *arbiter, const char *name, struct failure *failure)
+static bool recover_grant(struct arbiter *arbiter, enum state_folder folder, const char *name,
+                          struct failure *failure)
 {
 	/* A container runtime creates an empty directory where the one to mount is missing. */
-	if (!unlinkat(arbiter->state->grants, name, AT_REMOVEDIR))
+	if (!unlinkat(arbiter->state->folders[folder], name, AT_REMOVEDIR))
 		return true;
-	struct grant *grant = new_grant(arbiter, name);
+	struct grant *grant = new_grant(arbiter, folder);
 	if (!grant)
 		return failure_set(failure, "memory", "out of memory");
+	snprintf(grant->directory, sizeof(grant->directory), "%s", name);
+	snprintf(grant->name, sizeof(grant->name), "%s", name);
+	grant->owner_uid = grant_directory_owner(name);
 	int listener = -1, owner = -1;
 	int error = grant_files_open(grant, &listener);
 	if (error == -ENOTDIR || error == -ENOENT || error == -ELOOP) {
-		log_event("%s/grants/%s is not a grant: ignored", arbiter->state->path, name);
+		log_event("%s/%s/%s is not a grant: ignored", arbiter->state->path,
+		          state_folder_name(folder), name);
 		free(grant);
 		return true;
 	}
@@ -285,11 +336,44 @@ static bool recover_grant(struct arbiter *arbiter, const char *name, struct fail
 		return failure_set(failure, "state", "grant %s cannot be recovered: %s", name,
 		                   strerror(-error));
 	static const char *const lives[] = {"owner dead", "kept", "ended on request"};
-	log_event("grant %s recovered: %u processes, %s, %s", name, grant->process_count,
+	log_event("grant %s recovered: %u processes, %s, %s", grant->name, grant->process_count,
 	          owner >= 0 ? "owner alive" : lives[grant_life(grant)],
 	          enum_name(&enum_names_grant_state, grant_state(grant)));
 	end_if_unused(grant);
 	return true;
+}
+
+/* A name, or "UID:" and a name. */
+static bool is_directory_name(const char *text)
+{
+	const char *colon = strchr(text, ':');
+	size_t digits = colon ? (size_t)(colon - text) : 0;
+	if (colon && (!digits || digits > 10 || strspn(text, "0123456789") != digits))
+		return false;
+	return strlen(text) < ALIQUOT_NAME_SIZE &&
+	       control_is_name(colon ? colon + 1 : text, strlen(colon ? colon + 1 : text));
+}
+
+static bool recover_folder(struct arbiter *arbiter, enum state_folder folder,
+                           struct failure *failure)
+{
+	int fd = openat(arbiter->state->folders[folder], ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+	if (!directory) {
+		failure_set(failure, "state", "%s/%s: %s", arbiter->state->path, state_folder_name(folder),
+		            strerror(errno));
+		if (fd >= 0)
+			close(fd);
+		return false;
+	}
+	bool sound = true;
+	struct dirent *entry;
+	while (sound && (entry = readdir(directory))) {
+		if (is_directory_name(entry->d_name))
+			sound = recover_grant(arbiter, folder, entry->d_name, failure);
+	}
+	closedir(directory);
+	return sound;
 }
 
 /* Removes what an arbiter left in the private directory that was killed while it made or ended a
@@ -298,28 +382,14 @@ static void remove_leftover(int directory, const char *name, void *context)
 {
 	(void)directory;
 	struct arbiter *arbiter = context;
-	if (!grant_find(arbiter, name))
+	if (!find_by_directory(arbiter, name))
 		grant_files_remove_private(arbiter->state, name);
 }
 
 bool grants_recover(struct arbiter *arbiter, struct failure *failure)
 {
-	int fd = openat(arbiter->state->grants, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
-	if (!directory) {
-		failure_set(failure, "state", "%s/grants: %s", arbiter->state->path, strerror(errno));
-		if (fd >= 0)
-			close(fd);
-		return false;
-	}
-	bool sound = true;
-	struct dirent *entry;
-	while (sound && (entry = readdir(directory))) {
-		if (control_is_name(entry->d_name, strlen(entry->d_name)))
-			sound = recover_grant(arbiter, entry->d_name, failure);
-	}
-	closedir(directory);
-	if (!sound)
+	if (!recover_folder(arbiter, STATE_GRANTS, failure) ||
+	    !recover_folder(arbiter, STATE_KEPT, failure))
 		return false;
 	private_directory_walk(&arbiter->state->records, remove_leftover, arbiter);
 	private_directory_walk(&arbiter->state->pages, remove_leftover, arbiter);

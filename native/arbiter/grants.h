@@ -10,6 +10,8 @@
 #include "identity.h"
 
 #define GRANTS_MOST 1024u
+/* Of these, those that only root and the arbiter's user can make. */
+#define GRANTS_RESERVED 256u
 
 /* Creates a grant; NULL and `failure` if it cannot. Takes ownership of owner->pidfd in either case.
  * For a kept grant `owner` has a uid alone (pid 0, pidfd -1). */
@@ -17,9 +19,8 @@ struct grant *grants_make(struct arbiter *arbiter, const struct control_request 
                           const struct identity *owner, struct failure *failure);
 
 /* Ends a kept grant: from now on no process can join it. *left: processes that are still in it. With
- * none the grant is gone, as it is if there was no such grant. A grant that cannot be read is removed
- * at once. */
-bool grants_end(struct arbiter *arbiter, const char *name, uint32_t *left, struct failure *failure);
+ * none the grant is gone. A grant that cannot be read is removed at once. */
+bool grants_end(struct grant *grant, uint32_t *left, struct failure *failure);
 
 /* Recovers all grants of the state directory. */
 bool grants_recover(struct arbiter *arbiter, struct failure *failure);

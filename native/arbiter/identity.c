@@ -98,6 +98,24 @@ bool identity_is_reused(int32_t pid, uint64_t start_time)
 	return !identity_start_time(pid, &now) && now != start_time;
 }
 
+/* "mnt:[NUMBER]"; empty: the kernel does not say. */
+static void read_mounts(const char *process, char out[32])
+{
+	char path[64];
+	snprintf(path, sizeof(path), "/proc/%s/ns/mnt", process);
+	ssize_t used = readlink(path, out, 31);
+	out[used > 0 ? used : 0] = 0;
+}
+
+bool identity_shares_our_mounts(int32_t pid)
+{
+	char number[16], ours[32], theirs[32];
+	snprintf(number, sizeof(number), "%d", pid);
+	read_mounts("self", ours);
+	read_mounts(number, theirs);
+	return !*ours || !*theirs || !strcmp(ours, theirs);
+}
+
 struct image identity_image(int32_t pid)
 {
 	struct stat_line line;

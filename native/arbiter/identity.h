@@ -53,6 +53,9 @@ bool identity_is_in_other_namespace(int32_t pid);
 /* Whether a later process has the pid now. */
 bool identity_is_reused(int32_t pid, uint64_t start_time);
 
+/* Whether the process has the mount namespace of this process; true also if the kernel does not say. */
+bool identity_shares_our_mounts(int32_t pid);
+
 /* The image that the process runs now. */
 struct image identity_image(int32_t pid);
 /* False also if one of them is unknown. */

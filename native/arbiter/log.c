@@ -21,9 +21,10 @@ static int directory = -1;
 static int open_file(void)
 {
 	int fd = openat(directory, file_name, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC,
-	                0644);
+	                0600);
 	if (fd < 0)
 		return -errno;
+	fchmod(fd, 0600); /* an earlier version let everybody read it */
 	dup2(fd, STDOUT_FILENO);
 	dup2(fd, STDERR_FILENO);
 	if (fd > STDERR_FILENO)

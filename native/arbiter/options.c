@@ -5,11 +5,13 @@
 #include <string.h>
 
 static const char usage[] =
-	"usage: aliquot-arbiter --state DIR --nvml PATH [--linger SECONDS] [--unjoined POLICY]\n"
-	"                       [--foreground]\n"
+	"usage: aliquot-arbiter --state DIR --nvml PATH [--users FILE] [--linger SECONDS]\n"
+	"                       [--unjoined POLICY] [--foreground]\n"
 	"Decides which program may use a GPU now. `aliquot run` starts it; you rarely need to.\n"
 	"  --state DIR        directory of the grants; one arbiter per directory\n"
 	"  --nvml PATH        the libnvidia-ml.so.1 to use\n"
+	"  --users FILE       limits of users, lines of: user NAME memory 40GiB compute 50 grants 4\n"
+	"                     (NAME * is everybody else); FILE may be missing\n"
 	"  --linger SECONDS   end this long after the last grant has ended (0, the default: never)\n"
 	"  --unjoined POLICY  what to do with a process that uses a GPU in a grant's cgroup and has "
 	"not\n"
@@ -48,7 +50,8 @@ int options_parse(int argc, char **argv, struct options *out)
 			continue;
 		}
 		bool known = !strcmp(option, "--state") || !strcmp(option, "--nvml") ||
-		             !strcmp(option, "--linger") || !strcmp(option, "--unjoined");
+		             !strcmp(option, "--users") || !strcmp(option, "--linger") ||
+		             !strcmp(option, "--unjoined");
 		if (!known)
 			return usage_error("unknown option ", option);
 		if (++i == argc)
@@ -57,6 +60,8 @@ int options_parse(int argc, char **argv, struct options *out)
 			out->state = argv[i];
 		else if (!strcmp(option, "--nvml"))
 			out->nvml = argv[i];
+		else if (!strcmp(option, "--users"))
+			out->users = argv[i];
 		else if (!strcmp(option, "--unjoined")) {
 			out->ends_unjoined = !strcmp(argv[i], "end");
 			if (!out->ends_unjoined && strcmp(argv[i], "report"))
@@ -68,5 +73,7 @@ int options_parse(int argc, char **argv, struct options *out)
 		return usage_error("--state is missing", "");
 	if (!out->nvml || !*out->nvml)
 		return usage_error("--nvml is missing", "");
+	if (out->users && *out->users != '/')
+		return usage_error("--users must be an absolute path: ", out->users);
 	return -1;
 }

@@ -10,6 +10,7 @@ enum { EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_LOCKED = 3 };
 struct options {
 	const char *state;
 	const char *nvml;
+	const char *users;       /* NULL: users have no limits */
 	unsigned linger_seconds; /* 0: never ends by itself */
 	bool ends_unjoined;      /* see unjoined.h */
 	bool foreground;

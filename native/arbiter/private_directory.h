@@ -9,7 +9,9 @@
  * memory can be pinned. Being files, they outlive every process of the arbiter, and whoever starts next
  * maps them again.
  *
- * Guarantee: a directory here without one of that name in grants/ is a leftover.
+ * NAME is that of the grant's directory in grants/ or kept/.
+ *
+ * Guarantee: a directory here without one of that name in those two is a leftover.
  */
 #ifndef ARBITER_PRIVATE_DIRECTORY_H
 #define ARBITER_PRIVATE_DIRECTORY_H

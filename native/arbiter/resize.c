@@ -65,7 +65,7 @@ static bool fits(struct grant *grant, const struct change *change, struct failur
 	             : capacity_check_memory(arbiter, gpu, wanted->memory_bytes, grant, failure)))
 		return false;
 	if (!parked && wanted->given & (CONTROL_COMPUTE | CONTROL_PRIORITY) &&
-	    !capacity_check_compute(arbiter, gpu, wanted, grant, failure))
+	    !capacity_check_compute(arbiter, gpu, wanted, grant->owner_uid, grant, failure))
 		return false;
 	return !(wanted->given & CONTROL_POLICY) ||
 	       capacity_check_policy(grant, change->index, wanted->policy, failure);
@@ -154,13 +154,31 @@ static void log_change(const struct grant *grant, const struct change *change)
 	          enum_name(&enum_names_priority, change->wanted.priority));
 }
 
-bool resize_grant(struct arbiter *arbiter, const struct control_request *request, uint32_t uid,
-                  struct resized *out, struct failure *failure)
+/* Whether the owner may have what the grant would need then. */
+static bool is_within_user_limits(const struct grant *grant, const struct change *changes,
+                                  uint32_t count, struct failure *failure)
+{
+	struct user_use before = users_of_grant(grant), after = {.grants = before.grants};
+	if (grant_state(grant) == ALIQUOT_GRANT_PARKED) /* checked when it leaves that state */
+		return true;
+	for (uint32_t i = 0; i < grant->slice_count; i++) {
+		struct control_slice slice = {
+			.memory_bytes = atomic_load(&grant->limits->slices[i].limit_bytes),
+			.compute_percent = atomic_load(&grant->limits->slices[i].compute_percent),
+			.priority = (enum aliquot_priority)atomic_load(&grant->limits->slices[i].priority),
+		};
+		for (uint32_t change = 0; change < count; change++)
+			if (changes[change].index == i)
+				slice = changes[change].wanted;
+		users_add(&after, &slice);
+	}
+	return users_check(grant->arbiter, grant->owner_uid, &before, &after, failure);
+}
+
+bool resize_grant(struct grant *grant, const struct control_request *request, struct resized *out,
+                  struct failure *failure)
 {
 	struct change changes[ALIQUOT_MAX_GPUS];
-	struct grant *grant = grant_find_for_change(arbiter, request->name, uid, failure);
-	if (!grant)
-		return false;
 	for (uint32_t i = 0; i < request->slice_count; i++) {
 		if (!find_slice(grant, &request->slices[i], &changes[i], failure))
 			return false;
@@ -168,6 +186,8 @@ bool resize_grant(struct arbiter *arbiter, const struct control_request *request
 		if (!fits(grant, &changes[i], failure))
 			return false;
 	}
+	if (!is_within_user_limits(grant, changes, request->slice_count, failure))
+		return false;
 	if (!lower_limits(grant, changes, request->slice_count, request->gradual, failure))
 		return false;
 	raise_limits(grant, changes, request->slice_count);

@@ -21,8 +21,7 @@ struct resized {
 	} slices[ALIQUOT_MAX_GPUS]; /* in the order of the request */
 };
 
-/* `uid`: the caller's. */
-bool resize_grant(struct arbiter *arbiter, const struct control_request *request, uint32_t uid,
-                  struct resized *out, struct failure *failure);
+bool resize_grant(struct grant *grant, const struct control_request *request, struct resized *out,
+                  struct failure *failure);
 
 #endif

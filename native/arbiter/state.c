@@ -79,9 +79,39 @@ static bool check_version(struct state *state, struct failure *failure)
 	                   state->path, text, STATE_VERSION);
 }
 
+static const struct {
+	const char *name;
+	mode_t mode;
+} folders[STATE_FOLDERS] = {
+	[STATE_GRANTS] = {"grants", 0711},
+	[STATE_KEPT] = {"kept", 0700},
+};
+
+const char *state_folder_name(enum state_folder folder)
+{
+	return folders[folder].name;
+}
+
+/* The modes are set again: an earlier arbiter may have had others. */
+static bool open_folder(struct state *state, enum state_folder folder, struct failure *failure)
+{
+	const char *name = folders[folder].name;
+	int fd = -1;
+	if (!mkdirat(state->directory, name, folders[folder].mode) || errno == EEXIST)
+		fd = openat(state->directory, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd >= 0 && fchmod(fd, folders[folder].mode)) {
+		close(fd);
+		fd = -1;
+	}
+	state->folders[folder] = fd;
+	return fd >= 0 || failure_set(failure, "state", "%s/%s cannot be opened: %s", state->path, name,
+	                              strerror(errno));
+}
+
 bool state_open(struct state *state, const char *path, struct failure *failure)
 {
-	state->directory = state->grants = state->lock = -1;
+	state->directory = state->folders[STATE_GRANTS] = state->folders[STATE_KEPT] = -1;
+	state->lock = -1;
 	if (!open_directory(state, path, failure))
 		return false;
 	state->lock = openat(state->directory, "arbiter.lock", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -90,18 +120,10 @@ bool state_open(struct state *state, const char *path, struct failure *failure)
 		                   strerror(errno));
 	if (!take_lock(state->lock))
 		return failure_set(failure, "locked", "an arbiter already runs for %s", state->path);
-	if (!check_version(state, failure) ||
-	    !private_directory_open(&state->records, state->path, failure) ||
-	    !private_directory_open_in_memory(&state->pages, &state->records, state->path, failure))
-		return false;
-	if (mkdirat(state->directory, "grants", 0755) && errno != EEXIST)
-		return failure_set(failure, "state", "%s/grants cannot be created: %s", state->path,
-		                   strerror(errno));
-	state->grants = openat(state->directory, "grants", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (state->grants < 0)
-		return failure_set(failure, "state", "%s/grants cannot be opened: %s", state->path,
-		                   strerror(errno));
-	return true;
+	return check_version(state, failure) &&
+	       private_directory_open(&state->records, state->path, failure) &&
+	       private_directory_open_in_memory(&state->pages, &state->records, state->path, failure) &&
+	       open_folder(state, STATE_GRANTS, failure) && open_folder(state, STATE_KEPT, failure);
 }
 
 /* Writes a small file completely or not at all. 0, or -errno. */
@@ -167,27 +189,34 @@ static void remove_contents(int parent, const char *name)
 	closedir(directory);
 }
 
-void state_remove_incomplete(struct state *state, const char *name)
+static void log_not_removed(struct state *state, enum state_folder folder, const char *name)
 {
-	remove_contents(state->grants, name);
-	if (unlinkat(state->grants, name, AT_REMOVEDIR) && errno != ENOENT)
-		log_event("%s/grants/%s cannot be removed: %s", state->path, name, strerror(errno));
+	log_event("%s/%s/%s cannot be removed: %s", state->path, folders[folder].name, name,
+	          strerror(errno));
 }
 
-void state_remove_directory(struct state *state, const char *name)
+void state_remove_incomplete(struct state *state, enum state_folder folder, const char *name)
+{
+	remove_contents(state->folders[folder], name);
+	if (unlinkat(state->folders[folder], name, AT_REMOVEDIR) && errno != ENOENT)
+		log_not_removed(state, folder, name);
+}
+
+void state_remove_directory(struct state *state, enum state_folder folder, const char *name)
 {
 	char dotted[NAME_MAX + 1];
+	int parent = state->folders[folder];
 	snprintf(dotted, sizeof(dotted), ".ending-%s", name);
-	state_remove_incomplete(state, dotted);
-	if (!renameat(state->grants, name, state->grants, dotted))
-		state_remove_incomplete(state, dotted);
+	state_remove_incomplete(state, folder, dotted);
+	if (!renameat(parent, name, parent, dotted))
+		state_remove_incomplete(state, folder, dotted);
 	else if (errno != ENOENT)
-		log_event("%s/grants/%s cannot be removed: %s", state->path, name, strerror(errno));
+		log_not_removed(state, folder, name);
 }
 
-static void clean_entries(struct state *state, bool also_complete)
+static void clean_entries(struct state *state, enum state_folder folder, bool also_complete)
 {
-	int fd = openat(state->grants, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int fd = openat(state->folders[folder], ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
 	if (!directory) {
 		if (fd >= 0)
@@ -198,9 +227,9 @@ static void clean_entries(struct state *state, bool also_complete)
 	while ((entry = readdir(directory))) {
 		const char *name = entry->d_name;
 		if (name[0] != '.' && also_complete)
-			state_remove_directory(state, name);
+			state_remove_directory(state, folder, name);
 		else if (name[0] == '.' && strcmp(name, ".") && strcmp(name, ".."))
-			state_remove_incomplete(state, name);
+			state_remove_incomplete(state, folder, name);
 	}
 	closedir(directory);
 }
@@ -213,7 +242,8 @@ void state_clean(struct state *state)
 	bool of_earlier_boot = *now && *then && strcmp(now, then);
 	if (of_earlier_boot)
 		log_event("the machine was rebooted: removing the grants of the earlier boot");
-	clean_entries(state, of_earlier_boot);
+	clean_entries(state, STATE_GRANTS, of_earlier_boot);
+	clean_entries(state, STATE_KEPT, of_earlier_boot);
 	if (!*now || !strcmp(now, then))
 		return;
 	int error = write_file(state->directory, "boot", now);

@@ -4,6 +4,7 @@
  *   DIR/arbiter.log   the log, in the background (log.h)      DIR/boot         id of the last boot
  *   DIR/control       the control socket                       DIR/grants/NAME/ one grant each
  *   DIR/version       the version of all this                  DIR/private/     the arbiter's own files
+ *   DIR/kept/NAME/    one kept grant each: those of containers
  *
  * A version is how the record of a grant and the pages of its processes are stored. Version 1 had no
  * private directory: `limits` was the record, and the pages were in the arbiter's parent alone. An
@@ -11,7 +12,11 @@
  * refuses a later version and changes nothing. What a running program has mapped keeps its layout
  * (ALIQUOT_VERSION), whatever the version of the directory.
  *
- * Guarantees: a directory in grants/ whose name begins with a dot is incomplete and unused; every
+ * Everybody can pass through grants/ and nobody but the arbiter's user can list it: a user's command
+ * gets the path of its grant in the reply. Nobody else can pass through kept/: a container gets the
+ * grant's own directory as a mount.
+ *
+ * Guarantees: a directory in the two whose name begins with a dot is incomplete and unused; every
  * other one is complete. Grants of an earlier boot are removed: none of their processes is alive.
  */
 #ifndef ARBITER_STATE_H
@@ -24,14 +29,21 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+enum state_folder { STATE_GRANTS, STATE_KEPT };
+#define STATE_FOLDERS 2
+
 struct state {
 	char path[PATH_MAX]; /* absolute */
-	int directory, grants, lock;
+	int directory, lock;
+	int folders[STATE_FOLDERS]; /* by enum state_folder */
 	struct private_directory records, pages;
 	unsigned version; /* of what the directory had when it was opened */
 };
 
 #define STATE_VERSION 2u
+
+/* "grants" or "kept". */
+const char *state_folder_name(enum state_folder folder);
 
 /* Creates the directory if it is missing, and takes the lock. The failure's code is "locked" if another
  * arbiter has it, "version" if a later version of Aliquot wrote it. */
@@ -49,11 +61,11 @@ void state_clean(struct state *state);
 /* Listens at `name` in a directory, replacing what was there. The descriptor, or -errno. */
 int state_listen(int directory, const char *name, int type, mode_t mode);
 
-/* Removes an incomplete directory in grants/, by its dotted name. */
-void state_remove_incomplete(struct state *state, const char *dotted);
+/* Removes an incomplete directory, by its dotted name. */
+void state_remove_incomplete(struct state *state, enum state_folder folder, const char *dotted);
 
-/* Removes a directory of plain files in grants/. It is renamed to a dotted name first, so that it
+/* Removes a directory of plain files. It is renamed to a dotted name first, so that it
  * disappears at once. */
-void state_remove_directory(struct state *state, const char *name);
+void state_remove_directory(struct state *state, enum state_folder folder, const char *name);
 
 #endif

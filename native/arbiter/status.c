@@ -168,33 +168,8 @@ static void write_process(struct process *process, struct json *out)
 	json_close(out, '}');
 }
 
-static void write_grant(struct grant *grant, struct json *out)
+static void write_processes(struct grant *grant, struct json *out)
 {
-	const struct aliquot_limits *limits = grant->limits;
-	char directory[PATH_MAX + ALIQUOT_NAME_SIZE + 16];
-	grant_check(grant);
-	snprintf(directory, sizeof(directory), "%s/grants/%s", grant->arbiter->state->path,
-	         grant->name);
-	json_open(out, NULL, '{');
-	json_string(out, "name", grant->name);
-	json_string(out, "directory", directory);
-	json_string(out, "life", enum_name(&enum_names_life, grant_life(grant)));
-	json_string(out, "state", enum_name(&enum_names_grant_state, grant_state(grant)));
-	if (grant_life(grant) == ALIQUOT_OWNED)
-		json_number(out, "owner_pid", limits ? (uint32_t)limits->owner_pid : 0);
-	else
-		json_string(out, "owner_pid", NULL);
-	json_bool(out, "owner_alive", grant->owner.fd >= 0);
-	json_number(out, "owner_uid", limits ? limits->owner_uid : 0);
-	json_number(out, "created", limits ? limits->created_ns / SECOND_NS : 0);
-	json_string(out, "together", grant->record && *grant->record->together ? grant->record->together : NULL);
-	json_string(out, "broken", *grant->broken ? grant->broken : NULL);
-	unjoined_write(grant, out);
-	json_open(out, "slices", '[');
-	for (uint32_t i = 0; i < grant->slice_count; i++)
-		write_slice(grant, i, out);
-	json_close(out, ']');
-	json_open(out, "processes", '[');
 	for (uint32_t slot = 0; slot < grant->process_end; slot++) {
 		struct process *process = grant->processes[slot];
 		if (!process)
@@ -203,11 +178,44 @@ static void write_grant(struct grant *grant, struct json *out)
 			identity_name(process->pid, process->name);
 		write_process(process, out);
 	}
+}
+
+/* `visible`: the caller may see more than whose it is and what it has and uses. */
+static void write_grant(struct grant *grant, bool visible, struct json *out)
+{
+	const struct aliquot_limits *limits = grant->limits;
+	char directory[GRANT_PATH_SIZE];
+	grant_check(grant);
+	grant_path(grant, directory);
+	json_open(out, NULL, '{');
+	json_string(out, "name", visible ? grant_plain_name(grant) : NULL);
+	json_string(out, "directory", visible ? directory : NULL);
+	json_string(out, "life", enum_name(&enum_names_life, grant_life(grant)));
+	json_string(out, "state", enum_name(&enum_names_grant_state, grant_state(grant)));
+	if (visible && grant_life(grant) == ALIQUOT_OWNED)
+		json_number(out, "owner_pid", limits ? (uint32_t)limits->owner_pid : 0);
+	else
+		json_string(out, "owner_pid", NULL);
+	json_bool(out, "owner_alive", grant->owner.fd >= 0);
+	json_number(out, "owner_uid", grant->owner_uid);
+	json_number(out, "created", limits ? limits->created_ns / SECOND_NS : 0);
+	const char *together = visible && grant->record ? grant->record->together : "";
+	json_string(out, "together", *together ? together : NULL);
+	json_string(out, "broken", *grant->broken ? grant->broken : NULL);
+	if (visible)
+		unjoined_write(grant, out);
+	json_open(out, "slices", '[');
+	for (uint32_t i = 0; i < grant->slice_count; i++)
+		write_slice(grant, i, out);
+	json_close(out, ']');
+	json_open(out, "processes", '[');
+	if (visible)
+		write_processes(grant, out);
 	json_close(out, ']');
 	json_close(out, '}');
 }
 
-void status_write(struct arbiter *arbiter, struct json *out)
+void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 {
 	grants_drop_removed(arbiter);
 	credit_look(&arbiter->credit);
@@ -231,7 +239,7 @@ void status_write(struct arbiter *arbiter, struct json *out)
 	json_close(out, ']');
 	json_open(out, "grants", '[');
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
-		write_grant(grant, out);
+		write_grant(grant, grant->owner_uid == uid || callers_is_privileged(uid), out);
 	json_close(out, ']');
 	json_close(out, '}');
 }

@@ -51,10 +51,14 @@ __attribute__((format(printf, 3, 4))) static bool refuse(struct connection *conn
 
 static void on_measured(struct measurement *measurement, bool left);
 
-static bool may_join(const struct grant *grant, uint32_t uid)
+static bool may_join(const struct grant *grant, const struct identity *who)
 {
-	return grant_life(grant) == ALIQUOT_KEPT || uid == grant->limits->owner_uid || uid == 0 ||
-	       uid == geteuid();
+	if (grant->cgroup_is_told)
+		return cgroup_has(grant->cgroup, who->pid);
+	if (callers_is_privileged(who->uid))
+		return true;
+	return grant_life(grant) == ALIQUOT_KEPT ? !identity_shares_our_mounts(who->pid)
+	                                         : who->uid == grant->owner_uid;
 }
 
 /* `since`: when the sender was measured, because it had joined already; 0: not yet. */
@@ -81,11 +85,11 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid, uint64_t
 	if (error)
 		return refuse(connection, ALIQUOT_REFUSED_FULL,
 		              "the arbiter cannot watch another process: %s", strerror(-error));
-	if (!may_join(grant, who.uid)) {
+	if (!may_join(grant, &who)) {
 		close(who.pidfd);
 		log_event("grant %s: process %d of uid %u refused", grant->name, who.pid, who.uid);
-		return refuse(connection, ALIQUOT_REFUSED_OWNER, "grant %s belongs to another user",
-		              grant->name);
+		return refuse(connection, ALIQUOT_REFUSED_OWNER, "this grant belongs to another user%s",
+		              grant_life(grant) == ALIQUOT_KEPT ? "'s container" : "");
 	}
 	if (grant_state(grant) != ALIQUOT_GRANT_ACTIVE) { /* its processes are being frozen or thawed */
 		close(who.pidfd);

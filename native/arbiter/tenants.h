@@ -1,6 +1,12 @@
 /* Messages of tenants at the socket of their grant: HELLO, MEASURE and RING (aliquot/protocol.h).
  *
  * A message is untrusted until the kernel has identified its sender; its text is never read.
+ *
+ * Who may join a grant: if the arbiter was told its cgroup (unjoined.h), the processes in that. Else its
+ * owner, root and the arbiter's user; and a kept grant every process that has mounts of its own, as
+ * those of a container have. Only the container's mounts have the socket,
+ * because nobody passes through the host's directory of kept grants (state.h). So another user of the
+ * host who gets hold of the socket all the same, through /proc or a descriptor, is refused.
  */
 #ifndef ARBITER_TENANTS_H
 #define ARBITER_TENANTS_H

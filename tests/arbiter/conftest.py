@@ -64,12 +64,12 @@ def tenants() -> Iterator[Callable[[Path], Tenant]]:
 
 
 @pytest.fixture
-def owners() -> Iterator[Callable[[Path, str], Owner]]:
+def owners() -> Iterator[Callable[..., Owner]]:
     """Starts processes that ask for a grant."""
     with ExitStack() as ends:
 
-        def start(state: Path, request: str) -> Owner:
-            owner = Owner(state, request)
+        def start(state: Path, request: str, uid: int | None = None) -> Owner:
+            owner = Owner(state, request, uid)
             ends.callback(owner.close)
             return owner
 

@@ -329,20 +329,25 @@ class Tenant:
 
 
 class Owner:
-    """A process that makes a grant and lives until it is killed."""
+    """A process that makes a grant and lives until it is killed; with `uid` as that user."""
 
-    def __init__(self, state: Path, request: str) -> None:
+    def __init__(self, state: Path, request: str, uid: int | None = None) -> None:
         script = (
             "import socket, sys, os\n"
+            "if sys.argv[3]:\n"
+            "    os.setgroups([])\n"
+            "    os.setgid(int(sys.argv[3]))\n"
+            "    os.setuid(int(sys.argv[3]))\n"
             "s = socket.socket(socket.AF_UNIX)\n"
             "f = os.open(sys.argv[1], os.O_PATH)\n"
             "s.connect(f'/proc/self/fd/{f}/control')\n"
             "s.sendall(sys.argv[2].encode() + b'\\n')\n"
-            "print(s.recv(65536).decode(), end='', flush=True)\n"
+            "while part := s.recv(65536):\n"
+            "    print(part.decode(), end='', flush=True)\n"
             "sys.stdin.read()\n"
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-E", "-S", "-c", script, str(state), request],
+            [sys.executable, "-E", "-S", "-c", script, str(state), request, str(uid or "")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -394,7 +399,8 @@ class Rounds:
 def check_whole(arbiter: Arbiter) -> None:
     """Check that each directory is a valid grant, and each grant a directory."""
     grants = arbiter.status()["grants"]
-    names = sorted(os.listdir(arbiter.state / "grants"))  # noqa: PTH208 - dotted names too
+    folders = (arbiter.state / "grants", arbiter.state / "kept")
+    names = sorted(name for folder in folders for name in os.listdir(folder))  # noqa: PTH208 - dotted names too
     assert names == sorted(one["name"] for one in grants)
     assert [one["broken"] for one in grants] == [None] * len(grants)
 

@@ -6,6 +6,7 @@ and nothing else: what a stand-in and its GPU do, without a driver.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -34,6 +35,7 @@ from arbiter.wire import (
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 AHEAD = 4  # quanta that a running tenant has in its queue
 QUANTUM_S = 0.0003
+CLONE_NEWNS = 0x20000
 
 
 class Tenant:
@@ -46,7 +48,10 @@ class Tenant:
         self.runners: list[threading.Thread] = []
 
     def hello(self) -> str:
-        answer = exchange(self.directory, hello_message())
+        try:
+            answer = exchange(self.directory, hello_message())
+        except PermissionError:
+            return "unreachable"
         if answer.kind == WELCOME:
             self.holding = Holding.of(answer)
         return f"{answer.kind} {answer.value} {answer.text}"
@@ -172,6 +177,16 @@ class Tenant:
         become_nobody()
         return "nobody"
 
+    def hold_directory(self) -> str:
+        """Keep a descriptor of the grant's directory, which needs no path from then on."""
+        self.directory = Path(f"/proc/self/fd/{os.open(self.directory, os.O_PATH)}")
+        return "holds it"
+
+    def enter_container(self) -> str:
+        """Enter a mount namespace of its own, as the processes of a container do."""
+        assert ctypes.CDLL(None).unshare(CLONE_NEWNS) == 0
+        return "inside"
+
     def ask(self, state: str, request: str) -> str:
         """Send a request to the control socket; the code of the reply."""
         answer = ask(Path(state), request.replace("+", " ").encode() + b"\n")
@@ -205,6 +220,8 @@ def main() -> None:
         "fork": tenant.fork,
         "as-nobody": tenant.as_nobody,
         "become-nobody": tenant.become_nobody,
+        "hold-directory": tenant.hold_directory,
+        "enter-container": tenant.enter_container,
         "ask": tenant.ask,
         "exec": tenant.exec,
         "become-cat": tenant.become_cat,

@@ -81,12 +81,34 @@ class TestKept:
         arbiter.kill_is_done()
 
     @needs_root
-    def test_any_user_may_join_and_only_the_arbiters_user_may_make_and_end(
+    def test_no_other_user_of_the_host_reaches_the_socket(
         self, arbiter: Arbiter, tenants: Tenants, short_tmp: Path
     ) -> None:
         short_tmp.chmod(0o755)
-        directory = keep(arbiter)
-        tenant = tenants(directory)
+        tenant = tenants(keep(arbiter))
+        tenant.tell("become-nobody")
+        assert tenant.tell("hello") == "unreachable"
+        assert arbiter.states("pod") == []
+
+    @needs_root
+    def test_a_host_user_with_a_descriptor_of_the_directory_is_refused(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        tenant = tenants(keep(arbiter))
+        tenant.tell("hold-directory")
+        tenant.tell("become-nobody")
+        kind, value, *text = tenant.tell("hello").split()
+        assert (int(kind), int(value)) == (wire.REFUSED, wire.OWNER), text
+        assert arbiter.states("pod") == []
+
+    @needs_root
+    def test_any_user_in_the_container_may_join_and_only_root_may_make_and_end(
+        self, arbiter: Arbiter, tenants: Tenants, short_tmp: Path
+    ) -> None:
+        short_tmp.chmod(0o755)
+        tenant = tenants(keep(arbiter))
+        tenant.tell("enter-container")
+        tenant.tell("hold-directory")
         assert tenant.tell("become-nobody") == "nobody"
         assert tenant.hello() == 0
         tenant.tell("hold", 0, GIB)
@@ -95,7 +117,7 @@ class TestKept:
         assert tenant.tell("ask", arbiter.state, other) == "not-allowed"
         assert tenant.tell("ask", arbiter.state, "end+name=pod") == "not-allowed"
         resized = f"resize+name=pod+slice={GPU},compute=1"
-        assert tenant.tell("ask", arbiter.state, resized) == "not-owner"
+        assert tenant.tell("ask", arbiter.state, resized) == "no-such-grant"
         assert [one["name"] for one in arbiter.status()["grants"]] == ["pod"]
 
     def test_a_kept_grant_can_be_resized(self, arbiter: Arbiter) -> None:
@@ -194,7 +216,7 @@ class TestEnd:
 
     def test_an_empty_folder_is_not_a_grant(self, arbiter: Arbiter) -> None:
         """A container runtime creates a folder that is missing."""
-        folder = arbiter.state / "grants" / "pod"
+        folder = arbiter.state / "kept" / "pod"
         arbiter.kill()
         folder.mkdir()
         arbiter.start()

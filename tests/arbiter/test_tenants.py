@@ -143,7 +143,7 @@ class TestHello:
         refused, stopped, resized, uid, welcomed = told.split()
         assert refused == f"{wire.REFUSED}/{wire.OWNER}"
         assert stopped == "not-allowed"
-        assert resized == "not-owner"
+        assert resized == "no-such-grant"
         assert int(uid) == 65534
         assert int(welcomed) == wire.WELCOME
         wait_until(lambda: arbiter.grant("theirs") is None)

@@ -20,6 +20,13 @@ ONE = ("--simulate", "h100:1")
 FOUR = ("--simulate", "h100:4")
 
 
+def test_a_grant_has_the_name_of_those_it_runs_together_with(tenants: Tenants, cli: Cli) -> None:
+    tenants.start(*ONE, "--memory", "1GiB", "--name", "mine", "--together", "ring").hear("stays")
+    tenants.start(*ONE, "--memory", "1GiB", "--name", "alone").hear("stays")
+    found = grants_of(cli)
+    assert (found["mine"]["together"], found["alone"]["together"]) == ("ring", None)
+
+
 def test_the_program_sees_its_slice_and_is_stopped_at_its_limit(tenants: Tenants) -> None:
     greedy = tenants.start(*ONE, "--memory", "2GiB", wants="all")
     assert greedy.hear("sees")["bytes"] == 2 * GIB

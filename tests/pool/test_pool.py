@@ -18,6 +18,7 @@ import pytest
 
 from aliquot.model.units import format_bytes
 from aliquot.pool.logs import KEPT_BYTES, PART_BYTES
+from aliquot.slices import control
 from conftest import Cli
 from pool.conftest import EXAMPLE, PoolUp
 from support import GIB, wait_until
@@ -45,6 +46,14 @@ class TestRunning:
             seen = next(json.loads(line) for line in lines if '"sees"' in line)
             assert seen["bytes"] == 2 * GIB
         pool.leaves_nothing()
+
+    def test_workers_of_one_job_run_together(self, pool: PoolUp) -> None:
+        one = pool.submit("--memory", "1GiB", "--workers", "2", "--", *FOREVER)
+        other = pool.submit("--memory", "1GiB", "--together", "ring", "--", *FOREVER)
+        pool.wait_for(one, "Running")
+        pool.wait_for(other, "Running")
+        groups = [grant.together for grant in control.status(pool.state).grants]
+        assert sorted(str(group) for group in groups) == ["ring", "sh-1.1", "sh-1.1"]
 
     def test_a_worker_has_the_directory_and_environment_of_the_submitter(
         self, pool: PoolUp, cli: Cli, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from aliquot.model.errors import (
     MemoryInUseError,
     NameInUseError,
     NoSuchGrantError,
-    NotOwnerError,
     StateError,
     UnsupportedError,
+    UserLimitError,
 )
 from aliquot.slices import control
 from aliquot.slices.control import Resized, SliceChange
@@ -32,14 +33,14 @@ from slices.played import (
 )
 from support import GIB, make_gpu
 
-Play = Callable[[bytes], Played]
+Play = Callable[[bytes | Callable[[str], Any]], Played]
 
 
 @pytest.fixture
 def play(short_tmp: Path) -> Iterator[Play]:
     playing: list[Played] = []
 
-    def start(answer: bytes) -> Played:
+    def start(answer: bytes | Callable[[str], Any]) -> Played:
         playing.append(Played(short_tmp, answer))
         return playing[-1]
 
@@ -202,8 +203,8 @@ def test_resize_names_only_what_changes(
         ("cannot-make", StateError),
         ("no-such-grant", NoSuchGrantError),
         ("in-use", MemoryInUseError),
-        ("not-owner", NotOwnerError),
         ("unsupported", UnsupportedError),
+        ("user-limit", UserLimitError),
         ("malformed", ArbiterError),
         ("never heard of", ArbiterError),
     ],
@@ -259,3 +260,21 @@ def test_the_path_may_be_longer_than_a_socket_address(
         assert control.make(deep, "a", []) == "/d#5"
     finally:
         played.end()
+
+
+def test_a_grant_of_another_user_is_named_with_its_user(play: Play, short_tmp: Path) -> None:
+    other = {**grant_words("a", slice_words()), "owner_uid": os.geteuid() + 1}
+    hidden = {**other, "name": None, "directory": None, "owner_pid": None, "processes": []}
+    mine = {**grant_words("a", slice_words()), "owner_uid": os.geteuid()}
+    play(lambda _: status_words(mine, other, hidden))
+    grants = control.status(short_tmp).grants
+    uid = os.geteuid() + 1
+    assert [one.name for one in grants] == ["a", f"{uid}:a", f"{uid}:-"]
+    assert [one.is_hidden for one in grants] == [False, False, True]
+
+
+def test_a_busy_arbiter_is_asked_again(play: Play, short_tmp: Path) -> None:
+    answers = iter([{"error": "too many", "code": "busy"}] * 2 + [{"stopped": True}])
+    played = play(lambda _: next(answers))
+    control.stop(short_tmp)
+    assert played.questions == ["stop"] * 3

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from aliquot.devices import Shape
-from aliquot.model.errors import NoSuchGrantError
-from aliquot.slices import LocalMachine, StateDirectory, find_grant
+from aliquot.model.errors import InvalidValueError, NoSuchGrantError
+from aliquot.slices import LocalMachine, StateDirectory, check_address, find_grant
 from aliquot.slices.control import Status
 from support import GIB, make_grant, make_shared
 
@@ -52,3 +53,43 @@ def test_an_unknown_name_lists_existing_grants() -> None:
     with pytest.raises(NoSuchGrantError) as caught:
         find_grant([], "c")
     assert caught.value.hint == "There are no grants."
+
+
+class TestUsers:
+    """Root names grants of other users `USER:NAME`."""
+
+    @pytest.mark.parametrize(
+        ("text", "address"), [("a", "a"), ("4001:a", "4001:a"), ("daemon:a", "1:a")]
+    )
+    def test_addresses(self, text: str, address: str) -> None:
+        assert check_address(text) == address
+
+    def test_the_own_user_needs_no_number(self) -> None:
+        assert check_address(f"{os.geteuid()}:a") == "a"
+
+    def test_an_unknown_user_is_named(self) -> None:
+        with pytest.raises(InvalidValueError, match="no user 'no-such-user'"):
+            check_address("no-such-user:a")
+
+    @pytest.mark.parametrize("text", ["4001:", "4001:-", ":", "-"])
+    def test_an_invalid_name_is_refused(self, text: str) -> None:
+        with pytest.raises(InvalidValueError, match="not a valid name"):
+            check_address(text)
+
+    def test_an_own_grant_comes_before_those_of_others(self) -> None:
+        _, grant = find_grant([machine(None, "4001:a", "a")], "a")
+        assert grant.name == "a"
+
+    def test_a_plain_name_finds_the_only_grant_of_that_name(self) -> None:
+        _, grant = find_grant([machine(None, "4001:a", "4001:b")], "a")
+        assert grant.name == "4001:a"
+
+    def test_a_name_that_several_users_have_is_ambiguous(self) -> None:
+        with pytest.raises(NoSuchGrantError, match="2 users have") as caught:
+            find_grant([machine(None, "4001:a", "4002:a")], "a")
+        assert "4001:a, 4002:a" in str(caught.value)
+
+    def test_hidden_grants_are_not_found_or_named(self) -> None:
+        with pytest.raises(NoSuchGrantError) as caught:
+            find_grant([machine(None, "4001:-", "b")], "a")
+        assert "4001" not in str(caught.value)

@@ -72,8 +72,8 @@ def test_a_folder_that_cannot_be_created_is_an_error(
 
 def test_grants_are_listed_from_disk(tmp_path: Path) -> None:
     assert state_directory.StateDirectory(tmp_path).grants == []
-    for name in ("b", "a", ".incomplete"):
-        (tmp_path / "grants" / name).mkdir(parents=True)
+    for name in ("grants/b", "kept/a", "grants/.incomplete"):
+        (tmp_path / name).mkdir(parents=True)
     assert state_directory.StateDirectory(tmp_path).grants == ["a", "b"]
 
 

@@ -13,6 +13,7 @@ Importing this package is cheap. Each command imports what it needs when it runs
 - `jobs`: `aliquot jobs`, `describe`, `logs`, `suspend`, `resume` and `cancel`.
 - `jobs_app`: the commands for jobs: their names, options and help.
 - `keys`: waiting for a time or a key.
+- `limits`: `aliquot limits`.
 - `metrics`: `aliquot metrics`.
 - `node`: `aliquot node`.
 - `on_cluster`: options that the commands of a cluster share.

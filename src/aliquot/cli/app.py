@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -159,6 +160,7 @@ def gpus(simulate: Simulate = None, *, json: Json = False) -> None:
         "aliquot run --memory 20GiB --compute 30 --policy hard -- python benchmark.py",
         "aliquot run --memory 8GiB --priority latency --compute 40 -- python serve.py",
         "aliquot run --memory 40GiB --priority background -- python train.py",
+        "aliquot run --memory 20GiB --together job7 -- python rank.py    (once for each rank)",
         "aliquot run --simulate h100:1 --memory 8G -- ./program",
     ),
 )
@@ -209,6 +211,14 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         str | None,
         typer.Option(help="Name of the grant. Without it: made from the command's name."),
     ] = None,
+    together: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Hold the GPUs together with your other grants of the same NAME: for programs "
+            "whose kernels wait for each other, as those of NCCL do.",
+        ),
+    ] = None,
     simulate: Simulate = None,
 ) -> None:
     """Run a command in a slice of a GPU.
@@ -231,6 +241,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         compute_percent=parse_share(compute),
         policy=policy,
         priority=priority,
+        together=together,
     )
     run_command(request, command, name=name, simulate=simulate)
 
@@ -247,6 +258,9 @@ def ps(
 
     Compute is the requested share. Got is the share of the GPU's time in about the last second.
     Below the table are slices whose share does not hold, and processes outside all grants.
+
+    If root's arbiter serves several users, User says whose a grant is. Of other users' grants you
+    see the slices, not the names and processes; root sees all.
     """
     from aliquot.cli.ps import show_grants  # noqa: PLC0415 - imported when needed
 
@@ -297,11 +311,16 @@ def top(
         "aliquot resize mine --memory 16GiB",
         "aliquot resize mine --memory 4GiB --wait    (as the program frees memory)",
         "aliquot resize mine --priority background",
+        "sudo aliquot resize alice:mine --compute 20",
     )
 )
 def resize(  # noqa: PLR0913, PLR0917 - one for each option
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Name of the grant, as in aliquot ps.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Name of the grant, as in aliquot ps; root may give USER:NAME.",
+        ),
     ],
     memory: Annotated[
         str | None,
@@ -389,8 +408,52 @@ def doctor(simulate: Simulate = None, *, json: Json = False) -> None:
     raise typer.Exit(0 if show_findings(simulate, json=json) else 1)
 
 
-@app.command(epilog=examples("sudo aliquot arbiter", "aliquot arbiter --simulate h100:8"))
-def arbiter(simulate: Simulate = None) -> None:
+@app.command(
+    epilog=examples(
+        "aliquot limits",
+        "sudo aliquot limits             (all users)",
+        "sudo aliquot limits --reload    (after a change of /etc/aliquot/users)",
+    )
+)
+def limits(
+    simulate: Simulate = None,
+    *,
+    reload: Annotated[
+        bool,
+        typer.Option("--reload", help="Let the arbiter read the file of limits again: root only."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show what you may have of this machine's GPUs, and what you have.
+
+    Root sets limits for users on memory, compute and grants, over all GPUs together: 100% of
+    compute are one GPU. The file /etc/aliquot/users has one line for each user, and * for all
+    others: user alice memory 40GiB compute 50 grants 4
+    """
+    from aliquot.cli.limits import show_limits  # noqa: PLC0415 - imported when needed
+
+    show_limits(simulate, reload=reload, json=json)
+
+
+@app.command(
+    epilog=examples(
+        "sudo aliquot arbiter",
+        "sudo aliquot arbiter --users /root/limits",
+        "aliquot arbiter --simulate h100:8",
+    )
+)
+def arbiter(
+    simulate: Simulate = None,
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Limits of users (aliquot limits). Without it, as root: /etc/aliquot/users. The "
+            "file may be missing; only root may be able to write to it.",
+        ),
+    ] = None,
+) -> None:
     """Run the arbiter of this machine in the foreground.
 
     It runs until you stop it. As root it serves all users. By default each user gets a separate
@@ -398,7 +461,7 @@ def arbiter(simulate: Simulate = None) -> None:
     """
     from aliquot.cli.arbiter import serve  # noqa: PLC0415 - imported when needed
 
-    serve(simulate)
+    serve(simulate, users)
 
 
 @app.command(epilog=examples("aliquot restart", "aliquot restart --simulate h100:8"))

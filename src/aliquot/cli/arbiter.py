@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aliquot import slices
 from aliquot.cli.tables import console
 from aliquot.devices import check_version, parse_shape
 from aliquot.slices import arbiter_process, control
 from aliquot.slices.share_problems import lost_shares
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def serve(simulate: str | None) -> None:
+
+def serve(simulate: str | None, users: Path | None) -> None:
     """Become the arbiter of this machine, or of a simulated one."""
     state = slices.locate(parse_shape(simulate) if simulate else None)
     driver = state.driver()
     if state.shape is None:
         check_version(driver)
     slices.prepare(state)
-    slices.serve(state.directory, driver)
+    slices.serve(state.directory, driver, users)
 
 
 def restart(simulate: str | None) -> bool:

@@ -101,6 +101,14 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     name: Annotated[
         str, typer.Option(help="A name for the job. Default: made from the command.")
     ] = "",
+    together: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Hold the GPUs together with other jobs and grants of the same NAME, as in "
+            "aliquot run. The workers of one job always do.",
+        ),
+    ] = None,
     retries: Annotated[
         int, typer.Option(min=0, help="How often to restart the job after a worker failed.")
     ] = 0,
@@ -141,6 +149,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
         compute_percent=parse_share(compute),
         policy=policy,
         priority=priority,
+        together=together,
     )
     job = Job(
         number=0,

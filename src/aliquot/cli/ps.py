@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 import time
 from typing import TYPE_CHECKING, Any
 
 from aliquot import slices
-from aliquot.cli.tables import console, new_table, percent, print_json
+from aliquot.cli.tables import NOTHING, console, new_table, percent, print_json
 from aliquot.model import GrantState, Life, format_bytes, format_share
 from aliquot.slices.share_problems import share_problems
 
@@ -102,7 +103,8 @@ def render(found: list[LocalMachine]) -> RenderableType:
     from rich.console import Group  # noqa: PLC0415 - imported when needed
 
     users = {grant.owner_uid for machine in found for grant in machine.status.grants}
-    parts = [part for machine in found for part in _machine(machine, with_users=len(users) > 1)]
+    others = bool(users - {os.geteuid()})
+    parts = [part for machine in found for part in _machine(machine, with_users=others)]
     return Group(*(parts or ["No grants: no arbiter runs here."]))
 
 
@@ -125,7 +127,7 @@ def _machine(machine: LocalMachine, *, with_users: bool) -> list[RenderableType]
 
 def _rows(grant: Grant, indexes: dict[str, int], *, with_users: bool) -> list[list[str]]:
     """One row per slice; name, user and processes are in the first row of a grant."""
-    first = [grant.name, *([_user(grant.owner_uid)] if with_users else [])]
+    first = [_name(grant), *([user_name(grant.owner_uid)] if with_users else [])]
     return [
         [
             *(first if number == 0 else [""] * len(first)),
@@ -144,7 +146,12 @@ def _rows(grant: Grant, indexes: dict[str, int], *, with_users: bool) -> list[li
     ]
 
 
-def _user(uid: int) -> str:
+def _name(grant: Grant) -> str:
+    return NOTHING if grant.is_hidden else grant.plain_name
+
+
+def user_name(uid: int) -> str:
+    """The name of a user, or else the number."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -152,6 +159,8 @@ def _user(uid: int) -> str:
 
 
 def _processes(grant: Grant) -> str:
+    if grant.is_hidden:
+        return NOTHING
     if grant.broken is not None:
         return f"broken: {grant.broken}"
     lines = [

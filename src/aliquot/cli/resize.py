@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aliquot import slices
 from aliquot.cli.tables import console
 from aliquot.devices import parse_shape
-from aliquot.model import check_name, format_bytes, format_share, parse_amount
+from aliquot.model import format_bytes, format_share, parse_amount
 from aliquot.model.errors import InvalidValueError
 from aliquot.slices.grant_resize import lower, resize
 
@@ -25,7 +25,7 @@ INTERRUPTED = 130  # a shell's exit code after Ctrl-C
 
 def resize_grant(name: str, change: GrantChange, *, wait: bool, simulate: str | None) -> int:
     """Change a grant and print the new settings; return the exit code."""
-    check_name(name)
+    name = slices.check_address(name)
     if wait and change.memory is None:
         raise InvalidValueError(
             "--wait is only for --memory", "Give --memory too, or leave --wait out."

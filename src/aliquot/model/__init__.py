@@ -28,6 +28,7 @@ from aliquot.model.grant import (
     Slice,
     SliceUse,
     check_name,
+    name_for,
 )
 from aliquot.model.grant_change import GrantChange
 from aliquot.model.request import Request
@@ -55,6 +56,7 @@ __all__ = [
     "check_name",
     "format_bytes",
     "format_share",
+    "name_for",
     "parse_amount",
     "parse_share",
 ]

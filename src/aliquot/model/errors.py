@@ -33,6 +33,10 @@ class NoCapacityError(AliquotError):
     """Too few GPUs have enough free memory or compute for the request."""
 
 
+class UserLimitError(AliquotError):
+    """The user would have more than root allows."""
+
+
 class NameInUseError(AliquotError):
     """A grant with this name exists."""
 
@@ -46,7 +50,7 @@ class MemoryInUseError(AliquotError):
 
 
 class NotOwnerError(AliquotError):
-    """The grant belongs to another user."""
+    """An arbiter belongs to another user."""
 
 
 class UnsupportedError(AliquotError):

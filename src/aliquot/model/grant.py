@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MAX_SLICES = 16  # of one grant: ALIQUOT_MAX_GPUS in layout.h
 
+_HIDDEN = "-"  # no grant can have this name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 
@@ -112,7 +113,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The slices of one process tree; `use[i]` and `compute[i]` belong to `slices[i]`."""
+    """The slices of one process tree; `use[i]` and `compute[i]` belong to `slices[i]`.
+
+    `name` is how this user names it in requests: the plain name of an own grant, `UID:NAME` of
+    another user's. A grant that the arbiter shows only in part is `UID:-`, in directory "".
+    """
 
     name: str
     directory: str
@@ -127,6 +132,22 @@ class Grant:
     processes: tuple[Process, ...]
     life: Life = Life.OWNED
     state: GrantState = GrantState.ACTIVE
+    together: str | None = None  # grants of one owner with the same word hold GPUs together
+
+    @property
+    def plain_name(self) -> str:
+        """The name that its owner gave it."""
+        return self.name.rpartition(":")[2]
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether it is another user's, and this user may not see its name and processes."""
+        return self.plain_name == _HIDDEN
+
+    @property
+    def label(self) -> str:
+        """The name for a sentence."""
+        return "another user's" if self.is_hidden else self.name
 
     def slices_on(self, gpu_uuid: str) -> tuple[Slice, ...]:
         """Its slices of a GPU; none while it is parked."""
@@ -143,11 +164,25 @@ class Grant:
         return sum(part.reserved_percent for part in self.slices_on(gpu_uuid))
 
 
+def name_for(uid: int, owner_uid: int, name: str | None) -> str:
+    """How user `uid` names a grant; None as its name: the user may not know it."""
+    return name if owner_uid == uid and name else f"{owner_uid}:{name or _HIDDEN}"
+
+
 def check_name(name: str) -> str:
     """The name, unchanged; InvalidValueError if it is not valid for a grant."""
+    return _checked(name, f"{name!r} is not a valid name for a grant")
+
+
+def check_together(name: str) -> str:
+    """The name, unchanged; InvalidValueError if it is not valid for grants that run together."""
+    return _checked(name, f"--together {name!r} is not a valid name")
+
+
+def _checked(name: str, wrong: str) -> str:
     if _NAME.fullmatch(name) is None:
         raise InvalidValueError(
-            f"{name!r} is not a valid name for a grant",
+            wrong,
             "A name has 1 to 63 characters of A-Z a-z 0-9 . _ - and begins with a letter or digit.",
         )
     return name

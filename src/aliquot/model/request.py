@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aliquot.model.errors import InvalidValueError
-from aliquot.model.grant import MAX_SLICES, Policy, Priority, Slice
+from aliquot.model.grant import MAX_SLICES, Policy, Priority, Slice, check_together
 
 if TYPE_CHECKING:
     from aliquot.model.gpu import Gpu
@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """How many different GPUs, and how much of each; without `memory`, whole GPUs."""
+    """How many different GPUs, and how much of each; without `memory`, whole GPUs.
+
+    Grants of one user with the same `together` hold their GPUs together: their kernels may wait for
+    each other.
+    """
 
     gpus: int = 1
     memory: Amount | None = None
     compute_percent: int = 0
     policy: Policy = Policy.ELASTIC
     priority: Priority = Priority.NORMAL
+    together: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus <= MAX_SLICES:
@@ -35,6 +40,8 @@ class Request:
             )
         if self.policy is Policy.HARD and not self.compute_percent:
             raise InvalidValueError("--policy hard needs a share: add --compute PERCENT")
+        if self.together is not None:
+            check_together(self.together)
 
     def bytes_on(self, gpu: Gpu) -> int:
         """The bytes that it asks for on that GPU."""

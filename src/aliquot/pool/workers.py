@@ -156,7 +156,9 @@ class LocalWorkers:
                 folder.create()
                 if name in existing:
                     control.end(self._runtime.state, name)
-                grant = control.make(self._runtime.state, name, parts, kept=True)
+                grant = control.make(
+                    self._runtime.state, name, parts, kept=True, together=_group(job)
+                )
                 made.append(name)
                 write_json(folder.path / GRANT, {"grant": grant})
         except (NoCapacityError, NameInUseError) as error:
@@ -328,6 +330,11 @@ class LocalWorkers:
 def grant_name(job: Job, slot: Slot) -> str:
     """The name of one worker's grant."""
     return f"{job.name}.{job.number}.{slot}"
+
+
+def _group(job: Job) -> str:
+    """The name under which its workers hold GPUs together: their kernels wait for each other."""
+    return job.request.together or f"{job.name}.{job.number}"
 
 
 def allocated_slots(job: Job, status: Status) -> list[Slot]:

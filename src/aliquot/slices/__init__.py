@@ -17,13 +17,14 @@
 - `stand_in_symbols`: making a stand-in export exactly the symbols of a driver.
 - `state_directory`: where the files of an arbiter are.
 - `tenant`: the environment of a program in a grant, and the exec into it.
+- `user_limits`: what each user of an arbiter may have and has.
 - `visible_devices`: the GPUs that CUDA_VISIBLE_DEVICES names.
 """
 
 from aliquot.slices.arbiter_process import revive, running, serve
 from aliquot.slices.grant_creation import NewGrant, make_grant
 from aliquot.slices.library import prepare_library
-from aliquot.slices.machines import LocalMachine, find_grant, machines
+from aliquot.slices.machines import LocalMachine, check_address, find_grant, machines
 from aliquot.slices.state_directory import StateDirectory, locate, prepare
 from aliquot.slices.tenant import exec_program, find_command, refuse_nested, tenant_environment
 
@@ -31,6 +32,7 @@ __all__ = [
     "LocalMachine",
     "NewGrant",
     "StateDirectory",
+    "check_address",
     "exec_program",
     "find_command",
     "find_grant",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from aliquot.devices import native_file
 from aliquot.model.errors import ArbiterError, NotOwnerError
-from aliquot.slices import control, state_directory
+from aliquot.slices import control, state_directory, user_limits
 from aliquot.slices.tenant import exec_program
 
 if TYPE_CHECKING:
@@ -99,14 +99,14 @@ def restart(directory: Path, driver: Driver) -> int:
     return control.status(directory).pid
 
 
-def serve(directory: Path, driver: Driver) -> NoReturn:
-    """Become the arbiter; it runs until somebody stops it."""
+def serve(directory: Path, driver: Driver, users: Path | None) -> NoReturn:
+    """Become the arbiter; it runs until somebody stops it. `users`: the file of their limits."""
     if control.answers(directory):
         raise ArbiterError(
             f"an arbiter already runs in {directory}",
             "One that `aliquot run` started ends a minute after its last grant. See: aliquot ps",
         )
-    command = [*_command(directory, driver), "--foreground"]
+    command = [*_command(directory, driver, users), "--foreground"]
     exec_program(command[0], command, _environment(driver))
 
 
@@ -137,8 +137,12 @@ def start(directory: Path, driver: Driver, *, linger: int = LINGER_SECONDS) -> N
         time.sleep(_POLL_SECONDS)
 
 
-def _command(directory: Path, driver: Driver) -> list[str]:
-    return [_program(), "--state", str(directory), "--nvml", str(driver.nvml)]
+def _command(directory: Path, driver: Driver, users: Path | None = None) -> list[str]:
+    """The arbiter's command line; root's arbiter has a file of user limits in any case."""
+    if users is None and os.geteuid() == 0:
+        users = user_limits.FILE
+    limits = [] if users is None else ["--users", str(users.absolute())]
+    return [_program(), "--state", str(directory), "--nvml", str(driver.nvml), *limits]
 
 
 def _program() -> str:

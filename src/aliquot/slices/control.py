@@ -4,6 +4,9 @@ The socket is `control` in the state directory. The client sends one line and re
 object, then both close. The kernel tells the arbiter which process asks; that process owns the
 grant it makes, so the process that will become the tenant calls `make`. A kept grant has no owner:
 it stays until `end`.
+
+Names are per user. A request names a grant of the caller's own by its plain name; root names that
+of another user `UID:NAME`, as `Grant.name` has it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +34,7 @@ from aliquot.model import (
     Slice,
     SliceUse,
     Turn,
+    name_for,
 )
 from aliquot.model.errors import (
     AliquotError,
@@ -38,9 +43,9 @@ from aliquot.model.errors import (
     NameInUseError,
     NoCapacityError,
     NoSuchGrantError,
-    NotOwnerError,
     StateError,
     UnsupportedError,
+    UserLimitError,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +65,7 @@ class CapacityRefusedError(NoCapacityError):
 
 
 _TIMEOUT = 20.0
+_BUSY_SECONDS = 0.1
 _LARGEST_ANSWER = 64 << 20
 _REFUSALS: dict[str, type[AliquotError]] = {
     "name-in-use": NameInUseError,
@@ -67,14 +73,16 @@ _REFUSALS: dict[str, type[AliquotError]] = {
     "cannot-make": StateError,
     "no-such-grant": NoSuchGrantError,
     "in-use": MemoryInUseError,
-    "not-owner": NotOwnerError,
     "unsupported": UnsupportedError,
+    "user-limit": UserLimitError,
 }
 _HINTS = {
     "in-use": "Free memory in the program, or lower the limit step by step as it frees: add --wait",
-    "not-owner": "Ask its owner, or root.",
     "not-allowed": "Ask as root.",
     "not-kept": "End its command.",
+    "user-limit": "End or shrink a grant of yours (aliquot ps), or ask root for more. All your"
+    " limits: aliquot limits",
+    "users-file": "Correct the file, then run as root: aliquot limits --reload",
     "unsupported": "Use --policy elastic. docs/support.md lists where compute shares work.",
 }
 _NANOSECONDS = 1_000_000_000
@@ -163,13 +171,26 @@ def status(directory: Path) -> Status:
         ) from error
 
 
-def make(directory: Path, name: str, slices: Sequence[Slice], *, kept: bool = False) -> str:
+def make(
+    directory: Path,
+    name: str,
+    slices: Sequence[Slice],
+    *,
+    kept: bool = False,
+    together: str | None = None,
+) -> str:
     """Make a grant and return how a tenant refers to it: `DIRECTORY#MARK`.
 
     The mark differs from that of a later grant of the same name. This process owns the grant. A
     `kept` grant has no owner and stays until `end`; only root and the arbiter's user may make one.
+    Grants of one user that are made with the same `together` hold their GPUs together.
     """
-    arguments = [f"make name={name}", *(["kept=1"] if kept else []), *map(_argument, slices)]
+    arguments = [
+        f"make name={name}",
+        *(["kept=1"] if kept else []),
+        *([f"together={together}"] if together else []),
+        *map(_argument, slices),
+    ]
     answer = ask(directory, " ".join(arguments))
     try:
         return str(answer["grant"])
@@ -228,11 +249,27 @@ def stop(directory: Path) -> None:
 
 
 def ask(directory: Path, line: str) -> dict[str, Any]:
-    """Send one request and return the reply; a refusal is raised as the matching error."""
+    """Send one request and return the reply; a refusal is raised as the matching error.
+
+    While the arbiter says that this user has too many requests under way, it is asked again.
+    """
+    deadline = time.monotonic() + _TIMEOUT
+    answer = _exchange(directory, line)
+    while answer.get("code") == "busy" and time.monotonic() < deadline:
+        time.sleep(_BUSY_SECONDS)
+        answer = _exchange(directory, line)
+    if "error" in answer:
+        code = answer.get("code", "")
+        raise _REFUSALS.get(code, ArbiterError)(str(answer["error"]), _HINTS.get(code))
+    return answer
+
+
+def _exchange(directory: Path, line: str) -> dict[str, Any]:
     with _connection(directory) as connection:
         try:
-            connection.sendall(line.encode("ascii") + b"\n")
-            connection.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # it may have refused and closed already: the reply says why
+                connection.sendall(line.encode("ascii") + b"\n")
+                connection.shutdown(socket.SHUT_WR)
             answer = json.loads(_read_all(connection))
         except (OSError, ValueError) as error:
             raise NoArbiterError(
@@ -240,9 +277,6 @@ def ask(directory: Path, line: str) -> dict[str, Any]:
             ) from error
     if not isinstance(answer, dict):
         raise ArbiterError(f"the arbiter in {directory} did not send a JSON object", ASK_DOCTOR)
-    if "error" in answer:
-        code = answer.get("code", "")
-        raise _REFUSALS.get(code, ArbiterError)(str(answer["error"]), _HINTS.get(code))
     return answer
 
 
@@ -269,10 +303,14 @@ def _connection(directory: Path) -> Iterator[socket.socket]:
 
 def _read_all(connection: socket.socket) -> bytes:
     answer = bytearray()
-    while part := connection.recv(1 << 16):
-        answer += part
-        if len(answer) > _LARGEST_ANSWER:
-            raise ValueError("the answer does not end")
+    try:
+        while part := connection.recv(1 << 16):
+            answer += part
+            if len(answer) > _LARGEST_ANSWER:
+                raise ValueError("the answer does not end")
+    except ConnectionResetError:  # after a refusal, if it had not read the request
+        if not answer:
+            raise
     return bytes(answer)
 
 
@@ -309,13 +347,14 @@ def _gpu(reply: dict[str, Any]) -> SharedGpu:
 
 def _grant(reply: dict[str, Any]) -> Grant:
     return Grant(
-        name=reply["name"],
-        directory=reply["directory"],
+        name=name_for(os.geteuid(), reply["owner_uid"], reply["name"]),
+        directory=reply["directory"] or "",
         owner_pid=reply["owner_pid"],
         owner_alive=reply["owner_alive"],
         owner_uid=reply["owner_uid"],
         life=Life(reply["life"]),
         state=GrantState(reply.get("state", GrantState.ACTIVE)),  # an older arbiter has none
+        together=reply.get("together"),
         created=reply["created"],
         broken=reply["broken"],
         slices=tuple(

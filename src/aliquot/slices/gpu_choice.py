@@ -157,7 +157,7 @@ def _short(request: Request, enough: int, what: str) -> str:
 def _slice_text(grant: Grant, gpu: Gpu, *, with_compute: bool) -> str:
     percent = grant.reserved_percent_on(gpu.uuid) if with_compute else 0
     compute = f" {percent}%" if percent else ""
-    return f"{grant.name} {format_bytes(grant.bytes_on(gpu.uuid))}{compute}"
+    return f"{grant.label} {format_bytes(grant.bytes_on(gpu.uuid))}{compute}"
 
 
 def _count(number: int) -> str:

@@ -59,7 +59,8 @@ def make_grant(
 def _make(state: Path, request: Request, name: str) -> NewGrant:
     status = control.status(state)
     gpus = _choose(request, status, os.environ.get(VISIBLE))
-    marked = control.make(state, name, [request.slice_of(gpu) for gpu in gpus])
+    slices = [request.slice_of(gpu) for gpu in gpus]
+    marked = control.make(state, name, slices, together=request.together)
     chosen = {gpu.uuid for gpu in gpus}
     return NewGrant(name, marked, tuple(one for one in status.gpus if one.gpu.uuid in chosen))
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import NoSuchGrantError
+from aliquot.model import check_name
+from aliquot.model.errors import InvalidValueError, NoSuchGrantError
 from aliquot.slices import arbiter_process, control
 
 if TYPE_CHECKING:
@@ -39,9 +42,31 @@ def machines() -> list[LocalMachine]:
     return found
 
 
+def check_address(text: str) -> str:
+    """`NAME`, or `UID:NAME` from `USER:NAME` or `UID:NAME`; InvalidValueError otherwise."""
+    user, colon, name = text.rpartition(":")
+    check_name(name)
+    if not colon:
+        return name
+    try:
+        uid = int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
+    except KeyError as error:
+        raise InvalidValueError(
+            f"there is no user {user!r} on this machine",
+            f"Name the grant {name} of a user as USER:{name} or UID:{name}.",
+        ) from error
+    return name if uid == os.geteuid() else f"{uid}:{name}"
+
+
 def find_grant(found: Sequence[LocalMachine], name: str) -> tuple[LocalMachine, Grant]:
-    """The grant of that name; one of this machine comes before those of simulated machines."""
-    named = [(one, grant) for one in found for grant in one.status.grants if grant.name == name]
+    """The grant of that name; one of this machine comes before those of simulated machines.
+
+    `name` is as `check_address` returns it. A plain name also finds another user's grant, if this
+    user may see it, has none of that name, and only one other has.
+    """
+    every = [(one, grant) for one in found for grant in one.status.grants if not grant.is_hidden]
+    named = [pair for pair in every if pair[1].name == name]
+    named = named or [pair for pair in every if pair[1].plain_name == name]
     own = [pair for pair in named if pair[0].state.shape is None]
     match own or named:
         case [only]:
@@ -49,6 +74,12 @@ def find_grant(found: Sequence[LocalMachine], name: str) -> tuple[LocalMachine, 
         case []:
             raise NoSuchGrantError(f"there is no grant named {name}", _existing(found))
         case several:
+            if len({grant.name for _, grant in several}) > 1:
+                names = sorted({grant.name for _, grant in several})
+                raise NoSuchGrantError(
+                    f"{len(names)} users have a grant named {name}",
+                    f"Choose one of {', '.join(names)}.",
+                )
             places = ", ".join(f"{machine} ({machine.state.directory})" for machine, _ in several)
             raise NoSuchGrantError(
                 f"{len(several)} grants are named {name}: on {places}",
@@ -61,5 +92,6 @@ def _existing(found: Sequence[LocalMachine]) -> str:
         grant.name if machine.state.shape is None else f"{grant.name} ({machine})"
         for machine in found
         for grant in machine.status.grants
+        if not grant.is_hidden
     ]
     return f"Existing grants: {', '.join(sorted(names))}." if names else "There are no grants."

@@ -169,6 +169,8 @@ def exposition(status: Status | None) -> str:
 def _parts(status: Status) -> Iterator[_Part]:
     indexes = {one.gpu.uuid: str(one.gpu.index) for one in status.gpus}
     for grant in status.grants:
+        if grant.is_hidden:  # several would have the same labels
+            continue
         for part, use, compute in zip(grant.slices, grant.use, grant.compute, strict=True):
             labels = {
                 "grant": grant.name,

@@ -27,7 +27,8 @@ def slice_problems(status: Status) -> Iterator[str]:
         for part, compute in zip(grant.slices, grant.compute, strict=True):
             gpu = gpus.get(part.gpu_uuid, part.gpu_uuid)
             if problem := _problem(grant, compute, gpu):
-                yield f"grant {grant.name}: {problem}"
+                whose = "another user's grant" if grant.is_hidden else f"grant {grant.name}"
+                yield f"{whose}: {problem}"
 
 
 def lost_shares(status: Status) -> Iterator[str]:

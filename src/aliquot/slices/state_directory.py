@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 SYSTEM = Path("/run/aliquot")
 OVERRIDE = "ALIQUOT_STATE"
-_GRANTS = "grants"
+GRANTS = "grants"
+KEPT = "kept"  # grants of containers: nobody else passes through this folder
 _SIMULATED = "simulated"
 
 
@@ -47,11 +48,8 @@ class StateDirectory:
 
     @property
     def grants(self) -> list[str]:
-        """The names of the grants on disk, whether or not an arbiter runs."""
-        try:
-            found = [folder.name for folder in (self.directory / _GRANTS).iterdir()]
-        except OSError:
-            return []
+        """The folders of the grants on disk, whether or not an arbiter runs."""
+        found = [name for folder in (GRANTS, KEPT) for name in _names(self.directory / folder)]
         return sorted(name for name in found if not name.startswith("."))  # those are incomplete
 
     def driver(self) -> Driver:
@@ -59,6 +57,13 @@ class StateDirectory:
         if self.shape is None:
             return find_driver()
         return simulated_driver(self.shape, self.meeting_place)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [one.name for one in folder.iterdir()]
+    except OSError:
+        return []
 
 
 def locate(shape: Shape | None) -> StateDirectory:

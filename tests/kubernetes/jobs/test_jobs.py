@@ -43,6 +43,7 @@ async def test_a_job_becomes_a_gang_of_pods_and_a_service() -> None:
     assert {(one["aliquot.io/gang"], one["aliquot.io/gang-size"]) for one in notes} == {
         ("train-1", "2")
     }
+    assert {one["aliquot.io/together"] for one in notes} == {"train"}
     service = cluster.api.objects["services", "ns", "train"]
     assert service["spec"]["clusterIP"] == "None"
     job = cluster.api.objects["elasticjobs", "ns", "train"]["metadata"]["uid"]

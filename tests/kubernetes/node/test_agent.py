@@ -10,11 +10,13 @@ import time
 from statistics import median
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
+from aliquot.kubernetes.node.pods import GpuPod
 from aliquot.model import Policy, Priority
 from aliquot.slices import control
 from kubernetes.builders import container, make_pod
@@ -79,6 +81,25 @@ def test_slices_are_split_evenly_and_have_the_pods_settings(short_tmp: Path) -> 
         assert {part.policy for part in grant.slices} == {Policy.HARD}
 
     on_node(slices, short_tmp)
+
+
+def test_pods_of_one_namespace_with_the_same_annotation_run_together(short_tmp: Path) -> None:
+    async def together(node: Node) -> None:
+        notes = {"aliquot.io/together": "ring of anything"}
+        pods = {
+            name: make_pod(name, memory=4, annotations=notes if name != "c" else {})
+            for name in ("a", "b", "c")
+        }
+        groups = {}
+        for name, pod in pods.items():
+            await node.run(pod)
+            groups[name] = node.grants()[grant_of(node, pod)].together
+        assert groups["a"] == groups["b"] != groups["c"] is None
+        other = msgspec.structs.replace(pods["a"].metadata, namespace="another")
+        elsewhere = GpuPod(msgspec.structs.replace(pods["a"], metadata=other))
+        assert elsewhere.together not in {None, groups["a"]}
+
+    on_node(together, short_tmp)
 
 
 def test_the_plan_decides_the_gpus(short_tmp: Path) -> None:

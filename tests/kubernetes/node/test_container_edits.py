@@ -13,7 +13,7 @@ from slices.stand_ins import build_driver
 
 VERSION = "580.159.04"
 DEBIAN, RED_HAT = "/usr/lib/x86_64-linux-gnu", "/usr/lib64"
-GRANT = Path("/run/aliquot/grants/pod-1")
+GRANT = Path("/run/aliquot/kept/pod-1")
 
 
 class Node:

@@ -60,7 +60,7 @@ class Node:
         """Make a container's grant; the container's edits."""
         part = Slice(gpu_uuid=self.machine.uuids()[0], memory_bytes=memory)
         control.make(self.machine.state, name, [part], kept=True)
-        return edits_for(self.common, self.machine.state / "grants" / name, [0])
+        return edits_for(self.common, self.machine.state / "kept" / name, [0])
 
     def grant(self, name: str = "pod") -> Grant:
         grants = control.status(self.machine.state).grants

@@ -96,7 +96,7 @@ def test_a_shrink_below_the_used_memory_is_refused_with_the_reason(
         env = {
             "LD_LIBRARY_PATH": str(native_dir / "lib"),
             "ALIQUOT_DRIVER_DIR": str(native_dir / "sim"),
-            "ALIQUOT_GRANT": str(node.state / "grants" / grant_of(node, pod)),
+            "ALIQUOT_GRANT": str(node.state / "kept" / grant_of(node, pod)),
             "ALIQUOT_SIMULATE": "t4:4",
             "ALIQUOT_SIMULATE_STATE": str(node.state / "machine"),
         }

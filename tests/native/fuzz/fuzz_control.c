@@ -47,6 +47,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	MUST(request.grant_state <= ALIQUOT_GRANT_PARKED);
 	if (request.kind < CONTROL_MAKE)
 		return 0;
+	MUST(request.kind != CONTROL_MAKE || !request.has_owner);
+	MUST(request.has_owner ? request.owner_uid < UINT32_MAX : !request.owner_uid);
 	MUST(control_is_name(request.name, strnlen(request.name, sizeof(request.name))));
 	if (request.kind == CONTROL_END || request.kind == CONTROL_SET_STATE) {
 		MUST(!request.slice_count);

@@ -1,7 +1,8 @@
 """The pods and the service of a job. Pure.
 
 A worker's pod is the template with these additions: a stable name NAME-RANK, which is also its host
-name behind the job's service; the gang of its generation; ranks and addresses in the variables that
+name behind the job's service; the gang of its generation; the annotation by which workers on one
+node hold their GPUs together; ranks and addresses in the variables that
 torchrun and plain programs read; and the two paths of `aliquot.worker`. Variables in the template
 come last and therefore win.
 """
@@ -27,6 +28,7 @@ from aliquot.kubernetes.api.names import (
     QUEUE,
     SCHEDULER,
     SIZE,
+    TOGETHER,
 )
 from aliquot.kubernetes.api.objects import Meta
 from aliquot.kubernetes.cluster.elastic import Terms
@@ -108,6 +110,7 @@ def pod_body(one: ElasticJob, state: JobState, slot: Slot, scheduler: str = SCHE
         MANAGED_BY: CONTROLLER,
     }
     notes = {
+        TOGETHER: job,  # the template may say otherwise
         **(meta.get("annotations") or {}),
         GANG: gang_name(job, slot.generation),
         GANG_SIZE: str(together),

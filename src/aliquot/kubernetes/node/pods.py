@@ -6,6 +6,7 @@ the error.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -66,6 +67,18 @@ class GpuPod:
     def annotations(self) -> dict[str, str]:
         """The pod's annotations."""
         return self.object.metadata.annotations
+
+    @property
+    def together(self) -> str | None:
+        """The name under which its grants hold GPUs together with those of other pods, or None.
+
+        It differs between namespaces: no pod can join a group of another one.
+        """
+        value = self.annotations.get(names.TOGETHER)
+        if not value:
+            return None
+        group = f"{self.object.metadata.namespace}/{value}"
+        return f"pods-{hashlib.sha256(group.encode()).hexdigest()[:32]}"
 
     @property
     def owner(self) -> ContainerRef:

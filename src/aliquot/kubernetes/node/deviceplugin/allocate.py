@@ -310,7 +310,7 @@ class Starter:
             )
         for other in self.saved.allocations.never_together(grant):
             await self.arbiter.end(other.name)
-        await self.arbiter.make(grant)
+        await self.arbiter.make(grant, pod.together if pod else None)
 
     def _find(self, resource: str, ids: tuple[str, ...]) -> ContainerGrant | None:
         """The container's grant; None if the call for another of its resources makes it."""

@@ -20,7 +20,7 @@ import structlog
 
 from aliquot.model import Life, Slice
 from aliquot.model.errors import AliquotError, NameInUseError, NoCapacityError
-from aliquot.slices import control
+from aliquot.slices import control, state_directory
 from aliquot.slices.control import SliceChange
 
 if TYPE_CHECKING:
@@ -61,20 +61,21 @@ class ArbiterGrants:
 
     def folder(self, grant: ContainerGrant) -> Path:
         """The grant's folder, which its container sees."""
-        return self.directory / "grants" / grant.name
+        return self.directory / state_directory.KEPT / grant.name
 
     async def status(self) -> Status:
         """The arbiter's status; NoArbiterError if none answers."""
         return await asyncio.to_thread(control.status, self.directory)
 
-    async def make(self, grant: ContainerGrant) -> None:
-        """Make sure that the grant exists, with its current settings."""
+    async def make(self, grant: ContainerGrant, together: str | None) -> None:
+        """Make sure that the grant exists, with its current settings.
+
+        `together` counts only for a new grant.
+        """
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
             try:
-                await self._ask(
-                    lambda: control.make(self.directory, grant.name, slices_of(grant), kept=True)
-                )
+                await self._ask(lambda: self._make(grant, together))
             except NameInUseError:
                 if await self._is_kept(grant.name):
                     await self.change(grant, grant.current)
@@ -87,6 +88,10 @@ class ArbiterGrants:
             else:
                 return
             await asyncio.sleep(RETRY_SECONDS)
+
+    def _make(self, grant: ContainerGrant, together: str | None) -> None:
+        slices = slices_of(grant)
+        control.make(self.directory, grant.name, slices, kept=True, together=together)
 
     async def change(self, grant: ContainerGrant, to: SliceSettings) -> None:
         """Change an existing grant: all of it, or nothing."""

@@ -1,0 +1,39 @@
+/* How much of the arbiter one user's requests can take: open control connections, requests per second,
+ * and a quarter of the time of the thread that answers. Root and the arbiter's own user are not bounded.
+ *
+ * All users together leave some of the control connections to those two.
+ */
+#ifndef ARBITER_CALLERS_H
+#define ARBITER_CALLERS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* One user with control connections, now or recently. */
+struct caller {
+	uint32_t uid;
+	unsigned connections;
+	uint64_t used_until_ns; /* when what the user has taken is used up */
+};
+
+#define CALLERS_MOST 224u
+
+struct callers {
+	struct caller all[CALLERS_MOST];
+	unsigned connections; /* of all of them */
+};
+
+/* Whether that user is root or the arbiter's own. */
+bool callers_is_privileged(uint32_t uid);
+
+/* Counts one more connection. False: the user, or all users together, have too many. *out: the user's
+ * part; NULL for a privileged user. */
+bool callers_connect(struct callers *callers, uint32_t uid, struct caller **out);
+void callers_disconnect(struct callers *callers, struct caller *caller);
+
+/* Counts one more request at that time. False: the user has taken too much lately. */
+bool callers_request(struct caller *caller, uint64_t now_ns);
+/* Counts the time that answering took. */
+void callers_charge(struct caller *caller, uint64_t spent_ns);
+
+#endif
