@@ -21,9 +21,9 @@ SOURCE = Path(__file__).with_name("loads.c")
 LIMIT = 2 * GIB
 
 
-def build(path: Path, *flags: str) -> Path:
+def build(path: Path, *flags: str, compiler: str = "gcc") -> Path:
     """The program of loads.c."""
-    command = ["gcc", "-std=gnu11", "-O1", "-g", str(SOURCE), "-o", str(path), "-ldl", *flags]
+    command = [compiler, "-std=gnu11", "-O1", "-g", str(SOURCE), "-o", str(path), "-ldl", *flags]
     subprocess.run(command, check=True, capture_output=True)
     return path
 
