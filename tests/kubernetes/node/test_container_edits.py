@@ -34,6 +34,7 @@ class Node:
         self.install("libnvidia-ptxjitcompiler", "1", b"compiler")
         self.install("libnvidia-nvvm", "4", b"more compiler")
         self.install("libnvidia-glcore", "1", b"graphics")
+        self.install("libnvidia-opencl", "1", b"another way to the GPU")
         (root / "usr/bin/nvidia-smi").write_text("program")
 
     def install(self, name: str, major: str, data: bytes) -> None:
@@ -94,6 +95,11 @@ def test_libraries_that_the_driver_loads_by_name_are_mounted(node: Node) -> None
         assert f"{folder}/libnvidia-nvvm.so.4" in mounts
     assert mounts["/usr/bin/nvidia-smi"].source == Path("/usr/bin/nvidia-smi")
     assert not any("glcore" in target for target in mounts)
+
+
+def test_opencl_which_has_no_limits_is_not_mounted(node: Node) -> None:
+    mounts = by_target(prepare_edits(node.driver, node.home, node.host).mounts)
+    assert not any("opencl" in target for target in mounts)
 
 
 def test_a_driver_behind_links_of_debians_alternatives(node: Node) -> None:

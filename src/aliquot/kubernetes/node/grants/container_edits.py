@@ -47,9 +47,9 @@ _MUSL_FOLDER = "/usr/lib"  # where musl looks: the stand-in loads there and says
 _VARIABLES = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": "void"})
 
 # What NVIDIA's container toolkit gives for `compute` and `utility`, without what bypasses a slice
-# (MPS) or belongs to the node (its daemons).
+# (MPS, and OpenCL, which has a driver of its own) or belongs to the node (its daemons).
 _COMPANIONS = re.compile(
-    r"lib(cudadebugger|nvidia-(allocator|cfg|compiler|fatbinaryloader|gpucomp|nvvm(70)?|opencl"
+    r"lib(cudadebugger|nvidia-(allocator|cfg|compiler|fatbinaryloader|gpucomp|nvvm(70)?"
     r"|pkcs11(-openssl3)?|ptxjitcompiler|sandboxutils|tileiras))\.so(\.[0-9.]+)?"
 )
 _PROGRAMS = ("nvidia-smi", "nvidia-debugdump")
