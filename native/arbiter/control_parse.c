@@ -258,6 +258,6 @@ int control_parse(const char *line, size_t len, struct control_request *out, con
 		*error = parse_grant(rest, more, out);
 	else if (!known || more)
 		*error = "a request is status, stop, or make, resize, set-state, set-cgroup or end with "
-		         "name=NAME";
+				 "name=NAME";
 	return *error ? -1 : 0;
 }

@@ -49,6 +49,11 @@ class Driver:
     shape: Shape | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_compat(self) -> bool:
+        """Whether CUDA's library is from one of NVIDIA's forward-compatibility packages."""
+        return any("compat" in part for part in self.cuda.parent.parts)
+
 
 def parse_shape(text: str) -> Shape:
     """Parse `h100:8`, or `h100` for one GPU."""
