@@ -202,7 +202,7 @@ def _control_nodes(devices: Path) -> tuple[PurePosixPath, ...]:
 
 
 def resolve_on_node(path: Path, root: Path) -> Path:
-    """The file or folder that a path leads to; links below `root` are resolved as the node would."""
+    """What a path leads to; links below `root` are resolved as the node would."""
     if root == Path("/") or not path.is_relative_to(root):
         return path.resolve()
     walked, steps, links = root, list(path.relative_to(root).parts), 0
