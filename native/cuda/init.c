@@ -69,6 +69,13 @@ static CUresult open_session(struct init *init)
 	return CUDA_SUCCESS;
 }
 
+/* The driver's library and the kernel's driver are of different releases. */
+static bool is_mismatch(CUresult result)
+{
+	return result == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH ||
+	       result == CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE;
+}
+
 /* Precondition: the session is joined. */
 static CUresult start(__typeof__(&cuInit) real, struct init *init)
 {
@@ -79,6 +86,10 @@ static CUresult start(__typeof__(&cuInit) real, struct init *init)
 	CUresult result = real(0);
 	atomic_fetch_sub(&in_driver, 1);
 	leave(init);
+	if (is_mismatch(result))
+		forward_say("%s does not fit this machine's GPU or kernel driver (CUDA error %d): take its "
+		            "folder out of LD_LIBRARY_PATH, or install one that fits",
+		            forward_file, (int)result);
 	return result == CUDA_SUCCESS ? open_session(init) : result;
 }
 

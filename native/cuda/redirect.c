@@ -1,10 +1,12 @@
 /* dlopen and dlmopen, if the stand-in is preloaded: every name of a driver's library means ours.
+ * NVIDIA's OpenCL is not found at all: it has a driver of its own, past every limit.
  *
  * A preloaded library is found by its SONAME only, but programs also open libcuda.so, or the
  * driver's file by its path. The code in redirect_entry.S calls redirect_path and jumps to the C
  * library's function, so that the caller stays the same: the search uses its RUNPATH and its
  * namespace. */
 #define _GNU_SOURCE
+#include "forward.h"
 #include "glibc_floor.h"
 
 #include <dlfcn.h>
@@ -16,6 +18,9 @@
 
 void *redirect_next_dlopen, *redirect_next_dlmopen;
 const char *redirect_path(const char *path);
+
+/* A path that only root could make. */
+#define NOWHERE FORWARD_DRIVER "/none/libnvidia-opencl.so.1"
 
 static char our_cuda[PATH_MAX], our_nvml[PATH_MAX + 32];
 
@@ -40,10 +45,20 @@ __attribute__((constructor)) static void find_ourselves(void)
 	         (int)(strrchr(our_cuda, '/') - our_cuda), our_cuda);
 }
 
+static const char *hide_opencl(void)
+{
+	static _Atomic bool has_said;
+	if (!atomic_exchange(&has_said, true))
+		forward_say("a slice has no OpenCL, which no limit would hold: use CUDA");
+	return NOWHERE;
+}
+
 const char *redirect_path(const char *path)
 {
 	const char *ours = "";
 	find_ourselves();
+	if (path && is_named(path, "libnvidia-opencl.so"))
+		return hide_opencl();
 	if (path && is_named(path, "libcuda.so"))
 		ours = our_cuda;
 	else if (path && is_named(path, "libnvidia-ml.so"))

@@ -26,6 +26,7 @@ void aliquot_absent(void)
 }
 
 _Atomic int forward_loaded;
+char forward_file[PATH_MAX];
 
 static const char *const installed_at[] = {
 #if defined(__x86_64__)
@@ -107,9 +108,30 @@ static void *try_folder(const char *folder, size_t length, const char *self)
 	void *library = open_here(path);
 	if (!library)
 		forward_say("the driver's %s cannot be opened: %s", path, dlerror());
-	else if (!dlsym(library, "aliquot_absent"))
+	else if (!dlsym(library, "aliquot_absent")) {
+		snprintf(forward_file, sizeof(forward_file), "%s", path);
 		return library;
+	}
 	return NULL;
+}
+
+/* Whether a folder is one of NVIDIA's forward-compatibility packages (cuda-12.9/compat). */
+static bool is_compat(const char *folder, size_t length)
+{
+	return memmem(folder, length, "compat", strlen("compat"));
+}
+
+/* Open the library in the first folder of $LD_LIBRARY_PATH that has it. */
+static void *search(const char *self, bool only_compat)
+{
+	void *library = NULL;
+	for (const char *list = secure_getenv("LD_LIBRARY_PATH"); !library && list && *list;) {
+		size_t length = strcspn(list, ":;");
+		if (!only_compat || is_compat(list, length))
+			library = try_folder(list, length, self);
+		list += length + (list[length] != 0);
+	}
+	return library;
 }
 
 static void *open_library(void)
@@ -119,14 +141,13 @@ static void *open_library(void)
 		return NULL;
 	const char *self = dladdr((void *)&forward_load, &info) ? info.dli_fname : NULL;
 	const char *folder = secure_getenv("ALIQUOT_DRIVER_DIR");
-	void *library = folder ? try_folder(folder, strlen(folder), self) : NULL;
+	void *library = secure_getenv("ALIQUOT_SIMULATE") ? NULL : search(self, true);
+	if (!library && folder)
+		library = try_folder(folder, strlen(folder), self);
 	if (!library)
 		library = try_folder(FORWARD_DRIVER, strlen(FORWARD_DRIVER), self);
-	for (const char *list = secure_getenv("LD_LIBRARY_PATH"); !library && list && *list;) {
-		size_t length = strcspn(list, ":;");
-		library = try_folder(list, length, self);
-		list += length + (list[length] != 0);
-	}
+	if (!library)
+		library = search(self, false);
 	for (size_t i = 0; !library && i < sizeof(installed_at) / sizeof(*installed_at); i++)
 		library = try_folder(installed_at[i], strlen(installed_at[i]), self);
 	return library;

@@ -3,10 +3,12 @@
  * The first call of any function opens the real library: a process that only maps the stand-in pays
  * nothing. From then on a call that is not hooked is one load and one jump.
  *
- * The real library is looked for in $ALIQUOT_DRIVER_DIR (set with the grant), FORWARD_DRIVER (in
- * containers, whose programs may start with any environment), the folders of $LD_LIBRARY_PATH, and
- * the folders where drivers are installed; the first file that exists and is not the stand-in
- * itself counts. A setuid program reads none of these variables.
+ * The real library is looked for in the folders of $LD_LIBRARY_PATH that hold a driver library newer
+ * than the kernel's driver (NVIDIA's forward-compatibility packages: a folder `compat`; not on a
+ * simulated machine), $ALIQUOT_DRIVER_DIR (set with the grant), FORWARD_DRIVER (in containers, whose
+ * programs may start with any environment), the other folders of $LD_LIBRARY_PATH, and the folders
+ * where drivers are installed; the first file that exists and is not the stand-in itself counts. A
+ * setuid program reads none of these variables.
  *
  * A stand-in is never unloaded, and its real library is in the stand-in's own namespace, after it: so
  * the name that both have always means the stand-in.
@@ -45,6 +47,9 @@ void *forward_substitute(void *function);
 
 /* Whether forward_real is filled: 0 not tried, 1 filled, -1 there is no library. */
 extern _Atomic int forward_loaded;
+
+/* The real library's path, once it is loaded. */
+extern char forward_file[PATH_MAX];
 
 /* Open the real library and fill forward_real, once; false: there is no library. */
 bool forward_load(void);

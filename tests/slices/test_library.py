@@ -141,7 +141,8 @@ def test_the_tenants_environment_keeps_other_variables(sim: Driver) -> None:
     after = tenant_environment(before, Path("/lib"), sim, "/grants/g#5")
     assert after == {
         "LD_LIBRARY_PATH": "/lib:/a:/b",
-        "LD_PRELOAD": "/lib/libcuda.so.1:/c.so",
+        "LD_PRELOAD": "/c.so:/lib/libcuda.so.1",
+        "ASAN_OPTIONS": "verify_asan_link_order=0",
         "HOME": "/h",
         "ALIQUOT_GRANT": "/grants/g#5",
         "ALIQUOT_DRIVER_DIR": str(sim.cuda.parent),

@@ -19,20 +19,16 @@ SOURCE = Path(__file__).with_name("cancels.c")
 # A driver in which a thread can be cancelled when it puts gates and marks into a stream.
 SLOW = """
 #include <unistd.h>
-int cuStreamWaitValue64_v2(void *stream, unsigned long long at, unsigned long long value, unsigned how)
-{
-	int (*real)(void *, unsigned long long, unsigned long long, unsigned);
-	real = simulated("cuStreamWaitValue64_v2");
-	usleep(5000);
-	return real(stream, at, value, how);
-}
-int cuStreamWriteValue64_v2(void *stream, unsigned long long at, unsigned long long value, unsigned how)
-{
-	int (*real)(void *, unsigned long long, unsigned long long, unsigned);
-	real = simulated("cuStreamWriteValue64_v2");
-	usleep(5000);
-	return real(stream, at, value, how);
-}
+typedef unsigned long long word;
+#define SLOW(name) \\
+	int name(void *stream, word at, word value, unsigned flags) \\
+	{ \\
+		int (*real)(void *, word, word, unsigned) = simulated(#name); \\
+		usleep(5000); \\
+		return real(stream, at, value, flags); \\
+	}
+SLOW(cuStreamWaitValue64_v2)
+SLOW(cuStreamWriteValue64_v2)
 """
 SLOWER = ["cuStreamWaitValue64_v2", "cuStreamWriteValue64_v2"]
 

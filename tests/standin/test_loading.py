@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import support
 from aliquot.devices import CUDA, NVML
 from standin.machine import GIB, MIB, SYSTEM_NOT_READY, Grant, Machine
 from support import wait_until
@@ -21,9 +22,9 @@ SOURCE = Path(__file__).with_name("loads.c")
 LIMIT = 2 * GIB
 
 
-def build(path: Path, *flags: str) -> Path:
+def build(path: Path, *flags: str, compiler: str = "gcc") -> Path:
     """The program of loads.c."""
-    command = ["gcc", "-std=gnu11", "-O1", "-g", str(SOURCE), "-o", str(path), "-ldl", *flags]
+    command = [compiler, "-std=gnu11", "-O1", "-g", str(SOURCE), "-o", str(path), "-ldl", *flags]
     subprocess.run(command, check=True, capture_output=True)
     return path
 
@@ -142,6 +143,17 @@ def test_in_a_program_of_aliquot_run_the_drivers_path_leads_to_the_stand_in(
     path, taken = preloaded(f"{way}:{preloaded.machine.driver / CUDA}", "take")
     assert Path(path).parent == preloaded.machine.library
     assert is_limited(taken)
+
+
+def test_opencl_which_has_no_limits_is_not_found(preloaded: Loads, tmp_path: Path) -> None:
+    """A loader of OpenCL platforms opens the library that is named in /etc/OpenCL/vendors."""
+    name = "libnvidia-opencl.so.1"
+    path = support.compile_library(tmp_path, name, "int clGetPlatformIDs(void) { return 0; }")
+    preloaded.changes["LD_LIBRARY_PATH"] = f"{preloaded.machine.library}:{tmp_path}"
+    done = preloaded.run(f"open:{name}", f"open:{path}")
+    assert done.stdout.splitlines() == ["not found", "not found"]
+    (said,) = done.stderr.splitlines()
+    assert "OpenCL" in said
 
 
 def test_a_program_that_a_program_starts_has_the_same_limit(loads: Loads) -> None:

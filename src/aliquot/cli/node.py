@@ -75,6 +75,15 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             help="Where the agent sees the node's file system, which has the driver.",
         ),
     ] = Path("/"),
+    compat: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="ALIQUOT_COMPAT",
+            help="The node's folder with NVIDIA's forward-compatibility package, for images that "
+            "are built with a newer CUDA than the node's driver: /usr/local/cuda/compat. All "
+            "containers then use its CUDA library.",
+        ),
+    ] = None,
     kubeconfig: Kubeconfig = None,
     host: Annotated[
         str, typer.Option(help="The address on which to serve metrics and probes.")
@@ -110,6 +119,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         home=home.absolute(),
         kubelet=kubelet_dir,
         driver_root=driver_root,
+        compat=compat.absolute() if compat else None,
         kubeconfig=kubeconfig,
         host=host,
         port=port,

@@ -20,6 +20,7 @@ from aliquot.devices.driver import (
     find_driver_in,
     parse_shape,
     simulated_driver,
+    with_compat,
 )
 from aliquot.devices.inventory import Inventory, read_inventory
 from aliquot.devices.native import CUDA, NVML, native_dir, native_file
@@ -40,4 +41,5 @@ __all__ = [
     "parse_shape",
     "read_inventory",
     "simulated_driver",
+    "with_compat",
 ]

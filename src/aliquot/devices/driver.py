@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,11 @@ class Driver:
     nvml: Path
     shape: Shape | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_compat(self) -> bool:
+        """Whether CUDA's library is from one of NVIDIA's forward-compatibility packages."""
+        return any("compat" in part for part in self.cuda.parent.parts)
 
 
 def parse_shape(text: str) -> Shape:
@@ -120,6 +125,18 @@ def find_driver_in(root: Path) -> Driver:
         f"no GPU driver found in {root}",
         f"Install NVIDIA's driver there, R{OLDEST_RELEASE} or newer. {TRY_SIMULATED}",
     )
+
+
+def with_compat(driver: Driver, folder: Path) -> Driver:
+    """The driver with the CUDA library of a forward-compatibility package, which is in `folder`."""
+    library = folder / CUDA
+    if not linker.is_for_this_machine(library) or is_stand_in(library):
+        raise DriverError(
+            f"{library} is not a driver library for this machine",
+            "Install NVIDIA's package cuda-compat and name its folder, for example"
+            " /usr/local/cuda/compat.",
+        )
+    return replace(driver, cuda=library)
 
 
 def ambient_driver() -> Driver:

@@ -35,7 +35,7 @@ def find(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
     """All files that match the name; the linker takes the first."""
     seen = set()
     for path in _candidates(name, environment):
-        if path not in seen and elf.machine_of(path) == _MACHINE:
+        if path not in seen and is_for_this_machine(path):
             seen.add(path)
             yield path
 
@@ -44,8 +44,13 @@ def find_in(root: Path, name: str) -> Iterator[Path]:
     """All files of that name in the standard folders of another root file system."""
     for folder in _STANDARD:
         path = root / folder.lstrip("/") / name
-        if elf.machine_of(path) == _MACHINE:
+        if is_for_this_machine(path):
             yield path
+
+
+def is_for_this_machine(path: Path) -> bool:
+    """Whether a file exists and is a library for this machine's processor."""
+    return elf.machine_of(path) == _MACHINE
 
 
 def _candidates(name: str, environment: Mapping[str, str]) -> Iterator[Path]:

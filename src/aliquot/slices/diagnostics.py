@@ -159,7 +159,10 @@ def _driver(driver: Driver) -> Iterator[Finding]:
         yield Finding("driver", Health.OK, f"simulated {driver.shape} ({driver.cuda})")
         return
     version = ".".join(map(str, devices.check_version(driver)))
-    yield Finding("driver", Health.OK, f"{driver.cuda.resolve()}, CUDA {version}")
+    detail = f"{driver.cuda.resolve()}, CUDA {version}"
+    if driver.is_compat:
+        detail += ": a forward-compatibility library, for programs newer than the kernel's driver"
+    yield Finding("driver", Health.OK, detail)
 
 
 def _gpus(driver: Driver) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import errno
 import os
 import shutil
 import signal
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 GRANT = "ALIQUOT_GRANT"
 DRIVER_DIRECTORY = "ALIQUOT_DRIVER_DIR"
 CONTAINER_GRANT = Path("/run/aliquot/grant")  # where a container sees its grant
+
+# AddressSanitizer ends a program in which anything is loaded before it, as a preload is. With this
+# it starts, and its functions still come before those of the C library.
+_ASAN_OPTIONS, _ANY_ORDER = "ASAN_OPTIONS", "verify_asan_link_order=0"
 
 
 def is_inside_grant(environment: Mapping[str, str]) -> bool:
@@ -44,8 +49,18 @@ def refuse_nested(environment: Mapping[str, str]) -> None:
 
 
 def find_command(command: str) -> str:
-    """The path of the program that a command name refers to."""
+    """The path of the program that a command name refers to.
+
+    A program that runs with other rights than its user's is refused: the dynamic linker ignores the
+    stand-ins there, and the program would use the whole GPU.
+    """
     if found := shutil.which(command):
+        if _changes_rights(Path(found)):
+            raise CommandNotExecutableError(
+                f"{command} runs with other rights than yours (setuid, or file capabilities): it"
+                " would use the GPU outside the slice",
+                "Get the rights first and make the slice then, for example: sudo aliquot run",
+            )
         return found
     if os.sep in command and Path(command).is_dir():
         raise CommandNotExecutableError(f"{command} is a folder")
@@ -57,14 +72,17 @@ def find_command(command: str) -> str:
 def tenant_environment(
     environment: Mapping[str, str], library: Path, driver: Driver, grant: str | None
 ) -> dict[str, str]:
-    """The environment in which the linker finds the stand-ins first.
+    """The environment in which the linker finds the stand-ins before the driver.
 
-    `grant` is None for a test run outside any grant.
+    Libraries that the user preloads stay in front: they may replace functions of the driver, or of
+    the C library, and find the next ones in the stand-in. `grant` is None for a test run outside
+    any grant.
     """
     result = {**environment, **driver.variables}
     result.pop(VISIBLE, None)  # it names GPUs of the machine, not slices
-    result["LD_LIBRARY_PATH"] = _before(str(library), environment.get("LD_LIBRARY_PATH"))
-    result["LD_PRELOAD"] = _before(str(library / "libcuda.so.1"), environment.get("LD_PRELOAD"))
+    result["LD_LIBRARY_PATH"] = _joined(str(library), environment.get("LD_LIBRARY_PATH"))
+    result["LD_PRELOAD"] = _joined(environment.get("LD_PRELOAD"), str(library / "libcuda.so.1"))
+    result[_ASAN_OPTIONS] = _joined(_ANY_ORDER, environment.get(_ASAN_OPTIONS))
     result[DRIVER_DIRECTORY] = str(driver_directory(library, driver))
     if grant is not None:
         result[GRANT] = grant
@@ -83,5 +101,17 @@ def exec_program(program: str, command: Sequence[str], environment: Mapping[str,
         raise CommandNotExecutableError(f"{program}: {error.strerror}") from error
 
 
-def _before(first: str, rest: str | None) -> str:
-    return f"{first}:{rest}" if rest else first
+def _joined(*parts: str | None) -> str:
+    return ":".join(part for part in parts if part)
+
+
+def _changes_rights(program: Path) -> bool:
+    """Whether the kernel starts it in secure mode (AT_SECURE), where the linker takes no advice."""
+    if os.statvfs(program).f_flag & os.ST_NOSUID:
+        return False
+    found = program.stat()
+    return (
+        bool(found.st_mode & stat.S_ISUID and found.st_uid != os.geteuid())
+        or bool(found.st_mode & stat.S_ISGID and found.st_gid != os.getegid())
+        or (os.geteuid() != 0 and "security.capability" in os.listxattr(program))
+    )

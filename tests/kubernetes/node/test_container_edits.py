@@ -6,8 +6,14 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from aliquot.devices import CUDA, NVML, Driver, parse_shape, simulated_driver
-from aliquot.kubernetes.node.grants.container_edits import BindMount, Host, edits_for, prepare_edits
+from aliquot.devices import CUDA, NVML, Driver, parse_shape, simulated_driver, with_compat
+from aliquot.kubernetes.node.grants.container_edits import (
+    BindMount,
+    Host,
+    edits_for,
+    prepare_edits,
+    resolve_on_node,
+)
 from aliquot.model.errors import DriverError
 from slices.stand_ins import build_driver
 
@@ -34,6 +40,7 @@ class Node:
         self.install("libnvidia-ptxjitcompiler", "1", b"compiler")
         self.install("libnvidia-nvvm", "4", b"more compiler")
         self.install("libnvidia-glcore", "1", b"graphics")
+        self.install("libnvidia-opencl", "1", b"another way to the GPU")
         (root / "usr/bin/nvidia-smi").write_text("program")
 
     def install(self, name: str, major: str, data: bytes) -> None:
@@ -94,6 +101,38 @@ def test_libraries_that_the_driver_loads_by_name_are_mounted(node: Node) -> None
         assert f"{folder}/libnvidia-nvvm.so.4" in mounts
     assert mounts["/usr/bin/nvidia-smi"].source == Path("/usr/bin/nvidia-smi")
     assert not any("glcore" in target for target in mounts)
+
+
+def test_a_newer_cuda_library_of_the_node_is_the_driver(node: Node) -> None:
+    """A forward-compatibility package, whose libraries come before those of the driver."""
+    compat = node.root / "usr/local/cuda-99.0/compat"
+    compat.mkdir(parents=True)
+    (node.root / "usr/local/cuda").symlink_to("/usr/local/cuda-99.0")
+    for name in (CUDA, "libnvidia-ptxjitcompiler.so.1"):
+        (compat / f"{name}.99").write_bytes((node.library / name).read_bytes() + b"newer")
+        (compat / name).symlink_to(f"{name}.99")
+    folder = resolve_on_node(node.root / "usr/local/cuda/compat", node.root)
+    driver = with_compat(node.driver, folder)
+    mounts = by_target(prepare_edits(driver, node.home, node.host).mounts)
+    where = Path("/usr/local/cuda-99.0/compat")
+    assert mounts[f"/usr/local/aliquot/driver/{CUDA}"].source == where / f"{CUDA}.99"
+    nvml = Path(DEBIAN) / f"libnvidia-ml.so.{VERSION}"
+    assert mounts[f"/usr/local/aliquot/driver/{NVML}"].source == nvml
+    compiler = "libnvidia-ptxjitcompiler.so.1"
+    assert mounts[f"{DEBIAN}/{compiler}"].source == where / f"{compiler}.99"
+    assert mounts["/usr/local/cuda/compat"].source == mounts[f"{DEBIAN}/{CUDA}"].source.parent
+
+
+def test_a_compat_folder_without_a_driver_library_is_refused(node: Node) -> None:
+    folder = node.root / "usr/local/cuda/compat"
+    with pytest.raises(DriverError, match="is not a driver library") as caught:
+        with_compat(node.driver, folder)
+    assert str(folder / CUDA) in str(caught.value)
+
+
+def test_opencl_which_has_no_limits_is_not_mounted(node: Node) -> None:
+    mounts = by_target(prepare_edits(node.driver, node.home, node.host).mounts)
+    assert not any("opencl" in target for target in mounts)
 
 
 def test_a_driver_behind_links_of_debians_alternatives(node: Node) -> None:

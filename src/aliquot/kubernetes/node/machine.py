@@ -6,10 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aliquot.devices import check_version, find_driver, find_driver_in, read_inventory
+from aliquot.devices import (
+    check_version,
+    find_driver,
+    find_driver_in,
+    read_inventory,
+    with_compat,
+)
 from aliquot.devices.device_location import read_locations
 from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
-from aliquot.kubernetes.node.grants.container_edits import Host, edits_for, prepare_edits
+from aliquot.kubernetes.node.grants.container_edits import (
+    Host,
+    edits_for,
+    prepare_edits,
+    resolve_on_node,
+)
 from aliquot.slices import state_directory
 
 if TYPE_CHECKING:
@@ -29,6 +40,7 @@ class NodeOptions:
 
     `state` is the arbiter's directory. `home` outlives a restart of the node: the checkpoint and
     the stand-ins that containers get. `driver_root` is where the agent sees the node's file system.
+    `compat` is the node's folder with a newer CUDA library, for containers newer than its driver.
     """
 
     node: str
@@ -39,6 +51,7 @@ class NodeOptions:
     home: Path = Path("/var/lib/aliquot")
     kubelet: Path = Path("/var/lib/kubelet")
     driver_root: Path = ROOT
+    compat: Path | None = None
     kubeconfig: Path | None = None
     host: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet ask from outside
     port: int = 9440
@@ -72,6 +85,9 @@ def read_machine(options: NodeOptions) -> NodeMachine:
         driver = find_driver()
     else:
         driver = find_driver_in(options.driver_root)
+    if options.compat is not None:
+        folder = options.driver_root / options.compat.relative_to(ROOT)
+        driver = with_compat(driver, resolve_on_node(folder, options.driver_root))
     if options.shape is None:
         check_version(driver)
     inventory = read_inventory(driver, skip_lost=True)

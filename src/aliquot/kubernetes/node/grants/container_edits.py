@@ -47,9 +47,9 @@ _MUSL_FOLDER = "/usr/lib"  # where musl looks: the stand-in loads there and says
 _VARIABLES = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": "void"})
 
 # What NVIDIA's container toolkit gives for `compute` and `utility`, without what bypasses a slice
-# (MPS) or belongs to the node (its daemons).
+# (MPS, and OpenCL, which has a driver of its own) or belongs to the node (its daemons).
 _COMPANIONS = re.compile(
-    r"lib(cudadebugger|nvidia-(allocator|cfg|compiler|fatbinaryloader|gpucomp|nvvm(70)?|opencl"
+    r"lib(cudadebugger|nvidia-(allocator|cfg|compiler|fatbinaryloader|gpucomp|nvvm(70)?"
     r"|pkcs11(-openssl3)?|ptxjitcompiler|sandboxutils|tileiras))\.so(\.[0-9.]+)?"
 )
 _PROGRAMS = ("nvidia-smi", "nvidia-debugdump")
@@ -105,7 +105,7 @@ def prepare_edits(driver: Driver, home: Path, host: Host | None = None) -> Commo
     The files must exist whenever a container starts: `home` should outlive a restart of the node.
     """
     host = host or Host()
-    cuda, nvml = (_resolve(path, host.root) for path in (driver.cuda, driver.nvml))
+    cuda, nvml = (resolve_on_node(path, host.root) for path in (driver.cuda, driver.nvml))
     files = replace(driver, cuda=cuda, nvml=nvml)
     library = prepare_library(files, home)
     if driver.shape is not None:
@@ -174,7 +174,10 @@ def _companion_mounts(folders: Iterable[Path], host: Host) -> Iterator[BindMount
     """The driver's other libraries, by each of their names; the first folder wins."""
     found: dict[str, Path] = {}
     for path in (path for folder in folders for path in sorted(folder.iterdir())):
-        if _COMPANIONS.fullmatch(path.name) and (file := _resolve(path, host.root)).is_file():
+        if (
+            _COMPANIONS.fullmatch(path.name)
+            and (file := resolve_on_node(path, host.root)).is_file()
+        ):
             found.setdefault(path.name, file)
     for folder in host.usual_folders:
         yield from (BindMount(file, folder / name) for name, file in found.items())
@@ -182,7 +185,7 @@ def _companion_mounts(folders: Iterable[Path], host: Host) -> Iterator[BindMount
 
 def _program_mounts(root: Path) -> Iterator[BindMount]:
     for name in _PROGRAMS:
-        files = (_resolve(root / folder / name, root) for folder in _PROGRAM_FOLDERS)
+        files = (resolve_on_node(root / folder / name, root) for folder in _PROGRAM_FOLDERS)
         if file := next((file for file in files if file.is_file()), None):
             yield BindMount(file, PurePosixPath("/usr/bin") / name)
 
@@ -198,8 +201,8 @@ def _control_nodes(devices: Path) -> tuple[PurePosixPath, ...]:
     return tuple(PurePosixPath("/dev") / name for name in (*_CONTROL_NODES, *more))
 
 
-def _resolve(path: Path, root: Path) -> Path:
-    """The file that a path leads to; links below `root` are resolved as the node would."""
+def resolve_on_node(path: Path, root: Path) -> Path:
+    """What a path leads to; links below `root` are resolved as the node would."""
     if root == Path("/") or not path.is_relative_to(root):
         return path.resolve()
     walked, steps, links = root, list(path.relative_to(root).parts), 0
