@@ -133,10 +133,12 @@ void work_time(struct worker *worker, uint64_t done_before, unsigned sharers, ui
 /* Estimates of processes may be far off: one that runs out of credit gets more. */
 static void adapt_stretch(struct worker *worker)
 {
-	if (worker->pending && worker->given && worker->view.done >= worker->given)
-		worker->stretch = worker->stretch < STRETCH_MOST ? worker->stretch * 2 : STRETCH_MOST;
-	else
-		worker->stretch = worker->stretch > 1 ? worker->stretch * STRETCH_DECAY : 1;
+	bool ran_out = worker->pending && worker->given && worker->view.done >= worker->given;
+	worker->stretch *= ran_out ? 2 : STRETCH_DECAY;
+	if (worker->stretch > STRETCH_MOST)
+		worker->stretch = STRETCH_MOST;
+	if (worker->stretch < 1)
+		worker->stretch = 1;
 }
 
 /* How long its next quanta may take. */

@@ -70,7 +70,8 @@ struct aliquot_work_view aliquot_work_read(const struct aliquot_work_slice *work
 	uint32_t gates = atomic_load_explicit(&work->gates, memory_order_relaxed);
 	struct aliquot_work_view view = *before;
 	if (before->gates == ALIQUOT_GATES_INVALID || gates >= ALIQUOT_GATES_INVALID ||
-	    closed < before->closed || opened < before->opened || closed > ALIQUOT_QUANTUM_LAST) {
+	    closed < before->closed || opened < before->opened || opened < closed ||
+	    closed > ALIQUOT_QUANTUM_LAST) {
 		view.gates = ALIQUOT_GATES_INVALID;
 		return view;
 	}

@@ -189,6 +189,15 @@ def test_without_stream_operations_there_are_memory_limits_only(gated: Gated) ->
     assert tenant.end() == ""
 
 
+def test_a_slow_self_test_is_not_a_failed_one(make_gated: MakeGated) -> None:
+    """A GPU that is busy with others gets to it late. A hard slice needs the result at once."""
+    gated = make_gated(policy=pages.HARD)
+    tenant = gated.tenant(ALIQUOT_SIMULATE_WITHOUT="prompt-values")
+    assert gated.arbiter.work().gates == pages.GATES_WORK
+    tenant.does("launch", "cuLaunchKernel", 0)
+    gated.runs(tenant, 0)
+
+
 @pytest.mark.parametrize("call", ["retain", "create_context"])
 def test_hard_policy_is_refused_if_gates_do_not_work(make_gated: MakeGated, call: str) -> None:
     gated = make_gated(policy=pages.HARD)

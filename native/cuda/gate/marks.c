@@ -13,7 +13,7 @@ bool gate_mark_word_assign(struct gate *gate, struct gate_stream *stream)
 {
 	struct aliquot_work_slice *work = gate->work;
 	INVARIANT(gate_is_mine(gate));
-	for (uint32_t i = 0; stream->mark_word == GATE_NO_MARK_WORD && i < ALIQUOT_MARKS; i++) {
+	for (uint32_t i = 0; stream->mark_word == GATE_NO_MARK_WORD && i < GATE_TRIAL_WORD; i++) {
 		struct aliquot_mark *word = &work->marks[i];
 		if (atomic_load_explicit(&gate->mark_owners[i].is_held, memory_order_acquire) ||
 		    atomic_load_explicit(&word->done, memory_order_relaxed) !=

@@ -16,7 +16,8 @@
 #define GATE_CONTEXTS 256u
 #define GATE_USED (GATE_STREAM_SETS * GATE_STREAM_WAYS + GATE_CONTEXTS)
 #define GATE_NO_MARK_WORD UINT32_MAX
-#define GATE_MIXED 0 /* the key of a quantum with launches of several keys */
+#define GATE_TRIAL_WORD (ALIQUOT_MARKS - 1) /* the self-test's; no stream has it */
+#define GATE_MIXED 0                        /* the key of a quantum with launches of several keys */
 
 /* Values of a stream slot's key. All other keys are larger. */
 #define GATE_KEY_EMPTY UINT64_C(0)

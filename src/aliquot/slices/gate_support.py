@@ -47,6 +47,7 @@ _MEANINGS = {
     1: "invalid value",
     2: "out of memory",
     500: "not found",
+    600: "not ready: the GPU was too busy for the self-test",
     719: "launch failed",
     800: "not permitted",
     801: "not supported",

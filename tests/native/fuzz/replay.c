@@ -11,7 +11,9 @@
 #include <sys/stat.h>
 
 #define LARGEST 65536u
+#ifndef MUTATIONS
 #define MUTATIONS 20000
+#endif
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -114,6 +114,7 @@ static bool *feature(const char *entry, size_t length)
 		const char *name;
 		bool *out;
 	} features[] = {{"stream-memory-operations", &sim.without_stream_operations},
+	                {"prompt-values", &sim.without_prompt_values},
 	                {"checkpoint", &sim.without_checkpoint},
 	                {"process-memory", &sim.without_process_memory}};
 	for (size_t i = 0; i < sizeof(features) / sizeof(features[0]); i++)
@@ -133,7 +134,8 @@ static CUresult leave_out(void)
 			fprintf(stderr,
 			        "aliquot: simulated driver: no GPU: ALIQUOT_SIMULATE_WITHOUT: %.*s: %s\n",
 			        (int)length, entry,
-			        "only stream-memory-operations, checkpoint and process-memory can be left out");
+			        "only stream-memory-operations, prompt-values, checkpoint and process-memory "
+			        "can be left out");
 			return CUDA_ERROR_NO_DEVICE;
 		}
 		*out = true;

@@ -118,17 +118,21 @@ static bool step_move(struct sim_queue *queue, uint64_t bytes, uint64_t *wake)
 	return true;
 }
 
+/* Without prompt values: how long a stream waits at least. */
+#define HELD_UP_NS 1500000000ull
+
 static bool step_wait_value(struct sim_queue *queue, uint64_t *wake)
 {
 	struct sim_op *op = queue->first;
 	uint64_t now = machine_now();
-	if (value_reached(op)) {
+	if (!queue->waiting_ns)
+		queue->waiting_ns = now;
+	bool held_up = sim.without_prompt_values && now - queue->waiting_ns < HELD_UP_NS;
+	if (!held_up && value_reached(op)) {
 		issue(queue, now);
 		stream_finish(op->stream, now);
 		return true;
 	}
-	if (!queue->waiting_ns)
-		queue->waiting_ns = now;
 	uint64_t when = now + value_pause(now - queue->waiting_ns);
 	if (when < *wake)
 		*wake = when;
