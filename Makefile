@@ -30,7 +30,7 @@ LEFT_OUT := build/left-out.txt
 
 .PHONY: help setup build demo test lint format test-python test-native test-shares test-storm test-gpu fuzz bench clean
 .PHONY: test-cluster kubernetes manifest cluster cluster-down
-.PHONY: packages test-packages proto reference cluster-packages test-examples
+.PHONY: soak packages test-packages proto reference cluster-packages test-examples
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -126,14 +126,21 @@ proto: build ## regenerate the kubelet's messages from their .proto files
 
 # Programs that keep simulated GPUs busy need the machine for themselves.
 test-shares: build ## compute shares on simulated GPUs, one test at a time
-	$(BIN)/pytest -q -n 0 -m shares tests/credit
+	$(BIN)/pytest -q -n 0 -m shares tests/credit tests/storm
 
 # The race of tests/storm once more, shorter, with everything under a sanitizer.
 test-storm: build/native-address build/native-thread ## the long race, under each sanitizer
 	@for name in address thread; do echo "the storm, with the $$name sanitizer"; \
 		ALIQUOT_TEST_NATIVE=$(CURDIR)/build/native-$$name/_native \
-		ALIQUOT_STORM_SECONDS=8 ALIQUOT_STORM_KILLS=150 $(BIN)/pytest -q -n 0 tests/storm \
+		ALIQUOT_STORM_SECONDS=8 ALIQUOT_STORM_KILLS=150 $(BIN)/pytest -q -n 0 -m "not shares" tests/storm \
 			tests/standin/test_gated_storm.py; done
+
+# What takes longer than `make test` may: the storm and the siege in full, and half an hour of fuzzing.
+soak: build/native-plain ## the long runs: about an hour
+	$(BIN)/pytest -q -n 0 tests/storm -m "not shares"
+	ALIQUOT_SIEGE_TENANTS=100 ALIQUOT_SIEGE_DEATHS=1000 ALIQUOT_SIEGE_DOUBLE_DEATHS=100 \
+		$(BIN)/pytest -q -n 0 tests/storm -m shares
+	$(MAKE) fuzz FUZZ_SECONDS=1800
 
 test-gpu: ## the tests on this machine's own GPU, if it has one
 	@mkdir -p build
