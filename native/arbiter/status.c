@@ -232,6 +232,7 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_string(out, "pages", arbiter->state->pages.path);
 	json_number(out, "now_ns", loop_now());
 	json_number(out, "credit_cpu_ns", credit_cpu_ns(&arbiter->credit));
+	json_string(out, "unjoined", arbiter->ends_unjoined ? "end" : "report");
 	json_number(out, "nvml_silent_ns", observer_silent_ns(&arbiter->observer));
 	json_open(out, "gpus", '[');
 	for (unsigned i = 0; i < arbiter->nvml.gpu_count; i++)

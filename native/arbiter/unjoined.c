@@ -266,6 +266,7 @@ void unjoined_on_snapshot(struct arbiter *arbiter, unsigned number)
 void unjoined_write(const struct grant *grant, struct json *out)
 {
 	json_string(out, "cgroup", *grant->cgroup ? grant->cgroup : NULL);
+	json_bool(out, "cgroup_is_told", grant->cgroup_is_told);
 	json_open(out, "unjoined", '[');
 	for (const struct unjoined *one = grant->arbiter->unjoined; one; one = one->next) {
 		if (one->grant != grant)

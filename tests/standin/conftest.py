@@ -39,6 +39,7 @@ def make_machine(native_dir: Path, library: Path, short_tmp: Path) -> Iterator[M
         *,
         driver: Path | None = None,
         fitted: Path = library,
+        options: tuple[str, ...] = (),
         **variables: str,
     ) -> Machine:
         place = short_tmp / f"machine{len(made)}"
@@ -51,6 +52,7 @@ def make_machine(native_dir: Path, library: Path, short_tmp: Path) -> Iterator[M
             shape=shape,
             driver=driver or native_dir / "sim",
             variables=variables,
+            options=options,
         )
         machine.start_arbiter()
         made.append(machine)

@@ -143,6 +143,7 @@ class Machine:
     shape: str
     driver: Path
     variables: dict[str, str] = field(default_factory=dict)  # more for the arbiter's environment
+    options: tuple[str, ...] = ()  # of the arbiter
     arbiter: subprocess.Popen[str] | None = None
     tenants: list[Tenant] = field(default_factory=list)
 
@@ -151,7 +152,7 @@ class Machine:
     def start_arbiter(self) -> None:
         program = self.native / "bin" / "aliquot-arbiter"
         command = [str(program), "--state", str(self.state), "--foreground"]
-        command += ["--nvml", str(self.driver / NVML)]
+        command += ["--nvml", str(self.driver / NVML), *self.options]
         with (self.state.parent / "arbiter.err").open("a") as log:
             self.arbiter = subprocess.Popen(
                 command,
@@ -270,7 +271,7 @@ class Machine:
 
     def stranger(self) -> Tenant:
         """A program on the driver itself, past every grant."""
-        return self._remember(Tenant(self.bare()))
+        return self._remember(Tenant(self.bare(), str(self.driver / CUDA)))
 
     def run(
         self, grant: Grant | None, *command: str, **changes: str | None

@@ -31,7 +31,7 @@ from aliquot.model.errors import (
     InvalidValueError,
     OutputError,
 )
-from aliquot.model.grant import Policy, Priority
+from aliquot.model.grant import Policy, Priority, Unjoined
 from aliquot.model.units import EQUAL
 
 EXIT_CODES: dict[type[AliquotError], int] = {
@@ -453,6 +453,13 @@ def arbiter(
             "file may be missing; only root may be able to write to it.",
         ),
     ] = None,
+    unjoined: Annotated[
+        Unjoined,
+        typer.Option(
+            help="What to do with a process that uses a GPU in the cgroup of a grant and has not "
+            "joined the grant: report it, or end it."
+        ),
+    ] = Unjoined.REPORT,
 ) -> None:
     """Run the arbiter of this machine in the foreground.
 
@@ -461,7 +468,7 @@ def arbiter(
     """
     from aliquot.cli.arbiter import serve  # noqa: PLC0415 - imported when needed
 
-    serve(simulate, users)
+    serve(simulate, users, unjoined)
 
 
 @app.command(epilog=examples("aliquot restart", "aliquot restart --simulate h100:8"))

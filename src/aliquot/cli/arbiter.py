@@ -13,15 +13,17 @@ from aliquot.slices.share_problems import lost_shares
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from aliquot.model import Unjoined
 
-def serve(simulate: str | None, users: Path | None) -> None:
+
+def serve(simulate: str | None, users: Path | None, unjoined: Unjoined) -> None:
     """Become the arbiter of this machine, or of a simulated one."""
     state = slices.locate(parse_shape(simulate) if simulate else None)
     driver = state.driver()
     if state.shape is None:
         check_version(driver)
     slices.prepare(state)
-    slices.serve(state.directory, driver, users)
+    slices.serve(state.directory, driver, users, unjoined)
 
 
 def restart(simulate: str | None) -> bool:

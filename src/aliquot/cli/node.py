@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from aliquot.cli.on_cluster import Kubeconfig, needs_extra, split_names
+from aliquot.model import Unjoined
 from aliquot.model.errors import InvalidValueError
 
 EXAMPLES = (
@@ -84,6 +85,13 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             "containers then use its CUDA library.",
         ),
     ] = None,
+    unjoined: Annotated[
+        Unjoined,
+        typer.Option(
+            help="What an arbiter that the agent starts does with a process in a container that "
+            "uses the container's GPU past Aliquot's libraries: report it, or end it."
+        ),
+    ] = Unjoined.REPORT,
     kubeconfig: Kubeconfig = None,
     host: Annotated[
         str, typer.Option(help="The address on which to serve metrics and probes.")
@@ -120,6 +128,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         kubelet=kubelet_dir,
         driver_root=driver_root,
         compat=compat.absolute() if compat else None,
+        unjoined=unjoined,
         kubeconfig=kubeconfig,
         host=host,
         port=port,

@@ -168,6 +168,10 @@ def _processes(grant: Grant) -> str:
         + (" ending" if process.state == "ending" else "")
         for process in grant.processes
     ]
+    lines += [
+        f"{process.name} ({process.pid}) {_bytes(process.bytes)} not joined"
+        for process in grant.unjoined
+    ]
     lines = lines or ["its command has ended" if _is_over(grant) else "no GPU use yet"]
     return "\n".join([*_state_lines(grant), *lines])
 

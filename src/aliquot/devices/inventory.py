@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from aliquot.devices.driver import Driver
 
 
+_WIDE_LISTS, _WIDE_LISTS_END = (535, 43), (535, 98)
+
+
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """A machine's GPUs and the versions of its driver."""
@@ -125,12 +128,24 @@ def _memory(nvml: Any, handle: Any) -> tuple[int, int]:
     return memory.total - memory.reserved, memory.used
 
 
+def _lists(nvml: Any) -> tuple[Any, Any]:
+    """The functions that list compute and graphics processes.
+
+    R535.43 to R535.86 write longer entries in version 3 of the lists than NVML's header says.
+    """
+    version = _text(nvml.nvmlSystemGetDriverVersion()).split(".")
+    numbers = tuple(int(part) for part in version if part.isdecimal())
+    suffix = "_v2" if _WIDE_LISTS <= numbers < _WIDE_LISTS_END else ""
+    compute, graphics = (
+        getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses{suffix}")
+        for kind in ("Compute", "Graphics")
+    )
+    return compute, graphics
+
+
 def _processes(nvml: Any, handle: Any) -> Iterator[GpuProcess]:
     found: dict[int, int | None] = {}
-    for listing in (
-        nvml.nvmlDeviceGetComputeRunningProcesses,
-        nvml.nvmlDeviceGetGraphicsRunningProcesses,
-    ):
+    for listing in _lists(nvml):
         try:
             found.update((entry.pid, entry.usedGpuMemory) for entry in listing(handle))
         except nvml.NVMLError:

@@ -27,6 +27,7 @@ from aliquot.model.grant import (
     Process,
     Slice,
     SliceUse,
+    Unjoined,
     check_name,
     name_for,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "Slice",
     "SliceUse",
     "Turn",
+    "Unjoined",
     "check_name",
     "format_bytes",
     "format_share",

@@ -11,6 +11,7 @@ from aliquot.model.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from aliquot.model.compute import ComputeUse
+    from aliquot.model.gpu import GpuProcess
 
 MAX_SLICES = 16  # of one grant: ALIQUOT_MAX_GPUS in layout.h
 
@@ -31,6 +32,13 @@ class Priority(StrEnum):
     LATENCY = "latency"
     NORMAL = "normal"
     BACKGROUND = "background"
+
+
+class Unjoined(StrEnum):
+    """What the arbiter does with a process that uses a GPU in a grant's cgroup without joining."""
+
+    REPORT = "report"
+    END = "end"
 
 
 class Life(StrEnum):
@@ -133,6 +141,9 @@ class Grant:
     life: Life = Life.OWNED
     state: GrantState = GrantState.ACTIVE
     together: str | None = None  # grants of one owner with the same word hold GPUs together
+    cgroup: str | None = None  # of its container, if the arbiter knows it
+    cgroup_is_told: bool = False  # not only learned from its processes
+    unjoined: tuple[GpuProcess, ...] = ()  # what uses its GPUs in its cgroup and has not joined
 
     @property
     def plain_name(self) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from aliquot.devices import native_file
+from aliquot.model import Unjoined
 from aliquot.model.errors import ArbiterError, NotOwnerError
 from aliquot.slices import control, state_directory, user_limits
 from aliquot.slices.tenant import exec_program
@@ -95,27 +96,38 @@ def restart(directory: Path, driver: Driver) -> int:
     os.close(process)
     if not ended:
         raise ArbiterError(f"the arbiter in {directory} does not end", control.ASK_DOCTOR)
-    start(directory, driver, linger=int(status.answer.get("linger_seconds", LINGER_SECONDS)))
+    start(
+        directory,
+        driver,
+        linger=int(status.answer.get("linger_seconds", LINGER_SECONDS)),
+        unjoined=Unjoined(status.answer.get("unjoined", Unjoined.REPORT)),
+    )
     return control.status(directory).pid
 
 
-def serve(directory: Path, driver: Driver, users: Path | None) -> NoReturn:
+def serve(directory: Path, driver: Driver, users: Path | None, unjoined: Unjoined) -> NoReturn:
     """Become the arbiter; it runs until somebody stops it. `users`: the file of their limits."""
     if control.answers(directory):
         raise ArbiterError(
             f"an arbiter already runs in {directory}",
             "One that `aliquot run` started ends a minute after its last grant. See: aliquot ps",
         )
-    command = [*_command(directory, driver, users), "--foreground"]
+    command = [*_command(directory, driver, unjoined, users), "--foreground"]
     exec_program(command[0], command, _environment(driver))
 
 
-def start(directory: Path, driver: Driver, *, linger: int = LINGER_SECONDS) -> None:
+def start(
+    directory: Path,
+    driver: Driver,
+    *,
+    linger: int = LINGER_SECONDS,
+    unjoined: Unjoined = Unjoined.REPORT,
+) -> None:
     """Start an arbiter and wait until one answers: this one, or another that was faster.
 
     It ends `linger` seconds after its last grant; 0: it does not end by itself.
     """
-    command = [*_command(directory, driver), "--linger", str(linger)]
+    command = [*_command(directory, driver, unjoined), "--linger", str(linger)]
     deadline = time.monotonic() + _START_SECONDS
     try:
         done = subprocess.run(
@@ -137,12 +149,15 @@ def start(directory: Path, driver: Driver, *, linger: int = LINGER_SECONDS) -> N
         time.sleep(_POLL_SECONDS)
 
 
-def _command(directory: Path, driver: Driver, users: Path | None = None) -> list[str]:
+def _command(
+    directory: Path, driver: Driver, unjoined: Unjoined, users: Path | None = None
+) -> list[str]:
     """The arbiter's command line; root's arbiter has a file of user limits in any case."""
     if users is None and os.geteuid() == 0:
         users = user_limits.FILE
     limits = [] if users is None else ["--users", str(users.absolute())]
-    return [_program(), "--state", str(directory), "--nvml", str(driver.nvml), *limits]
+    options = ["--state", str(directory), "--nvml", str(driver.nvml), "--unjoined", str(unjoined)]
+    return [_program(), *options, *limits]
 
 
 def _program() -> str:

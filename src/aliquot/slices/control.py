@@ -92,13 +92,16 @@ _NANOSECONDS = 1_000_000_000
 class SharedGpu:
     """A GPU, how much of it is granted, and the processes that use it outside all grants.
 
-    `contended`: slices take turns on it.
+    `contended`: slices take turns on it. `context_bytes` is what one context takes of it, 0 if that
+    is not known yet; `context_is_measured`: it is no estimate.
     """
 
     gpu: Gpu
     granted_bytes: int
     strangers: tuple[GpuProcess, ...]
     contended: bool = False
+    context_bytes: int = 0
+    context_is_measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ class Status:
     """The status of an arbiter at one instant; `answer` is its reply as it came.
 
     `now` is a monotonic clock in seconds. `credit_cpu_seconds` is the processor time of the thread
-    that gives credit.
+    that gives credit. `nvml_silent_seconds`: for how long NVML has not answered; 0 if it does.
     """
 
     pid: int
@@ -115,6 +118,7 @@ class Status:
     answer: dict[str, Any]
     now: float = 0.0
     credit_cpu_seconds: float = 0.0
+    nvml_silent_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,7 @@ def status(directory: Path) -> Status:
             answer=answer,
             now=answer["now_ns"] / _NANOSECONDS,
             credit_cpu_seconds=answer["credit_cpu_ns"] / _NANOSECONDS,
+            nvml_silent_seconds=answer.get("nvml_silent_ns", 0) / _NANOSECONDS,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ArbiterError(
@@ -241,6 +246,15 @@ def set_state(directory: Path, name: str, state: GrantState) -> None:
     answer = ask(directory, f"set-state name={name} to={state}")
     if answer.get("state") != str(state):
         raise ArbiterError(f"the arbiter in {directory} did not change {name}: {answer}")
+
+
+def set_cgroup(directory: Path, name: str, path: str) -> None:
+    """Say which cgroup the container of a grant has, as the arbiter sees it in /proc/PID/cgroup.
+
+    A process that uses the grant's GPUs there and has not joined is charged to the grant. Only root
+    and the arbiter's user may do this.
+    """
+    ask(directory, f"set-cgroup name={name} path={path}")
 
 
 def stop(directory: Path) -> None:
@@ -337,12 +351,15 @@ def _gpu(reply: dict[str, Any]) -> SharedGpu:
             used_bytes=reply["used_bytes"],
         ),
         granted_bytes=reply["granted_bytes"],
-        strangers=tuple(
-            GpuProcess(pid=one["pid"], name=one["name"], bytes=one["bytes"])
-            for one in reply["strangers"]
-        ),
+        strangers=_processes(reply["strangers"]),
         contended=reply["compute"]["contended"],
+        context_bytes=reply.get("context_bytes", 0),
+        context_is_measured=reply.get("context_is_measured", False),
     )
+
+
+def _processes(reply: list[dict[str, Any]]) -> tuple[GpuProcess, ...]:
+    return tuple(GpuProcess(pid=one["pid"], name=one["name"], bytes=one["bytes"]) for one in reply)
 
 
 def _grant(reply: dict[str, Any]) -> Grant:
@@ -357,6 +374,9 @@ def _grant(reply: dict[str, Any]) -> Grant:
         together=reply.get("together"),
         created=reply["created"],
         broken=reply["broken"],
+        cgroup=reply.get("cgroup"),
+        cgroup_is_told=reply.get("cgroup_is_told", False),
+        unjoined=_processes(reply.get("unjoined", [])),
         slices=tuple(
             Slice(
                 gpu_uuid=part["gpu"],

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from aliquot.devices import Driver
+    from aliquot.slices.control import Status
     from aliquot.slices.state_directory import StateDirectory
 
 _LOAD_SECONDS = 30
@@ -267,7 +268,30 @@ def _arbiter(where: StateDirectory) -> Iterator[Finding]:
             "it is of another version than this command",
             "Replace it, while programs run, with: aliquot restart",
         )
+    if status.nvml_silent_seconds:
+        yield Finding(
+            "arbiter",
+            Health.WARNING,
+            f"NVML has not answered for {status.nvml_silent_seconds:.0f} s: memory that the driver"
+            " takes by itself is not measured",
+            "See the kernel's log for the driver's messages (Xid): the machine may need a restart.",
+        )
+    yield from _grants(status)
+    yield from _gpu_use(status)
+
+
+def _grants(status: Status) -> Iterator[Finding]:
     for grant in status.grants:
+        for process in grant.unjoined:
+            used = "memory" if process.bytes is None else format_bytes(process.bytes)
+            yield Finding(
+                "arbiter",
+                Health.WARNING,
+                f"grant {grant.name}: {process.name} ({process.pid}) uses {used} in its cgroup and"
+                " has not joined it",
+                "It brings its own driver library. To have such processes ended:"
+                " aliquot arbiter --unjoined end",
+            )
         if grant.broken is not None:
             yield Finding(
                 "arbiter",
@@ -284,7 +308,17 @@ def _arbiter(where: StateDirectory) -> Iterator[Finding]:
         )
     for problem in slice_problems(status):
         yield Finding("shares", Health.WARNING, problem, "docs/compute.md says what that means.")
+
+
+def _gpu_use(status: Status) -> Iterator[Finding]:
     for one in status.gpus:
+        if one.context_bytes and not one.context_is_measured:
+            yield Finding(
+                str(one.gpu),
+                Health.WARNING,
+                "NVML does not say how much a process uses (MPS, WSL or vGPU): each context is"
+                f" charged {format_bytes(one.context_bytes)}, or a quarter of a small slice",
+            )
         for stranger in one.strangers:
             used = "memory" if stranger.bytes is None else format_bytes(stranger.bytes)
             yield Finding(

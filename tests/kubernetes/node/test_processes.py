@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from aliquot.kubernetes.api.objects import RuntimeContainer
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.node import processes
 from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
-from aliquot.kubernetes.node.pods import NodeEvents, NodePods
+from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
+from aliquot.kubernetes.node.pods import ContainerRef, NodeEvents, NodePods
 from aliquot.kubernetes.node.processes import ProcessMonitor
+from aliquot.model import Grant
+from aliquot.slices.control import Status
 from kubernetes.builders import make_pod
 from kubernetes.node.builders import SGPU, make_grant, make_host_gpu
 
@@ -57,12 +61,15 @@ class Node:
             self.saved, self.pods, self.events, lambda _name, _owner: None
         )
 
-    def run(self, uid: str, namespace: str = "ns") -> None:
+    def run(self, uid: str, namespace: str = "ns", container_id: str = "") -> None:
         grant = make_grant("shared", [self.gpu], uid, units={SGPU: [f"s{uid}"]}, shares=16)
-        self.saved.allocations.add(grant)
         pod = make_pod(uid, sgpu=1, uid=uid, phase="Running")
+        owner = ContainerRef(uid, namespace, uid, pod.spec.containers[0].name)
+        self.saved.allocations.add(msgspec.structs.replace(grant, owner=owner, confirmed=True))
         meta = msgspec.structs.replace(pod.metadata, namespace=namespace)
-        self.pods.observe(None, msgspec.structs.replace(pod, metadata=meta))
+        containers = (RuntimeContainer(pod.spec.containers[0].name, container_id),)
+        status = msgspec.structs.replace(pod.status, container_statuses=containers)
+        self.pods.observe(None, msgspec.structs.replace(pod, metadata=meta, status=status))
 
     def add_process(self, pid: int, cgroup: str, *files: str) -> None:
         root = self.proc / str(pid) / "root"
@@ -142,3 +149,60 @@ def test_a_file_system_that_never_answers_delays_nobody(
         asyncio.run(go())
     finally:
         answer.set()
+
+
+class Told(ArbiterGrants):
+    """An arbiter that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.cgroups: dict[str, str] = {}
+
+    async def set_cgroup(self, name: str, path: str) -> None:
+        self.cgroups[name] = path
+
+
+def status_of(*names: str, pid: int = 1, told: bool = False) -> Status:
+    grants = tuple(
+        Grant(
+            name=name,
+            directory="",
+            owner_pid=None,
+            owner_alive=False,
+            owner_uid=0,
+            created=0,
+            broken=None,
+            slices=(),
+            use=(),
+            compute=(),
+            processes=(),
+            cgroup_is_told=told,
+        )
+        for name in names
+    )
+    return Status(pid=pid, gpus=(), grants=grants, answer={})
+
+
+@pytest.mark.parametrize(
+    ("above", "last"),
+    [("/kubepods/burstable/pod{}", "{}"), ("/k.slice/k-pod{}.slice", "cri-{}.scope")],
+)
+def test_the_arbiter_is_told_the_cgroups_of_containers(node: Node, above: str, last: str) -> None:
+    uid = UIDS[0]
+    node.run(uid, container_id="containerd://abc")
+    (name,) = node.saved.allocations.grants
+    path = f"{above.format(uid)}/{last.format('abc')}"
+    node.add_process(7, f"{path}/made/by/the/container")
+    node.add_process(8, f"{above.format(uid)}/{last.format('other')}/{last.format('abc')}")
+    for one, namespace in (("self", "cgroup:[1]"), ("1", "cgroup:[1]"), ("2", "cgroup:[2]")):
+        (node.proc / one / "ns").mkdir(parents=True)
+        (node.proc / one / "ns" / "cgroup").symlink_to(namespace)
+
+    def tell(status: Status) -> dict[str, str]:
+        arbiter = Told()
+        asyncio.run(node.monitor.tell_cgroups(status, arbiter))
+        return arbiter.cgroups
+
+    assert tell(status_of(name)) == {name: path}
+    assert tell(status_of(name, pid=2)) == {}  # it would understand another cgroup by that path
+    assert tell(status_of(name, told=True)) == {}
+    assert tell(status_of("unknown")) == {}

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from aliquot.kubernetes.api.gpunode import API_VERSION
-from aliquot.kubernetes.api.objects import Meta, Owner, Pod, PodStatus, Resource
+from aliquot.kubernetes.api.objects import Meta, Owner, Pod, PodStatus, Resource, RuntimeContainer
 from aliquot.kubernetes.api.queue import Condition  # noqa: TC001 - msgspec reads it at run time
 from aliquot.model.job import MAX_WORKERS
 
@@ -122,10 +122,9 @@ class ContainerState(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
     terminated: ContainerTerminated | None = None
 
 
-class ContainerStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class ContainerStatus(RuntimeContainer, frozen=True, omit_defaults=True):
     """The state of a container, with its name."""
 
-    name: str = ""
     state: ContainerState = ContainerState()
 
 

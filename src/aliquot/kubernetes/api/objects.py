@@ -128,11 +128,20 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     active_deadline_seconds: int | None = None
 
 
+class RuntimeContainer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A container of a pod as its runtime has it: `containerID` is RUNTIME://ID, or empty."""
+
+    name: str = ""
+    containerID: str = ""  # noqa: N815 - the API's own spelling
+
+
 class PodStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The phase of a pod, and when it started."""
+    """The phase of a pod, when it started, and its containers."""
 
     phase: str = ""
     start_time: str | None = None
+    container_statuses: tuple[RuntimeContainer, ...] = ()
+    init_container_statuses: tuple[RuntimeContainer, ...] = ()
 
 
 class Pod(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -20,6 +20,7 @@ import structlog
 
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.node.processes import PROC, pod_of
+from aliquot.model import Unjoined
 from aliquot.model.errors import AliquotError
 from aliquot.slices import arbiter_process, control
 
@@ -36,9 +37,12 @@ _log = structlog.get_logger(__name__)
 class ArbiterSupervisor:
     """Makes sure that an arbiter answers."""
 
-    def __init__(self, directory: Path, driver: Driver) -> None:
+    def __init__(
+        self, directory: Path, driver: Driver, unjoined: Unjoined = Unjoined.REPORT
+    ) -> None:
         self._directory = directory
         self._driver = driver
+        self._unjoined = unjoined
         self.starts = 0
         self.answers = False
 
@@ -64,7 +68,13 @@ class ArbiterSupervisor:
 
     async def _ensure(self) -> None:
         if not await asyncio.to_thread(control.answers, self._directory):
-            await asyncio.to_thread(arbiter_process.start, self._directory, self._driver, linger=0)
+            await asyncio.to_thread(
+                arbiter_process.start,
+                self._directory,
+                self._driver,
+                linger=0,
+                unjoined=self._unjoined,
+            )
             self.starts += 1
             _log.info("started the arbiter", directory=str(self._directory))
         elif not await asyncio.to_thread(self._is_current):

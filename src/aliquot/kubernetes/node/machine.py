@@ -21,6 +21,7 @@ from aliquot.kubernetes.node.grants.container_edits import (
     prepare_edits,
     resolve_on_node,
 )
+from aliquot.model import Unjoined
 from aliquot.slices import state_directory
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class NodeOptions:
     kubelet: Path = Path("/var/lib/kubelet")
     driver_root: Path = ROOT
     compat: Path | None = None
+    unjoined: Unjoined = Unjoined.REPORT
     kubeconfig: Path | None = None
     host: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet ask from outside
     port: int = 9440

@@ -101,6 +101,14 @@ class GpuPod:
         """Whether it has not started, as far as is known."""
         return self.object.status.phase in {"", "Pending"}
 
+    def container_id(self, container: str) -> str:
+        """The runtime's id of a container; empty if there is none yet."""
+        status = self.object.status
+        for one in (*status.container_statuses, *status.init_container_statuses):
+            if one.name == container:
+                return one.containerID.rpartition("/")[2]
+        return ""
+
     def request(self, container: str) -> ContainerRequest | None:
         """What a container asks for."""
         return next((one for one in self.requests if one.container == container), None)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
+    from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
     from aliquot.kubernetes.node.pods import ContainerRef, GpuPod, NodeEvents, NodePods
     from aliquot.model import GpuProcess
     from aliquot.slices.control import SharedGpu, Status
@@ -56,6 +57,30 @@ def first_processes() -> dict[str, list[int]]:
     return found
 
 
+def container_cgroups() -> dict[str, str]:
+    """The cgroups of all containers in pods: their paths by their last names, ID or NAME-ID.scope.
+
+    The names that Kubernetes gives are followed only where they come first in a path: a container
+    may make cgroups of any name below its own.
+    """
+    found: dict[str, str] = {}
+    pids = (int(folder.name) for folder in PROC.iterdir() if folder.name.isdecimal())
+    for cgroup in filter(None, map(_search_cgroup, pids)):
+        line = cgroup.string[: cgroup.end()].rpartition("\n")[2]
+        if container := cgroup["container"]:
+            found[container] = line.split(":", 2)[2]
+    return found
+
+
+def sees_same_cgroups(pid: int) -> bool:
+    """Whether a process has this one's cgroup namespace, so that paths mean the same to both."""
+    try:
+        own, other = ((PROC / one / "ns" / "cgroup").readlink() for one in ("self", str(pid)))
+    except OSError:
+        return False
+    return own == other
+
+
 def have_no_driver(pids: Iterable[int]) -> bool:
     """Whether one of these processes has a grant, and a C library for which there is no driver.
 
@@ -67,11 +92,15 @@ def have_no_driver(pids: Iterable[int]) -> bool:
 
 def _cgroup_of(pid: int) -> tuple[str, str] | None:
     """The UID of a process's pod, and the name of its container's cgroup."""
+    found = _search_cgroup(pid)
+    return (found["uid"].replace("_", "-"), found["container"] or "") if found else None
+
+
+def _search_cgroup(pid: int) -> re.Match[str] | None:
     try:
-        found = _POD.search((PROC / str(pid) / "cgroup").read_text("ascii", "replace"))
+        return _POD.search((PROC / str(pid) / "cgroup").read_text("ascii", "replace"))
     except OSError:
         return None
-    return (found["uid"].replace("_", "-"), found["container"] or "") if found else None
 
 
 class ProcessMonitor:
@@ -103,6 +132,24 @@ class ProcessMonitor:
         for key in now.keys() - self._reported:
             self._report_without_grant(*now[key])
         self._reported = set(now)
+
+    async def tell_cgroups(self, status: Status, arbiter: ArbiterGrants) -> None:
+        """Tell the arbiter the cgroups of the containers whose grants have none yet."""
+        untold = {}
+        for one in status.grants:
+            grant = self._saved.allocations.grants.get(one.name)
+            if one.cgroup_is_told or grant is None or not grant.confirmed:
+                continue
+            pod = self._pods.get(grant.owner.uid)
+            if container := pod.container_id(grant.owner.container) if pod else "":
+                untold[one.name] = container
+        if not untold or not sees_same_cgroups(status.pid):
+            return
+        cgroups = await asyncio.to_thread(container_cgroups)
+        for name, container in untold.items():
+            for last, path in cgroups.items():
+                if container in last:
+                    await arbiter.set_cgroup(name, path)
 
     async def check_images(self) -> None:
         """Check the images of pods that have started since the last time."""

@@ -101,6 +101,10 @@ class ArbiterGrants:
         ]
         await self._ask(lambda: control.resize(self.directory, grant.name, changes))
 
+    async def set_cgroup(self, name: str, path: str) -> None:
+        """Say which cgroup the grant's container has."""
+        await self._ask(lambda: control.set_cgroup(self.directory, name, path))
+
     async def end(self, name: str) -> bool:
         """Let no more processes join; whether the grant is gone, because no process has it."""
         return await self._ask(lambda: control.end(self.directory, name))
