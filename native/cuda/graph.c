@@ -109,6 +109,7 @@ CUresult hook_graph_destroy(__typeof__(&cuGraphExecDestroy) real, CUgraphExec ex
 {
 	struct graph_memory memory, replaced;
 	bool known = atomic_load_explicit(&has_executables, memory_order_relaxed) &&
+	             session_is_open() &&
 	             graph_map_take(&executables, (uint64_t)(uintptr_t)executable, &memory);
 	CUresult result = real(executable);
 	if (result == CUDA_SUCCESS)

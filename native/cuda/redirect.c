@@ -55,13 +55,15 @@ static const char *hide_opencl(void)
 
 const char *redirect_path(const char *path)
 {
-	const char *ours = "";
 	find_ourselves();
-	if (path && is_named(path, "libnvidia-opencl.so"))
+	if (!path)
+		return path;
+	if (is_named(path, "libnvidia-opencl.so"))
 		return hide_opencl();
-	if (path && is_named(path, "libcuda.so"))
-		ours = our_cuda;
-	else if (path && is_named(path, "libnvidia-ml.so"))
-		ours = our_nvml;
-	return ours[0] && access(ours, R_OK) == 0 ? ours : path;
+	/* We are loaded: the linker knows us by this path, whether or not the file is still there. */
+	if (our_cuda[0] && is_named(path, "libcuda.so"))
+		return our_cuda;
+	if (is_named(path, "libnvidia-ml.so") && access(our_nvml, R_OK) == 0)
+		return our_nvml;
+	return path;
 }

@@ -57,10 +57,10 @@ void forward_say(const char *format, ...)
 
 bool forward_grant(char directory[PATH_MAX], uint64_t *created)
 {
-	const char *given = secure_getenv("ALIQUOT_GRANT");
+	const char *given = FORWARD_GRANT;
 	*created = 0;
-	if (!given && access(FORWARD_GRANT, F_OK) == 0)
-		given = FORWARD_GRANT;
+	if (access(FORWARD_GRANT, F_OK) != 0)
+		given = secure_getenv("ALIQUOT_GRANT");
 	if (!given)
 		return false;
 	const char *mark = strrchr(given, '#');
@@ -141,11 +141,11 @@ static void *open_library(void)
 		return NULL;
 	const char *self = dladdr((void *)&forward_load, &info) ? info.dli_fname : NULL;
 	const char *folder = secure_getenv("ALIQUOT_DRIVER_DIR");
-	void *library = secure_getenv("ALIQUOT_SIMULATE") ? NULL : search(self, true);
+	void *library = try_folder(FORWARD_DRIVER, strlen(FORWARD_DRIVER), self);
+	if (!library && !secure_getenv("ALIQUOT_SIMULATE"))
+		library = search(self, true);
 	if (!library && folder)
 		library = try_folder(folder, strlen(folder), self);
-	if (!library)
-		library = try_folder(FORWARD_DRIVER, strlen(FORWARD_DRIVER), self);
 	if (!library)
 		library = search(self, false);
 	for (size_t i = 0; !library && i < sizeof(installed_at) / sizeof(*installed_at); i++)

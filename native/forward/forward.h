@@ -3,10 +3,10 @@
  * The first call of any function opens the real library: a process that only maps the stand-in pays
  * nothing. From then on a call that is not hooked is one load and one jump.
  *
- * The real library is looked for in the folders of $LD_LIBRARY_PATH that hold a driver library newer
- * than the kernel's driver (NVIDIA's forward-compatibility packages: a folder `compat`; not on a
- * simulated machine), $ALIQUOT_DRIVER_DIR (set with the grant), FORWARD_DRIVER (in containers, whose
- * programs may start with any environment), the other folders of $LD_LIBRARY_PATH, and the folders
+ * The real library is looked for in FORWARD_DRIVER (in containers, where no variable counts), the
+ * folders of $LD_LIBRARY_PATH that hold a driver library newer than the kernel's driver (NVIDIA's
+ * forward-compatibility packages: a folder `compat`; not on a simulated machine),
+ * $ALIQUOT_DRIVER_DIR (set with the grant), the other folders of $LD_LIBRARY_PATH, and the folders
  * where drivers are installed; the first file that exists and is not the stand-in itself counts. A
  * setuid program reads none of these variables.
  *
@@ -64,7 +64,7 @@ static inline void forward_begin(void)
 /* The result of a function that the real library lacks. */
 int forward_missing(void);
 
-/* The grant's directory: $ALIQUOT_GRANT up to its `#`, or else FORWARD_GRANT if that exists. After
+/* The grant's directory: FORWARD_GRANT if that exists, or else $ALIQUOT_GRANT up to its `#`. After
  * the `#` comes the grant's creation time, which tells it from a later grant of the same name;
  * *created is 0 if it is missing. False: there is no grant. */
 bool forward_grant(char directory[PATH_MAX], uint64_t *created);

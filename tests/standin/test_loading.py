@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 import support
 from aliquot.devices import CUDA, NVML
-from standin.machine import GIB, MIB, SYSTEM_NOT_READY, Grant, Machine
+from standin.machine import GIB, MIB, SYSTEM_NOT_READY, Grant, Machine, fitted_library
 from support import wait_until
 
 SOURCE = Path(__file__).with_name("loads.c")
@@ -143,6 +144,24 @@ def test_in_a_program_of_aliquot_run_the_drivers_path_leads_to_the_stand_in(
     path, taken = preloaded(f"{way}:{preloaded.machine.driver / CUDA}", "take")
     assert Path(path).parent == preloaded.machine.library
     assert is_limited(taken)
+
+
+def test_the_stand_in_answers_when_its_file_is_gone(
+    machine: Machine, grant: Grant, native_dir: Path, tmp_path: Path
+) -> None:
+    """A daemon that tidies up may delete the folder while programs run."""
+    machine.library = fitted_library(tmp_path / "fitted", native_dir, machine.driver)
+    code = """
+import ctypes, json, shutil, sys
+shutil.rmtree(sys.argv[1])
+driver, size = ctypes.CDLL(sys.argv[2]), ctypes.c_size_t()
+driver.cuInit(0)
+driver.cuDeviceTotalMem_v2(ctypes.byref(size), 0)
+print(size.value)
+"""
+    path = machine.driver / CUDA
+    done = machine.run(grant, sys.executable, "-c", code, str(machine.library), str(path))
+    assert done.stdout == f"{LIMIT}\n", done.stderr
 
 
 def test_opencl_which_has_no_limits_is_not_found(preloaded: Loads, tmp_path: Path) -> None:
