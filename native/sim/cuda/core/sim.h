@@ -104,7 +104,7 @@ extern struct sim {
 	/* From ALIQUOT_SIMULATE_WITHOUT. */
 	bool without_stream_operations, without_checkpoint;
 	bool without_process_memory; /* NVML has no figures by process: nvml/memory.c */
-	bool without_prompt_values; /* a stream waits for a value for 1.5 s: a GPU busy with others */
+	bool without_prompt_values;  /* a stream waits for a value for 1.5 s: a GPU busy with others */
 	pthread_mutex_t lock;
 } sim;
 
