@@ -63,7 +63,7 @@ struct control_request {
 	char name[ALIQUOT_NAME_SIZE];
 	bool has_owner;                   /* the name is that of a grant of `owner_uid` */
 	uint32_t owner_uid;               /* 0 without has_owner */
-	char together[ALIQUOT_NAME_SIZE]; /* make: see struct aliquot_limits; may be empty */
+	char together[ALIQUOT_NAME_SIZE]; /* make: see struct grant_record; may be empty */
 	bool kept;                        /* make: the grant stays until `end` */
 	bool gradual;                     /* resize: lower memory only as far as its use allows */
 	bool has_state;

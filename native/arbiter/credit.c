@@ -267,7 +267,7 @@ int credit_add_grant(struct grant *grant)
 	if (!added)
 		return -ENOMEM;
 	added->slice_count = grant->slice_count;
-	added->owner_uid = grant->limits->owner_uid;
+	added->owner_uid = grant->owner_uid;
 	memcpy(added->together, grant->record->together, sizeof(added->together) - 1);
 	pthread_mutex_lock(&credit->lock);
 	struct contender *joint = find_group(credit, added);

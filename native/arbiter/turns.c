@@ -32,16 +32,17 @@ static bool may_lead(const struct contender *contender)
 /* A group on several GPUs starts on the first contended one on which it has work. */
 static bool follows_joint(const struct contender *contender)
 {
-	EACH_JOINT(other, contender)
-	if (other->turns < contender->turns && may_lead(other))
-		return true;
+	EACH_JOINT (other, contender)
+		if (other->turns < contender->turns && may_lead(other))
+			return true;
 	return false;
 }
 
 static bool is_before(const struct contender *one, const struct contender *other)
 {
-	if (!other || one->called != other->called)
-		return !other || one->called;
+	bool is_called = contender_is_called(one);
+	if (!other || is_called != contender_is_called(other))
+		return !other || is_called;
 	if (contender_class(one) != contender_class(other))
 		return contender_class(one) < contender_class(other);
 	return contender_group_used(one) < contender_group_used(other);
@@ -52,7 +53,8 @@ static struct contender *choose_next(const struct turns *turns)
 	struct contender *best = NULL;
 	EACH (contender, turns)
 		if (contender->state != CONTENDER_HOLDS && contender_may_hold(contender) &&
-		    (contender->called || !follows_joint(contender)) && is_before(contender, best))
+		    (contender_is_called(contender) || !follows_joint(contender)) &&
+		    is_before(contender, best))
 			best = contender;
 	return best;
 }
@@ -71,8 +73,7 @@ static bool is_away(const struct contender *holder, uint64_t now)
 static void gather_companions(struct turns *turns, uint64_t now)
 {
 	struct contender *holder = turns->holder, *leads = NULL;
-	EACH_JOINT(other, holder)
-	{
+	EACH_JOINT (other, holder) {
 		if (!contender_is_companion(holder, other))
 			continue;
 		if (other->state == CONTENDER_HOLDS && is_away(other, now))
@@ -101,7 +102,8 @@ static bool is_spent(const struct turns *turns)
 
 static bool starts_at_once(const struct contender *next, const struct contender *holder)
 {
-	return contender_class(next) < contender_class(holder) || (next->called && !holder->called);
+	return contender_class(next) < contender_class(holder) ||
+	       (contender_is_called(next) && !contender_is_called(holder));
 }
 
 static void consider_holder(struct turns *turns, const struct contender *next, uint64_t now)

@@ -98,6 +98,7 @@ struct contender {
 	struct turns *turns;
 	struct contender *next;
 	struct contender *joint; /* ring of its group */
+	uint64_t group;          /* the number of its group */
 	struct turns_settings settings;
 	struct worker *workers;
 	struct turns_figures figures;

@@ -39,38 +39,19 @@ static void notice_arrival(struct contender *contender, uint64_t now)
 	contender->period_ns = contender->regular ? (contender->period_ns * 7 + period) / 8 : period;
 }
 
-/* The least used time of the other contenders of its class that have work; below 0: there are none. */
-static double least_used(const struct contender *contender)
-{
-	double least = -1;
-	EACH (other, contender->turns) {
-		bool contends = other != contender && other->pending &&
-		                contender_class(other) / 2 == contender_class(contender) / 2;
-		if (contends && (least < 0 || other->used < least))
-			least = other->used;
-	}
-	return least;
-}
-
-/* One round, in the unit of `used`. */
-static double round_of(const struct contender *contender)
-{
-	return (double)contender->turns->round_ns / 100;
-}
-
 /* It has work again after a pause: unused time is not saved up. */
 static void forget_savings(struct contender *contender)
 {
-	double least = least_used(contender);
-	if (least >= 0 && contender->used < least - round_of(contender))
-		contender->used = least - round_of(contender);
+	double least = contender_least_used(contender);
+	if (least >= 0 && contender->used < least - turns_round(contender->turns))
+		contender->used = least - turns_round(contender->turns);
 }
 
 void contender_forget_debt(struct contender *contender)
 {
-	double least = least_used(contender);
-	if (least >= 0 && contender->used > least + round_of(contender))
-		contender->used = least + round_of(contender);
+	double least = contender_least_used(contender);
+	if (least >= 0 && contender->used > least + turns_round(contender->turns))
+		contender->used = least + turns_round(contender->turns);
 }
 
 /* Learns how soon it usually has work again. */
@@ -143,9 +124,9 @@ void contender_look(struct contender *contender, unsigned sharers, uint64_t now)
 /* Whether it may be waiting for another of its group that is called in and does not hold yet. */
 static bool waits_for_joint(const struct contender *contender)
 {
-	EACH_JOINT(other, contender)
-	if (other->called && contender_may_hold(other))
-		return true;
+	EACH_JOINT (other, contender)
+		if (contender_may_hold(other) && contender_is_called(other))
+			return true;
 	return false;
 }
 
@@ -183,8 +164,7 @@ static double advance_of(const struct contender *contender, double part)
 {
 	double weight = contender->weight;
 	unsigned count = 1;
-	EACH_JOINT(other, contender)
-	{
+	EACH_JOINT (other, contender) {
 		if (!contender_is_companion(contender, other) || !contender_is_on_the_gpu(other) ||
 		    contender_runs_beside(other))
 			continue;

@@ -32,8 +32,10 @@ static void remove_from(struct contender *contender, struct contender **link)
 void turns_add(struct turns *turns, struct contender *contender,
                const struct turns_settings *settings, struct contender *joint, uint64_t now)
 {
+	static uint64_t groups; /* ever: a number is never used twice */
 	*contender = (struct contender){.turns = turns,
 	                                .joint = contender,
+	                                .group = joint ? joint->group : ++groups,
 	                                .settings = *settings,
 	                                .since = now,
 	                                .gap_ns = TURNS_GAP_MOST_NS / 4};

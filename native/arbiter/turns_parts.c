@@ -5,6 +5,8 @@
 /* After so many regular arrivals in a row the next is expected, and waited for that long. */
 #define REGULAR_LEAST 4u
 #define DUE_TOLERANCE_NS (300 * MICROSECOND_NS)
+/* A group that begins on one GPU again and again gets no more of another than that beyond its share. */
+#define CALLED_ROUNDS 4
 /* How much of its share a latency slice may save up, to start at once with. */
 #define LATENCY_SAVED_NS (200 * MILLISECOND_NS)
 
@@ -16,30 +18,49 @@ bool contender_is_hard(const struct contender *contender)
 /* Of the same priority, or a background contender would share the window of a normal one. */
 bool contender_is_companion(const struct contender *one, const struct contender *other)
 {
-	if (one == other || one->turns != other->turns ||
-	    one->settings.priority != other->settings.priority)
-		return false;
-	EACH_JOINT(joint, one)
-	if (joint == other)
-		return true;
-	return false;
+	return one != other && one->group == other->group && one->turns == other->turns &&
+	       one->settings.priority == other->settings.priority;
+}
+
+double contender_least_used(const struct contender *contender)
+{
+	double least = -1;
+	EACH (other, contender->turns) {
+		bool contends = other != contender && other->pending &&
+		                contender_class(other) / 2 == contender_class(contender) / 2;
+		if (contends && (least < 0 || other->used < least))
+			least = other->used;
+	}
+	return least;
+}
+
+double turns_round(const struct turns *turns)
+{
+	return (double)turns->round_ns / 100;
+}
+
+bool contender_is_called(const struct contender *contender)
+{
+	double least = contender->called ? contender_least_used(contender) : 0;
+	return contender->called &&
+	       (least < 0 || contender->used <= least + CALLED_ROUNDS * turns_round(contender->turns));
 }
 
 double contender_group_weight(const struct contender *contender)
 {
 	double weight = contender->weight;
-	EACH_JOINT(other, contender)
-	if (other->active && contender_is_companion(contender, other))
-		weight += other->weight;
+	EACH_JOINT (other, contender)
+		if (other->active && contender_is_companion(contender, other))
+			weight += other->weight;
 	return weight;
 }
 
 double contender_group_used(const struct contender *contender)
 {
 	double used = contender->used * contender->weight;
-	EACH_JOINT(other, contender)
-	if (other->active && contender_is_companion(contender, other))
-		used += other->used * other->weight;
+	EACH_JOINT (other, contender)
+		if (other->active && contender_is_companion(contender, other))
+			used += other->used * other->weight;
 	return used / contender_group_weight(contender);
 }
 

@@ -27,6 +27,12 @@
 bool contender_is_hard(const struct contender *contender);
 /* Whether two of a group hold their GPU together. */
 bool contender_is_companion(const struct contender *one, const struct contender *other);
+/* Whether it comes first because its group holds another GPU: not if it is far ahead of the others. */
+bool contender_is_called(const struct contender *contender);
+/* The least used time of the other contenders of its class that have work; below 0: there are none. */
+double contender_least_used(const struct contender *contender);
+/* One round, in the unit of `used`. */
+double turns_round(const struct turns *turns);
 /* Of the contender and its active companions: the sum of the weights, and the mean of the used time. */
 double contender_group_weight(const struct contender *contender);
 double contender_group_used(const struct contender *contender);

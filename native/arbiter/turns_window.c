@@ -94,8 +94,7 @@ void contender_end_window(struct contender *contender, bool at_once, uint64_t no
 	struct turns *turns = contender->turns;
 	turns->holder = NULL;
 	stop_giving(contender, at_once, now);
-	EACH_JOINT(other, contender)
-	{
+	EACH_JOINT (other, contender) {
 		other->called = false;
 		if (other->state != CONTENDER_HOLDS)
 			continue;
@@ -112,9 +111,9 @@ void contender_leave_window(struct contender *contender)
 	if (turns->holder != contender)
 		return;
 	turns->holder = NULL;
-	EACH_JOINT(other, contender)
-	if (other->turns == turns && other->state == CONTENDER_HOLDS)
-		turns->holder = other;
+	EACH_JOINT (other, contender)
+		if (other->turns == turns && other->state == CONTENDER_HOLDS)
+			turns->holder = other;
 }
 
 /* In proportion to its weight, corrected by how far its used time is behind or ahead. */
@@ -142,9 +141,9 @@ static uint64_t window_of(const struct contender *contender)
 /* Those on the same GPU join its window. */
 static void call_joint(struct contender *contender)
 {
-	EACH_JOINT(other, contender)
-	other->called = other->turns != contender->turns && other->turns->contended &&
-	                contender_may_hold(other) && other->state != CONTENDER_HOLDS;
+	EACH_JOINT (other, contender)
+		other->called = other->turns != contender->turns && other->turns->contended &&
+		                contender_may_hold(other) && other->state != CONTENDER_HOLDS;
 }
 
 static void begin_to_hold(struct contender *contender, uint64_t now)
@@ -201,8 +200,8 @@ static void finish_drain(struct contender *contender, uint64_t now)
 	if (took > contender->longest_ns)
 		contender->longest_ns = took;
 	contender_set_state(contender, CONTENDER_OUT, now);
-	EACH_JOINT(other, contender)
-	other->alone_at = now;
+	EACH_JOINT (other, contender)
+		other->alone_at = now;
 }
 
 /* Its unfinished work may wait for another of its group that has drained already: that one gets one
@@ -211,8 +210,7 @@ static void finish_drain(struct contender *contender, uint64_t now)
 static void help_joint(struct contender *contender, uint64_t now)
 {
 	contender->alone_at = now;
-	EACH_JOINT(other, contender)
-	{
+	EACH_JOINT (other, contender) {
 		if (other->state != CONTENDER_OUT || !other->pending)
 			continue;
 		EACH_WORKER (worker, other)

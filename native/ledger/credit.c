@@ -66,12 +66,12 @@ struct aliquot_work_view aliquot_work_read(const struct aliquot_work_slice *work
                                            const struct aliquot_work_view *before)
 {
 	uint64_t closed = atomic_load_explicit(&work->closed, memory_order_acquire);
-	uint64_t opened = atomic_load_explicit(&work->opened, memory_order_relaxed);
+	uint64_t opened = atomic_load_explicit(&work->opened, memory_order_acquire);
 	uint32_t gates = atomic_load_explicit(&work->gates, memory_order_relaxed);
 	struct aliquot_work_view view = *before;
 	if (before->gates == ALIQUOT_GATES_INVALID || gates >= ALIQUOT_GATES_INVALID ||
 	    closed < before->closed || opened < before->opened || opened < closed ||
-	    closed > ALIQUOT_QUANTUM_LAST) {
+	    closed > ALIQUOT_QUANTUM_LAST || (opened && gates == ALIQUOT_GATES_UNTRIED)) {
 		view.gates = ALIQUOT_GATES_INVALID;
 		return view;
 	}

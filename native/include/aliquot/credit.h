@@ -137,8 +137,8 @@ const char *aliquot_work_check(const struct aliquot_work_slice *work, uint32_t s
 
 /* Reads each word of the page at most once, in a bounded number of steps. `before` is the last view of
  * this page, or all zeroes. If the page is impossible (a count went backwards or beyond
- * ALIQUOT_QUANTUM_LAST, `opened` is behind `closed`, or `gates` is no known value), the view stays as
- * it was before, with `gates` INVALID for good.
+ * ALIQUOT_QUANTUM_LAST, `opened` is behind `closed`, there are quanta before the self-test, or
+ * `gates` is no known value), the view stays as it was before, with `gates` INVALID for good.
  *
  * A count may advance by any number: a process that is alone is not observed. */
 struct aliquot_work_view aliquot_work_read(const struct aliquot_work_slice *work,

@@ -25,8 +25,7 @@ static int has_right_state(const struct aliquot_limits *limits)
 static void check_accepted(const struct aliquot_limits *limits)
 {
 	int sound = limits->slice_count >= 1 && limits->slice_count <= ALIQUOT_MAX_GPUS &&
-	            memchr(limits->name, 0, sizeof(limits->name)) &&
-	            memchr(limits->together, 0, sizeof(limits->together));
+	            memchr(limits->name, 0, sizeof(limits->name));
 	for (uint32_t i = 0; sound && i < limits->slice_count; i++) {
 		const struct aliquot_slice_limits *slice = &limits->slices[i];
 		sound = memchr(slice->pci_bus_id, 0, sizeof(slice->pci_bus_id)) &&

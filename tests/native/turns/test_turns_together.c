@@ -168,8 +168,31 @@ static void a_group_holds_several_gpus_together(void)
 	      0);
 }
 
+/* One member with most of its GPU begins there again and again, and calls the other each time. */
+static void a_group_gets_no_more_of_a_gpu_by_calling_often(void)
+{
+	static const struct program often = {.quantum_ns = 300 * US,
+	                                     .depth = 3,
+	                                     .burst = 3,
+	                                     .think_ns = 100 * US};
+	begin_test(62);
+	simulated_gpu_init(&other_gpu, 63);
+	struct turns_settings latency = {.percent = 90, .priority = ALIQUOT_LATENCY};
+	struct share *caller = add_together(&gpu, &shares[gpu.count], latency, &often, NULL);
+	add_share(10, &busy);
+	add_together(&other_gpu, &shares[GPU_PROGRAMS], (struct turns_settings){.percent = 10}, &busy,
+	             caller);
+	struct share *far = add_together(&other_gpu, &shares[GPU_PROGRAMS + 1],
+	                                 (struct turns_settings){.percent = 90}, &busy, NULL);
+	simulated_gpus_run(&gpu, &other_gpu, 500 * MS);
+	uint64_t at = far->program.gpu_ns;
+	simulated_gpus_run(&gpu, &other_gpu, 4 * SEC);
+	NEAR(100 * (double)(far->program.gpu_ns - at) / (4 * SEC), 88, 4);
+}
+
 int main(void)
 {
+	a_group_gets_no_more_of_a_gpu_by_calling_often();
 	kernels_of_two_grants_that_wait_for_each_other_progress_without_fallbacks();
 	the_weights_of_a_group_add_up();
 	a_group_with_one_member_at_work_has_the_weight_of_that_one();
