@@ -142,7 +142,7 @@ def test_the_slice_has_in_use_what_the_gpu_holds(
     slice_before, gpu_before = used(tenants[0]), on_gpu(stranger)
     counted_before = grant.counted()
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
     @given(STEPS)
     def run(steps: list[tuple[str, int, int]]) -> None:
         sides = [Side(tenant) for tenant in tenants]
