@@ -14,6 +14,8 @@ struct pool {
 	CUmemoryPool handle; /* NULL: an empty place */
 	uint32_t slice;      /* SESSION_NO_SLICE: its memory is not charged here */
 	bool destroyed;      /* by the program; in the driver it lives until its memory is freed */
+	bool exported;       /* other processes may keep what it has reserved */
+	uint64_t most;       /* reserved at once since it was exported */
 	uint64_t charged;    /* in the ledger, for this pool */
 	uint64_t in_flight;  /* the part of it for allocations that the driver has not answered yet */
 	uint64_t used;       /* by allocations that are not freed, in the ledger's units */
@@ -139,7 +141,9 @@ bool pool_settle(CUmemoryPool handle, uint64_t step)
 	if (is_charged(pool)) {
 		pool->changes++;
 		pool->in_flight -= step;
-		uint64_t target = reserved + pool->in_flight;
+		if (pool->exported && reserved > pool->most)
+			pool->most = reserved;
+		uint64_t target = (pool->exported ? pool->most : reserved) + pool->in_flight;
 		if (target < pool->charged)
 			back = pool->charged - target;
 		else if (reserved > pool->charged)
@@ -155,6 +159,17 @@ bool pool_settle(CUmemoryPool handle, uint64_t step)
 		pool->charged -= more < pool->charged ? more : pool->charged;
 	aliquot_unlock(&lock);
 	return false;
+}
+
+void pool_exported(CUmemoryPool handle)
+{
+	pool_slice(handle);
+	aliquot_lock(&lock);
+	struct pool *pool = find(handle);
+	if (pool)
+		pool->exported = true;
+	aliquot_unlock(&lock);
+	pool_settle(handle, 0);
 }
 
 /* The next charged pool, from place *at on; NULL: there are no more. */
@@ -216,6 +231,17 @@ static bool has_unused(CUmemoryPool handle, uint64_t bytes)
 	return reserved >= bytes && reserved - bytes >= used;
 }
 
+/* Whether the pool is exported, and charged for so much that it can grow by `bytes`. */
+static bool has_charge(CUmemoryPool handle, uint64_t bytes)
+{
+	aliquot_lock(&lock);
+	struct pool *pool = find(handle);
+	bool exported = is_charged(pool) && pool->exported;
+	uint64_t charged = exported ? pool->charged - pool->in_flight : 0;
+	aliquot_unlock(&lock);
+	return exported && reserved_by(handle) + bytes <= charged;
+}
+
 bool pool_charge_step(CUmemoryPool handle, uint32_t slice, uint64_t bytes, uint64_t *step)
 {
 	uint64_t wanted = (bytes + GROWTH - 1) / GROWTH * GROWTH;
@@ -223,6 +249,8 @@ bool pool_charge_step(CUmemoryPool handle, uint32_t slice, uint64_t bytes, uint6
 	pool_remember(handle, slice);
 	if (wanted < bytes)
 		return false;
+	if (has_charge(handle, wanted))
+		return true;
 	/* The pool may use what it keeps, before all pools give up what they keep. */
 	if (!session_reserve(slice, wanted)) {
 		if (has_unused(handle, bytes))

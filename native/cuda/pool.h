@@ -23,6 +23,10 @@ bool pools_charge(uint32_t slice, uint64_t bytes);
 
 /* The program created or imported a pool. SESSION_NO_SLICE: its memory is not charged here. */
 void pool_remember(CUmemoryPool pool, uint32_t slice);
+/* The program exported a pool. A process that imports it keeps what the pool had reserved, though the
+ * pool gives it up here, and NVML shows it for no process (seen on an H200). So from now on the charge
+ * does not shrink until the pool is destroyed. What an importer keeps after that is not counted. */
+void pool_exported(CUmemoryPool pool);
 /* The program destroyed a pool. What is allocated from it lives on until it is freed. */
 void pool_destroyed(CUmemoryPool pool);
 /* The slice whose memory a pool reserves; SESSION_NO_SLICE: none of ours. */

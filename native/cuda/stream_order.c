@@ -114,6 +114,16 @@ CUresult hook_pool_create(__typeof__(&cuMemPoolCreate) real, CUmemoryPool *handl
 	return result;
 }
 
+CUresult hook_pool_export(__typeof__(&cuMemPoolExportToShareableHandle) real, void *shareable,
+                          CUmemoryPool pool, CUmemAllocationHandleType type,
+                          unsigned long long flags)
+{
+	CUresult result = real(shareable, pool, type, flags);
+	if (result == CUDA_SUCCESS && session_is_open())
+		pool_exported(pool);
+	return result;
+}
+
 /* The process that exported the pool is charged for its memory. */
 CUresult hook_pool_import(__typeof__(&cuMemPoolImportFromShareableHandle) real,
                           CUmemoryPool *handle, void *shareable, CUmemAllocationHandleType type,

@@ -326,6 +326,11 @@ class Driver:
     def trim_pool(self, pool: int, keep: int = 0) -> Answer:
         return self._call("cuMemPoolTrimTo", _handle(pool), _size(keep))
 
+    def export_pool(self, pool: int) -> Answer:
+        return self._make(
+            "cuMemPoolExportToShareableHandle", _handle(pool), FILE_DESCRIPTOR, c.c_uint64(0)
+        )
+
     def pool_attribute(self, pool: int, what: int) -> Answer:
         value = c.c_uint64(UNTOUCHED)
         return [

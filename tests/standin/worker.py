@@ -322,6 +322,9 @@ class Worker(Driver):
     def launch_graph(self, executable: int, stream: int = 0) -> Answer:
         return self._call("cuGraphLaunch", _handle(executable), _handle(stream))
 
+    def trim_graphs(self, device: int) -> Answer:
+        return self._call("cuDeviceGraphMemTrim", device)
+
     def destroy_executable(self, executable: int) -> Answer:
         return self._call("cuGraphExecDestroy", _handle(executable))
 

@@ -2,6 +2,7 @@
 #include "cuda/memory/pool.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
 static CUresult get(CUmemoryPool handle, struct sim_pool **pool)
 {
@@ -197,4 +198,17 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool handle, CUmem
 	bool own = location->id == pool->device;
 	*flags = own ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
 	return CUDA_SUCCESS;
+}
+
+/* A file that stands for the pool: pools cannot be imported here. */
+CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool handle,
+                                          CUmemAllocationHandleType type, unsigned long long flags)
+{
+	SIM_ENTER();
+	struct sim_pool *pool;
+	SIM_TRY(get(handle, &pool));
+	if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return CUDA_ERROR_INVALID_VALUE;
+	*(int *)out = memfd_create("aliquot-simulated-pool", MFD_CLOEXEC);
+	return *(int *)out < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
