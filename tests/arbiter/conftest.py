@@ -11,7 +11,16 @@ import pytest
 
 import support
 from aliquot import devices
-from arbiter.rig import FAKE_SOURCE, KILLER_SOURCE, Arbiter, Machine, Owner, Rounds, Tenant
+from arbiter.rig import (
+    FAKE_SOURCE,
+    KILLER_SOURCE,
+    Arbiter,
+    BackgroundArbiter,
+    Machine,
+    Owner,
+    Rounds,
+    Tenant,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,6 +60,15 @@ def arbiter(stopped_arbiter: Arbiter) -> Arbiter:
 
 
 @pytest.fixture
+def background(native_dir: Path, short_tmp: Path, machine: Machine) -> Iterator[BackgroundArbiter]:
+    program = native_dir / "bin" / "aliquot-arbiter"
+    arbiter = BackgroundArbiter(short_tmp / "state", program, machine)
+    arbiter.start()
+    yield arbiter
+    arbiter.close()
+
+
+@pytest.fixture
 def tenants() -> Iterator[Callable[[Path], Tenant]]:
     """Starts tenants of a grant by its directory."""
     with ExitStack() as ends:
@@ -82,9 +100,16 @@ def killer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return support.compile_library(folder, "libkill.so", source, "-fvisibility=hidden")
 
 
-@pytest.fixture
-def rounds(short_tmp: Path, native_dir: Path, fake_nvml: Path, killer: Path) -> Rounds:
+@pytest.fixture(params=["the arbiter", "the arbiter and its parent"])
+def rounds(
+    request: pytest.FixtureRequest,
+    short_tmp: Path,
+    native_dir: Path,
+    fake_nvml: Path,
+    killer: Path,
+) -> Rounds:
     program = native_dir / "bin" / "aliquot-arbiter"
     if b"__asan_init" in program.read_bytes():
         pytest.skip("AddressSanitizer must be the first library")
-    return Rounds(short_tmp, program, fake_nvml, killer)
+    with_parent = request.param != "the arbiter"
+    return Rounds(short_tmp, program, fake_nvml, killer, with_parent=with_parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -246,6 +247,43 @@ class Arbiter:
         return Path(answer["directory"])
 
 
+class BackgroundArbiter(Arbiter):
+    """An arbiter in the background, as `aliquot run` starts it: its guard takes over."""
+
+    def start(self, *options: str, **_: object) -> None:
+        subprocess.run(
+            self.command(*options),
+            env=self.machine.environment,
+            stdout=subprocess.DEVNULL,
+            check=True,
+            timeout=60,
+        )
+
+    def end(self) -> int:
+        """End all three processes with SIGTERM to the parent."""
+        pids = self.pids()
+        ends = [os.pidfd_open(pid) for pid in pids.values()]
+        os.kill(pids["parent"], signal.SIGTERM)
+        for end in ends:
+            assert select.select([end], [], [], 20)[0]
+            os.close(end)
+        return 0
+
+    def pause_parent(self) -> None:
+        self._paused = self.pids()["parent"]
+        os.kill(self._paused, signal.SIGSTOP)
+
+    def resume_parent(self) -> None:
+        os.kill(self._paused, signal.SIGCONT)
+
+    def close(self) -> None:
+        if self.answers():
+            self.end()
+        log = (self.state / "arbiter.log").read_text()
+        assert "Sanitizer" not in log, log
+        assert "runtime error" not in log, log
+
+
 class Tenant:
     """A process of a grant that runs commands of the test."""
 
@@ -371,17 +409,25 @@ class Owner:
 
 
 class Rounds:
-    """Arbiters of one machine, each killed one step later than the one before."""
+    """Arbiters of one machine, each killed one step later than the one before.
 
-    def __init__(self, folder: Path, program: Path, nvml: Path, killer: Path) -> None:
+    `with_parent`: the parent is killed at the same moment, and the guard takes over.
+    """
+
+    def __init__(
+        self, folder: Path, program: Path, nvml: Path, killer: Path, *, with_parent: bool
+    ) -> None:
+        self._kind = BackgroundArbiter if with_parent else Arbiter
         self._folder = folder
         self._program = program
         self._order = folder / "kill_at"
         self._machine = Machine(folder, nvml)
         self._machine.variables.update(LD_PRELOAD=str(killer), KILL_AT=str(self._order))
+        if with_parent:
+            self._machine.variables["KILL_PARENT"] = "1"
 
     def start(self, number: int) -> Arbiter:
-        arbiter = Arbiter(self._folder / f"state{number}", self._program, self._machine)
+        arbiter = self._kind(self._folder / f"state{number}", self._program, self._machine)
         arbiter.start()
         return arbiter
 

@@ -29,32 +29,6 @@ if TYPE_CHECKING:
 DEATHS = int(os.environ.get("ALIQUOT_TEST_DEATHS", "10"))
 
 
-@pytest.fixture
-def background(stopped_arbiter: Arbiter) -> Iterator[Arbiter]:
-    """An arbiter in the background, as `aliquot run` starts it."""
-    start(stopped_arbiter)
-    yield stopped_arbiter
-    end(stopped_arbiter)
-    log = (stopped_arbiter.state / "arbiter.log").read_text()
-    assert "Sanitizer" not in log, log
-
-
-def start(arbiter: Arbiter) -> None:
-    subprocess.run(
-        arbiter.command(), env=arbiter.machine.environment, check=True, timeout=60, stdout=-3
-    )
-
-
-def end(arbiter: Arbiter) -> None:
-    """End it with SIGTERM: all three processes are gone."""
-    pids = arbiter.pids()
-    ends = [os.pidfd_open(pid) for pid in pids.values()]
-    os.kill(pids["parent"], signal.SIGTERM)
-    for one in ends:
-        assert select.select([one], [], [], 20)[0]
-        os.close(one)
-
-
 def kill(arbiter: Arbiter, *names: str) -> dict[str, int]:
     """Kill these processes at once: none sees another die before."""
     pids = arbiter.pids()
@@ -118,7 +92,7 @@ class TestBackground:
             arbiter_end = before["arbiter"]
             wait_until(lambda: not Path(f"/proc/{arbiter_end}").exists())
             assert all(tenant.credit().is_open for tenant in pair)
-            start(background)
+            background.start()
         elif dead != ("guard",):
             wait_until(lambda: answers_anew(background, before))
         check_turns(background, pair)
@@ -134,7 +108,7 @@ class TestBackground:
         pair = contend(background, tenants, (25, 75))
         kill(background, "arbiter", "parent", "guard")
         assert not background.answers()
-        start(background)
+        background.start()
         check_turns(background, pair)
 
     def test_many_double_deaths(self, background: Arbiter, tenants: Tenants) -> None:
@@ -158,9 +132,9 @@ class TestBackground:
         status = background.status()
         folders = [Path(status[key]) for key in ("records", "pages")]
         assert all(folder.is_dir() for folder in folders)
-        end(background)
+        assert background.end() == 0
         assert not any(folder.exists() for folder in folders)
-        start(background)
+        background.start()
 
 
 class TestForeground:
