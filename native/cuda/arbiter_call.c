@@ -2,6 +2,7 @@
 #include "arbiter_call.h"
 
 #include "aliquot/protocol.h"
+#include "cancel.h"
 #include "forward.h"
 
 #include <errno.h>
@@ -215,7 +216,7 @@ enum arbiter_hello arbiter_hello(struct arbiter_welcome *out)
 	return wrong ? ARBITER_REFUSES : ARBITER_WELCOMES;
 }
 
-bool arbiter_measure(int patience_ms, uint64_t held_for_context)
+static bool measure(int patience_ms, uint64_t held_for_context)
 {
 	char directory[PATH_MAX];
 	uint64_t created;
@@ -232,14 +233,29 @@ bool arbiter_measure(int patience_ms, uint64_t held_for_context)
 	return answered && answer.kind == ALIQUOT_MEASURED;
 }
 
-void arbiter_ring(void)
+bool arbiter_measure(int patience_ms, uint64_t held_for_context)
+{
+	int cancel = cancel_disable();
+	bool answered = measure(patience_ms, held_for_context);
+	cancel_restore(cancel);
+	return answered;
+}
+
+static void ring(void)
 {
 	char directory[PATH_MAX];
 	uint64_t created;
 	int fd = forward_grant(directory, &created) ? connect_to(directory, 0) : -1;
 	if (fd < 0)
 		return;
-	struct aliquot_message ring = aliquot_message_make(ALIQUOT_RING, 0);
-	send(fd, &ring, sizeof(ring), MSG_NOSIGNAL | MSG_DONTWAIT);
+	struct aliquot_message message = aliquot_message_make(ALIQUOT_RING, 0);
+	send(fd, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT);
 	close(fd);
+}
+
+void arbiter_ring(void)
+{
+	int cancel = cancel_disable();
+	ring();
+	cancel_restore(cancel);
 }

@@ -1,4 +1,7 @@
-/* The tenant's side of protocol.h: short calls to the arbiter, each on its own connection. */
+/* The tenant's side of protocol.h: short calls to the arbiter, each on its own connection.
+ *
+ * arbiter_measure and arbiter_ring are no cancellation points: they are called while a thread of the
+ * program holds memory of the slice that others could not use if it ended there. */
 #ifndef ALIQUOT_ARBITER_CALL_H
 #define ALIQUOT_ARBITER_CALL_H
 

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "exported.h"
 
+#include "cancel.h"
 #include "map.h"
 #include "session.h"
 
@@ -124,12 +125,15 @@ static uint64_t now_ns(void)
 	return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
+/* The look reads files: no thread may be cancelled in it, and a forked child may find the lock
+ * taken. */
 bool exported_settle(void)
 {
 	struct held_memory memory;
 	bool freed = false;
-	if (!atomic_load_explicit(&holds, memory_order_relaxed))
+	if (!atomic_load_explicit(&holds, memory_order_relaxed) || !session_is_open())
 		return false;
+	int cancel = cancel_disable();
 	aliquot_lock(&looking);
 	looks++;
 	if (look_at_locks())
@@ -138,6 +142,7 @@ bool exported_settle(void)
 	atomic_store(&holds, held.map.used != 0);
 	atomic_store(&looked_ns, now_ns());
 	aliquot_unlock(&looking);
+	cancel_restore(cancel);
 	return freed;
 }
 

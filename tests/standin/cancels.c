@@ -1,6 +1,8 @@
-/* A program that cancels a thread while it launches kernels, and goes on launching.
+/* A program that cancels a thread while it launches kernels, and goes on launching. It says "ready",
+ * "cancelled" and "done", and waits for a line before each of the last two.
  *
- * It says "ready", "cancelled" and "done", and waits for a line before each of the last two. */
+ * With an argument: a thread makes a context and takes memory, and ends or is cancelled; then the
+ * first thread takes as much. It says "done". */
 #include <cuda.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -46,12 +48,35 @@ static void say(const char *line)
 	getchar();
 }
 
-int main(void)
+static void *take(void *nothing)
+{
+	CUdeviceptr pointer;
+	check(cuDevicePrimaryCtxRetain(&context, 0));
+	check(cuCtxSetCurrent(context));
+	check(cuMemAlloc(&pointer, (size_t)1 << 30));
+	check(cuMemFree(pointer));
+	return nothing;
+}
+
+static int take_twice(void)
+{
+	pthread_t thread;
+	pthread_create(&thread, NULL, take, NULL);
+	pthread_join(thread, NULL);
+	take(NULL);
+	say("done");
+	return 0;
+}
+
+int main(int count, char **arguments)
 {
 	CUmodule module;
 	pthread_t thread;
 	void *result;
+	(void)arguments;
 	check(cuInit(0));
+	if (count > 1)
+		return take_twice();
 	check(cuDevicePrimaryCtxRetain(&context, 0));
 	check(cuCtxSetCurrent(context));
 	check(cuModuleLoadData(&module, code));

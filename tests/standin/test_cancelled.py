@@ -10,8 +10,8 @@ import pytest
 from aliquot.devices import CUDA
 from standin import pages
 from standin.changed import changed_driver
-from standin.conftest import MakeGated
-from standin.machine import Grant
+from standin.conftest import MakeGated, MakeMachine
+from standin.machine import GIB, Grant
 from storm.test_storm import headers
 
 SOURCE = Path(__file__).with_name("cancels.c")
@@ -72,3 +72,29 @@ def test_launches_have_gates_after_a_launching_thread_was_cancelled(
     assert gated.arbiter.work().closed > closed
     process.communicate(timeout=60)
     assert process.returncode == 0
+
+
+# A driver in which the first thread that makes a context is cancelled as soon as it can be.
+FIRST = """
+#include <pthread.h>
+int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+	static int calls;
+	int (*real)(void **, int) = simulated("cuDevicePrimaryCtxRetain");
+	int result = real(context, device);
+	if (calls++ == 0)
+		pthread_cancel(pthread_self());
+	return result;
+}
+"""
+
+
+def test_a_cancelled_thread_does_not_keep_the_slice_for_its_context(
+    make_machine: MakeMachine, native_dir: Path, program: Path, tmp_path: Path
+) -> None:
+    """The whole slice is held for a process's first context, until the arbiter has measured it."""
+    defined = ["cuDevicePrimaryCtxRetain"]
+    driver = changed_driver(tmp_path / "driver", native_dir / "sim", FIRST, defined=defined)
+    machine = make_machine(driver=driver)
+    done = machine.run(machine.grant(2 * GIB), str(program), "take")
+    assert done.stdout == "done\n", done.stdout + done.stderr
