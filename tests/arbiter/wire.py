@@ -285,7 +285,7 @@ class Work:
         """The GPU finishes one more quantum."""
         self._store("@Q", WORK_MARKS, self.done() + 1)
 
-    def claim(self, *, done: int, closed: int) -> None:
+    def pretend(self, *, done: int, closed: int) -> None:
         """Work that was never launched: closed up to there, and done up to there."""
         self.set("marks_end", 1)
         self._store("@Q", WORK_MARKS, 0)
