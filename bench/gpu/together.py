@@ -1,12 +1,12 @@
-"""Two grants whose kernels spin for each other, beside a busy neighbour: with and without --together.
+"""Two grants whose kernels spin for each other, beside a neighbour: with and without --together.
 
     python bench/gpu/together.py [--seconds S] [--simulate h200:1]
 
 Two programs in two grants of a quarter each exchange through words in pinned host memory that both
-map. In each round a kernel works for a fifth of a millisecond, writes the number of the round to its
-own word, and spins until the other's word has it. The neighbour has half of the GPU and is never
-idle. Prints, for each way of running: rounds per second, fallbacks of the pair, and what the
-neighbour got. The same without a neighbour shows what the GPU's own time-slicing allows.
+map. In each round a kernel works for a fifth of a millisecond, another writes the number of the
+round to its own word, and a third spins until the other's word has it. The neighbour has half of
+the GPU and is never idle. Prints, for each way of running: rounds per second, fallbacks, and what
+the neighbour got. The pair alone shows what the GPU's own time-slicing allows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ptx import Cuda
 
+from aliquot import slices
+from aliquot.devices import parse_shape
+from aliquot.model.errors import AliquotError
+from aliquot.slices import control
+
 WORK_NANOSECONDS = 200_000
 START_SECONDS = 60
+STOP_SECONDS = 15
 ROUNDS_AHEAD = 8
 HOST_MAPPED = 3  # portable and mapped
 MEMORY = "3GiB"
@@ -148,14 +153,17 @@ class Machine:
         self.simulate = ["--simulate", simulate] if simulate else []
         self.folder = Path(tempfile.mkdtemp(prefix="aliquot-together-"))
         os.environ["ALIQUOT_STATE"] = str(self.folder / "state")
+        self.state = slices.locate(parse_shape(simulate) if simulate else None)
         self.running: dict[str, subprocess.Popen[str]] = {}
 
     def start(self, name: str, share: int, group: str | None, *arguments: str) -> None:
         together = ["--together", group] if group else []
         self.running[name] = subprocess.Popen(
-            [sys.executable, "-m", "aliquot", "run", *self.simulate, "--name", name]
-            + ["--memory", MEMORY, "--compute", str(share), *together, "--"]
-            + [sys.executable, __file__, "--as", *arguments],
+            [
+                *(sys.executable, "-m", "aliquot", "run", *self.simulate, "--name", name),
+                *("--memory", MEMORY, "--compute", str(share), *together, "--"),
+                *(sys.executable, __file__, "--as", *arguments),
+            ],
             stdout=(self.folder / name).open("w"),
             text=True,
         )
@@ -173,13 +181,8 @@ class Machine:
         return (after - before) / (end - start) if last > first else 0.0
 
     def fallbacks(self) -> int:
-        answer = subprocess.run(
-            [sys.executable, "-m", "aliquot", "ps", "--json", *self.simulate],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return sum_of(json.loads(answer.stdout), "fallbacks")
+        status = control.status(self.state.directory)
+        return sum(one.fallbacks for grant in status.grants for one in grant.compute)
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -198,18 +201,15 @@ class Machine:
 
     def close(self) -> None:
         self.end()
-        command = [sys.executable, "-m", "aliquot", "stop", *self.simulate]
-        subprocess.run(command, capture_output=True, check=False)
+        deadline = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                control.stop(self.state.directory)
+            except control.NoArbiterError:
+                break
+            except AliquotError:  # a grant is not over yet
+                time.sleep(0.05)
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def sum_of(value: Any, key: str) -> int:
-    """The sum of a number wherever it stands in an answer."""
-    if isinstance(value, dict):
-        own = value.get(key)
-        mine = int(own) if isinstance(own, int) else 0
-        return mine + sum(sum_of(one, key) for one in value.values())
-    return sum(sum_of(one, key) for one in value) if isinstance(value, list) else 0
 
 
 def measure(

@@ -6,6 +6,7 @@ Nothing of the product's own client is used: what is on the wire and in the file
 from __future__ import annotations
 
 import array
+import ctypes as c
 import json
 import mmap
 import os
@@ -284,7 +285,7 @@ class Work:
         """The GPU finishes one more quantum."""
         self._store("@Q", WORK_MARKS, self.done() + 1)
 
-    def claim(self, *, done: int, closed: int) -> None:
+    def pretend(self, *, done: int, closed: int) -> None:
         """Work that was never launched: closed up to there, and done up to there."""
         self.set("marks_end", 1)
         self._store("@Q", WORK_MARKS, 0)
@@ -304,9 +305,8 @@ class Work:
 
     def _store(self, form: str, at: int, value: int) -> None:
         """In one piece, as the contract wants it: struct.pack_into clears the bytes first."""
-        start = self._at + at
-        size = struct.calcsize(form)
-        memoryview(self._page)[start : start + size].cast("B").cast(form)[0] = value
+        word: type[c.c_uint32 | c.c_uint64] = c.c_uint64 if form == "@Q" else c.c_uint32
+        word.from_buffer(self._page, self._at + at).value = value
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ class LoadedGpu:
         compute: int = 0,
         policy: Policy = Policy.ELASTIC,
         priority: Priority = Priority.NORMAL,
+        *,
         gpus: int = 1,
         first: int = 0,
     ) -> Grant:

@@ -214,7 +214,7 @@ static void backward_counts_stop_only_their_process(void)
 	CHECK(atomic_load(&liar->credit.credit) == ALIQUOT_OPEN);
 }
 
-/* One process in each of two slices, and a third slice whose process claims that its gates fail. */
+/* One process in each of two slices, and a third slice whose process says that its gates fail. */
 static void a_process_without_gates_changes_no_other_share(bool is_hard)
 {
 	begin_test(41);
@@ -223,7 +223,7 @@ static void a_process_without_gates_changes_no_other_share(bool is_hard)
 	turns_change(&hard->contender, &hard->settings, gpu.now);
 	add_share(20, &busy);
 	struct share *liar = add_share(50, &busy);
-	liar->program.stopped = true; /* it claims to run, and does not */
+	liar->program.stopped = true; /* it says that it runs, and does not */
 	atomic_store(&liar->program.work.gates, ALIQUOT_GATES_FAIL);
 	simulated_gpu_run(&gpu, 300 * MS);
 	run_noted(5 * SEC);
