@@ -12,7 +12,7 @@
 /* Between the two snapshots that must list a process before it is reported. */
 #define CONFIRM_NS (500 * MILLISECOND_NS)
 /* A GPU's list is compared with the cgroups no more often than that: it reads /proc. */
-#define PERIOD_NS (20 * MILLISECOND_NS)
+#define PERIOD_NS (100 * MILLISECOND_NS)
 
 #ifndef SYS_pidfd_send_signal
 #define SYS_pidfd_send_signal 424
@@ -85,9 +85,12 @@ static bool has_joined(const struct arbiter *arbiter, int32_t pid)
 static struct grant *grant_of(const struct arbiter *arbiter, int32_t pid)
 {
 	struct grant *found = NULL;
+	struct cgroup_file file;
+	if (!cgroup_read(pid, &file))
+		return NULL;
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
 		if (*grant->cgroup && (!found || strlen(grant->cgroup) > strlen(found->cgroup)) &&
-		    cgroup_has(grant->cgroup, pid))
+		    cgroup_contains(grant->cgroup, &file))
 			found = grant;
 	return found && grant_check(found) ? found : NULL;
 }
