@@ -154,6 +154,7 @@ int arbiter_run(const struct options *options, struct state *state, struct super
 		.linger.fire = on_linger_over,
 		.cleanup.fire = cleanup_on_timer,
 		.measure.fire = measure_on_timer,
+		.confirm.fire = unjoined_on_timer,
 		.resume.fire = connections_on_resume,
 		.tenant_ready = tenants_on_ready,
 		.control.fd = -1,

@@ -32,6 +32,7 @@ struct arbiter {
 
 	bool ends_unjoined; /* processes in a grant's cgroup that have not joined are killed */
 	struct unjoined *unjoined;
+	struct timer confirm; /* unjoined.h's */
 
 	struct grant *grants;
 	unsigned grant_count;

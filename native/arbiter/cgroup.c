@@ -4,22 +4,21 @@
 
 #include <string.h>
 
-/* Bytes of /proc/PID/cgroup: some twenty hierarchies with long paths. A longer file is cut off. */
-#define FILE_SIZE 16384
-
-/* The path of the next line, which ends there with 0; NULL: no more lines. A line is
+/* The path of the next line and its length; NULL: no more lines. A line is
  * HIERARCHY:CONTROLLERS:PATH, and controllers have no colon. */
-static const char *next_path(char **rest)
+static const char *next_path(const char **rest, size_t *length)
 {
-	for (;;) {
-		char *line = strsep(rest, "\n");
-		if (!line)
-			return NULL;
-		char *path = strchr(line, ':');
-		path = path ? strchr(path + 1, ':') : NULL;
-		if (path)
-			return path + 1;
+	while (**rest) {
+		const char *line = *rest, *end = strchrnul(line, '\n');
+		*rest = *end ? end + 1 : end;
+		const char *path = memchr(line, ':', (size_t)(end - line));
+		path = path ? memchr(path + 1, ':', (size_t)(end - path - 1)) : NULL;
+		if (!path)
+			continue;
+		*length = (size_t)(end - path - 1);
+		return path + 1;
 	}
+	return NULL;
 }
 
 bool cgroup_is_path(const char *text, size_t length)
@@ -36,32 +35,44 @@ bool cgroup_is_path(const char *text, size_t length)
 	return true;
 }
 
-static bool is_within(const char *path, const char *cgroup)
+bool cgroup_read(int32_t pid, struct cgroup_file *out)
 {
-	size_t length = strlen(cgroup);
-	return !strncmp(path, cgroup, length) && (!path[length] || path[length] == '/');
+	return identity_read_file(pid, "cgroup", out->text, sizeof(out->text)) > 0;
 }
 
-bool cgroup_has(const char *cgroup, int32_t pid)
+bool cgroup_contains(const char *cgroup, const struct cgroup_file *file)
 {
-	char text[FILE_SIZE], *rest = text;
-	if (identity_read_file(pid, "cgroup", text, sizeof(text)) <= 0)
-		return false;
-	for (const char *path; (path = next_path(&rest));)
-		if (is_within(path, cgroup))
+	const char *rest = file->text;
+	size_t wanted = strlen(cgroup), length;
+	for (const char *path; (path = next_path(&rest, &length));)
+		if (length >= wanted && !memcmp(path, cgroup, wanted) &&
+		    (length == wanted || path[wanted] == '/'))
 			return true;
 	return false;
 }
 
+bool cgroup_has(const char *cgroup, int32_t pid)
+{
+	struct cgroup_file file;
+	return cgroup_read(pid, &file) && cgroup_contains(cgroup, &file);
+}
+
 bool cgroup_apart(int32_t pid, int32_t other, char out[CGROUP_PATH_SIZE])
 {
-	char text[FILE_SIZE], *rest = text;
+	struct cgroup_file own, others;
+	const char *rest = own.text;
+	size_t length;
 	*out = 0;
-	if (identity_read_file(pid, "cgroup", text, sizeof(text)) <= 0)
+	if (!cgroup_read(pid, &own) || !cgroup_read(other, &others))
 		return false;
-	for (const char *path; (path = next_path(&rest));)
-		if (strlen(path) > strlen(out) && cgroup_is_path(path, strlen(path)) &&
-		    !cgroup_has(path, other))
-			strcpy(out, path);
+	for (const char *path; (path = next_path(&rest, &length));) {
+		char candidate[CGROUP_PATH_SIZE];
+		if (length <= strlen(out) || !cgroup_is_path(path, length))
+			continue;
+		memcpy(candidate, path, length);
+		candidate[length] = 0;
+		if (!cgroup_contains(candidate, &others))
+			strcpy(out, candidate);
+	}
 	return *out;
 }

@@ -16,7 +16,18 @@
 /* An absolute path without "." and empty parts, and not the root. */
 bool cgroup_is_path(const char *text, size_t length);
 
-/* Whether the process is inside the cgroup; false also if it is gone. */
+/* /proc/PID/cgroup, cut off if it is longer than that: some twenty hierarchies with long paths. */
+struct cgroup_file {
+	char text[16384];
+};
+
+/* False: the process is gone. */
+bool cgroup_read(int32_t pid, struct cgroup_file *out);
+
+/* Whether the process with that file is inside the cgroup. */
+bool cgroup_contains(const char *path, const struct cgroup_file *file);
+
+/* The same for a process by its pid; false also if it is gone. */
 bool cgroup_has(const char *path, int32_t pid);
 
 /* A cgroup that has the process and not the other one: the longest of its paths for which that holds;

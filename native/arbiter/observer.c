@@ -12,6 +12,7 @@
 
 #define PATIENCE_NS (300 * MILLISECOND_NS)
 #define ROUND_NS (1 * MILLISECOND_NS)
+#define AT_ONCE 8 /* rounds, before they come at that pace */
 
 static void sleep_until(uint64_t when)
 {
@@ -36,9 +37,10 @@ static uint64_t take_wanted(struct observer *observer)
 static void *observe(void *argument)
 {
 	struct observer *observer = argument;
-	uint64_t gpus;
+	uint64_t gpus, paced = 0; /* when the next round would come if all came at that pace */
 	while ((gpus = take_wanted(observer))) {
 		uint64_t begun = loop_now();
+		paced = (paced > begun ? paced : begun) + ROUND_NS;
 		for (unsigned gpu = 0; gpus >> gpu; gpu++) {
 			if (!(gpus >> gpu & 1))
 				continue;
@@ -51,7 +53,7 @@ static void *observe(void *argument)
 			eventfd_write(observer->news.fd, 1);
 		}
 		/* What is wanted meanwhile shares the next round. */
-		sleep_until(begun + ROUND_NS);
+		sleep_until(paced - AT_ONCE * ROUND_NS);
 	}
 	return NULL;
 }

@@ -2,8 +2,8 @@
  *
  * The main thread says of which GPUs it wants a new snapshot (nvml.h) and goes on; the thread asks
  * NVML and hands the snapshots over. Whoever needs to know how things are *after* an event waits for
- * snapshots that were asked for after it. One answer serves all who wait, of whatever grant, and a
- * round begins at most once a millisecond: so the number of NVML's calls does not depend on how
+ * snapshots that were asked for after it. One answer serves all who wait, of whatever grant, and
+ * there are at most a thousand rounds a second: so the number of NVML's calls does not depend on how
  * often tenants ask, and no grant comes before another.
  *
  * If NVML does not answer within 300 ms it is silent. Those who wait are told so, new ones at once,

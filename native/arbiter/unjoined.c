@@ -85,9 +85,12 @@ static bool has_joined(const struct arbiter *arbiter, int32_t pid)
 static struct grant *grant_of(const struct arbiter *arbiter, int32_t pid)
 {
 	struct grant *found = NULL;
+	struct cgroup_file file;
+	if (!cgroup_read(pid, &file))
+		return NULL;
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
 		if (*grant->cgroup && (!found || strlen(grant->cgroup) > strlen(found->cgroup)) &&
-		    cgroup_has(grant->cgroup, pid))
+		    cgroup_contains(grant->cgroup, &file))
 			found = grant;
 	return found && grant_check(found) ? found : NULL;
 }
@@ -247,20 +250,42 @@ static void drop_unlisted(struct arbiter *arbiter, const struct gpu *gpu,
 	}
 }
 
-void unjoined_on_snapshot(struct arbiter *arbiter, unsigned number)
+void unjoined_on_timer(struct timer *timer)
 {
-	const struct gpu_snapshot *snapshot = observer_latest(&arbiter->observer, number);
-	struct gpu *gpu = &arbiter->nvml.gpus[number];
-	if (!snapshot->told || snapshot->asked_at < gpu->compared_at + PERIOD_NS)
-		return;
+	struct arbiter *arbiter = CONTAINER(timer, struct arbiter, confirm);
+	observer_want(&arbiter->observer, observer_all(&arbiter->observer));
+}
+
+/* Asks for the snapshot that confirms what was seen once. */
+static void confirm_in_time(struct arbiter *arbiter)
+{
+	uint64_t now = loop_now(), due = UINT64_MAX;
+	for (const struct unjoined *one = arbiter->unjoined; one; one = one->next)
+		if (!one->reported && one->since + CONFIRM_NS < due)
+			due = one->since + CONFIRM_NS;
+	if (due != UINT64_MAX)
+		loop_timer_set(&arbiter->loop, &arbiter->confirm, due > now ? due : now + PERIOD_NS);
+}
+
+static void compare(struct arbiter *arbiter, struct gpu *gpu, const struct gpu_snapshot *snapshot)
+{
 	gpu->compared_at = snapshot->asked_at;
-	if (!unjoined_is_watching(arbiter) && !arbiter->unjoined)
-		return;
 	drop_outdated(arbiter);
 	drop_unlisted(arbiter, gpu, snapshot);
 	for (size_t i = 0; i < snapshot->count; i++)
 		if (!has_joined(arbiter, snapshot->clients[i].pid))
 			observe(arbiter, gpu, snapshot, &snapshot->clients[i]);
+}
+
+void unjoined_on_snapshot(struct arbiter *arbiter, unsigned number)
+{
+	const struct gpu_snapshot *snapshot = observer_latest(&arbiter->observer, number);
+	struct gpu *gpu = &arbiter->nvml.gpus[number];
+	if (!arbiter->unjoined && !unjoined_is_watching(arbiter))
+		return;
+	if (snapshot->told && snapshot->asked_at >= gpu->compared_at + PERIOD_NS)
+		compare(arbiter, gpu, snapshot);
+	confirm_in_time(arbiter);
 }
 
 void unjoined_write(const struct grant *grant, struct json *out)

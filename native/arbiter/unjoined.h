@@ -44,6 +44,8 @@ void unjoined_on_join(struct process *process);
 /* There is a new snapshot of that GPU. */
 void unjoined_on_snapshot(struct arbiter *arbiter, unsigned gpu);
 
+void unjoined_on_timer(struct timer *timer);
+
 /* Whether a grant has a cgroup, so that snapshots are needed also while no process is live. */
 bool unjoined_is_watching(const struct arbiter *arbiter);
 
