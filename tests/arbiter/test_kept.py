@@ -12,6 +12,7 @@ import pytest
 
 from arbiter import wire
 from arbiter.rig import GPU, check_whole
+from cgroups import make_cgroup
 from support import GIB, wait_until
 
 if TYPE_CHECKING:
@@ -119,6 +120,21 @@ class TestKept:
         resized = f"resize+name=pod+slice={GPU},compute=1"
         assert tenant.tell("ask", arbiter.state, resized) == "no-such-grant"
         assert [one["name"] for one in arbiter.status()["grants"]] == ["pod"]
+
+    def test_only_processes_in_the_cgroup_may_join_if_it_is_known(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        with make_cgroup(f"aliquot-kept-{os.getpid()}") as cgroup:
+            if not cgroup:
+                pytest.skip("needs root and a cgroup hierarchy that can be written")
+            directory = keep(arbiter)
+            assert "cgroup" in arbiter.ask(f"set-cgroup name=pod path={cgroup.path}")
+            kind, value, *text = tenants(directory).tell("hello").split()
+            assert (int(kind), int(value)) == (wire.REFUSED, wire.OWNER), text
+            inside = tenants(directory)
+            cgroup.below("nested").enter(inside.pid)
+            assert inside.hello() == 0
+            inside.close()
 
     def test_a_kept_grant_can_be_resized(self, arbiter: Arbiter) -> None:
         keep(arbiter)
