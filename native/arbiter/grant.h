@@ -41,7 +41,8 @@ struct findings {
 	uint64_t fallback_at;
 };
 
-/* The record of a grant, as its file has it. Its first part is what tenants see of it. */
+/* The record of a grant, as its file has it. Its first part is what tenants see of it. New fields are added
+ * at the end, and zero must mean what was so before: then the version (state.h) stays. */
 struct grant_record {
 	struct aliquot_limits limits;
 	char together[ALIQUOT_NAME_SIZE]; /* grants of one owner with the same name hold GPUs together;

@@ -214,14 +214,29 @@ static void import_record(struct grant *grant, int directory)
 		close(to);
 }
 
+/* Opens the record for writing. One of an earlier arbiter may lack what was added at its end since then:
+ * that is zero. The descriptor, or -errno. */
+static int open_whole_record(struct grant *grant)
+{
+	struct stat status;
+	int fd = open_writable(grant->records, RECORD, 0600);
+	if (fd < 0 || fstat(fd, &status) || status.st_size < (off_t)sizeof(struct aliquot_limits))
+		return fd;
+	int error = -posix_fallocate(fd, 0, sizeof(struct grant_record));
+	if (!error)
+		return fd;
+	close(fd);
+	return error;
+}
+
 static void open_record(struct grant *grant, int directory)
 {
 	const struct state *state = grant->arbiter->state;
 	int error = open_private(grant);
-	int fd = error ? error : open_writable(grant->records, RECORD, 0600);
+	int fd = error ? error : open_whole_record(grant);
 	if (fd == -ENOENT && state->version < STATE_VERSION) {
 		import_record(grant, directory);
-		fd = open_writable(grant->records, RECORD, 0600);
+		fd = open_whole_record(grant);
 	}
 	const char *why = fd == -ENOENT ? "its record is missing"
 	                                : map_file(&grant->record_mapping, fd, sizeof(*grant->record));

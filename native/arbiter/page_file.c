@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -56,15 +55,22 @@ static int clone_read_only(int directory)
 	return tree;
 }
 
+static bool unprotected;
+
+bool page_file_protects(void)
+{
+	return !unprotected;
+}
+
 int page_file_open_for_readers(int directory, const char *name)
 {
-	static bool said;
 	int tree = clone_read_only(directory);
-	if (tree < 0 && !said && geteuid() == 0) {
-		said = true;
-		log_event("descriptors cannot be protected against root in a container (needs Linux 5.12 "
-		          "and CAP_SYS_ADMIN): %s",
-		          strerror(-tree));
+	if (tree < 0 && !unprotected) {
+		unprotected = true;
+		if (geteuid() == 0)
+			log_event("descriptors are not protected against root in a container (needs Linux 5.12 "
+			          "and CAP_SYS_ADMIN): %s",
+			          strerror(-tree));
 	}
 	int fd = openat(tree < 0 ? directory : tree, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 	int error = fd < 0 ? -errno : 0;

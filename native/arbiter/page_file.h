@@ -8,6 +8,7 @@
 #ifndef ARBITER_PAGE_FILE_H
 #define ARBITER_PAGE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
 
@@ -16,5 +17,8 @@ int page_file_make(int directory, const char *name, size_t size, mode_t mode);
 
 /* A reader's descriptor, or -errno. */
 int page_file_open_for_readers(int directory, const char *name);
+
+/* False: such a mount could not be made, so readers' descriptors were merely read-only. */
+bool page_file_protects(void);
 
 #endif

@@ -4,6 +4,7 @@
 #include "capacity.h"
 #include "enum_names.h"
 #include "grants.h"
+#include "page_file.h"
 #include "processes.h"
 #include "unjoined.h"
 
@@ -228,6 +229,7 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_string(out, "state", arbiter->state->path);
 	json_bool(out, "foreground", arbiter->foreground);
 	json_number(out, "linger_seconds", arbiter->linger_ns / SECOND_NS);
+	json_bool(out, "protects_descriptors", page_file_protects());
 	json_string(out, "records", arbiter->state->records.path);
 	json_string(out, "pages", arbiter->state->pages.path);
 	json_number(out, "now_ns", loop_now());

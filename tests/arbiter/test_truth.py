@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
@@ -59,8 +60,20 @@ class TestDescriptors:
         with pytest.raises(OSError, match=r"Read-only|not permitted|denied") as refused:
             os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
         assert refused.value.errno in {errno.EROFS, errno.EPERM, errno.EACCES}
+        assert arbiter.status()["protects_descriptors"] is True
         for each in answer.fds:
             os.close(each)
+
+    @as_root
+    def test_an_arbiter_that_cannot_protect_them_says_so(self, stopped_arbiter: Arbiter) -> None:
+        def drop_sys_admin() -> None:
+            assert ctypes.CDLL(None).prctl(24, 21, 0, 0, 0) == 0  # PR_CAPBSET_DROP, CAP_SYS_ADMIN
+
+        stopped_arbiter.start(preexec_fn=drop_sys_admin)
+        directory = stopped_arbiter.make("a", GIB)
+        assert wire.exchange(directory, wire.hello_message()).kind == wire.WELCOME
+        assert stopped_arbiter.status()["protects_descriptors"] is False
+        assert "not protected against root in a container" in stopped_arbiter.log.read_text()
 
     def test_a_process_that_truncates_its_work_page_harms_only_itself(
         self, arbiter: Arbiter, tenants: Tenants

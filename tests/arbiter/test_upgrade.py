@@ -7,6 +7,7 @@ the state directory (native/arbiter/state.h), and the commit before this one.
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import subprocess
 import sysconfig
@@ -115,6 +116,19 @@ def test_programs_and_their_limits_are_adopted(
     for tenant in pair:
         tenant.kill()
     wait_until(lambda: [stopped_arbiter.counted(name) for name in "ab"] == [0, 0])
+
+
+def test_a_record_without_the_newest_fields_is_adopted(arbiter: Arbiter) -> None:
+    """Fields are added at the end of the record; where they are missing they are zero."""
+    arbiter.make("a", GIB)
+    record = arbiter.record()
+    arbiter.kill()
+    os.truncate(record, wire.LIMITS_SIZE)
+    arbiter.start()
+    grant = arbiter.grant("a")
+    assert grant
+    assert (grant["broken"], grant["slices"][0]["memory_bytes"]) == (None, GIB)
+    assert record.stat().st_size > wire.LIMITS_SIZE
 
 
 def test_a_killed_upgrade_is_continued(

@@ -261,6 +261,14 @@ def _arbiter(where: StateDirectory) -> Iterator[Finding]:
         return
     kept = f", log {log}" if log.exists() else ""  # in the foreground it has none
     yield Finding("arbiter", Health.OK, f"pid {status.pid}, {len(status.grants)} grants{kept}")
+    serves_others = where.directory.stat().st_uid == 0
+    if serves_others and not status.answer.get("protects_descriptors", True):
+        yield Finding(
+            "arbiter",
+            Health.WARNING,
+            "root in a container can write to the page that shows its limits",
+            "Run the arbiter on Linux 5.12 or newer and with CAP_SYS_ADMIN.",
+        )
     if not arbiter_process.is_current(status):
         yield Finding(
             "arbiter",
