@@ -306,9 +306,10 @@ static bool recover_grant(struct arbiter *arbiter, enum state_folder folder, con
 	struct grant *grant = new_grant(arbiter, folder);
 	if (!grant)
 		return failure_set(failure, "memory", "out of memory");
-	snprintf(grant->directory, sizeof(grant->directory), "%s", name);
-	snprintf(grant->name, sizeof(grant->name), "%s", name);
-	grant->owner_uid = grant_directory_owner(name);
+	size_t length = strnlen(name, sizeof(grant->directory) - 1); /* is_directory_name bounds it */
+	memcpy(grant->directory, name, length);
+	memcpy(grant->name, name, length);
+	grant->owner_uid = grant_directory_owner(grant->directory);
 	int listener = -1, owner = -1;
 	int error = grant_files_open(grant, &listener);
 	if (error == -ENOTDIR || error == -ENOENT || error == -ELOOP) {
