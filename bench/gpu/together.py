@@ -39,8 +39,8 @@ ROUNDS_AHEAD = 8
 HOST_MAPPED = 3  # portable and mapped
 MEMORY = "3GiB"
 
-# The simulated GPU knows these kernels by name. On a real one aliquot_spin goes by the GPU's clock: a
-# kernel that is preempted in its middle has less left to do afterwards.
+# The simulated GPU knows these kernels by name. On a real one aliquot_spin goes by the GPU's clock:
+# a kernel that is preempted in its middle has less left to do afterwards.
 KERNELS = """
 .version 7.0
 .target sm_70
