@@ -39,8 +39,8 @@ ROUNDS_AHEAD = 8
 HOST_MAPPED = 3  # portable and mapped
 MEMORY = "3GiB"
 
-# The simulated GPU knows these kernels by name. The loop of aliquot_spin takes about 8 ns a turn on
-# an H200, and counts turns, not time: a kernel that is preempted does not work meanwhile.
+# The simulated GPU knows these kernels by name. On a real one aliquot_spin goes by the GPU's clock:
+# a kernel that is preempted in its middle has less left to do afterwards.
 KERNELS = """
 .version 7.0
 .target sm_70
@@ -48,13 +48,14 @@ KERNELS = """
 
 .visible .entry aliquot_spin(.param .u64 aliquot_spin_ns)
 {
-    .reg .u64 %left;
+    .reg .u64 %length, %begun, %now;
     .reg .pred %more;
-    ld.param.u64 %left, [aliquot_spin_ns];
-    shr.u64 %left, %left, 3;
+    ld.param.u64 %length, [aliquot_spin_ns];
+    mov.u64 %begun, %globaltimer;
 again:
-    sub.u64 %left, %left, 1;
-    setp.gt.s64 %more, %left, 0;
+    mov.u64 %now, %globaltimer;
+    sub.u64 %now, %now, %begun;
+    setp.lt.u64 %more, %now, %length;
     @%more bra again;
     ret;
 }
