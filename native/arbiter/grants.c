@@ -306,8 +306,9 @@ static bool recover_grant(struct arbiter *arbiter, enum state_folder folder, con
 	struct grant *grant = new_grant(arbiter, folder);
 	if (!grant)
 		return failure_set(failure, "memory", "out of memory");
-	snprintf(grant->directory, sizeof(grant->directory), "%s", name);
-	snprintf(grant->name, sizeof(grant->name), "%s", name);
+	snprintf(grant->directory, sizeof(grant->directory), "%.*s",
+	         (int)sizeof(grant->directory) - 1, name);
+	snprintf(grant->name, sizeof(grant->name), "%.*s", (int)sizeof(grant->name) - 1, name);
 	grant->owner_uid = grant_directory_owner(name);
 	int listener = -1, owner = -1;
 	int error = grant_files_open(grant, &listener);
