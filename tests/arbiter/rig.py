@@ -436,8 +436,11 @@ class Rounds:
 
     def was_killed(self, arbiter: Arbiter) -> bool:
         """Whether the arbiter was killed at that step; afterwards an arbiter answers."""
-        killed = not self._order.exists()
-        self._order.unlink(missing_ok=True)
+        try:
+            self._order.unlink()
+            killed = False
+        except FileNotFoundError:
+            killed = True
         support.wait_until(arbiter.answers)
         return killed
 
