@@ -10,9 +10,11 @@ import asyncio
 import copy
 import itertools
 import json
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -242,7 +244,7 @@ class FakeApi:
         yield b"\n"
         while self._cuts == cuts:
             more = self._more
-            for change in [one for one in self.log if one.version > since]:
+            for change in self.log[bisect_right(self.log, since, key=attrgetter("version")) :]:
                 since = change.version
                 line = where.line(change, request)
                 if line is None:
