@@ -51,11 +51,14 @@ static void learn_context(struct process *process, uint32_t slice, uint64_t figu
 	publish_context(grant->arbiter, gpu);
 }
 
-/* NVML has no figure for a process that has a context. */
-static void estimate_context(struct process *process, uint32_t slice)
+/* NVML has no figure for a process that has a context. The context is in the slice in which the process
+ * has reserved memory for it: in its other slices NVML has no figure because there is none. */
+static void estimate_context(const struct measurement *measurement, uint32_t slice)
 {
+	const struct process *process = measurement->process;
 	struct gpu *gpu = process->grant->gpus[slice];
-	if (gpu->estimates)
+	uint64_t held = ledger_held(&process->grant->usage->slices[slice], process->slot);
+	if (gpu->estimates || !measurement->for_context || held < measurement->for_context)
 		return;
 	gpu->estimates = true;
 	publish_context(process->grant->arbiter, gpu);
@@ -104,8 +107,8 @@ static void read_slice(struct measurement *measurement, uint32_t slice,
 	bool is_known = figure && figure != NVML_UNKNOWN_BYTES;
 	if (measurement->is_new_context && steady && is_known)
 		learn_context(process, slice, figure, measurement->for_context);
-	if (measurement->for_context && !is_known)
-		estimate_context(process, slice);
+	if (!is_known)
+		estimate_context(measurement, slice);
 }
 
 static void ask_nvml(struct measurement *measurement);
@@ -126,8 +129,7 @@ static void on_snapshots(struct observer_wait *wait, bool answered)
 			continue;
 		}
 		measurement->unread &= ~(1u << i);
-		if (measurement->for_context)
-			estimate_context(process, i);
+		estimate_context(measurement, i);
 	}
 	if (measurement->unread && can_be_measured(grant)) {
 		ask_nvml(measurement);

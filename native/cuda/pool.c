@@ -212,7 +212,11 @@ static bool trim_pools(void)
 
 bool pools_charge(uint32_t slice, uint64_t bytes)
 {
-	return session_reserve(slice, bytes) || (exported_settle() && session_reserve(slice, bytes)) ||
+	if (session_reserve(slice, bytes))
+		return true;
+	if (bytes > atomic_load(&session_limits()->slices[slice].limit_bytes))
+		return false; /* whatever pools gave up, it would not fit */
+	return (exported_settle() && session_reserve(slice, bytes)) ||
 	       (trim_pools() && session_reserve(slice, bytes));
 }
 

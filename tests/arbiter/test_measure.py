@@ -163,6 +163,7 @@ class TestMeasure:
     ) -> None:
         tenant = tenants(arbiter.make("small", 256 * MIB))
         tenant.hello()
+        tenant.tell("hold", 0, 200 * MIB)  # as a stand-in reserves before it makes a context
         assert tenant.tell("measure", 200 * MIB) == "measured"
         assert holding.limits.slice().context == 512 * MIB
         directory = arbiter.make("later", 256 * MIB)
@@ -217,6 +218,7 @@ class TestHungNvml:
     ) -> None:
         tenant = tenants(hung.state / "grants" / "a")
         tenant.hello()
+        tenant.tell("hold", 0, 8 * GIB)
         begun = time.monotonic()
         assert tenant.tell("measure", 8 * GIB) == "measured"
         assert time.monotonic() - begun < 1

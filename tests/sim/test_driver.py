@@ -462,4 +462,4 @@ def test_look_ups(
 
 
 def test_functions_that_are_not_simulated_return_not_supported(driver: Program) -> None:
-    assert driver("call", "cuIpcGetMemHandle", allocate(driver, MIB))[0] == NOT_SUPPORTED
+    assert driver("call", "cuIpcGetEventHandle", 0)[0] == NOT_SUPPORTED

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from standin.gated import Gated
 from standin.machine import (
     GIB,
     MIB,
@@ -106,14 +107,23 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_invalid_pages_of_the_arbiter_give_no_gpu(
-    machine: Machine, grant: Grant, what: str
-) -> None:
+def test_invalid_pages_of_the_arbiter_give_no_gpu(gated: Gated, what: str) -> None:
     name, at, data = DAMAGE[what]
-    damage(grant.directory / name, at, data)
-    said = refused(machine, machine.tenant(grant))
+    page = gated.arbiter.limits if name == "limits" else gated.arbiter.usage
+    page.memory[at : at + len(data)] = data
+    said = refused(gated.machine, gated.newcomer())
     assert "aliquot doctor" in said
     assert name in said
+
+
+def test_damaged_limits_are_written_anew_when_a_process_joins(
+    machine: Machine, grant: Grant
+) -> None:
+    for name, at, data in DAMAGE.values():
+        if name == "limits":
+            damage(grant.directory / name, at, data)
+    tenant = machine.tenant(grant).start()
+    assert tenant.ok("total", 0) == LIMIT
 
 
 @pytest.mark.parametrize("name", ["limits", "usage"])
