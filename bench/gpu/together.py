@@ -152,7 +152,7 @@ class Machine:
 
     def __init__(self, simulate: str | None) -> None:
         self.simulate = ["--simulate", simulate] if simulate else []
-        self.folder = Path(tempfile.mkdtemp(prefix="aliquot-together-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="aliquot-together-", dir="/dev/shm"))
         os.environ["ALIQUOT_STATE"] = str(self.folder / "state")
         self.state = slices.locate(parse_shape(simulate) if simulate else None)
         self.running: dict[str, subprocess.Popen[str]] = {}

@@ -82,3 +82,23 @@ def test_an_arbiter_in_the_foreground_is_left_to_who_started_it(
         assert "runs in the foreground" in refused.stderr
         serving.terminate()
         assert serving.wait(60) == 0
+
+
+def test_the_next_arbiter_keeps_the_settings_of_the_last(
+    cli: Cli, tenants: Tenants, aliquot_state: Path, tmp_path: Path
+) -> None:
+    """Whoever starts it: without its options it would know no limits of users."""
+    state = aliquot_state / "simulated" / "h100-1"
+    users = tmp_path / "users"
+    users.write_text("user * memory 2GiB\n")
+    options = (*ONE, "--users", str(users), "--unjoined", "end")
+    foreground = subprocess.Popen(aliquot_command("arbiter", *options))
+    wait_until(lambda: control.answers(state))
+    running(tenants, "mine")
+    foreground.terminate()
+    foreground.wait(60)
+    assert cli("ps").returncode == 0  # starts one, since a grant is left
+    settings = control.status(state).answer
+    assert settings["unjoined"] == "end"
+    command = Path(f"/proc/{control.status(state).pid}/cmdline").read_bytes().split(b"\0")
+    assert command[command.index(b"--users") + 1] == str(users).encode()

@@ -9,11 +9,13 @@ same time, a lock decides which one stays.
 from __future__ import annotations
 
 import filecmp
+import json
 import os
 import select
 import signal
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -31,12 +33,47 @@ if TYPE_CHECKING:
     from aliquot.slices.state_directory import StateDirectory
 
 LOG = "arbiter.log"
+SETTINGS = "settings.json"
 LINGER_SECONDS = 60
 
 _LOCKED = 3  # its exit code if another arbiter has the directory
 _START_SECONDS = 30.0
 _END_SECONDS = 20.0
 _POLL_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an arbiter was told when it was started, for the next one of its state directory.
+
+    Whatever starts the next one, the limits of users and the policy stay. `users`: the file of
+    their limits; None: the default.
+    """
+
+    users: Path | None = None
+    unjoined: Unjoined = Unjoined.REPORT
+
+    @classmethod
+    def of(cls, directory: Path) -> Settings:
+        """Those of the last arbiter there; the defaults if there was none."""
+        try:
+            stored = json.loads((directory / SETTINGS).read_text("utf-8"))
+            users = stored["users"]
+            return cls(None if users is None else Path(users), Unjoined(stored["unjoined"]))
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArbiterError(
+                f"the settings of the arbiter in {directory / SETTINGS} cannot be read: {error}",
+                "Remove the file, and start the arbiter again with the options that it is to have.",
+            ) from error
+
+    def store(self, directory: Path) -> None:
+        """Write them whole or not at all."""
+        users = None if self.users is None else str(self.users)
+        new = directory / f".{SETTINGS}"
+        new.write_text(json.dumps({"users": users, "unjoined": str(self.unjoined)}), "utf-8")
+        new.replace(directory / SETTINGS)
 
 
 def ensure(directory: Path, driver: Driver) -> None:
@@ -81,7 +118,7 @@ def restart(directory: Path, driver: Driver) -> int:
     if status.answer.get("foreground"):
         raise ArbiterError(
             f"the arbiter in {directory} runs in the foreground (pid {status.pid})",
-            "Restart it where it was started; as a service: systemctl restart NAME.",
+            "Restart it where it was started; as a service: sudo systemctl restart aliquot",
         )
     try:
         process = os.pidfd_open(status.pid)
@@ -100,7 +137,7 @@ def restart(directory: Path, driver: Driver) -> int:
         directory,
         driver,
         linger=int(status.answer.get("linger_seconds", LINGER_SECONDS)),
-        unjoined=Unjoined(status.answer.get("unjoined", Unjoined.REPORT)),
+        unjoined=Unjoined(status.answer["unjoined"]) if "unjoined" in status.answer else None,
     )
     return control.status(directory).pid
 
@@ -112,7 +149,9 @@ def serve(directory: Path, driver: Driver, users: Path | None, unjoined: Unjoine
             f"an arbiter already runs in {directory}",
             "One that `aliquot run` started ends a minute after its last grant. See: aliquot ps",
         )
-    command = [*_command(directory, driver, unjoined, users), "--foreground"]
+    settings = Settings(users.absolute() if users else None, unjoined)
+    settings.store(directory)
+    command = [*_command(directory, driver, settings), "--foreground"]
     exec_program(command[0], command, _environment(driver))
 
 
@@ -121,13 +160,18 @@ def start(
     driver: Driver,
     *,
     linger: int = LINGER_SECONDS,
-    unjoined: Unjoined = Unjoined.REPORT,
+    unjoined: Unjoined | None = None,
 ) -> None:
     """Start an arbiter and wait until one answers: this one, or another that was faster.
 
-    It ends `linger` seconds after its last grant; 0: it does not end by itself.
+    It ends `linger` seconds after its last grant; 0: it does not end by itself. What is not given
+    is as with the last arbiter of this directory.
     """
-    command = [*_command(directory, driver, unjoined), "--linger", str(linger)]
+    settings = Settings.of(directory)
+    if unjoined is not None and unjoined != settings.unjoined:
+        settings = Settings(settings.users, unjoined)
+        settings.store(directory)
+    command = [*_command(directory, driver, settings), "--linger", str(linger)]
     deadline = time.monotonic() + _START_SECONDS
     try:
         done = subprocess.run(
@@ -149,15 +193,14 @@ def start(
         time.sleep(_POLL_SECONDS)
 
 
-def _command(
-    directory: Path, driver: Driver, unjoined: Unjoined, users: Path | None = None
-) -> list[str]:
+def _command(directory: Path, driver: Driver, settings: Settings) -> list[str]:
     """The arbiter's command line; root's arbiter has a file of user limits in any case."""
+    users = settings.users
     if users is None and os.geteuid() == 0:
         users = user_limits.FILE
-    limits = [] if users is None else ["--users", str(users.absolute())]
-    options = ["--state", str(directory), "--nvml", str(driver.nvml), "--unjoined", str(unjoined)]
-    return [_program(), *options, *limits]
+    options = ["--state", str(directory), "--nvml", str(driver.nvml)]
+    options += ["--unjoined", str(settings.unjoined)]
+    return [_program(), *options, *([] if users is None else ["--users", str(users)])]
 
 
 def _program() -> str:

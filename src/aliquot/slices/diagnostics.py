@@ -274,7 +274,9 @@ def _arbiter(where: StateDirectory) -> Iterator[Finding]:
             "arbiter",
             Health.WARNING,
             "it is of another version than this command",
-            "Replace it, while programs run, with: aliquot restart",
+            "Restart the service, as with: sudo systemctl restart aliquot"
+            if status.answer.get("foreground")
+            else "Replace it, while programs run, with: aliquot restart",
         )
     if status.nvml_silent_seconds:
         yield Finding(
