@@ -294,6 +294,8 @@ CUresult hook_export(__typeof__(&cuMemExportToShareableHandle) real, void *share
 CUresult hook_map(__typeof__(&cuMemMap) real, CUdeviceptr address, size_t bytes, size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED; /* a forked child may find our locks taken */
 	bool ours = count_in(handle, MAPPINGS);
 	CUresult result = real(address, bytes, offset, handle, flags);
 	if (result == CUDA_SUCCESS) {
@@ -332,6 +334,8 @@ CUresult hook_unmap(__typeof__(&cuMemUnmap) real, CUdeviceptr address, size_t by
 {
 	struct mapping_map taken = {0};
 	struct mapping replaced;
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED;
 	take_mappings(address, bytes, &taken);
 	CUresult result = real(address, bytes);
 	for (uint64_t place = 0; place < taken.map.capacity; place++) {
