@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from aliquot.devices import CUDA
+from standin.changed import changed_driver
+from standin.conftest import MakeMachine
 from standin.machine import CONTEXT, GIB, MIB, OUT_OF_MEMORY, Grant, Machine, Tenant
 from support import wait_until
 
@@ -238,6 +240,46 @@ def test_one_unmap_over_imported_and_own_mappings_ends_all_of_them(
         other.does("release_physical", handle)
     assert grant.counted() - before == 2 * PIECE
     other.does("unmap", base, 4 * PIECE)
+    assert grant.counted() == before
+
+
+# --- multicast objects
+
+# A driver with one multicast object, which takes no more than one memory.
+MULTICAST = """
+typedef unsigned long long word;
+int cuMulticastBindMem(word object, word at, word memory, word offset, word bytes, word flags)
+{
+	static int bound;
+	return object != 12345 ? 400 : bound++ ? 2 : 0;
+}
+int cuMemRelease(word handle)
+{
+	int (*real)(word) = simulated("cuMemRelease");
+	return handle == 12345 ? 0 : real(handle);
+}
+"""
+OBJECT = 12345
+
+
+def test_memory_in_a_multicast_object_stays_charged_until_the_object_ends(
+    make_machine: MakeMachine, native_dir: Path, tmp_path: Path
+) -> None:
+    defined = ["cuMulticastBindMem", "cuMemRelease"]
+    driver = changed_driver(tmp_path / "driver", native_dir / "sim", MULTICAST, defined=defined)
+    machine = make_machine(driver=driver)
+    grant = machine.grant(LIMIT)
+    tenant = machine.tenant(grant).start()
+    before = grant.counted()
+    context = tenant.ok("create_context")
+    bound, refused = (tenant.ok("create_physical", PIECE) for _ in range(2))
+    tenant.does("bind_multicast", OBJECT, bound, PIECE)
+    assert tenant("bind_multicast", OBJECT, refused, PIECE) == [OUT_OF_MEMORY]
+    for handle in (bound, refused):
+        tenant.does("release_physical", handle)
+    tenant.does("destroy_context", context)
+    assert grant.counted() - before == PIECE
+    tenant.does("release_physical", OBJECT)
     assert grant.counted() == before
 
 
