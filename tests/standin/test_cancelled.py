@@ -74,8 +74,8 @@ def test_launches_have_gates_after_a_launching_thread_was_cancelled(
     assert process.returncode == 0
 
 
-# A driver in which the first thread that makes a context is cancelled as soon as it can be: inside the
-# driver, which opens files there, or right after it.
+# A driver in which the first thread that makes a context is cancelled as soon as it can be: inside
+# the driver, which opens files there, or right after it.
 FIRST = """
 #include <pthread.h>
 int cuDevicePrimaryCtxRetain(void **context, int device)
