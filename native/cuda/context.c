@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include "aliquot/ledger.h"
 #include "allocation.h"
+#include "cancel.h"
 #include "gate/gate.h"
 #include "map.h"
 #include "pool.h"
@@ -192,21 +193,25 @@ static CUresult destroy_again(CUcontext *context, CUresult why)
 	return why;
 }
 
-/* The calls that create a context differ in the arguments between the context and the device. */
+/* The calls that create a context differ in the arguments between the context and the device. A thread
+ * that was cancelled inside would leave the slice charged for a context that nobody has. */
 #define CREATE(context, device, call)                                                              \
 	do {                                                                                           \
 		struct creation creation;                                                                  \
+		CUresult result = CUDA_ERROR_OUT_OF_MEMORY;                                                \
 		if (!session_is_open())                                                                    \
 			return CUDA_ERROR_NOT_INITIALIZED;                                                     \
 		if (!(context))                                                                            \
 			return call;                                                                           \
-		if (!begin_creation(&creation, device))                                                    \
-			return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
-		CUresult created = call;                                                                   \
-		CUresult result = finish_creation(&creation, created, *(context), device);                 \
-		if (result == CUDA_SUCCESS || created != CUDA_SUCCESS)                                     \
-			return result;                                                                         \
-		return destroy_again(context, result);                                                     \
+		int cancel = cancel_disable();                                                             \
+		if (begin_creation(&creation, device)) {                                                   \
+			CUresult created = call;                                                               \
+			result = finish_creation(&creation, created, *(context), device);                      \
+			if (result != CUDA_SUCCESS && created == CUDA_SUCCESS)                                 \
+				result = destroy_again(context, result);                                           \
+		}                                                                                          \
+		cancel_restore(cancel);                                                                    \
+		return result;                                                                             \
 	} while (0)
 
 CUresult hook_context_create(__typeof__(&cuCtxCreate_v2) real, CUcontext *context, unsigned flags,
@@ -302,24 +307,29 @@ static CUresult release_primary_again(CUcontext *context, CUdevice device, CUres
 	return why;
 }
 
+struct turn {
+	bool taken; /* false: the wait was in vain */
+	int cancel;
+};
+
 /* One thread at a time creates or destroys a slice's primary context. Otherwise each would charge
  * for the same context, and together they would fill the slice. Nobody waits for ever, since the
- * driver may hang; false: the wait was in vain. */
-static bool take_turn(uint32_t slice)
+ * driver may hang. Whoever has the turn is not cancelled. */
+static struct turn take_turn(uint32_t slice)
 {
+	struct turn turn = {.cancel = cancel_disable()};
 	struct timespec moment = {.tv_nsec = 1000 * 1000};
-	for (unsigned tries = 0; tries < TURN_MS; tries++) {
-		if (!atomic_exchange(&turn_taken[slice], true))
-			return true;
-		nanosleep(&moment, NULL);
-	}
-	return false;
+	for (unsigned tries = 0; tries < TURN_MS && !turn.taken; tries++)
+		if (!(turn.taken = !atomic_exchange(&turn_taken[slice], true)))
+			nanosleep(&moment, NULL);
+	return turn;
 }
 
-static void end_turn(uint32_t slice, bool taken)
+static void end_turn(uint32_t slice, struct turn turn)
 {
-	if (taken)
+	if (turn.taken)
 		atomic_store(&turn_taken[slice], false);
+	cancel_restore(turn.cancel);
 }
 
 static CUresult retain_again(__typeof__(&cuDevicePrimaryCtxRetain) real, CUcontext *context,
@@ -356,7 +366,7 @@ CUresult hook_primary_retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUconte
 	uint32_t slice = session_slice_of_device(device);
 	if (!context || slice == SESSION_NO_SLICE)
 		return real(context, device);
-	bool turn = take_turn(slice);
+	struct turn turn = take_turn(slice);
 	CUresult result = primary_is_active(device) ? retain_again(real, context, device)
 	                                            : retain_first(real, context, device);
 	end_turn(slice, turn);
@@ -387,7 +397,7 @@ CUresult hook_primary_end(__typeof__(&cuDevicePrimaryCtxRelease_v2) real, CUdevi
 	uint32_t slice = session_is_open() ? session_slice_of_device(device) : SESSION_NO_SLICE;
 	if (slice == SESSION_NO_SLICE)
 		return real(device);
-	bool turn = take_turn(slice);
+	struct turn turn = take_turn(slice);
 	CUresult result = end_primary(real, device);
 	end_turn(slice, turn);
 	return result;

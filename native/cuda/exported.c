@@ -17,6 +17,9 @@
 #endif
 
 #define SOMETIMES_NS (UINT64_C(10) * 1000 * 1000)
+/* A look may take the kernel some milliseconds, in which no process of the machine can lock a file:
+ * after one, none is made for so many times as long, unless memory is needed. */
+#define REST 50
 
 /* Released, but held by a descriptor when we last looked. */
 struct held_memory {
@@ -31,8 +34,8 @@ MAP_OF(held_map, struct held_memory)
 static struct held_map held;
 static struct aliquot_lock looking; /* one thread at a time looks or adds */
 static uint32_t looks;
-static _Atomic bool holds; /* `held` is not empty */
-static _Atomic uint64_t looked_ns;
+static _Atomic bool holds;          /* `held` is not empty */
+static _Atomic uint64_t look_at_ns; /* no look before that time, unless memory is needed */
 
 /* A byte that no other memory of the machine has: 62 bits, since the kernel's offsets are signed. */
 static uint64_t new_mark(void)
@@ -121,7 +124,7 @@ static bool take_unseen(struct held_memory *out)
 static uint64_t now_ns(void)
 {
 	struct timespec time;
-	clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+	clock_gettime(CLOCK_MONOTONIC, &time);
 	return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
@@ -135,12 +138,14 @@ bool exported_settle(void)
 		return false;
 	int cancel = cancel_disable();
 	aliquot_lock(&looking);
+	uint64_t begun = now_ns();
 	looks++;
 	if (look_at_locks())
 		for (; take_unseen(&memory); freed = true)
 			session_release(memory.slice, memory.bytes);
 	atomic_store(&holds, held.map.used != 0);
-	atomic_store(&looked_ns, now_ns());
+	uint64_t ended = now_ns(), rest = (ended - begun) * REST;
+	atomic_store(&look_at_ns, ended + (rest > SOMETIMES_NS ? rest : SOMETIMES_NS));
 	aliquot_unlock(&looking);
 	cancel_restore(cancel);
 	return freed;
@@ -148,8 +153,7 @@ bool exported_settle(void)
 
 void exported_settle_sometimes(void)
 {
-	if (atomic_load_explicit(&holds, memory_order_relaxed) &&
-	    now_ns() - atomic_load(&looked_ns) >= SOMETIMES_NS)
+	if (atomic_load_explicit(&holds, memory_order_relaxed) && now_ns() >= atomic_load(&look_at_ns))
 		exported_settle();
 }
 

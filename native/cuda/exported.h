@@ -34,7 +34,8 @@ void exported_release(uint64_t mark, uint32_t slice, uint64_t bytes);
 
 /* Give back what was released and is no longer open anywhere; true: there was something. */
 bool exported_settle(void);
-/* The same, not more often than every 10 ms: for calls that programs make all the time. */
+/* The same, not more often than every 10 ms and in at most a fiftieth of the time: for calls that
+ * programs make all the time. */
 void exported_settle_sometimes(void);
 
 #endif

@@ -132,7 +132,7 @@ static void unmapped(CUmemGenericAllocationHandle handle)
 struct attachment {
 	uint64_t holder; /* the array, or the handle of the multicast object */
 	CUmemGenericAllocationHandle memory;
-	CUcontext context; /* the holder ends with it */
+	CUcontext context; /* the holder ends with it; NULL: with its handle */
 };
 
 static struct aliquot_lock attaching;
@@ -158,17 +158,33 @@ static bool add_attachment(const struct attachment *added, bool *is_new)
 	return true;
 }
 
-static void attach(uint64_t holder, CUmemGenericAllocationHandle memory)
+/* Whether it was not there before. */
+static bool attach(uint64_t holder, CUcontext context, CUmemGenericAllocationHandle memory)
 {
-	struct attachment added = {.holder = holder, .memory = memory};
+	struct attachment added = {.holder = holder, .memory = memory, .context = context};
 	bool is_new;
-	REAL(cuCtxGetCurrent)(&added.context);
 	if (!count_in(memory, MAPPINGS))
-		return;
+		return false;
 	aliquot_lock(&attaching);
 	bool kept = add_attachment(&added, &is_new);
 	aliquot_unlock(&attaching);
 	if (kept && !is_new)
+		unmapped(memory);
+	return is_new;
+}
+
+/* Undo `attach`. */
+static void detach_memory(uint64_t holder, CUmemGenericAllocationHandle memory)
+{
+	bool found = false;
+	aliquot_lock(&attaching);
+	for (size_t i = 0; i < attached && !found; i++) {
+		found = attachments[i].holder == holder && attachments[i].memory == memory;
+		if (found)
+			attachments[i] = attachments[--attached];
+	}
+	aliquot_unlock(&attaching);
+	if (found)
 		unmapped(memory);
 }
 
@@ -209,20 +225,33 @@ void physical_context_ended(CUcontext context)
 CUresult hook_map_array(__typeof__(&cuMemMapArrayAsync) real, CUarrayMapInfo *list, unsigned count,
                         CUstream stream)
 {
+	CUcontext context = NULL;
+	REAL(cuCtxGetCurrent)(&context);
 	for (unsigned i = 0; list && session_is_open() && i < count; i++)
 		if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP)
-			attach((uint64_t)(uintptr_t)list[i].resource.array, list[i].memHandle.memHandle);
+			attach((uint64_t)(uintptr_t)list[i].resource.array, context,
+			       list[i].memHandle.memHandle);
 	return real(list, count, stream);
 }
+
+/* The body of a hook that binds memory to a multicast object, before `call` does; a program that is
+ * refused may go on without the object, and keep it. */
+#define BIND(object, bound, call)                                                                  \
+	do {                                                                                           \
+		CUmemGenericAllocationHandle to_bind = (bound);                                            \
+		bool is_new = (object) && session_is_open() && attach(object, NULL, to_bind);              \
+		CUresult result = call;                                                                    \
+		if (result != CUDA_SUCCESS && is_new)                                                      \
+			detach_memory(object, to_bind);                                                        \
+		return result;                                                                             \
+	} while (0)
 
 CUresult hook_multicast_bind(__typeof__(&cuMulticastBindMem) real,
                              CUmemGenericAllocationHandle object, size_t object_offset,
                              CUmemGenericAllocationHandle memory, size_t offset, size_t bytes,
                              unsigned long long flags)
 {
-	if (object && session_is_open())
-		attach(object, memory);
-	return real(object, object_offset, memory, offset, bytes, flags);
+	BIND(object, memory, real(object, object_offset, memory, offset, bytes, flags));
 }
 
 CUresult hook_multicast_bind_v2(__typeof__(&cuMulticastBindMem_v2) real,
@@ -230,9 +259,7 @@ CUresult hook_multicast_bind_v2(__typeof__(&cuMulticastBindMem_v2) real,
                                 size_t object_offset, CUmemGenericAllocationHandle memory,
                                 size_t offset, size_t bytes, unsigned long long flags)
 {
-	if (object && session_is_open())
-		attach(object, memory);
-	return real(object, device, object_offset, memory, offset, bytes, flags);
+	BIND(object, memory, real(object, device, object_offset, memory, offset, bytes, flags));
 }
 
 /* --- handles ----------------------------------------------------------------------------------- */
@@ -294,6 +321,8 @@ CUresult hook_export(__typeof__(&cuMemExportToShareableHandle) real, void *share
 CUresult hook_map(__typeof__(&cuMemMap) real, CUdeviceptr address, size_t bytes, size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED; /* a forked child may find our locks taken */
 	bool ours = count_in(handle, MAPPINGS);
 	CUresult result = real(address, bytes, offset, handle, flags);
 	if (result == CUDA_SUCCESS) {
@@ -332,6 +361,8 @@ CUresult hook_unmap(__typeof__(&cuMemUnmap) real, CUdeviceptr address, size_t by
 {
 	struct mapping_map taken = {0};
 	struct mapping replaced;
+	if (!session_is_open())
+		return CUDA_ERROR_NOT_INITIALIZED;
 	take_mappings(address, bytes, &taken);
 	CUresult result = real(address, bytes);
 	for (uint64_t place = 0; place < taken.map.capacity; place++) {
@@ -382,9 +413,7 @@ CUresult hook_multicast_bind_address(__typeof__(&cuMulticastBindAddr) real,
                                      CUmemGenericAllocationHandle object, size_t offset,
                                      CUdeviceptr address, size_t bytes, unsigned long long flags)
 {
-	if (object && session_is_open())
-		attach(object, handle_at(address));
-	return real(object, offset, address, bytes, flags);
+	BIND(object, handle_at(address), real(object, offset, address, bytes, flags));
 }
 
 CUresult hook_multicast_bind_address_v2(__typeof__(&cuMulticastBindAddr_v2) real,
@@ -392,7 +421,5 @@ CUresult hook_multicast_bind_address_v2(__typeof__(&cuMulticastBindAddr_v2) real
                                         size_t offset, CUdeviceptr address, size_t bytes,
                                         unsigned long long flags)
 {
-	if (object && session_is_open())
-		attach(object, handle_at(address));
-	return real(object, device, offset, address, bytes, flags);
+	BIND(object, handle_at(address), real(object, device, offset, address, bytes, flags));
 }

@@ -43,6 +43,31 @@ class Client(Worker):
         finally:
             os._exit(0)
 
+    def unmap_in_children(self, mappings: int, children: int) -> list[int]:
+        """Fork children that unmap, while a thread unmaps. Returns their exit codes, sorted."""
+        step = 2 * MIB
+        memory = self.create_physical(step)[1]
+        base = self.reserve_addresses((mappings + 1) * step)[1]
+        for number in range(mappings):
+            self.map(base + number * step, step, memory)
+        unmapped, over = base + mappings * step, threading.Event()
+
+        def keep_unmapping() -> None:
+            while not over.is_set():
+                self.unmap(unmapped, step)
+
+        thread = threading.Thread(target=keep_unmapping)
+        thread.start()
+        codes = set()
+        for _ in range(children):
+            if not (child := os.fork()):
+                signal.alarm(10)
+                os._exit(self.unmap(unmapped, step)[0])
+            codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        over.set()
+        thread.join()
+        return sorted(codes)
+
     def close_descriptor(self, descriptor: int) -> list[int]:
         os.close(descriptor)
         return [0]

@@ -494,6 +494,11 @@ class Driver:
         info = _MapInfo(resource=array, handle=handle, operation=operation, devices=1)
         return self._call("cuMemMapArrayAsync", c.byref(info), 1, None)
 
+    def bind_multicast(self, holder: int, handle: int, size: int) -> Answer:
+        zero = c.c_uint64(0)
+        memory = (zero, c.c_uint64(handle), _size(0), _size(size), zero)
+        return self._call("cuMulticastBindMem", c.c_uint64(holder), *memory)
+
     def destroy_array(self, array: int) -> Answer:
         return self._call("cuArrayDestroy", _handle(array))
 

@@ -74,7 +74,8 @@ def test_launches_have_gates_after_a_launching_thread_was_cancelled(
     assert process.returncode == 0
 
 
-# A driver in which the first thread that makes a context is cancelled as soon as it can be.
+# A driver in which the first thread that makes a context is cancelled as soon as it can be: inside
+# the driver, which opens files there, or right after it.
 FIRST = """
 #include <pthread.h>
 int cuDevicePrimaryCtxRetain(void **context, int device)
@@ -82,19 +83,22 @@ int cuDevicePrimaryCtxRetain(void **context, int device)
 	static int calls;
 	int (*real)(void **, int) = simulated("cuDevicePrimaryCtxRetain");
 	int result = real(context, device);
-	if (calls++ == 0)
+	if (calls++ == 0) {
 		pthread_cancel(pthread_self());
+		%s;
+	}
 	return result;
 }
 """
 
 
+@pytest.mark.parametrize("then", ["pthread_testcancel()", ""], ids=["inside", "after"])
 def test_a_cancelled_thread_does_not_keep_the_slice_for_its_context(
-    make_machine: MakeMachine, native_dir: Path, program: Path, tmp_path: Path
+    make_machine: MakeMachine, native_dir: Path, program: Path, tmp_path: Path, then: str
 ) -> None:
     """The whole slice is held for a process's first context, until the arbiter has measured it."""
     defined = ["cuDevicePrimaryCtxRetain"]
-    driver = changed_driver(tmp_path / "driver", native_dir / "sim", FIRST, defined=defined)
+    driver = changed_driver(tmp_path / "driver", native_dir / "sim", FIRST % then, defined=defined)
     machine = make_machine(driver=driver)
     done = machine.run(machine.grant(2 * GIB), str(program), "take")
     assert done.stdout == "done\n", done.stdout + done.stderr

@@ -116,6 +116,14 @@ def test_a_forked_child_has_no_gpu_and_its_parent_keeps_its_memory(
     assert grant.counted() == counted - PIECE
 
 
+def test_a_child_forked_while_another_thread_unmaps_does_not_hang(
+    machine: Machine, grant: Grant
+) -> None:
+    """A search through many mappings takes long, and most children are forked in one."""
+    tenant = machine.tenant(grant).start()
+    assert tenant("unmap_in_children", 4096, 10) == [NOT_INITIALIZED]
+
+
 def test_a_child_forked_before_the_first_call_joins_by_itself(
     machine: Machine, grant: Grant
 ) -> None:

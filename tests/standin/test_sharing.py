@@ -7,10 +7,15 @@ for no process.
 
 from __future__ import annotations
 
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from aliquot.devices import CUDA
+from standin.changed import changed_driver
+from standin.conftest import MakeMachine
 from standin.machine import CONTEXT, GIB, MIB, OUT_OF_MEMORY, Grant, Machine, Tenant
 from support import wait_until
 
@@ -97,6 +102,49 @@ def test_descriptors_left_open_fill_the_slice_and_no_more(grant: Grant, tenant: 
     for descriptor in kept:
         tenant.does("close_descriptor", descriptor)
     tenant.ok("create_shareable", LIMIT // 2)  # what closing freed is found when it is needed
+
+
+# A kernel that takes long to say which descriptors are open, and writes down that it was asked.
+SLOW_LOCKS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+enum { APPEND = 02101 }; /* O_WRONLY | O_CREAT | O_APPEND; <fcntl.h> declares another open */
+int open(const char *path, int flags, int mode)
+{
+	int (*next)(const char *, int, int) = dlsym(RTLD_NEXT, "open");
+	if (strcmp(path, "/proc/locks") == 0) {
+		int asked = next(getenv("TEST_ASKED"), APPEND, 0600);
+		write(asked, "x", 1);
+		close(asked);
+		usleep(20000);
+	}
+	return next(path, flags, mode);
+}
+"""
+
+
+def test_calls_that_wait_rarely_ask_the_kernel_for_open_descriptors(
+    machine: Machine, grant: Grant, tmp_path: Path
+) -> None:
+    """The answer takes milliseconds, in which nobody on the machine can lock a file."""
+    asked, shim = tmp_path / "asked", tmp_path / "shim.so"
+    (tmp_path / "shim.c").write_text(SLOW_LOCKS)
+    command = ["gcc", "-shared", "-fPIC", "-o", str(shim), str(tmp_path / "shim.c")]
+    subprocess.run(command, check=True)
+    preload = f"{shim}:{machine.library / CUDA}"
+    tenant = machine.tenant(grant, LD_PRELOAD=preload, TEST_ASKED=str(asked)).start()
+    handle, _ = export(tenant)
+    tenant.does("release_physical", handle)
+    start, waits = time.monotonic(), 0
+    while time.monotonic() < start + 2:
+        tenant.does("synchronize")
+        waits += 1
+        time.sleep(0.01)
+    assert waits > 20
+    assert 1 <= asked.stat().st_size <= 4  # 20 ms, and then none for a second
 
 
 @pytest.mark.parametrize("last", ["exporter", "importer"])
@@ -192,6 +240,46 @@ def test_one_unmap_over_imported_and_own_mappings_ends_all_of_them(
         other.does("release_physical", handle)
     assert grant.counted() - before == 2 * PIECE
     other.does("unmap", base, 4 * PIECE)
+    assert grant.counted() == before
+
+
+# --- multicast objects
+
+# A driver with one multicast object, which takes no more than one memory.
+MULTICAST = """
+typedef unsigned long long word;
+int cuMulticastBindMem(word object, word at, word memory, word offset, word bytes, word flags)
+{
+	static int bound;
+	return object != 12345 ? 400 : bound++ ? 2 : 0;
+}
+int cuMemRelease(word handle)
+{
+	int (*real)(word) = simulated("cuMemRelease");
+	return handle == 12345 ? 0 : real(handle);
+}
+"""
+OBJECT = 12345
+
+
+def test_memory_in_a_multicast_object_stays_charged_until_the_object_ends(
+    make_machine: MakeMachine, native_dir: Path, tmp_path: Path
+) -> None:
+    defined = ["cuMulticastBindMem", "cuMemRelease"]
+    driver = changed_driver(tmp_path / "driver", native_dir / "sim", MULTICAST, defined=defined)
+    machine = make_machine(driver=driver)
+    grant = machine.grant(LIMIT)
+    tenant = machine.tenant(grant).start()
+    before = grant.counted()
+    context = tenant.ok("create_context")
+    bound, refused = (tenant.ok("create_physical", PIECE) for _ in range(2))
+    tenant.does("bind_multicast", OBJECT, bound, PIECE)
+    assert tenant("bind_multicast", OBJECT, refused, PIECE) == [OUT_OF_MEMORY]
+    for handle in (bound, refused):
+        tenant.does("release_physical", handle)
+    tenant.does("destroy_context", context)
+    assert grant.counted() - before == PIECE
+    tenant.does("release_physical", OBJECT)
     assert grant.counted() == before
 
 
