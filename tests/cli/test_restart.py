@@ -85,14 +85,14 @@ def test_an_arbiter_in_the_foreground_is_left_to_who_started_it(
 
 
 def test_the_next_arbiter_keeps_the_settings_of_the_last(
-    cli: Cli, tenants: Tenants, aliquot_state: Path, tmp_path: Path
+    cli: Cli, cli_env: dict[str, str], tenants: Tenants, aliquot_state: Path, tmp_path: Path
 ) -> None:
     """Whoever starts it: without its options it would know no limits of users."""
     state = aliquot_state / "simulated" / "h100-1"
     users = tmp_path / "users"
-    users.write_text("user * memory 2GiB\n")
+    users.write_text("user * memory 20GiB\n")
     options = (*ONE, "--users", str(users), "--unjoined", "end")
-    foreground = subprocess.Popen(aliquot_command("arbiter", *options))
+    foreground = subprocess.Popen([aliquot_command(), "arbiter", *options], env=cli_env)
     wait_until(lambda: control.answers(state))
     running(tenants, "mine")
     foreground.terminate()

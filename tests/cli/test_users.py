@@ -128,3 +128,10 @@ def test_an_invalid_name_of_a_group_is_refused(cli: Cli) -> None:
     answer = cli("run", "--simulate", "h100:1", "--together", "a b", "--", "true")
     assert answer.returncode == 2
     assert "--together 'a b' is not a valid name" in answer.stderr
+
+
+def test_a_missing_file_of_limits_is_refused(cli: Cli, short_tmp: Path) -> None:
+    missing = short_tmp / "mistyped"
+    done = cli("arbiter", "--simulate", "h100:1", "--users", str(missing))
+    assert done.returncode == 1
+    assert f"there is no file {missing} with limits of users" in done.stderr

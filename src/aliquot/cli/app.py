@@ -450,7 +450,7 @@ def arbiter(
             metavar="FILE",
             show_default=False,
             help="Limits of users (aliquot limits). Without it, as root: /etc/aliquot/users. The "
-            "file may be missing; only root may be able to write to it.",
+            "file must belong to root, and nobody else may be able to write to it.",
         ),
     ] = None,
     unjoined: Annotated[

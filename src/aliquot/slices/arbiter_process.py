@@ -149,6 +149,11 @@ def serve(directory: Path, driver: Driver, users: Path | None, unjoined: Unjoine
             f"an arbiter already runs in {directory}",
             "One that `aliquot run` started ends a minute after its last grant. See: aliquot ps",
         )
+    if users and not users.exists():
+        raise ArbiterError(
+            f"there is no file {users} with limits of users",
+            "Without --users root's arbiter reads /etc/aliquot/users, which may be missing.",
+        )
     settings = Settings(users.absolute() if users else None, unjoined)
     settings.store(directory)
     command = [*_command(directory, driver, settings), "--foreground"]
