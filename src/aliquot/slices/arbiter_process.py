@@ -43,7 +43,7 @@ _POLL_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ArbiterSettings:
     """What an arbiter was told when it was started, for the next one of its state directory.
 
     Whatever starts the next one, the limits of users and the policy stay. `users`: the file of
@@ -54,7 +54,7 @@ class Settings:
     unjoined: Unjoined = Unjoined.REPORT
 
     @classmethod
-    def of(cls, directory: Path) -> Settings:
+    def of(cls, directory: Path) -> ArbiterSettings:
         """Those of the last arbiter there; the defaults if there was none."""
         try:
             stored = json.loads((directory / SETTINGS).read_text("utf-8"))
@@ -154,7 +154,7 @@ def serve(directory: Path, driver: Driver, users: Path | None, unjoined: Unjoine
             f"there is no file {users} with limits of users",
             "Without --users root's arbiter reads /etc/aliquot/users, which may be missing.",
         )
-    settings = Settings(users.absolute() if users else None, unjoined)
+    settings = ArbiterSettings(users.absolute() if users else None, unjoined)
     settings.store(directory)
     command = [*_command(directory, driver, settings), "--foreground"]
     exec_program(command[0], command, _environment(driver))
@@ -172,9 +172,9 @@ def start(
     It ends `linger` seconds after its last grant; 0: it does not end by itself. What is not given
     is as with the last arbiter of this directory.
     """
-    settings = Settings.of(directory)
+    settings = ArbiterSettings.of(directory)
     if unjoined is not None and unjoined != settings.unjoined:
-        settings = Settings(settings.users, unjoined)
+        settings = ArbiterSettings(settings.users, unjoined)
         settings.store(directory)
     command = [*_command(directory, driver, settings), "--linger", str(linger)]
     deadline = time.monotonic() + _START_SECONDS
@@ -198,7 +198,7 @@ def start(
         time.sleep(_POLL_SECONDS)
 
 
-def _command(directory: Path, driver: Driver, settings: Settings) -> list[str]:
+def _command(directory: Path, driver: Driver, settings: ArbiterSettings) -> list[str]:
     """The arbiter's command line; root's arbiter has a file of user limits in any case."""
     users = settings.users
     if users is None and os.geteuid() == 0:
