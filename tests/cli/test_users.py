@@ -120,7 +120,7 @@ def test_limits_without_an_arbiter(cli: Cli) -> None:
     answer = cli("limits", "--simulate", "h100:1")
     assert (answer.returncode, answer.stdout) == (
         0,
-        "No arbiter runs here: there are no limits yet.\n",
+        "No arbiter runs here; `aliquot run` starts one.\n",
     )
 
 

@@ -26,10 +26,7 @@ def show_limits(simulate: str | None, *, reload: bool, json: bool) -> None:
     except NoArbiterError:
         if reload or json:
             raise
-        console().print(
-            "No arbiter runs here. `aliquot run` starts one, and where grants are left,"
-        )
-        console().print("`aliquot ps` does.")
+        console().print("No arbiter runs here; `aliquot run` starts one.")
         return
     if json:
         print_json(report.answer)
