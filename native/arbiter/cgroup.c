@@ -2,7 +2,13 @@
 
 #include "identity.h"
 
+#include <dirent.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+
+#define ROOT "/sys/fs/cgroup"
 
 /* The path of the next line and its length; NULL: no more lines. A line is
  * HIERARCHY:CONTROLLERS:PATH, and controllers have no colon. */
@@ -55,6 +61,25 @@ bool cgroup_has(const char *cgroup, int32_t pid)
 {
 	struct cgroup_file file;
 	return cgroup_read(pid, &file) && cgroup_contains(cgroup, &file);
+}
+
+static bool is_below(const char *hierarchy, const char *cgroup)
+{
+	char path[NAME_MAX + sizeof(ROOT) + CGROUP_PATH_SIZE + 2];
+	snprintf(path, sizeof(path), ROOT "/%s%s", hierarchy, cgroup);
+	return !access(path, F_OK);
+}
+
+bool cgroup_exists(const char *cgroup)
+{
+	bool found = is_below("", cgroup); /* version 2 alone; otherwise each hierarchy has a folder */
+	DIR *root = found ? NULL : opendir(ROOT);
+	struct dirent *entry;
+	while (root && !found && (entry = readdir(root)))
+		found = entry->d_name[0] != '.' && is_below(entry->d_name, cgroup);
+	if (root)
+		closedir(root);
+	return found;
 }
 
 bool cgroup_apart(int32_t pid, int32_t other, char out[CGROUP_PATH_SIZE])

@@ -30,6 +30,9 @@ bool cgroup_contains(const char *path, const struct cgroup_file *file);
 /* The same for a process by its pid; false also if it is gone. */
 bool cgroup_has(const char *path, int32_t pid);
 
+/* Whether one is visible to us at that path, in any hierarchy. */
+bool cgroup_exists(const char *path);
+
 /* A cgroup that has the process and not the other one: the longest of its paths for which that holds;
  * false: there is none, or the process is gone. */
 bool cgroup_apart(int32_t pid, int32_t other, char path[CGROUP_PATH_SIZE]);

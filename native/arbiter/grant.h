@@ -81,10 +81,11 @@ struct grant {
 	void (*processes_left)(struct grant *grant);
 	struct credit_grant *credit; /* its slices as contenders; NULL: the record cannot be read */
 	struct findings findings;
-	/* unjoined.h's: the grant's cgroup, or empty; whether somebody told it; whether other grants have
-	 * processes there, so that it is not learned; and what processes there that have not joined use. */
+	/* unjoined.h's: the grant's cgroup, or empty; whether somebody told it, and it was visible then;
+	 * whether other grants have processes there, so that it is not learned; and what processes there
+	 * that have not joined use. */
 	char cgroup[CGROUP_PATH_SIZE];
-	bool cgroup_is_told, cgroup_is_shared;
+	bool cgroup_is_told, cgroup_was_visible, cgroup_is_shared;
 	uint64_t unjoined_bytes[ALIQUOT_MAX_GPUS];
 	char broken[160]; /* why it is broken; empty: it is not */
 };

@@ -191,6 +191,8 @@ void measure_on_timer(struct timer *timer)
 			publish_context(arbiter, &arbiter->nvml.gpus[i]);
 	for (struct grant *grant = arbiter->grants, *next; grant; grant = next) {
 		next = grant->next;
+		processes_trim_files(grant);
+		unjoined_forget_removed(grant);
 		if (grant_check(grant))
 			processes_drop_replaced(grant);
 	}

@@ -24,8 +24,8 @@ bool measure_begin(struct measurement *measurement, struct process *process, boo
                    uint64_t for_context, void (*done)(struct measurement *measurement, bool left));
 
 /* Starts the timer: every 500 ms, while a process is live or a grant has a cgroup, it asks for
- * snapshots of all GPUs, measures all processes, drops those that now run a program which uses no
- * GPU, and updates credit and findings. */
+ * snapshots of all GPUs, takes back what tenants added to files, measures all processes, drops those
+ * that now run a program which uses no GPU, and updates credit and findings. */
 void measure_start(struct arbiter *arbiter);
 void measure_on_timer(struct timer *timer);
 

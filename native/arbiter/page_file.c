@@ -19,6 +19,8 @@
 #endif
 #define TREE_CLONE 1u
 #define MOUNT_READ_ONLY 1u
+#define BLOCK 512u /* the unit of st_blocks */
+#define HUGE_PAGE (2u << 20)
 
 struct mount_attributes {
 	uint64_t set, clear, propagation, user_namespace;
@@ -38,6 +40,21 @@ int page_file_make(int directory, const char *name, size_t size, mode_t mode)
 		return error;
 	}
 	return fd;
+}
+
+bool page_file_trim(int fd, size_t size)
+{
+	struct stat status;
+	if (fstat(fd, &status))
+		return false;
+	/* Space can be allocated behind the end too; huge pages take some by themselves. */
+	bool is_longer = status.st_size > (off_t)size;
+	bool takes_more = (uint64_t)status.st_blocks * BLOCK > size + HUGE_PAGE;
+	if (is_longer || takes_more) {
+		int ignored = ftruncate(fd, (off_t)size);
+		(void)ignored;
+	}
+	return is_longer;
 }
 
 /* The directory in a mount of our own that is read-only, attached nowhere; or -errno. */

@@ -15,6 +15,9 @@
 /* Makes a file with all its memory or disk space. Its descriptor for reading and writing, or -errno. */
 int page_file_make(int directory, const char *name, size_t size, mode_t mode);
 
+/* Takes back what a tenant added to a file of that size. True: the file had become longer. */
+bool page_file_trim(int fd, size_t size);
+
 /* A reader's descriptor, or -errno. */
 int page_file_open_for_readers(int directory, const char *name);
 

@@ -112,7 +112,10 @@ static const char *map_page(struct mapping *mapping, int directory, const char *
 	int fd = openat(directory, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0)
 		return strerror(errno);
-	int error = mapping_open(mapping, fd, size);
+	/* A process that truncated its page is held by zeroes: it is not let go. */
+	int error = strcmp(kind, WORK) ? 0 : -posix_fallocate(fd, 0, (off_t)size);
+	if (!error)
+		error = mapping_open(mapping, fd, size);
 	close(fd);
 	return error == -EFBIG ? "truncated" : error ? strerror(-error) : NULL;
 }
@@ -134,6 +137,18 @@ const char *process_pages_open(struct process_pages *pages, int directory, uint3
 	pages->credit = pages->credit_mapping.at;
 	pages->work = pages->work_mapping.at;
 	return NULL;
+}
+
+bool process_pages_trim(const struct process_pages *pages, int directory)
+{
+	char name[NAME_SIZE];
+	file_name(name, WORK, pages->number);
+	int fd = openat(directory, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	bool was_longer = page_file_trim(fd, work_size(pages->slices));
+	close(fd);
+	return was_longer;
 }
 
 void process_pages_close(struct process_pages *pages)

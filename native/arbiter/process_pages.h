@@ -38,6 +38,9 @@ void process_pages_close_fds(const struct process_page_fds *fds);
 const char *process_pages_open(struct process_pages *pages, int directory, uint32_t number,
                                uint32_t slices);
 
+/* Takes back what the process added to its work page. True: it was longer. */
+bool process_pages_trim(const struct process_pages *pages, int directory);
+
 /* Unmaps them; the files stay. */
 void process_pages_close(struct process_pages *pages);
 

@@ -2,6 +2,7 @@
 
 #include "aliquot/ledger.h"
 #include "log.h"
+#include "page_file.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,8 +25,8 @@ void processes_sum_driver_bytes(struct grant *grant, uint32_t slice)
 void processes_give_back(struct process *process, uint32_t slice)
 {
 	struct grant *grant = process->grant;
-	if (grant_check(grant))
-		ledger_forget(&grant->usage->slices[slice], process->slot);
+	if (grant_check(grant) && !ledger_forget(&grant->usage->slices[slice], process->slot))
+		grant_break(grant, "usage", "its total changes all the time");
 	atomic_store(&processes_page(process)->driver_bytes[slice], 0);
 	processes_sum_driver_bytes(grant, slice);
 	grant_publish(grant, process->slot);
@@ -137,6 +138,17 @@ bool processes_is_off_the_gpus(const struct process *process, uint64_t since)
 			return false;
 	}
 	return true;
+}
+
+void processes_trim_files(struct grant *grant)
+{
+	if (grant->usage_fd >= 0 && page_file_trim(grant->usage_fd, sizeof(struct aliquot_usage)))
+		grant_break(grant, "usage", "a program made the file longer");
+	for (uint32_t slot = 0; slot < grant->process_end; slot++) {
+		const struct process *process = grant->processes[slot];
+		if (process && process->pages.credit && process_pages_trim(&process->pages, grant->pages))
+			grant_break(grant, "work", "a program made the file longer");
+	}
 }
 
 void processes_drop_replaced(struct grant *grant)

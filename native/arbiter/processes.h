@@ -97,6 +97,10 @@ void processes_leave(struct process *process);
 void processes_discard(struct process *process);
 void processes_discard_all(struct grant *grant);
 
+/* Takes back what tenants added to files that they can write: nobody may fill the memory in which other
+ * grants have theirs. That breaks the grant. */
+void processes_trim_files(struct grant *grant);
+
 /* Drops processes that have become a program which uses no GPU. */
 void processes_drop_replaced(struct grant *grant);
 

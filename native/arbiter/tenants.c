@@ -4,6 +4,7 @@
 #include "joining.h"
 #include "log.h"
 #include "measure.h"
+#include "unjoined.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -51,8 +52,9 @@ __attribute__((format(printf, 3, 4))) static bool refuse(struct connection *conn
 
 static void on_measured(struct measurement *measurement, bool left);
 
-static bool may_join(const struct grant *grant, const struct identity *who)
+static bool may_join(struct grant *grant, const struct identity *who)
 {
+	unjoined_forget_removed(grant);
 	if (grant->cgroup_is_told)
 		return cgroup_has(grant->cgroup, who->pid);
 	if (callers_is_privileged(who->uid))

@@ -1,5 +1,6 @@
 #include "unjoined.h"
 
+#include "aliquot/ledger.h"
 #include "log.h"
 
 #include <errno.h>
@@ -34,8 +35,17 @@ bool unjoined_set_cgroup(struct grant *grant, const char *path, struct failure *
 		return true;
 	snprintf(grant->cgroup, sizeof(grant->cgroup), "%s", path);
 	grant->cgroup_is_told = true;
+	grant->cgroup_was_visible = cgroup_exists(path);
 	log_event("grant %s: its cgroup is %s", grant->name, path);
 	return true;
+}
+
+void unjoined_forget_removed(struct grant *grant)
+{
+	if (!grant->cgroup_is_told || !grant->cgroup_was_visible || cgroup_exists(grant->cgroup))
+		return;
+	log_event("grant %s: its cgroup %s is gone", grant->name, grant->cgroup);
+	unjoined_forget(grant);
 }
 
 static bool has_process_in(const struct grant *grant, const char *cgroup)
@@ -92,7 +102,7 @@ static struct grant *grant_of(const struct arbiter *arbiter, int32_t pid)
 		if (*grant->cgroup && (!found || strlen(grant->cgroup) > strlen(found->cgroup)) &&
 		    cgroup_contains(grant->cgroup, &file))
 			found = grant;
-	return found && grant_check(found) ? found : NULL;
+	return found && found->limits ? found : NULL;
 }
 
 static int slice_of(const struct grant *grant, const struct gpu *gpu)
@@ -112,8 +122,7 @@ static void charge(struct unjoined *one, uint32_t slice, bool listed, uint64_t b
 		return;
 	grant->unjoined_bytes[slice] += bytes - one->bytes[slice];
 	one->bytes[slice] = bytes;
-	if (grant_check(grant))
-		processes_sum_driver_bytes(grant, slice);
+	processes_sum_driver_bytes(grant, slice);
 }
 
 static void drop(struct unjoined **link)
@@ -226,7 +235,9 @@ static void observe(struct arbiter *arbiter, const struct gpu *gpu,
 		one = add(arbiter, grant, client->pid, snapshot->asked_at);
 	if (!one)
 		return;
-	uint64_t estimate = gpu_context_bytes(gpu, grant->limits->slices[slice].limit_bytes);
+	uint64_t estimate = gpu->context_bytes;
+	if (!estimate)
+		estimate = ledger_context_estimate(atomic_load(&grant->limits->slices[slice].limit_bytes));
 	one->computes |= client->computes;
 	charge(one, (uint32_t)slice, true,
 	       client->bytes == NVML_UNKNOWN_BYTES ? estimate : client->bytes);

@@ -11,8 +11,8 @@
  * No program that keeps the rules is ended: a process joins before it has a context, so one that NVML
  * lists and that has joined is never here. Only a process that NVML has listed as computing in two
  * snapshots at least 500 ms apart is killed, through a pidfd of the same process, and only in a
- * cgroup that was told. A grant whose files are broken has no unjoined processes: the arbiter does
- * not know who has joined it.
+ * cgroup that was told. A grant whose record cannot be read has no unjoined processes: the arbiter does
+ * not know who has joined it. Files that a tenant can break change nothing here.
  */
 #ifndef ARBITER_UNJOINED_H
 #define ARBITER_UNJOINED_H
@@ -37,6 +37,10 @@ struct unjoined {
 
 /* The grant's cgroup is that one. False and `failure`: the arbiter itself is in it. */
 bool unjoined_set_cgroup(struct grant *grant, const char *path, struct failure *failure);
+
+/* Forgets a told cgroup that has been removed: its container has ended, and the next one of the same
+ * grant has another cgroup, which is to be told. */
+void unjoined_forget_removed(struct grant *grant);
 
 /* A process has joined, or was recovered: learns the cgroup of its grant. */
 void unjoined_on_join(struct process *process);

@@ -18,6 +18,10 @@
 
 _Static_assert(ALIQUOT_MAX_PROCESSES <= 1u << (64 - UNITS_BITS - TURN_BITS), "slots fit the word");
 
+/* Each lost round is a change by another process. So many in a row, in some ten milliseconds, are no
+ * programs that allocate memory. */
+#define FORGET_ROUNDS UINT64_C(100000)
+
 /* The tests stop or kill a process at each of these. */
 #ifdef LEDGER_TEST_POINTS
 void ledger_test_point(void);
@@ -104,14 +108,15 @@ static void complete(struct aliquot_usage_slice *usage, uint64_t word)
 }
 
 /* Changes the total by `units` for `slot`. Reads the capacity again in each round; NULL: gives back.
- * *units_now: the new total. */
+ * *units_now: the new total. False: it does not fit, or others changed the word in each of so many
+ * rounds. */
 static bool change_total(struct aliquot_usage_slice *usage,
                          const struct aliquot_slice_limits *capacity, uint32_t slot, uint64_t units,
-                         uint64_t *units_now)
+                         uint64_t rounds, uint64_t *units_now)
 {
 	struct aliquot_entry *entry = &usage->entries[slot];
 	uint64_t word = atomic_load(&usage->word);
-	for (;;) {
+	while (rounds--) {
 		POINT();
 		complete(usage, word);
 		uint64_t held = atomic_load(&entry->held);
@@ -138,19 +143,20 @@ static bool change_total(struct aliquot_usage_slice *usage,
 			return true;
 		}
 	}
+	return false;
 }
 
 static void give_back(struct aliquot_usage_slice *usage, uint32_t slot, uint64_t units)
 {
 	uint64_t ignored;
-	change_total(usage, NULL, slot, units, &ignored);
+	change_total(usage, NULL, slot, units, UINT64_MAX, &ignored);
 }
 
 bool ledger_reserve(struct aliquot_usage_slice *usage, const struct aliquot_slice_limits *limits,
                     uint32_t slot, uint64_t bytes)
 {
 	uint64_t units = to_units(bytes), now;
-	if (!change_total(usage, limits, slot, units, &now))
+	if (!change_total(usage, limits, slot, units, UINT64_MAX, &now))
 		return false;
 	POINT();
 	/* ledger_set_limit writes the limit and then reads the total: either it has seen this reservation,
@@ -166,10 +172,11 @@ void ledger_release(struct aliquot_usage_slice *usage, uint32_t slot, uint64_t b
 	give_back(usage, slot, to_units(bytes));
 }
 
-void ledger_forget(struct aliquot_usage_slice *usage, uint32_t slot)
+bool ledger_forget(struct aliquot_usage_slice *usage, uint32_t slot)
 {
-	give_back(usage, slot, UINT64_MAX);
+	uint64_t ignored;
 	atomic_store(&usage->entries[slot].managed, 0);
+	return change_total(usage, NULL, slot, UINT64_MAX, FORGET_ROUNDS, &ignored);
 }
 
 uint64_t ledger_total(const struct aliquot_usage_slice *usage)

@@ -136,6 +136,29 @@ class TestKept:
             assert inside.hello() == 0
             inside.close()
 
+    def test_the_container_may_be_started_anew_in_another_cgroup(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        """As a kubelet does with a container that has ended: the grant stays."""
+        directory = keep(arbiter)
+        with make_cgroup(f"aliquot-kept-{os.getpid()}") as cgroup:
+            if not cgroup:
+                pytest.skip("needs root and a cgroup hierarchy that can be written")
+            assert "cgroup" in arbiter.ask(f"set-cgroup name=pod path={cgroup.path}")
+            assert pod(arbiter)["cgroup_is_told"] is True
+        tenant = tenants(directory)
+        assert tenant.hello() == 0
+        assert pod(arbiter)["cgroup_is_told"] is False
+
+    def test_a_removed_cgroup_is_asked_for_again(self, arbiter: Arbiter) -> None:
+        """Whoever tells cgroups sees that one is missing, whether or not a process joins."""
+        keep(arbiter)
+        with make_cgroup(f"aliquot-kept-{os.getpid()}") as cgroup:
+            if not cgroup:
+                pytest.skip("needs root and a cgroup hierarchy that can be written")
+            assert "cgroup" in arbiter.ask(f"set-cgroup name=pod path={cgroup.path}")
+        wait_until(lambda: not pod(arbiter)["cgroup_is_told"])
+
     def test_a_kept_grant_can_be_resized(self, arbiter: Arbiter) -> None:
         keep(arbiter)
         answer = arbiter.ask(f"resize name=pod slice={GPU},memory={4 * GIB},compute=50")

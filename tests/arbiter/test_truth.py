@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import ctypes as c
 import errno
 import os
 import signal
@@ -14,7 +14,7 @@ import pytest
 
 from arbiter import wire
 from arbiter.rig import GPU, contend
-from support import GIB, wait_until
+from support import GIB, MIB, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ class TestDescriptors:
     @as_root
     def test_an_arbiter_that_cannot_protect_them_says_so(self, stopped_arbiter: Arbiter) -> None:
         def drop_sys_admin() -> None:
-            assert ctypes.CDLL(None).prctl(24, 21, 0, 0, 0) == 0  # PR_CAPBSET_DROP, CAP_SYS_ADMIN
+            assert c.CDLL(None).prctl(24, 21, 0, 0, 0) == 0  # PR_CAPBSET_DROP, CAP_SYS_ADMIN
 
         stopped_arbiter.start(preexec_fn=drop_sys_admin)
         directory = stopped_arbiter.make("a", GIB)
@@ -90,6 +90,52 @@ class TestDescriptors:
             )
         )
         assert arbiter.serving_pid() == serving
+        for each in answer.fds:
+            os.close(each)
+
+    def test_a_process_without_a_work_page_is_gated_by_the_next_arbiter(
+        self, arbiter: Arbiter
+    ) -> None:
+        answer = wire.exchange(arbiter.make("a", GIB), wire.hello_message())
+        size = os.fstat(answer.fds[3]).st_size
+        os.ftruncate(answer.fds[3], 0)
+        os.kill(arbiter.serving_pid(), signal.SIGKILL)
+        wait_until(arbiter.answers)
+        processes = (arbiter.grant("a") or {})["processes"]
+        assert [one["ungated"] for one in processes] == [None]
+        assert os.fstat(answer.fds[3]).st_size == size
+        for each in answer.fds:
+            os.close(each)
+
+    @pytest.mark.parametrize("page", ["usage", "work"])
+    def test_a_file_that_a_program_makes_longer_is_cut_again(
+        self, arbiter: Arbiter, page: str
+    ) -> None:
+        arbiter.make("honest", GIB)
+        answer = wire.exchange(arbiter.make("a", GIB), wire.hello_message())
+        fd = dict(zip(("limits", "usage", "credit", "work"), answer.fds, strict=True))[page]
+        size = os.fstat(fd).st_size
+        for _ in range(2):
+            os.posix_fallocate(fd, 0, 64 * MIB)
+            wait_until(lambda: os.fstat(fd).st_size == size)
+            wait_until(lambda: os.fstat(fd).st_blocks * 512 <= size + 4 * MIB)
+        assert (arbiter.grant("a") or {})["broken"] == f"{page}: a program made the file longer"
+        assert (arbiter.grant("honest") or {})["broken"] is None
+        for each in answer.fds:
+            os.close(each)
+
+    def test_space_behind_the_end_of_a_file_is_taken_back(self, arbiter: Arbiter) -> None:
+        answer = wire.exchange(arbiter.make("a", GIB), wire.hello_message())
+        keep_size, offset, size = 1, c.c_long(0), c.c_long(64 * MIB)
+        for fd in (answer.fds[1], answer.fds[3]):
+            assert c.CDLL(None).fallocate(fd, keep_size, offset, size) == 0
+            assert os.fstat(fd).st_blocks * 512 >= 64 * MIB
+        wait_until(
+            lambda: all(
+                os.fstat(fd).st_blocks * 512 <= os.fstat(fd).st_size + 4 * MIB
+                for fd in (answer.fds[1], answer.fds[3])
+            )
+        )
         for each in answer.fds:
             os.close(each)
 

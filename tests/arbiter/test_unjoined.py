@@ -97,16 +97,10 @@ class TestReport:
         assert unjoined(arbiter) == []
 
     def test_a_process_without_a_figure_is_charged_an_estimate(
-        self,
-        arbiter: Arbiter,
-        machine: Machine,
-        tenants: Tenants,
-        cgroup: Cgroup,
-        programs: Programs,
+        self, arbiter: Arbiter, machine: Machine, cgroup: Cgroup, programs: Programs
     ) -> None:
-        tenant = tenants(make_kept(arbiter))
-        tenant.hello()
-        tenant.tell("measure", GIB)
+        """Also where no process has joined for which there was a figure, or none."""
+        make_kept(arbiter)
         set_cgroup(arbiter, cgroup)
         machine.list_process(programs(cgroup).pid, "unknown")
         wait_until(lambda: driver_bytes(arbiter) == 512 * MIB)
@@ -155,6 +149,18 @@ class TestReport:
         machine.list_process(programs(inner).pid, GIB)
         wait_until(lambda: driver_bytes(arbiter, "b") == GIB)
         assert driver_bytes(arbiter) == 0
+
+    def test_a_grant_that_its_tenant_broke_is_charged_all_the_same(
+        self, arbiter: Arbiter, machine: Machine, cgroup: Cgroup, programs: Programs
+    ) -> None:
+        directory = make_kept(arbiter)
+        set_cgroup(arbiter, cgroup)
+        os.truncate(directory / "usage", 0)
+        assert grant(arbiter)["broken"] == "usage: truncated while in use"
+        program = programs(cgroup)
+        machine.list_process(program.pid, GIB)
+        wait_until(lambda: driver_bytes(arbiter) == GIB)
+        assert unjoined(arbiter) == [(program.pid, GIB)]
 
     def test_ends_with_its_grant(
         self, arbiter: Arbiter, machine: Machine, cgroup: Cgroup, programs: Programs

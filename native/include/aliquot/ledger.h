@@ -41,8 +41,9 @@ bool ledger_reserve(struct aliquot_usage_slice *usage, const struct aliquot_slic
 /* Gives `bytes` back, at most what the slot has. */
 void ledger_release(struct aliquot_usage_slice *usage, uint32_t slot, uint64_t bytes);
 
-/* Gives back all that `slot` has. Only for a slot whose process is dead. */
-void ledger_forget(struct aliquot_usage_slice *usage, uint32_t slot);
+/* Gives back all that `slot` has. Only for a slot whose process is dead. False: the word changes all the
+ * time, as no program would change it; nothing is given back, and the arbiter does not wait. */
+bool ledger_forget(struct aliquot_usage_slice *usage, uint32_t slot);
 
 /* The reserve for the driver in a slice of that size. */
 uint64_t ledger_headroom(uint64_t limit);

@@ -21,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	uint32_t slot = size ? data[size - 1] % ALIQUOT_MAX_PROCESSES : 0;
 	uint64_t before = ledger_total(usage);
 	ledger_held(usage, slot);
-	ledger_forget(usage, slot);
+	(void)ledger_forget(usage, slot);
 	if (ledger_total(usage) > before || ledger_held(usage, slot) != 0)
 		abort();
 	if (ledger_reserve(usage, &limits, slot, 4096) && ledger_total(usage) > UINT64_C(1) << 40)

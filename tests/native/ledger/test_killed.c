@@ -22,11 +22,14 @@ struct shared {
 };
 
 static int die_at = -1, lower_at = -1;
+static struct aliquot_usage_slice *stirred;
 static struct aliquot_slice_limits *lowered;
 
 void ledger_test_point(void);
 void ledger_test_point(void)
 {
+	if (stirred)
+		atomic_fetch_add(&stirred->word, 1);
 	if (lower_at >= 0 && lower_at-- == 0)
 		lowered->limit_bytes = 35 * ALIQUOT_UNIT;
 	if (die_at >= 0 && die_at-- == 0)
@@ -116,8 +119,19 @@ static int try_all(void (*operation)(struct shared *))
 	return step;
 }
 
+/* The arbiter gives up on a word that changes between any two steps; before and after, nothing hangs. */
+static void forget_while_the_word_changes(void)
+{
+	static struct aliquot_usage_slice usage;
+	stirred = &usage;
+	CHECK(!ledger_forget(&usage, DEAD));
+	stirred = NULL;
+	CHECK(ledger_forget(&usage, DEAD));
+}
+
 int main(void)
 {
+	forget_while_the_word_changes();
 	int steps = try_all(reserve);
 	CHECK(steps > 2);
 	CHECK(try_all(release) > 2);
