@@ -67,3 +67,15 @@ def test_every_option_of_every_command_is_in_the_docs() -> None:
         if option.startswith("--") and not re.search(rf"{re.escape(option)}(?![\w-])", docs)
     ]
     assert not missing, "\n".join(missing)
+
+
+def test_every_test_that_security_names_exists() -> None:
+    """What is said to hold is shown by a test, which may have been renamed since."""
+    named = set(re.findall(r"`((?:test|fuzz)_\w+)`", read(Path("docs/security.md"))))
+    sources = [path for path in tracked() if path.parts[0] == "tests"]
+    known = {path.stem for path in sources}
+    for path in sources:
+        if path.suffix == ".py":
+            known |= set(re.findall(r"def (test_\w+)", read(path)))
+    assert len(named) > 40
+    assert named - known == set()

@@ -7,10 +7,10 @@
  * in their streams before any gate of t + 1: streams share hardware queues, and the GPU would never
  * reach a mark behind a closed gate.
  *
- * Each process has two pages, memfds that the arbiter makes and sends with WELCOME:
+ * Each process has two pages, files in memory that the arbiter makes and sends with WELCOME:
  *
- * Only the arbiter writes `credit` (and its parent after the arbiter died). It is sealed against other
- * writers, and registered read-only with the driver. The process and its GPUs write `work`.
+ * The arbiter writes `credit`, and its parent or guard after it died. Others get it read-only, and it
+ * is registered read-only with the driver. The process and its GPUs write `work`.
  *
  * A tenant can write anything to `work`. The arbiter reads it with aliquot_work_read alone, which
  * returns checked values. A lie changes what its own slice gets, and nothing else.

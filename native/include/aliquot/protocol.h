@@ -1,7 +1,7 @@
 /* The messages between a tenant's process and the arbiter.
  *
  * Each grant has a SOCK_SEQPACKET socket, `socket` in its directory. A tenant connects, sends HELLO
- * and receives WELCOME with four descriptors (limits, read-only; usage, read-write; credit, sealed;
+ * and receives WELCOME with four descriptors (limits, read-only; usage, read-write; credit, read-only;
  * work, read-write). Then it closes the connection: no descriptor of ours stays in the process, and a
  * forked child or an exec inherits none. The kernel tells the arbiter who the sender is (SO_PEERCRED,
  * a pidfd); a message never does.
