@@ -108,7 +108,9 @@ def test_kernels_that_wait_for_each_other_on_two_gpus_finish(two_gpus: LoadedGpu
     pair = two_gpus.tenant(grant, "pair").go()
     single = two_gpus.share("single", 50)
     assert seconds_for_bursts(pair, 10) < 20
-    shares = two_gpus.shares(pair, single)
+    # The pair waits for its two GPUs and for the program after each burst: a moment in which the
+    # machine runs neither counts for the other slice, so the time is longer than for kernels alone.
+    shares = two_gpus.shares(pair, single, gpu_seconds=6)
     assert shares.arbiter == pytest.approx([50, 50], abs=4), shares
     assert two_gpus.compute(pair)["state"] != "exempt"
 
