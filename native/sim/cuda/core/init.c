@@ -187,7 +187,7 @@ CUresult cuInit(unsigned int flags)
 {
 	if (flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (sim.state == SIM_FORKED)
+	if (__atomic_load_n(&sim.state, __ATOMIC_ACQUIRE) == SIM_FORKED)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	pthread_mutex_lock(&init_lock);
 	CUresult result = CUDA_SUCCESS;
