@@ -156,6 +156,7 @@ int arbiter_run(const struct options *options, struct state *state, struct super
 		.measure.fire = measure_on_timer,
 		.confirm.fire = unjoined_on_timer,
 		.resume.fire = connections_on_resume,
+		.ring.fire = tenants_on_ring_timer,
 		.tenant_ready = tenants_on_ready,
 		.control.fd = -1,
 		.signals = {.fd = -1, .ready = on_signal},

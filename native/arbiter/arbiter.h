@@ -46,6 +46,8 @@ struct arbiter {
 	struct callers callers;
 	bool paused; /* no new connections for now */
 	struct timer resume;
+	struct timer ring; /* a RING waits for it, since another came just before */
+	uint64_t rang_ns;  /* when the credit thread was woken by the last one */
 	/* Handles what a tenant's connection receives (tenants.h). */
 	void (*tenant_ready)(struct watch *watch, uint32_t events);
 

@@ -61,7 +61,7 @@ bool capacity_check_memory(struct arbiter *arbiter, const struct gpu *gpu, uint6
 /* Writes ", NAME has N %" for each grant with a share that the user may see, as many as fit; then what
  * all others have. */
 static void write_holders(struct arbiter *arbiter, const struct gpu *gpu, uint32_t owner_uid,
-                          const struct grant *except, char *out, size_t size)
+                          const struct grant *except, uint32_t reader, char *out, size_t size)
 {
 	size_t used = 0;
 	uint32_t others = 0;
@@ -71,7 +71,8 @@ static void write_holders(struct arbiter *arbiter, const struct gpu *gpu, uint32
 		if (grant == except || !share)
 			continue;
 		if (grant->owner_uid == owner_uid || callers_is_privileged(owner_uid))
-			used += (size_t)snprintf(out + used, size - used, ", %s has %u %%", grant->name, share);
+			used += (size_t)snprintf(out + used, size - used, ", %s has %u %%",
+			                         grant_name_for(grant, reader), share);
 		else
 			others += share;
 	}
@@ -93,7 +94,7 @@ bool capacity_check_compute(struct arbiter *arbiter, const struct gpu *gpu,
 	if (asked->compute_percent <= free)
 		return true;
 	char holders[256];
-	write_holders(arbiter, gpu, owner_uid, except, holders, sizeof(holders));
+	write_holders(arbiter, gpu, owner_uid, except, failure->reader, holders, sizeof(holders));
 	return failure_set(failure, "no-capacity",
 	                   "GPU %u (%s) has %u %% of its compute free: %u %% requested%s", gpu->index,
 	                   gpu->uuid_text, free, asked->compute_percent, holders);
@@ -112,5 +113,5 @@ bool capacity_check_policy(struct grant *grant, uint32_t slice, enum aliquot_pol
 	return failure_set(failure, "unsupported",
 	                   "gates do not work for a process of grant %s on GPU %u: a hard share cannot "
 	                   "be enforced",
-	                   grant->name, grant->gpus[slice]->index);
+	                   grant_name_for(grant, failure->reader), grant->gpus[slice]->index);
 }

@@ -30,7 +30,8 @@ static bool is_below_limit(const struct arbiter *arbiter, const struct grant *gr
 
 uint32_t connections_listen_events(const struct arbiter *arbiter, const struct grant *grant)
 {
-	return arbiter->paused || !is_below_limit(arbiter, grant) ? 0 : EPOLLIN;
+	bool paused = arbiter->paused || (grant && grant->pause.due);
+	return paused || !is_below_limit(arbiter, grant) ? 0 : EPOLLIN;
 }
 
 static void rewatch(struct arbiter *arbiter, struct grant *grant)
@@ -72,6 +73,36 @@ static void set_paused(struct arbiter *arbiter, bool paused)
 void connections_on_resume(struct timer *timer)
 {
 	set_paused(CONTAINER(timer, struct arbiter, resume), false);
+}
+
+void connections_watch_tenant(struct connection *connection)
+{
+	bool reads = !connection->measurement.process && !connection->grant->pause.due;
+	loop_rewatch(&connection->arbiter->loop, &connection->watch, reads ? EPOLLIN : 0);
+}
+
+static void rewatch_tenants(struct grant *grant)
+{
+	struct arbiter *arbiter = grant->arbiter;
+	rewatch(arbiter, grant);
+	for (struct connection *one = arbiter->connections; one; one = one->next)
+		if (one->grant == grant)
+			connections_watch_tenant(one);
+}
+
+void connections_charge(struct grant *grant, uint64_t spent_ns)
+{
+	uint64_t until = callers_charge_grant(&grant->budget, spent_ns, loop_now());
+	if (!until || grant->pause.due || grant->listener.fd < 0) /* the last: it has just ended */
+		return;
+	log_event("grant %s: its programs send too many messages: not read for a moment", grant->name);
+	loop_timer_set(&grant->arbiter->loop, &grant->pause, until);
+	rewatch_tenants(grant);
+}
+
+void connections_on_pause_over(struct timer *timer)
+{
+	rewatch_tenants(CONTAINER(timer, struct grant, pause));
 }
 
 static void on_timeout(struct timer *timer)

@@ -7,6 +7,9 @@
  * other user. At a limit the arbiter stops accepting, and new connections wait in the kernel's queue
  * until one ends; a user above the own limit is told so instead. If the arbiter runs out of
  * descriptors it stops accepting for a moment.
+ *
+ * Programs of a grant that send so much that they take too much of the arbiter's time (callers.h) are
+ * not read for a while. Their messages wait in the kernel, and other grants do not notice.
  */
 #ifndef ARBITER_CONNECTIONS_H
 #define ARBITER_CONNECTIONS_H
@@ -49,6 +52,12 @@ void connections_accept(struct arbiter *arbiter, int listener, struct grant *gra
 void connection_received(struct connection *connection);
 
 void connection_close(struct connection *connection);
+
+/* Counts what messages of a grant's programs took of the main thread's time; may pause the grant. */
+void connections_charge(struct grant *grant, uint64_t spent_ns);
+void connections_on_pause_over(struct timer *timer);
+/* Reads the next message of a tenant when it comes: not while one is being answered, or in a pause. */
+void connections_watch_tenant(struct connection *connection);
 void connections_close_of(struct arbiter *arbiter, struct grant *grant);
 void connections_close_all(struct arbiter *arbiter);
 

@@ -16,7 +16,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #define DRAIN_ROUNDS 64
@@ -199,7 +198,8 @@ static bool answer_stop(struct connection *connection, struct failure *failure)
 	grants_drop_removed(arbiter);
 	unsigned count = grants_count_readable(arbiter);
 	if (count)
-		return failure_set(failure, "grants-left", "there are still %u grants", count);
+		return failure_set(failure, "grants-left", "%u grant%s left: end all of them first", count,
+		                   plural(count));
 	log_event("ending: stopped on request");
 	json_open(&connection->reply, NULL, '{');
 	json_bool(&connection->reply, "stopped", true);
@@ -210,20 +210,13 @@ static bool answer_stop(struct connection *connection, struct failure *failure)
 
 static void send_reply(struct connection *connection);
 
-static uint64_t own_time_ns(void)
-{
-	struct timespec used;
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-	return (uint64_t)used.tv_sec * SECOND_NS + (uint64_t)used.tv_nsec;
-}
-
 static void on_fresh(struct observer_wait *wait, bool answered)
 {
 	(void)answered; /* if NVML is silent, what it said last is reported */
 	struct connection *connection = CONTAINER(wait, struct connection, fresh);
-	uint64_t begun = own_time_ns();
+	uint64_t begun = callers_time_ns();
 	status_write(connection->arbiter, connection->uid, &connection->reply);
-	callers_charge(connection->caller, own_time_ns() - begun);
+	callers_charge(connection->caller, callers_time_ns() - begun);
 	json_end(&connection->reply);
 	send_reply(connection);
 }
@@ -272,9 +265,9 @@ static bool answer(struct connection *connection, size_t length, struct failure 
 
 static bool timed_answer(struct connection *connection, size_t length, struct failure *failure)
 {
-	uint64_t begun = own_time_ns();
+	uint64_t begun = callers_time_ns();
 	bool done = answer(connection, length, failure);
-	callers_charge(connection->caller, own_time_ns() - begun);
+	callers_charge(connection->caller, callers_time_ns() - begun);
 	return done;
 }
 
@@ -336,7 +329,7 @@ static void on_request(struct connection *connection)
 		length = whole_line(connection, more == 0);
 	}
 	connection_received(connection);
-	struct failure failure;
+	struct failure failure = {.reader = connection->uid};
 	bool done = false;
 	if (!callers_request(connection->caller, loop_now()))
 		failure_set(&failure, "busy", "you made too many requests: try again");
@@ -377,7 +370,7 @@ static void on_connection(struct watch *watch, uint32_t events)
 
 bool control_listen(struct arbiter *arbiter, struct failure *failure)
 {
-	/* Every user may ask root's arbiter for grants; the kernel says who asks. */
+	/* Every user may ask root's arbiter for grants; the kernel names the asking user. */
 	mode_t mode = geteuid() == 0 ? 0666 : 0600;
 	int fd = state_listen(arbiter->state->directory, "control", SOCK_STREAM, mode);
 	if (fd < 0)

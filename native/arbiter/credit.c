@@ -163,7 +163,8 @@ static int start_thread(struct credit *credit)
 	return error;
 }
 
-/* Whoever has the lock has it with the thread's own priority: no busy machine makes it wait. */
+/* A holder of the lock has the priority of the thread that waits for it: no busy machine makes that
+ * thread wait. */
 static void init_lock(pthread_mutex_t *lock)
 {
 	pthread_mutexattr_t inheriting;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 struct failure {
+	uint32_t reader;  /* the user that gets to see it, if it is the answer to a request */
 	const char *code; /* static text */
 	char text[512];
 };
@@ -22,6 +23,12 @@ __attribute__((format(printf, 3, 4))) static inline _Bool failure_set(struct fai
 	vsnprintf(failure->text, sizeof(failure->text), format, args);
 	va_end(args);
 	return 0;
+}
+
+/* The ending of a noun that is counted. */
+static inline const char *plural(uint64_t count)
+{
+	return count == 1 ? "" : "s";
 }
 
 /* Bytes in MiB for people: capacity is rounded down, use and requests are rounded up, so that two

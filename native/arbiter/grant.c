@@ -103,6 +103,11 @@ const char *grant_plain_name(const struct grant *grant)
 	return colon ? colon + 1 : grant->name;
 }
 
+const char *grant_name_for(const struct grant *grant, uint32_t uid)
+{
+	return uid == grant->owner_uid ? grant_plain_name(grant) : grant->name;
+}
+
 uint32_t grant_directory_owner(const char *directory)
 {
 	return strchr(directory, ':') ? (uint32_t)strtoul(directory, NULL, 10) : geteuid();

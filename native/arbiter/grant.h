@@ -55,8 +55,8 @@ struct grant_record {
 struct grant {
 	struct arbiter *arbiter;
 	struct grant *next;
-	/* For the log: "NAME", or "UID:NAME" if it is not of the arbiter's own user. If the record cannot
-	 * be read, the name of its directory. */
+	/* For the log and for root: "NAME", or "UID:NAME" if it is not of the arbiter's own user. If the
+	 * record cannot be read, the name of its directory. */
 	char name[GRANT_NAME_SIZE];
 	uint32_t owner_uid;
 	enum state_folder folder;
@@ -73,7 +73,9 @@ struct grant {
 	struct gpu *gpus[ALIQUOT_MAX_GPUS]; /* NULL: the machine no longer has this GPU */
 	struct watch listener;
 	unsigned connection_count;
-	struct watch owner; /* the owner's pidfd; -1: the owner is dead, or the grant is kept */
+	struct budget budget; /* what its programs have taken of the main thread's time (callers.h) */
+	struct timer pause;   /* until it fires, messages of its programs are not read */
+	struct watch owner;   /* the owner's pidfd; -1: the owner is dead, or the grant is kept */
 	struct process *processes[ALIQUOT_MAX_PROCESSES]; /* by slot */
 	uint32_t process_end;                             /* one past the last used slot */
 	uint32_t process_count;
@@ -97,6 +99,8 @@ struct grant *grant_find(struct arbiter *arbiter, uint32_t owner_uid, const char
 void grant_set_name(struct grant *grant, uint32_t owner_uid, const char *name);
 /* The name that its owner gave it. */
 const char *grant_plain_name(const struct grant *grant);
+/* How that user names it in a request: plainly if it is the user's own. */
+const char *grant_name_for(const struct grant *grant, uint32_t uid);
 /* The owner that the name of a directory says. */
 uint32_t grant_directory_owner(const char *directory);
 

@@ -3,6 +3,7 @@
 #include "aliquot/ledger.h"
 #include "capacity.h"
 #include "connections.h"
+#include "directory.h"
 #include "enum_names.h"
 #include "grant_files.h"
 #include "grant_state.h"
@@ -11,7 +12,6 @@
 #include "processes.h"
 #include "unjoined.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -52,7 +52,9 @@ static void on_connection(struct watch *watch, uint32_t events)
 {
 	(void)events;
 	struct grant *grant = CONTAINER(watch, struct grant, listener);
+	uint64_t begun = callers_time_ns();
 	connections_accept(grant->arbiter, watch->fd, grant, grant->arbiter->tenant_ready);
+	connections_charge(grant, callers_time_ns() - begun);
 }
 
 static struct grant *new_grant(struct arbiter *arbiter, enum state_folder folder)
@@ -65,6 +67,7 @@ static struct grant *new_grant(struct arbiter *arbiter, enum state_folder folder
 	grant->processes_left = end_if_unused;
 	grant->listener = (struct watch){.fd = -1, .ready = on_connection};
 	grant->owner = (struct watch){.fd = -1, .ready = on_owner_dead};
+	grant->pause.fire = connections_on_pause_over;
 	grant->folder = folder;
 	return grant;
 }
@@ -74,6 +77,7 @@ static void release(struct grant *grant)
 {
 	struct arbiter *arbiter = grant->arbiter;
 	connections_close_of(arbiter, grant);
+	loop_timer_stop(&grant->pause);
 	unjoined_forget(grant);
 	processes_discard_all(grant);
 	credit_remove_grant(grant);
@@ -355,26 +359,31 @@ static bool is_directory_name(const char *text)
 	       control_is_name(colon ? colon + 1 : text, strlen(colon ? colon + 1 : text));
 }
 
+struct recovery {
+	struct arbiter *arbiter;
+	enum state_folder folder;
+	struct failure *failure;
+	bool failed;
+};
+
+static void recover_entry(int directory, const char *name, void *context)
+{
+	struct recovery *recovery = context;
+	(void)directory;
+	if (!recovery->failed && is_directory_name(name))
+		recovery->failed = !recover_grant(recovery->arbiter, recovery->folder, name,
+		                                  recovery->failure);
+}
+
 static bool recover_folder(struct arbiter *arbiter, enum state_folder folder,
                            struct failure *failure)
 {
-	int fd = openat(arbiter->state->folders[folder], ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
-	if (!directory) {
-		failure_set(failure, "state", "%s/%s: %s", arbiter->state->path, state_folder_name(folder),
-		            strerror(errno));
-		if (fd >= 0)
-			close(fd);
-		return false;
-	}
-	bool sound = true;
-	struct dirent *entry;
-	while (sound && (entry = readdir(directory))) {
-		if (is_directory_name(entry->d_name))
-			sound = recover_grant(arbiter, folder, entry->d_name, failure);
-	}
-	closedir(directory);
-	return sound;
+	struct recovery recovery = {.arbiter = arbiter, .folder = folder, .failure = failure};
+	int error = directory_walk(arbiter->state->folders[folder], ".", recover_entry, &recovery);
+	if (error)
+		return failure_set(failure, "state", "%s/%s: %s", arbiter->state->path,
+		                   state_folder_name(folder), strerror(-error));
+	return !recovery.failed;
 }
 
 /* Removes what an arbiter left in the private directory that was killed while it made or ended a

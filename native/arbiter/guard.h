@@ -2,7 +2,8 @@
  *
  * It does nothing else, so nothing that kills the others by accident reaches it. When the parent dies it
  * opens all gates at once, and ends an arbiter that is left. Then it takes the parent's place
- * (supervise.h), except in the foreground, where whoever started the arbiter starts the next one.
+ * (supervise.h), except in the foreground, where the service manager or the user that started the
+ * arbiter starts the next one.
  */
 #ifndef ARBITER_GUARD_H
 #define ARBITER_GUARD_H

@@ -24,7 +24,7 @@ struct identity {
 	uint32_t uid;
 	uint64_t start_time; /* /proc/PID/stat's field 22 */
 	struct image image;
-	int pidfd; /* whoever has this struct closes it */
+	int pidfd; /* the owner of this struct closes it */
 };
 
 /* The process that connected `socket`. 0; -ESRCH: it is dead; -EXDEV: it is in a pid namespace that

@@ -38,7 +38,7 @@ int log_to_file(int to)
 	return open_file();
 }
 
-/* The arbiter and its parent write to the same file: whoever finds it too large renames it, and the
+/* The arbiter and its parent write to the same file: the process that finds it too large renames it, and the
  * other finds that its own is not the named one any more. */
 static void bound_file(void)
 {

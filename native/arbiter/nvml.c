@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SESSION_NS (5 * SECOND_NS)
+
 struct entry {
 	const char *name;
 	void *address; /* of the pointer to fill */
@@ -58,7 +60,7 @@ static nvmlReturn_t read_memory(struct nvml *nvml, nvmlDevice_t device, uint64_t
 }
 
 struct enumeration {
-	nvmlReturn_t (*init)(void);
+	nvmlReturn_t (*version)(char *text, unsigned size);
 	nvmlReturn_t (*count)(unsigned *count);
 	nvmlReturn_t (*handle)(unsigned index, nvmlDevice_t *device);
 	nvmlReturn_t (*uuid)(nvmlDevice_t device, char *text, unsigned size);
@@ -126,11 +128,13 @@ bool nvml_open(struct nvml *nvml, const char *path, struct failure *failure)
 		return failure_set(failure, "nvml", "NVML cannot be loaded: %s", dlerror());
 	struct enumeration calls;
 	const struct entry needed[] = {
-		{"nvmlInit_v2", &calls.init},
+		{"nvmlInit_v2", &nvml->init},
 		{"nvmlShutdown", &nvml->shutdown},
 		{"nvmlErrorString", &nvml->error_string},
+		{"nvmlSystemGetDriverVersion", &calls.version},
 		{"nvmlDeviceGetCount_v2", &calls.count},
 		{"nvmlDeviceGetHandleByIndex_v2", &calls.handle},
+		{"nvmlDeviceGetHandleByUUID", &nvml->by_uuid},
 		{"nvmlDeviceGetUUID", &calls.uuid},
 		{"nvmlDeviceGetName", &calls.name},
 		{"nvmlDeviceGetPciInfo_v3", &calls.pci},
@@ -147,10 +151,13 @@ bool nvml_open(struct nvml *nvml, const char *path, struct failure *failure)
 	if (!nvml->compute_list)
 		return failure_set(failure, "nvml", "%s cannot list processes: the driver is too old",
 		                   path);
-	nvmlReturn_t result = calls.init();
+	nvmlReturn_t result = nvml->init();
 	if (result != NVML_SUCCESS)
 		return failure_set(failure, "nvml", "NVML (%s) does not start: %s", path,
 		                   nvml->error_string(result));
+	nvml->session_began = loop_now();
+	if (calls.version(nvml->driver_version, sizeof(nvml->driver_version)) != NVML_SUCCESS)
+		*nvml->driver_version = 0;
 	return enumerate_gpus(nvml, &calls, failure);
 }
 
@@ -273,20 +280,34 @@ static size_t merge_clients(struct gpu_client *clients, size_t count)
 	return kept;
 }
 
+static void begin_session(struct nvml *nvml)
+{
+	nvml->session_began = loop_now();
+	nvml->shutdown();
+	bool usable = nvml->init() == NVML_SUCCESS;
+	for (unsigned i = 0; i < nvml->gpu_count; i++) {
+		struct gpu *gpu = &nvml->gpus[i];
+		if (!usable || nvml->by_uuid(gpu->uuid_text, &gpu->device) != NVML_SUCCESS)
+			gpu->device = NULL;
+	}
+}
+
 struct gpu_snapshot *nvml_snapshot(struct nvml *nvml, unsigned gpu)
 {
 	nvmlDevice_t device = nvml->gpus[gpu].device;
 	struct gpu_snapshot read = {.asked_at = loop_now()};
 	uint64_t total;
 	size_t used = 0;
-	read.told = append_clients(nvml, nvml->compute_list, true, device, &used);
+	read.told = device && append_clients(nvml, nvml->compute_list, true, device, &used);
 	/* Graphics processes are optional: not every driver lists them. */
 	if (read.told && nvml->graphics_list)
 		append_clients(nvml, nvml->graphics_list, false, device, &used);
 	if (used)
 		qsort(nvml->clients, used, sizeof(*nvml->clients), by_pid);
 	read.count = read.told ? merge_clients(nvml->clients, used) : 0;
-	read.knows_used = read_memory(nvml, device, &total, &read.used_bytes) == NVML_SUCCESS;
+	read.knows_used = device && read_memory(nvml, device, &total, &read.used_bytes) == NVML_SUCCESS;
+	if (!read.knows_used && loop_now() > nvml->session_began + SESSION_NS)
+		begin_session(nvml); /* for the next snapshot */
 	struct gpu_snapshot *snapshot = malloc(sizeof(read) + read.count * sizeof(*read.clients));
 	if (!snapshot)
 		return NULL;

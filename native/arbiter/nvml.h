@@ -3,6 +3,10 @@
  * The library is loaded by path, not linked. The figures are NVML's own; measure.h interprets them.
  * After nvml_open only the observer's thread calls NVML (observer.h): a call may hang.
  *
+ * A GPU that has fallen off the bus and was reset is found again only by a new session of NVML. So
+ * while a GPU does not answer, nvml_snapshot begins a new session every 5 s. The library itself stays:
+ * after an update of the driver the arbiter must be replaced, and says of which version it is.
+ *
  * The drivers do not agree on the size of an entry in a list of processes: R535.43 to R535.86 write
  * 32 bytes where the header says 24, some vGPU drivers 16. So the buffer has room for the largest,
  * and how far a call has written tells the size.
@@ -24,7 +28,7 @@
 
 struct gpu {
 	unsigned index;
-	nvmlDevice_t device;
+	nvmlDevice_t device; /* of this session; NULL: NVML does not find it */
 	uint8_t uuid[16];
 	char uuid_text[ALIQUOT_UUID_TEXT_SIZE];
 	char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
@@ -43,9 +47,9 @@ struct gpu_client {
 
 /* What NVML said of one GPU at one moment. Nobody changes it. */
 struct gpu_snapshot {
-	uint64_t asked_at; /* just before NVML was asked: what happened earlier is in it */
-	bool told;         /* false: NVML could not list the processes */
-	bool knows_used;
+	uint64_t asked_at;   /* just before NVML was asked: what happened earlier is in it */
+	bool told;           /* false: NVML could not list the processes */
+	bool knows_used;     /* false: the GPU does not answer */
 	uint64_t used_bytes; /* on the GPU, without the driver's own reserve */
 	size_t count;
 	struct gpu_client clients[]; /* by ascending pid, each pid once */
@@ -55,14 +59,18 @@ typedef nvmlReturn_t nvml_list(nvmlDevice_t device, unsigned *count, nvmlProcess
 
 struct nvml {
 	void *library;
+	nvmlReturn_t (*init)(void);
 	nvmlReturn_t (*shutdown)(void);
+	nvmlReturn_t (*by_uuid)(const char *uuid, nvmlDevice_t *device);
 	const char *(*error_string)(nvmlReturn_t result);
 	nvmlReturn_t (*memory)(nvmlDevice_t device, nvmlMemory_t *memory);
 	nvmlReturn_t (*memory_v2)(nvmlDevice_t device, nvmlMemory_v2_t *memory); /* or NULL */
 	nvml_list *compute_list;
-	nvml_list *graphics_list; /* or NULL */
+	nvml_list *graphics_list;                                    /* or NULL */
+	char driver_version[NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE]; /* when it was opened */
 	struct gpu *gpus;
 	unsigned gpu_count;
+	uint64_t session_began; /* nvml_snapshot's */
 	/* nvml_snapshot's: room for the entries of one call, and the clients found so far. */
 	unsigned char *entries;
 	unsigned entries_room;

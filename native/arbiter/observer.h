@@ -1,12 +1,12 @@
 /* The observer: a thread that asks NVML, so that the main thread never waits for it.
  *
  * The main thread says of which GPUs it wants a new snapshot (nvml.h) and goes on; the thread asks
- * NVML and hands the snapshots over. Whoever needs to know how things are *after* an event waits for
- * snapshots that were asked for after it. One answer serves all who wait, of whatever grant, and
+ * NVML and hands the snapshots over. A caller that needs to know how things are *after* an event waits for
+ * snapshots that were asked for after it. One answer serves all waiting callers, of whatever grant, and
  * there are at most a thousand rounds a second: so the number of NVML's calls does not depend on how
  * often tenants ask, and no grant comes before another.
  *
- * If NVML does not answer within 300 ms it is silent. Those who wait are told so, new ones at once,
+ * If NVML does not answer within 300 ms it is silent. Waiting callers are told so, new ones at once,
  * until the call returns.
  *
  * Everything here is for the main thread, which also runs the callbacks.
@@ -45,7 +45,7 @@ struct observer {
 	struct watch news; /* an eventfd: snapshots have arrived */
 	struct observer_wait waits;
 	struct timer timeout;
-	/* There is a new snapshot of that GPU; those who waited for it have been called. */
+	/* There is a new snapshot of that GPU; the callers that waited for it have been called. */
 	void (*on_snapshot)(struct observer *observer, unsigned gpu);
 };
 

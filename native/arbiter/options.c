@@ -6,7 +6,7 @@
 
 static const char usage[] =
 	"usage: aliquot-arbiter --state DIR --nvml PATH [--users FILE] [--linger SECONDS]\n"
-	"                       [--unjoined POLICY] [--foreground]\n"
+	"                       [--unjoined POLICY] [--foreground | --check]\n"
 	"Decides which program may use a GPU now. `aliquot run` starts it; you rarely need to.\n"
 	"  --state DIR        directory of the grants; one arbiter per directory\n"
 	"  --nvml PATH        the libnvidia-ml.so.1 to use\n"
@@ -17,6 +17,7 @@ static const char usage[] =
 	"not\n"
 	"                     joined the grant: report (the default), or end\n"
 	"  --foreground       do not go into the background; log to stderr\n"
+	"  --check            start nothing; print what keeps an arbiter from starting, if anything\n"
 	"example: aliquot-arbiter --state /run/aliquot --nvml libnvidia-ml.so.1 --foreground\n";
 
 #define MAX_LINGER 1000000000ul
@@ -49,6 +50,10 @@ int options_parse(int argc, char **argv, struct options *out)
 			out->foreground = true;
 			continue;
 		}
+		if (!strcmp(option, "--check")) {
+			out->check = true;
+			continue;
+		}
 		bool known = !strcmp(option, "--state") || !strcmp(option, "--nvml") ||
 		             !strcmp(option, "--users") || !strcmp(option, "--linger") ||
 		             !strcmp(option, "--unjoined");
@@ -71,7 +76,7 @@ int options_parse(int argc, char **argv, struct options *out)
 	}
 	if (!out->state || !*out->state)
 		return usage_error("--state is missing", "");
-	if (!out->nvml || !*out->nvml)
+	if (!out->check && (!out->nvml || !*out->nvml))
 		return usage_error("--nvml is missing", "");
 	if (out->users && *out->users != '/')
 		return usage_error("--users must be an absolute path: ", out->users);

@@ -14,6 +14,7 @@ struct options {
 	unsigned linger_seconds; /* 0: never ends by itself */
 	bool ends_unjoined;      /* see unjoined.h */
 	bool foreground;
+	bool check; /* start nothing; `nvml` may be NULL */
 };
 
 /* -1: continue; otherwise exit with that code (the error has been printed). */

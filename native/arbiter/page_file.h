@@ -1,9 +1,9 @@
-/* Files that are shared as pages: making them, and opening them for tenants who may only read them.
+/* Files that are shared as pages: making them, and opening them for tenants that may only read them.
  *
  * A reader's descriptor is opened through a mount of our own that is read-only. So nobody can open it
  * again for writing through /proc/self/fd, not even root in a container. This takes Linux 5.12 and
  * CAP_SYS_ADMIN. Without them the descriptor is merely read-only: that holds every user but root and
- * the arbiter's own user, whom nothing here could hold.
+ * the arbiter's own user. Nothing here could hold those two.
  */
 #ifndef ARBITER_PAGE_FILE_H
 #define ARBITER_PAGE_FILE_H

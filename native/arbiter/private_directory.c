@@ -1,9 +1,9 @@
 #include "private_directory.h"
 
+#include "directory.h"
 #include "log.h"
 #include "process_pages.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -34,36 +34,14 @@ int private_directory_open_grant(const struct private_directory *private, const 
 	return fd < 0 ? -errno : fd;
 }
 
-/* Calls `each` for each name in the directory; closes the descriptor. */
-static void walk(int fd, void (*each)(int directory, const char *name, void *context),
-                 void *context)
-{
-	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
-	if (!directory) {
-		if (fd >= 0)
-			close(fd);
-		return;
-	}
-	struct dirent *entry;
-	while ((entry = readdir(directory)))
-		if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
-			each(fd, entry->d_name, context);
-	closedir(directory);
-}
-
-static void remove_file(int directory, const char *name, void *context)
-{
-	(void)context;
-	unlinkat(directory, name, 0);
-}
-
 void private_directory_remove_grant(const struct private_directory *private, const char *name)
 {
 	int fd = openat(private->fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0)
 		return;
 	process_pages_open_gates_of(fd);
-	walk(fd, remove_file, NULL);
+	close(fd);
+	directory_remove_files(private->fd, name);
 	if (unlinkat(private->fd, name, AT_REMOVEDIR))
 		log_event("%s/%s cannot be removed: %s", private->path, name, strerror(errno));
 }
@@ -85,7 +63,7 @@ void private_directory_walk(const struct private_directory *private,
                             void *context)
 {
 	struct visit visit = {.each = each, .context = context};
-	walk(openat(private->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), visit_grant, &visit);
+	directory_walk(private->fd, ".", visit_grant, &visit);
 }
 
 static void open_gates(int directory, const char *name, void *context)
@@ -199,7 +177,8 @@ bool private_directory_open_in_memory(struct private_directory *pages,
 		*pages = *records;
 		return true;
 	}
-	walk(open(SHARED_MEMORY, O_RDONLY | O_DIRECTORY | O_CLOEXEC), remove_abandoned, NULL);
+	/* With the dot it may be a link. */
+	directory_walk(AT_FDCWD, SHARED_MEMORY "/.", remove_abandoned, NULL);
 	int error = follow_link(pages, records) ? 0 : make_linked(pages, records, state_path);
 	if (error)
 		return failure_set(failure, "state", "%s cannot be made: %s", pages->path,

@@ -6,8 +6,8 @@
  *
  * RECORDS is `private` in the state directory. PAGES is the same if that is in memory (tmpfs), and else
  * a directory below /dev/shm to which RECORDS/.pages leads: the driver pins these pages, and only
- * memory can be pinned. Being files, they outlive every process of the arbiter, and whoever starts next
- * maps them again.
+ * memory can be pinned. Being files, they outlive every process of the arbiter, and the next
+ * arbiter maps them again.
  *
  * NAME is that of the grant's directory in grants/ or kept/.
  *

@@ -1,10 +1,11 @@
 #include "process_pages.h"
 
+#include "directory.h"
 #include "page_file.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -189,35 +190,23 @@ static bool open_gates_by_number(int directory, uint32_t number)
 	return !why;
 }
 
-/* Calls `each` for the number of each page in the directory. */
-static void walk(int directory, void (*each)(int directory, uint32_t number, void *context),
-                 void *context)
+/* The number of the process whose credit page the file is; false: it is none. */
+static bool is_credit(const char *name, uint32_t *number)
 {
-	int fd = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *entries = fd < 0 ? NULL : fdopendir(fd);
-	if (!entries) {
-		if (fd >= 0)
-			close(fd);
-		return;
-	}
-	struct dirent *entry;
-	while ((entry = readdir(entries))) {
-		unsigned number;
-		if (sscanf(entry->d_name, CREDIT ".%u", &number) == 1)
-			each(directory, number, context);
-	}
-	closedir(entries);
+	return sscanf(name, CREDIT ".%" SCNu32, number) == 1;
 }
 
-static void open_one(int directory, uint32_t number, void *context)
+static void open_one(int directory, const char *name, void *context)
 {
-	*(unsigned *)context += open_gates_by_number(directory, number);
+	uint32_t number;
+	if (is_credit(name, &number))
+		*(unsigned *)context += open_gates_by_number(directory, number);
 }
 
 unsigned process_pages_open_gates_of(int directory)
 {
 	unsigned count = 0;
-	walk(directory, open_one, &count);
+	directory_walk(directory, ".", open_one, &count);
 	return count;
 }
 
@@ -226,10 +215,11 @@ struct remover {
 	void *context;
 };
 
-static void remove_one(int directory, uint32_t number, void *context)
+static void remove_one(int directory, const char *name, void *context)
 {
 	const struct remover *remover = context;
-	if (remover->is_used(number, remover->context))
+	uint32_t number;
+	if (!is_credit(name, &number) || remover->is_used(number, remover->context))
 		return;
 	open_gates_by_number(directory, number);
 	remove_files(directory, number);
@@ -239,5 +229,5 @@ void process_pages_remove_others(int directory, bool (*is_used)(uint32_t number,
                                  void *context)
 {
 	struct remover remover = {.is_used = is_used, .context = context};
-	walk(directory, remove_one, &remover);
+	directory_walk(directory, ".", remove_one, &remover);
 }

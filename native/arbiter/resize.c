@@ -33,7 +33,8 @@ static bool find_slice(struct grant *grant, const struct control_slice *asked,
 		return true;
 	}
 	aliquot_uuid_write(asked->uuid, uuid);
-	return failure_set(failure, "no-such-slice", "grant %s has no slice of %s", grant->name, uuid);
+	return failure_set(failure, "no-such-slice", "grant %s has no slice of %s",
+	                   grant_name_for(grant, failure->reader), uuid);
 }
 
 static void fill_in(struct change *change)
@@ -79,8 +80,8 @@ static bool refuse_in_use(const struct grant *grant, const struct change *change
 		failure, "in-use",
 		"grant %s uses %llu MiB of GPU %u (%llu of them the driver's): its limit cannot "
 		"be %llu MiB",
-		grant->name, mib_for(used), grant->gpus[change->index]->index, mib_for(driver),
-		mib_of(change->wanted.memory_bytes));
+		grant_name_for(grant, failure->reader), mib_for(used), grant->gpus[change->index]->index,
+		mib_for(driver), mib_of(change->wanted.memory_bytes));
 }
 
 /* Lowers the limit to what is in use now, or to the requested limit if less is in use. The limit stays

@@ -1,8 +1,8 @@
 #include "state.h"
 
+#include "directory.h"
 #include "log.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -66,17 +66,31 @@ static bool open_directory(struct state *state, const char *path, struct failure
 	return true;
 }
 
-static bool check_version(struct state *state, struct failure *failure)
+static bool check_version(int directory, const char *path, unsigned *version,
+                          struct failure *failure)
 {
 	char text[LINE_SIZE];
-	read_line(state->directory, "version", text);
-	state->version = *text ? (unsigned)strtoul(text, NULL, 10) : 1;
-	if (state->version >= 1 && state->version <= STATE_VERSION)
+	read_line(directory, "version", text);
+	*version = *text ? (unsigned)strtoul(text, NULL, 10) : 1;
+	if (*version >= 1 && *version <= STATE_VERSION)
 		return true;
-	return failure_set(failure, "version",
-	                   "%s is of version %s, and this arbiter knows versions up to %u: start the "
-	                   "newer Aliquot that made it",
-	                   state->path, text, STATE_VERSION);
+	return failure_set(
+		failure, "version",
+		"%.300s is of version %s, and this arbiter knows versions up to %u: start the "
+		"newer Aliquot that made it",
+		path, text, STATE_VERSION);
+}
+
+bool state_check_version(const char *path, struct failure *failure)
+{
+	unsigned ignored;
+	int directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (directory < 0)
+		return errno == ENOENT ||
+		       failure_set(failure, "state", "%.300s cannot be opened: %s", path, strerror(errno));
+	bool known = check_version(directory, path, &ignored, failure);
+	close(directory);
+	return known;
 }
 
 static const struct {
@@ -120,7 +134,7 @@ bool state_open(struct state *state, const char *path, struct failure *failure)
 		                   strerror(errno));
 	if (!take_lock(state->lock))
 		return failure_set(failure, "locked", "an arbiter already runs for %s", state->path);
-	return check_version(state, failure) &&
+	return check_version(state->directory, state->path, &state->version, failure) &&
 	       private_directory_open(&state->records, state->path, failure) &&
 	       private_directory_open_in_memory(&state->pages, &state->records, state->path, failure) &&
 	       open_folder(state, STATE_GRANTS, failure) && open_folder(state, STATE_KEPT, failure);
@@ -173,22 +187,6 @@ void state_remove_pid(struct state *state)
 	unlinkat(state->directory, "arbiter.pid", 0);
 }
 
-static void remove_contents(int parent, const char *name)
-{
-	int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
-	if (!directory) {
-		if (fd >= 0)
-			close(fd);
-		return;
-	}
-	struct dirent *entry;
-	while ((entry = readdir(directory)))
-		if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
-			unlinkat(fd, entry->d_name, 0);
-	closedir(directory);
-}
-
 static void log_not_removed(struct state *state, enum state_folder folder, const char *name)
 {
 	log_event("%s/%s/%s cannot be removed: %s", state->path, folders[folder].name, name,
@@ -197,7 +195,7 @@ static void log_not_removed(struct state *state, enum state_folder folder, const
 
 void state_remove_incomplete(struct state *state, enum state_folder folder, const char *name)
 {
-	remove_contents(state->folders[folder], name);
+	directory_remove_files(state->folders[folder], name);
 	if (unlinkat(state->folders[folder], name, AT_REMOVEDIR) && errno != ENOENT)
 		log_not_removed(state, folder, name);
 }
@@ -214,24 +212,26 @@ void state_remove_directory(struct state *state, enum state_folder folder, const
 		log_not_removed(state, folder, name);
 }
 
+struct cleaning {
+	struct state *state;
+	enum state_folder folder;
+	bool also_complete;
+};
+
+static void clean_entry(int directory, const char *name, void *context)
+{
+	const struct cleaning *cleaning = context;
+	(void)directory;
+	if (name[0] == '.')
+		state_remove_incomplete(cleaning->state, cleaning->folder, name);
+	else if (cleaning->also_complete)
+		state_remove_directory(cleaning->state, cleaning->folder, name);
+}
+
 static void clean_entries(struct state *state, enum state_folder folder, bool also_complete)
 {
-	int fd = openat(state->folders[folder], ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
-	if (!directory) {
-		if (fd >= 0)
-			close(fd);
-		return;
-	}
-	struct dirent *entry;
-	while ((entry = readdir(directory))) {
-		const char *name = entry->d_name;
-		if (name[0] != '.' && also_complete)
-			state_remove_directory(state, folder, name);
-		else if (name[0] == '.' && strcmp(name, ".") && strcmp(name, ".."))
-			state_remove_incomplete(state, folder, name);
-	}
-	closedir(directory);
+	struct cleaning cleaning = {state, folder, also_complete};
+	directory_walk(state->folders[folder], ".", clean_entry, &cleaning);
 }
 
 void state_clean(struct state *state)

@@ -49,6 +49,10 @@ const char *state_folder_name(enum state_folder folder);
  * arbiter has it, "version" if a later version of Aliquot wrote it. */
 bool state_open(struct state *state, const char *path, struct failure *failure);
 
+/* Whether an arbiter of this version can use the directory; also if there is none yet. Changes
+ * nothing. */
+bool state_check_version(const char *path, struct failure *failure);
+
 bool state_write_pid(struct state *state, pid_t pid, struct failure *failure);
 void state_remove_pid(struct state *state);
 

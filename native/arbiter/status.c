@@ -52,6 +52,7 @@ static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct jso
 	json_string(out, "pci_bus_id", gpu->pci_bus_id);
 	json_number(out, "memory_bytes", gpu->memory_bytes);
 	json_number(out, "used_bytes", snapshot && snapshot->knows_used ? snapshot->used_bytes : 0);
+	json_bool(out, "answers", snapshot && snapshot->knows_used);
 	json_number(out, "granted_bytes", capacity_granted_bytes(arbiter, gpu));
 	json_number(out, "context_bytes", gpu_context_bytes(gpu, gpu->memory_bytes));
 	json_bool(out, "context_is_measured", gpu->context_bytes);
@@ -236,6 +237,7 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_number(out, "credit_cpu_ns", credit_cpu_ns(&arbiter->credit));
 	json_string(out, "unjoined", arbiter->ends_unjoined ? "end" : "report");
 	json_number(out, "nvml_silent_ns", observer_silent_ns(&arbiter->observer));
+	json_string(out, "driver_version", arbiter->nvml.driver_version);
 	json_open(out, "gpus", '[');
 	for (unsigned i = 0; i < arbiter->nvml.gpu_count; i++)
 		write_gpu(arbiter, &arbiter->nvml.gpus[i], out);

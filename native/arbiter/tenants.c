@@ -17,6 +17,7 @@
 /* Messages of one connection before the loop serves others. */
 #define MESSAGES_PER_ROUND 8
 #define MAX_FDS 4
+#define RING_NS MILLISECOND_NS /* at least, between two looks because of RING */
 
 static bool send_message(int fd, const struct aliquot_message *message, const int *fds,
                          size_t count)
@@ -70,11 +71,11 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid, uint64_t
 	struct identity who;
 	struct join_reply reply;
 	if (!grant_check(grant))
-		return refuse(connection, ALIQUOT_REFUSED_BROKEN, "grant %s is broken: %.60s", grant->name,
-		              grant->broken);
+		return refuse(connection, ALIQUOT_REFUSED_BROKEN, "grant %s is broken: %.60s",
+		              grant_plain_name(grant), grant->broken);
 	if (grant_life(grant) == ALIQUOT_ENDED)
 		return refuse(connection, ALIQUOT_REFUSED_ENDED,
-		              "grant %s has ended: no process can join it", grant->name);
+		              "grant %s has ended: no process can join it", grant_plain_name(grant));
 	if (inner_pid == 0 || inner_pid > INT32_MAX)
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED,
 		              "HELLO must carry the pid of its sender");
@@ -96,7 +97,7 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid, uint64_t
 	if (grant_state(grant) != ALIQUOT_GRANT_ACTIVE) { /* its processes are being frozen or thawed */
 		close(who.pidfd);
 		return refuse(connection, ALIQUOT_REFUSED_PARKED, "grant %s is switching or parked",
-		              grant->name);
+		              grant_plain_name(grant));
 	}
 	struct process *unclear = since ? NULL : joining_unclear(grant, &who);
 	if (unclear && measure_begin(&connection->measurement, unclear, false, 0, on_measured)) {
@@ -115,7 +116,7 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid, uint64_t
 		              strerror(-error));
 	if (refusal)
 		return refuse(connection, refusal, "grant %s has the maximum number of processes",
-		              grant->name);
+		              grant_plain_name(grant));
 	struct aliquot_message welcome = aliquot_message_make(ALIQUOT_WELCOME, reply.slot);
 	int fds[] = {grant->limits_fd, grant->usage_fd, reply.pages.credit, reply.pages.work};
 	bool sent = send_message(connection->watch.fd, &welcome, fds, MAX_FDS);
@@ -148,11 +149,28 @@ static bool on_measure(struct connection *connection, uint64_t for_context)
 	return send_measured(connection);
 }
 
+/* A thousand times a second at most, since each RING of a million would cost the credit thread a look. */
+static void wake_credit(struct arbiter *arbiter)
+{
+	uint64_t now = loop_now();
+	if (now >= arbiter->rang_ns + RING_NS) {
+		arbiter->rang_ns = now;
+		credit_wake(&arbiter->credit);
+	} else if (!arbiter->ring.due) {
+		loop_timer_set(&arbiter->loop, &arbiter->ring, arbiter->rang_ns + RING_NS);
+	}
+}
+
+void tenants_on_ring_timer(struct timer *timer)
+{
+	wake_credit(CONTAINER(timer, struct arbiter, ring));
+}
+
 static bool on_ring(struct connection *connection)
 {
 	if (!sender_of(connection))
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "RING before HELLO");
-	credit_wake(&connection->arbiter->credit);
+	wake_credit(connection->arbiter);
 	return true;
 }
 
@@ -166,7 +184,7 @@ static void on_measured(struct measurement *measurement, bool left)
 	else if (!left)
 		sent = send_measured(connection);
 	if (sent)
-		loop_rewatch(&connection->arbiter->loop, &connection->watch, EPOLLIN);
+		connections_watch_tenant(connection);
 	else
 		connection_close(connection);
 }
@@ -194,18 +212,13 @@ static bool on_message(struct connection *connection, const void *bytes, size_t 
 	}
 }
 
-void tenants_on_ready(struct watch *watch, uint32_t events)
+/* Reads what has come, up to a bound. */
+static void read_messages(struct connection *connection)
 {
-	(void)events;
-	struct connection *connection = CONTAINER(watch, struct connection, watch);
-	if (connection->measurement.process) { /* the peer has gone before its answer came */
-		connection_close(connection);
-		return;
-	}
 	for (int round = 0; round < MESSAGES_PER_ROUND; round++) {
 		char bytes[sizeof(struct aliquot_message)];
 		/* MSG_TRUNC returns the true size of the message, so that a longer one is refused. */
-		ssize_t size = recv(watch->fd, bytes, sizeof(bytes), MSG_TRUNC | MSG_DONTWAIT);
+		ssize_t size = recv(connection->watch.fd, bytes, sizeof(bytes), MSG_TRUNC | MSG_DONTWAIT);
 		if (size < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
 		if (size > 0)
@@ -215,8 +228,24 @@ void tenants_on_ready(struct watch *watch, uint32_t events)
 			return;
 		}
 		if (connection->measurement.process) {
-			loop_rewatch(&connection->arbiter->loop, watch, 0);
+			connections_watch_tenant(connection);
 			return;
 		}
 	}
+}
+
+void tenants_on_ready(struct watch *watch, uint32_t events)
+{
+	struct connection *connection = CONTAINER(watch, struct connection, watch);
+	struct grant *grant = connection->grant;
+	bool waits = connection->measurement.process || grant->pause.due;
+	if (waits && !(events & (EPOLLHUP | EPOLLERR)))
+		return;  /* the pause began in this round of the loop */
+	if (waits) { /* the peer has gone before its answer came */
+		connection_close(connection);
+		return;
+	}
+	uint64_t begun = callers_time_ns();
+	read_messages(connection);
+	connections_charge(grant, callers_time_ns() - begun);
 }

@@ -2,11 +2,11 @@
  *
  * A message is untrusted until the kernel has identified its sender; its text is never read.
  *
- * Who may join a grant: if the arbiter was told its cgroup (unjoined.h), the processes in that. Else its
- * owner, root and the arbiter's user; and a kept grant every process that has mounts of its own, as
- * those of a container have. Only the container's mounts have the socket,
- * because nobody passes through the host's directory of kept grants (state.h). So another user of the
- * host who gets hold of the socket all the same, through /proc or a descriptor, is refused.
+ * If the arbiter was told a grant's cgroup (unjoined.h), the processes in that may join. Else its owner,
+ * root and the arbiter's user may; and a kept grant every process that has mounts of its own, as those of
+ * a container have. Only the container's mounts have the socket, because nobody passes through the
+ * host's directory of kept grants (state.h). So the arbiter refuses another user of the host that gets
+ * hold of the socket all the same, through /proc or a descriptor.
  */
 #ifndef ARBITER_TENANTS_H
 #define ARBITER_TENANTS_H
@@ -15,5 +15,8 @@
 
 /* The callback of a tenant connection's watch. */
 void tenants_on_ready(struct watch *watch, uint32_t events);
+
+/* The callback of the timer `ring`. */
+void tenants_on_ring_timer(struct timer *timer);
 
 #endif

@@ -113,6 +113,8 @@ void contender_look(struct contender *contender, unsigned sharers, uint64_t now)
 	EACH_WORKER (worker, contender) {
 		uint64_t done = worker->view.done;
 		work_look(worker, now);
+		if (work_is_unheld(worker))
+			work_limit(worker, 0);
 		work_time(worker, done, sharers, now);
 		pending |= worker->pending;
 		moved |= worker->gated && worker->moved_at == now;

@@ -205,13 +205,14 @@ static void finish_drain(struct contender *contender, uint64_t now)
 }
 
 /* Its unfinished work may wait for another of its group that has drained already: that one gets one
- * more quantum, even while another contender holds the GPU. It is the same drain, with one bound:
- * members that help each other in turn keep nobody waiting for longer. */
+ * more quantum, even while another contender holds the GPU. A member alone on its GPU has open gates and
+ * needs none. It is the same drain, with one bound: members that help each other in turn keep nobody
+ * waiting for longer. */
 static void help_joint(struct contender *contender, uint64_t now)
 {
 	contender->alone_at = now;
 	EACH_JOINT (other, contender) {
-		if (other->state != CONTENDER_OUT || !other->pending)
+		if (other->state != CONTENDER_OUT || !other->pending || !other->turns->contended)
 			continue;
 		EACH_WORKER (worker, other)
 			if (worker->pending)

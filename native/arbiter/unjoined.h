@@ -12,7 +12,7 @@
  * lists and that has joined is never here. Only a process that NVML has listed as computing in two
  * snapshots at least 500 ms apart is killed, through a pidfd of the same process, and only in a
  * cgroup that was told. A grant whose record cannot be read has no unjoined processes: the arbiter does
- * not know who has joined it. Files that a tenant can break change nothing here.
+ * not know which processes have joined it. Files that a tenant can break change nothing here.
  */
 #ifndef ARBITER_UNJOINED_H
 #define ARBITER_UNJOINED_H

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pwd.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -219,23 +220,54 @@ static void write_user(uint32_t uid, const struct user_line *limits, char *out, 
 		snprintf(out, size, "%s (%u)", limits->name, uid);
 }
 
-static bool check_compute(const struct user_line *limits, const char *user,
-                          const struct user_use *before, const struct user_use *after,
-                          uint64_t others, struct failure *failure)
+/* A user that asks for more. */
+struct asking {
+	const char *file; /* of the limits */
+	char user[USERS_NAME_SIZE + 16];
+	struct user_line limits;
+	struct user_use now;
+};
+
+__attribute__((format(printf, 3, 4))) static bool refuse(const struct asking *asking,
+                                                         struct failure *failure,
+                                                         const char *figures, ...)
 {
-	if (after->without_share && !before->without_share)
-		return failure_set(failure, "user-limit",
-		                   "user %s may have %u %% of compute in all, so each slice needs a "
-		                   "percentage: this one has none",
-		                   user, limits->compute_percent);
-	if (after->compute_percent <= before->compute_percent ||
-	    others + after->compute_percent <= limits->compute_percent)
+	char text[160];
+	va_list args;
+	va_start(args, figures);
+	vsnprintf(text, sizeof(text), figures, args);
+	va_end(args);
+	return failure_set(failure, "user-limit", "user %s may have %s; root sets the limit in %.150s",
+	                   asking->user, text, asking->file);
+}
+
+static bool check_grants(const struct asking *asking, struct failure *failure)
+{
+	uint32_t most = asking->limits.grants, used = asking->now.grants;
+	if (used < most)
 		return true;
-	return failure_set(
-		failure, "user-limit",
-		"user %s may have %u %% of compute in all: %llu %% are taken, %llu %% requested", user,
-		limits->compute_percent, (unsigned long long)others,
-		(unsigned long long)after->compute_percent);
+	return refuse(asking, failure, "%u grant%s and has %u: 1 more requested", most, plural(most),
+	              used);
+}
+
+static bool check_memory(const struct asking *asking, uint64_t more, struct failure *failure)
+{
+	uint64_t most = asking->limits.memory_bytes, used = asking->now.memory_bytes;
+	if (used <= most && more <= most - used)
+		return true;
+	return refuse(asking, failure,
+	              "%llu MiB of GPU memory in all and has %llu MiB: %llu MiB more requested",
+	              mib_of(most), mib_for(used), mib_for(more));
+}
+
+static bool check_compute(const struct asking *asking, uint64_t more, struct failure *failure)
+{
+	unsigned long long most = asking->limits.compute_percent, used = asking->now.compute_percent;
+	if (used + more <= most)
+		return true;
+	return refuse(asking, failure,
+	              "%llu %% of compute in all and has %llu %%: %llu %% more requested", most, used,
+	              (unsigned long long)more);
 }
 
 static bool grows(const struct user_use *before, const struct user_use *after)
@@ -252,28 +284,28 @@ bool users_check(struct arbiter *arbiter, uint32_t uid, const struct user_use *b
 	if (callers_is_privileged(uid) || !grows(before, after))
 		return true;
 	if (*users->problem)
-		return failure_set(failure, "user-limit",
-		                   "the limits of users are unknown: %.250s. Root must correct that first",
+		return failure_set(failure, "users-file", "the limits of users are unknown: %.250s",
 		                   users->problem);
-	struct user_line limits = line_of(users, uid);
-	struct user_use now = use_of(arbiter, uid);
-	uint64_t memory = now.memory_bytes - before->memory_bytes,
-			 compute = now.compute_percent - before->compute_percent;
-	char user[USERS_NAME_SIZE + 16];
-	write_user(uid, &limits, user, sizeof(user));
-	if (after->grants > before->grants && now.grants >= limits.grants)
-		return failure_set(failure, "user-limit",
-		                   "user %s may have %u grants, and has %u: %u more requested", user,
-		                   limits.grants, now.grants, 1u);
-	if (limits.given & USERS_MEMORY && after->memory_bytes > before->memory_bytes &&
-	    (memory > limits.memory_bytes || after->memory_bytes > limits.memory_bytes - memory))
-		return failure_set(failure, "user-limit",
-		                   "user %s may have %llu MiB of GPU memory in all: %llu MiB are taken, "
-		                   "%llu MiB requested",
-		                   user, mib_of(limits.memory_bytes), mib_for(memory),
-		                   mib_for(after->memory_bytes));
-	return !(limits.given & USERS_COMPUTE) ||
-	       check_compute(&limits, user, before, after, compute, failure);
+	struct asking asking = {
+		.file = users->path ? users->path : "the file of --users",
+		.limits = line_of(users, uid),
+		.now = use_of(arbiter, uid),
+	};
+	write_user(uid, &asking.limits, asking.user, sizeof(asking.user));
+	if (after->grants > before->grants && !check_grants(&asking, failure))
+		return false;
+	if (asking.limits.given & USERS_MEMORY && after->memory_bytes > before->memory_bytes &&
+	    !check_memory(&asking, after->memory_bytes - before->memory_bytes, failure))
+		return false;
+	if (!(asking.limits.given & USERS_COMPUTE))
+		return true;
+	if (after->without_share && !before->without_share)
+		return failure_set(failure, "share-needed",
+		                   "user %s may have %u %% of compute in all, so each slice needs a "
+		                   "percentage: this one has none",
+		                   asking.user, asking.limits.compute_percent);
+	return after->compute_percent <= before->compute_percent ||
+	       check_compute(&asking, after->compute_percent - before->compute_percent, failure);
 }
 
 static void write_limit(struct json *out, const char *key, bool given, uint64_t value)

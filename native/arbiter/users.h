@@ -6,7 +6,7 @@
  * line of their own, users have the limits of `*`; without that they have none, except a number of
  * grants that nobody needs. Root and the arbiter's own user have none.
  *
- * The limits are those of the owner of a grant, whoever asks, and only what grows is checked: a user
+ * The limits are those of the owner of a grant, also if root asks, and only what grows is checked: a user
  * above a new limit keeps everything, and can shrink it.
  *
  * The arbiter reads the file when it starts and on request. A file that it must not believe or does not

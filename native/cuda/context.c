@@ -314,7 +314,7 @@ struct turn {
 
 /* One thread at a time creates or destroys a slice's primary context. Otherwise each would charge
  * for the same context, and together they would fill the slice. Nobody waits for ever, since the
- * driver may hang. Whoever has the turn is not cancelled. */
+ * driver may hang. The thread that has the turn is not cancelled. */
 static struct turn take_turn(uint32_t slice)
 {
 	struct turn turn = {.cancel = cancel_disable()};

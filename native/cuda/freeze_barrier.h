@@ -6,8 +6,8 @@
  * is not active, that is, from before its memory goes until after it is back (aliquot/layout.h:
  * hold).
  *
- * Calls past the barrier are counted in a page that the arbiter reads. Whoever freezes a process
- * waits until the count is 0: those calls return, since no new work begins, and no other call
+ * Calls past the barrier are counted in a page that the arbiter reads. The pool or agent that freezes
+ * a process waits until the count is 0: those calls return, since no new work begins, and no other call
  * follows them. Guarantee: if the grant is not active and the count is 0, no such call is in the
  * driver, and none will be.
  */

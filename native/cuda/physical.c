@@ -2,7 +2,7 @@
  *
  * Physical memory is charged where it was created, until its last handle is released, its last
  * mapping is gone, no array or multicast object is bound to it, and no descriptor of it is open
- * (exported.h, which also says who is charged for imported memory). */
+ * (exported.h, which also says which process is charged for imported memory). */
 #include "physical.h"
 
 #include "exported.h"

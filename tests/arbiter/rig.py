@@ -61,6 +61,13 @@ class Machine:
         """Make NVML answer nothing, or answer again."""
         self._set("hung", "hung" if hung else None)
 
+    def lose_gpu(self, gpu: str, *, lost: bool = True) -> None:
+        """Let a GPU fall off the bus, or work again for sessions of NVML that begin later."""
+        self._set("lost", f"lost {gpu}" if lost else None)
+
+    def set_driver(self, version: str) -> None:
+        self._set("driver", f"driver {version}")
+
     def set_entry_size(self, size: int) -> None:
         """Set the bytes of an entry in NVML's lists of processes; 24 is right."""
         self._set("entries", f"entries {size}")

@@ -171,6 +171,46 @@ class TestMeasure:
         assert later.limits.slice().context == 64 * MIB
 
 
+class TestLostGpu:
+    """A GPU that falls off the bus, and a driver that is replaced."""
+
+    def answers(self, arbiter: Arbiter) -> list[bool]:
+        return [gpu["answers"] for gpu in arbiter.status()["gpus"]]
+
+    def test_a_lost_gpu_that_recovers_is_measured_again(
+        self, arbiter: Arbiter, machine: Machine, tenants: Tenants
+    ) -> None:
+        tenant = tenants(arbiter.make())
+        tenant.hello()
+        assert self.answers(arbiter) == [True, True]
+        machine.lose_gpu(GPU)
+        wait_until(lambda: self.answers(arbiter) == [False, True])
+        assert tenant.tell("measure") == "measured"
+        machine.lose_gpu(GPU, lost=False)
+        machine.list_process(tenant.pid, GIB)
+        wait_until(lambda: self.answers(arbiter) == [True, True])
+        assert tenant.tell("measure") == "measured"
+        assert arbiter.status()["grants"][0]["slices"][0]["driver_bytes"] == GIB
+
+    def test_memory_of_the_dead_on_a_lost_gpu_is_given_back(
+        self, arbiter: Arbiter, machine: Machine, tenants: Tenants
+    ) -> None:
+        tenant = tenants(arbiter.make())
+        tenant.hello()
+        tenant.tell("hold", 0, GIB)
+        machine.lose_gpu(GPU)
+        tenant.kill()
+        wait_until(lambda: arbiter.states() == [])
+        assert arbiter.counted() == 0
+
+    def test_status_has_the_version_of_the_driver_that_was_loaded(
+        self, arbiter: Arbiter, machine: Machine
+    ) -> None:
+        before = arbiter.status()["driver_version"]
+        machine.set_driver("2.0")
+        assert arbiter.status()["driver_version"] == before != "2.0"
+
+
 class TestHungNvml:
     """NVML that does not answer stops nothing else."""
 

@@ -46,6 +46,7 @@ class TestStart:
             "pci_bus_id": "00000000:00:00.0",
             "memory_bytes": USABLE,
             "used_bytes": 0,
+            "answers": True,
             "granted_bytes": 0,
             "context_bytes": 0,
             "context_is_measured": False,

@@ -61,8 +61,10 @@ class TestMake:
         assert "name" in owners(limited.state, make("a", 6, 10), ALICE).answer
         answer = as_user(limited, owners, ALICE, make("b", 5, 10, OTHER_GPU))
         assert answer["code"] == "user-limit"
-        for figure in (f"user {ALICE}", "10240 MiB", "6144 MiB are taken", "5120 MiB requested"):
-            assert figure in answer["error"]
+        assert answer["error"] == (
+            f"user {ALICE} may have 10240 MiB of GPU memory in all and has 6144 MiB: 5120 MiB more"
+            f" requested; root sets the limit in {limited.state.parent / 'users'}"
+        )
         assert "name" in owners(limited.state, make("b", 4, 10, OTHER_GPU), ALICE).answer
 
     def test_compute_counts_over_all_gpus_and_each_slice_needs_a_share(
@@ -70,12 +72,12 @@ class TestMake:
     ) -> None:
         assert "name" in owners(limited.state, make("a", 1, 40), ALICE).answer
         more = as_user(limited, owners, ALICE, make("b", 1, 20, OTHER_GPU))
-        assert (more["code"], "40 % are taken, 20 % requested" in more["error"]) == (
+        assert (more["code"], "and has 40 %: 20 % more requested" in more["error"]) == (
             "user-limit",
             True,
         )
         without = as_user(limited, owners, ALICE, make("b", 1))
-        assert (without["code"], "needs a percentage" in without["error"]) == ("user-limit", True)
+        assert (without["code"], "needs a percentage" in without["error"]) == ("share-needed", True)
         idle = make("b", 1, more=",priority=background")
         assert "name" in owners(limited.state, idle, ALICE).answer
 
@@ -83,13 +85,20 @@ class TestMake:
         first = owners(limited.state, make("a", 1, 1), ALICE)
         owners(limited.state, make("b", 1, 1), ALICE)
         answer = as_user(limited, owners, ALICE, make("c", 1, 1))
-        assert (answer["code"], "may have 2 grants, and has 2" in answer["error"]) == (
+        assert (answer["code"], "may have 2 grants and has 2: 1 more" in answer["error"]) == (
             "user-limit",
             True,
         )
         first.kill()
         wait_until(lambda: len(limited.status()["grants"]) == 1)
         assert "name" in owners(limited.state, make("c", 1, 1), ALICE).answer
+
+    def test_one_grant_is_one_grant(self, limited: Arbiter, owners: Owners, users: Path) -> None:
+        users.write_text(f"user {ALICE} grants 1\n")
+        limited.ask("read-users")
+        owners(limited.state, make("a", 1), ALICE)
+        error = as_user(limited, owners, ALICE, make("b", 1))["error"]
+        assert f"user {ALICE} may have 1 grant and has 1: 1 more requested" in error
 
     def test_a_user_without_a_line_has_the_limits_of_all(
         self, limited: Arbiter, owners: Owners
@@ -107,11 +116,16 @@ class TestChanges:
     ) -> None:
         owners(limited.state, make("a", 6, 10), ALICE)
         grow = f"resize name=a slice={GPU},memory={11 * GIB}"
-        assert as_user(limited, owners, ALICE, grow)["code"] == "user-limit"
+        refused = as_user(limited, owners, ALICE, grow)
+        assert refused["code"] == "user-limit"
+        assert (
+            "may have 10240 MiB of GPU memory in all and has 6144 MiB: 5120 MiB more"
+            in (refused["error"])
+        )
         share = f"resize name=a slice={GPU},compute=60"
         assert as_user(limited, owners, ALICE, share)["code"] == "user-limit"
         equal = f"resize name=a slice={GPU},compute=0"
-        assert as_user(limited, owners, ALICE, equal)["code"] == "user-limit"
+        assert as_user(limited, owners, ALICE, equal)["code"] == "share-needed"
         users.write_text(f"user {ALICE} memory 2GiB compute 5 grants 0\n")
         assert "users" in limited.ask("read-users")
         shrink = f"resize name=a slice={GPU},memory={4 * GIB},compute=8"
@@ -224,7 +238,7 @@ class TestFile:
         os.kill(limited.serving_pid(), signal.SIGKILL)
         wait_until(limited.answers)
         answer = as_user(limited, owners, BOB, make("b", 1))
-        assert (answer["code"], f"{users}, line 1" in answer["error"]) == ("user-limit", True)
+        assert (answer["code"], f"{users}, line 1" in answer["error"]) == ("users-file", True)
         assert "name" in as_user(limited, owners, ALICE, f"resize name=a slice={GPU},memory={GIB}")
         assert "name" in limited.ask(make("b", 1))
         assert str(users) in limited.ask("limits")["problem"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from arbiter import wire
-from arbiter.rig import GPU
+from arbiter.rig import GPU, OTHER_GPU
 from support import GIB, MIB, on_this_machine, wait_until
 
 if TYPE_CHECKING:
@@ -165,6 +165,29 @@ class TestSecrecy:
         assert "other users have 70 %" in answer["error"]
         assert "mine has 10 %" in answer["error"]
         assert "secret" not in answer["error"]
+
+    def test_errors_name_a_grant_as_the_reader_does(self, shared: Arbiter, owners: Owners) -> None:
+        made = owners(shared.state, MAKE + ",compute=70", ALICE)
+        elsewhere = f"resize name=train slice={OTHER_GPU},compute=1"
+        more = MAKE.replace("train", "two") + ",compute=40"
+        for request, words in (
+            (elsewhere, "grant train has no slice of"),
+            (more, "requested, train has 70 %"),
+        ):
+            assert words in as_user(shared, owners, ALICE, request)["error"]
+        as_root = elsewhere.replace("train", f"{ALICE}:train")
+        assert f"grant {ALICE}:train has no slice of" in shared.ask(as_root)["error"]
+        assert f"requested, {ALICE}:train has 70 %" in shared.ask(more)["error"]
+        made.kill()
+
+    def test_a_program_is_refused_with_the_name_that_its_user_knows(
+        self, shared: Arbiter, owners: Owners, tenants: Tenants
+    ) -> None:
+        made = owners(shared.state, MAKE, ALICE)
+        shared.ask(f"set-state name={ALICE}:train to=parked")
+        kind, why, *text = tenants(made.directory).tell("hello").split()
+        assert (int(kind), int(why)) == (wire.REFUSED, wire.PARKED)
+        assert " ".join(text) == "grant train is switching or parked"
 
     def test_another_user_cannot_join(
         self, shared: Arbiter, owners: Owners, tenants: Tenants

@@ -167,18 +167,15 @@ def memset(library: c.CDLL, options: dict[str, int]) -> Burst:
 def pair(library: c.CDLL, options: dict[str, int]) -> Burst:
     """Kernels on two GPUs that wait for each other, like those of a collective."""
     gpus = [Gpu(library, index, 1) for index in (0, 1)]
-    words = []
+    words, functions, aheads, steps = [], [], [], [0]
     for gpu in gpus:
         gpu.enter()
         words.append(gpu.words(1))
-    functions = []
-    for gpu in gpus:
-        gpu.enter()
         functions.append([gpu.function(f"aliquot_{name}") for name in ("spin", "set", "wait")])
-    steps = [0]
+        aheads.append(Ahead(gpu))
 
     def once() -> None:
-        for _ in range(options.get("burst", 10)):
+        for _ in range(options.get("burst", 50)):
             steps[0] += 1
             for gpu, (work, arrive, meet), mine, other in zip(
                 gpus, functions, words, reversed(words), strict=True
@@ -187,9 +184,9 @@ def pair(library: c.CDLL, options: dict[str, int]) -> Burst:
                 gpu.launch(work, gpu.streams[0], options.get("ns", 200_000))
                 gpu.launch(arrive, gpu.streams[0], mine, steps[0])
                 gpu.launch(meet, gpu.streams[0], other, steps[0])
-        for gpu in gpus:
+        for gpu, ahead in zip(gpus, aheads, strict=True):
             gpu.enter()
-            gpu.synchronize()
+            ahead.wait()
 
     return once
 

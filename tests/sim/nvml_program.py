@@ -76,6 +76,13 @@ def wait(milliseconds: int) -> list[int] | str:
     return [watched[ctypes.addressof(event.device.contents)], event.eventType, event.eventData]
 
 
+def action(index: int) -> int | None:
+    """The recovery action that the driver asks for; None: it cannot say."""
+    field = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+    (value,) = pynvml.nvmlDeviceGetFieldValues(_device(f"#{index}"), [field])
+    return value.value.uiVal if value.nvmlReturn == pynvml.NVML_SUCCESS else None
+
+
 def _device(name: str) -> Any:
     return pynvml.nvmlDeviceGetHandleByIndex(int(name[1:]))
 
@@ -90,7 +97,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (int, float, str, type(None))) else str(value)
 
 
-CALLS = (call, of, memory, processes, busy_ms, links, watch, wait)
+CALLS = (call, of, memory, processes, busy_ms, links, watch, wait, action)
 
 if __name__ == "__main__":
     serve({function.__name__: function for function in CALLS})

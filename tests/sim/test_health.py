@@ -38,6 +38,11 @@ def errors(nvml: Program, index: int) -> list[int]:
     return [nvml("of", index, name, UNCORRECTED, which) for which in (VOLATILE, AGGREGATE)]
 
 
+def begin_again(nvml: Program) -> None:
+    for call in ("nvmlShutdown", "nvmlInit"):
+        assert nvml("call", call) is None
+
+
 def test_an_event_set_reports_what_happens_after_its_creation(nvml: Program, say: Say) -> None:
     say("0 xid 13\n")
     nvml("watch", 0, 1)
@@ -75,9 +80,30 @@ def test_every_query_about_a_lost_gpu_fails(nvml: Program, say: Say) -> None:
     assert nvml("of", 0, "nvmlDeviceGetUUID") == uuids[0]
     assert nvml("wait", 20_000) == [1, XID, 79]
     assert nvml("wait", 1) == LOST
-    say("1 recovered\n")
-    assert nvml("of", 1, "nvmlDeviceGetUUID") == uuids[1]
-    assert nvml("wait", 1) == TIMEOUT
+
+
+def test_a_lost_gpu_that_recovers_is_found_by_a_new_session_only(nvml: Program, say: Say) -> None:
+    say("1 lost\n1 recovered\n")
+    assert nvml("call", "nvmlDeviceGetHandleByIndex", 1) == LOST
+    begin_again(nvml)
+    assert nvml("of", 1, "nvmlDeviceGetIndex") == 1
+
+
+def test_queries_wait_for_a_gpu_that_hangs(nvml: Program, say: Say) -> None:
+    say("0 hangs\n")
+    assert nvml("of", 1, "nvmlDeviceGetIndex") == 1
+    nvml.ask("of", 0, "nvmlDeviceGetIndex")
+    say("0 recovered\n")
+    assert nvml.answer() == 0
+
+
+def test_a_driver_tells_the_recovery_action_from_the_first_one_on(nvml: Program, say: Say) -> None:
+    assert nvml("action", 0) is None
+    say("0 action 2\n")
+    assert nvml("action", 0) == 2
+    say("0 recovered\n")
+    assert nvml("action", 0) == 0
+    assert nvml("action", 1) is None
 
 
 @pytest.mark.parametrize(
@@ -96,4 +122,5 @@ def test_programs_go_on_while_their_gpu_is_lost(start: Start, nvml: Program, say
     say("0 xid 79\n0 lost\n")
     assert program("call", "cuMemAlloc", 1 << 20)[0] == 0
     say("0 recovered\n")
+    begin_again(nvml)
     assert list(nvml("processes", 0)) == [str(program.pid)]

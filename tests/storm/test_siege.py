@@ -31,8 +31,8 @@ DEATHS = int(os.environ.get("ALIQUOT_SIEGE_DEATHS", "6"))
 DOUBLE_DEATHS = int(os.environ.get("ALIQUOT_SIEGE_DOUBLE_DEATHS", "2"))
 HONEST = 3
 HOSTILE_SECONDS = 0.5
-# An arbiter that dies ten times within ten seconds is given up.
-APART_SECONDS = 1.1
+# An arbiter that dies ten times within ten seconds is given up: nine pauses must be longer.
+APART_SECONDS = 1.2
 LIMIT = 2 * GIB
 HELD_SECONDS = 0.25
 
@@ -125,6 +125,7 @@ class Siege:
         return 0
 
     def close(self) -> None:
+        sys.stdout.write((self.machine.state / "arbiter.log").read_text()[-4000:])
         support.wait_until(self.answers)
         parent = os.pidfd_open(self.parent())
         signal.pidfd_send_signal(parent, signal.SIGTERM)

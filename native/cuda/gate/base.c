@@ -24,7 +24,7 @@ uint64_t gate_now_ns(void)
 	return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-/* --- who has which lock, for the invariants --------------------------------------------------- */
+/* --- which thread has which lock, for the invariants ------------------------------------------- */
 
 #ifdef ALIQUOT_SANITIZE
 

@@ -29,7 +29,7 @@
  *     close               closing quanta, and marking streams, because of other calls
  *     quantum             opening, filling and closing a quantum; learning what launches cost
  *     insert              putting gates and marks into streams
- *     streams             the table of streams, and who touches which
+ *     streams             the table of streams, and which thread touches which
  *     contexts            the table of contexts; taking a gate
  *     marks, pages        mark words; a context's mappings of the pages
  *     base                locks, clock, capture mode, current context
@@ -53,7 +53,7 @@
  *
  * A slot's `key`.
  *   * EMPTY -> key and key -> REMOVING are written under `lock` (a context's legacy slot: by
- *     whoever creates or destroys the context). Whoever wrote REMOVING owns the slot, and alone
+ *     the thread that creates or destroys the context). The thread that wrote REMOVING owns the slot, and alone
  *     writes EMPTY or the next key.
  *
  * `touching`, one per gate: the slot whose stream the holder is about to use in the driver.

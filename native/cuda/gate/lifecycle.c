@@ -160,7 +160,7 @@ void gate_context_ended(CUcontext handle, bool is_gone)
 	} else {
 		gate_set_state(all, context, GATE_CONTEXT_ENDED);
 		atomic_fetch_add(&gate->ended_contexts, 1);
-		/* Whoever takes the gate next frees the context's slot: this thread, if it can. */
+		/* The thread that takes the gate next frees the context's slot: this thread, if it can. */
 		if (gate_take(gate, GATE_PATIENCE_NS))
 			gate_give(gate);
 	}

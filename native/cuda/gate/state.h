@@ -1,5 +1,5 @@
 /* The data of the gates: one gate per slice, a table of contexts, a table of streams. gate.h has
- * the model and the invariants, among them who writes which field.
+ * the model and the invariants, among them which thread writes which field.
  *
  * All of it lies in one block of memory that the kernel wipes in a forked child. */
 #ifndef ALIQUOT_GATE_STATE_H

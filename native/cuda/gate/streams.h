@@ -1,4 +1,4 @@
-/* The table of streams, and who touches which. gate.h says what `touching` guarantees. */
+/* The table of streams, and which thread touches which. gate.h says what `touching` guarantees. */
 #ifndef ALIQUOT_GATE_STREAMS_H
 #define ALIQUOT_GATE_STREAMS_H
 

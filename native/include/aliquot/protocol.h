@@ -3,8 +3,8 @@
  * Each grant has a SOCK_SEQPACKET socket, `socket` in its directory. A tenant connects, sends HELLO
  * and receives WELCOME with four descriptors (limits, read-only; usage, read-write; credit, read-only;
  * work, read-write). Then it closes the connection: no descriptor of ours stays in the process, and a
- * forked child or an exec inherits none. The kernel tells the arbiter who the sender is (SO_PEERCRED,
- * a pidfd); a message never does.
+ * forked child or an exec inherits none. The kernel tells the arbiter which process sends
+ * (SO_PEERCRED, a pidfd); a message never does.
  *
  * MEASURE asks the arbiter to read the sender's memory from NVML now. The arbiter answers MEASURED
  * when limits.slices[].driver_bytes is up to date. A tenant sends it after it has made a context.

@@ -19,6 +19,8 @@ static bool parse(const char *line, struct health_event *event)
 	static const char *const names[] = {[HEALTH_XID] = "xid",
 	                                    [HEALTH_ECC] = "ecc",
 	                                    [HEALTH_LOST] = "lost",
+	                                    [HEALTH_HANGS] = "hangs",
+	                                    [HEALTH_ACTION] = "action",
 	                                    [HEALTH_RECOVERED] = "recovered"};
 	char name[16];
 	unsigned long long number = 0;
@@ -48,20 +50,39 @@ static bool read_event(int fd, uint64_t *position, struct health_event *event)
 	}
 }
 
-struct health health_of(const struct machine *m, uint32_t gpu)
+static void apply(struct health *health, const struct health_event *event, bool is_of_session)
+{
+	switch (event->kind) {
+	case HEALTH_XID:
+		break;
+	case HEALTH_ECC:
+		health->errors += event->number;
+		break;
+	case HEALTH_LOST:
+		health->lost = true;
+		break;
+	case HEALTH_HANGS:
+		health->hangs = true;
+		break;
+	case HEALTH_ACTION:
+		health->knows_action = true;
+		health->action = event->number;
+		break;
+	case HEALTH_RECOVERED:
+		*health = (struct health){.lost = health->lost && is_of_session,
+		                          .knows_action = health->knows_action};
+	}
+}
+
+struct health health_of(const struct machine *m, uint32_t gpu, uint64_t since)
 {
 	struct health health = {0};
 	struct health_event event;
 	uint64_t position = 0;
 	int fd = open_file(m);
-	while (fd >= 0 && read_event(fd, &position, &event)) {
-		if (event.gpu != gpu)
-			continue;
-		if (event.kind == HEALTH_RECOVERED)
-			health = (struct health){0};
-		health.lost |= event.kind == HEALTH_LOST;
-		health.errors += event.kind == HEALTH_ECC ? event.number : 0;
-	}
+	while (fd >= 0 && read_event(fd, &position, &event))
+		if (event.gpu == gpu)
+			apply(&health, &event, position > since);
 	if (fd >= 0)
 		close(fd);
 	return health;

@@ -20,7 +20,7 @@
 /* All zero: free. */
 struct sim_lock {
 	uint32_t holder; /* its ticket; the high bit: somebody waits */
-	uint32_t next;   /* the ticket of the next holder; 0: whoever comes first */
+	uint32_t next;   /* the ticket of the next holder; 0: the first that comes */
 };
 
 /* Takes the lock. The ticket is not 0 and has no high bit, and one thread at a time uses it. True: the

@@ -6,18 +6,20 @@
  * any environment. A machine is therefore simulated only where somebody asked for it.
  *
  * The model. The file has an entry for each process, which says how much of each GPU the process uses,
- * and for each GPU the sum. A lock in the file (lock.h) guards both. Whoever gets the lock after its
- * holder died adds up the sums again from the entries, so a process that is killed at any instruction
+ * and for each GPU the sum. A lock in the file (lock.h) guards both. The process that gets the lock after
+ * its holder died adds up the sums again from the entries, so a process that is killed at any instruction
  * leaves nothing behind. A process that was checkpointed (cuda/core/checkpoint.c) has nothing on the
  * GPUs: its entry says what it had and will need when it is restored, and no sum includes it.
  *
  * Which processes live. Each process that uses a GPU holds a POSIX record lock on the byte of its slot
  * (the index of its entry). Each library that has the file open holds one on the byte of its seat (its
- * place among those who may take the file's lock). The kernel drops these record locks when the process
- * ends (even as a zombie) or execs, and a forked child does not inherit them. Whoever finds an entry
- * without its record lock clears the entry (machine_reap). This is why the library never closes the
+ * place among those that may take the file's lock). The kernel drops these record locks when the process
+ * ends (even as a zombie) or execs, and a forked child does not inherit them. A process that finds an
+ * entry without its record lock clears the entry (machine_reap). This is why the library never closes the
  * file: closing any descriptor of a file drops all record locks of the process on it. The kernel
  * reports the owner of a record lock by its pid in the caller's pid namespace.
+ *
+ * Upgrade. A file of another version is made anew when no process has it open any more.
  *
  * Guarantees: the sum of what processes use never exceeds a GPU's capacity. What a dead process used is
  * free for the next process that looks. A GPU's busy time is the sum of its processes', including those

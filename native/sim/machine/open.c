@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -61,34 +62,79 @@ static int create(const struct sim_shape *shape, const char *folder)
 	return error && error != EEXIST ? -1 : 0;
 }
 
-/* Maps the file, if it holds a machine of this version. */
+/* Maps the file. False with an empty `why`: it is of another version. */
 static bool map_machine(struct machine *m, const char *folder, char *why, size_t size)
 {
 	struct stat st;
-	if (fstat(m->fd, &st) || (size_t)st.st_size != sizeof(struct sim_map)) {
-		snprintf(why, size, "%.160s/machine is of another version: remove it", folder);
+	*why = 0;
+	if (fstat(m->fd, &st) || (size_t)st.st_size != sizeof(struct sim_map))
 		return false;
-	}
 	m->map = map_file(m->fd);
 	if (!m->map) {
 		snprintf(why, size, "the machine in %.160s cannot be mapped: %s", folder, strerror(errno));
 		return false;
 	}
-	if (m->map->magic != SIM_MAGIC || m->map->version != SIM_VERSION) {
-		snprintf(why, size, "%.160s/machine is of another version: remove it", folder);
-		return false;
-	}
-	return true;
+	if (m->map->magic == SIM_MAGIC && m->map->version == SIM_VERSION)
+		return true;
+	munmap(m->map, sizeof(*m->map));
+	m->map = NULL;
+	return false;
 }
 
 static bool open_file(struct machine *m, const char *folder)
 {
-	m->folder = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (m->folder < 0)
+		m->folder = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	m->fd = m->folder < 0 ? -1 : openat(m->folder, "machine", O_RDWR | O_CLOEXEC);
 	return m->fd >= 0;
 }
 
-/* Opens the machine that the environment names; creates it if it does not exist. */
+/* Removes the file, which is of another version, if no process has it open: each holds a record lock
+ * on some byte of it, in every version. False: `why` says which process has it. */
+static bool remove_file(struct machine *m, const char *folder, char *why, size_t size)
+{
+	struct flock any = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+	struct stat own, named;
+	flock(m->fd, LOCK_EX); /* one process at a time, or one could remove what another has made */
+	if (fstat(m->fd, &own) || fstatat(m->folder, "machine", &named, 0) ||
+	    own.st_ino != named.st_ino || own.st_dev != named.st_dev)
+		return true;
+	if (!fcntl(m->fd, F_GETLK, &any) && any.l_type != F_UNLCK) {
+		char user[32] = "a process in another container";
+		if (any.l_pid > 0)
+			snprintf(user, sizeof(user), "process %d", (int)any.l_pid);
+		snprintf(why, size, "%.120s/machine is of another version, and %s uses it: end that first",
+		         folder, user);
+		return false;
+	}
+	if (!unlinkat(m->folder, "machine", 0) || errno == ENOENT)
+		return true;
+	snprintf(why, size, "%.160s/machine is of another version and cannot be removed: %s", folder,
+	         strerror(errno));
+	return false;
+}
+
+/* Opens the machine in the folder. One that is missing or of another version is made anew. */
+static bool open_or_make(struct machine *m, const char *folder, char *why, size_t size)
+{
+	for (;;) {
+		if (!open_file(m, folder) && errno == ENOENT && !create(&m->shape, folder) &&
+		    !open_file(m, folder) && errno == ENOENT)
+			continue; /* another process has removed it, and makes it anew */
+		if (m->fd < 0) {
+			snprintf(why, size, "cannot open the state in ALIQUOT_SIMULATE_STATE: %s",
+			         strerror(errno));
+			return false;
+		}
+		if (map_machine(m, folder, why, size))
+			return true;
+		if (*why || !remove_file(m, folder, why, size))
+			return false;
+		close(m->fd);
+	}
+}
+
+/* Opens the machine that the environment names. */
 static bool open_named(struct machine *m, const char *choice, const char *state, char *why,
                        size_t size)
 {
@@ -99,13 +145,7 @@ static bool open_named(struct machine *m, const char *choice, const char *state,
 		snprintf(why, size, "ALIQUOT_SIMULATE_STATE: %s", strerror(errno));
 		return false;
 	}
-	if (!open_file(m, folder) && errno == ENOENT && !create(&m->shape, folder))
-		open_file(m, folder);
-	if (m->fd < 0) {
-		snprintf(why, size, "cannot open the state in ALIQUOT_SIMULATE_STATE: %s", strerror(errno));
-		return false;
-	}
-	if (!map_machine(m, folder, why, size))
+	if (!open_or_make(m, folder, why, size))
 		return false;
 	if (m->map->count != m->shape.count || strcmp(m->map->model, m->shape.model)) {
 		snprintf(why, size, "this state holds a machine of %.16s:%u, not %s:%u", m->map->model,
@@ -126,8 +166,12 @@ static bool open_mounted(struct machine *m, char *why, size_t size)
 			snprintf(why, size, "the machine in %s: %s", SIM_MOUNTED, strerror(errno));
 		return false;
 	}
-	if (!map_machine(m, SIM_MOUNTED, why, size))
+	if (!map_machine(m, SIM_MOUNTED, why, size)) {
+		if (!*why)
+			snprintf(why, size, "the machine in %s is of another version: restart the container",
+			         SIM_MOUNTED);
 		return false;
+	}
 	snprintf(choice, sizeof(choice), "%.15s:%u", m->map->model, m->map->count);
 	return shape_read(&m->shape, choice, why, size);
 }

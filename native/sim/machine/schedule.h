@@ -5,7 +5,7 @@
  * ready. Then the next process in order gets the engine. A kernel that was interrupted continues in
  * its process's next slice.
  *
- * Nothing drives the engine. Whoever looks at the schedule first advances it: it writes down what has
+ * Nothing drives the engine. The first thread that looks at the schedule advances it: it writes down what has
  * happened up to now. A kernel starts when it was ready and the engine was free, not when a thread
  * woke up to say so. If a process's kernel ended and the process announced `more`, it keeps its slice
  * and its turn until it has submitted the next kernel or said that it has none. The schedule stops

@@ -88,7 +88,7 @@ static bool next_event(struct set *set, nvmlEventData_t *data)
 static bool has_lost_one(const struct set *set)
 {
 	for (uint32_t i = 0; i < nvml.machine.shape.count; i++)
-		if (set->types[i] && health_of(&nvml.machine, i).lost)
+		if (set->types[i] && nvml_health(i).lost)
 			return true;
 	return false;
 }
@@ -127,6 +127,12 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
 		switch (v->fieldId) {
 		case NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
 			v->nvmlReturn = nvmlDeviceGetTotalEnergyConsumption(device, &v->value.ullVal);
+			break;
+		case NVML_FI_DEV_GET_GPU_RECOVERY_ACTION:
+			v->valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
+			v->value.uiVal = (unsigned)nvml_health(index).action;
+			if (!nvml_health(index).knows_action)
+				v->nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
 			break;
 		case NVML_FI_DEV_NVLINK_LINK_COUNT:
 			v->valueType = NVML_VALUE_TYPE_UNSIGNED_INT;

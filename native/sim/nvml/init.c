@@ -7,27 +7,45 @@
 #include <string.h>
 #include <unistd.h>
 
-#define DRIVER_VERSION "580.159.04"
-#define NVML_VERSION "13.580.159.04"
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static nvmlReturn_t start(void)
+static bool open_machine(void)
 {
 	static bool opened;
 	char why[256];
-	pthread_mutex_lock(&lock);
-	if (!opened && !machine_open(&nvml.machine, why, sizeof(why))) {
+	if (opened)
+		return true;
+	if (!machine_open(&nvml.machine, why, sizeof(why))) {
 		fprintf(stderr, "aliquot: simulated NVML: no GPU: %s\n", why);
-		pthread_mutex_unlock(&lock);
-		return NVML_ERROR_DRIVER_NOT_LOADED;
+		return false;
 	}
-	opened = true;
+	struct driver driver;
+	driver_read(&nvml.machine, &driver);
+	memcpy(nvml.version, driver.library, sizeof(nvml.version));
 	for (uint32_t i = 0; i < SIM_MAX_GPUS; i++)
 		nvml.devices[i].index = i;
-	nvml.users++;
-	pthread_mutex_unlock(&lock);
+	opened = true;
+	return true;
+}
+
+/* Precondition: the lock is held. */
+static nvmlReturn_t begin_session(void)
+{
+	if (!open_machine() || !driver_is_loaded(&nvml.machine))
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	if (!driver_fits(&nvml.machine, nvml.version))
+		return NVML_ERROR_LIB_RM_VERSION_MISMATCH;
+	if (!nvml.users++)
+		nvml.since = health_end(&nvml.machine);
 	return NVML_SUCCESS;
+}
+
+static nvmlReturn_t start(void)
+{
+	pthread_mutex_lock(&lock);
+	nvmlReturn_t result = begin_session();
+	pthread_mutex_unlock(&lock);
+	return result;
 }
 
 nvmlReturn_t nvmlInit_v2(void)
@@ -67,13 +85,15 @@ static nvmlReturn_t give(uint32_t index, nvmlDevice_t *device)
 nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
 {
 	NVML_READY();
-	return nvml_copy_text(version, length, DRIVER_VERSION);
+	return nvml_copy_text(version, length, nvml.version);
 }
 
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
 	NVML_READY();
-	return nvml_copy_text(version, length, NVML_VERSION);
+	char own[SIM_VERSION_SIZE + 8];
+	snprintf(own, sizeof(own), "13.%s", nvml.version);
+	return nvml_copy_text(version, length, own);
 }
 
 nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
@@ -93,8 +113,10 @@ nvmlReturn_t nvmlSystemGetDriverBranch(nvmlSystemDriverBranchInfo_t *info, unsig
 {
 	NVML_READY();
 	NVML_NEED(info);
+	char own[SIM_VERSION_SIZE + 8];
+	snprintf(own, sizeof(own), "r%.*s_00", (int)strcspn(nvml.version, "."), nvml.version);
 	return nvml_copy_text(info->branch,
-	                      length < sizeof(info->branch) ? length : sizeof(info->branch), "r580_00");
+	                      length < sizeof(info->branch) ? length : sizeof(info->branch), own);
 }
 
 nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length)

@@ -14,6 +14,7 @@
 #include <nvml.h>
 #pragma GCC visibility pop
 
+#include "machine/driver.h"
 #include "machine/engine.h"
 #include "machine/health.h"
 #include "machine/machine.h"
@@ -23,12 +24,15 @@ struct nvml_device {
 };
 
 extern struct nvml_state {
-	int users; /* calls of nvmlInit minus calls of nvmlShutdown */
+	int users;                      /* calls of nvmlInit minus calls of nvmlShutdown */
+	char version[SIM_VERSION_SIZE]; /* of this library */
+	uint64_t since;                 /* where the health file ended when the session began */
 	struct machine machine;
 	struct nvml_device devices[SIM_MAX_GPUS];
 } nvml;
 
-/* Declares `index`, the device's index, or returns the error: an invalid handle, or a lost GPU. */
+/* Declares `index`, the device's index, or returns the error: an invalid handle, a lost GPU, or another
+ * module. */
 #define NVML_DEVICE(index, device)                                                                 \
 	uint32_t index;                                                                                \
 	do {                                                                                           \
@@ -46,6 +50,7 @@ extern struct nvml_state {
 	return NVML_ERROR_INVALID_ARGUMENT
 
 /* state.c */
+struct health nvml_health(uint32_t index);
 nvmlReturn_t nvml_device_index(nvmlDevice_t device, uint32_t *index);
 nvmlReturn_t nvml_copy_text(char *out, unsigned int length, const char *text);
 void nvml_uuid(uint32_t index, char out[48]); /* "GPU-..." */

@@ -3,8 +3,16 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
+
+#define LOOK_NS 10000000
 
 struct nvml_state nvml;
+
+struct health nvml_health(uint32_t index)
+{
+	return health_of(&nvml.machine, index, nvml.since);
+}
 
 nvmlReturn_t nvml_device_index(nvmlDevice_t device, uint32_t *index)
 {
@@ -13,7 +21,12 @@ nvmlReturn_t nvml_device_index(nvmlDevice_t device, uint32_t *index)
 	if (d < nvml.devices || d >= nvml.devices + nvml.machine.shape.count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*index = d->index;
-	return health_of(&nvml.machine, *index).lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+	struct health health;
+	while ((health = nvml_health(*index)).hangs)
+		nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+	if (health.lost)
+		return NVML_ERROR_GPU_IS_LOST;
+	return driver_fits(&nvml.machine, nvml.version) ? NVML_SUCCESS : NVML_ERROR_DRIVER_NOT_LOADED;
 }
 
 nvmlReturn_t nvml_copy_text(char *out, unsigned int length, const char *text)

@@ -302,7 +302,7 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorTyp
 	NVML_NEED(count && type < NVML_MEMORY_ERROR_TYPE_COUNT &&
 	          counter < NVML_ECC_COUNTER_TYPE_COUNT);
 	bool uncorrected = type == NVML_MEMORY_ERROR_TYPE_UNCORRECTED;
-	*count = uncorrected ? health_of(&nvml.machine, index).errors : 0;
+	*count = uncorrected ? nvml_health(index).errors : 0;
 	return NVML_SUCCESS;
 }
 

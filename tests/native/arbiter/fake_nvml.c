@@ -5,6 +5,9 @@
  *   process UUID PID BYTES|unknown         compute
  *   drawing UUID PID BYTES|unknown         graphics
  *   broken                                 every list fails
+ *   lost UUID                              that GPU does not answer, until this line is gone and a new
+ *                                          session has begun
+ *   driver VERSION
  *   hung                                   every list waits until this line is gone
  *   entries SIZE                           bytes of an entry in version 3 of the lists: 16, 24 or 32
  *
@@ -19,7 +22,14 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, INSUFFICIENT_SIZE = 7, UNKNOWN = 999 };
+enum {
+	SUCCESS = 0,
+	UNINITIALIZED = 1,
+	INVALID_ARGUMENT = 2,
+	INSUFFICIENT_SIZE = 7,
+	LOST = 15,
+	UNKNOWN = 999
+};
 
 struct process_info {
 	unsigned pid;
@@ -46,6 +56,7 @@ struct pci_info {
 struct device {
 	char uuid[64];
 	unsigned long long total, reserved;
+	int lost;
 };
 
 static struct device devices[16];
@@ -71,6 +82,7 @@ API int nvmlInit_v2(void)
 	device_count = 0;
 	while (device_count < 16 && fgets(line, sizeof(line), file)) {
 		struct device *device = &devices[device_count];
+		device->lost = 0;
 		if (sscanf(line, "gpu %63s %llu %llu", device->uuid, &device->total, &device->reserved) ==
 		    3)
 			device_count++;
@@ -96,6 +108,48 @@ API int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **device)
 		return INVALID_ARGUMENT;
 	*device = &devices[index];
 	return SUCCESS;
+}
+
+/* The rest of the last line that begins with `word`; whether there is one. */
+static int find_text(const char *word, char text[64])
+{
+	char line[256], found[64];
+	int is_there = 0;
+	FILE *file = open_file();
+	while (file && fgets(line, sizeof(line), file))
+		if (!strncmp(line, word, strlen(word)) &&
+		    sscanf(line + strlen(word), " %63s", found) == 1) {
+			memcpy(text, found, sizeof(found));
+			is_there = 1;
+		}
+	if (file)
+		fclose(file);
+	return is_there;
+}
+
+static int is_lost(struct device *device)
+{
+	char uuid[64];
+	if (find_text("lost", uuid) && !strcmp(uuid, device->uuid))
+		device->lost = 1;
+	return device->lost;
+}
+
+API int nvmlDeviceGetHandleByUUID(const char *uuid, struct device **device)
+{
+	for (unsigned i = 0; i < device_count; i++)
+		if (!strcmp(devices[i].uuid, uuid)) {
+			*device = &devices[i];
+			return is_lost(&devices[i]) ? LOST : SUCCESS;
+		}
+	return INVALID_ARGUMENT;
+}
+
+API int nvmlSystemGetDriverVersion(char *text, unsigned size)
+{
+	char version[64] = "1.0";
+	find_text("driver", version);
+	return snprintf(text, size, "%s", version) < (int)size ? SUCCESS : INSUFFICIENT_SIZE;
 }
 
 API int nvmlDeviceGetUUID(struct device *device, char *text, unsigned size)
@@ -141,13 +195,14 @@ static unsigned setting(const char *word)
 }
 
 /* The processes of `device` in lines that begin with `kind`. */
-static int list(const char *kind, const struct device *device, unsigned *count, void *infos,
-                size_t size)
+static int list(const char *kind, struct device *device, unsigned *count, void *infos, size_t size)
 {
 	char line[256], word[16], uuid[64], bytes[32];
 	unsigned pid, found = 0, room = *count;
 	while (setting("hung"))
 		usleep(5000);
+	if (is_lost(device))
+		return LOST;
 	FILE *file = open_file();
 	if (!file)
 		return UNKNOWN;
@@ -186,7 +241,7 @@ API int nvmlDeviceGetGraphicsRunningProcesses_v2(struct device *device, unsigned
 	return list("drawing", device, count, infos, 24);
 }
 
-static unsigned long long used_bytes(const struct device *device)
+static unsigned long long used_bytes(struct device *device)
 {
 	struct process_info infos[256];
 	unsigned count = 256;
@@ -200,6 +255,8 @@ static unsigned long long used_bytes(const struct device *device)
 
 API int nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memory)
 {
+	if (is_lost(device))
+		return LOST;
 	memory->total = device->total;
 	memory->used = used_bytes(device) + device->reserved;
 	memory->free = memory->total - memory->used;
@@ -208,6 +265,8 @@ API int nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memory)
 
 API int nvmlDeviceGetMemoryInfo_v2(struct device *device, struct memory_v2 *memory)
 {
+	if (is_lost(device))
+		return LOST;
 	memory->total = device->total;
 	memory->reserved = device->reserved;
 	memory->used = used_bytes(device);

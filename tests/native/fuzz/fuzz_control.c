@@ -50,7 +50,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	MUST(request.kind != CONTROL_MAKE || !request.has_owner);
 	MUST(request.has_owner ? request.owner_uid < UINT32_MAX : !request.owner_uid);
 	MUST(control_is_name(request.name, strnlen(request.name, sizeof(request.name))));
-	if (request.kind == CONTROL_END || request.kind == CONTROL_SET_STATE) {
+	size_t cgroup = strnlen(request.cgroup, sizeof(request.cgroup));
+	MUST(request.kind == CONTROL_SET_CGROUP ? cgroup > 0 && cgroup < sizeof(request.cgroup)
+	                                        : cgroup == 0);
+	if (request.kind == CONTROL_END || request.kind == CONTROL_SET_STATE ||
+	    request.kind == CONTROL_SET_CGROUP) {
 		MUST(!request.slice_count);
 		return 0;
 	}

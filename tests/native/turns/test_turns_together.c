@@ -190,8 +190,27 @@ static void a_group_gets_no_more_of_a_gpu_by_calling_often(void)
 	NEAR(100 * (double)(far->program.gpu_ns - at) / (4 * SEC), 88, 4);
 }
 
+/* A member that is late gets no help from one whose gates are open anyway. */
+static void a_late_member_closes_no_gates_of_a_member_alone_on_its_gpu(void)
+{
+	begin_test(64);
+	simulated_gpu_init(&other_gpu, 65);
+	struct share *late = add_companion(50, &busy, NULL);
+	add_share(50, &busy);
+	struct share *alone = add_together(&other_gpu, &shares[GPU_PROGRAMS],
+	                                   (struct turns_settings){.percent = 50}, &busy, late);
+	simulated_gpus_run(&gpu, &other_gpu, 500 * MS);
+	late->program.never_ends = true;
+	for (unsigned i = 0; i < 1000; i++) {
+		CHECK(!other_gpu.turns.contended);
+		CHECK(atomic_load(&alone->program.credit.credit) == ALIQUOT_OPEN);
+		simulated_gpus_run(&gpu, &other_gpu, 50 * US);
+	}
+}
+
 int main(void)
 {
+	a_late_member_closes_no_gates_of_a_member_alone_on_its_gpu();
 	a_group_gets_no_more_of_a_gpu_by_calling_often();
 	kernels_of_two_grants_that_wait_for_each_other_progress_without_fallbacks();
 	the_weights_of_a_group_add_up();

@@ -101,7 +101,7 @@ bool sim_enter_query(void)
 void sim_leave(int *guard)
 {
 	(void)guard;
-	/* Everyone who changes `calls` holds the driver's lock. */
+	/* A thread that changes `calls` holds the driver's lock. */
 	__atomic_store_n(&sim_self()->calls, sim_self()->calls - 1, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&sim.lock);
 }

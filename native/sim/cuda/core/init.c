@@ -5,6 +5,7 @@
  * NOT_INITIALIZED, as with NVIDIA's driver.
  */
 #include "cuda/core/sim.h"
+#include "machine/driver.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -170,9 +171,22 @@ CUresult sim_find_machine(void)
 	return result;
 }
 
+/* A process keeps the version of the library that it loaded. */
+static CUresult check_module(void)
+{
+	static struct driver loaded;
+	if (!*loaded.library)
+		driver_read(&sim.machine, &loaded);
+	if (!driver_is_loaded(&sim.machine))
+		return CUDA_ERROR_NO_DEVICE;
+	return driver_fits(&sim.machine, loaded.library) ? CUDA_SUCCESS
+	                                                 : CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+}
+
 static CUresult start(void)
 {
 	SIM_TRY(find_machine());
+	SIM_TRY(check_module());
 	SIM_TRY(choose_devices());
 	if (!machine_enter(&sim.machine)) {
 		fprintf(stderr,

@@ -1,6 +1,6 @@
 /* At the first handle of its pages, an allocation's bytes move into a file in memory (memfd), which other
  * processes map. A handle says where that file is: the exporting process and its descriptor. Small
- * allocations share a page, and whoever opens one of them maps the whole page, as with the real driver.
+ * allocations share a page, and a process that opens one of them maps the whole page, as with the real driver.
  */
 #include "cuda/memory/ipc.h"
 

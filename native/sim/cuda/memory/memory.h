@@ -1,6 +1,6 @@
 /* Address ranges that the driver knows, and the pages behind them.
  *
- * Whoever adds a range sets `release`, the function that gives its memory back. Freeing a range
+ * The allocator that adds a range sets `release`, the function that gives its memory back. Freeing a range
  * (range_free) and ending a context therefore need not know which allocator made the range.
  *
  * Precondition of every function here: the driver's lock is held.
