@@ -40,11 +40,24 @@ def test_programs_keep_running_with_their_limits_and_shares(
     assert done.returncode == 0, done.stderr
     after = control.status(aliquot_state / "simulated" / "h100-1")
     assert after.pid != before.pid
-    assert done.stdout == f"restarted: pid {after.pid}, 1 grants\n"
+    assert done.stdout == f"restarted: pid {after.pid}, 1 grant\n"
     (part,) = grants_of(cli)["mine"]["slices"]
     assert (part["memory_bytes"], part["compute_percent"]) == (8 * GIB, 30)
     assert process_of(cli, "mine")["ungated"] is None
     assert cli("doctor", *ONE).returncode == 0
+
+
+def test_an_arbiter_of_another_driver_is_reported_and_replaced(
+    cli: Cli, tenants: Tenants, aliquot_state: Path
+) -> None:
+    running(tenants, "mine")
+    machine = aliquot_state / "simulated" / "h100-1" / "machine"
+    (machine / "driver").write_text("library 590.1\nmodule 590.1\n")
+    said = " ".join(cli("doctor", *ONE).stdout.split())
+    assert "it uses driver 580.159.04, and this machine now has 590.1" in said
+    assert cli("restart", *ONE).returncode == 0
+    assert process_of(cli, "mine")["ungated"] is None
+    assert "uses driver" not in cli("doctor", *ONE).stdout
 
 
 def test_a_lost_share_is_shown_everywhere(cli: Cli, tenants: Tenants, aliquot_state: Path) -> None:

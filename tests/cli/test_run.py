@@ -25,6 +25,8 @@ def test_a_grant_has_the_name_of_those_it_runs_together_with(tenants: Tenants, c
     tenants.start(*ONE, "--memory", "1GiB", "--name", "alone").hear("stays")
     found = grants_of(cli)
     assert (found["mine"]["together"], found["alone"]["together"]) == ("ring", None)
+    shown = cli("ps").stdout
+    assert [line.split()[0] for line in shown.splitlines() if "together: ring" in line] == ["mine"]
 
 
 def test_the_program_sees_its_slice_and_is_stopped_at_its_limit(tenants: Tenants) -> None:

@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import aliquot
+from aliquot.cli.app import app
 from conftest import Cli
 from support import compile_library
 
+HELP = ["", *typer.main.get_command(app).commands, "simulate compare", "simulate ways"]  # type: ignore[attr-defined]
 OLD_DRIVER = "int cuDriverGetVersion(int *version) { *version = 11040; return 0; }"
 
 
@@ -28,6 +31,13 @@ def test_every_command_has_help_with_an_example(cli: Cli, command: str) -> None:
     answer = cli(command, "--help")
     assert answer.returncode == 0
     assert f"aliquot {command}" in answer.stdout.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize("command", HELP)
+def test_help_fits_a_terminal_of_80_columns(cli: Cli, command: str) -> None:
+    shown = cli(*command.split(), "--help").stdout.splitlines()
+    assert shown
+    assert [line for line in shown if len(line) > 80] == []
 
 
 def test_help_explains_units(cli: Cli) -> None:

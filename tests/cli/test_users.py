@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from aliquot.cli.ps import grant_name
 from aliquot.slices import control
 from arbiter.rig import Owner
+from cli.terminal import Terminal
 from conftest import aliquot_command
-from support import GIB, wait_until
+from support import GIB, make_grant, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,7 +96,32 @@ def test_root_resizes_a_grant_by_user_and_name(make: Make, cli: Cli) -> None:
     refused = cli("resize", f"{ALICE}:train", "--memory", "11GiB")
     assert refused.returncode == 1
     assert f"user {ALICE} may have 10240 MiB of GPU memory" in refused.stderr
-    assert "aliquot limits" in refused.stderr
+    assert "and has 4096 MiB: 7168 MiB more requested" in refused.stderr
+    assert "let root raise the limit and run: aliquot limits --reload" in refused.stderr
+
+
+def test_top_says_whose_a_grant_is(make: Make, cli_env: dict[str, str]) -> None:
+    make(ALICE, "train", 1, ",compute=30")
+    make(None, "mine")
+    terminal = Terminal([aliquot_command(), "top", "--once"], cli_env)
+    try:
+        terminal.wait_for("mine")
+        assert terminal.end() == 0
+        names = [line.split()[0] for line in terminal.shown.splitlines() if " GiB " in line]
+        assert {"mine", f"{ALICE}:train"} <= set(names)
+    finally:
+        terminal.close()
+
+
+def test_a_hidden_grant_is_shown_by_its_user() -> None:
+    own, other = os.geteuid(), ALICE
+    named = [
+        ("a", own, "a"),
+        (f"{other}:a", other, f"{other}:a"),
+        (f"{other}:-", other, f"({other})"),
+    ]
+    for name, uid, shown in named:
+        assert grant_name(replace(make_grant(name), owner_uid=uid)) == shown
 
 
 def test_limits_shows_limits_and_use(make: Make, cli: Cli, users: Path) -> None:

@@ -54,6 +54,13 @@ class TestRunning:
         pool.wait_for(other, "Running")
         groups = [grant.together for grant in control.status(pool.state).grants]
         assert sorted(str(group) for group in groups) == ["ring", "sh-1.1", "sh-1.1"]
+        shown = [pool.ask("describe", job).stdout.splitlines() for job in (one, other)]
+        assert [
+            line.partition(":")[2].strip()
+            for lines in shown
+            for line in lines
+            if "Together" in line
+        ] == ["only its own workers", "ring"]
 
     def test_a_worker_has_the_directory_and_environment_of_the_submitter(
         self, pool: PoolUp, cli: Cli, tmp_path: Path

@@ -69,13 +69,14 @@ def test_every_option_of_every_command_is_in_the_docs() -> None:
     assert not missing, "\n".join(missing)
 
 
-def test_every_test_that_security_names_exists() -> None:
+@pytest.mark.parametrize(("page", "least"), [("security", 40), ("upgrades", 10)])
+def test_every_test_that_a_page_names_exists(page: str, least: int) -> None:
     """What is said to hold is shown by a test, which may have been renamed since."""
-    named = set(re.findall(r"`((?:test|fuzz)_\w+)`", read(Path("docs/security.md"))))
+    named = set(re.findall(r"`((?:test|fuzz)_\w+)`", read(Path(f"docs/{page}.md"))))
     sources = [path for path in tracked() if path.parts[0] == "tests"]
     known = {path.stem for path in sources}
     for path in sources:
         if path.suffix == ".py":
             known |= set(re.findall(r"def (test_\w+)", read(path)))
-    assert len(named) > 40
+    assert len(named) > least
     assert named - known == set()

@@ -205,6 +205,7 @@ def test_resize_names_only_what_changes(
         ("in-use", MemoryInUseError),
         ("unsupported", UnsupportedError),
         ("user-limit", UserLimitError),
+        ("share-needed", UserLimitError),
         ("malformed", ArbiterError),
         ("never heard of", ArbiterError),
     ],

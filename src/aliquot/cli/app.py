@@ -43,11 +43,11 @@ EXIT_CODES: dict[type[AliquotError], int] = {
 
 EXAMPLES = (
     examples(
-        "aliquot doctor                                            what works on this machine",
+        "aliquot doctor                            what works on this machine",
         "aliquot run --memory 8GiB --compute 30 -- python train.py",
-        "aliquot ps                                                grants and their use",
-        "aliquot resize train-1234 --memory 16GiB                  while the program runs",
-        "aliquot run --simulate h100:1 --memory 8GiB -- ./program  without a GPU",
+        "aliquot ps                                grants and their use",
+        "aliquot resize train-1234 --memory 16GiB  while the program runs",
+        "aliquot run --simulate h100:1 -- ./prog   without a GPU",
     )
     + "\n\nWithout a GPU, add --simulate h100:8 to gpus, run, resize, metrics, doctor, arbiter, "
     "node, up or a command for jobs. ps and top show simulated machines too."
@@ -160,7 +160,7 @@ def gpus(simulate: Simulate = None, *, json: Json = False) -> None:
         "aliquot run --memory 20GiB --compute 30 --policy hard -- python benchmark.py",
         "aliquot run --memory 8GiB --priority latency --compute 40 -- python serve.py",
         "aliquot run --memory 40GiB --priority background -- python train.py",
-        "aliquot run --memory 20GiB --together job7 -- python rank.py    (once for each rank)",
+        "aliquot run --memory 20GiB --together job7 -- python rank.py",
         "aliquot run --simulate h100:1 --memory 8G -- ./program",
     ),
 )
@@ -381,8 +381,9 @@ def resize(  # noqa: PLR0913, PLR0917 - one for each option
     epilog=examples(
         "aliquot metrics",
         "aliquot metrics --simulate h100:8",
-        "cd /var/lib/node_exporter && aliquot metrics >aliquot.tmp && mv aliquot.tmp aliquot.prom",
-        "    (from cron, for node_exporter --collector.textfile.directory=/var/lib/node_exporter)",
+        "cd /var/lib/node_exporter && \\",
+        "    aliquot metrics >aliquot.tmp && mv aliquot.tmp aliquot.prom",
+        "    (from cron, for node_exporter's --collector.textfile.directory)",
     )
 )
 def metrics(simulate: Simulate = None) -> None:

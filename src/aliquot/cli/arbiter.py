@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from aliquot import slices
 from aliquot.cli.tables import console
 from aliquot.devices import check_version, parse_shape
+from aliquot.model import format_count
 from aliquot.slices import arbiter_process, control
 from aliquot.slices.share_problems import lost_shares
 
@@ -32,7 +33,7 @@ def restart(simulate: str | None) -> bool:
     pid = arbiter_process.restart(state.directory, state.driver())
     status = control.status(state.directory)
     problems = list(lost_shares(status))
-    console().print(f"restarted: pid {pid}, {len(status.grants)} grants")
+    console().print(f"restarted: pid {pid}, {format_count(len(status.grants), 'grant')}")
     for problem in problems:
         console().print(problem)
     return not problems

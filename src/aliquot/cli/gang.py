@@ -69,7 +69,7 @@ def _description(gang: GangObject, events: Iterable[Event], now: float) -> str:
         "Topology": status.topology or NOTHING,
     }
     if status.victims:
-        lines["Preempts"] = f"{len(status.victims)} pods of other workloads"
+        lines["Preempts"] = f"{_pods(len(status.victims))} of other workloads"
     if status.eviction_reason:
         lines["Eviction"] = _eviction(status, now)
     width = max(map(len, lines)) + 2

@@ -53,6 +53,7 @@ def describe(name: str, simulate: str | None, *, json: bool) -> None:
         "Command": " ".join(job["command"]),
         "Workers": f"{_workers(job)}; sizes {_sizes(job)}{', live' if job['live'] else ''}",
         "Each worker": _each(job["request"]),
+        "Together": job["request"]["together"] or "only its own workers",
         "Queue": f"{job['queue']}, urgency {job['priority']}",
         "Retries": f"{job['state']['retries']} of {job['retries']} used",
         "Resizes": f"{job['state']['resizes']}{_redone(job['progress'])}",

@@ -150,6 +150,14 @@ def _name(grant: Grant) -> str:
     return NOTHING if grant.is_hidden else grant.plain_name
 
 
+def grant_name(grant: Grant) -> str:
+    """How to show a grant where its user has no column: `mine`, `alice:train`, `(alice)`."""
+    if grant.owner_uid == os.geteuid():
+        return grant.plain_name
+    user = user_name(grant.owner_uid)
+    return f"({user})" if grant.is_hidden else f"{user}:{grant.plain_name}"
+
+
 def user_name(uid: int) -> str:
     """The name of a user, or else the number."""
     try:
@@ -177,14 +185,15 @@ def _processes(grant: Grant) -> str:
 
 
 def _state_lines(grant: Grant) -> list[str]:
-    """A line above the processes of a grant that is not active."""
+    """The lines above its processes: with which grants it runs, and its state if not active."""
+    together = [] if grant.together is None else [f"together: {grant.together}"]
     match grant.state:
         case GrantState.ACTIVE:
-            return []
+            return together
         case GrantState.SWITCHING:
-            return ["switching: being frozen or thawed"]
+            return [*together, "switching: being frozen or thawed"]
         case GrantState.PARKED:
-            return ["parked"]
+            return [*together, "parked"]
 
 
 def _is_over(grant: Grant) -> bool:

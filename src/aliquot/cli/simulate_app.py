@@ -122,7 +122,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - one for each option
 @simulate_app.command(
     epilog=examples(
         "aliquot simulate compare --day 16",
-        "aliquot simulate compare --nodes NODES.csv --pods PODS.csv --strategies fgd,pack",
+        "aliquot simulate compare --nodes NODES.csv --pods PODS.csv \\",
+        "    --strategies fgd,pack",
     )
 )
 def compare(  # noqa: PLR0913, PLR0917 - one for each option
@@ -155,7 +156,8 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
 @simulate_app.command(
     epilog=examples(
         "aliquot simulate ways --diurnal 4",
-        "aliquot simulate ways --nodes NODES.csv --pods PODS.csv --load 0.8 --elastic 0.5..4",
+        "aliquot simulate ways --nodes NODES.csv --pods PODS.csv \\",
+        "    --load 0.8 --elastic 0.5..4",
         "aliquot simulate ways --day 16 --ways backfill,elastic --notice 60",
     )
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aliquot import slices
 from aliquot.cli.keys import waiting
-from aliquot.cli.ps import strangers
+from aliquot.cli.ps import grant_name, strangers
 from aliquot.cli.tables import NOTHING, console, milliseconds, new_table, percent, rate, used_of
 from aliquot.model import Gates, GrantState, Policy, Priority, format_bytes, format_share
 from aliquot.slices.rates import Rates, credit_cpu_ratio, key, slice_rates
@@ -47,7 +47,7 @@ class SliceRow:
         compute = self.compute
         waits = (compute.wait_p50_seconds, compute.wait_p99_seconds)
         return (
-            self.grant.name,
+            grant_name(self.grant),
             self.asked,
             percent(self.rates.got_ratio),
             used_of(self.use.used_bytes, self.part.memory_bytes),

@@ -19,6 +19,7 @@ from aliquot.model.compute import ComputeUse, Gates, Turn
 from aliquot.model.gpu import Gpu, GpuProcess, Link
 from aliquot.model.grant import (
     MAX_SLICES,
+    Cdi,
     Grant,
     GrantState,
     Life,
@@ -33,11 +34,19 @@ from aliquot.model.grant import (
 )
 from aliquot.model.grant_change import GrantChange
 from aliquot.model.request import Request
-from aliquot.model.units import Amount, format_bytes, format_share, parse_amount, parse_share
+from aliquot.model.units import (
+    Amount,
+    format_bytes,
+    format_count,
+    format_share,
+    parse_amount,
+    parse_share,
+)
 
 __all__ = [
     "MAX_SLICES",
     "Amount",
+    "Cdi",
     "ComputeUse",
     "Gates",
     "Gpu",
@@ -57,6 +66,7 @@ __all__ = [
     "Unjoined",
     "check_name",
     "format_bytes",
+    "format_count",
     "format_share",
     "name_for",
     "parse_amount",

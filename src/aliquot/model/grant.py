@@ -41,6 +41,14 @@ class Unjoined(StrEnum):
     END = "end"
 
 
+class Cdi(StrEnum):
+    """Whether a node's containers get their grants as CDI devices, or by mounts."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class Life(StrEnum):
     """When a grant ends.
 

@@ -112,6 +112,11 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
+def format_count(count: int, noun: str) -> str:
+    """A number of things for a person: `1 grant`, `2 grants`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def parse_share(text: str) -> int:
     """Read `30`, `30%` or `equal` as percent; `equal` is 0."""
     if text.strip().lower() == EQUAL:

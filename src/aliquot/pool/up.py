@@ -8,6 +8,7 @@ import signal
 import tomllib
 from typing import TYPE_CHECKING
 
+from aliquot.model import format_count
 from aliquot.model.errors import ArbiterError, InvalidValueError
 from aliquot.placement.core.demand import WHOLE_MILLI
 from aliquot.placement.queues.quota import Bound, Queue
@@ -69,8 +70,9 @@ def _serve(pool: PoolController, say: Callable[[str], None]) -> None:
         write_json(pool.directory.endpoint, fields)
     finally:
         os.umask(old)
-    jobs = len(pool.store.all(unfinished=True))
-    say(f"up on {pool.directory}: {len(status.gpus)} GPUs, {jobs} jobs; {pool.directory.path}")
+    gpus = format_count(len(status.gpus), "GPU")
+    jobs = format_count(len(pool.store.all(unfinished=True)), "job")
+    say(f"up on {pool.directory}: {gpus}, {jobs}; {pool.directory.path}")
     try:
         pool.run()
     finally:
@@ -79,7 +81,8 @@ def _serve(pool: PoolController, say: Callable[[str], None]) -> None:
         left = [one for one in pool.store.all(unfinished=True) if one.state.slots]
         pool.store.close()
         if left:
-            say(f"down; {len(left)} jobs keep running: aliquot up continues them")
+            jobs = format_count(len(left), "job")
+            say(f"down; still running: {jobs}; aliquot up continues them")
 
 
 def read_queues(path: Path) -> dict[str, Queue]:

@@ -98,6 +98,27 @@ def running() -> Iterator[StateDirectory]:
             yield where
 
 
+def obstacles(directory: Path) -> dict[str, str]:
+    """What keeps an arbiter of this version from starting there: a sentence by its code.
+
+    `version`: a later version made the directory. `users-file`: the limits of users are invalid.
+    """
+    users = _users_file(ArbiterSettings.of(directory))
+    command = [_program(), "--check", "--state", str(directory)]
+    try:
+        done = subprocess.run(
+            [*command, *([] if users is None else ["--users", str(users)])],
+            capture_output=True,
+            text=True,
+            timeout=_START_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ArbiterError(f"{_program()} cannot be run: {error}") from error
+    found = (line.partition("\t") for line in done.stdout.splitlines())
+    return {code: sentence for code, _, sentence in found}
+
+
 def is_current(status: Status) -> bool:
     """Whether the arbiter runs the program that this command would start.
 
@@ -199,13 +220,18 @@ def start(
 
 
 def _command(directory: Path, driver: Driver, settings: ArbiterSettings) -> list[str]:
-    """The arbiter's command line; root's arbiter has a file of user limits in any case."""
-    users = settings.users
-    if users is None and os.geteuid() == 0:
-        users = user_limits.FILE
+    """The arbiter's command line."""
+    users = _users_file(settings)
     options = ["--state", str(directory), "--nvml", str(driver.nvml)]
     options += ["--unjoined", str(settings.unjoined)]
     return [_program(), *options, *([] if users is None else ["--users", str(users)])]
+
+
+def _users_file(settings: ArbiterSettings) -> Path | None:
+    """The file of user limits; root's arbiter has one in any case."""
+    if settings.users is None and os.geteuid() == 0:
+        return user_limits.FILE
+    return settings.users
 
 
 def _program() -> str:

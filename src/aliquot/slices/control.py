@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 PROTOCOL = 1
 ASK_DOCTOR = "To find out why, run: aliquot doctor"
+RELOAD_USERS = "Correct the file, then run as root: aliquot limits --reload"
 END_ALL = "End all grants, so that the arbiter ends, and try again."
 
 
@@ -75,14 +76,16 @@ _REFUSALS: dict[str, type[AliquotError]] = {
     "in-use": MemoryInUseError,
     "unsupported": UnsupportedError,
     "user-limit": UserLimitError,
+    "share-needed": UserLimitError,
 }
 _HINTS = {
     "in-use": "Free memory in the program, or lower the limit step by step as it frees: add --wait",
     "not-allowed": "Ask as root.",
     "not-kept": "End its command.",
-    "user-limit": "End or shrink a grant of yours (aliquot ps), or ask root for more. All your"
-    " limits: aliquot limits",
-    "users-file": "Correct the file, then run as root: aliquot limits --reload",
+    "user-limit": "End or shrink a grant of that user (aliquot ps), or let root raise the limit and"
+    " run: aliquot limits --reload. Limits and use: aliquot limits",
+    "share-needed": "Add --compute PERCENT. Limits and use: aliquot limits",
+    "users-file": RELOAD_USERS,
     "unsupported": "Use --policy elastic. docs/support.md lists where compute shares work.",
 }
 _NANOSECONDS = 1_000_000_000
@@ -92,6 +95,7 @@ _NANOSECONDS = 1_000_000_000
 class SharedGpu:
     """A GPU, how much of it is granted, and the processes that use it outside all grants.
 
+    `answers`: NVML reports on it; a GPU that has fallen off the bus does not answer.
     `contended`: slices take turns on it. `context_bytes` is what one context takes of it, 0 if that
     is not known yet; `context_is_measured`: it is no estimate.
     """
@@ -99,6 +103,7 @@ class SharedGpu:
     gpu: Gpu
     granted_bytes: int
     strangers: tuple[GpuProcess, ...]
+    answers: bool = True
     contended: bool = False
     context_bytes: int = 0
     context_is_measured: bool = False
@@ -110,6 +115,7 @@ class Status:
 
     `now` is a monotonic clock in seconds. `credit_cpu_seconds` is the processor time of the thread
     that gives credit. `nvml_silent_seconds`: for how long NVML has not answered; 0 if it does.
+    `driver_version` is that of the NVML which it loaded; empty if it does not say.
     """
 
     pid: int
@@ -119,6 +125,7 @@ class Status:
     now: float = 0.0
     credit_cpu_seconds: float = 0.0
     nvml_silent_seconds: float = 0.0
+    driver_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +175,7 @@ def status(directory: Path) -> Status:
             now=answer["now_ns"] / _NANOSECONDS,
             credit_cpu_seconds=answer["credit_cpu_ns"] / _NANOSECONDS,
             nvml_silent_seconds=answer.get("nvml_silent_ns", 0) / _NANOSECONDS,
+            driver_version=answer.get("driver_version", ""),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ArbiterError(
@@ -352,6 +360,7 @@ def _gpu(reply: dict[str, Any]) -> SharedGpu:
         ),
         granted_bytes=reply["granted_bytes"],
         strangers=_processes(reply["strangers"]),
+        answers=reply.get("answers", True),
         contended=reply["compute"]["contended"],
         context_bytes=reply.get("context_bytes", 0),
         context_is_measured=reply.get("context_is_measured", False),

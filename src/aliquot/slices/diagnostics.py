@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from aliquot import devices
 from aliquot.devices import CUDA, NVML
-from aliquot.model import Gates, format_bytes
+from aliquot.model import Gates, format_bytes, format_count
 from aliquot.model.errors import AliquotError, StateError
 from aliquot.slices import (
     arbiter_process,
@@ -30,6 +30,7 @@ from aliquot.slices import (
 )
 from aliquot.slices.share_problems import lost_shares, slice_problems
 from aliquot.slices.tenant import GRANT, tenant_environment
+from aliquot.slices.user_limits import read_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,11 +94,12 @@ def diagnose(where: StateDirectory) -> Iterator[Finding]:
     except AliquotError as error:
         yield _broken("driver", error)
         return
+    yield from _checked("state", lambda: _obstacles(where))
     yield from _checked("driver", lambda: _driver(driver))
     yield from _checked("GPUs", lambda: _gpus(driver))
     yield from _checked("library", lambda: _library(driver))
     yield from _checked("symbols", lambda: _symbols(driver))
-    yield from _checked("arbiter", lambda: _arbiter(where))
+    yield from _checked("arbiter", lambda: _arbiter(where, driver))
     yield from _users(where)
     yield from _checked("compute", lambda: _compute(where, driver))
     yield from _checked("suspend", lambda: _suspend(driver))
@@ -153,6 +155,26 @@ def _state(where: StateDirectory) -> Iterator[Finding]:
         yield Finding("state", Health.BROKEN, detail, state_directory.choose_another())
     else:
         yield Finding("state", Health.OK, detail)
+
+
+def _obstacles(where: StateDirectory) -> Iterator[Finding]:
+    """Limits of users that are unknown, and what keeps the next arbiter from starting."""
+    runs = control.answers(where.directory)
+    unknown = read_limits(where.directory).problem if runs else None
+    if unknown is not None:
+        detail = f"users get nothing new: {unknown}"
+        yield Finding("users", Health.BROKEN, detail, control.RELOAD_USERS)
+    if where.directory == state_directory.SYSTEM != state_directory.own_directory():
+        return  # root starts the next one, and may read its files
+    found = arbiter_process.obstacles(where.directory)
+    health = Health.WARNING if runs else Health.BROKEN
+    if version := found.get("version"):
+        fix = f"If none of its programs is needed any more, remove it: rm -r {where.directory}"
+        yield Finding("state", health, version, fix)
+    problem = found.get("users-file")
+    if problem is not None and unknown is None:
+        fix = control.RELOAD_USERS if runs else "Correct the file."
+        yield Finding("users", health, f"the next arbiter does not start: {problem}", fix)
 
 
 def _driver(driver: Driver) -> Iterator[Finding]:
@@ -252,15 +274,16 @@ def _users(where: StateDirectory) -> Iterator[Finding]:
         )
 
 
-def _arbiter(where: StateDirectory) -> Iterator[Finding]:
+def _arbiter(where: StateDirectory, driver: Driver) -> Iterator[Finding]:
     log = where.directory / arbiter_process.LOG
     try:
         status = control.status(where.directory)
     except control.NoArbiterError:
         yield _no_arbiter(where)
         return
+    grants = format_count(len(status.grants), "grant")
     kept = f", log {log}" if log.exists() else ""  # in the foreground it has none
-    yield Finding("arbiter", Health.OK, f"pid {status.pid}, {len(status.grants)} grants{kept}")
+    yield Finding("arbiter", Health.OK, f"pid {status.pid}, {grants}{kept}")
     serves_others = where.directory.stat().st_uid == 0
     if serves_others and not status.answer.get("protects_descriptors", True):
         yield Finding(
@@ -269,15 +292,18 @@ def _arbiter(where: StateDirectory) -> Iterator[Finding]:
             "root in a container can write to the page that shows its limits",
             "Run the arbiter on Linux 5.12 or newer and with CAP_SYS_ADMIN.",
         )
+    replace = (
+        "Restart the service, as with: sudo systemctl restart aliquot"
+        if status.answer.get("foreground")
+        else "Replace it, while programs run, with: aliquot restart"
+    )
     if not arbiter_process.is_current(status):
-        yield Finding(
-            "arbiter",
-            Health.WARNING,
-            "it is of another version than this command",
-            "Restart the service, as with: sudo systemctl restart aliquot"
-            if status.answer.get("foreground")
-            else "Replace it, while programs run, with: aliquot restart",
-        )
+        what = "it is of another version than this command"
+        yield Finding("arbiter", Health.WARNING, what, replace)
+    installed = devices.read_inventory(driver, skip_lost=True).driver_version
+    if status.driver_version and status.driver_version != installed:
+        what = f"it uses driver {status.driver_version}, and this machine now has {installed}"
+        yield Finding("arbiter", Health.WARNING, what, replace)
     if status.nvml_silent_seconds:
         yield Finding(
             "arbiter",
@@ -286,6 +312,14 @@ def _arbiter(where: StateDirectory) -> Iterator[Finding]:
             " takes by itself is not measured",
             "See the kernel's log for the driver's messages (Xid): the machine may need a restart.",
         )
+    for one in status.gpus:
+        if not one.answers and not status.nvml_silent_seconds:
+            yield Finding(
+                "arbiter",
+                Health.WARNING,
+                f"{one.gpu} does not answer: it may have fallen off the bus",
+                "See the kernel's log for the driver's messages (Xid): it may need a reset.",
+            )
     yield from _grants(status)
     yield from _gpu_use(status)
 

@@ -1,0 +1,98 @@
+"""What `aliquot doctor` says of a state directory and a file that no arbiter can start with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aliquot.slices import control
+from aliquot.slices.arbiter_process import ArbiterSettings
+from aliquot.slices.user_limits import read_limits
+from support import wait_until
+
+if TYPE_CHECKING:
+    from cli.conftest import Tenants
+    from conftest import Cli
+
+ONE = ("--simulate", "h100:1")
+PROBLEM = "line 1: a line begins with `user` or #"
+
+
+@pytest.fixture
+def state(aliquot_state: Path) -> Path:
+    directory = aliquot_state / "simulated" / "h100-1"
+    directory.mkdir(parents=True)
+    return directory
+
+
+@pytest.fixture
+def users(state: Path, short_tmp: Path) -> Path:
+    """A file of user limits, with a line that no arbiter understands."""
+    path = short_tmp / "users"
+    path.write_text("nonsense\n")
+    ArbiterSettings(path).store(state)
+    return path
+
+
+def diagnose(cli: Cli) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code, and what is not well."""
+    answer = cli("doctor", "--json", *ONE)
+    findings = json.loads(answer.stdout)["findings"]
+    return answer.returncode, [one for one in findings if one["health"] != "ok"]
+
+
+def test_a_state_directory_of_a_later_version_is_reported(cli: Cli, state: Path) -> None:
+    (state / "version").write_text("99\n")
+    refused = cli("run", *ONE, "--", "true")
+    assert (refused.returncode, "version 99" in refused.stderr) == (1, True)
+    code, (finding,) = diagnose(cli)
+    assert (code, finding["subject"], finding["health"]) == (1, "state", "broken")
+    assert f"{state} is of version 99, and this arbiter knows versions up to" in finding["detail"]
+    assert str(state) in finding["fix"]
+    assert (state / "version").read_text() == "99\n"
+
+
+def test_a_directory_that_is_not_there_yet_has_no_wrong_version(cli: Cli) -> None:
+    assert diagnose(cli) == (0, [])
+
+
+def test_an_invalid_file_of_user_limits_is_reported(cli: Cli, users: Path) -> None:
+    refused = cli("run", *ONE, "--", "true")
+    assert (refused.returncode, PROBLEM in refused.stderr) == (1, True)
+    code, (finding,) = diagnose(cli)
+    assert (code, finding["subject"], finding["health"]) == (1, "users", "broken")
+    assert finding["detail"] == f"the next arbiter does not start: {users}, {PROBLEM}"
+    assert finding["fix"] == "Correct the file."
+    users.write_text("user 4001 grants 1\n")
+    assert diagnose(cli) == (0, [])
+
+
+def test_a_file_that_became_invalid_is_reported_while_an_arbiter_runs(
+    cli: Cli, users: Path, tenants: Tenants
+) -> None:
+    users.write_text("user 4001 grants 1\n")
+    tenants.start(*ONE).hear("stays")
+    users.write_text("nonsense\n")
+    code, (finding,) = diagnose(cli)
+    assert (code, finding["subject"], finding["health"]) == (0, "users", "warning")
+    assert f"the next arbiter does not start: {users}, {PROBLEM}" in finding["detail"]
+    assert "aliquot limits --reload" in finding["fix"]
+
+
+def test_an_arbiter_that_gives_users_nothing_new_is_reported(
+    cli: Cli, state: Path, users: Path, tenants: Tenants
+) -> None:
+    users.write_text("user 4001 grants 1\n")
+    tenants.start(*ONE).hear("stays")
+    users.write_text("nonsense\n")
+    os.kill(control.status(state).answer["serving_pid"], signal.SIGKILL)  # the next reads the file
+    wait_until(lambda: control.answers(state) and read_limits(state).problem)
+    code, (finding,) = diagnose(cli)
+    assert (code, finding["subject"], finding["health"]) == (1, "users", "broken")
+    assert finding["detail"] == f"users get nothing new: {users}, {PROBLEM}"
+    assert "aliquot limits --reload" in finding["fix"]
