@@ -4,10 +4,12 @@
 - `driver`: finding the driver, its version, and simulated drivers.
 - `elf`: the dynamic symbols of a shared library.
 - `health`: following the health of GPUs.
+- `installed`: which driver is installed now, and whether programs can begin to use it.
 - `inventory`: the GPUs of a machine, as NVML reports them.
 - `linker`: which file the dynamic linker takes for a library name.
 - `links`: how GPUs are connected.
 - `native`: where the compiled parts of Aliquot are.
+- `xid`: which Xid errors mean that a GPU cannot be used.
 """
 
 from aliquot.devices.driver import (
@@ -18,6 +20,7 @@ from aliquot.devices.driver import (
     cuda_version,
     find_driver,
     find_driver_in,
+    find_driver_root,
     parse_shape,
     simulated_driver,
     with_compat,
@@ -36,6 +39,7 @@ __all__ = [
     "cuda_version",
     "find_driver",
     "find_driver_in",
+    "find_driver_root",
     "native_dir",
     "native_file",
     "parse_shape",

@@ -26,6 +26,9 @@ MAX_SIMULATED = 16
 STAND_IN_MARK = "aliquot_absent"  # the stand-ins export this symbol, no driver does
 TRY_SIMULATED = "To try Aliquot without a GPU, add: --simulate h100:1"
 
+# The machine's own, the one in a container of NVIDIA's GPU Operator, and that of GKE's nodes.
+DRIVER_ROOTS = (Path("/"), Path("/run/nvidia/driver"), Path("/home/kubernetes/bin/nvidia"))
+
 _SIMULATE = re.compile(r"(?P<model>[a-z0-9]+)(?::(?P<count>[1-9][0-9]?))?", re.ASCII)
 
 
@@ -112,19 +115,31 @@ def find_driver(environment: Mapping[str, str] | None = None) -> Driver:
     return Driver(cuda=cuda, nvml=nvml)
 
 
-def find_driver_in(root: Path) -> Driver:
-    """The driver in another root file system, mounted at `root`: a container's host.
+def find_driver_root(host: Path, named: Path | None = None) -> Path:
+    """Where a machine has its driver: in the folder `named`, or else in a well-known one.
 
-    NVIDIA's GPU operator has it in a root file system of its own inside that.
+    `host` is where its file system is seen.
     """
-    for place in (root, root / "run/nvidia/driver"):
-        cuda, nvml = (_first_in(place, name) for name in (CUDA, NVML))
-        if cuda is not None and nvml is not None:
-            return Driver(cuda=cuda, nvml=nvml)
+    places = DRIVER_ROOTS if named is None else (named,)
+    for place in (host / place.relative_to("/") for place in places):
+        if all(_first_in(place, name) for name in (CUDA, NVML)):
+            return place
     raise NoGpuError(
-        f"no GPU driver found in {root}",
-        f"Install NVIDIA's driver there, R{OLDEST_RELEASE} or newer. {TRY_SIMULATED}",
+        f"no GPU driver found in {' or '.join(map(str, places))} of {host}",
+        f"Install NVIDIA's driver there, R{OLDEST_RELEASE} or newer, or say where it is."
+        f" {TRY_SIMULATED}",
     )
+
+
+def find_driver_in(root: Path) -> Driver:
+    """The driver in a root file system, or in a folder like one (`find_driver_root`)."""
+    cuda, nvml = (_first_in(root, name) for name in (CUDA, NVML))
+    if cuda is None or nvml is None:
+        raise NoGpuError(
+            f"no GPU driver found in {root}",
+            f"Install NVIDIA's driver there, R{OLDEST_RELEASE} or newer. {TRY_SIMULATED}",
+        )
+    return Driver(cuda=cuda, nvml=nvml)
 
 
 def with_compat(driver: Driver, folder: Path) -> Driver:

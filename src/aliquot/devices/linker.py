@@ -27,6 +27,7 @@ _STANDARD = (
     "/lib",
     "/usr/lib",
 )
+_MOST_LINKS = 40
 _LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
 _CACHE_LINE = re.compile(r"\t(?P<name>\S+) \([^)]*\) => (?P<path>/.*)")
 
@@ -41,11 +42,34 @@ def find(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def find_in(root: Path, name: str) -> Iterator[Path]:
-    """All files of that name in the standard folders of another root file system."""
+    """All files of that name in the standard folders of another root file system.
+
+    A link that leads somewhere else for this process is resolved.
+    """
     for folder in _STANDARD:
         path = root / folder.lstrip("/") / name
-        if is_for_this_machine(path):
-            yield path
+        file = resolve_below(path, root)
+        if is_for_this_machine(file):
+            yield path if path.resolve() == file.resolve() else file
+
+
+def resolve_below(path: Path, root: Path) -> Path:
+    """What a path leads to; links below `root` are resolved as by a process with that root."""
+    if root == Path("/") or not path.is_relative_to(root):
+        return path.resolve()
+    walked, steps, links = root, list(path.relative_to(root).parts), 0
+    while steps and links < _MOST_LINKS:
+        step = steps.pop(0)
+        if step == "..":
+            walked = root if walked == root else walked.parent
+        elif (walked / step).is_symlink():
+            target = (walked / step).readlink()
+            walked = root if target.is_absolute() else walked
+            steps = [*(part for part in target.parts if part != "/"), *steps]
+            links += 1
+        else:
+            walked /= step
+    return walked
 
 
 def is_for_this_machine(path: Path) -> bool:
