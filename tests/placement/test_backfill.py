@@ -403,3 +403,17 @@ def placed_on(allocations: Allocations, where: int) -> Placement:
     assert placement[0].node == where
     allocations.take(placement[0], whole(2))
     return placement[0]
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 7.3, 10.0, 3600.0])
+def test_the_expected_end_of_work_that_overran_moves_in_steps(seconds: float) -> None:
+    """A planned start behind it would else be another one at every look."""
+    one = Running(Gang("late", (whole(1),), seconds), (), 100.0, 100.0 + seconds)
+    looks = [100.0 + seconds * (1 + part / 100) for part in range(401)]
+    ends = [timeline.expected_end(one, now) for now in looks]
+    assert ends == sorted(ends)
+    for now, end in zip(looks, ends, strict=True):
+        assert now < end <= now + max(10.0, 0.1 * (now - one.start)) + 1e-6
+    assert len(set(ends)) <= 18  # 1.1 ** 17 is more than 5
+    far = 100.0 + 1e6 * seconds
+    assert far < timeline.expected_end(one, far) <= 1.1 * far + 10.0

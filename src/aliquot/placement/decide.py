@@ -51,12 +51,12 @@ class Decision:
     """What to do.
 
     `preemptions` are gangs with the victims that end for them. `reasons` says why gangs wait,
-    `never` why gangs can never start on this cluster, and `above_limit` why gangs are larger than
-    a limit of their queue. `delays` says why planned starts moved back. `searched` are the gangs
-    that victims were searched for, and `skipped` how many more may preempt. `timeline` is what
-    stays free for other work, if any start is planned. `at_limit` is the first gang that waits for
-    each limit, by its queue. `shrink_requests` are the elastic jobs that are to shrink for a gang,
-    each with how long that takes.
+    `never` why gangs can never start on this cluster, and `above_limit` why gangs are larger than a
+    limit of their queue. `delays` says why planned starts moved back. `searched` are the gangs that
+    victims were searched for, and `skipped` how many more may preempt. `timeline` is what stays
+    free for other work, if any start is planned. `at_limit` is the first gang that waits for each
+    limit, by its queue; `limited` are all that wait for one. `shrink_requests` are the elastic jobs
+    that are to shrink for a gang, each with how long that takes.
     """
 
     starts: tuple[Running, ...] = ()
@@ -70,6 +70,7 @@ class Decision:
     skipped: int = 0
     timeline: Timeline | None = None
     at_limit: Mapping[Path, Gang] = field(default_factory=dict)
+    limited: frozenset[str] = frozenset()
     shrink_requests: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
@@ -122,6 +123,7 @@ def decide(question: DecisionInput) -> Decision:
         at_limit=_at_limit(
             [one for one in refused if one.name not in served], order, used, question
         ),
+        limited=frozenset({*over, *above, *too_much}),
         shrink_requests=search.shrink_requests,
     )
 
@@ -144,7 +146,7 @@ def _above_limit(gang: Gang, tree: Tree, hardware: Hardware) -> str:
     path = tree.over(gang.queue, more, tree.summed({}))
     if path is None:
         return ""
-    limit = tree.limit_message(path, gang, more, "this gang asks for")
+    limit = tree.limit_message(path, gang.queue, more, "this gang asks for")
     return f"{limit}. Ask for less, or raise the limit"
 
 
@@ -181,7 +183,7 @@ def _complete(
         more = needs(gang, allocations.hardware)
         full = tree.over(gang.queue, more, used)
         if full is not None:
-            too_much[gang.name] = tree.limit_message(full, gang, used[full] + more, WITH_THIS)
+            too_much[gang.name] = tree.limit_message(full, gang.queue, used[full] + more, WITH_THIS)
             continue
         placements = _near(allocations, gang, nodes, question)
         if placements is None:

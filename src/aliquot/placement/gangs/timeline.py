@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 EXACT_ENDS, COARSER = 16, 1.25
 MOST_MOMENTS = 192
 OVERRUN = 0.1
+SHORTEST_OVERRUN = 10.0  # seconds that work runs at least, once it has overrun
 ROUNDING = 1e-3
 
 
@@ -261,8 +262,16 @@ def _begun_at(start: float, one: Running) -> Running:
 
 
 def expected_end(one: Running, now: float) -> float:
-    """When work ends; work that overran is expected to run for another tenth of its time so far."""
-    return one.end if one.end > now else now + max(1.0, OVERRUN * (now - one.start))
+    """When work ends; work that overran is expected to run for another tenth of its time, again.
+
+    The expected end stays until it has passed: so planned starts behind it do not move with the
+    clock, and nobody is told of a new one at every look.
+    """
+    if one.end > now:
+        return one.end
+    ran, elapsed = max(one.end - one.start, SHORTEST_OVERRUN), now - one.start
+    steps = math.floor(math.log(elapsed / ran) / math.log1p(OVERRUN)) + 1 if elapsed >= ran else 0
+    return max(one.start + round(ran * (1 + OVERRUN) ** steps, 3), now + ROUNDING)
 
 
 def _some_of(times: Collection[float]) -> set[float]:

@@ -173,10 +173,10 @@ class Tree:
                 return path
         return None
 
-    def limit_message(self, path: Path, gang: Gang, would: Resources, how: str) -> str:
-        """The message that this is more than the queue at the end of the path may use."""
+    def limit_message(self, path: Path, queue: str, would: Resources, how: str) -> str:
+        """The message that a queue would pass the limit of the one at the end of the path."""
         limit = self.queue(path).limit
-        below = "" if path[-1] == gang.queue else f", which {gang.queue} is below,"
+        below = "" if path[-1] == queue else f", which {queue} is below,"
         if limit.milli is not None and would.milli > limit.milli:
             most = f"{limit.milli / 1000:g} GPU{'s' * (limit.milli != 1000)}"
             all_of_it = f"{would.milli / 1000:g}"
@@ -236,7 +236,9 @@ def fair_share_order(  # noqa: PLR0913 - the whole question
         if gang.name not in planned:
             too_small = tree.over(gang.queue, more, defaultdict(Resources))
             if too_small is not None:
-                refused[gang.name] = tree.limit_message(too_small, gang, more, "this gang asks for")
+                refused[gang.name] = tree.limit_message(
+                    too_small, gang.queue, more, "this gang asks for"
+                )
                 continue
             stop = next((one for one in prefixes(tree.path(gang.queue)) if one in stopped), None)
             if stop is not None:
@@ -245,7 +247,7 @@ def fair_share_order(  # noqa: PLR0913 - the whole question
             full = tree.over(gang.queue, more, charged)
             if full is not None:
                 would = charged[full] + more
-                refused[gang.name] = tree.limit_message(full, gang, would, WITH_THIS)
+                refused[gang.name] = tree.limit_message(full, gang.queue, would, WITH_THIS)
                 stopped[full] = gang
                 continue
             tree.add(charged, gang.queue, more)
