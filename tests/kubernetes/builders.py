@@ -87,6 +87,14 @@ def make_node(
     return GpuNode(Meta(name=name), GpuNodeStatus(shares=shares, gpus=tuple(made)))
 
 
+def node_json(name: str, gpus: int = 8, **more: Any) -> dict[str, Any]:
+    """A Node whose kubelet has GPU devices; `labels` and `spec` are its own."""
+    labels = more.pop("labels", {})
+    counts = {f"{GROUP}/gpu": str(gpus)}
+    status = {"capacity": counts, "allocatable": counts}
+    return {"metadata": {"name": name, "labels": labels}, "status": status, **more}
+
+
 def _links(index: int, gpus: int) -> tuple[NodeLink, ...]:
     others = (other for other in range(gpus) if other != index)
     return tuple(NodeLink(o, "NV12" if o // 2 == index // 2 else "SYS") for o in others)

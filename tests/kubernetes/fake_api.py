@@ -327,6 +327,9 @@ class FakeApi:
         one = self.objects.get(where.key)
         if one is None:
             return _missing(where)
+        version = body.get("metadata", {}).get("resourceVersion")
+        if version and version != one["metadata"]["resourceVersion"]:
+            return _status(409, "Conflict", f"{where.name} has changed")
         return JSONResponse(self.put(where.plural, _merged(one, body)))
 
     def _delete(self, where: _Where, _: Json) -> Response:

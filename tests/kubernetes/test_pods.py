@@ -104,8 +104,8 @@ def test_each_container_asks_for_itself_and_init_containers_come_first() -> None
 @pytest.mark.parametrize(
     ("pod_asks", "annotations", "reason", "said"),
     [
-        ({"gpu": 0}, {}, "InvalidAmount", "aliquot.io/gpu: 0"),
-        ({"memory": 0}, {}, "InvalidAmount", "leave aliquot.io/vcuda-memory out"),
+        ({"memory": "1500m"}, {}, "InvalidAmount", "leave aliquot.io/vcuda-memory out"),
+        ({"memory": 0, "core": 5}, {}, "CoreWithoutMemory", "aliquot.io/vcuda-core"),
         ({"gpu": "500m"}, {}, "InvalidAmount", "500m"),
         ({"gpu": "many"}, {}, "InvalidAmount", "'many' is no quantity"),
         ({"core": 30}, {}, "CoreWithoutMemory", "Add aliquot.io/vcuda-memory"),
@@ -155,7 +155,8 @@ def test_a_shared_gpu_is_not_advised_to_ask_for_compute() -> None:
 
 
 def test_a_pod_with_an_invalid_request_still_asks() -> None:
-    assert asks(make_pod(gpu=0))
+    assert asks(make_pod(gpu="500m"))
+    assert not asks(make_pod(gpu=0))
     named: dict[str, Any] = {"aliquot.io/gpu": 1, "aliyun.com/gpu-mem": 3}
     both = container("main", **named)
     assert asks(make_pod("p", both), (ALIQUOT, ALIYUN))

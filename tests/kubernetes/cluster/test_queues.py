@@ -52,6 +52,44 @@ def test_of_two_queues_for_one_namespace_the_older_gets_it_and_both_are_warned(
     assert known.warnings_of("old") == ("'new' names the namespace 'ns', which belongs to 'old'",)
 
 
+def test_a_namespace_of_two_queues_is_no_mistake_where_its_label_decides() -> None:
+    known = know(make_queue("a", namespaces=("ns",)), make_queue("b", namespaces=("ns",)))
+    known.set_namespace("ns", make_namespace("ns", "b"))
+    assert known.warnings_of("a") == known.warnings_of("b") == ()
+    assert known.queue_of(pod_in("ns")) == "b"
+    assert known.refusal_of(pod_in("ns", "a")) == known.refusal_of(pod_in("ns")) == ""
+
+
+def test_a_queue_accepts_the_namespaces_of_the_nearest_list_above_it() -> None:
+    known = know(
+        make_queue("top", namespaces=("a", "b")),
+        make_queue("middle", "top"),
+        make_queue("low", "middle", namespaces=("c",)),
+        make_queue("open"),
+        make_queue("default", namespaces=("a",)),
+    )
+    accepted = {
+        name: {space for space in "abc" if known.accepts(name, space)}
+        for name in ("top", "middle", "low", "open", "default", "missing")
+    }
+    assert accepted == {
+        "top": {"a", "b"},
+        "middle": {"a", "b"},
+        "low": {"c"},
+        "open": {"a", "b", "c"},
+        "default": {"a"},
+        "missing": {"a", "b", "c"},
+    }
+    assert known.refusal_of(pod_in("c", "middle")) == (
+        "queue 'middle' does not accept pods of namespace 'c': queue 'top' is above it, and its"
+        " spec.namespaces has only others. Name another queue with the label aliquot.io/queue of"
+        " the pod, or let an administrator add the namespace to queue 'top'"
+    )
+    assert known.queue_of(pod_in("c", "middle")) == "low"
+    assert known.queue_of(pod_in("d", "middle")) == "default"
+    assert "'default' does not accept" in known.refusal_of(pod_in("d"))
+
+
 def test_the_version_counts_what_may_put_pods_into_other_queues() -> None:
     known = know(make_queue("a", namespaces=("ns",)))
     seen = [known.version]
@@ -245,6 +283,7 @@ def all_of(known: Queues) -> object:
         [known.problem_of(name) for name in (*NAMES, "nobody")],
         [known.warnings_of(name) for name in NAMES],
         [known.queue_of(pod_in(name)) for name in ("n1", "n2", "n3")],
+        [known.refusal_of(pod_in("n2", name)) for name in (*NAMES, "nobody")],
     )
 
 

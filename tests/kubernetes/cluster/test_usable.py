@@ -47,8 +47,8 @@ UNHEALTHY = make_node("n1", 1, healthy=False)
 CASES: dict[str, tuple[Node | None, GpuNode | None, str | None, bool]] = {
     "usable": (SERVED, GPUS, None, True),
     "some devices are in use": (node(capacity=2, allocatable=1), GPUS, None, True),
-    "its agent came a moment ago": (node(), GPUS, None, True),
-    "its capacity is zero": (node(capacity=0, allocatable=0), GPUS, None, True),
+    "its kubelet has not counted devices yet": (node(), GPUS, NO_DEVICES, False),
+    "its agent is gone for long": (node(capacity=0, allocatable=0), GPUS, NO_DEVICES, False),
     "it never had an agent": (node(), None, NO_AGENT, False),
     "its GPUNode was deleted": (SERVED, None, NO_AGENT, False),
     "its agent is gone": (node(capacity=1, allocatable=0), GPUS, NO_DEVICES, False),

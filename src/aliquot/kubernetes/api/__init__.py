@@ -1,5 +1,6 @@
 """The API server: requests, watches and events, and the types and names that all parts use.
 
+- `admission`: the queue and the size that a pod was admitted to, annotations.
 - `backoff`: how long to wait between failing tries.
 - `changes`: waiting for the next change.
 - `client`: typed requests.

@@ -7,13 +7,21 @@ scheduler counts a bound pod that no GPUNode reports by its plan.
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from aliquot.kubernetes.api.names import GROUP, VERSION
 from aliquot.kubernetes.api.plan import Kind  # noqa: TC001 - msgspec reads it at run time
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 API_VERSION = f"{GROUP}/{VERSION}"
 PLURAL = "gpunodes"
+GIB = 1 << 30
+_KINDS = ("whole", "shared", "sliced", "unhealthy")
 
 
 class NodeGrant(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -51,9 +59,36 @@ class NodeGpu(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     grants: tuple[NodeGrant, ...] = ()
 
 
+class NodeSummary(msgspec.Struct, frozen=True, rename="camel"):
+    """The GPUs of a node in numbers, for people: `free` are healthy GPUs that nobody uses."""
+
+    gpus: int
+    free: int
+    used: str
+    kinds: str
+
+
 class GpuNodeStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The GPUs of a node. `shares`: how many containers share a shared GPU."""
+    """The GPUs of a node. `shares`: how many containers share a shared GPU.
+
+    `injection` is how containers get them: `cdi` or `mounts`.
+    """
 
     driver_version: str = ""
+    injection: str = ""
     shares: int = 2
+    summary: NodeSummary | None = None
     gpus: tuple[NodeGpu, ...] = ()
+
+
+def summary_of(gpus: Sequence[NodeGpu]) -> NodeSummary:
+    """The summary of a node's GPUs."""
+    counts = Counter("unhealthy" if not one.healthy else one.kind or "free" for one in gpus)
+    used = sum(min(one.memory, sum(grant.memory for grant in one.grants)) for one in gpus)
+    every = sum(one.memory for one in gpus)
+    return NodeSummary(
+        gpus=len(gpus),
+        free=counts.pop("free", 0),
+        used=f"{round(used / GIB)}/{round(every / GIB)} GiB",
+        kinds=", ".join(f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind]),
+    )

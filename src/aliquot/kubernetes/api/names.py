@@ -22,7 +22,15 @@ DURATION = f"{GROUP}/duration"
 GATE = GANG
 RETRY = f"{GROUP}/retry"  # written to make kube-scheduler try a waiting pod again
 
+SCHEDULE = f"{GROUP}/schedule"  # a label on namespaces: their pods with GPUs are ours
+# For autoscalers: a label of pods that ask for nodes and never run, and one of nodes whose GPUs are
+# counted already.
+PLACEHOLDER = f"{GROUP}/placeholder"
+COUNTED = f"{GROUP}/counted"
+
 QUEUE = f"{GROUP}/queue"  # a label, on pods and namespaces
+ADMITTED_QUEUE = f"{GROUP}/admitted-queue"  # an annotation that comes with the binding
+ADMITTED_SIZE = f"{GROUP}/admitted-size"  # an annotation: the scheduler lets the pod grow to this
 
 # For workers of elastic jobs: labels, and annotations by which the controller informs programs.
 JOB = f"{GROUP}/job"

@@ -118,6 +118,7 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The node of a pod, its scheduling constraints and its containers."""
 
     node_name: str = ""
+    scheduler_name: str = ""
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     scheduling_gates: tuple[Gate, ...] = ()
@@ -162,11 +163,19 @@ class Pod(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
         return self.status.phase in {"Succeeded", "Failed"}
 
 
+class NodeInfo(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The versions of a node's programs; that of the runtime is RUNTIME://VERSION."""
+
+    kubelet_version: str = ""
+    container_runtime_version: str = ""
+
+
 class NodeStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The capacity of a node, and how much of it pods can have."""
+    """The capacity of a node, how much of it pods can have, and its programs."""
 
     capacity: dict[str, Quantity] = {}
     allocatable: dict[str, Quantity] = {}
+    node_info: NodeInfo = NodeInfo()
 
 
 class NodeSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -247,6 +256,49 @@ class Lease(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
     metadata: Meta
     spec: LeaseSpec = LeaseSpec()
+
+
+class Secret(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A secret; its values are in base64."""
+
+    metadata: Meta
+    data: dict[str, str] = {}
+
+
+class EndpointConditions(msgspec.Struct, frozen=True, rename="camel"):
+    """Whether an endpoint gets connections."""
+
+    ready: bool = True
+
+
+class Endpoint(msgspec.Struct, frozen=True, rename="camel"):
+    """Addresses of one pod of a Service."""
+
+    addresses: tuple[str, ...] = ()
+    conditions: EndpointConditions = EndpointConditions()
+
+
+class EndpointPort(msgspec.Struct, frozen=True, rename="camel"):
+    """A port of a Service's pods, by the name that the Service has for it."""
+
+    name: str
+    port: int
+    protocol: str = "TCP"
+
+
+class EndpointSlice(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Where connections to a Service go; a label names the Service."""
+
+    metadata: Meta
+    address_type: str = ""
+    endpoints: tuple[Endpoint, ...] = ()
+    ports: tuple[EndpointPort, ...] = ()
+
+
+class Endpoints(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The same in the form before EndpointSlices; what it says does not matter here."""
+
+    metadata: Meta
 
 
 class GpuNode(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -337,6 +389,9 @@ NODES = Resource(Node, "v1", "Node", "nodes", namespaced=False)
 BINDINGS = Resource(Binding, "v1", "Binding", "pods")
 EVENTS = Resource(Event, "v1", "Event", "events")
 LEASES = Resource(Lease, "coordination.k8s.io/v1", "Lease", "leases")
+SECRETS = Resource(Secret, "v1", "Secret", "secrets")
+ENDPOINTS = Resource(Endpoints, "v1", "Endpoints", "endpoints")
+ENDPOINT_SLICES = Resource(EndpointSlice, "discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 NAMESPACES = Resource(Namespace, "v1", "Namespace", "namespaces", namespaced=False)
 EVICTIONS = Resource(Eviction, "policy/v1", "Eviction", "pods")
 QUEUES = Resource(QueueObject, queue.API_VERSION, "Queue", queue.PLURAL, namespaced=False)

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 
-class _Server(uvicorn.Server):
+class SignalFreeServer(uvicorn.Server):
     """A server that leaves signals to the program."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
         yield
 
 
@@ -26,4 +27,4 @@ async def serve_pages(app: Starlette, host: str, port: int) -> None:
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", lifespan="off", access_log=False
     )
-    await _Server(config).serve()
+    await SignalFreeServer(config).serve()

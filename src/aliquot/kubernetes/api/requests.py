@@ -129,14 +129,22 @@ def requests_of(pod: Pod, presets: Sequence[Preset] = (ALIQUOT,)) -> tuple[Conta
 
 
 def asks(pod: Pod, presets: Sequence[Preset] = (ALIQUOT,)) -> bool:
-    """Whether the pod names any resource of the presets, even in an invalid request."""
-    every = (*pod.spec.init_containers, *pod.spec.containers)
-    return any(container_asks(container, presets) for container in every)
+    """Whether the pod asks for any resource of the presets, even in an invalid request."""
+    return any(container_asks(container, presets) for container in _containers(pod))
 
 
 def container_asks(container: Container, presets: Sequence[Preset] = (ALIQUOT,)) -> bool:
-    """Whether a container names any resource of the presets, even in an invalid request."""
+    """Whether a container asks for any resource of the presets, even in an invalid request."""
     return bool(_presets_of(container, presets))
+
+
+def names_resources(pod: Pod, presets: Sequence[Preset] = (ALIQUOT,)) -> bool:
+    """Whether the pod names any resource of the presets, also with the amount 0.
+
+    kube-scheduler asks the extender about all of these pods.
+    """
+    resources = {name for preset in presets for name in preset.resources}
+    return any(not resources.isdisjoint(_amounts(one)) for one in _containers(pod))
 
 
 def settings_of(pod: Pod) -> Settings:
@@ -232,9 +240,29 @@ def _request(
     )
 
 
+def _containers(pod: Pod) -> tuple[Container, ...]:
+    return (*pod.spec.init_containers, *pod.spec.containers)
+
+
+def _amounts(container: Container) -> dict[str, Quantity]:
+    return {**container.resources.requests, **container.resources.limits}
+
+
+def _asked(container: Container) -> dict[str, Quantity]:
+    """The amounts that a container asks for; 0 asks for nothing, as for every resource."""
+    return {name: value for name, value in _amounts(container).items() if not _is_zero(value)}
+
+
+def _is_zero(value: Quantity) -> bool:
+    try:
+        return quantity(value) == 0
+    except InvalidValueError:
+        return False
+
+
 def _presets_of(container: Container, presets: Sequence[Preset]) -> list[Preset]:
-    named = {**container.resources.requests, **container.resources.limits}
-    return [one for one in presets if any(name in named for name in one.resources)]
+    asked = _asked(container)
+    return [one for one in presets if any(name in asked for name in one.resources)]
 
 
 def _preset_of(container: Container, presets: Sequence[Preset]) -> Preset | None:
@@ -250,21 +278,21 @@ def _preset_of(container: Container, presets: Sequence[Preset]) -> Preset | None
 
 
 def _counts(container: Container, preset: Preset) -> dict[str, int]:
-    named = {**container.resources.requests, **container.resources.limits}
+    asked = _asked(container)
     counts = {}
     for resource in preset.resources:
-        if resource not in named:
+        if resource not in asked:
             continue
         try:
-            number = quantity(named[resource])
+            number = quantity(asked[resource])
         except InvalidValueError as error:
             number = Fraction(-1)
             text = error.message
         else:
-            text = f"{resource}: {named[resource]} of container {container.name!r} asks for nothing"
-        if number < 1 or number.denominator != 1:
+            text = f"{resource}: {asked[resource]} of container {container.name!r} is not whole"
+        if number.denominator != 1 or number < 1:
             raise InvalidRequestError(
-                "InvalidAmount", text, f"Ask for at least 1, or leave {resource} out."
+                "InvalidAmount", text, f"Ask for a whole number, or leave {resource} out."
             )
         counts[resource] = int(number)
     return counts

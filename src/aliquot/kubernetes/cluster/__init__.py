@@ -5,9 +5,11 @@
 - `constraints`: which nodes accept a pod, by taints, selectors and affinity.
 - `demands`: what containers ask for, as demands of `placement`.
 - `elastic`: what elastic jobs can give back to a gang, and how long that takes.
+- `gpu_operator`: what the labels of NVIDIA's GPU Operator say about a node.
 - `hardware`: a node's GPUs as `placement` knows them.
 - `membership`: which gang a pod belongs to, by labels and annotations, and how long it runs.
 - `node_usage`: what pods use of one node's GPUs, by the node's report or by their plans.
+- `offered`: the nodes that kube-scheduler offered for a pod, remembered in few bytes.
 - `parts`: the parts of GPUs that a pod's containers have, and which pods can be confused.
 - `queue_tree`: the tree of queues with their quotas and limits, and mistakes in their specs.
 - `queues`: all queues, and which queue a pod is in.

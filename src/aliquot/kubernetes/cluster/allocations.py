@@ -47,7 +47,11 @@ class PendingPreemption:
 
 
 class WorkloadAllocations:
-    """What is held or reserved on the rows of a cluster's allocations."""
+    """What is held or reserved on the rows of a cluster's allocations.
+
+    `growing` is what running pods were allowed to grow by and nodes do not report yet, by queue. It
+    counts for limits.
+    """
 
     def __init__(self, cluster: Cluster, workloads: Workloads, queues: Queues) -> None:
         self._cluster = cluster
@@ -65,6 +69,7 @@ class WorkloadAllocations:
         self._used: dict[str, Resources] = {}
         self._singles: Counter[str] = Counter()
         self._stale: set[str] = set()
+        self.growing: Mapping[str, Resources] = {}
         self._renamed: set[str] = set()
         workloads.listeners.append(self.touch)
 
@@ -106,12 +111,15 @@ class WorkloadAllocations:
         victims = {uid for one in preemptions for uid in one.victims}
         staying = self.used(now, {*victims, *without})
         tree = Tree(self._queues.queues())
-        return add_all(tree.summed(staying), self.charged_to_victims(now, preemptions))
+        return add_all(tree.summed(staying), self.charged_besides(now, preemptions))
 
-    def charged_to_victims(self, now: float, preemptions: Collection[PendingPreemption]) -> Sums:
-        """What counts for limits because victims hold more than the gangs they are evicted for."""
+    def charged_besides(self, now: float, preemptions: Collection[PendingPreemption]) -> Sums:
+        """What counts for limits beside what is used.
+
+        That is what victims hold above the gangs that they are evicted for, and what pods grow by.
+        """
         tree, hardware = Tree(self._queues.queues()), self._cluster.chooser.allocations.hardware
-        sums: Sums = defaultdict(Resources)
+        sums = tree.summed(self.growing)
         for one in preemptions:
             before = usage(self.parts_of(one.victims, now), hardware)
             after = usage(self.parts_of(one.heirs, now), hardware)

@@ -116,6 +116,7 @@ class Cluster:
         self._by_pod: dict[str, Mapping[str, Mapping[int, GpuUsage]]] = {}
         self._versions: Counter[str] = Counter()
         self._sizes: dict[Size, int] = {}
+        self._layout = 0
         self._size_of: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._empty: OrderedDict[NodeHardware, tuple[Snapshot, Strategy]] = OrderedDict()
         self._chooser = self._rebuilt()
@@ -236,6 +237,11 @@ class Cluster:
     def rows(self) -> Mapping[str, int]:
         """The row of each node in the allocations; up to date after a call of `chooser`."""
         return self._rows
+
+    @property
+    def layout(self) -> int:
+        """Another number whenever a row was taken from its node; a new node may get that row."""
+        return self._layout
 
     @property
     def sizes(self) -> Mapping[Size, int]:
@@ -362,6 +368,7 @@ class Cluster:
             self._chooser.allocations.set_node(row, NOTHING_FREE, _unused(row))
             self._size_of[row] = NO_SIZE
             self._free_rows.append(row)
+            self._layout += 1
 
     def _rebuilt(self) -> Chooser:
         """A new table of allocations with spare rows. Only changed nodes are counted again."""
@@ -374,6 +381,7 @@ class Cluster:
         self._strengths = {model: float(rank) for rank, model in enumerate(weakest_first)}
         self._specs = {name: self._spec(one) for name, one in nodes.items()}
         self._rows = {name: row for row, name in enumerate(nodes)}
+        self._layout += 1
         spare = range(len(nodes), len(nodes) + 16 + int(SPARE * len(nodes)))
         self._free_rows = list(reversed(spare))
         allocations = Allocations(empty([*self._specs.values(), *map(_unused, spare)]))

@@ -4,11 +4,14 @@
     scheduling.x-k8s.io/pod-group             label: a PodGroup of scheduler-plugins
     scheduling.k8s.io/group-name              annotation: a PodGroup of Volcano
     jobset.sigs.k8s.io/jobset-name            label that JobSet writes
+    ray.io/cluster                            label that KubeRay writes
+    leaderworkerset.sigs.k8s.io/group-key     label that LeaderWorkerSet writes: one for each group
     training.kubeflow.org/job-name            label that Kubeflow's training operator writes
 
 The first of these that a pod has counts. Where no pod says the size, the object that is named knows
 it (`Source`; `gangs.sizes` reads it). Kubernetes' own PodGroups (scheduling.k8s.io, alpha) would be
-one more line of `BY_LABEL`, once pods name theirs.
+one more line of `BY_LABEL`, once pods name theirs. An Indexed Job is a gang only by Aliquot's
+label: most are sweeps whose pods need not run together.
 
 `aliquot.io/gang: none` makes a pod that belongs to one of the others a single pod.
 """
@@ -20,7 +23,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.api.names import DURATION, GANG, GANG_SIZE, GATE
+from aliquot.kubernetes.api.names import DURATION, GANG, GANG_SIZE, GATE, PLACEHOLDER
 from aliquot.kubernetes.api.requests import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -31,6 +34,15 @@ LARGEST = 10_000
 POD_GROUP = "scheduling.x-k8s.io/pod-group"
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 JOBSET = "jobset.sigs.k8s.io/jobset-name"
+RAY = "ray.io/cluster"
+RAY_NODE = "ray.io/node-type"
+RAY_NODES = {"head", "worker"}  # not the pod that cleans up its Redis
+LWS_GROUP = "leaderworkerset.sigs.k8s.io/group-key"
+LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
+LWS_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
+LWS_WORKER = "leaderworkerset.sigs.k8s.io/worker-index"
+LWS_SIZE = "leaderworkerset.sigs.k8s.io/size"
+LWS_SET = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
 KUBEFLOW = "training.kubeflow.org/job-name"
 KUBEFLOW_JOBS = {
     "PyTorchJob": "pytorchjobs",
@@ -74,18 +86,23 @@ class GangKey:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a pod says of its gang: its size, or who knows it; or what is invalid in it."""
+    """What a pod says of its gang: its size, or who knows it; or what is invalid in it.
+
+    `leads`: it is the leader of its group, which may have to run before the others are created.
+    """
 
     key: GangKey
     size: int | None = None
     source: Source | None = None
     problem: str = ""
+    leads: bool = False
 
 
 BY_LABEL = {
     POD_GROUP: ("scheduling.x-k8s.io/v1alpha1", "PodGroup", "podgroups"),
     VOLCANO_GROUP: ("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups"),
     JOBSET: ("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets"),
+    RAY: ("ray.io/v1", "RayCluster", "rayclusters"),
 }
 
 
@@ -102,10 +119,22 @@ def membership_of(pod: Pod) -> Membership | None:
         return Membership(key, size, problem=problem)
     for label, (version, kind, plural) in BY_LABEL.items():
         name = labels.get(label) or notes.get(label)
-        if name:
+        if name and (label != RAY or labels.get(RAY_NODE) in RAY_NODES):
             source = Source(version, kind, plural, name)
             return Membership(GangKey(meta.namespace, object_name(name)), source=source)
-    return _kubeflow(pod)
+    return _leader_worker_group(pod) or _kubeflow(pod)
+
+
+def _leader_worker_group(pod: Pod) -> Membership | None:
+    """A group of a LeaderWorkerSet, under the name that its leader's pod has too."""
+    meta = pod.metadata
+    name, index = meta.labels.get(LWS_NAME), meta.labels.get(LWS_INDEX)
+    if not (meta.labels.get(LWS_GROUP) and name and index):
+        return None
+    size, problem = _size(meta.annotations.get(LWS_SIZE), LWS_SIZE)
+    key = GangKey(meta.namespace, object_name(f"{name}-{index}"))
+    leads = meta.labels.get(LWS_WORKER) == "0"
+    return Membership(key, size, Source(*LWS_SET, name), problem, leads)
 
 
 def _kubeflow(pod: Pod) -> Membership | None:
@@ -120,6 +149,11 @@ def _kubeflow(pod: Pod) -> Membership | None:
     return None
 
 
+def is_placeholder(pod: Pod) -> bool:
+    """Whether it only asks an autoscaler for nodes: it never runs."""
+    return PLACEHOLDER in pod.metadata.labels
+
+
 def is_gated(pod: Pod) -> bool:
     """Whether our gate keeps it from kube-scheduler."""
     return any(one.name == GATE for one in pod.spec.scheduling_gates)
@@ -132,8 +166,12 @@ def foreign_gates(pod: Pod) -> tuple[str, ...]:
 
 def seconds_of(pod: Pod, assumed: float) -> float:
     """How long a pod runs, by its own word; else as long as is assumed."""
-    said = _duration(pod.metadata.annotations.get(DURATION, ""))
-    return said or float(pod.spec.active_deadline_seconds or assumed)
+    return declared_seconds(pod) or float(pod.spec.active_deadline_seconds or assumed)
+
+
+def declared_seconds(pod: Pod) -> float | None:
+    """How long a pod runs by its annotation, which nobody enforces; None if it does not say it."""
+    return _duration(pod.metadata.annotations.get(DURATION, ""))
 
 
 def check_duration(pod: Pod) -> None:
@@ -162,10 +200,10 @@ def object_name(name: str) -> str:
     return f"{_UNFIT.sub('-', name.lower()).strip('-.')[:180] or 'gang'}-{digest}"
 
 
-def _size(text: str | None) -> tuple[int | None, str]:
+def _size(text: str | None, name: str = GANG_SIZE) -> tuple[int | None, str]:
     if text is None:
-        return None, f"no member says its size. Write {GANG_SIZE}, the number of its pods."
+        return None, f"no member says its size. Write {name}, the number of its pods."
     digits = text.strip()
     if digits.isascii() and digits.isdecimal() and 1 <= int(digits) <= LARGEST:
         return int(digits), ""
-    return None, f"{GANG_SIZE} is {text!r}. Write the number of its pods, 1 to {LARGEST}."
+    return None, f"{name} is {text!r}. Write the number of its pods, 1 to {LARGEST}."

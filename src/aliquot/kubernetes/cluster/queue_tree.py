@@ -4,7 +4,8 @@ Some mistakes make the order of queues undefined, such as a circle or a parent t
 `faults`. Nothing may start in such a queue. It counts as a top queue, so that what runs there keeps
 its GPUs. Other mistakes are only suspicious: `warnings`.
 
-A queue without a quota, but with queues below it, has the sum of their quotas.
+A queue without a quota, but with queues below it, has the sum of their quotas. A queue without a
+list of namespaces has the list of the queue above it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from aliquot.placement.core.demand import WHOLE_MILLI
 from aliquot.placement.queues.quota import Bound, Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from aliquot.kubernetes.api.queue import Amounts
 
@@ -49,16 +50,27 @@ class QueueFault:
 
 @dataclass(frozen=True, slots=True)
 class QueueTree:
-    """All queues, with faults and warnings, and the queue of each namespace."""
+    """All queues, with faults and warnings, and the queue of each namespace.
+
+    `lists` names the queue whose `spec.namespaces` bounds a queue: its own, or the nearest above
+    it. A queue that is missing there accepts all namespaces.
+    """
 
     queues: dict[str, Queue] = field(default_factory=dict)
     faults: dict[str, QueueFault] = field(default_factory=dict)
     warnings: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     namespaces: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, str] = field(default_factory=dict)
 
 
-def queue_tree_of(specs: Specs, ages: Mapping[str, str], largest_gpu: int) -> QueueTree:
-    """The tree of these specs. `ages`: when each queue was created; `largest_gpu`: bytes, or 0."""
+def queue_tree_of(
+    specs: Specs, ages: Mapping[str, str], largest_gpu: int, labelled: Collection[str] = ()
+) -> QueueTree:
+    """The tree of these specs.
+
+    `ages`: when each queue was created; `largest_gpu`: bytes, or 0; `labelled`: the namespaces
+    whose label names their queue.
+    """
     written = DEFAULT in specs
     specs = {DEFAULT: QueueSpec(), **specs}
     tree = QueueTree()
@@ -66,7 +78,8 @@ def queue_tree_of(specs: Specs, ages: Mapping[str, str], largest_gpu: int) -> Qu
     _make_queues(tree, specs, largest_gpu)
     _sum_up_quotas(tree, specs, levels)
     _check_bounds(tree, specs)
-    _share_out_namespaces(tree, specs, ages)
+    _share_out_namespaces(tree, specs, ages, labelled)
+    _find_lists(tree, specs, levels)
     if not written and DEFAULT not in _below(tree):
         del tree.queues[DEFAULT]
     return tree
@@ -222,12 +235,23 @@ def _larger(one: Bound, other: Bound) -> tuple[str, str] | None:
     return None
 
 
-def _share_out_namespaces(tree: QueueTree, specs: Specs, ages: Mapping[str, str]) -> None:
-    """A namespace that several queues name belongs to the oldest of them."""
+def _find_lists(tree: QueueTree, specs: Specs, levels: Mapping[str, int]) -> None:
+    """Find the list of namespaces that bounds each queue, the highest queues first."""
+    for name in sorted(specs, key=lambda one: levels[one]):
+        if specs[name].namespaces:
+            tree.lists[name] = name
+        elif (above := tree.queues[name].parent) in tree.lists:
+            tree.lists[name] = tree.lists[above]
+
+
+def _share_out_namespaces(
+    tree: QueueTree, specs: Specs, ages: Mapping[str, str], labelled: Collection[str]
+) -> None:
+    """A namespace that several queues name is in the oldest of them, unless its label decides."""
     for name in sorted(specs, key=lambda one: (ages.get(one, ""), one)):
         for namespace in specs[name].namespaces:
             first = tree.namespaces.setdefault(namespace, name)
-            if first != name:
+            if first != name and namespace not in labelled:
                 text = f"names the namespace {namespace!r}, which belongs to {first!r}"
                 tree.warnings[name].append(f"it {text}")
                 tree.warnings[first].append(f"{name!r} {text}")

@@ -1,15 +1,21 @@
 """All queues, as watches report them: which queue a pod is in, and whether a queue is valid.
 
-A pod is in the queue that its label names, else in the queue that its namespace's label names, else
-in the queue whose `spec.namespaces` has its namespace, else in `default`, whose object may be
-missing. Everything is derived from all objects after a change, so the order of changes does not
-matter. No input or output.
+A pod names the queue of its label, else of its namespace's label, else the queue whose
+`spec.namespaces` has its namespace, else `default`, whose object may be missing. A queue with such
+a list accepts only the namespaces in it, and so do the queues below it that have no list of their
+own. A pod that names a queue which does not accept it cannot start, and never counts there.
+
+A pod that has a node is in the queue that it was admitted under, whatever its labels say now.
+
+Everything is derived from all objects after a change, so the order of changes does not matter. No
+input or output.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aliquot.kubernetes.api.admission import admitted_queue
 from aliquot.kubernetes.api.names import QUEUE
 from aliquot.kubernetes.api.queue import DEFAULT
 from aliquot.kubernetes.cluster.queue_tree import NAMED, queue_tree_of
@@ -50,7 +56,7 @@ class Queues:
         label = namespace.metadata.labels.get(QUEUE, "") if namespace else ""
         if label == self._labels.get(name, ""):
             return
-        self.version += 1
+        self._forget()
         if label:
             self._labels[name] = label
         else:
@@ -65,13 +71,44 @@ class Queues:
     # --- questions --------------------------------------------------------------------------------
 
     def queue_of(self, pod: Pod) -> str:
-        """The queue that a pod is in; it need not exist."""
+        """The queue that a pod counts in; it need not exist.
+
+        A pod that names a queue which does not accept it counts in the queue of its namespace.
+        """
+        admitted = admitted_queue(pod)
+        if admitted:
+            return admitted
+        namespace = pod.metadata.namespace
+        for name in (self.named_by(pod), self._queue_of_namespace(namespace)):
+            if self.accepts(name, namespace):
+                return name
+        return self._derived().namespaces.get(namespace, DEFAULT)
+
+    def named_by(self, pod: Pod) -> str:
+        """The queue that a pod asks to be in; it need not exist, nor accept the pod."""
         meta = pod.metadata
+        return meta.labels.get(QUEUE) or self._queue_of_namespace(meta.namespace)
+
+    def accepts(self, name: str, namespace: str) -> bool:
+        """Whether pods of a namespace may be in a queue."""
+        bounding = self._derived().lists.get(name)
+        return bounding is None or namespace in self._objects[bounding].spec.namespaces
+
+    def refusal_of(self, pod: Pod, name: str = "") -> str:
+        """Why a pod cannot start in a queue, and what to do; empty if it can.
+
+        Without a name, in the queue that the pod names.
+        """
+        name = name or self.named_by(pod)
+        problem = self.problem_of(name)
+        if problem or self.accepts(name, pod.metadata.namespace):
+            return problem
+        bounding = self._derived().lists[name]
+        whose = "its" if bounding == name else f"queue {bounding!r} is above it, and its"
         return (
-            meta.labels.get(QUEUE)
-            or self._labels.get(meta.namespace)
-            or self._derived().namespaces.get(meta.namespace)
-            or DEFAULT
+            f"queue {name!r} does not accept pods of namespace {pod.metadata.namespace!r}: {whose}"
+            f" spec.namespaces has only others. Name another queue with the label {QUEUE} of the"
+            f" pod, or let an administrator add the namespace to queue {bounding!r}"
         )
 
     def problem_of(self, name: str) -> str:
@@ -103,6 +140,9 @@ class Queues:
         """Bytes of the cluster's largest GPU, 0 while there is none."""
         return self._largest_gpu
 
+    def _queue_of_namespace(self, namespace: str) -> str:
+        return self._labels.get(namespace) or self._derived().namespaces.get(namespace) or DEFAULT
+
     def _forget(self) -> None:
         self._tree = None
         self.version += 1
@@ -121,7 +161,7 @@ class Queues:
             ages = {
                 name: one.metadata.creation_timestamp or "" for name, one in self._objects.items()
             }
-            self._tree = queue_tree_of(specs, ages, self._largest_gpu)
+            self._tree = queue_tree_of(specs, ages, self._largest_gpu, self._labels.keys())
         return self._tree
 
 

@@ -1,7 +1,8 @@
 """Which nodes can get new pods with GPUs. Pure.
 
 The extender, the gang planner and the job controller all decide by `why_unusable`. A node is usable
-if its Node exists, its agent reports GPUs in a GPUNode, and its kubelet has GPU devices to give.
+if its Node exists, its agent reports GPUs in a GPUNode, its kubelet has GPU devices to give, and
+NVIDIA's GPU Operator neither replaces its driver nor gives out its GPUs (`gpu_operator`).
 
 Pods on an unusable node keep their GPUs, and these still count for quotas. Only if the Node itself
 is gone does nothing count there any more: its GPUNode may outlive it.
@@ -16,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.api.requests import quantity
+from aliquot.kubernetes.cluster.gpu_operator import why_driver_is_away, why_not_ours
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -41,15 +43,17 @@ def why_unusable(
         return NO_AGENT
     if not gpu_node.status.gpus:
         return NO_GPUS
-    return None if _has_devices(node, resources) else NO_DEVICES
+    if not _has_devices(node, resources):
+        return NO_DEVICES
+    why = why_driver_is_away(node.metadata.labels)
+    return why or why_not_ours(node.status.allocatable, resources)
 
 
 def _has_devices(node: Node, resources: Collection[str]) -> bool:
     """Whether a kubelet has GPU devices to give.
 
-    A kubelet that lost its agent still counts the devices as capacity, and none as allocatable. One
-    that never had any counts no capacity: its agent may have come a moment ago.
+    A kubelet that lost its agent counts none as allocatable at once, and none as capacity after
+    five minutes. A new Node, or a kubelet that was restarted, has no count until the agent has
+    registered. Until then the kubelet fails pods that ask for GPUs, or starts them without any.
     """
-    capacity, allocatable = node.status.capacity, node.status.allocatable
-    offered = [name for name in resources if quantity(capacity.get(name, 0))]
-    return not offered or any(quantity(allocatable.get(name, 0)) for name in offered)
+    return any(quantity(node.status.allocatable.get(name, 0)) for name in resources)

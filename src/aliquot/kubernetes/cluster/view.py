@@ -15,7 +15,7 @@ from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
 from aliquot.kubernetes.cluster.cluster import Cluster
-from aliquot.kubernetes.cluster.membership import membership_of
+from aliquot.kubernetes.cluster.membership import is_placeholder, membership_of
 from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.kubernetes.cluster.topology import Labels, Topology
 from aliquot.kubernetes.cluster.usable import why_unusable
@@ -75,7 +75,9 @@ class ClusterView:
         return asks(pod, self.presets)
 
     def follows(self, pod: Pod) -> bool:
-        """Whether a pod matters here: it asks for GPUs, or belongs to a gang."""
+        """Whether a pod matters here: it asks for GPUs to run, or belongs to a gang."""
+        if is_placeholder(pod):
+            return False
         return self.asks(pod) or membership_of(pod) is not None
 
     # --- what watches report ----------------------------------------------------------------------

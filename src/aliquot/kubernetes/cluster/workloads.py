@@ -2,6 +2,10 @@
 
 Only facts that the API server reported: what the gang controller has decided about a gang is in
 `kubernetes.gangs`. No input or output.
+
+Nobody enforces a declared duration. So while a pod runs for more than twice as long as it declared,
+and for as long again as it overran, the durations that its namespace declares are not believed:
+waiting work of that namespace counts at least as long as work that declares nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from aliquot.kubernetes.api.admission import admitted_queue
 from aliquot.kubernetes.api.times import seconds_at
-from aliquot.kubernetes.cluster.membership import membership_of, seconds_of
+from aliquot.kubernetes.cluster.membership import declared_seconds, membership_of, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
 
 SINGLE = "pod "
 ENDING = 5.0  # seconds that a node may go on naming a pod that is gone
+TOLERATED_SECONDS = 60.0  # that a pod may overrun at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,24 @@ class GangPods:
     def every(self) -> tuple[Pod, ...]:
         """Those that request GPUs, then those that do not."""
         return (*self.pods.values(), *self.others.values())
+
+    @cached_property
+    def lead(self) -> Pod:
+        """The pod whose queue is the gang's: the first that was admitted under one, else the first.
+
+        Terminating pods come last: they may be of an earlier run.
+        """
+        return min(self.every, key=self._precedence)
+
+    def _precedence(self, pod: Pod) -> tuple[bool, bool, bool, int, str]:
+        meta = pod.metadata
+        return (
+            bool(meta.deletion_timestamp),
+            not admitted_queue(pod),
+            meta.uid in self.others,
+            len(meta.name),
+            meta.name,
+        )
 
     @cached_property
     def members(self) -> list[Pod]:
@@ -110,6 +134,8 @@ class Workloads:
         self._version = 0
         self._starts: dict[str, float] = {}
         self._seen_ending: dict[str, float] = {}
+        self._declared: dict[str, dict[str, float]] = {}  # of pods with nodes, by namespace and UID
+        self._disbelieved: dict[str, float] = {}  # until when, by namespace
         self.listeners: list[Callable[[str, str], None]] = []
 
     @property
@@ -126,6 +152,7 @@ class Workloads:
         """Record a pod as it is now; None if it is gone. The gangs that changed."""
         before = self._pods.pop(uid, None)
         if before is not None:
+            self._forget_duration(uid, before, now)
             self._remove(uid, before)
         if pod is None or pod.ended:
             self._starts.pop(uid, None)
@@ -147,6 +174,33 @@ class Workloads:
         """How long a pod runs."""
         return seconds_of(pod, self._assumed)
 
+    def waiting_seconds(self, namespace: str, seconds: float, now: float) -> float:
+        """How long waiting work runs that says so many seconds, as far as it is believed."""
+        return max(seconds, self._assumed) if self.disbelieves(namespace, now) else seconds
+
+    def disbelieves(self, namespace: str, now: float) -> bool:
+        """Whether durations that a namespace declares are not believed now."""
+        for uid, seconds in self._declared.get(namespace, {}).items():
+            self._note_overrun(namespace, now - self._starts[uid] - seconds, seconds, now)
+        if self._disbelieved.get(namespace, now) <= now:
+            self._disbelieved.pop(namespace, None)
+        return namespace in self._disbelieved
+
+    def _note_overrun(self, namespace: str, late: float, seconds: float, now: float) -> None:
+        """A pod that declared so many seconds has run for `late` seconds more."""
+        if late > max(seconds, TOLERATED_SECONDS):
+            until = max(now + late, self._disbelieved.get(namespace, now))
+            self._disbelieved[namespace] = until
+
+    def _forget_duration(self, uid: str, pod: Pod, now: float) -> None:
+        namespace = pod.metadata.namespace
+        mine = self._declared.get(namespace, {})
+        seconds = mine.pop(uid, None)
+        if seconds is not None:
+            self._note_overrun(namespace, now - self._starts[uid] - seconds, seconds, now)
+            if not mine:
+                del self._declared[namespace]
+
     def work_of(self, gang: GangPods, now: float) -> Work:
         """A gang as something that runs."""
         starts = [self._starts[uid] for uid, one in gang.pods.items() if one.spec.node_name]
@@ -154,7 +208,7 @@ class Workloads:
             name=str(gang.key),
             start=min(starts, default=now),
             seconds=gang.seconds(self._assumed),
-            queue=self._queue_of(gang.every[0]),
+            queue=self._queue_of(gang.lead),
             priority=gang.priority,
         )
 
@@ -191,6 +245,10 @@ class Workloads:
         self._pods[uid] = pod
         times = (pod.status.start_time, pod.metadata.creation_timestamp)
         self._starts[uid] = next((at for one in times if (at := seconds_at(one))), now)
+        seconds = declared_seconds(pod)
+        leaving = pod.metadata.deletion_timestamp is not None  # a dead node keeps it for long
+        if seconds is not None and pod.spec.node_name and not leaving:
+            self._declared.setdefault(pod.metadata.namespace, {})[uid] = seconds
         membership = membership_of(pod)
         if membership is None:
             return

@@ -33,14 +33,20 @@ def queue_usage(
     queues: Queues,
     now: float,
 ) -> dict[str, QueueUsage]:
-    """By queue; `waiting` are the single pods that wait, each with the time since when."""
+    """By queue; `waiting` are the single pods that wait, each with the time since when.
+
+    What waits in vain, since the queue that it names does not accept it, counts nowhere.
+    """
     loads: defaultdict[str, QueueUsage] = defaultdict(QueueUsage)
     for name, used in allocations.used(now).items():
         loads[name] += QueueUsage(used=used)
     for name, count in allocations.singles(now).items():
         loads[name] += QueueUsage(pods=count)
     for gang in gangs:
-        loads[queues.queue_of(gang.pods.every[0])] += QueueUsage(
+        lead = gang.pods.lead
+        if not gang.started and not queues.accepts(queues.named_by(lead), lead.metadata.namespace):
+            continue
+        loads[queues.queue_of(lead)] += QueueUsage(
             pods=len(gang.pods.bound),
             gangs=int(gang.started),
             waiting_pods=0 if gang.started else len(gang.pods.unbound),
@@ -48,5 +54,7 @@ def queue_usage(
             since=None if gang.started else gang.since,
         )
     for pod, since in waiting:
+        if not queues.accepts(queues.named_by(pod), pod.metadata.namespace):
+            continue
         loads[queues.queue_of(pod)] += QueueUsage(waiting_pods=1, since=since)
     return dict(loads)
