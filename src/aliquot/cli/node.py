@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from aliquot.cli.on_cluster import Kubeconfig, needs_extra, split_names
-from aliquot.model import Unjoined
+from aliquot.model import Cdi, Unjoined
 from aliquot.model.errors import InvalidValueError
 
 EXAMPLES = (
@@ -69,13 +71,21 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             help="The kubelet's directory, which has device-plugins and pod-resources.",
         ),
     ] = Path("/var/lib/kubelet"),
-    driver_root: Annotated[
+    node_root: Annotated[
         Path,
         typer.Option(
-            envvar="ALIQUOT_DRIVER_ROOT",
-            help="Where the agent sees the node's file system, which has the driver.",
+            envvar="ALIQUOT_NODE_ROOT", help="Where the agent sees the node's file system."
         ),
     ] = Path("/"),
+    driver_root: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="ALIQUOT_DRIVER_ROOT",
+            help="The node's folder in which its driver is installed. Without it the agent looks "
+            "in /, in /run/nvidia/driver (NVIDIA's GPU Operator) and in "
+            "/home/kubernetes/bin/nvidia (GKE).",
+        ),
+    ] = None,
     compat: Annotated[
         Path | None,
         typer.Option(
@@ -92,6 +102,18 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             "uses the container's GPU past Aliquot's libraries: report it, or end it."
         ),
     ] = Unjoined.REPORT,
+    cdi: Annotated[
+        Cdi,
+        typer.Option(
+            envvar="ALIQUOT_CDI",
+            help="Whether containers get their GPUs as CDI devices. auto: if the Node object says "
+            "that the runtime has CDI switched on (containerd 2.0, CRI-O 1.28 or newer). always: "
+            "also with containerd 1.7, whose configuration must have enable_cdi.",
+        ),
+    ] = Cdi.AUTO,
+    cdi_dir: Annotated[
+        Path, typer.Option(help="A directory in which the runtime looks for CDI specs.")
+    ] = Path("/var/run/cdi"),
     kubeconfig: Kubeconfig = None,
     host: Annotated[
         str, typer.Option(help="The address on which to serve metrics and probes.")
@@ -105,7 +127,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
     The agent offers whole, shared and sliced GPUs to the kubelet, runs the node's arbiter, makes a
     grant for each container, and publishes the node's GPUs in its GPUNode object.
 
-    It serves /metrics for Prometheus, and the probes /healthz and /readyz.
+    It serves /metrics for Prometheus, the probes /livez and /readyz, and /healthz with all checks.
     """
     if not node_name:
         raise InvalidValueError(
@@ -126,12 +148,16 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         state=state.absolute(),
         home=home.absolute(),
         kubelet=kubelet_dir,
+        node_root=node_root,
         driver_root=driver_root,
         compat=compat.absolute() if compat else None,
         unjoined=unjoined,
+        cdi=cdi,
+        cdi_dir=cdi_dir.absolute(),
         kubeconfig=kubeconfig,
         host=host,
         port=port,
     )
     set_up_log()
-    asyncio.run(run_agent(options))
+    if asyncio.run(run_agent(options)):
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

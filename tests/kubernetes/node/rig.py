@@ -9,12 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import support
+from aliquot.kubernetes.api.admission import RESIZING, AdmittedSize
+from aliquot.kubernetes.api.names import ADMITTED_SIZE
 from aliquot.kubernetes.api.objects import PODS
 from aliquot.model.errors import ArbiterError
 from aliquot.slices import control
@@ -41,6 +45,7 @@ class Node:
         self.folder = folder
         self.state = folder / "state"
         self.home = folder / "home"
+        self.cdi = folder / "cdi"
         self.port = _free_port()
         self._shape = shape
         self._shares = shares
@@ -58,6 +63,7 @@ class Node:
                     *("--simulate", self._shape, "--shares", str(self._shares)),
                     *("--state", str(self.state), "--home", str(self.home)),
                     *("--kubelet-dir", str(self.folder / "kubelet")),
+                    *("--cdi-dir", str(self.cdi)),
                     *("--kubeconfig", str(self._kubeconfig)),
                     *("--host", "127.0.0.1", "--port", str(self.port)),
                     *options,
@@ -101,6 +107,38 @@ class Node:
                 return str(answer.read().decode())
         return None
 
+    def failed_checks(self) -> dict[str, str] | None:
+        """The checks of /healthz that fail, and why; None: the agent does not answer."""
+        url = f"http://127.0.0.1:{self.port}/healthz"
+        try:
+            with urllib.request.urlopen(url, timeout=20) as answer:
+                code, text = answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            code, text = error.code, error.read().decode()
+        except OSError:
+            return None
+        results = dict(line.split(": ", 1) for line in text.splitlines())
+        failed = {name: why for name, why in results.items() if why != "ok"}
+        assert code == (503 if failed else 200), text
+        return failed
+
+    # --- the driver -------------------------------------------------------------------------------
+
+    def set_health(self, line: str) -> None:
+        """Change the health of a simulated GPU: `INDEX lost` and the like."""
+        machine = self.state / "machine"
+        machine.mkdir(parents=True, exist_ok=True)
+        with (machine / "health").open("a") as health:
+            health.write(f"{line}\n")
+
+    def install_driver(self, library: str, module: str) -> None:
+        """Replace the simulated driver: its libraries, and its kernel module."""
+        machine = self.state / "machine"
+        machine.mkdir(parents=True, exist_ok=True)
+        new = machine / "driver.new"
+        new.write_text(f"library {library}\nmodule {module}\n")
+        new.rename(machine / "driver")
+
     # --- pods -------------------------------------------------------------------------------------
 
     def bind(self, pod: Pod) -> None:
@@ -109,10 +147,15 @@ class Node:
         one["spec"]["nodeName"] = NODE
         self.api.put("pods", one)
 
-    def annotate(self, pod: Pod, **notes: str) -> None:
+    def annotate(self, pod: Pod, *, allowed: bool = True, **notes: str) -> None:
+        """Annotate a pod. `allowed`: the scheduler lets it grow to what that says."""
         one = self.api.objects["pods", pod.metadata.namespace, pod.metadata.name]
         known = one["metadata"].setdefault("annotations", {})
         known.update({f"aliquot.io/{name}": value for name, value in notes.items()})
+        if allowed:
+            sizes = {name: known[name] for name in RESIZING if name in known}
+            size = AdmittedSize(one["metadata"]["uid"], time.time() + 60, sizes)
+            known[ADMITTED_SIZE] = size.encode()
         self.api.put("pods", one)
 
     def set_phase(self, pod: Pod, phase: str) -> None:
@@ -147,6 +190,11 @@ class Node:
 
     def grants(self) -> dict[str, Grant]:
         return {grant.name: grant for grant in control.status(self.state).grants}
+
+    @property
+    def agent_pid(self) -> int:
+        assert self._agent
+        return self._agent.pid
 
     def arbiter_pid(self) -> int | None:
         with suppress(ArbiterError):
@@ -191,6 +239,7 @@ async def a_node(
 ) -> AsyncIterator[Node]:
     """A node with a running kubelet and, by default, an agent that serves pods."""
     api = FakeApi()
+    api.put("nodes", {"metadata": {"name": NODE}})
     async with api.serving():
         node = Node(folder, api, shape, shares)
         await node.kubelet.start()

@@ -22,7 +22,7 @@ from cluster.images import Image
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 SLEEP = ("/bin/sleep", "2147483647")
 _CAPABILITIES = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"]
-_NOTHING = ContainerEdits((), (), {})
+_NOTHING = ContainerEdits(())
 
 
 @dataclass(frozen=True)

@@ -307,8 +307,7 @@ def test_a_gpu_turns_unhealthy_and_recovers(short_tmp: Path) -> None:
         await node.run(pod)
         await node.until(lambda: bool(node.holders()))
         ((index, _),) = node.holders()["a"]
-        with (node.state / "machine" / "health").open("a") as health:
-            health.write(f"{index} lost\n")
+        node.set_health(f"{index} lost")
         await node.until(lambda: node.counts()["vcuda-memory"] == 3 * UNITS + 5)
         assert node.counts()["gpu"] == 3
         await node.until(lambda: node.gpunode()["gpus"][index].get("healthy") is False)
@@ -316,8 +315,7 @@ def test_a_gpu_turns_unhealthy_and_recovers(short_tmp: Path) -> None:
         # Events have a queue of their own: one may come after the GPUNode object.
         await node.until(lambda: "GPUUnhealthy" in dict(node.events(pod)))
         await node.kubelet.start_container(pod, "main")  # its container keeps the GPU
-        with (node.state / "machine" / "health").open("a") as health:
-            health.write(f"{index} recovered\n")
+        node.set_health(f"{index} recovered")
         await node.until(lambda: node.counts()["vcuda-memory"] == 4 * UNITS)
         await node.until(lambda: "healthy" not in node.gpunode()["gpus"][index])
 

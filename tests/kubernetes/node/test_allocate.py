@@ -125,6 +125,7 @@ class Node:
             Matcher(self.ids, self.pods, self.owners),
             lambda: gpus,
             lambda _pod, _reason, message: self.messages.append(message),
+            lambda: False,
         )
 
 

@@ -15,9 +15,8 @@ import support
 from aliquot import devices
 from aliquot.devices import CUDA, NVML, parse_shape, simulated_driver
 from aliquot.kubernetes.node.grants.container_edits import (
-    CommonEdits,
     ContainerEdits,
-    edits_for,
+    grant_edits,
     prepare_edits,
 )
 from aliquot.kubernetes.node.tenant_files import is_musl
@@ -54,13 +53,13 @@ class Node:
     """A simulated machine with its arbiter, and what containers on it get."""
 
     machine: Machine
-    common: CommonEdits
+    common: ContainerEdits
 
     def make_grant(self, name: str = "pod", memory: int = LIMIT) -> ContainerEdits:
         """Make a container's grant; the container's edits."""
         part = Slice(gpu_uuid=self.machine.uuids()[0], memory_bytes=memory)
         control.make(self.machine.state, name, [part], kept=True)
-        return edits_for(self.common, self.machine.state / "kept" / name, [0])
+        return self.common + grant_edits(self.machine.state / "kept" / name, ())
 
     def grant(self, name: str = "pod") -> Grant:
         grants = control.status(self.machine.state).grants

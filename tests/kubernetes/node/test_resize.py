@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+from aliquot.kubernetes.api.admission import AdmittedSize
 from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from aliquot.model import Priority
@@ -132,3 +134,43 @@ def test_growth_does_not_take_what_is_planned_for_other_pods(short_tmp: Path) ->
         assert len(node.grants()) == 2
 
     on_node(growth, short_tmp, shape="t4:1")
+
+
+def test_growth_waits_for_the_schedulers_permission(short_tmp: Path) -> None:
+    async def growth(node: Node) -> None:
+        pod = make_pod("a", memory=10, core=20)
+        await node.run(pod)
+        name = grant_of(node, pod)
+        await node.until(node.holders)
+
+        def permit(uid: str, until: float, **sizes: str) -> str:
+            named = {f"aliquot.io/{key}": value for key, value in sizes.items()}
+            return AdmittedSize(uid, until, named).encode()
+
+        def size() -> tuple[int, int | None]:
+            (part,) = node.grants()[name].slices
+            return part.memory_bytes // MEMORY_UNIT, part.compute_percent
+
+        node.annotate(pod, allowed=False, memory="20", compute="10")
+        now, uid = time.time(), pod.metadata.uid
+        worthless = (
+            permit(uid, now - 1, memory="20", compute="10"),
+            permit("uid-b", now + 60, memory="20", compute="10"),
+            permit(uid, now + 60, memory="30", compute="10"),
+            permit(uid, now + 60, memory="20"),
+            "{",
+        )
+        for text in worthless:
+            node.annotate(pod, allowed=False, **{"admitted-size": text})
+        other = make_pod("b", memory=4)
+        await node.run(other)
+        node.annotate(other, allowed=False, memory="2")
+        await node.until(lambda: "Resized" in dict(node.events(other)))  # it has seen all of that
+        assert not node.events(pod)
+        assert size() == (10, 20)
+        node.annotate(pod, memory="20", compute="10")
+        await node.until(lambda: size() == (20, 10))
+        node.annotate(pod, allowed=False, memory="12", priority="latency")
+        await node.until(lambda: size() == (12, 10))  # a shrink needs none
+
+    on_node(growth, short_tmp)

@@ -3,6 +3,9 @@
 Its loops are independent: device plugins, the watch of pods, releasing and resizing, the arbiter,
 the health of GPUs, the GPUNode object. A loop that fails for a passing reason tries again by
 itself; one that fails otherwise ends the agent, which is then started again.
+
+The agent reads the node's driver and GPUs once. After an update of the driver it starts anew in the
+same process (`health`): for the kubelet, its device plugins register again.
 """
 
 from __future__ import annotations
@@ -11,24 +14,33 @@ import asyncio
 import signal
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from aliquot.kubernetes.api import names
-from aliquot.kubernetes.api.client import connect
+from aliquot.kubernetes.api.backoff import Backoff
+from aliquot.kubernetes.api.client import ApiError, connect
 from aliquot.kubernetes.api.events import Recorder
-from aliquot.kubernetes.api.objects import PODS
+from aliquot.kubernetes.api.objects import NODES, PODS
 from aliquot.kubernetes.api.pages import serve_pages
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.node.arbiter import ArbiterSupervisor
 from aliquot.kubernetes.node.deviceplugin.service import DevicePlugins
+from aliquot.kubernetes.node.grants.cdi import CdiSpecs
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
+from aliquot.kubernetes.node.grants.injection import Injection
 from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants, Releaser
 from aliquot.kubernetes.node.grants.resize import Resizer
 from aliquot.kubernetes.node.health import HealthMonitor
-from aliquot.kubernetes.node.machine import read_machine, restore_allocations
-from aliquot.kubernetes.node.metrics import AllocationsCollector, CallMetrics, make_app
+from aliquot.kubernetes.node.machine import probe_driver, read_machine, restore_allocations
+from aliquot.kubernetes.node.metrics import (
+    AllocationsCollector,
+    CallMetrics,
+    CheckResult,
+    make_app,
+)
 from aliquot.kubernetes.node.pods import NodeEvents, NodePods
 from aliquot.kubernetes.node.processes import ProcessMonitor
 from aliquot.kubernetes.node.publish import Publisher, status_of
@@ -48,15 +60,17 @@ CHECKPOINT = "node.json"
 LINGER_SECONDS = 0.2  # while grants of ended pods still have processes
 BATCH_SECONDS = 0.1  # changes at nearly the same time are handled together
 CHECK_SECONDS = 2.0
+RUNTIME_SECONDS = 300.0
+ARBITER_SECONDS = 3.0
 
 _log = structlog.get_logger(__name__)
 
 
-async def run_agent(options: NodeOptions) -> None:
-    """Run the agent of this node until a signal ends it."""
+async def run_agent(options: NodeOptions) -> bool:
+    """Run the agent of this node until a signal ends it; True: it must start anew."""
     machine = await asyncio.to_thread(read_machine, options)
     async with connect(options.kubeconfig) as client:
-        await Agent(options, machine, client).run()
+        return await Agent(options, machine, client).run()
 
 
 class Agent:
@@ -65,18 +79,33 @@ class Agent:
     def __init__(self, options: NodeOptions, machine: NodeMachine, client: Client) -> None:
         self.options = options
         self.machine = machine
+        self.client = client
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in machine.inventory.gpus}
         checkpoint = Checkpoint(options.home / CHECKPOINT)
-        allocations = restore_allocations(options, machine.inventory, checkpoint.load())
+        allocations = restore_allocations(options, machine, checkpoint.load())
         self.saved = SavedAllocations(allocations, checkpoint)
         self.pods = NodePods(options.presets, lambda: self.watch.synced)
         self.watch = Watch(client, PODS, self.pods.observe, fields=f"spec.nodeName={options.node}")
         self.recorder = Recorder(client, names.AGENT)
         self.events = NodeEvents(self.recorder, options.node)
-        self.supervisor = ArbiterSupervisor(options.state, machine.driver, options.unjoined)
+        self.supervisor = ArbiterSupervisor(
+            options.state,
+            machine.usable.driver if machine.usable else None,
+            version=machine.inventory.driver_version,
+            gpus=self._healthy_gpus,
+            unjoined=options.unjoined,
+        )
         self.arbiter = ArbiterGrants(options.state)
         self.resizer = Resizer(self.saved, self.pods, self.arbiter, self.events)
         self.metrics = CallMetrics()
+        self.injection = Injection(
+            options.cdi,
+            CdiSpecs(options.cdi_dir),
+            lambda: machine.common_edits,
+            machine.grant_edits,
+            self.arbiter.folder,
+            machine.check_sources,
+        )
         self.device_plugins = DevicePlugins(
             options.kubelet,
             options.presets,
@@ -86,29 +115,35 @@ class Agent:
             resizer=self.resizer,
             events=self.events,
             gpus=lambda: self.gpus,
-            edits_for=lambda grant: machine.edits_for(grant, self.arbiter.folder(grant)),
+            injection=self.injection,
             metrics=self.metrics,
         )
         self.releaser = Releaser(self.saved, self.pods, self.arbiter, self.device_plugins)
         self.processes = ProcessMonitor(
             self.saved, self.pods, self.events, self.device_plugins.set_pod
         )
-        self.health = HealthMonitor(machine.driver, self.saved, self.pods, self.events)
+        self.health = HealthMonitor(
+            machine, self.saved, self.pods, self.events, partial(probe_driver, options)
+        )
         self.publisher = Publisher(
             client, options.node, self._gpunode_status, self.device_plugins.wait_sent
         )
         self.metrics.registry.register(self._collector())
         self._wake = asyncio.Event()
+        self._asking: asyncio.Task[Status] | None = None
         self.saved.listen(self._on_change)
         self.pods.listen(self._wake.set)
 
-    async def run(self) -> None:
-        """Run all loops until one fails or a signal comes."""
+    async def run(self) -> bool:
+        """Run all loops until one fails or a signal comes; True: the agent must start anew."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
+        await self._observe_runtime()
+        self.injection.restore(self.saved.allocations.saved())  # before the kubelet starts any
         self.health.start()
-        app = make_app(self.metrics, self.arbiter, self._not_ready)
+        app = make_app(self.metrics, self.arbiter, self._checks)
+        renewal = asyncio.create_task(self.health.run())
         loops: list[Coroutine[Any, Any, object]] = [
             ended.wait(),
             self.supervisor.run(),
@@ -119,13 +154,15 @@ class Agent:
             self._release_and_resize(),
             self._check_processes(),
             self._check_images(),
+            self._check_runtime(),
             serve_pages(app, self.options.host, self.options.port),
         ]
-        tasks = [asyncio.create_task(one) for one in loops]
+        tasks = [renewal, *(asyncio.create_task(one) for one in loops)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+            return done == {renewal}
         finally:
             self.health.stop()
             for task in tasks:
@@ -157,6 +194,7 @@ class Agent:
                 status = await self.arbiter.status()
                 self._note_used_memory(status)
                 self.processes.check(status)
+                self.supervisor.check(status)
                 await self.processes.tell_cgroups(status, self.arbiter)
                 await self.releaser.end_orphans(status)
             await self.device_plugins.confirm_started()
@@ -169,9 +207,32 @@ class Agent:
             await self.processes.check_images()
             await asyncio.sleep(CHECK_SECONDS)
 
+    async def _check_runtime(self) -> None:
+        """Follow upgrades of the node's runtime; a read that failed is tried again sooner."""
+        backoff = Backoff(first=CHECK_SECONDS, most=60.0)
+        while True:
+            if await self._observe_runtime():
+                backoff.reset()
+                await asyncio.sleep(RUNTIME_SECONDS)
+            else:
+                await asyncio.sleep(backoff.wait())
+
+    async def _observe_runtime(self) -> bool:
+        """Read from the Node object how containers get their GPUs; whether it could be read."""
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                node = await self.client.get(NODES, self.options.node)
+        except (ApiError, TimeoutError) as error:
+            _log.warning("cannot read the Node object", why=str(error))
+            return False
+        if self.injection.observe(node.status.node_info):
+            self.publisher.change()
+        return True
+
     # --- connections ------------------------------------------------------------------------------
 
     def _on_change(self) -> None:
+        self.injection.keep_only(self.saved.allocations.saved())
         self.device_plugins.notify()
         self.publisher.change()
         self._wake.set()
@@ -187,16 +248,39 @@ class Agent:
             self.gpus,
             self.machine.attached,
             self.machine.inventory.driver_version,
+            self.injection.way,
         )
 
-    def _not_ready(self) -> list[str]:
-        """Why pods cannot be served."""
-        checks = {
-            "the kubelet does not follow all device plugins": self.device_plugins.registered,
-            "the API server has not listed the node's pods": self.watch.synced,
-            "no arbiter answers": self.supervisor.answers,
+    def _healthy_gpus(self) -> frozenset[str]:
+        gpus = self.saved.allocations.gpus.values()
+        return frozenset(gpu.uuid for gpu in gpus if gpu.healthy)
+
+    async def _checks(self) -> dict[str, CheckResult]:
+        """What the agent needs to do its work."""
+        plugins = "the kubelet does not follow all device plugins"
+        pods = "the API server has not listed the node's pods"
+        return {
+            "driver": CheckResult(self.health.driver_problem),
+            "arbiter": CheckResult(await self._arbiter_problem()),
+            "device plugins": CheckResult("" if self.device_plugins.registered else plugins),
+            "pods": CheckResult("" if self.watch.synced else pods),
+            "GPUNode": CheckResult(self.publisher.problem, for_pods=False),
         }
-        return [text for text, fine in checks.items() if not fine]
+
+    async def _arbiter_problem(self) -> str:
+        """Why the arbiter cannot give grants; empty: it answers."""
+        try:
+            async with asyncio.timeout(ARBITER_SECONDS):
+                if self._asking is None or self._asking.done():  # one call serves all who ask
+                    self._asking = asyncio.create_task(self.arbiter.status())
+                status = await asyncio.shield(self._asking)
+        except ArbiterError as error:
+            return error.message
+        except TimeoutError:
+            return f"it does not answer within {ARBITER_SECONDS:.0f} s"
+        if status.nvml_silent_seconds > ARBITER_SECONDS:
+            return f"NVML has not answered it for {status.nvml_silent_seconds:.0f} s"
+        return ""
 
     def _collector(self) -> AllocationsCollector:
         return AllocationsCollector(

@@ -6,12 +6,17 @@ and its guard at the same moment, and gates that are shut then stay shut until t
 an arbiter. So the agent moves an arbiter that it started in a pod to a cgroup next to the parent of
 all pods, where nobody ends it; the node's /sys/fs/cgroup must be writable for that. The next agent
 finds the arbiter that answers, and replaces it if it is of another version. Programs keep running.
+
+The arbiter has loaded NVML, and knows the GPUs that were there then. The agent replaces it also if
+it uses another driver than the agent, or does not know one of the node's healthy GPUs. An agent
+that cannot use the driver itself replaces nothing: the next arbiter could not start.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -21,13 +26,17 @@ import structlog
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.node.processes import PROC, pod_of
 from aliquot.model import Unjoined
-from aliquot.model.errors import AliquotError
+from aliquot.model.errors import AliquotError, ArbiterError
 from aliquot.slices import arbiter_process, control
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aliquot.devices import Driver
+    from aliquot.slices.control import Status
 
 CHECK_SECONDS = 1.0
+REPLACE_SECONDS = 60.0  # an arbiter is not replaced more often
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP = "aliquot"
 
@@ -35,14 +44,28 @@ _log = structlog.get_logger(__name__)
 
 
 class ArbiterSupervisor:
-    """Makes sure that an arbiter answers."""
+    """Makes sure that an arbiter answers, with the agent's driver and all GPUs of `gpus`.
+
+    `driver` is None if no driver can be used; `version` is its version.
+    """
 
     def __init__(
-        self, directory: Path, driver: Driver, unjoined: Unjoined = Unjoined.REPORT
+        self,
+        directory: Path,
+        driver: Driver | None,
+        *,
+        version: str = "",
+        gpus: Callable[[], frozenset[str]] = frozenset,
+        unjoined: Unjoined = Unjoined.REPORT,
     ) -> None:
         self._directory = directory
         self._driver = driver
+        self._version = version
+        self._gpus = gpus
         self._unjoined = unjoined
+        self._outdated = asyncio.Event()
+        self._replaced_at = -REPLACE_SECONDS
+        self._tried: frozenset[str] = frozenset()  # GPUs that the last one did not know either
         self.starts = 0
         self.answers = False
 
@@ -53,8 +76,7 @@ class ArbiterSupervisor:
             try:
                 await self._ensure()
                 backoff.reset()
-                await self._until_dead()
-                _log.warning("the arbiter has ended")
+                await self._until_dead_or_outdated()
             except AliquotError as error:
                 _log.error("the arbiter does not run", why=error.message)
                 await asyncio.sleep(backoff.wait())
@@ -66,8 +88,18 @@ class ArbiterSupervisor:
         with suppress(AliquotError):
             await asyncio.to_thread(control.stop, self._directory)
 
+    def check(self, status: Status) -> None:
+        """Have the arbiter replaced if its status says that it must be."""
+        self._tried &= self._unknown_gpus(status)
+        recently = time.monotonic() - self._replaced_at < REPLACE_SECONDS
+        if not recently and self._driver and self._why_outdated(status):
+            self._outdated.set()
+
     async def _ensure(self) -> None:
+        self._outdated.clear()
         if not await asyncio.to_thread(control.answers, self._directory):
+            if self._driver is None:
+                raise ArbiterError("there is no driver that it could use")
             await asyncio.to_thread(
                 arbiter_process.start,
                 self._directory,
@@ -77,29 +109,45 @@ class ArbiterSupervisor:
             )
             self.starts += 1
             _log.info("started the arbiter", directory=str(self._directory))
-        elif not await asyncio.to_thread(self._is_current):
+        elif self._driver and (why := await asyncio.to_thread(self._ask_why_outdated)):
+            self._replaced_at, self._tried = time.monotonic(), self._gpus()
             await asyncio.to_thread(arbiter_process.restart, self._directory, self._driver)
             self.starts += 1
-            _log.info("replaced an arbiter of another version", directory=str(self._directory))
+            _log.info("replaced the arbiter", why=why, directory=str(self._directory))
         self.answers = True
 
-    def _is_current(self) -> bool:
-        return arbiter_process.is_current(control.status(self._directory))
+    def _ask_why_outdated(self) -> str:
+        return self._why_outdated(control.status(self._directory))
 
-    async def _until_dead(self) -> None:
+    def _why_outdated(self, status: Status) -> str:
+        """Why the arbiter must be replaced; empty: it need not be."""
+        if not arbiter_process.is_current(status):
+            return "it is of another version"
+        if status.driver_version != self._version:
+            return f"it uses driver {status.driver_version}, and the node has {self._version}"
+        if unknown := self._unknown_gpus(status) - self._tried:
+            return f"it does not know {', '.join(sorted(unknown))}"
+        return ""
+
+    def _unknown_gpus(self, status: Status) -> frozenset[str]:
+        return self._gpus() - {one.gpu.uuid for one in status.gpus}
+
+    async def _until_dead_or_outdated(self) -> None:
         status = await asyncio.to_thread(control.status, self._directory)
         processes = [int(status.answer.get(key, 0)) for key in ("guard_pid", "pid", "serving_pid")]
         await asyncio.to_thread(leave_pod_cgroups, processes)
         try:
             process = os.pidfd_open(status.pid)
         except OSError:  # of another pid namespace, or gone already
-            while await asyncio.to_thread(control.answers, self._directory):
+            while not self._outdated.is_set():
+                if not await asyncio.to_thread(control.answers, self._directory):
+                    return
                 await asyncio.sleep(CHECK_SECONDS)
             return
-        loop, dead = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(process, dead.set)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(process, self._outdated.set)  # the next look finds that it is dead
         try:
-            await dead.wait()
+            await self._outdated.wait()
         finally:
             loop.remove_reader(process)
             os.close(process)

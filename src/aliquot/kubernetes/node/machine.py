@@ -1,38 +1,61 @@
-"""The agent's options, and what the node has: its driver and its GPUs when the agent starts."""
+"""The agent's options, and what the node has: its driver and its GPUs when the agent starts.
+
+A driver that cannot be used is no reason to end: the GPUs of the checkpoint are then unhealthy, and
+`probe_driver` says when an agent that starts anew could use the driver.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import pickle
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aliquot.devices import (
+    Inventory,
     check_version,
     find_driver,
     find_driver_in,
+    find_driver_root,
     read_inventory,
     with_compat,
 )
 from aliquot.devices.device_location import read_locations
+from aliquot.devices.installed import read_installed
+from aliquot.kubernetes.node import selinux
 from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
 from aliquot.kubernetes.node.grants.container_edits import (
     Host,
-    edits_for,
+    check_sources,
+    grant_edits,
     prepare_edits,
-    resolve_on_node,
 )
-from aliquot.model import Unjoined
+from aliquot.kubernetes.node.grants.device_nodes import provide_gpu_nodes
+from aliquot.model import Cdi, Unjoined
+from aliquot.model.errors import DriverError, NoGpuError
 from aliquot.slices import state_directory
 
 if TYPE_CHECKING:
-    from aliquot.devices import Driver, Inventory, Shape
+    from aliquot.devices import Driver, Shape
     from aliquot.devices.device_location import DeviceLocation
+    from aliquot.devices.installed import InstalledDriver
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.node.grants.checkpoint import CheckpointData
-    from aliquot.kubernetes.node.grants.container_edits import CommonEdits, ContainerEdits
+    from aliquot.kubernetes.node.grants.container_edits import ContainerEdits
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
 
 ROOT = Path("/")
+PROBE_SECONDS = 60.0
+NOT_FOUND = "it was not found when the agent started"
+
+# In a process of its own: a process can use only the driver that it loaded first.
+_PROBE = """
+import pickle, sys
+from aliquot.kubernetes.node.machine import read_machine
+print(read_machine(pickle.load(sys.stdin.buffer)).problem)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +63,10 @@ class NodeOptions:
     """The options of `aliquot node`.
 
     `state` is the arbiter's directory. `home` outlives a restart of the node: the checkpoint and
-    the stand-ins that containers get. `driver_root` is where the agent sees the node's file system.
+    the stand-ins that containers get. `node_root` is where the agent sees the node's file system.
+    `driver_root` is the node's folder in which its driver is installed; None: a well-known one.
     `compat` is the node's folder with a newer CUDA library, for containers newer than its driver.
+    `cdi_dir` is a folder in which the runtime looks for CDI specs.
     """
 
     node: str
@@ -51,60 +76,143 @@ class NodeOptions:
     state: Path = state_directory.SYSTEM
     home: Path = Path("/var/lib/aliquot")
     kubelet: Path = Path("/var/lib/kubelet")
-    driver_root: Path = ROOT
+    node_root: Path = ROOT
+    driver_root: Path | None = None
     compat: Path | None = None
     unjoined: Unjoined = Unjoined.REPORT
+    cdi: Cdi = Cdi.AUTO
+    cdi_dir: Path = Path("/var/run/cdi")
     kubeconfig: Path | None = None
     host: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet ask from outside
     port: int = 9440
 
 
 @dataclass(frozen=True, slots=True)
-class NodeMachine:
-    """A node's driver and GPUs as they were when the agent started."""
+class UsableDriver:
+    """A driver, which one was installed when it was loaded, where, and what its containers get."""
 
     driver: Driver
+    installed: InstalledDriver
+    host: Host
+    common_edits: ContainerEdits
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMachine:
+    """A node's driver and GPUs as they were when the agent started.
+
+    `problem` says why no driver could be used; then there is none, and there are no GPUs.
+    """
+
+    usable: UsableDriver | None
     inventory: Inventory
     attached: dict[str, DeviceLocation]
-    common_edits: CommonEdits
+    problem: str = ""
 
-    def edits_for(self, grant: ContainerGrant, folder: Path) -> ContainerEdits:
-        """What the container of a grant gets; `folder` is the grant's."""
+    @property
+    def common_edits(self) -> ContainerEdits:
+        """What all containers get; DriverError without a driver."""
+        return self._driver.common_edits
+
+    def check_sources(self) -> None:
+        """DriverError if a file that all containers get does not exist."""
+        check_sources(self.common_edits, self._driver.host.root)
+
+    @property
+    def _driver(self) -> UsableDriver:
+        if self.usable is None:
+            raise DriverError(self.problem)
+        return self.usable
+
+    def grant_edits(self, grant: ContainerGrant, folder: Path) -> ContainerEdits:
+        """What a container gets for its grant, in `folder`; DriverError if its GPU is lost."""
+        if lost := [part.gpu for part in grant.allocated if part.gpu not in self.attached]:
+            raise DriverError(
+                f"{grant.owner} has the GPU {', '.join(lost)}, which was not found when the agent"
+                " started",
+                "Delete the pod, so that it gets another GPU.",
+            )
         minors = [self.attached[part.gpu].minor for part in grant.allocated]
-        return edits_for(self.common_edits, folder, minors)
+        simulated = self.usable is not None and self.usable.driver.shape is not None
+        return grant_edits(folder, () if simulated else minors)
 
 
 def read_machine(options: NodeOptions) -> NodeMachine:
     """Find the driver, read its GPUs, and prepare what all containers get."""
+    try:
+        return _read_machine(options)
+    except (DriverError, NoGpuError) as error:
+        return NodeMachine(None, Inventory("", (0, 0), ()), {}, error.message)
+
+
+async def probe_driver(options: NodeOptions) -> str:
+    """Why an agent that starts now could not use the driver; empty: it could."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _PROBE),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            said, error = await process.communicate(pickle.dumps(options))
+    except TimeoutError:
+        return "the driver does not answer"
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        last = error.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"the driver cannot be used: its check ended with {process.returncode}: {last}"
+    return said.decode().strip()
+
+
+def _read_machine(options: NodeOptions) -> NodeMachine:
     where = state_directory.StateDirectory(options.state, options.shape)
     library = options.home / "library"
     for folder in (options.state, options.home, library):
         state_directory.make_directory(folder)
+    if selinux.is_on():
+        selinux.label_for_containers([options.state, options.home])
     if options.shape is not None:
         state_directory.make_directory(where.meeting_place)
         driver = where.driver()
-    elif options.driver_root == ROOT:
-        driver = find_driver()
+        host = Host()
     else:
-        driver = find_driver_in(options.driver_root)
+        driver, host = _find_driver(options)
+        provide_gpu_nodes(host.devices, host.proc)
     if options.compat is not None:
-        folder = options.driver_root / options.compat.relative_to(ROOT)
-        driver = with_compat(driver, resolve_on_node(folder, options.driver_root))
+        folder = options.node_root / options.compat.relative_to(ROOT)
+        driver = with_compat(driver, host.resolve(folder))
+    installed = read_installed(driver)
     if options.shape is None:
         check_version(driver)
     inventory = read_inventory(driver, skip_lost=True)
-    common = prepare_edits(driver, library, Host(root=options.driver_root))
-    return NodeMachine(driver, inventory, read_locations(driver, inventory.gpus), common)
+    common = prepare_edits(driver, library, host)
+    usable = UsableDriver(driver, installed, host, common)
+    return NodeMachine(usable, inventory, read_locations(driver, inventory.gpus))
+
+
+def _find_driver(options: NodeOptions) -> tuple[Driver, Host]:
+    """The node's driver: as programs on this machine find it, or in a root of its own."""
+    if options.node_root == ROOT and options.driver_root in {None, ROOT}:
+        try:
+            return find_driver(), Host()
+        except NoGpuError:
+            if options.driver_root == ROOT:
+                raise
+    root = find_driver_root(options.node_root, options.driver_root)
+    return find_driver_in(root), Host(options.node_root, root)
 
 
 def restore_allocations(
-    options: NodeOptions, inventory: Inventory, checkpoint: CheckpointData
+    options: NodeOptions, machine: NodeMachine, checkpoint: CheckpointData
 ) -> NodeAllocations:
     """The allocations of the checkpoint, on the GPUs that this node has or has had."""
-    gpus = [HostGpu(gpu.uuid, gpu.index, gpu.memory_bytes) for gpu in inventory.gpus]
+    gpus = [HostGpu(gpu.uuid, gpu.index, gpu.memory_bytes) for gpu in machine.inventory.gpus]
     here = {gpu.uuid for gpu in gpus}
     gpus += [
-        HostGpu(gpu.uuid, gpu.index, gpu.memory, "it was not found when the agent started")
+        HostGpu(gpu.uuid, gpu.index, gpu.memory, machine.problem or NOT_FOUND)
         for gpu in checkpoint.gpus
         if gpu.uuid not in here
     ]

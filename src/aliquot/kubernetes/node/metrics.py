@@ -1,13 +1,18 @@
 """The agent's metrics, liveness and readiness, as pages over HTTP.
 
 /metrics   the arbiter's metrics, and the agent's own
-/healthz   200: the agent is alive
+/livez     200: the agent runs
 /readyz    200: pods can be served; else 503, with the reasons
+/healthz   200: all checks pass; else 503; with each check and why it fails
+
+A restart of the agent mends nothing that /healthz says, so it is not for a liveness probe: if the
+API server is away, all agents would be restarted.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +26,7 @@ from aliquot.model.errors import AliquotError, ArbiterError
 from aliquot.slices.prometheus import exposition
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from prometheus_client.core import Metric
     from starlette.requests import Request
@@ -38,6 +43,17 @@ COUNTERS: Mapping[str, str] = {
 }
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Why a check fails, or empty; `for_pods`: no pod can be served while it fails."""
+
+    problem: str
+    for_pods: bool = True
+
+
+Checks = Callable[[], Awaitable[Mapping[str, CheckResult]]]
 
 
 class CallMetrics:
@@ -126,10 +142,8 @@ class AllocationsCollector:
         return family
 
 
-def make_app(
-    metrics: CallMetrics, arbiter: ArbiterGrants, not_ready: Callable[[], list[str]]
-) -> Starlette:
-    """The three pages; `not_ready` gives the reasons why the agent cannot serve pods."""
+def make_app(metrics: CallMetrics, arbiter: ArbiterGrants, checks: Checks) -> Starlette:
+    """The pages; `checks` gives the result of each check by its name."""
 
     async def metrics_page(_: Request) -> PlainTextResponse:
         try:
@@ -139,13 +153,20 @@ def make_app(
         own = prometheus.generate_latest(metrics.registry).decode()
         return PlainTextResponse(exposition(status) + own)
 
-    async def healthz(_: Request) -> PlainTextResponse:
+    async def livez(_: Request) -> PlainTextResponse:
         return PlainTextResponse("ok\n")
 
-    async def readyz(_: Request) -> PlainTextResponse:
-        reasons = not_ready()
-        text = "".join(f"{one}\n" for one in reasons) or "ok\n"
-        return PlainTextResponse(text, 503 if reasons else 200)
+    async def healthz(_: Request) -> PlainTextResponse:
+        results = await checks()
+        text = "".join(f"{name}: {one.problem or 'ok'}\n" for name, one in results.items())
+        failed = any(one.problem for one in results.values())
+        return PlainTextResponse(text, 503 if failed else 200)
 
-    pages = {"/metrics": metrics_page, "/healthz": healthz, "/readyz": readyz}
+    async def readyz(_: Request) -> PlainTextResponse:
+        results = await checks()
+        failed = {name: one for name, one in results.items() if one.problem and one.for_pods}
+        text = "".join(f"{name}: {one.problem}\n" for name, one in failed.items()) or "ok\n"
+        return PlainTextResponse(text, 503 if failed else 200)
+
+    pages = {"/metrics": metrics_page, "/livez": livez, "/healthz": healthz, "/readyz": readyz}
     return Starlette(routes=[Route(path, answer) for path, answer in pages.items()])

@@ -4,6 +4,9 @@ The agent first tells the kubelet, then writes the object: so the kubelet knows 
 before the scheduler sends a pod for them. Once a minute the agent writes it without a change,
 because somebody may have deleted it (a CRD that was installed again, a backup that was restored).
 If the object is as it should be, such a write changes nothing and no watch reports it.
+
+The object belongs to its Node: the garbage collector deletes it when the Node is gone. If a Node of
+the same name is made later, the agent makes the object anew, as that Node's.
 """
 
 from __future__ import annotations
@@ -18,8 +21,14 @@ import structlog
 
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.api.client import ApiError
-from aliquot.kubernetes.api.gpunode import GpuNodeStatus, NodeGpu, NodeGrant, NodeLink
-from aliquot.kubernetes.api.objects import GPU_NODES, GpuNode, Meta
+from aliquot.kubernetes.api.gpunode import (
+    GpuNodeStatus,
+    NodeGpu,
+    NodeGrant,
+    NodeLink,
+    summary_of,
+)
+from aliquot.kubernetes.api.objects import GPU_NODES, NODES, GpuNode, Meta, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
 SECONDS = 1.0
 REPEAT_SECONDS = 60.0
 KUBELET_SECONDS = 1.0  # a kubelet that is down does not keep the scheduler waiting
+LATE_SECONDS = 10.0
 
 _log = structlog.get_logger(__name__)
 
@@ -42,15 +52,19 @@ def status_of(
     gpus: Mapping[str, Gpu],
     attached: Mapping[str, DeviceLocation],
     driver_version: str,
+    injection: str,
 ) -> GpuNodeStatus:
     """The status of the GPUNode object."""
+    found = tuple(
+        _gpu(allocations, gpu, gpus.get(gpu.uuid), attached.get(gpu.uuid))
+        for gpu in allocations.gpus.values()
+    )
     return GpuNodeStatus(
         driver_version=driver_version,
+        injection=injection,
         shares=allocations.shares,
-        gpus=tuple(
-            _gpu(allocations, gpu, gpus.get(gpu.uuid), attached.get(gpu.uuid))
-            for gpu in allocations.gpus.values()
-        ),
+        summary=summary_of(found),
+        gpus=found,
     )
 
 
@@ -110,7 +124,9 @@ class Publisher:
         self._status = status
         self._kubelet_told = kubelet_told
         self._repeat = repeat
-        self._due = 0.0  # when to write without a change
+        self._due = time.monotonic()  # when to write without a change
+        self._failing_since: float | None = None
+        self._failure = ""
         self._changed = asyncio.Event()
         self._changed.set()
         self.written: GpuNodeStatus | None = None
@@ -118,6 +134,17 @@ class Publisher:
     def change(self) -> None:
         """Note that the status may have changed."""
         self._changed.set()
+
+    @property
+    def problem(self) -> str:
+        """Why the object may not be as it should; empty: it was written when it was due."""
+        now = time.monotonic()
+        if self._failing_since is not None and now - self._failing_since > LATE_SECONDS:
+            late = now - self._failing_since
+            return f"it cannot be written for {late:.0f} s: {self._failure}"
+        if now - self._due > LATE_SECONDS:
+            return f"its write is {now - self._due:.0f} s late"
+        return ""
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -131,9 +158,12 @@ class Publisher:
                 await self._publish()
             except ApiError as error:
                 _log.warning("cannot write the GPUNode object", why=error.message)
+                self._failing_since = self._failing_since or time.monotonic()
+                self._failure = error.message
                 self._changed.set()
                 await asyncio.sleep(backoff.wait())
             else:
+                self._failing_since = None
                 backoff.reset()
                 await asyncio.sleep(SECONDS)
 
@@ -153,18 +183,30 @@ class Publisher:
     async def _write(self, status: GpuNodeStatus) -> None:
         patch = {"status": _every_field(status)}
         try:
-            await self._client.patch(GPU_NODES, self._node, patch, sub="status")
+            written = await self._client.patch(GPU_NODES, self._node, patch, sub="status")
         except ApiError as error:
             if not error.not_found:
                 raise
-            await self._client.create(GPU_NODES, GpuNode(Meta(name=self._node)))
+            meta = Meta(name=self._node, owner_references=(await self._owner(),))
+            await self._client.create(GPU_NODES, GpuNode(meta))
             await self._client.patch(GPU_NODES, self._node, patch, sub="status")
+            return
+        if not written.metadata.owner_references:  # an earlier version wrote it, or people did
+            owned = {"metadata": {"ownerReferences": [msgspec.to_builtins(await self._owner())]}}
+            await self._client.patch(GPU_NODES, self._node, owned)
+
+    async def _owner(self) -> Owner:
+        """The Node as the object's owner; ApiError if there is no such Node."""
+        node = await self._client.get(NODES, self._node)
+        return Owner(NODES.api_version, NODES.kind, self._node, node.metadata.uid)
 
 
 def _every_field(status: GpuNodeStatus) -> dict[str, Any]:
     """With the fields that have their default: a field that is left out would stay as it was."""
     return {
         "driverVersion": status.driver_version,
+        "injection": status.injection,
         "shares": status.shares,
+        "summary": msgspec.to_builtins(status.summary),
         "gpus": msgspec.to_builtins(status.gpus),
     }

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.node.deviceplugin.matching.confirm import OwnerConfirmation
     from aliquot.kubernetes.node.deviceplugin.matching.guess import Matcher
     from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
+    from aliquot.kubernetes.node.grants.injection import Injection
     from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
     from aliquot.kubernetes.node.grants.resize import Resizer
     from aliquot.kubernetes.node.pods import GpuPod, NodeEvents, NodePods, PodContainer
@@ -63,6 +64,7 @@ class Allocator:
         matcher: Matcher,
         gpus: Callable[[], Mapping[str, Gpu]],
         pod_event: Callable[[GpuPod, str, str], None],
+        uses_cdi: Callable[[], bool],
     ) -> None:
         self._saved = saved
         self._allocations = saved.allocations
@@ -71,6 +73,7 @@ class Allocator:
         self._matcher = matcher
         self._gpus = gpus
         self._pod_event = pod_event
+        self._uses_cdi = uses_cdi
         self._lock = asyncio.Lock()
         self._calls: ContainerCalls | None = None  # of a container that lacks more
         self._not_started: dict[str, float] = {}  # when each grant was last allocated
@@ -207,6 +210,7 @@ class Allocator:
             device_ids=ids,
             carrier=self._ids.carrier(container.units),
             reuses=tuple(one.name for one in reused),
+            cdi=self._uses_cdi(),
         )
 
     def _merge(self, container: PodContainer, before: ContainerGrant, ids: Ids) -> ContainerGrant:
@@ -233,6 +237,7 @@ class Allocator:
             requested=settings,
             current=settings,
             merged=True,
+            cdi=before.cdi,  # the other container was told so
         )
         self._change(container, grant)
         return grant
@@ -245,7 +250,9 @@ class Allocator:
         if calls.container.owner != container.owner or not container.is_known:
             gpus = tuple(part.gpu for part in grant.allocated)
             other = self._grant(container, gpus, now.device_ids)
-            now = msgspec.structs.replace(other, name=grant.name, reuses=grant.reuses)
+            now = msgspec.structs.replace(
+                other, name=grant.name, reuses=grant.reuses, cdi=grant.cdi
+            )
         if grant.name not in self._allocations.grants:
             raise _refused(container, "the grant of the calls before this one was released")
         self._change(container, now)
@@ -284,6 +291,7 @@ class Starter:
     resizer: Resizer
     allocator: Allocator
     events: NodeEvents
+    injection: Injection
 
     async def start(self, resource: str, ids: Iterable[str]) -> None:
         """Make the grant of the container that has these ids."""
@@ -308,6 +316,7 @@ class Starter:
                 " equal share of the compute that is not reserved",
                 warning=False,
             )
+        self.injection.prepare(grant)
         for other in self.saved.allocations.never_together(grant):
             await self.arbiter.end(other.name)
         await self.arbiter.make(grant, pod.together if pod else None)

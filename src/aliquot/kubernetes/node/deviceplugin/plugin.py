@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.node.grants.container_edits import ContainerEdits
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
+    from aliquot.kubernetes.node.grants.injection import Injection
 
 ListIds = Callable[[], list[tuple[str, bool]]]
 Allocate = Callable[[str, tuple[str, ...]], Awaitable["ContainerGrant | None"]]
 Start = Callable[[str, tuple[str, ...]], Awaitable[None]]
-EditsFor = Callable[["ContainerGrant"], "ContainerEdits"]
 
 OPTIONS = messages.DevicePluginOptions(pre_start_required=True)
 
@@ -45,7 +45,7 @@ class Plugin:
         *,
         allocate: Allocate,
         start: Start,
-        edits_for: EditsFor,
+        injection: Injection,
     ) -> None:
         self.resource = resource
         self.socket = folder / f"aliquot-{resource.replace('/', '_')}.sock"
@@ -53,7 +53,7 @@ class Plugin:
         self._ids = ids
         self._allocate = allocate
         self._start = start
-        self._edits_for = edits_for
+        self._injection = injection
         self._server: Any = None
         self._changes = Changes()
         self._streams: dict[object, int] = {}  # how many changes each stream has been sent
@@ -159,14 +159,11 @@ class Plugin:
         for one in asked.container_requests:
             try:
                 grant = await self._allocate(self.resource, tuple(one.devices_ids))
+                response = self._response(grant) if grant else messages.ContainerAllocateResponse()
             except (AliquotError, OSError) as error:
                 await self._abort(context, "Allocate", error)
                 continue
-            answer.container_responses.append(
-                _container_response(self._edits_for(grant))
-                if grant
-                else messages.ContainerAllocateResponse()
-            )
+            answer.container_responses.append(response)
         return answer
 
     async def _on_pre_start(
@@ -177,6 +174,13 @@ class Plugin:
         except (AliquotError, OSError) as error:
             await self._abort(context, "PreStartContainer", error)
         return messages.PreStartContainerResponse()
+
+    def _response(self, grant: ContainerGrant) -> messages.ContainerAllocateResponse:
+        if devices := self._injection.cdi_devices(grant):
+            return messages.ContainerAllocateResponse(
+                cdi_devices=[messages.CDIDevice(name=name) for name in devices]
+            )
+        return _mounts_response(self._injection.edits(grant))
 
     async def _abort(self, context: wire.Context, call: str, error: Exception) -> None:
         text = str(error).replace("\n ", "")
@@ -193,7 +197,7 @@ def _list_response(ids: list[tuple[str, bool]]) -> messages.ListAndWatchResponse
     )
 
 
-def _container_response(edits: ContainerEdits) -> messages.ContainerAllocateResponse:
+def _mounts_response(edits: ContainerEdits) -> messages.ContainerAllocateResponse:
     return messages.ContainerAllocateResponse(
         envs=dict(edits.environment),
         mounts=[

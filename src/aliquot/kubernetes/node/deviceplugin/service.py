@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.kubernetes.api.presets import Preset
-    from aliquot.kubernetes.node.deviceplugin.plugin import EditsFor
     from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
+    from aliquot.kubernetes.node.grants.injection import Injection
     from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
     from aliquot.kubernetes.node.grants.resize import Resizer
     from aliquot.kubernetes.node.metrics import CallMetrics
@@ -50,7 +50,7 @@ class DevicePlugins:
         resizer: Resizer,
         events: NodeEvents,
         gpus: Callable[[], Mapping[str, Gpu]],
-        edits_for: EditsFor,
+        injection: Injection,
         metrics: CallMetrics,
     ) -> None:
         self.ids = DeviceIds(saved.allocations, resources_of(presets))
@@ -60,11 +60,21 @@ class DevicePlugins:
         self._kubelet = PodResourcesClient(folder / "pod-resources" / "kubelet.sock")
         self._owners = OwnerConfirmation(saved, self.ids, pods, self._kubelet)
         matcher = Matcher(self.ids, pods, self._owners)
-        self._allocator = Allocator(saved, self.ids, pods, matcher, gpus, events.pod_event)
-        self._starter = Starter(
-            saved, self.ids, pods, self._owners, arbiter, resizer, self._allocator, events
+        self._allocator = Allocator(
+            saved, self.ids, pods, matcher, gpus, events.pod_event, lambda: injection.uses_cdi
         )
-        self._edits_for = edits_for
+        self._starter = Starter(
+            saved,
+            self.ids,
+            pods,
+            self._owners,
+            arbiter,
+            resizer,
+            self._allocator,
+            events,
+            injection,
+        )
+        self._injection = injection
         self._metrics = metrics
         self._plugins = [self._plugin(resource) for resource in self.ids.resources]
         self._registrar = Registrar(self._sockets, self._plugins)
@@ -133,5 +143,5 @@ class DevicePlugins:
             lambda: self.ids.ids(resource),
             allocate=lambda name, ids: timed("Allocate", allocate(name, ids)),
             start=lambda name, ids: timed("PreStart", start(name, ids)),
-            edits_for=self._edits_for,
+            injection=self._injection,
         )

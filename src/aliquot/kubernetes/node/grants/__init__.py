@@ -5,6 +5,10 @@
 - `checkpoint`: the allocations in a file, which outlives the agent.
 - `placement`: on which GPUs a grant goes, by its plan or by choice.
 - `container_edits`: the mounts, device nodes and variables of a container with a grant.
+- `driver_files`: the driver's files that containers get, by names that outlive its update.
+- `device_nodes`: the driver's device nodes, made where they are missing.
+- `cdi`: the CDI specs, by which a container runtime knows them by a name.
+- `injection`: whether a container gets them by CDI, and what the kubelet is told.
 - `lifecycle`: making grants in the arbiter, and releasing them when their pods have ended.
 - `resize`: changing a running pod's grants by its annotations.
 """

@@ -1,7 +1,7 @@
 """What a container gets, so that all its programs use the stand-ins and its own grant.
 
-`CommonEdits` is what all containers of a node get, for one driver; the agent prepares it once.
-`edits_for` adds a grant and its GPUs: the mounts, device nodes and variables of one container. The
+`prepare_edits` gives what all containers of a node get, for one driver; the agent prepares it once.
+`grant_edits` gives what a grant and its GPUs add to that: mounts, device nodes and variables. The
 word is CDI's: container edits.
 
 - The stand-ins have every name of the driver's two libraries, in every folder where an image's
@@ -9,26 +9,35 @@ word is CDI's: container edits.
   NVIDIA's images add (/usr/local/nvidia/lib64, and cuda-compat, which would be a driver of another
   version). So a program meets a stand-in however it loads the driver, and in any environment.
 - The driver's own two libraries are where only the stand-ins look. Its other libraries, which it
-  loads by name, are in the usual folders.
+  loads by name, are in the usual folders (`driver_files`).
 - No variable is needed (`env -i`, login shells): the stand-ins know these places. The one that is
   set keeps NVIDIA's own runtime from giving the container all GPUs.
 - /etc/ld.so.preload stays the image's own.
 
-Sources are paths on the node, which the agent may see elsewhere (`Host`). Files that come and go,
-such as sockets of the node's daemons, are never sources: if one is missing when a container starts
-again, its runtime makes a folder of that name.
+Sources are paths on the node, which the agent may see elsewhere (`Host`). They are the same for
+every version of the driver. Files that come and go, such as sockets of the node's daemons, are
+never sources: if one is missing when a container starts again, its runtime makes a folder of that
+name.
 """
 
 from __future__ import annotations
 
 import platform
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from aliquot.devices import CUDA, NVML
+from aliquot.devices.linker import resolve_below
+from aliquot.kubernetes.node.grants.device_nodes import provide_control_nodes
+from aliquot.kubernetes.node.grants.driver_files import (
+    StableLinks,
+    driver_libraries,
+    driver_programs,
+    missing_source,
+    on_node,
+)
 from aliquot.model.errors import DriverError
 from aliquot.slices.library import prepare_library, prepared_driver
 
@@ -46,31 +55,29 @@ _WHOLE_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/local/cuda/compat")
 _MUSL_FOLDER = "/usr/lib"  # where musl looks: the stand-in loads there and says that it cannot work
 _VARIABLES = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": "void"})
 
-# What NVIDIA's container toolkit gives for `compute` and `utility`, without what bypasses a slice
-# (MPS, and OpenCL, which has a driver of its own) or belongs to the node (its daemons).
-_COMPANIONS = re.compile(
-    r"lib(cudadebugger|nvidia-(allocator|cfg|compiler|fatbinaryloader|gpucomp|nvvm(70)?"
-    r"|pkcs11(-openssl3)?|ptxjitcompiler|sandboxutils|tileiras))\.so(\.[0-9.]+)?"
-)
-_PROGRAMS = ("nvidia-smi", "nvidia-debugdump")
-_PROGRAM_FOLDERS = ("usr/bin", "usr/local/bin", "opt/bin", "bin")
-_CONTROL_NODES = ("nvidiactl", "nvidia-uvm")
-_MORE_NODES = ("nvidia-uvm-tools",)  # for debuggers; some nodes do not have it
-_MOST_LINKS = 40
-
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The node as the agent sees it: its file system, its device nodes, its `uname -m`."""
+    """The node as the agent sees it: its file system, its device nodes, its `uname -m`.
+
+    `driver_root` is the folder below `root` in which the driver is installed.
+    """
 
     root: Path = Path("/")
+    driver_root: Path = Path("/")
     devices: Path = Path("/dev")
+    proc: Path = Path("/proc")
     machine: str = platform.machine()
 
     @property
     def usual_folders(self) -> list[PurePosixPath]:
         """The folders where an image's linker looks by default."""
         return [PurePosixPath("/usr/lib") / _MULTIARCH[self.machine], PurePosixPath("/usr/lib64")]
+
+    def resolve(self, path: Path) -> Path:
+        """What a path leads to; links are resolved in the driver's root, or else in the node's."""
+        ours = path.is_relative_to(self.driver_root)
+        return resolve_below(path, self.driver_root if ours else self.root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,70 +90,86 @@ class BindMount:
 
 
 @dataclass(frozen=True, slots=True)
-class CommonEdits:
-    """What every container of the node gets. `control_nodes` is None if GPUs are simulated."""
-
-    mounts: tuple[BindMount, ...]
-    control_nodes: tuple[PurePosixPath, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
 class ContainerEdits:
     """What one container gets. `devices` have the same path on the node, to read and write."""
 
     mounts: tuple[BindMount, ...]
-    devices: tuple[PurePosixPath, ...]
-    environment: Mapping[str, str]
+    devices: tuple[PurePosixPath, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __add__(self, other: ContainerEdits) -> ContainerEdits:
+        """Both together."""
+        return ContainerEdits(
+            mounts=self.mounts + other.mounts,
+            devices=self.devices + other.devices,
+            environment={**self.environment, **other.environment},
+        )
 
 
-def prepare_edits(driver: Driver, home: Path, host: Host | None = None) -> CommonEdits:
+def prepare_edits(driver: Driver, home: Path, host: Host | None = None) -> ContainerEdits:
     """Prepare the stand-ins for a driver in `home`, a folder of the node, and find the rest.
 
     The files must exist whenever a container starts: `home` should outlive a restart of the node.
     """
     host = host or Host()
-    cuda, nvml = (resolve_on_node(path, host.root) for path in (driver.cuda, driver.nvml))
-    files = replace(driver, cuda=cuda, nvml=nvml)
+    files = replace(driver, cuda=host.resolve(driver.cuda), nvml=host.resolve(driver.nvml))
     library = prepare_library(files, home)
+    links = StableLinks(home / "current", host.root)
+    stand_ins = links.add("stand-ins", library)
     if driver.shape is not None:
-        mounts = _simulated_mounts(driver, library, host)
-        control_nodes = None
+        mounts = _stand_in_mounts(stand_ins, _names((CUDA, NVML)), host)
+        mounts += _simulated_mounts(driver, links, library)
+        control_nodes: tuple[PurePosixPath, ...] = ()
     else:
-        folders = [path.parent for path in (driver.cuda, cuda, driver.nvml, nvml)]
-        mounts = [*_driver_mounts(files, library, host), *_companion_mounts(folders, host)]
-        control_nodes = _control_nodes(host.devices)
-    return CommonEdits(tuple(_on_node(mount, host.root) for mount in mounts), control_nodes)
+        mounts = _stand_in_mounts(stand_ins, _names((files.cuda.name, files.nvml.name)), host)
+        mounts += _driver_mounts(driver, links, host)
+        control_nodes = provide_control_nodes(host.devices, host.proc)
+    links.finish()
+    return ContainerEdits(tuple(_on_node(mount, host.root) for mount in mounts), control_nodes)
 
 
-def edits_for(common: CommonEdits, grant: Path, minors: Iterable[int]) -> ContainerEdits:
-    """The edits for the container of a grant, whose folder is `grant`.
+def check_sources(edits: ContainerEdits, root: Path) -> None:
+    """DriverError if the source of a mount does not exist; the agent sees the node at `root`.
 
-    `minors` are the minor numbers of its GPUs, by NVML; for simulated GPUs they are ignored.
+    A runtime would make a folder of that name on the node.
     """
-    nodes = [PurePosixPath(f"/dev/nvidia{minor}") for minor in sorted(minors)]
+    if missing := missing_source({mount.source for mount in edits.mounts}, root):
+        raise DriverError(
+            f"{missing} is missing on the node, which its containers need",
+            "If the driver was updated or removed, wait until its installation is complete.",
+        )
+
+
+def grant_edits(grant: Path, minors: Iterable[int]) -> ContainerEdits:
+    """What a container gets for its grant, whose folder is `grant`.
+
+    `minors` are the minor numbers of its GPUs, by NVML; simulated GPUs have none.
+    """
     return ContainerEdits(
-        mounts=(*common.mounts, BindMount(grant, GRANT)),
-        devices=() if common.control_nodes is None else (*common.control_nodes, *nodes),
+        mounts=(BindMount(grant, GRANT),),
+        devices=tuple(PurePosixPath(f"/dev/nvidia{minor}") for minor in sorted(minors)),
         environment=_VARIABLES,
     )
 
 
-def _simulated_mounts(driver: Driver, library: Path, host: Host) -> list[BindMount]:
+def _simulated_mounts(driver: Driver, links: StableLinks, library: Path) -> list[BindMount]:
     meeting_place = Path(driver.variables["ALIQUOT_SIMULATE_STATE"])
     return [
-        *_stand_in_mounts(library, _names((CUDA, NVML)), host),
-        BindMount(prepared_driver(library), DRIVER),
+        BindMount(links.add("driver", prepared_driver(library)), DRIVER),
         BindMount(meeting_place, MACHINE, read_only=False),
     ]
 
 
-def _driver_mounts(driver: Driver, library: Path, host: Host) -> list[BindMount]:
-    return [
-        *_stand_in_mounts(library, _names((driver.cuda.name, driver.nvml.name)), host),
-        BindMount(driver.cuda, DRIVER / CUDA),
-        BindMount(driver.nvml, DRIVER / NVML),
-        *_program_mounts(host.root),
-    ]
+def _driver_mounts(driver: Driver, links: StableLinks, host: Host) -> Iterator[BindMount]:
+    files = {CUDA: host.resolve(driver.cuda), NVML: host.resolve(driver.nvml)}
+    for name, file in files.items():
+        yield BindMount(links.add(f"driver-{name}", file), DRIVER / name)
+    folders = [driver.cuda.parent, files[CUDA].parent, driver.nvml.parent, files[NVML].parent]
+    for name, file in driver_libraries(folders, host.resolve).items():
+        source = links.add(name, file)
+        yield from (BindMount(source, folder / name) for folder in host.usual_folders)
+    for target, file in driver_programs(host.driver_root):
+        yield BindMount(links.add(target.name, file), target)
 
 
 def _names(files: tuple[str, str]) -> dict[str, str]:
@@ -170,59 +193,6 @@ def _stand_in_mounts(library: Path, names: Mapping[str, str], host: Host) -> lis
     ]
 
 
-def _companion_mounts(folders: Iterable[Path], host: Host) -> Iterator[BindMount]:
-    """The driver's other libraries, by each of their names; the first folder wins."""
-    found: dict[str, Path] = {}
-    for path in (path for folder in folders for path in sorted(folder.iterdir())):
-        if (
-            _COMPANIONS.fullmatch(path.name)
-            and (file := resolve_on_node(path, host.root)).is_file()
-        ):
-            found.setdefault(path.name, file)
-    for folder in host.usual_folders:
-        yield from (BindMount(file, folder / name) for name, file in found.items())
-
-
-def _program_mounts(root: Path) -> Iterator[BindMount]:
-    for name in _PROGRAMS:
-        files = (resolve_on_node(root / folder / name, root) for folder in _PROGRAM_FOLDERS)
-        if file := next((file for file in files if file.is_file()), None):
-            yield BindMount(file, PurePosixPath("/usr/bin") / name)
-
-
-def _control_nodes(devices: Path) -> tuple[PurePosixPath, ...]:
-    for name in _CONTROL_NODES:
-        if not (devices / name).exists():
-            raise DriverError(
-                f"the device node {devices / name} is missing",
-                "Make it with: nvidia-modprobe -c 0 -u",
-            )
-    more = (name for name in _MORE_NODES if (devices / name).exists())
-    return tuple(PurePosixPath("/dev") / name for name in (*_CONTROL_NODES, *more))
-
-
-def resolve_on_node(path: Path, root: Path) -> Path:
-    """What a path leads to; links below `root` are resolved as the node would."""
-    if root == Path("/") or not path.is_relative_to(root):
-        return path.resolve()
-    walked, steps, links = root, list(path.relative_to(root).parts), 0
-    while steps and links < _MOST_LINKS:
-        step = steps.pop(0)
-        if step == "..":
-            walked = root if walked == root else walked.parent
-        elif (walked / step).is_symlink():
-            target = (walked / step).readlink()
-            walked = root if target.is_absolute() else walked
-            steps = [*(part for part in target.parts if part != "/"), *steps]
-            links += 1
-        else:
-            walked /= step
-    return walked
-
-
 def _on_node(mount: BindMount, root: Path) -> BindMount:
-    """The mount by the node's own paths; a source outside `root` has the same path there."""
-    if not mount.source.is_relative_to(root):
-        return mount
-    source = Path("/") / mount.source.relative_to(root)
-    return BindMount(source, mount.target, mount.read_only)
+    """The mount by the node's own paths."""
+    return replace(mount, source=on_node(mount.source, root))

@@ -39,7 +39,8 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     `device_ids` are the kubelet's device ids by resource, and `carrier` is the resource whose
     Allocate response carried the mounts; both are empty for a grant that came without a device
     plugin. `reuses` names the grants of init containers whose ids the kubelet reused for this
-    container. `merged`: an init container with exactly the same ids has this grant too.
+    container. `merged`: an init container with exactly the same ids has this grant too. `cdi`: the
+    container was told CDI devices, and not mounts.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     reuses: tuple[str, ...] = ()
     merged: bool = False
     confirmed: bool = False
+    cdi: bool = False
 
     def has(self, resource: str, ids: tuple[str, ...]) -> bool:
         """Whether it was given for exactly these ids, which are sorted."""

@@ -2,8 +2,9 @@
 
 The kubelet fixes a pod's device ids for its life, so the agent has these rules:
 
-- Growth takes free units of the GPU out of the counts, or is refused. GPUs that are planned for
-  pods which have not started are not free.
+- Growth needs the scheduler's permission (`api.admission`), since it counts for the pod's queue:
+  until it comes, nothing changes. Then growth takes free units of the GPU out of the counts, or is
+  refused. GPUs that are planned for pods which have not started are not free.
 - A shrink frees nothing before the pod ends: the kubelet could not give it to another pod.
 - The agent answers every change with an event on the pod, and tries a refused change again when the
   pod's annotations change.
@@ -12,11 +13,13 @@ The kubelet fixes a pod's device ids for its life, so the agent has these rules:
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from aliquot.kubernetes.api import names
+from aliquot.kubernetes.api.admission import admitted_size
 from aliquot.kubernetes.api.requests import InvalidRequestError, hard_without_compute, settings_of
 from aliquot.kubernetes.node.grants.allocations import DoesNotFitError
 from aliquot.kubernetes.node.grants.grant import SliceSettings
@@ -112,7 +115,9 @@ class Resizer:
     async def _follow(self, pod: GpuPod, grant: ContainerGrant) -> None:
         try:
             to = wanted_settings(pod, grant, self._saved.allocations.gpus)
-            if to != grant.current and self._refused.get(grant.name) != pod.annotations:
+            if to == grant.current or self._refused.get(grant.name) == pod.annotations:
+                return
+            if _is_allowed(pod, grant, to):
                 await self._change(grant, to)
                 self._events.pod_event(pod, "Resized", _changes(grant, to), warning=False)
         except InvalidRequestError as error:
@@ -141,6 +146,15 @@ class Resizer:
         if self._refused.get(grant.name) != pod.annotations:
             self._refused[grant.name] = dict(pod.annotations)
             self._events.pod_event(pod, reason, text)
+
+
+def _is_allowed(pod: GpuPod, grant: ContainerGrant, to: SliceSettings) -> bool:
+    """Whether the pod's queue allows this: a change without growth, or one with a permission."""
+    both = zip(grant.allocated, resized(grant, to).allocated, strict=True)
+    if all(new.memory <= old.memory and new.reserved <= old.reserved for old, new in both):
+        return True
+    size = admitted_size(pod.object)
+    return size is not None and size.allows(pod.object, time.time())
 
 
 def _check_planned(planned: NodeAllocations, after: ContainerGrant) -> None:

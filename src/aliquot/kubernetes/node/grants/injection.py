@@ -1,0 +1,139 @@
+"""How containers of this node get their grants: as CDI devices, or by mounts and device nodes.
+
+CDI where the runtime is known to have it, because a runtime without it ignores the devices, and the
+container would start without its GPU. `Cdi.AUTO` asks the Node object: containerd from 2.0 on and
+CRI-O from 1.28 on have CDI switched on, and kubelets pass the devices on from 1.29 on. containerd
+1.7 has it only if its configuration says so: `Cdi.ALWAYS`. Mounts work everywhere.
+
+The choice is made when a container is admitted, and is part of its grant: the kubelet tells the
+runtime the same whenever the container starts again.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import structlog
+
+from aliquot.model import Cdi
+from aliquot.model.errors import AliquotError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from aliquot.kubernetes.api.objects import NodeInfo
+    from aliquot.kubernetes.node.grants.cdi import CdiSpecs
+    from aliquot.kubernetes.node.grants.container_edits import ContainerEdits
+    from aliquot.kubernetes.node.grants.grant import ContainerGrant
+
+OLDEST_KUBELET = (1, 29)
+OLDEST_RUNTIMES = {"containerd": (2, 0), "cri-o": (1, 28)}
+
+_RUNTIME = re.compile(r"([a-z-]+)://v?(\d+)\.(\d+)")
+_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+
+_log = structlog.get_logger(__name__)
+
+
+class NoCdiError(AliquotError):
+    """A container was admitted with CDI devices, and the runtime has no CDI any more."""
+
+
+def has_cdi(info: NodeInfo) -> bool:
+    """Whether a node's kubelet and runtime hand CDI devices to containers."""
+    kubelet = _VERSION.match(info.kubelet_version)
+    runtime = _RUNTIME.match(info.container_runtime_version)
+    if kubelet is None or runtime is None or runtime[1] not in OLDEST_RUNTIMES:
+        return False
+    return (int(kubelet[1]), int(kubelet[2])) >= OLDEST_KUBELET and (
+        int(runtime[2]),
+        int(runtime[3]),
+    ) >= OLDEST_RUNTIMES[runtime[1]]
+
+
+class Injection:
+    """What the kubelet is told for each grant, and the CDI specs that belong to it."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what it works with
+        self,
+        setting: Cdi,
+        specs: CdiSpecs,
+        common: Callable[[], ContainerEdits],
+        own: Callable[[ContainerGrant, Path], ContainerEdits],
+        folder: Callable[[ContainerGrant], Path],
+        check: Callable[[], None],
+    ) -> None:
+        self._setting = setting
+        self._specs = specs
+        self._common = common
+        self._own = own
+        self._folder = folder
+        self._check = check
+        self._runtime = ""
+        self.uses_cdi = setting is Cdi.ALWAYS
+
+    @property
+    def way(self) -> str:
+        """How the next container gets its grant: `cdi` or `mounts`."""
+        return "cdi" if self.uses_cdi else "mounts"
+
+    def observe(self, info: NodeInfo) -> bool:
+        """Take in what the Node object says about its runtime; whether that changed the way."""
+        before, self._runtime = self._runtime, info.container_runtime_version
+        used = self.uses_cdi
+        self.uses_cdi = self._setting is Cdi.ALWAYS or (self._setting is Cdi.AUTO and has_cdi(info))
+        if before != self._runtime:
+            _log.info(
+                "how containers get their GPUs",
+                way=self.way,
+                runtime=self._runtime,
+                kubelet=info.kubelet_version,
+                setting=str(self._setting),
+            )
+        return used != self.uses_cdi
+
+    def cdi_devices(self, grant: ContainerGrant) -> tuple[str, ...]:
+        """The CDI devices of the grant's container, which exist now; none if it gets mounts."""
+        if not grant.cdi:
+            return ()
+        self._write_specs(grant)
+        return self._specs.devices(grant.name)
+
+    def edits(self, grant: ContainerGrant) -> ContainerEdits:
+        """Everything that the grant's container gets."""
+        return self._common() + self._own(grant, self._folder(grant))
+
+    def prepare(self, grant: ContainerGrant) -> None:
+        """Make sure that the runtime finds what it was told, before the container starts."""
+        self._check()
+        if not grant.cdi:
+            return
+        if self._runtime and not self.uses_cdi and self._setting is Cdi.AUTO:
+            raise NoCdiError(
+                f"{grant.owner} was admitted with CDI devices, which {self._runtime} ignores",
+                "Delete the pod, so that its next one gets mounts.",
+            )
+        self._write_specs(grant)
+
+    def restore(self, grants: Iterable[ContainerGrant]) -> None:
+        """Have the specs of these grants and no others: a reboot empties the folder."""
+        with_cdi = [grant for grant in grants if grant.cdi]
+        self.keep_only(with_cdi)
+        for grant in with_cdi:
+            try:
+                self._write_specs(grant)
+            except AliquotError as error:  # its container cannot start, and is told so then
+                _log.error("a CDI spec is missing", grant=grant.name, why=error.message)
+
+    def keep_only(self, grants: Iterable[ContainerGrant]) -> None:
+        """Remove the specs of all other grants."""
+        try:
+            self._specs.keep_only({grant.name for grant in grants if grant.cdi})
+        except OSError as error:
+            _log.error("CDI specs cannot be removed", why=str(error))
+
+    def _write_specs(self, grant: ContainerGrant) -> None:
+        self._specs.write_driver(self._common())
+        self._specs.write_grant(grant.name, self._own(grant, self._folder(grant)))
