@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from aliquot.kubernetes.api.names import PLAN
 from aliquot.kubernetes.api.objects import GPU_NODES, PODS, GpuNode, Pod
 from aliquot.kubernetes.api.plan import Plan, decode_plan
 from aliquot.kubernetes.scheduler import Scheduler, SchedulerOptions
+from kubernetes.builders import node_json
 from kubernetes.fake_api import FakeApi, as_json, until
 
 OFTEN = LeaseTimes(retry=0.05)
@@ -23,8 +24,9 @@ OFTEN = LeaseTimes(retry=0.05)
 class Replica:
     """A scheduler that runs, and kube-scheduler's side of the talk."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, api: FakeApi) -> None:
         self.scheduler = scheduler
+        self._api = api
         transport = httpx2.ASGITransport(app=scheduler.app)
         self._http = httpx2.AsyncClient(transport=transport, base_url="http://extender")
 
@@ -38,12 +40,10 @@ class Replica:
         await until(lambda: not self.scheduler.why_not())
 
     async def filter(self, pod: Pod, *names: str) -> dict[str, Any]:
-        body = {"Pod": as_json(PODS, pod), "Nodes": None, "NodeNames": list(names)}
-        return await self._answer("/filter", body)
+        return await self._answer("/filter", self._args(pod, names))
 
     async def prioritize(self, pod: Pod, *names: str) -> list[dict[str, Any]]:
-        body = {"Pod": as_json(PODS, pod), "Nodes": None, "NodeNames": list(names)}
-        return await self._answer("/prioritize", body)  # type: ignore[return-value]
+        return await self._answer("/prioritize", self._args(pod, names))  # type: ignore[return-value]
 
     async def bind(self, pod: Pod, node: str) -> str:
         meta = pod.metadata
@@ -55,6 +55,11 @@ class Replica:
         }
         answer = await self._answer("/bind", body)
         return str(answer["Error"])
+
+    def _args(self, pod: Pod, names: Iterable[str]) -> dict[str, Any]:
+        """What kube-scheduler sends about a pod, which the API server has."""
+        self._api.put_if_absent("pods", as_json(PODS, pod))
+        return {"Pod": as_json(PODS, pod), "Nodes": None, "NodeNames": list(names)}
 
     async def _answer(self, path: str, body: Any) -> dict[str, Any]:
         answer = await self.post(path, body)
@@ -68,7 +73,7 @@ async def replica(api: FakeApi, **options: Any) -> AsyncIterator[Replica]:
         scheduler = Scheduler(client, SchedulerOptions(namespace="ns", times=OFTEN, **options))
         running = asyncio.create_task(scheduler.run())
         try:
-            yield Replica(scheduler)
+            yield Replica(scheduler, api)
         finally:
             running.cancel()
             await asyncio.wait([running])
@@ -83,7 +88,7 @@ def put_pod(api: FakeApi, pod: Pod) -> Pod:
 
 def put_node(api: FakeApi, node: GpuNode) -> None:
     """A node with GPUs: its GPUNode, and its Node unless a test has made one."""
-    api.put_if_absent("nodes", {"metadata": {"name": node.metadata.name}})
+    api.put_if_absent("nodes", node_json(node.metadata.name))
     api.put("gpunodes", as_json(GPU_NODES, node))
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
 from aliquot.kubernetes.api.gpunode import NodeGrant
-from aliquot.kubernetes.api.names import RETRY
+from aliquot.kubernetes.api.names import PLAN, RETRY
 from aliquot.kubernetes.api.objects import PODS
-from aliquot.kubernetes.extender import bind, waiting
-from kubernetes.builders import gpu_uuid, make_node, make_pod, units
+from aliquot.kubernetes.extender import bind, server, waiting
+from kubernetes.builders import container, gpu_uuid, make_node, make_pod, node_json, units
 from kubernetes.extender.replica import (
     Replica,
     plan_in,
@@ -48,10 +49,10 @@ def report(api: FakeApi, name: str, node: str = "n1") -> None:
     pod, plan = pod_in(api, name), plan_in(api, name)
     body = api.objects["gpunodes", "", node]
     for gpu in body["status"]["gpus"]:
-        for container, part in plan.containers.items():
+        for name_in_pod, part in plan.containers.items():
             if gpu["uuid"] in part.gpus:
                 meta = pod.metadata
-                held = NodeGrant(meta.uid, "ns", name, container, part.memory, part.compute)
+                held = NodeGrant(meta.uid, "ns", name, name_in_pod, part.memory, part.compute)
                 gpu["kind"] = part.kind
                 gpu["grants"] = [*gpu.get("grants", ()), msgspec.to_builtins(held)]
     api.put("gpunodes", body)
@@ -106,6 +107,23 @@ def test_a_pod_without_gpus_is_not_bound_by_the_extender() -> None:
         assert (await one.filter(pod, "x", "y"))["NodeNames"] == ["x", "y"]
         assert "managedResources" in await one.bind(pod, "y")
         assert not pod_in(api, "a").spec.node_name
+
+    played(play)
+
+
+def test_a_pod_that_asks_for_zero_gpus_is_bound_without_a_plan() -> None:
+    """kube-scheduler asks the extender about every pod that names its resources."""
+
+    async def play(api: FakeApi, one: Replica) -> None:
+        pod = put_pod(api, make_pod("a", container(gpu=0), container("other", memory=0, core=0)))
+        assert (await one.filter(pod, "x", "y"))["NodeNames"] == ["x", "y"]
+        assert await one.bind(pod, "y") == ""
+        assert pod_in(api, "a").spec.node_name == "y"
+        assert PLAN not in pod_in(api, "a").metadata.annotations
+        beside = put_pod(api, make_pod("b", container(gpu=0), container("other", memory=4)))
+        assert (await one.filter(beside, "n1"))["NodeNames"] == ["n1"]
+        assert await one.bind(beside, "n1") == ""
+        assert list(plan_in(api, "b").containers) == ["other"]
 
     played(play)
 
@@ -252,6 +270,81 @@ def test_pods_that_do_not_fit_do_not_keep_others_from_being_retried(
     played(play)
 
 
+def patches(api: FakeApi, *names: str) -> int:
+    """How often somebody has patched these pods."""
+    paths = {f"/api/v1/namespaces/ns/pods/{name}" for name in names}
+    return sum(method == "PATCH" and path in paths for method, path in api.requests)
+
+
+def occupy(api: FakeApi, node: str) -> None:
+    """Somebody has all GPUs of a node."""
+    held = NodeGrant("uid-ghost", "ns", "ghost", "main", 80 << 30)
+    put_node(api, make_node(node, 2, kind="whole", grants=(held,)))
+
+
+async def looked_at_all(api: FakeApi, one: Replica, node: str, marker: str) -> None:
+    """All waiting pods have been looked at: a marker that came last was woken on its own node."""
+    occupy(api, node)
+    await until(lambda: one.scheduler.cluster.usage_by_pod(node))
+    pod = put_pod(api, make_pod(marker, gpu=1))
+    assert (await one.filter(pod, node))["NodeNames"] == []
+    release(api, node)
+    await until(lambda: patches(api, marker))
+    api.delete("pods", marker, "ns")
+    await until(lambda: one.scheduler._watches.pods.get(marker, "ns") is None)
+
+
+def test_a_free_gpu_that_kube_scheduler_does_not_offer_wakes_no_pod(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One cordoned node must not make the extender patch every waiting pod for ever."""
+    monkeypatch.setattr(waiting, "BURST_SECONDS", 0.01)
+    monkeypatch.setattr(waiting, "WAKE_AGAIN", 0.02)
+
+    async def play(api: FakeApi, one: Replica) -> None:
+        occupy(api, "n1")
+        put_node(api, make_node("cordoned", 2))
+        api.put("nodes", node_json("cordoned", spec={"unschedulable": True}))
+        put_node(api, make_node("n3", 2))
+        await until(lambda: {"cordoned", "n3"} <= one.scheduler.cluster.nodes.keys())
+        await until(lambda: one.scheduler.cluster.usage_by_pod("n1"))
+        names = [f"w{number}" for number in range(20)]
+        for name in names:
+            pod = put_pod(api, make_pod(name, gpu=2))
+            assert (await one.filter(pod, "n1"))["NodeNames"] == []
+        for number in range(5):
+            await looked_at_all(api, one, "n3", f"m{number}")
+        assert not patches(api, *names)
+
+    played(play)
+
+
+def test_a_pod_is_woken_once_for_each_time_that_it_begins_to_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """kube-scheduler does not ask again if no node has CPU for it."""
+    monkeypatch.setattr(waiting, "BURST_SECONDS", 0.01)
+    monkeypatch.setattr(waiting, "WAKE_AGAIN", 0.02)
+
+    async def play(api: FakeApi, one: Replica) -> None:
+        put_node(api, make_node("n3", 2))
+        await until(lambda: "n3" in one.scheduler.cluster.nodes)
+        occupy(api, "n1")
+        await until(lambda: one.scheduler.cluster.usage_by_pod("n1"))
+        pod = put_pod(api, make_pod("b", gpu=1))
+        assert (await one.filter(pod, "n1"))["NodeNames"] == []
+        for times in range(1, 4):
+            release(api)
+            await until(partial(lambda times: patches(api, "b") == times, times))
+            await looked_at_all(api, one, "n3", f"m{times}")
+            await looked_at_all(api, one, "n3", f"n{times}")
+            assert patches(api, "b") == times
+            occupy(api, "n1")
+            await looked_at_all(api, one, "n3", f"o{times}")
+
+    played(play)
+
+
 def test_a_pod_that_fits_meanwhile_is_not_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -381,7 +474,7 @@ def test_preemption_that_frees_no_gpu_is_refused() -> None:
             "n2": {"Pods": [{"UID": "uid-cpu-only"}], "NumPDBViolations": 0},
         }
         body = {
-            "Pod": as_json(PODS, make_pod("c", gpu=1)),
+            "Pod": as_json(PODS, put_pod(api, make_pod("c", gpu=1))),
             "NodeNameToVictims": None,
             "NodeNameToMetaVictims": victims,
         }
@@ -401,16 +494,38 @@ def test_only_the_leader_decides_and_the_next_leader_has_its_plans() -> None:
             await first.ready()
             async with replica(api) as second:
                 await until(lambda: second.scheduler.why_not().endswith("leads"))
-                assert (await second.get("/readyz")).status_code == 503
+                follows = await second.get("/readyz")
+                assert (follows.status_code, follows.text) == (200, "follows")
                 assert (await second.get("/healthz")).status_code == 200
                 assert (await second.post("/filter", {})).status_code == 503
                 assert await first.bind(pod, "n1") == ""
                 await living.aclose()
                 await second.ready()
-                assert (await second.get("/readyz")).status_code == 200
+                assert (await second.get("/readyz")).text == "leads"
                 assert (await second.filter(make_pod("b", gpu=1), "n1"))["NodeNames"] == []
 
     asyncio.run(run())
+
+
+def test_names_are_compared_as_whole_strings_however_they_are_written() -> None:
+    async def play(api: FakeApi, one: Replica) -> None:
+        pod = msgspec.json.encode(as_json(PODS, put_pod(api, make_pod("a", gpu=1)))).decode()
+        await seen(one, "a")
+        for names, found in (
+            ('["n10", "xn1"]', []),
+            ('["n\\u0031"]', ["n1"]),
+            ('["a \\"n1\\" b"]', []),
+            ('["other" , "n1"]', ["n1"]),
+            ("[]", []),
+        ):
+            body = f'{{"Pod": {pod}, "Nodes": null, "NodeNames": {names}}}'
+            answer = await one.post("/filter", msgspec.Raw(body.encode()))
+            assert answer.json()["NodeNames"] == found, names
+        for names in ('"n1"', "[1]", '{"n1": 1}'):
+            body = f'{{"Pod": {pod}, "Nodes": null, "NodeNames": {names}}}'
+            assert (await one.post("/filter", msgspec.Raw(body.encode()))).status_code == 400
+
+    played(play)
 
 
 def test_an_invalid_message_gets_no_answer() -> None:
@@ -418,6 +533,34 @@ def test_an_invalid_message_gets_no_answer() -> None:
         assert (await one.post("/filter", "nonsense")).status_code == 400
         body = {"Pod": {"metadata": {"name": "a"}}, "Nodes": {"items": []}, "NodeNames": None}
         assert "nodeCacheCapable" in (await one.post("/filter", body)).json()["Error"]
+
+    played(play)
+
+
+def test_all_answers_but_to_a_bind_have_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kube-scheduler schedules no other pod while it waits for a filter."""
+    monkeypatch.setattr(server, "ANSWER_SECONDS", 0.05)
+
+    async def play(_: FakeApi, one: Replica) -> None:
+        async def never() -> Any:
+            await asyncio.Event().wait()
+
+        async def status_of(path: str) -> int:
+            answered = asyncio.get_running_loop().create_future()
+
+            async def send(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    answered.set_result(message["status"])
+
+            scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+            await one.scheduler.app(scope, never, send)
+            return int(await answered)
+
+        binding = asyncio.create_task(status_of("/bind"))
+        for path in ("/filter", "/prioritize", "/preempt"):
+            assert await status_of(path) == 503
+        assert not binding.done()
+        binding.cancel()
 
     played(play)
 
@@ -436,5 +579,55 @@ def test_metrics_show_allocations_and_decisions() -> None:
         assert 'aliquot_scheduler_gpus{kind="whole"} 1.0' in text
         assert "aliquot_scheduler_fragmentation_ratio" in text
         assert "aliquot_scheduler_leader 1.0" in text
+
+    played(play)
+
+
+# --- a caller that lies ---------------------------------------------------------------------------
+
+
+async def asked_about(one: Replica, pod: Any, path: str = "/filter") -> Any:
+    """The answer about a pod, as this body describes it."""
+    body = {"Pod": as_json(PODS, pod), "Nodes": None, "NodeNames": ["n1"]}
+    return await one.post(path, body)
+
+
+def test_a_pod_that_does_not_exist_is_refused_and_reserves_nothing() -> None:
+    async def play(api: FakeApi, one: Replica) -> None:
+        forged = make_pod("forged", gpu=2)
+        answer = (await asked_about(one, forged)).json()
+        assert answer["NodeNames"] == []
+        assert "'forged' not found" in answer["Error"]
+        for path in ("/prioritize", "/preempt"):
+            assert (await asked_about(one, forged, path)).status_code == 404
+        assert "'forged' not found" in await one.bind(forged, "n1")
+        real = put_pod(api, make_pod("real", gpu=2))
+        assert (await one.filter(real, "n1"))["NodeNames"] == ["n1"]
+
+    played(play)
+
+
+def test_a_pod_with_another_uid_is_refused() -> None:
+    async def play(api: FakeApi, one: Replica) -> None:
+        put_pod(api, make_pod("a", gpu=1))
+        old = make_pod("a", gpu=1)
+        forged = msgspec.structs.replace(
+            old, metadata=msgspec.structs.replace(old.metadata, uid="uid-other")
+        )
+        answer = (await asked_about(one, forged)).json()
+        assert answer["NodeNames"] == []
+        assert "replaced by another pod" in answer["Error"]
+
+    played(play)
+
+
+def test_a_pod_gets_what_it_asks_for_in_the_cluster_and_not_what_the_call_says() -> None:
+    async def play(api: FakeApi, one: Replica) -> None:
+        put_pod(api, make_pod("a", gpu=1))
+        await seen(one, "a")
+        greedy = make_pod("a", gpu=2)
+        assert (await asked_about(one, greedy)).json()["NodeNames"] == ["n1"]
+        other = put_pod(api, make_pod("b", gpu=1))
+        assert (await one.filter(other, "n1"))["NodeNames"] == ["n1"]  # one GPU is left
 
     played(play)

@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import subprocess
+from base64 import b64decode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,9 @@ import pytest
 from conftest import Cli, aliquot_command
 from kubernetes.builders import make_node
 from kubernetes.extender.replica import put_node
-from kubernetes.fake_api import FakeApi
+from kubernetes.fake_api import FakeApi, until
+
+OWN_AUTHORITY = ("--tls-secret=ca", "--tls-client-secret=client", "--tls-name=127.0.0.1")
 
 
 def free_port() -> int:
@@ -66,7 +69,7 @@ async def ready(url: str, trusting: ssl.SSLContext | None = None) -> None:
 
         async def asked() -> bool:
             try:
-                return (await http.get(f"{url}/readyz")).status_code == 200
+                return (await http.get(f"{url}/readyz")).text == "leads"
             except httpx2.HTTPError:
                 return False
 
@@ -109,6 +112,55 @@ def test_it_serves_over_tls(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+def test_only_callers_with_a_certificate_of_its_authority_get_through(tmp_path: Path) -> None:
+    async def play() -> None:
+        api = FakeApi()
+        put_node(api, make_node("n1", 1))
+        for name in ("ca", "client"):
+            api.put("secrets", {"metadata": {"name": name, "namespace": "home"}})
+        health = free_port()
+        options = (*OWN_AUTHORITY, f"--health-port={health}")
+        async with api.serving(), program(api, tmp_path, *options) as (_, port):
+            await ready(f"http://127.0.0.1:{health}")
+            await until(lambda: api.objects["secrets", "home", "client"].get("data"))
+            data = api.objects["secrets", "home", "client"]["data"]
+            files = {name: tmp_path / name for name in data}
+            for name, file in files.items():
+                file.write_bytes(b64decode(data[name]))
+            trusting = ssl.create_default_context(cafile=str(files["ca.crt"]))
+            async with httpx2.AsyncClient(verify=trusting, trust_env=False) as http:
+                with pytest.raises(httpx2.TransportError):
+                    await http.post(f"https://127.0.0.1:{port}/filter", content=b"{}")
+            trusting.load_cert_chain(files["tls.crt"], files["tls.key"])
+            async with httpx2.AsyncClient(verify=trusting, trust_env=False) as http:
+                answer = await http.post(f"https://127.0.0.1:{port}/filter", content=b"{}")
+                assert answer.status_code == 400  # it was read
+            async with httpx2.AsyncClient(trust_env=False) as http:
+                answer = await http.post(f"http://127.0.0.1:{health}/filter", content=b"{}")
+                assert answer.status_code == 404  # no decisions there
+                metrics = (await http.get(f"http://127.0.0.1:{health}/metrics")).text
+                assert "aliquot_scheduler_authority_ends_seconds" in metrics
+
+    asyncio.run(play())
+
+
+def test_a_program_without_its_authority_ends_when_told(tmp_path: Path) -> None:
+    async def play() -> None:
+        api = FakeApi()  # it has no Secrets
+        health = free_port()
+        options = (*OWN_AUTHORITY, f"--health-port={health}")
+        async with api.serving(), program(api, tmp_path, *options) as (process, _):
+            await until(lambda: ("GET", "/api/v1/namespaces/home/secrets/ca") in api.requests, 60)
+            async with httpx2.AsyncClient(trust_env=False) as http:
+                page = await http.get(f"http://127.0.0.1:{health}/readyz")
+                assert page.status_code == 503
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(30):
+                assert await process.wait() == 0
+
+    asyncio.run(play())
+
+
 def test_a_missing_api_server_is_reported_with_what_to_do(cli: Cli) -> None:
     done = cli("scheduler", "--kubeconfig=/nowhere")
     assert done.returncode == 1
@@ -119,6 +171,13 @@ def test_a_missing_api_server_is_reported_with_what_to_do(cli: Cli) -> None:
     ("options", "said"),
     [
         (["--tls-cert=x"], "go together"),
+        (["--tls-client-ca=x"], "needs a certificate"),
+        (["--tls-secret=x"], "go together"),
+        (
+            ["--tls-cert=x", "--tls-key=x", "--tls-secret=x"],
+            "exclude each other",
+        ),
+        (["--service=x"], "needs the pod of this replica"),
         (["--names=amd"], "no preset 'amd'"),
         (["--names=nvidia,tuya"], "both use nvidia.com/gpu"),
         (["--strategy=best"], "no strategy 'best'"),

@@ -1,4 +1,4 @@
-"""Binding: a pod gets its node and its plan in one step.
+"""Binding: a pod gets its node, its plan and the queue it is admitted under in one step.
 
 The plan is made for the node that kube-scheduler chose, from the current allocations. If the agent
 there could confuse one of the pod's containers with another pod's that the node has not reported
@@ -17,22 +17,23 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from aliquot.kubernetes.api.admission import queue_record
 from aliquot.kubernetes.api.client import ApiError
-from aliquot.kubernetes.api.names import PLAN
-from aliquot.kubernetes.api.objects import PODS, Binding, Meta, Target
+from aliquot.kubernetes.api.names import ADMITTED_QUEUE, PLAN
+from aliquot.kubernetes.api.objects import Binding, Meta, Target
 from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.cluster.cluster import Reserved
 from aliquot.kubernetes.cluster.parts import confusable, plan_of
 from aliquot.kubernetes.extender.planner import RESERVED_SECONDS
+from aliquot.kubernetes.extender.pods import UnknownPodError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aliquot.kubernetes.api.changes import Changes
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.cluster.parts import Parts
     from aliquot.kubernetes.extender.planner import Planner
+    from aliquot.kubernetes.extender.pods import PodFinder
 
 PATIENCE = 3.0  # seconds; kube-scheduler waits 5 s for an extender by default
 SEEN_SECONDS = 300.0  # within which a watch surely reports a bound pod
@@ -52,6 +53,9 @@ class Permits(Protocol):
         NotBoundError if it may not be bound.
         """
 
+    def queue_of(self, pod: Pod) -> str:
+        """The queue that a pod is admitted under; empty if there are no queues."""
+
     def may_bind(self) -> bool:
         """Whether this replica leads at this moment."""
 
@@ -63,31 +67,31 @@ class Permits(Protocol):
 
 
 class Binder:
-    """Binds pods. `find` returns a pod as last seen, by name and namespace.
-
-    `held_back` is how many bindings wait now.
-    """
+    """Binds pods. `held_back` is how many bindings wait now."""
 
     def __init__(
         self,
         client: Client,
         planner: Planner,
         changes: Changes,
-        find: Callable[[str, str], Pod | None],
+        pods: PodFinder,
         permits: Permits,
     ) -> None:
         self._client = client
         self._planner = planner
         self._cluster = planner.cluster
         self._changes = changes
-        self._find = find
+        self._pods = pods
         self._permits = permits
         self._free = asyncio.Semaphore(AT_ONCE)
         self.held_back = 0
 
     async def bind(self, namespace: str, name: str, uid: str, node: str) -> None:
         """Give a pod its node and its plan; NotBoundError if that is impossible."""
-        pod = await self._pod(namespace, name, uid)
+        try:
+            pod = await self._pods.get(namespace, name, uid)
+        except UnknownPodError as error:
+            raise NotBoundError(str(error)) from error
         if pod.spec.node_name == node:
             return
         if pod.spec.node_name:
@@ -119,17 +123,6 @@ class Binder:
                 raise
         self._permits.tried(pod, bound=True)
 
-    async def _pod(self, namespace: str, name: str, uid: str) -> Pod:
-        pod = self._find(name, namespace)
-        if pod is None or pod.metadata.uid != uid:
-            try:
-                pod = await self._client.get(PODS, name, namespace)
-            except ApiError as error:
-                raise NotBoundError(f"pod {namespace}/{name}: {error.message}") from error
-        if pod.metadata.uid != uid:
-            raise NotBoundError(f"pod {namespace}/{name} was replaced by another pod of that name")
-        return pod
-
     async def _plan(self, pod: Pod, node: str) -> Parts:
         """What the pod gets, as soon as no pod can be confused with it; reserved on return."""
         uid = pod.metadata.uid
@@ -137,7 +130,9 @@ class Binder:
             requests = self._planner.requests(pod)
         except InvalidRequestError as error:
             raise NotBoundError(str(error)) from error
-        if not requests:  # kube-scheduler should not ask for such a pod
+        if not requests:
+            if self._planner.names_resources(pod):  # with the amount 0
+                return ()
             raise NotBoundError(
                 f"pod {pod.key} asks for no GPU: kube-scheduler binds such pods by itself where its"
                 " configuration has the extender's managedResources"
@@ -184,6 +179,9 @@ class Binder:
     async def _request(self, pod: Pod, node: str, parts: Parts) -> None:
         meta = pod.metadata
         notes = {PLAN: plan_of(parts).encode()} if parts else {}
+        queue = self._permits.queue_of(pod)
+        if queue:
+            notes[ADMITTED_QUEUE] = queue_record(queue, meta.uid)
         binding = Binding(
             Meta(name=meta.name, namespace=meta.namespace, uid=meta.uid, annotations=notes),
             Target(node),
@@ -204,5 +202,5 @@ class Binder:
 
     def _is_there(self, pod: Pod) -> bool:
         """Whether the pod still exists, as last seen."""
-        found = self._find(pod.metadata.name, pod.metadata.namespace)
-        return found is not None and found.metadata.uid == pod.metadata.uid
+        meta = pod.metadata
+        return self._pods.seen(meta.namespace, meta.name, meta.uid) is not None

@@ -5,16 +5,79 @@ A field that is a pointer, a slice or a map in Go may be null.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import overload
+
 import msgspec
 
-from aliquot.kubernetes.api.objects import Pod  # noqa: TC001 - msgspec reads it at run time
+
+class PodIdentity(msgspec.Struct, frozen=True):
+    """Of a pod's metadata, what names it."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+
+
+class NamedPod(msgspec.Struct):
+    """A pod of which only the identity is read: `pods` says why."""
+
+    metadata: PodIdentity = PodIdentity()
+
+
+NULL = b"null"
+
+
+class NodeNames(Sequence[str]):
+    """The names of nodes in a message, decoded when more than one of them is wanted.
+
+    kube-scheduler sends the names of nearly all nodes, and mostly the answer depends only on
+    whether one of them is there.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+
+    def __contains__(self, name: object) -> bool:
+        # The names of nodes have no character that JSON would have to escape.
+        return f'"{name}"'.encode() in self._raw or name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        return self._names[index]
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return msgspec.json.decode(self._raw, type=list[str])
 
 
 class ExtenderArgs(msgspec.Struct, rename="pascal"):
     """A pod and the candidate nodes, by name (with `nodeCacheCapable: true`)."""
 
-    pod: Pod
-    node_names: list[str] | None = None
+    pod: NamedPod
+    node_names: msgspec.Raw = msgspec.Raw(NULL)
+
+    @property
+    def names(self) -> NodeNames | None:
+        """The candidate nodes; None if kube-scheduler sent no names."""
+        raw = bytes(self.node_names)
+        if raw == NULL:
+            return None
+        if not raw.startswith(b"["):
+            raise msgspec.ValidationError("NodeNames is not a list")
+        return NodeNames(raw)
 
 
 class FilterResult(msgspec.Struct, rename="pascal"):
@@ -64,7 +127,7 @@ class MetaVictims(msgspec.Struct, rename="pascal"):
 class PreemptionArgs(msgspec.Struct, rename="pascal"):
     """A pod, and the victims on each node that kube-scheduler would evict for it."""
 
-    pod: Pod
+    pod: NamedPod
     node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
 
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aliquot.kubernetes.api.presets import ALIQUOT
-from aliquot.kubernetes.api.requests import InvalidRequestError, requests_of
+from aliquot.kubernetes.api.requests import InvalidRequestError, names_resources, requests_of
 from aliquot.kubernetes.cluster.cluster import Reserved
 from aliquot.kubernetes.cluster.demands import Demands
 from aliquot.kubernetes.cluster.membership import check_duration
+from aliquot.kubernetes.cluster.offered import NO_ROW, rows_of
 from aliquot.kubernetes.cluster.parts import part_of
 from aliquot.kubernetes.extender.containers import place
 from aliquot.model import format_bytes
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.cluster.cluster import Cluster
+    from aliquot.kubernetes.cluster.offered import OfferedNodes
     from aliquot.kubernetes.cluster.parts import Parts
 
 TRIED = 100  # nodes on which several containers are tried together
 RESERVED_SECONDS = 30.0
 BEST_SCORE = 10
-NO_ROW = -1
 PERMANENT = {Lack.MODEL, Lack.TOO_FEW, Lack.TOO_SMALL}
 
 NOT_TOGETHER = "its containers do not fit together"
@@ -82,6 +82,10 @@ class Planner:
             check_duration(pod)
         return found
 
+    def names_resources(self, pod: Pod) -> bool:
+        """Whether kube-scheduler asks about a pod, also if the pod asks for 0 GPUs."""
+        return names_resources(pod, self._presets)
+
     def filter(self, pod: Pod, names: Sequence[str]) -> Answer:
         """The best of these nodes for a pod; GPUs of the first one are reserved for it."""
         uid = pod.metadata.uid
@@ -116,13 +120,25 @@ class Planner:
         why = f"it may be bound to node {kept.node} already"
         return Answer((), dict.fromkeys(names, why), "BindingUnderWay", why)
 
-    def fits(self, pod: Pod) -> bool:
-        """Whether a waiting pod would fit some node now."""
+    def fits(
+        self, pod: Pod, offered: OfferedNodes | None = None, without: Collection[str] = ()
+    ) -> bool:
+        """Whether a waiting pod would fit one of these nodes now (None: any), `without` some."""
         try:
             requests = self.requests(pod)
         except InvalidRequestError:
             return False
-        return bool(self._best(requests, list(self.cluster.nodes), 1))
+        costs = self._costs(requests)
+        among = np.isfinite(costs)
+        if offered is not None:
+            among &= offered.rows(self.cluster)
+        among[[row for name in without if (row := self.cluster.rows.get(name)) is not None]] = False
+        rows = np.flatnonzero(among)
+        if len(requests) == 1:
+            return bool(rows.size)
+        name_of = self.cluster.chooser.allocations.hardware.names
+        cheapest = rows[np.argsort(costs[rows], kind="stable")][:TRIED]
+        return any(self.plan(requests, name_of[row]) is not None for row in cheapest)
 
     def scores(self, pod: Pod, names: Sequence[str]) -> list[tuple[str, int]]:
         """The score of each of these nodes for a pod; 10 is the best."""
@@ -191,11 +207,6 @@ class Planner:
             together = together + np.where(np.isfinite(cost), 0.0 if request.init else cost, np.inf)
         return together
 
-    def _rows(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """The rows of these nodes."""
-        rows = map(self.cluster.rows.get, names, repeat(NO_ROW))
-        return np.fromiter(rows, dtype=np.int64, count=len(names))
-
     def _best(
         self, requests: Sequence[ContainerRequest], names: Sequence[str], count: int
     ) -> list[tuple[str, Parts]]:
@@ -227,7 +238,7 @@ class Planner:
             return []
         if count == 1 and name_of[row] in names:
             return [name_of[row]]
-        rows = self._rows(names)
+        rows = rows_of(self.cluster.rows, names)
         rows = rows[rows != NO_ROW]
         among = np.full(len(costs), np.inf)
         among[rows] = costs[rows]
@@ -242,7 +253,7 @@ class Planner:
     def _refusal(self, requests: Sequence[ContainerRequest], names: Sequence[str]) -> Answer:
         texts = [lack or NOT_TOGETHER for lack in self._lacks(requests)]
         unusable = self.cluster.unusable_among(names)
-        lacks = map(texts.__getitem__, self._rows(names).tolist())
+        lacks = map(texts.__getitem__, rows_of(self.cluster.rows, names).tolist())
         refused = dict(zip(names, lacks, strict=True)) | unusable
         counts = Counter(refused.values())
         parts = [f"{count_nodes(count)}: {why}" for why, count in _sorted(counts)]

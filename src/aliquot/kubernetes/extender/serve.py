@@ -1,4 +1,8 @@
-"""The extender's HTTPS server, until SIGTERM or SIGINT."""
+"""The extender's HTTPS server, until SIGTERM or SIGINT.
+
+With an authority for clients, only callers with a certificate of that authority get through: health
+and metrics, for callers without one, have a port of their own.
+"""
 
 from __future__ import annotations
 
@@ -6,92 +10,168 @@ import asyncio
 import os
 import signal
 import ssl
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 import uvicorn
 
+from aliquot.kubernetes.api.pages import SignalFreeServer, serve_pages
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+    from pathlib import Path
+    from typing import Any
 
+    from starlette.applications import Starlette
     from starlette.types import ASGIApp
+
+    from aliquot.kubernetes.extender.certificates import KeyPair
 
 CERTIFICATE_SECONDS = 60.0  # between two looks at the certificate file
 KEEP_ALIVE = 120  # seconds: kube-scheduler closes idle connections before we do
+GRACE = 5  # seconds in which requests under way are answered at the end
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to serve, and with which certificate; plain HTTP without one."""
+    """Where to serve; health and metrics also on `health_port` in plain HTTP, unless it is 0."""
 
     host: str = "0.0.0.0"  # noqa: S104 - kube-scheduler may be on another machine
     port: int = 8443
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
+    health_port: int = 0
 
 
-async def serve_while(app: ASGIApp, at: Address, work: Coroutine[None, None, None]) -> None:
-    """Serve and work, until a signal comes or the work ends; what the work raised is raised."""
-    config = uvicorn.Config(
+class Tls(Protocol):
+    """Where the server's certificate comes from."""
+
+    async def context(self) -> ssl.SSLContext:
+        """How to serve, as soon as there is a certificate."""
+
+    async def keep(self, context: ssl.SSLContext) -> None:
+        """Renew the certificate, until cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Certificates in files that somebody else renews; `clients`: the authority of all callers."""
+
+    certificate: Path
+    key: Path
+    clients: Path | None = None
+
+    async def context(self) -> ssl.SSLContext:
+        """How to serve with these files."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._load(context)
+        return context
+
+    async def keep(self, context: ssl.SSLContext) -> None:
+        """Load the files again whenever one changes."""
+        loaded = self._modified()
+        while True:
+            await asyncio.sleep(CERTIFICATE_SECONDS)
+            now = self._modified()
+            if now == loaded:
+                continue
+            try:
+                self._load(context)
+            except (OSError, ssl.SSLError) as error:
+                _log.warning(
+                    "the new certificate cannot be read", file=str(self.certificate), why=str(error)
+                )
+            else:
+                loaded = now
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        context.load_cert_chain(self.certificate, self.key)
+        if self.clients is not None:
+            require_clients(context, self.clients.read_text("ascii"))
+
+    def _modified(self) -> list[float]:
+        return [_modified(file) for file in (self.certificate, self.key, self.clients) if file]
+
+
+def server_context(own: KeyPair, clients: bytes) -> ssl.SSLContext:
+    """How to serve with this certificate, for callers that have one of this authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own.load_into(context)
+    require_clients(context, clients.decode("ascii"))
+    return context
+
+
+def require_clients(context: ssl.SSLContext, authority: str) -> None:
+    """Refuse callers without a client's certificate of this authority (or one given before)."""
+    context.load_verify_locations(cadata=authority)
+    context.verify_mode = ssl.CERT_REQUIRED
+
+
+async def serve_while(
+    app: ASGIApp,
+    at: Address,
+    work: Coroutine[Any, Any, None],
+    *,
+    pages: Starlette,
+    tls: Tls | None = None,
+) -> None:
+    """Serve and work, until a signal comes or the work ends; what the work raised is raised.
+
+    The work goes on until the requests under way have been answered.
+    """
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    server = SignalFreeServer(_config(app, at))
+    serving = asyncio.create_task(_serve(server, tls))
+    loops: list[Coroutine[Any, Any, object]] = [ended.wait(), work]
+    if at.health_port:
+        loops.append(serve_pages(pages, at.host, at.health_port))
+    tasks = [serving, *(asyncio.create_task(one) for one in loops)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        server.should_exit = True
+        if server.started:
+            await asyncio.wait([serving], timeout=GRACE + 1)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _serve(server: SignalFreeServer, tls: Tls | None) -> None:
+    config = server.config
+    config.load()
+    if tls is None:
+        await server.serve()
+        return
+    context = config.ssl = await tls.context()
+    async with asyncio.TaskGroup() as tasks:
+        renewing = tasks.create_task(tls.keep(context))
+        await server.serve()
+        renewing.cancel()
+
+
+def _config(app: ASGIApp, at: Address) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         host=at.host,
         port=at.port,
-        ssl_certfile=at.tls_cert,
-        ssl_keyfile=at.tls_key,
         log_level="warning",
         access_log=False,
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=GRACE,
         timeout_keep_alive=KEEP_ALIVE,
     )
-    server = uvicorn.Server(config)
-    _outlive_signals()
-    working = asyncio.create_task(work)
-    working.add_done_callback(lambda _: setattr(server, "should_exit", True))
-    renewing = asyncio.create_task(_renew_certificate(config))
-    await server.serve()
-    renewing.cancel()
-    if working.done():
-        working.result()
-    working.cancel()
-    with suppress(asyncio.CancelledError):
-        await working
-
-
-def _outlive_signals() -> None:
-    """Uvicorn raises the signal that ended it again; the lease must still be released then."""
-    loop = asyncio.get_running_loop()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, lambda: None)
-
-
-async def _renew_certificate(config: uvicorn.Config) -> None:
-    """Load the certificate again whenever its file changes."""
-    file = config.ssl_certfile
-    if file is None:
-        return
-    loaded = _modified(file)
-    while True:
-        await asyncio.sleep(CERTIFICATE_SECONDS)
-        now = _modified(file)
-        if now != loaded and config.ssl is not None:
-            try:
-                config.ssl.load_cert_chain(file, config.ssl_keyfile)
-            except (OSError, ssl.SSLError) as error:
-                _log.warning("the new certificate cannot be read", file=str(file), why=str(error))
-            else:
-                loaded = now
 
 
 def _modified(file: str | os.PathLike[str]) -> float:
     try:
-        return Path(file).stat().st_mtime
+        return os.stat(file).st_mtime  # noqa: PTH116 - any path
     except OSError:
         return 0.0

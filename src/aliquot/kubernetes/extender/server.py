@@ -1,11 +1,16 @@
 """The extender's HTTP API: answers to kube-scheduler's calls, health, and metrics.
 
 kube-scheduler takes only HTTP 200 as an answer; after anything else it tries the pod again later.
-So a replica that may not decide answers 503, and is not ready.
+So a replica that may not decide answers 503. It is ready nevertheless, to take over: `endpoint`
+leads kube-scheduler to the replica that decides.
+
+Of the pod in a call only the identity counts: `pods` finds the rest. kube-scheduler has one time
+limit for all calls, which a bind may need; the other calls are answered within 5 s, or refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -25,9 +30,11 @@ from aliquot.kubernetes.extender.messages import (
     FilterResult,
     HostPriority,
     MetaVictims,
+    NamedPod,
     PreemptionArgs,
     PreemptionResult,
 )
+from aliquot.kubernetes.extender.pods import UnknownPodError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -38,18 +45,23 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.extender.bind import Binder
     from aliquot.kubernetes.extender.metrics import Metrics
     from aliquot.kubernetes.extender.planner import Answer, Planner
+    from aliquot.kubernetes.extender.pods import PodFinder
     from aliquot.kubernetes.extender.waiting import WaitingPods
 
+ANSWER_SECONDS = 5.0
 NAMES_WANTED = "kube-scheduler sends whole nodes and not their names: set nodeCacheCapable: true"
 
 _log = structlog.get_logger(__name__)
 
 
 class Readiness(Protocol):
-    """Whether this replica may decide."""
+    """Whether this replica may decide, and whether it could take over."""
 
     def why_not(self) -> str:
-        """What is missing; empty if it may decide."""
+        """Why it may not decide; empty if it may."""
+
+    def not_ready(self) -> str:
+        """Why it could not take over; empty if it could."""
 
 
 class ExtenderRules(Protocol):
@@ -70,6 +82,7 @@ class Extender:
 
     def __init__(  # noqa: PLR0913, PLR0917 - what the answers depend on
         self,
+        pods: PodFinder,
         planner: Planner,
         rules: ExtenderRules,
         binder: Binder,
@@ -77,6 +90,7 @@ class Extender:
         metrics: Metrics,
         readiness: Readiness,
     ) -> None:
+        self._pods = pods
         self._planner = planner
         self._rules = rules
         self._binder = binder
@@ -92,13 +106,7 @@ class Extender:
             ("POST", "/bind"): self._bind,
             ("POST", "/preempt"): self._preempt,
         }
-        others = Starlette(
-            routes=[
-                Route("/healthz", _healthz),
-                Route("/readyz", self._readyz),
-                Route("/metrics", self._show_metrics),
-            ]
-        )
+        others = self.pages()
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             answer = asked.get((scope.get("method", ""), scope.get("path", "")))
@@ -110,25 +118,41 @@ class Extender:
 
         return app
 
+    def pages(self) -> Starlette:
+        """The pages for the kubelet's probes and for Prometheus."""
+        return Starlette(
+            routes=[
+                Route("/healthz", _healthz),
+                Route("/readyz", self._readyz),
+                Route("/metrics", self._show_metrics),
+            ]
+        )
+
     async def _filter(self, request: Request) -> Response:
         with self._metrics.deciding("filter") as count:
             args = msgspec.json.decode(await request.body(), type=ExtenderArgs)
-            if args.node_names is None:
+            names = args.names
+            if names is None:
                 count("error")
                 return _json(FilterResult([], error=NAMES_WANTED))
-            answer = self._planner.being_bound(args.pod, args.node_names)
+            try:
+                pod = await self._find(args.pod)
+            except UnknownPodError as error:
+                count("unknown pod")
+                return _json(FilterResult([], error=str(error)))
+            answer = self._planner.being_bound(pod, names)
             if answer is None:
-                answer = self._rules.answer(args.pod, args.node_names)
+                answer = self._rules.answer(pod, names)
             if answer is None:
-                answer = self._planner.filter(args.pod, args.node_names)
+                answer = self._planner.filter(pod, names)
             if answer.names:
                 count("fits")
-                self._waiting.done(args.pod.metadata.uid)
+                self._waiting.done(pod.metadata.uid)
             elif answer.by_gang:
                 count("gang waits")
             else:
                 count("invalid request" if answer.invalid else "insufficient GPUs")
-                self._waiting.refused(args.pod, self._rules.advised(args.pod, answer))
+                self._waiting.refused(pod, self._rules.advised(pod, answer))
             return _json(
                 FilterResult(list(answer.names), failed_and_unresolvable_nodes=dict(answer.refused))
             )
@@ -136,7 +160,12 @@ class Extender:
     async def _prioritize(self, request: Request) -> Response:
         with self._metrics.deciding("prioritize") as count:
             args = msgspec.json.decode(await request.body(), type=ExtenderArgs)
-            scores = self._planner.scores(args.pod, args.node_names or [])
+            try:
+                pod = await self._find(args.pod)
+            except UnknownPodError as error:
+                count("unknown pod")
+                return Response(str(error), 404)
+            scores = self._planner.scores(pod, args.names or [])
             count("scored")
             return _json([HostPriority(name, score) for name, score in scores])
 
@@ -160,15 +189,18 @@ class Extender:
     async def _preempt(self, request: Request) -> Response:
         with self._metrics.deciding("preempt") as count:
             args = msgspec.json.decode(await request.body(), type=PreemptionArgs)
+            try:
+                pod = await self._find(args.pod)
+            except UnknownPodError as error:
+                count("unknown pod")
+                return Response(str(error), 404)
             asked = args.node_name_to_meta_victims or {}
             every = {node: _uids(one) for node, one in asked.items()}
             victims = {
-                node: uids
-                for node, uids in every.items()
-                if self._rules.may_end_others(args.pod, uids)
+                node: uids for node, uids in every.items() if self._rules.may_end_others(pod, uids)
             }
             try:
-                possible = self._planner.nodes_after_eviction(args.pod, victims)
+                possible = self._planner.nodes_after_eviction(pod, victims)
             except InvalidRequestError:
                 possible = []
             count("allowed" if possible else "refused")
@@ -178,8 +210,10 @@ class Extender:
             )
 
     async def _readyz(self, _: Request) -> Response:
-        why = self._readiness.why_not()
-        return Response(why or "ready", 503 if why else 200)
+        why = self._readiness.not_ready()
+        if why:
+            return Response(why, 503)
+        return Response("follows" if self._readiness.why_not() else "leads")
 
     async def _show_metrics(self, _: Request) -> Response:
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
@@ -190,10 +224,19 @@ class Extender:
         why = self._readiness.why_not()
         if why:
             return Response(why, 503)
+        limit = None if answer == self._bind else ANSWER_SECONDS
         try:
-            return await answer(request)
+            async with asyncio.timeout(limit):
+                return await answer(request)
+        except TimeoutError:
+            return Response(f"no answer within {ANSWER_SECONDS:.0f} s", 503)
         except msgspec.DecodeError as error:
             return Response(f"invalid request: {error}", 400)
+
+    async def _find(self, named: NamedPod) -> Pod:
+        """The pod that a call names. UnknownPodError if there is none."""
+        one = named.metadata
+        return await self._pods.get(one.namespace, one.name, one.uid)
 
 
 async def _healthz(_: Request) -> Response:

@@ -8,6 +8,11 @@ watch GPUNodes: when a slice ends on a GPU that others use, nothing that it sees
 sees the end of a pod before the GPU is free. So when a waiting pod fits again, the extender writes
 its annotation `aliquot.io/retry`, and kube-scheduler tries it at once. Each pass looks at a few
 pods in turn, so that pods which do not fit do not keep others waiting.
+
+A pod is woken once for each time that it begins to fit, on a node that kube-scheduler offered at
+its last try. A free GPU on another node does not wake it: a cordon, a taint or too little CPU keeps
+the pod from there, and kube-scheduler tries the pod by itself when one of these changes. So nothing
+is written while nothing changes.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import structlog
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.names import RETRY
 from aliquot.kubernetes.api.objects import PODS
+from aliquot.kubernetes.cluster.offered import OfferedNodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +40,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.extender.planner import Answer, Planner
 
 EVENT_AGAIN = 120.0  # seconds until the same reasons get another event
-WAKE_AGAIN = 5.0
+WAKE_AGAIN = 5.0  # doubles with each time in a row that a pod was woken and refused again
 WOKEN_AT_ONCE = 10
 LOOKED_AT = 50  # pods in one pass
 FORGOTTEN = 900.0  # seconds: kube-scheduler tries every pending pod at least every 5 minutes
@@ -45,18 +51,28 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _WaitingPod:
+    """`fits`: it was woken, and fits since. `in_vain`: how often in a row it was refused then."""
+
     pod: Pod
+    offered: OfferedNodes
     reasons: frozenset[str] = frozenset()
     refused: float = 0.0
     reported: float = 0.0
+    fits: bool = False
     woken: float = 0.0
+    in_vain: int = 0
     since: float = field(default_factory=time.time)
+
+    @property
+    def pause(self) -> float:
+        """Seconds from one time that it is woken to the next."""
+        return min(WAKE_AGAIN * 2.0**self.in_vain, FORGOTTEN)
 
 
 class WaitingPods:
     """The pods that fit no node, in the order in which they are looked at.
 
-    `may_start` says whether gangs and queues let a pod start.
+    `may_start` says whether gangs and queues let a pod start on one of these nodes.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what it works with
@@ -66,7 +82,7 @@ class WaitingPods:
         recorder: Recorder,
         changes: Changes,
         leading: Callable[[], bool],
-        may_start: Callable[[Pod], bool] = lambda _: True,
+        may_start: Callable[[Pod, OfferedNodes], bool] = lambda _pod, _offered: True,
     ) -> None:
         self._client = client
         self._planner = planner
@@ -85,9 +101,12 @@ class WaitingPods:
         return ((one.pod, one.since) for one in self._waits.values())
 
     def refused(self, pod: Pod, answer: Answer) -> None:
-        """A pod fits no node."""
-        one = self._waits.setdefault(pod.metadata.uid, _WaitingPod(pod))
-        one.pod = pod
+        """A pod fits none of the nodes that kube-scheduler offered."""
+        offered = OfferedNodes.of(self._planner.cluster, answer.refused)
+        one = self._waits.setdefault(pod.metadata.uid, _WaitingPod(pod, offered))
+        one.pod, one.offered = pod, offered
+        one.in_vain += one.fits
+        one.fits = False
         now, reasons = self._planner.cluster.now(), frozenset(answer.refused.values())
         one.refused = now
         if reasons != one.reasons or now - one.reported >= EVENT_AGAIN:
@@ -116,17 +135,27 @@ class WaitingPods:
                 del self._waits[uid]
                 continue
             self._waits[uid] = self._waits.pop(uid)  # the others come first next time
-            if now - one.woken < WAKE_AGAIN or not self._planner.fits(one.pod):
+            if not self._could_start(one):
+                one.fits, one.in_vain = False, 0
                 continue
-            if not self._may_start(one.pod):
+            if one.fits or now - one.woken < one.pause:
                 continue
-            one.woken = now
-            await self._write(one.pod)
+            one.woken, one.fits = now, True
+            if not await self._write(one.pod):
+                one.fits = False
             woken += 1
             if woken == WOKEN_AT_ONCE:
                 return
 
-    async def _write(self, pod: Pod) -> None:
+    def _could_start(self, one: _WaitingPod) -> bool:
+        """Whether kube-scheduler would get a node for it, if it tried the same nodes again."""
+        reserved = self._planner.cluster.reserved(one.pod.metadata.uid)
+        if reserved is not None and reserved.binding:
+            return False
+        return self._planner.fits(one.pod, one.offered) and self._may_start(one.pod, one.offered)
+
+    async def _write(self, pod: Pod) -> bool:
+        """Make kube-scheduler try a pod again; whether the API server has that."""
         meta = pod.metadata
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
         patch = {"metadata": {"uid": meta.uid, "annotations": {RETRY: stamp}}}
@@ -137,3 +166,5 @@ class WaitingPods:
                 self.done(meta.uid)
             else:
                 _log.info("a pod was not woken", pod=pod.key, why=error.message)
+            return False
+        return True
