@@ -15,6 +15,7 @@ from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
 from aliquot.kubernetes.cluster.cluster import Cluster, Reserved
 from aliquot.kubernetes.cluster.constraints import NodeConstraints
+from aliquot.kubernetes.cluster.offered import OfferedNodes
 from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
 from aliquot.kubernetes.cluster.topology import Labels, Topology
@@ -103,11 +104,12 @@ def test_backfill_delays_no_planned_start(
     if made is None:
         return
     window, planned = made
+    offered = OfferedNodes.of(stage.cluster, stage.names)
     for kind, seconds in after:
         pod = stage.pod(kind, seconds)
         requests = stage.planner.requests(pod)
         spot = window.find(pod.metadata.uid, requests, stage.names, seconds, NOW + LATE)
-        assert spot is None or window.has_place(requests, seconds, NOW + LATE)
+        assert spot is None or window.has_place(requests, offered, seconds, NOW + LATE)
         if spot is None:
             continue
         place = Reserved(pod.key, spot.node, spot.parts, math.inf)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 import structlog
@@ -11,7 +13,7 @@ import structlog
 from aliquot.kubernetes.gangs import state
 from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
 from aliquot.kubernetes.gangs.lifecycle import Deadlines
-from kubernetes.builders import GPU_BYTES, held, make_node, make_pod
+from kubernetes.builders import GPU_BYTES, held, make_node, make_pod, node_json
 from kubernetes.extender.replica import Replica, put_node, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led, played, running
@@ -75,6 +77,37 @@ def test_work_that_would_delay_a_planned_start_waits() -> None:
         world.pod("short", gpu=1, annotations={"aliquot.io/duration": "5m"})
         await until(lambda: "short" in world.bound())
         assert set(world.bound()) == {"first-0", "first-1", "short"}
+
+    played(World(4), play)
+
+
+def test_a_namespace_whose_pods_overrun_does_not_backfill_by_its_word() -> None:
+    """Otherwise pods that declare a minute and run for days hold up every gang for ever."""
+
+    async def play(world: World, _: Replica) -> None:
+        minute = {"aliquot.io/duration": "1m"}
+        world.gang("first", 1, annotations={"aliquot.io/duration": "30m"})
+        await is_bound(world, "first", 1)
+        world.gang("big", 4)
+        await until(lambda: world.phase("big") == "Waiting")
+        world.pod("liar", gpu=1, annotations=minute)
+        await until(lambda: "liar" in world.bound())
+        liar = world.api.objects["pods", "ns", "liar"]
+        began = datetime.now(UTC) - timedelta(hours=1)
+        status = {"phase": "Running", "startTime": began.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        world.api.put("pods", {**liar, "status": status})
+        seen = world.leader.scheduler._watches.pods
+        await until(lambda: (one := seen.get("liar", "ns")) and one.status.start_time)
+        name = "liar"
+        for again in ("again", "later"):
+            world.pod(again, gpu=1, annotations=minute)
+            await until(partial(world.events, again))
+            reason, message = world.events(again)[0]
+            assert reason == "KeptForGangs"
+            assert "Its aliquot.io/duration of 1m does not count" in message
+            world.delete(name)  # that the liar is gone proves nothing about the next one
+            name = again
+        assert set(world.bound()) == {"first-0"}
 
     played(World(4), play)
 
@@ -261,8 +294,8 @@ def test_an_incomplete_gang_is_evicted() -> None:
 def test_a_replacement_is_placed_close_to_the_other_members() -> None:
     async def play(world: World, _: Replica) -> None:
         for name, rack in {"n0": "r1", "n1": "r2", "n2": "r1"}.items():
-            meta = {"name": name, "labels": {"topology.kubernetes.io/rack": rack}}
-            world.api.put("nodes", {"metadata": meta})
+            labels = {"topology.kubernetes.io/rack": rack}
+            world.api.put("nodes", node_json(name, labels=labels))
         world.gang("a", 2, gpu=2)
         await is_bound(world, "a", 2)
         found = world.status("a")

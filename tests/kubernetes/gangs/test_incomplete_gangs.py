@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,14 +11,15 @@ from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.gangs import sizes, state
 from aliquot.kubernetes.gangs.sizes import size_in
+from kubernetes.builders import make_pod
 from kubernetes.extender.replica import Replica
-from kubernetes.fake_api import until
+from kubernetes.fake_api import FakeApi, until
 from kubernetes.gangs.world import World, is_bound, played
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "READ_FINISHED_AGAIN", 0.05)
+    monkeypatch.setattr(sizes, "READ_FINISHED_SOON", 0.05)
     monkeypatch.setattr(state, "FIRST_PAUSE", 0.1)
 
 
@@ -78,16 +80,44 @@ def test_a_launcher_of_an_earlier_run_does_not_count() -> None:
         world.succeed("launcher")
         world.gang("a", 3, pods=2)
         await until(lambda: world.why("a") == "2 of its 3 pods exist")
-        reads = [path for _, path in world.api.requests].count("/api/v1/namespaces/ns/pods")
-        await until(
-            lambda: (
-                [path for _, path in world.api.requests].count("/api/v1/namespaces/ns/pods")
-                > reads + 2
-            )
-        )
+        assert lists(world.api) == 1
         assert not world.bound("a")
+        world.delete("launcher")
+        world.pod("launcher", annotations=notes)
+        world.succeed("launcher")
+        await until(lambda: world.phase("a") == "Bound")
 
     played(World(2), play)
+
+
+def lists(api: FakeApi) -> int:
+    """How often the pods of the namespace were listed."""
+    return api.requests.count(("GET", "/api/v1/namespaces/ns/pods"))
+
+
+def test_succeeded_pods_are_listed_when_a_member_has_gone_and_seldom_else() -> None:
+    """A namespace may have thousands of them."""
+
+    async def run() -> None:
+        async with FakeApi().serving() as api, api.client() as client:
+            now = 1000.0
+            finished = sizes.FinishedMembers(client, asks, lambda: now)
+            for second in range(60):
+                now = 1000.0 + second
+                await finished.read({"ns"})
+            assert lists(api) == 1
+            finished.pod_gone(make_pod("worker", gpu=1))
+            await finished.read({"ns"})
+            assert lists(api) == 1
+            finished.pod_gone(make_pod("launcher"))
+            await finished.read({"ns"})
+            await finished.read({"ns"})
+            assert lists(api) == 2
+            now += 600.0
+            await finished.read({"ns"})
+            assert lists(api) == 3
+
+    asyncio.run(run())
 
 
 def test_a_gang_whose_launcher_finishes_early_is_complete() -> None:

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from kubernetes.builders import node_json
 from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.held_decisions import HeldDecision
@@ -42,7 +43,7 @@ def test_a_gang_that_cannot_start_is_refused_at_once(
 def test_the_reason_names_taints_that_exclude_a_gang() -> None:
     async def play(world: World, _: Replica) -> None:
         taint = {"key": "nvidia.com/gpu", "value": "yes", "effect": "NoSchedule"}
-        world.api.put("nodes", {"metadata": {"name": "n0"}, "spec": {"taints": [taint]}})
+        world.api.put("nodes", node_json("n0", spec={"taints": [taint]}))
         world.gang("a", 2)
         await until(lambda: world.phase("a") == "Refused")
         assert "there are 0 on the nodes that it may go to" in world.why("a")

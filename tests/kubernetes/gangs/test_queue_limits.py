@@ -8,6 +8,7 @@ import pytest
 
 from aliquot.kubernetes.gangs.controller import GangOptions
 from aliquot.kubernetes.gangs.lifecycle import Deadlines
+from kubernetes.builders import node_json
 from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import SOON, World, is_bound, led, played
@@ -29,7 +30,7 @@ def gated(world: World, gang: str) -> bool:
 
 def set_apart(world: World, node: str) -> None:
     """A node that others than the urgent are not offered."""
-    world.api.put("nodes", {"metadata": {"name": node, "labels": {"for": "urgent"}}})
+    world.api.put("nodes", node_json(node, labels={"for": "urgent"}))
     world.offered.discard(node)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 
 from aliquot.kubernetes.api.names import RETRY
 from aliquot.kubernetes.cluster import watches
+from kubernetes.builders import node_json
 from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, led, played, running
@@ -146,14 +146,13 @@ def test_backfilled_slices_delay_no_planned_start() -> None:
 def test_an_uncordoned_node_is_used_at_once() -> None:
     async def play() -> None:
         world = World(1)
-        closed = {"metadata": {"name": "n0"}, "spec": {"unschedulable": True}}
-        world.api.put("nodes", closed)
+        world.api.put("nodes", node_json("n0", spec={"unschedulable": True}))
         async with running(world) as one:
             world.gang("a", 1)
             await until(lambda: world.phase("a") in {"Waiting", "Refused"})
             changes = one.scheduler._changes
             seen = changes.count
-            world.api.put("nodes", {**json.loads(json.dumps(closed)), "spec": {}})
+            world.api.put("nodes", node_json("n0"))
             await until(lambda: changes.count > seen)
             await is_bound(world, "a", 1)
 

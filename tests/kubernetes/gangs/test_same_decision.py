@@ -387,7 +387,7 @@ class Cluster:
         )
         scheduler = Scheduler(DirectClient(self.api), options, now=lambda: self._now)
         task = asyncio.create_task(scheduler.run())
-        replica = Replica(scheduler)
+        replica = Replica(scheduler, self.api)
         await replica.ready()
         kube_scheduler = KubeScheduler(self.api, replica)
         coming = sorted(self._work.jobs, key=lambda one: (one.arrives, one.name), reverse=True)

@@ -8,6 +8,8 @@ from aliquot.kubernetes.cluster.membership import (
     BY_LABEL,
     KUBEFLOW,
     KUBEFLOW_JOBS,
+    LWS_GROUP,
+    LWS_SET,
     is_gated,
     membership_of,
 )
@@ -45,13 +47,13 @@ def test_the_scheduler_may_read_the_sources_of_sizes() -> None:
     may = {
         (group, one) for rule in rules for group in rule["apiGroups"] for one in rule["resources"]
     }
-    for version, _, plural in BY_LABEL.values():
+    for version, _, plural in (*BY_LABEL.values(), LWS_SET):
         assert (version.partition("/")[0], plural) in may
     assert {("kubeflow.org", plural) for plural in KUBEFLOW_JOBS.values()} <= may
 
 
 def test_the_page_names_every_label_kind_and_phase() -> None:
-    labels = (*BY_LABEL, KUBEFLOW, *RACKS, *BLOCKS)
+    labels = (*BY_LABEL, LWS_GROUP, KUBEFLOW, *RACKS, *BLOCKS)
     assert [one for one in labels if f"`{one}`" not in PAGE] == []
     assert [one for one in KUBEFLOW_JOBS if one not in PAGE] == []
     assert [one for one in Phase if f"| `{one}` |" not in PAGE] == []

@@ -12,6 +12,7 @@ import pytest
 
 from aliquot.kubernetes.api import leader
 from aliquot.kubernetes.extender import planner
+from kubernetes.builders import node_json
 from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.held_decisions import HeldDecision
@@ -79,7 +80,7 @@ def test_nobody_is_preempted_for_a_gang_that_fits_meanwhile(held: HeldDecision) 
 def test_single_pods_during_a_decision_do_not_pass_a_limit(held: HeldDecision) -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", limit={"gpus": 2})
-        world.api.put("nodes", {"metadata": {"name": "n0", "labels": {"for": "gangs"}}})
+        world.api.put("nodes", node_json("n0", labels={"for": "gangs"}))
         held.hold()
         world.gang("a", 2, labels=IN_Q, gpu=1, spec={"nodeSelector": {"for": "gangs"}})
         await held.decided()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubernetes.builders import make_node
+from kubernetes.builders import make_node, node_json
 from kubernetes.extender.replica import Replica, put_node
 from kubernetes.gangs.world import World, is_bound, played
 
@@ -13,7 +13,7 @@ CLIQUE, RACK, BLOCK = "nvidia.com/gpu.clique", "aliquot.io/rack", "aliquot.io/bl
 
 def label(world: World, **labels: dict[str, str]) -> None:
     for name, one in labels.items():
-        world.api.put("nodes", {"metadata": {"name": name, "labels": one}})
+        world.api.put("nodes", node_json(name, labels=one))
 
 
 def topology(world: World, gang: str) -> str:

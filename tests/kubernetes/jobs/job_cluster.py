@@ -35,14 +35,15 @@ from aliquot.kubernetes.api.times import stamp
 from aliquot.kubernetes.jobs.allocations import JobAllocations
 from aliquot.kubernetes.jobs.controller import Controller, WatchedObjects
 from aliquot.placement.elastic.resize import Rules
-from kubernetes.builders import GPU_BYTES, make_node
+from kubernetes.builders import GPU_BYTES, make_node, node_json
 from kubernetes.fake_api import FakeApi, Json, _Where, as_json
 
 T = TypeVar("T", bound=ApiObject)
 
 NODE = "n1"
 SOON = Rules(resize_seconds=5.0, settle_seconds=5.0)
-GPU = {"limits": {"aliquot.io/gpu": 1}}
+GPU_NAME = "aliquot.io/gpu"
+GPU = {"limits": {GPU_NAME: 1}}
 TEMPLATE: Json = {"spec": {"containers": [{"name": "main", "image": "busybox", "resources": GPU}]}}
 
 
@@ -203,7 +204,7 @@ class JobCluster:
         """Bring the watches up to date."""
         self._synced = dict(self.api.objects)
         for (_, name), one in self._view("gpunodes", GPU_NODES.type).items():
-            self.allocations.set_node(name, Node())
+            self.allocations.set_node(name, self._view("nodes", Node).get(("", name)))
             self.allocations.set_gpu_node(name, one)
         pods = {one.metadata.uid: one for one in self._view("pods", Pod).values()}
         for uid in self._known - set(pods):
@@ -340,9 +341,20 @@ class JobCluster:
         self.api.put("pods", pod)
 
     def free(self) -> list[str]:
-        """The free GPUs."""
+        """The free GPUs; none if the kubelet has no devices to give."""
+        node = self._view("nodes", Node).get(("", NODE), Node())
+        if not any(int(count) for count in node.status.allocatable.values()):
+            return []
         allocated = self._allocated()
         return [gpu for gpu in self.gpus() if gpu not in allocated]
+
+    def lose_agent(self, **counts: int) -> None:
+        """The node's agent is gone; its kubelet counts so many devices, or there is no Node."""
+        self.report()
+        node = self.api.delete("nodes", NODE)
+        if node is not None and counts:
+            status = {name: {GPU_NAME: str(count)} for name, count in counts.items()}
+            self.api.put("nodes", {**node, "status": status})
 
     def _allocated(self) -> dict[str, NodeGrant]:
         """The grant on each allocated GPU."""
@@ -369,7 +381,7 @@ class JobCluster:
         if status != self._reported:
             self._reported = status
             node = msgspec.structs.replace(self._node, status=status)
-            self.api.put_if_absent("nodes", {"metadata": {"name": NODE}})
+            self.api.put_if_absent("nodes", node_json(NODE))
             self.api.put("gpunodes", as_json(GPU_NODES, node))
 
     def gpus(self) -> list[str]:

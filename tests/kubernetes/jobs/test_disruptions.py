@@ -270,6 +270,31 @@ async def test_no_job_shrinks_for_growth_that_waits_in_a_restart() -> None:
         assert len(cluster.running("giver")) == 2
 
 
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"capacity": 4, "allocatable": 0},  # a moment after the agent has gone
+        {"capacity": 0, "allocatable": 0},  # five minutes later
+        {"capacity": 0},  # a new Node
+        {},  # no Node
+    ],
+)
+def test_no_job_grows_for_gpus_of_a_dead_agent(counts: dict[str, int]) -> None:
+    async def run() -> None:
+        cluster = JobCluster()
+        cluster.gang("static", 2)
+        cluster.place()
+        cluster.submit(most=4)
+        await cluster.go(10)
+        assert (len(cluster.running()), cluster.status().generation) == (2, 1)
+        cluster.end_gang("static")
+        cluster.lose_agent(**counts)
+        await cluster.go(400)
+        assert (len(cluster.running()), cluster.status().generation) == (2, 1)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("live", [False, True])
 def test_an_overdue_start_is_abandoned_for_a_smaller_one(*, live: bool) -> None:
     async def run() -> None:

@@ -400,6 +400,41 @@ async def test_a_job_does_not_start_beyond_the_limit_of_its_queue() -> None:
 
 
 @scenario
+async def test_a_job_of_another_namespace_does_not_start_in_a_queue() -> None:
+    cluster = JobCluster()
+    red = QueueObject(Meta(name="red"), QueueSpec(namespaces=("theirs",)))
+    cluster.allocations.queues.set_queue("red", red)
+    cluster.submit(queue="red")
+    await cluster.go(5)
+    assert "queue 'red' does not accept pods of namespace 'ns'" in cluster.status().reason
+    assert not cluster.pods()
+    red = QueueObject(Meta(name="red"), QueueSpec(namespaces=("theirs", "ns")))
+    cluster.allocations.queues.set_queue("red", red)
+    await cluster.go(5)
+    assert cluster.phase() == "Running"
+
+
+@scenario
+async def test_a_job_that_its_queue_no_longer_accepts_runs_on_as_it_is() -> None:
+    """Workers of another size would be refused."""
+    cluster = JobCluster()
+    few, more = Amounts(gpus=2), Amounts(gpus=4)
+    red = QueueObject(Meta(name="red"), QueueSpec(limit=few, namespaces=("ns",)))
+    cluster.allocations.queues.set_queue("red", red)
+    cluster.submit(queue="red")
+    await cluster.go(10)
+    assert len(cluster.running()) == 2
+    red = QueueObject(Meta(name="red"), QueueSpec(limit=more, namespaces=("theirs",)))
+    cluster.allocations.queues.set_queue("red", red)
+    await cluster.go(900)
+    assert (cluster.phase(), cluster.status().generation) == ("Running", 1)
+    red = QueueObject(Meta(name="red"), QueueSpec(limit=more, namespaces=("ns",)))
+    cluster.allocations.queues.set_queue("red", red)
+    await cluster.go(900)
+    assert len(cluster.running()) == 4
+
+
+@scenario
 async def test_each_decision_starts_only_some_of_many_jobs() -> None:
     cluster = JobCluster(gpus=8)
     names = [f"job{number}" for number in range(6)]

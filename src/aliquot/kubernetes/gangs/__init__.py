@@ -6,7 +6,9 @@
 - `controller`: the loop of the replica that leads: observe, step, write, act.
 - `events`: the events and messages about gangs.
 - `evictions`: the requests that open gates and evict pods, and refusals of evictions.
+- `growth`: whether the queues of running pods let them grow by their annotations.
 - `lifecycle`: the state machine of a gang: when it gives up, opens gates, evicts; deadlines.
+- `missing`: which members would need GPUs that the cluster does not have.
 - `observe`: whether a gang may be planned yet, and the input of a step and of a decision.
 - `planning`: when all gangs are decided again: in a thread, and only if something changed.
 - `registry`: the states of all gangs, and the one place that changes them.

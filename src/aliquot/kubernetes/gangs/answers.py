@@ -8,24 +8,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.cluster.membership import membership_of
+from aliquot.kubernetes.cluster.membership import is_placeholder, membership_of
 from aliquot.kubernetes.extender.bind import NotBoundError
 from aliquot.kubernetes.extender.planner import Answer
 from aliquot.kubernetes.gangs.lifecycle import arrive, give_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from aliquot.kubernetes.api.changes import Changes
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.cluster.cluster import Cluster, Reserved
+    from aliquot.kubernetes.cluster.offered import OfferedNodes
+    from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.kubernetes.cluster.workloads import Workloads
+    from aliquot.kubernetes.gangs.missing import MissingWork
     from aliquot.kubernetes.gangs.registry import GangRegistry
     from aliquot.kubernetes.gangs.single_pods import SinglePods
     from aliquot.kubernetes.gangs.state import GangState
     from aliquot.kubernetes.gangs.term import Term
+    from aliquot.placement.core.demand import Gang
 
-PERMIT_SECONDS = 50.0  # kube-scheduler waits 60 s for a bind
+NEVER_RUNS = "this pod only asks an autoscaler for nodes, and never runs"
+PERMIT_SECONDS = 45.0  # kube-scheduler waits 60 s for a bind, and the request takes up to 10
 
 
 class Answers:
@@ -36,6 +41,7 @@ class Answers:
         workloads: Workloads,
         registry: GangRegistry,
         single_pods: SinglePods,
+        queues: Queues,
         cluster: Cluster,
         changes: Changes,
         term: Term,
@@ -44,6 +50,7 @@ class Answers:
         self._workloads = workloads
         self._registry = registry
         self._single_pods = single_pods
+        self._queues = queues
         self._cluster = cluster
         self._changes = changes
         self._term = term
@@ -57,10 +64,7 @@ class Answers:
         """Where gangs and queues let a pod go; None if that is anywhere."""
         membership, uid = membership_of(pod), pod.metadata.uid
         if membership is None:
-            answer = self._single_pods.answer(pod, names, self._now())
-            if answer is not None and not answer.names:
-                self._refused.add(uid)
-            return answer
+            return self._answer_single(pod, names)
         gang, pods = self._gang_of(pod), self._workloads.gangs.get(membership.key)
         if gang is None or pods is None or uid not in pods.pods:
             if pods is not None and uid in pods.others:
@@ -77,6 +81,14 @@ class Answers:
         self._changes.notify()
         return _refusal(names, f"gang {gang.key}: {why}")
 
+    def _answer_single(self, pod: Pod, names: Sequence[str]) -> Answer | None:
+        if is_placeholder(pod):
+            return _refusal(names, NEVER_RUNS)
+        answer = self._single_pods.answer(pod, names, self._now())
+        if answer is not None and not answer.names:
+            self._refused.add(pod.metadata.uid)
+        return answer
+
     def advised(self, pod: Pod, answer: Answer) -> Answer:
         """A refusal, with what the pod's queue has to do with it."""
         return self._single_pods.advised(pod, answer, self._now())
@@ -85,9 +97,13 @@ class Answers:
         """A pod has its node, or is gone."""
         self._refused.discard(uid)
 
-    def lets(self, pod: Pod) -> bool:
-        """Whether a single pod that waits may try again now."""
-        return membership_of(pod) is None and self._single_pods.lets(pod, self._now())
+    def lets(self, pod: Pod, offered: OfferedNodes) -> bool:
+        """Whether a single pod that waits may go to one of these nodes now."""
+        return membership_of(pod) is None and self._single_pods.lets(pod, offered, self._now())
+
+    def short_of_gpus(self, pods: Iterable[Pod], gangs: Iterable[Gang]) -> Iterator[MissingWork]:
+        """Those single pods that fit nowhere, though their queues would let them start."""
+        return self._single_pods.short_of_gpus(pods, gangs, self._now())
 
     # --- bind -------------------------------------------------------------------------------------
 
@@ -117,6 +133,16 @@ class Answers:
         if after is None or after.reservation.places.get(uid) is not place:
             raise NotBoundError(f"gang {gang.key} has abandoned its reservation for pod {pod.key}")
         return reserved
+
+    def queue_of(self, pod: Pod) -> str:
+        """The queue that a pod is admitted under; empty if there are no queues.
+
+        For a member, the queue whose limits were checked when its place was reserved.
+        """
+        if not self._queues.objects:
+            return ""
+        gang = self._gang_of(pod)
+        return self._queues.queue_of(pod) if gang is None else self._registry.reserved_in(gang.key)
 
     def may_bind(self) -> bool:
         """Whether this replica leads at this moment."""
@@ -153,7 +179,9 @@ class Answers:
         if membership_of(pod) is not None or pod.metadata.uid in self._refused:
             return False
         pods = (self._workloads.pods.get(uid) for uid in victims)
-        return all(one is None or membership_of(one) is None for one in pods)
+        return not is_placeholder(pod) and all(
+            one is None or membership_of(one) is None for one in pods
+        )
 
 
 def _refusal(names: Sequence[str], text: str) -> Answer:

@@ -71,21 +71,27 @@ class Applied:
 
 
 class DecisionApplier:
-    """Applies decisions as far as they are still possible."""
+    """Applies decisions as far as they are still possible.
 
-    def __init__(
+    `may_grow`: an autoscaler is asked for nodes, so that a gang larger than the cluster waits.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a decision changes
         self,
         workloads: Workloads,
         registry: GangRegistry,
         cluster: Cluster,
         queues: Queues,
         allocations: WorkloadAllocations,
+        *,
+        may_grow: bool = False,
     ) -> None:
         self._workloads = workloads
         self._registry = registry
         self._cluster = cluster
         self._queues = queues
         self._allocations = allocations
+        self._may_grow = may_grow
 
     def apply(self, decision: Decision, snapshot: DecisionSnapshot, now: float) -> Applied:
         """Apply a decision."""
@@ -272,20 +278,25 @@ class DecisionApplier:
             state = self._registry.gangs[snapshot.ready[gang.name].gang.key]
             if state.has_places:
                 continue
-            if gang.name in decision.never:
-                taints = snapshot.nodes.untolerated_taints(snapshot.ready[gang.name].limits)
-                why = decision.never[gang.name] + _taints(taints)
-                self._registry.update(report(state, Phase.REFUSED, why))
-                continue
             if gang.name in decision.above_limit:
                 why = decision.above_limit[gang.name]
                 self._registry.update(report(state, Phase.REFUSED, why))
+                continue
+            if gang.name in decision.never:
+                taints = snapshot.nodes.untolerated_taints(snapshot.ready[gang.name].limits)
+                why = decision.never[gang.name] + _taints(taints)
+                self._registry.update(self._larger_than_the_cluster(state, why))
                 continue
             start = starts.get(gang.name)
             text = why_later(gang, capacity.allocations, start, running, now)
             why = "" if start else f"; {decision.reasons.get(gang.name, '')}".rstrip("; ")
             plan = None if start is None else _planned_start(start, snapshot.nodes)
             self._registry.update(wait(state, text + why + _obstacles(state, now), plan))
+
+    def _larger_than_the_cluster(self, gang: GangState, why: str) -> GangState:
+        if self._may_grow:
+            return wait(gang, f"{why}; the autoscaler is asked for more", None)
+        return report(gang, Phase.REFUSED, why)
 
     def _has_places(self, snapshot: DecisionSnapshot, one: Running) -> bool:
         state = self._registry.gangs.get(snapshot.ready[one.gang.name].gang.key)

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.cluster.cluster import Cluster
+    from aliquot.kubernetes.cluster.offered import OfferedNodes
     from aliquot.kubernetes.cluster.parts import Parts
     from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
     from aliquot.placement.core.allocations import Allocations
     from aliquot.placement.core.demand import Demand, Placement, Running
+    from aliquot.placement.core.snapshot import Bools
     from aliquot.placement.gangs.timeline import Timeline
 
 
@@ -79,12 +81,23 @@ class BackfillWindow:
 
         InvalidRequestError if its requests are more than one demand.
         """
+        rows = (self._cluster.rows.get(name) for name in names)
+        closed = np.ones(self._snapshot.hardware.size, dtype=bool)
+        closed[[row for row in rows if row is not None]] = False
+        return self._find(uid, requests, closed, seconds, now)
+
+    def _find(
+        self,
+        uid: str,
+        requests: Sequence[ContainerRequest],
+        closed: Bools,
+        seconds: float,
+        now: float,
+    ) -> Spot | None:
+        """The best place, on a row that is not closed."""
         snapshot = self._snapshot
         demand = largest_demand(self._cluster, as_one(requests), snapshot.hardware)
         free = self._free_for(uid, seconds, now)
-        rows = (self._cluster.rows.get(name) for name in names)
-        closed = np.ones(snapshot.hardware.size, dtype=bool)
-        closed[[row for row in rows if row is not None]] = False
         free.milli_free[closed] = free.bytes_free[closed] = ABSENT
         place = Chooser(free, snapshot.by).choose(demand)
         if place is None:
@@ -98,8 +111,14 @@ class BackfillWindow:
         """Count a pod there."""
         self._taken[uid] = found
 
-    def has_place(self, requests: Sequence[ContainerRequest], seconds: float, now: float) -> bool:
-        """Whether some node has a place for a pod like this; equal ones are checked once."""
+    def has_place(
+        self,
+        requests: Sequence[ContainerRequest],
+        offered: OfferedNodes,
+        seconds: float,
+        now: float,
+    ) -> bool:
+        """Whether one of these nodes has a place for such a pod; equal ones are checked once."""
         allocations = self._cluster.chooser.allocations
         if (
             self._seen is None
@@ -108,10 +127,10 @@ class BackfillWindow:
         ):
             self._seen = allocations, allocations.version
             self._nowhere.clear()
-        like = tuple(replace(one, container="") for one in requests), seconds
+        like = tuple(replace(one, container="") for one in requests), offered, seconds
         if like in self._nowhere:
             return False
-        if self.find("", requests, self._cluster.rows, seconds, now) is None:
+        if self._find("", requests, ~offered.rows(self._cluster), seconds, now) is None:
             self._nowhere.add(like)
             return False
         return True

@@ -21,6 +21,7 @@ from aliquot.kubernetes.gangs.answers import Answers
 from aliquot.kubernetes.gangs.apply import DecisionApplier
 from aliquot.kubernetes.gangs.events import GangEvents
 from aliquot.kubernetes.gangs.evictions import Evictor
+from aliquot.kubernetes.gangs.growth import Growth
 from aliquot.kubernetes.gangs.lifecycle import (
     Deadlines,
     ForgetRefusals,
@@ -31,6 +32,7 @@ from aliquot.kubernetes.gangs.lifecycle import (
     may_be_written,
     record_write,
 )
+from aliquot.kubernetes.gangs.missing import NO_SHORTAGE
 from aliquot.kubernetes.gangs.observe import Observer
 from aliquot.kubernetes.gangs.planning import Planning
 from aliquot.kubernetes.gangs.registry import GangRegistry
@@ -66,11 +68,16 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GangOptions:
-    """`assumed` is how long work runs that does not say it, in seconds."""
+    """`assumed` is how long work runs that does not say it, in seconds.
+
+    `patience`: `shortage` has what gangs lack that do not start within so many seconds; None if
+    nobody reads it.
+    """
 
     times: Deadlines = field(default_factory=Deadlines)
     assumed: float = 3600.0
     labels: Labels = field(default_factory=Labels)
+    patience: float | None = None
 
 
 def gang_options(grace: float, assumed: float, labels: Labels) -> GangOptions:
@@ -83,7 +90,7 @@ class Gangs:
 
     `leading` says whether this replica holds the lease at this moment. `waiting` are the single
     pods that wait, and since when. `answers` are what kube-scheduler is told. `queue_usage` is what
-    each queue uses, and what waits in it.
+    each queue uses, and what waits in it. `shortage` is what gangs lack by the last decision.
     """
 
     def __init__(  # noqa: PLR0913 - all that it works with
@@ -123,18 +130,25 @@ class Gangs:
             allocations,
             evictor=self._evictor,
         )
-        applier = DecisionApplier(workloads, registry, cluster, queues, allocations)
-        self._planning = Planning(cluster, self._observer, applier)
+        may_grow = options.patience is not None
+        applier = DecisionApplier(
+            workloads, registry, cluster, queues, allocations, may_grow=may_grow
+        )
+        self._planning = Planning(cluster, self._observer, applier, options.patience)
         self._restorer = Restorer(
             planner, view.presets, workloads, registry, queues, allocations, options.times.grace
         )
         self._single_pods = SinglePods(planner, workloads, registry, queues, allocations)
-        self.answers = Answers(workloads, registry, self._single_pods, cluster, changes, term, now)
+        self.answers = Answers(
+            workloads, registry, self._single_pods, queues, cluster, changes, term, now
+        )
+        self._growth = Growth(client, view, registry, recorder, now)
         self._sizes = SourceSizes(client, view.asks, now)
         self._finished = FinishedMembers(client, view.asks, now)
         self._gone: set[GangKey] = set()
         self._missing = False
         self.queue_usage: Mapping[str, QueueUsage] = {}
+        self.shortage = NO_SHORTAGE
 
     # --- what the API server reports --------------------------------------------------------------
 
@@ -147,6 +161,10 @@ class Gangs:
                 self._gone.discard(key)
             elif self._registry.remove(key, self._now()):
                 self._gone.add(key)
+            if pod is None and before is not None:
+                self._finished.pod_gone(before)
+        if pod is not None:
+            self._growth.pod_changed(before, pod)
         one = pod or before
         if one is not None and (pod is None or pod.spec.node_name):
             self.answers.pod_started(one.metadata.uid)
@@ -179,6 +197,7 @@ class Gangs:
             return False
         self.answers.trouble = NOT_INSTALLED if self._missing else ""
         self._restorer.restore(self._found(objects), self._now())
+        self._growth.load(self._workloads.pods.values())
         self._term.begin()
         return True
 
@@ -186,7 +205,9 @@ class Gangs:
         """This replica does not lead any more, or leads again."""
         self._term.end()
         self._registry.forget_all()
+        self._growth.forget_all()
         self._single_pods.backfill, self._single_pods.stopped = None, {}
+        self.shortage = NO_SHORTAGE
         self._gone.clear()
 
     def _found(self, objects: Sequence[GangObject]) -> dict[GangKey, GangStatus]:
@@ -250,7 +271,10 @@ class Gangs:
         # 6. Evict the pods whose eviction is written and due.
         if self._term.lasts(number):
             await self._evict()
-        # 7. Delete the Gang objects of gangs that are gone.
+        # 7. Let running pods grow that their queues allow it.
+        if self._term.lasts(number):
+            await self._growth.answer(lambda: self._term.lasts(number))
+        # 8. Delete the Gang objects of gangs that are gone.
         if self._term.lasts(number):
             await self._delete()
         self._looked()
@@ -268,12 +292,12 @@ class Gangs:
         return [one for one in self._registry.gangs.values() if not one.progress.whole_once]
 
     def _count(self, gang: GangState) -> MemberCount:
-        """The members of a gang; its source is not asked once the gang was whole."""
+        """The members of a gang; its source is not read again once the gang was whole."""
         pods = self._workloads.gangs[gang.key]
-        if gang.progress.whole_once:
-            return MemberCount(pods)
         count = MemberCount(pods, self._sizes.of(pods))
-        return replace(count, finished=self._finished.of(pods)) if count.is_short else count
+        if gang.progress.whole_once or not count.is_short:
+            return count
+        return replace(count, finished=self._finished.of(pods))
 
     def _advance(self, now: float) -> None:
         self._observer.now = now
@@ -302,7 +326,8 @@ class Gangs:
         """Keep what single pods and queues need to know of a decision."""
         gangs = self._registry.gangs
         self._single_pods.backfill = result.backfill
-        self._single_pods.stopped = result.stopped
+        self._single_pods.stopped = self._growth.stopped = result.stopped
+        self.shortage = result.shortage
         if result.again:
             self._changes.notify()
         for key, gang in gangs.items():
@@ -339,7 +364,7 @@ class Gangs:
         source = self._sizes.of(pods)
         spec = GangSpec(
             size=MemberCount(pods, source).size[0] or 0,
-            queue=self._queues.queue_of(pods.every[0]),
+            queue=self._queues.queue_of(pods.lead),
             priority=pods.priority,
             seconds=pods.seconds(self._options.assumed),
         )
@@ -354,7 +379,7 @@ class Gangs:
             written = record_write(after, gang.reservation.places, gang.eviction)
             self._registry.update(written)
 
-    # --- 5., 6. and 7. act ------------------------------------------------------------------------
+    # --- 5. to 8. act ------------------------------------------------------------------------
 
     async def _open_gates(self) -> None:
         pods: list[Pod] = []
@@ -363,6 +388,8 @@ class Gangs:
             members = [mine.pods[uid] for uid in due if uid in mine.pods]
             if members or gang.progress.whole_once:
                 pods += [one for one in mine.others.values() if not one.spec.node_name]
+            else:
+                pods += self._count(gang).first
             pods += members
         await self._evictor.open(pods)
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from aliquot.kubernetes.api.admission import admitted_queue
 from aliquot.kubernetes.api.gang import Phase
-from aliquot.kubernetes.api.names import PLAN
+from aliquot.kubernetes.api.names import PLAN, QUEUE
 from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.cluster.constraints import NodeConstraints
 from aliquot.kubernetes.cluster.elastic import surpluses
+from aliquot.kubernetes.cluster.queue_tree import NAMED
 from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot, bare
 from aliquot.kubernetes.gangs.lifecycle import GangUids, Observation, gather, report
 from aliquot.placement.core.demand import Gang, Running
@@ -71,6 +73,7 @@ class DecisionSnapshot:
             tuple(question.waiting),
             tuple(gang for gang, _ in question.incomplete),
             question.queues,
+            frozenset(question.ending.items()),
         )
 
 
@@ -125,11 +128,12 @@ class Observer:
         victims = gang.reservation.victims
         if victims:
             victims = self._allocations.still_held(self._registry.preemption(gang), self.now)
+        moved = self._moved(gang.key)
         places = gang.reservation.places.items()
         faults = {
             uid: fault
             for uid, place in places
-            if uid in unbound and (fault := self._fault(uid, place, victims))
+            if uid in unbound and (fault := moved or self._fault(uid, place, victims))
         }
         return Observation(
             bound=bound,
@@ -140,6 +144,13 @@ class Observer:
             faults=faults,
             unplanned=sum(PLAN not in one.metadata.annotations for one in pods.active),
             arrived=str(self._registry.permit(gang.key)),
+        )
+
+    def _moved(self, key: GangKey) -> str:
+        """That a gang is in another queue than its places were reserved in; empty if it is not."""
+        before, now = self._registry.reserved_in(key), self._registry.queue_of(key)
+        return (
+            "" if before == now else f"it was reserved in queue {before!r}, and is in {now!r} now"
         )
 
     def _fault(self, uid: str, place: MemberPlace, victims: frozenset[str]) -> str:
@@ -196,14 +207,13 @@ class Observer:
         started, unbound = bool(gang.progress.had_nodes), pods.unbound
         if gang.has_places or gang.eviction is not None or (started and not unbound):
             return None
-        if not started and count is not None:
-            why = count.not_ready()
-            if why is not None:
-                self._report(gang, *why)
-                return None
+        why = None if count is None else count.not_ready(started=started)
+        if why is not None:
+            self._report(gang, *why)
+            return None
         gang = gather(gang, now)
         self._registry.update(gang)
-        problem = self._queues.problem_of(self._queues.queue_of(unbound[0]))
+        problem = self._refusal(pods)
         if problem:
             self._report(gang, Phase.REFUSED, problem)
             return None
@@ -216,6 +226,23 @@ class Observer:
             return None
         limits = [NodeConstraints.of(one, gang.retry.barred) for one in unbound]
         return Ready(pods, unbound, requests, limits)
+
+    def _refusal(self, pods: GangPods) -> str:
+        """Why a gang cannot start in its queue; empty if it can.
+
+        Members that join a running gang are in its queue, whatever they name.
+        """
+        lead = pods.lead
+        admitted = admitted_queue(lead)
+        if admitted:
+            return self._queues.refusal_of(lead, admitted)
+        named = sorted({self._queues.named_by(one) for one in pods.members})
+        if len(named) > 1:
+            return (
+                f"its pods name several queues: {', '.join(named[:NAMED])}. Give all of them the"
+                f" same label {QUEUE}"
+            )
+        return self._queues.refusal_of(lead)
 
     def _report(self, gang: GangState, phase: Phase, why: str) -> None:
         self._registry.update(report(gang, phase, why))
@@ -243,7 +270,7 @@ class Observer:
         return Gang(
             name=work.name,
             members=demands,
-            seconds=work.seconds,
+            seconds=self._workloads.waiting_seconds(one.gang.key.namespace, work.seconds, self.now),
             queue=work.queue,
             priority=work.priority,
             submitted=state.progress.since,
@@ -273,7 +300,7 @@ class Observer:
             allocations=nodes.allocations,
             running=self._allocations.running(now, victims),
             releasing=self._leftovers(victims),
-            ending=self._allocations.charged_to_victims(now, preemptions),
+            ending=self._allocations.charged_besides(now, preemptions),
             planned=planned,
             waiting=waiting,
             incomplete=rests,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.gangs.backfill import BackfillWindow
+from aliquot.kubernetes.gangs.missing import NO_SHORTAGE, Shortage, shortage
 from aliquot.placement.decide import decide
 
 if TYPE_CHECKING:
@@ -32,13 +33,15 @@ class PlanningResult:
     """What a decision leaves behind: the backfill window, and the preemptions that it began.
 
     `stopped` are the gangs that wait for a limit, by the queue whose limit it is. `again`:
-    something was not possible any more, or not considered, and is decided soon.
+    something was not possible any more, or not considered, and is decided soon. `shortage` is what
+    gangs lack, if anybody asks for new nodes.
     """
 
     backfill: BackfillWindow | None = None
     stopped: Mapping[Path, Gang] = field(default_factory=dict)
     preemptions: list[PreemptionNotice] = field(default_factory=list)
     again: bool = False
+    shortage: Shortage = NO_SHORTAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +51,28 @@ class _Last:
     fingerprint: object
     backfill: BackfillWindow | None
     stopped: Mapping[Path, Gang]
+    shortage: Shortage
     until: float
 
 
 class Planning:
-    """Decides, and applies the decision."""
+    """Decides, and applies the decision.
 
-    def __init__(self, cluster: Cluster, observer: Observer, applier: DecisionApplier) -> None:
+    `patience`: new nodes are asked for if a gang does not start within so many seconds; None if
+    nobody asks for any.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        observer: Observer,
+        applier: DecisionApplier,
+        patience: float | None = None,
+    ) -> None:
         self._cluster = cluster
         self._observer = observer
         self._applier = applier
+        self._patience = patience
         self._last: _Last | None = None
         self._considered: tuple[object, frozenset[str]] = None, frozenset()
 
@@ -74,8 +89,8 @@ class Planning:
         fingerprint = snapshot.fingerprint()
         if last is not None and fingerprint == last.fingerprint and now < last.until:
             self._last = last
-            return PlanningResult(last.backfill, last.stopped)
-        decision = await asyncio.to_thread(decide, snapshot.question)
+            return PlanningResult(last.backfill, last.stopped, shortage=last.shortage)
+        decision, lack = await asyncio.to_thread(self._decide, snapshot)
         if not is_wanted():
             return PlanningResult()
         self._observer.considered(decision.searched)
@@ -88,8 +103,14 @@ class Planning:
         again = bool(applied.impossible) or self._overlooks(fingerprint, decision)
         if not (again or decision.starts or decision.preemptions):  # else the next one differs
             until = self._until(snapshot, applied, now)
-            self._last = _Last(fingerprint, backfill, decision.at_limit, until)
-        return PlanningResult(backfill, decision.at_limit, applied.preemptions, again)
+            self._last = _Last(fingerprint, backfill, decision.at_limit, lack, until)
+        return PlanningResult(backfill, decision.at_limit, applied.preemptions, again, lack)
+
+    def _decide(self, snapshot: DecisionSnapshot) -> tuple[Decision, Shortage]:
+        decision = decide(snapshot.question)
+        if self._patience is None:
+            return decision, NO_SHORTAGE
+        return decision, shortage(snapshot, decision, self._patience)
 
     def _overlooks(self, fingerprint: object, decision: Decision) -> bool:
         """Whether no decision on this input has looked for victims for some gang yet."""

@@ -86,6 +86,7 @@ class GangRegistry:
         self._outbox = outbox
         self._gangs: dict[GangKey, GangState] = {}
         self._permits: dict[GangKey, Permit] = {}
+        self._reserved_in: dict[GangKey, str] = {}
 
     # --- answers ----------------------------------------------------------------------------------
 
@@ -113,12 +114,20 @@ class GangRegistry:
             victims=gang.reservation.victims,
             heirs=frozenset(places),
             nodes=frozenset(place.node for uid, place in places.items() if uid not in bound),
-            queue=self._queue_of(pods.every[0]),
+            queue=self.queue_of(gang.key),
         )
 
     def permit(self, key: GangKey) -> Permit | None:
         """What the members of a reservation wait for."""
         return self._permits.get(key)
+
+    def queue_of(self, key: GangKey) -> str:
+        """The queue that a gang is in now, by its pods."""
+        return self._queue_of(self._workloads.gangs[key].lead)
+
+    def reserved_in(self, key: GangKey) -> str:
+        """The queue in which the places of a gang were reserved; without places, its queue now."""
+        return self._reserved_in.get(key) or self.queue_of(key)
 
     def place_of(self, gang: GangState, uid: str) -> Reserved:
         """A member's place, as the cluster counts it."""
@@ -156,6 +165,7 @@ class GangRegistry:
         for permit in self._permits.values():
             permit.refuse("another replica leads now")
         self._permits.clear()
+        self._reserved_in.clear()
         for gang in self._gangs.values():
             self.update(forget(gang))
 
@@ -166,9 +176,11 @@ class GangRegistry:
                     self._cluster.reserve(uid, self.place_of(gang, uid))
                 is_open = bool(gang.progress.had_nodes)
                 self._permits[gang.key] = Permit(gang.reservation.places, is_open=is_open)
+                self._reserved_in[gang.key] = self.queue_of(gang.key)
             case ReleasePlaces(uids, why):
                 for uid in uids:
                     self._cluster.release(uid)
+                self._reserved_in.pop(gang.key, None)
                 permit = self._permits.pop(gang.key, None)
                 if permit is not None:
                     permit.refuse(f"gang {gang.key}: {why}")
@@ -177,5 +189,6 @@ class GangRegistry:
                     self._cluster.forget(uid)
             case ClosePermit():
                 self._permits.pop(gang.key, None)
+                self._reserved_in.pop(gang.key, None)
             case _:
                 self._outbox(gang, action)

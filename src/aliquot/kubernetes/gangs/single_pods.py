@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.api.names import GANG, GANG_SIZE
+from aliquot.kubernetes.api.names import DURATION, GANG, GANG_SIZE
 from aliquot.kubernetes.api.queue import DEFAULT
 from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.api.times import seconds_at
@@ -21,15 +21,17 @@ from aliquot.kubernetes.cluster.snapshot import largest_demand
 from aliquot.kubernetes.cluster.workloads import single_name
 from aliquot.kubernetes.extender.bind import NotBoundError
 from aliquot.kubernetes.extender.planner import RESERVED_SECONDS, Answer
-from aliquot.placement.core.demand import Gang
+from aliquot.kubernetes.gangs.missing import MissingPod, MissingWork
+from aliquot.placement.core.demand import Demand, Gang
 from aliquot.placement.queues.quota import Bound, Tree, needs, prefixes, within_quota
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
+    from aliquot.kubernetes.cluster.offered import OfferedNodes
     from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.kubernetes.cluster.workloads import Workloads
     from aliquot.kubernetes.extender.planner import Planner
@@ -76,7 +78,7 @@ class SinglePods:
             return None
         if not requests:
             return None
-        problem = self._queues.problem_of(queue) if queue else ""
+        problem = self._queues.refusal_of(pod) if queue else ""
         if problem:
             return _refusal(names, "InvalidQueue", problem)
         full = self._behind(pod, queue) or self._full(pod, queue, requests, now)
@@ -87,7 +89,7 @@ class SinglePods:
     def advised(self, pod: Pod, answer: Answer, now: float) -> Answer:
         """The same; a pod that its queue's quota covers is told that only gangs reclaim."""
         queue = self._queue(pod)
-        if answer.reason != "InsufficientGPUs" or not queue or self._queues.problem_of(queue):
+        if answer.reason != "InsufficientGPUs" or not queue or self._queues.refusal_of(pod):
             return answer
         gang = self._as_gang(pod, queue, self._planner.requests(pod))
         hardware = self._cluster.chooser.allocations.hardware
@@ -107,6 +109,10 @@ class SinglePods:
         If its queue has a limit, the pod must still be counted, and stays so while it is bound.
         """
         queue = self._queue(pod)
+        refusal = self._queues.refusal_of(pod) if queue else ""
+        if refusal:
+            self._cluster.forget(pod.metadata.uid)
+            raise NotBoundError(f"pod {pod.key}: {refusal}")
         if not queue or not _is_limited(Tree(self._queues.queues()), queue):
             return
         uid = pod.metadata.uid
@@ -126,30 +132,64 @@ class SinglePods:
         until = self._cluster.now() + RESERVED_SECONDS
         self._cluster.reserve(uid, replace(reserved, until=max(until, reserved.until)))
 
-    def lets(self, pod: Pod, now: float) -> bool:
-        """Whether gangs and queues would let a pod that waits start now."""
-        queue = self._queue(pod)
+    def lets(self, pod: Pod, offered: OfferedNodes, now: float) -> bool:
+        """Whether gangs and queues would let a pod that waits start on one of these nodes now."""
         try:
             requests = self._planner.requests(pod)
         except InvalidRequestError:
             return False
-        if queue and self._queues.problem_of(queue):
-            return False
-        if self._behind(pod, queue) or self._full(pod, queue, requests, now):
+        if not self._is_within_limits(pod, requests, now):
             return False
         if self.backfill is None or not self.backfill.holds:
             return True
         try:
-            return self.backfill.has_place(requests, self._workloads.seconds_of(pod), now)
+            return self.backfill.has_place(requests, offered, self._seconds(pod, now), now)
         except InvalidRequestError:
-            return True
+            return self._planner.fits(pod, offered, self.backfill.planned_nodes)
+
+    def short_of_gpus(
+        self, pods: Iterable[Pod], gangs: Iterable[Gang], now: float
+    ) -> Iterator[MissingWork]:
+        """Those pods that fit nowhere, though their queues would let them start.
+
+        Limits hold for all of them together with these gangs, which wait for GPUs too.
+        """
+        tree, hardware = Tree(self._queues.queues()), self._cluster.chooser.allocations.hardware
+        charged = self._allocations.charged(now, self._registry.preemptions())
+        for gang in gangs:
+            tree.add(charged, gang.queue, needs(gang, hardware))
+        fit: dict[tuple[ContainerRequest, ...], bool] = {}
+        for pod in pods:
+            queue = self._queue(pod)
+            try:
+                requests = self._planner.requests(pod)
+            except InvalidRequestError:
+                continue
+            if (queue and self._queues.refusal_of(pod)) or self._behind(pod, queue):
+                continue
+            gang = self._as_gang(pod, queue, requests)
+            if queue:
+                more = needs(gang, hardware)
+                if tree.over(queue, more, charged) is not None:
+                    continue
+                tree.add(charged, queue, more)
+            if requests not in fit:
+                fit[requests] = self._planner.fits(pod)
+            if gang.members and not fit[requests]:
+                yield MissingWork(gang, (MissingPod(pod, _as_demand(gang)),))
 
     # --- queues -----------------------------------------------------------------------------------
 
+    def _is_within_limits(self, pod: Pod, requests: Sequence[ContainerRequest], now: float) -> bool:
+        queue = self._queue(pod)
+        if queue and self._queues.refusal_of(pod):
+            return False
+        return not (self._behind(pod, queue) or self._full(pod, queue, requests, now))
+
     def _queue(self, pod: Pod) -> str:
         """The queue of a pod; empty if there are no queues and the pod names none."""
-        queue = self._queues.queue_of(pod)
-        return queue if queue != DEFAULT or self._queues.objects else ""
+        names_none = self._queues.named_by(pod) == DEFAULT
+        return "" if names_none and not self._queues.objects else self._queues.queue_of(pod)
 
     def _full(self, pod: Pod, queue: str, requests: Sequence[ContainerRequest], now: float) -> str:
         """The message that this pod would exceed a limit of its queue; empty if it would not."""
@@ -162,7 +202,11 @@ class SinglePods:
         more = needs(gang, self._cluster.chooser.allocations.hardware)
         used = self._allocations.charged(now, self._registry.preemptions(), {pod.metadata.uid})
         over = tree.over(queue, more, used)
-        return "" if over is None else tree.limit_message(over, gang, used[over] + more, WITH_THIS)
+        return (
+            ""
+            if over is None
+            else tree.limit_message(over, gang.queue, used[over] + more, WITH_THIS)
+        )
 
     def _as_gang(self, pod: Pod, queue: str, requests: Sequence[ContainerRequest]) -> Gang:
         """A pod as a gang, with a member for each container that is not an init container."""
@@ -199,13 +243,16 @@ class SinglePods:
         if not window.holds:
             return self._elsewhere(window, pod, names)
         try:
-            found = window.find(uid, requests, names, self._workloads.seconds_of(pod), now)
+            found = window.find(uid, requests, names, self._seconds(pod, now), now)
         except InvalidRequestError:
             return self._elsewhere(window, pod, names)
         if found is None:
             usual = self._planner.filter(pod, names)
             self._cluster.forget(uid)
-            return _refusal(names, "KeptForGangs", PLANNED) if usual.names else usual
+            if usual.names:
+                why = PLANNED + self._disbelief(pod, now)
+                return _refusal(names, "KeptForGangs", why)
+            return usual
         until, version = (
             self._cluster.now() + RESERVED_SECONDS,
             self._cluster.node_version(found.node),
@@ -217,6 +264,22 @@ class SinglePods:
         window.take(uid, found)
         return Answer((found.node,))
 
+    def _seconds(self, pod: Pod, now: float) -> float:
+        """How long a pod runs that waits."""
+        declared = self._workloads.seconds_of(pod)
+        return self._workloads.waiting_seconds(pod.metadata.namespace, declared, now)
+
+    def _disbelief(self, pod: Pod, now: float) -> str:
+        """Why the pod's duration does not count; empty if it does."""
+        declared = pod.metadata.annotations.get(DURATION)
+        namespace = pod.metadata.namespace
+        if declared is None or not self._workloads.disbelieves(namespace, now):
+            return ""
+        return (
+            f". Its {DURATION} of {declared} does not count: pods of namespace {namespace} ran more"
+            " than twice as long as they declared"
+        )
+
     def _elsewhere(self, window: BackfillWindow, pod: Pod, names: Sequence[str]) -> Answer:
         """A place on nodes without planned starts: for pods that are more than one demand."""
         taken = window.planned_nodes
@@ -226,6 +289,13 @@ class SinglePods:
             return usual
         why = {**dict(usual.refused), **dict.fromkeys(taken.intersection(names), PLANNED)}
         return Answer((), why, "KeptForGangs", PLANNED)
+
+
+def _as_demand(gang: Gang) -> Demand:
+    """The containers of a pod as one demand; of different kinds, as many whole GPUs are enough."""
+    if len(gang.members) == 1:
+        return gang.members[0]
+    return Demand(gpus=sum(one.gpus for one in gang.members))
 
 
 def _is_limited(tree: Tree, queue: str) -> bool:

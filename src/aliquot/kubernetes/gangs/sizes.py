@@ -1,11 +1,14 @@
 """How many members a gang has, and whether all of them exist.
 
-A gang's pods say its size, or an object does: a PodGroup, a JobSet, a job of Kubeflow.
+A gang's pods say its size, or an object does: a PodGroup, JobSet, RayCluster or job of Kubeflow.
 `SourceSizes` reads those objects when a gang needs its size, and again while the gang gathers.
 It does not watch them: most clusters have none or one of these kinds, and a kind that is not
-installed is then an answer like any other. JobSets and Kubeflow's jobs have templates of their
-pods, so that their size does not count pods that request no GPU: the launcher of an MPIJob may be
-created when its workers run, and end before them.
+installed is then an answer like any other. JobSets, RayClusters and Kubeflow's jobs have templates
+of their pods, so that their size does not count pods that request no GPU: the launcher of an MPIJob
+may be created when its workers run, and end before them.
+
+The pods of a LeaderWorkerSet's group say its size. With the startup policy LeaderReady the others
+do not exist before the leader runs: it starts alone, and the others together when all exist.
 
 `FinishedMembers` reads members that request no GPU and have succeeded, which still count.
 """
@@ -23,7 +26,7 @@ from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.gang import Phase
 from aliquot.kubernetes.api.objects import PODS, Meta, Owner, Pod, Resource
 from aliquot.kubernetes.api.times import seconds_at
-from aliquot.kubernetes.cluster.membership import foreign_gates, membership_of
+from aliquot.kubernetes.cluster.membership import foreign_gates, is_gated, membership_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -33,10 +36,13 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.workloads import GangPods
 
 READ_SOURCE_AGAIN = 3.0
-READ_FINISHED_AGAIN = 5.0
+READ_FINISHED_SOON = 5.0  # at least between two lists of a namespace
+READ_FINISHED_AGAIN = 300.0  # if no member has gone meanwhile
 AT_ONCE = 16  # objects that are read: a new leader has read none
 TOGETHER = 10.0  # seconds between the creation of pods of one run
 POD_GROUP = "PodGroup"
+LEADER_WORKER_SET = "LeaderWorkerSet"
+COUNT_ALL = {POD_GROUP, LEADER_WORKER_SET}  # their sizes count pods without GPUs too
 SUCCEEDED = "status.phase=Succeeded"
 
 _log = structlog.get_logger(__name__)
@@ -51,13 +57,15 @@ class _Sized(msgspec.Struct, frozen=True):
 class SourceSize:
     """What a source says: the size, or why it is unknown; and the object, as an owner.
 
-    `only_gpus`: the size counts only pods that request GPUs.
+    `only_gpus`: the size counts only pods that request GPUs. `leader_first`: the other pods are
+    created when the leader runs.
     """
 
     size: int | None = None
     problem: str = ""
     owner: Owner | None = None
     only_gpus: bool = False
+    leader_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +80,13 @@ class MemberCount:
     def size(self) -> tuple[int | None, str]:
         """How many members there must be, or why that is unknown."""
         memberships, found = self.pods.memberships, self.source
-        if any(one.source for one in memberships):
-            return (found.size, found.problem) if found else (None, "its size is being read")
         sizes = sorted({one.size for one in memberships if one.size is not None})
         if len(sizes) > 1:
             return None, f"its pods say different sizes: {', '.join(map(str, sizes))}"
         if sizes:
             return sizes[0], ""
+        if any(one.source for one in memberships):
+            return (found.size, found.problem) if found else (None, "its size is being read")
         problems = (one.problem for one in memberships if one.problem)
         return None, next(problems, "its pods are ending")
 
@@ -90,8 +98,10 @@ class MemberCount:
 
     @property
     def wanted(self) -> int | None:
-        """How many members must request GPUs; None if the size is unknown."""
-        size, _ = self.size
+        """How many members must get nodes together; None if the size is unknown."""
+        leader, (size, _) = self._leader, self.size
+        if leader is not None and (leader.spec.node_name or self._goes_alone):
+            return 1
         return size if size is None or self._only_gpus else size - self._without_gpus
 
     @property
@@ -101,8 +111,17 @@ class MemberCount:
         live = len(self.pods.members) + len(self.pods.others)
         return not self._only_gpus and size is not None and live < size
 
-    def not_ready(self) -> tuple[Phase, str] | None:
-        """Why a gang without nodes cannot be planned yet; None if it can."""
+    @property
+    def first(self) -> list[Pod]:
+        """Gated pods without GPUs that must run before the others exist: a leader."""
+        if self.source is None or not self.source.leader_first:
+            return []
+        return [one for one in self.pods.others.values() if _leads(one) and is_gated(one)]
+
+    def not_ready(self, *, started: bool) -> tuple[Phase, str] | None:
+        """Why members cannot be planned yet; None if they can. `started`: some have nodes."""
+        if started:
+            return self._rest_not_ready()
         pods, others = self.pods.members, self.pods.others
         size, problem = self.size
         if size is None:
@@ -115,14 +134,38 @@ class MemberCount:
                 f"{live} pods belong to it, and they say that it has {size}. Correct the size,"
                 " or give other pods another gang's name."
             )
-        if self.existing < size:
+        if self.existing < size and not self._goes_alone:
             return Phase.GATHERING, f"{self.existing} of its {size} pods exist"
         if not pods:
             return Phase.REFUSED, "none of its pods requests a GPU. Remove its gates."
-        gates = sorted({gate for pod in (*pods, *others.values()) for gate in foreign_gates(pod)})
-        if gates:
-            return Phase.GATHERING, f"other gates hold its pods back: {', '.join(gates)}"
-        return None
+        held_back = self._held_back()
+        return (Phase.GATHERING, held_back) if held_back else None
+
+    def _rest_not_ready(self) -> tuple[Phase, str] | None:
+        """Why the members that follow a running leader cannot be planned yet."""
+        size, _ = self.size
+        if self._leader is None or size is None:
+            return None
+        why = self._held_back()
+        if self.existing < size:
+            why = f"its leader runs; {self.existing} of its {size} pods exist"
+        return (Phase.GATHERING, why) if why else None
+
+    def _held_back(self) -> str:
+        pods = (*self.pods.members, *self.pods.others.values())
+        gates = sorted({gate for pod in pods for gate in foreign_gates(pod)})
+        return f"other gates hold its pods back: {', '.join(gates)}" if gates else ""
+
+    @property
+    def _leader(self) -> Pod | None:
+        """The member that must run before the others exist."""
+        if self.source is None or not self.source.leader_first:
+            return None
+        return next((one for one in self.pods.members if _leads(one)), None)
+
+    @property
+    def _goes_alone(self) -> bool:
+        return self._leader is not None and self.pods.every == (self._leader,)
 
     @property
     def _only_gpus(self) -> bool:
@@ -131,6 +174,11 @@ class MemberCount:
     @property
     def _without_gpus(self) -> int:
         return len({*self.pods.others, *self.finished})
+
+
+def _leads(pod: Pod) -> bool:
+    membership = membership_of(pod)
+    return membership is not None and membership.leads
 
 
 def owners_of(pods: GangPods, source: SourceSize | None) -> tuple[Owner, ...]:
@@ -198,7 +246,12 @@ class SourceSizes:
         size = size_in(source.kind, one.spec, self._asks)
         if size is None:
             return SourceSize(problem=f"{source} does not say how many pods it has.", owner=owner)
-        return SourceSize(size, owner=owner, only_gpus=source.kind != POD_GROUP)
+        return SourceSize(
+            size,
+            owner=owner,
+            only_gpus=source.kind not in COUNT_ALL,
+            leader_first=one.spec.get("startupPolicy") == "LeaderReady",
+        )
 
 
 def _sources_of(gangs: Iterable[GangPods]) -> set[tuple[str, Source]]:
@@ -213,6 +266,11 @@ def size_in(
         return _count(spec.get("minMember"))
     if kind == "JobSet":
         return _sum(_of_replicated_job(one, asks) for one in _list(spec.get("replicatedJobs")))
+    if kind == "RayCluster":
+        return _of_ray_cluster(spec, asks)
+    if kind == LEADER_WORKER_SET:
+        group = spec.get("leaderWorkerTemplate")
+        return _count(group.get("size", 1)) if isinstance(group, dict) else None
     replicas = [
         part
         for name, parts in spec.items()
@@ -234,6 +292,22 @@ def _of_replicated_job(one: Mapping[str, Any], asks: Callable[[Pod], bool]) -> i
     if each is None or replicas is None:
         return None
     return each * replicas if _asks(job.get("template"), asks) else 0
+
+
+def _of_ray_cluster(spec: Mapping[str, Any], asks: Callable[[Pod], bool]) -> int | None:
+    """The head, and the workers that its autoscaler never goes below."""
+    head, groups = spec.get("headGroupSpec"), _list(spec.get("workerGroupSpecs"))
+    if not isinstance(head, dict):
+        return None
+    least = [_of_ray_group(one, asks) for one in groups if one.get("suspend") is not True]
+    return _sum([int(_asks(head.get("template"), asks)), *least])
+
+
+def _of_ray_group(one: Mapping[str, Any], asks: Callable[[Pod], bool]) -> int | None:
+    replicas, hosts = _count(one.get("minReplicas", 0)), _count(one.get("numOfHosts", 1))
+    if replicas is None or hosts is None:
+        return None
+    return replicas * hosts if _asks(one.get("template"), asks) else 0
 
 
 def _asks(template: object, asks: Callable[[Pod], bool]) -> bool:
@@ -265,9 +339,10 @@ def _count(value: object) -> int | None:
 class FinishedMembers:
     """Members that request no GPU and have succeeded, by namespace.
 
-    The watch does not show pods that have succeeded. They are read for namespaces in which a gang
-    lacks members, again from time to time. A pod of an earlier run under the same name does not
-    count: the pod must have the owner of a live member, or have been created with the first one.
+    The watch does not show pods that have succeeded. They are listed for namespaces in which a gang
+    lacks members, and again when such a member has gone from the watch: a namespace may have
+    thousands of them. A pod of an earlier run under the same name does not count: the pod must have
+    the owner of a live member, or have been created with the first one.
     """
 
     def __init__(
@@ -278,19 +353,25 @@ class FinishedMembers:
         self._now = now
         self._read: dict[str, float] = {}
         self._found: dict[str, dict[GangKey, list[Pod]]] = {}
+        self._stale: set[str] = set()
+
+    def pod_gone(self, pod: Pod) -> None:
+        """A member is gone from the watch: it was deleted, or it has ended."""
+        if pod.metadata.namespace in self._read and not self._asks(pod):
+            self._stale.add(pod.metadata.namespace)
 
     async def read(self, namespaces: Collection[str]) -> None:
-        """Read these namespaces, if they were not just read; forget all others."""
+        """Read these namespaces, if what was read of them may have changed; forget all others."""
         for gone in self._read.keys() - set(namespaces):
             del self._read[gone]
             self._found.pop(gone, None)
-        now = self._now()
-        due = [
-            one
-            for one in namespaces
-            if now - self._read.get(one, -READ_FINISHED_AGAIN) >= READ_FINISHED_AGAIN
-        ]
-        await asyncio.gather(*(self._read_one(one) for one in due))
+            self._stale.discard(gone)
+        await asyncio.gather(*(self._read_one(one) for one in namespaces if self._is_due(one)))
+
+    def _is_due(self, namespace: str) -> bool:
+        read = self._read.get(namespace)
+        pause = READ_FINISHED_SOON if namespace in self._stale else READ_FINISHED_AGAIN
+        return read is None or self._now() - read >= pause
 
     def of(self, pods: GangPods) -> frozenset[str]:
         """The UIDs of a gang's finished members."""
@@ -305,10 +386,12 @@ class FinishedMembers:
 
     async def _read_one(self, namespace: str) -> None:
         self._read[namespace] = self._now()
+        self._stale.discard(namespace)
         try:
             found = await self._client.list(PODS, namespace, fields=SUCCEEDED)
         except ApiError as error:
             _log.info("cannot read finished pods", namespace=namespace, why=error.message)
+            self._stale.add(namespace)
             return
         gangs: dict[GangKey, list[Pod]] = {}
         for one in found.items:

@@ -293,7 +293,7 @@ class Controller:
             as_one(worker_requests(pod, self.allocations.presets))
         except (InvalidValueError, InvalidRequestError) as error:
             return _sentence(error)
-        return self.allocations.queues.problem_of(self.allocations.queues.queue_of(pod))
+        return self.allocations.queues.refusal_of(pod)
 
     def _learn_from_start(self, one: ElasticJob, given: StepInput, state: JobState) -> None:
         """Note whether the size that was tried could start."""
@@ -375,7 +375,7 @@ class Controller:
         except (InvalidValueError, InvalidRequestError, StateError):
             return None
         state, limit = saved.state, attempts.size_limit
-        if not one.status.controller_state or (state.phase.inactive and self._must_wait(one)):
+        if not one.status.controller_state or self._must_wait(one, state):
             return None
         gang = GangKey(one.metadata.namespace, gang_name(one.metadata.name, state.generation))
         found = self.watched.gangs().get((gang.namespace, gang.name))
@@ -393,8 +393,10 @@ class Controller:
             size_limit=limit[0] if limit and limit[1] > now else None,
         )
 
-    def _must_wait(self, one: ElasticJob) -> bool:
-        return self._attempts_of(one).not_before > self.now() or bool(self._problem(one))
+    def _must_wait(self, one: ElasticJob, state: JobState) -> bool:
+        """Whether a job gets no other size now: also while new workers could not start."""
+        paused = state.phase.inactive and self._attempts_of(one).not_before > self.now()
+        return paused or bool(self._problem(one))
 
     async def _change_size(self, one: ElasticJob, change: SizeChange) -> None:
         """Start or resize a job, unless it has changed since the decision."""
