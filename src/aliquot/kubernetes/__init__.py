@@ -14,5 +14,6 @@ node's GPUNode, and the scheduler corrects its allocations by that.
 - `kubelet`: the messages of the kubelet.
 - `node`: the agent on each node (`aliquot node`): gives containers their grants.
 - `queues`: the status of Queue objects; quotas and limits are decided in `placement.queues`.
+- `scaleup`: asks a cluster autoscaler for the GPUs that waiting work lacks.
 - `scheduler`: assembles the process of `aliquot scheduler`.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -25,14 +25,19 @@ from aliquot.kubernetes.api.names import SCHEDULER
 from aliquot.kubernetes.api.presets import choose_presets
 from aliquot.kubernetes.cluster.view import ClusterView
 from aliquot.kubernetes.cluster.watches import ClusterWatches
+from aliquot.kubernetes.extender.authority import OwnCertificates, TlsSecrets
 from aliquot.kubernetes.extender.bind import Binder
+from aliquot.kubernetes.extender.bypass import BypassingPods
+from aliquot.kubernetes.extender.endpoint import EndpointWriter, OwnEndpoint
 from aliquot.kubernetes.extender.metrics import Gauges, Metrics
 from aliquot.kubernetes.extender.planner import Planner
-from aliquot.kubernetes.extender.serve import Address, serve_while
+from aliquot.kubernetes.extender.pods import PodFinder
+from aliquot.kubernetes.extender.serve import Address, TlsFiles, serve_while
 from aliquot.kubernetes.extender.server import Extender
 from aliquot.kubernetes.extender.waiting import WaitingPods
 from aliquot.kubernetes.gangs.controller import GangOptions, Gangs
 from aliquot.kubernetes.queues.write import StatusWriter
+from aliquot.kubernetes.scaleup.controller import ScaleUp, ScaleUpOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.objects import Pod
 
+NOT_SYNCED = "pods, Nodes and GPUNodes are not read yet"
 WARM_SECONDS = 0.2
 AT_ONCE = 100  # rows of the allocations that are updated before other tasks get the event loop
 
@@ -49,10 +55,17 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """The options of `aliquot scheduler`."""
+    """The options of `aliquot scheduler`.
+
+    `tls`: files with certificates, or the Secrets of its own; plain HTTP without. `endpoint`: the
+    Service that leads to the leader, if that is this replica's business.
+    `scheduler_names` are the schedulers that ask this extender, as pods name them.
+    """
 
     kubeconfig: Path | None = None
     address: Address = field(default_factory=Address)
+    tls: TlsFiles | TlsSecrets | None = None
+    endpoint: OwnEndpoint | None = None
     presets: tuple[str, ...] = ("aliquot",)
     strategy: str = "fragmentation"
     offer: int = 1
@@ -60,6 +73,8 @@ class SchedulerOptions:
     namespace: str = ""
     times: LeaseTimes = USUAL_TIMES
     gangs: GangOptions = field(default_factory=GangOptions)
+    scheduler_names: tuple[str, ...] = ()
+    scale_up: ScaleUpOptions | None = None
 
 
 class Scheduler:
@@ -69,7 +84,10 @@ class Scheduler:
         self, client: Client, options: SchedulerOptions, *, now: Callable[[], float] = time.time
     ) -> None:
         presets = choose_presets(options.presets)
-        gangs = options.gangs
+        gangs, scale_up = options.gangs, options.scale_up
+        self._namespace = options.namespace or client.namespace
+        if scale_up is not None:
+            gangs = replace(gangs, patience=scale_up.patience)
         self._changes = Changes()
         self._view = ClusterView(
             presets, by=options.strategy, labels=gangs.labels, assumed=gangs.assumed, now=now
@@ -78,7 +96,7 @@ class Scheduler:
         self._watches = ClusterWatches(client, self._view, self._changes.notify, self._pod_changed)
         self._elector = Elector(
             client,
-            namespace=options.namespace or client.namespace,
+            namespace=self._namespace,
             name=options.lease,
             on_change=self._leads,
             times=options.times,
@@ -114,16 +132,54 @@ class Scheduler:
             lambda: self._elector.leading,
             answers.lets,
         )
-        self._binder = Binder(client, planner, self._changes, self._watches.pods.get, answers)
+        self._scale_up = None
+        if scale_up is not None:
+            self._scale_up = ScaleUp(
+                client,
+                scale_up,
+                view=self._view,
+                namespace=self._namespace,
+                changes=self._changes,
+                leading=lambda: not self.why_not(),
+                shortage=lambda: self._gangs.shortage,
+                short_of_gpus=answers.short_of_gpus,
+            )
+        finder = PodFinder(client, self._watches.pods.get)
+        self._bypassing = BypassingPods(
+            self._recorder,
+            options.scheduler_names,
+            self._view.asks,
+            lambda: self._loaded and self._elector.leading,
+        )
+        self._binder = Binder(client, planner, self._changes, finder, answers)
+        self.tls = self._certificates(client, options.tls)
+        self._endpoint = (
+            EndpointWriter(client, self._namespace, options.endpoint, self._serves)
+            if options.endpoint
+            else None
+        )
         self._metrics = Metrics(self.cluster, self._gauges())
-        self.app = Extender(
-            planner, answers, self._binder, self._waiting, self._metrics, self
-        ).app()
+        extender = Extender(
+            finder, planner, answers, self._binder, self._waiting, self._metrics, self
+        )
+        self.app = extender.app()
+        self.pages = extender.pages()
+
+    def not_ready(self) -> str:
+        """Why this replica could not take over; empty if it could."""
+        if not self._watches.synced:
+            return NOT_SYNCED
+        if isinstance(self.tls, OwnCertificates) and not self.tls.loaded:
+            return "the certificate authority is not read yet"
+        return ""
+
+    def _serves(self) -> bool:
+        return not (self.why_not() or self.not_ready())
 
     def why_not(self) -> str:
         """Why this replica may not decide; empty if it may."""
         if not self._watches.synced:
-            return "pods, Nodes and GPUNodes are not read yet"
+            return NOT_SYNCED
         if not self._elector.leading:
             return f"{self._elector.holder or 'nobody'} leads"
         return "" if self._loaded else "the plans of bound pods are not read yet"
@@ -143,13 +199,21 @@ class Scheduler:
             tasks.create_task(self._keep_warm())
             tasks.create_task(self._gangs.run())
             tasks.create_task(self._writer.run())
+            if self._scale_up is not None:
+                tasks.create_task(self._scale_up.run())
             tasks.create_task(self._elector.run())
+            if self._endpoint is not None:
+                tasks.create_task(self._endpoint.run())
 
     def _pod_changed(self, before: Pod | None, now: Pod | None) -> None:
         self._gangs.pod_changed(before, now)
         one = now or before
         if one is not None and (now is None or now.spec.node_name):
             self._waiting.done(one.metadata.uid)
+        if now is not None:
+            self._bypassing.observe(now)
+        elif before is not None:
+            self._bypassing.forget(before.metadata.uid)
 
     def _leads(self, leading: bool) -> None:  # noqa: FBT001 - the callback's form
         self._loaded = False
@@ -168,6 +232,7 @@ class Scheduler:
         while not await self._gangs.load():
             await asyncio.sleep(backoff.wait())
         self._loaded = True
+        self._bypassing.observe_all(self._watches.pods.objects.values())
         pods = len(self._watches.pods.objects)
         _log.info("ready", nodes=len(self.cluster.nodes), pods=pods)
 
@@ -177,8 +242,22 @@ class Scheduler:
             await asyncio.sleep(WARM_SECONDS)
             self.cluster.bring_up_to_date(AT_ONCE)
 
+    def _certificates(
+        self, client: Client, tls: TlsFiles | TlsSecrets | None
+    ) -> TlsFiles | OwnCertificates | None:
+        if not isinstance(tls, TlsSecrets):
+            return tls
+        return OwnCertificates(client, self._namespace, tls, lambda: self._elector.leading)
+
+    def _authority_ends(self) -> float:
+        return self.tls.authority_ends if isinstance(self.tls, OwnCertificates) else 0.0
+
     def _gauges(self) -> Gauges:
         return {
+            "authority_ends_seconds": (
+                "When the extender's own certificate authority ends, in seconds since 1970; or 0.",
+                self._authority_ends,
+            ),
             "waiting_pods": ("Pods that no node has GPUs for.", lambda: len(self._waiting)),
             "held_back_pods": (
                 "Pods whose binding waits until the agent cannot confuse them with another pod.",
@@ -191,6 +270,10 @@ class Scheduler:
             "reserved_gangs": (
                 "Gangs whose GPUs are reserved and whose pods are being bound.",
                 lambda: self._gangs.count(Phase.RESERVED),
+            ),
+            "scale_up_requests": (
+                "Placeholder pods or ProvisioningRequests that ask an autoscaler for nodes.",
+                lambda: 0 if self._scale_up is None else self._scale_up.asked,
             ),
             "events_dropped": (
                 "Events that were dropped and not written.",
@@ -208,4 +291,10 @@ async def serve(options: SchedulerOptions) -> None:
     """Run a replica until SIGTERM or SIGINT."""
     async with connect(options.kubeconfig) as client:
         scheduler = Scheduler(client, options)
-        await serve_while(scheduler.app, options.address, scheduler.run())
+        await serve_while(
+            scheduler.app,
+            options.address,
+            scheduler.run(),
+            pages=scheduler.pages,
+            tls=scheduler.tls,
+        )
