@@ -29,10 +29,9 @@ NAMESPACE = "aliquot-system"
 
 _HEAD = """\
 # Aliquot on a cluster, without Helm: what the chart beside this file renders (make manifest).
-# It needs the image and the certificate that docs/kubernetes.md says how to make.
+# It needs the image that docs/kubernetes.md says how to make.
 """
-# A manifest for everybody has no key in it.
-_STATIC = ("namespace.create=true", "scheduler.tls.existingSecret=aliquot-scheduler-tls")
+_STATIC = ("namespace.create=true",)
 
 Objects = list[dict[str, Any]]
 
@@ -70,10 +69,14 @@ def render(*values: str, kubernetes: str | None = None) -> str:
     return helm(*command, *(f"--set={value}" for value in values))
 
 
-def helm(*arguments: str) -> str:
+def helm(*arguments: str, timeout: float = 60.0) -> str:
     """What Helm prints."""
     done = subprocess.run(
-        [str(find_helm()), *arguments], capture_output=True, text=True, check=False, timeout=60
+        [str(find_helm()), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
     )
     if done.returncode:
         raise HelmError(done.stderr.strip())

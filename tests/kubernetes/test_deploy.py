@@ -6,6 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -13,9 +14,11 @@ import typer
 from aliquot import __version__
 from aliquot.cli.app import app
 from aliquot.kubernetes.api.gpunode import GpuNodeStatus
+from aliquot.kubernetes.api.names import SCHEDULE
 from aliquot.kubernetes.api.objects import GPU_NODES
 from aliquot.kubernetes.api.presets import PRESETS
 from aliquot.kubernetes.api.requests import requests_of
+from aliquot.kubernetes.cluster.membership import BY_LABEL, KUBEFLOW, KUBEFLOW_JOBS, RAY
 from kubernetes import chart
 from kubernetes.builders import pod_of
 from kubernetes.shipped import (
@@ -31,8 +34,10 @@ from kubernetes.shipped import (
 
 DEPLOY = chart.ROOT / "deploy"
 EXAMPLES = chart.ROOT / "examples" / "kubernetes"
+RUNBOOK = chart.ROOT / "docs" / "runbook.md"
 PAGE = chart.ROOT / "docs" / "kubernetes.md"
 TAINT = "aliquot.io/gpu"
+_PROGRAMS = {"DaemonSet", "Deployment"}
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +67,139 @@ def test_helm_finds_nothing_wrong_with_the_chart(helm: None) -> None:
     assert "0 chart(s) failed" in chart.helm("lint", "--strict", str(chart.CHART))
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        ("scheduler.tls.certManager=true",),
+        ("scheduler.tls.serverSecret=a", "scheduler.tls.clientSecret=b"),
+        ("serviceMonitor.enabled=true", "prometheusRule.enabled=true", "openshift=true"),
+    ],
+)
+def test_the_chart_renders_the_same_twice(helm: None, values: tuple[str, ...]) -> None:
+    """Tools that render it again and again (Argo CD) would else change what runs."""
+    assert chart.render(*values) == chart.render(*values)
+
+
 def test_every_switch_of_the_chart_renders(helm: None) -> None:
-    switches = ["serviceMonitor", "networkPolicy", "quota"]
+    switches = ["serviceMonitor", "prometheusRule", "networkPolicy", "quota"]
     objects = chart.objects(chart.render(*(f"{one}.enabled=true" for one in switches)))
     kinds = {one["kind"] for one in objects}
-    assert {"ServiceMonitor", "NetworkPolicy", "ResourceQuota", "Secret"} <= kinds
+    assert {"ServiceMonitor", "PrometheusRule", "NetworkPolicy", "ResourceQuota"} <= kinds
+    assert {"FlowSchema", "Secret"} <= kinds
     assert "Namespace" not in kinds
     objects = chart.objects(chart.render("kubeScheduler.enabled=false", "crds.install=false"))
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
     assert not {kind for kind, _ in names} & {"CustomResourceDefinition", "ConfigMap"}
     assert not {name for _, name in names if "kube-scheduler" in name}
+
+
+def test_kube_scheduler_and_extender_identify_themselves_to_each_other(helm: None) -> None:
+    ways = {
+        "aliquot-extender-client": ("scheduler.replicas=2",),
+        "b": ("scheduler.tls.serverSecret=a", "scheduler.tls.clientSecret=b"),
+    }
+    for secret, values in ways.items():
+        objects = chart.objects(chart.render(*values))
+        tls = extender_of(objects)["tlsConfig"]
+        assert {"caFile", "certFile", "keyFile", "serverName"} == set(tls)
+        pod = find(objects, "Deployment", "aliquot-kube-scheduler")["spec"]["template"]["spec"]
+        (mounted,) = [one["secret"] for one in pod["volumes"] if "secret" in one]
+        assert mounted["secretName"] == secret
+        given = container_of(find(objects, "Deployment", "aliquot-scheduler"))["args"]
+        assert [one for one in given if one.startswith(("--tls-client-ca", "--tls-secret"))]
+
+
+def test_certificates_of_cert_manager_reach_both(helm: None) -> None:
+    objects = chart.objects(chart.render("scheduler.tls.certManager=true"))
+    assert "Secret" not in {one["kind"] for one in objects}
+    made = {one["spec"]["secretName"] for one in objects if one["kind"] == "Certificate"}
+    used = {
+        volume["secret"]["secretName"]
+        for one in objects
+        if one["kind"] == "Deployment"
+        for volume in one["spec"]["template"]["spec"]["volumes"]
+        if "secret" in volume
+    }
+    assert used == {"aliquot-extender", "aliquot-extender-client"}
+    assert made == {*used, "aliquot-extender-authority"}
+    server = find(objects, "Certificate", "aliquot-extender")["spec"]
+    assert extender_of(objects)["tlsConfig"]["serverName"] in server["dnsNames"]
+
+
+def test_the_extender_reads_and_writes_only_its_own_two_secrets(manifest: chart.Objects) -> None:
+    rules = [
+        (one["kind"], rule)
+        for one in manifest
+        if one["kind"] in {"ClusterRole", "Role"}
+        for rule in one["rules"]
+        if "secrets" in rule["resources"]
+    ]
+    ((kind, rule),) = rules
+    assert kind == "Role"
+    assert rule["resourceNames"] == ["aliquot-extender", "aliquot-extender-client"]
+    assert rule["verbs"] == ["get", "patch"]
+
+
+def test_the_secrets_of_the_chart_are_empty(helm: None) -> None:
+    secrets = [one for one in chart.objects(chart.render()) if one["kind"] == "Secret"]
+    assert len(secrets) == 2
+    assert not any({"data", "stringData"} & set(one) for one in secrets)
+
+
+def test_the_leader_writes_the_endpoints_of_the_service(manifest: chart.Objects) -> None:
+    service = find(manifest, "Service", "aliquot-scheduler")
+    assert "selector" not in service["spec"]
+    container = container_of(find(manifest, "Deployment", "aliquot-scheduler"))
+    assert "--service=aliquot-scheduler" in container["args"]
+    assert {one["name"] for one in container["env"]} == {"POD_NAME", "POD_UID", "POD_IP"}
+    (port,) = service["spec"]["ports"]
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert (port["name"], port["targetPort"]) == ("https", ports["https"])
+
+
+def test_every_program_has_a_service_monitor_that_finds_it(helm: None) -> None:
+    objects = chart.objects(chart.render("serviceMonitor.enabled=true"))
+    monitors = [one for one in objects if one["kind"] == "ServiceMonitor"]
+    programs = {one["metadata"]["name"] for one in objects if one["kind"] in _PROGRAMS}
+    assert {one["metadata"]["name"] for one in monitors} == programs
+    for monitor in monitors:
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        (endpoint,) = monitor["spec"]["endpoints"]
+        found = [
+            port["port"]
+            for one in objects
+            if one["kind"] == "Service" and wanted.items() <= one["metadata"]["labels"].items()
+            for port in one["spec"]["ports"]
+            if port["name"] == endpoint["port"]
+        ]
+        name = monitor["metadata"]["name"]
+        (program,) = [
+            one for one in objects if one["kind"] in _PROGRAMS and one["metadata"]["name"] == name
+        ]
+        assert found[0] in {one["containerPort"] for one in container_of(program)["ports"]}
+        assert len(found) == 1
+
+
+def test_the_leases_of_all_leaders_have_their_own_priority(manifest: chart.Objects) -> None:
+    (schema,) = [one for one in manifest if one["kind"] == "FlowSchema"]
+    (rules,) = schema["spec"]["rules"]
+    named = {one["serviceAccount"]["name"] for one in rules["subjects"]}
+    leaders = {one["metadata"]["name"] for one in manifest if one["kind"] == "Deployment"}
+    assert named == leaders
+
+
+def test_openshift_lets_the_agent_do_what_it_asks_for(helm: None) -> None:
+    objects = chart.objects(chart.render("openshift=true"))
+    (allowed,) = [one for one in objects if one["kind"] == "SecurityContextConstraints"]
+    agent = find(objects, "DaemonSet", "aliquot-node")["spec"]["template"]["spec"]
+    assert allowed["users"] == [f"system:serviceaccount:{chart.NAMESPACE}:aliquot-node"]
+    assert allowed["allowHostPID"] is agent["hostPID"] is True
+    kinds = {kind for one in agent["volumes"] for kind in one if kind != "name"}
+    assert kinds <= set(allowed["volumes"])
+    assert "SecurityContextConstraints" not in {
+        one["kind"] for one in chart.objects(chart.render())
+    }
 
 
 @pytest.mark.parametrize(("own", "served"), [("true", "mine"), ("false", "default-scheduler")])
@@ -99,6 +227,9 @@ def test_scheduler_and_controller_read_racks_and_blocks_from_the_same_labels(hel
         ("presets={aliquot,hami}", "value must be one of"),
         ("presets={tuya,nvidia}", "both use nvidia.com/gpu"),
         ("kubeScheduler.extenderTimeout=5", "pattern|want string"),
+        ("scheduler.tls.serverSecret=a", "go together"),
+        ("image.digest=sha256:12", "pattern"),
+        ("openshift=yes", "value must be one of"),
     ],
 )
 def test_an_invalid_value_is_refused(helm: None, value: str, complaint: str) -> None:
@@ -111,6 +242,14 @@ def test_the_extender_is_configured_with_every_name_of_the_presets(helm: None) -
     managed = [one["name"] for one in extender_of(objects)["managedResources"]]
     chosen = (PRESETS[name] for name in ("aliquot", "nvidia", "aliyun"))
     assert managed == [name for preset in chosen for name in preset.resources]
+
+
+def test_an_image_can_be_named_by_its_digest(helm: None) -> None:
+    digest = f"sha256:{'ab' * 32}"
+    objects = chart.objects(chart.render("image.repository=r/a", f"image.digest={digest}"))
+    for one in objects:
+        if one["kind"] in _PROGRAMS and "kube-scheduler" not in one["metadata"]["name"]:
+            assert container_of(one)["image"] == f"r/a@{digest}"
 
 
 def test_the_chart_knows_the_names_of_every_preset() -> None:
@@ -133,7 +272,7 @@ def test_the_chart_has_the_version_of_the_program() -> None:
 
 
 def test_the_manifest_has_no_key_in_it(manifest: chart.Objects) -> None:
-    assert "Secret" not in {one["kind"] for one in manifest}
+    assert not any("data" in one for one in manifest if one["kind"] == "Secret")
     assert "PRIVATE KEY" not in chart.MANIFEST.read_text("utf-8")
 
 
@@ -169,11 +308,12 @@ def test_no_role_allows_everything(manifest: chart.Objects) -> None:
         for rule in one["rules"]
     ]
     said = {word for rule in rules for words in rule.values() for word in words}
-    assert not {"*", "secrets", "pods/exec"} & said
+    assert not {"*", "pods/exec"} & said
     ended = {one for rule in rules if "delete" in rule["verbs"] for one in rule["resources"]}
-    assert ended <= {"gangs", "pods"}  # pods: the controller's own
+    # Pods: the controller's own. Endpoints and slices: of the extender's Service.
+    assert ended <= {"gangs", "pods", "endpoints", "endpointslices"}
     of_nodes = {verb for rule in rules if "nodes" in rule["resources"] for verb in rule["verbs"]}
-    assert of_nodes <= {"list", "watch"}
+    assert of_nodes <= {"get", "list", "watch"}
 
 
 def test_the_custom_resource_has_the_fields_that_the_agent_writes(manifest: chart.Objects) -> None:
@@ -189,6 +329,53 @@ def test_the_custom_resource_has_the_fields_that_the_agent_writes(manifest: char
 def test_the_custom_resource_has_the_path_of_the_client() -> None:
     there = (DEPLOY / "crds" / "gpunode.yaml").read_text("utf-8")
     assert there == (chart.CHART / "files" / "gpunode.yaml").read_text("utf-8")
+
+
+def test_a_gpunode_says_in_columns_what_is_free_and_used(manifest: chart.Objects) -> None:
+    for name, wanted in {
+        "gpunodes": {"GPUs", "Free", "Used", "Kinds"},
+        "queues": {"Quota", "Used", "Quota-Memory", "Used-Memory"},
+    }.items():
+        crd = find(manifest, "CustomResourceDefinition", f"{name}.aliquot.io")["spec"]
+        (version,) = crd["versions"]
+        fields = version["schema"]["openAPIV3Schema"]["properties"]
+        columns = version["additionalPrinterColumns"]
+        assert wanted <= {one["name"] for one in columns}
+        for one in columns:
+            if re.fullmatch(r"[.](spec|status)[.a-zA-Z]+", one["jsonPath"]):
+                field = {"properties": fields}
+                for part in one["jsonPath"].split(".")[1:]:
+                    field = field["properties"][part]
+
+
+# --- the alerts -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alerts(helm: None) -> list[dict[str, Any]]:
+    objects = chart.objects(chart.render("prometheusRule.enabled=true"))
+    (group,) = find(objects, "PrometheusRule", "aliquot")["spec"]["groups"]
+    return list(group["rules"])
+
+
+def test_every_metric_of_an_alert_exists(alerts: list[dict[str, Any]]) -> None:
+    named = {name for one in alerts for name in re.findall(r"\baliquot_[a-z0-9_]+", one["expr"])}
+    assert len(named) > 10
+    assert named <= metric_names() | {"aliquot_controller_leader"}
+
+
+def test_every_alert_has_a_section_of_the_runbook(alerts: list[dict[str, Any]]) -> None:
+    sections = re.findall(r"^## (Aliquot\w+)$", RUNBOOK.read_text("utf-8"), re.MULTILINE)
+    assert sorted(sections) == sorted(one["alert"] for one in alerts)
+    for one in alerts:
+        notes = one["annotations"]
+        assert notes["runbook_url"] == f"docs/runbook.md#{one['alert'].lower()}"
+        assert notes["summary"].endswith(".")
+
+
+def test_an_alert_about_an_absent_agent_names_its_service(alerts: list[dict[str, Any]]) -> None:
+    (down,) = [one for one in alerts if one["alert"] == "AliquotAgentDown"]
+    assert down["expr"] == 'up{job="aliquot-node"} == 0'
 
 
 # --- the dashboard --------------------------------------------------------------------------------
@@ -243,11 +430,38 @@ def test_every_example_is_tested() -> None:
     tried = {"half-gpus", "slice", "whole", "resize", "several"}
     tried |= {"queues"}  # tests/kubernetes/queues/test_shipped_queue.py
     tried |= {"gang"}  # tests/kubernetes/gangs/test_shipped_gang.py
+    tried |= {"mixed"}  # tests/cluster/test_deploy.py
     tried |= {"elastic"}  # tests/kubernetes/jobs/test_shipped_crd.py
     assert {path.stem for path in EXAMPLES.glob("*.yaml")} == tried
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_policy_for_pods_gates_only_what_the_scheduler_takes_for_a_gang() -> None:
+    """A gate on a pod that is in no gang would never be removed."""
+    text = (chart.CHART / "templates" / "pod-admission.yaml").read_text("utf-8")
+    lists = [set(re.findall(r'"([^"]+)"', one)) for one in re.findall(r"{{ list (.*?) \|", text)]
+    always = BY_LABEL.keys() - {RAY}  # a label that also pods outside of the gang have
+    assert lists == [always, KUBEFLOW_JOBS.keys()]
+    assert f'labels[?"{KUBEFLOW}"]' in text
+
+
+def test_the_mixed_example_names_no_scheduler() -> None:
+    text = (EXAMPLES / "mixed.yaml").read_text("utf-8")
+    assert f"kubectl label namespace mixed {SCHEDULE}=true" in text
+    others = chart.objects(text)
+    assert [requests_of(pod_of(pod_in(one)))[0].kind for one in others] == [
+        "whole",
+        "shared",
+        "sliced",
+    ]
+    for one in others:
+        assert not {"schedulerName", "tolerations", "schedulingGates"} & pod_in(one)["spec"].keys()
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted({*EXAMPLES.glob("*.yaml")} - {EXAMPLES / "mixed.yaml"}),
+    ids=lambda path: path.stem,
+)
 def test_an_example_goes_through_our_scheduler_to_tainted_nodes(path: Path) -> None:
     pods = (one for one in chart.objects(path.read_text("utf-8")) if one["kind"] != "Queue")
     for one in pods:
@@ -271,7 +485,8 @@ def test_the_pages_extender_is_the_charts(manifest: chart.Objects) -> None:
     ours = extender_of(manifest)
     for one in (told, ours):
         one.pop("urlPrefix")
-        one["tlsConfig"].pop("caFile")
+        for name in ("caFile", "certFile", "keyFile"):
+            one["tlsConfig"].pop(name)
     assert told == ours
 
 

@@ -21,7 +21,11 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
 {{- define "aliquot.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
 {{- end -}}
 
 {{/* The resources of all chosen presets, one a line. */}}
@@ -40,13 +44,47 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 {{- end -}}
 
-{{- define "aliquot.tlsSecret" -}}
-{{ .Values.scheduler.tls.existingSecret | default (printf "%s-scheduler-tls" (include "aliquot.name" .)) }}
+{{/* Who makes the certificates: the extender (self), cert-manager, or people (secrets). */}}
+{{- define "aliquot.tlsFrom" -}}
+{{- $tls := .Values.scheduler.tls -}}
+{{- if ne (empty $tls.serverSecret) (empty $tls.clientSecret) -}}
+{{- fail "scheduler.tls: serverSecret and clientSecret go together" -}}
+{{- else if and $tls.serverSecret $tls.certManager -}}
+{{- fail "scheduler.tls: certManager and serverSecret exclude each other" -}}
+{{- else if $tls.serverSecret -}}secrets
+{{- else if $tls.certManager -}}cert-manager
+{{- else -}}self
+{{- end -}}
+{{- end -}}
+
+{{/* The extender's certificate; the authority of it where the extender makes its own. */}}
+{{- define "aliquot.serverSecret" -}}
+{{ .Values.scheduler.tls.serverSecret | default (printf "%s-extender" (include "aliquot.name" .)) }}
+{{- end -}}
+
+{{/* kube-scheduler's certificate, and the authority that signed the extender's. */}}
+{{- define "aliquot.clientSecret" -}}
+{{ .Values.scheduler.tls.clientSecret | default (printf "%s-extender-client" (include "aliquot.name" .)) }}
+{{- end -}}
+
+{{- define "aliquot.isOpenShift" -}}
+{{- $asked := toString .Values.openshift -}}
+{{- if or (eq $asked "true") (and (eq $asked "auto") (.Capabilities.APIVersions.Has "security.openshift.io/v1")) -}}
+yes
+{{- end -}}
 {{- end -}}
 
 {{/* The extender's address, as its certificate has it. */}}
 {{- define "aliquot.extenderHost" -}}
 {{ include "aliquot.name" . }}-scheduler.{{ .Release.Namespace }}.svc
+{{- end -}}
+
+{{/* All names and addresses in the extender's certificate, one a line. */}}
+{{- define "aliquot.extenderNames" -}}
+{{- $host := include "aliquot.extenderHost" . -}}
+- {{ $host }}
+- {{ trimSuffix ".svc" $host }}
+- {{ $host }}.cluster.local
 {{- end -}}
 
 {{/* What a container needs that touches nothing of its node. */}}

@@ -1,0 +1,100 @@
+"""`deploy/release` with tools that write down how they are called; Helm packages for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from kubernetes import chart
+
+DIGEST = "sha256:" + "12" * 32
+OF_CHART = "sha256:" + "34" * 32
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> dict[str, str]:
+    """A copy of the checkout's deploy folder, and an environment with pretended tools."""
+    try:
+        helm = chart.find_helm()
+    except chart.NoHelmError as error:
+        if os.environ.get("ALIQUOT_REQUIRE_CLUSTER"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    told = tmp_path / "told"
+    scripts = {
+        "podman": f'[ "$1" = image ] && echo "r.example/t/aliquot@{DIGEST}" || true',
+        "cosign": "true",
+        "helm": f'if [ "$1" = push ]; then echo "Digest: {OF_CHART}"; else exec {helm} "$@"; fi',
+        "git": 'case "$1" in rev-parse) echo abc;; status) cat "$STATUS";; esac',
+    }
+    for name, script in scripts.items():
+        tool = folder / name
+        tool.write_text(f'#!/bin/bash\necho "{name} $*" >> {told}\n{script}\n')
+        tool.chmod(0o755)
+    status = tmp_path / "status"
+    status.write_text("")
+    return {"PATH": f"{folder}:/usr/bin:/bin", "STATUS": str(status), "HOME": str(tmp_path)}
+
+
+def release(
+    tmp_path: Path, env: dict[str, str], *arguments: str
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    root = tmp_path / "checkout"
+    if not root.exists():
+        root.mkdir()
+        subprocess.run(["cp", "-r", str(chart.ROOT / "deploy"), str(root)], check=True)
+    done = subprocess.run(
+        [str(root / "deploy" / "release"), *arguments],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    told = tmp_path / "told"
+    return done, told.read_text().splitlines() if told.exists() else []
+
+
+def test_image_and_chart_are_built_pushed_and_signed_by_digest(
+    tmp_path: Path, tools: dict[str, str]
+) -> None:
+    done, told = release(tmp_path, {**tools, "COSIGN_KEY": "k.key"}, "r.example/t")
+    assert done.returncode == 0, done.stderr
+    signed = [line for line in told if line.startswith("cosign")]
+    assert signed == [
+        f"cosign sign --yes --key=k.key r.example/t/aliquot@{DIGEST}",
+        f"cosign sign --yes --key=k.key r.example/t/charts/aliquot@{OF_CHART}",
+    ]
+    packed = tmp_path / "checkout" / "dist" / "aliquot-0.1.0.tgz"
+    with tarfile.open(packed) as files:
+        assert "aliquot/values.yaml" in files.getnames()
+    written = (tmp_path / "checkout" / "dist" / "release.txt").read_text()
+    assert f"image r.example/t/aliquot@{DIGEST}" in written
+    assert f"--set image.digest={DIGEST}" in done.stdout
+
+
+def test_a_dry_run_neither_pushes_nor_signs(tmp_path: Path, tools: dict[str, str]) -> None:
+    done, told = release(tmp_path, tools, "r.example/t", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in told if line.startswith(("cosign", "podman push", "helm push"))] == []
+    assert [line for line in told if line.startswith("podman build")]
+
+
+def test_a_changed_checkout_is_not_published(tmp_path: Path, tools: dict[str, str]) -> None:
+    Path(tools["STATUS"]).write_text(" M file\n")
+    done, told = release(tmp_path, tools, "r.example/t")
+    assert done.returncode == 1
+    assert "the checkout has changes" in done.stderr
+    assert not [line for line in told if line.startswith(("podman", "cosign"))]
+
+
+def test_a_registry_must_be_named(tmp_path: Path, tools: dict[str, str]) -> None:
+    done, _ = release(tmp_path, tools)
+    assert done.returncode == 1
+    assert "no registry" in done.stderr
