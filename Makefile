@@ -16,8 +16,10 @@ BUILD_TOOLS := cc:gcc python3:python3
 TEST_TOOLS := clang:clang aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu \
 	qemu-aarch64-static:qemu-user-static musl-gcc:musl-tools
 
-# What the nodes of a cluster run on; Kubernetes itself is built (tests/cluster/programs.py).
+# What the nodes of a cluster run on; Kubernetes itself is built, and a newer containerd and runc
+# (tests/cluster/programs.py).
 CLUSTER_TOOLS := containerd:containerd runc:runc /usr/lib/cni/ptp:containernetworking-plugins \
+	pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev \
 	busybox:busybox-static iptables:iptables conntrack:conntrack ip:iproute2 openssl:openssl
 CLUSTER = PYTHONPATH=tests UV=$(UV) $(BIN)/python -m cluster
 CHART = PYTHONPATH=tests UV=$(UV) $(BIN)/python -m kubernetes.chart
@@ -29,7 +31,7 @@ EXAMPLES_NEED := torch numpy transformers accelerate
 LEFT_OUT := build/left-out.txt
 
 .PHONY: help setup build demo test lint format test-python test-native test-shares test-storm test-gpu fuzz bench clean
-.PHONY: test-cluster kubernetes manifest cluster cluster-down
+.PHONY: test-neighbours test-cluster kubernetes manifest cluster cluster-gpu cluster-down
 .PHONY: soak packages test-packages proto reference cluster-packages test-examples
 
 help: ## list the targets
@@ -135,12 +137,17 @@ test-storm: build/native-address build/native-thread ## the long race, under eac
 		ALIQUOT_STORM_SECONDS=8 ALIQUOT_STORM_KILLS=150 $(BIN)/pytest -q -n 0 -m "not shares" tests/storm \
 			tests/standin/test_gated_storm.py; done
 
-# What takes longer than `make test` may: the storm and the siege in full, and half an hour of fuzzing.
-soak: build/native-plain ## the long runs: about an hour
+# What takes longer than `make test` may: the storm, the siege and the restarts of agents and kubelets in
+# full, half an hour with a node that comes and goes, and half an hour of each fuzzer.
+soak: build/native-plain ## the long runs: about five hours
 	$(BIN)/pytest -q -n 0 tests/storm -m "not shares"
 	ALIQUOT_SIEGE_TENANTS=100 ALIQUOT_SIEGE_DEATHS=1000 ALIQUOT_SIEGE_DOUBLE_DEATHS=100 \
 		$(BIN)/pytest -q -n 0 tests/storm -m shares
+	@[ -n "$$($(CLUSTER).obstacles)" ] || $(MAKE) kubernetes
+	ALIQUOT_CRASH_SECONDS=600 ALIQUOT_KUBELET_RESTARTS=20 ALIQUOT_KUBELET_PODS=100 \
+		$(BIN)/pytest -q -n 0 -m cluster tests/cluster/test_restarts.py
 	$(MAKE) fuzz FUZZ_SECONDS=1800
+	ALIQUOT_FLAP_SECONDS=1800 $(BIN)/pytest -q -n 0 -m cluster tests/cluster/test_lifecycle.py
 
 test-gpu: ## the tests on this machine's own GPU, if it has one
 	@mkdir -p build
@@ -155,7 +162,12 @@ test-cluster: build ## the tests on a real Kubernetes, one at a time
 	elif [ -n "$${ALIQUOT_REQUIRE_CLUSTER:-}" ]; then echo "a real Kubernetes $$why" >&2; exit 1; \
 	else echo "tests on a real Kubernetes: it $$why" >> $(LEFT_OUT); fi
 
-kubernetes: build cluster-packages ## build Kubernetes and Helm for the tests, once: 12 minutes
+# CI does not run these: Kueue and Karpenter take longer to build than Kubernetes.
+test-neighbours: kubernetes ## the tests beside other projects: Kueue, Karpenter (builds them, once)
+	@PYTHONPATH=tests UV=$(UV) $(BIN)/python -m neighbours.programs
+	$(BIN)/pytest -n 0 -m cluster tests/neighbours
+
+kubernetes: build cluster-packages ## build Kubernetes, containerd and Helm for the tests, once: 14 minutes
 	@$(CLUSTER).programs
 	@$(CHART) build
 
@@ -164,6 +176,9 @@ manifest: kubernetes ## regenerate deploy/aliquot.yaml from the chart
 
 cluster: kubernetes ## leave a real Kubernetes running to try things
 	@$(CLUSTER).play up
+
+cluster-gpu: kubernetes ## make cluster, with the GPUs of this machine
+	@$(CLUSTER).play up-gpu
 
 cluster-down: ## stop the cluster of `make cluster`
 	@$(CLUSTER).play down
@@ -216,7 +231,7 @@ endef
 # $(call need,LIST): install the packages whose command is missing, or say which to install.
 define need
 set -- ; for pair in $(1); do \
-	command -v $${pair%%:*} >/dev/null || set -- "$$@" $${pair##*:}; done; \
+	command -v $${pair%%:*} >/dev/null || [ -e $${pair%%:*} ] || set -- "$$@" $${pair##*:}; done; \
 if command -v cc >/dev/null && ! echo '#include <stdlib.h>' | cc -E - >/dev/null 2>&1; then \
 	set -- "$$@" libc6-dev; fi; \
 if ! command -v uv >/dev/null && ! python3 -c 'import ensurepip' 2>/dev/null; then \

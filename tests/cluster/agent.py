@@ -20,6 +20,7 @@ from conftest import aliquot_command
 CRD = Path(__file__).parents[2] / "deploy" / "crds" / "gpunode.yaml"
 PORT = 9440
 STATE = "/run/aliquot"
+CDI = "/run/cdi"
 
 
 class Agent:
@@ -50,15 +51,22 @@ class Agent:
         if pid.exists():
             os.kill(int(pid.read_text("ascii")), signal.SIGTERM)
             self._cluster.wait_until(lambda: not pid.exists(), 20, "the arbiter ends")
-        self.node.machine.run("rm", "-rf", STATE, "/var/lib/aliquot")
+        self.node.machine.run("rm", "-rf", STATE, "/var/lib/aliquot", CDI)
         self._cluster.kubectl("delete", "gpunodes", "--all")
 
     def kill_container(self, namespace: str, pod: str, container: str = "main") -> None:
-        """Kill a pod's container from outside it, as a crash would; the kubelet starts it again."""
-        wanted = {"pod.namespace": namespace, "pod.name": pod, "container.name": container}
-        labels = ",".join(f'labels."io.kubernetes.{key}"=={value}' for key, value in wanted.items())
-        [one] = self.node.ctr("containers", "list", "--quiet", labels).split()
-        self.node.ctr("tasks", "kill", "--signal=SIGKILL", one)
+        self.node.kill_container(namespace, pod, container)
+
+    def set_health(self, *lines: str) -> None:
+        """Change the health of simulated GPUs: `INDEX lost` and the like."""
+        with (self.state / "machine" / "health").open("a") as health:
+            health.write("".join(f"{line}\n" for line in lines))
+
+    def install_driver(self, library: str, module: str) -> None:
+        """Replace the simulated driver: its libraries, and its kernel module."""
+        new = self.state / "machine" / "driver.new"
+        new.write_text(f"library {library}\nmodule {module}\n")
+        new.rename(new.with_suffix(""))
 
     # --- observed state ---------------------------------------------------------------------------
 
@@ -86,12 +94,25 @@ class Agent:
 
     def gpunode(self) -> list[dict[str, Any]]:
         """Its GPUs; none before the agent has first told of them."""
-        nodes = self._cluster.api.get("/apis/aliquot.io/v1alpha1/gpunodes")["items"]
-        by_name: dict[str, Any] = {one["metadata"]["name"]: one for one in nodes}
-        gpus: list[dict[str, Any]] = (
-            by_name.get(self.node.name, {}).get("status", {}).get("gpus", [])
-        )
+        gpus: list[dict[str, Any]] = self._status().get("gpus", [])
         return gpus
+
+    def injection(self) -> str:
+        """How containers get their GPUs, as its GPUNode says."""
+        return str(self._status().get("injection", ""))
+
+    def driver_version(self) -> str | None:
+        """The driver's version, as the GPUNode object has it."""
+        return self._status().get("driverVersion")
+
+    def object(self, path: str) -> dict[str, Any]:
+        """The object of the node's name among those of a path; empty if there is none."""
+        found = self._cluster.api.get(path)["items"]
+        by_name: dict[str, Any] = {one["metadata"]["name"]: one for one in found}
+        return dict(by_name.get(self.node.name, {}))
+
+    def _status(self) -> dict[str, Any]:
+        return dict(self.object("/apis/aliquot.io/v1alpha1/gpunodes").get("status", {}))
 
     def holders(self) -> dict[str, list[int]]:
         """By pod: its GPUs, by index."""
@@ -111,6 +132,13 @@ class Agent:
         except ArbiterError:
             return None
         return seen.pid, int(seen.answer["serving_pid"])
+
+    def arbiter_driver(self) -> str | None:
+        """The version of the driver that the arbiter uses; None: it does not answer."""
+        try:
+            return control.status(self.state).driver_version
+        except ArbiterError:
+            return None
 
     def events(self, namespace: str, pod: str) -> list[tuple[str, str]]:
         found = self._cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-_CONTROLLERS = ("cpu", "cpuset", "io", "memory", "pids")
+_CONTROLLERS = ("cpu", "cpuset", "hugetlb", "io", "memory", "pids")
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ class Cluster:
     """A cluster of `nodes` nodes, named node-0, node-1, ..., each with the busybox image.
 
     `scheduler` and `kubelet` lie over the configuration of kube-scheduler (its `extenders`, its
-    `profiles`) and of each kubelet; the flags go to the programs as they are.
+    `profiles`) and of each kubelet; the flags go to the programs as they are. `debian_runtime`:
+    containers run by Debian's containerd, which has no CDI.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Cluster:
         scheduler_flags: Sequence[str] = (),
         api_flags: Sequence[str] = (),
         kubelet: Mapping[str, Any] | None = None,
+        debian_runtime: bool = False,
     ) -> None:
         self.machines: list[Machine] = []
         self.nodes: list[Node] = []
@@ -53,6 +55,7 @@ class Cluster:
         self._scheduler = (dict(scheduler or {}), scheduler_flags)
         self._api_flags = api_flags
         self._kubelet = dict(kubelet or {})
+        self._debian_runtime = debian_runtime
         self._programs = find_programs()
         self._own: list[Server] = []
 
@@ -236,7 +239,10 @@ class Cluster:
             self.machines[0], self._programs, self._names, self._api_flags
         )
         self.control_plane.configure_scheduler(*self._scheduler)
-        self.nodes = [Node(each, self.control_plane, self._kubelet) for each in self.machines]
+        self.nodes = [
+            Node(each, self.control_plane, self._kubelet, self._debian_runtime)
+            for each in self.machines
+        ]
         self.etcd.start()
         self.apiserver.start()
         for node in self.nodes:

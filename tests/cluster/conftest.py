@@ -15,7 +15,7 @@ import pytest
 
 from cluster.cluster import Cluster
 from cluster.obstacles import obstacle
-from cluster.programs import ProgramsError, find_programs
+from cluster.programs import ProgramsError, find_programs, find_runtime
 from cluster.python_image import project_image
 from cluster.registry import ClusterError
 
@@ -74,6 +74,7 @@ def _why_not() -> str | None:
         return "clusters are for one process of tests: make test-cluster"
     try:
         find_programs()
+        find_runtime()
     except ProgramsError as error:
         return str(error)
     return obstacle()

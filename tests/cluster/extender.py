@@ -1,6 +1,6 @@
 """`aliquot scheduler` beside a cluster: its replicas, GPUs on paper, the way from kube-scheduler.
 
-A Service would send kube-scheduler to the replica that is ready; here `Gateway` does. Where there
+A Service would send kube-scheduler to the replica that leads; here `Gateway` does. Where there
 is one replica, kube-scheduler can ask that itself.
 """
 
@@ -22,7 +22,7 @@ import msgspec
 from aliquot.kubernetes.api.objects import GpuNode
 from aliquot.kubernetes.api.presets import ALIQUOT
 from cluster.cluster import Cluster
-from cluster.servers import Server, answers
+from cluster.servers import Server, answers, page
 from conftest import aliquot_command
 
 GPU_NODES = "/apis/aliquot.io/v1alpha1/gpunodes"
@@ -31,9 +31,9 @@ _FIRST_PORT = 8441
 
 
 class Replica:
-    """A process of `aliquot scheduler`."""
+    """A process of `aliquot scheduler`, with these options more."""
 
-    def __init__(self, cluster: Cluster, number: int) -> None:
+    def __init__(self, cluster: Cluster, number: int, *more: str) -> None:
         self.address = cluster.host_address, _FIRST_PORT + number
         self.url = "http://{}:{}".format(*self.address)
         self.server: Server = cluster.server(
@@ -44,12 +44,14 @@ class Replica:
             f"--host={self.address[0]}",
             f"--port={self.address[1]}",
             "--namespace=kube-system",
+            *more,
         )
         self.server.ready = lambda: answers(f"{self.url}/healthz")
 
     @property
     def ready(self) -> bool:
-        return answers(f"{self.url}/readyz")
+        """Whether it decides: a replica that could take over says so too, in other words."""
+        return page(f"{self.url}/readyz") == "leads"
 
 
 class Gateway:
@@ -132,9 +134,17 @@ def install_crd(cluster: Cluster) -> None:
     cluster.kubectl("wait", "--for=condition=established", *names)
 
 
+def offer_devices(cluster: Cluster, name: str, gpus: int) -> None:
+    """What a node's kubelet would count when an agent has registered."""
+    counts = {"aliquot.io/gpu": str(gpus)}
+    body = {"status": {"capacity": counts, "allocatable": counts}}
+    cluster.api.patch(f"/api/v1/nodes/{name}/status", body)
+
+
 def write_gpus(cluster: Cluster, node: GpuNode) -> None:
-    """What a node's agent would write."""
+    """What a node's agent would write, and its kubelet count."""
     name = node.metadata.name
+    offer_devices(cluster, name, len(node.status.gpus))
     body: Mapping[str, Any] = {
         "apiVersion": "aliquot.io/v1alpha1",
         "kind": "GPUNode",

@@ -17,7 +17,14 @@ from aliquot.kubernetes.api.names import GANG, GANG_SIZE, GATE, PLAN
 from aliquot.kubernetes.api.plan import decode_plan
 from cluster.api import ApiError
 from cluster.cluster import Cluster
-from cluster.extender import GPU_NODES, Gateway, Replica, install_crd, scheduler_config
+from cluster.extender import (
+    GPU_NODES,
+    Gateway,
+    Replica,
+    install_crd,
+    offer_devices,
+    scheduler_config,
+)
 from cluster.fake_nodes import FakeNodes, fake_nodes
 from cluster.manifests import pod
 from kubernetes.builders import make_node
@@ -47,6 +54,7 @@ class Stage:
         """GPUs of a node, on paper."""
         body = {"apiVersion": "aliquot.io/v1alpha1", "kind": "GPUNode", "metadata": {"name": name}}
         self.cluster.api.create(GPU_NODES, body)
+        offer_devices(self.cluster, name, gpus)
         self._write_gpus(name, make_node(name, gpus).status)
 
     def report(self) -> None:

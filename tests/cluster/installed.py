@@ -1,13 +1,17 @@
-"""Aliquot on a cluster as people have it: by the chart, with simulated GPUs."""
+"""Aliquot on a cluster as people have it: by the chart, with simulated GPUs or with real ones."""
 
 from __future__ import annotations
 
-from typing import Any
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
 import aliquot
 from aliquot.kubernetes.api.requests import quantity
 from cluster.cluster import Cluster
 from cluster.images import Image
+from cluster.machine import run
 from cluster.programs import find_programs, kubernetes_version
 from cluster.python_image import project_image
 from cluster.registry import ClusterError
@@ -19,18 +23,39 @@ SPACE = chart.NAMESPACE
 KINDS = tuple(f"aliquot.io/{kind}" for kind in ("gpu", "sgpu", "vcuda-core", "vcuda-memory"))
 
 
-def install(cluster: Cluster, simulate: str, *more: str) -> None:
-    """Have the chart on it, with these values, and return when its node gives GPUs to pods."""
-    cluster.load(project_image(f"{IMAGE}:{aliquot.__version__}"))
+WAIT = "180s"  # for `helm --wait`
+
+
+@dataclass(frozen=True)
+class Version:
+    """A chart, and an image of the program that belongs to it."""
+
+    tag: str = aliquot.__version__
+    helm_chart: Path = chart.CHART
+    sources: Path = chart.ROOT / "src"
+
+    @classmethod
+    def of_commit(cls, commit: str, folder: Path) -> Self:
+        """As it was at a commit; the compiled parts are those of now."""
+        archive = folder / "archive.tar"
+        git = ["git", "-C", str(chart.ROOT), "archive", f"--output={archive}"]
+        run([*git, commit, "src", "deploy/chart"])
+        with tarfile.open(archive) as files:
+            files.extractall(folder, filter="data")
+        return cls(f"at-{commit[:12]}", folder / "deploy" / "chart", folder / "src")
+
+
+NOW = Version()
+
+
+def install(cluster: Cluster, simulate: str | None, *more: str, version: Version = NOW) -> None:
+    """Have the chart on it, with these values, and return when its node gives GPUs to pods.
+
+    `simulate` is None where the node has GPUs.
+    """
     cluster.load(kube_scheduler_image())
     cluster.kubectl("label", "node", cluster.node.name, "aliquot.io/agent=true")
-    values = (
-        f"image.repository={IMAGE}",
-        f"node.simulate={simulate}",
-        "scheduler.clusterIP=10.96.0.44",  # this cluster has no DNS
-        *more,
-    )
-    helm(cluster, "install", "--create-namespace", *(f"--set={value}" for value in values))
+    put(cluster, "install", simulate, *more, version=version)
     wait_for_ready(cluster, "node", 1)
     wait_for_ready(cluster, "scheduler", 1)
     wait_for_ready(cluster, "kube-scheduler", 2)
@@ -39,9 +64,31 @@ def install(cluster: Cluster, simulate: str, *more: str) -> None:
     cluster.wait_until(lambda: set(KINDS) <= set(allocatable(cluster)), 30, f"the node has {KINDS}")
 
 
-def helm(cluster: Cluster, verb: str, *options: str) -> None:
+def put(
+    cluster: Cluster,
+    verb: str,
+    simulate: str | None,
+    *more: str,
+    version: Version = NOW,
+    wait: bool = False,
+) -> None:
+    """Install the chart, or upgrade to it, with these values."""
+    cluster.load(project_image(f"{IMAGE}:{version.tag}", version.sources))
+    values = (
+        f"image.repository={IMAGE}",
+        f"image.tag={version.tag}",
+        f"node.simulate={simulate or ''}",
+        "scheduler.clusterIP=10.96.0.44",  # this cluster has no DNS
+        *more,
+    )
+    options = ["--create-namespace"] if verb == "install" else []
+    options += ["--wait", f"--timeout={WAIT}"] if wait else []
+    helm(cluster, verb, *options, *(f"--set={value}" for value in values), of=version.helm_chart)
+
+
+def helm(cluster: Cluster, verb: str, *options: str, of: Path = chart.CHART) -> None:
     where = [f"--kubeconfig={cluster.kubeconfig}", f"--namespace={SPACE}"]
-    chart.helm(verb, "aliquot", str(chart.CHART), *where, *options)
+    chart.helm(verb, "aliquot", str(of), *where, *options, timeout=240)
 
 
 def kube_scheduler_image() -> Image:

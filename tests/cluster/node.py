@@ -15,8 +15,9 @@ from typing import Any
 from cluster.control_plane import ControlPlane, write_json
 from cluster.images import BUSYBOX, Image
 from cluster.machine import Machine
+from cluster.programs import find_runtime
 from cluster.registry import ClusterError
-from cluster.servers import Server, answers
+from cluster.servers import PATH, Server, answers
 
 CNI_PROGRAMS = "/usr/lib/cni"
 _SOCKET = "/run/containerd/containerd.sock"
@@ -24,6 +25,7 @@ _HEALTH_PORT = 10248
 _PROXY_HEALTH_PORT = 10256
 _PODS = "10.244.0.0/16"
 
+# All versions of containerd from 1.6 on read this one.
 # A root in a sandbox may not make a process less likely to be killed than itself.
 _CONTAINERD = f"""\
 version = 2
@@ -37,11 +39,15 @@ bin_dir = "{CNI_PROGRAMS}"
 
 @dataclass
 class Node:
-    """A node by its machine, whose name is the node's."""
+    """A node by its machine, whose name is the node's.
+
+    Its containerd and runc are those that were built; or Debian's, whose containerd has no CDI.
+    """
 
     machine: Machine
     control_plane: ControlPlane
     kubelet_config: Mapping[str, Any] = field(default_factory=dict)
+    debian_runtime: bool = False
 
     def __post_init__(self) -> None:
         self.containerd = self._containerd()
@@ -70,7 +76,17 @@ class Node:
 
     def ctr(self, *arguments: str, timeout: float = 60) -> str:
         """What containerd's own client prints, in the namespace of Kubernetes' containers."""
-        return self.machine.run("ctr", "--namespace=k8s.io", *arguments, timeout=timeout)
+        return self.machine.run(
+            self._runtime("ctr"), "--namespace=k8s.io", *arguments, timeout=timeout
+        )
+
+    def kill_container(self, namespace: str, pod: str, container: str) -> None:
+        """Kill a pod's container from outside it, as a crash would; the kubelet starts it again."""
+        wanted = {"pod.namespace": namespace, "pod.name": pod, "container.name": container}
+        labels = ",".join(f'labels."io.kubernetes.{key}"=={value}' for key, value in wanted.items())
+        running = {line.split()[0] for line in self.ctr("tasks", "list").splitlines()[1:]}
+        [one] = running & set(self.ctr("containers", "list", "--quiet", labels).split())
+        self.ctr("tasks", "kill", "--signal=SIGKILL", one)
 
     def _containerd(self) -> Server:
         config = self.machine.folder / "containerd.toml"
@@ -92,9 +108,16 @@ class Node:
         }
         file = write_json(self.machine.folder / "pods.conflist", network)
         self.machine.run("install", "-D", str(file), "/etc/cni/net.d/pods.conflist")
-        server = self.machine.server("containerd", "containerd", f"--config={config}")
+        # It finds its shim and runc there.
+        path = PATH if self.debian_runtime else f"{find_runtime().folder}:{PATH}"
+        server = self.machine.server(
+            "containerd", self._runtime("containerd"), f"--config={config}", env={"PATH": path}
+        )
         server.ready = self._containerd_serves
         return server
+
+    def _runtime(self, program: str) -> str:
+        return program if self.debian_runtime else str(find_runtime().path(program))
 
     def _kubelet(self) -> Server:
         cgroup = self.machine.place.cgroup.child(self.name)

@@ -1,10 +1,14 @@
-"""A cluster to play with: `make cluster` leaves one running, `make cluster-down` ends it."""
+"""A cluster to play with: `make cluster` leaves one running, `make cluster-down` ends it.
+
+`make cluster-gpu`: with the GPUs of this machine instead of simulated ones.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from aliquot.devices import find_driver
 from cluster import registry
 from cluster.cluster import Cluster
 from cluster.control_plane import kubeconfig_in
@@ -15,9 +19,9 @@ EXAMPLE = Path(__file__).with_name("example.yaml")
 GPUS = "h100:4"
 
 
-def up() -> None:
+def up(gpus: str | None) -> None:
     """Start one, unless one was left running."""
-    for place in registry.kept() or [_start()]:
+    for place in registry.kept() or [_start(gpus)]:
         print(_invitation(place))
 
 
@@ -31,13 +35,14 @@ def down() -> None:
         print("no cluster was left running")
 
 
-def _start() -> registry.Place:
+def _start(gpus: str | None) -> registry.Place:
     cluster = Cluster()
     print("Kubernetes starts...", flush=True)
     cluster.start()
-    print(f"Aliquot is installed, with simulated GPUs ({GPUS})...", flush=True)
+    which = f"simulated GPUs ({gpus})" if gpus else "the GPUs of this machine"
+    print(f"Aliquot is installed, with {which}...", flush=True)
     try:
-        install(cluster, GPUS)
+        install(cluster, gpus)
     except BaseException:
         cluster.stop()
         raise
@@ -59,5 +64,12 @@ Kubernetes {kubernetes_version()} runs, with Aliquot on it, in {place.folder}. I
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("action", choices=["up", "down"])
-    {"up": up, "down": down}[parser.parse_args().action]()
+    parser.add_argument("action", choices=["up", "up-gpu", "down"])
+    match parser.parse_args().action:
+        case "up":
+            up(GPUS)
+        case "up-gpu":
+            find_driver()
+            up(None)
+        case "down":
+            down()

@@ -1,10 +1,11 @@
-"""Kubernetes' programs, built once from the modules in binaries/ and kept for the next time.
+"""Kubernetes' programs and its container runtime, built once from binaries/ and kept.
 
     make kubernetes     builds what is missing
 
-They lie in the user's cache folder, by version and architecture; `ALIQUOT_KUBERNETES_BIN` names a
-folder of ready ones. The versions and checksums of all sources are in go.mod and go.sum. The folder
-appears whole or not at all, and one build serves all who wait for it.
+They lie in the user's cache folder, by version and architecture: Kubernetes in one folder,
+containerd and runc in another. `ALIQUOT_KUBERNETES_BIN` and `ALIQUOT_RUNTIME_BIN` name folders of
+ready ones. The versions and checksums of all sources are in go.mod and go.sum. A folder appears
+whole or not at all, and one build serves all who wait for it.
 """
 
 from __future__ import annotations
@@ -34,54 +35,94 @@ NAMES = (
     "kubelet",
     "kwok",
 )
+RUNTIME_NAMES = ("containerd", "containerd-shim-runc-v2", "ctr", "runc")
+_CONTAINERD = "github.com/containerd/containerd/v2"
+_RUNC = "github.com/opencontainers/runc"
+# Without file systems that the tests do not use, and with what containerd asks of runc.
+_TAGS = {"containerd": "no_btrfs,no_devmapper,no_zfs", "runc": "seccomp"}
 _GO = (1, 26)
 _ETCD = "go.etcd.io/etcd/server/v3"  # a program too, which Go would call `server`
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class ProgramsError(RuntimeError):
-    """Kubernetes' programs are not there and could not be built."""
+    """Programs are not there and could not be built."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """A folder with all of NAMES."""
+    """A folder with all of `names`, built from `modules`; `variable` can name another folder."""
 
     folder: Path
+    names: tuple[str, ...] = NAMES
+    modules: tuple[str, ...] = ("kubernetes", "kwok")
+    variable: str = "ALIQUOT_KUBERNETES_BIN"
 
     def path(self, name: str) -> Path:
         return self.folder / name
 
     @property
     def missing(self) -> list[str]:
-        return [name for name in NAMES if not os.access(self.path(name), os.X_OK)]
+        return [name for name in self.names if not os.access(self.path(name), os.X_OK)]
+
+    @property
+    def is_named(self) -> bool:
+        return bool(os.environ.get(self.variable))
+
+    def found(self) -> Programs:
+        """The programs as they are; an error says how to get them."""
+        if self.missing:
+            origin = self.variable if self.is_named else "`make kubernetes` builds them"
+            raise ProgramsError(f"{self.folder} has no {', '.join(self.missing)} ({origin})")
+        return self
+
+    def provided(self) -> Programs:
+        """The programs, built now where they are not yet."""
+        if self.is_named:
+            return self.found()
+        cache = self.folder.parent
+        cache.mkdir(parents=True, exist_ok=True)
+        with locked(cache / "lock"):
+            if self.missing:
+                _build(self)
+        return self
 
 
 def find_programs() -> Programs:
-    """The programs as they are; an error says how to get them."""
-    named = os.environ.get("ALIQUOT_KUBERNETES_BIN")
-    programs = Programs(Path(named) if named else cache_folder() / _key())
-    if programs.missing:
-        origin = "ALIQUOT_KUBERNETES_BIN" if named else "`make kubernetes` builds them"
-        raise ProgramsError(f"{programs.folder} has no {', '.join(programs.missing)} ({origin})")
-    return programs
+    """Kubernetes' programs; an error says how to get them."""
+    return _kubernetes().found()
 
 
 def provide_programs() -> Programs:
-    """The programs, built now where they are not yet."""
-    if os.environ.get("ALIQUOT_KUBERNETES_BIN"):
-        return find_programs()
-    cache = cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
-    with locked(cache / "lock"):
-        programs = Programs(cache / _key())
-        if programs.missing:
-            _build(programs)
-        return programs
+    """Kubernetes' programs, built now where they are not yet."""
+    return _kubernetes().provided()
+
+
+def find_runtime() -> Programs:
+    """containerd and runc, which have CDI; an error says how to get them."""
+    return _runtime().found()
+
+
+def provide_runtime() -> Programs:
+    """containerd and runc, built now where they are not yet."""
+    return _runtime().provided()
 
 
 def kubernetes_version() -> str:
     return required("kubernetes", "k8s.io/kubernetes")
+
+
+def _kubernetes() -> Programs:
+    kwok = required("kwok", "sigs.k8s.io/kwok")
+    key = f"{kubernetes_version()}-kwok-{kwok}-{ARCHITECTURES[platform.machine()]}"
+    return Programs(Path(os.environ.get("ALIQUOT_KUBERNETES_BIN") or cache_folder() / key))
+
+
+def _runtime() -> Programs:
+    versions = f"{required('containerd', _CONTAINERD)}-runc-{required('runc', _RUNC)}"
+    key = f"containerd-{versions}-{ARCHITECTURES[platform.machine()]}"
+    folder = os.environ.get("ALIQUOT_RUNTIME_BIN") or cache_folder().parent / "runtime" / key
+    return Programs(Path(folder), RUNTIME_NAMES, ("containerd", "runc"), "ALIQUOT_RUNTIME_BIN")
 
 
 def _build(programs: Programs) -> None:
@@ -89,7 +130,7 @@ def _build(programs: Programs) -> None:
     for killed in programs.folder.parent.glob("building-*"):
         shutil.rmtree(killed)
     with tempfile.TemporaryDirectory(dir=programs.folder.parent, prefix="building-") as folder:
-        for module in ("kubernetes", "kwok"):
+        for module in programs.modules:
             build_module(go, module, Path(folder))
         shutil.rmtree(programs.folder, ignore_errors=True)
         ready = Path(folder, "bin")
@@ -100,18 +141,14 @@ def _build(programs: Programs) -> None:
 def build_module(go: list[str], module: str, folder: Path) -> None:
     packages = _tools(module)
     _say(f"building {module}: {', '.join(_name(each) for each in packages)}")
-    version = kubernetes_version()
-    major, minor = version.removeprefix("v").split(".")[:2]
-    values = {
-        "k8s.io/component-base/version.gitVersion": version,
-        "k8s.io/component-base/version.gitMajor": major,
-        "k8s.io/component-base/version.gitMinor": minor,
-        "k8s.io/client-go/pkg/version.gitVersion": version,
-    }
+    values = _containerd_values() if module == "containerd" else _kubernetes_values()
     link = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in values.items())])
     command = [*go, "build", "-v", "-mod=readonly", "-trimpath", "-buildvcs=false"]
+    command += ["-tags", _TAGS.get(module, "")]
     command += ["-ldflags", link, "-o", str(folder / "bin") + "/", *packages]
-    environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
+    # runc enters namespaces in C, before Go starts threads.
+    cgo = "1" if module == "runc" else "0"
+    environment = os.environ | {"CGO_ENABLED": cgo, "GOFLAGS": "", "GOWORK": "off"}
     with subprocess.Popen(
         command, cwd=MODULES / module, env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -121,6 +158,21 @@ def build_module(go: list[str], module: str, folder: Path) -> None:
         raise ProgramsError(f"building {module} failed:\n{end}")
     if _ETCD in packages:
         Path(folder, "bin", "server").rename(Path(folder, "bin", "etcd"))
+
+
+def _kubernetes_values() -> dict[str, str]:
+    version = kubernetes_version()
+    major, minor = version.removeprefix("v").split(".")[:2]
+    return {
+        "k8s.io/component-base/version.gitVersion": version,
+        "k8s.io/component-base/version.gitMajor": major,
+        "k8s.io/component-base/version.gitMinor": minor,
+        "k8s.io/client-go/pkg/version.gitVersion": version,
+    }
+
+
+def _containerd_values() -> dict[str, str]:
+    return {f"{_CONTAINERD}/version.Version": required("containerd", _CONTAINERD)}
 
 
 def _tell_progress(lines: Iterator[str]) -> str:
@@ -171,11 +223,6 @@ def required(module: str, path: str) -> str:
     return match[1]
 
 
-def _key() -> str:
-    kwok = required("kwok", "sigs.k8s.io/kwok")
-    return f"{kubernetes_version()}-kwok-{kwok}-{ARCHITECTURES[platform.machine()]}"
-
-
 def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base, "aliquot", "kubernetes")
@@ -195,5 +242,6 @@ def _say(line: str) -> None:
 if __name__ == "__main__":
     try:
         provide_programs()
+        provide_runtime()
     except ProgramsError as error:
         sys.exit(str(error))

@@ -47,9 +47,11 @@ def python_image(name: str, *distributions: str, files: Iterable[Path] = ()) -> 
     return image
 
 
-def project_image(name: str) -> Image:
-    """This Python with `aliquot` as it is installed here, sources included."""
-    return python_image(name, "aliquot[kubernetes]", files=[ROOT / "src"])
+def project_image(name: str, sources: Path = ROOT / "src") -> Image:
+    """This Python with `aliquot` as it is installed here, and these sources of it."""
+    image = python_image(name, "aliquot[kubernetes]")
+    image.add(sources, f"{HOME}/src", skip=_is_left_out)
+    return image
 
 
 def required(distributions: Iterable[str]) -> list[metadata.Distribution]:

@@ -113,11 +113,16 @@ class Server:
 
 def answers(url: str) -> bool:
     """Whether a server says that it is well; its own self-signed certificate is believed."""
+    return page(url) is not None
+
+
+def page(url: str) -> str | None:
+    """What a server that is well says; None if it is not."""
     try:
         with urllib.request.urlopen(url, timeout=5, context=_trusting()) as response:  # noqa: S310 - ours
-            return bool(response.status == 200)
+            return response.read().decode() if response.status == 200 else None
     except OSError:
-        return False
+        return None
 
 
 @cache

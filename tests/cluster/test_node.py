@@ -11,7 +11,8 @@ from statistics import median
 
 import pytest
 
-from aliquot.kubernetes.api.names import MEMORY_UNIT
+from aliquot.kubernetes.api.admission import AdmittedSize
+from aliquot.kubernetes.api.names import ADMITTED_SIZE, MEMORY_UNIT
 from cluster.agent import Agent
 from cluster.cluster import Cluster
 from cluster.images import busybox
@@ -188,9 +189,7 @@ def test_a_gpu_turns_unhealthy_and_recovers(cluster: Cluster, namespace: str, ag
     run_pod(cluster, namespace, "one", limits=limits(vcuda_memory=5))
     agent.until(lambda: "one" in agent.holders(), "the pod is told of")
     (index,) = agent.holders()["one"]
-    health = agent.state / "machine" / "health"
-    with health.open("a") as file:
-        file.write(f"{index} lost\n")
+    agent.set_health(f"{index} lost")
     agent.until_counts(gpu=3, sgpu=6, vcuda_memory=3 * UNITS + 5)
     # The agent tells the kubelet first, then writes the GPUNode object.
     agent.until(lambda: agent.gpunode()[index].get("healthy") is False, "GPUNode says so")
@@ -198,8 +197,7 @@ def test_a_gpu_turns_unhealthy_and_recovers(cluster: Cluster, namespace: str, ag
         lambda: "GPUUnhealthy" in dict(agent.events(namespace, "one")), "the pod is told why"
     )
     assert restarts_of(cluster, namespace, "one") == ("Running", 0)
-    with health.open("a") as file:
-        file.write(f"{index} recovered\n")
+    agent.set_health(f"{index} recovered")
     agent.until_counts(gpu=3, sgpu=6, vcuda_memory=4 * UNITS)
     agent.until(lambda: "healthy" not in agent.gpunode()[index], "GPUNode says that it recovered")
 
@@ -210,8 +208,15 @@ def test_a_running_pod_is_resized(
     asked = limits(vcuda_memory=4, vcuda_core=10)
     run_pod(cluster, namespace, "one", image=project, limits=asked)
 
+    uid = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/one")["metadata"]["uid"]
+
     def annotate(text: str) -> None:
-        cluster.kubectl("annotate", "pod", "one", text, "--overwrite", f"-n={namespace}")
+        name, _, value = text.partition("=")
+        allowed = AdmittedSize(
+            uid, time.time() + 60, {name: value}
+        ).encode()  # no scheduler is here
+        both = (text, f"{ADMITTED_SIZE}={allowed}")
+        cluster.kubectl("annotate", "pod", "one", *both, "--overwrite", f"-n={namespace}")
 
     def answered(reason: str, words: str) -> None:
         agent.until(

@@ -1,4 +1,4 @@
-"""What nodes with GPUs outlive: a container runtime and an API server that go away."""
+"""What nodes with GPUs outlive: a container runtime, an API server, a Node that go away."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from aliquot.kubernetes.api.names import MEMORY_UNIT
 from cluster.agent import Agent
 from cluster.cluster import Cluster
+from cluster.extender import GPU_NODES
 from cluster.tenants import LOOK, delete_pod, limits, restarts_of, run_pod
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -95,6 +96,37 @@ def test_pods_survive_a_minute_without_the_api_server(
     delete_pod(cluster, namespace, "one", "two")
     agent.until_counts(gpu=4, sgpu=8, vcuda_memory=344)
     agent.until(lambda: not agent.grants(), "nothing is held")
+
+
+def test_a_node_that_is_added_again_under_its_name_serves_pods(
+    cluster: Cluster, namespace: str, agent: Agent
+) -> None:
+    run_pod(cluster, namespace, "one", limits=limits(gpu=1))
+    agent.until(lambda: "one" in agent.holders(), "the pod is reported")
+    before, first = agent.holders()["one"], node_uid(agent)
+    assert owner(agent) == first
+    cluster.kubectl("delete", "node", agent.node.name)
+    agent.until(lambda: not agent.gpunode(), "its GPUNode is collected")
+    agent.node.kubelet.restart()  # it registers its Node
+    cluster.wait_ready()
+    assert node_uid(agent) != first
+    agent.until(lambda: owner(agent) == node_uid(agent), "the agent reports its GPUs", 90)
+    agent.until(lambda: agent.holders().get("one") == before, "the pod is reported again")
+    assert restarts_of(cluster, namespace, "one") == ("Running", 0)
+    run_pod(cluster, namespace, "two", limits=limits(gpu=3))
+    agent.until(lambda: len(agent.holders().get("two", ())) == 3, "another pod is reported")
+    delete_pod(cluster, namespace, "one", "two")
+    agent.until_counts(gpu=4, sgpu=8, vcuda_memory=344)
+
+
+def node_uid(agent: Agent) -> str:
+    return str(agent.object("/api/v1/nodes").get("metadata", {}).get("uid", ""))
+
+
+def owner(agent: Agent) -> str:
+    """The UID of the Node that owns the agent's GPUNode."""
+    meta = agent.object(GPU_NODES).get("metadata", {})
+    return next((one["uid"] for one in meta.get("ownerReferences", ())), "")
 
 
 def sights(agent: Agent, namespace: str, name: str) -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Kubernetes' programs: built once, whole or not at all. The compiler here only pretends."""
+"""Kubernetes' programs and its runtime: built once, whole or not at all. The compiler pretends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster.programs import NAMES, ProgramsError, find_programs, provide_programs
+from cluster.programs import (
+    NAMES,
+    RUNTIME_NAMES,
+    ProgramsError,
+    find_programs,
+    find_runtime,
+    provide_programs,
+    provide_runtime,
+)
 
 # Writes what Go would write: one file for each package, at the place that -o names.
 GO = """#!/bin/sh
@@ -32,6 +40,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("ALIQUOT_KUBERNETES_BIN", raising=False)
+    monkeypatch.delenv("ALIQUOT_RUNTIME_BIN", raising=False)
     monkeypatch.delenv("UV", raising=False)
     return Compiler(tmp_path)
 
@@ -64,6 +73,16 @@ def test_programs_are_built_once(compiler: Compiler) -> None:
     assert find_programs() == programs
     assert provide_programs() == programs
     assert compiler.builds == 2  # Kubernetes and kwok
+
+
+def test_the_runtime_is_built_next_to_kubernetes(compiler: Compiler) -> None:
+    kubernetes = provide_programs()
+    runtime = provide_runtime()
+    assert all(runtime.path(name).is_file() for name in RUNTIME_NAMES)
+    assert find_runtime() == provide_runtime() == runtime
+    assert compiler.builds == 4  # and containerd, and runc
+    assert find_programs() == kubernetes
+    assert runtime.folder.parent != kubernetes.folder.parent
 
 
 def test_a_broken_build_leaves_nothing_and_says_why(compiler: Compiler) -> None:

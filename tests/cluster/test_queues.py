@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 PATH = "/apis/aliquot.io/v1alpha1/queues"
 EXAMPLE = ROOT / "examples" / "kubernetes" / "queues.yaml"
-PAGE = ROOT / "docs" / "queues.md"
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +107,6 @@ def test_kubectl_shows_the_queues_of_the_example(queues: Cluster) -> None:
     assert shown["notebooks"][:8] == ["research", "1", "2", "4", "0.5", "0", "2", "1"]
     assert shown["research"][:6] == ["3", "12", "11.5", "0", "13", "1"]
     queues.kubectl("delete", "queues", "--all")
-
-
-def test_the_policy_in_the_docs_works(cluster: Cluster) -> None:
-    policy = next(
-        text
-        for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-        if "ValidatingAdmissionPolicy" in text
-    )
-    cluster.kubectl("create", "--dry-run=server", "--filename=-", text=policy)
 
 
 def test_a_budget_refuses_an_eviction_until_it_allows_it(cluster: Cluster, namespace: str) -> None:

@@ -1,0 +1,36 @@
+"""Servers of the node die while two pods train: no result differs."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.gpu.gpu_node import GpuNode
+from cluster.tenants import limits
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+FOREVER = 1_000_000
+SEEDS = {"small": 1, "large": 2}
+ASKED = {
+    "small": limits(vcuda_memory=80, vcuda_core=30),
+    "large": limits(vcuda_memory=80, vcuda_core=70),
+}
+BETWEEN = 5  # steps of each
+
+
+def test_no_loss_differs_when_the_servers_of_the_node_are_killed(node: GpuNode) -> None:
+    for name, seed in SEEDS.items():
+        node.train(name, FOREVER, seed, ASKED[name])
+    for kill in (node.kill_agent, node.kill_arbiter, node.kill_kubelet, node.kill_containerd):
+        for name in SEEDS:
+            node.wait_for_steps(name, BETWEEN)
+        kill()
+    for name in SEEDS:
+        node.wait_for_steps(name, BETWEEN)
+    disturbed = {name: [(one.number, one.loss) for one in node.steps(name)] for name in SEEDS}
+    node.delete(*SEEDS)
+    for name, seed in SEEDS.items():
+        node.train(name, len(disturbed[name]), seed, ASKED[name])
+    for name in SEEDS:
+        node.wait_for_phase(name, "Succeeded")
+        assert [(one.number, one.loss) for one in node.steps(name)] == disturbed[name]
