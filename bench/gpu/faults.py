@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from cases import Case, Context
-from programs import PATIENCE_SECONDS, Share, Spec, TenantError, arbiter_processes
+from programs import PATIENCE_SECONDS, Share, Spec, Stage, TenantError, arbiter_processes
 from witness import LEAD_SECONDS, Sample, Sampler, Seen, together
 
 from aliquot.model.errors import AliquotError
 from aliquot.slices import control
 
 NEIGHBOUR = Spec("mm2", 1)
+OTHER = Spec("mm2", 6)
 RUN_SECONDS = 5.0
 FAULT_SECONDS = 1.5  # after the begin
 MOST_WAIT_MS = 250.0
@@ -33,6 +36,7 @@ ARBITER_SECONDS = 7.0
 LAST_SECONDS = 2.0
 
 Fault = Callable[[Context, Spec], None]
+Loss = Callable[[Stage], None]
 
 
 def cases(*, quick: bool) -> list[Case]:
@@ -48,19 +52,26 @@ def cases(*, quick: bool) -> list[Case]:
             lambda context: measure(context, culprit, fault),
         )
 
-    other = Spec("mm2", 6)
+    def arbiter_case(
+        name: str, lose: Loss, *, most_wait_ms: float | None = MOST_ARBITER_WAIT_MS
+    ) -> Case:
+        return Case(
+            f"fault: {name}",
+            "faults",
+            ARBITER_SECONDS + 3,
+            (NEIGHBOUR, OTHER),
+            lambda context: measure_arbiter(context, lose, most_wait_ms),
+        )
+
     return [
         case("an illegal access", 2, illegal_access),
         case("stopped by SIGSTOP", 3, stopped),
         case("killed in a window", 4, killed),
         case("a kernel that never ends", 5, never_ends),
-        Case(
-            "fault: the arbiter is killed",
-            "faults",
-            ARBITER_SECONDS + 3,
-            (NEIGHBOUR, other),
-            lambda context: measure_arbiter(context, other),
-        ),
+        arbiter_case("the arbiter is killed", lambda stage: kill_arbiter(stage, 1)),
+        arbiter_case("the arbiter and its parent are killed", lambda stage: kill_arbiter(stage, 2)),
+        arbiter_case("all three are killed, then aliquot ps", kill_all, most_wait_ms=None),
+        arbiter_case("aliquot restart", lambda stage: command(stage, "restart")),
     ]
 
 
@@ -136,52 +147,79 @@ def never_ends(context: Context, culprit: Spec) -> None:
     tenant.kill()
 
 
-def measure_arbiter(context: Context, other: Spec) -> None:
+def kill_arbiter(stage: Stage, count: int) -> None:
+    """Kill the arbiter; its parent too, and its guard. All stop first: none sees another die."""
+    pids = arbiter_processes(stage.status())[-count:]
+    for number in (signal.SIGSTOP, signal.SIGKILL) if count > 1 else (signal.SIGKILL,):
+        for pid in pids:
+            os.kill(pid, number)
+
+
+def kill_all(stage: Stage) -> None:
+    """Nothing is left that opens gates, until the next command starts an arbiter."""
+    kill_arbiter(stage, 3)
+    command(stage, "ps")
+
+
+def command(stage: Stage, name: str) -> None:
+    where = ["--simulate", stage.simulate] if stage.simulate and name == "restart" else []
+    words = [sys.executable, "-m", "aliquot", name, *where]
+    subprocess.run(words, stdout=subprocess.DEVNULL, timeout=PATIENCE_SECONDS, check=True)
+
+
+def measure_arbiter(context: Context, lose: Loss, most_wait_ms: float | None) -> None:
     """Both go on while it is away; afterwards each has its share again."""
     stage, told = context.stage, dict[str, Any]()
     alone = context.speeds.of(NEIGHBOUR).rate
-    shares = {NEIGHBOUR: Share(30), other: Share(70)}
+    shares = {NEIGHBOUR: Share(30), OTHER: Share(70)}
     stage.set_shares(shares)
-    _, pid = arbiter_processes(stage.status())
+    before = arbiter_processes(stage.status())[-1]
     begin = time.monotonic()
 
-    def kill_it() -> None:
+    def lose_it() -> None:
         time.sleep(max(begin + FAULT_SECONDS - time.monotonic(), 0))
-        told["killed_at"] = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        told["back_after_ms"] = answers_again_ms(stage.state.directory, pid)
+        told["lost_at"] = time.monotonic()
+        lose(stage)
+        told["back_after_ms"] = back_after_ms(stage.state.directory, before, told["lost_at"])
 
-    killer = threading.Thread(target=kill_it, daemon=True)
-    killer.start()
+    loser = threading.Thread(target=lose_it, daemon=True)
+    loser.start()
     seen = together(stage, shares, ARBITER_SECONDS - LEAD_SECONDS)
-    killer.join()
-    waits = {
-        spec.name: seen.progress(spec).longest_gap(told["killed_at"], seen.end) * 1e3
-        for spec in shares
-    }
-    last = [
-        seen.progress(spec).grown(seen.end - LAST_SECONDS, seen.end) / LAST_SECONDS / alone
-        for spec in shares
-    ]
+    loser.join()
+    waits, earlier, last = dict[str, float](), list[float](), list[float]()
+    for spec in shares:
+        progress = seen.progress(spec)
+        waits[spec.name] = progress.longest_gap(told["lost_at"], seen.end) * 1e3
+        first = begin + FAULT_SECONDS - LEAD_SECONDS
+        earlier.append(progress.grown(first, told["lost_at"]) / (told["lost_at"] - first))
+        last.append(progress.grown(seen.end - LAST_SECONDS, seen.end) / LAST_SECONDS)
     part = 100 * last[0] / sum(last)
     context.found = {
         "waits_ms": {name: round(wait, 2) for name, wait in waits.items()},
         "back_after_ms": told["back_after_ms"],
+        "rates_before": [round(rate, 1) for rate in earlier],
+        "rates_in_the_end": [round(rate, 1) for rate in last],
+        "summed_in_the_end": round(sum(last) / alone, 4),
         "share_in_the_end": round(part, 2),
         "right": [seen.answers[spec]["right"] for spec in shares],
         "raw": seen.raw(),
     }
-    context.at_most("anybody's longest wait", max(waits.values()), MOST_ARBITER_WAIT_MS, "ms")
+    if most_wait_ms is None:
+        context.tell("anybody's longest wait", max(waits.values()), "ms")
+    else:
+        context.at_most("anybody's longest wait", max(waits.values()), most_wait_ms, "ms")
+    for rate_before, rate, spec in zip(earlier, last, shares, strict=True):
+        context.tell(f"{shares[spec].compute} %: per second before", rate_before)
+        context.tell(f"{shares[spec].compute} %: per second in the end", rate)
     context.holds("all products are right", value=all(context.found["right"]))
     context.at_most("30/70 in the end, off by", abs(part - 30), 1.5, "points")
 
 
-def answers_again_ms(directory: Path, dead: int) -> float | None:
-    """How long until another one answers."""
-    began = time.monotonic()
-    while time.monotonic() - began < ARBITER_SECONDS:
+def back_after_ms(directory: Path, dead: int, lost_at: float) -> float | None:
+    """How long after the loss another one answers."""
+    while time.monotonic() - lost_at < ARBITER_SECONDS:
         with suppress(AliquotError):
             if dead not in arbiter_processes(control.status(directory)):
-                return round((time.monotonic() - began) * 1e3, 1)
+                return round((time.monotonic() - lost_at) * 1e3, 1)
         time.sleep(0.005)
     return None

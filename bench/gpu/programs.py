@@ -321,5 +321,5 @@ class Stage:
 
 
 def arbiter_processes(status: control.Status) -> list[int]:
-    """The arbiter's parent, which holds the pages, and the process that serves."""
-    return [status.answer["pid"], status.answer["serving_pid"]]
+    """The arbiter's guard, its parent, and the arbiter itself."""
+    return [status.answer[key] for key in ("guard_pid", "pid", "serving_pid")]

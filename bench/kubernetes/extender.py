@@ -47,6 +47,7 @@ from aliquot.kubernetes.api.objects import (  # noqa: E402
     GpuNode,
     Meta,
     Node,
+    NodeStatus,
     Pod,
 )
 from aliquot.kubernetes.api.plan import Plan, decode_plan  # noqa: E402
@@ -118,12 +119,12 @@ class World:
                 gpus.append(msgspec.structs.replace(gpu, kind=kind, grants=grants))
             status = msgspec.structs.replace(node.status, gpus=tuple(gpus))
             self._nodes[name] = msgspec.structs.replace(node, status=status)
-            self._put("POST", "/api/v1/nodes", Node(Meta(name=name)), NODES)
+            self._put("POST", "/api/v1/nodes", _served(name), NODES)
             self._put("POST", "/apis/aliquot.io/v1alpha1/gpunodes", self._nodes[name], GPU_NODES)
 
-    def new_pod(self) -> Pod:
+    def new_pod(self, **shape: int) -> Pod:
         self._count += 1
-        pod = make_pod(f"p{self._count}", **self._chance.choice(SHAPES))
+        pod = make_pod(f"p{self._count}", **(shape or self._chance.choice(SHAPES)))
         status, text, _ = self._caller.call(
             "POST", "/api/v1/namespaces/ns/pods", msgspec.json.encode(as_json(PODS, pod))
         )
@@ -150,6 +151,12 @@ class World:
     def _put(self, method: str, path: str, one: Any, of: Any) -> None:
         status, text, _ = self._caller.call(method, path, msgspec.json.encode(as_json(of, one)))
         assert status < 300, text
+
+
+def _served(name: str) -> Node:
+    """A Node whose kubelet has GPU devices."""
+    counts: dict[str, str | int] = {"aliquot.io/gpu": GPUS}
+    return Node(Meta(name=name), status=NodeStatus(capacity=counts, allocatable=counts))
 
 
 def naming(node: GpuNode, pod: Pod, plan: Plan) -> GpuNode:
@@ -193,7 +200,7 @@ def measure(nodes: int, pods: int) -> dict[str, float]:
         aliquot = Path(sys.executable).with_name("aliquot")
         extender = _start(ending, str(aliquot), "scheduler", *where)
         caller = Caller(port)
-        _until(lambda: caller.call("GET", "/readyz")[0] == 200)
+        _until(lambda: caller.call("GET", "/readyz")[1] == b"leads")
         measured = _measure(world, caller, pods, extender.pid)
         assert api.poll() is None
         return {"nodes": nodes, "pods": pods, **measured}
@@ -220,8 +227,8 @@ def _measure(world: World, caller: Caller, pods: int, pid: int) -> dict[str, flo
             filters.append(took)
             cpu.append(spent)
             binds.append(took_bind)
-    for number in range(max(20, pods // 20)):
-        huge = make_pod(f"huge{number}", gpu=GPUS + 1)
+    for _ in range(max(20, pods // 20)):
+        huge = world.new_pod(gpu=GPUS + 1)
         refusals.append(caller.ask("/filter", _args(huge, world.names))[1])
     return {
         **_summary("filter", filters),

@@ -151,10 +151,6 @@ def churn(stage: Stage, chosen: argparse.Namespace) -> dict[str, Any]:
     if chosen.only_ours:
         return found
     stage.replicas[0].server.stop()
-    capacity = {"aliquot.io/gpu": GPUS}
-    for name in stage.nodes.names:
-        body = {"status": {"capacity": capacity, "allocatable": capacity}}
-        stage.cluster.api.patch(f"/api/v1/nodes/{name}/status", body)
     stage.cluster.configure_scheduler({"percentageOfNodesToScore": 100, **CLIENT})
     alone = Run(stage, make_jobs(chosen), chosen, with_extender=False)
     alone.play()
