@@ -83,12 +83,21 @@ class _World(World):
         heapq.heappush(self.ends, (end, name, now))
         self.note(name, start=now, end=end, reason="")
 
-    def end(self, name: str, begun: float) -> None:
+    def next_end(self) -> float:
+        """When the next gang ends; infinite if none runs."""
+        while self.ends and not self._runs(*self.ends[0][1:]):
+            heapq.heappop(self.ends)
+        return self.ends[0][0] if self.ends else math.inf
+
+    def end_until(self, now: float) -> None:
+        """End the gangs that have run long enough."""
+        while self.next_end() <= now:
+            self.allocations.give_gang(self.running.pop(heapq.heappop(self.ends)[1]))
+
+    def _runs(self, name: str, begun: float) -> bool:
+        """Whether it has run since then; else it was evicted, and may be running again."""
         one = self.running.get(name)
-        if one is None or one.start != begun:  # it was evicted, and may be running again
-            return
-        del self.running[name]
-        self.allocations.give_gang(one)
+        return one is not None and one.start == begun
 
     def evict(self, one: Running, now: float, reason: str) -> None:
         name = one.gang.name
@@ -229,16 +238,14 @@ def simulate(  # noqa: PLR0913 - one for each option of the command
     coming = sorted(arrivals, key=lambda one: (one.gang.submitted, one.gang.name), reverse=True)
     samples: list[Sample] = []
     now = -math.inf
-    while coming or world.ends:
+    while coming or world.next_end() < math.inf:
         now = min(
             *(one.gang.submitted for one in coming[-1:]),
-            *(end for end, _, _ in world.ends[:1]),
             *(one.start for one in world.planned if one.start > now),
+            world.next_end(),
             math.inf,
         )
-        while world.ends and world.ends[0][0] <= now:
-            _, name, started = heapq.heappop(world.ends)
-            world.end(name, started)
+        world.end_until(now)
         while coming and coming[-1].gang.submitted <= now:
             gang = coming.pop().gang
             world.waiting[gang.name] = gang
