@@ -176,11 +176,15 @@ class Plugin:
         return messages.PreStartContainerResponse()
 
     def _response(self, grant: ContainerGrant) -> messages.ContainerAllocateResponse:
+        edits = self._injection.edits(grant)
         if devices := self._injection.cdi_devices(grant):
+            # The specs have the variables too, but each runtime has its own order of an image's
+            # variables and a spec's. The kubelet's always win over the image's.
             return messages.ContainerAllocateResponse(
-                cdi_devices=[messages.CDIDevice(name=name) for name in devices]
+                envs=dict(edits.environment),
+                cdi_devices=[messages.CDIDevice(name=name) for name in devices],
             )
-        return _mounts_response(self._injection.edits(grant))
+        return _mounts_response(edits)
 
     async def _abort(self, context: wire.Context, call: str, error: Exception) -> None:
         text = str(error).replace("\n ", "")
