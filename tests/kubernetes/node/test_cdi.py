@@ -16,12 +16,14 @@ from aliquot.kubernetes.node.grants.cdi import CdiSpecs
 from aliquot.kubernetes.node.grants.container_edits import BindMount, ContainerEdits, grant_edits
 from aliquot.kubernetes.node.grants.injection import Injection, NoCdiError, has_cdi
 from aliquot.model import Cdi
-from aliquot.model.errors import StateError
+from aliquot.model.errors import DriverError, StateError
 from kubernetes.builders import make_pod
 from kubernetes.node.builders import MEMORY, make_grant, make_host_gpu
 from kubernetes.node.rig import NODE, Node, a_node
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
 
@@ -31,12 +33,20 @@ OLD = NodeInfo("v1.36.4", "containerd://1.6.20~ds1")
 DRIVER_FILE = "aliquot.io-driver.json"
 
 
-def make_injection(folder: Path, setting: Cdi = Cdi.AUTO) -> Injection:
+def own_edits(_: ContainerGrant, folder: Path) -> ContainerEdits:
+    return grant_edits(folder, [3])
+
+
+def make_injection(
+    folder: Path,
+    setting: Cdi = Cdi.AUTO,
+    own: Callable[[ContainerGrant, Path], ContainerEdits] = own_edits,
+) -> Injection:
     return Injection(
         setting,
         CdiSpecs(folder),
         lambda: COMMON,
-        lambda _, path: grant_edits(path, [3]),
+        own,
         lambda grant: Path("/run/aliquot/kept") / grant.name,
         lambda: None,
     )
@@ -129,6 +139,25 @@ def test_a_spec_that_cannot_be_written_names_the_file(tmp_path: Path) -> None:
     assert str(folder) in str(caught.value)
     injection.restore([grant])  # the agent starts all the same: others need no spec
     injection.keep_only([])
+
+
+def test_an_old_spec_is_removed_if_the_new_one_cannot_be_written(tmp_path: Path) -> None:
+    """A kubelet that has just started would start its container by the old one."""
+    grants = [make_cdi_grant(), make_cdi_grant()]
+    make_injection(tmp_path, Cdi.ALWAYS).restore(grants)
+    assert files(tmp_path) == {DRIVER_FILE, *map(file_of, grants)}
+
+    def lost(grant: ContainerGrant, _: Path) -> ContainerEdits:
+        raise DriverError(f"the GPU of {grant.owner} is lost")
+
+    injection = make_injection(tmp_path, Cdi.ALWAYS, own=lost)
+    with pytest.raises(DriverError, match="is lost"):
+        injection.prepare(grants[0])
+    assert files(tmp_path) == {DRIVER_FILE, file_of(grants[1])}
+    injection.restore(grants)
+    assert files(tmp_path) == {DRIVER_FILE}
+    make_injection(tmp_path, Cdi.ALWAYS).prepare(grants[0])
+    assert files(tmp_path) == {DRIVER_FILE, file_of(grants[0])}
 
 
 # --- which runtimes -------------------------------------------------------------------------------

@@ -56,6 +56,11 @@ class CdiSpecs:
         """Have the device of a grant."""
         self._write(_grant_file(name), GRANT_KIND, name, edits)
 
+    def remove(self, name: str) -> None:
+        """Have no device of a grant: a container that was told of it cannot start."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (self.folder / _grant_file(name)).unlink()
+
     def keep_only(self, grants: Collection[str]) -> None:
         """Remove the devices of all other grants, and what an agent that was killed left."""
         with suppress(FileNotFoundError):

@@ -135,5 +135,17 @@ class Injection:
             _log.error("CDI specs cannot be removed", why=str(error))
 
     def _write_specs(self, grant: ContainerGrant) -> None:
-        self._specs.write_driver(self._common())
-        self._specs.write_grant(grant.name, self._own(grant, self._folder(grant)))
+        """Have the specs as they should be, or none of the grant: its container cannot start then.
+
+        A kubelet that has just started does not ask the agent before it starts a container, which
+        would get what an old spec says.
+        """
+        try:
+            self._specs.write_driver(self._common())
+            self._specs.write_grant(grant.name, self._own(grant, self._folder(grant)))
+        except AliquotError:
+            try:
+                self._specs.remove(grant.name)
+            except OSError as error:
+                _log.error("an old CDI spec stays", grant=grant.name, why=str(error))
+            raise
