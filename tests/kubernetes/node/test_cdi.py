@@ -12,7 +12,9 @@ import msgspec
 import pytest
 
 from aliquot.kubernetes.api.objects import NodeInfo
+from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.grants.cdi import CdiSpecs
+from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
 from aliquot.kubernetes.node.grants.container_edits import BindMount, ContainerEdits, grant_edits
 from aliquot.kubernetes.node.grants.injection import Injection, NoCdiError, has_cdi
 from aliquot.model import Cdi
@@ -55,6 +57,13 @@ def make_injection(
 def make_cdi_grant(*, cdi: bool = True) -> ContainerGrant:
     one = make_grant("sliced", [make_host_gpu(0)], units={MEMORY: ["a"]}, memory=1)
     return msgspec.structs.replace(one, cdi=cdi)
+
+
+def save(folder: Path, *grants: ContainerGrant) -> SavedAllocations:
+    """The allocations of one GPU, with a checkpoint in a folder of their own."""
+    folder.mkdir(exist_ok=True)
+    allocations = NodeAllocations([make_host_gpu(0)], 2, grants)
+    return SavedAllocations(allocations, Checkpoint(folder / "node.json"))
 
 
 def file_of(grant: ContainerGrant) -> str:
@@ -119,15 +128,37 @@ def test_specs_go_with_their_grants_and_others_stay(tmp_path: Path) -> None:
 def test_specs_are_restored_and_not_touched_if_they_are_right(tmp_path: Path) -> None:
     """A runtime reads all specs again after each change."""
     grants = [make_cdi_grant(), make_cdi_grant(), make_cdi_grant(cdi=False)]
-    injection = make_injection(tmp_path)
-    injection.restore(grants)
-    assert files(tmp_path) == {DRIVER_FILE, *map(file_of, grants[:2])}
-    (tmp_path / file_of(grants[0])).write_text("torn")
-    before = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
-    injection.restore(grants)
-    after = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    cdi, saved = tmp_path / "cdi", save(tmp_path / "home", *grants)
+    injection = make_injection(cdi)
+    injection.restore(saved)
+    assert files(cdi) == {DRIVER_FILE, *map(file_of, grants[:2])}
+    (cdi / file_of(grants[0])).write_text("torn")
+    before = {path.name: path.stat().st_ino for path in cdi.iterdir()}
+    injection.restore(saved)
+    after = {path.name: path.stat().st_ino for path in cdi.iterdir()}
     assert {name for name in after if before[name] != after[name]} == {file_of(grants[0])}
-    assert read(tmp_path / file_of(grants[0]))
+    assert read(cdi / file_of(grants[0]))
+
+
+def test_a_grant_whose_record_lost_its_cdi_keeps_its_spec(tmp_path: Path) -> None:
+    """An agent without CDI, between two with it, writes all records anew and knows no such field.
+
+    The kubelet told the runtime CDI devices, and tells them again.
+    """
+    cdi, home = tmp_path / "cdi", tmp_path / "home"
+    grants = [make_cdi_grant(), make_cdi_grant()]
+    make_injection(cdi).restore(save(home, *grants))
+    (cdi / file_of(grants[0])).write_text("of an older driver")
+    (cdi / file_of(grants[1])).unlink()
+    forgotten = [msgspec.structs.replace(grant, cdi=False) for grant in grants]
+    saved = save(home, *forgotten)
+    injection = make_injection(cdi)
+    injection.keep_only(saved.allocations.saved())
+    injection.restore(saved)
+    assert files(cdi) == {DRIVER_FILE, file_of(grants[0])}
+    assert read(cdi / file_of(grants[0]))
+    stored = {grant.name: grant.cdi for grant in Checkpoint(home / "node.json").load().grants}
+    assert stored == {grants[0].name: True, grants[1].name: False}
 
 
 def test_a_spec_that_cannot_be_written_names_the_file(tmp_path: Path) -> None:
@@ -137,27 +168,29 @@ def test_a_spec_that_cannot_be_written_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot be written") as caught:
         injection.cdi_devices(grant)
     assert str(folder) in str(caught.value)
-    injection.restore([grant])  # the agent starts all the same: others need no spec
+    saved = save(tmp_path / "home", grant)
+    injection.restore(saved)  # the agent starts all the same: others need no spec
     injection.keep_only([])
 
 
 def test_an_old_spec_is_removed_if_the_new_one_cannot_be_written(tmp_path: Path) -> None:
     """A kubelet that has just started would start its container by the old one."""
     grants = [make_cdi_grant(), make_cdi_grant()]
-    make_injection(tmp_path, Cdi.ALWAYS).restore(grants)
-    assert files(tmp_path) == {DRIVER_FILE, *map(file_of, grants)}
+    cdi, saved = tmp_path / "cdi", save(tmp_path / "home", *grants)
+    make_injection(cdi, Cdi.ALWAYS).restore(saved)
+    assert files(cdi) == {DRIVER_FILE, *map(file_of, grants)}
 
     def lost(grant: ContainerGrant, _: Path) -> ContainerEdits:
         raise DriverError(f"the GPU of {grant.owner} is lost")
 
-    injection = make_injection(tmp_path, Cdi.ALWAYS, own=lost)
+    injection = make_injection(cdi, Cdi.ALWAYS, own=lost)
     with pytest.raises(DriverError, match="is lost"):
         injection.prepare(grants[0])
-    assert files(tmp_path) == {DRIVER_FILE, file_of(grants[1])}
-    injection.restore(grants)
-    assert files(tmp_path) == {DRIVER_FILE}
-    make_injection(tmp_path, Cdi.ALWAYS).prepare(grants[0])
-    assert files(tmp_path) == {DRIVER_FILE, file_of(grants[0])}
+    assert files(cdi) == {DRIVER_FILE, file_of(grants[1])}
+    injection.restore(saved)
+    assert files(cdi) == {DRIVER_FILE}
+    make_injection(cdi, Cdi.ALWAYS).prepare(grants[0])
+    assert files(cdi) == {DRIVER_FILE, file_of(grants[0])}
 
 
 # --- which runtimes -------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
         await self._observe_runtime()
-        self.injection.restore(self.saved.allocations.saved())  # before the kubelet starts any
+        self.injection.restore(self.saved)  # before the kubelet starts any
         self.health.start()
         app = make_app(self.metrics, self.arbiter, self._checks)
         renewal = asyncio.create_task(self.health.run())

@@ -56,6 +56,10 @@ class CdiSpecs:
         """Have the device of a grant."""
         self._write(_grant_file(name), GRANT_KIND, name, edits)
 
+    def has(self, name: str) -> bool:
+        """Whether there is a device of a grant."""
+        return (self.folder / _grant_file(name)).exists()
+
     def remove(self, name: str) -> None:
         """Have no device of a grant: a container that was told of it cannot start."""
         with suppress(FileNotFoundError, NotADirectoryError):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from aliquot.model import Cdi
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.objects import NodeInfo
     from aliquot.kubernetes.node.grants.cdi import CdiSpecs
+    from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
     from aliquot.kubernetes.node.grants.container_edits import ContainerEdits
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
 
@@ -117,20 +119,31 @@ class Injection:
             )
         self._write_specs(grant)
 
-    def restore(self, grants: Iterable[ContainerGrant]) -> None:
-        """Have the specs of these grants and no others: a reboot empties the folder."""
-        with_cdi = [grant for grant in grants if grant.cdi]
-        self.keep_only(with_cdi)
-        for grant in with_cdi:
+    def restore(self, saved: SavedAllocations) -> None:
+        """Have the specs of these grants and no others: a reboot empties the folder.
+
+        A grant that has a spec gets CDI devices, whatever its record says: an agent that knew
+        nothing of CDI may have written the record anew.
+        """
+        self.keep_only(saved.allocations.saved())
+        try:
+            with saved.changing() as allocations:
+                for grant in allocations.saved():
+                    if not grant.cdi and self._specs.has(grant.name):
+                        allocations.change(msgspec.structs.replace(grant, cdi=True))
+        except OSError as error:  # the specs stay as they are
+            _log.error("the checkpoint cannot be written", why=str(error))
+        for grant in saved.allocations.saved():
             try:
-                self._write_specs(grant)
+                if grant.cdi:
+                    self._write_specs(grant)
             except AliquotError as error:  # its container cannot start, and is told so then
                 _log.error("a CDI spec is missing", grant=grant.name, why=error.message)
 
     def keep_only(self, grants: Iterable[ContainerGrant]) -> None:
         """Remove the specs of all other grants."""
         try:
-            self._specs.keep_only({grant.name for grant in grants if grant.cdi})
+            self._specs.keep_only({grant.name for grant in grants})
         except OSError as error:
             _log.error("CDI specs cannot be removed", why=str(error))
 
