@@ -126,6 +126,7 @@ class Node:
             lambda: gpus,
             lambda _pod, _reason, message: self.messages.append(message),
             lambda: False,
+            lambda grant: tuple(sorted(gpus[part.gpu].index for part in grant.allocated)),
         )
 
 
@@ -179,6 +180,8 @@ def _check(node: Node, kubelet: Kubelet, pod: Pod) -> None:
         assert grant.kind == request.kind
         assert len(grant.allocated) == request.gpus
         assert {part.gpu for part in grant.allocated} == {part.gpu for part in answer.allocated}
+        indexes = [allocations.gpus[part.gpu].index for part in grant.allocated]
+        assert grant.minors == tuple(sorted(indexes)), "the device nodes that it was told"
         if request.init:
             continue  # the kubelet does not report it
         assert grant.owner.uid == uid

@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from aliquot.devices import Inventory
+from aliquot.devices.device_location import DeviceLocation
 from aliquot.kubernetes.api.objects import NodeInfo
 from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.grants.cdi import CdiSpecs
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
 from aliquot.kubernetes.node.grants.container_edits import BindMount, ContainerEdits, grant_edits
-from aliquot.kubernetes.node.grants.injection import Injection, NoCdiError, has_cdi
+from aliquot.kubernetes.node.grants.injection import (
+    Injection,
+    MovedGpuError,
+    NoCdiError,
+    has_cdi,
+)
+from aliquot.kubernetes.node.machine import NodeMachine
 from aliquot.model import Cdi
 from aliquot.model.errors import DriverError, StateError
 from kubernetes.builders import make_pod
-from kubernetes.node.builders import MEMORY, make_grant, make_host_gpu
+from kubernetes.node.builders import GPU, MEMORY, make_grant, make_host_gpu
 from kubernetes.node.rig import NODE, Node, a_node
 
 if TYPE_CHECKING:
@@ -51,6 +59,7 @@ def make_injection(
         own,
         lambda grant: Path("/run/aliquot/kept") / grant.name,
         lambda: None,
+        lambda _: (3,),
     )
 
 
@@ -239,6 +248,35 @@ def test_a_container_of_a_runtime_that_lost_cdi_is_refused(tmp_path: Path) -> No
     with pytest.raises(NoCdiError, match=r"containerd://1\.6"):
         injection.prepare(grant)
     injection.prepare(make_cdi_grant(cdi=False))
+
+
+# --- device nodes -------------------------------------------------------------------------------
+
+
+def test_a_container_with_mounts_is_refused_if_its_gpus_have_other_device_nodes(
+    tmp_path: Path,
+) -> None:
+    """The kubelet tells the runtime the old nodes, which are other containers' GPUs now."""
+    injection = make_injection(tmp_path)
+    for minors in (None, (3,)):  # None: an older agent made the grant
+        injection.prepare(msgspec.structs.replace(make_cdi_grant(cdi=False), minors=minors))
+    grant = msgspec.structs.replace(make_cdi_grant(cdi=False), minors=(1,))
+    with pytest.raises(MovedGpuError, match=r"with /dev/nvidia1, .* /dev/nvidia3") as said:
+        injection.prepare(grant)
+    assert "container 'main' of default/pod-a" in said.value.message
+    assert "Delete the pod" in str(said.value.hint)
+    injection.prepare(msgspec.structs.replace(grant, cdi=True))  # its spec has the new nodes
+
+
+def test_device_nodes_are_those_of_the_driver_now() -> None:
+    gpus = [make_host_gpu(index) for index in range(2)]
+    grant = make_grant("whole", gpus, units={GPU: ["g0", "g1"]})
+    attached = {gpu.uuid: DeviceLocation(None, 7 - gpu.index) for gpu in gpus}
+    machine = NodeMachine(None, Inventory("", (0, 0), ()), attached)
+    assert machine.minors(grant) == (6, 7)
+    del attached[gpus[1].uuid]
+    with pytest.raises(DriverError, match=f"has the GPU {gpus[1].uuid}, which was not found"):
+        machine.minors(grant)
 
 
 # --- the agent ------------------------------------------------------------------------------------

@@ -34,6 +34,17 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert checkpoint.load() == data
 
 
+def test_a_grant_of_an_older_agent_is_read(tmp_path: Path) -> None:
+    """It has no fields that came later."""
+    checkpoint = Checkpoint(tmp_path / "node.json")
+    grant = make_grant("shared", [make_host_gpu(0)], units={SGPU: ["s0"]})
+    old = msgspec.to_builtins(CheckpointData(grants=(grant,)))
+    for name in ("cdi", "minors"):
+        del old["grants"][0][name]
+    checkpoint.path.write_bytes(msgspec.json.encode(old))
+    assert checkpoint.load().grants == (grant,)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -105,6 +105,7 @@ class Agent:
             machine.grant_edits,
             self.arbiter.folder,
             machine.check_sources,
+            machine.minors,
         )
         self.device_plugins = DevicePlugins(
             options.kubelet,

@@ -126,15 +126,22 @@ class NodeMachine:
 
     def grant_edits(self, grant: ContainerGrant, folder: Path) -> ContainerEdits:
         """What a container gets for its grant, in `folder`; DriverError if its GPU is lost."""
+        return grant_edits(folder, self.minors(grant))
+
+    def minors(self, grant: ContainerGrant) -> tuple[int, ...]:
+        """The numbers of the device nodes of a grant's GPUs, sorted; simulated GPUs have none.
+
+        DriverError if a GPU is lost.
+        """
         if lost := [part.gpu for part in grant.allocated if part.gpu not in self.attached]:
             raise DriverError(
                 f"{grant.owner} has the GPU {', '.join(lost)}, which was not found when the agent"
                 " started",
                 "Delete the pod, so that it gets another GPU.",
             )
-        minors = [self.attached[part.gpu].minor for part in grant.allocated]
-        simulated = self.usable is not None and self.usable.driver.shape is not None
-        return grant_edits(folder, () if simulated else minors)
+        if self.usable is not None and self.usable.driver.shape is not None:
+            return ()
+        return tuple(sorted(self.attached[part.gpu].minor for part in grant.allocated))
 
 
 def read_machine(options: NodeOptions) -> NodeMachine:

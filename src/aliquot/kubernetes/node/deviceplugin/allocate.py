@@ -65,6 +65,7 @@ class Allocator:
         gpus: Callable[[], Mapping[str, Gpu]],
         pod_event: Callable[[GpuPod, str, str], None],
         uses_cdi: Callable[[], bool],
+        minors: Callable[[ContainerGrant], tuple[int, ...]],
     ) -> None:
         self._saved = saved
         self._allocations = saved.allocations
@@ -74,6 +75,7 @@ class Allocator:
         self._gpus = gpus
         self._pod_event = pod_event
         self._uses_cdi = uses_cdi
+        self._minors = minors
         self._lock = asyncio.Lock()
         self._calls: ContainerCalls | None = None  # of a container that lacks more
         self._not_started: dict[str, float] = {}  # when each grant was last allocated
@@ -166,6 +168,7 @@ class Allocator:
         for gpus in self._choices(container, ids, reused):
             grant = self._grant(container, gpus, ids, reused)
             if (why := self._allocations.why_not(grant) or "") == "":
+                grant = msgspec.structs.replace(grant, minors=self._minors(grant))
                 self._allocations.add(grant)
                 return grant
         raise _refused(container, f"no GPU has enough free for {container.request}: {why}")
@@ -238,6 +241,7 @@ class Allocator:
             current=settings,
             merged=True,
             cdi=before.cdi,  # the other container was told so
+            minors=before.minors,
         )
         self._change(container, grant)
         return grant
@@ -251,7 +255,7 @@ class Allocator:
             gpus = tuple(part.gpu for part in grant.allocated)
             other = self._grant(container, gpus, now.device_ids)
             now = msgspec.structs.replace(
-                other, name=grant.name, reuses=grant.reuses, cdi=grant.cdi
+                other, name=grant.name, reuses=grant.reuses, cdi=grant.cdi, minors=grant.minors
             )
         if grant.name not in self._allocations.grants:
             raise _refused(container, "the grant of the calls before this one was released")

@@ -61,7 +61,14 @@ class DevicePlugins:
         self._owners = OwnerConfirmation(saved, self.ids, pods, self._kubelet)
         matcher = Matcher(self.ids, pods, self._owners)
         self._allocator = Allocator(
-            saved, self.ids, pods, matcher, gpus, events.pod_event, lambda: injection.uses_cdi
+            saved,
+            self.ids,
+            pods,
+            matcher,
+            gpus,
+            events.pod_event,
+            lambda: injection.uses_cdi,
+            injection.minors,
         )
         self._starter = Starter(
             saved,

@@ -40,7 +40,8 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     Allocate response carried the mounts; both are empty for a grant that came without a device
     plugin. `reuses` names the grants of init containers whose ids the kubelet reused for this
     container. `merged`: an init container with exactly the same ids has this grant too. `cdi`: the
-    container was told CDI devices, and not mounts.
+    container was told CDI devices, and not mounts. `minors` are the numbers of its GPUs' device
+    nodes when it was made, sorted; None: an older agent made it, which did not record them.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     merged: bool = False
     confirmed: bool = False
     cdi: bool = False
+    minors: tuple[int, ...] | None = None
 
     def has(self, resource: str, ids: tuple[str, ...]) -> bool:
         """Whether it was given for exactly these ids, which are sorted."""

@@ -6,7 +6,9 @@ CRI-O from 1.28 on have CDI switched on, and kubelets pass the devices on from 1
 1.7 has it only if its configuration says so: `Cdi.ALWAYS`. Mounts work everywhere.
 
 The choice is made when a container is admitted, and is part of its grant: the kubelet tells the
-runtime the same whenever the container starts again.
+runtime the same whenever the container starts again. A CDI spec can be written anew by then. Device
+nodes that the kubelet was told stay, also if the driver has since given their numbers to other
+GPUs: such a container is refused.
 """
 
 from __future__ import annotations
@@ -43,6 +45,10 @@ class NoCdiError(AliquotError):
     """A container was admitted with CDI devices, and the runtime has no CDI any more."""
 
 
+class MovedGpuError(AliquotError):
+    """A container was admitted with device nodes that its GPUs do not have any more."""
+
+
 def has_cdi(info: NodeInfo) -> bool:
     """Whether a node's kubelet and runtime hand CDI devices to containers."""
     kubelet = _VERSION.match(info.kubelet_version)
@@ -56,7 +62,10 @@ def has_cdi(info: NodeInfo) -> bool:
 
 
 class Injection:
-    """What the kubelet is told for each grant, and the CDI specs that belong to it."""
+    """What the kubelet is told for each grant, and the CDI specs that belong to it.
+
+    `minors` gives the numbers of the device nodes that a grant's GPUs have now.
+    """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what it works with
         self,
@@ -66,6 +75,7 @@ class Injection:
         own: Callable[[ContainerGrant, Path], ContainerEdits],
         folder: Callable[[ContainerGrant], Path],
         check: Callable[[], None],
+        minors: Callable[[ContainerGrant], tuple[int, ...]],
     ) -> None:
         self._setting = setting
         self._specs = specs
@@ -73,6 +83,7 @@ class Injection:
         self._own = own
         self._folder = folder
         self._check = check
+        self.minors = minors
         self._runtime = ""
         self.uses_cdi = setting is Cdi.ALWAYS
 
@@ -111,6 +122,7 @@ class Injection:
         """Make sure that the runtime finds what it was told, before the container starts."""
         self._check()
         if not grant.cdi:
+            self._check_minors(grant)
             return
         if self._runtime and not self.uses_cdi and self._setting is Cdi.AUTO:
             raise NoCdiError(
@@ -147,6 +159,16 @@ class Injection:
         except OSError as error:
             _log.error("CDI specs cannot be removed", why=str(error))
 
+    def _check_minors(self, grant: ContainerGrant) -> None:
+        """MovedGpuError if the device nodes that the kubelet was told are other GPUs' now."""
+        now = self.minors(grant)
+        if grant.minors not in {None, now}:
+            raise MovedGpuError(
+                f"{grant.owner} was admitted with {_nodes(grant.minors or ())}, and its GPUs have"
+                f" {_nodes(now)} since the driver was loaded again",
+                "Delete the pod, so that its next one gets the right device nodes.",
+            )
+
     def _write_specs(self, grant: ContainerGrant) -> None:
         """Have the specs as they should be, or none of the grant: its container cannot start then.
 
@@ -162,3 +184,7 @@ class Injection:
             except OSError as error:
                 _log.error("an old CDI spec stays", grant=grant.name, why=str(error))
             raise
+
+
+def _nodes(minors: Iterable[int]) -> str:
+    return " and ".join(f"/dev/nvidia{minor}" for minor in minors)
