@@ -54,6 +54,14 @@ def numbers(folder: Path) -> dict[str, tuple[int, int]]:
     return {name: (os.major(one.st_rdev), os.minor(one.st_rdev)) for name, one in found.items()}
 
 
+def tell(proc: Path, **options: int) -> None:
+    """Write what the kernel's module says about its options: all of them, in decimal."""
+    defaults = {"DeviceFileUID": 0, "DeviceFileGID": 0, "DeviceFileMode": 0o666}
+    lines = (f"{name}: {value}\n" for name, value in (defaults | options).items())
+    text = 'ResmanDebugLevel: 4294967295\nRegistryDwords: ""\n'
+    (proc / "driver/nvidia/params").write_text(text + "".join(lines))
+
+
 def test_missing_nodes_are_made(proc: Path, devices: Path) -> None:
     names = provide_control_nodes(devices, proc)
     wanted = {
@@ -79,3 +87,27 @@ def test_a_module_that_is_not_loaded_is_an_error(proc: Path, devices: Path) -> N
     (proc / "devices").write_text(DEVICES.replace("508 nvidia-uvm", "508 other"))
     with pytest.raises(DriverError, match=r"nvidia-uvm is missing.* module nvidia-uvm"):
         provide_control_nodes(devices, proc)
+
+
+def test_nodes_get_the_owner_and_mode_that_the_driver_was_told(proc: Path, devices: Path) -> None:
+    tell(proc, DeviceFileUID=7, DeviceFileGID=44, DeviceFileMode=0o660)
+    provide_control_nodes(devices, proc)
+    provide_gpu_nodes(devices, proc)
+    made = [path.stat() for path in devices.iterdir()]
+    wanted = (stat.S_IFCHR | 0o660, 7, 44)
+    assert {(one.st_mode, one.st_uid, one.st_gid) for one in made} == {wanted}
+
+
+def test_no_node_is_made_if_the_driver_was_told_so(proc: Path, devices: Path) -> None:
+    tell(proc, ModifyDeviceFiles=0)
+    provide_gpu_nodes(devices, proc)
+    with pytest.raises(DriverError, match="ModifyDeviceFiles=0") as caught:
+        provide_control_nodes(devices, proc)
+    assert str(devices / "nvidiactl") in caught.value.message
+    assert not list(devices.iterdir())
+    tell(proc, ModifyDeviceFiles=1)
+    provide_control_nodes(devices, proc)
+    tell(proc, ModifyDeviceFiles=0)
+    (proc / "devices").write_text(DEVICES.replace("508", "511"))
+    assert provide_control_nodes(devices, proc), "they are there"
+    assert numbers(devices)["nvidia-uvm"] == (508, 0), "and stay as they are"
