@@ -7,13 +7,22 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 import pytest
 
 import support
-from aliquot.devices import find_driver_in, find_driver_root, parse_shape, simulated_driver
+from aliquot.devices import (
+    Driver,
+    find_driver_in,
+    find_driver_root,
+    parse_shape,
+    simulated_driver,
+)
+from aliquot.devices.health import HealthReport, HealthWatch
+from aliquot.devices.installed import read_installed
 from aliquot.model.errors import NoGpuError
 
 if TYPE_CHECKING:
@@ -182,6 +191,29 @@ def test_libraries_that_are_gone_may_have_been_replaced_by_others_elsewhere(
         problems, nvml, replaced, found = machine.report()
         assert problems == [nvml, nvml] == ["the driver's libraries are missing"] * 2
         assert (replaced, found) == ("another", 2)
+
+
+def test_an_nvml_that_fails_is_tried_ever_more_rarely(tmp_path: Path) -> None:
+    class Pauses(threading.Event):
+        """Set after six pauses, none of which takes time."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seconds: list[float] = []
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.seconds.append(timeout or 0.0)
+            if len(self.seconds) == 6:
+                self.set()
+            return self.is_set()
+
+    pauses, reports = Pauses(), list[HealthReport]()
+    driver = Driver(tmp_path / "libcuda.so.1", tmp_path / "libnvidia-ml.so.1")
+    HealthWatch(driver, read_installed(driver), ["GPU-a"], reports.append, pauses).run()
+    assert pauses.seconds == sorted(pauses.seconds)
+    assert pauses.seconds[0] == 1.0
+    assert 4.0 < pauses.seconds[-1] < 10.0, "longer, but not so long that NVML seems to hang"
+    assert ["cannot be used" in report.nvml for report in reports] == [True]
 
 
 def test_skip_lost_leaves_a_lost_gpu_out(tmp_path: Path) -> None:

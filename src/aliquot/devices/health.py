@@ -39,6 +39,10 @@ POLL_SECONDS = 1.0
 ASSESS_SECONDS = 5.0  # after an Xid error, until the driver knows the recovery action
 SESSION_SECONDS = 5.0  # of NVML, while a GPU is lost; each next one lasts twice as long
 LONGEST_SESSION_SECONDS = 60.0
+# After a session that failed; each next pause is twice as long. A new session initializes GPUs, and
+# the kernel logs each failure of that.
+PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 6.0
 
 _ACTIONS = {
     1: "a reset",
@@ -95,6 +99,7 @@ class HealthWatch:
     _gpus: dict[str, _Gpu] = field(default_factory=dict)
     _reported: HealthReport | None = None
     _session: float = SESSION_SECONDS
+    _pause: float = PAUSE_SECONDS
 
     def run(self) -> None:
         """Run until `stop` is set. While NVML itself fails, all GPUs are unhealthy."""
@@ -106,7 +111,8 @@ class HealthWatch:
             except DriverError as error:
                 problems = dict.fromkeys(self.uuids, error.message)
                 self._report(HealthReport(problems, nvml=error.message))
-                self.stop.wait(POLL_SECONDS)
+                self.stop.wait(self._pause)
+                self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
 
     def _follow(self, nvml: Any) -> None:
         """Follow all GPUs in one session of NVML, for as long as it can tell about all."""
@@ -118,6 +124,7 @@ class HealthWatch:
                 problems = {uuid: self._check(nvml, gpu) for uuid, gpu in self._gpus.items()}
                 found = frozenset(_found(nvml))
                 self._report(HealthReport(problems, found=found))
+                self._pause = PAUSE_SECONDS
                 self._wait(nvml, events)
                 if len(found) == max(len(self.uuids), nvml.nvmlDeviceGetCount()):
                     self._session = SESSION_SECONDS

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 1.0
 PROBE_SECONDS = 2.0  # between the first probes; each starts a process
 LONGEST_PROBE_SECONDS = 30.0
-# The thread looks every second. Looks of our own are counted, not time: a process that was stopped,
-# or a node that was suspended, is no reason to believe that NVML hangs.
+# The thread looks every second; while NVML fails, less often (`LONGEST_PAUSE_SECONDS`), but well
+# within this. Looks of our own are counted, not time: a process that was stopped, or a node that
+# was suspended, is no reason to believe that NVML hangs.
 SILENT_CHECKS = 10
 SILENT = f"NVML has not answered for {SILENT_CHECKS * CHECK_SECONDS:.0f} s"
 
