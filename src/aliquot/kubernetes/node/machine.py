@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from aliquot.devices import (
     Inventory,
     check_version,
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 ROOT = Path("/")
 PROBE_SECONDS = 60.0
 NOT_FOUND = "it was not found when the agent started"
+
+_log = structlog.get_logger(__name__)
 
 # In a process of its own: a process can use only the driver that it loaded first.
 _PROBE = """
@@ -215,12 +219,23 @@ def _find_driver(options: NodeOptions) -> tuple[Driver, Host]:
 def restore_allocations(
     options: NodeOptions, machine: NodeMachine, checkpoint: CheckpointData
 ) -> NodeAllocations:
-    """The allocations of the checkpoint, on the GPUs that this node has or has had."""
-    gpus = [HostGpu(gpu.uuid, gpu.index, gpu.memory_bytes) for gpu in machine.inventory.gpus]
-    here = {gpu.uuid for gpu in gpus}
-    gpus += [
-        HostGpu(gpu.uuid, gpu.index, gpu.memory, machine.problem or NOT_FOUND)
-        for gpu in checkpoint.gpus
-        if gpu.uuid not in here
+    """The allocations of the checkpoint, on the GPUs that this node has or has had.
+
+    A GPU that is missing stays in the list, unhealthy: somebody must learn of it. It leaves the
+    list if another GPU is in its slot and no grant has it.
+    """
+    gpus = [
+        HostGpu(gpu.uuid, gpu.index, gpu.memory_bytes, slot=gpu.pci_bus_id)
+        for gpu in machine.inventory.gpus
     ]
+    here, slots = {gpu.uuid for gpu in gpus}, {gpu.slot for gpu in gpus}
+    granted = {part.gpu for grant in checkpoint.grants for part in grant.allocated}
+    for gpu in checkpoint.gpus:
+        if gpu.uuid in here:
+            continue
+        if gpu.slot in slots and gpu.uuid not in granted:
+            _log.info("a GPU was replaced by another", uuid=gpu.uuid, slot=gpu.slot)
+            continue
+        problem = machine.problem or NOT_FOUND
+        gpus.append(HostGpu(gpu.uuid, gpu.index, gpu.memory, problem, gpu.slot))
     return NodeAllocations(gpus, options.shares, checkpoint.grants)

@@ -33,12 +33,16 @@ class DoesNotFitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HostGpu:
-    """A GPU of this node. `problem` says why it is unhealthy; it is empty for a healthy GPU."""
+    """A GPU of this node. `problem` says why it is unhealthy; it is empty for a healthy GPU.
+
+    `slot` is its PCI address; empty: an older agent recorded the GPU, without it.
+    """
 
     uuid: str
     index: int
     memory: int
     problem: str = ""
+    slot: str = ""
 
     @property
     def healthy(self) -> bool:

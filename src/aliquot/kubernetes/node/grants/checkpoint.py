@@ -30,11 +30,12 @@ VERSION = 1
 
 
 class CheckpointGpu(msgspec.Struct, frozen=True):
-    """A GPU that this node has, or has had."""
+    """A GPU that this node has, or has had; `slot` is its PCI address."""
 
     uuid: str
     index: int
     memory: int
+    slot: str = ""
 
 
 class CheckpointData(msgspec.Struct, frozen=True):
@@ -73,7 +74,8 @@ class Checkpoint:
     def save(self, allocations: NodeAllocations) -> None:
         """Write the allocations."""
         gpus = tuple(
-            CheckpointGpu(gpu.uuid, gpu.index, gpu.memory) for gpu in allocations.gpus.values()
+            CheckpointGpu(gpu.uuid, gpu.index, gpu.memory, gpu.slot)
+            for gpu in allocations.gpus.values()
         )
         self.write(CheckpointData(gpus=gpus, grants=tuple(allocations.grants.values())))
 
