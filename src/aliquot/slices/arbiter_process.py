@@ -130,10 +130,11 @@ def is_current(status: Status) -> bool:
         return True
 
 
-def restart(directory: Path, driver: Driver) -> int:
+def restart(directory: Path, driver: Driver, *, unjoined: Unjoined | None = None) -> int:
     """Replace the arbiter by one of this version; return the new one's pid.
 
-    Programs go on under their limits, with open gates until the new arbiter has adopted them.
+    Programs go on under their limits, with open gates until the new arbiter has adopted them. What
+    is not given is as with the old one.
     """
     status = control.status(directory)
     if status.answer.get("foreground"):
@@ -154,12 +155,10 @@ def restart(directory: Path, driver: Driver) -> int:
     os.close(process)
     if not ended:
         raise ArbiterError(f"the arbiter in {directory} does not end", control.ASK_DOCTOR)
-    start(
-        directory,
-        driver,
-        linger=int(status.answer.get("linger_seconds", LINGER_SECONDS)),
-        unjoined=Unjoined(status.answer["unjoined"]) if "unjoined" in status.answer else None,
-    )
+    if unjoined is None and "unjoined" in status.answer:
+        unjoined = Unjoined(status.answer["unjoined"])
+    linger = int(status.answer.get("linger_seconds", LINGER_SECONDS))
+    start(directory, driver, linger=linger, unjoined=unjoined)
     return control.status(directory).pid
 
 

@@ -7,6 +7,8 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from aliquot.kubernetes.node.pods import GpuPod
 from aliquot.model import Policy, Priority
+from aliquot.model.errors import ArbiterError
 from aliquot.slices import control
 from kubernetes.builders import container, make_pod
 from kubernetes.node.fake_kubelet import AdmissionError
@@ -299,6 +302,31 @@ def test_a_killed_arbiter_is_restarted_with_all_grants(short_tmp: Path) -> None:
         await node.until(lambda: len(node.grants()) == 1)
 
     on_node(arbiter, short_tmp)
+
+
+def test_an_agent_with_another_policy_replaces_the_arbiter(short_tmp: Path) -> None:
+    async def change(node: Node) -> None:
+        def policy_is(wanted: str) -> bool:
+            with suppress(ArbiterError):
+                return bool(control.status(node.state).answer["unjoined"] == wanted)
+            return False
+
+        await node.run(make_pod("a", memory=5))
+        grants = set(node.grants())
+        assert policy_is("report")
+        for wanted in ("end", "report"):
+            node.kill_agent()
+            node.start_agent("--unjoined", wanted)
+            await node.until(partial(policy_is, wanted))
+            await node.ready()
+            assert set(node.grants()) == grants
+        before = node.arbiter_pid()
+        node.kill_agent()
+        node.start_agent()
+        await node.ready()
+        assert node.arbiter_pid() == before, "the same policy"
+
+    on_node(change, short_tmp)
 
 
 def test_a_gpu_turns_unhealthy_and_recovers(short_tmp: Path) -> None:

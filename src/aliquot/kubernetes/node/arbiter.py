@@ -8,8 +8,9 @@ all pods, where nobody ends it; the node's /sys/fs/cgroup must be writable for t
 finds the arbiter that answers, and replaces it if it is of another version. Programs keep running.
 
 The arbiter has loaded NVML, and knows the GPUs that were there then. The agent replaces it also if
-it uses another driver than the agent, or does not know one of the node's healthy GPUs. An agent
-that cannot use the driver itself replaces nothing: the next arbiter could not start.
+it uses another driver than the agent, has another policy for unjoined processes, or does not know
+one of the node's healthy GPUs. An agent that cannot use the driver itself replaces nothing: the
+next arbiter could not start.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ArbiterSupervisor:
-    """Makes sure that an arbiter answers, with the agent's driver and all GPUs of `gpus`.
+    """Makes sure that an arbiter answers, with the agent's driver and policy, and all of `gpus`.
 
     `driver` is None if no driver can be used; `version` is its version.
     """
@@ -111,7 +112,9 @@ class ArbiterSupervisor:
             _log.info("started the arbiter", directory=str(self._directory))
         elif self._driver and (why := await asyncio.to_thread(self._ask_why_outdated)):
             self._replaced_at, self._tried = time.monotonic(), self._gpus()
-            await asyncio.to_thread(arbiter_process.restart, self._directory, self._driver)
+            await asyncio.to_thread(
+                arbiter_process.restart, self._directory, self._driver, unjoined=self._unjoined
+            )
             self.starts += 1
             _log.info("replaced the arbiter", why=why, directory=str(self._directory))
         self.answers = True
@@ -125,6 +128,8 @@ class ArbiterSupervisor:
             return "it is of another version"
         if status.driver_version != self._version:
             return f"it uses driver {status.driver_version}, and the node has {self._version}"
+        if (policy := status.answer.get("unjoined")) != self._unjoined:
+            return f"its policy for unjoined processes is {policy}, not {self._unjoined}"
         if unknown := self._unknown_gpus(status) - self._tried:
             return f"it does not know {', '.join(sorted(unknown))}"
         return ""
