@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
+from aliquot.kubernetes.node.agent import NOT_SAVED
 from aliquot.kubernetes.node.pods import GpuPod
 from aliquot.model import Policy, Priority
 from aliquot.model.errors import ArbiterError
@@ -284,6 +285,28 @@ def test_an_agent_killed_during_allocate_leaks_nothing(short_tmp: Path) -> None:
         await node.run(make_pod("after", gpu=4))
 
     on_node(killed, short_tmp)
+
+
+def test_an_agent_whose_disk_is_full_goes_on_and_releases_later(short_tmp: Path) -> None:
+    async def full(node: Node) -> None:
+        stays, ends = make_pod("stays", memory=5), make_pod("ends", memory=6)
+        for pod in (stays, ends):
+            await node.run(pod)
+        agent = node.agent_pid
+        await node.until(lambda: set(node.holders()) == {"stays", "ends"})
+        (node.home / "node.new").mkdir()  # no checkpoint can be written there
+        node.end(ends)
+        await node.until(lambda: NOT_SAVED in node.log())
+        await node.kubelet.start_container(stays, "main")
+        with pytest.raises(AdmissionError):
+            await node.run(make_pod("new", memory=7))
+        assert set(node.holders()) == {"stays", "ends"}
+        (node.home / "node.new").rmdir()
+        await node.until(lambda: set(node.holders()) == {"stays"})
+        assert node.agent_pid == agent
+        assert node.page("/readyz") == "ok\n"
+
+    on_node(full, short_tmp)
 
 
 def test_a_killed_arbiter_is_restarted_with_all_grants(short_tmp: Path) -> None:

@@ -62,6 +62,8 @@ BATCH_SECONDS = 0.1  # changes at nearly the same time are handled together
 CHECK_SECONDS = 2.0
 RUNTIME_SECONDS = 300.0
 ARBITER_SECONDS = 3.0
+# A full disk, for example. Allocations that could not be saved are as before.
+NOT_SAVED = "the checkpoint cannot be written: grants of ended pods stay until it can"
 
 _log = structlog.get_logger(__name__)
 
@@ -180,8 +182,12 @@ class Agent:
         await self.watch.wait_synced()
         while True:
             self._wake.clear()
-            lingers = await self.releaser.release_ended()
-            await self.resizer.follow_all()
+            lingers = False
+            try:
+                lingers = await self.releaser.release_ended()
+                await self.resizer.follow_all()
+            except OSError as error:
+                _log.error(NOT_SAVED, why=str(error))
             with suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_SECONDS if lingers else CHECK_SECONDS):
                     await self._wake.wait()
@@ -191,14 +197,17 @@ class Agent:
         """Check which processes use the GPUs, and confirm the owners of grants."""
         await self.watch.wait_synced()
         while True:
-            with suppress(ArbiterError):
-                status = await self.arbiter.status()
-                self._note_used_memory(status)
-                self.processes.check(status)
-                self.supervisor.check(status)
-                await self.processes.tell_cgroups(status, self.arbiter)
-                await self.releaser.end_orphans(status)
-            await self.device_plugins.confirm_started()
+            try:
+                with suppress(ArbiterError):
+                    status = await self.arbiter.status()
+                    self._note_used_memory(status)
+                    self.processes.check(status)
+                    self.supervisor.check(status)
+                    await self.processes.tell_cgroups(status, self.arbiter)
+                    await self.releaser.end_orphans(status)
+                await self.device_plugins.confirm_started()
+            except OSError as error:
+                _log.error(NOT_SAVED, why=str(error))
             await asyncio.sleep(CHECK_SECONDS)
 
     async def _check_images(self) -> None:
