@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
-from aliquot.kubernetes.node.agent import NOT_SAVED
+from aliquot.kubernetes.node.agent import LOCK, NOT_SAVED, OTHER_AGENT
 from aliquot.kubernetes.node.pods import GpuPod
 from aliquot.model import Policy, Priority
 from aliquot.model.errors import ArbiterError
@@ -285,6 +286,26 @@ def test_an_agent_killed_during_allocate_leaks_nothing(short_tmp: Path) -> None:
         await node.run(make_pod("after", gpu=4))
 
     on_node(killed, short_tmp)
+
+
+def test_an_agent_waits_until_the_one_before_has_ended(short_tmp: Path) -> None:
+    """A pod that was deleted by force may still run: two agents would allocate the same GPUs."""
+
+    async def wait(node: Node) -> None:
+        await node.run(make_pod("a", memory=5))
+        node.kill_agent()
+        with (node.home / LOCK).open("a") as before:
+            fcntl.flock(before, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            node.start_agent()
+            await node.until(lambda: OTHER_AGENT in node.log())
+            assert node.page("/livez") is None
+        await node.ready()
+        await node.until(lambda: set(node.holders()) == {"a"})
+        with (node.home / LOCK).open("a") as next_one, pytest.raises(BlockingIOError):
+            fcntl.flock(next_one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert await node.end_agent() == 0
+
+    on_node(wait, short_tmp)
 
 
 def test_an_agent_whose_disk_is_full_goes_on_and_releases_later(short_tmp: Path) -> None:

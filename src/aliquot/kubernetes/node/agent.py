@@ -11,8 +11,9 @@ same process (`health`): for the kubelet, its device plugins register again.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import signal
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -45,9 +46,11 @@ from aliquot.kubernetes.node.pods import NodeEvents, NodePods
 from aliquot.kubernetes.node.processes import ProcessMonitor
 from aliquot.kubernetes.node.publish import Publisher, status_of
 from aliquot.model.errors import ArbiterError
+from aliquot.slices import state_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import AsyncIterator, Coroutine
+    from pathlib import Path
     from typing import Any
 
     from aliquot.kubernetes.api.client import Client
@@ -57,6 +60,8 @@ if TYPE_CHECKING:
     from aliquot.slices.control import Status
 
 CHECKPOINT = "node.json"
+LOCK = "agent.lock"
+OTHER_AGENT = "another agent runs on this node: waiting until it has ended"
 LINGER_SECONDS = 0.2  # while grants of ended pods still have processes
 BATCH_SECONDS = 0.1  # changes at nearly the same time are handled together
 CHECK_SECONDS = 2.0
@@ -70,9 +75,32 @@ _log = structlog.get_logger(__name__)
 
 async def run_agent(options: NodeOptions) -> bool:
     """Run the agent of this node until a signal ends it; True: it must start anew."""
-    machine = await asyncio.to_thread(read_machine, options)
-    async with connect(options.kubeconfig) as client:
-        return await Agent(options, machine, client).run()
+    async with only_agent(options.home):
+        machine = await asyncio.to_thread(read_machine, options)
+        async with connect(options.kubeconfig) as client:
+            return await Agent(options, machine, client).run()
+
+
+@asynccontextmanager
+async def only_agent(home: Path) -> AsyncIterator[None]:
+    """Wait until no other agent runs with this folder, and keep others waiting.
+
+    Two agents would each give out what is free by their own allocations. That can happen when a
+    pod was deleted by force: its agent may still run when the next one starts.
+    """
+    state_directory.make_directory(home)
+    with (home / LOCK).open("a") as file:
+        waits = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waits:
+                    _log.warning(OTHER_AGENT, lock=file.name)
+                waits = True
+                await asyncio.sleep(BATCH_SECONDS)
+        yield
 
 
 class Agent:
