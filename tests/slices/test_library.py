@@ -82,6 +82,13 @@ def test_a_damaged_folder_is_made_again(sim: Driver) -> None:
     assert (folder / "libcuda.so").is_file()
 
 
+def test_a_stand_in_that_a_power_failure_emptied_is_made_again(sim: Driver) -> None:
+    file = library.prepare_library(sim) / CUDA
+    data = file.read_bytes()
+    file.write_bytes(b"")
+    assert (library.prepare_library(sim) / CUDA).read_bytes() == data
+
+
 def test_concurrent_starts_make_one_folder(sim: Driver) -> None:
     with ThreadPoolExecutor(8) as pool:
         folders = set(pool.map(library.prepare_library, [sim] * 16))

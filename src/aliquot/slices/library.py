@@ -99,7 +99,12 @@ def _key(driver: Driver) -> str:
 
 def _is_complete(folder: Path) -> bool:
     stand_ins = (folder / _LIBRARY / name for name in [*_NAMES, *_NAMES.values()])
-    return all(path.is_file() for path in [*stand_ins, *(folder / _DRIVER / n for n in _NAMES)])
+    return all(_has_data(path) for path in [*stand_ins, *(folder / _DRIVER / n for n in _NAMES)])
+
+
+def _has_data(file: Path) -> bool:
+    """Whether it is a file with content: a power failure can leave an empty one."""
+    return file.is_file() and file.stat().st_size > 0
 
 
 def _make(folder: Path, driver: Driver) -> None:
@@ -127,6 +132,8 @@ def _fill(new: Path, driver: Driver, fitted: dict[str, FittedStandIn]) -> None:
         file = new / _LIBRARY / name
         file.write_bytes(fitted[name].data or native_file("lib", name).read_bytes())
         file.chmod(0o755)
+        with file.open("rb") as data:
+            os.fsync(data.fileno())  # before the folder has its name, and counts as complete
         file.with_name(short_name).symlink_to(name)
     if driver.shape is None:
         (new / _DRIVER / CUDA).symlink_to(driver.cuda)
