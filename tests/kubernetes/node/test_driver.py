@@ -43,7 +43,7 @@ def stopped(node: Node) -> Iterator[None]:
             os.kill(pid, signal.SIGSTOP)
         yield
     finally:
-        for pid in processes:
+        for pid in reversed(processes):  # a parent that runs kills an arbiter that is stopped
             os.kill(pid, signal.SIGCONT)
 
 
