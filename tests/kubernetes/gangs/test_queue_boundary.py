@@ -127,6 +127,17 @@ def test_a_running_pod_stays_in_the_queue_that_it_was_admitted_under(kind: str) 
     played(a_world(3, q={"limit": ONE_GPU}, r={}), play)
 
 
+def test_a_running_pod_cannot_become_a_placeholder() -> None:
+    async def play(world: World, _: Replica) -> None:
+        world.pod("mine", gpu=1, labels=IN_Q)
+        await until(lambda: used(world, "q") == "1")
+        relabel(world, "mine", queue="q", placeholder="true")
+        await another_pass(world)
+        assert used(world, "q") == "1"
+
+    played(a_world(2, q={"limit": ONE_GPU}, r={}), play)
+
+
 def test_a_running_pod_stays_when_its_namespace_or_the_list_changes() -> None:
     async def play(world: World, _: Replica) -> None:
         world.pod("mine", gpu=1)

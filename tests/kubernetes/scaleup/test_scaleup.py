@@ -257,6 +257,7 @@ def test_a_placeholder_gets_no_node_and_is_no_work() -> None:
         answer = await one.filter(pod, "n0", "big")
         assert not answer["NodeNames"]
         assert "never runs" in answer["FailedAndUnresolvableNodes"]["big"]
+        assert "never runs" in await one.bind(pod, "big")
         world.queue("default", limit={"gpus": 100})
         text = (await one.get("/metrics")).text
         assert "aliquot_scheduler_waiting_pods 0.0" in text

@@ -150,8 +150,8 @@ def _kubeflow(pod: Pod) -> Membership | None:
 
 
 def is_placeholder(pod: Pod) -> bool:
-    """Whether it only asks an autoscaler for nodes: it never runs."""
-    return PLACEHOLDER in pod.metadata.labels
+    """Whether it only asks an autoscaler for nodes. One that got a node is a pod like any other."""
+    return PLACEHOLDER in pod.metadata.labels and not pod.spec.node_name
 
 
 def is_gated(pod: Pod) -> bool:

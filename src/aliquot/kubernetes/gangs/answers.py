@@ -112,6 +112,8 @@ class Answers:
 
         NotBoundError if it may not be bound.
         """
+        if is_placeholder(pod):
+            raise NotBoundError(f"pod {pod.key}: {NEVER_RUNS}")
         uid, pods = pod.metadata.uid, self._workloads.gang_of(pod)
         gang = self._gang_of(pod)
         if gang is None or pods is None:
