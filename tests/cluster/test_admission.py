@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from aliquot.kubernetes.api.names import PLACEHOLDER
+from aliquot.kubernetes.cluster.membership import KUBEFLOW, MEMBERSHIP_KEYS
 from cluster.api import ApiError
 from cluster.cluster import Cluster
 from cluster.manifests import pod
@@ -138,6 +140,56 @@ def test_a_tenant_cannot_move_a_running_pod_to_another_queue(
         change("label", "app=other")
     finally:
         admitting.kubectl("delete", "clusterrolebinding", "trial")
+
+
+@pytest.mark.parametrize("field", ["labels", "annotations"])
+@pytest.mark.parametrize("sub", ["", "/status"])
+def test_a_tenant_cannot_move_a_running_pod_to_another_gang(
+    admitting: Cluster, namespace: str, field: str, sub: str
+) -> None:
+    keys = (*MEMBERSHIP_KEYS, PLACEHOLDER)
+    node: dict[str, Any] = {"nodeName": admitting.node.name, "namespace": namespace}
+    admitting.apply(
+        pod("with", labels=dict.fromkeys(keys, "1"), annotations=dict.fromkeys(keys, "1"), **node),
+        pod("without", **node),
+    )
+
+    def change(name: str, **meta: object) -> None:
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        admitting.api.patch(f"{path}{sub}", {"metadata": meta})
+
+    for key in keys:
+        for name, value in (("with", "2"), ("with", None), ("without", "1")):
+            with pytest.raises(ApiError, match="stays in its gang and so in its queue"):
+                change(name, **{field: {key: value}})
+    change("with", **{field: {"example.com/other": "1"}})
+    with pytest.raises(ApiError, match="comes with a pod's node and stays as it is"):
+        change("with", annotations={"aliquot.io/admitted-queue": "q/uid"})
+    with pytest.raises(ApiError, match="a pod that has a node stays in its queue"):
+        change("with", labels={"aliquot.io/queue": "q"})
+
+
+def test_no_job_of_kubeflow_becomes_the_owner_of_a_running_pod(
+    admitting: Cluster, namespace: str
+) -> None:
+    waits: dict[str, Any] = {
+        "schedulerName": "nobody",
+        "labels": {KUBEFLOW: "j"},
+        "namespace": namespace,
+    }
+    runs = {**waits, "nodeName": admitting.node.name}
+    admitting.apply(pod("waits", **waits), pod("runs", **runs))
+    owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "j", "uid": "1"}
+    other = {**owner, "apiVersion": "example.com/v1"}
+
+    def own(name: str, *owners: object) -> None:
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}?dryRun=All"
+        admitting.api.patch(path, {"metadata": {"ownerReferences": owners}})
+
+    own("waits", owner)
+    own("runs", other)
+    with pytest.raises(ApiError, match="no job of Kubeflow can become its owner"):
+        own("runs", owner)
 
 
 def test_the_policy_refuses_nothing_else(admitting: Cluster, namespace: str) -> None:

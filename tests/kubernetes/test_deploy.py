@@ -14,11 +14,17 @@ import typer
 from aliquot import __version__
 from aliquot.cli.app import app
 from aliquot.kubernetes.api.gpunode import GpuNodeStatus
-from aliquot.kubernetes.api.names import SCHEDULE
+from aliquot.kubernetes.api.names import PLACEHOLDER, SCHEDULE
 from aliquot.kubernetes.api.objects import GPU_NODES
 from aliquot.kubernetes.api.presets import PRESETS
 from aliquot.kubernetes.api.requests import requests_of
-from aliquot.kubernetes.cluster.membership import BY_LABEL, KUBEFLOW, KUBEFLOW_JOBS, RAY
+from aliquot.kubernetes.cluster.membership import (
+    BY_LABEL,
+    KUBEFLOW,
+    KUBEFLOW_JOBS,
+    MEMBERSHIP_KEYS,
+    RAY,
+)
 from kubernetes import chart
 from kubernetes.builders import pod_of
 from kubernetes.shipped import (
@@ -442,6 +448,22 @@ def test_the_policy_for_pods_gates_only_what_the_scheduler_takes_for_a_gang() ->
     always = BY_LABEL.keys() - {RAY}  # a label that also pods outside of the gang have
     assert lists == [always, KUBEFLOW_JOBS.keys()]
     assert f'labels[?"{KUBEFLOW}"]' in text
+
+
+def test_a_pod_with_a_node_keeps_all_that_decides_its_gang(manifest: chart.Objects) -> None:
+    policy = find(manifest, "ValidatingAdmissionPolicy", "aliquot-queue-boundary")["spec"]
+    assert policy["failurePolicy"] == "Fail"
+    (rule,) = policy["matchConstraints"]["resourceRules"]
+    assert (rule["resources"], rule["operations"]) == (["pods", "pods/status"], ["UPDATE"])
+    (kept,) = [
+        one["expression"]
+        for one in policy["validations"]
+        if "all(name, object.metadata.?labels" in one["expression"]
+    ]
+    assert kept.startswith('oldObject.spec.?nodeName.orValue("") == "" || [')
+    assert set(re.findall(r'"([^"]+/[^"]+)"', kept)) == {*MEMBERSHIP_KEYS, PLACEHOLDER}
+    for field in ("labels", "annotations"):
+        assert f"object.metadata.?{field}[?name] == oldObject.metadata.?{field}[?name]" in kept
 
 
 def test_the_mixed_example_names_no_scheduler() -> None:

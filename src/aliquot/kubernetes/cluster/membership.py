@@ -105,6 +105,21 @@ BY_LABEL = {
     RAY: ("ray.io/v1", "RayCluster", "rayclusters"),
 }
 
+# Labels and annotations that decide which gang a pod belongs to. The policy of queues in the chart
+# lets nobody change them on a pod that has a node.
+MEMBERSHIP_KEYS = (
+    GANG,
+    GANG_SIZE,
+    *BY_LABEL,
+    RAY_NODE,
+    LWS_GROUP,
+    LWS_NAME,
+    LWS_INDEX,
+    LWS_WORKER,
+    LWS_SIZE,
+    KUBEFLOW,
+)
+
 
 def membership_of(pod: Pod) -> Membership | None:
     """The gang that a pod belongs to; None for a single pod."""
