@@ -143,6 +143,7 @@ class Scheduler:
                 leading=lambda: not self.why_not(),
                 shortage=lambda: self._gangs.shortage,
                 short_of_gpus=answers.short_of_gpus,
+                schedulers=options.scheduler_names,
             )
         finder = PodFinder(client, self._watches.pods.get)
         self._bypassing = BypassingPods(

@@ -244,6 +244,35 @@ def test_no_placeholder_stands_for_a_pod_that_the_autoscaler_sees() -> None:
     play(World(2), what)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
+        {"schedulingGates": [{"name": "aliquot.io/gang"}]},  # of no gang: nobody removes it
+        {"schedulerName": "other"},
+    ],
+)
+def test_no_node_is_asked_for_a_pod_that_could_not_use_it(spec: Json) -> None:
+    async def what(world: World, _: Replica) -> None:
+        for number in range(controller.MOST_SINGLE_PODS):
+            world.pod(f"held-{number}", gpu=1, spec=spec)
+        world.pod("waits", memory=8, core=60, spec={"schedulerName": "ours"})
+        await until(lambda: asked(world) == ["1"])
+        world.delete("waits")
+        await until(lambda: not placeholders(world))
+
+    played(World(), what, scale_up=ASKS, scheduler_names=("aliquot", "ours"))
+
+
+def test_no_node_is_asked_for_a_gang_of_another_scheduler() -> None:
+    async def what(world: World, _: Replica) -> None:
+        world.gang("theirs", 2, gpu=2, spec={"schedulerName": "other"})
+        world.gang("a", 2, gpu=1, spec={"schedulerName": "aliquot"})
+        await until(lambda: asked(world) == ["1", "1"])
+
+    play(World(), what)
+
+
 # --- what a placeholder is not --------------------------------------------------------------------
 
 

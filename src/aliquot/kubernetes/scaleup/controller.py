@@ -88,6 +88,8 @@ class ScaleUp:
     """Asks for nodes while this replica leads.
 
     `shortage` is what gangs lack, and `short_of_gpus` says which single pods lack GPUs beside them.
+    `schedulers` are those that ask Aliquot, beside the profile of placeholders: no node is asked
+    for pods of others.
     """
 
     def __init__(  # noqa: PLR0913 - all that it works with
@@ -101,6 +103,7 @@ class ScaleUp:
         leading: Callable[[], bool],
         shortage: Callable[[], Shortage],
         short_of_gpus: Callable[[Iterable[Pod], Iterable[Gang]], Iterable[MissingWork]],
+        schedulers: Iterable[str] = (),
     ) -> None:
         self._client = client
         self._options = options
@@ -110,6 +113,7 @@ class ScaleUp:
         self._leading = leading
         self._shortage = shortage
         self._short_of_gpus = short_of_gpus
+        self._schedulers = {options.profile, *schedulers}
         self._kinds = (REQUESTS, TEMPLATES) if options.request_class else (PLACEHOLDERS,)
         self._done = _Done()
         self._free = asyncio.Semaphore(AT_ONCE)
@@ -139,10 +143,11 @@ class ScaleUp:
     async def look(self) -> None:
         """One pass: make the API server have what is wanted."""
         shortage = self._shortage()
-        work = [*shortage.work, *await self._single_pods(shortage)]
+        gangs = [one for one in shortage.work if all(self._is_ours(each.pod) for each in one.pods)]
+        work = [*gangs, *await self._single_pods(gangs)]
         counted: frozenset[str] = frozenset()
         if work:  # if gangs lack nothing, no decision depends on which nodes were counted
-            counted = shortage.nodes if shortage.work else self._usable()
+            counted = shortage.nodes if gangs else self._usable()
         wanted = self._wanted(work, counted)
         now, last = time.monotonic(), self._done
         same = wanted == last.wanted and counted == last.counted
@@ -191,18 +196,28 @@ class ScaleUp:
         cluster = self._view.cluster
         return frozenset(one for one in cluster.nodes if cluster.why_unusable(one) is None)
 
-    async def _single_pods(self, shortage: Shortage) -> list[MissingWork]:
-        """What single pods lack, the oldest first; others get the event loop after each."""
+    def _is_ours(self, pod: Pod) -> bool:
+        """Whether the scheduler of a pod asks Aliquot."""
+        return not pod.spec.scheduler_name or pod.spec.scheduler_name in self._schedulers
+
+    async def _single_pods(self, gangs: Iterable[MissingWork]) -> list[MissingWork]:
+        """What single pods lack beside these gangs, the oldest first.
+
+        A pod behind a gate, as Kueue's, could not use a node. Other tasks get the event loop after
+        each pod.
+        """
         waiting = [
             one
             for one in self._view.workloads.pods.values()
             if not (one.spec.node_name or one.metadata.deletion_timestamp)
+            and not one.spec.scheduling_gates
+            and self._is_ours(one)
             and membership_of(one) is None
         ]
         waiting.sort(key=lambda one: (one.metadata.creation_timestamp or "", one.key))
         found = []
-        gangs = (one.gang for one in shortage.work)
-        for one in self._short_of_gpus(waiting[:MOST_SINGLE_PODS], gangs):
+        asking = (one.gang for one in gangs)
+        for one in self._short_of_gpus(waiting[:MOST_SINGLE_PODS], asking):
             found.append(one)
             await asyncio.sleep(0)
         return found
