@@ -202,9 +202,15 @@ class Scheduler:
             tasks.create_task(self._writer.run())
             if self._scale_up is not None:
                 tasks.create_task(self._scale_up.run())
-            tasks.create_task(self._elector.run())
+            tasks.create_task(self._take_part())
             if self._endpoint is not None:
                 tasks.create_task(self._endpoint.run())
+
+    async def _take_part(self) -> None:
+        """Take part in the election, as soon as this replica could serve kube-scheduler."""
+        if isinstance(self.tls, OwnCertificates):
+            await self.tls.wait_loaded()
+        await self._elector.run()
 
     def _pod_changed(self, before: Pod | None, now: Pod | None) -> None:
         self._gangs.pod_changed(before, now)

@@ -144,13 +144,15 @@ def test_only_callers_with_a_certificate_of_its_authority_get_through(tmp_path: 
     asyncio.run(play())
 
 
-def test_a_program_without_its_authority_ends_when_told(tmp_path: Path) -> None:
+def test_a_program_without_its_authority_takes_no_lease_and_ends_when_told(tmp_path: Path) -> None:
     async def play() -> None:
         api = FakeApi()  # it has no Secrets
         health = free_port()
         options = (*OWN_AUTHORITY, f"--health-port={health}")
         async with api.serving(), program(api, tmp_path, *options) as (process, _):
-            await until(lambda: ("GET", "/api/v1/namespaces/home/secrets/ca") in api.requests, 60)
+            asked = "GET", "/api/v1/namespaces/home/secrets/ca"
+            await until(lambda: api.requests.count(asked) > 2, 60)
+            assert not [path for method, path in api.requests if method == "POST"]  # no lease
             async with httpx2.AsyncClient(trust_env=False) as http:
                 page = await http.get(f"http://127.0.0.1:{health}/readyz")
                 assert page.status_code == 503

@@ -65,12 +65,17 @@ class OwnCertificates:
         self._secrets = secrets
         self._leading = leading
         self._authority: Authority | None = None
+        self._there = asyncio.Event()
         self._own: KeyPair | None = None
 
     @property
     def loaded(self) -> bool:
         """Whether the authority is there, so that this replica can serve."""
         return self._authority is not None
+
+    async def wait_loaded(self) -> None:
+        """Wait until the authority is there."""
+        await self._there.wait()
 
     @property
     def authority_ends(self) -> float:
@@ -80,6 +85,7 @@ class OwnCertificates:
     async def context(self) -> ssl.SSLContext:
         """How to serve, as soon as the authority is there. AliquotError if it is invalid."""
         authority = self._authority = await self._load_persistently()
+        self._there.set()
         self._own = authority.sign_server(self._secrets.names)
         return server_context(self._own, authority.certificate)
 
