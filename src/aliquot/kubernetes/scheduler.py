@@ -254,7 +254,13 @@ class Scheduler:
     ) -> TlsFiles | OwnCertificates | None:
         if not isinstance(tls, TlsSecrets):
             return tls
-        return OwnCertificates(client, self._namespace, tls, lambda: self._elector.leading)
+        return OwnCertificates(
+            client,
+            self._namespace,
+            tls,
+            lambda: self._elector.leading,
+            self._elector.sees_a_leader,
+        )
 
     def _authority_ends(self) -> float:
         return self.tls.authority_ends if isinstance(self.tls, OwnCertificates) else 0.0

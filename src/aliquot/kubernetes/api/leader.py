@@ -80,6 +80,11 @@ class Elector:
         """The holder of the lease, as last seen."""
         return (self._seen and self._seen.holder_identity) or ""
 
+    async def sees_a_leader(self) -> bool:
+        """Whether another replica holds the lease and renews it; without taking part."""
+        lease = await self._read()
+        return lease is not None and self._held_by_another(lease.spec)
+
     async def run(self) -> None:
         """Take part, until cancelled; then give the lease back."""
         try:
@@ -110,8 +115,7 @@ class Elector:
         if lease is None:
             fresh = Lease(Meta(name=self._name, namespace=self._namespace), self._spec(None))
             return self._took(await self._client.create(LEASES, fresh), started)
-        self._look(lease.spec)
-        if lease.spec.holder_identity not in {self.identity, "", None} and not self._run_out():
+        if self._held_by_another(lease.spec):
             return False
         if lease.spec.holder_identity != self.identity:  # another replica has led meanwhile
             self._set(leading=False)
@@ -125,6 +129,10 @@ class Elector:
             if error.not_found:
                 return None
             raise
+
+    def _held_by_another(self, spec: LeaseSpec) -> bool:
+        self._look(spec)
+        return spec.holder_identity not in {self.identity, "", None} and not self._run_out()
 
     def _look(self, spec: LeaseSpec) -> None:
         if spec != self._seen:

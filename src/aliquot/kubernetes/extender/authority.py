@@ -3,15 +3,18 @@
 The chart makes the Secret empty. The first replica that finds it empty makes the authority; of two
 at once the API server refuses one, which then reads the other's. From then on the authority stays,
 so that nobody has to trust another: if somebody empties the Secret, the leader fills it again with
-the same. Every replica signs its own server certificate, whose key never leaves its memory. The
-leader keeps kube-scheduler's certificate in a second Secret, with the authority's, and renews it in
-time.
+the same. So a replica that finds the Secret empty while another leads waits for that, for
+`FILL_SECONDS`: a leader of an earlier version, or with certificates from elsewhere, does not.
+
+Every replica signs its own server certificate, whose key never leaves its memory. The leader keeps
+kube-scheduler's certificate in a second Secret, with the authority's, and renews it in time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from dataclasses import dataclass
@@ -31,14 +34,15 @@ from aliquot.kubernetes.extender.serve import server_context
 from aliquot.model.errors import AliquotError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.objects import Secret
 
 AUTHORITY_NAME = "aliquot-extender"
 CLIENT_NAME = "kube-scheduler"
-CHECK_SECONDS = 60.0
+CHECK_SECONDS = 20.0
+FILL_SECONDS = 3 * CHECK_SECONDS  # within which a leader has filled an empty Secret
 AGAIN_SECONDS = 1.0  # after a failure, and while another replica leads
 CERTIFICATE, KEY, TRUSTED = "tls.crt", "tls.key", "ca.crt"  # as Secrets of kubernetes.io/tls
 
@@ -55,15 +59,24 @@ class TlsSecrets:
 
 
 class OwnCertificates:
-    """The extender's certificates from its own authority; `leading`: whether this replica leads."""
+    """The extender's certificates from its own authority.
+
+    `leading`: whether this replica leads; `another_leads` asks whether another one does.
+    """
 
     def __init__(
-        self, client: Client, namespace: str, secrets: TlsSecrets, leading: Callable[[], bool]
+        self,
+        client: Client,
+        namespace: str,
+        secrets: TlsSecrets,
+        leading: Callable[[], bool],
+        another_leads: Callable[[], Awaitable[bool]],
     ) -> None:
         self._client = client
         self._namespace = namespace
         self._secrets = secrets
         self._leading = leading
+        self._another_leads = another_leads
         self._authority: Authority | None = None
         self._there = asyncio.Event()
         self._own: KeyPair | None = None
@@ -101,9 +114,12 @@ class OwnCertificates:
             kept = self._leading() and await self._keep_secrets(authority)
             await asyncio.sleep(CHECK_SECONDS if kept else AGAIN_SECONDS)
 
-    async def _load(self) -> Authority:
+    async def _load(self, patient_until: float) -> Authority | None:
+        """The authority; None while a leader is expected to fill the Secret again."""
         secret = await self._read(self._secrets.authority)
         if not secret.data:
+            if time.monotonic() < patient_until and await self._another_leads():
+                return None
             made = Authority.create(AUTHORITY_NAME)
             await self._write(secret, made.pair)
             _log.info("made a certificate authority", secret=self._secrets.authority)
@@ -158,10 +174,13 @@ class OwnCertificates:
         _log.info("made a new certificate of kube-scheduler", secret=self._secrets.client)
 
     async def _load_persistently(self) -> Authority:
-        backoff = Backoff()
+        backoff, patient_until = Backoff(), time.monotonic() + FILL_SECONDS
         while True:
             try:
-                return await self._load()
+                found = await self._load(patient_until)
+                if found is not None:
+                    return found
+                await asyncio.sleep(AGAIN_SECONDS)
             except ApiError as error:
                 if not error.conflict:
                     _log.warning(
