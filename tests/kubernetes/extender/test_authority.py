@@ -9,6 +9,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from aliquot.kubernetes.api.client import Client
 from aliquot.kubernetes.api.leader import Elector, LeaseTimes
@@ -128,6 +130,30 @@ def test_the_authority_stays_if_somebody_empties_its_secret() -> None:
             keeping = asyncio.create_task(one.keep(context))
             await until(lambda: data_of(api, "ca"))
             assert pair_of(api, "ca") == before
+            keeping.cancel()
+
+    asyncio.run(play())
+
+
+def test_an_authority_that_is_written_in_another_form_is_the_same() -> None:
+    """As people bring it: with text around the certificate, and the key as OpenSSL writes it."""
+    made = Authority.create("brought").pair
+    key = serialization.load_pem_private_key(made.key, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    plain = serialization.NoEncryption()
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    written = key.private_bytes(serialization.Encoding.PEM, form, plain)
+    values = {"tls.crt": b"the authority\n" + made.certificate + b"\n", "tls.key": written}
+
+    async def play() -> None:
+        api = with_empty_secrets()
+        data = {name: b64encode(value).decode() for name, value in values.items()}
+        api.put("secrets", {"metadata": {"name": "ca", "namespace": "ns"}, "data": data})
+        async with api.serving(), api.client() as client:
+            one = replica(client, lambda: True)
+            keeping = asyncio.create_task(one.keep(await one.context()))
+            await until(lambda: data_of(api, "client"))
+            assert data_of(api, "ca") == values
             keeping.cancel()
 
     asyncio.run(play())

@@ -156,7 +156,7 @@ class OwnCertificates:
                 "the certificate authority was missing; wrote it again",
                 secret=self._name(self._secrets.authority),
             )
-        elif _pair_in(secret) != authority.pair:
+        elif not authority.is_in(_pair_in(secret)):
             _log.warning(
                 "another certificate authority was put in place; restart the extender to use it",
                 secret=self._name(self._secrets.authority),

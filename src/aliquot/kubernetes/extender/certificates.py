@@ -91,6 +91,15 @@ class Authority:
         """The authority in PEM."""
         return _pair(self._certificate, self._key)
 
+    def is_in(self, pair: KeyPair) -> bool:
+        """Whether it is this authority that is written there, in whatever form of PEM."""
+        try:
+            certificate = _certificate(pair.certificate)
+            key = serialization.load_pem_private_key(pair.key, None)
+        except (ValueError, TypeError):
+            return False
+        return certificate == self._certificate and key.public_key() == self._key.public_key()
+
     @property
     def certificate(self) -> bytes:
         """Its certificate in PEM, which others trust."""
