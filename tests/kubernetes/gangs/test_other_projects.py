@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from aliquot.kubernetes.gangs.sizes import size_in
 from kubernetes.builders import pod_of
 from kubernetes.extender.replica import Replica
 from kubernetes.fake_api import Json, until
-from kubernetes.gangs.world import World, led, played
+from kubernetes.gangs.world import SOON, World, led, played
 
 LWS = "leaderworkerset.sigs.k8s.io"
 SET = Source("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets", "vllm")
@@ -144,12 +145,44 @@ def test_workers_that_do_not_all_fit_wait_beside_their_leader() -> None:
         await until(lambda: world.phase("vllm-0") == "Bound")
         put_pods(world, 3, 1, 2)
         await until(lambda: "2 GPUs requested; 1 free" in world.why("vllm-0"))
-        status = world.status("vllm-0")
-        assert status is not None
-        assert status.status.whole_once  # so the leader is never overdue
+        await asyncio.sleep(3 * SOON.times.grace)  # the others of a usual gang would be late now
         assert world.bound().keys() == {"vllm-0"}
+        assert not world.eviction_reason("vllm-0")
 
     played(World(2), play)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_group_whose_workers_started_by_half_is_evicted(*, restarted: bool) -> None:
+    async def run() -> None:
+        world = World(3)
+        async with world.api.serving():
+            async with led(world):
+                put_set(world, 3, "LeaderReady")
+                put_pods(world, 3, 0)
+                await until(lambda: world.phase("vllm-0") == "Bound")
+                if not restarted:
+                    await start_by_half(world)
+            if restarted:
+                began = json.loads(json.dumps(world.api.objects["pods", "ns", "vllm-0"]))
+                began["status"] = {"startTime": "2026-11-15T12:00:00Z"}  # long ago
+                world.api.put("pods", began)
+                world.revive()
+                async with led(world):
+                    await start_by_half(world)
+
+    async def start_by_half(world: World) -> None:
+        def refuse(_: str, path: str) -> int | None:
+            return 403 if path.endswith("vllm-0-2/binding") else None
+
+        world.api.faults.refuse = refuse
+        put_pods(world, 3, 1, 2)
+        await until(lambda: world.bound().keys() == {"vllm-0", "vllm-0-1"})
+        await until(lambda: not world.bound())
+        texts = [text for _, text in world.events("vllm-0")]
+        assert any("only 2 of 3 of its pods got their nodes" in one for one in texts), texts
+
+    asyncio.run(run())
 
 
 def test_workers_that_another_gate_holds_back_are_not_placed() -> None:
@@ -205,10 +238,9 @@ def test_a_new_scheduler_does_not_evict_a_leader_whose_workers_wait() -> None:
             put_pods(world, 3, 1, 2)
             async with led(world):
                 await until(lambda: "2 GPUs requested; 1 free" in world.why("vllm-0"))
-                status = world.status("vllm-0")
-                assert status is not None
-                assert status.status.whole_once
-                assert not status.status.eviction_reason
+                await asyncio.sleep(3 * SOON.times.grace)
+                assert not world.eviction_reason("vllm-0")
+                assert world.bound().keys() == {"vllm-0"}
 
     asyncio.run(run())
 

@@ -91,6 +91,12 @@ class GangPods:
         """Members with a node."""
         return [one for one in self.members if one.spec.node_name]
 
+    @property
+    def only_leader_is_active(self) -> bool:
+        """Whether the only member with a node is the leader of its group."""
+        members = [membership_of(one) for one in self.active]
+        return len(members) == 1 and members[0] is not None and members[0].leads
+
     @cached_property
     def bound(self) -> list[Pod]:
         """Pods with a node, also those that are terminating."""

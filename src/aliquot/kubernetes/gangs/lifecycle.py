@@ -57,6 +57,7 @@ class Observation:
 
     `bound` have a node, `active` are those of them that are not terminating, `unbound` have no node
     and are not terminating. `wanted` is how many members there must be; None if that is unknown.
+    `leads_alone`: the one that is active is a leader, which runs before the others.
     `held` are the victims that still hold what the gang waits for. `faults` say why places cannot
     be used any more. `unplanned` is how many active pods another scheduler bound. `arrived` says
     how many members wait at their bind.
@@ -66,6 +67,7 @@ class Observation:
     active: frozenset[str] = frozenset()
     unbound: frozenset[str] = frozenset()
     wanted: int | None = None
+    leads_alone: bool = False
     held: frozenset[str] = frozenset()
     faults: Mapping[str, str] = field(default_factory=dict)
     unplanned: int = 0
@@ -319,7 +321,7 @@ def _check_places(gang: GangState, seen: Observation, times: Deadlines, now: flo
 
 def _is_overdue(gang: GangState, seen: Observation, times: Deadlines, now: float) -> bool:
     """Whether some members have nodes, and the others have not followed in time."""
-    incomplete = bool(seen.active) and not gang.progress.whole_once
+    incomplete = bool(seen.active) and not (gang.progress.whole_once or seen.leads_alone)
     late = now - gang.progress.grown > 2 * times.grace
     return incomplete and late and gang.eviction is None
 
@@ -329,7 +331,7 @@ def _restart(gang: GangState) -> GangState:
 
 
 def _come_to_rest(gang: GangState, seen: Observation) -> Step:
-    if gang.progress.whole_once:
+    if gang.progress.whole_once or seen.leads_alone:
         reason = _unplanned(seen)
         after = replace(gang, phase=Phase.BOUND, reason=reason, planned=None, blocked_by="")
         return Step(replace(after, retry=gang.retry.reset()), (ClosePermit(),))

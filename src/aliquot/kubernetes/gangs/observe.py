@@ -140,6 +140,7 @@ class Observer:
             active=_uids(pods.active),
             unbound=unbound,
             wanted=None if count is None else count.wanted,
+            leads_alone=count is not None and count.leads_alone,
             held=victims,
             faults=faults,
             unplanned=sum(PLAN not in one.metadata.annotations for one in pods.active),

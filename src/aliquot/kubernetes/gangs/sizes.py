@@ -98,11 +98,24 @@ class MemberCount:
 
     @property
     def wanted(self) -> int | None:
-        """How many members must get nodes together; None if the size is unknown."""
+        """How many members must get nodes; None if the size is unknown.
+
+        A leader that others follow is one, until it has its node.
+        """
         leader, (size, _) = self._leader, self.size
-        if leader is not None and (leader.spec.node_name or self._goes_alone):
+        if leader is not None and not leader.spec.node_name and self._goes_alone:
             return 1
         return size if size is None or self._only_gpus else size - self._without_gpus
+
+    @property
+    def leads_alone(self) -> bool:
+        """Whether its leader runs, and the others may wait for their nodes: it is not half started.
+
+        While it is unknown how its set starts, a leader is taken for one that others follow.
+        """
+        found = self.source
+        is_followed = found is None or found.size is None or found.leader_first
+        return self.pods.only_leader_is_active and is_followed
 
     @property
     def is_short(self) -> bool:

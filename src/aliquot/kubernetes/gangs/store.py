@@ -310,7 +310,12 @@ class Restorer:
     # --- confirmation -----------------------------------------------------------------------------
 
     def _has_run_long(self, pods: GangPods) -> bool:
-        """Whether active pods have run for longer than an incomplete gang would."""
+        """Whether active pods have run for longer than an incomplete gang would.
+
+        A leader runs alone for as long as the others of its group wait.
+        """
+        if pods.only_leader_is_active:
+            return False
         starts = [seconds_at(one.status.start_time) for one in pods.active]
         long_ago = self._now - LONG * 2 * self._grace
         return bool(starts) and all(at is not None and at < long_ago for at in starts)
