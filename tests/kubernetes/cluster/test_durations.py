@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from aliquot.kubernetes.api.names import DURATION
 from aliquot.kubernetes.api.objects import Pod
@@ -57,6 +58,23 @@ def test_only_a_duration_that_was_declared_can_be_overrun() -> None:
     spec = msgspec.structs.replace(limited.spec, active_deadline_seconds=60)
     found = workloads(undeclared, waits, msgspec.structs.replace(limited, spec=spec))
     assert found.waiting_seconds("ns", 60.0, BEGIN + 10 * ASSUMED) == 60.0
+
+
+@pytest.mark.parametrize("later", ["5h", "", "nonsense"])
+def test_a_running_pod_is_held_to_the_shortest_duration_that_it_declared(later: str) -> None:
+    pod = running("a", "10m")
+    found = workloads(pod)
+    found.change(pod.metadata.uid, running("a", later), BEGIN + 500)
+    found.change(pod.metadata.uid, running("a", later), BEGIN + 600)
+    assert found.waiting_seconds("ns", 60.0, BEGIN + 1190) == 60.0
+    assert found.waiting_seconds("ns", 60.0, BEGIN + 1210) == ASSUMED
+
+
+def test_a_waiting_pod_may_declare_another_duration() -> None:
+    waits = running("a", "1m", node="")
+    found = workloads(waits)
+    found.change(waits.metadata.uid, running("a", "1h"), BEGIN)
+    assert found.waiting_seconds("ns", 60.0, BEGIN + 7000) == 60.0
 
 
 def test_a_pod_that_is_being_deleted_overruns_no_more() -> None:

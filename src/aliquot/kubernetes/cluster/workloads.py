@@ -5,7 +5,8 @@ Only facts that the API server reported: what the gang controller has decided ab
 
 Nobody enforces a declared duration. So while a pod runs for more than twice as long as it declared,
 and for as long again as it overran, the durations that its namespace declares are not believed:
-waiting work of that namespace counts at least as long as work that declares nothing.
+waiting work of that namespace counts at least as long as work that declares nothing. A running pod
+is held to the shortest duration that it declared since it had a node.
 """
 
 from __future__ import annotations
@@ -156,15 +157,15 @@ class Workloads:
 
     def change(self, uid: str, pod: Pod | None, now: float) -> set[GangKey]:
         """Record a pod as it is now; None if it is gone. The gangs that changed."""
-        before = self._pods.pop(uid, None)
+        before, declared = self._pods.pop(uid, None), None
         if before is not None:
-            self._forget_duration(uid, before, now)
+            declared = self._forget_duration(uid, before, now)
             self._remove(uid, before)
         if pod is None or pod.ended:
             self._starts.pop(uid, None)
         else:
             self._seen_ending.pop(uid, None)
-            self._add(uid, pod, now)
+            self._add(uid, pod, now, declared)
         both = [one for one in (before, pod) if one is not None]
         for name in set(map(work_name, both)):
             for hear in self.listeners:
@@ -198,7 +199,8 @@ class Workloads:
             until = max(now + late, self._disbelieved.get(namespace, now))
             self._disbelieved[namespace] = until
 
-    def _forget_duration(self, uid: str, pod: Pod, now: float) -> None:
+    def _forget_duration(self, uid: str, pod: Pod, now: float) -> float | None:
+        """Forget the duration that a running pod is held to; the seconds, if there is one."""
         namespace = pod.metadata.namespace
         mine = self._declared.get(namespace, {})
         seconds = mine.pop(uid, None)
@@ -206,6 +208,7 @@ class Workloads:
             self._note_overrun(namespace, now - self._starts[uid] - seconds, seconds, now)
             if not mine:
                 del self._declared[namespace]
+        return seconds
 
     def work_of(self, gang: GangPods, now: float) -> Work:
         """A gang as something that runs."""
@@ -247,11 +250,13 @@ class Workloads:
             priority=pod.spec.priority or 0,
         )
 
-    def _add(self, uid: str, pod: Pod, now: float) -> None:
+    def _add(self, uid: str, pod: Pod, now: float, declared: float | None) -> None:
+        """Record a pod; `declared` is the duration that it was held to before."""
         self._pods[uid] = pod
         times = (pod.status.start_time, pod.metadata.creation_timestamp)
         self._starts[uid] = next((at for one in times if (at := seconds_at(one))), now)
-        seconds = declared_seconds(pod)
+        both = (one for one in (declared_seconds(pod), declared) if one is not None)
+        seconds = min(both, default=None)
         leaving = pod.metadata.deletion_timestamp is not None  # a dead node keeps it for long
         if seconds is not None and pod.spec.node_name and not leaving:
             self._declared.setdefault(pod.metadata.namespace, {})[uid] = seconds
