@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import msgspec
 
+from aliquot.kubernetes.api.gpunode import NodeGrant
 from aliquot.kubernetes.api.leader import LeaseTimes
 from aliquot.kubernetes.api.names import PLAN
 from aliquot.kubernetes.api.objects import GPU_NODES, PODS, GpuNode, Pod
@@ -100,3 +101,17 @@ def plan_in(api: FakeApi, name: str) -> Plan:
     plan = decode_plan(pod_in(api, name).metadata.annotations[PLAN])
     assert plan is not None
     return plan
+
+
+def report(api: FakeApi, name: str, node: str = "n1") -> None:
+    """The agent names a bound pod in its GPUNode, as planned."""
+    pod, plan = pod_in(api, name), plan_in(api, name)
+    body = api.objects["gpunodes", "", node]
+    for gpu in body["status"]["gpus"]:
+        for name_in_pod, part in plan.containers.items():
+            if gpu["uuid"] in part.gpus:
+                meta = pod.metadata
+                held = NodeGrant(meta.uid, "ns", name, name_in_pod, part.memory, part.compute)
+                gpu["kind"] = part.kind
+                gpu["grants"] = [*gpu.get("grants", ()), msgspec.to_builtins(held)]
+    api.put("gpunodes", body)

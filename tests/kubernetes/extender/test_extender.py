@@ -23,6 +23,7 @@ from kubernetes.extender.replica import (
     put_node,
     put_pod,
     replica,
+    report,
 )
 from kubernetes.fake_api import FakeApi, as_json, until
 
@@ -42,20 +43,6 @@ def played(play: Callable[[FakeApi, Replica], Coroutine[Any, Any, None]], **opti
 
 async def seen(one: Replica, name: str) -> None:
     await until(lambda: one.scheduler._watches.pods.get(name, "ns"))
-
-
-def report(api: FakeApi, name: str, node: str = "n1") -> None:
-    """The agent names a bound pod in its GPUNode, as planned."""
-    pod, plan = pod_in(api, name), plan_in(api, name)
-    body = api.objects["gpunodes", "", node]
-    for gpu in body["status"]["gpus"]:
-        for name_in_pod, part in plan.containers.items():
-            if gpu["uuid"] in part.gpus:
-                meta = pod.metadata
-                held = NodeGrant(meta.uid, "ns", name, name_in_pod, part.memory, part.compute)
-                gpu["kind"] = part.kind
-                gpu["grants"] = [*gpu.get("grants", ()), msgspec.to_builtins(held)]
-    api.put("gpunodes", body)
 
 
 def release(api: FakeApi, node: str = "n1") -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from aliquot.kubernetes.gangs.controller import GangOptions
+from aliquot.kubernetes.gangs.controller import GangOptions, Gangs
 from aliquot.kubernetes.gangs.lifecycle import Deadlines
-from kubernetes.extender.replica import Replica
+from kubernetes.extender.replica import Replica, report
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, played
 
@@ -164,12 +165,68 @@ def test_a_copied_record_puts_no_pod_into_a_queue() -> None:
     played(a_world(2, q={"namespaces": ["theirs"]}, r={}), play)
 
 
+def keep_gates_closed(world: World) -> None:
+    """kube-scheduler never asks by itself."""
+    world.offered.clear()
+    world.api.faults.refuse = lambda method, path: (
+        503 if method == "PATCH" and "/pods/" in path else None
+    )
+
+
+async def relabelled(world: World, name: str, **labels: str) -> None:
+    """Give a pod other labels, and wait until the scheduler has seen them."""
+    relabel(world, name, **labels)
+    version = world.pods()[name].metadata.resource_version
+    watch = world.leader.scheduler._watches.pods
+    await until(lambda: (one := watch.get(name, "ns")) and one.metadata.resource_version == version)
+
+
+def test_a_pod_that_changes_its_queue_while_it_is_bound_is_not_bound() -> None:
+    async def play(world: World, one: Replica) -> None:
+        world.offered.clear()  # kube-scheduler asks when the test says so
+        world.pod("other", memory=200, core=60, labels=IN_R)
+        world.pod("mine", memory=200, core=50, labels=IN_Q)
+        other, mine = world.pods()["other"], world.pods()["mine"]
+        assert await one.bind(other, "n0") == ""
+        assert (await one.filter(mine, "n0"))["NodeNames"] == ["n0"]
+        binding = asyncio.create_task(one.bind(mine, "n0"))  # waits until the node reports `other`
+        await relabelled(world, "mine", queue="r")
+        assert not binding.done()
+        report(world.api, "other", "n0")
+        assert "it was in queue 'q', and is in 'r' now" in await binding
+        assert "mine" not in world.bound()
+
+    played(a_world(2, q={}, r={}), play)
+
+
+def test_a_member_that_changes_its_queue_while_it_is_bound_is_not_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes = []
+
+    async def nothing(_: Gangs) -> None:
+        """The controller has no time."""
+        passes.append("begun")
+
+    async def play(world: World, one: Replica) -> None:
+        keep_gates_closed(world)
+        world.gang("mine", 1, gpu=1, labels=IN_Q)
+        await until(lambda: world.phase("mine") == "Reserved")
+        monkeypatch.setattr(Gangs, "look", nothing)
+        world.pod("other", gpu=1)  # a change, so that there is another pass
+        await until(lambda: passes)
+        await relabelled(world, "mine-0", queue="r")
+        text = "it was reserved in queue 'q', and is in 'r' now"
+        assert text in await one.bind(world.pods()["mine-0"], "n0")
+        assert "mine-0" not in world.bound()
+
+    patient = GangOptions(times=Deadlines(grace=60.0))
+    played(a_world(1, q={}, r={}), play, gangs=patient)
+
+
 def test_a_reserved_gang_that_changes_its_queue_is_planned_again() -> None:
     async def play(world: World, _: Replica) -> None:
-        world.offered.clear()  # kube-scheduler has not asked yet
-        world.api.faults.refuse = lambda method, path: (
-            503 if method == "PATCH" and "/pods/" in path else None  # no gate opens
-        )
+        keep_gates_closed(world)
         world.gang("mine", 1, gpu=1, labels=IN_Q)
         await until(lambda: world.phase("mine") == "Reserved")
         relabel(world, "mine-0", queue="r")

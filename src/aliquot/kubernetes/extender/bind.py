@@ -56,6 +56,9 @@ class Permits(Protocol):
     def queue_of(self, pod: Pod) -> str:
         """The queue that a pod is admitted under; empty if there are no queues."""
 
+    def moved(self, pod: Pod) -> str:
+        """That a pod has changed its queue or its gang since it was asked about; empty if not."""
+
     def may_bind(self) -> bool:
         """Whether this replica leads at this moment."""
 
@@ -186,9 +189,12 @@ class Binder:
             Meta(name=meta.name, namespace=meta.namespace, uid=meta.uid, annotations=notes),
             Target(node),
         )
+        why = self._permits.moved(pod)
         if not self._permits.may_bind():
+            why = "another replica leads now"
+        if why:
             self._cluster.forget(meta.uid)
-            raise NotBoundError(f"pod {pod.key}: another replica leads now")
+            raise NotBoundError(f"pod {pod.key}: {why}")
         was_there = self._is_there(pod)
         try:
             await self._client.bind(binding)

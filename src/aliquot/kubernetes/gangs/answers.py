@@ -146,6 +146,18 @@ class Answers:
         gang = self._gang_of(pod)
         return self._queues.queue_of(pod) if gang is None else self._registry.reserved_in(gang.key)
 
+    def moved(self, pod: Pod) -> str:
+        """That a pod has changed its queue or its gang since it was asked about; empty if not."""
+        now = self._workloads.pods.get(pod.metadata.uid, pod)
+        if membership_of(now) != membership_of(pod):
+            return "it belongs to another gang now"
+        gang = self._gang_of(pod)
+        if gang is not None:
+            return self._registry.moved(gang.key)
+        queues = self._queues
+        before, after = queues.queue_of(pod), queues.queue_of(now)
+        return "" if before == after else f"it was in queue {before!r}, and is in {after!r} now"
+
     def may_bind(self) -> bool:
         """Whether this replica leads at this moment."""
         return self._term.is_on

@@ -128,7 +128,7 @@ class Observer:
         victims = gang.reservation.victims
         if victims:
             victims = self._allocations.still_held(self._registry.preemption(gang), self.now)
-        moved = self._moved(gang.key)
+        moved = self._registry.moved(gang.key)
         places = gang.reservation.places.items()
         faults = {
             uid: fault
@@ -145,13 +145,6 @@ class Observer:
             faults=faults,
             unplanned=sum(PLAN not in one.metadata.annotations for one in pods.active),
             arrived=str(self._registry.permit(gang.key)),
-        )
-
-    def _moved(self, key: GangKey) -> str:
-        """That a gang is in another queue than its places were reserved in; empty if it is not."""
-        before, now = self._registry.reserved_in(key), self._registry.queue_of(key)
-        return (
-            "" if before == now else f"it was reserved in queue {before!r}, and is in {now!r} now"
         )
 
     def _fault(self, uid: str, place: MemberPlace, victims: frozenset[str]) -> str:

@@ -129,6 +129,13 @@ class GangRegistry:
         """The queue in which the places of a gang were reserved; without places, its queue now."""
         return self._reserved_in.get(key) or self.queue_of(key)
 
+    def moved(self, key: GangKey) -> str:
+        """That a gang is in another queue than its places were reserved in; empty if it is not."""
+        before, now = self.reserved_in(key), self.queue_of(key)
+        return (
+            "" if before == now else f"it was reserved in queue {before!r}, and is in {now!r} now"
+        )
+
     def place_of(self, gang: GangState, uid: str) -> Reserved:
         """A member's place, as the cluster counts it."""
         place = gang.reservation.places[uid]
