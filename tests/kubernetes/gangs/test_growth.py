@@ -18,7 +18,7 @@ from aliquot.kubernetes.gangs import growth
 from kubernetes.builders import GIB
 from kubernetes.extender.replica import Replica
 from kubernetes.fake_api import until
-from kubernetes.gangs.world import World, led, running
+from kubernetes.gangs.world import World, is_bound, led, running
 
 IN_Q = {"aliquot.io/queue": "q"}
 SIZE = "aliquot.io/admitted-size"
@@ -142,6 +142,25 @@ def test_growth_counts_before_its_node_reports_it() -> None:
     scheduled(a_world(memory="30Gi"), play)
 
 
+def test_growth_counts_until_a_node_would_have_reported_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(growth, "VALID_SECONDS", 0.1)
+
+    async def play(world: World, _: Replica) -> None:
+        await run(world, "a", 10)
+        annotate(world, "a", memory="20GiB")
+        await until(lambda: allowed(world, "a"))
+        size = json.loads(world.pods()["a"].metadata.annotations[SIZE])
+        await until(lambda: time.time() > size["until"])  # an agent may have used it just before
+        world.gang("later", 1, memory=UNITS)  # growth is counted again after this one is placed
+        await is_bound(world, "later", 1)
+        world.gang("g", 1, memory=15 * UNITS, labels=IN_Q)
+        await until(lambda: "30 GiB of GPU memory" in world.why("g"))
+
+    scheduled(a_world(memory="30Gi"), play)
+
+
 def test_a_new_leader_counts_what_the_one_before_allowed() -> None:
     async def play() -> None:
         world = a_world(memory="30Gi")
@@ -195,6 +214,7 @@ def test_a_permission_that_was_not_used_ends_and_is_renewed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(growth, "VALID_SECONDS", 0.2)
+    monkeypatch.setattr(growth, "SETTLE_SECONDS", 0.1)
     monkeypatch.setattr(growth, "RENEW_SECONDS", 0.2)
 
     async def play(world: World, _: Replica) -> None:

@@ -1,9 +1,9 @@
 """Growth of running pods: the scheduler lets a pod grow if its queue's limits allow it.
 
 A permission counts for the queue from the moment of the decision, before it is written, until the
-pod's node reports the growth or the permission ends. A new leader reads the permissions of the one
-before from the pods. A pod that may not grow now is told why once, and gets its permission as soon
-as it may. Growth waits behind gangs that wait for the same limit.
+pod's node reports the growth, or would have reported it since the permission ended. A new leader
+reads the permissions of the one before from the pods. A pod that may not grow now is told why once,
+and gets its permission as soon as it may. Growth waits behind gangs that wait for the same limit.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Growth:
             pod = self._view.workloads.pods.get(uid)
             more = self._more(_with_sizes(pod, given.size.sizes)) if pod is not None else NOTHING
             more = given.more if more is None else more
-            if pod is None or now >= given.size.until or more == NOTHING:
+            if pod is None or now >= given.counts_until or more == NOTHING:
                 del self._given[uid]
             else:
                 growing[self._queue_of(pod)] += more
@@ -205,6 +205,11 @@ class _Given:
 
     size: AdmittedSize
     more: Resources
+
+    @property
+    def counts_until(self) -> float:
+        """When it counts no longer: its node would have reported the growth by then."""
+        return self.size.until + SETTLE_SECONDS
 
 
 def _growth_of(
