@@ -13,6 +13,7 @@ import typer
 
 from aliquot import __version__
 from aliquot.cli.app import app
+from aliquot.kubernetes.api import client
 from aliquot.kubernetes.api.gpunode import GpuNodeStatus
 from aliquot.kubernetes.api.names import PLACEHOLDER, SCHEDULE
 from aliquot.kubernetes.api.objects import GPU_NODES
@@ -25,6 +26,8 @@ from aliquot.kubernetes.cluster.membership import (
     MEMBERSHIP_KEYS,
     RAY,
 )
+from aliquot.kubernetes.extender import bind
+from aliquot.kubernetes.gangs import answers
 from kubernetes import chart
 from kubernetes.builders import pod_of
 from kubernetes.shipped import (
@@ -233,6 +236,9 @@ def test_scheduler_and_controller_read_racks_and_blocks_from_the_same_labels(hel
         ("presets={aliquot,hami}", "value must be one of"),
         ("presets={tuya,nvidia}", "both use nvidia.com/gpu"),
         ("kubeScheduler.extenderTimeout=5", "pattern|want string"),
+        ("kubeScheduler.extenderTimeout=5s", "pattern"),
+        ("kubeScheduler.extenderTimeout=59s", "pattern"),
+        ("kubeScheduler.extenderTimeout=900ms", "pattern"),
         ("scheduler.tls.serverSecret=a", "go together"),
         ("image.digest=sha256:12", "pattern"),
         ("openshift=yes", "value must be one of"),
@@ -241,6 +247,17 @@ def test_scheduler_and_controller_read_racks_and_blocks_from_the_same_labels(hel
 def test_an_invalid_value_is_refused(helm: None, value: str, complaint: str) -> None:
     with pytest.raises(chart.HelmError, match=complaint):
         chart.render(value)
+
+
+@pytest.mark.parametrize("timeout", ["60s", "75s", "120s", "2m"])
+def test_kube_scheduler_may_wait_longer_for_the_extender(helm: None, timeout: str) -> None:
+    objects = chart.objects(chart.render(f"kubeScheduler.extenderTimeout={timeout}"))
+    assert extender_of(objects)["httpTimeout"] == timeout
+
+
+def test_kube_scheduler_waits_for_the_longest_binding(manifest: chart.Objects) -> None:
+    assert extender_of(manifest)["httpTimeout"] == "60s"
+    assert answers.PERMIT_SECONDS + bind.PATIENCE + client.SECONDS <= 60
 
 
 def test_the_extender_is_configured_with_every_name_of_the_presets(helm: None) -> None:
