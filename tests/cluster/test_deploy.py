@@ -265,7 +265,7 @@ def test_the_runbook_makes_a_new_authority(installed: Cluster) -> None:
         r"^```\n(kubectl -n NS scale.*?)```", runbook, re.DOTALL | re.MULTILINE
     )
     for command in commands.strip().splitlines():
-        words = shlex.split(command.replace("NS", SPACE))
+        words = shlex.split(command.replace("NS", SPACE), comments=True)
         installed.kubectl(*words[1:], timeout=120)
     installed.wait_until(
         lambda: installed.api.get(path).get("data", before) != before, 60, "a new authority"

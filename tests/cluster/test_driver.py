@@ -48,6 +48,7 @@ def test_a_driver_is_updated_while_a_pod_runs(
     asked = limits(vcuda_memory=4)
     run_pod(cluster, namespace, "old", ["python3", "-c", AGAIN], image=project, limits=asked)
     agent.until(lambda: "old" in agent.holders(), "the pod is told of")
+    agent.until(lambda: logs("old"), "its program uses the driver")
     before, grants = agent.holders(), set(agent.grants())
 
     agent.install_driver(NEW, OLD)  # the package, before the module is loaded anew

@@ -80,7 +80,7 @@ def test_pods_survive_a_minute_without_the_api_server(
         cluster.apiserver.start()
         cluster.apiserver.wait_ready()
     assert agent.server.running
-    cluster.kubectl("annotate", "pod", "one", "aliquot.io/memory=2GiB", f"-n={namespace}")
+    cluster.kubectl("annotate", "pod", "one", "aliquot.io/memory=512MiB", f"-n={namespace}")
     agent.until(lambda: "Resized" in dict(agent.events(namespace, "one")), "the agent is back", 30)
     # The cluster's own programs would wait for up to a minute before they look again.
     agent.node.kubelet.restart()
@@ -88,7 +88,7 @@ def test_pods_survive_a_minute_without_the_api_server(
     cluster.control_plane.controllers.restart()
     cluster.wait_ready()
     agent.until(lambda: restarts_of(cluster, namespace, "one") == ("Running", 1), "it is told of")
-    both = {(MEMORY,), (2 * MEMORY,)}
+    both = {(MEMORY,), (MEMORY // 2,)}
     agent.until(lambda: set(sights(agent, namespace, "one")) == both, "it sees its new memory")
     run_pod(cluster, namespace, "two", limits=limits(sgpu=2))
     agent.until(lambda: "two" in agent.holders(), "another is told of")

@@ -103,9 +103,9 @@ def test_kubectl_shows_the_queues_of_the_example(queues: Cluster) -> None:
     asyncio.run(write())
     rows = [line.split() for line in queues.kubectl("get", "queues").splitlines()]
     shown = {row[0]: row[1:] for row in rows}
-    assert shown["training"] == ["research", "2", "10", "11", "1", "11", "0", "True"]
-    assert shown["notebooks"][:8] == ["research", "1", "2", "4", "0.5", "0", "2", "1"]
-    assert shown["research"][:6] == ["3", "12", "11.5", "0", "13", "1"]
+    assert shown["training"] == ["research", "2", "10", "11", "880Gi", "1", "11", "0", "True"]
+    assert shown["notebooks"][:9] == ["research", "1", "2", "4", "0.5", "10Gi", "0", "2", "1"]
+    assert shown["research"][:7] == ["3", "12", "11.5", "890Gi", "0", "13", "1"]
     queues.kubectl("delete", "queues", "--all")
 
 

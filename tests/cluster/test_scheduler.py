@@ -210,7 +210,6 @@ def test_a_pod_that_can_never_fit_gets_one_event(stage: Stage, namespace: str) -
         ({"core": 30}, {}, "CoreWithoutMemory"),
         ({"memory": 21}, {"aliquot.io/gpus": "2"}, "UnevenSplit"),
         ({"memory": 4}, {"aliquot.io/compute": "lots"}, "InvalidAnnotation"),
-        ({"gpu": 0}, {}, "InvalidAmount"),
     ],
 )
 def test_an_invalid_request_gets_an_event(
