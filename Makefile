@@ -162,8 +162,8 @@ test-cluster: build ## the tests on a real Kubernetes, one at a time
 	elif [ -n "$${ALIQUOT_REQUIRE_CLUSTER:-}" ]; then echo "a real Kubernetes $$why" >&2; exit 1; \
 	else echo "tests on a real Kubernetes: it $$why" >> $(LEFT_OUT); fi
 
-# CI does not run these: Kueue and Karpenter take longer to build than Kubernetes.
-test-neighbours: kubernetes ## the tests beside other projects: Kueue, Karpenter (builds them, once)
+# CI does not run these: what they need takes longer to build than Kubernetes.
+test-neighbours: kubernetes ## the tests beside Kueue and Karpenter, and on Kubernetes 1.34 (builds them, once)
 	@PYTHONPATH=tests UV=$(UV) $(BIN)/python -m neighbours.programs
 	$(BIN)/pytest -n 0 -m cluster tests/neighbours
 

@@ -24,7 +24,7 @@ from cluster.control_plane import ControlPlane
 from cluster.images import Image, busybox
 from cluster.machine import Machine, run
 from cluster.node import Node, pod_network
-from cluster.programs import find_programs
+from cluster.programs import Programs, find_programs
 from cluster.registry import ClusterError
 from cluster.servers import BUSY, Server
 
@@ -36,7 +36,7 @@ class Cluster:
 
     `scheduler` and `kubelet` lie over the configuration of kube-scheduler (its `extenders`, its
     `profiles`) and of each kubelet; the flags go to the programs as they are. `debian_runtime`:
-    containers run by Debian's containerd, which has no CDI.
+    containers run by Debian's containerd, which has no CDI. `programs`: another Kubernetes.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Cluster:
         api_flags: Sequence[str] = (),
         kubelet: Mapping[str, Any] | None = None,
         debian_runtime: bool = False,
+        programs: Programs | None = None,
     ) -> None:
         self.machines: list[Machine] = []
         self.nodes: list[Node] = []
@@ -56,7 +57,7 @@ class Cluster:
         self._api_flags = api_flags
         self._kubelet = dict(kubelet or {})
         self._debian_runtime = debian_runtime
-        self._programs = find_programs()
+        self.programs = programs or find_programs()
         self._own: list[Server] = []
 
     def __enter__(self) -> Self:
@@ -169,7 +170,7 @@ class Cluster:
 
     def kubectl(self, *arguments: str, text: str | None = None, timeout: float = 60.0) -> str:
         """What kubectl prints; `text` is its standard input."""
-        kubectl = [str(self._programs.path("kubectl")), f"--kubeconfig={self.kubeconfig}"]
+        kubectl = [str(self.programs.path("kubectl")), f"--kubeconfig={self.kubeconfig}"]
         cache = f"--cache-dir={self.folder / 'kubectl'}"
         return run([*kubectl, cache, *arguments], text=text, timeout=timeout * BUSY)
 
@@ -236,7 +237,7 @@ class Cluster:
             self.machines[-1].start()
         self._join_pods()
         self.control_plane = ControlPlane(
-            self.machines[0], self._programs, self._names, self._api_flags
+            self.machines[0], self.programs, self._names, self._api_flags
         )
         self.control_plane.configure_scheduler(*self._scheduler)
         self.nodes = [

@@ -12,7 +12,6 @@ from aliquot.kubernetes.api.requests import quantity
 from cluster.cluster import Cluster
 from cluster.images import Image
 from cluster.machine import run
-from cluster.programs import find_programs, kubernetes_version
 from cluster.python_image import project_image
 from cluster.registry import ClusterError
 from kubernetes import chart
@@ -53,7 +52,7 @@ def install(cluster: Cluster, simulate: str | None, *more: str, version: Version
 
     `simulate` is None where the node has GPUs.
     """
-    cluster.load(kube_scheduler_image())
+    cluster.load(kube_scheduler_image(cluster))
     cluster.kubectl("label", "node", cluster.node.name, "aliquot.io/agent=true")
     put(cluster, "install", simulate, *more, version=version)
     wait_for_ready(cluster, "node", 1)
@@ -91,9 +90,10 @@ def helm(cluster: Cluster, verb: str, *options: str, of: Path = chart.CHART) -> 
     chart.helm(verb, "aliquot", str(of), *where, *options, timeout=240)
 
 
-def kube_scheduler_image() -> Image:
-    image = Image(f"{KUBE_SCHEDULER}:{kubernetes_version()}", command=["kube-scheduler"])
-    image.add_program(find_programs().path("kube-scheduler"), "/usr/local/bin/kube-scheduler")
+def kube_scheduler_image(cluster: Cluster) -> Image:
+    version = cluster.api.get("/version")["gitVersion"]
+    image = Image(f"{KUBE_SCHEDULER}:{version}", command=["kube-scheduler"])
+    image.add_program(cluster.programs.path("kube-scheduler"), "/usr/local/bin/kube-scheduler")
     return image
 
 

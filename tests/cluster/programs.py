@@ -36,6 +36,7 @@ NAMES = (
     "kwok",
 )
 RUNTIME_NAMES = ("containerd", "containerd-shim-runc-v2", "ctr", "runc")
+KUBERNETES = "k8s.io/kubernetes"
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _RUNC = "github.com/opencontainers/runc"
 # Without file systems that the tests do not use, and with what containerd asks of runc.
@@ -108,8 +109,9 @@ def provide_runtime() -> Programs:
     return _runtime().provided()
 
 
-def kubernetes_version() -> str:
-    return required("kubernetes", "k8s.io/kubernetes")
+def kubernetes_version(module: str = "kubernetes") -> str:
+    """The version of Kubernetes that this module builds."""
+    return required(module, KUBERNETES)
 
 
 def _kubernetes() -> Programs:
@@ -141,7 +143,7 @@ def _build(programs: Programs) -> None:
 def build_module(go: list[str], module: str, folder: Path) -> None:
     packages = _tools(module)
     _say(f"building {module}: {', '.join(_name(each) for each in packages)}")
-    values = _containerd_values() if module == "containerd" else _kubernetes_values()
+    values = _containerd_values() if module == "containerd" else _kubernetes_values(module)
     link = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in values.items())])
     command = [*go, "build", "-v", "-mod=readonly", "-trimpath", "-buildvcs=false"]
     command += ["-tags", _TAGS.get(module, "")]
@@ -160,8 +162,8 @@ def build_module(go: list[str], module: str, folder: Path) -> None:
         Path(folder, "bin", "server").rename(Path(folder, "bin", "etcd"))
 
 
-def _kubernetes_values() -> dict[str, str]:
-    version = kubernetes_version()
+def _kubernetes_values(module: str) -> dict[str, str]:
+    version = kubernetes_version(module if module.startswith("kubernetes") else "kubernetes")
     major, minor = version.removeprefix("v").split(".")[:2]
     return {
         "k8s.io/component-base/version.gitVersion": version,

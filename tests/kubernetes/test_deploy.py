@@ -281,9 +281,9 @@ def test_the_chart_knows_the_names_of_every_preset() -> None:
 
 
 def test_kube_scheduler_has_the_version_of_its_cluster(helm: None) -> None:
-    objects = chart.objects(chart.render(kubernetes="v1.33.7-gke.1234"))
+    objects = chart.objects(chart.render(kubernetes="v1.34.7-gke.1234"))
     container = container_of(find(objects, "Deployment", "aliquot-kube-scheduler"))
-    assert container["image"].endswith(":v1.33.7")
+    assert container["image"].endswith(":v1.34.7")
 
 
 def test_the_chart_has_the_version_of_the_program() -> None:

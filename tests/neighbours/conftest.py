@@ -6,7 +6,7 @@ import pytest
 
 from cluster.obstacles import obstacle
 from cluster.programs import ProgramsError, find_programs
-from neighbours.programs import KARPENTER, KUEUE, Neighbour
+from neighbours.programs import KARPENTER, KUEUE, OLDER_KUBERNETES, Neighbour
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +17,11 @@ def kueue() -> Neighbour:
 @pytest.fixture(scope="module")
 def karpenter() -> Neighbour:
     return _built(KARPENTER)
+
+
+@pytest.fixture(scope="module")
+def older_kubernetes() -> Neighbour:
+    return _built(OLDER_KUBERNETES)
 
 
 def _built(one: Neighbour) -> Neighbour:

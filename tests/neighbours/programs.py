@@ -1,16 +1,17 @@
-"""Kueue and Karpenter, built once from the modules in tests/cluster/binaries and kept.
+"""Kueue, Karpenter and an older Kubernetes, built once from tests/cluster/binaries and kept.
 
     make test-neighbours     builds what is missing, and runs the tests of this folder
 
 Each lies in a folder of its own in the user's cache folder, by version and architecture;
-`ALIQUOT_KUEUE_BIN` and `ALIQUOT_KARPENTER_BIN` name folders of ready ones. Their own charts and
-CustomResourceDefinitions are in the sources that Go has downloaded.
+`ALIQUOT_KUEUE_BIN`, `ALIQUOT_KARPENTER_BIN` and `ALIQUOT_KUBERNETES_1_34_BIN` name folders of ready
+ones. Their own charts and CustomResourceDefinitions are in the sources that Go has downloaded.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from pathlib import Path
 
 from cluster.programs import (
     ARCHITECTURES,
+    KUBERNETES,
     MODULES,
+    NAMES,
     Programs,
     ProgramsError,
     cache_folder,
@@ -29,23 +32,23 @@ from cluster.programs import (
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A program of another project; `built` is what Go calls it."""
+    """Programs of another project or version; `built` is what Go calls them, the main one first."""
 
     name: str
     module: str
-    built: str
+    built: tuple[str, ...]
 
     @property
     def programs(self) -> Programs:
         version = required(self.name, self.module)
         key = f"{self.name}-{version}-{ARCHITECTURES[platform.machine()]}"
-        variable = f"ALIQUOT_{self.name.upper()}_BIN"
+        variable = f"ALIQUOT_{re.sub('[-.]', '_', self.name).upper()}_BIN"
         folder = os.environ.get(variable) or cache_folder().parent / "neighbours" / key
-        return Programs(Path(folder), (self.built,), (self.name,), variable)
+        return Programs(Path(folder), self.built, (self.name,), variable)
 
     @property
     def program(self) -> Path:
-        return self.programs.path(self.built)
+        return self.programs.path(self.built[0])
 
     @property
     def sources(self) -> Path:
@@ -59,13 +62,16 @@ class Neighbour:
         return Path(done.stdout.strip())
 
 
-KUEUE = Neighbour("kueue", "sigs.k8s.io/kueue", "kueue")
-KARPENTER = Neighbour("karpenter", "sigs.k8s.io/karpenter", "kwok")  # its provider of that name
+KUEUE = Neighbour("kueue", "sigs.k8s.io/kueue", ("kueue",))
+KARPENTER = Neighbour("karpenter", "sigs.k8s.io/karpenter", ("kwok",))  # its provider of that name
+OLDER_KUBERNETES = Neighbour(
+    "kubernetes-1.34", KUBERNETES, tuple(name for name in NAMES if name != "kwok")
+)
 
 
 if __name__ == "__main__":
     try:
-        for each in (KUEUE, KARPENTER):
+        for each in (KUEUE, KARPENTER, OLDER_KUBERNETES):
             each.programs.provided()
     except ProgramsError as error:
         sys.exit(str(error))
