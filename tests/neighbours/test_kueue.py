@@ -175,7 +175,8 @@ def gang_status(cluster: Cluster, name: str) -> tuple[str, str]:
     found = cluster.api.get(f"/apis/aliquot.io/v1alpha1/namespaces/{TEAM}/gangs")["items"]
     for one in found:
         if one["metadata"]["name"] == name:
-            return one["status"].get("phase", ""), one["status"].get("reason", "")
+            status = one.get("status", {})
+            return status.get("phase", ""), status.get("reason", "")
     return "", ""
 
 
@@ -221,6 +222,7 @@ def test_a_pod_and_a_gang_start_when_kueue_admits_them(cluster: Cluster) -> None
 
 
 def test_work_over_kueues_quota_waits_and_asks_for_no_nodes(cluster: Cluster) -> None:
+    assert running(cluster, "first", "train-0", "train-1")  # they use the quota up
     cluster.apply(single("second"), *gang("tune"))
     cluster.wait_until(
         lambda: waits_in_kueue(cluster, "pod-second") and waits_in_kueue(cluster, "tune"),
