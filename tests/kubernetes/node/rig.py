@@ -228,9 +228,17 @@ class Node:
         if self._agent:
             self._agent.kill()
             self._agent.wait(20)
-        with suppress(OSError, ValueError):
-            os.kill(int((self.state / "arbiter.pid").read_text("ascii")), signal.SIGTERM)
-            support.wait_until(lambda: not control.answers(self.state))
+        support.wait_until(self._arbiters_ended)
+
+    def _arbiters_ended(self) -> bool:
+        """End all arbiters; one may be waiting for the other to end before it serves."""
+        ended = True
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):  # it has ended meanwhile
+                if str(self.state).encode() in path.read_bytes().split(b"\0"):
+                    os.kill(int(path.parent.name), signal.SIGTERM)
+                    ended = False
+        return ended
 
 
 @asynccontextmanager
