@@ -58,6 +58,26 @@ def test_describe_says_why_a_gang_waits_and_until_when(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+def test_every_event_of_a_gang_names_its_uid_so_that_kubectl_describe_shows_it() -> None:
+    async def play() -> None:
+        world = World(2)
+        world.queue("own", quota={"gpus": 2})
+        world.queue("guest", quota={"gpus": 0})
+        async with running(world):
+            world.gang("large", 4)  # is told why from its first pass on, before its Gang exists
+            world.gang("victim", 2, labels={QUEUE: "guest"}, gpu=1)
+            await is_bound(world, "victim", 2)
+            world.gang("preemptor", 2, labels={QUEUE: "own"}, gpu=1)
+            await until(lambda: "Preempts" in dict(world.events("preemptor")))
+            await until(lambda: world.events("large"))
+            about = [one["involvedObject"] for one in world.api.all("events")]
+            gangs = [one for one in about if one["kind"] == "Gang"]
+            assert {"large", "preemptor"} <= {one["name"] for one in gangs}
+            assert [one for one in gangs if not one.get("uid")] == []
+
+    asyncio.run(play())
+
+
 def test_describe_says_why_a_gang_is_evicted_and_when(tmp_path: Path) -> None:
     async def play() -> None:
         world = World(2)

@@ -374,6 +374,7 @@ class Gangs:
             key, spec, status, owners_of(pods, source)
         ):
             return
+        self._events.written(key)
         after = self._registry.gangs.get(key)
         if after is not None:
             written = record_write(after, gang.reservation.places, gang.eviction)

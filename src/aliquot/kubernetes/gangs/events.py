@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from aliquot.placement.core.snapshot import Hardware
 
 MOST_PODS = 16  # members of a gang that get an event
+MOST_DELAYED = 16  # events of a Gang that the API server does not have yet; the last ones are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class PreemptionNotice:
 class GangEvents:
     """Writes an event for each new phase, and for each new planned start.
 
-    `object_of` is the Gang object that an event is about.
+    `object_of` is the Gang object that an event is about. Until the object exists it has no UID,
+    and `kubectl describe gang` shows no event without one: such events wait for `written`.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class GangEvents:
         self._workloads = workloads
         self._object_of = object_of
         self._last: dict[GangKey, tuple[Phase, str]] = {}
+        self._delayed: dict[GangKey, deque[tuple[Type, str, str]]] = {}
 
     def report(self, gang: GangState) -> None:
         """Write an event if the phase is new, or the planned start of a gang that waits."""
@@ -78,16 +82,25 @@ class GangEvents:
         """Write an event about something that people may want to act on."""
         self._record(key, "Warning", reason, message)
 
+    def written(self, key: GangKey) -> None:
+        """The API server has the Gang: write the events that waited for it."""
+        about = self._object_of(key)
+        if about.metadata.uid:
+            for kind, reason, message in self._delayed.pop(key, ()):
+                self._recorder.record(GANGS, about, kind, reason, message)
+
     def forget(self, key: GangKey) -> None:
         """A gang is gone."""
         self._last.pop(key, None)
+        self._delayed.pop(key, None)
 
     def _record(self, key: GangKey, kind: Type, reason: str, message: str) -> None:
         pods = self._workloads.gangs.get(key)
         members: Sequence[Pod] = [] if pods is None else pods.members
         for pod in members[:MOST_PODS]:
             self._recorder.record(PODS, pod, kind, reason, f"gang {key.name}: {message}")
-        self._recorder.record(GANGS, self._object_of(key), kind, reason, message)
+        self._delayed.setdefault(key, deque(maxlen=MOST_DELAYED)).append((kind, reason, message))
+        self.written(key)
 
 
 # --- messages -------------------------------------------------------------------------------------
