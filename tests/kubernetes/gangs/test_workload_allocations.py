@@ -198,7 +198,7 @@ def test_a_deleted_pod_that_a_node_reports_ends_soon() -> None:
     stage = Stage()
     stage.cluster.reserve("uid-x", Reserved("ns/x", "n0", parts_of(stage), math.inf))
     (left,) = stage.allocations.running(NOW)
-    assert left.gang.name == "what is left of uid-x"
+    assert left.gang.name == "a deleted pod that still has GPUs (UID uid-x)"
     assert left.end == NOW + 5
 
 

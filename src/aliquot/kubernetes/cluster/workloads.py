@@ -228,7 +228,7 @@ class Workloads:
     def name_of(self, uid: str) -> str:
         """The name of the work that a pod belongs to."""
         pod = self._pods.get(uid)
-        return f"what is left of {uid}" if pod is None else work_name(pod)
+        return f"a deleted pod that still has GPUs (UID {uid})" if pod is None else work_name(pod)
 
     def work(self, uid: str, now: float) -> Work:
         """The work that a pod belongs to.
