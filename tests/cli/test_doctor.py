@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aliquot.slices import control
+from aliquot.devices import Shape
+from aliquot.slices import StateDirectory, control, diagnostics
 from aliquot.slices.arbiter_process import ArbiterSettings
-from aliquot.slices.control import NoArbiterError
+from aliquot.slices.control import NoArbiterError, SilentArbiterError, Status
 from aliquot.slices.user_limits import read_limits
 from support import wait_until
 
@@ -79,6 +80,19 @@ def test_an_invalid_file_of_user_limits_is_reported(cli: Cli, users: Path) -> No
     assert finding["fix"] == "Correct the file."
     users.write_text("user 4001 grants 1\n")
     assert diagnose(cli) == (0, [])
+
+
+def test_an_arbiter_that_does_not_answer_is_broken_and_not_absent(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def status(directory: Path) -> Status:
+        raise SilentArbiterError(f"the arbiter in {directory} runs and did not answer", "See.")
+
+    monkeypatch.setattr(control, "status", status)
+    findings = diagnostics.diagnose(StateDirectory(state, Shape("h100", 1)))
+    arbiter = [one for one in findings if one.subject == "arbiter"]
+    text = f"the arbiter in {state} runs and did not answer"
+    assert arbiter == [diagnostics.Finding("arbiter", diagnostics.Health.BROKEN, text, "See.")]
 
 
 def test_a_file_that_became_invalid_is_reported_while_an_arbiter_runs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,24 @@ def play(short_tmp: Path) -> Iterator[Play]:
 
 def refusal(code: str) -> bytes:
     return json.dumps({"error": "the reason", "code": code}).encode() + b"\n"
+
+
+def test_an_arbiter_that_listens_and_does_not_answer_is_called_silent(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_TIMEOUT", 0.2)
+    with pytest.raises(control.NoArbiterError, match="no arbiter in") as caught:
+        control.status(short_tmp)
+    assert not isinstance(caught.value, control.SilentArbiterError)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as frozen:
+        frozen.bind(str(short_tmp / "control"))
+        frozen.listen()
+        with pytest.raises(control.SilentArbiterError) as silence:
+            control.status(short_tmp)
+    assert silence.value.one_line == (
+        f"the arbiter in {short_tmp} runs and did not answer within 0.2 s. It is stopped or stuck: "
+        f"see the state of its process, whose pid is in {short_tmp}/arbiter.pid."
+    )
 
 
 def test_a_status_is_parsed(play: Play, short_tmp: Path) -> None:

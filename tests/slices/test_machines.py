@@ -7,7 +7,15 @@ import pytest
 
 from aliquot.devices import Shape
 from aliquot.model.errors import InvalidValueError, NoSuchGrantError
-from aliquot.slices import LocalMachine, StateDirectory, check_address, find_grant
+from aliquot.slices import (
+    LocalMachine,
+    StateDirectory,
+    arbiter_process,
+    check_address,
+    control,
+    find_grant,
+    machines,
+)
 from aliquot.slices.control import Status
 from support import GIB, make_grant, make_shared
 
@@ -53,6 +61,25 @@ def test_an_unknown_name_lists_existing_grants() -> None:
     with pytest.raises(NoSuchGrantError) as caught:
         find_grant([], "c")
     assert caught.value.hint == "There are no grants."
+
+
+def test_silence_of_the_only_arbiter_is_not_reported_as_no_arbiter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frozen, alive = StateDirectory(Path("/frozen"), None), StateDirectory(Path("/alive"), H100)
+    running = [frozen]
+
+    def status(directory: Path) -> Status:
+        if directory == frozen.directory:
+            raise control.SilentArbiterError("the arbiter in /frozen runs and did not answer")
+        return Status(1, (make_shared(),), (), {})
+
+    monkeypatch.setattr(arbiter_process, "running", lambda: iter(running))
+    monkeypatch.setattr(control, "status", status)
+    with pytest.raises(control.SilentArbiterError, match="/frozen"):
+        machines()
+    running.append(alive)
+    assert [one.state for one in machines()] == [alive]
 
 
 class TestUsers:

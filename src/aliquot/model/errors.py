@@ -16,6 +16,12 @@ class AliquotError(Exception):
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n  {self.hint}"
 
+    @property
+    def one_line(self) -> str:
+        """Message and hint as sentences of one line."""
+        text = self.message if self.hint is None else f"{self.message.rstrip('.')}. {self.hint}"
+        return " ".join(text.split())
+
 
 class InvalidValueError(AliquotError):
     """A value that a user gave cannot be parsed or is out of range."""

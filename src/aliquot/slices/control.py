@@ -61,6 +61,10 @@ class NoArbiterError(ArbiterError):
     """No arbiter listens in this state directory."""
 
 
+class SilentArbiterError(NoArbiterError):
+    """An arbiter listens in this state directory and does not answer in time."""
+
+
 class CapacityRefusedError(NoCapacityError):
     """The arbiter refused for lack of capacity; another process may have been faster."""
 
@@ -293,6 +297,8 @@ def _exchange(directory: Path, line: str) -> dict[str, Any]:
                 connection.sendall(line.encode("ascii") + b"\n")
                 connection.shutdown(socket.SHUT_WR)
             answer = json.loads(_read_all(connection))
+        except TimeoutError as error:
+            raise _silent(directory) from error
         except (OSError, ValueError) as error:
             raise NoArbiterError(
                 f"the arbiter in {directory} did not answer: {error}", ASK_DOCTOR
@@ -317,10 +323,20 @@ def _connection(directory: Path) -> Iterator[socket.socket]:
                 raise
         finally:
             os.close(folder)
+    except TimeoutError as error:  # too many wait for it already
+        raise _silent(directory) from error
     except OSError as error:
         raise NoArbiterError(f"no arbiter in {directory}: {error.strerror or error}") from error
     with connection:
         yield connection
+
+
+def _silent(directory: Path) -> SilentArbiterError:
+    return SilentArbiterError(
+        f"the arbiter in {directory} runs and did not answer within {_TIMEOUT:g} s",
+        f"It is stopped or stuck: see the state of its process, whose pid is in "
+        f"{directory / 'arbiter.pid'}.",
+    )
 
 
 def _read_all(connection: socket.socket) -> bytes:

@@ -278,6 +278,8 @@ def _arbiter(where: StateDirectory, driver: Driver) -> Iterator[Finding]:
     log = where.directory / arbiter_process.LOG
     try:
         status = control.status(where.directory)
+    except control.SilentArbiterError:
+        raise
     except control.NoArbiterError:
         yield _no_arbiter(where)
         return

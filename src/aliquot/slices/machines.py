@@ -32,13 +32,21 @@ class LocalMachine:
 
 
 def machines() -> list[LocalMachine]:
-    """Ask all arbiters that run here; one that died and left grants of this user is restarted."""
+    """Ask all arbiters that run here; one that died and left grants of this user is restarted.
+
+    SilentArbiterError if there are arbiters and none answers.
+    """
     found = []
+    silent = None
     for state in arbiter_process.running():
         try:
             found.append(LocalMachine(state, control.status(state.directory)))
+        except control.SilentArbiterError as error:
+            silent = error
         except control.NoArbiterError:
             continue  # it ended in between
+    if silent is not None and not found:
+        raise silent
     return found
 
 

@@ -187,7 +187,7 @@ class Plugin:
         return _mounts_response(edits)
 
     async def _abort(self, context: wire.Context, call: str, error: Exception) -> None:
-        text = str(error).replace("\n ", "")
+        text = error.one_line if isinstance(error, AliquotError) else str(error)
         _log.warning("refused a call of the kubelet", call=call, resource=self.resource, why=text)
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
 
