@@ -224,6 +224,10 @@ def test_too_large_says_the_maximum_in_the_units_of_the_request() -> None:
 def test_a_refusal_names_nodes_without_an_agent() -> None:
     answer = planner(make_node("n1", 1)).filter(make_pod(gpu=2), ["n1", "n2"])
     assert answer.refused["n2"] == NO_AGENT
+    assert f"1 node (n2): {NO_AGENT}" in answer.message
+    assert "1 node: fewer GPUs than asked for" in answer.message
+    many = planner().filter(make_pod(gpu=1), ["n5", "n4", "n3", "n2"])
+    assert f"4 nodes (n2, n3, n4, …): {NO_AGENT}" in many.message
     assert answer.reason == "TooLarge"
     assert planner().filter(make_pod(gpu=2), ["n2"]).reason == "InsufficientGPUs"
 

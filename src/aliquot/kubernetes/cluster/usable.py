@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.objects import GpuNode, Node
 
 NO_NODE = "the node does not exist"
-NO_AGENT = "no agent reports its GPUs: is `aliquot node` running there?"
+NO_AGENT = "no agent reports its GPUs: has the node an aliquot-node pod, and is it ready?"
 NO_GPUS = "its agent reports no GPUs"
-NO_DEVICES = "its kubelet has no GPU devices to give: is `aliquot node` running there?"
+NO_DEVICES = "its kubelet has no GPU devices to give: is the node's aliquot-node pod ready?"
 
 
 def why_unusable(

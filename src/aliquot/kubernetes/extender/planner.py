@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 TRIED = 100  # nodes on which several containers are tried together
 RESERVED_SECONDS = 30.0
 BEST_SCORE = 10
+MOST_NAMED = 3  # nodes in a message, of those that are unusable for one reason
 PERMANENT = {Lack.MODEL, Lack.TOO_FEW, Lack.TOO_SMALL}
 
 NOT_TOGETHER = "its containers do not fit together"
@@ -256,7 +258,9 @@ class Planner:
         lacks = map(texts.__getitem__, rows_of(self.cluster.rows, names).tolist())
         refused = dict(zip(names, lacks, strict=True)) | unusable
         counts = Counter(refused.values())
-        parts = [f"{count_nodes(count)}: {why}" for why, count in _sorted(counts)]
+        parts = [
+            f"{count_nodes(count)}{_named(unusable, why)}: {why}" for why, count in _sorted(counts)
+        ]
         asked = "; ".join(f"container {one.container!r} asks for {one}" for one in requests)
         message = f"fits none of {count_nodes(len(names))} ({'; '.join(parts)}). {asked}."
         if Lack.TOO_SMALL in counts:
@@ -290,6 +294,13 @@ class Planner:
             lacks = demands.lacks(request)
             found = [one or other for one, other in zip(found, lacks, strict=True)]
         return found
+
+
+def _named(unusable: Mapping[str, str], why: str) -> str:
+    """The first nodes that are unusable for that reason: " (n1, n2, n3, …)"; "" if none is."""
+    names = [name for name, reason in unusable.items() if reason == why]
+    more = ", …" if len(names) > MOST_NAMED else ""
+    return f" ({', '.join(nsmallest(MOST_NAMED, names))}{more})" if names else ""
 
 
 def _lowest(cost: NDArray[np.float64], count: int) -> list[int]:

@@ -28,8 +28,8 @@ class Lack(StrEnum):
     TOO_SMALL = "GPUs with less memory than asked for"
     CPU = "not enough CPU free"
     RAM = "not enough memory of the node free"
-    SHARED = "fits only on GPUs in use as another kind: shared, and it asks for sliced"
-    SLICED = "fits only on GPUs in use as another kind: sliced, and it asks for shared"
+    SHARED = "not enough free on sliced or unused GPUs, and shared ones take no slices"
+    SLICED = "not enough free on shared or unused GPUs, and sliced ones take no shares"
     GPU = "not enough free on enough GPUs"
     TAKEN_OUT = "excluded: the request must be near, or away from, other work"
 
