@@ -12,7 +12,7 @@ from aliquot.devices import find_driver
 from cluster import registry
 from cluster.cluster import Cluster
 from cluster.control_plane import kubeconfig_in
-from cluster.installed import install
+from cluster.installed import IMAGE, NOW, SPACE, install
 from cluster.programs import find_programs, kubernetes_version
 
 EXAMPLE = Path(__file__).with_name("example.yaml")
@@ -40,7 +40,7 @@ def _start(gpus: str | None) -> registry.Place:
     print("Kubernetes starts...", flush=True)
     cluster.start()
     which = f"simulated GPUs ({gpus})" if gpus else "the GPUs of this machine"
-    print(f"Aliquot is installed, with {which}...", flush=True)
+    print(f"Helm installs Aliquot, with {which}...", flush=True)
     try:
         install(cluster, gpus)
     except BaseException:
@@ -51,15 +51,22 @@ def _start(gpus: str | None) -> registry.Place:
 
 
 def _invitation(place: registry.Place) -> str:
-    kubectl = find_programs().path("kubectl")
+    kubectl, image = find_programs().path("kubectl"), f"{IMAGE}:{NOW.tag}"
     return f"""\
-Kubernetes {kubernetes_version()} runs, with Aliquot on it, in {place.folder}. In a shell as root:
+Kubernetes {kubernetes_version()} runs, and Aliquot in its namespace {SPACE}. In a shell as root:
   export KUBECONFIG={kubeconfig_in(place)}
   alias kubectl={kubectl}
+  kubectl -n {SPACE} get pods
   kubectl apply -f {EXAMPLE}
-  kubectl logs -f halves
-  kubectl get gpunodes -o yaml
-`make cluster-down` ends it."""
+  kubectl wait --for condition=Ready pod/halves
+  kubectl logs halves
+  kubectl get gpunodes
+Its nodes pull no images. To run the examples (docs/kubernetes.md says more):
+  kubectl create namespace mixed
+  kubectl label namespace mixed aliquot.io/schedule=true
+  sed 's|pytorch/pytorch:latest|{image}|' examples/kubernetes/mixed.yaml |
+    kubectl -n mixed apply -f -
+`make cluster-down` ends it, and removes {place.folder}."""
 
 
 if __name__ == "__main__":
