@@ -70,9 +70,11 @@ def test_work_that_would_delay_a_planned_start_waits() -> None:
         await until(lambda: world.phase("long") == "Waiting")
         world.pod("single", gpu=1, annotations={"aliquot.io/duration": "5h"})
         await until(lambda: world.events("single"))
-        assert world.events("single")[0] == (
-            "KeptForGangs",
-            "what is free is kept for the planned starts of gangs",
+        reason, why = world.events("single")[0]
+        assert reason == "KeptForGangs"
+        assert why == (
+            "what is free is kept for the planned starts of gangs (kubectl get gangs -A); a pod"
+            " that declares a short aliquot.io/duration may start before them"
         )
         world.pod("short", gpu=1, annotations={"aliquot.io/duration": "5m"})
         await until(lambda: "short" in world.bound())

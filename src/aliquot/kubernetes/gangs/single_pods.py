@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.gangs.registry import GangRegistry
     from aliquot.placement.queues.quota import Path
 
-PLANNED = "what is free is kept for the planned starts of gangs"
+PLANNED = (
+    "what is free is kept for the planned starts of gangs (kubectl get gangs -A); a pod that"
+    f" declares a short {DURATION} may start before them"
+)
 WITH_THIS = "with this pod it would have"
 
 
