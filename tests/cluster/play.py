@@ -14,6 +14,7 @@ from cluster.cluster import Cluster
 from cluster.control_plane import kubeconfig_in
 from cluster.installed import IMAGE, NOW, SPACE, install
 from cluster.programs import find_programs, kubernetes_version
+from kubernetes.chart import find_helm
 
 EXAMPLE = Path(__file__).with_name("example.yaml")
 GPUS = "h100:4"
@@ -56,6 +57,7 @@ def _invitation(place: registry.Place) -> str:
 Kubernetes {kubernetes_version()} runs, and Aliquot in its namespace {SPACE}. In a shell as root:
   export KUBECONFIG={kubeconfig_in(place)}
   alias kubectl={kubectl}
+  alias helm={find_helm()}
   kubectl -n {SPACE} get pods
   kubectl apply -f {EXAMPLE}
   kubectl wait --for condition=Ready pod/halves

@@ -1,7 +1,7 @@
 """The chart as Helm renders it, and Helm itself.
 
     python -m kubernetes.chart find      where Helm is; it may be nowhere
-    python -m kubernetes.chart build     the same, built where it is missing
+    python -m kubernetes.chart build     builds Helm where it is missing
     python -m kubernetes.chart write     writes deploy/aliquot.yaml anew
 
 Helm is built from the module in tests/cluster/binaries/helm, whose versions are those of the tests'
@@ -113,7 +113,7 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["find"]:
         sys.stdout.write(f"{find_helm()}\n")
     elif sys.argv[1:] == ["build"]:
-        sys.stdout.write(f"{provide_helm()}\n")
+        provide_helm()
     elif sys.argv[1:] == ["write"]:
         provide_helm()
         MANIFEST.write_text(static_manifest(), "utf-8")
