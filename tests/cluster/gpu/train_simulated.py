@@ -1,8 +1,9 @@
 """The same for a simulated GPU, which computes nothing: python train_simulated.py STEPS SEED.
 
 Each step keeps the GPU busy and changes a buffer in its memory by what it read from it: a step that
-is lost or done twice changes all later sums. It prints what work_resnet.py prints. Standard library
-only.
+is lost or done twice changes all later sums. The kernels of the next step are launched before it
+waits for this one's, so that the GPU always has work. It prints what work_resnet.py prints.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -43,11 +44,20 @@ def main(steps: int, seed: int) -> None:
     call("cuMemsetD8_v2", memory, c.c_ubyte(seed % 256), c.c_size_t(BYTES))
     time_ns = c.c_uint64(KERNEL_NS)
     parameters = (c.c_void_p * 1)(c.addressof(time_ns))
-    print("ready", flush=True)
-    for step in range(1, steps + 1):
+    done = [c.c_void_p(), c.c_void_p()]  # when the kernels of even and odd steps have ended
+    for event in done:
+        call("cuEventCreate", c.byref(event), 0)
+
+    def launch(step: int) -> None:
         for _ in range(KERNELS):
             call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, None)
-        call("cuStreamSynchronize", stream)
+        call("cuEventRecord", done[step % 2], stream)
+
+    print("ready", flush=True)
+    launch(1)
+    for step in range(1, steps + 1):
+        launch(step + 1)
+        call("cuEventSynchronize", done[step % 2])
         call("cuMemcpyDtoH_v2", buffer, memory, c.c_size_t(BYTES))
         digest = hashlib.sha256(buffer.raw).digest()
         call("cuMemcpyHtoD_v2", memory, digest, c.c_size_t(len(digest)))
