@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
+from cluster.agent import Agent
 from cluster.cluster import Cluster
 from cluster.obstacles import obstacle
 from cluster.programs import ProgramsError, find_programs, find_runtime
@@ -48,6 +49,15 @@ def pytest_runtest_makereport(
 def cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def agent(cluster: Cluster) -> Iterator[Agent]:
+    """The agent of the first node, with four simulated GPUs."""
+    one = Agent(cluster, "rtx6000:4")
+    one.start()
+    yield one
+    one.close()
 
 
 @pytest.fixture(scope="session")

@@ -57,6 +57,13 @@ class Stage:
         offer_devices(self.cluster, name, gpus)
         self._write_gpus(name, make_node(name, gpus).status)
 
+    def clear(self) -> None:
+        """Remove all nodes with their GPUs, for the next test."""
+        self.gpus.clear()
+        self.nodes.remove()
+        for one in self.cluster.api.get(GPU_NODES)["items"]:
+            self.cluster.api.delete(f"{GPU_NODES}/{one['metadata']['name']}")
+
     def report(self) -> None:
         """What the agents of all nodes would write: who has which GPU."""
         held: dict[str, NodeGrant] = {}

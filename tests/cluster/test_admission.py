@@ -17,24 +17,10 @@ from kubernetes import chart
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-SERVED = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
 TOLERATION = {"key": "aliquot.io/gpu", "operator": "Exists"}
 GATE = {"name": "aliquot.io/gang"}
 GPU = {"aliquot.io/gpu": 1}
 SCHEDULER = f"--as=system:serviceaccount:{chart.NAMESPACE}:aliquot-scheduler"
-
-
-def policies(*names: str) -> chart.Objects:
-    text = chart.helm(
-        "template",
-        "aliquot",
-        str(chart.CHART),
-        f"--namespace={chart.NAMESPACE}",
-        "--kube-version=v1.36.4",
-        f"--api-versions={SERVED}",
-        *(f"--show-only=templates/{name}.yaml" for name in names),
-    )
-    return chart.objects(text)
 
 
 @pytest.fixture
@@ -42,7 +28,7 @@ def admitting(cluster: Cluster, namespace: str) -> Iterator[Cluster]:
     """The cluster with our policies, and the label on the test's namespace."""
     served = cluster.api.get("/apis/admissionregistration.k8s.io/v1")["resources"]
     assert "mutatingadmissionpolicies" in {one["name"] for one in served}
-    objects = policies("pod-admission", "queue-boundary")
+    objects = chart.templates("pod-admission", "queue-boundary")
     cluster.apply(*objects)
     cluster.kubectl("label", "namespace", namespace, "aliquot.io/schedule=true")
     cluster.wait_until(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -29,14 +28,6 @@ assert nvml.nvmlInit_v2() == 0
 assert nvml.nvmlSystemGetDriverVersion(text, 80) == 0
 print(text.value.decode(), flush=True)
 """
-
-
-@pytest.fixture
-def agent(cluster: Cluster) -> Iterator[Agent]:
-    one = Agent(cluster, "rtx6000:4")
-    one.start()
-    yield one
-    one.close()
 
 
 def test_a_driver_is_updated_while_a_pod_runs(

@@ -11,7 +11,6 @@ import pytest
 
 from cluster import gangs
 from cluster.cluster import Cluster
-from cluster.extender import GPU_NODES
 from cluster.gangs import Stage
 from cluster.manifests import pod
 from cluster.registry import ClusterError
@@ -38,10 +37,7 @@ def whole() -> Iterator[Stage]:
 @pytest.fixture
 def stage(whole: Stage) -> Iterator[Stage]:
     yield whole
-    whole.gpus.clear()
-    whole.nodes.remove()
-    for one in whole.cluster.api.get(GPU_NODES)["items"]:
-        whole.cluster.api.delete(f"{GPU_NODES}/{one['metadata']['name']}")
+    whole.clear()
 
 
 @pytest.fixture
@@ -106,19 +102,10 @@ def test_policies_add_the_gate_and_let_the_scheduler_remove_only_that(
     stage: Stage, namespace: str
 ) -> None:
     try:
-        shown = [f"--show-only=templates/{one}.yaml" for one in ("gang-gate", "scheduler-rbac")]
-        text = chart.helm(
-            "template",
-            "aliquot",
-            str(chart.CHART),
-            f"--namespace={chart.NAMESPACE}",
-            "--kube-version=v1.36.4",
-            "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",
-            *shown,
-        )
+        objects = chart.templates("gang-gate", "scheduler-rbac")
     except chart.NoHelmError as error:
         pytest.skip(str(error))
-    policies = [one for one in chart.objects(text) if "AdmissionPolicy" in one["kind"]]
+    policies = [one for one in objects if "AdmissionPolicy" in one["kind"]]
     assert len(policies) == 4
     stage.cluster.apply(*policies)
     scheduler = f"--as=system:serviceaccount:{chart.NAMESPACE}:aliquot-scheduler"

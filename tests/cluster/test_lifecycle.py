@@ -11,7 +11,6 @@ import pytest
 from cluster import comings, gangs
 from cluster.cluster import Cluster
 from cluster.comings import Flapper, Work
-from cluster.extender import GPU_NODES
 from cluster.gangs import Stage
 from cluster.servers import answers
 from conftest import aliquot_command
@@ -47,10 +46,7 @@ def whole() -> Iterator[Stage]:
 @pytest.fixture
 def stage(whole: Stage) -> Iterator[Stage]:
     yield whole
-    whole.gpus.clear()
-    whole.nodes.remove()
-    for one in whole.cluster.api.get(GPU_NODES)["items"]:
-        whole.cluster.api.delete(f"{GPU_NODES}/{one['metadata']['name']}")
+    whole.clear()
 
 
 @pytest.fixture
@@ -115,7 +111,7 @@ def test_waiting_pods_cause_no_requests_while_nothing_changes(stage: Stage, name
 
     stage.cluster.wait_until(quiet, 120, f"nothing is patched for {QUIET_SECONDS} s", every=1.0)
     stage.cluster.kubectl("uncordon", cordoned)
-    # Whoever asks first: kube-scheduler for single pods, which are older, or the gang.
+    # By single pods, which are older, or by the gang: kube-scheduler and our controller race.
     stage.cluster.wait_until(
         lambda: [*stage.bound(namespace).values()].count(cordoned) == 4, 60, "it is full"
     )

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from statistics import median
 
 import pytest
@@ -24,14 +23,6 @@ from support import MIB
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 UNITS = 86
-
-
-@pytest.fixture
-def agent(cluster: Cluster) -> Iterator[Agent]:
-    one = Agent(cluster, "rtx6000:4")
-    one.start()
-    yield one
-    one.close()
 
 
 def test_the_mixed_deployment_example_number_by_number(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -25,14 +24,6 @@ while True:
     exec({LOOK!r})
     time.sleep(0.5)
 """
-
-
-@pytest.fixture
-def agent(cluster: Cluster) -> Iterator[Agent]:
-    one = Agent(cluster, "rtx6000:4")
-    one.start()
-    yield one
-    one.close()
 
 
 def test_pods_survive_a_restart_of_containerd(

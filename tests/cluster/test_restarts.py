@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,14 +21,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 CRASH_SECONDS = float(os.environ.get("ALIQUOT_CRASH_SECONDS", "60"))
 RESTARTS = int(os.environ.get("ALIQUOT_KUBELET_RESTARTS", "4"))
 PODS = int(os.environ.get("ALIQUOT_KUBELET_PODS", "20"))
-
-
-@pytest.fixture
-def agent(cluster: Cluster) -> Iterator[Agent]:
-    one = Agent(cluster, "rtx6000:4")
-    one.start()
-    yield one
-    one.close()
 
 
 def test_an_agent_that_crash_loops_loses_no_pod(

@@ -93,6 +93,16 @@ def objects(text: str) -> Objects:
     return [one for one in yaml.safe_load_all(text) if one]
 
 
+def templates(*names: str) -> Objects:
+    """The objects of these templates, on a Kubernetes that serves all that the chart can use."""
+    shown = (f"--show-only=templates/{name}.yaml" for name in names)
+    served = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
+    where = f"--namespace={NAMESPACE}", f"--kube-version={programs.kubernetes_version()}"
+    return objects(
+        helm("template", "aliquot", str(CHART), *where, f"--api-versions={served}", *shown)
+    )
+
+
 def _built() -> Path:
     version = programs.required("helm", "helm.sh/helm/v3")
     return programs.cache_folder().parent / f"helm-{version}" / "helm"

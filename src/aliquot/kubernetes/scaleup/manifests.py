@@ -9,7 +9,7 @@ scale up for all of a gang or for nothing, with the host names of existing nodes
 its pods. A label would not do there: the cluster-autoscaler takes existing nodes as models of new
 ones, with their labels.
 
-Names follow from the content. So whoever asks again asks for the same objects, and a change makes
+Names follow from the content. So the next leader asks for the same objects, and a change makes
 others.
 """
 
