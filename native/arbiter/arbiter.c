@@ -2,6 +2,7 @@
 
 #include "cleanup.h"
 #include "connections.h"
+#include "context_sizes.h"
 #include "control.h"
 #include "grants.h"
 #include "log.h"
@@ -103,6 +104,7 @@ static bool start(struct arbiter *arbiter, const struct options *options, struct
 		return failure_set(failure, "memory", "cannot start the credit thread: %s",
 		                   strerror(-error));
 	state_clean(arbiter->state);
+	context_sizes_read(arbiter->state, &arbiter->nvml);
 	return grants_recover(arbiter, failure) && control_listen(arbiter, failure);
 }
 
@@ -150,6 +152,7 @@ int arbiter_run(const struct options *options, struct state *state, struct super
 		.supervision = supervision,
 		.linger_ns = options->linger_seconds * SECOND_NS,
 		.foreground = options->foreground,
+		.pool_admits = options->pool_admits,
 		.ends_unjoined = options->ends_unjoined,
 		.linger.fire = on_linger_over,
 		.cleanup.fire = cleanup_on_timer,

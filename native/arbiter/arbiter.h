@@ -30,6 +30,7 @@ struct arbiter {
 	uint64_t linger_ns; /* 0: never ends by itself */
 	bool foreground;
 
+	bool pool_admits;   /* see options.h */
 	bool ends_unjoined; /* processes in a grant's cgroup that have not joined are killed */
 	struct unjoined *unjoined;
 	struct timer confirm; /* unjoined.h's */

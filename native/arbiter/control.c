@@ -60,14 +60,48 @@ static struct grant *grant_to_change(const struct connection *connection,
 	return grant;
 }
 
-/* The owner of the requested grant: the peer, or no process if it is kept (grants_make). */
-static bool find_owner(const struct connection *connection, bool kept, struct identity *owner,
-                       struct failure *failure)
+/* The process that the request names as the owner. Its pid is a number of the peer's pid namespace. */
+static bool find_named_owner(const struct connection *connection,
+                             const struct control_request *request, struct identity *owner,
+                             struct failure *failure)
 {
+	int32_t peer = 0;
+	int error = identity_pid_of_peer(connection->watch.fd, &peer);
+	if (!error && (peer <= 0 || identity_is_in_other_namespace(peer)))
+		error = -EXDEV;
+	if (!error)
+		error = identity_of_process(request->owner_pid, request->owner_started, request->owner_uid,
+		                            owner);
+	if (!error)
+		return true;
+	const char *why = error == -EXDEV   ? "the caller is in another pid namespace"
+	                  : error == -ESRCH ? "it has ended"
+	                  : error == -EPERM ? "it does not run as that user"
+	                                    : strerror(-error);
+	return failure_set(failure, "no-such-process", "process %d of user %u cannot own a grant: %s",
+	                   request->owner_pid, request->owner_uid, why);
+}
+
+/* The owner of the requested grant: the peer, the process that root names, or no process if the grant is
+ * kept (grants_make). */
+static bool find_owner(const struct connection *connection, const struct control_request *request,
+                       struct identity *owner, struct failure *failure)
+{
+	bool kept = request->kept, is_own = request->owner_uid == geteuid();
 	*owner = (struct identity){.pidfd = -1};
+	if (request->has_owner && !(is_privileged(connection) && (geteuid() == 0 || is_own)))
+		return failure_set(failure, "not-allowed", "only root may make a grant for another user");
 	if (kept && !is_privileged(connection))
 		return failure_set(failure, "not-allowed",
 		                   "only root and the arbiter's user may make a kept grant");
+	if (connection->arbiter->pool_admits && !is_privileged(connection))
+		return failure_set(failure, "pool-admits", "the pool makes the grants of this machine");
+	if (request->owner_pid)
+		return find_named_owner(connection, request, owner, failure);
+	if (request->has_owner) {
+		owner->uid = request->owner_uid;
+		return true;
+	}
 	int error = kept ? identity_uid_of_peer(connection->watch.fd, &owner->uid)
 	                 : identity_of_peer(connection->watch.fd, owner);
 	if (error)
@@ -81,7 +115,7 @@ static bool answer_make(struct connection *connection, const struct control_requ
 {
 	struct arbiter *arbiter = connection->arbiter;
 	struct identity owner;
-	if (!find_owner(connection, request->kept, &owner, failure))
+	if (!find_owner(connection, request, &owner, failure))
 		return false;
 	struct grant *grant = grants_make(arbiter, request, &owner, failure);
 	if (!grant)
@@ -104,7 +138,8 @@ static bool answer_resize(struct connection *connection, const struct control_re
 {
 	struct resized resized;
 	struct grant *grant = grant_to_change(connection, request, failure);
-	if (!grant || !resize_grant(grant, request, &resized, failure))
+	bool may_grow = !connection->arbiter->pool_admits || is_privileged(connection);
+	if (!grant || !resize_grant(grant, request, may_grow, &resized, failure))
 		return false;
 	struct json *reply = &connection->reply;
 	json_open(reply, NULL, '{');
@@ -163,12 +198,15 @@ static bool answer_end(struct connection *connection, const struct control_reque
                        struct failure *failure)
 {
 	uint32_t left = 0;
-	if (!is_privileged(connection))
-		return failure_set(failure, "not-allowed",
-		                   "only root and the arbiter's user may end a grant");
+	int32_t pid = 0;
 	grants_drop_removed(connection->arbiter);
 	struct grant *grant = named_grant(connection, request); /* none: it has ended */
-	if (grant && !grants_end(grant, &left, failure))
+	bool is_owner = grant && !identity_pid_of_peer(connection->watch.fd, &pid) &&
+	                grants_is_owned_by(grant, pid);
+	if (!is_owner && !is_privileged(connection))
+		return failure_set(failure, "not-allowed",
+		                   "only its owner, root and the arbiter's user may end a grant");
+	if (grant && !grants_end(grant, is_owner, &left, failure))
 		return false;
 	json_open(&connection->reply, NULL, '{');
 	json_string(&connection->reply, "name", request->name);
@@ -227,7 +265,7 @@ static bool answer_status(struct connection *connection)
 	struct observer *observer = &connection->arbiter->observer;
 	uint64_t gpus = observer_all(observer);
 	if (gpus)
-		observer_wait(observer, &connection->fresh, gpus, on_fresh);
+		observer_wait(observer, &connection->fresh, gpus, 0, on_fresh);
 	else
 		status_write(connection->arbiter, connection->uid, &connection->reply);
 	return true;

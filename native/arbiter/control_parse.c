@@ -178,6 +178,47 @@ static const char *parse_grant_name(struct text text, struct control_request *ou
 	return parse_name(rest, out->name);
 }
 
+/* Parses the user, the process and its start time that make may name. */
+static const char *parse_owner(struct text text, struct control_request *out)
+{
+	uint64_t uid = 0;
+	if (out->has_owner)
+		return "a setting is given twice";
+	out->has_owner = parse_number(text, UINT32_MAX - 1, &uid);
+	out->owner_uid = (uint32_t)uid;
+	return out->has_owner ? NULL : "owner must be the number of a user";
+}
+
+static const char *parse_pid(struct text text, struct control_request *out)
+{
+	uint64_t pid = 0;
+	if (out->owner_pid)
+		return "a setting is given twice";
+	if (!parse_number(text, INT32_MAX, &pid) || !pid)
+		return "pid must be the number of a process";
+	out->owner_pid = (int32_t)pid;
+	return NULL;
+}
+
+static const char *parse_started(struct text text, struct control_request *out)
+{
+	if (out->has_started)
+		return "a setting is given twice";
+	out->has_started = parse_number(text, UINT64_MAX, &out->owner_started);
+	return out->has_started ? NULL : "started must be a number of clock ticks";
+}
+
+/* Whether the settings of make about the owner agree. */
+static bool has_valid_owner(const struct control_request *request)
+{
+	bool has_pid = request->owner_pid != 0;
+	if (request->kind != CONTROL_MAKE)
+		return true;
+	if (has_pid != request->has_started || (has_pid && !request->has_owner))
+		return false;
+	return !request->has_owner || request->kept != has_pid;
+}
+
 /* Parses a setting that is 1 or not given. */
 static const char *parse_switch(struct text text, bool *out)
 {
@@ -214,7 +255,8 @@ static bool takes_slices(const struct control_request *request)
 
 /* The settings of each request about a grant, for error messages. */
 static const char *const settings_of[] = {
-	[CONTROL_MAKE] = "make takes name=NAME, kept=1, together=NAME and slice=...",
+	[CONTROL_MAKE] = "make takes name=NAME, kept=1, together=NAME, owner=UID, pid=PID, "
+					 "started=TICKS and slice=...",
 	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1 and slice=...",
 	[CONTROL_SET_STATE] = "set-state takes name=NAME and to=active, switching or parked",
 	[CONTROL_SET_CGROUP] = "set-cgroup takes name=NAME and path=PATH",
@@ -229,6 +271,12 @@ static const char *parse_grant_setting(struct text value, struct control_request
 		return parse_grant_name(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "together"))
 		return parse_name(value, out->together);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "owner"))
+		return parse_owner(value, out);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "pid"))
+		return parse_pid(value, out);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "started"))
+		return parse_started(value, out);
 	if (has_value && takes_slices(out) && equals(key, "slice"))
 		return add_slice(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "kept"))
@@ -254,6 +302,8 @@ static const char *parse_grant(struct text rest, bool more, struct control_reque
 		return "a request about a grant needs name=NAME";
 	if (!out->slice_count && takes_slices(out))
 		return "make and resize need at least one slice=...";
+	if (!has_valid_owner(out))
+		return "make with owner=UID needs either kept=1, or pid=PID and started=TICKS";
 	bool lacks = (out->kind == CONTROL_SET_STATE && !out->has_state) ||
 	             (out->kind == CONTROL_SET_CGROUP && !*out->cgroup);
 	return lacks ? settings_of[out->kind] : NULL;

@@ -4,7 +4,7 @@
  *   stop
  *   limits
  *   read-users
- *   make name=NAME [kept=1] [together=NAME]
+ *   make name=NAME [kept=1] [together=NAME] [owner=UID [pid=PID started=TICKS]]
  *        slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
  *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
  *   set-state name=NAME to=active|switching|parked
@@ -13,6 +13,9 @@
  *
  * A name is that of a grant of the caller's own. Except in make it may be UID:NAME, the name of a grant
  * of the user with that number.
+ *
+ * The owner of a new grant is the process that asks, or nobody with kept=1. With owner=UID it is a grant
+ * of that user: kept, or owned by the process PID, which started at TICKS (/proc/PID/stat's field 22).
  *
  * A resized slice names at least one setting; settings it does not name stay as they are. Exactly one
  * space separates two words, each key appears at most once, and numbers are decimal digits only. The
@@ -61,8 +64,11 @@ struct control_slice {
 struct control_request {
 	enum control_kind kind;
 	char name[ALIQUOT_NAME_SIZE];
-	bool has_owner;                   /* the name is that of a grant of `owner_uid` */
+	bool has_owner;                   /* it is about a grant of `owner_uid`; make: a new one */
 	uint32_t owner_uid;               /* 0 without has_owner */
+	int32_t owner_pid;                /* make: the owning process; 0: not given */
+	bool has_started;                 /* exactly with owner_pid */
+	uint64_t owner_started;           /* 0 without has_started */
 	char together[ALIQUOT_NAME_SIZE]; /* make: see struct grant_record; may be empty */
 	bool kept;                        /* make: the grant stays until `end` */
 	bool gradual;                     /* resize: lower memory only as far as its use allows */

@@ -374,6 +374,17 @@ void credit_remove_process(struct process *process)
 	process->credit = NULL;
 }
 
+void credit_set_stopped(struct process *process, bool stopped)
+{
+	struct credit *credit = credit_of(process->grant);
+	if (!process->credit)
+		return;
+	pthread_mutex_lock(&credit->lock);
+	for (uint32_t i = 0; i < process->grant->slice_count; i++)
+		turns_set_stopped(&process->credit->workers[i], stopped);
+	pthread_mutex_unlock(&credit->lock);
+}
+
 void credit_read(struct grant *grant, uint32_t slice, struct credit_figures *out)
 {
 	struct credit *credit = credit_of(grant);

@@ -69,6 +69,9 @@ void credit_remove_grant(struct grant *grant);
 int credit_add_process(struct process *process);
 void credit_remove_process(struct process *process);
 
+/* Says whether a signal has stopped the process, for the figures (turns.h). */
+void credit_set_stopped(struct process *process, bool stopped);
+
 void credit_read(struct grant *grant, uint32_t slice, struct credit_figures *out);
 /* Whether gates work for a process in a slice; *why: the CUDA error code if they fail. */
 enum aliquot_gates credit_gates(const struct process *process, uint32_t slice, uint32_t *why);

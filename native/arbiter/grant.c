@@ -11,6 +11,11 @@ enum aliquot_life grant_life(const struct grant *grant)
 	return grant->limits ? (enum aliquot_life)atomic_load(&grant->limits->life) : ALIQUOT_OWNED;
 }
 
+bool grant_is_for_container(const struct grant *grant)
+{
+	return grant_life(grant) != ALIQUOT_OWNED && grant->owner_uid == geteuid();
+}
+
 enum aliquot_grant_state grant_state(const struct grant *grant)
 {
 	return grant->limits ? aliquot_limits_grant_state(grant->limits) : ALIQUOT_GRANT_ACTIVE;

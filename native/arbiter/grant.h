@@ -10,7 +10,8 @@
  *
  * A kept grant has no owner. It belongs to a container in which programs come and go, and it stays
  * until somebody ends it. From then on no process can join it, and it ends with its last process.
- * Processes of the container may join it, whatever their uid (tenants.h).
+ * Processes of the container may join it, whatever their uid (tenants.h). Root may also keep a grant for
+ * an ordinary user: for a job of that user, whose processes come and go. Only that user and root join it.
  *
  * A grant belongs to the user who made it, and names are per user: two users may each have a grant
  * named `train`. The directory of a grant of the arbiter's own user has the grant's name. That of
@@ -109,6 +110,9 @@ void grant_path(const struct grant *grant, char out[GRANT_PATH_SIZE]);
 
 /* Whether the grant has an owner, is kept, or was kept. OWNED if the record cannot be read. */
 enum aliquot_life grant_life(const struct grant *grant);
+
+/* Whether it is kept for a container: it is not the grant of an ordinary user. */
+bool grant_is_for_container(const struct grant *grant);
 
 /* ACTIVE if the record cannot be read: its slices then still count. */
 enum aliquot_grant_state grant_state(const struct grant *grant);

@@ -178,7 +178,9 @@ static struct grant *prepare(struct arbiter *arbiter, const struct control_reque
 	grants_drop_removed(arbiter);
 	if (!may_make(arbiter, request, uid, failure))
 		return NULL;
-	struct grant *grant = new_grant(arbiter, request->kept ? STATE_KEPT : STATE_GRANTS);
+	/* A user can pass through grants/ alone. */
+	bool for_container = request->kept && uid == geteuid();
+	struct grant *grant = new_grant(arbiter, for_container ? STATE_KEPT : STATE_GRANTS);
 	int error = -ENOMEM;
 	if (grant) {
 		grant_set_name(grant, uid, request->name);
@@ -226,7 +228,8 @@ struct grant *grants_make(struct arbiter *arbiter, const struct control_request 
 	}
 	grants_linger(arbiter);
 	if (request->kept)
-		log_event("grant %s made: %u slices, kept", grant->name, grant->slice_count);
+		log_event("grant %s made: %u slices, kept for uid %u", grant->name, grant->slice_count,
+		          owner->uid);
 	else
 		log_event("grant %s made: %u slices for pid %d, uid %u", grant->name, grant->slice_count,
 		          owner->pid, owner->uid);
@@ -249,17 +252,23 @@ static void end_if_unused(struct grant *grant)
 		end_grant(grant);
 }
 
-bool grants_end(struct grant *grant, uint32_t *left, struct failure *failure)
+bool grants_is_owned_by(const struct grant *grant, int32_t pid)
+{
+	return grant->limits && grant->owner.fd >= 0 && grant->limits->owner_pid == pid;
+}
+
+bool grants_end(struct grant *grant, bool for_owner, uint32_t *left, struct failure *failure)
 {
 	*left = 0;
 	if (!grant->limits) { /* nothing says which processes are in it */
 		end_grant(grant);
 		return true;
 	}
-	if (grant_life(grant) == ALIQUOT_OWNED)
+	if (grant_life(grant) == ALIQUOT_OWNED && !for_owner)
 		return failure_set(failure, "not-kept", "grant %s ends with its command (pid %d)",
 		                   grant->name, grant->limits->owner_pid);
-	if (atomic_exchange(&grant->limits->life, ALIQUOT_ENDED) == ALIQUOT_KEPT)
+	loop_unwatch(&grant->arbiter->loop, &grant->owner);
+	if (atomic_exchange(&grant->limits->life, ALIQUOT_ENDED) != ALIQUOT_ENDED)
 		log_event("grant %s: ended on request, %u processes are still in it", grant->name,
 		          grant->process_count);
 	grant_publish(grant, GRANT_NO_SLOT);
@@ -326,7 +335,9 @@ static bool recover_grant(struct arbiter *arbiter, enum state_folder folder, con
 	if (!error && grant->limits) {
 		find_gpus(grant);
 		grant_state_repair(grant);
-		owner = identity_reopen(grant->limits->owner_pid, grant->limits->owner_start_time);
+		owner = grant_life(grant) == ALIQUOT_OWNED
+		            ? identity_reopen(grant->limits->owner_pid, grant->limits->owner_start_time)
+		            : -ESRCH;
 		if (owner < 0 && owner != -ESRCH)
 			error = owner;
 	}

@@ -18,9 +18,13 @@
 struct grant *grants_make(struct arbiter *arbiter, const struct control_request *request,
                           const struct identity *owner, struct failure *failure);
 
-/* Ends a kept grant: from now on no process can join it. *left: processes that are still in it. With
- * none the grant is gone. A grant that cannot be read is removed at once. */
-bool grants_end(struct grant *grant, uint32_t *left, struct failure *failure);
+/* Whether that process owns the grant and lives. */
+bool grants_is_owned_by(const struct grant *grant, int32_t pid);
+
+/* Ends a grant: from now on no process can join it. *left: processes that are still in it. With none the
+ * grant is gone. Only its owner (`for_owner`) can end a grant that is not kept. A grant that cannot be
+ * read is removed at once. */
+bool grants_end(struct grant *grant, bool for_owner, uint32_t *left, struct failure *failure);
 
 /* Recovers all grants of the state directory. */
 bool grants_recover(struct arbiter *arbiter, struct failure *failure);

@@ -37,6 +37,7 @@ ssize_t identity_read_file(int32_t pid, const char *file, char *out, size_t size
 
 /* The fields of /proc/PID/stat that are used here. */
 struct stat_line {
+	char state;
 	uint64_t start_time;
 	struct image image;
 };
@@ -70,8 +71,16 @@ static int read_stat(int32_t pid, struct stat_line *out)
 	/* To a reader without permission the kernel reports the stack at 0 and the code at 1. */
 	if (!image.start_stack)
 		image = (struct image){0};
-	*out = (struct stat_line){.start_time = strtoull(start + 1, NULL, 10), .image = image};
+	*out = (struct stat_line){.state = name_end[1] ? name_end[2] : 0,
+	                          .start_time = strtoull(start + 1, NULL, 10),
+	                          .image = image};
 	return 0;
+}
+
+bool identity_is_stopped(int32_t pid)
+{
+	struct stat_line line;
+	return !read_stat(pid, &line) && (line.state == 'T' || line.state == 't');
 }
 
 int identity_start_time(int32_t pid, uint64_t *out)
@@ -237,6 +246,48 @@ int identity_of_peer(int socket, struct identity *out)
 		.pid = credentials.pid,
 		.uid = credentials.uid,
 		.start_time = line.start_time,
+		.image = line.image,
+		.pidfd = fd,
+	};
+	return 0;
+}
+
+/* Whether the process runs for that user alone: a program with more rights than its user does not. 0, or
+ * -errno. */
+static int check_user(int32_t pid, uint32_t uid)
+{
+	char status[4096];
+	unsigned real = 0, effective = 0, saved = 0;
+	ssize_t used = identity_read_file(pid, "status", status, sizeof(status));
+	if (used < 0)
+		return used == -ENOENT ? -ESRCH : (int)used;
+	/* The name, before it, has its newlines escaped. */
+	const char *line = strstr(status, "\nUid:");
+	if (!line || sscanf(line, "\nUid: %u %u %u", &real, &effective, &saved) != 3)
+		return -EIO;
+	return real == uid && effective == uid && saved == uid ? 0 : -EPERM;
+}
+
+int identity_of_process(int32_t pid, uint64_t start_time, uint32_t uid, struct identity *out)
+{
+	struct stat_line line = {0};
+	int fd = identity_reopen(pid, start_time);
+	if (fd < 0)
+		return fd;
+	int error = check_user(pid, uid);
+	if (!error)
+		error = read_stat(pid, &line);
+	/* If it is alive now, all of this was read from it. */
+	if (!error && !identity_is_alive(fd))
+		error = -ESRCH;
+	if (error) {
+		close(fd);
+		return error;
+	}
+	*out = (struct identity){
+		.pid = pid,
+		.uid = uid,
+		.start_time = start_time,
 		.image = line.image,
 		.pidfd = fd,
 	};

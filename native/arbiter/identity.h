@@ -31,6 +31,10 @@ struct identity {
  * this process does not see; another -errno: the kernel could not tell. */
 int identity_of_peer(int socket, struct identity *out);
 
+/* The process that has that pid and start time, if its user is `uid`. 0; -ESRCH: it is dead, and the pid
+ * may be another process's; -EPERM: it is another user's; another -errno: the kernel could not tell. */
+int identity_of_process(int32_t pid, uint64_t start_time, uint32_t uid, struct identity *out);
+
 /* Closes its pidfd, if it has one. */
 void identity_close(const struct identity *identity);
 
@@ -43,6 +47,9 @@ int identity_pid_of_peer(int socket, int32_t *pid);
 int identity_reopen(int32_t pid, uint64_t start_time);
 
 bool identity_is_alive(int pidfd);
+
+/* Whether a signal or a debugger has stopped the process. */
+bool identity_is_stopped(int32_t pid);
 
 /* When the process started; 0, or -errno. */
 int identity_start_time(int32_t pid, uint64_t *out);

@@ -1,11 +1,15 @@
 #include "measure.h"
 
 #include "aliquot/ledger.h"
+#include "context_sizes.h"
 #include "findings.h"
 #include "unjoined.h"
 
 #define PERIOD_NS (500 * MILLISECOND_NS)
 #define ATTEMPTS 4
+/* For the first context of a GPU: its program holds all free memory of the slice meanwhile, and what is
+ * learned here every later context is charged. Less than the program's own patience (session.c). */
+#define FIRST_CONTEXT_NS (4 * SECOND_NS)
 
 /* Bytes on the GPU by the ledger, without managed memory, which may be elsewhere. */
 static uint64_t counted_bytes(const struct process *process, uint32_t slice)
@@ -49,6 +53,7 @@ static void learn_context(struct process *process, uint32_t slice, uint64_t figu
 		return;
 	gpu->context_bytes = figure;
 	publish_context(grant->arbiter, gpu);
+	context_sizes_keep(grant->arbiter->state, &grant->arbiter->nvml, gpu);
 }
 
 /* NVML has no figure for a process that has a context. The context is in the slice in which the process
@@ -140,6 +145,12 @@ static void on_snapshots(struct observer_wait *wait, bool answered)
 		measurement->done(measurement, false);
 }
 
+static uint64_t patience_ns(const struct measurement *measurement)
+{
+	uint64_t until = measurement->begun_at + FIRST_CONTEXT_NS, now = loop_now();
+	return measurement->for_context && now < until ? until - now : 0;
+}
+
 /* Reads the ledger for the slices that are not read yet, and asks NVML. */
 static void ask_nvml(struct measurement *measurement)
 {
@@ -155,7 +166,8 @@ static void ask_nvml(struct measurement *measurement)
 			measurement->most[i] = measurement->before[i];
 		gpus |= UINT64_C(1) << grant_gpu_number(grant, i);
 	}
-	observer_wait(&grant->arbiter->observer, &measurement->wait, gpus, on_snapshots);
+	observer_wait(&grant->arbiter->observer, &measurement->wait, gpus, patience_ns(measurement),
+	              on_snapshots);
 }
 
 bool measure_begin(struct measurement *measurement, struct process *process, bool is_new_context,
@@ -199,6 +211,8 @@ void measure_on_timer(struct timer *timer)
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next) {
 		for (uint32_t slot = 0; slot < grant->process_end; slot++) {
 			struct process *process = grant->processes[slot];
+			if (process && !process->ending)
+				processes_look_at_state(process);
 			if (process && !process->ending && !process->regular.process)
 				measure_begin(&process->regular, process, false, 0, NULL);
 		}

@@ -7,9 +7,10 @@
  * gives back last. So a rise is accepted at once, and a fall when it is seen twice. A grant that is
  * not active keeps its figures (grant_state.h).
  *
- * The size of a context is learned from the first one that is measured. Where NVML has no figure for
- * a process (MPS, WSL, some vGPUs, or NVML that does not answer), each context is charged an estimate
- * (ledger_context_estimate) until one is measured after all.
+ * The size of a context is learned from the first one that is measured. NVML has seconds to answer for
+ * that one, because it is slow on a loaded machine, and what is learned is charged for every later one.
+ * Where NVML has no figure for a process (MPS, WSL, some vGPUs, or NVML that does not answer), each
+ * context is charged an estimate (ledger_context_estimate) until one is measured after all.
  */
 #ifndef ARBITER_MEASURE_H
 #define ARBITER_MEASURE_H

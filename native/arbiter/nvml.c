@@ -66,7 +66,38 @@ struct enumeration {
 	nvmlReturn_t (*uuid)(nvmlDevice_t device, char *text, unsigned size);
 	nvmlReturn_t (*name)(nvmlDevice_t device, char *text, unsigned size);
 	nvmlReturn_t (*pci)(nvmlDevice_t device, nvmlPciInfo_t *pci);
+	/* NULL: the driver has it not */
+	nvmlReturn_t (*cores)(nvmlDevice_t device, unsigned *cores);
+	nvmlReturn_t (*capability)(nvmlDevice_t device, int *major, int *minor);
+	nvmlReturn_t (*bus)(nvmlDevice_t device, unsigned *bits);
+	nvmlReturn_t (*clock)(nvmlDevice_t device, nvmlClockType_t type, unsigned *mhz);
 };
+
+static void look_up_figures(struct nvml *nvml, struct enumeration *calls)
+{
+	const struct entry optional[] = {
+		{"nvmlDeviceGetNumGpuCores", &calls->cores},
+		{"nvmlDeviceGetCudaComputeCapability", &calls->capability},
+		{"nvmlDeviceGetMemoryBusWidth", &calls->bus},
+		{"nvmlDeviceGetMaxClockInfo", &calls->clock},
+	};
+	for (size_t i = 0; i < sizeof(optional) / sizeof(*optional); i++) {
+		void *symbol = dlsym(nvml->library, optional[i].name);
+		memcpy(optional[i].address, &symbol, sizeof(symbol));
+	}
+}
+
+static void read_figures(const struct enumeration *calls, nvmlDevice_t device,
+                         struct gpu_figures *out)
+{
+	if (!calls->cores || !calls->capability || !calls->bus || !calls->clock)
+		return;
+	out->known = calls->cores(device, &out->cores) == NVML_SUCCESS &&
+	             calls->capability(device, &out->major, &out->minor) == NVML_SUCCESS &&
+	             calls->bus(device, &out->bus_bits) == NVML_SUCCESS &&
+	             calls->clock(device, NVML_CLOCK_SM, &out->clock_mhz) == NVML_SUCCESS &&
+	             calls->clock(device, NVML_CLOCK_MEM, &out->memory_mhz) == NVML_SUCCESS;
+}
 
 static bool describe_gpu(struct nvml *nvml, const struct enumeration *calls, unsigned index,
                          struct gpu *gpu)
@@ -96,6 +127,7 @@ static bool describe_gpu(struct nvml *nvml, const struct enumeration *calls, uns
 	gpu->pci_bus_id[sizeof(gpu->pci_bus_id) - 1] = 0;
 	gpu->name[sizeof(gpu->name) - 1] = 0;
 	gpu->index = index;
+	read_figures(calls, gpu->device, &gpu->figures);
 	return true;
 }
 
@@ -142,6 +174,7 @@ bool nvml_open(struct nvml *nvml, const char *path, struct failure *failure)
 	};
 	if (!look_up(nvml, needed, sizeof(needed) / sizeof(*needed), path, failure))
 		return false;
+	look_up_figures(nvml, &calls);
 	void *memory_v2 = dlsym(nvml->library, "nvmlDeviceGetMemoryInfo_v2");
 	memcpy(&nvml->memory_v2, &memory_v2, sizeof(memory_v2));
 	nvml->compute_list = look_up_list(nvml, "nvmlDeviceGetComputeRunningProcesses_v3",

@@ -26,6 +26,14 @@
 
 #define NVML_MAX_GPUS 64u
 
+/* What the strength of a GPU follows from (src/aliquot/model/strength.py). */
+struct gpu_figures {
+	bool known; /* false: the driver does not report all of them */
+	unsigned cores, clock_mhz;
+	int major, minor; /* compute capability */
+	unsigned bus_bits, memory_mhz;
+};
+
 struct gpu {
 	unsigned index;
 	nvmlDevice_t device; /* of this session; NULL: NVML does not find it */
@@ -36,7 +44,8 @@ struct gpu {
 	uint64_t memory_bytes;  /* for programs: all, less what the driver reserves */
 	uint64_t context_bytes; /* size of one context, the smallest measured; 0: not yet known */
 	bool estimates;         /* there was a context, and NVML had no figure for it (measure.h) */
-	uint64_t compared_at;   /* unjoined.h's: the snapshot that was last compared with the cgroups */
+	struct gpu_figures figures;
+	uint64_t compared_at; /* unjoined.h's: the snapshot that was last compared with the cgroups */
 };
 
 struct gpu_client {

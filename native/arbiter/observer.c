@@ -98,12 +98,13 @@ static void unlink_wait(struct observer_wait *wait)
 }
 
 void observer_wait(struct observer *observer, struct observer_wait *wait, uint64_t gpus,
-                   void (*done)(struct observer_wait *wait, bool answered))
+                   uint64_t patience_ns, void (*done)(struct observer_wait *wait, bool answered))
 {
 	observer_cancel(wait);
 	wait->gpus = gpus;
 	wait->since = loop_now();
-	wait->deadline = wait->since + (observer_silent_ns(observer) ? 0 : PATIENCE_NS);
+	uint64_t usual_ns = observer_silent_ns(observer) ? 0 : PATIENCE_NS;
+	wait->deadline = wait->since + (patience_ns > usual_ns ? patience_ns : usual_ns);
 	wait->done = done;
 	link_to(&observer->waits, wait);
 	if (!observer->timeout.due || observer->timeout.due > wait->deadline)

@@ -7,7 +7,7 @@
  * often tenants ask, and no grant comes before another.
  *
  * If NVML does not answer within 300 ms it is silent. Waiting callers are told so, new ones at once,
- * until the call returns.
+ * until the call returns. A caller that would rather wait than guess names a longer patience.
  *
  * Everything here is for the main thread, which also runs the callbacks.
  */
@@ -24,7 +24,7 @@
 struct observer_wait {
 	uint64_t gpus;     /* bit per GPU: no new snapshot yet; 0: it does not wait */
 	uint64_t since;    /* snapshots asked for earlier do not count */
-	uint64_t deadline; /* after that NVML is silent */
+	uint64_t deadline; /* after that it no longer waits */
 	/* `answered`: there are new snapshots of all its GPUs. */
 	void (*done)(struct observer_wait *wait, bool answered);
 	struct observer_wait *next, *previous;
@@ -57,9 +57,10 @@ bool observer_stop(struct observer *observer);
 
 /* Asks for new snapshots of those GPUs. */
 void observer_want(struct observer *observer, uint64_t gpus);
-/* Asks, and calls `done` when they are there. `gpus` is not 0. */
+/* Asks, and calls `done` when they are there, or when NVML is silent and `patience_ns` is over; 0: the
+ * observer's own. `gpus` is not 0. */
 void observer_wait(struct observer *observer, struct observer_wait *wait, uint64_t gpus,
-                   void (*done)(struct observer_wait *wait, bool answered));
+                   uint64_t patience_ns, void (*done)(struct observer_wait *wait, bool answered));
 /* Its callback is not called any more. Does nothing if it does not wait. */
 void observer_cancel(struct observer_wait *wait);
 

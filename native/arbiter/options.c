@@ -6,7 +6,7 @@
 
 static const char usage[] =
 	"usage: aliquot-arbiter --state DIR --nvml PATH [--users FILE] [--linger SECONDS]\n"
-	"                       [--unjoined POLICY] [--foreground | --check]\n"
+	"                       [--unjoined POLICY] [--admission WHO] [--foreground | --check]\n"
 	"Decides which program may use a GPU now. `aliquot run` starts it; you rarely need to.\n"
 	"  --state DIR        directory of the grants; one arbiter per directory\n"
 	"  --nvml PATH        the libnvidia-ml.so.1 to use\n"
@@ -16,6 +16,9 @@ static const char usage[] =
 	"  --unjoined POLICY  what to do with a process that uses a GPU in a grant's cgroup and has "
 	"not\n"
 	"                     joined the grant: report (the default), or end\n"
+	"  --admission WHO    who may ask for grants: users (the default), or pool: only root, which "
+	"runs\n"
+	"                     the pool of this machine\n"
 	"  --foreground       do not go into the background; log to stderr\n"
 	"  --check            start nothing; print what keeps an arbiter from starting, if anything\n"
 	"example: aliquot-arbiter --state /run/aliquot --nvml libnvidia-ml.so.1 --foreground\n";
@@ -56,7 +59,7 @@ int options_parse(int argc, char **argv, struct options *out)
 		}
 		bool known = !strcmp(option, "--state") || !strcmp(option, "--nvml") ||
 		             !strcmp(option, "--users") || !strcmp(option, "--linger") ||
-		             !strcmp(option, "--unjoined");
+		             !strcmp(option, "--unjoined") || !strcmp(option, "--admission");
 		if (!known)
 			return usage_error("unknown option ", option);
 		if (++i == argc)
@@ -71,6 +74,10 @@ int options_parse(int argc, char **argv, struct options *out)
 			out->ends_unjoined = !strcmp(argv[i], "end");
 			if (!out->ends_unjoined && strcmp(argv[i], "report"))
 				return usage_error("not report or end: ", argv[i]);
+		} else if (!strcmp(option, "--admission")) {
+			out->pool_admits = !strcmp(argv[i], "pool");
+			if (!out->pool_admits && strcmp(argv[i], "users"))
+				return usage_error("not users or pool: ", argv[i]);
 		} else if (!parse_seconds(argv[i], &out->linger_seconds))
 			return usage_error("not a number of seconds: ", argv[i]);
 	}

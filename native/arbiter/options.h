@@ -13,6 +13,7 @@ struct options {
 	const char *users;       /* NULL: users have no limits */
 	unsigned linger_seconds; /* 0: never ends by itself */
 	bool ends_unjoined;      /* see unjoined.h */
+	bool pool_admits;        /* ordinary users cannot ask for grants: the pool asks for them */
 	bool foreground;
 	bool check; /* start nothing; `nvml` may be NULL */
 };

@@ -173,6 +173,12 @@ void processes_drop_replaced(struct grant *grant)
 	grant->processes_left(grant);
 }
 
+void processes_look_at_state(struct process *process)
+{
+	process->stopped = identity_is_stopped(process->pid);
+	credit_set_stopped(process, process->stopped);
+}
+
 struct process *processes_find(struct grant *grant, int32_t pid)
 {
 	for (uint32_t slot = 0; slot < grant->process_end; slot++) {

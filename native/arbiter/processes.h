@@ -38,6 +38,7 @@ struct process {
 	struct image image; /* when it sent HELLO, or when the arbiter recovered it */
 	struct watch death; /* its pidfd; -1 when it is ending */
 	bool ending;
+	bool stopped;                        /* by a signal, when it was last looked at */
 	uint32_t owed;                       /* bit per slice: bytes not yet given back */
 	uint64_t dead_at;                    /* when this arbiter learned of its death */
 	uint64_t deadline[ALIQUOT_MAX_GPUS]; /* by slice, while NVML cannot tell */
@@ -66,6 +67,9 @@ struct process {
 /* A new process in a free slot, without pages and not watched yet; NULL: out of memory. */
 struct process *processes_add(struct grant *grant, uint32_t slot, int32_t pid, uint64_t start_time,
                               void (*on_death)(struct watch *watch, uint32_t events));
+
+/* Looks whether a signal has stopped it, for the figures of its slices. */
+void processes_look_at_state(struct process *process);
 
 /* The live process of that pid in the grant, or NULL. */
 struct process *processes_find(struct grant *grant, int32_t pid);

@@ -155,6 +155,30 @@ static void log_change(const struct grant *grant, const struct change *change)
 	          enum_name(&enum_names_priority, change->wanted.priority));
 }
 
+/* The settings of a slice now. */
+static struct control_slice settings_now(const struct aliquot_slice_limits *slice)
+{
+	return (struct control_slice){
+		.memory_bytes = atomic_load(&slice->limit_bytes),
+		.compute_percent = atomic_load(&slice->compute_percent),
+		.priority = (enum aliquot_priority)atomic_load(&slice->priority),
+	};
+}
+
+/* Whether no slice grows, neither in what it has nor in what it ranks before. */
+static bool only_shrinks(const struct change *changes, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		struct control_slice now = settings_now(changes[i].limits);
+		struct user_use before = {0}, after = {0};
+		users_add(&before, &now);
+		users_add(&after, &changes[i].wanted);
+		if (users_grows(&before, &after) || now.priority != changes[i].wanted.priority)
+			return false;
+	}
+	return true;
+}
+
 /* Whether the owner may have what the grant would need then. */
 static bool is_within_user_limits(const struct grant *grant, const struct change *changes,
                                   uint32_t count, struct failure *failure)
@@ -163,11 +187,7 @@ static bool is_within_user_limits(const struct grant *grant, const struct change
 	if (grant_state(grant) == ALIQUOT_GRANT_PARKED) /* checked when it leaves that state */
 		return true;
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
-		struct control_slice slice = {
-			.memory_bytes = atomic_load(&grant->limits->slices[i].limit_bytes),
-			.compute_percent = atomic_load(&grant->limits->slices[i].compute_percent),
-			.priority = (enum aliquot_priority)atomic_load(&grant->limits->slices[i].priority),
-		};
+		struct control_slice slice = settings_now(&grant->limits->slices[i]);
 		for (uint32_t change = 0; change < count; change++)
 			if (changes[change].index == i)
 				slice = changes[change].wanted;
@@ -176,8 +196,8 @@ static bool is_within_user_limits(const struct grant *grant, const struct change
 	return users_check(grant->arbiter, grant->owner_uid, &before, &after, failure);
 }
 
-bool resize_grant(struct grant *grant, const struct control_request *request, struct resized *out,
-                  struct failure *failure)
+bool resize_grant(struct grant *grant, const struct control_request *request, bool may_grow,
+                  struct resized *out, struct failure *failure)
 {
 	struct change changes[ALIQUOT_MAX_GPUS];
 	for (uint32_t i = 0; i < request->slice_count; i++) {
@@ -187,6 +207,9 @@ bool resize_grant(struct grant *grant, const struct control_request *request, st
 		if (!fits(grant, &changes[i], failure))
 			return false;
 	}
+	if (!may_grow && !only_shrinks(changes, request->slice_count))
+		return failure_set(failure, "pool-admits",
+		                   "the pool makes the grants of this machine: users can only shrink them");
 	if (!is_within_user_limits(grant, changes, request->slice_count, failure))
 		return false;
 	if (!lower_limits(grant, changes, request->slice_count, request->gradual, failure))

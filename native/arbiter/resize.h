@@ -21,7 +21,8 @@ struct resized {
 	} slices[ALIQUOT_MAX_GPUS]; /* in the order of the request */
 };
 
-bool resize_grant(struct grant *grant, const struct control_request *request, struct resized *out,
-                  struct failure *failure);
+/* `may_grow`: the caller may ask for more than a slice has now. */
+bool resize_grant(struct grant *grant, const struct control_request *request, bool may_grow,
+                  struct resized *out, struct failure *failure);
 
 #endif

@@ -140,10 +140,10 @@ bool state_open(struct state *state, const char *path, struct failure *failure)
 	       open_folder(state, STATE_GRANTS, failure) && open_folder(state, STATE_KEPT, failure);
 }
 
-/* Writes a small file completely or not at all. 0, or -errno. */
-static int write_file(int directory, const char *name, const char *text)
+int state_write_file(const struct state *state, const char *name, const char *text)
 {
 	char temporary[32];
+	int directory = state->directory;
 	snprintf(temporary, sizeof(temporary), ".%s", name);
 	int fd = openat(directory, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
 	if (fd < 0)
@@ -163,7 +163,7 @@ bool state_write_pid(struct state *state, pid_t pid, struct failure *failure)
 {
 	char text[32];
 	snprintf(text, sizeof(text), "%d\n", (int)pid);
-	int error = write_file(state->directory, "arbiter.pid", text);
+	int error = state_write_file(state, "arbiter.pid", text);
 	if (error)
 		return failure_set(failure, "state", "%s/arbiter.pid cannot be written: %s", state->path,
 		                   strerror(-error));
@@ -174,7 +174,7 @@ bool state_set_version(struct state *state, struct failure *failure)
 {
 	char text[LINE_SIZE];
 	snprintf(text, sizeof(text), "%u\n", STATE_VERSION);
-	int error = write_file(state->directory, "version", text);
+	int error = state_write_file(state, "version", text);
 	if (error)
 		return failure_set(failure, "state", "%s/version cannot be written: %s", state->path,
 		                   strerror(-error));
@@ -246,7 +246,7 @@ void state_clean(struct state *state)
 	clean_entries(state, STATE_KEPT, of_earlier_boot);
 	if (!*now || !strcmp(now, then))
 		return;
-	int error = write_file(state->directory, "boot", now);
+	int error = state_write_file(state, "boot", now);
 	if (error) {
 		/* No file is better than one that would remove the grants of this boot too. */
 		unlinkat(state->directory, "boot", 0);

@@ -5,6 +5,7 @@
  *   DIR/control       the control socket                       DIR/grants/NAME/ one grant each
  *   DIR/version       the version of all this                  DIR/private/     the arbiter's own files
  *   DIR/kept/NAME/    one kept grant each: those of containers
+ *   DIR/contexts      what a context takes of the GPUs (context_sizes.h)
  *
  * A version is how the record of a grant and the pages of its processes are stored. Version 1 had no
  * private directory: `limits` was the record, and the pages were in the arbiter's parent alone. An
@@ -52,6 +53,9 @@ bool state_open(struct state *state, const char *path, struct failure *failure);
 /* Whether an arbiter of this version can use the directory; also if there is none yet. Changes
  * nothing. */
 bool state_check_version(const char *path, struct failure *failure);
+
+/* Writes a small file completely or not at all. 0, or -errno. */
+int state_write_file(const struct state *state, const char *name, const char *text);
 
 bool state_write_pid(struct state *state, pid_t pid, struct failure *failure);
 void state_remove_pid(struct state *state);

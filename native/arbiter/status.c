@@ -41,6 +41,22 @@ static void write_strangers(struct arbiter *arbiter, const struct gpu *gpu,
 	json_close(out, ']');
 }
 
+static void write_figures(const struct gpu_figures *figures, struct json *out)
+{
+	if (!figures->known)
+		return;
+	json_open(out, "figures", '{');
+	json_number(out, "cores", figures->cores);
+	json_number(out, "clock_mhz", figures->clock_mhz);
+	json_open(out, "capability", '[');
+	json_number(out, NULL, (uint32_t)figures->major);
+	json_number(out, NULL, (uint32_t)figures->minor);
+	json_close(out, ']');
+	json_number(out, "bus", figures->bus_bits);
+	json_number(out, "memory_mhz", figures->memory_mhz);
+	json_close(out, '}');
+}
+
 static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct json *out)
 {
 	unsigned number = (unsigned)(gpu - arbiter->nvml.gpus);
@@ -56,6 +72,7 @@ static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct jso
 	json_number(out, "granted_bytes", capacity_granted_bytes(arbiter, gpu));
 	json_number(out, "context_bytes", gpu_context_bytes(gpu, gpu->memory_bytes));
 	json_bool(out, "context_is_measured", gpu->context_bytes);
+	write_figures(&gpu->figures, out);
 	write_strangers(arbiter, gpu, snapshot, out);
 	json_open(out, "compute", '{');
 	json_bool(out, "contended", credit_is_contended(&arbiter->credit, number));
@@ -153,6 +170,7 @@ static void write_process(struct process *process, struct json *out)
 	json_number(out, "inner_pid", (uint32_t)page->inner_pid);
 	json_string(out, "name", process->name);
 	json_string(out, "state", process->ending ? "ending" : "live");
+	json_bool(out, "stopped", process->stopped);
 	json_string(out, "ungated", *process->ungated ? process->ungated : NULL);
 	write_ties(process, out);
 	json_open(out, "slices", '[');
@@ -176,8 +194,10 @@ static void write_processes(struct grant *grant, struct json *out)
 		struct process *process = grant->processes[slot];
 		if (!process)
 			continue;
-		if (!process->ending) /* it may have renamed itself */
+		if (!process->ending) { /* it may have renamed itself */
 			identity_name(process->pid, process->name);
+			processes_look_at_state(process);
+		}
 		write_process(process, out);
 	}
 }
@@ -236,6 +256,7 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_number(out, "now_ns", loop_now());
 	json_number(out, "credit_cpu_ns", credit_cpu_ns(&arbiter->credit));
 	json_string(out, "unjoined", arbiter->ends_unjoined ? "end" : "report");
+	json_string(out, "admission", arbiter->pool_admits ? "pool" : "users");
 	json_number(out, "nvml_silent_ns", observer_silent_ns(&arbiter->observer));
 	json_string(out, "driver_version", arbiter->nvml.driver_version);
 	json_open(out, "gpus", '[');

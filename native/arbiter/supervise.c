@@ -200,12 +200,13 @@ static bool makes_progress(struct parent *parent)
 	return true;
 }
 
-/* Gates are opened at once: a process inside the driver may take long to die. */
+/* Gates are opened at once: a process inside the driver may take long to die, and a busy disk may take long
+ * to write the log. */
 static void kill_child(struct parent *parent, pid_t child, const char *why)
 {
-	log_event("the arbiter (pid %d) %s: killed and restarted", (int)child, why);
 	kill(child, SIGKILL);
 	private_directory_open_gates(&parent->state.pages);
+	log_event("the arbiter (pid %d) %s: killed and restarted", (int)child, why);
 }
 
 /* Waits for the child to end, or for a signal to end it. The child's status; -1: it was ended. */

@@ -56,12 +56,13 @@ static void on_measured(struct measurement *measurement, bool left);
 static bool may_join(struct grant *grant, const struct identity *who)
 {
 	unjoined_forget_removed(grant);
-	if (grant->cgroup_is_told)
-		return cgroup_has(grant->cgroup, who->pid);
+	if (grant->cgroup_is_told && !cgroup_has(grant->cgroup, who->pid))
+		return false;
 	if (callers_is_privileged(who->uid))
 		return true;
-	return grant_life(grant) == ALIQUOT_KEPT ? !identity_shares_our_mounts(who->pid)
-	                                         : who->uid == grant->owner_uid;
+	if (grant_is_for_container(grant))
+		return grant->cgroup_is_told || !identity_shares_our_mounts(who->pid);
+	return who->uid == grant->owner_uid;
 }
 
 /* `since`: when the sender was measured, because it had joined already; 0: not yet. */
@@ -92,7 +93,7 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid, uint64_t
 		close(who.pidfd);
 		log_event("grant %s: process %d of uid %u refused", grant->name, who.pid, who.uid);
 		return refuse(connection, ALIQUOT_REFUSED_OWNER, "this grant belongs to another user%s",
-		              grant_life(grant) == ALIQUOT_KEPT ? "'s container" : "");
+		              grant_is_for_container(grant) ? "'s container" : "");
 	}
 	if (grant_state(grant) != ALIQUOT_GRANT_ACTIVE) { /* its processes are being frozen or thawed */
 		close(who.pidfd);

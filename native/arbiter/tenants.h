@@ -2,9 +2,10 @@
  *
  * A message is untrusted until the kernel has identified its sender; its text is never read.
  *
- * If the arbiter was told a grant's cgroup (unjoined.h), the processes in that may join. Else its owner,
- * root and the arbiter's user may; and a kept grant every process that has mounts of its own, as those of
- * a container have. Only the container's mounts have the socket, because nobody passes through the
+ * The owner of a grant, root and the arbiter's user may join it. The grant of a container may be joined by
+ * every process that has mounts of its own, as those of a container have. If the arbiter was told a
+ * grant's cgroup (unjoined.h), only processes in that may join, and of a container's grant all of them.
+ * Only the container's mounts have the socket, because nobody passes through the
  * host's directory of kept grants (state.h). So the arbiter refuses another user of the host that gets
  * hold of the socket all the same, through /proc or a descriptor.
  */

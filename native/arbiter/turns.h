@@ -58,7 +58,7 @@ struct turns_settings {
 
 /* Counters of a contender; they only grow. */
 struct turns_figures {
-	uint64_t used_ns;   /* time for which it held the GPU */
+	uint64_t used_ns;   /* time for which it held the GPU, and its processes were not stopped */
 	uint64_t handovers; /* windows */
 	uint64_t fallbacks; /* times it did not drain within the bound */
 	uint64_t waits;     /* times it waited for credit */
@@ -83,6 +83,7 @@ struct worker {
 	double stretch; /* factor by which it needs more credit than its estimates say */
 	bool gated;     /* its gates work */
 	bool pending;   /* it has unfinished work */
+	bool stopped;   /* by a signal, as the caller says */
 };
 
 enum contender_state {
@@ -151,6 +152,11 @@ void turns_enter(struct contender *contender, struct worker *worker,
                  const struct aliquot_work_slice *work, struct aliquot_credit_slice *credit,
                  uint64_t now);
 void turns_leave(struct contender *contender, struct worker *worker);
+
+/* Says whether a signal has stopped the process. Time in which only stopped processes have work, and that
+ * work does not move, is charged as ever, because a long kernel looks the same; but the figures give it
+ * to the others on the GPU. */
+void turns_set_stopped(struct worker *worker, bool stopped);
 
 /* Reads the work pages and changes the credit. Returns when to look again at the latest; TURNS_NEVER:
  * when a process sends RING, or one of the calls above changes something. */

@@ -7,6 +7,8 @@
 /* An arrival is regular if it is off by less than this fraction of the period. */
 #define REGULAR_PART 10
 #define GAP_COUNTED_NS (2 * MILLISECOND_NS)
+/* What a stopped process has queued may go on for a while. */
+#define STILL_NS (100 * MILLISECOND_NS)
 
 /* The bucket of a wait: four buckets for each doubling. */
 static unsigned wait_bucket(uint64_t waited_ns)
@@ -176,12 +178,36 @@ static double advance_of(const struct contender *contender, double part)
 	return part * count / weight;
 }
 
+void turns_set_stopped(struct worker *worker, bool stopped)
+{
+	worker->stopped = stopped;
+}
+
+/* Whether it has work only in stopped processes, and that work does not move. */
+static bool is_still(const struct contender *contender)
+{
+	EACH_WORKER (worker, contender)
+		if (worker->pending &&
+		    (!worker->stopped || contender->turns->looked_at - worker->moved_at < STILL_NS))
+			return false;
+	return contender->pending;
+}
+
+static unsigned count_moving(const struct turns *turns)
+{
+	unsigned count = 0;
+	EACH (contender, turns)
+		count += contender_is_on_the_gpu(contender) && !is_still(contender);
+	return count;
+}
+
 void turns_charge(struct turns *turns, uint64_t passed)
 {
-	unsigned on_the_gpu = turns_on_the_gpu(turns);
+	unsigned on_the_gpu = turns_on_the_gpu(turns), moving = count_moving(turns);
 	EACH (contender, turns) {
 		double part = turns->contended ? (double)passed * part_of(contender, on_the_gpu) : 0;
-		contender->figures.used_ns += (uint64_t)part;
+		if (turns->contended && !is_still(contender))
+			contender->figures.used_ns += (uint64_t)((double)passed * part_of(contender, moving));
 		contender->used += contender_runs_beside(contender) ? part / contender->weight
 		                                                    : advance_of(contender, part);
 		count_tokens(contender, (double)passed, part);

@@ -58,6 +58,7 @@ void work_reset(struct worker *worker, uint64_t now)
 	                          .ring = worker->ring,
 	                          .quantum_ns = worker->quantum_ns,
 	                          .timed = worker->timed,
+	                          .stopped = worker->stopped,
 	                          .stretch = 1,
 	                          .moved_at = now};
 	work_look(worker, now);

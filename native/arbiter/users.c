@@ -270,7 +270,7 @@ static bool check_compute(const struct asking *asking, uint64_t more, struct fai
 	              (unsigned long long)more);
 }
 
-static bool grows(const struct user_use *before, const struct user_use *after)
+bool users_grows(const struct user_use *before, const struct user_use *after)
 {
 	return after->grants > before->grants || after->memory_bytes > before->memory_bytes ||
 	       after->compute_percent > before->compute_percent ||
@@ -281,7 +281,7 @@ bool users_check(struct arbiter *arbiter, uint32_t uid, const struct user_use *b
                  const struct user_use *after, struct failure *failure)
 {
 	const struct users *users = &arbiter->users;
-	if (callers_is_privileged(uid) || !grows(before, after))
+	if (callers_is_privileged(uid) || !users_grows(before, after))
 		return true;
 	if (*users->problem)
 		return failure_set(failure, "users-file", "the limits of users are unknown: %.250s",

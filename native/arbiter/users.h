@@ -51,6 +51,9 @@ void users_add(struct user_use *use, const struct control_slice *slice);
 /* What a grant needs; nothing while it is parked, except in `grants`. */
 struct user_use users_of_grant(const struct grant *grant);
 
+/* Whether `after` has more of anything than `before`. */
+bool users_grows(const struct user_use *before, const struct user_use *after);
+
 /* Whether the user may have `after` instead of `before`. */
 bool users_check(struct arbiter *arbiter, uint32_t uid, const struct user_use *before,
                  const struct user_use *after, struct failure *failure);

@@ -18,6 +18,7 @@
  * arbiter must not stop its tenants. */
 #define MEASURE_MS 1000
 #define MEASURE_AGAIN_MS 50
+#define MEASURE_FIRST_MS 5000 /* longer than the arbiter waits for NVML (measure.c) */
 #define SILENCE_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 /* Between two attempts to join a grant that is parked. */
 #define PARKED_MS 100
@@ -273,7 +274,7 @@ void session_measure_context(uint64_t held)
 {
 	struct session *session = current();
 	if (session)
-		measure(session, MEASURE_MS, held);
+		measure(session, MEASURE_FIRST_MS, held);
 }
 
 void session_driver_allocated(void)

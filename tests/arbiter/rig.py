@@ -383,13 +383,16 @@ class Owner:
             "    os.setgroups([])\n"
             "    os.setgid(int(sys.argv[3]))\n"
             "    os.setuid(int(sys.argv[3]))\n"
-            "s = socket.socket(socket.AF_UNIX)\n"
             "f = os.open(sys.argv[1], os.O_PATH)\n"
-            "s.connect(f'/proc/self/fd/{f}/control')\n"
-            "s.sendall(sys.argv[2].encode() + b'\\n')\n"
-            "while part := s.recv(65536):\n"
-            "    print(part.decode(), end='', flush=True)\n"
-            "sys.stdin.read()\n"
+            "def ask(request):\n"
+            "    s = socket.socket(socket.AF_UNIX)\n"
+            "    s.connect(f'/proc/self/fd/{f}/control')\n"
+            "    s.sendall(request.encode() + b'\\n')\n"
+            "    while part := s.recv(65536):\n"
+            "        print(part.decode(), end='', flush=True)\n"
+            "ask(sys.argv[2])\n"
+            "for line in sys.stdin:\n"
+            "    ask(line.strip())\n"
         )
         self.process = subprocess.Popen(
             [sys.executable, "-E", "-S", "-c", script, str(state), request, str(uid or "")],
@@ -399,6 +402,16 @@ class Owner:
         )
         assert self.process.stdout
         self.answer = json.loads(self.process.stdout.readline())
+
+    def ask(self, request: str) -> dict[str, Any]:
+        """Another request of the same process."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(f"{request}\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        assert isinstance(answer, dict)
+        return answer
 
     @property
     def directory(self) -> Path:

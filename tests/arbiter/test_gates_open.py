@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,28 @@ class TestArbiterDeath:
         wait_until(arbiter.is_contended)
         before = [tenant.done() for tenant in pair]
         wait_until(lambda: all(one.done() > n + 20 for one, n in zip(pair, before, strict=True)))
+
+    def test_of_a_stopped_arbiter_opens_all_gates_although_the_log_blocks(
+        self, stopped_arbiter: Arbiter, short_tmp: Path, tenants: Tenants
+    ) -> None:
+        """A busy disk may take seconds for a line of the log; here it is a pipe."""
+        stopped_arbiter.log = short_tmp / "pipe"
+        os.mkfifo(stopped_arbiter.log)
+        pipe = os.open(stopped_arbiter.log, os.O_RDWR | os.O_NONBLOCK)
+        stopped_arbiter.start()
+        pair = contend(stopped_arbiter, tenants)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(pipe, bytes(1))
+        os.kill(stopped_arbiter.serving_pid(), signal.SIGSTOP)
+        wait_until(lambda: all(tenant.credit().is_open for tenant in pair))
+        os.set_blocking(pipe, False)
+        stopped_arbiter.log = short_tmp / "state.log"
+        with suppress(BlockingIOError):
+            while os.read(pipe, 1 << 20):
+                pass
+        wait_until(stopped_arbiter.answers)
+        os.close(pipe)
 
     def test_of_the_parent_opens_all_gates(self, arbiter: Arbiter, tenants: Tenants) -> None:
         pair = contend(arbiter, tenants)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
 
 REQUEST = f"make name=pod kept=1 slice={GPU},memory={8 * GIB},compute=30"
+MAKE_OWNED = f"make name=a slice={GPU},memory={GIB}"
 END = "end name=pod"
 GONE = {"name": "pod", "ended": True, "processes": 0}
 
@@ -220,12 +221,34 @@ class TestEnd:
     def test_ending_an_unknown_grant_succeeds(self, arbiter: Arbiter) -> None:
         assert arbiter.ask(END) == GONE
 
-    def test_an_owned_grant_cannot_be_ended(self, arbiter: Arbiter) -> None:
-        arbiter.make("a")
+    def test_an_owned_grant_is_ended_by_its_owner_alone(
+        self, arbiter: Arbiter, owners: Owners
+    ) -> None:
+        owner = owners(arbiter.state, MAKE_OWNED)
         answer = arbiter.ask("end name=a")
         assert answer["code"] == "not-kept"
-        assert str(os.getpid()) in answer["error"]
+        assert str(owner.process.pid) in answer["error"]
         assert arbiter.grant("a")
+        assert owner.ask("end name=a") == {"name": "a", "ended": True, "processes": 0}
+        assert not owner.directory.exists()
+        assert "grant" in owner.ask(MAKE_OWNED)
+
+    def test_after_its_owner_has_ended_it_a_grant_lasts_as_long_as_its_processes(
+        self, arbiter: Arbiter, owners: Owners, tenants: Tenants
+    ) -> None:
+        owner = owners(arbiter.state, MAKE_OWNED)
+        tenant = tenants(owner.directory)
+        tenant.hello()
+        assert owner.ask("end name=a") == {"name": "a", "ended": False, "processes": 1}
+        arbiter.kill()
+        arbiter.start()
+        (grant,) = arbiter.status()["grants"]
+        assert (grant["life"], grant["owner_alive"]) == ("ended", False)
+        answer = wire.exchange(owner.directory, wire.hello_message())
+        assert (answer.kind, answer.value) == (wire.REFUSED, wire.ENDED)
+        assert tenant.tell("measure") == "measured"
+        tenant.kill()
+        wait_until(lambda: not owner.directory.exists())
 
     def test_an_end_request_survives_a_restart(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = keep(arbiter)

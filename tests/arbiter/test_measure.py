@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,6 +107,46 @@ class TestMeasure:
         machine.list_process(loaded.pid, 400 * MIB)
         loaded.tell("measure")
         assert holding.limits.slice().context == 510 * MIB
+
+    def test_the_size_of_a_context_is_kept_for_that_model_and_driver(
+        self, arbiter: Arbiter, machine: Machine
+    ) -> None:
+        """The first program after a restart need not be the one that measures it."""
+
+        def learned(gpu: str, size: int) -> list[int]:
+            joined = wire.exchange(arbiter.make(gpu=gpu), wire.hello_message())
+            wire.Holding.of(joined).hold(0, 8 * GIB)
+            machine.list_process(os.getpid(), size, gpu)
+            self.measure(arbiter, 8 * GIB)
+            machine.drop_process(os.getpid(), gpu)
+            return known()
+
+        def known() -> list[int]:
+            gpus = arbiter.status()["gpus"]
+            assert [one["context_is_measured"] for one in gpus] == [
+                one["context_bytes"] > 0 for one in gpus
+            ]
+            return [one["context_bytes"] for one in gpus]
+
+        def restart() -> list[int]:
+            """The sizes that an arbiter knows which finds no grant."""
+            arbiter.end()
+            for path in (arbiter.state / "grants" / "a", arbiter.state / "private" / "a"):
+                shutil.rmtree(path, ignore_errors=True)
+            arbiter.start()
+            return known()
+
+        assert learned(GPU, 518 * MIB) == [518 * MIB, 0]
+        assert restart() == [518 * MIB, 0]
+        assert learned(OTHER_GPU, 402 * MIB) == [518 * MIB, 402 * MIB]
+        assert restart() == [518 * MIB, 402 * MIB]
+        machine.set_driver("2.0")
+        assert restart() == [0, 0]
+        assert learned(GPU, 530 * MIB) == [530 * MIB, 0]
+        machine.set_driver("1.0")
+        assert restart() == [518 * MIB, 402 * MIB]
+        (arbiter.state / "contexts").write_text("rubbish\n-1 1.0 Fake\n" + "9" * 5000)
+        assert restart() == [0, 0]
 
     @pytest.mark.usefixtures("holding")
     def test_processes_outside_all_grants_are_listed(
@@ -253,6 +295,21 @@ class TestHungNvml:
         machine.hang(hung=False)
         wait_until(lambda: hung.status()["nvml_silent_ns"] == 0)
 
+    def test_a_first_context_waits_for_a_slow_nvml(
+        self, hung: Arbiter, machine: Machine, tenants: Tenants
+    ) -> None:
+        tenant = tenants(hung.state / "grants" / "a")
+        tenant.hello()
+        tenant.tell("hold", 0, 8 * GIB)
+        wait_until(lambda: hung.status()["nvml_silent_ns"] > 0)
+        with ThreadPoolExecutor(1) as aside:
+            measured = aside.submit(tenant.tell, "measure", 8 * GIB)
+            assert tenants(hung.state / "grants" / "a").hello() == 1
+            machine.list_process(tenant.pid, 600 * MIB)
+            machine.hang(hung=False)
+            assert measured.result() == "measured"
+        assert hung.status()["gpus"][0]["context_bytes"] == 600 * MIB
+
     def test_a_first_context_gets_an_estimate_in_time(
         self, hung: Arbiter, tenants: Tenants
     ) -> None:
@@ -261,7 +318,7 @@ class TestHungNvml:
         tenant.tell("hold", 0, 8 * GIB)
         begun = time.monotonic()
         assert tenant.tell("measure", 8 * GIB) == "measured"
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 5  # a program's own patience
         assert hung.status()["gpus"][0]["context_bytes"] == 512 * MIB
 
 

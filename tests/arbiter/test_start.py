@@ -50,6 +50,13 @@ class TestStart:
             "granted_bytes": 0,
             "context_bytes": 0,
             "context_is_measured": False,
+            "figures": {
+                "cores": 2560,
+                "clock_mhz": 1590,
+                "capability": [7, 5],
+                "bus": 256,
+                "memory_mhz": 5001,
+            },
             "strangers": [],
             "compute": {"contended": False},
         }

@@ -6,18 +6,15 @@ the state directory (native/arbiter/state.h), and the commit before this one.
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
-import subprocess
-import sysconfig
-import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from arbiter import wire
+from arbiter.older import build_arbiter, has_history
 from arbiter.rig import GPU, contend
 from support import GIB, wait_until
 
@@ -28,37 +25,12 @@ if TYPE_CHECKING:
 
     Tenants = Callable[[Path], Tenant]
 
-ROOT = Path(__file__).parents[2]
 LAST_OF_VERSION_1 = "fbeda2371599fa7e3ba56a132d5b337690669449"
-
-
-def git(*arguments: str) -> bytes:
-    return subprocess.run(
-        ["git", "-c", "safe.directory=*", "-C", str(ROOT), *arguments],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    ).stdout
-
-
-def build_arbiter(commit: str, folder: Path) -> Path:
-    """The arbiter of an earlier commit."""
-    with tarfile.open(fileobj=io.BytesIO(git("archive", commit, "native"))) as archive:
-        archive.extractall(folder, filter="data")
-    native, program = folder / "native", folder / "aliquot-arbiter"
-    headers = Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "include"
-    sources = [*native.glob("arbiter/*.c"), *native.glob("ledger/*.c")]
-    options = ["-O1", "-std=gnu11", "-D_GNU_SOURCE", "-fno-strict-aliasing"]
-    includes = [f"-I{native / 'include'}", f"-I{headers}"]
-    libraries = ["-lpthread", "-ldl"]
-    command = ["cc", *options, *includes, *map(str, sources), "-o", str(program), *libraries]
-    subprocess.run(command, check=True, timeout=200)
-    return program
 
 
 @pytest.fixture(scope="module", params=["version 1", "the commit before"])
 def older(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not (ROOT / ".git").exists():
+    if not has_history():
         pytest.skip("this is not a checkout of the repository: it has no earlier commits")
     commit = LAST_OF_VERSION_1 if request.param == "version 1" else "HEAD~1"
     return build_arbiter(commit, tmp_path_factory.mktemp("older"))

@@ -80,6 +80,16 @@ class TestNames:
         assert shared.ask(f"set-state name={ALICE}:train to=parked")["state"] == "parked"
         assert shared.ask(f"end name={ALICE}:train")["code"] == "not-kept"
 
+    def test_a_process_of_a_user_ends_its_own_grant_and_no_other(
+        self, shared: Arbiter, owners: Owners
+    ) -> None:
+        alice, bob = (owners(shared.state, MAKE, uid) for uid in (ALICE, BOB))
+        for name in ("train", f"{ALICE}:train", "other"):
+            assert as_user(shared, owners, ALICE, f"end name={name}")["code"] == "not-allowed"
+        assert bob.ask(f"end name={ALICE}:train")["code"] == "not-allowed"
+        assert alice.ask("end name=train")["ended"] is True
+        assert [one["owner_uid"] for one in shared.status()["grants"]] == [BOB]
+
     @pytest.mark.parametrize("whose", ["0:", f"{ALICE}:", ""])
     def test_another_users_grant_and_none_give_the_same_answer(
         self, shared: Arbiter, owners: Owners, whose: str

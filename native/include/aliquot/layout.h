@@ -35,7 +35,7 @@ enum aliquot_priority { ALIQUOT_NORMAL = 0, ALIQUOT_LATENCY = 1, ALIQUOT_BACKGRO
 enum aliquot_life {
 	ALIQUOT_OWNED = 0, /* when its owner and all its other processes are gone */
 	ALIQUOT_KEPT = 1,  /* when somebody ends it, whatever processes are in it */
-	ALIQUOT_ENDED = 2, /* with its last process: it was kept, and no process can join any more */
+	ALIQUOT_ENDED = 2, /* with its last process: it was ended, and no process can join it */
 };
 
 /* Whether a grant uses its slices now. The driver freezes and thaws its processes while it is

@@ -33,6 +33,33 @@ static void a_process_stopped_in_its_window_blocks_nobody(void)
 	CHECK(all_fallbacks() == 0);
 }
 
+static uint64_t counted(unsigned number)
+{
+	return shares[number].contender.figures.used_ns;
+}
+
+static void work_of_a_stopped_process_is_not_counted_as_use(void)
+{
+	begin_test(70);
+	add_share(50, &busy);
+	add_share(50, &busy);
+	simulated_gpu_run(&gpu, 500 * MS);
+	shares[0].program.never_ends = true;
+	simulated_gpu_run(&gpu, 2 * SEC);
+	CHECK(shares[0].contender.state == CONTENDER_OVERDUE);
+	uint64_t first = counted(0), second = counted(1);
+	simulated_gpu_run(&gpu, 1 * SEC);
+	NEAR((double)(counted(0) - first) / SEC, 0.5, 0.05); /* a long kernel uses the GPU */
+	turns_set_stopped(shares[0].contender.workers, true);
+	first = counted(0), second = counted(1);
+	simulated_gpu_run(&gpu, 1 * SEC);
+	CHECK(counted(0) == first);
+	NEAR((double)(counted(1) - second) / SEC, 1, 0.05);
+	turns_set_stopped(shares[0].contender.workers, false);
+	simulated_gpu_run(&gpu, 1 * SEC);
+	CHECK(counted(0) > first);
+}
+
 static void a_slice_alone_is_not_observed(void)
 {
 	begin_test(15);
@@ -265,6 +292,7 @@ int main(void)
 	counts_near_the_end_of_their_range_hurt_nobody_else();
 	an_endless_kernel_blocks_nobody();
 	a_process_stopped_in_its_window_blocks_nobody();
+	work_of_a_stopped_process_is_not_counted_as_use();
 	a_slice_alone_is_not_observed();
 	the_bound_adapts_to_slow_drains();
 	a_stuck_sibling_does_not_stop_the_charge();
