@@ -31,7 +31,7 @@ from aliquot.model.job_state import (
     Stopping,
     WorkerPhase,
 )
-from aliquot.model.lifecycle import advance, migrate, resize, set_desired, start
+from aliquot.model.lifecycle import abandon, advance, migrate, resize, set_desired, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +69,7 @@ class Budget:
     late: int = 1
     stuck: int = 0  # workers that cannot be frozen or thawed
     freezes: bool = False
+    limited: bool = False  # the job has a time limit, which is reached after the deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class ModelWorld:
                 seen[one.slot] = worker
         return seen
 
+    @cache  # noqa: B019 - a few thousand worlds, for one search
     def put(self, slot: Slot, worker: ObservedWorker) -> ModelWorld:
         others = (pair for pair in self.slots if pair[0] != slot)
         return replace(self, slots=frozenset([*others, (slot, worker)]))
@@ -172,7 +174,7 @@ class Point:
     budget: Budget = field(default_factory=Budget)
 
 
-def small_job(*, live: bool, retries: int) -> Job:
+def small_job(*, live: bool, retries: int, limited: bool = False) -> Job:
     return Job(
         number=1,
         name="small",
@@ -183,6 +185,7 @@ def small_job(*, live: bool, retries: int) -> Job:
         retries=retries,
         notice_seconds=DEADLINE,
         grace_seconds=DEADLINE,
+        time_seconds=DEADLINE if limited else None,
     )
 
 
@@ -202,22 +205,26 @@ def explore(job: Job, budget: Budget) -> dict[Point, Point | None]:
 
 def plain(point: Point) -> Point:
     """The same point without what makes no difference: how workers ended that the job dropped."""
-    world, ours = point.world, point.state.slots
-    named = set(point.late[1]) if point.late else set()
+    named = point.late[1] if point.late else ()
+    world = _plain_world(point.world, point.state.slots, named)
+    return Point(point.state, world, point.late, point.refused, point.budget)
+
+
+@cache
+def _plain_world(world: ModelWorld, ours: tuple[Slot, ...], named: tuple[Slot, ...]) -> ModelWorld:
     slots = frozenset(
         (slot, worker if slot in ours else ObservedWorker(WorkerPhase.VOID))
         for slot, worker in world.slots
         if slot in ours or slot in named or not worker.closed
     )
     alive = {slot for slot, worker in slots if not worker.closed}
-    world = replace(
+    return replace(
         world,
         slots=slots,
         termed=world.termed & alive,
         asked=frozenset(one for one in world.asked if one.slot in alive),
         answers=frozenset(one for one in world.answers if one.slot in alive),
     )
-    return replace(point, world=world)
 
 
 def follow(job: Job, point: Point) -> Iterator[Point]:
@@ -247,13 +254,14 @@ def _round(
         refused="no GPUs" if refused else None,
         unfreezable=None if freezes else "",
     )
-    state = timeless(advance(job, state, seen, now))
+    state = timeless(job, advance(job, state, seen, now))
     messages = tuple(message for action in due_actions(state, seen) for message in _split(action))
     return state, messages
 
 
-def timeless(state: JobState) -> JobState:
-    """The same state without times and reasons."""
+def timeless(job: Job, state: JobState) -> JobState:
+    """The same state without times and reasons; of a time limit, whether it was reached."""
+    reached = job.time_seconds is not None and state.used_seconds >= job.time_seconds
     stopping = state.stopping
     return replace(
         state,
@@ -263,6 +271,10 @@ def timeless(state: JobState) -> JobState:
         resized_at=0.0,
         not_before=0.0,
         reason="",
+        started=None,
+        active_since=None if state.active_since is None else 0.0,
+        used_seconds=AFTER if reached else 0.0,
+        exit_code=None,
     )
 
 
@@ -347,6 +359,7 @@ def _asks(job: Job, point: Point) -> Iterator[Point]:
         less = replace(budget, requests=budget.requests - 1)
         for desired in Desired:
             yield replace(point, state=set_desired(state, desired), budget=less)
+        yield replace(point, state=timeless(job, abandon(state, BEFORE, "")), budget=less)
     if state.generation >= budget.generations:
         return
     for generation in {state.generation, state.generation - 1}:
@@ -357,7 +370,7 @@ def _asks(job: Job, point: Point) -> Iterator[Point]:
         ]
         for one in asked:
             assert generation == state.generation or one == state, "an old request took effect"
-            yield replace(point, state=timeless(one))
+            yield replace(point, state=timeless(job, one))
 
 
 # --- invariants -----------------------------------------------------------------------------------
@@ -386,7 +399,10 @@ def check(point: Point, given: Budget) -> None:
         assert state.size, f"a job that is {state.phase} has no workers"
     failures = given.failures - point.budget.failures
     assert state.retries <= failures, "a retry for something that is not the job's fault"
-    assert state.phase is not JobPhase.FAILED or failures, "failed although no worker failed"
+    assert state.phase is not JobPhase.FAILED or failures or given.limited, (
+        "failed although no worker failed"
+    )
+    assert (state.active_since is None) == state.phase.inactive, "its time runs without workers"
 
 
 def _given_back_next(point: Point) -> set[Slot]:
@@ -403,7 +419,7 @@ def fair(job: Job, point: Point) -> Point:
     if point.late is not None:
         return replace(point, world=point.world.deliver(*point.late), late=None)
     if state.phase is JobPhase.PENDING and state.desired is Desired.RUN:
-        begun = timeless(start(job, state, state.generation, state.size or 1, AFTER))
+        begun = timeless(job, start(job, state, state.generation, state.size or 1, AFTER))
         if begun != state:
             return replace(point, state=begun, refused=0)
     inactive = state.phase is JobPhase.SUSPENDED and state.stopping is None

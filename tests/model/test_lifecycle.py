@@ -9,9 +9,21 @@ import pytest
 from aliquot.model import Request
 from aliquot.model.actions import Verb, due_actions
 from aliquot.model.errors import InvalidValueError
-from aliquot.model.job import Desired, Job, JobPhase, Sizes, check_job_name, parse_sizes
+from aliquot.model.job import (
+    Dependency,
+    Desired,
+    Job,
+    JobChange,
+    JobPhase,
+    Needs,
+    Sizes,
+    check_job_name,
+    parse_dependency,
+    parse_indices,
+    parse_sizes,
+)
 from aliquot.model.job_state import JobState, ObservedJob, ObservedWorker, Stage, WorkerPhase
-from aliquot.model.lifecycle import BACKOFF_SECONDS, advance, resize, set_desired, start
+from aliquot.model.lifecycle import BACKOFF_SECONDS, abandon, advance, resize, set_desired, start
 
 ALIVE, DONE = ObservedWorker(WorkerPhase.ALIVE), ObservedWorker(WorkerPhase.ENDED, code=0)
 FAILED = ObservedWorker(WorkerPhase.ENDED, code=3)
@@ -191,6 +203,38 @@ class TestLifecycle:
         state = set_desired(set_desired(JobState(), Desired.CANCEL), Desired.RUN)
         assert advance(make_job(), state, ObservedJob(), 1.0).phase is JobPhase.CANCELLED
 
+    def test_cancelling_workers_ends_in_cancelled(self) -> None:
+        job = make_job()
+        state = set_desired(running(job), Desired.CANCEL)
+        state = advance(job, state, observe(state, ALIVE, ALIVE), 5.0)
+        assert (state.phase, state.result) == (JobPhase.CANCELLING, None)
+        state = advance(job, state, observe(state, DONE, DONE), 6.0)
+        assert (state.phase, state.result) == (JobPhase.CANCELLED, 143)
+
+    def test_a_job_that_can_never_start_is_cancelled_with_the_reason(self) -> None:
+        state = abandon(JobState(), 1.0, "prepare (1) failed")
+        assert (state.phase, state.reason) == (JobPhase.CANCELLED, "prepare (1) failed")
+        has_workers = running(make_job())
+        assert abandon(has_workers, 1.0, "too late") == has_workers
+
+    @pytest.mark.parametrize(
+        ("worker", "code"),
+        [
+            (FAILED, 3),
+            (ObservedWorker(WorkerPhase.ENDED, code=-9), 137),
+            (ObservedWorker(WorkerPhase.ENDED), 1),
+            (ObservedWorker(WorkerPhase.ENDED, unrunnable="/x: Permission denied"), 126),
+        ],
+    )
+    def test_a_failed_job_has_the_exit_code_of_its_worker(
+        self, worker: ObservedWorker, code: int
+    ) -> None:
+        job = make_job()
+        state = running(job, 1)
+        for _ in range(2):
+            state = advance(job, state, observe(state, worker), 2.0)
+        assert (state.phase, state.result) == (JobPhase.FAILED, code)
+
     def test_a_live_job_keeps_the_workers_below_the_new_size(self) -> None:
         job = make_job(live=True)
         state = resize(job, running(job, 4), 1, 2, 100.0, "others wait")
@@ -203,3 +247,112 @@ class TestLifecycle:
         state = advance(job, state, observe(state, ready, ready, DONE, DONE), 102.0)
         assert (state.phase, state.size, state.generation) == (JobPhase.RUNNING, 2, 2)
         assert {slot.generation for slot in state.slots} == {1}
+
+
+class TestTimeLimit:
+    def test_at_its_limit_a_job_gets_a_notice_is_stopped_and_has_failed(self) -> None:
+        job = make_job(time_seconds=100.0, notice_seconds=30.0)
+        state = running(job, 1)
+        alive = observe(state, ALIVE)
+        assert advance(job, state, alive, 99.0) == state
+        state = advance(job, state, alive, 100.0)
+        assert [action.verb for action in due_actions(state, alive)] == [Verb.NOTIFY]
+        state = advance(job, state, alive, 130.0)
+        assert [action.verb for action in due_actions(state, alive)] == [Verb.TERM]
+        state = advance(job, state, observe(state, DONE), 131.0)
+        assert (state.phase, state.result, state.reason) == (
+            JobPhase.FAILED,
+            124,
+            "it has reached its time limit of 1 min 40 s",
+        )
+
+    def test_a_job_that_finishes_during_that_notice_has_succeeded(self) -> None:
+        job = make_job(time_seconds=100.0)
+        state = running(job, 1)
+        state = advance(job, state, observe(state, ALIVE), 100.0)
+        for _ in range(2):
+            state = advance(job, state, observe(state, DONE), 101.0)
+        assert (state.phase, state.result) == (JobPhase.SUCCEEDED, 0)
+
+    def test_suspended_time_does_not_count(self) -> None:
+        job = make_job(time_seconds=100.0, retries=1)
+        state = set_desired(running(job, 1), Desired.SUSPEND)
+        state = advance(job, state, observe(state, ALIVE), 60.0)
+        saved = ObservedWorker(WorkerPhase.ENDED, code=0, ready=True)
+        state = advance(job, state, observe(state, saved), 60.0)
+        assert (state.phase, state.used(5000.0)) == (JobPhase.SUSPENDED, 60.0)
+        state = advance(job, set_desired(state, Desired.RUN), ObservedJob(), 5000.0)
+        state = start(job, state, state.generation, 1, 5000.0)
+        state = advance(job, state, observe(state, ALIVE), 5039.0)
+        assert (state.phase, state.stopping) == (JobPhase.RUNNING, None)
+        assert advance(job, state, observe(state, ALIVE), 5040.0).stopping is not None
+
+    def test_a_run_that_was_lost_with_its_machine_does_not_count(self) -> None:
+        job = make_job(time_seconds=100.0)
+        state = running(job, 1)
+        lost = ObservedWorker(WorkerPhase.ENDED, disrupted=True)
+        for _ in range(2):
+            state = advance(job, state, observe(state, lost), 9999.0)
+        assert (state.phase, state.used(9999.0)) == (JobPhase.PENDING, 0.0)
+
+    def test_a_job_without_time_left_does_not_start_again(self) -> None:
+        state = JobState(used_seconds=100.0)
+        state = advance(make_job(time_seconds=100.0), state, ObservedJob(), 1.0)
+        assert (state.phase, state.result) == (JobPhase.FAILED, 124)
+
+    def test_a_job_that_is_cancelled_at_its_limit_is_not_waited_for(self) -> None:
+        job = make_job(time_seconds=100.0)
+        state = running(job, 1)
+        state = advance(job, state, observe(state, ALIVE), 100.0)
+        state = advance(job, set_desired(state, Desired.CANCEL), observe(state, ALIVE), 101.0)
+        assert state.phase is JobPhase.CANCELLING
+        assert state.stopping is not None
+        assert state.stopping.stage is Stage.TERM
+
+
+class TestArrays:
+    @pytest.mark.parametrize(
+        ("text", "indices", "at_once"),
+        [
+            ("1-3", (1, 2, 3), None),
+            ("7", (7,), None),
+            ("4,1,7", (1, 4, 7), None),
+            ("0-3%2", (0, 1, 2, 3), 2),
+            ("1-2,5-6%1", (1, 2, 5, 6), 1),
+        ],
+    )
+    def test_indices_are_parsed(
+        self, text: str, indices: tuple[int, ...], at_once: int | None
+    ) -> None:
+        assert parse_indices(text) == (indices, at_once)
+
+    @pytest.mark.parametrize(
+        "text", ["", "a", "3-1", "1-", "-3", "1,1", "1-3%0", "0-1000", "1-99999", "1%x"]
+    )
+    def test_invalid_indices_are_refused(self, text: str) -> None:
+        with pytest.raises(InvalidValueError):
+            parse_indices(text)
+
+
+def test_a_dependency_is_parsed() -> None:
+    assert parse_dependency("prepare") == Dependency("prepare", Needs.OK)
+    assert parse_dependency("prepare:any") == Dependency("prepare", Needs.ANY)
+    assert parse_dependency("alice:prepare") == Dependency("alice:prepare", Needs.OK)
+    assert parse_dependency("alice:prepare:ok") == Dependency("alice:prepare", Needs.OK)
+
+
+@pytest.mark.parametrize("text", ["afterok:5", "afterany:5:6", "afternotok:train"])
+def test_a_dependency_in_slurms_form_is_refused_with_ours(text: str) -> None:
+    with pytest.raises(InvalidValueError) as refused:
+        parse_dependency(text)
+    assert "JOB:any" in str(refused.value)
+
+
+def test_a_change_of_a_job_keeps_the_rest() -> None:
+    job = make_job(time_seconds=60.0, urgency=3)
+    assert JobChange().apply(job) == job
+    changed = JobChange(compute_percent=30, time_seconds=0, urgency=5)
+    assert changed.needs_waiting == ("--compute",)
+    after = changed.apply(job)
+    assert (after.request.compute_percent, after.time_seconds, after.urgency) == (30, None, 5)
+    assert after.sizes == job.sizes

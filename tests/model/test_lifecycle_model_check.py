@@ -44,6 +44,12 @@ BUDGETS = {
     "it is frozen, and an action is late or repeated": Budget(
         2, failures=0, refusals=0, requests=1, late=1, freezes=True
     ),
+    "it reaches its time limit": Budget(
+        2, failures=0, refusals=0, requests=0, late=0, limited=True
+    ),
+    "it is frozen, and reaches its time limit": Budget(
+        1, failures=0, refusals=0, requests=2, late=0, freezes=True, limited=True
+    ),
 }
 CASES = [
     pytest.param(live, budget, id=f"{'live' if live else 'restarted'}: {name}")
@@ -68,7 +74,7 @@ def ends_well(job: Job, point: Point, known: set[Point]) -> None:
 def test_no_worker_is_lost_or_doubled_no_gpu_leaks_and_every_job_finishes(
     budget: Budget, *, live: bool
 ) -> None:
-    job = small_job(live=live, retries=min(1, budget.failures))
+    job = small_job(live=live, retries=min(1, budget.failures), limited=budget.limited)
     reached = explore(job, budget)
     known: set[Point] = set()
     for point in reached:

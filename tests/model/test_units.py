@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model import Amount, format_bytes, format_share, parse_amount, parse_share
+from aliquot.model import (
+    Amount,
+    format_bytes,
+    format_duration,
+    format_share,
+    parse_amount,
+    parse_duration,
+    parse_share,
+)
 from aliquot.model.errors import InvalidValueError
 from support import GIB, MIB
 
@@ -114,3 +122,34 @@ def test_what_is_no_share(text: str) -> None:
 @given(st.integers(0, 100))
 def test_a_share_that_is_printed_can_be_read(percent: int) -> None:
     assert parse_share(format_share(percent)) == percent
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "shown"),
+    [
+        ("90", 90, "1 min 30 s"),
+        ("45s", 45, "45 s"),
+        ("10m", 600, "10 min"),
+        ("2h", 7200, "2 h"),
+        ("1h30m", 5400, "1 h 30 min"),
+        ("1.5 h", 5400, "1 h 30 min"),
+        ("30d", 30 * 86400, "30 d"),
+        ("1 day 2 hours", 93600, "1 d 2 h"),
+        ("0", 0, "0 s"),
+        ("00:10:00", 600, "10 min"),
+        ("36:00:05", 129605, "1 d 12 h"),
+        ("2-12:00:00", 216000, "2 d 12 h"),
+    ],
+)
+def test_durations_are_read_and_shown(text: str, seconds: float, shown: str) -> None:
+    assert parse_duration(text) == seconds
+    assert format_duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "h", "-5", "10x", "1m1h", "1e9", "5 5", "1" * 40, "10:00", "1:60:00", "1-", "1-2"],
+)
+def test_invalid_durations_are_refused(text: str) -> None:
+    with pytest.raises(InvalidValueError):
+        parse_duration(text)

@@ -9,6 +9,7 @@ from aliquot.placement.core.demand import Demand, Gang, Kind
 from aliquot.placement.core.snapshot import NodeHardware, empty
 
 GIB = 1 << 30
+MINIMA = st.sampled_from([0.0, 0.0, 26.1, 100.0])
 
 
 def node(name: str = "a", gpus: int = 4, **more: object) -> NodeHardware:
@@ -38,6 +39,8 @@ def node_specs() -> st.SearchStrategy[list[NodeHardware]]:
         ram_bytes=st.sampled_from([8 * GIB, 16 * GIB]),
         gpu_bytes=st.sampled_from([16 * GIB, 80 * GIB]),
         rack=st.sampled_from(["r1", "r2"]),
+        strength=st.sampled_from([0.0, 26.1, 286.3]),
+        rank=st.sampled_from([None, 0.0, 1.0]),
         unhealthy=st.sampled_from([frozenset(), frozenset(), frozenset({0})]),
     )
     return st.lists(one, min_size=1, max_size=3)
@@ -54,7 +57,13 @@ def demands() -> st.SearchStrategy[Demand]:
         ram_bytes=st.sampled_from([0, 4 * GIB, 10 * GIB]),
         models=st.sampled_from([frozenset(), frozenset({"T4"})]),
         thrifty=st.booleans(),
+        min_strength=MINIMA,
     )
-    entire = st.builds(Demand, gpus=st.integers(1, 3), cpu_milli=st.sampled_from([0, 2000]))
+    entire = st.builds(
+        Demand,
+        gpus=st.integers(1, 3),
+        cpu_milli=st.sampled_from([0, 2000]),
+        min_strength=MINIMA,
+    )
     none = st.just(Demand(gpus=0, kind=Kind.FREE, milli=0, cpu_milli=2000))
     return st.one_of(part, entire, none)

@@ -46,12 +46,15 @@ class OracleGpu:
 @dataclass
 class Machine:
     model: str
+    strength: float
     cpu: int
     ram: int
     gpus: list[OracleGpu]
 
     def fits(self, gpus: Sequence[int], demand: Demand) -> bool:
         if demand.models and self.model not in demand.models:
+            return False
+        if gpus and self.strength < demand.min_strength:
             return False
         if demand.cpu_milli > self.cpu or demand.ram_bytes > self.ram:
             return False
@@ -72,6 +75,7 @@ def machines(allocations: Allocations) -> list[Machine]:
     return [
         Machine(
             model=hardware.models[int(hardware.model[node])],
+            strength=float(hardware.strength[node]),
             cpu=int(allocations.cpu_free[node]),
             ram=int(allocations.ram_free[node]),
             gpus=[
@@ -126,6 +130,7 @@ def true_lacks(machine: Machine, demand: Demand) -> list[Lack]:
     by_kind = fitting < demand.gpus <= roomy and in_the_way
     facts = {
         Lack.MODEL: bool(demand.models) and machine.model not in demand.models,
+        Lack.WEAK: demand.gpus > 0 and machine.strength < demand.min_strength,
         Lack.TOO_FEW: machine.count(lambda one: one.is_healthy) < demand.gpus,
         Lack.TOO_SMALL: any(one.size < demand.gpu_bytes for one in machine.gpus)
         and demand.gpus > 0,

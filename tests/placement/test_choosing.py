@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,33 @@ def test_a_sliced_gpu_is_filled_before_another_is_sliced() -> None:
     assert asks.place(sliced(500)) == first
 
 
+HALF, SHARE = sliced(500), Demand(gpus=1, kind=Kind.SHARED, milli=500, thrifty=True)
+DAY = {whole(8): 1.0, whole(): 5.0, sliced(500): 3.0, sliced(250): 2.0}
+
+
+@pytest.mark.parametrize("mix", [None, {HALF: 1.0}, {whole(2): 1.0}, {whole(4): 1.0}, DAY])
+@pytest.mark.parametrize(
+    ("demand", "of_a_node"), [(HALF, 8), (SHARE, 8), (sliced(250), 16), (whole(), 4), (whole(2), 2)]
+)
+def test_a_node_is_filled_before_another_is_opened(
+    demand: Demand, of_a_node: int, mix: Mix | None
+) -> None:
+    for name in ("fragmentation", "pack"):
+        asks = chooser(cluster(4, 4, 4, 4), name, mix)
+        nodes = [asks.place(demand).node for _ in range(4 * of_a_node)]  # type: ignore[union-attr]
+        runs = [(node, len(list(run))) for node, run in itertools.groupby(nodes)]
+        assert sorted(runs) == [(node, of_a_node) for node in range(4)], name
+
+
+def test_a_node_that_has_the_kind_is_filled_before_one_that_is_as_full_of_another() -> None:
+    allocations = cluster(4, 4, 4)
+    allocations.take(Placement(1, (0,)), whole())
+    allocations.take(Placement(2, (0,)), SHARE)
+    allocations.take(Placement(2, (0,)), SHARE)
+    assert chooser(allocations).choose(SHARE).node == 2  # type: ignore[union-attr]
+    assert chooser(allocations).choose(whole()).node == 1  # type: ignore[union-attr]
+
+
 def test_fgd_takes_the_gpu_that_fits_and_not_its_like_of_another_kind() -> None:
     allocations = cluster(2)
     allocations.take(Placement(0, (0,)), Demand(gpus=1, kind=Kind.SHARED, milli=500))
@@ -49,6 +78,20 @@ def test_thrifty_work_goes_to_the_weaker_gpu() -> None:
     asks = chooser(Allocations(empty(nodes)))
     small = Demand(gpus=1, kind=Kind.SLICED, milli=300, thrifty=True)
     assert {asks.place(small).node for _ in range(6)} == {1}  # type: ignore[union-attr]
+
+
+def test_whole_gpus_are_taken_of_the_stronger_model() -> None:
+    nodes = [node("weak", 4, model="T4"), node("strong", 4, model="H100", strength=1.0)]
+    asks = chooser(Allocations(empty(nodes)))
+    assert [asks.place(whole()).node for _ in range(5)] == [1, 1, 1, 1, 0]  # type: ignore[union-attr]
+
+
+def test_a_gpu_of_its_kind_comes_before_a_weaker_free_one() -> None:
+    nodes = [node("weak", 2, model="T4"), node("strong", 2, model="H100", strength=1.0)]
+    allocations = Allocations(empty(nodes))
+    small = Demand(gpus=1, kind=Kind.SLICED, milli=300, thrifty=True)
+    allocations.take(Placement(1, (0,)), small)
+    assert chooser(allocations).choose(small) == Placement(1, (0,))
 
 
 def test_spread_takes_the_emptiest_node_and_pack_the_fullest() -> None:

@@ -80,7 +80,7 @@ def test_a_job_that_waits_is_let_in_at_the_cost_of_what_another_has_above_its_le
 def test_nothing_is_taken_that_does_not_help() -> None:
     decision = ask(4, job("big", "2..4", size=4), job("gang", "3"))
     assert decision.resizes == {}
-    assert decision.waits == {"gang": "it does not fit besides what runs"}
+    assert decision.waits == {"gang": "it does not fit beside what runs"}
 
 
 def test_no_more_is_taken_than_is_needed() -> None:

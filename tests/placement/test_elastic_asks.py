@@ -112,7 +112,8 @@ def test_no_pair_is_left_that_would_gain_by_an_exchange(
         for taker in able if less is not None else ():
             if taker is giver or less is None:
                 continue
-            alone = logs(jobs, grown(room, sizes, taker))
+            # Some are slower when they are larger, and do not grow alone.
+            alone = max(logs(jobs, grown(room, sizes, taker)), logs(jobs, sizes))
             with_it = logs(jobs, grown(room, {**sizes, giver.name: less}, taker))
             assert with_it <= alone + 1e-6, (giver.name, taker.name)
 

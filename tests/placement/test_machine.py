@@ -11,8 +11,10 @@ from aliquot.placement.choose.machine import GpuCapacity, choose_gpus
 from support import GIB, make_gpu
 
 
-def gpu(index: int, *, left: int = 80, percent: int = 100, holders: int = 0) -> GpuCapacity:
-    gpu = make_gpu(index)
+def gpu(
+    index: int, *, left: int = 80, percent: int = 100, holders: int = 0, strength: float = 0.0
+) -> GpuCapacity:
+    gpu = replace(make_gpu(index), strength=strength)
     return GpuCapacity(gpu, left * GIB, percent, left * GIB, holders)
 
 
@@ -39,6 +41,22 @@ def test_a_gpu_in_trouble_comes_last_even_if_sliced() -> None:
 def test_of_sliced_gpus_the_tightest_that_fits_is_taken() -> None:
     gpus = [gpu(0, left=60, holders=1), gpu(1, left=20, holders=1), gpu(2, left=4, holders=1)]
     assert chosen(part(), *gpus) == [1]
+
+
+def test_slices_go_to_the_weaker_model_and_whole_gpus_are_of_the_stronger() -> None:
+    weak, strong = gpu(1, strength=26.0), gpu(0, strength=286.0)
+    assert chosen(part(), strong, weak) == [1]
+    assert chosen(Request(), weak, strong) == [0]
+    assert chosen(part(), gpu(0, strength=286.0, holders=1, left=60), weak) == [0]
+
+
+def test_no_gpu_weaker_than_asked_is_chosen() -> None:
+    weak, strong, unknown = gpu(0, strength=26.1), gpu(1, strength=286.3), gpu(2)
+    for asked in (part(), Request()):
+        least = replace(asked, min_strength=100.0)
+        assert chosen(least, weak, strong, unknown) == [1]
+        assert chosen(least, weak, unknown) is None
+    assert chosen(replace(part(), min_strength=26.1), weak) == [0]
 
 
 def test_free_compute_counts_too() -> None:

@@ -93,6 +93,14 @@ class Events(RuleBasedStateMachine):
         return self.count
 
     @invariant()
+    def no_gpu_is_weaker_than_asked(self) -> None:
+        for placement, demand in (
+            pair for pairs in getattr(self, "alive", {}).values() for pair in pairs
+        ):
+            strength = self.allocations.hardware.strength[placement.node]
+            assert not placement.gpus or strength >= demand.min_strength
+
+    @invariant()
     def nothing_is_over(self) -> None:
         if not hasattr(self, "allocations"):
             return

@@ -100,6 +100,8 @@ def test_a_wrong_value_of_a_node_is_refused(
         ("kind", "half"),
         ("gpu_memory_mib", "-5"),
         ("thrifty", "maybe"),
+        ("min_strength", "nan"),
+        ("min_strength", "-1"),
         ("priority", "1.5"),
     ],
 )
@@ -115,6 +117,7 @@ def test_a_wrong_value_of_a_gang_is_refused(tmp_path: Path, column: str, value: 
     ("head", "lines", "wrong"),
     [
         ("kind,milli", "whole,500", "column milli: it cannot be '500' for kind whole"),
+        ("gpus,min_strength", "0,5", "column min_strength: it cannot be '5' where gpus is 0"),
         ("gpus,milli", "0,500", "column milli: it cannot be '500' where gpus is 0"),
         ("queue", "a\ng,0,60,b", "line 3, column queue: it cannot be 'b': gang 'g' is in line 2"),
         ("ran", "30\ng,0,60,40", "line 3, column ran: it cannot be '40'"),
@@ -231,6 +234,21 @@ def test_a_gang_that_can_never_run_is_told_what_the_nodes_lack(
     assert refusal["gang"] == "g"
     assert "fits no node, even an empty one: " in refusal["reason"]
     assert why in refusal["reason"]
+
+
+def test_a_gang_that_asks_for_more_strength_than_there_is_is_told_the_most(tmp_path: Path) -> None:
+    words = trace(
+        tmp_path,
+        nodes="name,gpus,model,strength\na,4,T4,26.1\nb,4,A100,100\n",
+        pods="gang,submitted,seconds,min_strength\ng,0,60,286.3\nfits,0,60,100\n",
+    )
+    found = CliRunner().invoke(app, ["simulate", *words, "--json"], catch_exceptions=False)
+    (refusal,) = json.loads(found.stdout)["refused_gangs"]
+    assert refusal["gang"] == "g"
+    assert (
+        "2 nodes: GPUs that are weaker than asked for (it asks for strength 286.3, and the"
+        " strongest has 100)" in refusal["reason"]
+    )
 
 
 def test_quotas_above_what_there_is_are_told(tmp_path: Path) -> None:

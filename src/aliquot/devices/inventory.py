@@ -17,6 +17,7 @@ from aliquot.devices.driver import TRY_SIMULATED
 from aliquot.devices.links import read_links
 from aliquot.model import Gpu, GpuProcess, Link
 from aliquot.model.errors import DriverError, InstallationError, NoGpuError
+from aliquot.model.strength import UNKNOWN, Throughput, strength_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,16 +105,18 @@ def nvml_session(driver: Driver) -> Iterator[Any]:
 
 def _gpu(nvml: Any, index: int, handle: Any, **known: Any) -> Gpu:
     total, used = _memory(nvml, handle)
+    name = _text(nvml.nvmlDeviceGetName(handle))
     return Gpu(
         index=index,
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
+        name=name,
         pci_bus_id=_text(nvml.nvmlDeviceGetPciInfo(handle).busId),
         memory_bytes=total,
         used_bytes=used,
         processes=tuple(_processes(nvml, handle)),
         mig=_is_mig(nvml, handle),
         exclusive=_is_exclusive(nvml, handle),
+        strength=strength_of(name) or _strength(nvml, handle),
         **known,
     )
 
@@ -166,6 +169,20 @@ def _is_exclusive(nvml: Any, handle: Any) -> bool:
         return bool(nvml.nvmlDeviceGetComputeMode(handle) != nvml.NVML_COMPUTEMODE_DEFAULT)
     except nvml.NVMLError:
         return False
+
+
+def _strength(nvml: Any, handle: Any) -> float:
+    """The strength of a GPU whose model is not well known, by what it reports."""
+    try:
+        return Throughput.of_device(
+            cores=nvml.nvmlDeviceGetNumGpuCores(handle),
+            clock_mhz=nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
+            capability=tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+            bus=nvml.nvmlDeviceGetMemoryBusWidth(handle),
+            memory_mhz=nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        ).strength
+    except nvml.NVMLError:
+        return UNKNOWN
 
 
 def _process_name(nvml: Any, pid: int) -> str:

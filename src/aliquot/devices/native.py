@@ -6,10 +6,10 @@ environment's copy of the package.
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from pathlib import Path
 
-import aliquot
 from aliquot.model.errors import InstallationError
 
 CUDA = "libcuda.so.1"
@@ -19,7 +19,7 @@ NVML = "libnvidia-ml.so.1"
 @cache
 def native_dir() -> Path:
     """The folder with `bin`, `lib` and `sim`."""
-    for parent in aliquot.__path__:
+    for parent in sys.modules["aliquot"].__path__:
         if (folder := Path(parent) / "_native").is_dir():
             return folder
     raise InstallationError(

@@ -11,40 +11,53 @@ All of them are immutable. Nothing here does input or output or imports another 
 - `job`: what a user submits, and the phases of a job.
 - `job_state`: the state of a job as it is stored, and what is observed of its workers.
 - `lifecycle`: which workers of a job start and stop, and when, if it grows, shrinks or fails.
+- `owner`: the user that a job belongs to.
 - `request`: what one worker asks for: GPUs, memory, compute, priority.
-- `units`: amounts of memory and shares of compute time, as people write them.
+- `strength`: how strong a GPU is, by its model or by what it reports.
+- `units`: amounts of memory, durations and shares of compute time, as people write them.
 """
 
-from aliquot.model.compute import ComputeUse, Gates, Turn
-from aliquot.model.gpu import Gpu, GpuProcess, Link
-from aliquot.model.grant import (
-    MAX_SLICES,
-    Cdi,
-    Grant,
-    GrantState,
-    Life,
-    Policy,
-    Priority,
-    Process,
-    Slice,
-    SliceUse,
-    Unjoined,
-    check_name,
-    name_for,
-)
-from aliquot.model.grant_change import GrantChange
-from aliquot.model.request import Request
-from aliquot.model.units import (
-    Amount,
-    format_bytes,
-    format_count,
-    format_share,
-    parse_amount,
-    parse_share,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aliquot import lazy
+
+if TYPE_CHECKING:
+    from aliquot.model.compute import ComputeUse, Gates, Turn
+    from aliquot.model.gpu import Gpu, GpuProcess, Link
+    from aliquot.model.grant import (
+        MAX_SLICES,
+        Admission,
+        Cdi,
+        Grant,
+        GrantState,
+        Life,
+        Policy,
+        Priority,
+        Process,
+        Slice,
+        SliceUse,
+        Unjoined,
+        check_name,
+        name_for,
+    )
+    from aliquot.model.grant_change import GrantChange
+    from aliquot.model.request import Request
+    from aliquot.model.units import (
+        Amount,
+        format_bytes,
+        format_count,
+        format_duration,
+        format_share,
+        parse_amount,
+        parse_duration,
+        parse_share,
+    )
 
 __all__ = [
     "MAX_SLICES",
+    "Admission",
     "Amount",
     "Cdi",
     "ComputeUse",
@@ -67,8 +80,24 @@ __all__ = [
     "check_name",
     "format_bytes",
     "format_count",
+    "format_duration",
     "format_share",
     "name_for",
     "parse_amount",
+    "parse_duration",
     "parse_share",
 ]
+
+__getattr__ = lazy.names_of(
+    __name__,
+    {
+        "compute": "ComputeUse Gates Turn",
+        "gpu": "Gpu GpuProcess Link",
+        "grant": "MAX_SLICES Admission Cdi Grant GrantState Life Policy Priority Process Slice "
+        "SliceUse Unjoined check_name name_for",
+        "grant_change": "GrantChange",
+        "request": "Request",
+        "units": "Amount format_bytes format_count format_duration format_share parse_amount "
+        "parse_duration parse_share",
+    },
+)

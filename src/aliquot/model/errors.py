@@ -39,8 +39,20 @@ class NoCapacityError(AliquotError):
     """Too few GPUs have enough free memory or compute for the request."""
 
 
+class WaitTimeoutError(AliquotError):
+    """The GPUs did not become free in the time that the user was ready to wait."""
+
+
 class UserLimitError(AliquotError):
     """The user would have more than root allows."""
+
+
+class PoolAdmitsError(AliquotError):
+    """The arbiter makes no grants for users directly: the machine's pool asks for them."""
+
+
+class ProcessGoneError(AliquotError):
+    """The process that was to own a grant has ended, or is another user's."""
 
 
 class NameInUseError(AliquotError):

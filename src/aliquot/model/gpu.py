@@ -31,7 +31,8 @@ class Gpu:
     """One physical device.
 
     `used_bytes` is the driver's figure for the whole device. `mig`: it is divided into MIG
-    instances. `exclusive`: its compute mode allows one process at a time, or none.
+    instances. `exclusive`: its compute mode allows one process at a time, or none. `strength` is
+    what `model.strength` says; 0 if it is unknown.
     """
 
     index: int
@@ -44,6 +45,7 @@ class Gpu:
     processes: tuple[GpuProcess, ...] = ()
     mig: bool = False
     exclusive: bool = False
+    strength: float = 0.0
 
     def __str__(self) -> str:
         return f"GPU {self.index}"

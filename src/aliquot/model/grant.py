@@ -41,6 +41,13 @@ class Unjoined(StrEnum):
     END = "end"
 
 
+class Admission(StrEnum):
+    """Who may ask the arbiter for grants: every user, or only root, which runs the pool."""
+
+    USERS = "users"
+    POOL = "pool"
+
+
 class Cdi(StrEnum):
     """Whether a node's containers get their grants as CDI devices, or by mounts."""
 
@@ -53,7 +60,7 @@ class Life(StrEnum):
     """When a grant ends.
 
     An owned grant ends with the process that made it. A kept grant stays until somebody ends it.
-    An ended grant was kept: no process can join it, and it is removed with its last process.
+    A grant that was ended on request accepts no process and is removed with its last one.
     """
 
     OWNED = "owned"
@@ -116,6 +123,7 @@ class Process:
     memory or events shared between processes (`ipc`), or exported or imported memory (`shared`).
     `inside` is the number of its driver calls in progress; they block while it is frozen.
     `ungated` says why its compute share is not held although the gates work; None: it is.
+    `stopped`: by a signal, as Ctrl-Z sends it.
     """
 
     pid: int
@@ -125,6 +133,7 @@ class Process:
     ties: tuple[str, ...] = ()
     inside: int = 0
     ungated: str | None = None
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,10 @@ from aliquot.model.job import Desired, JobPhase
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+CANCELLED_CODE = 143  # as of a program that SIGTERM ended
+TIMED_OUT_CODE = 124  # as of timeout(1)
+UNRUNNABLE_CODE = 126
+
 
 class Slot(NamedTuple):
     """The identity of one worker: the generation that created it, and its rank."""
@@ -138,6 +142,10 @@ class JobState:
     - `since`: when it entered its phase.
     - `resized_at`: when it last got the workers it has.
     - `not_before`: the earliest time at which it may start again.
+    - `started`: when its workers first ran.
+    - `active_since`: since when it has had workers that are not suspended; None if it has none.
+    - `used_seconds`: how long it had such workers before that. Both count for its time limit.
+    - `exit_code`: the exit code of a failed job.
     """
 
     phase: JobPhase = JobPhase.PENDING
@@ -152,6 +160,10 @@ class JobState:
     resized_at: float = 0.0
     not_before: float = 0.0
     reason: str = "submitted"
+    started: float | None = None
+    active_since: float | None = None
+    used_seconds: float = 0.0
+    exit_code: int | None = None
 
     @property
     def size(self) -> int:
@@ -169,6 +181,23 @@ class JobState:
     def settled(self) -> bool:
         """Whether it runs and no change is under way."""
         return self.phase is JobPhase.RUNNING and self.stopping is None
+
+    @property
+    def result(self) -> int | None:
+        """The exit code of a finished job, as `aliquot wait` returns it; None before its end."""
+        match self.phase:
+            case JobPhase.SUCCEEDED:
+                return 0
+            case JobPhase.CANCELLED:
+                return CANCELLED_CODE
+            case JobPhase.FAILED:
+                return self.exit_code or 1
+        return None
+
+    def used(self, now: float) -> float:
+        """How many seconds of its time limit are used."""
+        current = 0.0 if self.active_since is None else max(0.0, now - self.active_since)
+        return self.used_seconds + current
 
     def is_schedulable(self, now: float) -> bool:
         """Whether a scheduler may decide its size now."""

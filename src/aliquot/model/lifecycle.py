@@ -26,6 +26,9 @@ these rules:
   costs no retry.
 - *One way to stop.* Workers get a notice, then SIGTERM, then SIGKILL (`Stopping`). The job enters
   its next phase only when their slots are closed and have no GPUs.
+- *Time limits.* The time in which a job has workers that are not suspended counts. At its limit the
+  workers get a notice and are stopped, and the job has failed. A run that was lost with its machine
+  does not count.
 
 It follows that no rank has two workers, that a job without running workers has no GPUs, and that
 workers are gone before their GPUs are given away. How a worker ends while it is stopped for a
@@ -38,7 +41,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aliquot.model.job import Desired, JobPhase
-from aliquot.model.job_state import Slot, Stage, Stopping, WorkerPhase
+from aliquot.model.job_state import (
+    TIMED_OUT_CODE,
+    UNRUNNABLE_CODE,
+    Slot,
+    Stage,
+    Stopping,
+    WorkerPhase,
+)
+from aliquot.model.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,6 +108,14 @@ def set_desired(state: JobState, desired: Desired) -> JobState:
     return replace(state, desired=desired)
 
 
+def abandon(state: JobState, now: float, why: str) -> JobState:
+    """Cancel a job that waits for what will never happen. No effect if it has or had workers."""
+    waits = state.phase in {JobPhase.PENDING, JobPhase.SUSPENDED} and not state.slots
+    if not waits or state.stopping is not None:
+        return state
+    return _enter(replace(state, desired=Desired.CANCEL), JobPhase.CANCELLED, now, why)
+
+
 def _can_change(state: JobState, generation: int) -> bool:
     return (
         state.phase is JobPhase.RUNNING
@@ -118,13 +137,14 @@ def advance(job: Job, state: JobState, observed: ObservedJob, now: float) -> Job
     if state.frozen:
         return _keep_frozen(job, state, observed, now)
     if state.phase.inactive:
-        return _wait(state, now)
+        return _wait(job, state, now)
     if state.desired is not Desired.RUN:
         return _fulfil_request(job, state, observed, now)
-    return _check_workers(job, state, observed, now)
+    after = _check_workers(job, state, observed, now)
+    return _time_out(job, state, now) if after is state and _out_of_time(job, state, now) else after
 
 
-def _wait(state: JobState, now: float) -> JobState:
+def _wait(job: Job, state: JobState, now: float) -> JobState:
     """A pending or suspended job has no running workers, so a request takes effect at once."""
     match state.desired, state.phase:
         case Desired.CANCEL, _:
@@ -134,6 +154,9 @@ def _wait(state: JobState, now: float) -> JobState:
             return _enter(state, JobPhase.SUSPENDED, now, why)
         case Desired.RUN, JobPhase.SUSPENDED:
             return _enter(state, JobPhase.PENDING, now, "resumed")
+        case Desired.RUN, _ if _out_of_time(job, state, now) and not state.frozen:
+            ended = replace(state, exit_code=TIMED_OUT_CODE)
+            return _enter(ended, JobPhase.FAILED, now, _limit_reached(job))
         case _:
             return state
 
@@ -146,7 +169,22 @@ def _fulfil_request(job: Job, state: JobState, observed: ObservedJob, now: float
         return _enter(asked, JobPhase.SUSPENDING, now, why)
     if state.desired is Desired.SUSPEND:
         return _ask_to_save(job, state, observed.unfreezable or "", now)
-    return _stop(job, state, state.phase, JobPhase.CANCELLED, now, "cancelled", stage=Stage.TERM)
+    then, why = JobPhase.CANCELLED, "cancelled"
+    return _stop(job, state, JobPhase.CANCELLING, then, now, why, stage=Stage.TERM)
+
+
+def _out_of_time(job: Job, state: JobState, now: float) -> bool:
+    return job.time_seconds is not None and state.used(now) >= job.time_seconds
+
+
+def _time_out(job: Job, state: JobState, now: float) -> JobState:
+    """Stop a job that has reached its time limit, with notice."""
+    ended = replace(state, exit_code=TIMED_OUT_CODE)
+    return _stop(job, ended, state.phase, JobPhase.FAILED, now, _limit_reached(job))
+
+
+def _limit_reached(job: Job) -> str:
+    return f"it has reached its time limit of {format_duration(job.time_seconds or 0.0)}"
 
 
 def _check_workers(job: Job, state: JobState, observed: ObservedJob, now: float) -> JobState:
@@ -185,12 +223,13 @@ def _fail(job: Job, state: JobState, rank: int, worker: ObservedWorker, now: flo
         return _restart_after_freeze(job, state, rank, _how_it_ended(worker), now)
     what = f"worker {rank} {_how_it_ended(worker)}"
     if worker.phase is WorkerPhase.VOID or worker.disrupted:  # not the job's fault
-        return _stop(job, state, state.phase, JobPhase.PENDING, now, what, stage=Stage.TERM)
+        lost = state if state.active_since is None else replace(state, active_since=now)
+        return _stop(job, lost, state.phase, JobPhase.PENDING, now, what, stage=Stage.TERM)
     if worker.unrunnable is not None or state.retries >= job.retries:
         used = f" ({state.retries} of {job.retries} retries used)" if job.retries else ""
-        return _stop(
-            job, state, state.phase, JobPhase.FAILED, now, f"{what}{used}", stage=Stage.TERM
-        )
+        failed = replace(state, exit_code=_exit_code(worker))
+        why = f"{what}{used}"
+        return _stop(job, failed, state.phase, JobPhase.FAILED, now, why, stage=Stage.TERM)
     number = state.retries + 1
     pause = min(BACKOFF_SECONDS * 2.0 ** min(state.retries, 16), LONGEST_BACKOFF_SECONDS)
     again = replace(state, retries=number, not_before=now + pause)
@@ -227,14 +266,14 @@ def _keep_frozen(job: Job, state: JobState, observed: ObservedJob, now: float) -
     """Workers are frozen or are being frozen."""
     ended = _ended(state, observed)
     if state.desired is Desired.CANCEL:
-        why = "cancelled"
-        return _stop(job, state, state.phase, JobPhase.CANCELLED, now, why, stage=Stage.KILL)
+        then, why = JobPhase.CANCELLED, "cancelled"
+        return _stop(job, state, JobPhase.CANCELLING, then, now, why, stage=Stage.KILL)
     if (failed := _first_failed(ended)) is not None:
         return _restart_after_freeze(job, state, failed, _how_it_ended(ended[failed]), now)
     if len(ended) == state.size:
         return _succeed(job, state, now)
     if state.phase.inactive:
-        return _wait(state, now)
+        return _wait(job, state, now)
     return _continue_freezing(job, state, observed, now)
 
 
@@ -291,8 +330,13 @@ def _continue_stopping(
     stopped = state.slots[stopping.keep :]
     if state.desired is not Desired.RUN:
         wanted = JobPhase.SUSPENDED if state.desired is Desired.SUSPEND else JobPhase.CANCELLED
-        if _PRECEDENCE[wanted] > _PRECEDENCE[stopping.then]:
+        timed_out = stopping.then is JobPhase.FAILED and stopping.stage is Stage.NOTICE
+        if _PRECEDENCE[wanted] > _PRECEDENCE[stopping.then] or (
+            timed_out and wanted is JobPhase.CANCELLED
+        ):
             return _fulfil_request(job, state, observed, now)
+    elif stopping.then is JobPhase.STARTING and _out_of_time(job, state, now):
+        return _time_out(job, state, now)
     if stopping.stage is Stage.NOTICE and _all_succeeded(state, observed):
         why = "all workers finished before they were stopped"
         return _stop(job, state, state.phase, JobPhase.SUCCEEDED, now, why, stage=Stage.KILL)
@@ -390,12 +434,31 @@ def _newest(state: JobState) -> list[Slot]:
 
 
 def _enter(state: JobState, phase: JobPhase, now: float, why: str) -> JobState:
+    """The state in that phase. The time of its limit runs while the phase is not inactive."""
+    ended = phase in {JobPhase.SUCCEEDED, JobPhase.FAILED}
+    if ended and state.started is None:  # it ended before all its workers were seen to run
+        state = replace(state, started=state.active_since)
+    if phase.inactive:
+        state = replace(state, used_seconds=state.used(now), active_since=None)
+    elif state.active_since is None:
+        state = replace(state, active_since=now)
+    if phase is JobPhase.RUNNING and state.started is None:
+        state = replace(state, started=now)
     return replace(state, phase=phase, since=now, reason=why)
 
 
 def _is_thawing(state: JobState) -> bool:
     """Whether it is starting by thawing the workers it had."""
     return state.phase is JobPhase.STARTING and not _newest(state)
+
+
+def _exit_code(worker: ObservedWorker) -> int:
+    """The exit code of a job whose worker failed so; a signal counts as in a shell."""
+    if worker.unrunnable is not None:
+        return UNRUNNABLE_CODE
+    if worker.code is None:
+        return 1
+    return 128 - worker.code if worker.code < 0 else worker.code
 
 
 def _how_it_ended(worker: ObservedWorker) -> str:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from aliquot.model.errors import InvalidValueError
 from aliquot.model.grant import MAX_SLICES, Policy, Priority, Slice, check_together
+from aliquot.model.strength import check_strength
+from aliquot.model.units import Amount
 
 if TYPE_CHECKING:
     from aliquot.model.gpu import Gpu
-    from aliquot.model.units import Amount
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """How many different GPUs, and how much of each; without `memory`, whole GPUs.
+    """How many different GPUs, and how much of each.
+
+    Without `memory`, a share of the compute time comes with the same share of the memory; without
+    both it asks for whole GPUs.
+
+    A GPU weaker than `min_strength` (see `model.strength`) does not fit.
+
+    `among` are the UUIDs of the GPUs to choose from; None means all of them.
 
     Grants of one user with the same `together` hold their GPUs together: their kernels may wait for
     each other.
@@ -27,6 +36,8 @@ class Request:
     policy: Policy = Policy.ELASTIC
     priority: Priority = Priority.NORMAL
     together: str | None = None
+    among: tuple[str, ...] | None = None
+    min_strength: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus <= MAX_SLICES:
@@ -38,14 +49,29 @@ class Request:
                 f"{self.compute_percent} is not a valid share of a GPU's compute time",
                 "Write 1 to 100 (percent), or leave it out for an equal part.",
             )
+        if self.min_strength:
+            check_strength(self.min_strength)
         if self.policy is Policy.HARD and not self.compute_percent:
-            raise InvalidValueError("--policy hard needs a share: add --compute PERCENT")
+            raise InvalidValueError("--policy hard needs a share", "Add --compute PERCENT.")
         if self.together is not None:
             check_together(self.together)
 
+    @property
+    def amount(self) -> Amount | None:
+        """The memory that it asks for of each GPU; None: whole GPUs."""
+        if self.memory is not None or self.compute_percent in {0, 100}:
+            return self.memory
+        return Amount(percent=Fraction(self.compute_percent))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it asks for whole GPUs."""
+        return self.amount is None
+
     def bytes_on(self, gpu: Gpu) -> int:
         """The bytes that it asks for on that GPU."""
-        return gpu.memory_bytes if self.memory is None else self.memory.of(gpu.memory_bytes)
+        amount = self.amount
+        return gpu.memory_bytes if amount is None else amount.of(gpu.memory_bytes)
 
     def slice_of(self, gpu: Gpu) -> Slice:
         """The slice of that GPU that satisfies this request."""

@@ -3,6 +3,9 @@
 An amount is a number of bytes, or a percentage of a GPU's memory. `G` means GiB, because GPU memory
 is sold and shown in powers of two. Only `GB` is a power of ten.
 
+A duration is a number of seconds, or numbers with units: `90`, `10m`, `1h30m`, `30d`;
+or as Slurm writes it: `1:30:00`, `2-12:00:00`.
+
 A share is a whole percentage of a GPU's compute time, or `equal`: an equal part of what the others
 leave, which is the number 0.
 """
@@ -21,6 +24,7 @@ GIB = 1 << 30
 TIB = 1 << 40
 
 EQUAL = "equal"
+DURATIONS = "90 (seconds), 10m, 2h, 1h30m, 30d or 1:30:00"
 EXAMPLES = "8GiB, 8G (the same), 8192MiB, 50%"
 
 _FACTORS = {
@@ -37,6 +41,17 @@ _FACTORS = {
 }
 _FORM = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*|%)", re.ASCII)
 _SHARE = re.compile(r"(?P<percent>[0-9]{1,3})\s*%?", re.ASCII)
+_DURATION = re.compile(
+    r"(?P<seconds>[0-9]+(?:\.[0-9]+)?)"
+    r"|(?:[0-9]+(?:\.[0-9]+)?\s*d(?:ays?)?\s*)?"
+    r"(?:[0-9]+(?:\.[0-9]+)?\s*h(?:ours?)?\s*)?"
+    r"(?:[0-9]+(?:\.[0-9]+)?\s*m(?:in(?:utes?)?)?\s*)?"
+    r"(?:[0-9]+(?:\.[0-9]+)?\s*s(?:ec(?:onds?)?)?)?",
+    re.ASCII,
+)
+# `10:00` is refused: minutes and seconds for Slurm, hours and minutes for many people.
+_CLOCK = re.compile(r"(?:(?P<d>[0-9]+)-)?(?P<h>[0-9]+):(?P<m>[0-5][0-9]):(?P<s>[0-5][0-9])")
+_SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _LONGEST = 32
 _SMALLEST = MIB
 _LARGEST = 1 << 60
@@ -113,8 +128,38 @@ def format_bytes(count: int) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """A number of things for a person: `1 grant`, `2 grants`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """A number of things for a person: `1 grant`, `2 grants`, `2 processes`."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"
+
+
+def parse_duration(text: str) -> float:
+    """Read `90` (seconds), `10m`, `2h`, `1h30m`, `1.5h`, `30d` or `1:30:00` as seconds."""
+    word = text.strip().lower()
+    if len(word) <= _LONGEST and (clock := _CLOCK.fullmatch(word)):
+        return sum(float(clock[unit] or 0) * size for unit, size in _SECONDS.items())
+    match = _DURATION.fullmatch(word) if len(word) <= _LONGEST else None
+    if match is None or not word:
+        raise InvalidValueError(f"{text!r} is not a duration", f"Write for example {DURATIONS}.")
+    if match["seconds"]:
+        return float(match["seconds"])
+    return sum(
+        float(number) * _SECONDS[unit[0]]
+        for number, unit in re.findall(r"([0-9.]+)\s*([a-z]+)", word)
+    )
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for a person, in its two largest units: `45 s`, `2 h`, `1 h 30 min`, `3 d 4 h`."""
+    left = round(max(0.0, seconds))
+    units = [(86400, "d"), (3600, "h"), (60, "min"), (1, "s")]
+    at = next((at for at, (size, _) in enumerate(units) if left >= size), len(units) - 1)
+    words: list[str] = []
+    for size, unit in units[at : at + 2]:
+        count, left = divmod(left, size)
+        if count or not words:
+            words.append(f"{count} {unit}")
+    return " ".join(words)
 
 
 def parse_share(text: str) -> int:

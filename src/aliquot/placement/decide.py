@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aliquot.model.strength import UNKNOWN, format_strength
 from aliquot.placement.core.demand import Running
 from aliquot.placement.gangs.backfill import plan_starts
 from aliquot.placement.gangs.plan import plan_gang
@@ -130,14 +131,29 @@ def decide(question: DecisionInput) -> Decision:
 
 def _too_large(gang: Gang, hardware: Hardware) -> str:
     """Why a gang is larger than the cluster; empty if it is not."""
-    models = frozenset[str]().union(*(one.models for one in gang.members))
-    every = all(one.models for one in gang.members)
-    rows = hardware.models_allowed(models) if every else np.ones(hardware.size, dtype=bool)
+    found = [hardware.nodes_for(one) for one in dict.fromkeys(gang.members)]
+    masks = [one for one in found if one is not None]
+    every = len(masks) == len(found)
+    rows = np.logical_or.reduce(masks) if every else np.ones(hardware.size, dtype=bool)
     total = 1000 * int(hardware.present[rows].sum())
     if gang.milli <= total:
         return ""
     where = "on the nodes that it may go to" if every else "in the cluster"
-    return f"it asks for {gang.milli / 1000:g} GPUs, and there are {total / 1000:g} {where}"
+    text = f"it asks for {gang.milli / 1000:g} GPUs, and there are {total / 1000:g} {where}"
+    return f"{text}{_strongest(gang, hardware)}"
+
+
+def _strongest(gang: Gang, hardware: Hardware) -> str:
+    """The strength that a gang asks for, the most there is, what to do; empty if it asks none."""
+    least = max(one.min_strength for one in gang.members)
+    if not least:
+        return ""
+    most = float(hardware.strength[hardware.present.any(axis=1)].max(initial=UNKNOWN))
+    there = format_strength(most) if most else "an unknown strength"
+    return (
+        f": it asks for strength {format_strength(least)} or more, and the strongest GPU has"
+        f" {there}; ask for less, or add such GPUs"
+    )
 
 
 def _above_limit(gang: Gang, tree: Tree, hardware: Hardware) -> str:

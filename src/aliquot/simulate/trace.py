@@ -72,6 +72,7 @@ GANGS = Columns(
         "memory_mib",
         "models",
         "thrifty",
+        "min_strength",
         "queue",
         "priority",
         "ran",
@@ -239,7 +240,7 @@ def _table(gpus: int, rank: object) -> Links:
 def _demand(row: CsvRow) -> Demand:
     gpus = row.whole("gpus", 1, most=MOST_GPUS)
     if not gpus:
-        for column in ("milli", "kind", "gpu_memory_mib", "models"):
+        for column in ("milli", "kind", "gpu_memory_mib", "models", "min_strength"):
             if row.text(column):
                 raise row.wrong(column, "nothing there, or gpus above 0", why=" where gpus is 0")
     milli = row.whole("milli", WHOLE_MILLI, least=1, most=WHOLE_MILLI) if gpus else 0
@@ -257,6 +258,7 @@ def _demand(row: CsvRow) -> Demand:
         ram_bytes=row.whole("memory_mib", 0) * MIB,
         models=frozenset(filter(None, map(str.strip, row.text("models").split("|")))),
         thrifty=row.word("thrifty", ("0", "1")) == "1",
+        min_strength=row.number("min_strength", 0),
     )
 
 

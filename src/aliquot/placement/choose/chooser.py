@@ -4,8 +4,10 @@ For each shape of demand the cost of every node is remembered; a decision brings
 that changed since the shape was last asked for, and takes the lowest. So a decision costs what has
 changed, not the size of the cluster, and the answer is the same as if all were computed anew.
 
-Where several GPUs are asked for and nodes cost about the same, the one whose GPUs have the better
-slowest link is taken: a slow link is part of the cost, and small beside what the strategy counts.
+Nodes that cost about the same differ by two things that are part of the cost, and small beside what
+the strategy counts. Where several GPUs are asked for, the node whose GPUs have the better slowest
+link is taken. And a node that already has GPUs of the demand's kind is filled before another node
+is opened for that kind, unless the strategy spreads or leaves the node to chance.
 
 Chance decides between equal costs. It is drawn from the seed and the allocations' fingerprint, so
 asking changes nothing: the same snapshot, seed and request have one answer, however often they are
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
 SHAPES_KEPT = 512
 EQUAL = 1e-8
 NOT_FITTING = 1 << 20
-WEAKER_FIRST = 1000.0
-CUT_FIRST = 500.0
+STRENGTH = 1000.0  # a step of it weighs more than any cost of a strategy
+CUT_FIRST = 1e6  # and a GPU of the right kind more than any step of strength
 NEARNESS = (Reach.SYS, Reach.PIX, Reach.NVLINK, Reach.ITSELF), (0.0, 0.4, 0.6, 1.0)
 
 
@@ -48,7 +50,7 @@ class _Remembered:
     version: int
     cost: NDArray[np.float64]
     gpu: Ints
-    models: Bools | None
+    nodes: Bools | None  # that the demand may use at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +100,20 @@ class Chooser:
             return known.cost, known.gpu, None
         allowed = _allowed(self.allocations, relations)
         every = np.arange(self.allocations.hardware.size)
-        return *self._costs(demand, every, known.models, allowed), allowed
+        return *self._costs(demand, every, known.nodes, allowed), allowed
 
     def _known(self, demand: Demand) -> _Remembered:
         allocations = self.allocations
         known = self._shapes.pop(demand, None)
         rows = None if known is None else allocations.changed_since(known.version)
         if known is None or rows is None or len(rows) == allocations.hardware.size:
-            models = allocations.hardware.models_allowed(demand.models) if demand.models else None
+            nodes = allocations.hardware.nodes_for(demand)
             rows = np.arange(allocations.hardware.size)
-            known = _Remembered(0, *self._costs(demand, rows, models, None), models)
+            known = _Remembered(0, *self._costs(demand, rows, nodes, None), nodes)
         elif len(rows):
-            if demand.models:  # a row may have another node since
-                known.models = allocations.hardware.models_allowed(demand.models)
-            known.cost[rows], known.gpu[rows] = self._costs(demand, rows, known.models, None)
+            if known.nodes is not None:  # a row may have another node since
+                known.nodes = allocations.hardware.nodes_for(demand)
+            known.cost[rows], known.gpu[rows] = self._costs(demand, rows, known.nodes, None)
         known.version = allocations.version
         self._shapes[demand] = known  # the last asked for is the last to be forgotten
         if len(self._shapes) > SHAPES_KEPT:
@@ -119,14 +121,14 @@ class Chooser:
         return known
 
     def _costs(
-        self, demand: Demand, index: Ints, models: Bools | None, allowed: Bools | None
+        self, demand: Demand, index: Ints, usable: Bools | None, allowed: Bools | None
     ) -> tuple[NDArray[np.float64], Ints]:
         is_all = len(index) == self.allocations.hardware.size
         rows = all_rows(self.allocations) if is_all else rows_of(self.allocations, index)
         fits = gpus_that_fit(rows, demand)
         if allowed is not None:
             fits &= allowed[index]
-        nodes = nodes_that_fit(rows, demand, fits, models)
+        nodes = nodes_that_fit(rows, demand, fits, usable)
         if allowed is not None and not demand.gpus:
             nodes &= allowed[index].any(axis=1)
         cost, gpu = np.full(len(index), np.inf), np.zeros(len(index), dtype=np.int64)
@@ -155,8 +157,11 @@ class Chooser:
             best = self._by.several(rows, demand, tightest(rows, demand, fits))
             if demand.gpus and self._by.about and any(self.allocations.hardware.link_tables):
                 best = best + self._by.about * self._farness(rows, demand, fits)
-        if demand.thrifty:
-            best = best + WEAKER_FIRST * self.allocations.hardware.strength[rows.index]
+        if demand.gpus and self._by.lean > 0:
+            best = best + self._by.about * ~(rows.kind == demand.kind).any(axis=1)
+        if demand.strength_sign:
+            rank = self.allocations.hardware.rank[rows.index]
+            best = best + demand.strength_sign * STRENGTH * rank
         return best, gpu
 
     def _farness(self, rows: Rows, demand: Demand, fits: Bools) -> NDArray[np.float64]:

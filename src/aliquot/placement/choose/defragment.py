@@ -84,7 +84,7 @@ def plan_moves(allocations: Allocations, demand: Demand, held: Sequence[Held]) -
     for one in held:
         by_node.setdefault(one.placement.node, []).append(one)
     lacks = lacks_of(allocations, demand)
-    never = (Lack.MODEL, Lack.TOO_FEW, Lack.TOO_SMALL, Lack.CPU, Lack.RAM)
+    never = (Lack.MODEL, Lack.WEAK, Lack.TOO_FEW, Lack.TOO_SMALL, Lack.CPU, Lack.RAM)
     nodes = [node for node, lack in enumerate(lacks) if lack not in never]
     offers = [
         offer

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aliquot.model.strength import UNKNOWN, format_strength
 from aliquot.model.units import format_bytes
 from aliquot.placement.core.fit import Lack, lacks_of
 
@@ -98,6 +99,8 @@ def _most_there_is(lack: Lack | None, demand: Demand, hardware: Hardware, nodes:
     if lack is Lack.MODEL:
         there = ", ".join(sorted(filter(None, hardware.models)))
         return f"{lack} (there are: {there})" if there else "they do not name their GPU model"
+    if lack is Lack.WEAK:
+        return weaker_than_asked(demand.min_strength, float(hardware.strength[nodes].max()))
     if lack is Lack.TOO_FEW:
         return f"{lack} (there are {int(hardware.gpu_count[nodes].max())} at most)"
     if lack is Lack.TOO_SMALL:
@@ -107,6 +110,15 @@ def _most_there_is(lack: Lack | None, demand: Demand, hardware: Hardware, nodes:
             "memory of the node", demand.ram_bytes, hardware.ram_bytes[nodes], format_bytes
         )
     return _amount("CPU", demand.cpu_milli, hardware.cpu_milli[nodes], lambda n: f"{n / 1000:.10g}")
+
+
+def weaker_than_asked(asked: float, strongest: float) -> str:
+    """What nodes lack whose strongest GPU is too weak."""
+    if strongest == UNKNOWN:
+        there = "the strength of none is known"
+    else:
+        there = f"the strongest has {format_strength(strongest)}"
+    return f"{Lack.WEAK} (it asks for strength {format_strength(asked)}, and {there})"
 
 
 def _amount(what: str, asked: int, there: Ints, write: Callable[[int], str]) -> str:

@@ -47,8 +47,8 @@ class Fgd:
         self._cpu = np.array([shape.cpu_milli for shape in shapes], dtype=np.int64)
         self._ram = np.array([shape.ram_bytes for shape in shapes], dtype=np.int64)
         self._access = np.array(
-            [[not s.models or name in s.models for s in shapes] for name in hardware.models]
-        ).reshape(len(hardware.models), len(shapes))
+            [hardware.suiting_models(shape) for shape in shapes], dtype=bool
+        ).T.reshape(len(hardware.models), len(shapes))
         self._most_cpu = max(1, int(hardware.cpu_milli.max(initial=0)))
         self._most_gpu = WHOLE_MILLI * max(1, int(hardware.gpu_count.max(initial=0)))
 

@@ -81,13 +81,12 @@ def _carried(left: Ints, need: Floats) -> Floats:
 def outlook(mix: Mix, hardware: Hardware) -> Forecast:
     """The tables for what is likely to come to these nodes."""
     holes, idle = [], []
-    for model, name in enumerate(hardware.models):
+    suiting = {demand: hardware.suiting_models(demand) for demand in mix}
+    for model in range(len(hardware.models)):
         memory = int(hardware.gpu_bytes[hardware.model == model].max(initial=0))
         usable = (demand for demand in mix if demand.gpus and demand.gpu_bytes <= memory)
         offers = tuple(
-            _Offer.of(demand, mix[demand], memory)
-            for demand in usable
-            if not demand.models or name in demand.models
+            _Offer.of(demand, mix[demand], memory) for demand in usable if suiting[demand][model]
         )
         tables = _tables(offers, hardware.present.shape[1])
         holes.append(tables[0])

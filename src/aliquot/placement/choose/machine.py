@@ -1,8 +1,9 @@
 """Choosing on one machine: which of its GPUs answer a request. Needs no numpy.
 
 What is free of a GPU is the smaller part of its memory and its compute time. A slice goes to a GPU
-that is already sliced, the one with the least free that still fits it, so whole GPUs stay whole for
-requests that need one. A GPU in trouble comes last, sliced or not: one that a program outside
+that is already sliced, so whole GPUs stay whole for requests that need one; of these to the weakest
+model, and of these to the one with the least free that still fits it. Whole GPUs are taken of the
+strongest model. A GPU in trouble comes last, sliced or not: one that a program outside
 Aliquot uses, that has less free than the allocations say, or that admits one process at a time. A
 whole GPU is one that nobody holds. Several GPUs are chosen for the best slowest link among those
 that are equally good.
@@ -51,20 +52,33 @@ def choose_gpus(request: Request, gpus: Sequence[GpuCapacity]) -> list[Gpu] | No
     return sorted((gpus[number].gpu for number in chosen), key=lambda gpu: gpu.index)
 
 
+def preference(request: Request, one: GpuCapacity) -> tuple[float, ...]:
+    """A key by which GPUs are sorted, the best first: not in trouble, sliced, weak and tight."""
+    return _packed(request, one)
+
+
 def fits(request: Request, one: GpuCapacity) -> bool:
-    """Whether a GPU has enough memory and compute time free."""
+    """Whether a GPU is strong enough and has enough memory and compute time free."""
+    if not is_strong_enough(request, one.gpu):
+        return False
     if request.slice_of(one.gpu).reserved_percent > one.percent_free:
         return False
-    if request.memory is None:
+    if request.is_whole:
         return one.holders == 0
     return request.bytes_on(one.gpu) <= one.bytes_free
 
 
-def _packed(request: Request, one: GpuCapacity) -> tuple[int, ...]:
-    """Smaller is better: not in trouble, then sliced and tight; if unsliced, the emptiest."""
-    if request.memory is None or not one.holders:
-        return _in_trouble(request, one), True, -_spare(one)
-    return _in_trouble(request, one), False, _spare(one)
+def is_strong_enough(request: Request, gpu: Gpu) -> bool:
+    """Whether a GPU has the strength that the request asks for; an unknown one is never enough."""
+    return gpu.strength >= request.min_strength
+
+
+def _packed(request: Request, one: GpuCapacity) -> tuple[float, ...]:
+    """Smaller is better: not in trouble, sliced, weak and tight; if unsliced, the emptiest."""
+    strength = -one.gpu.strength if request.is_whole else one.gpu.strength
+    if request.is_whole or not one.holders:
+        return _in_trouble(request, one), True, strength, -_spare(one)
+    return _in_trouble(request, one), False, strength, _spare(one)
 
 
 def _in_trouble(request: Request, one: GpuCapacity) -> bool:

@@ -42,8 +42,8 @@ class Strategy(Protocol):
     So GPUs are taken where several are asked for, and places of a gang that are equally near."""
 
     about: float
-    """Costs that differ by less are about equal: where several GPUs are asked for, their links
-    decide between such nodes."""
+    """Costs that differ by less are about equal: between such nodes the links decide, where several
+    GPUs are asked for, and whether a node already has GPUs of the same kind."""
 
     def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
         """For each node and GPU, the cost of taking the one GPU asked for there."""

@@ -97,8 +97,7 @@ class Allocations:
             return False
         if len(set(placement.gpus)) != demand.gpus:
             return False
-        hardware = self.hardware
-        if demand.models and hardware.models[int(hardware.model[node])] not in demand.models:
+        if not self.hardware.suits(node, demand):
             return False
         return all(self._gpu_fits(node, gpu, demand) for gpu in placement.gpus)
 

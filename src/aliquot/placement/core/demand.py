@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
 from aliquot.model.errors import InvalidValueError
+from aliquot.model.strength import format_strength
 from aliquot.model.units import format_bytes
 
 WHOLE_MILLI = 1000
@@ -39,8 +40,9 @@ class Demand:
     """What one worker needs on one node.
 
     `milli` and `gpu_bytes` are taken of each of `gpus` different GPUs; a WHOLE one takes all of
-    both. No `models` means any. `thrifty` work (experiments, inference) prefers weaker models, and
-    GPUs that are already sliced.
+    both. No `models` means any, and a GPU weaker than `min_strength` does not fit. `thrifty` work
+    (experiments, inference) prefers GPUs that are already sliced, then weaker models. Other work
+    that takes whole GPUs prefers stronger models.
     """
 
     gpus: int = 1
@@ -51,14 +53,27 @@ class Demand:
     ram_bytes: int = 0
     models: frozenset[str] = field(default_factory=frozenset)
     thrifty: bool = False
+    min_strength: float = 0.0
 
     def __post_init__(self) -> None:
         if self.gpus < 0 or min(self.gpu_bytes, self.cpu_milli, self.ram_bytes) < 0:
             raise InvalidValueError("a demand cannot be negative")
+        if not (self.min_strength >= 0 and math.isfinite(self.min_strength)):
+            raise InvalidValueError(f"{self.min_strength} is no strength of a GPU")
         if self.gpus and self.kind is Kind.FREE:
             raise InvalidValueError("a demand for GPUs needs a kind: whole, shared or sliced")
         if not 0 <= self.milli <= WHOLE_MILLI:
             raise InvalidValueError(f"{self.milli} is not a part of a GPU's 1000 thousandths")
+
+    @property
+    def needs_strength(self) -> bool:
+        """Whether some GPUs may be too weak."""
+        return self.gpus > 0 and self.min_strength > 0
+
+    @property
+    def strength_sign(self) -> int:
+        """1: the weaker models first; -1: the stronger first; 0: any."""
+        return 1 if self.thrifty else -int(self.kind is Kind.WHOLE and self.gpus > 0)
 
     @property
     def total_milli(self) -> int:
@@ -76,6 +91,8 @@ class Demand:
         if self.gpus > 1 and not is_whole:
             part += " of each"
         on = f" of {' or '.join(sorted(self.models))}" if self.models else ""
+        if self.min_strength:
+            on += f" with strength {format_strength(self.min_strength)} or more"
         with_cpu = f" with {self.cpu_milli / 1000:g} CPU" if self.cpu_milli else ""
         return f"{count} ({part}){on}{with_cpu}"
 

@@ -24,6 +24,7 @@ class Lack(StrEnum):
     """
 
     MODEL = "another GPU model"
+    WEAK = "GPUs that are weaker than asked for"
     TOO_FEW = "fewer GPUs than asked for"
     TOO_SMALL = "GPUs with less memory than asked for"
     CPU = "not enough CPU free"
@@ -111,12 +112,12 @@ def gpus_that_fit(rows: Rows, demand: Demand) -> Bools:
     return np.asarray(rows.present & usable & (rows.milli >= demand.milli) & enough)
 
 
-def nodes_that_fit(rows: Rows, demand: Demand, gpus: Bools, models: Bools | None) -> Bools:
-    """Which nodes can hold the demand, given the GPUs that can."""
+def nodes_that_fit(rows: Rows, demand: Demand, gpus: Bools, nodes: Bools | None) -> Bools:
+    """Which nodes can hold the demand, given the GPUs that can and `Hardware.nodes_for` it."""
     fits = (rows.cpu >= demand.cpu_milli) & (rows.ram >= demand.ram_bytes)
     if demand.gpus:
         fits &= gpus.sum(axis=1) >= demand.gpus
-    return fits if models is None else fits & models[rows.index]
+    return fits if nodes is None else fits & nodes[rows.index]
 
 
 def lacks_of(allocations: Allocations, demand: Demand) -> list[Lack | None]:
@@ -136,8 +137,10 @@ def lacks_of(allocations: Allocations, demand: Demand) -> list[Lack | None]:
         ),
         (Lack.GPU, too_few),
     ]
+    if demand.needs_strength:
+        lacks.insert(0, (Lack.WEAK, allocations.hardware.too_weak(demand)))
     if demand.models:
-        lacks.insert(0, (Lack.MODEL, ~allocations.hardware.models_allowed(demand.models)))
+        lacks.insert(0, (Lack.MODEL, ~allocations.hardware.right_model(demand)))
     found = np.full(len(rows.index), None, dtype=object)
     for lack, nodes in reversed(lacks):
         found[nodes] = lack

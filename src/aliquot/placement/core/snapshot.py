@@ -35,7 +35,8 @@ class NodeHardware:
     """A node as it is before anything runs on it.
 
     `links[i][j]` is how good the way between two of its GPUs is, more is better; none: all equal.
-    `strength` orders the models: thrifty work goes to the weaker.
+    `strength` is that of its weakest GPU (`model.strength`). `rank` orders the models, so that
+    thrifty work goes to the weaker; without one their strength does.
     """
 
     name: str
@@ -48,6 +49,7 @@ class NodeHardware:
     block: str = ""
     links: Links = ()
     strength: float = 0.0
+    rank: float | None = None
     unhealthy: frozenset[int] = frozenset()
 
 
@@ -72,6 +74,7 @@ class Hardware:
     cpu_milli: Ints
     ram_bytes: Ints
     strength: NDArray[np.float64]
+    rank: NDArray[np.float64]
     present: Bools
 
     def __post_init__(self) -> None:
@@ -124,6 +127,7 @@ class Hardware:
             "cpu_milli": spec.cpu_milli,
             "ram_bytes": spec.ram_bytes,
             "strength": spec.strength,
+            "rank": _rank(spec),
             "present": _present(spec, self.present.shape[1]),
         }
         changed = {name: getattr(self, name).copy() for name in values}
@@ -139,9 +143,35 @@ class Hardware:
             **changed,
         )
 
-    def models_allowed(self, wanted: frozenset[str]) -> Bools:
-        """Which nodes have one of these models."""
-        return np.array([name in wanted for name in self.models], dtype=bool)[self.model]
+    def nodes_for(self, demand: Demand) -> Bools | None:
+        """Which nodes have GPUs that the demand may use at all; None: it may use any."""
+        if not (demand.models or demand.needs_strength):
+            return None
+        return self.right_model(demand) & ~self.too_weak(demand)
+
+    def suits(self, node: int, demand: Demand) -> bool:
+        """Whether the demand may use the GPUs of this node at all."""
+        right = not demand.models or self.models[int(self.model[node])] in demand.models
+        return right and not (demand.needs_strength and self.strength[node] < demand.min_strength)
+
+    def suiting_models(self, demand: Demand) -> list[bool]:
+        """Of each model whether some node with it suits the demand."""
+        strongest = np.zeros(len(self.models))
+        np.maximum.at(strongest, self.model, self.strength)
+        return [
+            (not demand.models or name in demand.models) and bool(most >= demand.min_strength)
+            for name, most in zip(self.models, strongest, strict=True)
+        ]
+
+    def right_model(self, demand: Demand) -> Bools:
+        """Which nodes have one of the demand's models."""
+        if not demand.models:
+            return np.ones(self.size, dtype=bool)
+        return np.array([name in demand.models for name in self.models], dtype=bool)[self.model]
+
+    def too_weak(self, demand: Demand) -> Bools:
+        """Which nodes have GPUs that are weaker than the demand asks for."""
+        return np.asarray((self.strength < demand.min_strength) & demand.needs_strength)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +231,13 @@ def _hardware(nodes: Sequence[NodeHardware]) -> Hardware:
         cpu_milli=_ints(node.cpu_milli for node in nodes),
         ram_bytes=_ints(node.ram_bytes for node in nodes),
         strength=np.array([node.strength for node in nodes], dtype=np.float64),
+        rank=np.array([_rank(node) for node in nodes], dtype=np.float64),
         present=np.array([_present(node, widest) for node in nodes]).reshape(len(nodes), widest),
     )
+
+
+def _rank(node: NodeHardware) -> float:
+    return node.strength if node.rank is None else node.rank
 
 
 def _present(node: NodeHardware, widest: int) -> list[bool]:

@@ -316,7 +316,8 @@ class _Layout(Generic[Worker]):
 
 def _is_one_gpu(member: Demand) -> bool:
     """Whether any free GPU will do."""
-    needs_more = member.models or member.gpu_bytes or member.cpu_milli or member.ram_bytes
+    is_choosy = member.models or member.min_strength
+    needs_more = is_choosy or member.gpu_bytes or member.cpu_milli or member.ram_bytes
     return member.kind is Kind.WHOLE and member.gpus == 1 and not needs_more
 
 

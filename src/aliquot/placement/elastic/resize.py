@@ -14,7 +14,7 @@ while no other job waits, and gives it back when one does. Four steps over one s
 4. *Wait and see.* A running job grows only if it could have for `settle_seconds`, and by at least
    `least_gain` of its speed.
 
-No step makes a queue, or any above it, pass its limit.
+No step makes a queue, or any that counts what it uses (`quota.Tree.counting`), pass its limit.
 
 Checking whether sizes fit is what takes time. So the check is asked only if the answer may change
 something, in the order in which a yes ends the search, and never about sizes that take more than is
@@ -42,7 +42,7 @@ part in exchanges, but it still shrinks for waiting jobs. A job that has waited 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aliquot.placement.elastic.grow import Grow
@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from aliquot.placement.core.snapshot import Hardware
     from aliquot.placement.elastic.job import Elastic, Fits
     from aliquot.placement.queues.quota import Queue
+
+DOES_NOT_FIT = "it does not fit beside what runs"
+NOT_OVERTAKEN = "has waited longer, and is not overtaken"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,15 @@ class SizeDecision:
     """What to do, in this order: `resizes`, then `starts` as soon as they fit.
 
     `could` is to be given to the next decision: since when, and to what size, jobs could grow.
+    `waits` says why jobs wait, in the order of their turns, and `until` when those that `waits`
+    names may be resized again.
     """
 
     resizes: dict[str, tuple[int, str]]
     starts: dict[str, int]
     waits: dict[str, str]
     could: dict[str, tuple[float, int]]
+    until: dict[str, float] = field(default_factory=dict)
 
 
 def decide(  # noqa: PLR0913, PLR0917 - the whole snapshot
@@ -117,6 +123,7 @@ class _Decider:
             free = feasibility.free_milli(self.standing.sizes)
             self.scales.most_milli = self.standing.milli + free
         self.waits: dict[str, str] = {}
+        self.until: dict[str, float] = {}
         self.why: dict[str, str] = {}
         self.may_grow = True  # nobody waits for what growing would take
 
@@ -133,35 +140,40 @@ class _Decider:
         }
         resizes |= {name: (size, "GPUs are free") for name, size in growing.items()}
         starts = {name: size for name, size in sizes.items() if not self.jobs[name].size}
-        return SizeDecision(resizes, starts, self.waits, could)
+        return SizeDecision(resizes, starts, self.waits, could, self.until)
 
     # --- 1 ---
 
     def _admit(self) -> None:
         waiting = [job.gang(job.sizes.least) for job in self.jobs.values() if not job.size]
         order, refused = fair_share_order(waiting, self.queues, self.standing.used(), self.hardware)
-        self.waits.update(refused)
         blocker: Elastic | None = None
         reasons: dict[tuple[tuple[Demand, ...], str], str] = {}  # why not, until a job is admitted
+        until: dict[tuple[tuple[Demand, ...], str], float] = {}
         for gang in order:
             job, asked = self.jobs[gang.name], (gang.members, gang.queue)
             if blocker is not None:
-                self.waits[job.name] = f"{blocker.name} has waited longer, and is not overtaken"
+                self.waits[job.name] = f"{blocker.name} {NOT_OVERTAKEN}"
                 continue
             found = self._with(job) if job.bound or asked not in reasons else None
             if found is not None:
                 self.standing = found
                 self.scales.weigh(found.sizes)
                 reasons.clear()
+                until.clear()
                 continue
             if job.bound:
                 self.waits[job.name] = "the GPUs it was suspended on are not free"
                 continue
             if asked not in reasons:
-                reasons[asked] = self._why_not(job)
+                reasons[asked], allowed = self._why_not(job)
+                until.update({} if allowed is None else {asked: allowed})
             self.waits[job.name] = reasons[asked]
+            if asked in until:
+                self.until[job.name] = until[asked]
             if self.now - job.submitted >= self.rules.patience_seconds:
                 blocker = job
+        self.waits.update(refused)
 
     def _with(self, job: Elastic) -> JobSizes | None:
         """The sizes with this job at its smallest and others shrunk if needed; None: it cannot."""
@@ -170,16 +182,20 @@ class _Decider:
             return trial
         return Shrink(self._holds, self._movable(self.rules.resize_seconds)).until_fits(trial, job)
 
-    def _why_not(self, job: Elastic) -> str:
-        """Why it does not fit; and decide whether what is free should stay so."""
+    def _why_not(self, job: Elastic) -> tuple[str, float | None]:
+        """Why it does not fit, and when others may be resized for it.
+
+        It also decides whether what is free should stay so.
+        """
         running = [one for one in self.jobs.values() if self.standing.sizes.get(one.name)]
         trial = self.standing.changed(job, job.sizes.least)
         found = Shrink(self._holds, running).until_fits(trial, job)
         if found is None:
-            return "it does not fit besides what runs"
+            return DOES_NOT_FIT, None
         self.may_grow = False
         names = sorted(name for name, size in found.sizes.items() if size < trial.sizes[name])
-        return f"{' and '.join(names)} cannot be made smaller again so soon"
+        until = max(self.jobs[name].resized_at for name in names) + self.rules.resize_seconds
+        return f"{' and '.join(names)} cannot be made smaller again so soon", until
 
     # --- 2 ---
 

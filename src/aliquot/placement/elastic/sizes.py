@@ -38,7 +38,6 @@ class Scales:
         self._logs: dict[tuple[str, int], float] = {}
         self._each: dict[str, Resources] = {}
         self._takes: dict[tuple[str, int], Resources] = {}
-        self._ways: dict[str, tuple[Path, ...]] = {}
         self._limits: dict[str, tuple[tuple[Path, Bound], ...]] = {}
         self._apart: dict[tuple[str, str], tuple[Path, ...]] = {}
 
@@ -65,18 +64,11 @@ class Scales:
         """Thousandths of GPUs that the larger size takes more."""
         return self.takes(job, more).milli - self.takes(job, less).milli
 
-    def ways(self, queue: str) -> tuple[Path, ...]:
-        """A queue and all above it, the topmost first."""
-        found = self._ways.get(queue)
-        if found is None:
-            found = self._ways[queue] = tuple(prefixes(self.tree.path(queue)))
-        return found
-
     def limits(self, queue: str) -> tuple[tuple[Path, Bound], ...]:
-        """The limits of a queue and all above it, where there are any."""
+        """The limits of all queues that count what a queue uses, where there are any."""
         found = self._limits.get(queue)
         if found is None:
-            every = ((path, self.tree.queue(path).limit) for path in self.ways(queue))
+            every = ((path, self.tree.queue(path).limit) for path in self.tree.counting(queue))
             found = tuple((path, limit) for path, limit in every if limit != Bound())
             self._limits[queue] = found
         return found
@@ -86,8 +78,9 @@ class Scales:
         key = queue, other
         found = self._apart.get(key)
         if found is None:
-            others = set(self.ways(other))
-            found = tuple(path for path in self.ways(queue) if path not in others)
+            others = set(prefixes(self.tree.path(other)))
+            every = prefixes(self.tree.path(queue))
+            found = tuple(path for path in every if path not in others)
             self._apart[key] = found
         return found
 
@@ -139,7 +132,7 @@ class JobSizes:
             job = scales.jobs[name]
             before, after = scales.takes(job, self.sizes.get(name, 0)), scales.takes(job, size)
             more = after.milli - before.milli
-            for path in scales.ways(job.queue):
+            for path in scales.tree.counting(job.queue):
                 has = sums[path]
                 sums[path] = Resources(has.milli + more, has.bytes + after.bytes - before.bytes)
             milli += more
@@ -154,7 +147,7 @@ class JobSizes:
         return used
 
     def is_allowed(self, queue: str) -> bool:
-        """Whether a queue and all above it are within their limits."""
+        """Whether all queues that count what a queue uses are within their limits."""
         return all(limit.covers(self.sums[path]) for path, limit in self.scales.limits(queue))
 
     def milli_until_limit(self, queue: str, given: str, milli: int) -> float:
@@ -165,7 +158,7 @@ class JobSizes:
         least = math.inf
         for path, limit in self.scales.limits(queue):
             if limit.milli is not None:
-                more = milli if path in self.scales.ways(given) else 0
+                more = milli if path in self.scales.tree.counting(given) else 0
                 least = min(least, limit.milli - self.sums[path].milli + more)
         return least
 

@@ -59,14 +59,14 @@ class Nodes:
 
     Nodes that hold the most members come first. If the strategy packs, the last members go to the
     node with the fewest slots that still holds all of them. Thrifty demands take nodes of weaker
-    models first. Without a lean the order is random.
+    models first, whole GPUs those of stronger ones. Without a lean the order is random.
     """
 
     def __init__(
         self, hardware: Hardware, domain: Ints, demand: Demand, slots: Ints, preference: Preference
     ) -> None:
         roomiest_first = -slots if preference.lean else np.zeros_like(slots)
-        strong = hardware.strength[domain] * demand.thrifty
+        strong = hardware.rank[domain] * demand.strength_sign
         order = preference.order(strong, roomiest_first)
         self._nodes = domain[order].tolist()
         self._slots = slots[order].tolist()
@@ -88,7 +88,7 @@ class Nodes:
     def _tightest(self, at: int, wanted: int) -> int:
         """The index, from `at` on, of the first node with the fewest slots that holds `wanted`.
 
-        Only nodes as weak as the one at `at` count; they are sorted, with the most slots first.
+        Only nodes as strong as the one at `at` count; they are sorted, with the most slots first.
         """
         best = at
         for one in range(at + 1, len(self._nodes)):
@@ -107,8 +107,7 @@ def capacity(allocations: Allocations, demand: Demand) -> Ints:
     """How many of one demand fit on each node."""
     rows = all_rows(allocations)
     fits = gpus_that_fit(rows, demand)
-    models = allocations.hardware.models_allowed(demand.models) if demand.models else None
-    nodes = nodes_that_fit(rows, demand, fits, models)
+    nodes = nodes_that_fit(rows, demand, fits, allocations.hardware.nodes_for(demand))
     limit = np.full(len(rows.index), ANY_NUMBER)
     if demand.cpu_milli:
         limit = np.minimum(limit, rows.cpu // demand.cpu_milli)
@@ -162,7 +161,7 @@ def _that_hold(
 ) -> tuple[Ints, Floats, Floats]:
     """The groups of nodes that fit each demand by itself, and have enough in all.
 
-    With each comes how strong its models are, for thrifty members, and what it has to spare.
+    With each comes how strong its models are, smaller is better, and what it has to spare.
     """
     size = int(groups.max(initial=0)) + 1
 
@@ -175,9 +174,9 @@ def _that_hold(
         places = inside(slots[demand])
         enough &= places >= count
         spare += places * demand.total_milli
-        if demand.thrifty:
-            strength = inside(slots[demand] * allocations.hardware.strength)
-            strong += count * strength / np.maximum(places, 1)
+        if demand.strength_sign:
+            strength = inside(slots[demand] * allocations.hardware.rank)
+            strong += demand.strength_sign * count * strength / np.maximum(places, 1)
     for left, wanted in _in_all(allocations, counts):
         enough &= inside(left) >= wanted
     found = np.flatnonzero(enough)

@@ -174,7 +174,7 @@ def _put_on_node(
 def _whole_members(trial: Allocations, node: int, demand: Demand) -> int:
     rows = rows_of(trial, np.array([node]))
     fits = gpus_that_fit(rows, demand)
-    if demand.models and trial.hardware.models[int(rows.model[0])] not in demand.models:
+    if not trial.hardware.suits(node, demand):
         return 0
     members = int(fits.sum()) // demand.gpus
     if demand.cpu_milli:
@@ -207,8 +207,7 @@ def _even(trial: Allocations, node: int, demand: Demand) -> tuple[int, ...] | No
     """
     rows = rows_of(trial, np.array([node]))
     fits = gpus_that_fit(rows, demand)
-    models = trial.hardware.models_allowed(demand.models) if demand.models else None
-    if not nodes_that_fit(rows, demand, fits, models)[0]:
+    if not nodes_that_fit(rows, demand, fits, trial.hardware.nodes_for(demand))[0]:
         return None
     parts = parts_of_gpus(rows.milli, rows.bytes, demand, fits)[0]
     sign = 1 if demand.gpus == 1 else -1

@@ -90,8 +90,8 @@ def _ways(
 ) -> Iterator[Placement]:
     rows = rows_of(trial, index)
     fits = gpus_that_fit(rows, demand)
-    models = trial.hardware.models_allowed(demand.models) if demand.models else None
-    for row in np.flatnonzero(nodes_that_fit(rows, demand, fits, models)):
+    nodes = trial.hardware.nodes_for(demand)
+    for row in np.flatnonzero(nodes_that_fit(rows, demand, fits, nodes)):
         node = int(index[row])
         gpus = [int(gpu) for gpu in np.flatnonzero(fits[row])]
         if within is not None:

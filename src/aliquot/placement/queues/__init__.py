@@ -6,4 +6,5 @@
 - `question`: what a decision is made from (`DecisionInput`).
 - `quota`: quotas, borrowing and limits, and which waiting gang is next by fair share.
 - `reclaim`: which waiting gangs preempt now, and which elastic jobs shrink instead.
+- `users`: fair share between the users of a queue, by what each has used lately.
 """

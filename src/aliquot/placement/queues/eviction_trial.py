@@ -150,6 +150,7 @@ def _needs_no_less(one: Demand, other: Demand) -> bool:
         and one.gpu_bytes >= other.gpu_bytes
         and one.cpu_milli >= other.cpu_milli
         and one.ram_bytes >= other.ram_bytes
+        and one.min_strength >= other.min_strength
         and (not other.models or (bool(one.models) and one.models <= other.models))
     )
 

@@ -75,7 +75,10 @@ class Bound:
 class Queue:
     """A queue of gangs. Without a quota nothing is its own; without a limit it may borrow anything.
 
-    `parent` is the queue above it, if any.
+    `parent` is the queue above it, if any. `past` counts in the order of waiting gangs as if the
+    queue used it, and for nothing else. `user` is whose queue it is, if it is one user's part of
+    its parent (`users`): messages name that user, because people know no such queue. What it uses
+    counts for the limit of the queue `also_counts_for` too, which is not above it.
     """
 
     name: str
@@ -83,6 +86,14 @@ class Queue:
     quota: Bound = Bound(0, 0)
     limit: Bound = Bound()
     parent: str = ""
+    past: Resources = Resources()
+    user: str = ""
+    also_counts_for: str = ""
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return f"user {self.user}" if self.user else f"queue {self.name}"
 
     def __post_init__(self) -> None:
         if not self.weight > 0:
@@ -130,6 +141,7 @@ class Tree:
         self._queues = queues
         self._parents = {one.parent for one in queues.values()}
         self._paths: dict[str, Path] = {}
+        self._counting: dict[str, tuple[Path, ...]] = {}
 
     def path(self, name: str) -> Path:
         """The path from the topmost queue to the gangs of a queue."""
@@ -137,6 +149,15 @@ class Tree:
         if found is None:
             direct = ("",) if name and name in self._parents else ()
             found = self._paths[name] = (*reversed(self._upwards(name)), *direct)
+        return found
+
+    def counting(self, name: str) -> tuple[Path, ...]:
+        """The queues that count what a queue uses: those on its path, and `also_counts_for`."""
+        found = self._counting.get(name)
+        if found is None:
+            also = queue_of(self._queues, name).also_counts_for
+            found = (*prefixes(self.path(name)), *([(also,)] if also else []))
+            self._counting[name] = found
         return found
 
     def queue(self, path: Path) -> Queue:
@@ -151,8 +172,8 @@ class Tree:
         return sums
 
     def add(self, sums: Sums, name: str, more: Resources) -> None:
-        """Count this for a queue and all above it."""
-        for path in prefixes(self.path(name)):
+        """Count this for all queues that count it."""
+        for path in self.counting(name):
             sums[path] += more
 
     def excess(self, before: Mapping[str, Resources], after: Mapping[str, Resources]) -> Sums:
@@ -167,8 +188,8 @@ class Tree:
         return found
 
     def over(self, name: str, more: Resources, sums: Sums) -> Path | None:
-        """The topmost queue of this one and its ancestors whose limit would be passed; or None."""
-        for path in prefixes(self.path(name)):
+        """The first queue that counts this one's use and would pass its limit; or None."""
+        for path in self.counting(name):
             if not self.queue(path).limit.covers(sums[path] + more):
                 return path
         return None
@@ -176,14 +197,24 @@ class Tree:
     def limit_message(self, path: Path, queue: str, would: Resources, how: str) -> str:
         """The message that a queue would pass the limit of the one at the end of the path."""
         limit = self.queue(path).limit
-        below = "" if path[-1] == queue else f", which {queue} is below,"
+        below = f"{below}," if (below := self._below(path, queue)) else ""
         if limit.milli is not None and would.milli > limit.milli:
             most = f"{limit.milli / 1000:g} GPU{'s' * (limit.milli != 1000)}"
             all_of_it = f"{would.milli / 1000:g}"
         else:
             most = f"{format_bytes(limit.bytes or 0)} of GPU memory"
             all_of_it = format_bytes(would.bytes)
-        return f"queue {path[-1]}{below} may have {most}; {how} {all_of_it}"
+        return f"{self.queue(path).label}{below} may have {most}; {how} {all_of_it}"
+
+    def behind_message(self, first: Gang, path: Path, queue: str) -> str:
+        """The message that nothing overtakes a gang that waits for the limit of a queue."""
+        label = f"{self.queue(path).label}{self._below(path, queue)}"
+        return f"{first.name} comes before it, and waits for the limit of {label}"
+
+    def _below(self, path: Path, queue: str) -> str:
+        """That a queue is below the one at the end of the path, where people know both."""
+        is_plain = path[-1] == queue or bool(queue_of(self._queues, queue).user)
+        return "" if is_plain else f", which {queue} is below"
 
     def _upwards(self, name: str) -> list[str]:
         names = [name]
@@ -233,21 +264,22 @@ def fair_share_order(  # noqa: PLR0913 - the whole question
     refused: dict[str, str] = {}
     for gang in turns:
         more = asked[gang.name]
+        is_users = bool(queue_of(queues, gang.queue).user)  # a job or command, and no gang
         if gang.name not in planned:
             too_small = tree.over(gang.queue, more, defaultdict(Resources))
             if too_small is not None:
-                refused[gang.name] = tree.limit_message(
-                    too_small, gang.queue, more, "this gang asks for"
-                )
+                how = "this one asks for" if is_users else "this gang asks for"
+                refused[gang.name] = tree.limit_message(too_small, gang.queue, more, how)
                 continue
-            stop = next((one for one in prefixes(tree.path(gang.queue)) if one in stopped), None)
+            stop = next((one for one in tree.counting(gang.queue) if one in stopped), None)
             if stop is not None:
-                refused[gang.name] = _behind(stopped[stop], stop, gang)
+                refused[gang.name] = tree.behind_message(stopped[stop], stop, gang.queue)
                 continue
             full = tree.over(gang.queue, more, charged)
             if full is not None:
                 would = charged[full] + more
-                refused[gang.name] = tree.limit_message(full, gang.queue, would, WITH_THIS)
+                how = "with this one it would be" if is_users else WITH_THIS
+                refused[gang.name] = tree.limit_message(full, gang.queue, would, how)
                 stopped[full] = gang
                 continue
             tree.add(charged, gang.queue, more)
@@ -309,8 +341,9 @@ class _Turns:
             self._rank(path)
 
     def _rank(self, path: Path) -> None:
-        weight = self._tree.queue(path).weight
-        self._ranks[path] = share(self._has[path], self._total) / weight, path[-1]
+        queue = self._tree.queue(path)
+        had = share(self._has[path] + queue.past, self._total)
+        self._ranks[path] = had / queue.weight, path[-1]
 
     def _end(self, path: Path) -> None:
         """Nothing waits in a queue any more, nor above it if that was the last."""
@@ -318,12 +351,6 @@ class _Turns:
         while path and not self._below[path]:
             self._below[path[:-1]].discard(path)
             path = path[:-1]
-
-
-def _behind(first: Gang, path: Path, gang: Gang) -> str:
-    """The message that it does not overtake a gang that waits for its queue's limit."""
-    below = "" if path[-1] == gang.queue else f", which {gang.queue} is below"
-    return f"{first.name} comes before it, and waits for the limit of queue {path[-1]}{below}"
 
 
 def share(used: Resources, total: Resources) -> float:
