@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,14 @@ import pytest
 from aliquot.model.errors import AliquotError
 from aliquot.pool.client import PoolClient
 from aliquot.pool.directory import PoolDirectory
+from aliquot.pool.peers import peer_of
 from aliquot.slices import StateDirectory, control
 from conftest import Cli, aliquot_command
 from support import wait_until
+from users import User, everyones_python
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SHAPE = "h100:4"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plain.py"
@@ -54,11 +57,10 @@ class PoolUp:
             assert self._listens(), self.output.read_text()
 
     def _listens(self) -> bool:
-        with suppress(OSError, ValueError):
-            assert self.process is not None
-            return bool(
-                json.loads((self.directory / "pool.json").read_text())["pid"] == self.process.pid
-            )
+        assert self.process is not None
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(self.state / "pool" / "socket"))
+            return peer_of(probe).pid == self.process.pid
         return False
 
     def kill(self) -> None:
@@ -84,12 +86,7 @@ class PoolUp:
         return self._client().job(name)
 
     def _client(self) -> PoolClient:
-        endpoint = json.loads((self.directory / "pool.json").read_text())
-        return PoolClient(
-            PoolDirectory(self.directory, StateDirectory(self.state)),
-            endpoint["port"],
-            endpoint["token"],
-        )
+        return PoolClient(PoolDirectory(self.directory, StateDirectory(self.state)))
 
     def phase_of(self, name: str) -> str:
         return str(self.job(name)["state"]["phase"])
@@ -137,10 +134,38 @@ class PoolUp:
                 control.end(self.state, name)
 
 
+@contextmanager
+def strict_arbiter(pool: PoolUp, env: dict[str, str], *options: str) -> Iterator[None]:
+    """Root's arbiter, which gives users nothing directly: only the pool makes grants."""
+    command = [aliquot_command(), "arbiter", "--simulate", SHAPE, "--admission", "pool", *options]
+    with subprocess.Popen(command, env=env) as arbiter:
+        try:
+            wait_until(lambda: control.answers(pool.state))
+            yield
+        finally:
+            pool.clean_up()
+            arbiter.terminate()
+
+
 def _is_supervisor(pid: int) -> bool:
     with suppress(OSError):
         return b"aliquot.pool.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
+
+
+@pytest.fixture
+def python_of_users(short_tmp: Path) -> Iterator[Path]:
+    """A Python that all users can run. Needs root."""
+    short_tmp.chmod(0o755)
+    with everyones_python(short_tmp) as python:
+        yield python
+
+
+@pytest.fixture
+def users(short_tmp: Path, cli_env: dict[str, str], python_of_users: Path) -> Callable[..., User]:
+    """Makes users, whose commands find the pool of the test. Needs root."""
+    env = {**cli_env, "ALIQUOT_SIMULATE": SHAPE}
+    return lambda uid, *groups: User(uid, python_of_users, short_tmp / str(uid), env, groups)
 
 
 @pytest.fixture

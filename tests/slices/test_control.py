@@ -21,6 +21,7 @@ from aliquot.model.errors import (
     UnsupportedError,
     UserLimitError,
 )
+from aliquot.model.strength import UNKNOWN, strength_of
 from aliquot.slices import control
 from aliquot.slices.control import Resized, SliceChange
 from slices.played import (
@@ -100,6 +101,7 @@ def test_a_status_is_parsed(play: Play, short_tmp: Path) -> None:
     assert (seen.now, seen.credit_cpu_seconds) == (70.5, 0.25)
     assert seen.gpus[0].contended
     assert seen.gpus[0].strangers[0].name == "stray"
+    assert seen.gpus[0].gpu.strength == strength_of("H100")
     grant = seen.grants[0]
     uuid = make_gpu().uuid
     assert grant.slices == (Slice(uuid, 8 * GIB, 30, Policy.HARD, Priority.LATENCY),)
@@ -298,3 +300,20 @@ def test_a_busy_arbiter_is_asked_again(play: Play, short_tmp: Path) -> None:
     played = play(lambda _: next(answers))
     control.stop(short_tmp)
     assert played.questions == ["stop"] * 3
+
+
+def test_the_strength_of_an_unknown_model_follows_from_what_the_driver_reports(
+    short_tmp: Path, play: Play
+) -> None:
+    figures = {
+        "cores": 2560,
+        "clock_mhz": 1590,
+        "capability": [7, 5],
+        "bus": 256,
+        "memory_mhz": 5001,
+    }
+    known = {**gpu_words(), "name": "Voodoo 2", "figures": figures}
+    unknown = {**gpu_words(1), "name": "Voodoo 2"}
+    play(json.dumps(status_words(gpus=[known, unknown])).encode() + b"\n")
+    strengths = [one.gpu.strength for one in control.status(short_tmp).gpus]
+    assert strengths == [pytest.approx(strength_of("T4"), rel=0.25), UNKNOWN]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from aliquot.model import Amount, Grant, GrantState, Priority, Request, Slice
 from aliquot.model.errors import NoCapacityError
-from aliquot.slices.gpu_choice import find_gpus, free_bytes, free_percent
+from aliquot.slices.gpu_choice import find_gpus, free_bytes, free_percent, judge_gpus
 from support import GIB, MIB, make_grant, make_shared, uuid_of
 
 if TYPE_CHECKING:
@@ -53,6 +54,22 @@ def test_two_slices_are_on_two_gpus() -> None:
     assert indexes(ask(gpus=2), make_shared(0), make_shared(1, granted=GIB)) == [0, 1]
 
 
+def test_a_share_of_compute_asks_for_the_same_share_of_memory() -> None:
+    shared = make_shared(0, granted=60 * GIB)
+    assert indexes(Request(compute_percent=25), shared) == [0]
+    with pytest.raises(NoCapacityError, match="26% of its memory and 26% of its compute time free"):
+        indexes(Request(compute_percent=26), shared)
+
+
+def test_a_gpu_on_which_the_slice_cannot_hold_a_context_is_skipped() -> None:
+    small, large = make_shared(0, memory=16 * GIB), make_shared(1, memory=160 * GIB)
+    assert indexes(Request(memory=Amount(percent=Fraction(1, 2))), small, large) == [1]
+    measured = replace(small, context_bytes=64 * MIB, context_is_measured=True)
+    assert indexes(Request(memory=Amount(bytes=70 * MIB)), measured, large) == [0]
+    with pytest.raises(NoCapacityError, match=r"60 MiB cannot .* takes 64 MiB of GPU 0"):
+        indexes(Request(memory=Amount(bytes=60 * MIB)), measured, large)
+
+
 def test_two_halves_fill_a_gpu() -> None:
     half = Request(memory=Amount(bytes=40 * GIB))
     assert indexes(half, make_shared(0, granted=40 * GIB)) == [0]
@@ -83,6 +100,27 @@ def test_a_request_larger_than_any_gpu_is_refused() -> None:
     )
 
 
+def test_a_minimum_strength_that_no_gpu_has_is_refused_with_the_strongest() -> None:
+    weak, weaker = (
+        replace(one, gpu=replace(one.gpu, strength=strength))
+        for one, strength in ((make_shared(1), 286.3), (make_shared(0), 26.1))
+    )
+    with pytest.raises(NoCapacityError) as caught:
+        find_gpus(replace(ask(), min_strength=300.0), [weaker, weak], ())
+    assert caught.value.message == (
+        "no GPU has strength 300 or more: the strongest is GPU 1 (H100 80GB HBM3, strength 286.3)"
+    )
+    assert "--min-strength" in str(caught.value.hint)
+    with pytest.raises(NoCapacityError, match="2 GPUs requested, 1 has strength 100 or more"):
+        find_gpus(replace(ask(gpus=2), min_strength=100.0), [weaker, weak], ())
+    assert find_gpus(replace(ask(), min_strength=100.0), [weaker, weak], ()) == [weak.gpu]
+    lacks = {
+        one.shared.gpu.index: one.why
+        for one in judge_gpus(replace(ask(), min_strength=100.0), [weaker, weak], ())
+    }
+    assert lacks[0] == "it is too weak: strength 26.1"
+
+
 def test_more_gpus_than_exist_are_refused() -> None:
     with pytest.raises(NoCapacityError, match="2 GPUs requested, but there is 1"):
         find_gpus(ask(gpus=2), [make_shared()], ())
@@ -101,7 +139,7 @@ def test_no_capacity_names_the_grants_that_have_it() -> None:
         "  GPU 0: 2.5 GiB free (grants: a 40 GiB, b 37 GiB)",
         "  GPU 1: 1 GiB free (grants: b 78 GiB; outside Aliquot: 1 GiB)",
     ]
-    assert "aliquot ps" in str(caught.value.hint)
+    assert "aliquot run --wait" in str(caught.value.hint)
 
 
 def test_too_few_gpus_with_capacity_are_refused() -> None:

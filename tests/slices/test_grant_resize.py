@@ -80,11 +80,11 @@ def refused(play: Play, code: str, change: GrantChange) -> AliquotError:
 
 
 def test_a_limit_below_what_is_in_use_is_refused_with_the_figure(play: Play) -> None:
-    error = refused(play, "in-use", GrantChange(memory=parse_amount("512MiB")))
+    error = refused(play, "in-use", GrantChange(memory=parse_amount("600MiB")))
     assert type(error) is MemoryInUseError
     assert error.message.splitlines() == [
-        "grant a uses 1 GiB of GPU 0: its limit cannot be 512 MiB",
-        "grant a uses 1 GiB of GPU 1: its limit cannot be 512 MiB",
+        "grant a uses 1 GiB of GPU 0: its limit cannot be 600 MiB",
+        "grant a uses 1 GiB of GPU 1: its limit cannot be 600 MiB",
     ]
     assert "--wait" in str(error.hint)
 
@@ -132,7 +132,7 @@ def test_hard_needs_a_share_given_or_existing(play: Play) -> None:
     machine, played = play({"name": "other", "slices": []})
     equal, shared = machine.status.grants
     with pytest.raises(
-        InvalidValueError, match="--policy hard needs a share: add --compute PERCENT"
+        InvalidValueError, match="--policy hard needs a share\n  Add --compute PERCENT"
     ):
         resize(machine, equal, GrantChange(policy=Policy.HARD))
     assert changes_asked(played) == []

@@ -10,11 +10,11 @@ from aliquot.model.errors import InvalidValueError, NoSuchGrantError
 from aliquot.slices import (
     LocalMachine,
     StateDirectory,
-    arbiter_process,
     check_address,
     control,
     find_grant,
-    machines,
+    local_machines,
+    state_directory,
 )
 from aliquot.slices.control import Status
 from support import GIB, make_grant, make_shared
@@ -67,19 +67,19 @@ def test_silence_of_the_only_arbiter_is_not_reported_as_no_arbiter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     frozen, alive = StateDirectory(Path("/frozen"), None), StateDirectory(Path("/alive"), H100)
-    running = [frozen]
+    directories = [frozen]
 
-    def status(directory: Path) -> Status:
+    def status(directory: Path, _timeout: float | None) -> Status:
         if directory == frozen.directory:
             raise control.SilentArbiterError("the arbiter in /frozen runs and did not answer")
         return Status(1, (make_shared(),), (), {})
 
-    monkeypatch.setattr(arbiter_process, "running", lambda: iter(running))
+    monkeypatch.setattr(state_directory, "all_directories", lambda: iter(directories))
     monkeypatch.setattr(control, "status", status)
     with pytest.raises(control.SilentArbiterError, match="/frozen"):
-        machines()
-    running.append(alive)
-    assert [one.state for one in machines()] == [alive]
+        local_machines()
+    directories.append(alive)
+    assert [one.state for one in local_machines()] == [alive]
 
 
 class TestUsers:
@@ -115,6 +115,13 @@ class TestUsers:
         with pytest.raises(NoSuchGrantError, match="2 users have") as caught:
             find_grant([machine(None, "4001:a", "4002:a")], "a")
         assert "4001:a, 4002:a" in str(caught.value)
+
+    def test_a_user_is_named_as_people_do(self) -> None:
+        with pytest.raises(NoSuchGrantError) as caught:
+            find_grant([machine(None, "1:b", "4001:b")], "1:a")
+        assert str(caught.value) == (
+            "there is no grant named daemon:a\n  Existing grants: 4001:b, daemon:b."
+        )
 
     def test_hidden_grants_are_not_found_or_named(self) -> None:
         with pytest.raises(NoSuchGrantError) as caught:

@@ -1,20 +1,47 @@
 """One machine as a pool: a queue of elastic jobs whose workers outlive the pool process.
 
-- `api`: the HTTP API on loopback.
+- `access`: who may see and change what.
+- `account`: the user that a worker runs as: groups, limits and rights.
+- `admission`: makes the grants of `aliquot run` that the schedule allows.
+- `api`: the HTTP API on a Unix socket.
+- `arbiter_limits`: limits of users, as the arbiter reads them.
 - `capacity`: which GPUs would be free after a change.
+- `cgroup`: a cgroup for one worker, which ends what the worker left behind.
 - `client`: the API's client, for the commands.
 - `controller`: the loop that observes, steps and applies every job, and decides their sizes.
+- `details`: GPUs, processes and logs of a job's workers, for `aliquot describe`.
 - `directory`: where a pool stores everything, and how commands find it.
 - `encoding`: jobs and their states as JSON.
+- `expected`: when jobs and commands that wait start at the latest.
+- `forgetting`: removes finished jobs and their output.
 - `freezer`: the process that freezes or thaws one worker.
+- `grant_seeker`: gets a grant for this process, at once or after a wait.
+- `holds`: which waiting jobs may not start yet: dependencies and limits of arrays.
+- `index`: which jobs a user has, for reading their logs while no pool is up.
 - `json_files`: files of one JSON object, replaced atomically.
+- `kept_logs`: the logs of a user's jobs, read while no pool is up.
 - `logs`: the output of workers.
+- `new_jobs`: the jobs that a pool makes of a submission, and what it refuses.
+- `past_use`: what users have used of the GPUs.
+- `peers`: who is at the other end of a socket.
+- `policy`: what an admin decides: queues, limits of users, fair share.
+- `preview`: what `aliquot run` would do now.
 - `processes`: processes by PID and start time.
 - `progress`: the speed that workers report, and how long a job rests after a resize.
+- `refusal`: what `aliquot run` says if nothing fits.
+- `retention`: which finished jobs are forgotten.
+- `run_client`: the client of `runs`, for `aliquot run`.
+- `runs`: commands of `aliquot run` that ask for a grant or wait in the queue.
 - `schedule`: which jobs start, grow and shrink now, by the decision of `placement.elastic`.
+- `server`: a server on a Unix socket, which no user can flood.
 - `slots`: the folder of one worker.
+- `spawner`: the process that starts supervisors and freezers for a pool.
 - `store`: jobs and their history in SQLite.
+- `submission`: submitting a job with the environment of a user's program.
 - `supervisor`: the process that runs one worker.
 - `up`: brings a pool up.
+- `user_files`: opens and removes files that a user may own, without ever waiting.
+- `user_load`: what a user has used of the pool lately.
+- `worker_files`: files that a worker writes for the pool, and how they are read.
 - `workers`: the workers on this machine: observing them and carrying out `model.actions`.
 """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from aliquot.model import ComputeUse, Grant, GrantState, SliceUse
 from aliquot.model.errors import NoCapacityError
 from aliquot.slices.gpu_choice import WAIT, describe_free, find_gpus, fits
+from aliquot.slices.grant_creation import without_grants
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -35,8 +36,7 @@ class MachinePlan:
     @classmethod
     def of_empty(cls, seen: Status) -> MachinePlan:
         """The machine with no grants and nobody else on it."""
-        gpus = (replace(one, granted_bytes=0, strangers=()) for one in seen.gpus)
-        return cls(tuple(gpus), ())
+        return cls(tuple(without_grants(seen.gpus)), ())
 
     def without(self, names: Iterable[str]) -> MachinePlan:
         """The same after these grants have ended."""
@@ -121,6 +121,18 @@ class MachinePlan:
             for one in self.gpus
         )
         return MachinePlan(tuple(gpus), (*self.grants, grant))
+
+
+def held_gpus(grant: Grant, gpus: Iterable[SharedGpu]) -> float:
+    """How many GPUs a grant counts as: of each the part of memory or compute that is more."""
+    if grant.state is GrantState.PARKED:
+        return 0.0
+    sizes = {one.gpu.uuid: one.gpu.memory_bytes for one in gpus}
+    parts = (
+        max(one.memory_bytes / max(1, sizes.get(one.gpu_uuid, 0)), one.compute_percent / 100)
+        for one in grant.slices
+    )
+    return sum(min(1.0, part) for part in parts)
 
 
 class MachineCapacity:

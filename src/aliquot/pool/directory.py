@@ -1,20 +1,33 @@
 """The directory of a pool: everything that outlives it, and how commands find it.
 
 DIR/pool.lock         locked by the one pool that serves this directory
-DIR/pool.json         the port and the token of that pool's API, readable by its user only
 DIR/pool.sqlite       jobs and their history
 DIR/jobs/NUMBER/      a job's slots (`slots`) and the output of its workers, rank-N.log
+DIR/index/UID         which jobs a user has, for reading their output without the pool (`index`)
+STATE/pool/runs       where `aliquot run` asks for grants and waits for them (`runs`)
+STATE/pool/socket     the pool's API; STATE is the arbiter's state directory
+
+Root's pool is shared: it is in /var/lib/aliquot/pool, all users reach its socket, which is
+/run/aliquot/pool/socket, and their commands find it while it serves. Every other user's pool is
+that user's own: nobody else reaches its directory or its socket.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import socket
+import stat
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aliquot.model.errors import StateError
 from aliquot.slices import StateDirectory, state_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _SYSTEM = Path("/var/lib/aliquot")
 
@@ -32,9 +45,24 @@ class PoolDirectory:
         return self.path / "pool.sqlite"
 
     @property
-    def endpoint(self) -> Path:
-        """The file with the port and the token of the pool's API."""
-        return self.path / "pool.json"
+    def shared(self) -> bool:
+        """Whether the pool is root's, and so for all users."""
+        return os.geteuid() == 0 or state_directory.belongs_to_root(self.state.directory)
+
+    @property
+    def is_system(self) -> bool:
+        """Whether the pool is root's, of this machine itself."""
+        return self.state == StateDirectory(state_directory.SYSTEM)
+
+    @property
+    def socket(self) -> Path:
+        """The socket of the pool's API."""
+        return self.state.directory / "pool" / "socket"
+
+    @property
+    def runs(self) -> Path:
+        """The socket for `aliquot run` (`runs`)."""
+        return self.state.directory / "pool" / "runs"
 
     def job(self, number: int) -> Path:
         """A job's folder."""
@@ -50,7 +78,7 @@ class PoolDirectory:
 
 def directory_of(state: StateDirectory) -> PoolDirectory:
     """The directory of that machine's pool; it need not exist."""
-    home = _home()
+    home = _home(state)
     if state.shape is None:
         return PoolDirectory(home / "pool", state)
     return PoolDirectory(
@@ -58,20 +86,69 @@ def directory_of(state: StateDirectory) -> PoolDirectory:
     )
 
 
-def existing() -> list[PoolDirectory]:
-    """The directories of all pools that are up: this machine's first, then simulated ones."""
+def on_disk() -> list[PoolDirectory]:
+    """The directories of all pools that have been up, also before a reboot: root's first."""
+    own = state_directory.own_directory()
+    machines = [own] if state_directory.override() else [state_directory.SYSTEM, own]
+    found = []
+    for machine in dict.fromkeys(machines):
+        top = directory_of(StateDirectory(machine)).path
+        for one in state_directory.with_simulated(top):  # pools are in such folders too
+            inner = machine / one.directory.relative_to(top)
+            found.append(PoolDirectory(one.directory, StateDirectory(inner, one.shape)))
+    return [one for one in found if _is_trusted(one.path)]
+
+
+def _is_trusted(folder: Path) -> bool:
+    """Whether only root or this user can write to a folder."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022
+    return private and found.st_uid in {0, os.geteuid()}
+
+
+def with_socket() -> list[PoolDirectory]:
+    """The directories of all pools that are or were up: root's first, then this user's."""
     found = [directory_of(state) for state in state_directory.all_directories()]
-    return [one for one in dict.fromkeys(found) if one.endpoint.exists()]
+    return [one for one in dict.fromkeys(found) if one.socket.exists()]
 
 
 def prepare(pool: PoolDirectory) -> None:
-    """Create the directory, readable by its user only: it contains environments of jobs."""
-    top = _home()
+    """Create the directory. Only its user can list it: it contains environments of jobs.
+
+    Users of a shared pool pass through it, to the files of their own jobs.
+    """
+    top = _home(pool.state)
     inner = [pool.path, *pool.path.parents]
     for folder in reversed([one for one in inner if one == top or one.is_relative_to(top)]):
         state_directory.make_directory(folder)
-    pool.path.chmod(0o700)
     state_directory.make_directory(pool.path / "jobs")
+    state_directory.prepare(pool.state)
+    state_directory.make_directory(pool.socket.parent)
+    for folder in (pool.path, pool.path / "jobs"):
+        folder.chmod(0o711 if pool.shared else 0o700)
+
+
+@contextmanager
+def folder_of(path: Path) -> Iterator[str]:
+    """A short path of a socket's folder: a socket path has only 107 bytes."""
+    handle = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{handle}"
+    finally:
+        os.close(handle)
+
+
+def bind_socket(server: socket.socket, path: Path, mode: int) -> None:
+    """Bind to a name of this process, and rename it when its mode is right."""
+    with folder_of(path) as folder:
+        temporary = Path(folder) / f".{path.name}-{os.getpid()}"
+        temporary.unlink(missing_ok=True)
+        server.bind(str(temporary))
+        temporary.chmod(mode)
+        temporary.rename(temporary.with_name(path.name))
 
 
 def lock_directory(pool: PoolDirectory) -> int:
@@ -88,10 +165,11 @@ def lock_directory(pool: PoolDirectory) -> int:
     return handle
 
 
-def _home() -> Path:
-    """A directory that survives a reboot."""
-    if named := state_directory.override():
-        return Path(named).absolute()
-    if os.geteuid() == 0:
+def _home(state: StateDirectory) -> Path:
+    """A directory that survives a reboot: root's for root's pools, else this user's."""
+    own = state_directory.own_directory()
+    if state_directory.override() and own != state_directory.SYSTEM:
+        return own
+    if os.geteuid() == 0 or state.directory.is_relative_to(state_directory.SYSTEM):
         return _SYSTEM
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "aliquot"

@@ -66,5 +66,5 @@ def _carry_out(launch: dict[str, Any], request: dict[str, Any]) -> dict[str, Any
 
 
 if __name__ == "__main__":
-    with suppress(NoSuchGrantError):  # the worker has ended
+    with suppress(NoSuchGrantError, FileNotFoundError):  # the worker has ended
         main(Path(sys.argv[1]))

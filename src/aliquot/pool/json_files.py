@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from typing import TYPE_CHECKING, Any
+
+from aliquot.pool.user_files import open_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,11 +22,22 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace a file atomically: a reader sees all of the old or all of the new object."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+def write_json(path: Path, content: dict[str, Any], uid: int | None = None) -> None:
+    """Replace a file atomically: a reader sees all of the old or all of the new object.
+
+    Only its owner can read it: this process's user or, if root says so, the user `uid`. Nobody else
+    may be able to write to the folder, nor, with `uid`, to list it. Until the file is whole it is
+    this process's user's, and nobody can guess its name: `uid` cannot mount anything over it.
+    """
+    text = json.dumps(content)
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    handle = open_in(path.parent, temporary.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        temporary.write_text(json.dumps(content), "utf-8")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            if uid is not None and os.geteuid() == 0:
+                os.fchown(handle, uid, -1)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

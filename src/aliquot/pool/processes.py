@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aliquot.slices.procfs import started_at, stat_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["boot_id", "descendants", "kill_listed", "python_module", "send_signal", "started_at"]
 
 _PROC = Path("/proc")
+
+
+def python_module(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of Aliquot in another Python, as isolated as this one."""
+    isolation = "-I" if sys.flags.isolated else "-P"
+    return [sys.executable, isolation, "-m", module, *arguments]
 
 
 def boot_id() -> str:
     """The ID of the machine's current boot."""
     return (_PROC / "sys/kernel/random/boot_id").read_text("ascii").strip()
-
-
-def started_at(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if it is dead."""
-    fields = _fields(pid)
-    return None if fields is None or fields[0] in {"Z", "X"} else int(fields[19])
 
 
 def send_signal(pid: int, start: int, number: signal.Signals) -> bool:
@@ -37,11 +46,28 @@ def send_signal(pid: int, start: int, number: signal.Signals) -> bool:
     return True
 
 
+def kill_listed(pids: Callable[[], set[int]]) -> None:
+    """Kill the processes of a list that its keeper, who sees them end, shortens when they do.
+
+    The list is asked for again when there is a handle of each: what is listed still has not ended,
+    so that no handle is of a later process with the same pid.
+    """
+    with ExitStack() as kept:
+        handles = {}
+        for pid in pids():
+            with suppress(OSError):
+                handles[pid] = os.pidfd_open(pid)
+                kept.callback(os.close, handles[pid])
+        for pid in handles.keys() & pids() if handles else ():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
+
+
 def descendants(pid: int) -> list[int]:
     """All descendants of a process."""
     children: dict[int, list[int]] = {}
     for folder in _PROC.iterdir():
-        if folder.name.isdecimal() and (fields := _fields(int(folder.name))) is not None:
+        if folder.name.isdecimal() and (fields := stat_fields(int(folder.name))) is not None:
             children.setdefault(int(fields[1]), []).append(int(folder.name))
     found, waiting = [], [pid]
     while waiting:
@@ -49,12 +75,3 @@ def descendants(pid: int) -> list[int]:
         found += below
         waiting += below
     return found
-
-
-def _fields(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the name, which may contain any character."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()

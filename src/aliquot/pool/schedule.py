@@ -7,71 +7,328 @@ possible.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from aliquot.model import lifecycle
+from aliquot.model import GrantState, format_count, format_duration, lifecycle
 from aliquot.model.errors import NoCapacityError
 from aliquot.model.job import JobPhase, Sizes
+from aliquot.model.strength import UNKNOWN
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
 from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.elastic.feasibility import Feasibility, JobWorkers
 from aliquot.placement.elastic.job import Elastic
-from aliquot.placement.elastic.resize import Rules, decide
+from aliquot.placement.elastic.resize import DOES_NOT_FIT, NOT_OVERTAKEN, Rules, decide
+from aliquot.placement.queues.users import user_queue, with_users
 from aliquot.pool.capacity import MachineCapacity, MachinePlan, place
+from aliquot.pool.expected import WaitingTurn, expected_starts
 from aliquot.pool.progress import pause_after_resize
-from aliquot.pool.workers import allocated_slots, grant_name, parked_grants
+from aliquot.pool.runs import RunMode, Waiting
+from aliquot.pool.workers import allocated_slots, grant_name, grant_prefix, parked_grants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from aliquot.model import Grant, Request
+    from aliquot.model import Grant, Request, Slice
+    from aliquot.model.job import Job
     from aliquot.model.job_state import JobState
+    from aliquot.model.owner import Owner
     from aliquot.placement.core.snapshot import Hardware
-    from aliquot.placement.queues.quota import Queue
+    from aliquot.placement.elastic.resize import SizeDecision
+    from aliquot.placement.queues.quota import Bound, Queue
+    from aliquot.placement.queues.users import PastUse
+    from aliquot.pool.runs import RunRequest
     from aliquot.pool.store import StoredJob
     from aliquot.slices.control import Status
+
+OCCUPIED = "other jobs are giving its GPUs back"
+WOULD_SHRINK = "jobs above their smallest size give GPUs up for a command that waits"
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedGrant:
+    """The grant of a command that the pool admitted, and the user and queue that pay for it."""
+
+    grant: Grant
+    owner: Owner
+    queue: str
 
 
 @dataclass
 class PoolScheduler:
     """Decides sizes. Between decisions it keeps since when each job could have grown.
 
-    `waiting` says why each waiting job waits.
+    `waiting` says why each waiting job or run waits, and `turns` in which order their turns come.
+    `expected` is when they start at the latest, as far as the time limits of running jobs say so.
     """
 
     rules: Rules = field(default_factory=Rules)
-    queues: Mapping[str, Queue] = field(default_factory=dict)
     waiting: dict[str, str] = field(default_factory=dict)
+    turns: list[str] = field(default_factory=list)
+    expected: dict[str, float] = field(default_factory=dict)
+    admitted: list[tuple[RunRequest, list[Slice]]] = field(default_factory=list)
+    refused: list[tuple[RunRequest, str]] = field(default_factory=list)
+    previewed: list[tuple[RunRequest, list[Slice] | Waiting]] = field(default_factory=list)
     _could_grow: dict[str, tuple[float, int]] = field(default_factory=dict)
 
-    def changes(
-        self, jobs: Sequence[StoredJob], status: Status, now: float
+    def changes(  # noqa: PLR0913, PLR0917 - the whole snapshot
+        self,
+        jobs: Sequence[StoredJob],
+        status: Status,
+        now: float,
+        shares: UserShares,
+        runs: Sequence[RunRequest] = (),
+        held: Mapping[int, str] = MappingProxyType({}),
+        charged: Sequence[AdmittedGrant] = (),
     ) -> Iterator[tuple[StoredJob, JobState]]:
-        """The jobs to change and their new states, in this order."""
-        by_name = {stored.job.name: stored for stored in jobs}
-        elastic = [one for stored in jobs if (one := _elastic(stored, status, now)) is not None]
-        check, hardware = _feasibility(jobs, status), _hardware(status)
-        decision = decide(elastic, check, self.queues, hardware, now, self.rules, self._could_grow)
-        self._could_grow, self.waiting = decision.could, dict(decision.waits)
-        plan = _reserved(jobs, status)
+        """The jobs to change and their new states, in this order.
+
+        After that `admitted` has the `runs` that start now, with their slices, and `refused` those
+        that do not wait and cannot start, with the reasons. `previewed` has the answers to those
+        that only ask. `held` says why jobs may not start, by their numbers. `charged` are the
+        commands that run: they count for their queues and users, and nothing ends for others.
+        """
+        self.admitted, self.refused, self.previewed = [], [], []
+        requests = {run_name(run): run for run in runs}
+        by_name = {scheduled_name(stored): stored for stored in jobs}
+        free = [stored for stored in jobs if stored.job.number not in held]
+        elastic = [one for stored in free if (one := _elastic(stored, status, now)) is not None]
+        elastic += [_elastic_run(run, status) for run in runs if run.mode is RunMode.WAIT]
+        elastic += [_elastic_grant(one, status) for one in charged if _counts(one.grant)]
+        check, hardware = _feasibility(jobs, status, runs), _hardware(status)
+        members = [(stored.job.queue, stored.owner.name) for stored in jobs]
+        members += [(run.queue, run.owner.name) for run in runs]
+        members += [(one.queue, one.owner.name) for one in charged]
+        queues = shares.queues_of(members)
+        decision = decide(elastic, check, queues, hardware, now, self.rules, self._could_grow)
+        self._could_grow = decision.could
+        self.waiting = {
+            **{name: _reason(decision, name, by_name, status, now) for name in decision.waits},
+            **{_name(number): why for number, why in held.items()},
+        }
+        plan, grown = _reserved(jobs, status), dict[str, int]()
         for name, (size, why) in decision.resizes.items():
             stored = by_name[name]
             state = stored.state
             if size > state.size:
                 if (more := _resized(plan, stored, status, size)) is None:
                     continue
-                plan = more
+                plan, grown[name] = more, size
             yield stored, lifecycle.resize(stored.job, state, state.generation, size, now, why)
         for name, size in decision.starts.items():
+            if name in requests:
+                plan = self._admit(requests[name], plan)
+                continue
             stored = by_name[name]
             try:
                 plan = _placed(plan, stored, status, size)
             except NoCapacityError:
-                self.waiting[name] = "other jobs are giving its GPUs back"
+                self.waiting[name] = OCCUPIED
                 continue
             state = stored.state
             yield stored, lifecycle.start(stored.job, state, state.generation, size, now)
+        first = [name for name in decision.starts if name in self.waiting]
+        self.turns = [*first, *(name for name in decision.waits if name not in first)]
+        outlook = _Outlook(by_name, requests, plan, now)
+        self.expected = outlook.starts(decision, first)
+        starts = {name: size for name, size in decision.starts.items() if name not in self.waiting}
+        sizes = grown | starts
+        elastic = [replace(one, size=sizes.get(one.name, one.size)) for one in elastic]
+        for run in (one for one in runs if one.mode is not RunMode.WAIT):
+            asked = _elastic_run(run, status)
+            said = decide([*elastic, asked], check, queues, hardware, now, self.rules, {})
+            if run.mode is RunMode.NOW:
+                plan = self._admit_now(run, said, plan)
+                if self.admitted and self.admitted[-1][0] is run:
+                    elastic.append(replace(asked, size=1))
+            else:
+                self.previewed.append((run, self._preview(run, said, plan, outlook, first)))
+
+    def waiting_of(self, name: str) -> Waiting | None:
+        """The place of a job or run in the queue; None if it has none."""
+        turns = self.turns  # another thread may decide meanwhile
+        if name not in turns:
+            return None
+        why, expected = self.waiting.get(name, OCCUPIED), self.expected.get(name)
+        return Waiting(why, turns.index(name) + 1, len(turns), expected)
+
+    def _preview(
+        self,
+        run: RunRequest,
+        said: SizeDecision,
+        plan: MachinePlan,
+        outlook: _Outlook,
+        first: list[str],
+    ) -> list[Slice] | Waiting:
+        """What a run would get now, or where it would be in the queue if it waited."""
+        name = run_name(run)
+        if name not in said.starts:
+            turns = [*first, *(one for one in said.waits if one not in first)]
+            expected = outlook.starts(said, first).get(name)
+            return Waiting(said.waits[name], turns.index(name) + 1, len(turns), expected)
+        try:
+            return plan.put(run.request, 1)[1][0]
+        except NoCapacityError:
+            expected = outlook.starts(said, [*first, name]).get(name)
+            return Waiting(WOULD_SHRINK, len(first) + 1, len(self.turns) + 1, expected)
+
+    def _admit_now(self, run: RunRequest, said: SizeDecision, plan: MachinePlan) -> MachinePlan:
+        """The plan with a run that does not wait: nobody shrinks for it."""
+        name = run_name(run)
+        if name in said.starts:
+            plan = self._admit(run, plan)
+            if name not in self.waiting:
+                return plan
+        self.refused.append((run, self.waiting.pop(name, said.waits.get(name, OCCUPIED))))
+        return plan
+
+    def _admit(self, run: RunRequest, plan: MachinePlan) -> MachinePlan:
+        """The plan with a run, if it fits now; else it is among those that wait."""
+        try:
+            plan, (slices,) = plan.put(run.request, 1)
+        except NoCapacityError:
+            self.waiting[run_name(run)] = OCCUPIED
+            return plan
+        self.admitted.append((run, slices))
+        return plan
+
+
+def run_name(run: RunRequest) -> str:
+    """The name of a run in decisions and their reasons."""
+    return f"run {run.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class UserShares:
+    """The queues; what users have used lately, and may have in all queues together, by name."""
+
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+    past: Mapping[str, PastUse] = field(default_factory=dict)
+    limits: Mapping[str, Bound] = field(default_factory=dict)
+
+    def queues_of(self, members: Iterable[tuple[str, str]]) -> dict[str, Queue]:
+        """The queues with one below each for each user of it; `members` are queues and users."""
+        users: dict[str, set[str]] = {}
+        for queue, user in members:
+            users.setdefault(queue, set()).add(user)
+        return with_users(self.queues, users, self.past, self.limits)
+
+
+def scheduled_name(stored: StoredJob) -> str:
+    """The name of a job in decisions and their reasons: names of jobs are per user, and private."""
+    return _name(stored.job.number)
+
+
+def _name(number: int) -> str:
+    return f"job {number}"
+
+
+def _reason(
+    decision: SizeDecision,
+    name: str,
+    jobs: Mapping[str, StoredJob],
+    status: Status,
+    now: float,
+) -> str:
+    """Why a job waits: what has the GPUs, or when others may be resized for it."""
+    why = decision.waits[name]
+    left = decision.until.get(name, 0.0) - now
+    if left > 0:
+        return f"{why}: in {format_duration(left)}"
+    return f"{why}: {users}" if why == DOES_NOT_FIT and (users := _users(jobs, status)) else why
+
+
+def _users(jobs: Mapping[str, StoredJob], status: Status) -> str:
+    """What has GPUs now: jobs by their numbers, and how many grants besides."""
+    found = {name: _grants(stored, status) for name, stored in jobs.items()}
+    names = [name.removeprefix("job ") for name, grants in found.items() if grants]
+    words = [f"job{'s' * (len(names) > 1)} {', '.join(names)}"] if names else []
+    theirs = {grant for grants in found.values() for grant in grants}
+    others = sum(
+        1
+        for grant in status.grants
+        if grant.name not in theirs and grant.state is not GrantState.PARKED
+    )
+    words += [f"{format_count(others, 'grant')} of aliquot run"] if others else []
+    return " and ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """When those that wait start at the latest; `plan` is the machine after what starts now."""
+
+    jobs: Mapping[str, StoredJob]
+    runs: Mapping[str, RunRequest]
+    plan: MachinePlan
+    now: float
+
+    def starts(self, decision: SizeDecision, occupied: Sequence[str]) -> dict[str, float]:
+        """The latest starts that are known; `occupied` wait for GPUs that jobs give back now."""
+        if occupied:
+            freed = self._given_back(decision)
+            return {} if freed is None else dict.fromkeys(occupied, freed)
+        first = next(iter(decision.waits), "")
+        if first in decision.until:
+            return {first: decision.until[first] + self._longest_stop()}
+        known = takewhile(lambda name: _is_by_place(decision.waits[name]), decision.waits)
+        turns = map(self._turn, known)
+        return expected_starts(turns, self.plan, self._ends(), self.now)
+
+    def _turn(self, name: str) -> WaitingTurn:
+        if name in self.runs:
+            return WaitingTurn(name, self.runs[name].request)
+        job, state = self.jobs[name].job, self.jobs[name].state
+        limit = job.time_seconds
+        left = None if limit is None else limit - state.used_seconds + _stop_seconds(job)
+        return WaitingTurn(name, job.request, job.sizes.least, left)
+
+    def _ends(self) -> Iterator[tuple[float, Sequence[Grant]]]:
+        """When jobs that have workers have ended at the latest, and what they have until then."""
+        for stored in self.jobs.values():
+            if not stored.state.phase.inactive and (when := self._end(stored)) is not None:
+                prefix = grant_prefix(stored)
+                yield when, [one for one in self.plan.grants if one.name.startswith(prefix)]
+
+    def _end(self, stored: StoredJob) -> float | None:
+        job, state = stored.job, stored.state
+        if state.stopping is not None and state.stopping.then is not JobPhase.STARTING:
+            return state.stopping.until + job.grace_seconds
+        if job.time_seconds is None:
+            return None
+        since = self.now if state.active_since is None else state.active_since
+        return since + job.time_seconds - state.used_seconds + _stop_seconds(job)
+
+    def _given_back(self, decision: SizeDecision) -> float | None:
+        """When the jobs that are stopped or made smaller now have given their GPUs back."""
+        stopping = [
+            stored.state.stopping.until + stored.job.grace_seconds
+            for stored in self.jobs.values()
+            if stored.state.stopping is not None
+        ]
+        shrinking = [
+            self.now + _stop_seconds(self.jobs[name].job)
+            for name, (size, _) in decision.resizes.items()
+            if size < self.jobs[name].state.size
+        ]
+        return max([*stopping, *shrinking], default=None)
+
+    def _longest_stop(self) -> float:
+        """How long a job needs to become smaller."""
+        elastic = [
+            one.job for one in self.jobs.values() if one.state.slots and one.job.sizes.elastic
+        ]
+        return max(map(_stop_seconds, elastic), default=0.0)
+
+
+def _stop_seconds(job: Job) -> float:
+    return job.notice_seconds + job.grace_seconds
+
+
+def _is_by_place(why: str) -> bool:
+    """Whether one waits for GPUs only, and not for a quota."""
+    return why == DOES_NOT_FIT or why.endswith(NOT_OVERTAKEN)
 
 
 def _elastic(stored: StoredJob, status: Status, now: float) -> Elastic | None:
@@ -79,13 +336,13 @@ def _elastic(stored: StoredJob, status: Status, now: float) -> Elastic | None:
     if not state.is_schedulable(now):
         return None
     return Elastic(
-        name=job.name,
+        name=scheduled_name(stored),
         sizes=Sizes((state.size,))
         if state.frozen
         else job.sizes,  # frozen workers keep their number
         member=_demand(job.request, status),
-        queue=job.queue,
-        priority=job.priority,
+        queue=user_queue(job.queue, stored.owner.name),
+        priority=job.urgency,
         submitted=job.submitted,
         size=state.target_size,
         resized_at=state.resized_at,
@@ -96,20 +353,64 @@ def _elastic(stored: StoredJob, status: Status, now: float) -> Elastic | None:
     )
 
 
-def _feasibility(jobs: Sequence[StoredJob], status: Status) -> Feasibility[Grant]:
+def _elastic_run(run: RunRequest, status: Status) -> Elastic:
+    return Elastic(
+        name=run_name(run),
+        sizes=Sizes((1,)),
+        member=_demand(run.request, status),
+        queue=user_queue(run.queue, run.owner.name),
+        submitted=run.submitted,
+    )
+
+
+def _counts(grant: Grant) -> bool:
+    """Whether a grant has GPUs that limits count."""
+    return bool(grant.slices) and grant.state is not GrantState.PARKED
+
+
+def _elastic_grant(one: AdmittedGrant, status: Status) -> Elastic:
+    """A command that runs. Its size is fixed, and it stays where it is."""
+    sizes = {shared.gpu.uuid: shared.gpu.memory_bytes for shared in status.gpus}
+    parts = [
+        max(
+            WHOLE_MILLI * part.memory_bytes // max(1, sizes.get(part.gpu_uuid, 0)),
+            part.compute_percent * 10,
+        )
+        for part in one.grant.slices
+    ]
+    largest = max(part.memory_bytes for part in one.grant.slices)
+    milli = min(WHOLE_MILLI, max(parts))
+    return Elastic(
+        name=f"grant {one.grant.name}",
+        sizes=Sizes((1,)),
+        member=Demand(len(parts), Kind.SLICED, milli=milli, gpu_bytes=largest),
+        queue=user_queue(one.queue, one.owner.name),
+        size=1,
+    )
+
+
+def _feasibility(
+    jobs: Sequence[StoredJob], status: Status, runs: Sequence[RunRequest]
+) -> Feasibility[Grant]:
     grants = {grant.name: grant for grant in status.grants}
-    parked = {one.job.name: parked_grants(one.job, status).values() for one in jobs}
+    parked: dict[str, Collection[Grant]] = {
+        scheduled_name(one): parked_grants(one, status).values() for one in jobs
+    }
     workers = {
-        stored.job.name: JobWorkers(
-            name=stored.job.name,
+        scheduled_name(stored): JobWorkers(
+            name=scheduled_name(stored),
             member=(_demand(stored.job.request, status),),
             held=tuple(grants[name] for name in _grants(stored, status)),
             size=stored.state.size if _has_its_gpus(stored, status) else None,
-            pinned=bool(parked[stored.job.name]),
+            pinned=bool(parked[scheduled_name(stored)]),
         )
         for stored in jobs
     }
-    requests = {stored.job.name: stored.job.request for stored in jobs}
+    requests = {scheduled_name(stored): stored.job.request for stored in jobs}
+    for run in runs:
+        name = run_name(run)
+        workers[name] = JobWorkers(name=name, member=(_demand(run.request, status),))
+        requests[name], parked[name] = run.request, ()
     return Feasibility(MachineCapacity(MachinePlan.of(status), requests, parked), workers)
 
 
@@ -118,14 +419,14 @@ def _has_its_gpus(stored: StoredJob, status: Status) -> bool:
     state = stored.state
     if state.stopping is not None or state.phase.inactive:
         return False
-    allocated = allocated_slots(stored.job, status)
+    allocated = allocated_slots(stored, status)
     return state.phase is JobPhase.RUNNING or all(slot in allocated for slot in state.slots)
 
 
 def _reserved(jobs: Sequence[StoredJob], status: Status) -> MachinePlan:
     """The machine as it is, plus the GPUs that starting jobs still need."""
     plan = MachinePlan.of(status)
-    parked_first = sorted(jobs, key=lambda one: not parked_grants(one.job, status))
+    parked_first = sorted(jobs, key=lambda one: not parked_grants(one, status))
     for stored in parked_first:
         state = stored.state
         size = state.target_size
@@ -145,24 +446,32 @@ def _resized(plan: MachinePlan, stored: StoredJob, status: Status, size: int) ->
 
 
 def _placed(plan: MachinePlan, stored: StoredJob, status: Status, size: int) -> MachinePlan:
-    return place(plan, stored.job.request, size, parked_grants(stored.job, status).values())
+    return place(plan, stored.job.request, size, parked_grants(stored, status).values())
 
 
 def _grants(stored: StoredJob, status: Status) -> list[str]:
-    return [grant_name(stored.job, slot) for slot in allocated_slots(stored.job, status)]
+    return [grant_name(stored, slot) for slot in allocated_slots(stored, status)]
 
 
 def _demand(request: Request, status: Status) -> Demand:
     """What one worker counts against its queue's quota."""
-    if request.memory is None:
-        return Demand(gpus=request.gpus)
+    if request.is_whole:
+        return Demand(gpus=request.gpus, min_strength=request.min_strength)
     largest = max((one.gpu for one in status.gpus), key=lambda gpu: gpu.memory_bytes)
     size = request.bytes_on(largest)
     part = WHOLE_MILLI * size // max(1, largest.memory_bytes)
     milli = min(WHOLE_MILLI, max(part, request.compute_percent * 10))
-    return Demand(gpus=request.gpus, kind=Kind.SLICED, milli=milli, gpu_bytes=size)
+    return Demand(
+        gpus=request.gpus,
+        kind=Kind.SLICED,
+        milli=milli,
+        gpu_bytes=size,
+        min_strength=request.min_strength,
+    )
 
 
 def _hardware(status: Status) -> Hardware:
     largest = max((one.gpu.memory_bytes for one in status.gpus), default=0)
-    return empty([NodeHardware("here", gpus=len(status.gpus), gpu_bytes=largest)]).hardware
+    strongest = max((one.gpu.strength for one in status.gpus), default=UNKNOWN)
+    here = NodeHardware("here", len(status.gpus), gpu_bytes=largest, strength=strongest)
+    return empty([here]).hardware

@@ -4,14 +4,15 @@ A pool may die at any moment and must find its workers and their exit codes agai
 each worker is a supervisor, not the pool. A supervisor
 
 - takes its slot by creating the file `owner`, which only one process can; any other one exits;
-- runs the command of the file `launch` in a new session, and copies its output into the log of its
-  rank (`logs`), which keeps the end;
+- runs the command of the file `launch` in a new session and, if that is possible, in a cgroup of
+  its own, and copies its output into the log of its rank (`logs`), which keeps the end;
+- in root's pool stays root, and runs the command with the rights of the job's user (`account`);
 - passes SIGTERM on to the command's process group, and on SIGUSR1 kills all descendants;
-- when the command has ended, kills the processes it left behind (it is their subreaper), ends the
-  grant, and writes `end`. Disk space for `end` is reserved at the start, and the log is complete by
-  then.
+- when the command has ended, kills the processes it left behind (by their cgroup, and as their
+  subreaper), ends the grant, and writes `end`. Disk space for `end` is reserved at the start, and
+  the log is complete by then.
 
-If the supervisor is killed, the kernel kills the command.
+If the supervisor is killed, the kernel kills the command, and the pool the rest of the cgroup.
 """
 
 from __future__ import annotations
@@ -22,14 +23,23 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from aliquot.pool import cgroup
+from aliquot.pool.account import AccountError, Surroundings, become, look_up, session
+from aliquot.pool.json_files import write_json
 from aliquot.pool.logs import RankLog
 from aliquot.pool.processes import boot_id, descendants, started_at
 
-OWNER, LAUNCH, END = "owner", "launch", "end"
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aliquot.pool.account import Account
+
+OWNER, LAUNCH, END, CGROUP = "owner", "launch", "end", "cgroup"
 END_BYTES = 4096
 
 _CHUNK = 1 << 16
@@ -43,24 +53,75 @@ _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1}
 def main(folder: Path) -> None:
     """Run the worker of one slot."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    launch = json.loads((folder / LAUNCH).read_text("utf-8"))
+    umask = os.umask(0o077)
+    try:
+        launch = json.loads((folder / LAUNCH).read_text("utf-8"))
+    except FileNotFoundError:  # another one has run the worker
+        return
     end = _reserve_end(folder)
     if not take_slot(folder, {"supervisor": os.getpid(), "start": started_at(os.getpid())}):
         Path(end).unlink()
         return
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    log = _log(folder)
+    group = _make_cgroup(folder)
+    try:
+        with _rights(launch, umask) as rights:
+            outcome = _run(folder, launch, rights, group)
+    except AccountError as error:
+        outcome = {"unrunnable": error.message}
+        _kill_orphans(group)
+    if group is not None and not group.exists():
+        (folder / CGROUP).unlink()
+    with suppress(Exception):  # the pool retries it
+        _end_grant(launch)
+    with suppress(OSError):  # nobody needs it any more, and it may be long
+        (folder / LAUNCH).unlink()
+    _write_end(folder, end, outcome)
+
+
+def _run(
+    folder: Path, launch: dict[str, Any], rights: Rights, group: Path | None
+) -> dict[str, Any]:
+    """Run the command until all of it has ended; how it ended."""
+    log = _log(folder, launch["user"]["uid"])
     output, output_end = os.pipe()
-    child, error_pipe = _start_command(launch, output_end)
+    if rights.account is not None:
+        os.fchown(output_end, rights.account.uid, -1)  # so that it can open /dev/stdout
+    child, error_pipe = _start_command(launch, output_end, rights, group)
     os.close(output_end)
     copying = threading.Thread(target=_copy, args=(output, log), daemon=True)
     copying.start()
-    outcome = _wait_for_end(child, error_pipe)
-    _kill_orphans()
-    with suppress(Exception):  # the pool retries it
-        _end_grant(launch)
+    outcome = _wait_for_end(child, error_pipe, group)
+    _kill_orphans(group)
     copying.join(_LAST_OUTPUT_SECONDS)
-    _write_end(folder, end, outcome)
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What the command runs with; `account` is None if it has the rights of this process."""
+
+    account: Account | None
+    inherited: Surroundings
+
+
+@contextmanager
+def _rights(launch: dict[str, Any], umask: int) -> Iterator[Rights]:
+    """The rights of the job's user, with a session for as long as the command runs."""
+    uid, gid = launch["user"]["uid"], launch["user"]["gid"]
+    if uid == os.geteuid():
+        yield Rights(None, Surroundings({}, umask))
+        return
+    account = look_up(uid, gid, launch["user"].get("name"))
+    with session(account) as inherited:
+        yield Rights(account, inherited)
+
+
+def _make_cgroup(folder: Path) -> Path | None:
+    group = cgroup.create(folder)
+    if group is not None:
+        write_json(folder / CGROUP, {"path": str(group)})
+    return group
 
 
 def take_slot(folder: Path, content: dict[str, Any]) -> bool:
@@ -76,10 +137,10 @@ def take_slot(folder: Path, content: dict[str, Any]) -> bool:
     return True
 
 
-def _log(folder: Path) -> RankLog:
+def _log(folder: Path, uid: int) -> RankLog:
     """The log of this rank. Errors of the supervisor itself go there too."""
     rank = folder.name.rpartition(".")[2]
-    return RankLog(folder.parent / f"rank-{rank}.log", also=(1, 2))
+    return RankLog(folder.parent / f"rank-{rank}.log", also=(1, 2), uid=uid)
 
 
 def _copy(output: int, log: RankLog) -> None:
@@ -87,31 +148,43 @@ def _copy(output: int, log: RankLog) -> None:
         log.write(content)
 
 
-def _start_command(launch: dict[str, Any], output_end: int) -> tuple[int, int]:
+def _start_command(
+    launch: dict[str, Any], output_end: int, rights: Rights, group: Path | None
+) -> tuple[int, int]:
     """Start the command; its process, and a pipe for the reason if it cannot be run."""
     error_pipe, error_end = os.pipe()
     child = os.fork()
     if child == 0:
-        _run_command(launch, output_end, error_end)
+        for standard in (1, 2):
+            os.dup2(output_end, standard)
+        _run_command(launch, error_end, rights, group)
     os.close(error_end)
     return child, error_pipe
 
 
-def _wait_for_end(child: int, error_pipe: int) -> dict[str, Any]:
+def _wait_for_end(child: int, error_pipe: int, group: Path | None) -> dict[str, Any]:
     failure = os.read(error_pipe, 1000).decode("utf-8", "replace")
     os.close(error_pipe)
-    status = _wait_for(child)
+    status = _wait_for(child, group)
     if failure:
         return {"unrunnable": failure}
     return {"code": os.waitstatus_to_exitcode(status)}
 
 
-def _run_command(launch: dict[str, Any], output_end: int, error_end: int) -> NoReturn:
+def _run_command(
+    launch: dict[str, Any], error_end: int, rights: Rights, group: Path | None
+) -> NoReturn:
+    """Become the command. No path of the user is opened before its rights are those of the user."""
     try:
-        for standard in (1, 2):
-            os.dup2(output_end, standard)
         supervisor = os.getppid()
         os.setsid()
+        if group is not None:
+            cgroup.enter(group)
+        if rights.account is None:
+            os.umask(rights.inherited.umask)
+        else:
+            become(rights.account, rights.inherited)
+        # After the change of the user, which clears it.
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:  # it died before prctl took effect
             os._exit(1)
@@ -120,6 +193,8 @@ def _run_command(launch: dict[str, Any], output_end: int, error_end: int) -> NoR
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
         os.chdir(launch["directory"])
         os.execve(launch["program"], launch["command"], launch["environment"])
+    except ValueError as error:  # a resource limit
+        os.write(error_end, str(error).encode())
     except OSError as error:
         where = f"{error.filename}: " if error.filename else f"{launch['program']}: "
         os.write(error_end, f"{where}{error.strerror}".encode())
@@ -127,7 +202,7 @@ def _run_command(launch: dict[str, Any], output_end: int, error_end: int) -> NoR
         os._exit(127)
 
 
-def _wait_for(child: int) -> int:
+def _wait_for(child: int, group: Path | None) -> int:
     """Wait for the command and handle signals; its wait status."""
     while True:
         match signal.sigwait(_SIGNALS):
@@ -137,7 +212,7 @@ def _wait_for(child: int) -> int:
                         child, signal.SIGTERM
                     )  # not reaped yet, so the number is still its own
             case signal.SIGUSR1:
-                _kill_all()
+                _kill_all(group)
             case _:
                 while True:
                     found, status = os.waitpid(-1, os.WNOHANG)
@@ -147,14 +222,18 @@ def _wait_for(child: int) -> int:
                         break
 
 
-def _kill_orphans() -> None:
+def _kill_orphans(group: Path | None) -> None:
     with suppress(ChildProcessError):
         while True:
-            _kill_all()
+            _kill_all(group)
             os.waitpid(-1, 0)
+    if group is not None:
+        cgroup.end(group)
 
 
-def _kill_all() -> None:
+def _kill_all(group: Path | None) -> None:
+    if group is not None:
+        cgroup.kill(group)
     for pid in descendants(os.getpid()):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -3,81 +3,109 @@
 from __future__ import annotations
 
 import os
-import secrets
+import resource
 import signal
-import tomllib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aliquot.model import format_count
-from aliquot.model.errors import ArbiterError, InvalidValueError
-from aliquot.placement.core.demand import WHOLE_MILLI
-from aliquot.placement.queues.quota import Bound, Queue
-from aliquot.pool import api, processes
+from aliquot.model import Admission, format_count
+from aliquot.model.errors import ArbiterError
+from aliquot.pool import api
+from aliquot.pool.admission import RunAdmission
+from aliquot.pool.arbiter_limits import write_limits
 from aliquot.pool.controller import PoolController
 from aliquot.pool.directory import directory_of, lock_directory, prepare
-from aliquot.pool.json_files import write_json
+from aliquot.pool.policy import FILE, PolicyFile
+from aliquot.pool.runs import RunDesk
+from aliquot.pool.spawner import Spawner
 from aliquot.pool.store import JobStore
 from aliquot.pool.workers import LocalWorkers, prepare_runtime
-from aliquot.slices import state_directory
+from aliquot.slices import control, state_directory
+from aliquot.slices.arbiter_process import ArbiterSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from aliquot.placement.elastic.resize import Rules
     from aliquot.slices import StateDirectory
 
-QUEUE_EXAMPLE = "A queue is written as: [queues.NAME] weight = 2.0, quota = 4 (GPUs), limit = 6"
-
 
 def bring_up(
-    state: StateDirectory, rules: Rules, queues: Mapping[str, Queue], say: Callable[[str], None]
+    state: StateDirectory, rules: Rules, policy: Path | None, say: Callable[[str], None]
 ) -> None:
-    """Run the pool of this machine until SIGTERM or SIGINT. Jobs keep running after that."""
-    if state.directory == state_directory.SYSTEM != state_directory.own_directory():
-        raise ArbiterError(
-            f"the arbiter of this machine, in {state.directory}, belongs to root",
-            "Only root can bring up a pool here. Without a pool use: aliquot run",
-        )
+    """Run the pool of this machine until SIGTERM or SIGINT. Jobs keep running after that.
+
+    `policy` is the file of its queues and limits; by default `policy.FILE`, for root's pool and if
+    it exists.
+    """
+    check_may_bring_up(state)
     directory = directory_of(state)
+    if policy is None and directory.is_system and FILE.exists():
+        policy = FILE
     prepare(directory)
     lock = lock_directory(directory)
+    runtime = prepare_runtime(directory)
+    spawner = Spawner({**os.environ, **runtime.driver.variables})  # before the first thread
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for connections of all users
     try:
+        policies = PolicyFile(policy)
+        if directory.shared and policy is not None:
+            _choose_limits(state, policies)
         pool = PoolController(
             directory,
             JobStore(directory.database),
-            LocalWorkers(directory, prepare_runtime(directory)),
+            LocalWorkers(directory, runtime, spawner),
             rules,
-            queues,
+            policies,
             say,
         )
         _serve(pool, say)
     finally:
+        spawner.close()
         os.close(lock)
+
+
+def check_may_bring_up(state: StateDirectory) -> None:
+    """Raise ArbiterError if the machine is root's, and this process another user's."""
+    if state_directory.belongs_to_root(state.directory):
+        raise ArbiterError(
+            f"the arbiter of this machine, in {state.directory}, belongs to root",
+            "Only root can bring up a pool here. Without a pool use: aliquot run",
+        )
+
+
+def _choose_limits(state: StateDirectory, policies: PolicyFile) -> None:
+    """Let the next arbiter use the limits of the policy, unless it is told to use others."""
+    settings = ArbiterSettings.of(state.directory)
+    if settings.users is None and not control.answers(state.directory):
+        users = write_limits(state.directory, policies.policy)
+        replace(settings, users=users).store(state.directory)
 
 
 def _serve(pool: PoolController, say: Callable[[str], None]) -> None:
     status = pool.workers.arbiter_status()
-    token = secrets.token_urlsafe(32)
-    server = api.serve(pool, token)
+    desk = _run_desk(pool)
+    pool.runs = RunAdmission(desk, pool.directory.state.directory, pool.store)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: pool.stop())
-    pid = os.getpid()
-    port = server.server_address[1]
-    old = os.umask(0o077)
-    try:
-        fields = {"port": port, "token": token, "pid": pid, "start": processes.started_at(pid)}
-        write_json(pool.directory.endpoint, fields)
-    finally:
-        os.umask(old)
+    desk.serve()
+    server = api.serve(pool)
     gpus = format_count(len(status.gpus), "GPU")
     jobs = format_count(len(pool.store.all(unfinished=True)), "job")
     say(f"up on {pool.directory}: {gpus}, {jobs}; {pool.directory.path}")
+    if pool.directory.shared and status.admission is Admission.USERS:
+        say(
+            "users can get GPUs past this pool: its arbiter runs with --admission users."
+            " The services of aliquot install have one with --admission pool"
+        )
     try:
         pool.run()
     finally:
+        pool.directory.socket.unlink(missing_ok=True)
+        desk.close()
         server.shutdown()
-        pool.directory.endpoint.unlink(missing_ok=True)
         left = [one for one in pool.store.all(unfinished=True) if one.state.slots]
         pool.store.close()
         if left:
@@ -85,24 +113,8 @@ def _serve(pool: PoolController, say: Callable[[str], None]) -> None:
             say(f"down; still running: {jobs}; aliquot up continues them")
 
 
-def read_queues(path: Path) -> dict[str, Queue]:
-    """The queues in a TOML file; InvalidValueError if it is invalid."""
-    try:
-        tables = tomllib.loads(path.read_text("utf-8")).get("queues", {})
-        return {name: _queue(name, dict(fields)) for name, fields in tables.items()}
-    except (OSError, AttributeError, TypeError, ValueError) as error:
-        raise InvalidValueError(
-            f"{path} does not define valid queues: {error}", QUEUE_EXAMPLE
-        ) from error
-
-
-def _queue(name: str, fields: dict[str, float]) -> Queue:
-    weight, quota, limit = (fields.pop(key, None) for key in ("weight", "quota", "limit"))
-    if fields:
-        raise ValueError(f"queue {name}: unknown field {', '.join(fields)}")
-    return Queue(
-        name,
-        1.0 if weight is None else float(weight),
-        Bound(0, 0) if quota is None else Bound(milli=int(quota * WHOLE_MILLI)),
-        Bound() if limit is None else Bound(milli=int(limit * WHOLE_MILLI)),
-    )
+def _run_desk(pool: PoolController) -> RunDesk:
+    """Where `aliquot run` asks for grants: of all users, or of the pool's own."""
+    directory = pool.directory
+    mode = 0o666 if directory.shared else 0o600
+    return RunDesk(directory.runs, mode, pool.admit_run, pool.wake)

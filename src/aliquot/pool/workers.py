@@ -11,17 +11,16 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aliquot import slices as grants
-from aliquot.model import GrantState, Life
+from aliquot.model import GrantState, Life, name_for
 from aliquot.model.actions import Verb
-from aliquot.model.errors import ArbiterError, NameInUseError, NoCapacityError
+from aliquot.model.errors import ArbiterError, NameInUseError, NoCapacityError, UserLimitError
 from aliquot.model.job_state import ObservedJob, Slot
 from aliquot.pool import freezer, processes, supervisor
 from aliquot.pool.capacity import MachinePlan
@@ -30,18 +29,19 @@ from aliquot.pool.slots import FREEZE_REQUEST, GRANT, SlotFolder, folders
 from aliquot.slices import arbiter_process, checkpoint, control
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+    from types import ModuleType
 
     from aliquot.devices import Driver
     from aliquot.model import Grant
     from aliquot.model.actions import Action
     from aliquot.model.job import Job
-    from aliquot.model.job_state import JobState
+    from aliquot.model.job_state import ObservedWorker
     from aliquot.pool.directory import PoolDirectory
+    from aliquot.pool.spawner import Spawned, Spawner
     from aliquot.pool.store import StoredJob
     from aliquot.slices.control import Status
-
-_RETRY_SECONDS = 2.0  # before a process that ended without doing its work is started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +54,16 @@ class Runtime:
     unfreezable: str | None = None  # why the driver cannot freeze programs; None if it can
 
 
-@dataclass(frozen=True, slots=True)
-class _Child:
-    """A supervisor or freezer that this pool started."""
-
-    process: subprocess.Popen[bytes]
-    started: float
-
-    @property
-    def busy(self) -> bool:
-        """Whether it runs, or ended so recently that it is too early to start another."""
-        recent = time.monotonic() - self.started < _RETRY_SECONDS
-        return self.process.poll() is None or recent
-
-
 class LocalWorkers:
     """All slots of all jobs on this machine."""
 
-    def __init__(self, directory: PoolDirectory, runtime: Runtime) -> None:
-        self._directory, self._runtime = directory, runtime
+    def __init__(self, directory: PoolDirectory, runtime: Runtime, spawner: Spawner) -> None:
+        self._directory, self._runtime, self._spawner = directory, runtime, spawner
         self._refused: dict[int, tuple[int, str]] = {}
         self._done: set[tuple[int, Slot, object]] = set()
-        self._supervisors: dict[tuple[int, Slot], _Child] = {}
-        self._freezers: dict[tuple[int, Slot], _Child] = {}
+        self._supervisors: dict[tuple[int, Slot], Spawned] = {}
+        self._freezers: dict[tuple[int, Slot], Spawned] = {}
+        self._closed: dict[int, dict[Slot, ObservedWorker]] = {}
 
     # --- observe ---
 
@@ -89,35 +76,45 @@ class LocalWorkers:
         """A job's workers as observed on disk and in the arbiter's status."""
         job, state = stored.job, stored.state
         generation, refused = self._refused.get(job.number, (0, ""))
+        before = self._closed.get(job.number, {})
         workers = {
             slot: worker
             for slot, folder in folders(self._directory.job(job.number)).items()
-            if (worker := folder.observe(state.generation)) is not None
+            if (worker := before.get(slot) or folder.observe(state.generation)) is not None
+        }
+        self._closed[job.number] = {  # for ever, so they are not read in each round
+            slot: worker
+            for slot, worker in workers.items()
+            if worker.closed and slot not in state.slots
         }
         return ObservedJob(
             slots=workers,
-            allocated=frozenset(allocated_slots(job, status)),
-            parked=frozenset(parked_grants(job, status)),
+            allocated=frozenset(allocated_slots(stored, status)),
+            parked=frozenset(parked_grants(stored, status)),
             refused=refused if generation == state.generation else None,
             unfreezable=self._runtime.unfreezable,
         )
 
     def reap(self) -> None:
         """Collect supervisors and freezers that have ended."""
-        self._supervisors = {key: one for key, one in self._supervisors.items() if one.busy}
-        self._freezers = {key: one for key, one in self._freezers.items() if one.busy}
+        for children in (self._supervisors, self._freezers):
+            for key, one in list(children.items()):
+                if not one.busy:
+                    one.close()
+                    del children[key]
 
     def forget(self, number: int) -> None:
         """Forget a finished job."""
         self._done = {key for key in self._done if key[0] != number}
         self._refused.pop(number, None)
+        self._closed.pop(number, None)
 
     # --- apply ---
 
     def apply(self, action: Action, stored: StoredJob) -> None:
         """Carry out one action of a job."""
         if action.verb is Verb.RESERVE:
-            self._reserve(stored.job, stored.state, action.slots)
+            self._reserve(stored, action.slots)
             return
         carry_out = {
             Verb.START: self._start,
@@ -136,41 +133,47 @@ class LocalWorkers:
     def announce_size(self, stored: StoredJob) -> None:
         """Write the current size for programs that adapt to it while they run."""
         for slot in stored.state.slots:
-            if self._once(stored.job, slot, stored.state.generation):
-                content = {"generation": stored.state.generation, "size": stored.state.size}
-                write_json(self._folder(stored.job, slot).worker / "size", content)
+            content = {"generation": stored.state.generation, "size": stored.state.size}
+            tell = partial(self._folder(stored.job, slot).tell, "size", content, stored.owner)
+            self._once(stored.job, slot, stored.state.generation, tell)
 
-    def _reserve(self, job: Job, state: JobState, slots: tuple[Slot, ...]) -> None:
+    def _reserve(self, stored: StoredJob, slots: tuple[Slot, ...]) -> None:
+        job, state, owner = stored.job, stored.state, stored.owner
         if any(self._folder(job, slot).owned for slot in slots):
-            self._reserve_parked(job, state, slots)
+            self._reserve_parked(stored, slots)
             return
         status = self.arbiter_status()
         made: list[str] = []
         try:
             existing = {grant.name for grant in status.grants}
-            mine = {grant_name(job, slot) for slot in slots}
+            mine = {grant_name(stored, slot) for slot in slots}
             plan = MachinePlan.of(status).without(mine)  # leftovers of an interrupted reservation
             placed = plan.put_with_parked(job.request, len(slots))
             for slot, parts in zip(slots, placed, strict=True):
-                name, folder = grant_name(job, slot), self._folder(job, slot)
-                folder.create()
+                name, folder = grant_name(stored, slot), self._folder(job, slot)
+                folder.create(owner)
                 if name in existing:
                     control.end(self._runtime.state, name)
                 grant = control.make(
-                    self._runtime.state, name, parts, kept=True, together=_group(job)
+                    self._runtime.state,
+                    _plain_name(job, slot),
+                    parts,
+                    together=_group(job),
+                    owner=owner.uid,
                 )
                 made.append(name)
                 write_json(folder.path / GRANT, {"grant": grant})
-        except (NoCapacityError, NameInUseError) as error:
+        except (NoCapacityError, NameInUseError, UserLimitError) as error:
             self._refused[job.number] = state.generation, error.message
             self._end_all(made)
         except BaseException:
             self._end_all(made)
             raise
 
-    def _reserve_parked(self, job: Job, state: JobState, slots: tuple[Slot, ...]) -> None:
+    def _reserve_parked(self, stored: StoredJob, slots: tuple[Slot, ...]) -> None:
         """Reserve the GPUs that frozen workers had, for all of them or for none."""
-        directory, names = self._runtime.state, [grant_name(job, slot) for slot in slots]
+        job, state = stored.job, stored.state
+        directory, names = self._runtime.state, [grant_name(stored, slot) for slot in slots]
         try:
             for name in names:
                 control.set_state(directory, name, GrantState.SWITCHING)
@@ -187,27 +190,19 @@ class LocalWorkers:
         job, folder = stored.job, self._folder(stored.job, slot)
         granted = read_json(folder.path / GRANT)
         if granted is None:  # the pool died while it made the grant
-            control.end(self._runtime.state, grant_name(job, slot))
+            control.end(self._runtime.state, grant_name(stored, slot))
             return
         if (job.number, slot) in self._supervisors:
             return
         launch = self._launch(stored, slot, granted["grant"])
         write_json(folder.path / supervisor.LAUNCH, launch)
-        self._supervisors[job.number, slot] = self._begin(supervisor.__name__, job, slot)
+        self._supervisors[job.number, slot] = self._begin(supervisor, stored, slot)
 
-    def _begin(self, module: str, job: Job, slot: Slot) -> _Child:
+    def _begin(self, module: ModuleType, stored: StoredJob, slot: Slot) -> Spawned:
         """Start a process for one slot. It outlives the pool and logs errors in the rank's log."""
-        with self._directory.log(job.number, slot.rank).open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(self._folder(job, slot).path)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                cwd="/",
-                env={**os.environ, **self._runtime.driver.variables},
-            )
-        return _Child(process, time.monotonic())
+        number, folder = stored.job.number, self._folder(stored.job, slot)
+        log = self._directory.log(number, slot.rank)
+        return self._spawner.spawn(module, folder.path, log, stored.owner.uid)
 
     def _launch(self, stored: StoredJob, slot: Slot, grant: str) -> dict[str, Any]:
         """What the supervisor of a slot runs."""
@@ -219,13 +214,20 @@ class LocalWorkers:
             "directory": stored.submission.directory,
             "environment": grants.tenant_environment(own, runtime.library, runtime.driver, grant),
             "state": str(runtime.state),
-            "grant": grant_name(job, slot),
+            "grant": grant_name(stored, slot),
+            "user": {
+                "uid": stored.owner.uid,
+                "gid": stored.owner.gid,
+                "name": stored.owner.name,
+            },
             "driver": {"cuda": str(runtime.driver.cuda), "nvml": str(runtime.driver.nvml)},
         }
 
     def _variables(self, stored: StoredJob, slot: Slot) -> dict[str, str]:
         job, state = stored.job, stored.state
+        array = job.array
         return {
+            **({} if array is None else {"ALIQUOT_ARRAY_INDEX": str(array.index)}),
             "RANK": str(slot.rank),
             "WORLD_SIZE": str(state.size),
             "LOCAL_RANK": "0",  # a worker sees its own GPUs and no others
@@ -237,6 +239,7 @@ class LocalWorkers:
             "ALIQUOT_JOB_NUMBER": str(job.number),
             "ALIQUOT_GENERATION": str(slot.generation),
             "ALIQUOT_WORKER": str(self._folder(job, slot).worker),
+            "ALIQUOT_NOTICES": str(self._folder(job, slot).notices),
         }
 
     def _port(self, job: Job, generation: int) -> int:
@@ -252,7 +255,7 @@ class LocalWorkers:
 
     def _notify(self, stored: StoredJob, slot: Slot) -> None:
         state, stopping = stored.state, stored.state.stopping
-        if stopping is None or not self._once(stored.job, slot, ("notice", state.generation)):
+        if stopping is None:
             return
         notice = {
             "generation": state.generation,
@@ -260,18 +263,18 @@ class LocalWorkers:
             "size": stopping.size,
             "deadline": stopping.until,
         }
-        write_json(self._folder(stored.job, slot).worker / "notice", notice)
+        tell = partial(self._folder(stored.job, slot).tell, "notice", notice, stored.owner)
+        self._once(stored.job, slot, ("notice", state.generation), tell)
 
     def _term(self, stored: StoredJob, slot: Slot) -> None:
-        if self._once(stored.job, slot, Verb.TERM):
-            self._folder(stored.job, slot).signal_supervisor(signal.SIGTERM)
+        end = partial(self._folder(stored.job, slot).signal_supervisor, signal.SIGTERM)
+        self._once(stored.job, slot, Verb.TERM, end)
 
     def _kill(self, stored: StoredJob, slot: Slot) -> None:
         """Ask the supervisor to kill its worker. If it does not respond, kill it too."""
         folder = self._folder(stored.job, slot)
-        if self._once(stored.job, slot, Verb.KILL):
-            folder.signal_supervisor(signal.SIGUSR1)
-        elif self._is_overdue(stored):
+        kill = partial(folder.signal_supervisor, signal.SIGUSR1)
+        if not self._once(stored.job, slot, Verb.KILL, kill) and self._is_overdue(stored):
             folder.signal_supervisor(signal.SIGKILL)
 
     def _void(self, stored: StoredJob, slot: Slot) -> None:
@@ -279,13 +282,16 @@ class LocalWorkers:
 
     def _release(self, stored: StoredJob, slot: Slot) -> None:
         """End the grant. If processes are left in it, kill them: they belong to no worker."""
-        name = grant_name(stored.job, slot)
+        name = grant_name(stored, slot)
+        self._folder(stored.job, slot).end_cgroup()
         if control.end(self._runtime.state, name):
             return
+        processes.kill_listed(lambda: self._joined(name))
+
+    def _joined(self, name: str) -> set[int]:
+        """The processes that the arbiter lists in a grant."""
         found = (one for one in control.status(self._runtime.state).grants if one.name == name)
-        for process in (process for grant in found for process in grant.processes):
-            if (start := processes.started_at(process.pid)) is not None:
-                processes.send_signal(process.pid, start, signal.SIGKILL)
+        return {process.pid for grant in found for process in grant.processes}
 
     def _freeze(self, stored: StoredJob, slot: Slot) -> None:
         self._request_freeze(stored, slot, frozen=True)
@@ -299,10 +305,10 @@ class LocalWorkers:
         if read_json(folder.path / FREEZE_REQUEST) != request:
             write_json(folder.path / FREEZE_REQUEST, request)
         if key not in self._freezers:
-            self._freezers[key] = self._begin(freezer.__name__, stored.job, slot)
+            self._freezers[key] = self._begin(freezer, stored, slot)
 
     def _park(self, stored: StoredJob, slot: Slot) -> None:
-        control.set_state(self._runtime.state, grant_name(stored.job, slot), GrantState.PARKED)
+        control.set_state(self._runtime.state, grant_name(stored, slot), GrantState.PARKED)
 
     # --- helpers ---
 
@@ -318,17 +324,23 @@ class LocalWorkers:
     def _folder(self, job: Job, slot: Slot) -> SlotFolder:
         return SlotFolder(self._directory.job(job.number) / str(slot))
 
-    def _once(self, job: Job, slot: Slot, what: object) -> bool:
-        """Whether this pool has not done this before."""
+    def _once(self, job: Job, slot: Slot, what: object, do: Callable[[], object]) -> bool:
+        """Do what this pool has not done before; whether it did. What failed is still to do."""
         key = (job.number, slot, what)
         if key in self._done:
             return False
+        do()
         self._done.add(key)
         return True
 
 
-def grant_name(job: Job, slot: Slot) -> str:
-    """The name of one worker's grant."""
+def grant_name(stored: StoredJob, slot: Slot) -> str:
+    """How this process names one worker's grant."""
+    return name_for(os.geteuid(), stored.owner.uid, _plain_name(stored.job, slot))
+
+
+def _plain_name(job: Job, slot: Slot) -> str:
+    """How the user of the job names it."""
     return f"{job.name}.{job.number}.{slot}"
 
 
@@ -337,15 +349,15 @@ def _group(job: Job) -> str:
     return job.request.together or f"{job.name}.{job.number}"
 
 
-def allocated_slots(job: Job, status: Status) -> list[Slot]:
+def allocated_slots(stored: StoredJob, status: Status) -> list[Slot]:
     """The slots of a job that have GPUs."""
-    found = _grants_of(job, status).items()
+    found = _grants_of(stored, status).items()
     return [slot for slot, grant in found if grant.state is not GrantState.PARKED]
 
 
-def parked_grants(job: Job, status: Status) -> dict[Slot, Grant]:
+def parked_grants(stored: StoredJob, status: Status) -> dict[Slot, Grant]:
     """The parked grants of a job: its frozen workers have given their GPUs back."""
-    found = _grants_of(job, status).items()
+    found = _grants_of(stored, status).items()
     return {slot: grant for slot, grant in found if grant.state is GrantState.PARKED}
 
 
@@ -358,8 +370,13 @@ def prepare_runtime(directory: PoolDirectory) -> Runtime:
     return Runtime(state.directory, driver, library, checkpoint.unsupported(driver))
 
 
-def _grants_of(job: Job, status: Status) -> dict[Slot, Grant]:
-    prefix = f"{job.name}.{job.number}."
+def grant_prefix(stored: StoredJob) -> str:
+    """How the names of all grants of a job begin."""
+    return name_for(os.geteuid(), stored.owner.uid, f"{stored.job.name}.{stored.job.number}.")
+
+
+def _grants_of(stored: StoredJob, status: Status) -> dict[Slot, Grant]:
+    prefix = grant_prefix(stored)
     found = {}
     for grant in status.grants:
         if grant.name.startswith(prefix) and grant.life is not Life.OWNED:

@@ -2,18 +2,21 @@
 
 - `arbiter_process`: starting the arbiter of a state directory, or becoming it.
 - `checkpoint`: freezing and thawing the processes of a grant, by the driver's checkpoint API.
+- `contexts`: how much of a GPU one CUDA context takes.
 - `control`: the client of the arbiter's control socket.
 - `diagnostics`: the checks behind `aliquot doctor`.
 - `gate_support`: whether compute shares work on a GPU.
 - `gpu_choice`: which GPUs of this machine satisfy a request, and what is free on each.
 - `grant_creation`: choosing GPUs and making a grant on them.
+- `grant_kill`: ending the programs of a grant.
 - `grant_resize`: changing a grant while its programs run.
 - `library`: the folder of stand-in libraries that a tenant's linker finds first.
 - `machines`: all arbiters that run here, and the grants that they have.
-- `procfs`: state and free memory of a process, from /proc and its cgroups.
+- `procfs`: state, start, command and free memory of a process, from /proc and its cgroups.
 - `prometheus`: an arbiter's status as Prometheus text.
 - `rates`: what happened between two statuses of an arbiter.
 - `share_problems`: slices whose compute share does not hold.
+- `silence`: telling a person that a command waits for an arbiter that does not answer.
 - `stand_in_symbols`: making a stand-in export exactly the symbols of a driver.
 - `state_directory`: where the files of an arbiter are.
 - `tenant`: the environment of a program in a grant, and the exec into it.
@@ -21,29 +24,70 @@
 - `visible_devices`: the GPUs that CUDA_VISIBLE_DEVICES names.
 """
 
-from aliquot.slices.arbiter_process import revive, running, serve
-from aliquot.slices.grant_creation import NewGrant, make_grant
-from aliquot.slices.library import prepare_library
-from aliquot.slices.machines import LocalMachine, check_address, find_grant, machines
-from aliquot.slices.state_directory import StateDirectory, locate, prepare
-from aliquot.slices.tenant import exec_program, find_command, refuse_nested, tenant_environment
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aliquot import lazy
+
+if TYPE_CHECKING:
+    from aliquot.slices.arbiter_process import revive, serve
+    from aliquot.slices.grant_creation import (
+        NewGrant,
+        OpenGrant,
+        Preview,
+        check_machine,
+        preview_grant,
+    )
+    from aliquot.slices.library import prepare_library
+    from aliquot.slices.machines import (
+        LocalMachine,
+        SilentMachine,
+        Survey,
+        check_address,
+        find_grant,
+        local_machines,
+        shown_name,
+        survey,
+    )
+    from aliquot.slices.state_directory import StateDirectory, locate, prepare
+    from aliquot.slices.tenant import exec_program, find_command, refuse_nested, tenant_environment
 
 __all__ = [
     "LocalMachine",
     "NewGrant",
+    "OpenGrant",
+    "Preview",
+    "SilentMachine",
     "StateDirectory",
+    "Survey",
     "check_address",
+    "check_machine",
     "exec_program",
     "find_command",
     "find_grant",
+    "local_machines",
     "locate",
-    "machines",
-    "make_grant",
     "prepare",
     "prepare_library",
+    "preview_grant",
     "refuse_nested",
     "revive",
-    "running",
     "serve",
+    "shown_name",
+    "survey",
     "tenant_environment",
 ]
+
+__getattr__ = lazy.names_of(
+    __name__,
+    {
+        "arbiter_process": "revive serve",
+        "grant_creation": "NewGrant OpenGrant Preview check_machine preview_grant",
+        "library": "prepare_library",
+        "machines": "LocalMachine SilentMachine Survey check_address find_grant local_machines "
+        "shown_name survey",
+        "state_directory": "StateDirectory locate prepare",
+        "tenant": "exec_program find_command refuse_nested tenant_environment",
+    },
+)

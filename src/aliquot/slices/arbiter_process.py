@@ -15,24 +15,23 @@ import select
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from aliquot.devices import native_file
-from aliquot.model import Unjoined
+from aliquot.model import Admission, Unjoined
 from aliquot.model.errors import ArbiterError, NotOwnerError
-from aliquot.slices import control, state_directory, user_limits
+from aliquot.slices import control, procfs, state_directory, user_limits
 from aliquot.slices.tenant import exec_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aliquot.devices import Driver
     from aliquot.slices.control import Status
     from aliquot.slices.state_directory import StateDirectory
 
 LOG = "arbiter.log"
+PID = "arbiter.pid"
 SETTINGS = "settings.json"
 LINGER_SECONDS = 60
 
@@ -40,6 +39,7 @@ _LOCKED = 3  # its exit code if another arbiter has the directory
 _START_SECONDS = 30.0
 _END_SECONDS = 20.0
 _POLL_SECONDS = 0.005
+_RETURN_SECONDS = 2.0  # the units start it again after 100 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,14 @@ class ArbiterSettings:
     """What an arbiter was told when it was started, for the next one of its state directory.
 
     Whatever starts the next one, the limits of users and the policy stay. `users`: the file of
-    their limits; None: the default.
+    their limits; None: the default. `foreground`: a service manager or a person started it, and may
+    be about to start the next one.
     """
 
     users: Path | None = None
     unjoined: Unjoined = Unjoined.REPORT
+    admission: Admission = Admission.USERS
+    foreground: bool = False
 
     @classmethod
     def of(cls, directory: Path) -> ArbiterSettings:
@@ -59,7 +62,12 @@ class ArbiterSettings:
         try:
             stored = json.loads((directory / SETTINGS).read_text("utf-8"))
             users = stored["users"]
-            return cls(None if users is None else Path(users), Unjoined(stored["unjoined"]))
+            return cls(
+                None if users is None else Path(users),
+                Unjoined(stored["unjoined"]),
+                Admission(stored.get("admission", Admission.USERS)),  # an earlier one has none
+                bool(stored.get("foreground", False)),
+            )
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -70,9 +78,14 @@ class ArbiterSettings:
 
     def store(self, directory: Path) -> None:
         """Write them whole or not at all."""
-        users = None if self.users is None else str(self.users)
+        content = {
+            "users": None if self.users is None else str(self.users),
+            "unjoined": str(self.unjoined),
+            "admission": str(self.admission),
+            "foreground": self.foreground,
+        }
         new = directory / f".{SETTINGS}"
-        new.write_text(json.dumps({"users": users, "unjoined": str(self.unjoined)}), "utf-8")
+        new.write_text(json.dumps(content), "utf-8")
         new.replace(directory / SETTINGS)
 
 
@@ -85,17 +98,18 @@ def ensure(directory: Path, driver: Driver) -> None:
 def revive(where: StateDirectory) -> None:
     """Restart the arbiter if it died and left grants of this user; it recovers them."""
     ours = where.directory.is_relative_to(state_directory.own_directory())
+    ours = ours and not state_directory.belongs_to_root(where.directory)
     if ours and where.grants and not control.answers(where.directory):
         state_directory.prepare(where)
         start(where.directory, where.driver())
 
 
-def running() -> Iterator[StateDirectory]:
-    """Every state directory with an arbiter; one that died and left grants is restarted."""
-    for where in state_directory.all_directories():
-        revive(where)
-        if control.answers(where.directory):
-            yield where
+def has_parent(directory: Path) -> bool:
+    """Whether the process lives that restarts the arbiter of this directory."""
+    try:
+        return procfs.is_alive(int((directory / PID).read_text("ascii")))
+    except (OSError, ValueError):
+        return False
 
 
 def obstacles(directory: Path) -> dict[str, str]:
@@ -140,11 +154,23 @@ def restart(directory: Path, driver: Driver, *, unjoined: Unjoined | None = None
     if status.answer.get("foreground"):
         raise ArbiterError(
             f"the arbiter in {directory} runs in the foreground (pid {status.pid})",
-            "Restart it where it was started; as a service: sudo systemctl restart aliquot",
+            "Restart it where it was started; as a service: sudo systemctl restart aliquot-arbiter",
         )
+    _end(directory, status.pid)
+    if unjoined is None and "unjoined" in status.answer:
+        unjoined = Unjoined(status.answer["unjoined"])
+    linger = int(status.answer.get("linger_seconds", LINGER_SECONDS))
+    start(directory, driver, linger=linger, unjoined=unjoined)
+    return control.status(directory).pid
+
+
+def _end(directory: Path, pid: int) -> None:
+    """End an arbiter as a service manager does, and wait until it has ended. It opens the gates."""
     try:
-        process = os.pidfd_open(status.pid)
+        process = os.pidfd_open(pid)
         signal.pidfd_send_signal(process, signal.SIGTERM)
+    except ProcessLookupError:
+        return
     except PermissionError as error:
         raise NotOwnerError(
             f"the arbiter in {directory} belongs to another user", "Ask as root."
@@ -155,26 +181,28 @@ def restart(directory: Path, driver: Driver, *, unjoined: Unjoined | None = None
     os.close(process)
     if not ended:
         raise ArbiterError(f"the arbiter in {directory} does not end", control.ASK_DOCTOR)
-    if unjoined is None and "unjoined" in status.answer:
-        unjoined = Unjoined(status.answer["unjoined"])
-    linger = int(status.answer.get("linger_seconds", LINGER_SECONDS))
-    start(directory, driver, linger=linger, unjoined=unjoined)
-    return control.status(directory).pid
 
 
-def serve(directory: Path, driver: Driver, users: Path | None, unjoined: Unjoined) -> NoReturn:
-    """Become the arbiter; it runs until somebody stops it. `users`: the file of their limits."""
-    if control.answers(directory):
-        raise ArbiterError(
-            f"an arbiter already runs in {directory}",
-            "One that `aliquot run` started ends a minute after its last grant. See: aliquot ps",
-        )
+def serve(directory: Path, driver: Driver, settings: ArbiterSettings) -> NoReturn:
+    """Become the arbiter; it runs until somebody stops it.
+
+    One in the background is replaced: a command or the pool started it while this one was away.
+    """
+    users = settings.users
     if users and not users.exists():
         raise ArbiterError(
             f"there is no file {users} with limits of users",
             "Without --users root's arbiter reads /etc/aliquot/users, which may be missing.",
         )
-    settings = ArbiterSettings(users.absolute() if users else None, unjoined)
+    if control.answers(directory):
+        status = control.status(directory)
+        if status.answer.get("foreground"):
+            raise ArbiterError(
+                f"an arbiter already runs in {directory} (pid {status.pid})",
+                "It runs in the foreground: end it where it was started.",
+            )
+        _end(directory, status.pid)
+    settings = replace(settings, users=users.absolute() if users else None, foreground=True)
     settings.store(directory)
     command = [*_command(directory, driver, settings), "--foreground"]
     exec_program(command[0], command, _environment(driver))
@@ -193,8 +221,11 @@ def start(
     is as with the last arbiter of this directory.
     """
     settings = ArbiterSettings.of(directory)
-    if unjoined is not None and unjoined != settings.unjoined:
-        settings = ArbiterSettings(settings.users, unjoined)
+    if settings.foreground and _returns(directory):
+        return
+    wanted = replace(settings, unjoined=unjoined or settings.unjoined, foreground=False)
+    if wanted != settings:
+        settings = wanted
         settings.store(directory)
     command = [*_command(directory, driver, settings), "--linger", str(linger)]
     deadline = time.monotonic() + _START_SECONDS
@@ -218,11 +249,21 @@ def start(
         time.sleep(_POLL_SECONDS)
 
 
+def _returns(directory: Path) -> bool:
+    """Whether an arbiter of the foreground is back soon: a service manager starts it again."""
+    deadline = time.monotonic() + _RETURN_SECONDS
+    while time.monotonic() < deadline:
+        if control.answers(directory):
+            return True
+        time.sleep(_POLL_SECONDS)
+    return False
+
+
 def _command(directory: Path, driver: Driver, settings: ArbiterSettings) -> list[str]:
     """The arbiter's command line."""
     users = _users_file(settings)
     options = ["--state", str(directory), "--nvml", str(driver.nvml)]
-    options += ["--unjoined", str(settings.unjoined)]
+    options += ["--unjoined", str(settings.unjoined), "--admission", str(settings.admission)]
     return [_program(), *options, *([] if users is None else ["--users", str(users)])]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import time
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aliquot.model import (
+    Admission,
     ComputeUse,
     Gates,
     Gpu,
@@ -43,10 +45,14 @@ from aliquot.model.errors import (
     NameInUseError,
     NoCapacityError,
     NoSuchGrantError,
+    PoolAdmitsError,
+    ProcessGoneError,
     StateError,
     UnsupportedError,
     UserLimitError,
 )
+from aliquot.model.strength import UNKNOWN, Throughput, strength_of
+from aliquot.slices import procfs, silence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,11 +87,15 @@ _REFUSALS: dict[str, type[AliquotError]] = {
     "unsupported": UnsupportedError,
     "user-limit": UserLimitError,
     "share-needed": UserLimitError,
+    "pool-admits": PoolAdmitsError,
+    "no-such-process": ProcessGoneError,
 }
 _HINTS = {
     "in-use": "Free memory in the program, or lower the limit step by step as it frees: add --wait",
     "not-allowed": "Ask as root.",
     "not-kept": "End its command.",
+    "malformed": "The arbiter may be of another version. To compare the two, run: aliquot doctor",
+    "pool-admits": "Submit the work to the pool: aliquot submit. See: aliquot submit --help",
     "user-limit": "End or shrink a grant of that user (aliquot ps), or let root raise the limit and"
     " run: aliquot limits --reload. Limits and use: aliquot limits",
     "share-needed": "Add --compute PERCENT. Limits and use: aliquot limits",
@@ -131,6 +141,11 @@ class Status:
     nvml_silent_seconds: float = 0.0
     driver_version: str = ""
 
+    @property
+    def admission(self) -> Admission:
+        """Who may ask this arbiter for grants."""
+        return Admission(self.answer.get("admission", Admission.USERS))  # an older one has none
+
 
 @dataclass(frozen=True, slots=True)
 class SliceChange:
@@ -161,9 +176,9 @@ def answers(directory: Path) -> bool:
         return False
 
 
-def status(directory: Path) -> Status:
-    """Ask an arbiter for its status."""
-    answer = ask(directory, "status")
+def status(directory: Path, timeout: float | None = None) -> Status:
+    """Ask an arbiter for its status; SilentArbiterError if it does not answer in time."""
+    answer = ask(directory, "status", timeout)
     try:
         if answer["version"] != PROTOCOL:
             raise ArbiterError(
@@ -188,23 +203,37 @@ def status(directory: Path) -> Status:
         ) from error
 
 
-def make(
+def make(  # noqa: PLR0913 - what a grant is, and whose
     directory: Path,
     name: str,
     slices: Sequence[Slice],
     *,
     kept: bool = False,
     together: str | None = None,
+    owner: int | None = None,
+    pid: int | None = None,
+    started: int | None = None,
 ) -> str:
     """Make a grant and return how a tenant refers to it: `DIRECTORY#MARK`.
 
     The mark differs from that of a later grant of the same name. This process owns the grant. A
     `kept` grant has no owner and stays until `end`; only root and the arbiter's user may make one.
     Grants of one user that are made with the same `together` hold their GPUs together.
+
+    Root can make a grant of the user `owner`, within that user's limits, which only that user and
+    root can join. It is kept; with `pid` it is owned by that process, as if that process had asked.
+    `started` is when that process started (`procfs.started_at`), so that a later process with the
+    same pid gets nothing; by default it is read now.
     """
+    if pid is not None and started is None:
+        started = procfs.started_at(pid)
+        if started is None:
+            raise ProcessGoneError(f"process {pid} has ended")
     arguments = [
         f"make name={name}",
-        *(["kept=1"] if kept else []),
+        *(["kept=1"] if kept or (owner is not None and pid is None) else []),
+        *([f"owner={owner}"] if owner is not None else []),
+        *([f"pid={pid} started={started}"] if pid is not None else []),
         *([f"together={together}"] if together else []),
         *map(_argument, slices),
     ]
@@ -216,7 +245,7 @@ def make(
 
 
 def end(directory: Path, name: str) -> bool:
-    """End a kept grant: from now on no process can join it.
+    """End a kept grant, or one that this process made: from now on no process can join it.
 
     True: it is gone, or did not exist. False: it ends with the last process that is still in it.
     """
@@ -274,31 +303,33 @@ def stop(directory: Path) -> None:
     ask(directory, "stop")
 
 
-def ask(directory: Path, line: str) -> dict[str, Any]:
+def ask(directory: Path, line: str, timeout: float | None = None) -> dict[str, Any]:
     """Send one request and return the reply; a refusal is raised as the matching error.
 
     While the arbiter says that this user has too many requests under way, it is asked again.
     """
-    deadline = time.monotonic() + _TIMEOUT
-    answer = _exchange(directory, line)
+    timeout = _TIMEOUT if timeout is None else timeout
+    deadline = time.monotonic() + timeout
+    answer = _exchange(directory, line, timeout)
     while answer.get("code") == "busy" and time.monotonic() < deadline:
         time.sleep(_BUSY_SECONDS)
-        answer = _exchange(directory, line)
+        answer = _exchange(directory, line, timeout)
     if "error" in answer:
         code = answer.get("code", "")
         raise _REFUSALS.get(code, ArbiterError)(str(answer["error"]), _HINTS.get(code))
     return answer
 
 
-def _exchange(directory: Path, line: str) -> dict[str, Any]:
-    with _connection(directory) as connection:
+def _exchange(directory: Path, line: str, timeout: float) -> dict[str, Any]:
+    with _connection(directory, timeout) as connection:
         try:
             with suppress(OSError):  # it may have refused and closed already: the reply says why
                 connection.sendall(line.encode("ascii") + b"\n")
                 connection.shutdown(socket.SHUT_WR)
+            _await_reply(connection, directory, timeout)
             answer = json.loads(_read_all(connection))
         except TimeoutError as error:
-            raise _silent(directory) from error
+            raise _silent(directory, timeout) from error
         except (OSError, ValueError) as error:
             raise NoArbiterError(
                 f"the arbiter in {directory} did not answer: {error}", ASK_DOCTOR
@@ -308,14 +339,27 @@ def _exchange(directory: Path, line: str) -> dict[str, Any]:
     return answer
 
 
+def _await_reply(connection: socket.socket, directory: Path, timeout: float) -> None:
+    """Wait for the arbiter's reply; after two seconds show a notice, if a command set one."""
+    if not silence.notice.is_due(directory, timeout):
+        return
+    replies = select.poll()  # select.select() knows the first 1024 descriptors only
+    replies.register(connection, select.POLLIN)
+    if not replies.poll(silence.PATIENCE_SECONDS * 1000):
+        left = timeout - silence.PATIENCE_SECONDS
+        connection.settimeout(left)
+        silence.notice.tell(directory, left)
+
+
 @contextmanager
-def _connection(directory: Path) -> Iterator[socket.socket]:
+def _connection(directory: Path, timeout: float | None = None) -> Iterator[socket.socket]:
     """A connection to `control`, through /proc because a socket path has only 107 bytes."""
+    timeout = _TIMEOUT if timeout is None else timeout
     try:
         folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            connection.settimeout(_TIMEOUT)
+            connection.settimeout(timeout)
             try:
                 connection.connect(f"/proc/self/fd/{folder}/control")
             except OSError:
@@ -324,16 +368,19 @@ def _connection(directory: Path) -> Iterator[socket.socket]:
         finally:
             os.close(folder)
     except TimeoutError as error:  # too many wait for it already
-        raise _silent(directory) from error
+        raise _silent(directory, timeout) from error
     except OSError as error:
-        raise NoArbiterError(f"no arbiter in {directory}: {error.strerror or error}") from error
+        raise NoArbiterError(
+            f"no arbiter in {directory}: {error.strerror or error}",
+            "aliquot run or aliquot up starts one.",
+        ) from error
     with connection:
         yield connection
 
 
-def _silent(directory: Path) -> SilentArbiterError:
+def _silent(directory: Path, timeout: float) -> SilentArbiterError:
     return SilentArbiterError(
-        f"the arbiter in {directory} runs and did not answer within {_TIMEOUT:g} s",
+        f"the arbiter in {directory} runs and did not answer within {timeout:g} s",
         f"It is stopped or stuck: see the state of its process, whose pid is in "
         f"{directory / 'arbiter.pid'}.",
     )
@@ -373,6 +420,7 @@ def _gpu(reply: dict[str, Any]) -> SharedGpu:
             pci_bus_id=reply["pci_bus_id"],
             memory_bytes=reply["memory_bytes"],
             used_bytes=reply["used_bytes"],
+            strength=strength_of(reply["name"]) or _reported_strength(reply.get("figures")),
         ),
         granted_bytes=reply["granted_bytes"],
         strangers=_processes(reply["strangers"]),
@@ -381,6 +429,14 @@ def _gpu(reply: dict[str, Any]) -> SharedGpu:
         context_bytes=reply.get("context_bytes", 0),
         context_is_measured=reply.get("context_is_measured", False),
     )
+
+
+def _reported_strength(figures: dict[str, Any] | None) -> float:
+    """By what the driver reports; an older arbiter or driver says nothing."""
+    if figures is None:
+        return UNKNOWN
+    capability = tuple(figures["capability"])
+    return Throughput.of_device(**{**figures, "capability": capability}).strength
 
 
 def _processes(reply: list[dict[str, Any]]) -> tuple[GpuProcess, ...]:
@@ -423,6 +479,7 @@ def _grant(reply: dict[str, Any]) -> Grant:
                 ties=tuple(one.get("ties", ())),
                 inside=one.get("inside", 0),
                 ungated=one.get("ungated"),
+                stopped=one.get("stopped", False),
             )
             for one in reply["processes"]
         ),

@@ -164,7 +164,7 @@ def _obstacles(where: StateDirectory) -> Iterator[Finding]:
     if unknown is not None:
         detail = f"users get nothing new: {unknown}"
         yield Finding("users", Health.BROKEN, detail, control.RELOAD_USERS)
-    if where.directory == state_directory.SYSTEM != state_directory.own_directory():
+    if state_directory.belongs_to_root(where.directory):
         return  # root starts the next one, and may read its files
     found = arbiter_process.obstacles(where.directory)
     health = Health.WARNING if runs else Health.BROKEN
@@ -295,7 +295,7 @@ def _arbiter(where: StateDirectory, driver: Driver) -> Iterator[Finding]:
             "Run the arbiter on Linux 5.12 or newer and with CAP_SYS_ADMIN.",
         )
     replace = (
-        "Restart the service, as with: sudo systemctl restart aliquot"
+        "Restart the service, as with: sudo systemctl restart aliquot-arbiter"
         if status.answer.get("foreground")
         else "Replace it, while programs run, with: aliquot restart"
     )

@@ -9,11 +9,19 @@ lower index first. A whole GPU is one of which no grant has a part.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aliquot.model import format_bytes
 from aliquot.model.errors import NoCapacityError
-from aliquot.placement.choose.machine import GpuCapacity, choose_gpus
+from aliquot.model.strength import UNKNOWN, format_strength
+from aliquot.placement.choose.machine import (
+    GpuCapacity,
+    choose_gpus,
+    is_strong_enough,
+    preference,
+)
+from aliquot.slices.contexts import context_bytes, describe_too_small
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,27 +29,77 @@ if TYPE_CHECKING:
     from aliquot.model import Gpu, Grant, Request, Slice
     from aliquot.slices.control import SharedGpu
 
-WAIT = "or wait until a grant ends: aliquot ps"
+WAIT = "or wait until GPUs are free with: aliquot run --wait"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuVerdict:
+    """Whether a GPU has what a request asks for.
+
+    `why` is what speaks for or against the GPU if it fits, and else what it lacks.
+    """
+
+    shared: SharedGpu
+    fits: bool
+    why: str
+
+
+def judge_gpus(
+    request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant]
+) -> list[GpuVerdict]:
+    """What a request for one GPU would find on each, in the order in which they are preferred."""
+
+    def order(one: SharedGpu) -> tuple[object, ...]:
+        lacks = _lack(request, one, grants) is not None
+        preferred = preference(request, _capacity(one, grants))
+        return lacks, preferred, one.gpu.index
+
+    verdicts = []
+    for one in sorted(gpus, key=order):
+        lack = _lack(request, one, grants)
+        why = _advantage(request, one, grants) if lack is None else lack
+        verdicts.append(GpuVerdict(one, lack is None, why))
+    return verdicts
 
 
 def find_gpus(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant]) -> list[Gpu]:
     """The GPUs for a request, as many different ones as it asks for, or NoCapacityError."""
+    if request.among is not None:
+        gpus = [one for one in gpus if one.gpu.uuid in request.among]
     if request.gpus > len(gpus):
         raise NoCapacityError(
             f"{_count(request.gpus)} requested, but there {_is(len(gpus))}",
             "Request fewer with --gpus.",
         )
-    large = [one for one in gpus if request.bytes_on(one.gpu) <= one.gpu.memory_bytes]
-    if len(large) < request.gpus:
-        raise NoCapacityError(_too_small(request, gpus, len(large)), "Request less with --memory.")
-    fitting = [one for one in large if _request_fits(request, one, grants)]
+    usable = _able(request, gpus)
+    fitting = [one for one in usable if _request_fits(request, one, grants)]
     if len(fitting) < request.gpus:
         raise NoCapacityError(
-            _no_capacity(request, gpus, grants, len(fitting)), _request_less(request, large, grants)
+            _no_capacity(request, gpus, grants, len(fitting)),
+            _request_less(request, usable, grants),
         )
     chosen = choose_gpus(request, [_capacity(one, grants) for one in fitting])
     assert chosen is not None  # noqa: S101 - all of them fit, by the lines above
     return chosen
+
+
+def _able(request: Request, gpus: Sequence[SharedGpu]) -> list[SharedGpu]:
+    """The GPUs that fit the request if nobody uses them; NoCapacityError if they are too few."""
+    strong = [one for one in gpus if is_strong_enough(request, one.gpu)]
+    if len(strong) < request.gpus:
+        raise NoCapacityError(
+            _too_weak(request, gpus, len(strong)),
+            "Request less with --min-strength. To see the strengths: aliquot gpus",
+        )
+    large = [one for one in strong if _is_large(request, one)]
+    if len(large) < request.gpus:
+        raise NoCapacityError(
+            _too_small(request, strong, len(large)), "Request less with --memory."
+        )
+    usable = [one for one in large if _holds_context(request, one)]
+    if len(usable) < request.gpus:
+        raise NoCapacityError(_below_context(request, large), "Request more with --memory.")
+    return usable
 
 
 def _capacity(one: SharedGpu, grants: Sequence[Grant]) -> GpuCapacity:
@@ -94,12 +152,60 @@ def describe_users(one: SharedGpu, grants: Sequence[Grant], *, with_compute: boo
     return f" ({'; '.join(parts)})" if parts else ""
 
 
+def _lack(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> str | None:
+    """What a GPU lacks for a request; None if it fits."""
+    if lasting := _lasting_lack(request, one):
+        return lasting
+    if not _has_memory(request, one):
+        users = describe_users(one, grants, with_compute=False)
+        if request.is_whole:
+            return f"it is not whole{users}"
+        return f"{format_bytes(free_bytes(one))} free{users}"
+    if not _has_compute(request, one, grants):
+        users = describe_users(one, grants, with_compute=True)
+        return f"{free_percent(one, grants)}% of its compute time free{users}"
+    return None
+
+
+def _lasting_lack(request: Request, one: SharedGpu) -> str | None:
+    """What a GPU lacks even if nobody uses it."""
+    if not is_strong_enough(request, one.gpu):
+        return f"it is too weak: {_strength(one.gpu)}"
+    if not _is_large(request, one):
+        return f"it has {format_bytes(one.gpu.memory_bytes)} in all"
+    if not _holds_context(request, one):
+        takes = format_bytes(context_bytes(one))
+        return f"the slice cannot hold a CUDA context, which takes {takes}"
+    return None
+
+
+def _advantage(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> str:
+    """What speaks for a GPU that fits, or against it."""
+    if one.strangers:
+        return f"comes last: programs outside Aliquot use {format_bytes(unmanaged_bytes(one))}"
+    if one.gpu.mig or one.gpu.exclusive:
+        return f"comes last: it is in {'MIG' if one.gpu.mig else 'exclusive'} mode"
+    if one.gpu.memory_bytes - one.gpu.used_bytes < request.bytes_on(one.gpu):
+        return "comes last: the driver says that less memory is unused"
+    if _slices_on(one, grants):
+        return "shared already: other GPUs stay whole"
+    return "no grant has a part of it"
+
+
+def _is_large(request: Request, one: SharedGpu) -> bool:
+    return request.bytes_on(one.gpu) <= one.gpu.memory_bytes
+
+
+def _holds_context(request: Request, one: SharedGpu) -> bool:
+    return request.bytes_on(one.gpu) >= context_bytes(one)
+
+
 def _request_fits(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> bool:
     return _has_memory(request, one) and _has_compute(request, one, grants)
 
 
 def _has_memory(request: Request, one: SharedGpu) -> bool:
-    if request.memory is None:  # a whole GPU is one of which no grant has a part
+    if request.is_whole:  # a whole GPU is one of which no grant has a part
         return one.granted_bytes == 0
     return request.bytes_on(one.gpu) <= free_bytes(one)
 
@@ -112,22 +218,45 @@ def _slices_on(one: SharedGpu, grants: Sequence[Grant]) -> int:
     return sum(len(grant.slices_on(one.gpu.uuid)) for grant in grants)
 
 
+def _too_weak(request: Request, gpus: Sequence[SharedGpu], enough: int) -> str:
+    asked = format_strength(request.min_strength)
+    having = "no GPU has" if enough == 0 else f"{_count(request.gpus)} requested, {enough} has"
+    strongest = max((one.gpu for one in gpus), key=lambda gpu: (gpu.strength, -gpu.index))
+    return (
+        f"{having} strength {asked} or more: the strongest is {strongest}"
+        f" ({strongest.model}, {_strength(strongest)})"
+    )
+
+
+def _strength(gpu: Gpu) -> str:
+    known = gpu.strength != UNKNOWN
+    return f"strength {format_strength(gpu.strength)}" if known else "strength unknown"
+
+
 def _too_small(request: Request, gpus: Sequence[SharedGpu], enough: int) -> str:
     largest = max((one.gpu for one in gpus), key=lambda gpu: (gpu.memory_bytes, -gpu.index))
     having = "no GPU has" if enough == 0 else f"{_count(request.gpus)} requested, {enough} has"
     return (
-        f"{having} {request.memory}: the largest is {largest}"
+        f"{having} {request.amount}: the largest is {largest}"
         f" ({largest.model}, {format_bytes(largest.memory_bytes)})"
     )
+
+
+def _below_context(request: Request, gpus: Sequence[SharedGpu]) -> str:
+    """Of the GPU on which the slice lacks least."""
+    nearest = min(gpus, key=lambda one: context_bytes(one) - request.bytes_on(one.gpu))
+    asked = format_bytes(request.bytes_on(nearest.gpu))
+    size = f"{request.amount} ({asked})" if _is_percent(request) else asked
+    return describe_too_small(size, nearest)
 
 
 def _no_capacity(
     request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant], enough: int
 ) -> str:
-    if request.memory is None:
+    if request.is_whole:
         wanted = "no GPU is whole" if request.gpus == 1 else _short(request, enough, "whole")
     else:
-        parts = f"{request.memory}{_and_compute(request)} free"
+        parts = f"{_memory(request)}{_and_compute(request)} free"
         wanted = (
             f"no GPU has {parts}" if request.gpus == 1 else _short(request, enough, f"with {parts}")
         )
@@ -143,6 +272,14 @@ def _request_less(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[
     if not all(_has_compute(request, one, grants) for one in gpus):
         options.append("--compute (or leave it out for an equal part of what the others leave)")
     return f"Request less with {' or '.join(options)}, {WAIT}"
+
+
+def _memory(request: Request) -> str:
+    return f"{request.amount} of its memory" if _is_percent(request) else str(request.amount)
+
+
+def _is_percent(request: Request) -> bool:
+    return request.amount is not None and request.amount.percent is not None
 
 
 def _and_compute(request: Request) -> str:

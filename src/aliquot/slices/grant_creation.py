@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import NameInUseError, NoCapacityError
-from aliquot.slices import arbiter_process, control
-from aliquot.slices.gpu_choice import find_gpus
+from aliquot.devices import check_version, read_inventory
+from aliquot.model import check_name
+from aliquot.model.errors import AliquotError, NameInUseError, NoCapacityError
+from aliquot.slices import arbiter_process, control, state_directory, user_limits
+from aliquot.slices.gpu_choice import find_gpus, judge_gpus
+from aliquot.slices.tenant import refuse_nested
 from aliquot.slices.visible_devices import VISIBLE, visible_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from aliquot.devices import Driver
-    from aliquot.model import Gpu, Request
+    from aliquot.devices import Driver, Shape
+    from aliquot.model import Gpu, Grant, Request
+    from aliquot.slices.gpu_choice import GpuVerdict
+    from aliquot.slices.state_directory import StateDirectory
 
 _TRIES = 16
 
@@ -31,6 +36,40 @@ class NewGrant:
     gpus: tuple[control.SharedGpu, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Where a grant would be made; `refusal` says why none would, and then `gpus` is empty."""
+
+    gpus: tuple[Gpu, ...]
+    verdicts: tuple[GpuVerdict, ...]
+    grants: tuple[Grant, ...]
+    refusal: AliquotError | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGrant:
+    """A new grant, and the environment in which a program of its owner's runs in it."""
+
+    state: StateDirectory
+    made: NewGrant
+    environment: dict[str, str]
+
+
+def check_machine(
+    shape: Shape | None, name: str | None, environment: Mapping[str, str]
+) -> tuple[StateDirectory, Driver]:
+    """Check all that can be checked before a grant of that name is made; where it would be made."""
+    refuse_nested(environment)
+    if name is not None:
+        check_name(name)
+    state = state_directory.locate(shape)
+    driver = state.driver()
+    if shape is None:
+        check_version(driver)
+    state_directory.prepare(state)
+    return state, driver
+
+
 def make_grant(
     state: Path, driver: Driver, request: Request, name: str | None, command: str
 ) -> NewGrant:
@@ -39,7 +78,7 @@ def make_grant(
     Another process may take the capacity or the name between our status request and our make
     request; then both are repeated. An arbiter that was just ending is started again.
     """
-    names = _names(command) if name is None else iter([name])
+    names = grant_names(command, os.getpid()) if name is None else iter([name])
     wanted = next(names)
     for tries_left in reversed(range(_TRIES)):
         arbiter_process.ensure(state, driver)
@@ -49,25 +88,69 @@ def make_grant(
             try:
                 wanted = next(names)
             except StopIteration:
-                raise _name_in_use(wanted) from error
+                raise name_in_use(wanted) from error
         except (control.NoArbiterError, control.CapacityRefusedError):
             if not tries_left:
                 raise
-    raise _name_in_use(wanted)
+    raise name_in_use(wanted)
+
+
+def preview_grant(
+    state: StateDirectory, driver: Driver, request: Request, name: str | None
+) -> Preview:
+    """What `make_grant` would find now. It makes nothing, and starts no arbiter."""
+    arbiter_process.revive(state)
+    try:
+        status = control.status(state.directory)
+    except control.NoArbiterError:
+        found = read_inventory(driver).gpus
+        gpus = tuple(control.SharedGpu(gpu, 0, gpu.processes) for gpu in found)
+        grants: tuple[Grant, ...] = ()
+    else:
+        gpus, grants = status.gpus, status.grants
+    named = os.environ.get(VISIBLE)
+    visible = visible_gpus(gpus, named)
+    verdicts = tuple(judge_gpus(request, visible, grants))
+    try:
+        if name is not None and any(grant.name == name for grant in grants):
+            raise name_in_use(name)
+        chosen = _choose(request, gpus, grants, named)
+        _check_limits(state, request, chosen)
+    except AliquotError as error:
+        return Preview((), verdicts, grants, error)
+    return Preview(tuple(chosen), verdicts, grants, None)
+
+
+def without_grants(gpus: Sequence[control.SharedGpu]) -> list[control.SharedGpu]:
+    """The GPUs as if nobody used them."""
+    return [replace(one, granted_bytes=0, strangers=()) for one in gpus]
+
+
+def _check_limits(state: StateDirectory, request: Request, gpus: Sequence[Gpu]) -> None:
+    try:
+        report = user_limits.read_limits(state.directory)
+    except control.NoArbiterError:
+        return
+    user_limits.check(report, os.geteuid(), [request.slice_of(gpu) for gpu in gpus])
 
 
 def _make(state: Path, request: Request, name: str) -> NewGrant:
     status = control.status(state)
-    gpus = _choose(request, status, os.environ.get(VISIBLE))
+    gpus = _choose(request, status.gpus, status.grants, os.environ.get(VISIBLE))
     slices = [request.slice_of(gpu) for gpu in gpus]
     marked = control.make(state, name, slices, together=request.together)
     chosen = {gpu.uuid for gpu in gpus}
     return NewGrant(name, marked, tuple(one for one in status.gpus if one.gpu.uuid in chosen))
 
 
-def _choose(request: Request, status: control.Status, named: str | None) -> list[Gpu]:
+def _choose(
+    request: Request,
+    gpus: Sequence[control.SharedGpu],
+    grants: Sequence[Grant],
+    named: str | None,
+) -> list[Gpu]:
     try:
-        return find_gpus(request, visible_gpus(status.gpus, named), status.grants)
+        return find_gpus(request, visible_gpus(gpus, named), grants)
     except NoCapacityError as error:
         if named is None:
             raise
@@ -75,16 +158,17 @@ def _choose(request: Request, status: control.Status, named: str | None) -> list
         raise NoCapacityError(error.message, f"{error.hint}\n  {note}") from error
 
 
-def _name_in_use(name: str) -> NameInUseError:
+def name_in_use(name: str) -> NameInUseError:
+    """The error for a name that another grant has."""
     return NameInUseError(
         f"there is already a grant named {name}",
         "Choose another --name. To see the grant: aliquot ps",
     )
 
 
-def _names(command: str) -> Iterator[str]:
+def grant_names(command: str, pid: int) -> Iterator[str]:
     """Names for a grant without a name, from its command and the process id."""
     base = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(command).name, flags=re.ASCII)
     base = base.lstrip("._-")[:40] or "grant"
-    yield f"{base}-{os.getpid()}"
-    yield from (f"{base}-{os.getpid()}-{number}" for number in range(2, _TRIES + 1))
+    yield f"{base}-{pid}"
+    yield from (f"{base}-{pid}-{number}" for number in range(2, _TRIES + 1))

@@ -2,7 +2,8 @@
 
 Compute, policy and priority change at the next window, memory at once. A memory limit below what is
 in use is refused, or lowered step by step as the programs free memory: each step repeats the
-request, and the arbiter lowers the limit to what is in use.
+request, and the arbiter lowers the limit to what is in use. A limit below what one CUDA context
+takes is always refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from aliquot.model.errors import (
     StateError,
 )
 from aliquot.slices import arbiter_process, control
+from aliquot.slices.contexts import context_bytes, describe_too_small
 from aliquot.slices.control import Resized, SliceChange
 from aliquot.slices.gpu_choice import describe_users, free_bytes, free_percent
 
@@ -141,7 +143,9 @@ def _step(machine: LocalMachine, grant: Grant, changes: list[SliceChange]) -> tu
             _wait_for_arbiter(machine)
             return control.resize(directory, grant.name, changes, gradual=True)
     except NoSuchGrantError as error:
-        raise NoSuchGrantError(f"the grant {grant.name} has ended") from error
+        raise NoSuchGrantError(
+            f"the grant {grant.name} has ended", "See all with: aliquot ps"
+        ) from error
 
 
 def _wait_for_arbiter(machine: LocalMachine) -> None:
@@ -170,7 +174,7 @@ def _check_share(grant: Grant, part: Slice, change: GrantChange) -> None:
     """Raise InvalidValueError if a hard slice would have no share."""
     percent = part.compute_percent if change.compute_percent is None else change.compute_percent
     if change.policy is Policy.HARD and not percent:
-        raise InvalidValueError("--policy hard needs a share: add --compute PERCENT")
+        raise InvalidValueError("--policy hard needs a share", "Add --compute PERCENT.")
     if change.compute_percent == 0 and (change.policy or part.policy) is Policy.HARD:
         raise InvalidValueError(
             f"grant {grant.name} has the policy hard, which needs a share",
@@ -184,5 +188,14 @@ def _bytes(machine: LocalMachine, part: Slice, change: GrantChange) -> int | Non
         return None
     for one in machine.status.gpus:
         if one.gpu.uuid == part.gpu_uuid:
-            return change.memory.of(one.gpu.memory_bytes)
+            return _enough(change.memory.of(one.gpu.memory_bytes), one)
     raise StateError(f"the GPU {part.gpu_uuid} is no longer there")
+
+
+def _enough(size: int, one: SharedGpu) -> int:
+    """The same size, or NoCapacityError if no program could run in it."""
+    if size < context_bytes(one):
+        raise NoCapacityError(
+            describe_too_small(format_bytes(size), one), "Give more with --memory."
+        )
+    return size

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import pwd
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aliquot.model import check_name
 from aliquot.model.errors import InvalidValueError, NoSuchGrantError
-from aliquot.slices import arbiter_process, control
+from aliquot.slices import arbiter_process, control, state_directory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aliquot.devices import Shape
     from aliquot.model import Grant
     from aliquot.slices.control import Status
     from aliquot.slices.state_directory import StateDirectory
+
+_RESTART_SECONDS = 5.0
+_POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +36,61 @@ class LocalMachine:
         return "this machine" if shape is None else f"simulated {shape}"
 
 
-def machines() -> list[LocalMachine]:
+@dataclass(frozen=True, slots=True)
+class SilentMachine:
+    """A state directory whose arbiter runs and does not answer."""
+
+    state: StateDirectory
+    error: control.SilentArbiterError
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All arbiters that run here: those that answer, and those that do not."""
+
+    found: tuple[LocalMachine, ...] = ()
+    silent: tuple[SilentMachine, ...] = ()
+
+
+def survey(shape: Shape | None = None, timeout: float | None = None) -> Survey:
     """Ask all arbiters that run here; one that died and left grants of this user is restarted.
 
-    SilentArbiterError if there are arbiters and none answers.
+    `shape`: only the arbiter of that simulated machine. `timeout`: for each, in seconds.
     """
-    found = []
-    silent = None
-    for state in arbiter_process.running():
+    found, silent = [], []
+    for state in state_directory.all_directories():
+        if shape not in {None, state.shape}:
+            continue
         try:
-            found.append(LocalMachine(state, control.status(state.directory)))
+            status = _status(state, timeout)
         except control.SilentArbiterError as error:
-            silent = error
+            silent.append(SilentMachine(state, error))
         except control.NoArbiterError:
-            continue  # it ended in between
-    if silent is not None and not found:
-        raise silent
-    return found
+            continue
+        else:
+            found.append(LocalMachine(state, status))
+    return Survey(tuple(found), tuple(silent))
+
+
+def _status(state: StateDirectory, timeout: float | None) -> Status:
+    """Ask one arbiter; again while its parent restarts it, as if it was never away."""
+    deadline = time.monotonic() + _RESTART_SECONDS
+    while True:
+        arbiter_process.revive(state)
+        try:
+            return control.status(state.directory, timeout)
+        except control.NoArbiterError:
+            if time.monotonic() > deadline or not arbiter_process.has_parent(state.directory):
+                raise
+            time.sleep(_POLL_SECONDS)
+
+
+def local_machines() -> list[LocalMachine]:
+    """The arbiters that answer; SilentArbiterError if there are arbiters and none answers."""
+    asked = survey()
+    if asked.silent and not asked.found:
+        raise asked.silent[0].error
+    return list(asked.found)
 
 
 def check_address(text: str) -> str:
@@ -66,6 +109,15 @@ def check_address(text: str) -> str:
     return name if uid == os.geteuid() else f"{uid}:{name}"
 
 
+def shown_name(name: str) -> str:
+    """The name of a grant for people: `USER:NAME` for `UID:NAME`, if the user has a name."""
+    uid, colon, plain = name.rpartition(":")
+    try:
+        return f"{pwd.getpwuid(int(uid)).pw_name}:{plain}" if colon else name
+    except KeyError:
+        return name
+
+
 def find_grant(found: Sequence[LocalMachine], name: str) -> tuple[LocalMachine, Grant]:
     """The grant of that name; one of this machine comes before those of simulated machines.
 
@@ -80,10 +132,10 @@ def find_grant(found: Sequence[LocalMachine], name: str) -> tuple[LocalMachine, 
         case [only]:
             return only
         case []:
-            raise NoSuchGrantError(f"there is no grant named {name}", _existing(found))
+            raise NoSuchGrantError(f"there is no grant named {shown_name(name)}", _existing(found))
         case several:
             if len({grant.name for _, grant in several}) > 1:
-                names = sorted({grant.name for _, grant in several})
+                names = sorted({shown_name(grant.name) for _, grant in several})
                 raise NoSuchGrantError(
                     f"{len(names)} users have a grant named {name}",
                     f"Choose one of {', '.join(names)}.",
@@ -97,7 +149,7 @@ def find_grant(found: Sequence[LocalMachine], name: str) -> tuple[LocalMachine, 
 
 def _existing(found: Sequence[LocalMachine]) -> str:
     names = [
-        grant.name if machine.state.shape is None else f"{grant.name} ({machine})"
+        shown_name(grant.name) + (f" ({machine})" if machine.state.shape else "")
         for machine in found
         for grant in machine.status.grants
         if not grant.is_hidden

@@ -1,7 +1,8 @@
-"""State and free host memory of a process, from /proc and its cgroups."""
+"""State, start time, command and free host memory of a process, from /proc and its cgroups."""
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _RESERVE = 1 << 30  # left for the rest of the machine
+_LONGEST_COMMAND = 1 << 16
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -30,12 +32,34 @@ def is_alive(pid: int) -> bool:
     return _state(pid) not in {None, "Z", "X"}
 
 
-def _state(pid: int) -> str | None:
+def command_line(pid: int) -> str:
+    """The command of a process, quoted as a shell needs it; empty if the kernel does not say."""
+    try:
+        with (_PROC / str(pid) / "cmdline").open("rb") as file:
+            words = file.read(_LONGEST_COMMAND).rstrip(b"\0").split(b"\0")
+    except OSError:
+        return ""
+    return shlex.join(word.decode("utf-8", "replace") for word in words) if words[0] else ""
+
+
+def started_at(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if it is dead."""
+    fields = stat_fields(pid)
+    return None if fields is None or fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat after the name, which may contain any character."""
     try:
         line = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
     except OSError:
         return None
-    return line.rpartition(")")[2].split()[0]
+    return line.rpartition(")")[2].split()
+
+
+def _state(pid: int) -> str | None:
+    fields = stat_fields(pid)
+    return None if fields is None else fields[0]
 
 
 def _available() -> int:

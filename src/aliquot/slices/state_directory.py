@@ -8,7 +8,7 @@ user's, with a folder that its processes share:
     DIR/library/KEY/              stand-ins fitted to a driver (library.py)
     DIR/simulated/MODEL-COUNT/    a simulated machine's
 
-A directory is used only if it belongs to this user and nobody else can write to it.
+A directory is used only if it belongs to this user or to root, and nobody else can write to it.
 """
 
 from __future__ import annotations
@@ -103,16 +103,26 @@ def own_directory() -> Path:
 def all_directories() -> Iterator[StateDirectory]:
     """Every state directory that this user can see, also those of simulated machines."""
     own = own_directory()
-    if override():
+    if override() and not belongs_to_root(own):
         make_directory(own)  # an invalid override is an error, not an empty result
     for directory in dict.fromkeys((own,) if override() else (SYSTEM, own)):
-        yield from _with_simulated(directory)
+        yield from with_simulated(directory)
+
+
+def belongs_to_root(directory: Path) -> bool:
+    """Whether a directory is root's, and this process another user's."""
+    try:
+        found = directory.lstat()
+    except OSError:
+        return False
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022
+    return os.geteuid() != 0 == found.st_uid and private
 
 
 def prepare(state: StateDirectory) -> None:
     """Create the directory if needed, and check that only this user can write to it."""
     own = own_directory()
-    if state.directory == SYSTEM != own:
+    if belongs_to_root(state.directory):
         return  # root's arbiter runs there
     inner = [state.directory.parent, state.directory, state.meeting_place]
     for directory in [own, *(inner if state.shape else [])]:
@@ -142,7 +152,8 @@ def make_directory(directory: Path) -> None:
         )
 
 
-def _with_simulated(directory: Path) -> Iterator[StateDirectory]:
+def with_simulated(directory: Path) -> Iterator[StateDirectory]:
+    """The state directory of a machine, and those of simulated machines inside it."""
     yield StateDirectory(directory)
     try:
         found = sorted((directory / _SIMULATED).iterdir())

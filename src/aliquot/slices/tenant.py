@@ -63,10 +63,16 @@ def find_command(command: str) -> str:
             )
         return found
     if os.sep in command and Path(command).is_dir():
-        raise CommandNotExecutableError(f"{command} is a folder")
+        raise CommandNotExecutableError(f"{command} is a folder", "Name a program in it.")
     if shutil.which(command, os.F_OK) is None:
-        raise CommandNotFoundError(f"{command}: command not found")
-    raise CommandNotExecutableError(f"{command}: permission denied")
+        here = os.sep not in command and Path(command).is_file()
+        file = f"For the file of that name in this folder, write ./{command}"
+        hint = file if here else "Write the command after -- as you would in a shell."
+        raise CommandNotFoundError(f"{command}: command not found", hint)
+    raise CommandNotExecutableError(
+        f"{command}: permission denied",
+        f"Make it executable with: chmod +x {shutil.which(command, os.F_OK)}",
+    )
 
 
 def tenant_environment(
@@ -97,8 +103,13 @@ def exec_program(program: str, command: Sequence[str], environment: Mapping[str,
         os.execve(program, list(command), dict(environment))
     except OSError as error:
         if error.errno == errno.ENOENT:  # a script whose interpreter is missing
-            raise CommandNotFoundError(f"{program}: {error.strerror}") from error
-        raise CommandNotExecutableError(f"{program}: {error.strerror}") from error
+            raise CommandNotFoundError(
+                f"{program}: {error.strerror}",
+                "Its interpreter may be missing: see its first line.",
+            ) from error
+        raise CommandNotExecutableError(
+            f"{program}: {error.strerror}", "A script needs a first line such as #!/bin/sh."
+        ) from error
 
 
 def _joined(*parts: str | None) -> str:

@@ -12,12 +12,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aliquot.model.errors import ArbiterError
+from aliquot.model import format_bytes
+from aliquot.model.errors import ArbiterError, UserLimitError
 from aliquot.slices import control
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aliquot.model import Slice
+
 FILE = Path("/etc/aliquot/users")
+MOST_GRANTS = 128  # of a user without a limit of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +64,32 @@ def read_limits(directory: Path, *, again: bool = False) -> LimitsReport:
             f"the arbiter in {directory} sent no limits of users: {error!r}",
             f"It may belong to another version of Aliquot. {control.END_ALL}",
         ) from error
+
+
+def check(report: LimitsReport, uid: int, slices: Sequence[Slice]) -> None:
+    """Raise UserLimitError if the arbiter would refuse a new grant of this user for its limits."""
+    one = next((one for one in report.users if one.uid == uid), None)
+    if one is None:
+        return
+    memory = sum(part.memory_bytes for part in slices)
+    compute = sum(part.compute_percent for part in slices)
+    if one.grants is not None and one.used_grants >= one.grants:
+        raise _over(f"{one.grants} grants and have {one.used_grants}")
+    if one.memory_bytes is not None and one.used_memory_bytes + memory > one.memory_bytes:
+        raise _over(
+            f"{format_bytes(one.memory_bytes)} of GPU memory in all and have"
+            f" {format_bytes(one.used_memory_bytes)}: {format_bytes(memory)} more requested"
+        )
+    if one.compute_percent is None:
+        return
+    if not all(part.compute_percent for part in slices):
+        raise _over(f"{one.compute_percent}% of compute in all, so each slice needs a percentage")
+    if one.used_compute_percent + compute > one.compute_percent:
+        raise _over(
+            f"{one.compute_percent}% of compute in all and have {one.used_compute_percent}%:"
+            f" {compute}% more requested"
+        )
+
+
+def _over(figures: str) -> UserLimitError:
+    return UserLimitError(f"you may have {figures}", "Limits and use: aliquot limits")

@@ -1,0 +1,157 @@
+"""Admits commands of `aliquot run`: makes the grants that the schedule allows, and tells places.
+
+The grant belongs to the process that asked (`control.make` with its pid), so it ends with that
+process, whatever becomes of the pool. The store keeps which user and queue each grant is charged
+to, for the limits that the schedule holds: also the next pool counts the commands that run. That is
+written before the grant is made, because the pool cannot end the grant of another process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from aliquot.model import Admission
+from aliquot.model.errors import AliquotError, NameInUseError, NoCapacityError
+from aliquot.model.job import DEFAULT_QUEUE
+from aliquot.model.owner import Owner
+from aliquot.pool.capacity import MachinePlan
+from aliquot.pool.peers import user_name
+from aliquot.pool.runs import RunMode, Waiting
+from aliquot.pool.schedule import AdmittedGrant, run_name
+from aliquot.pool.store import RunGrant
+from aliquot.slices import control
+from aliquot.slices.grant_creation import grant_names, name_in_use
+from aliquot.slices.visible_devices import visible_gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from aliquot.model import Slice
+    from aliquot.pool.runs import RunDesk, RunRequest
+    from aliquot.pool.schedule import PoolScheduler
+    from aliquot.pool.store import JobStore
+    from aliquot.slices.control import Status
+
+AT_ONCE = 4  # commands of a user that do not wait, in one round
+
+
+@dataclass(frozen=True, slots=True)
+class RunAdmission:
+    """The commands that ask for grants of the arbiter in `state`, and those that have some."""
+
+    desk: RunDesk
+    state: Path
+    store: JobStore
+
+    def requests(self, status: Status) -> list[RunRequest]:
+        """The commands to decide about. Those that could never start are refused."""
+        found = []
+        at_once: Counter[int] = Counter()
+        for run in self.desk.requests():
+            if run.mode is not RunMode.WAIT:
+                at_once[run.owner.uid] += 1
+                if at_once[run.owner.uid] > AT_ONCE:
+                    continue  # each takes a decision: the next round has time for it
+            try:
+                found.append(_restricted(run, status))
+            except Exception as error:  # noqa: BLE001 - a defect that one meets is its own alone
+                self.desk.refuse(run, _as_refusal(error))
+        return found
+
+    def waiting(self) -> list[RunRequest]:
+        """The commands that wait, in the order they came."""
+        return [run for run in self.desk.requests() if run.mode is RunMode.WAIT]
+
+    def charged(self, status: Status) -> list[AdmittedGrant]:
+        """The grants of admitted commands that run. Those that have ended are forgotten.
+
+        Where only the pool admits, it has admitted all: an earlier release did not write to whom it
+        charged them, so they count in the default queue. The pool's own user needs no admission.
+        """
+        grants = {
+            (one.owner_uid, one.plain_name, one.owner_pid): one
+            for one in status.grants
+            if one.owner_pid is not None
+        }
+        found, ended = [], []
+        for one in self.store.run_grants():
+            grant = grants.pop((one.owner.uid, one.name, one.pid), None)
+            if grant is not None:
+                found.append(AdmittedGrant(grant, one.owner, one.queue))
+            else:
+                ended.append(one)
+        if ended:
+            self.store.delete_run_grants(ended)
+        if status.admission is Admission.POOL:
+            found += [
+                AdmittedGrant(grant, Owner(uid, uid, user_name(uid)), DEFAULT_QUEUE)
+                for (uid, _, _), grant in grants.items()
+                if uid != os.geteuid()
+            ]
+        return found
+
+    def apply(self, scheduler: PoolScheduler, runs: Sequence[RunRequest]) -> None:
+        """Carry a decision out, and tell those that wait where they are."""
+        for run, slices in scheduler.admitted:
+            with self.desk.hold(run) as here:
+                if here:
+                    self._grant(run, slices)
+        for run, why in scheduler.refused:
+            self.desk.refuse(run, NoCapacityError(why))
+        for run, found in scheduler.previewed:
+            if not isinstance(found, Waiting):
+                self.desk.preview(run, [part.gpu_uuid for part in found])
+            else:
+                self.desk.preview(run, found)
+        for run in runs:
+            if (place := scheduler.waiting_of(run_name(run))) is not None:
+                self.desk.tell(run, place)
+
+    def _grant(self, run: RunRequest, slices: list[Slice]) -> None:
+        try:
+            name, marked = self._make(run, slices)
+        except control.NoArbiterError:
+            raise  # the next round asks again
+        except control.CapacityRefusedError as error:
+            if run.mode is RunMode.NOW:
+                self.desk.refuse(run, error)
+        except Exception as error:  # noqa: BLE001 - a defect that one meets is its own alone
+            self.desk.refuse(run, _as_refusal(error))
+        else:
+            self.desk.grant(run, marked, name, [part.gpu_uuid for part in slices])
+
+    def _make(self, run: RunRequest, slices: list[Slice]) -> tuple[str, str]:
+        """The name and the mark of a new grant of the process."""
+        for name in [run.name] if run.name is not None else grant_names(run.command, run.pid):
+            if not self.store.add_run_grant(RunGrant(name, run.pid, run.owner, run.queue)):
+                continue  # the process has a grant of this name, or had one a moment ago
+            with suppress(NameInUseError):
+                return name, control.make(
+                    self.state,
+                    name,
+                    slices,
+                    together=run.request.together,
+                    owner=run.owner.uid,
+                    pid=run.pid,
+                    started=run.started,
+                )
+        raise name_in_use(name)
+
+
+def _as_refusal(error: Exception) -> AliquotError:
+    return error if isinstance(error, AliquotError) else AliquotError(f"a defect: {error!r}")
+
+
+def _restricted(run: RunRequest, status: Status) -> RunRequest:
+    """The run with the GPUs that it may have; NoCapacityError if it could never start."""
+    among = None
+    if run.visible is not None:
+        among = tuple(one.gpu.uuid for one in visible_gpus(status.gpus, run.visible))
+    run = replace(run, request=replace(run.request, among=among))
+    MachinePlan.of_empty(status).put(run.request, 1)
+    return run

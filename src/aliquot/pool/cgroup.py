@@ -1,0 +1,93 @@
+"""A cgroup for one worker: whatever the worker starts, also a daemon, ends with it.
+
+It lies below the cgroup of this process, in the hierarchy of version 2. Where none can be made
+(version 1 alone, a user without a delegated cgroup) a worker has none, and its supervisor ends
+what the worker left behind, as long as the supervisor itself lives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+END_SECONDS = 10.0
+
+
+def create(folder: Path) -> Path | None:
+    """Create the cgroup of the worker in this slot's folder; None if that is not possible."""
+    above = _own()
+    if above is None:
+        return None
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    path = above / f"aliquot-{digest}"
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError:
+        return None
+    return path
+
+
+def enter(path: Path) -> bool:
+    """Move this process into a cgroup; whether that was allowed."""
+    try:
+        (path / "cgroup.procs").write_text("0", "ascii")
+    except OSError:
+        return False
+    return True
+
+
+def end(path: Path, seconds: float = END_SECONDS) -> bool:
+    """Kill everything in a cgroup and remove it; whether it is gone by then."""
+    deadline = time.monotonic() + seconds
+    while path.exists():
+        kill(path)
+        with suppress(OSError):
+            path.rmdir()
+            return True
+        if time.monotonic() > deadline:
+            return False
+        _wait_for_change(path)
+    return True
+
+
+def kill(path: Path) -> None:
+    """Kill everything in a cgroup."""
+    try:
+        (path / "cgroup.kill").write_text("1", "ascii")
+    except OSError:  # before Linux 5.14
+        with suppress(OSError):
+            for pid in (path / "cgroup.procs").read_text("ascii").split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+
+
+def _wait_for_change(path: Path) -> None:
+    """Wait until processes have left, at most a moment."""
+    with suppress(OSError), (path / "cgroup.events").open("rb") as events:
+        if b"populated 0" in events.read():
+            return
+        poll = select.poll()
+        poll.register(events, select.POLLPRI)
+        poll.poll(50)
+
+
+def _own() -> Path | None:
+    """The folder of this process's cgroup of version 2."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text("utf-8").splitlines()
+        own = next(line[3:] for line in lines if line.startswith("0::"))
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8").splitlines()
+    except (OSError, StopIteration):
+        return None
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        _, _, _, root, place, *_ = left.split()
+        if right.startswith("cgroup2 ") and ".." not in own:
+            inner = own.removeprefix(root) if root != "/" else own
+            return Path(place) / inner.lstrip("/")
+    return None

@@ -1,0 +1,177 @@
+"""The two sockets of a pool in the worst of times: defects, no descriptors, clients that leave."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aliquot.model import Request
+from aliquot.pool.encoding import encode_request
+from aliquot.pool.runs import RunDesk
+from support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from aliquot.pool.peers import Peer
+    from aliquot.pool.runs import RunRequest
+
+
+ASKED = {
+    "request": encode_request(Request()),
+    "name": None,
+    "command": "true",
+    "visible": None,
+    "wait": False,
+}
+
+
+def ask(path: Path, line: object) -> dict[str, object]:
+    """Send a line; the answer."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.settimeout(60)
+        one.connect(str(path))
+        one.sendall(json.dumps(line).encode() + b"\n")
+        with one.makefile("rb") as answers:
+            answer: dict[str, object] = json.loads(answers.readline())
+            return answer
+
+
+def test_a_defect_that_one_command_meets_ends_no_other(short_tmp: Path) -> None:
+    defects = [RuntimeError("a surprise")]
+
+    def admit(_peer: Peer, _queue: str) -> object:
+        if defects:
+            raise defects.pop()
+        return None
+
+    desk = RunDesk(short_tmp / "runs", 0o600, admit, lambda: None)
+    desk.serve()
+    try:
+        assert "a surprise" in str(ask(short_tmp / "runs", ASKED)["error"])
+        assert "invalid request" in str(ask(short_tmp / "runs", {})["error"])
+    finally:
+        desk.close()
+
+
+def test_a_command_that_is_no_text_can_be_shown(short_tmp: Path) -> None:
+    desk = RunDesk(short_tmp / "runs", 0o600, lambda _peer, _queue: None, lambda: None)
+    desk.serve()
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.connect(str(short_tmp / "runs"))
+            asked = {**ASKED, "command": "file \udcff", "wait": True}
+            one.sendall(json.dumps(asked).encode() + b"\n")
+            wait_until(desk.requests)
+            assert [run.command for run in desk.requests()] == ["file ?"]
+    finally:
+        desk.close()
+
+
+NO_DESCRIPTORS = """
+import os, resource, socket, sys, time
+from http import HTTPStatus
+from pathlib import Path
+from aliquot.pool.runs import RunDesk
+from aliquot.pool.server import HttpAnswer, SocketServer
+
+path = Path(sys.argv[1])
+if sys.argv[2] == "runs":
+    desk = RunDesk(path, 0o600, lambda *_: None, lambda: None)
+    desk.serve()
+    asked = b"{}\\n"
+else:
+    SocketServer(path, 0o600, lambda *_: HttpAnswer.of(HTTPStatus.OK, {})).serve()
+    asked = b"GET / HTTP/1.1\\r\\n\\r\\n"
+client = socket.socket(socket.AF_UNIX)
+free = os.dup(0)
+os.close(free)
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+client.connect(str(path))
+client.sendall(asked)
+used, begun = time.process_time(), time.monotonic()
+client.settimeout(1.0)
+try:
+    print("answered", client.recv(1))
+except TimeoutError:
+    print((time.process_time() - used) / (time.monotonic() - begun))
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+client.settimeout(60.0)
+print(len(client.recv(1)))
+"""
+
+
+@pytest.mark.parametrize("kind", ["runs", "socket"])
+def test_without_descriptors_connections_wait_and_cost_nothing(short_tmp: Path, kind: str) -> None:
+    command = [sys.executable, "-c", NO_DESCRIPTORS, str(short_tmp / kind), kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    share, answered = done.stdout.split("\n")[:2]
+    assert float(share) < 0.1, "of a core"
+    assert answered == "1", "when there are some again"
+
+
+@dataclass
+class Asked:
+    """A desk with one client that waits for an answer to `run`."""
+
+    desk: RunDesk
+    client: socket.socket
+    run: RunRequest
+    woken: threading.Event
+
+    def leave(self) -> None:
+        """Give the place up, and wait until the desk knows."""
+        self.woken.clear()
+        self.client.shutdown(socket.SHUT_WR)
+        assert self.woken.wait(60)
+
+    def answers(self) -> list[dict[str, object]]:
+        """All answers until the desk ends the connection."""
+        with self.client.makefile("rb") as lines:
+            return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def asked(short_tmp: Path) -> Iterator[Asked]:
+    woken = threading.Event()
+    desk = RunDesk(short_tmp / "runs", 0o600, lambda *_: None, woken.set)
+    desk.serve()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(60)
+        client.connect(str(short_tmp / "runs"))
+        client.sendall(json.dumps({**ASKED, "wait": True}).encode() + b"\n")
+        assert woken.wait(60)
+        (run,) = desk.requests()
+        yield Asked(desk, client, run, woken)
+    desk.close()
+
+
+def test_a_client_that_leaves_while_its_grant_is_made_gets_the_grant(asked: Asked) -> None:
+    with asked.desk.hold(asked.run) as here:
+        asked.leave()
+        asked.desk.grant(asked.run, "grants/1#2", "mine", [])
+    assert here
+    assert [one["name"] for one in asked.answers()] == ["mine"]
+
+
+def test_nothing_is_made_for_a_client_that_has_left(asked: Asked) -> None:
+    asked.leave()
+    with asked.desk.hold(asked.run) as here:
+        assert not here
+    assert asked.answers() == []
+
+
+def test_a_client_that_leaves_while_no_grant_can_be_made_loses_its_place(asked: Asked) -> None:
+    with asked.desk.hold(asked.run):
+        asked.leave()
+    assert asked.desk.requests() == []
+    assert asked.answers() == []
