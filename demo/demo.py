@@ -54,13 +54,13 @@ def in_memory() -> str | None:
 
 @contextmanager
 def own_state() -> Iterator[dict[str, str]]:
-    """An environment with a simulated machine of its own."""
+    """An environment with an arbiter and a pool of its own."""
     folder = Path(tempfile.mkdtemp(prefix="aliquot-demo-", dir=in_memory()))
     try:
         kept = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
         yield {**kept, "ALIQUOT_STATE": str(folder)}
     finally:
-        for state in folder.glob("simulated/*"):
+        for state in (folder, *folder.glob("simulated/*")):
             stop_when_empty(state)
         shutil.rmtree(folder)
 

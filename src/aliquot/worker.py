@@ -13,18 +13,18 @@
 A program need not use this module: without it, it gets SIGTERM, a grace period, and a restart.
 Outside a job every function works, as for one worker and no notice.
 
-In a pool, worker and controller exchange files in the folder ALIQUOT_WORKER. Each file is one JSON
-object and is replaced atomically:
+In a pool, the worker's files are in the folder ALIQUOT_WORKER and the controller's in the folder
+ALIQUOT_NOTICES. Each file is one JSON object and is replaced atomically:
 
     notice   by the controller: {"generation", "kind", "size", "deadline"}; deadline is Unix time
     ready    by the worker: {"generation"} of the notice that it is ready for
     report   by the worker: {"step", "samples_per_second", "size", "at"}
     size     by the controller, for programs that adapt to a new size: {"generation", "size"}
 
-On Kubernetes the controller's files are in the folder ALIQUOT_NOTICES. A notice there also has
-"attempt": the controller repeats a notice, and it is the same notice each time. The worker writes
-{"ready": generation, "report": {...}} into the file ALIQUOT_MESSAGE, its container's termination
-message, which the controller reads when the container has ended.
+On Kubernetes a notice also has "attempt": the controller repeats a notice, and it is the same
+notice each time. The worker writes {"ready": generation, "report": {...}} into the file
+ALIQUOT_MESSAGE, its container's termination message, which the controller reads when the container
+has ended.
 
 No function here fails the program: a file that cannot be written is not reported. The module needs
 only the standard library.

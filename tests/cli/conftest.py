@@ -72,12 +72,16 @@ class Tenants:
 
 
 @pytest.fixture
-def tenants(cli_env: dict[str, str]) -> Iterator[Tenants]:
+def tenants(cli_env: dict[str, str], aliquot_state: Path) -> Iterator[Tenants]:
+    """If the test fails, pytest shows what the programs and the arbiter wrote."""
     running = Tenants(cli_env)
     yield running
     for tenant in running.started:
+        ended = tenant.process.poll()
         tenant.process.kill()
-        tenant.process.communicate()
+        print(f"exit code {ended}: {tenant.process.communicate()[1]}")  # noqa: T201
+    for log in aliquot_state.rglob("arbiter.log"):
+        print(log.read_text("utf-8"))  # noqa: T201
 
 
 def grants_of(cli: Cli) -> dict[str, Any]:

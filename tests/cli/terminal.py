@@ -17,15 +17,29 @@ if TYPE_CHECKING:
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 
 
-class Terminal:
-    """Runs a command on a terminal of 160 columns; its output and its keyboard."""
+def on_terminal(
+    command: Sequence[str], env: Mapping[str, str], columns: int, rows: int = 50
+) -> list[str]:
+    """The lines that a command shows on a terminal of that width; it must succeed."""
+    terminal = Terminal(command, env, columns, rows)
+    try:
+        assert terminal.end() == 0, terminal.shown
+        return terminal.shown.splitlines()
+    finally:
+        terminal.close()
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+
+class Terminal:
+    """Runs a command on a terminal; its output and its keyboard."""
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], columns: int = 160, rows: int = 50
+    ) -> None:
         self._keyboard, inner = pty.openpty()
-        termios.tcsetwinsize(inner, (50, 160))
+        termios.tcsetwinsize(inner, (rows, columns))
         self.process = subprocess.Popen(
             command,
-            env={**env, "TERM": "xterm", "COLUMNS": "160"},
+            env={"TERM": "xterm", **env, "COLUMNS": str(columns)},
             stdin=inner,
             stdout=inner,
             stderr=inner,
@@ -33,6 +47,11 @@ class Terminal:
         )
         os.close(inner)
         self._shown = bytearray()
+
+    @property
+    def raw(self) -> str:
+        """All output so far."""
+        return self._shown.decode(errors="replace")
 
     @property
     def shown(self) -> str:
@@ -45,6 +64,10 @@ class Terminal:
             left = deadline - time.monotonic()
             assert left > 0, f"{words!r} is not shown within {seconds} s: {self.shown}"
             assert self._read(left), f"it ended without {words!r}: {self.shown}"
+
+    def read(self) -> bool:
+        """Read what it has shown meanwhile; False: it has ended."""
+        return self._read(0.05)
 
     def press(self, keys: str) -> None:
         os.write(self._keyboard, keys.encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from aliquot.slices import StateDirectory, control, diagnostics
 from aliquot.slices.arbiter_process import ArbiterSettings
 from aliquot.slices.control import NoArbiterError, SilentArbiterError, Status
 from aliquot.slices.user_limits import read_limits
+from cli.terminal import on_terminal
+from conftest import aliquot_command
 from support import wait_until
 
 if TYPE_CHECKING:
@@ -119,3 +122,18 @@ def test_an_arbiter_that_gives_users_nothing_new_is_reported(
     assert (code, finding["subject"], finding["health"]) == (1, "users", "broken")
     assert finding["detail"] == f"users get nothing new: {users}, {PROBLEM}"
     assert "aliquot limits --reload" in finding["fix"]
+
+
+def test_findings_are_lines_in_a_pipe_and_whole_words_on_a_terminal(
+    cli: Cli, cli_env: dict[str, str]
+) -> None:
+    piped = cli("doctor", *ONE)
+    title, *rows, end = piped.stdout.splitlines()
+    assert (title, end) == ("simulated h100:1", "Aliquot works here.")
+    assert all(row.split()[0] and "  ok  " in row for row in rows)
+    assert not any(row.startswith(" ") for row in rows)
+    assert piped.stdout.isascii()
+    shown = on_terminal([aliquot_command(), "doctor", *ONE], cli_env, 40)
+    free = re.compile(r"\([0-9.]+ .iB free\)")  # of the disk, which others fill
+    words = " ".join(" ".join(shown).split())
+    assert free.sub("", words) == free.sub("", " ".join(piped.stdout.split()))

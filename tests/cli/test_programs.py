@@ -12,7 +12,7 @@ import pytest
 
 import support
 from aliquot.devices import CUDA
-from aliquot.model.errors import CommandNotExecutableError
+from aliquot.model.errors import CommandNotExecutableError, CommandNotFoundError
 from aliquot.slices.tenant import find_command
 from conftest import Cli
 from standin.test_loading import build
@@ -101,6 +101,19 @@ def test_pythons_fault_handler_works(cli: Cli) -> None:
 
 
 # --- programs with other rights
+
+
+def test_a_script_of_this_folder_is_refused_with_how_to_name_and_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep.sh").write_text("#!/bin/sh\n")
+    with pytest.raises(CommandNotFoundError, match=r"write \./sweep\.sh"):
+        find_command("sweep.sh")
+    with pytest.raises(CommandNotExecutableError, match=r"chmod \+x \./sweep\.sh"):
+        find_command("./sweep.sh")
+    (tmp_path / "sweep.sh").chmod(0o755)
+    assert find_command("./sweep.sh") == "./sweep.sh"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a file of another user")

@@ -136,6 +136,21 @@ def test_a_running_grant_is_changed(cli: Cli, tenants: Tenants) -> None:
     assert (part["compute_percent"], part["policy"]) == (None, "elastic")
 
 
+@pytest.mark.parametrize("wait", [(), ("--wait",)])
+def test_a_limit_that_cannot_hold_a_context_is_refused(
+    cli: Cli, arbiter: Callable[..., Arbiter], wait: tuple[str, ...]
+) -> None:
+    asked = arbiter()
+    answer = cli("resize", "a", "--memory", "500MiB", *wait)
+    assert answer.returncode == 1
+    too_small = "500 MiB cannot hold a CUDA context: one usually takes 518 MiB of GPU 0"
+    assert answer.stderr.splitlines() == [
+        f"aliquot: {too_small} (H100 80GB HBM3)",
+        "  Give more with --memory.",
+    ]
+    assert not any(question.startswith("resize") for question in asked.played.questions)
+
+
 def test_more_memory_is_usable_at_once(cli: Cli, tenants: Tenants) -> None:
     tenant = tenants.start(*ONE, "--memory", "2GiB", "--name", "mine", wants=str(3 * GIB))
     assert tenant.hear("stopped")["bytes"] < 2 * GIB

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from aliquot import slices
+from aliquot.model.errors import AliquotError
 from aliquot.slices import control
 from cli.conftest import Tenants, grants_of, kill_arbiter
 from conftest import Cli, aliquot_command
@@ -31,6 +38,12 @@ def process_of(cli: Cli, name: str) -> dict[str, Any]:
     return process
 
 
+def serves(state: Path, pid: int) -> bool:
+    with suppress(AliquotError):
+        return control.status(state).pid == pid
+    return False
+
+
 def test_programs_keep_running_with_their_limits_and_shares(
     cli: Cli, tenants: Tenants, aliquot_state: Path
 ) -> None:
@@ -45,6 +58,18 @@ def test_programs_keep_running_with_their_limits_and_shares(
     assert (part["memory_bytes"], part["compute_percent"]) == (8 * GIB, 30)
     assert process_of(cli, "mine")["ungated"] is None
     assert cli("doctor", *ONE).returncode == 0
+
+
+def test_grants_are_shown_while_the_arbiter_is_restarted(
+    tenants: Tenants, aliquot_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running(tenants, "mine")
+    monkeypatch.setenv("ALIQUOT_STATE", str(aliquot_state))
+    for _ in range(5):
+        answer = control.status(aliquot_state / "simulated" / "h100-1").answer
+        os.kill(int(answer["serving_pid"]), signal.SIGKILL)
+        (machine,) = slices.survey().found
+        assert [grant.name for grant in machine.status.grants] == ["mine"]
 
 
 def test_an_arbiter_of_another_driver_is_reported_and_replaced(
@@ -68,8 +93,8 @@ def test_a_lost_share_is_shown_everywhere(cli: Cli, tenants: Tenants, aliquot_st
     for file in pages.glob("work.*"):
         file.unlink()
     why = "its pages are lost: No such file or directory"
-    shown = cli("ps").stdout
-    assert "takes no turns" in " ".join(shown.split())
+    shown = cli("ps")
+    assert "takes no turns" in " ".join((shown.stdout + shown.stderr).split())
     assert process_of(cli, "mine")["ungated"] == why
     doctor = cli("doctor", "--json", *ONE)
     assert doctor.returncode == 1
@@ -93,6 +118,39 @@ def test_an_arbiter_in_the_foreground_is_left_to_who_started_it(
         refused = cli("restart", *ONE)
         assert refused.returncode == 1
         assert "runs in the foreground" in refused.stderr
+        serving.terminate()
+        assert serving.wait(60) == 0
+
+
+def test_one_in_the_background_is_replaced_by_one_in_the_foreground(
+    cli: Cli, cli_env: dict[str, str], tenants: Tenants, aliquot_state: Path
+) -> None:
+    """So a service manager gets its arbiter back, whoever started one while it was away."""
+    running(tenants, "mine")
+    state = aliquot_state / "simulated" / "h100-1"
+    with subprocess.Popen([aliquot_command(), "arbiter", *ONE], env=cli_env) as serving:
+        wait_until(lambda: serves(state, serving.pid))
+        assert process_of(cli, "mine")["ungated"] is None
+        serving.terminate()
+        assert serving.wait(60) == 0
+
+
+def test_commands_leave_the_restart_to_the_service_manager(
+    cli: Cli, cli_env: dict[str, str], tenants: Tenants, aliquot_state: Path
+) -> None:
+    state = aliquot_state / "simulated" / "h100-1"
+    command = [aliquot_command(), "arbiter", *ONE]
+    with subprocess.Popen(command, env=cli_env):
+        wait_until(lambda: control.answers(state))
+        running(tenants, "mine")
+        kill_arbiter(state)
+    with (
+        subprocess.Popen([aliquot_command(), "ps"], env=cli_env) as shown,
+        subprocess.Popen(command, env=cli_env) as serving,
+    ):
+        assert shown.wait(60) == 0
+        wait_until(lambda: serves(state, serving.pid))
+        assert process_of(cli, "mine")["ungated"] is None
         serving.terminate()
         assert serving.wait(60) == 0
 

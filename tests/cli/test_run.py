@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -25,8 +26,9 @@ def test_a_grant_has_the_name_of_those_it_runs_together_with(tenants: Tenants, c
     tenants.start(*ONE, "--memory", "1GiB", "--name", "alone").hear("stays")
     found = grants_of(cli)
     assert (found["mine"]["together"], found["alone"]["together"]) == ("ring", None)
-    shown = cli("ps").stdout
-    assert [line.split()[0] for line in shown.splitlines() if "together: ring" in line] == ["mine"]
+    header, *rows = cli("ps").stdout.splitlines()
+    assert "Together" in header
+    assert [row.split()[0] for row in rows if "ring" in row.split()] == ["mine"]
 
 
 def test_the_program_sees_its_slice_and_is_stopped_at_its_limit(tenants: Tenants) -> None:
@@ -141,10 +143,105 @@ def test_a_shared_gpu_is_filled_first(cli: Cli, tenants: Tenants) -> None:
     assert indexes == [0, 0, 1, 0]
 
 
+def test_a_share_of_compute_comes_with_the_same_share_of_memory(cli: Cli) -> None:
+    answer = cli("run", *ONE, "--compute", "25", "--", "true")
+    said = "19.7 GiB (25% as no --memory is given) and 25% of the compute time of simulated GPU 0"
+    assert said in answer.stderr
+    for whole in ((), ("--compute", "100")):
+        assert ": 79.1 GiB" in cli("run", *ONE, *whole, "--", "true").stderr
+
+
+def test_a_slice_that_cannot_hold_a_context_is_refused(cli: Cli, tenants: Tenants) -> None:
+    answer = cli("run", *ONE, "--memory", "500MiB", "--", "true")
+    assert answer.returncode == 1
+    assert "500 MiB cannot hold a CUDA context: one usually takes 518 MiB of GPU 0" in answer.stderr
+    assert "--memory" in answer.stderr.splitlines()[1]
+    tenants.start(*ONE, "--memory", "518MiB").hear("stays")
+    answer = cli("run", *ONE, "--memory", "517MiB", "--", "true")
+    assert "517 MiB cannot hold a CUDA context: one takes 518 MiB of GPU 0" in answer.stderr
+    assert cli("run", *ONE, "--memory", "518MiB", "--", "true").returncode == 0
+
+
+def test_a_dry_run_says_what_the_command_would_get_and_makes_nothing(cli: Cli) -> None:
+    options = ("--memory", "8GiB", "--compute", "30", "--dry-run")
+    answer = cli("run", *FOUR, *options, "--", "true")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == (
+        "The command would get 8 GiB and 30% of the compute time of simulated GPU 0"
+        " (H100 80GB HBM3): no grant has a part of it.\n"
+    )
+    assert "No arbiter" in cli("limits", *FOUR).stderr + cli("limits", *FOUR).stdout
+
+
+def test_a_dry_run_says_why_the_command_would_not_run(cli: Cli, tenants: Tenants) -> None:
+    tenants.start(*ONE, "--memory", "60GiB", "--name", "large").hear("stays")
+    answer = cli("run", *ONE, "--memory", "40GiB", "--dry-run", "--", "true")
+    assert answer.returncode == 1
+    assert "no GPU has 40 GiB free" in answer.stderr
+    answer = cli("run", *ONE, "--memory", "1GiB", "--name", "large", "--dry-run", "--", "true")
+    assert answer.returncode == 1
+    assert "a grant named large" in answer.stderr
+    assert cli("run", *ONE, "--dry-run", "--", "no-such-program").returncode == 127
+    assert set(grants_of(cli)) == {"large"}
+
+
+def test_a_dry_run_for_programs_has_slices_and_a_reason_for_each_gpu(
+    cli: Cli, tenants: Tenants
+) -> None:
+    tenants.start(*FOUR, "--memory", "60GiB", "--name", "large").hear("stays")
+    answer = cli("run", *FOUR, "--memory", "40GiB", "--dry-run", "--json", "--", "true")
+    said = json.loads(answer.stdout)
+    assert (said["fits"], said["error"]) == (True, None)
+    assert [(one["index"], one["memory_bytes"]) for one in said["slices"]] == [(1, 40 * GIB)]
+    assert [(one["index"], one["fits"]) for one in said["gpus"]] == [
+        (1, True),
+        (2, True),
+        (3, True),
+        (0, False),
+    ]
+    assert said["gpus"][3]["why"] == "19.1 GiB free (grants: large 60 GiB)"
+    answer = cli("run", *FOUR, "--memory", "90GiB", "--dry-run", "--json", "--", "true")
+    assert answer.returncode == 1
+    assert "no GPU has 90 GiB" in json.loads(answer.stdout)["error"]
+
+
+def test_explain_names_each_gpu_of_this_machine_in_order_of_preference(
+    cli: Cli, tenants: Tenants
+) -> None:
+    tenants.start(*FOUR, "--memory", "60GiB", "--compute", "80", "--name", "large").hear("stays")
+    answer = cli("explain", *FOUR, "--memory", "8GiB")
+    assert answer.returncode == 0, answer.stderr
+    lines = [line.split() for line in answer.stdout.splitlines()[1:]]
+    assert lines[0][0] == "0"
+    assert "chosen" in lines[0]
+    assert "other GPUs stay whole" in answer.stdout.splitlines()[1]
+    answer = cli("explain", *FOUR, "--memory", "8GiB", "--compute", "30")
+    assert [line.split()[0] for line in answer.stdout.splitlines()[1:]] == ["1", "2", "3", "0"]
+    assert "20% of its compute time free (grants: large 60 GiB 80%)" in answer.stdout
+    answer = cli("explain", *FOUR, "--gpus", "4")
+    assert answer.returncode == 1
+    assert "it is not whole (grants: large 60 GiB)" in answer.stdout
+    assert "4 GPUs whole requested, but there are 3" in answer.stderr
+
+
 def test_a_request_larger_than_any_gpu_is_refused(cli: Cli) -> None:
     answer = cli("run", *ONE, "--memory", "100GiB", "--", "true")
     assert answer.returncode == 1
     assert "no GPU has 100 GiB: the largest is GPU 0 (H100" in answer.stderr
+
+
+def test_a_gpu_weaker_than_asked_is_refused(cli: Cli) -> None:
+    answer = cli("run", *ONE, "--memory", "8GiB", "--min-strength", "300", "--", "true")
+    assert answer.returncode == 1
+    assert "no GPU has strength 300 or more: the strongest is GPU 0 (H100" in answer.stderr
+    assert "--min-strength" in answer.stderr
+    answer = cli("run", *ONE, "--memory", "8GiB", "--min-strength", "fast", "--", "true")
+    assert answer.returncode == 2
+    assert "'fast' is not a strength" in answer.stderr
+    answer = cli("explain", *ONE, "--min-strength", "300")
+    assert (answer.returncode, "too weak: strength 286.3" in answer.stdout) == (1, True)
+    answer = cli("run", *ONE, "--memory", "8GiB", "--min-strength", "286.3", "--", "true")
+    assert answer.returncode == 0, answer.stderr
 
 
 def test_no_capacity_names_the_grants(cli: Cli, tenants: Tenants) -> None:
@@ -168,6 +265,8 @@ def test_no_free_compute_names_the_grants_that_have_it(cli: Cli, tenants: Tenant
     assert answer.returncode == 1
     assert "no GPU has 8 GiB and 50% of its compute time free" in answer.stderr
     assert "(grants: large 8 GiB 60%)" in answer.stderr
+    assert "large of root has had 8 GiB of GPU 0 for" in answer.stderr
+    assert "aliquot run --wait" in answer.stderr
     for share in (("--compute", "40"), ("--compute", "equal"), ("--priority", "background")):
         assert cli("run", *ONE, "--memory", "8GiB", *share, "--", "true").returncode == 0
 

@@ -11,6 +11,7 @@ from support import environment
 DEMO = Path(__file__).parents[2] / "demo" / "demo.py"
 
 
+@pytest.mark.shares
 @pytest.mark.timeout(300)  # where the processors are busy, shares are measured more than once
 def test_the_demo_shows_what_it_says() -> None:
     answer = subprocess.run(

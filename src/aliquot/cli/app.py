@@ -2,42 +2,53 @@
 
 What a command does is in the module that it imports when it runs.
 
-Exit codes: 2 for invalid use, 1 for a refusal or failure, 127 or 126 if the command to run does not
-exist or cannot be executed, and otherwise the exit code of that command.
+Exit codes: 2 for invalid use, 1 for a refusal or failure, 75 if `run --wait` waited too long,
+127 or 126 if the command to run does not exist or cannot be executed, and otherwise the exit code
+of that command.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 import aliquot
 from aliquot.cli import controller as controller_command
 from aliquot.cli import jobs_app
 from aliquot.cli import node as node_command
 from aliquot.cli import scheduler as scheduler_command
+from aliquot.cli.completion import Shell  # noqa: TC001 - typer reads it
 from aliquot.cli.help_text import block, examples
+from aliquot.cli.optional_wait import FOREVER, OptionalWait
+from aliquot.cli.options import Format, Json, MinStrength, NoTrunc, Simulate, read_min_strength
 from aliquot.cli.simulate_app import explain, simulate_app
+from aliquot.cli.start import start_command
+from aliquot.cli.usage import usage_text
 from aliquot.model.errors import (
     AliquotError,
     CommandNotExecutableError,
     CommandNotFoundError,
     InvalidValueError,
     OutputError,
+    WaitTimeoutError,
 )
-from aliquot.model.grant import Policy, Priority, Unjoined
+from aliquot.model.grant import Admission, Policy, Priority, Unjoined
 from aliquot.model.units import EQUAL
+from aliquot.slices import silence
 
 EXIT_CODES: dict[type[AliquotError], int] = {
     InvalidValueError: 2,
     CommandNotExecutableError: 126,
     CommandNotFoundError: 127,
+    WaitTimeoutError: 75,
 }
 
 
@@ -49,8 +60,8 @@ EXAMPLES = (
         "aliquot resize train-1234 --memory 16GiB  while the program runs",
         "aliquot run --simulate h100:1 -- ./prog   without a GPU",
     )
-    + "\n\nWithout a GPU, add --simulate h100:8 to gpus, run, resize, metrics, doctor, arbiter, "
-    "node, up or a command for jobs. ps and top show simulated machines too."
+    + "\n\nWithout a GPU, add --simulate h100:8 to any command of one machine, or to node. "
+    "ps and top show simulated machines too."
 )
 
 app = typer.Typer(
@@ -64,17 +75,6 @@ app = typer.Typer(
     epilog=EXAMPLES,
 )
 
-Simulate = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODEL:COUNT",
-        envvar="ALIQUOT_SIMULATE",
-        help="Use COUNT simulated GPUs of a MODEL instead of this machine's, for example h100:8.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-
 STATES = block(
     "State:",
     "idle       the slice has no work",
@@ -87,17 +87,34 @@ STATES = block(
     "no gates   compute shares do not work on this GPU: aliquot doctor",
     "switching  its processes are being frozen or thawed: it takes no turns",
     "parked     its processes are frozen and use no GPU: aliquot resume",
+    "stopped    a signal has stopped its processes, as Ctrl-Z does",
 )
 
 
 def run_app() -> None:
     """Run the command line."""
+    if sys.stderr.isatty():
+        silence.notice.show = _say_that_it_waits
     try:
         with _output_checked():
-            app()
+            code = start_command(app, sys.argv[1:])(standalone_mode=False)
+        sys.exit(code or 0)
+    except TyperException as error:
+        sys.stderr.write(usage_text(error))
+        sys.exit(2)
     except AliquotError as error:
         sys.stderr.write(f"aliquot: {error}\n")
         sys.exit(EXIT_CODES.get(type(error), 1))
+
+
+def _say_that_it_waits(directory: Path, seconds_left: float) -> None:
+    until = time.strftime("%T", time.localtime(time.time() + seconds_left))
+    with suppress(OSError):
+        sys.stderr.write(
+            f"aliquot: waiting for the arbiter in {directory}, which does not answer; at most"
+            f" until {until}\n"
+        )
+        sys.stderr.flush()
 
 
 @contextmanager
@@ -138,29 +155,45 @@ def options(
 
 
 @app.command(
-    epilog=examples("aliquot gpus", "aliquot gpus --simulate h100:8", "aliquot gpus --json")
+    epilog=examples(
+        "aliquot gpus",
+        "aliquot gpus --simulate h100:8",
+        "aliquot gpus --json",
+        "aliquot gpus --format '{gpu} {uuid}'",
+    )
 )
-def gpus(simulate: Simulate = None, *, json: Json = False) -> None:
+def gpus(
+    simulate: Simulate = None,
+    template: Format = None,
+    *,
+    no_trunc: NoTrunc = False,
+    json: Json = False,
+) -> None:
     """Show the GPUs of this machine: memory, use, grants, links.
 
     Inside a grant it shows the slices of the grant.
     """
     from aliquot.cli.gpus import show_gpus  # noqa: PLC0415 - imported when needed
+    from aliquot.cli.tables import Output  # noqa: PLC0415
 
-    show_gpus(simulate, json=json)
+    show_gpus(simulate, Output(json, template, no_trunc))
 
 
 @app.command(
+    cls=OptionalWait,
     context_settings={"allow_interspersed_args": False},
     epilog=examples(
         "aliquot run --memory 8GiB -- python train.py",
         "aliquot run --gpus 2 --memory 50% --name two-halves -- python train.py",
         "aliquot run -- python train.py    (a whole GPU)",
+        "aliquot run --compute 30 -- python train.py    (and 30% of the memory)",
         "aliquot run --memory 20GiB --compute 30 -- python train.py",
         "aliquot run --memory 20GiB --compute 30 --policy hard -- python benchmark.py",
         "aliquot run --memory 8GiB --priority latency --compute 40 -- python serve.py",
         "aliquot run --memory 40GiB --priority background -- python train.py",
         "aliquot run --memory 20GiB --together job7 -- python rank.py",
+        "aliquot run --memory 20GiB --dry-run -- python train.py",
+        "aliquot run --memory 20GiB --wait=10m -- python train.py",
         "aliquot run --simulate h100:1 --memory 8G -- ./program",
     ),
 )
@@ -182,7 +215,8 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         typer.Option(
             metavar="AMOUNT",
             help="Memory limit on each GPU: 8GiB, 8192MiB, 50%. G and M mean GiB and MiB; GB and "
-            "MB are decimal. Without it: whole GPUs.",
+            "MB are decimal. Without it: the same part of the memory as --compute of the "
+            "compute time, and without both whole GPUs.",
         ),
     ] = None,
     compute: Annotated[
@@ -193,6 +227,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
             "percent), or equal: an equal part of what the others leave.",
         ),
     ] = EQUAL,
+    min_strength: MinStrength = None,
     policy: Annotated[
         Policy,
         typer.Option(
@@ -209,7 +244,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     ] = Priority.NORMAL,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the grant. Without it: made from the command's name."),
+        typer.Option(show_default="from the command", help="A name for the grant."),
     ] = None,
     together: Annotated[
         str | None,
@@ -220,6 +255,32 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         ),
     ] = None,
     simulate: Simulate = None,
+    *,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[=DURATION]",
+            show_default=False,
+            help="If no GPU is free, wait in the queue of the pool: without limit, or for at most "
+            "10m, 2h, 1h30m (exit code 75 after that). Ctrl-C leaves the queue.",
+        ),
+    ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="The queue of the pool that it waits in and counts for. Default: default.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Make nothing: say which GPU the command would get and why, or why it would not "
+            "run (exit code 1).",
+        ),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
 ) -> None:
     """Run a command in a slice of a GPU.
 
@@ -232,8 +293,14 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     If CUDA_VISIBLE_DEVICES is set, only the GPUs that it names are used, by index as in
     `aliquot gpus` or by UUID. The command does not get the variable: its slices are its GPUs.
     """
-    from aliquot.cli.run import run_command  # noqa: PLC0415 - imported when needed
-    from aliquot.model import Request, parse_amount, parse_share  # noqa: PLC0415
+    from aliquot.cli.run import preview_run, run_command  # noqa: PLC0415 - imported when needed
+    from aliquot.model import (  # noqa: PLC0415
+        Request,
+        parse_amount,
+        parse_duration,
+        parse_share,
+    )
+    from aliquot.pool.grant_seeker import Wait  # noqa: PLC0415
 
     request = Request(
         gpus=gpus,
@@ -242,31 +309,67 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         policy=policy,
         priority=priority,
         together=together,
+        min_strength=read_min_strength(min_strength),
     )
-    run_command(request, command, name=name, simulate=simulate)
+    if dry_run:
+        preview_run(
+            request,
+            command,
+            name=name,
+            simulate=simulate,
+            queue=queue,
+            wait=wait is not None,
+            json=json,
+        )
+        return
+    if json:
+        raise InvalidValueError("--json needs --dry-run", "Add --dry-run, or leave out --json.")
+    limit = None if wait is None else Wait(None if wait == FOREVER else parse_duration(wait))
+    run_command(request, command, name=name, simulate=simulate, wait=limit, queue=queue)
 
 
-@app.command(epilog=examples("aliquot ps", "aliquot ps --watch", "aliquot ps --json"))
+@app.command(
+    epilog=examples(
+        "aliquot ps",
+        "aliquot ps --watch",
+        "aliquot ps --json",
+        "aliquot ps --format '{name} {user} {pid}'",
+        "aliquot ps --no-trunc | grep train",
+    )
+)
 def ps(
+    simulate: Simulate = None,
+    template: Format = None,
     *,
+    no_trunc: NoTrunc = False,
     json: Json = False,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh once a second, until Ctrl-C.")
     ] = False,
 ) -> None:
-    """Show the grants: their slices, limits, use and processes.
+    """Show the grants: whose they are, what they use and run.
 
-    Compute is the requested share. Got is the share of the GPU's time in about the last second.
-    Below the table are slices whose share does not hold, and processes outside all grants.
+    Memory is used of limit. Compute is what the slice got of the GPU's time in about the last
+    second, of its share. Each slice has a row. Below the table are slices whose share does not
+    hold, and processes outside all grants.
 
-    If root's arbiter serves several users, User says whose a grant is. Of other users' grants you
-    see the slices, not the names and processes; root sees all.
+    State: running; unused (nothing has used the GPU yet); stopped (by a signal); ending and ended
+    (its command has ended); switching (being frozen or thawed); parked (frozen: it holds host
+    memory and no GPU); broken.
+
+    If root's arbiter serves several users, you see of other users' grants the user, the slices,
+    state and age, not the names, processes and commands; root sees all.
+
+    The exit code is 1 if an arbiter does not answer: then its grants are missing.
     """
     from aliquot.cli.ps import show_grants  # noqa: PLC0415 - imported when needed
+    from aliquot.cli.tables import Output  # noqa: PLC0415
 
-    if json and watch:
-        raise InvalidValueError("--json and --watch cannot be combined", "Leave one of them out.")
-    show_grants(json=json, watch=watch)
+    if (json or template is not None) and watch:
+        other = "--json" if json else "--format"
+        raise InvalidValueError(f"{other} and --watch cannot be combined", "Leave one of them out.")
+    complete = show_grants(simulate, Output(json, template, no_trunc), watch=watch)
+    raise typer.Exit(0 if complete else 1)
 
 
 @app.command(
@@ -280,19 +383,30 @@ def top(
     *,
     interval: Annotated[
         float,
-        typer.Option("--interval", "-i", min=0.1, max=3600, help="Seconds between two refreshes."),
+        typer.Option(
+            "--interval",
+            "-i",
+            metavar="SECONDS",
+            min=0.1,
+            max=3600,
+            help="The time between two refreshes.",
+        ),
     ] = 1.0,
     count: Annotated[
         int | None, typer.Option("--count", "-n", min=1, help="End after this many refreshes.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="The same as -n 1.")] = False,
+    simulate: Simulate = None,
 ) -> None:
     """Show live what every slice gets of its GPU. Press q or Ctrl-C to end it.
 
-    Asked is the requested share of compute time, with the policy and priority if they are not
+    Share is the requested share of compute time, with the policy and priority if they are not
     elastic and normal. Got is the share since the last refresh. Backlog is the number of
     unfinished quanta of work. A wait is the time from having work to having credit. A fallback is
     counted when the slice did not drain in time and others ran at the same time.
+
+    Keys: g, c, m, u and a sort by GPU, compute, memory, user and age. / filters by name, user, PID,
+    state or command. The arrows, j, k, Page Up, Page Down, Home and End scroll.
 
     If the output is not a terminal, each slice is one line of NAME=VALUE pairs. There the state of
     the grant is a separate pair, grant_state.
@@ -301,7 +415,7 @@ def top(
 
     if once and count is not None:
         raise InvalidValueError("--once and -n cannot be combined", "Leave one of them out.")
-    show_top(interval, 1 if once else count)
+    show_top(interval, 1 if once else count, simulate)
 
 
 @app.command(
@@ -379,6 +493,47 @@ def resize(  # noqa: PLR0913, PLR0917 - one for each option
 
 @app.command(
     epilog=examples(
+        "aliquot kill train-1234",
+        "aliquot kill train-1234 --grace 60    (to save a large checkpoint)",
+        "aliquot kill train-1234 --grace 0     (at once)",
+        "sudo aliquot kill alice:train --yes",
+    )
+)
+def kill(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...",
+            show_default=False,
+            help="Names of grants, as in aliquot ps; root may give USER:NAME.",
+        ),
+    ],
+    grace: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0, help="The time between SIGTERM and SIGKILL."),
+    ] = 10.0,
+    simulate: Simulate = None,
+    *,
+    sure: Annotated[
+        bool,
+        typer.Option(
+            "--yes", "-y", help="Do not ask before ending another user's programs, as root."
+        ),
+    ] = False,
+) -> None:
+    """End the programs of grants.
+
+    They get SIGTERM, and SIGKILL if they are still there after --grace seconds. You may end your
+    own, root any. Root is asked before another user's programs are ended if standard input is a
+    terminal. To end a job of the pool use aliquot cancel.
+    """
+    from aliquot.cli.kill import kill as kill_grants  # noqa: PLC0415 - imported when needed
+
+    raise typer.Exit(kill_grants(names, grace, simulate, sure=sure))
+
+
+@app.command(
+    epilog=examples(
         "aliquot metrics",
         "aliquot metrics --simulate h100:8",
         "cd /var/lib/node_exporter && \\",
@@ -413,7 +568,7 @@ def doctor(simulate: Simulate = None, *, json: Json = False) -> None:
     epilog=examples(
         "aliquot limits",
         "sudo aliquot limits             (all users)",
-        "sudo aliquot limits --reload    (after a change of /etc/aliquot/users)",
+        "sudo aliquot limits --reload    (after a change of its file)",
     )
 )
 def limits(
@@ -424,22 +579,27 @@ def limits(
         typer.Option("--reload", help="Let the arbiter read the file of limits again: root only."),
     ] = False,
     json: Json = False,
+    template: Format = None,
+    no_trunc: NoTrunc = False,
 ) -> None:
-    """Show what you may have of this machine's GPUs, and what you have.
+    """Show what you may have of this machine, and what you have.
 
     Root sets limits for users on memory, compute and grants, over all GPUs together: 100% of
-    compute are one GPU. The file /etc/aliquot/users has one line for each user, and * for all
-    others: user alice memory 40GiB compute 50 grants 4
+    compute are one GPU. With root's pool they are in /etc/aliquot/pool.toml. Without a pool the
+    file /etc/aliquot/users has one line for each user, and * for all others:
+    user alice memory 40GiB compute 50 grants 4
     """
     from aliquot.cli.limits import show_limits  # noqa: PLC0415 - imported when needed
+    from aliquot.cli.tables import Output  # noqa: PLC0415
 
-    show_limits(simulate, reload=reload, json=json)
+    show_limits(simulate, Output(json, template, no_trunc), reload=reload)
 
 
 @app.command(
     epilog=examples(
         "sudo aliquot arbiter",
         "sudo aliquot arbiter --users /root/limits",
+        "sudo aliquot arbiter --admission pool",
         "aliquot arbiter --simulate h100:8",
     )
 )
@@ -449,9 +609,9 @@ def arbiter(
         Path | None,
         typer.Option(
             metavar="FILE",
-            show_default=False,
-            help="Limits of users (aliquot limits). Without it, as root: /etc/aliquot/users. The "
-            "file must belong to root, and nobody else may be able to write to it.",
+            show_default="of root: /etc/aliquot/users",
+            help="Limits of users (aliquot limits). The file must belong to root, and nobody else "
+            "may be able to write to it.",
         ),
     ] = None,
     unjoined: Annotated[
@@ -461,6 +621,13 @@ def arbiter(
             "joined the grant: report it, or end it."
         ),
     ] = Unjoined.REPORT,
+    admission: Annotated[
+        Admission,
+        typer.Option(
+            help="Who may ask for grants: all users, or only root, which runs the pool of this "
+            "machine and makes grants for users."
+        ),
+    ] = Admission.USERS,
 ) -> None:
     """Run the arbiter of this machine in the foreground.
 
@@ -469,7 +636,62 @@ def arbiter(
     """
     from aliquot.cli.arbiter import serve  # noqa: PLC0415 - imported when needed
 
-    serve(simulate, users, unjoined)
+    serve(simulate, users, unjoined, admission)
+
+
+Prefix = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="Where Aliquot is installed for all users.")
+]
+Root = Annotated[
+    Path,
+    typer.Option(
+        metavar="FOLDER", help="Install below this folder, for a machine image: starts nothing."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print each step and change nothing.")]
+
+
+@app.command(
+    epilog=examples("sudo aliquot install", "aliquot install --dry-run --prefix /opt/aliquot")
+)
+def install(
+    prefix: Prefix = Path("/opt/aliquot"),
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default="this one, or that in /usr/bin",
+            help="The Python to use, of this version.",
+        ),
+    ] = None,
+    root: Root = Path("/"),
+    *,
+    dry_run: DryRun = False,
+) -> None:
+    """Install Aliquot for all users of this machine.
+
+    They get one arbiter and one pool. It copies Aliquot to a folder of root's, makes the group
+    aliquot-admin, and starts two services of systemd. Run it again after an upgrade: running
+    programs and jobs go on.
+    """
+    from aliquot.cli.install import InstallTarget  # noqa: PLC0415 - imported when needed
+    from aliquot.cli.install import install as carry_out  # noqa: PLC0415 - imported when needed
+
+    carry_out(InstallTarget(prefix, root), python, dry_run=dry_run, say=typer.echo)
+
+
+@app.command(epilog=examples("sudo aliquot uninstall", "aliquot uninstall --dry-run"))
+def uninstall(
+    prefix: Prefix = Path("/opt/aliquot"), root: Root = Path("/"), *, dry_run: DryRun = False
+) -> None:
+    """Remove what `aliquot install` made.
+
+    Running programs and jobs go on. Settings, jobs and their logs stay; the output says where.
+    """
+    from aliquot.cli.install import InstallTarget  # noqa: PLC0415 - imported when needed
+    from aliquot.cli.install import uninstall as carry_out  # noqa: PLC0415 - imported when needed
+
+    carry_out(InstallTarget(prefix, root), dry_run=dry_run, say=typer.echo)
 
 
 @app.command(epilog=examples("aliquot restart", "aliquot restart --simulate h100:8"))
@@ -484,10 +706,32 @@ def restart(simulate: Simulate = None) -> None:
     raise typer.Exit(0 if replace(simulate) else 1)
 
 
+@app.command(
+    epilog=examples(
+        'eval "$(aliquot completion bash)"        in ~/.bashrc',
+        "source <(aliquot completion zsh)         in ~/.zshrc, after compinit",
+        "aliquot completion fish | source         in ~/.config/fish/config.fish",
+    )
+)
+def completion(
+    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+) -> None:
+    """Print a script that completes commands, options and names.
+
+    The script knows the commands and options of this version. It asks aliquot only for names of
+    grants and jobs.
+    """
+    from aliquot.cli.completion import script  # noqa: PLC0415 - imported when needed
+    from aliquot.cli.tables import print_text  # noqa: PLC0415
+
+    print_text(script(shell, typer.main.get_command(app)))
+
+
 jobs_app.add_to(app, examples)
 app.add_typer(simulate_app, name="simulate")
 app.command(
     epilog=examples(
+        "aliquot explain --memory 20GiB --compute 30    (on this machine)",
         "aliquot explain --nodes NODES.csv --gpus 8",
         "aliquot explain --nodes NODES.csv --pods PODS.csv --compute 50 --cpu 4",
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aliquot import slices
-from aliquot.cli.tables import console
+from aliquot.cli.tables import print_sentence
 from aliquot.devices import check_version, parse_shape
-from aliquot.model import format_count
+from aliquot.model import Admission, format_count
+from aliquot.pool.arbiter_limits import write_limits
+from aliquot.pool.policy import FILE, PolicyFile
 from aliquot.slices import arbiter_process, control
 from aliquot.slices.share_problems import lost_shares
 
@@ -17,14 +19,20 @@ if TYPE_CHECKING:
     from aliquot.model import Unjoined
 
 
-def serve(simulate: str | None, users: Path | None, unjoined: Unjoined) -> None:
+def serve(
+    simulate: str | None, users: Path | None, unjoined: Unjoined, admission: Admission
+) -> None:
     """Become the arbiter of this machine, or of a simulated one."""
     state = slices.locate(parse_shape(simulate) if simulate else None)
     driver = state.driver()
     if state.shape is None:
         check_version(driver)
     slices.prepare(state)
-    slices.serve(state.directory, driver, users, unjoined)
+    if users is None and admission is Admission.POOL:
+        directory = state.directory
+        users = write_limits(directory, PolicyFile(FILE if FILE.exists() else None).policy)
+    settings = arbiter_process.ArbiterSettings(users, unjoined, admission)
+    slices.serve(state.directory, driver, settings)
 
 
 def restart(simulate: str | None) -> bool:
@@ -33,7 +41,7 @@ def restart(simulate: str | None) -> bool:
     pid = arbiter_process.restart(state.directory, state.driver())
     status = control.status(state.directory)
     problems = list(lost_shares(status))
-    console().print(f"restarted: pid {pid}, {format_count(len(status.grants), 'grant')}")
+    print_sentence(f"restarted: pid {pid}, {format_count(len(status.grants), 'grant')}")
     for problem in problems:
-        console().print(problem)
+        print_sentence(problem)
     return not problems

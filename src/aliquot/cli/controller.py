@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -44,8 +43,8 @@ def controller(  # noqa: PLR0913, PLR0917 - one for each option
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="How long GPUs must have been free before a running job grows. Default: as "
-            "--resize-every.",
+            show_default="as --resize-every",
+            help="How long GPUs must have been free before a running job grows.",
         ),
     ] = None,
     rack_label: RackLabel = "",
@@ -55,11 +54,14 @@ def controller(  # noqa: PLR0913, PLR0917 - one for each option
     ] = "aliquot-controller",
     namespace: LeaseNamespace = "",
 ) -> None:
-    """Run the controller of elastic jobs on Kubernetes: it turns ElasticJob objects into pods.
+    """Run the controller of elastic jobs on Kubernetes.
 
-    It needs `aliquot scheduler`, which places the pods. /readyz answers 200 when the replica has
-    read the cluster, and says whether it is the leader. /metrics is for Prometheus.
+    It turns ElasticJob objects into pods. It needs `aliquot scheduler`, which places the pods.
+    /readyz answers 200 when the replica has read the cluster, and says whether it is the leader.
+    /metrics is for Prometheus.
     """
+    import asyncio  # noqa: PLC0415 - imported when needed
+
     with needs_extra():
         from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415
         from aliquot.kubernetes.cluster.topology import Labels  # noqa: PLC0415

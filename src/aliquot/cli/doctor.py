@@ -6,7 +6,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from aliquot import slices
-from aliquot.cli.tables import console, new_table, print_json
+from aliquot.cli.tables import (
+    clean,
+    print_json,
+    print_sentence,
+    print_text,
+    styled,
+    terminal_width,
+    text_width,
+    wrapped,
+)
 from aliquot.devices import parse_shape
 from aliquot.model.errors import NestedGrantError
 from aliquot.slices.diagnostics import Finding, Health, diagnose
@@ -15,7 +24,8 @@ from aliquot.slices.tenant import CONTAINER_GRANT
 if TYPE_CHECKING:
     from aliquot.devices import Shape
 
-_STYLES = {Health.OK: "green", Health.WARNING: "yellow", Health.BROKEN: "bold red"}
+_STYLES = {Health.OK: "32", Health.WARNING: "33", Health.BROKEN: "1;31"}
+_LEAST = 20  # columns for a finding, on a terminal however narrow
 
 
 def show_findings(simulate: str | None, *, json: bool) -> bool:
@@ -41,13 +51,21 @@ def show_findings(simulate: str | None, *, json: bool) -> bool:
 
 
 def _print(findings: list[Finding], shape: Shape | None, *, healthy: bool) -> None:
-    from rich.text import Text  # noqa: PLC0415 - imported when needed
-
+    """One line for each finding and its fix; on a terminal they go on below their beginning."""
     title = "this machine" if shape is None else f"simulated {shape}"
-    table = new_table("Subject", "", "Finding", title=title)
-    for finding in findings:
-        detail = finding.detail if finding.fix is None else f"{finding.detail}\n→ {finding.fix}"
-        health = Text(str(finding.health), style=_STYLES[finding.health])
-        table.add_row(finding.subject, health, detail)
-    console().print(table)
-    console().print("Aliquot works here." if healthy else "Something is broken: see above.")
+    width = terminal_width()
+    subjects = max((text_width(one.subject) for one in findings), default=0)
+    states = max((len(str(one.health)) for one in findings), default=0)
+    indent = " " * (subjects + states + 4)
+    print_text(f"{styled(title, '1')}\n")
+    for one in findings:
+        health = styled(f"{one.health!s:<{states}}", _STYLES[one.health])
+        subject = one.subject + " " * (subjects - text_width(one.subject))
+        parts = [clean(one.detail), *([] if one.fix is None else [f"→ {clean(one.fix)}"])]
+        if width is not None:
+            room = max(_LEAST, width - len(indent))
+            parts = [line for part in parts for line in wrapped(part, room, whole_words=True)]
+        first, *more = parts if width is not None else [" ".join(parts)]
+        print_text(f"{subject}  {health}  {first}\n")
+        print_text("".join(f"{indent}{line}\n" for line in more))
+    print_sentence("Aliquot works here." if healthy else "Something is broken: see above.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,8 @@ PREFIX = "gang/"
 
 def describe_gang(name: str, namespace: str | None, kubeconfig: Path | None, *, json: bool) -> None:
     """Print the phase of a gang and why, the places of its members, and its events."""
+    import asyncio  # noqa: PLC0415 - imported when needed
+
     with needs_extra():
         import msgspec  # noqa: PLC0415 - needs the extra
 

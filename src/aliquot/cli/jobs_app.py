@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from aliquot.cli.options import Format, MinStrength, NoTrunc, read_min_strength
 from aliquot.model.grant import Policy, Priority
 from aliquot.model.units import EQUAL
 
@@ -32,11 +34,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def up(
-    queues: Annotated[
+    config: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A TOML file of queues: [queues.NAME] with weight, quota and limit (in GPUs).",
+            show_default="of root: /etc/aliquot/pool.toml",
+            help="A TOML file of queues and limits.",
         ),
     ] = None,
     resize_every: Annotated[
@@ -50,19 +53,40 @@ def up(
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="How long GPUs must have been free before a running job grows. Default: as "
-            "--resize-every.",
+            show_default="as --resize-every",
+            help="How long GPUs must have been free before a running job grows.",
         ),
     ] = None,
     simulate: Simulate = None,
+    *,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach",
+            "-d",
+            help="Run it in the background, and return when it answers. It writes to pool.log in "
+            "its directory.",
+        ),
+    ] = False,
 ) -> None:
-    """Run the pool of this machine in the foreground: it queues jobs and runs their workers.
+    """Run the pool: it queues jobs and runs their workers.
 
-    Ctrl-C or SIGTERM ends it. Jobs keep running, and the next `aliquot up` continues them.
+    It runs until Ctrl-C or SIGTERM, or with --detach until `aliquot down`. Jobs keep running, and
+    the next `aliquot up` continues them.
     """
     from aliquot.cli.up import up as bring_up  # noqa: PLC0415 - imported when needed
 
-    bring_up(simulate, queues, resize_every, settle)
+    bring_up(simulate, config, resize_every, settle, detach=detach)
+
+
+def down(simulate: Simulate = None) -> None:
+    """Stop the pool, and say which jobs keep running.
+
+    Running workers do not notice. Waiting jobs wait for the next `aliquot up`.
+    """
+    from aliquot.cli.up import down as bring_down  # noqa: PLC0415 - imported when needed
+
+    bring_down(simulate)
 
 
 def submit(  # noqa: PLR0913, PLR0917 - one for each option
@@ -85,21 +109,22 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     ] = 1,
     memory: Annotated[
         str | None,
-        typer.Option(metavar="AMOUNT", help="Memory of each GPU, as in aliquot run. Default: all."),
+        typer.Option(metavar="AMOUNT", help="Memory of each GPU, as in aliquot run."),
     ] = None,
     compute: Annotated[
         str, typer.Option(metavar="PERCENT", help="Share of compute time, as in aliquot run.")
     ] = EQUAL,
+    min_strength: MinStrength = None,
     policy: Annotated[Policy, typer.Option(help="As in aliquot run.")] = Policy.ELASTIC,
     priority: Annotated[
         Priority, typer.Option(help="Priority of its slices, as in aliquot run.")
     ] = Priority.NORMAL,
     queue: Annotated[str, typer.Option(help="The queue of the job.")] = "default",
     urgency: Annotated[
-        int, typer.Option(help="The job's priority within its queue: larger numbers start first.")
+        int, typer.Option(help="Your jobs of the same queue with a larger number start first.")
     ] = 0,
     name: Annotated[
-        str, typer.Option(help="A name for the job. Default: made from the command.")
+        str, typer.Option(show_default="from the command", help="A name for the job.")
     ] = "",
     together: Annotated[
         str | None,
@@ -123,8 +148,44 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     grace: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="The time between SIGTERM and SIGKILL.")
     ] = 10.0,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="How long the job may run: 90 (seconds), 10m, 2h, 1h30m or 1:30:00. Then its "
+            "workers get a notice and are stopped. Suspended time does not count.",
+            show_default="no limit",
+        ),
+    ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="JOB[:ok|:any]",
+            show_default=False,
+            help="Start when JOB (or each job of the array JOB) has succeeded, or with :any when "
+            "it has ended. If it fails, this job is cancelled. Give it several times for several.",
+        ),
+    ] = None,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INDICES",
+            show_default=False,
+            help="Submit a job for each index: 1-10, 1,4,7 or 0-99%4 (at most 4 at once). Their "
+            "names are NAME-INDEX, and ALIQUOT_ARRAY_INDEX is the index.",
+        ),
+    ] = None,
     simulate: Simulate = None,
     *,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Print its output until it is finished, and exit with its exit code. Ctrl-C "
+            "stops following; the job keeps running.",
+        ),
+    ] = False,
     live: Annotated[
         bool,
         typer.Option(
@@ -134,14 +195,14 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
         ),
     ] = False,
 ) -> None:
-    """Submit a command to the pool as a job, and print the job's name.
+    """Submit a command to the pool as a job, and print its name.
 
     Each worker runs the command in its own grant, in the current directory, with the current
     environment plus RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
     """
     from aliquot.cli.submit import submit as submit_job  # noqa: PLC0415 - imported when needed
-    from aliquot.model import Request, parse_amount, parse_share  # noqa: PLC0415
-    from aliquot.model.job import Job, parse_sizes  # noqa: PLC0415
+    from aliquot.model import Request, parse_amount, parse_duration, parse_share  # noqa: PLC0415
+    from aliquot.model.job import Job, parse_dependency, parse_indices, parse_sizes  # noqa: PLC0415
 
     request = Request(
         gpus=gpus,
@@ -150,6 +211,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
         policy=policy,
         priority=priority,
         together=together,
+        min_strength=read_min_strength(min_strength),
     )
     job = Job(
         number=0,
@@ -158,27 +220,96 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
         request=request,
         sizes=parse_sizes(workers),
         queue=queue,
-        priority=urgency,
+        urgency=urgency,
         live=live,
         retries=retries,
         notice_seconds=notice,
         grace_seconds=grace,
+        time_seconds=None if time is None else parse_duration(time),
+        after=tuple(map(parse_dependency, after or ())),
     )
-    submit_job(job, simulate=simulate)
+    indices = None if array is None else parse_indices(array)
+    raise typer.Exit(submit_job(job, indices, simulate=simulate, follow=follow))
 
 
-def jobs(
+def resubmit(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB...", help="Names or numbers of finished jobs, or names of arrays."
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(show_default="as before", help="Another name, if it is one job."),
+    ] = None,
     simulate: Simulate = None,
+) -> None:
+    """Submit finished jobs again, as they were.
+
+    Each has a new number, and the command, folder, sizes and options of the old one, with what
+    `aliquot update` changed. Its environment is the current one: the pool keeps none of finished
+    jobs. A job that starts after another one of JOB... starts after the new one.
+    """
+    from aliquot.cli.submit import resubmit as submit_again  # noqa: PLC0415 - imported when needed
+
+    submit_again(names, name, simulate)
+
+
+def jobs(  # noqa: PLR0913, PLR0917 - one for each option
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="JOB...",
+            help="Only these jobs, finished or not: names, numbers, or names of arrays.",
+        ),
+    ] = None,
+    simulate: Simulate = None,
+    user: Annotated[
+        str | None,
+        typer.Option("--user", "-u", show_default=False, help="Only the jobs of this user."),
+    ] = None,
+    phases: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--phase",
+            metavar="PHASE",
+            show_default=False,
+            help="Only jobs in this phase: pending, running, failed … Finished ones are those of "
+            "the last day, or with --all of all time. Give it several times for several.",
+        ),
+    ] = None,
+    template: Format = None,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="The time between two refreshes.")
+    ] = 2.0,
     *,
     with_finished: Annotated[
-        bool, typer.Option("--all", "-a", help="Include finished jobs.")
+        bool, typer.Option("--all", "-a", help="All jobs, finished ones included.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show them again and again, until q or Ctrl-C.")
+    ] = False,
+    no_trunc: NoTrunc = False,
     json: Json = False,
 ) -> None:
-    """List the pool's jobs: phase, workers, progress and reason."""
-    from aliquot.cli.jobs import show_jobs  # noqa: PLC0415 - imported when needed
+    """List the pool's jobs, and say why they wait.
 
-    show_jobs(simulate, with_finished=with_finished, json=json)
+    Commands of `aliquot run --wait` that wait are listed with them. Jobs that finished in the last
+    day are listed below.
+    """
+    from aliquot.cli.jobs import Selection, show_jobs  # noqa: PLC0415 - imported when needed
+    from aliquot.cli.tables import Output  # noqa: PLC0415
+    from aliquot.model.job import parse_phase  # noqa: PLC0415
+
+    show_jobs(
+        Selection(
+            tuple(names or ()), user, frozenset(map(parse_phase, phases or ())), with_finished
+        ),
+        simulate,
+        Output(json, template, no_trunc),
+        watch=interval if watch else None,
+    )
 
 
 def describe(
@@ -192,18 +323,24 @@ def describe(
     namespace: Annotated[
         str | None,
         typer.Option(
-            "--namespace", "-n", help="The namespace of a gang. Default: the kubeconfig's."
+            "--namespace",
+            "-n",
+            show_default="the kubeconfig's",
+            help="The namespace of a gang.",
         ),
     ] = None,
     kubeconfig: Annotated[
         Path | None,
-        typer.Option(help="The kubeconfig for a gang. Default: KUBECONFIG."),
+        typer.Option(show_default="KUBECONFIG", help="The kubeconfig for a gang."),
     ] = None,
     simulate: Simulate = None,
     *,
     json: Json = False,
 ) -> None:
-    """Show a job, or a gang on Kubernetes: its phase, why it waits, and its history."""
+    """Show all about a job: why it waits, its GPUs, its history.
+
+    Also of a gang on Kubernetes: gang/NAME. Of an array it lists the jobs.
+    """
     from aliquot.cli.gang import PREFIX, describe_gang  # noqa: PLC0415 - imported when needed
     from aliquot.cli.jobs import describe as describe_job  # noqa: PLC0415
 
@@ -213,23 +350,167 @@ def describe(
         describe_job(name, simulate, json=json)
 
 
-def logs(
+def logs(  # noqa: PLR0913 - one for each option
     name: Name,
-    rank: Annotated[int, typer.Option(min=0, help="The rank of the worker.")] = 0,
+    rank: Annotated[
+        str, typer.Option(metavar="RANK", help="The rank of the worker, or all.")
+    ] = "0",
+    tail: Annotated[
+        int | None,
+        typer.Option(
+            "--tail",
+            "-n",
+            metavar="LINES",
+            min=0,
+            show_default=False,
+            help="Only the last lines of each worker.",
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            show_default=False,
+            help="Only what was written in the last 90 (seconds), 10m, 2h …",
+        ),
+    ] = None,
     simulate: Simulate = None,
     *,
+    timestamps: Annotated[
+        bool,
+        typer.Option("--timestamps", "-t", help="Print the time before each line, to a second."),
+    ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing until the job is finished.")
     ] = False,
 ) -> None:
-    """Print the output of a worker: the last 64 MiB, across restarts."""
-    from aliquot.cli.jobs import show_log  # noqa: PLC0415 - imported when needed
+    """Print the output of a job.
 
-    show_log(name, simulate, rank, follow=follow)
+    It is that of one worker, or of all: the last 64 MiB, across restarts. With --rank all each line
+    begins with the rank of its worker. The name of an array stands for all its jobs, and each line
+    begins with the job's name. While no pool is up, the output of your own jobs is read from their
+    files, and not followed.
+    """
+    from aliquot.cli.job_logs import LogOptions, parse_rank  # noqa: PLC0415 - imported when needed
+    from aliquot.cli.submit import show_log  # noqa: PLC0415
+    from aliquot.model import parse_duration  # noqa: PLC0415
+
+    options = LogOptions(
+        rank=parse_rank(rank),
+        tail=tail,
+        since=None if since is None else time.time() - parse_duration(since),
+        timestamps=timestamps,
+        follow=follow,
+    )
+    show_log(name, options, simulate)
+
+
+def wait(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="JOB...", help="Names or numbers of jobs, or names of arrays."),
+    ],
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            show_default="no limit",
+            help="Give up after 90 (seconds), 10m, 2h …: the exit code is then 75.",
+        ),
+    ] = None,
+    simulate: Simulate = None,
+) -> None:
+    """Wait until jobs are finished, and exit with their exit code.
+
+    Of several jobs it is the first exit code that is not 0, in the order given. A job that a
+    signal ended has 128 plus the signal's number, a cancelled job 143, and a job that reached its
+    time limit 124.
+    """
+    from aliquot.cli.jobs import client_of  # noqa: PLC0415 - imported when needed
+    from aliquot.cli.wait import wait_for  # noqa: PLC0415
+    from aliquot.model import parse_duration  # noqa: PLC0415
+
+    seconds = None if timeout is None else parse_duration(timeout)
+    raise typer.Exit(wait_for(lambda: client_of(simulate), names, seconds))
+
+
+def update(  # noqa: PLR0913, PLR0917 - one for each option
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="JOB...", help="Names or numbers of jobs, or names of arrays."),
+    ],
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", show_default=False, help="New numbers of workers."),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="AMOUNT", show_default=False, help="New memory of each GPU."),
+    ] = None,
+    compute: Annotated[
+        str | None,
+        typer.Option(metavar="PERCENT", show_default=False, help="New share of compute time."),
+    ] = None,
+    priority: Annotated[
+        Priority | None, typer.Option(show_default=False, help="New priority of its slices.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option(show_default=False, help="Another queue.")] = None,
+    urgency: Annotated[
+        int | None,
+        typer.Option(show_default=False, help="New urgency, also while it runs."),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            show_default=False,
+            help="New time limit, also while it runs; 0 for no limit.",
+        ),
+    ] = None,
+    simulate: Simulate = None,
+) -> None:
+    """Change jobs that wait. What is not given stays as it is.
+
+    While a job has workers only --time and --urgency can change.
+    """
+    from aliquot.cli.jobs import update as update_jobs  # noqa: PLC0415 - imported when needed
+    from aliquot.model import parse_amount, parse_duration, parse_share  # noqa: PLC0415
+    from aliquot.model.errors import InvalidValueError  # noqa: PLC0415
+    from aliquot.model.job import JobChange, parse_sizes  # noqa: PLC0415
+
+    change = JobChange(
+        memory=None if memory is None else parse_amount(memory),
+        compute_percent=None if compute is None else parse_share(compute),
+        priority=priority,
+        sizes=None if workers is None else parse_sizes(workers),
+        queue=queue,
+        urgency=urgency,
+        time_seconds=None if time is None else parse_duration(time),
+    )
+    if change == JobChange():
+        raise InvalidValueError("nothing to change", "See the options: aliquot update --help")
+    update_jobs(names, change, simulate)
+
+
+def prune(
+    older: Annotated[
+        str, typer.Option(metavar="DURATION", help="Jobs that finished longer ago: 12h, 30d.")
+    ] = "30d",
+    simulate: Simulate = None,
+) -> None:
+    """Forget finished jobs, their history and their output.
+
+    The pool does this by itself for jobs that finished more than 30 days ago, and for those beyond
+    10,000 finished jobs or 32 GiB of output of a user. Jobs that others wait for are kept.
+    """
+    from aliquot.cli.jobs import prune as prune_jobs  # noqa: PLC0415 - imported when needed
+    from aliquot.model import parse_duration  # noqa: PLC0415
+
+    prune_jobs(simulate, parse_duration(older))
 
 
 def suspend(names: Names = None, simulate: Simulate = None, *, every: All = False) -> None:
-    """Suspend jobs: they give their GPUs back until they are resumed.
+    """Suspend jobs: others use their GPUs until they are resumed.
 
     If the driver supports it, the workers are frozen: their GPU memory moves to the host, and they
     continue where they were. Otherwise the workers are asked to save and are stopped; a program
@@ -254,7 +535,11 @@ def resume(names: Names = None, simulate: Simulate = None, *, every: AllSuspende
 
 
 def cancel(names: Names = None, simulate: Simulate = None, *, every: All = False) -> None:
-    """Cancel jobs: their workers are stopped and never started again."""
+    """Cancel jobs: their workers are stopped for good.
+
+    `aliquot jobs` shows Cancelling until the workers have ended, then Cancelled. To cancel a
+    finished job changes nothing and is no error.
+    """
     from aliquot.cli.jobs import request  # noqa: PLC0415 - imported when needed
 
     request(names or [], "cancel", simulate, every=every)
@@ -263,17 +548,40 @@ def cancel(names: Names = None, simulate: Simulate = None, *, every: All = False
 EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     up: (
         "aliquot up",
-        "aliquot up --queues queues.toml --resize-every 60",
-        "aliquot up --simulate h100:8",
+        "aliquot up --config pool.toml --resize-every 60",
+        "aliquot up --detach --simulate h100:8",
     ),
+    down: ("aliquot down", "aliquot down --simulate h100:8"),
     submit: (
         "aliquot submit -- python train.py",
         "aliquot submit --workers 1..4 --name train -- python train.py",
         "aliquot submit --memory 8GiB --compute 25 --retries 3 -- ./serve",
+        "aliquot submit --follow --time 2h -- python train.py",
+        "aliquot submit --name sweep --array 1-10%2 -- ./sweep.sh",
+        "aliquot submit --after sweep -- ./collect.sh",
     ),
-    jobs: ("aliquot jobs", "aliquot jobs --all --json"),
+    resubmit: (
+        "aliquot resubmit train",
+        "aliquot resubmit sweep-3 sweep-7",
+        "aliquot resubmit 12 --name train-again",
+    ),
+    jobs: (
+        "aliquot jobs",
+        "aliquot jobs sweep",
+        "aliquot jobs --user alice --phase pending",
+        "aliquot jobs --watch",
+        "aliquot jobs --all --json",
+        "aliquot jobs --all --format '{number} {name} {phase} {exit} {start} {end}'",
+    ),
     describe: ("aliquot describe train", "aliquot describe gang/train --namespace team-a"),
-    logs: ("aliquot logs train", "aliquot logs train --rank 1 --follow"),
+    logs: (
+        "aliquot logs train",
+        "aliquot logs train --rank 1 --follow",
+        "aliquot logs train --rank all --timestamps --since 10m --tail 100",
+    ),
+    wait: ("aliquot wait train", "aliquot wait --timeout 2h sweep && ./collect.sh"),
+    update: ("aliquot update train --time 4h", "aliquot update sweep --memory 16GiB --urgency 5"),
+    prune: ("aliquot prune --older 7d",),
     suspend: ("aliquot suspend train", "aliquot suspend --all"),
     resume: ("aliquot resume train", "aliquot resume --all"),
     cancel: ("aliquot cancel train", "aliquot cancel 12 13"),

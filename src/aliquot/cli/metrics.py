@@ -26,7 +26,7 @@ def show_metrics(simulate: str | None) -> None:
 
 def _point_to_simulated() -> None:
     """Tell the user if only simulated machines run: one of them may be meant."""
-    shapes = sorted(str(one.state.shape) for one in slices.machines() if one.state.shape)
+    shapes = sorted(str(one.state.shape) for one in slices.local_machines() if one.state.shape)
     if shapes:
         ways = " or ".join(f"--simulate {shape}" for shape in shapes)
         sys.stderr.write(f"aliquot: only simulated machines run here: add {ways}\n")

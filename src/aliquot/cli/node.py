@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from pathlib import Path
@@ -114,6 +113,24 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
     cdi_dir: Annotated[
         Path, typer.Option(help="A directory in which the runtime looks for CDI specs.")
     ] = Path("/var/run/cdi"),
+    model_strength: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL=NUMBER",
+            show_default=False,
+            help="The strength of GPUs of a model, instead of the known or reported one; an A100 "
+            "has 100. Give it several times for several.",
+        ),
+    ] = None,
+    node_strength: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE=NUMBER",
+            show_default=False,
+            help="The strength of all GPUs of a node, before that of their model. Those of other "
+            "nodes have no effect.",
+        ),
+    ] = None,
     kubeconfig: Kubeconfig = None,
     host: Annotated[
         str, typer.Option(help="The address on which to serve metrics and probes.")
@@ -122,13 +139,15 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         int, typer.Option(min=1, max=65535, help="The port on which to serve metrics and probes.")
     ] = 9440,
 ) -> None:
-    """Run the agent of a Kubernetes node, which gives containers their parts of its GPUs.
+    """Run the agent of a Kubernetes node: containers get its GPUs.
 
     The agent offers whole, shared and sliced GPUs to the kubelet, runs the node's arbiter, makes a
     grant for each container, and publishes the node's GPUs in its GPUNode object.
 
     It serves /metrics for Prometheus, the probes /livez and /readyz, and /healthz with all checks.
     """
+    import asyncio  # noqa: PLC0415 - imported when needed
+
     if not node_name:
         raise InvalidValueError(
             "the name of this node is missing", "Give --node-name, or set NODE_NAME."
@@ -139,6 +158,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         from aliquot.kubernetes.node.machine import NodeOptions  # noqa: PLC0415
     from aliquot.devices import parse_shape  # noqa: PLC0415
     from aliquot.kubernetes.api.presets import choose_presets  # noqa: PLC0415
+    from aliquot.model.strength import StrengthOverrides, parse_override  # noqa: PLC0415
 
     options = NodeOptions(
         node=node_name,
@@ -157,6 +177,10 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         kubeconfig=kubeconfig,
         host=host,
         port=port,
+        strengths=StrengthOverrides(
+            own=dict(map(parse_override, node_strength or ())).get(node_name),
+            models=tuple(map(parse_override, model_strength or ())),
+        ),
     )
     set_up_log()
     if asyncio.run(run_agent(options)):

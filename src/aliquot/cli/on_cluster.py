@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 Kubeconfig = Annotated[
     Path | None,
-    typer.Option(help="The kubeconfig file. Default: KUBECONFIG, or the pod's service account."),
+    typer.Option(
+        show_default="KUBECONFIG, or the pod's service account", help="The kubeconfig file."
+    ),
 ]
 Host = Annotated[str, typer.Option(help="The address to listen on.")]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")]
@@ -34,7 +36,8 @@ BlockLabel = Annotated[
     str, typer.Option(help="A node label that names the block, tried before the usual ones.")
 ]
 LeaseNamespace = Annotated[
-    str, typer.Option(help="The namespace of the Lease. Default: the namespace it runs in.")
+    str,
+    typer.Option(show_default="the namespace it runs in", help="The namespace of the Lease."),
 ]
 
 

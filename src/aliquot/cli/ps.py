@@ -2,70 +2,242 @@
 
 from __future__ import annotations
 
-import os
 import pwd
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from aliquot import slices
-from aliquot.cli.tables import NOTHING, console, new_table, percent, print_json
+from aliquot.cli.screen import Screen
+from aliquot.cli.tables import (
+    NOTHING,
+    Column,
+    Output,
+    age,
+    figures,
+    is_terminal,
+    laid_out,
+    percent,
+    print_json,
+    print_note,
+    print_text,
+    show_rows,
+    styled,
+    terminal_width,
+    used_of,
+    wrapped,
+)
+from aliquot.devices import Sensors, parse_shape
 from aliquot.model import GrantState, Life, format_bytes, format_share
+from aliquot.model.errors import AliquotError
+from aliquot.slices.procfs import command_line
 from aliquot.slices.share_problems import share_problems
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from collections.abc import Iterator
 
-    from aliquot.model import ComputeUse, Grant
-    from aliquot.slices import LocalMachine
+    from aliquot.devices import Shape, Telemetry
+    from aliquot.model import ComputeUse, Gpu, Grant, Slice, SliceUse
+    from aliquot.slices import LocalMachine, Survey
     from aliquot.slices.control import SharedGpu
 
+NO_GRANTS = "No grants. To start one: aliquot run --memory 8GiB -- COMMAND"
+
 _WATCH_SECONDS = 1.0
+_WATCH_TIMEOUT = 2.0
+_RUNNING = "running"
 
 
-def show_grants(*, json: bool, watch: bool) -> None:
-    """Print every grant of every arbiter on this machine, once or every second."""
-    if json:
-        print_json(as_json(slices.machines()))
-    elif watch:
-        _watch()
+def short_command(command: str) -> str:
+    """The command without the folder of its program."""
+    program, space, rest = command.partition(" ")
+    return f"{program.rpartition('/')[2]}{space}{rest}"
+
+
+def _first_pid(pids: str) -> str:
+    first, *others = pids.split(",")
+    return f"{first} +{len(others)}" if others else first
+
+
+_NAME = (Column("name", "Grant", least=8), Column("user", "User", least=6))
+_SIZE = (
+    Column("gpu", "GPU", right=True, drop=3),
+    Column("memory", "Memory", right=True, drop=1),
+    Column("compute", "Compute", right=True, drop=2),
+    Column("policy", "Policy", drop=20),
+    Column("priority", "Priority", drop=19),
+)
+_MACHINE = Column("machine", "Machine", drop=18, short=lambda text: text.split()[-1])
+_TOGETHER = Column("together", "Together", drop=16)
+_PROCESS = (
+    Column("pid", "PID", drop=9, short=_first_pid),
+    Column("age", "Age", drop=10, right=True),
+    Column("command", "Command", drop=8, least=10, short=short_command),
+)
+_NAMED = tuple(
+    Column(key, key, only_named=True)
+    for key in ("used", "limit", "share", "got", "uid", "uuid", "together", "machine")
+)
+
+
+def show_grants(simulate: str | None, output: Output, *, watch: bool) -> bool:
+    """Print the grants of the arbiters that run here, once or every second.
+
+    False: an arbiter does not answer, so that its grants are missing.
+    """
+    shape = parse_shape(simulate) if simulate else None
+    if watch:
+        _watch(shape, output)
+        return True
+    asked = slices.survey(shape)
+    if output.json:
+        print_json(as_json(asked))
+    elif output.template is not None:
+        show_rows(columns([], named=True), grant_rows(asked.found), output)
     else:
-        console().print(render(slices.machines()))
+        _print(asked, output)
+    for one in asked.silent if not is_terminal() or output.json or output.template else ():
+        print_note(one.error.message)
+    return not asked.silent
 
 
-def _watch() -> None:
-    from rich.live import Live  # noqa: PLC0415 - imported when needed
+def _print(asked: Survey, output: Output) -> None:
+    width = None if output.no_trunc else terminal_width()
+    if is_terminal():
+        print_text("".join(f"{line}\n" for line in lines(asked, Sensors(), width)))
+        return
+    rows = grant_rows(asked.found)
+    show_rows(columns(rows), rows, output)
+    for note in notes(asked.found):
+        print_note(note)
 
-    with Live(console=console(), auto_refresh=False, screen=console().is_terminal) as live:
-        try:
-            while True:
-                live.update(render(slices.machines()), refresh=True)
-                time.sleep(_WATCH_SECONDS)
-        except KeyboardInterrupt:
-            return
+
+def _watch(shape: Shape | None, output: Output) -> None:
+    sensors = Sensors()
+    with Screen() as screen:
+        while True:
+            asked = slices.survey(shape, _WATCH_TIMEOUT)
+            width = None if output.no_trunc else terminal_width()
+            screen.draw(lines(asked, sensors, width))
+            if screen.ends_within(_WATCH_SECONDS):
+                return
 
 
-def as_json(found: list[LocalMachine]) -> dict[str, list[dict[str, object]]]:
+def lines(asked: Survey, sensors: Sensors, width: int | None) -> list[str]:
+    """All machines for a terminal: the GPUs in use, the grants, then what needs attention."""
+    rows = grant_rows(asked.found)
+    shown = [line for machine in asked.found for line in _gpu_lines(machine, sensors, width)]
+    if rows:
+        header, *table = laid_out(columns(rows), rows, width)
+        shown += [*([""] if shown else []), styled(header, "1"), *table]
+    elif not asked.silent:
+        shown += [NO_GRANTS]
+    more = [*notes(asked.found), *(f"{one.error}" for one in asked.silent)]
+    return shown + [line for note in more for line in wrapped(note, width)]
+
+
+def columns(rows: list[dict[str, str]], *, named: bool = False) -> list[Column]:
+    """The columns of these rows. A state that all share is the first to be left out."""
+    same = all(row["state"] == _RUNNING for row in rows)
+    simulated = any(row["machine"] != "this machine" for row in rows)
+    joined = any(row["together"] != NOTHING for row in rows)
+    return [
+        *_NAME,
+        *([_MACHINE] if simulated else []),
+        *_SIZE,
+        *([_TOGETHER] if joined else []),
+        Column("state", "State", drop=17 if same else 7),
+        *_PROCESS,
+        *(_NAMED if named else ()),
+    ]
+
+
+def _gpu_lines(machine: LocalMachine, sensors: Sensors, width: int | None) -> Iterator[str]:
+    """A line for each GPU that has slices."""
+    used = {part.gpu_uuid for grant in machine.status.grants for part in grant.slices}
+    found = telemetry(machine, sensors) if used else {}
+    kind = "" if machine.state.shape is None else "simulated "
+    for one in machine.status.gpus:
+        if one.gpu.uuid in used:
+            parts = gpu_figures(one.gpu, found.get(one.gpu.uuid))
+            yield from figures([f"{kind}{one.gpu} {one.gpu.model}", *parts], width)
+
+
+def telemetry(machine: LocalMachine, sensors: Sensors) -> dict[str, Telemetry]:
+    """What the GPUs of a machine do now, by UUID; empty where the driver does not answer."""
+    if machine.status.nvml_silent_seconds:
+        return {}
+    try:
+        return sensors.read(machine.state.driver())
+    except AliquotError:
+        return {}
+
+
+def gpu_figures(gpu: Gpu, found: Telemetry | None) -> Iterator[str]:
+    """Memory in use, and what the driver says of utilisation, power, temperature and clock."""
+    yield f"{used_of(gpu.used_bytes, gpu.memory_bytes)} used"
+    if found is None:
+        return
+    if found.busy_ratio is not None:
+        yield f"{found.busy_ratio:.0%} busy"
+    if (power := power_text(found)) != NOTHING:
+        yield power
+    if found.celsius is not None:
+        yield f"{found.celsius} °C"
+    if found.clock_mhz is not None:
+        yield f"{found.clock_mhz} MHz"
+
+
+def power_text(found: Telemetry) -> str:
+    """The power of a GPU, and its limit."""
+    if found.power_watts is None:
+        return NOTHING
+    if found.power_limit_watts is None:
+        return f"{found.power_watts:.0f} W"
+    return f"{found.power_watts:.0f}/{found.power_limit_watts:.0f} W"
+
+
+def as_json(asked: Survey) -> dict[str, list[dict[str, object]]]:
     """All grants in one list and all GPUs in another, each with its machine.
 
     They are the arbiter's reply, except for compute, which is in seconds and ratios here.
     """
     answer: dict[str, list[dict[str, object]]] = {"grants": [], "gpus": [], "machines": []}
-    for machine in found:
+    answer["silent"] = [
+        {
+            "simulated": None if one.state.shape is None else str(one.state.shape),
+            "state": str(one.state.directory),
+            "error": one.error.message,
+        }
+        for one in asked.silent
+    ]
+    sensors = Sensors()
+    for machine in asked.found:
+        known = telemetry(machine, sensors)
         shape = machine.state.shape
         of = {"simulated": None if shape is None else str(shape)}
         reply = dict(machine.status.answer)
         pairs = zip(reply.pop("grants"), machine.status.grants, strict=True)
         answer["grants"] += [{**of, **_grant_as_json(one, grant)} for one, grant in pairs]
-        answer["gpus"] += [{**of, **gpu} for gpu in reply.pop("gpus")]
+        answer["gpus"] += [
+            {**of, **gpu, "telemetry": _telemetry_as_json(known.get(gpu["uuid"]))}
+            for gpu in reply.pop("gpus")
+        ]
         del reply["now_ns"], reply["credit_cpu_ns"]
         cost = {"credit_cpu_seconds_total": machine.status.credit_cpu_seconds}
         answer["machines"].append({**of, **reply, **cost})
     return answer
 
 
+def _telemetry_as_json(found: Telemetry | None) -> dict[str, Any] | None:
+    return None if found is None else asdict(found)
+
+
 def _grant_as_json(reply: dict[str, Any], grant: Grant) -> dict[str, Any]:
     return {
         **reply,
+        "user": user_name(grant.owner_uid),
+        "command": None if grant.is_hidden else command_of(grant) or None,
         "slices": [
             {
                 **part,
@@ -98,64 +270,107 @@ def _compute_as_json(asked_percent: int, compute: ComputeUse) -> dict[str, Any]:
     }
 
 
-def render(found: list[LocalMachine]) -> RenderableType:
-    """All machines, ready to print."""
-    from rich.console import Group  # noqa: PLC0415 - imported when needed
-
-    users = {grant.owner_uid for machine in found for grant in machine.status.grants}
-    others = bool(users - {os.geteuid()})
-    parts = [part for machine in found for part in _machine(machine, with_users=others)]
-    return Group(*(parts or ["No grants: no arbiter runs here."]))
-
-
-def _machine(machine: LocalMachine, *, with_users: bool) -> list[RenderableType]:
-    status = machine.status
-    where = f"{machine} · {machine.state.directory}"
-    if not status.grants:
-        return [f"{where}: no grants", *strangers(status.gpus)]
-    table = new_table(
-        "Grant", *(["User"] if with_users else []),
-        "GPU", "Used", "Limit", "Compute", "Got", "Policy", "Priority", "Processes",
-        title=where,
-    )  # fmt: skip
-    indexes = {one.gpu.uuid: one.gpu.index for one in status.gpus}
-    for grant in sorted(status.grants, key=lambda grant: (grant.created, grant.name)):
-        for row in _rows(grant, indexes, with_users=with_users):
-            table.add_row(*row)
-    return [table, *share_problems(status), *strangers(status.gpus)]
-
-
-def _rows(grant: Grant, indexes: dict[str, int], *, with_users: bool) -> list[list[str]]:
-    """One row per slice; name, user and processes are in the first row of a grant."""
-    first = [_name(grant), *([user_name(grant.owner_uid)] if with_users else [])]
+def grant_rows(found: tuple[LocalMachine, ...]) -> list[dict[str, str]]:
+    """One row for each slice; oldest grant first."""
+    now = time.time()
     return [
-        [
-            *(first if number == 0 else [""] * len(first)),
-            str(indexes.get(part.gpu_uuid, "?")),
-            format_bytes(use.used_bytes),
-            format_bytes(part.memory_bytes),
-            format_share(part.compute_percent),
-            percent(compute.got_ratio),
-            str(part.policy),
-            str(part.priority),
-            _processes(grant) if number == 0 else "",
-        ]
-        for number, (part, use, compute) in enumerate(
-            zip(grant.slices, grant.use, grant.compute, strict=True)
-        )
+        row
+        for machine in found
+        for grant in sorted(machine.status.grants, key=lambda grant: (grant.created, grant.name))
+        for row in _rows(machine, grant, now)
     ]
 
 
-def _name(grant: Grant) -> str:
-    return NOTHING if grant.is_hidden else grant.plain_name
+def _rows(machine: LocalMachine, grant: Grant, now: float) -> Iterator[dict[str, str]]:
+    indexes = {one.gpu.uuid: one.gpu.index for one in machine.status.gpus}
+    of_grant = {
+        "name": NOTHING if grant.is_hidden else grant.plain_name,
+        "user": user_name(grant.owner_uid),
+        "uid": str(grant.owner_uid),
+        "machine": str(machine),
+        "state": state_of(grant),
+        "pid": pids_of(grant),
+        "age": age(now - grant.created),
+        "command": NOTHING if grant.is_hidden else command_of(grant) or NOTHING,
+        "together": grant.together or NOTHING,
+    }
+    for part, use, compute in zip(grant.slices, grant.use, grant.compute, strict=True):
+        yield {
+            **of_grant,
+            **_slice_cells(part, use, compute),
+            "gpu": str(indexes.get(part.gpu_uuid, "?")),
+        }
 
 
-def grant_name(grant: Grant) -> str:
-    """How to show a grant where its user has no column: `mine`, `alice:train`, `(alice)`."""
-    if grant.owner_uid == os.geteuid():
-        return grant.plain_name
-    user = user_name(grant.owner_uid)
-    return f"({user})" if grant.is_hidden else f"{user}:{grant.plain_name}"
+def _slice_cells(part: Slice, use: SliceUse, compute: ComputeUse) -> dict[str, str]:
+    share, got = format_share(part.compute_percent), percent(compute.got_ratio)
+    return {
+        "memory": used_of(use.used_bytes, part.memory_bytes),
+        "used": format_bytes(use.used_bytes),
+        "limit": format_bytes(part.memory_bytes),
+        "compute": f"{got}/{share}",
+        "share": share,
+        "got": got,
+        "policy": str(part.policy),
+        "priority": str(part.priority),
+        "uuid": part.gpu_uuid,
+    }
+
+
+def state_of(grant: Grant) -> str:
+    """What its programs do: running, stopped, unused, ended; or parked, switching, broken."""
+    if grant.broken is not None:
+        return "broken"
+    if grant.state is not GrantState.ACTIVE:
+        return str(grant.state)
+    live = [process for process in grant.processes if process.state == "live"]
+    if live and all(process.stopped for process in live):
+        return "stopped"
+    if not grant.owner_alive and grant.life is Life.OWNED:
+        return "ending" if grant.processes else "ended"
+    used = any(use.used_bytes for use in grant.use)  # all that is known of another user's
+    return _RUNNING if grant.processes or (grant.is_hidden and used) else "unused"
+
+
+def pids_of(grant: Grant) -> str:
+    """Its processes: the command first."""
+    if grant.is_hidden:
+        return NOTHING
+    owner = [grant.owner_pid] if grant.owner_pid and grant.owner_alive else []
+    joined = [one.pid for one in grant.processes] + [one.pid for one in grant.unjoined]
+    return ",".join(map(str, dict.fromkeys([*owner, *joined]))) or NOTHING
+
+
+def command_of(grant: Grant) -> str:
+    """The command that made the grant, or else the first program in it; empty if unknown."""
+    if grant.owner_pid and grant.owner_alive and (command := command_line(grant.owner_pid)):
+        return command
+    for process in grant.processes:
+        return command_line(process.pid) or process.name
+    return ""
+
+
+def notes(found: tuple[LocalMachine, ...]) -> Iterator[str]:
+    """A sentence for everything about these machines that needs attention."""
+    for machine in found:
+        yield from share_problems(machine.status)
+        for grant in machine.status.grants:
+            yield from _about(grant)
+        yield from strangers(machine.status.gpus)
+
+
+def _about(grant: Grant) -> Iterator[str]:
+    if grant.broken is not None:
+        yield f"grant {grant.name} is broken: {grant.broken}"
+    if grant.state is GrantState.PARKED:
+        held = format_bytes(sum(use.used_bytes for use in grant.use))
+        whose = "another user's grant" if grant.is_hidden else f"grant {grant.name}"
+        yield f"{whose} is parked: it holds {held} of host memory, and none of its GPUs"
+    for one in grant.unjoined:
+        yield (
+            f"grant {grant.name}: {one.name} ({one.pid}) uses {_bytes(one.bytes)} in its container"
+            " and has not joined"
+        )
 
 
 def user_name(uid: int) -> str:
@@ -164,40 +379,6 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _processes(grant: Grant) -> str:
-    if grant.is_hidden:
-        return NOTHING
-    if grant.broken is not None:
-        return f"broken: {grant.broken}"
-    lines = [
-        f"{process.name} ({process.pid}) {format_bytes(sum(u.used_bytes for u in process.use))}"
-        + (" ending" if process.state == "ending" else "")
-        for process in grant.processes
-    ]
-    lines += [
-        f"{process.name} ({process.pid}) {_bytes(process.bytes)} not joined"
-        for process in grant.unjoined
-    ]
-    lines = lines or ["its command has ended" if _is_over(grant) else "no GPU use yet"]
-    return "\n".join([*_state_lines(grant), *lines])
-
-
-def _state_lines(grant: Grant) -> list[str]:
-    """The lines above its processes: with which grants it runs, and its state if not active."""
-    together = [] if grant.together is None else [f"together: {grant.together}"]
-    match grant.state:
-        case GrantState.ACTIVE:
-            return together
-        case GrantState.SWITCHING:
-            return [*together, "switching: being frozen or thawed"]
-        case GrantState.PARKED:
-            return [*together, "parked"]
-
-
-def _is_over(grant: Grant) -> bool:
-    return not grant.owner_alive and grant.life is Life.OWNED
 
 
 def strangers(gpus: tuple[SharedGpu, ...]) -> list[str]:

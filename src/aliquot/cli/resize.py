@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from aliquot import slices
+from aliquot.cli.keys import INTERRUPTED
 from aliquot.cli.tables import console
 from aliquot.devices import parse_shape
 from aliquot.model import format_bytes, format_share, parse_amount
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from aliquot.slices import LocalMachine
     from aliquot.slices.control import Resized
     from aliquot.slices.grant_resize import ResizeProgress
-
-INTERRUPTED = 130  # a shell's exit code after Ctrl-C
 
 
 def resize_grant(name: str, change: GrantChange, *, wait: bool, simulate: str | None) -> int:
@@ -51,9 +50,9 @@ def _without_effect(grant: Grant, change: GrantChange) -> int:
 
 def _machines(simulate: str | None) -> list[LocalMachine]:
     if simulate is None:
-        return slices.machines()
+        return slices.local_machines()
     shape = parse_shape(simulate)
-    return [machine for machine in slices.machines() if machine.state.shape == shape]
+    return [machine for machine in slices.local_machines() if machine.state.shape == shape]
 
 
 def _wait(machine: LocalMachine, grant: Grant, change: GrantChange) -> int:
@@ -75,14 +74,14 @@ def _present_limits(machine: LocalMachine, grant: Grant, done: tuple[Resized, ..
         f"{format_bytes(part.memory_bytes)} of {_gpu_name(machine, part.gpu_uuid)}"
         for part in done or grant.slices
     )
-    return f"grant {grant.name} keeps its present limit, {limits}"
+    return f"grant {slices.shown_name(grant.name)} keeps its present limit, {limits}"
 
 
 def _how_to_undo(grant: Grant) -> str:
     """How to restore the earlier limits; all slices of a grant get the same."""
     limits = {part.memory_bytes for part in grant.slices}
     amount = _written(limits.pop()) if len(limits) == 1 else "AMOUNT"
-    return f"To undo: aliquot resize {grant.name} --memory {amount}"
+    return f"To undo: aliquot resize {slices.shown_name(grant.name)} --memory {amount}"
 
 
 def _written(count: int) -> str:
@@ -106,7 +105,8 @@ def _shown(progress: Iterator[ResizeProgress], grant: Grant) -> Iterator[ResizeP
         for one in progress:
             display.update(
                 task,
-                description=f"grant {grant.name}: {format_bytes(one.remaining_bytes)} to go",
+                description=f"grant {slices.shown_name(grant.name)}:"
+                f" {format_bytes(one.remaining_bytes)} to go",
                 total=max(start - one.goal_bytes, 1),
                 completed=start - one.limit_bytes,
             )
@@ -116,7 +116,7 @@ def _shown(progress: Iterator[ResizeProgress], grant: Grant) -> Iterator[ResizeP
 def _announced(progress: Iterator[ResizeProgress], grant: Grant) -> Iterator[ResizeProgress]:
     for number, one in enumerate(progress):
         if number == 0 and one.remaining_bytes:
-            sys.stderr.write(f"aliquot: grant {grant.name}: waiting,")
+            sys.stderr.write(f"aliquot: grant {slices.shown_name(grant.name)}: waiting,")
             sys.stderr.write(f" {format_bytes(one.remaining_bytes)} to go\n")
             sys.stderr.flush()
         yield one
@@ -130,7 +130,9 @@ def _print_changes(
     for part in grant.slices:
         now = limits.get(part.gpu_uuid, part.memory_bytes)
         text = "; ".join(_differences(part, change, now)) or "unchanged"
-        console().print(f"grant {grant.name}, {_gpu_name(machine, part.gpu_uuid)}: {text}")
+        console().print(
+            f"grant {slices.shown_name(grant.name)}, {_gpu_name(machine, part.gpu_uuid)}: {text}"
+        )
 
 
 def _differences(part: Slice, change: GrantChange, memory_bytes: int) -> Iterator[str]:

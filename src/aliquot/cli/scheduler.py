@@ -152,7 +152,7 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
     ] = "aliquot",
     namespace: LeaseNamespace = "",
 ) -> None:
-    """Run the scheduler extender, which plans the GPUs of pods for kube-scheduler.
+    """Run the extender that plans GPUs for kube-scheduler.
 
     It needs the GPUNode objects that `aliquot node` writes. /readyz is 200 if this replica leads or
     could take over, /metrics is for Prometheus.

@@ -16,7 +16,7 @@ from aliquot.cli.simulate_source import (
     timed,
     warn_of_quotas,
 )
-from aliquot.cli.tables import NOTHING, console, new_table, percent, print_json
+from aliquot.cli.tables import NOTHING, FigureTable, percent, print_json, print_sentence, print_text
 from aliquot.model.errors import OutputError
 from aliquot.simulate import openb
 from aliquot.simulate.compare import compare
@@ -87,7 +87,7 @@ def run_comparison(
             [_row_words(row.strategy, row.runs, map(_replay_words, row.runs)) for row in rows]
         )
         return
-    table = new_table("Strategy", *ALLOCATED, "Refused", "Seconds a run, at most")
+    table = FigureTable("Strategy", *ALLOCATED, "Refused", "Seconds a run, at most")
     for row in sorted(rows, key=lambda one: -one.median):
         table.add_row(
             row.strategy,
@@ -97,7 +97,7 @@ def run_comparison(
             str(round(sum(run.refused for run in row.runs) / len(row.runs))),
             f"{max(run.seconds for run in row.runs):.1f}",
         )
-    console().print(table)
+    table.print()
 
 
 def _compare_over_time(
@@ -122,14 +122,14 @@ def _compare_over_time(
     if json:
         print_json([_row_words(name, runs, map(_run_words, runs)) for name, runs in rows.items()])
         return
-    table = new_table("Strategy", *USED, *OUTCOME)
+    table = FigureTable("Strategy", *USED, *OUTCOME)
     for name, runs in sorted(rows.items(), key=lambda row: -_spread(row[1])[0]):
         cells = _cells([outcome_of(run.fates) for run in runs])
         table.add_row(name, *map(percent, _spread(runs)), *cells)
-    console().print(table)
+    table.print()
     _print_queues(rows)
     if len(seeds) > 1:
-        console().print(f"Each figure is the median of {len(seeds)} seeds, but for least and most.")
+        print_sentence(f"Each figure is the median of {len(seeds)} seeds, but for least and most.")
 
 
 def _spread(runs: Sequence[Run | Replay]) -> tuple[float, float, float]:
@@ -148,7 +148,7 @@ def _show_replay(replay: Replay, *, json: bool) -> None:
     if json:
         print_json(_replay_words(replay))
         return
-    table = new_table("Strategy", "Seed", "Allocated", "Placed", "Refused", "Seconds")
+    table = FigureTable("Strategy", "Seed", "Allocated", "Placed", "Refused", "Seconds")
     table.add_row(
         replay.strategy,
         str(replay.seed),
@@ -157,7 +157,7 @@ def _show_replay(replay: Replay, *, json: bool) -> None:
         str(replay.refused),
         f"{replay.seconds:.1f}",
     )
-    console().print(table)
+    table.print()
 
 
 def _replay_words(replay: Replay) -> dict[str, Any]:
@@ -186,16 +186,16 @@ def _show_run(run: Run, *, json: bool) -> None:
         answer["preemptions"] = sorted(messages, key=lambda one: (one["time"], one["gang"]))
         print_json(answer)
         return
-    table = new_table("Strategy", "Seed", "GPU time used", *OUTCOME)
+    table = FigureTable("Strategy", "Seed", "GPU time used", *OUTCOME)
     cells = _cells([outcome_of(run.fates)])
     table.add_row(run.strategy, str(run.seed), percent(run.allocated), *cells)
-    console().print(table)
+    table.print()
     _print_queues({run.strategy: [run]})
     for fate in run.fates:
         for time, message in fate.messages:
-            console().print(f"{fate.gang.name}, at {round(time, 2):.15g} s: {message}")
+            print_sentence(f"{fate.gang.name}, at {round(time, 2):.15g} s: {message}")
         if fate.start is None:
-            console().print(f"{fate.gang.name} never ran: {fate.reason}")
+            print_sentence(f"{fate.gang.name} never ran: {fate.reason}")
 
 
 def _print_queues(rows: Mapping[str, Sequence[Run]]) -> None:
@@ -205,12 +205,13 @@ def _print_queues(rows: Mapping[str, Sequence[Run]]) -> None:
     if len(queues) < 2:
         return
     first = ("Strategy", "Queue") if len(rows) > 1 else ("Queue",)
-    table = new_table(*first, *OUTCOME)
+    print_text("\n")
+    table = FigureTable(*first, *OUTCOME)
     for name, runs in found.items():
         for queue in queues:
             cells = _cells([run[queue] for run in runs if queue in run])
             table.add_row(*(name, queue or NOTHING)[-len(first) :], *cells)
-    console().print(table)
+    table.print()
 
 
 def _cells(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
@@ -294,7 +295,9 @@ def write_plot(path: Path | None, plot: Callable[[], str]) -> None:
     try:
         path.write_text(plot(), encoding="utf-8")
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror}", "Give another file with --plot."
+        ) from error
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from aliquot.cli.help_text import examples
+from aliquot.cli.options import MinStrength, Simulate, read_min_strength
 from aliquot.model import parse_amount
 from aliquot.model.errors import InvalidValueError
 
@@ -50,8 +51,8 @@ Arrive = Annotated[
     typer.Option(
         min=0.01,
         callback=_finite,
-        help="openb: after the list, draw more pods until this many times all GPUs were requested."
-        " [1.3]",
+        show_default="1.3",
+        help="openb: after the list, draw more pods until this many times all GPUs were requested.",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="For the order of arrivals and for ties.")]
@@ -79,8 +80,7 @@ simulate_app = typer.Typer(
     invoke_without_command=True,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Replay a trace through the placement of Aliquot: a cluster on paper, not a simulated GPU"
-    " (--simulate).",
+    help="Replay a trace of jobs on a cluster that exists only on paper.",
     epilog=examples(
         "aliquot simulate --day 16",
         "aliquot simulate --day 16 --queues QUEUES.csv --plot day.svg",
@@ -103,11 +103,11 @@ def simulate(  # noqa: PLR0913, PLR0917 - one for each option
     *,
     json: Json = False,
 ) -> None:
-    """Replay a trace through the placement of Aliquot.
+    """Replay a trace of jobs on a cluster that exists only on paper.
 
-    This is a cluster on paper, not a simulated GPU (--simulate). With openb's lists, requests come
-    one by one and stay: it shows how much of the GPUs is allocated in the end. With a trace that
-    has durations, it shows use and waiting over time, for each queue.
+    It decides as the scheduler does, and needs no GPU, simulated or not. With openb's lists,
+    requests come one by one and stay: it shows how much of the GPUs is allocated in the end. With a
+    trace that has durations, it shows use and waiting over time, for each queue.
     """
     if context.invoked_subcommand is not None:
         _refuse_before(context, context.invoked_subcommand)
@@ -178,19 +178,23 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
     ] = None,
     keep_nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="openb: use this many nodes, evenly spaced in the list. [8]"),
+        typer.Option(
+            min=1, show_default="8", help="openb: use this many nodes, evenly spaced in the list."
+        ),
     ] = None,
     keep_jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="openb: use this many jobs, drawn with the seed. [1000]"),
+        typer.Option(
+            min=1, show_default="1000", help="openb: use this many jobs, drawn with the seed."
+        ),
     ] = None,
     load: Annotated[
         float | None,
         typer.Option(
             min=0.01,
             callback=_finite,
-            help="Load as a fraction of all GPU time; arrival times are scaled to reach it. [0.9 "
-            "for openb, 0.7 for --diurnal; other traces are not scaled]",
+            show_default="0.9 for openb, 0.7 for --diurnal; other traces are not scaled",
+            help="Load as a fraction of all GPU time; arrival times are scaled to reach it.",
         ),
     ] = None,
     names: Annotated[
@@ -254,8 +258,8 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
             metavar="SECONDS",
             min=0,
             callback=_finite,
-            help="How long GPUs must have been free before a running job grows. Without it: as "
-            "--resize-every.",
+            show_default="as --resize-every",
+            help="How long GPUs must have been free before a running job grows.",
         ),
     ] = None,
     patience: Annotated[
@@ -272,7 +276,7 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
     *,
     json: Json = False,
 ) -> None:
-    """Run the same jobs in three ways: first-come gangs, gangs with backfill, elastic jobs.
+    """Run the same jobs first come first, with backfill, elastic.
 
     Shows how long jobs take from their arrival to their end, how much GPU time is used, and how
     often jobs are resized. openb's lists are made into gangs and pressed together in time
@@ -316,6 +320,7 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
 
 
 def explain(  # noqa: PLR0913, PLR0917 - one for each option
+    context: typer.Context,
     nodes: Nodes = None,
     pods: Annotated[
         Path | None,
@@ -323,11 +328,13 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="How many different GPUs of one node.")] = 1,
     compute: Annotated[
-        float,
+        str | None,
         typer.Option(
-            min=0.1, max=100, callback=_finite, help="Percent of each GPU; 100 is whole GPUs."
+            metavar="PERCENT",
+            help="Percent of each GPU: on this machine as in aliquot run; with --nodes also "
+            "fractions, and whole GPUs without it.",
         ),
-    ] = 100,
+    ] = None,
     memory: Annotated[
         str | None, typer.Option(metavar="AMOUNT", help="Memory of each GPU, for example 8GiB.")
     ] = None,
@@ -335,41 +342,98 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
         float, typer.Option(min=0, max=1_000_000, callback=_finite, help="CPUs of the node.")
     ] = 0,
     model: Annotated[str, typer.Option(help="GPU models with | between them.")] = "",
+    min_strength: MinStrength = None,
     by: StrategyName = "fragmentation",
     arrive: Annotated[
         float | None,
         typer.Option(
             min=0.01,
             callback=_finite,
+            show_default="0.5",
             help="openb: place pods of the list first, until this many times all GPUs were "
-            "requested. [0.5]",
+            "requested.",
         ),
     ] = None,
     seed: Seed = 42,
+    simulate: Simulate = None,
     *,
     json: Json = False,
 ) -> None:
     """Say where a request would go, and why not elsewhere.
 
-    With --pods, pods of that list are placed first; --arrive says how many. Ends with exit code 1
-    if the request fits nowhere.
+    Without --nodes it lists the GPUs of this machine, those that `aliquot run` prefers first, and
+    says of each why it fits or not. With --nodes it says so of a simulated cluster; with --pods,
+    pods of that list are placed first, and --arrive says how many.
+
+    Ends with exit code 1 if the request fits nowhere.
     """
     from aliquot.cli.explain import explain_request  # noqa: PLC0415 - when needed
     from aliquot.cli.simulate_source import TraceSource  # noqa: PLC0415
     from aliquot.placement.core.demand import Demand, Kind  # noqa: PLC0415
 
-    whole = compute == 100 and memory is None
+    least = read_min_strength(min_strength)
+    if nodes is None:
+        given = _given(context, ("pods", "cpu", "model", "by", "arrive", "seed"))
+        if given:
+            raise InvalidValueError(
+                f"{' and '.join(given)} needs --nodes",
+                "Give --nodes NODES.csv, or leave it out to ask about this machine.",
+            )
+        raise typer.Exit(
+            0 if _explain_here(gpus, compute, memory, least, simulate, json=json) else 1
+        )
+    if simulate is not None and _is_written(context, "simulate"):
+        raise InvalidValueError(
+            "--simulate and --nodes cannot be combined", "Leave one of them out."
+        )
+    percent = 100.0 if compute is None else _percent(compute)
+    whole = percent == 100 and memory is None
     demand = Demand(
         gpus=gpus,
         kind=Kind.WHOLE if whole else Kind.SLICED,
-        milli=round(compute * 10),
+        milli=round(percent * 10),
         gpu_bytes=0 if memory is None else _bytes(memory),
         cpu_milli=round(cpu * 1000),
         models=frozenset(filter(None, model.split("|"))),
+        min_strength=least,
     )
     source = TraceSource(nodes, pods, arrive=arrive)
     fits = explain_request(source, demand, by=by, seed=seed, json=json)
     raise typer.Exit(0 if fits else 1)
+
+
+def _explain_here(  # noqa: PLR0913 - one for each option
+    gpus: int,
+    compute: str | None,
+    memory: str | None,
+    min_strength: float,
+    simulate: str | None,
+    *,
+    json: bool,
+) -> bool:
+    from aliquot.cli.explain_machine import explain_machine  # noqa: PLC0415 - when needed
+    from aliquot.model import Request, parse_share  # noqa: PLC0415
+
+    request = Request(
+        gpus=gpus,
+        memory=None if memory is None else parse_amount(memory),
+        compute_percent=0 if compute is None else parse_share(compute),
+        min_strength=min_strength,
+    )
+    return explain_machine(request, simulate, json=json)
+
+
+def _percent(text: str) -> float:
+    """A percentage of a GPU on a simulated cluster."""
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        number = 0
+    if not 0.1 <= number <= 100:
+        raise InvalidValueError(
+            f"--compute {text!r} is not a percentage of a GPU", "Write 0.1 to 100."
+        )
+    return number
 
 
 def _refuse_before(context: typer.Context, command: str) -> None:

@@ -15,7 +15,8 @@ from aliquot.cli.simulate_source import (
     timed,
     warn_of_quotas,
 )
-from aliquot.cli.tables import console, new_table, percent, print_json
+from aliquot.cli.tables import FigureTable, percent, print_json, print_sentence
+from aliquot.model import format_count
 from aliquot.model.errors import InvalidValueError
 from aliquot.placement.core.snapshot import empty
 from aliquot.simulate import generate, openb, openb_jobs
@@ -205,21 +206,21 @@ def parse_way(name: str) -> Way:
 
 
 def _show(rows: Sequence[WayRow], rules: Rules, costs: Costs, stretch: Stretch) -> None:
-    table = new_table("", *(row.way for row in rows))
+    table = FigureTable("", *(row.way for row in rows))
     for title, figure, write in FIGURES:
         table.add_row(title, *(_with_spread(row.of(figure), write) for row in rows))
-    console().print(table)
+    table.print()
     seeds = len(rows[0].seeds)
     jobs = sum(one.jobs + one.never_ran for one in rows[0].runs)
     medians = f"; medians of {seeds} seeds (least to most)" if seeds > 1 else ""
-    console().print(f"{jobs} jobs in all{medians}.")
+    print_sentence(f"{format_count(jobs, 'job')} in all{medians}.")
     for row in rows[1:]:
         mean, p95 = (
             _with_spread(_against(row, rows[0], figure), _change) for _, figure, _ in FIGURES[:2]
         )
-        console().print(f"{row.way} against {rows[0].way}, seed by seed: mean {mean}, 95% {p95}.")
+        print_sentence(f"{row.way} against {rows[0].way}, seed by seed: mean {mean}, 95% {p95}.")
     if any(row.way is Way.ELASTIC for row in rows):
-        console().print(_assumed(rules, costs, stretch))
+        print_sentence(_assumed(rules, costs, stretch))
 
 
 def _assumed(rules: Rules, costs: Costs, stretch: Stretch) -> str:

@@ -7,7 +7,14 @@ from typing import Any
 import msgspec
 
 from aliquot.kubernetes.api.gpunode import API_VERSION
-from aliquot.kubernetes.api.objects import Meta, Owner, Pod, PodStatus, Resource, RuntimeContainer
+from aliquot.kubernetes.api.objects import (
+    Meta,
+    OwnerReference,
+    Pod,
+    PodStatus,
+    Resource,
+    RuntimeContainer,
+)
 from aliquot.kubernetes.api.queue import Condition  # noqa: TC001 - msgspec reads it at run time
 from aliquot.model.job import MAX_WORKERS
 
@@ -90,10 +97,10 @@ class ElasticJob(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> OwnerReference:
         """The owner reference for the objects that it owns."""
         meta = self.metadata
-        return Owner(API_VERSION, KIND, meta.name, meta.uid, controller=True)
+        return OwnerReference(API_VERSION, KIND, meta.name, meta.uid, controller=True)
 
     def owns(self, meta: Meta) -> bool:
         """Whether an object has an owner reference to it."""

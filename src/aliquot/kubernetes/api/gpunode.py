@@ -1,8 +1,9 @@
 """The `GPUNode` object: the GPUs of a node and their grants, one object for each node.
 
-Only the node's agent writes it, on change and at most once a second. It has a `status` and no
-`spec`. A pod in the `grants` of a GPU uses a part of it, even if its Pod object is gone. The
-scheduler counts a bound pod that no GPUNode reports by its plan.
+Only the node's agent writes it, on change and at most once a second, and once a minute without a
+change, so that `reported` says whether the agent lives. It has a `status` and no `spec`. A pod in
+the `grants` of a GPU uses a part of it, even if its Pod object is gone. The scheduler counts a
+bound pod that no GPUNode reports by its plan.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class NodeGpu(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     links: tuple[NodeLink, ...] = ()
     kind: Kind | None = None
     grants: tuple[NodeGrant, ...] = ()
+    strength: float = 0.0  # see `model.strength`
 
 
 class NodeSummary(msgspec.Struct, frozen=True, rename="camel"):
@@ -71,14 +73,22 @@ class NodeSummary(msgspec.Struct, frozen=True, rename="camel"):
 class GpuNodeStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The GPUs of a node. `shares`: how many containers share a shared GPU.
 
-    `injection` is how containers get them: `cdi` or `mounts`.
+    `injection` is how containers get them: `cdi` or `mounts`. `problem` is why the agent can give
+    none of them now. `reported` is when the agent last wrote.
     """
 
     driver_version: str = ""
     injection: str = ""
     shares: int = 2
+    problem: str = ""
+    reported: str | None = None
     summary: NodeSummary | None = None
     gpus: tuple[NodeGpu, ...] = ()
+
+
+def says_the_same(before: GpuNodeStatus, now: GpuNodeStatus) -> bool:
+    """Whether two reports differ in nothing but their time."""
+    return msgspec.structs.replace(before, reported=now.reported) == now
 
 
 def summary_of(gpus: Sequence[NodeGpu]) -> NodeSummary:

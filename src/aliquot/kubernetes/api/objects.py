@@ -16,7 +16,7 @@ from aliquot.kubernetes.api import gpunode, queue
 Quantity = str | int
 
 
-class Owner(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class OwnerReference(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """An owner reference; one owner may be the `controller`."""
 
     api_version: str = ""
@@ -36,7 +36,7 @@ class Meta(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     generate_name: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
-    owner_references: tuple[Owner, ...] = ()
+    owner_references: tuple[OwnerReference, ...] = ()
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
 

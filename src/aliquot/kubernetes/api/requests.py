@@ -29,6 +29,7 @@ from aliquot.model import (
     parse_share,
 )
 from aliquot.model.errors import AliquotError, InvalidValueError
+from aliquot.model.strength import UNKNOWN, format_strength, parse_strength
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,9 +76,10 @@ class ContainerRequest:
 
     A slice has `memory` bytes of each GPU, or `memory_percent` of its memory; for a whole or shared
     GPU the memory depends on the GPU and its node. `compute` is percent of each GPU; 0 is an equal
-    part of what the others leave. A GPU's model must contain one of the words `models`. `units` is
-    what the kubelet will ask the agent for: resource and count. `init`: the container ends before
-    the others start, and they get its device ids again.
+    part of what the others leave. A GPU's model must contain one of the words `models`, and a GPU
+    weaker than `min_strength` does not fit. `units` is what the kubelet will ask the agent for:
+    resource and count. `init`: the container ends before the others start, and they get its device
+    ids again.
     """
 
     container: str
@@ -91,6 +93,7 @@ class ContainerRequest:
     priority: Priority = Priority.NORMAL
     units: tuple[tuple[str, int], ...] = ()
     init: bool = False
+    min_strength: float = 0.0
 
     def memory_of(self, gpu_bytes: int, shares: int) -> int:
         """Bytes on a GPU of that size, on a node whose shared GPUs have so many shares."""
@@ -110,6 +113,8 @@ class ContainerRequest:
     def __str__(self) -> str:
         gpus = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
         on = f" of {' or '.join(sorted(self.models))}" if self.models else ""
+        if self.min_strength:
+            on += f" with strength {format_strength(self.min_strength)} or more"
         if self.kind != "sliced":
             return f"{self.kind}: {gpus}{on}"
         size = f"{self.memory_percent}%" if self.memory_percent else format_bytes(self.memory)
@@ -237,6 +242,7 @@ def _request(
         priority=settings.priority,
         units=asked.units(),
         init=init,
+        min_strength=_min_strength(pod),
     )
 
 
@@ -427,6 +433,21 @@ def _models(pod: Pod, preset: Preset) -> frozenset[str]:
             "Write words of GPU models with commas between them, for example H100,A100.",
         )
     return words
+
+
+def _min_strength(pod: Pod) -> float:
+    text = pod.metadata.annotations.get(names.MIN_STRENGTH)
+    if text is None:
+        return UNKNOWN
+    try:
+        return parse_strength(text)
+    except InvalidValueError as error:
+        raise InvalidRequestError(
+            "InvalidAnnotation",
+            f"the annotation {names.MIN_STRENGTH} is {text!r}, which is no strength of a GPU",
+            "Write a positive number, for example 100: an A100 has 100, a T4 about 26."
+            " `kubectl describe gpunode` shows that of each GPU.",
+        ) from error
 
 
 def _memory(text: str) -> Amount:

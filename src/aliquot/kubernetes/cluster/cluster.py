@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aliquot.kubernetes.api.presets import ALIQUOT, SLOTS
-from aliquot.kubernetes.cluster.hardware import spec_of
+from aliquot.kubernetes.cluster.hardware import Ranked, ranked, spec_of, strength_ranks
 from aliquot.kubernetes.cluster.node_usage import NodeUsage
 from aliquot.kubernetes.cluster.parts import planned_parts
 from aliquot.kubernetes.cluster.usable import NO_AGENT
@@ -108,7 +108,7 @@ class Cluster:
         self._rows: dict[str, int] = {}
         self._specs: dict[str, NodeHardware] = {}
         self._free_rows: list[int] = []
-        self._strengths: dict[str, float] = {}
+        self._ranks: dict[Ranked, float] = {}
         self._stale: set[str] = set()
         self._next_old = math.inf
         self._free: dict[str, NodeFree] = {}
@@ -343,7 +343,7 @@ class Cluster:
             return True
         node = self._nodes[name]
         allocations, spec = self._chooser.allocations, self._spec(node)
-        if not allocations.hardware.has_place_for(spec):
+        if not allocations.hardware.has_place_for(spec) or ranked(spec) not in self._ranks:
             return False
         row = self._rows.get(name)
         if row is None:
@@ -373,12 +373,7 @@ class Cluster:
     def _rebuilt(self) -> Chooser:
         """A new table of allocations with spare rows. Only changed nodes are counted again."""
         nodes = {name: one for name, one in self._nodes.items() if self._has_gpus(name)}
-        sizes: dict[str, int] = defaultdict(int)
-        for one in nodes.values():
-            spec = spec_of(one)
-            sizes[spec.model] = max(sizes[spec.model], spec.gpu_bytes)
-        weakest_first = sorted(sizes, key=lambda model: (sizes[model], model))
-        self._strengths = {model: float(rank) for rank, model in enumerate(weakest_first)}
+        self._ranks = strength_ranks(spec_of(one) for one in nodes.values())
         self._specs = {name: self._spec(one) for name, one in nodes.items()}
         self._rows = {name: row for row, name in enumerate(nodes)}
         self._layout += 1
@@ -406,8 +401,7 @@ class Cluster:
         unhealthy = spec.unhealthy
         if node.metadata.name in self._unusable:
             unhealthy = frozenset(range(spec.gpus))
-        strength = self._strengths.get(spec.model, 0.0)
-        return replace(spec, strength=strength, unhealthy=unhealthy)
+        return replace(spec, rank=self._ranks.get(ranked(spec), 0.0), unhealthy=unhealthy)
 
     # --- inside -----------------------------------------------------------------------------------
 

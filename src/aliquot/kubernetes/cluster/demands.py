@@ -40,6 +40,7 @@ def demand_of(
         gpu_bytes=0 if whole else request.memory_of(gpu_bytes, shares),
         models=_models(request.models, models),
         thrifty=request.kind != "whole",
+        min_strength=request.min_strength,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aliquot.model.strength import strength_of
 from aliquot.placement.core.demand import WHOLE_MILLI, Kind
 from aliquot.placement.core.links import rank
 from aliquot.placement.core.snapshot import NodeHardware
@@ -29,8 +30,8 @@ KINDS: dict[plan.Kind, Kind] = {
 MIXED = " + "  # between the models of a node that has several
 
 
-def spec_of(node: GpuNode, strength: float = 0.0) -> NodeHardware:
-    """The empty node. If its GPUs differ, all count as the smallest."""
+def spec_of(node: GpuNode) -> NodeHardware:
+    """The empty node. If its GPUs differ, all count as the smallest and weakest."""
     gpus = node.status.gpus
     return NodeHardware(
         name=node.metadata.name,
@@ -40,9 +41,29 @@ def spec_of(node: GpuNode, strength: float = 0.0) -> NodeHardware:
         ram_bytes=ENOUGH,
         gpu_bytes=min((one.memory for one in gpus), default=0),
         links=_links(gpus),
-        strength=strength,
+        strength=min((one.strength or strength_of(one.model) for one in gpus), default=0.0),
         unhealthy=frozenset(column for column, one in enumerate(gpus) if not one.healthy),
     )
+
+
+Ranked = tuple[str, float]  # a model, and a strength that nodes with it have
+
+
+def strength_ranks(nodes: Iterable[NodeHardware]) -> dict[Ranked, float]:
+    """The rank of each model, the weakest first; at equal strength the smallest memory is first.
+
+    Nodes of one model to which people gave another strength have a rank of their own.
+    """
+    keys: dict[Ranked, tuple[float, int, str]] = {}
+    for one in nodes:
+        key = one.strength, one.gpu_bytes, one.model
+        keys[ranked(one)] = max(keys.get(ranked(one), key), key)
+    return {one: float(rank) for rank, one in enumerate(sorted(keys, key=keys.__getitem__))}
+
+
+def ranked(node: NodeHardware) -> Ranked:
+    """What a node's rank goes by."""
+    return node.model, node.strength
 
 
 def milli_of(kind: plan.Kind, reserved: int, shares: int) -> int:

@@ -1,8 +1,9 @@
 """Which nodes can get new pods with GPUs. Pure.
 
 The extender, the gang planner and the job controller all decide by `why_unusable`. A node is usable
-if its Node exists, its agent reports GPUs in a GPUNode, its kubelet has GPU devices to give, and
-NVIDIA's GPU Operator neither replaces its driver nor gives out its GPUs (`gpu_operator`).
+if its Node exists, its agent reports GPUs in a GPUNode and no problem, its kubelet has GPU devices
+to give, and NVIDIA's GPU Operator neither replaces its driver nor gives out its GPUs
+(`gpu_operator`).
 
 Pods on an unusable node keep their GPUs, and these still count for quotas. Only if the Node itself
 is gone does nothing count there any more: its GPUNode may outlive it.
@@ -43,6 +44,8 @@ def why_unusable(
         return NO_AGENT
     if not gpu_node.status.gpus:
         return NO_GPUS
+    if gpu_node.status.problem:
+        return f"its agent can give no GPUs: {gpu_node.status.problem}"
     if not _has_devices(node, resources):
         return NO_DEVICES
     why = why_driver_is_away(node.metadata.labels)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aliquot.kubernetes.api.client import ApiError
+from aliquot.kubernetes.api.gpunode import says_the_same
 from aliquot.kubernetes.api.objects import (
     GPU_NODES,
     LIVE_PODS,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aliquot.kubernetes.api.client import Client
-    from aliquot.kubernetes.api.objects import Node, Pod
+    from aliquot.kubernetes.api.objects import GpuNode, Node, Pod
     from aliquot.kubernetes.api.watch import OnChange
     from aliquot.kubernetes.cluster.view import ClusterView
 
@@ -50,7 +51,7 @@ class ClusterWatches:
         self._pod_changed = pod_changed
         self.pods = Watch(client, PODS, self._on_pod, fields=LIVE_PODS, keep=view.follows)
         self.nodes = Watch(client, NODES, self._on_node)
-        self.gpu_nodes = Watch(client, GPU_NODES, self._feeding(view.set_gpu_node))
+        self.gpu_nodes = Watch(client, GPU_NODES, self._on_gpu_node)
         self.queues = Watch(client, QUEUES, self._feeding(view.queues.set_queue))
         self.namespaces = Watch(client, NAMESPACES, self._feeding(view.queues.set_namespace))
 
@@ -118,6 +119,13 @@ class ClusterWatches:
             self._view.set_node(one.metadata.name, now)
             if before is None or now is None or _matters(before) != _matters(now):
                 self._changed()
+
+    def _on_gpu_node(self, before: GpuNode | None, now: GpuNode | None) -> None:
+        if before and now and says_the_same(before.status, now.status):
+            return  # its agent lives, and nothing has changed
+        if one := now or before:
+            self._view.set_gpu_node(one.metadata.name, now)
+            self._changed()
 
     def _feeding(self, feed: Callable[[str, T | None], None]) -> OnChange[T]:
         def on_change(before: T | None, now: T | None) -> None:

@@ -30,7 +30,7 @@ from aliquot.kubernetes.api.objects import (
     EndpointPort,
     EndpointSlice,
     Meta,
-    Owner,
+    OwnerReference,
 )
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class EndpointWriter:
                 name=own.pod,
                 namespace=self._namespace,
                 labels={OF_SERVICE: own.service, MANAGED_BY: SCHEDULER},
-                owner_references=(Owner("v1", "Pod", own.pod, own.uid),),
+                owner_references=(OwnerReference("v1", "Pod", own.pod, own.uid),),
             ),
             address_type="IPv6" if ":" in own.address else "IPv4",
             endpoints=(Endpoint((own.address,)),),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aliquot.kubernetes.api.names import MIN_STRENGTH
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import InvalidRequestError, names_resources, requests_of
 from aliquot.kubernetes.cluster.cluster import Reserved
@@ -27,6 +28,7 @@ from aliquot.kubernetes.cluster.offered import NO_ROW, rows_of
 from aliquot.kubernetes.cluster.parts import part_of
 from aliquot.kubernetes.extender.containers import place
 from aliquot.model import format_bytes
+from aliquot.model.strength import format_strength
 from aliquot.placement.choose.explain import count_nodes
 from aliquot.placement.core.fit import Lack
 
@@ -46,7 +48,7 @@ TRIED = 100  # nodes on which several containers are tried together
 RESERVED_SECONDS = 30.0
 BEST_SCORE = 10
 MOST_NAMED = 3  # nodes in a message, of those that are unusable for one reason
-PERMANENT = {Lack.MODEL, Lack.TOO_FEW, Lack.TOO_SMALL}
+PERMANENT = {Lack.MODEL, Lack.WEAK, Lack.TOO_FEW, Lack.TOO_SMALL}
 
 NOT_TOGETHER = "its containers do not fit together"
 
@@ -265,6 +267,8 @@ class Planner:
         message = f"fits none of {count_nodes(len(names))} ({'; '.join(parts)}). {asked}."
         if Lack.TOO_SMALL in counts:
             message += self._at_most(requests, refused)
+        if Lack.WEAK in counts:
+            message += self._strongest(refused)
         usable = {why for name, why in refused.items() if name not in unusable}
         never = usable and usable <= PERMANENT
         return Answer((), refused, "TooLarge" if never else "InsufficientGPUs", message)
@@ -283,6 +287,17 @@ class Planner:
             if resource in units
         ]
         return f" Such a GPU has at most {format_bytes(most)}{''.join(could)}."
+
+    def _strongest(self, refused: Mapping[str, str]) -> str:
+        """The strongest of the GPUs that are too weak, and what to do."""
+        strengths, rows = self.cluster.chooser.allocations.hardware.strength, self.cluster.rows
+        most = max(
+            float(strengths[rows[name]]) for name, why in refused.items() if why == Lack.WEAK
+        )
+        there = format_strength(most) if most else "an unknown strength"
+        return (
+            f" The strongest of these GPUs has {there}: lower {MIN_STRENGTH}, or add such a node."
+        )
 
     def _lacks(self, requests: Sequence[ContainerRequest]) -> list[Lack | None]:
         """What each row lacks for the first container that does not fit there."""

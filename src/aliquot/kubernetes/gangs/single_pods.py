@@ -298,7 +298,10 @@ def _as_demand(gang: Gang) -> Demand:
     """The containers of a pod as one demand; of different kinds, as many whole GPUs are enough."""
     if len(gang.members) == 1:
         return gang.members[0]
-    return Demand(gpus=sum(one.gpus for one in gang.members))
+    return Demand(
+        gpus=sum(one.gpus for one in gang.members),
+        min_strength=max(one.min_strength for one in gang.members),
+    )
 
 
 def _is_limited(tree: Tree, queue: str) -> bool:

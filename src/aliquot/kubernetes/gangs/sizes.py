@@ -24,7 +24,7 @@ import structlog
 
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.gang import Phase
-from aliquot.kubernetes.api.objects import PODS, Meta, Owner, Pod, Resource
+from aliquot.kubernetes.api.objects import PODS, Meta, OwnerReference, Pod, Resource
 from aliquot.kubernetes.api.times import seconds_at
 from aliquot.kubernetes.cluster.membership import foreign_gates, is_gated, membership_of
 
@@ -63,7 +63,7 @@ class SourceSize:
 
     size: int | None = None
     problem: str = ""
-    owner: Owner | None = None
+    owner: OwnerReference | None = None
     only_gpus: bool = False
     leader_first: bool = False
 
@@ -194,7 +194,7 @@ def _leads(pod: Pod) -> bool:
     return membership is not None and membership.leads
 
 
-def owners_of(pods: GangPods, source: SourceSize | None) -> tuple[Owner, ...]:
+def owners_of(pods: GangPods, source: SourceSize | None) -> tuple[OwnerReference, ...]:
     """The object that people wrote a gang with, if there is one."""
     if source is not None and source.owner is not None:
         return (source.owner,)
@@ -255,7 +255,7 @@ class SourceSizes:
                 return None
             why = "does not exist" if error.not_found else f"cannot be read: {error.message}"
             return SourceSize(problem=f"{source}, which knows its size, {why}.")
-        owner = Owner(source.api_version, source.kind, source.name, one.metadata.uid)
+        owner = OwnerReference(source.api_version, source.kind, source.name, one.metadata.uid)
         size = size_in(source.kind, one.spec, self._asks)
         if size is None:
             return SourceSize(problem=f"{source} does not say how many pods it has.", owner=owner)

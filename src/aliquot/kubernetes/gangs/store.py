@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from aliquot.kubernetes.api.client import Client
-    from aliquot.kubernetes.api.objects import Owner, Pod
+    from aliquot.kubernetes.api.objects import OwnerReference, Pod
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
     from aliquot.kubernetes.cluster.membership import GangKey
@@ -160,7 +160,7 @@ class GangStore:
         return before.status != status and self._now() - before.at >= REASON_SECONDS
 
     async def write(
-        self, key: GangKey, spec: GangSpec, status: GangStatus, owners: tuple[Owner, ...]
+        self, key: GangKey, spec: GangSpec, status: GangStatus, owners: tuple[OwnerReference, ...]
     ) -> bool:
         """Write an object; whether the API server has it now."""
         if not self._leads():
@@ -188,7 +188,7 @@ class GangStore:
         return True
 
     async def _write(
-        self, key: GangKey, spec: GangSpec, status: GangStatus, owners: tuple[Owner, ...]
+        self, key: GangKey, spec: GangSpec, status: GangStatus, owners: tuple[OwnerReference, ...]
     ) -> None:
         before = self._written.get(key)
         if before is None:
@@ -198,7 +198,7 @@ class GangStore:
         body = {"status": {**_EMPTY, **msgspec.to_builtins(status)}}
         await self._client.patch(GANGS, key.name, body, namespace=key.namespace, sub="status")
 
-    async def _make(self, key: GangKey, spec: GangSpec, owners: tuple[Owner, ...]) -> None:
+    async def _make(self, key: GangKey, spec: GangSpec, owners: tuple[OwnerReference, ...]) -> None:
         meta = Meta(name=key.name, namespace=key.namespace, owner_references=owners)
         try:
             made = await self._client.create(GANGS, GangObject(meta, spec))
@@ -209,7 +209,7 @@ class GangStore:
         self._uids[key] = made.metadata.uid
 
     async def _respecify(
-        self, key: GangKey, spec: GangSpec, owners: tuple[Owner, ...]
+        self, key: GangKey, spec: GangSpec, owners: tuple[OwnerReference, ...]
     ) -> GangObject:
         body = {
             "metadata": {"ownerReferences": msgspec.to_builtins(owners)},

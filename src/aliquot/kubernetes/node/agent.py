@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import signal
+import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from aliquot.kubernetes.api import names
@@ -67,6 +69,9 @@ BATCH_SECONDS = 0.1  # changes at nearly the same time are handled together
 CHECK_SECONDS = 2.0
 RUNTIME_SECONDS = 300.0
 ARBITER_SECONDS = 3.0
+# An arbiter that was killed, or that another version replaces, answers again before this.
+ARBITER_AWAY_SECONDS = 10.0
+NO_ARBITER = "the node's arbiter does not answer"
 # A full disk, for example. Allocations that could not be saved are as before.
 NOT_SAVED = "the checkpoint cannot be written: grants of ended pods stay until it can"
 
@@ -161,6 +166,7 @@ class Agent:
         )
         self.metrics.registry.register(self._collector())
         self._wake = asyncio.Event()
+        self._problem = ""  # why no container can get a grant, for the scheduler
         self._asking: asyncio.Task[Status] | None = None
         self.saved.listen(self._on_change)
         self.pods.listen(self._wake.set)
@@ -185,6 +191,7 @@ class Agent:
             self._release_and_resize(),
             self._check_processes(),
             self._check_images(),
+            self._check_arbiter(),
             self._check_runtime(),
             serve_pages(app, self.options.host, self.options.port),
         ]
@@ -245,6 +252,19 @@ class Agent:
             await self.processes.check_images()
             await asyncio.sleep(CHECK_SECONDS)
 
+    async def _check_arbiter(self) -> None:
+        """Publish that the arbiter has not answered for a while, so that no new pods come."""
+        answered = time.monotonic()
+        while True:
+            with suppress(ArbiterError):
+                await self._ask_arbiter()
+                answered = time.monotonic()
+            is_away = time.monotonic() - answered > ARBITER_AWAY_SECONDS
+            before, self._problem = self._problem, NO_ARBITER if is_away else ""
+            if self._problem != before:
+                self.publisher.change()
+            await asyncio.sleep(CHECK_SECONDS)
+
     async def _check_runtime(self) -> None:
         """Follow upgrades of the node's runtime; a read that failed is tried again sooner."""
         backoff = Backoff(first=CHECK_SECONDS, most=60.0)
@@ -281,13 +301,14 @@ class Agent:
                 self.gpus[gpu.uuid] = replace(gpu, used_bytes=one.gpu.used_bytes)
 
     def _gpunode_status(self) -> GpuNodeStatus:
-        return status_of(
+        status = status_of(
             self.saved.allocations,
             self.gpus,
             self.machine.attached,
             self.machine.inventory.driver_version,
             self.injection.way,
         )
+        return msgspec.structs.replace(status, problem=self._problem)
 
     def _healthy_gpus(self) -> frozenset[str]:
         gpus = self.saved.allocations.gpus.values()
@@ -308,17 +329,22 @@ class Agent:
     async def _arbiter_problem(self) -> str:
         """Why the arbiter cannot give grants; empty: it answers."""
         try:
-            async with asyncio.timeout(ARBITER_SECONDS):
-                if self._asking is None or self._asking.done():  # one call serves all who ask
-                    self._asking = asyncio.create_task(self.arbiter.status())
-                status = await asyncio.shield(self._asking)
+            status = await self._ask_arbiter()
         except ArbiterError as error:
             return error.message
-        except TimeoutError:
-            return f"it does not answer within {ARBITER_SECONDS:.0f} s"
         if status.nvml_silent_seconds > ARBITER_SECONDS:
             return f"NVML has not answered it for {status.nvml_silent_seconds:.0f} s"
         return ""
+
+    async def _ask_arbiter(self) -> Status:
+        """The arbiter's status; ArbiterError if it does not answer in time."""
+        try:
+            async with asyncio.timeout(ARBITER_SECONDS):
+                if self._asking is None or self._asking.done():  # one call serves all who ask
+                    self._asking = asyncio.create_task(self.arbiter.status())
+                return await asyncio.shield(self._asking)
+        except TimeoutError as error:
+            raise ArbiterError(f"it does not answer within {ARBITER_SECONDS:.0f} s") from error
 
     def _collector(self) -> AllocationsCollector:
         return AllocationsCollector(

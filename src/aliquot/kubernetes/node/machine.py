@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ from aliquot.kubernetes.node.grants.container_edits import (
 from aliquot.kubernetes.node.grants.device_nodes import provide_gpu_nodes
 from aliquot.model import Cdi, Unjoined
 from aliquot.model.errors import DriverError, NoGpuError
+from aliquot.model.strength import StrengthOverrides
 from aliquot.slices import state_directory
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class NodeOptions:
     the stand-ins that containers get. `node_root` is where the agent sees the node's file system.
     `driver_root` is the node's folder in which its driver is installed; None: a well-known one.
     `compat` is the node's folder with a newer CUDA library, for containers newer than its driver.
-    `cdi_dir` is a folder in which the runtime looks for CDI specs.
+    `cdi_dir` is a folder in which the runtime looks for CDI specs. `strengths` are given to
+    GPUs instead of the known or reported ones.
     """
 
     node: str
@@ -89,6 +91,7 @@ class NodeOptions:
     kubeconfig: Path | None = None
     host: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet ask from outside
     port: int = 9440
+    strengths: StrengthOverrides = field(default_factory=StrengthOverrides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +201,15 @@ def _read_machine(options: NodeOptions) -> NodeMachine:
     installed = read_installed(driver)
     if options.shape is None:
         check_version(driver)
-    inventory = read_inventory(driver, skip_lost=True)
+    inventory = _with_strengths(read_inventory(driver, skip_lost=True), options.strengths)
     common = prepare_edits(driver, library, host)
     usable = UsableDriver(driver, installed, host, common)
     return NodeMachine(usable, inventory, read_locations(driver, inventory.gpus))
+
+
+def _with_strengths(inventory: Inventory, given: StrengthOverrides) -> Inventory:
+    gpus = (replace(gpu, strength=given.of(gpu.name, gpu.strength)) for gpu in inventory.gpus)
+    return replace(inventory, gpus=tuple(gpus))
 
 
 def _find_driver(options: NodeOptions) -> tuple[Driver, Host]:

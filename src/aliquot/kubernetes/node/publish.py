@@ -1,9 +1,9 @@
 """The node's GPUNode object: the agent writes it on change, at most once a second.
 
 The agent first tells the kubelet, then writes the object: so the kubelet knows about freed GPUs
-before the scheduler sends a pod for them. Once a minute the agent writes it without a change,
-because somebody may have deleted it (a CRD that was installed again, a backup that was restored).
-If the object is as it should be, such a write changes nothing and no watch reports it.
+before the scheduler sends a pod for them. Once a minute the agent writes it without a change: the
+time of the last report tells people whether the agent lives, and somebody may have deleted the
+object (a CRD that was installed again, a backup that was restored).
 
 The object belongs to its Node: the garbage collector deletes it when the Node is gone. If a Node of
 the same name is made later, the agent makes the object anew, as that Node's.
@@ -28,7 +28,9 @@ from aliquot.kubernetes.api.gpunode import (
     NodeLink,
     summary_of,
 )
-from aliquot.kubernetes.api.objects import GPU_NODES, NODES, GpuNode, Meta, Owner
+from aliquot.kubernetes.api.objects import GPU_NODES, NODES, GpuNode, Meta, OwnerReference
+from aliquot.kubernetes.api.times import stamp
+from aliquot.model.strength import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -76,6 +78,7 @@ def _gpu(
         uuid=host.uuid,
         model=gpu.model if gpu else "?",
         memory=host.memory,
+        strength=gpu.strength if gpu else UNKNOWN,
         healthy=host.healthy,
         why=host.problem,
         numa=attached.numa if attached else None,
@@ -195,10 +198,10 @@ class Publisher:
             owned = {"metadata": {"ownerReferences": [msgspec.to_builtins(await self._owner())]}}
             await self._client.patch(GPU_NODES, self._node, owned)
 
-    async def _owner(self) -> Owner:
+    async def _owner(self) -> OwnerReference:
         """The Node as the object's owner; ApiError if there is no such Node."""
         node = await self._client.get(NODES, self._node)
-        return Owner(NODES.api_version, NODES.kind, self._node, node.metadata.uid)
+        return OwnerReference(NODES.api_version, NODES.kind, self._node, node.metadata.uid)
 
 
 def _every_field(status: GpuNodeStatus) -> dict[str, Any]:
@@ -207,6 +210,8 @@ def _every_field(status: GpuNodeStatus) -> dict[str, Any]:
         "driverVersion": status.driver_version,
         "injection": status.injection,
         "shares": status.shares,
+        "problem": status.problem,
+        "reported": stamp(time.time()),
         "summary": msgspec.to_builtins(status.summary),
         "gpus": msgspec.to_builtins(status.gpus),
     }

@@ -32,6 +32,7 @@ from aliquot.kubernetes.node.deviceplugin.matching.guess import (
 from aliquot.kubernetes.node.grants.allocations import DoesNotFitError
 from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation, SliceSettings
 from aliquot.kubernetes.node.grants.placement import allocated_on, choose, planned_gpus
+from aliquot.kubernetes.node.pods import PodContainer
 from aliquot.model.errors import NoCapacityError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.node.grants.injection import Injection
     from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
     from aliquot.kubernetes.node.grants.resize import Resizer
-    from aliquot.kubernetes.node.pods import GpuPod, NodeEvents, NodePods, PodContainer
+    from aliquot.kubernetes.node.pods import GpuPod, NodeEvents, NodePods
     from aliquot.model import Gpu
 
 RECENT_SECONDS = 3.0
@@ -85,9 +86,7 @@ class Allocator:
         async with self._lock:
             call = AllocateCall(resource, tuple(sorted(ids)))
             reused = self._reused(call)
-            calls = self._calls
-            if calls and calls.container.is_known and self._pods.is_gone(calls.container.pod.uid):
-                calls = None
+            calls = self._calls_so_far()
             try:
                 container = await self._matcher.find(call, calls, reused)
                 return self._allocate(container, call, calls, reused)
@@ -104,6 +103,22 @@ class Allocator:
     def is_recent(self, grant: ContainerGrant) -> bool:
         """Whether the grant is so new that the kubelet may not report it yet."""
         return time.monotonic() - self._not_started.get(grant.name, 0.0) < RECENT_SECONDS
+
+    def _calls_so_far(self) -> ContainerCalls | None:
+        """The calls for a container that lacks more; its owner may be known better by now."""
+        calls = self._calls
+        if calls is None:
+            return None
+        if calls.container.is_known and self._pods.is_gone(calls.container.pod.uid):
+            return None
+        grant = self._allocations.grants.get(calls.grant.name) if calls.grant else None
+        if grant is None or grant.owner == calls.container.owner:
+            return calls
+        pod = self._pods.get(grant.owner.uid)
+        request = pod.request(grant.owner.container) if pod else None
+        if pod is None or request is None:
+            return calls
+        return ContainerCalls(PodContainer(pod, request), calls.ids, grant)
 
     def _reused(self, call: AllocateCall) -> list[ContainerGrant]:
         """The grants whose ids the kubelet reuses by this call."""
@@ -222,7 +237,8 @@ class Allocator:
         When a container starts, the kubelet names its ids and not the container, so the agent could
         not tell which of the two starts.
         """
-        new = self._grant(container, tuple(part.gpu for part in before.allocated), ids)
+        both = {**before.device_ids, **ids}
+        new = self._grant(container, tuple(part.gpu for part in before.allocated), both)
         allocated = tuple(
             GpuAllocation(old.gpu, max(old.memory, one.memory), max(old.reserved, one.reserved))
             for old, one in zip(before.allocated, new.allocated, strict=True)
@@ -330,10 +346,23 @@ class Starter:
         grant = self.ids.find(resource, ids)
         if grant is not None:
             return grant if resource == grant.carrier else None
-        is_core = self.ids.resources[resource].role == "core"
-        if is_core and any(self.ids.grant_with(id_) for id_ in ids):
-            return None  # some of the ids are reused: the memory tells which container it is
+        if self._has_other_carrier(AllocateCall(resource, ids)):
+            return None
         raise AllocateRefusedError(
             f"no container of this node was allocated these {len(ids)} units of {resource}",
             "Delete the pod, so that it gets others.",
+        )
+
+    def _has_other_carrier(self, call: AllocateCall) -> bool:
+        """Whether the call for another resource makes the grant, which has others of these ids.
+
+        Ids of compute may be reused, or their call was matched with another container. The ids of
+        memory tell which container it is.
+        """
+        if self.ids.resources[call.resource].role != "core":
+            return False
+        return any(self.ids.grant_with(id_) for id_ in call.ids) or any(
+            call.fits(one) and self.ids.carrier(dict(one.units)) != call.resource
+            for pod in self.pods.live()
+            for one in pod.requests
         )

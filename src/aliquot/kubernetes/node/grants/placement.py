@@ -131,10 +131,12 @@ def _planned_grant(
 
 
 def _model_request(request: ContainerRequest, shares: int) -> Request:
+    least = request.min_strength
     if request.kind == "whole":
-        return Request(gpus=request.gpus)
+        return Request(gpus=request.gpus, min_strength=least)
     if request.kind == "shared":
-        return Request(gpus=request.gpus, memory=Amount(percent=Fraction(100, shares)))
+        each = Amount(percent=Fraction(100, shares))
+        return Request(gpus=request.gpus, memory=each, min_strength=least)
     percent = Fraction(request.memory_percent) if request.memory_percent else None
     memory = Amount(percent=percent) if percent else Amount(bytes=request.memory)
     return Request(
@@ -142,6 +144,7 @@ def _model_request(request: ContainerRequest, shares: int) -> Request:
         memory=memory,
         compute_percent=request.compute,
         priority=request.priority,
+        min_strength=least,
     )
 
 

@@ -13,6 +13,10 @@ The kubelet does not report init containers. It gives their ids to the pod's oth
 grant whose ids are reused is an init container's of the same pod. Else the grant just before that
 of the pod's first container is an init container's, if it has its size. A pod of which the kubelet
 reports nothing has no ids yet, or only its init containers have some; that confirms nothing.
+
+While the kubelet is in the middle of admitting a pod, it reports the ids of some of a container's
+resources and not yet of the others. That confirms nothing either: the agent may have answered the
+call for the others already, and would take these ids from the grant again.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.node.grants.allocations import NodeAllocations
     from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
-    from aliquot.kubernetes.node.pods import ContainerRef, NodePods
+    from aliquot.kubernetes.node.pods import ContainerRef, GpuPod, NodePods
 
 SECONDS = 5.0
 
@@ -148,10 +152,16 @@ class OwnerConfirmation:
         if grant.owner.pod:
             yield grant.owner
         for pod in self._pods.live():
-            grants = self._saved.allocations.of_pod(pod.uid)
-            if pod.uid not in asked and not (grants and all(one.confirmed for one in grants)):
+            if pod.uid not in asked and not self._is_confirmed(pod):
                 asked.add(pod.uid)
                 yield pod.owner
+
+    def _is_confirmed(self, pod: GpuPod) -> bool:
+        """Whether all grants of a pod are confirmed, and each container has one."""
+        grants = self._saved.allocations.of_pod(pod.uid)
+        granted = {one.owner.container for one in grants if one.confirmed}
+        needed = {one.container for one in pod.requests if one.units and not one.init}
+        return bool(grants) and all(one.confirmed for one in grants) and needed <= granted
 
 
 # --- pure -----------------------------------------------------------------------------------------
@@ -166,6 +176,8 @@ def apply_report(
     found: list[str] = []
     for container, every in report.items():
         units = {name: tuple(sorted(some)) for name, some in every.items() if name in ids.resources}
+        if container in asked and not units.keys() >= dict(asked[container].units).keys():
+            continue
         grant = ids.find(carrier := ids.carrier(units), units[carrier]) if units else None
         if grant is None:
             continue
@@ -199,10 +211,15 @@ def _set_owner(allocations: NodeAllocations, grant: ContainerGrant, owner: Conta
 
 
 def _set_ids(ids: DeviceIds, name: str, units: IdsByResource) -> None:
-    """Set a grant's ids; only grants of the same chain may have them too."""
+    """Set a grant's ids; only grants of the same chain may have them too.
+
+    A merged grant is an init container's too, whose ids of other resources are not reported.
+    """
     allocations = ids.allocations
-    allocations.change(msgspec.structs.replace(allocations.grants[name], device_ids=dict(units)))
     grant = allocations.grants[name]
+    others = grant.device_ids if grant.merged else {}
+    grant = msgspec.structs.replace(grant, device_ids={**others, **units})
+    allocations.change(grant)
     for resource, some in units.items():
         ids.take_away(resource, some, keep=[grant, *allocations.never_together(grant)])
 

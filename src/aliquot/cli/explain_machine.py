@@ -1,0 +1,110 @@
+"""`aliquot explain` for this machine, and what `aliquot run --dry-run` prints for programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aliquot import slices
+from aliquot.cli.tables import Column, Output, print_json, print_note, show_rows
+from aliquot.devices import parse_shape
+from aliquot.model import format_bytes
+from aliquot.pool.preview import preview_run
+from aliquot.pool.refusal import with_wait
+from aliquot.slices.gpu_choice import free_bytes, free_percent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aliquot.devices import Shape
+    from aliquot.model import Grant, Request
+    from aliquot.pool.preview import RunPreview
+    from aliquot.slices.gpu_choice import GpuVerdict
+
+COLUMNS = (
+    Column("gpu", "GPU"),
+    Column("model", "Model", drop=2),
+    Column("free", "Free", drop=1),
+    Column("compute", "Compute", drop=1),
+    Column("fits", "Fits"),
+    Column("why", "Why", least=20),
+)
+
+
+def explain_machine(request: Request, simulate: str | None, *, json: bool) -> bool:
+    """Say of each GPU of this machine why a request fits or not; whether it fits in all."""
+    state = slices.locate(parse_shape(simulate) if simulate else None)
+    driver = state.driver()
+    if state.shape is not None:
+        slices.prepare(state)
+    found = preview_run(state, driver, request)
+    preview = found.preview
+    if json:
+        print_json(preview_json(found, request, state.shape))
+        return preview.refusal is None
+    chosen = {gpu.uuid for gpu in preview.gpus}
+    show_rows(COLUMNS, [_row(one, preview.grants, chosen) for one in preview.verdicts], Output())
+    if preview.refusal is not None:
+        print_note(f"The request does not fit: {_first_line(preview.refusal.message)}.")
+    if found.waiting is not None:
+        print_note(f"{with_wait(found.waiting)}.")
+    return preview.refusal is None
+
+
+def preview_json(found: RunPreview, request: Request, shape: Shape | None) -> dict[str, Any]:
+    """What would be made and where, or why not; every GPU with the reason, the best first."""
+    preview, place = found.preview, found.waiting
+    refusal = preview.refusal
+    return {
+        "simulated": None if shape is None else str(shape),
+        "fits": refusal is None,
+        "error": None if refusal is None else refusal.message,
+        "hint": None if refusal is None else refusal.hint,
+        "waiting": None
+        if place is None
+        else {
+            "reason": place.why,
+            "place": place.place,
+            "of": place.of,
+            "expected_start": place.expected,
+        },
+        "slices": [
+            {
+                "gpu": gpu.uuid,
+                "index": gpu.index,
+                "memory_bytes": request.bytes_on(gpu),
+                "compute_percent": request.compute_percent or None,
+            }
+            for gpu in preview.gpus
+        ],
+        "gpus": [_gpu_json(one, preview.grants) for one in preview.verdicts],
+    }
+
+
+def _gpu_json(one: GpuVerdict, grants: Sequence[Grant]) -> dict[str, Any]:
+    gpu = one.shared.gpu
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "memory_bytes": gpu.memory_bytes,
+        "free_bytes": free_bytes(one.shared),
+        "free_percent": free_percent(one.shared, grants),
+        "fits": one.fits,
+        "why": one.why,
+    }
+
+
+def _row(one: GpuVerdict, grants: Sequence[Grant], chosen: set[str]) -> dict[str, str]:
+    gpu = one.shared.gpu
+    return {
+        "gpu": str(gpu.index),
+        "model": gpu.model,
+        "free": format_bytes(free_bytes(one.shared)),
+        "compute": f"{free_percent(one.shared, grants)}%",
+        "fits": "chosen" if gpu.uuid in chosen else "yes" if one.fits else "no",
+        "why": one.why,
+    }
+
+
+def _first_line(message: str) -> str:
+    return message.partition("\n")[0].rstrip(":")

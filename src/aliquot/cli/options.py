@@ -1,0 +1,45 @@
+"""Options that several commands share: their names and help."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from aliquot.model.strength import UNKNOWN, parse_strength
+
+Simulate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL:COUNT",
+        envvar="ALIQUOT_SIMULATE",
+        help="Use COUNT simulated GPUs of a MODEL instead of this machine's, for example h100:8.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="TEMPLATE",
+        show_default=False,
+        help="Print one line for each row by a template of fields: '{name} {user}', or "
+        "'{{.Name}} {{.User}}' as with docker. \\t is a tab. A wrong field lists all fields.",
+    ),
+]
+NoTrunc = Annotated[
+    bool, typer.Option("--no-trunc", help="Show all columns, and nothing shortened or cut.")
+]
+MinStrength = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NUMBER",
+        show_default=False,
+        help="Use no GPU weaker than this: an A100 has 100, a T4 26.1; `aliquot gpus` shows it.",
+    ),
+]
+
+
+def read_min_strength(text: str | None) -> float:
+    """What --min-strength says."""
+    return UNKNOWN if text is None else parse_strength(text)
