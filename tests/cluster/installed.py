@@ -85,9 +85,15 @@ def put(
     helm(cluster, verb, *options, *(f"--set={value}" for value in values), of=version.helm_chart)
 
 
-def helm(cluster: Cluster, verb: str, *options: str, of: Path = chart.CHART) -> None:
+def roll_back(cluster: Cluster) -> None:
+    """Have the version before again, and return when all of it is ready."""
+    helm(cluster, "rollback", "--wait", f"--timeout={WAIT}", of=None)
+
+
+def helm(cluster: Cluster, verb: str, *options: str, of: Path | None = chart.CHART) -> None:
+    """Call Helm for our release, with the chart that the verb is about, if it is about one."""
     where = [f"--kubeconfig={cluster.kubeconfig}", f"--namespace={SPACE}"]
-    chart.helm(verb, "aliquot", str(of), *where, *options, timeout=240)
+    chart.helm(verb, "aliquot", *([str(of)] if of else []), *where, *options, timeout=240)
 
 
 def kube_scheduler_image(cluster: Cluster) -> Image:

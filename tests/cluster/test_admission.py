@@ -37,11 +37,27 @@ def admitting(cluster: Cluster, namespace: str) -> Iterator[Cluster]:
             == "aliquot"
         ),
         30,
-        "the API server knows the policy",
+        "the API server knows the policy for new pods",
+    )
+    cluster.apply(pod("probe", namespace=namespace, schedulerName="nobody"))
+    cluster.wait_until(
+        lambda: is_guarded(cluster, f"/api/v1/namespaces/{namespace}/pods/probe"),
+        30,
+        "the API server knows the policy for changes",
     )
     yield cluster
     for one in reversed(objects):
         cluster.kubectl("delete", one["kind"], one["metadata"]["name"])
+
+
+def is_guarded(cluster: Cluster, path: str) -> bool:
+    """Whether the API server refuses to change what the boundary of queues keeps as it is."""
+    note = {"metadata": {"annotations": {"aliquot.io/admitted-queue": "q/uid"}}}
+    try:
+        cluster.api.patch(f"{path}?dryRun=All", note)
+    except ApiError as error:
+        return "comes with a pod's node" in str(error)
+    return False
 
 
 def dry_run(cluster: Cluster, one: dict[str, Any]) -> dict[str, Any]:

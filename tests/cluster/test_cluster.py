@@ -202,7 +202,12 @@ def find_server(cluster: Cluster, name: str) -> Server:
 
 
 def processes_of(place: Place) -> list[int]:
-    return [os.pidfd_open(pid) for pid in place.cgroup.pids()]
+    """Descriptors of all processes, but for those that ended since they were listed."""
+    found = []
+    for pid in place.cgroup.pids():
+        with contextlib.suppress(ProcessLookupError):
+            found.append(os.pidfd_open(pid))
+    return found
 
 
 def assert_nothing_left(place: Place, processes: list[int]) -> None:

@@ -289,6 +289,8 @@ def test_the_columns_say_what_is_free_and_used(installed: Cluster) -> None:
     head, row = installed.kubectl("get", "gpunodes").splitlines()
     assert head.split()[:6] == ["NAME", "MODEL", "GPUS", "FREE", "USED", "KINDS"]
     assert str(GPUS) in row.split()
+    reported = row[head.index("REPORTED") :].split()[0]
+    assert re.fullmatch(r"\d+s|1m\d*s?", reported), row
 
 
 # --- how to look ----------------------------------------------------------------------------------

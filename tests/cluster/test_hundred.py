@@ -10,7 +10,7 @@ import pytest
 from cluster import hundred
 from cluster.hundred import Stage
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.shares, pytest.mark.timeout(1800)]
 
 ROUNDS = int(os.environ.get("ALIQUOT_ROUNDS", "3"))
 

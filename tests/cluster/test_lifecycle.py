@@ -20,7 +20,7 @@ PERIOD = 30.0 if SECONDS > 600 else 10.0
 QUIET_SECONDS = 20.0
 CONTROLLER_PORT = 8451
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(int(SECONDS) + 600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.shares, pytest.mark.timeout(int(SECONDS) + 600)]
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,8 @@ def test_waiting_pods_cause_no_requests_while_nothing_changes(stage: Stage, name
 
     stage.cluster.wait_until(quiet, 120, f"nothing is patched for {QUIET_SECONDS} s", every=1.0)
     stage.cluster.kubectl("uncordon", cordoned)
-    # By single pods, which are older, or by the gang: kube-scheduler and our controller race.
+    # By single pods, which are older, or by the gang of 3: kube-scheduler and our controller race.
+    # If the gang wins, the fourth GPU is kept for the planned start of the elastic job (two GPUs).
     stage.cluster.wait_until(
-        lambda: [*stage.bound(namespace).values()].count(cordoned) == 4, 60, "it is full"
+        lambda: [*stage.bound(namespace).values()].count(cordoned) >= 3, 60, "it is in use"
     )

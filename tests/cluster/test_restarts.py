@@ -16,7 +16,7 @@ from cluster.agent import Agent
 from cluster.churn import Churn
 from cluster.cluster import Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.shares, pytest.mark.timeout(3600)]
 
 CRASH_SECONDS = float(os.environ.get("ALIQUOT_CRASH_SECONDS", "60"))
 RESTARTS = int(os.environ.get("ALIQUOT_KUBELET_RESTARTS", "4"))

@@ -233,6 +233,9 @@ def test_scheduler_and_controller_read_racks_and_blocks_from_the_same_labels(hel
         ("node.share=2", "'share' not allowed"),
         ("node.shares=0", "minimum"),
         ("node.simulate=8xH100", "pattern"),
+        ("node.strength.models.T4=0", "exclusiveMinimum|greater than 0|got 0"),
+        ("node.strength.nodes.n1=-2", "exclusiveMinimum|greater than 0|got -2"),
+        ("node.strength.nodes.n1=fast", "want number"),
         ("presets={aliquot,hami}", "value must be one of"),
         ("presets={tuya,nvidia}", "both use nvidia.com/gpu"),
         ("kubeScheduler.extenderTimeout=5", "pattern|want string"),
@@ -265,6 +268,15 @@ def test_the_extender_is_configured_with_every_name_of_the_presets(helm: None) -
     managed = [one["name"] for one in extender_of(objects)["managedResources"]]
     chosen = (PRESETS[name] for name in ("aliquot", "nvidia", "aliyun"))
     assert managed == [name for preset in chosen for name in preset.resources]
+
+
+def test_agents_get_the_strengths_of_models_and_nodes(helm: None) -> None:
+    objects = chart.objects(
+        chart.render("node.strength.models.RTX 4070 Ti=70", "node.strength.nodes.gpu-7=50")
+    )
+    (agent,) = (one for one in objects if one["kind"] == "DaemonSet")
+    given = [one for one in container_of(agent)["args"] if "strength" in one]
+    assert given == ["--model-strength=RTX 4070 Ti=70", "--node-strength=gpu-7=50"]
 
 
 def test_an_image_can_be_named_by_its_digest(helm: None) -> None:
@@ -356,7 +368,7 @@ def test_the_custom_resource_has_the_path_of_the_client() -> None:
 
 def test_a_gpunode_says_in_columns_what_is_free_and_used(manifest: chart.Objects) -> None:
     for name, wanted in {
-        "gpunodes": {"GPUs", "Free", "Used", "Kinds"},
+        "gpunodes": {"GPUs", "Free", "Used", "Kinds", "Reported", "Problem"},
         "queues": {"Quota", "Used", "Quota-Memory", "Used-Memory"},
     }.items():
         crd = find(manifest, "CustomResourceDefinition", f"{name}.aliquot.io")["spec"]

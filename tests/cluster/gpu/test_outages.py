@@ -7,7 +7,7 @@ import pytest
 from cluster.gpu.gpu_node import GpuNode
 from cluster.tenants import limits
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.shares, pytest.mark.timeout(900)]
 
 FOREVER = 1_000_000
 SEEDS = {"small": 1, "large": 2}

@@ -7,7 +7,7 @@ import pytest
 from cluster.gpu.gpu_node import GpuNode
 from cluster.tenants import limits
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.shares, pytest.mark.timeout(900)]
 
 GIB = 1 << 30
 UNITS = 80  # 20 GiB

@@ -41,6 +41,9 @@ def node(spec: Any = None, capacity: int | None = None, allocatable: int | None 
 
 SERVED = node(capacity=1, allocatable=1)
 GPUS, NONE = make_node("n1", 1), make_node("n1", 0)
+AILING = msgspec.structs.replace(
+    GPUS, status=msgspec.structs.replace(GPUS.status, problem="the arbiter is stuck")
+)
 UNHEALTHY = make_node("n1", 1, healthy=False)
 
 # Node, GPUNode, why no pod can go there, and whether POD can
@@ -53,6 +56,12 @@ CASES: dict[str, tuple[Node | None, GpuNode | None, str | None, bool]] = {
     "its GPUNode was deleted": (SERVED, None, NO_AGENT, False),
     "its agent is gone": (node(capacity=1, allocatable=0), GPUS, NO_DEVICES, False),
     "its agent reports no GPUs": (SERVED, NONE, NO_GPUS, False),
+    "its agent reports a problem": (
+        SERVED,
+        AILING,
+        "its agent can give no GPUs: the arbiter is stuck",
+        False,
+    ),
     "its GPU is unhealthy": (SERVED, UNHEALTHY, None, False),
     "its Node was deleted": (None, GPUS, NO_NODE, False),
     "cordoned": (node({"unschedulable": True}, 1, 1), GPUS, None, False),

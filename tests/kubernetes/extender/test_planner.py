@@ -140,9 +140,71 @@ def test_models_are_matched_by_words() -> None:
     assert "another GPU model" in none.message
 
 
-def test_slices_go_to_weaker_gpus() -> None:
-    of = planner(make_node("n1", model="H100"), make_node("n2", model="T4", memory=16 * GIB))
+@pytest.mark.parametrize(
+    ("weak", "strong"),
+    [
+        (("Tesla P40", 24), ("Tesla V100-SXM2-16GB", 16)),
+        (("Tesla M40", 24), ("A10", 24)),
+        (("Tesla T4", 16), ("GeForce RTX 3080", 10)),
+        (("Tesla K80", 12), ("GeForce RTX 4070", 12)),
+        (("Tesla V100-SXM2-32GB", 32), ("GeForce RTX 4090", 24)),
+        (("T4", 16), ("H100 80GB HBM3", 80)),
+    ],
+)
+def test_slices_go_to_weaker_gpus_and_whole_gpus_are_the_stronger(
+    weak: tuple[str, int], strong: tuple[str, int]
+) -> None:
+    nodes = {"weak": weak, "strong": strong}
+    for order in (("weak", "strong"), ("strong", "weak")):
+        of = planner(*(make_node(n, model=nodes[n][0], memory=nodes[n][1] * GIB) for n in order))
+        assert filtered(of, make_pod(memory=4))[0] == "weak"
+        assert filtered(of, make_pod("shared", sgpu=1))[0] == "weak"
+        assert filtered(of, make_pod("whole", gpu=1))[0] == "strong"
+
+
+def test_what_an_agent_reports_is_believed_before_the_name_of_a_model() -> None:
+    of = planner(make_node("n1", model="H100", strength=1.0), make_node("n2", model="T4"))
+    assert filtered(of, make_pod(memory=4))[0] == "n1"
+
+
+@pytest.mark.parametrize("asked", [{"gpu": 1}, {"sgpu": 1}, {"memory": 4}])
+def test_no_gpu_weaker_than_the_annotation_says_is_chosen(asked: dict[str, Any]) -> None:
+    of = planner(make_node("t4", model="Tesla T4"), make_node("a100", model="A100"), offer=2)
+    pod = make_pod(annotations={"aliquot.io/min-strength": "100"}, **asked)
+    assert filtered(of, pod) == ("a100",)
+    none = of.filter(
+        make_pod(annotations={"aliquot.io/min-strength": "286"}, **asked), ["t4", "a100"]
+    )
+    assert (none.names, none.reason) == ((), "TooLarge")
+    assert "2 nodes: GPUs that are weaker than asked for" in none.message
+    assert "with strength 286 or more" in none.message
+    assert "The strongest of these GPUs has 100: lower aliquot.io/min-strength" in none.message
+
+
+def test_a_node_with_another_strength_than_its_model_is_ranked_by_its_own() -> None:
+    of = planner(make_node("n1", model="A100"), make_node("n2", model="A100", strength=50.0))
     assert filtered(of, make_pod(memory=4))[0] == "n2"
+    assert filtered(of, make_pod("whole", gpu=1))[0] == "n1"
+    of.cluster.set_node("n1", make_node("n1", model="A100", strength=20.0))
+    assert filtered(of, make_pod("later", gpu=1))[0] == "n2"
+
+
+def test_a_mixed_node_is_as_strong_as_its_weakest_gpu() -> None:
+    mixed = make_node("n1", 2, model="A100")
+    weak = msgspec.structs.replace(mixed.status.gpus[0], model="Tesla T4")
+    status = msgspec.structs.replace(mixed.status, gpus=(weak, mixed.status.gpus[1]))
+    of = planner(msgspec.structs.replace(mixed, status=status))
+    assert not filtered(of, make_pod(gpu=1, annotations={"aliquot.io/min-strength": "100"}))
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "fast", "1e9"])
+def test_an_invalid_minimum_strength_is_refused(text: str) -> None:
+    refused = planner(make_node()).filter(
+        make_pod(gpu=1, annotations={"aliquot.io/min-strength": text}), ["n1"]
+    )
+    assert refused.reason == "InvalidAnnotation"
+    assert f"aliquot.io/min-strength is {text!r}" in refused.message
+    assert "an A100 has 100" in refused.message
 
 
 def test_the_size_of_a_share_depends_on_its_node() -> None:

@@ -60,6 +60,25 @@ def test_a_small_gang_is_backfilled_before_a_large_one() -> None:
     played(World(4), play)
 
 
+def test_no_member_gets_a_gpu_weaker_than_asked() -> None:
+    async def play(world: World, _: Replica) -> None:
+        put_node(world.api, make_node("n0", 4, model="Tesla T4"))
+        world.gang("strong", 2, annotations={"aliquot.io/min-strength": "100"})
+        await is_bound(world, "strong", 2)
+        assert set(world.bound("strong").values()) == {"n1"}
+        world.gang("next", 1, annotations={"aliquot.io/min-strength": "100"})
+        await until(lambda: world.phase("next") == "Waiting")
+        world.gang("never", 1, annotations={"aliquot.io/min-strength": "300"})
+        await until(lambda: "asks for strength 300" in world.why("never"))
+        assert "the strongest GPU has 286.3; ask for less" in world.why("never")
+        assert not world.bound("next")
+        world.delete("strong-0", "strong-1")
+        await is_bound(world, "next", 1)
+        assert set(world.bound("next").values()) == {"n1"}
+
+    played(World(4, 2), play)
+
+
 def test_work_that_would_delay_a_planned_start_waits() -> None:
     async def play(world: World, _: Replica) -> None:
         world.gang("first", 2, annotations={"aliquot.io/duration": "1h"})

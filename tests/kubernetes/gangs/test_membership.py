@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.kubernetes.api.objects import Gate, Owner
+from aliquot.kubernetes.api.objects import Gate, OwnerReference
 from aliquot.kubernetes.cluster.membership import (
     GangKey,
     Source,
@@ -146,7 +146,7 @@ def test_foreign_gates_are_distinguished() -> None:
     assert one.spec.scheduling_gates[0] == Gate("aliquot.io/gang")
     assert is_gated(one)
     assert foreign_gates(one) == ("kueue.x-k8s.io/admission",)
-    assert Owner() == Owner(controller=False)
+    assert OwnerReference() == OwnerReference(controller=False)
 
 
 @given(st.text(min_size=1, max_size=300))

@@ -55,6 +55,14 @@ async def test_a_job_becomes_a_gang_of_pods_and_a_service() -> None:
 
 
 @scenario
+async def test_workers_ask_for_the_strength_that_their_template_names() -> None:
+    notes = {"metadata": {"annotations": {"aliquot.io/min-strength": "100"}}}
+    cluster = await started(least=2, template={**TEMPLATE, **notes})
+    workers = cluster.pods().values()
+    assert {one["metadata"]["annotations"]["aliquot.io/min-strength"] for one in workers} == {"100"}
+
+
+@scenario
 async def test_a_job_succeeds_with_all_workers_and_keeps_its_pods_for_logs() -> None:
     cluster = await started(least=2)
     cluster.exit("train-1", 0)

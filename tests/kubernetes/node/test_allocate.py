@@ -6,6 +6,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +17,9 @@ from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.api.objects import Pod
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import requests_of
-from aliquot.kubernetes.node.deviceplugin.allocate import Allocator
+from aliquot.kubernetes.node.deviceplugin.allocate import Allocator, Starter
 from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds, resources_of
+from aliquot.kubernetes.node.deviceplugin.matching import guess
 from aliquot.kubernetes.node.deviceplugin.matching.confirm import OwnerConfirmation
 from aliquot.kubernetes.node.deviceplugin.matching.guess import AllocateRefusedError, Matcher
 from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
@@ -26,6 +28,7 @@ from aliquot.kubernetes.node.pods import NodePods
 from kubernetes.builders import container, make_pod
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from aliquot.kubernetes.node.deviceplugin.matching.confirm import PodReport
@@ -62,7 +65,10 @@ class Kubelet:
             name: units for name, units in self.given.get(owner.uid, {}).items() if name in mains
         }
 
-    async def admit(self, node: Node, pod: Pod) -> bool:
+    async def admit(
+        self, node: Node, pod: Pod, between: Callable[[], Awaitable[None]] | None = None
+    ) -> bool:
+        """Admit a pod. `between` runs between the answer to a call and the kubelet's note of it."""
         self.pods[pod.metadata.uid] = pod
         reusable: dict[str, set[str]] = {}
         try:
@@ -73,6 +79,8 @@ class Kubelet:
                 for name, count in wanted:
                     ids = self._choose(node.ids, name, count, reusable.get(name, set()))
                     grant = await node.allocator.allocate(name, ids)
+                    if between is not None:
+                        await between()
                     of_pod = self.given.setdefault(pod.metadata.uid, {})
                     of_pod.setdefault(one.name, {})[name] = tuple(sorted(ids))
                     kept = reusable.setdefault(name, set())
@@ -128,10 +136,85 @@ class Node:
             lambda: False,
             lambda grant: tuple(sorted(gpus[part.gpu].index for part in grant.allocated)),
         )
+        nothing: Any = Mock()  # what is around the agent's matching of containers
+        nothing.follow, nothing.make, nothing.end = AsyncMock(), AsyncMock(), AsyncMock()
+        self.starter = Starter(
+            self.saved,
+            self.ids,
+            self.pods,
+            self.owners,
+            arbiter=nothing,
+            resizer=nothing,
+            allocator=self.allocator,
+            events=nothing,
+            injection=nothing,
+        )
+
+
+class BusyNode:
+    """A node whose containers start while other pods are admitted."""
+
+    def __init__(self, folder: Path, seed: int, made: list[Pod]) -> None:
+        self.kubelet = Kubelet(seed)
+        self.chance = self.kubelet.random
+        self.node = Node(folder, self.kubelet)
+        self.pods = made
+        self.unheard = self.chance.sample(made, len(made))  # by the agent
+        self.waiting: list[Pod] = []  # for their start
+        self.running: list[Pod] = []
+
+    async def admit(self, pod: Pod) -> None:
+        at_once = pod in self.unheard and self.chance.random() < 0.5
+        self._hear(len(self.unheard) if at_once else self.chance.randint(0, len(self.unheard)))
+        admission = asyncio.create_task(self.kubelet.admit(self.node, pod, self._between_calls))
+        await asyncio.sleep(0)
+        if pod in self.unheard:
+            self.unheard.remove(pod)
+            self.node.pods.observe(None, pod)
+        if await admission:
+            self.running.append(pod)
+            self.waiting.append(pod)
+        else:
+            self.node.pods.observe(pod, None)
+
+    async def start(self, count: int) -> None:
+        for _ in range(min(count, len(self.waiting))):
+            pod = self.waiting.pop(self.chance.randrange(len(self.waiting)))
+            for one in (*pod.spec.init_containers, *pod.spec.containers):
+                given = list(self.kubelet.given[pod.metadata.uid][one.name].items())
+                for name, ids in self.chance.sample(given, len(given)):
+                    await self._start(name, ids)
+
+    async def _start(self, name: str, ids: tuple[str, ...]) -> None:
+        try:
+            await self.node.starter.start(name, ids)
+        except AllocateRefusedError as error:  # which the kubelet takes for a refused admission
+            raise AssertionError(str(error)) from error
+
+    async def _between_calls(self) -> None:
+        again = self.chance.choice(self.pods)
+        if self.node.pods.get(again.metadata.uid):
+            self.node.pods.observe(again, again)
+        await self.start(self.chance.randint(0, 2))
+
+    def _hear(self, count: int) -> None:
+        for _ in range(count):
+            self.node.pods.observe(None, self.unheard.pop())
 
 
 containers = st.sampled_from(SIZES)
 pods = st.tuples(st.lists(containers, max_size=1), st.lists(containers, min_size=1, max_size=2))
+
+
+def make_pods(shapes: list[Any]) -> list[Pod]:
+    return [
+        make_pod(
+            f"p{number}",
+            *(container(f"m{at}", **size) for at, size in enumerate(mains)),
+            init=tuple(container(f"i{at}", **size) for at, size in enumerate(inits)),
+        )
+        for number, (inits, mains) in enumerate(shapes)
+    ]
 
 
 @given(shapes=st.lists(pods, min_size=1, max_size=6), seed=st.integers(0, 1 << 16))
@@ -140,14 +223,7 @@ def test_every_container_has_what_it_asked_for_once_it_is_confirmed(
     tmp_path_factory: pytest.TempPathFactory, shapes: list[Any], seed: int
 ) -> None:
     folder = tmp_path_factory.mktemp("node")
-    made = [
-        make_pod(
-            f"p{number}",
-            *(container(f"m{at}", **size) for at, size in enumerate(mains)),
-            init=tuple(container(f"i{at}", **size) for at, size in enumerate(inits)),
-        )
-        for number, (inits, mains) in enumerate(shapes)
-    ]
+    made = make_pods(shapes)
 
     async def go() -> None:
         kubelet = Kubelet(seed)
@@ -170,6 +246,26 @@ def test_every_container_has_what_it_asked_for_once_it_is_confirmed(
     asyncio.run(go())
 
 
+@given(shapes=st.lists(pods, min_size=2, max_size=6), seed=st.integers(0, 1 << 16))
+@settings(max_examples=80, deadline=None)
+def test_containers_start_while_others_are_admitted_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory, shapes: list[Any], seed: int
+) -> None:
+    """The agent hears of pods together, late, in another order than the kubelet, and twice."""
+    folder = tmp_path_factory.mktemp("node")
+
+    async def go() -> None:
+        busy = BusyNode(folder, seed, make_pods(shapes))
+        for pod in busy.chance.sample(busy.pods, len(busy.pods)):
+            await busy.admit(pod)
+        await busy.start(len(busy.waiting))
+        for pod in busy.running:
+            _check(busy.node, busy.kubelet, pod)
+
+    with patch.object(guess, "WAIT_SECONDS", 0.01):  # for pods of which it hears in vain
+        asyncio.run(go())
+
+
 def _check(node: Node, kubelet: Kubelet, pod: Pod) -> None:
     uid = pod.metadata.uid
     allocations = node.saved.allocations
@@ -187,7 +283,8 @@ def _check(node: Node, kubelet: Kubelet, pod: Pod) -> None:
         assert grant.owner.uid == uid
         assert grant.owner.container == request.container
         assert grant.confirmed
-        assert grant.device_ids == kubelet.given[uid][request.container]
+        assert grant.device_ids.items() >= kubelet.given[uid][request.container].items()
+        assert grant.merged or grant.device_ids.keys() == dict(request.units).keys()
         if request.kind == "sliced":
             assert grant.allocated[0].memory >= request.memory
             assert grant.current.compute == request.compute or grant.merged

@@ -67,6 +67,20 @@ def test_compute_goes_to_the_container_that_has_its_ids() -> None:
     )
 
 
+def test_a_report_in_the_middle_of_an_admission_takes_nothing_away() -> None:
+    """The agent has answered both calls, and the kubelet has noted the first one."""
+    ids = make_ids(GPUS)
+    units = {MEMORY: ["m0"], CORE: ["c0"]}
+    grant = make_grant("sliced", GPUS[:1], "a", memory=5, core=1, units=units)
+    ids.allocations.add(grant)
+    requests = requests_of(make_pod(memory=1, core=1))
+    for part in ({MEMORY: ("m0",)}, {CORE: ("c0",)}):
+        assert apply_report(ids, make_owner("a"), {"main": part}, requests) == 0
+        assert ids.allocations.grants[grant.name] == grant
+    apply_report(ids, make_owner("a"), {"main": {MEMORY: ("m0",), CORE: ("c0",)}}, requests)
+    assert ids.allocations.grants[grant.name].confirmed
+
+
 def test_a_grant_whose_ids_are_reused_is_an_init_containers() -> None:
     ids = make_ids(GPUS)
     allocations = ids.allocations

@@ -7,6 +7,9 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from aliquot.devices import parse_shape
+from aliquot.kubernetes.node.machine import NodeOptions, read_machine
+from aliquot.model.strength import StrengthOverrides
 from aliquot.slices import control
 from kubernetes.builders import make_pod
 from kubernetes.node.rig import Node, grant_of, on_node
@@ -69,6 +72,16 @@ def test_healthz_tells_of_kubelet_api_server_and_arbiter(short_tmp: Path) -> Non
             await node.until(fails(node, "arbiter", "does not answer"))
             assert node.page("/livez") == "ok\n", "a restart of the agent would not help"
         await node.until(lambda: node.failed_checks() == {})
+
+    on_node(go, short_tmp)
+
+
+def test_a_node_whose_arbiter_does_not_answer_says_so_to_the_scheduler(short_tmp: Path) -> None:
+    async def go(node: Node) -> None:
+        await node.until(lambda: node.gpunode().get("problem") == "")
+        with stopped(node):
+            await node.until(lambda: "arbiter does not answer" in node.gpunode()["problem"])
+        await node.until(lambda: node.gpunode()["problem"] == "")
 
     on_node(go, short_tmp)
 
@@ -164,3 +177,15 @@ def test_an_arbiter_that_started_without_a_lost_gpu_is_replaced(short_tmp: Path)
         await node.run(make_pod("a", gpu=GPUS))
 
     on_node(go, short_tmp)
+
+
+def test_a_given_strength_is_that_of_the_nodes_gpus(short_tmp: Path) -> None:
+    def strengths(given: StrengthOverrides) -> set[float]:
+        options = NodeOptions(
+            "n1", (), shape=parse_shape("h100:2"), state=short_tmp, home=short_tmp, strengths=given
+        )
+        return {gpu.strength for gpu in read_machine(options).inventory.gpus}
+
+    assert strengths(StrengthOverrides()) == {286.3}
+    assert strengths(StrengthOverrides(models=(("H100", 250.0),))) == {250.0}
+    assert strengths(StrengthOverrides(own=50.0, models=(("H100", 250.0),))) == {50.0}

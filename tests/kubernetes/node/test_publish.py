@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from aliquot.kubernetes.api.gpunode import (
     NodeSummary,
     summary_of,
 )
+from aliquot.kubernetes.api.times import seconds_at
 from aliquot.kubernetes.node.publish import Publisher
 from kubernetes.fake_api import FakeApi, until
 from kubernetes.node.rig import NODE
@@ -73,6 +75,19 @@ def test_a_deleted_object_is_written_again() -> None:
                 api.delete("gpunodes", NODE)
                 await until(node.written)
                 assert api.objects[KEY]["status"]["driverVersion"] == "580.1"
+
+    asyncio.run(go())
+
+
+def test_the_time_of_the_last_report_tells_whether_the_agent_lives() -> None:
+    async def go() -> None:
+        async with FakeApi().serving() as api:
+            node = Publishing(api, repeat=0.05)
+            async with node.running():
+                first = seconds_at(api.objects[KEY]["status"]["reported"])
+                assert first is not None
+                assert abs(time.time() - first) < 10
+                await until(lambda: seconds_at(api.objects[KEY]["status"]["reported"]) != first)
 
     asyncio.run(go())
 
