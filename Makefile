@@ -30,7 +30,7 @@ EXAMPLES_NEED := torch numpy transformers accelerate
 # What `make test` left out and why, one line each, printed at its end.
 LEFT_OUT := build/left-out.txt
 
-.PHONY: help setup build demo test lint format test-python test-native test-shares test-storm test-gpu fuzz bench clean
+.PHONY: help setup build install demo tour test lint format test-python test-native test-shares test-storm test-gpu fuzz bench clean
 .PHONY: test-neighbours test-cluster kubernetes manifest cluster cluster-gpu cluster-down
 .PHONY: soak packages test-packages proto reference cluster-packages test-examples
 
@@ -43,8 +43,15 @@ setup: packages build ## create .venv with the command aliquot
 build: $(UV) ## rebuild what changed (Python files need no build)
 	@$(UV) sync --locked --quiet
 
+install: setup ## one arbiter and one pool for all users of this machine: sudo make install
+	@$(BIN)/aliquot install
+
 demo: setup ## two acts on one GPU: memory limits, then shares of compute time
 	@$(BIN)/python demo/demo.py
+
+tour: setup ## a day on one GPU, with its output: writes docs/tour.md
+	@$(BIN)/python demo/tour.py > build/tour.md; status=$$?; cat build/tour.md; \
+	[ $$status -eq 0 ] && cp build/tour.md docs/tour.md
 
 test: setup test-packages ## everything: lint and all tests
 	@mkdir -p build && : > $(LEFT_OUT)
@@ -78,6 +85,10 @@ test-python: ## the tests that need no GPU and no cluster
 	$(BIN)/pytest -m "not gpu and not shares and not cluster"
 	@[ -n "$${ALIQUOT_TRACES:-}" ] || echo "tests on openb's lists: ALIQUOT_TRACES names no folder" >> $(LEFT_OUT)
 	@$(CHART) find >/dev/null 2>&1 || echo "tests of the chart: there is no Helm (make kubernetes)" >> $(LEFT_OUT)
+	@for shell in zsh fish; do command -v $$shell >/dev/null \
+		|| echo "tests of completion in $$shell: it is not installed" >> $(LEFT_OUT); done
+	@command -v systemd-analyze >/dev/null \
+		|| echo "the check of the services' units: there is no systemd-analyze" >> $(LEFT_OUT)
 	@[ "$$(id -u)" = 0 ] || echo "tests that need another user or a small disk: not root" >> $(LEFT_OUT)
 
 # PyTorch for CPUs where its own index can be reached, else as PyPI has it.
@@ -126,9 +137,9 @@ proto: build ## regenerate the kubelet's messages from their .proto files
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src \
 		src/aliquot/kubernetes/kubelet/*.proto
 
-# Programs that keep simulated GPUs busy need the machine for themselves.
-test-shares: build ## compute shares on simulated GPUs, one test at a time
-	$(BIN)/pytest -q -n 0 -m shares tests/credit tests/storm
+# Programs that keep simulated GPUs or a pool busy need the machine for themselves.
+test-shares: build ## compute shares, and answers under load: one test at a time
+	$(BIN)/pytest -q -n 0 -m shares tests/credit tests/demo tests/storm tests/outages tests/pool
 
 # The race of tests/storm once more, shorter, with everything under a sanitizer.
 test-storm: build/native-address build/native-thread ## the long race, under each sanitizer
@@ -154,11 +165,14 @@ test-gpu: ## the tests on this machine's own GPU, if it has one
 	@if $(BIN)/aliquot gpus >/dev/null 2>&1; then $(BIN)/pytest -m gpu -n 0; \
 	else echo "tests marked gpu: this machine has no GPU" >> $(LEFT_OUT); fi
 
-# ALIQUOT_REQUIRE_CLUSTER=1: a machine that cannot run one fails.
-test-cluster: build ## the tests on a real Kubernetes, one at a time
+# ALIQUOT_REQUIRE_CLUSTER=1: a machine that cannot run one fails. Most tests wait for pods and run in two
+# clusters side by side, all tests of a file in one of them; those that load the machine run alone.
+test-cluster: build ## the tests on a real Kubernetes, two clusters at a time
 	@mkdir -p build
 	@why="$$($(CLUSTER).obstacles)"; \
-	if [ -z "$$why" ]; then $(MAKE) kubernetes; $(BIN)/pytest -n 0 -m cluster tests/cluster; \
+	if [ -z "$$why" ]; then $(MAKE) kubernetes; \
+		ALIQUOT_CLUSTERS=1 $(BIN)/pytest -n 2 --dist loadfile -m "cluster and not shares" tests/cluster; \
+		$(BIN)/pytest -n 0 -m "cluster and shares" tests/cluster; \
 	elif [ -n "$${ALIQUOT_REQUIRE_CLUSTER:-}" ]; then echo "a real Kubernetes $$why" >&2; exit 1; \
 	else echo "tests on a real Kubernetes: it $$why" >> $(LEFT_OUT); fi
 

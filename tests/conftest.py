@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import shutil
 import signal
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SHAPE = "h100:1"
+
+# Some programs under test crash on purpose.
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 # How long an example takes depends on who else is on the machine.
 hypothesis.settings.register_profile("aliquot", deadline=None)

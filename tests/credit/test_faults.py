@@ -52,6 +52,23 @@ def test_a_stopped_process_does_not_block_others(gpu: LoadedGpu, neighbour: Tena
     assert shares.arbiter == pytest.approx([50, 50], abs=2), shares
 
 
+def test_a_stopped_process_is_shown_to_use_nothing(gpu: LoadedGpu, neighbour: Tenant) -> None:
+    stopped = gpu.share("stopped", 50)
+    gpu.shares(stopped, neighbour, gpu_seconds=0.3)
+    stopped.process.send_signal(signal.SIGSTOP)
+
+    def got(tenant: Tenant) -> float:
+        compute = gpu.compute(tenant)
+        return float(compute["recent_used_ns"] / max(1, compute["recent_ns"]))
+
+    support.wait_until(lambda: got(stopped) == 0 and got(neighbour) > 0.9)
+    process = gpu.machine.grant_status(stopped.grant)["processes"][0]
+    assert (process["state"], process["stopped"]) == ("live", True)
+    stopped.process.send_signal(signal.SIGCONT)
+    support.wait_until(lambda: got(stopped) > 0.4)
+    assert not gpu.machine.grant_status(stopped.grant)["processes"][0]["stopped"]
+
+
 def test_an_endless_kernel_is_reported_and_does_not_block_others(
     gpu: LoadedGpu, neighbour: Tenant
 ) -> None:

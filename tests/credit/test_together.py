@@ -32,7 +32,7 @@ def test_grants_that_run_together_meet_without_fallbacks(gpu: LoadedGpu, tmp_pat
     before = fallbacks(gpu, *pair)
     meet_often(pair)
     assert fallbacks(gpu, *pair) == before
-    shares = gpu.shares(*pair, neighbour)
+    shares = gpu.shares(*pair, neighbour, gpu_seconds=6)
     assert shares.arbiter[2] == pytest.approx(50, abs=3), shares
     assert {gpu.machine.grant_status(one.grant)["together"] for one in pair} == {"ranks"}
 

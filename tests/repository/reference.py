@@ -94,10 +94,17 @@ def _section(name: str, command: Any) -> str:
 def _row(option: Any) -> str:
     value = "" if option.is_flag else f" {option.metavar or 'VALUE'}"
     names = ", ".join(f"`{one}{value}`" for one in (*option.opts, *option.secondary_opts))
+    names = names.replace("|", "\\|")
     text = re.sub(r"\s+", " ", option.help or "").replace("|", "\\|")
+    default = "" if option.is_flag else _default(option)
+    return f"| {names} | {text}{f' Default: {default}.' if default else ''} |\n"
+
+
+def _default(option: Any) -> str:
+    if isinstance(option.show_default, str):
+        return option.show_default
     shown = option.default not in (None, False, "", ()) and not callable(option.default)
-    default = f" Default: {option.default}." if shown and not option.is_flag else ""
-    return f"| {names} | {text}{default} |\n"
+    return str(option.default) if shown else ""
 
 
 if __name__ == "__main__":

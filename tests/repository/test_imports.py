@@ -1,10 +1,14 @@
-"""No two modules import each other, not even by way of others, nor for types alone."""
+"""No two modules import each other, not even for types alone; what is imported late exists."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 from repository.files import packages, read, tracked
 
@@ -37,3 +41,12 @@ def test_no_import_circle_in_src() -> None:
     except CycleError as error:
         circle = " imports ".join(reversed(error.args[1]))
         raise AssertionError(circle) from None
+
+
+@pytest.mark.parametrize("name", ["aliquot.devices", "aliquot.model", "aliquot.slices"])
+def test_names_that_a_package_imports_late_exist(name: str) -> None:
+    package = importlib.import_module(name)
+    for one in package.__all__:
+        assert getattr(package, one) is not None
+    modules = {one.name for one in pkgutil.iter_modules(package.__path__)}
+    assert not modules & set(package.__all__), "a module hides a name of its package"
