@@ -145,15 +145,15 @@ test-shares: build ## compute shares, and answers under load: one test at a time
 test-storm: build/native-address build/native-thread ## the long race, under each sanitizer
 	@for name in address thread; do echo "the storm, with the $$name sanitizer"; \
 		ALIQUOT_TEST_NATIVE=$(CURDIR)/build/native-$$name/_native \
-		ALIQUOT_STORM_SECONDS=8 ALIQUOT_STORM_KILLS=150 $(BIN)/pytest -q -n 0 -m "not shares" tests/storm \
-			tests/standin/test_gated_storm.py; done
+		ALIQUOT_STORM_SECONDS=8 ALIQUOT_STORM_KILLS=150 $(BIN)/pytest -q -n 0 \
+			tests/storm/test_storm.py tests/standin/test_gated_storm.py; done
 
 # What takes longer than `make test` may: the storm, the siege and the restarts of agents and kubelets in
 # full, half an hour with a node that comes and goes, and half an hour of each fuzzer.
 soak: build/native-plain ## the long runs: about five hours
-	$(BIN)/pytest -q -n 0 tests/storm -m "not shares"
+	$(BIN)/pytest -q -n 0 tests/storm/test_storm.py
 	ALIQUOT_SIEGE_TENANTS=100 ALIQUOT_SIEGE_DEATHS=1000 ALIQUOT_SIEGE_DOUBLE_DEATHS=100 \
-		$(BIN)/pytest -q -n 0 tests/storm -m shares
+		$(BIN)/pytest -q -n 0 tests/storm/test_siege.py
 	@[ -n "$$($(CLUSTER).obstacles)" ] || $(MAKE) kubernetes
 	ALIQUOT_CRASH_SECONDS=600 ALIQUOT_KUBELET_RESTARTS=20 ALIQUOT_KUBELET_PODS=100 \
 		$(BIN)/pytest -q -n 0 -m cluster tests/cluster/test_restarts.py

@@ -15,7 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ANSWER_MS 5000
+/* A program without an answer gets no GPU, so it waits longer than an arbiter on a loaded machine takes,
+ * and longer than its parent takes to end one that hangs. */
+#define ANSWER_MS 20000
 /* An arbiter that died is started again by its parent: wait that long for it. */
 #define RESTART_MS 500
 #define RETRY_MS 5

@@ -190,6 +190,7 @@ def taken(limits: pages.Limits) -> list[int]:
     return [at for at, one in enumerate(limits.processes) if one.state != pages.FREE]
 
 
+@pytest.mark.shares
 @pytest.mark.timeout(SECONDS * 4 + 300)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_limit_is_never_exceeded_and_no_charge_is_left(
