@@ -40,7 +40,8 @@ HERE = Path(__file__).parent
 EXCHANGE = "exchange"
 RETURNS, GATE, HANGS, NOT_RUN = "returns", "waits for the gate", "hangs", "not run"
 SLOW_MS = 100.0
-START_SECONDS = 20.0
+START_SECONDS = 15.0
+PART_SECONDS = 70.0
 FIRST_HEADS = ("out", "in", "event", "unmap", "free", "new", "map", "acc", "reg", "exp", "imp")
 HEADS = (*FIRST_HEADS, "info", "move")
 LEGEND = f"""
@@ -166,6 +167,7 @@ def note(said: Answer, rests: list[Answer]) -> None:
 
 
 def run_part(part: Part, rows: list[str], options: argparse.Namespace, until: float) -> Answer:
+    until = min(until, time.monotonic() + PART_SECONDS)
     with ThreadPoolExecutor(options.jobs) as pool:
         tried = pool.map(lambda row: run_row(part, row, options.limit, until), rows)
         return {"settings": asdict(part), "rows": dict(zip(rows, tried, strict=True))}

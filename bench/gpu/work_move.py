@@ -35,6 +35,7 @@ PAGE = 4096
 BLOCKING = 0
 SETTLE_SECONDS = 0.1
 MOST_SETTLE_SECONDS = 1.0
+STAND_SECONDS = 6.0
 END_SECONDS = 5.0
 UNSURE_DIVISOR = 3  # of the time limit, while an earlier call waits
 KERNEL_NANOSECONDS = 1000
@@ -701,7 +702,12 @@ def make_moves(mover: Mover, spec: Spec, gate: Gate, stand: Call) -> None:
     """
     mover.driver.enter()
     prepared = {column: mover.prepare(column) for column in spec.columns}
-    stand()
+    standing = Attempt(mover.driver, [stand])
+    standing.start()
+    if not standing.ends_within(STAND_SECONDS) or standing.error:
+        gate.open()
+        report(failed=f"the program did not get to its gate: {standing.error}")
+        return
     waiting: tuple[str, Attempt, int] | None = None
     for column, calls in prepared.items():
         if waiting and column == "move":
