@@ -32,6 +32,7 @@ from aliquot.model.job import (
     parse_indices,
     parse_sizes,
 )
+from aliquot.model.selection import GpuSelection
 from aliquot.model.strength import parse_strength
 from aliquot.model.units import EQUAL
 from aliquot.pool.client import NoPoolError, connect
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from aliquot.model.job import Indices
 
     After: TypeAlias = "PoolJob | str | int"
+    Names = str | int | Iterable[str | int]  # of models, or of GPUs by index or UUID
     PolicyName = Policy | Literal["elastic", "hard"]
     PriorityName = Priority | Literal["latency", "normal", "background"]
 
@@ -133,6 +135,9 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
     name: str | None = None,
     together: str | None = None,
     min_strength: str | float | None = None,
+    model: Names = (),
+    gpu: Names = (),
+    not_gpu: Names = (),
     wait: bool | str | float = False,
     queue: str | None = None,
     simulate: str | None = None,
@@ -159,6 +164,9 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
         priority=priority,
         together=together,
         min_strength=min_strength,
+        model=model,
+        gpu=gpu,
+        not_gpu=not_gpu,
     )
     opened = open_grant(
         read_shape(simulate),
@@ -291,6 +299,9 @@ class JobSettings(TypedDict, total=False):
     name: str | None
     together: str | None
     min_strength: str | float | None
+    model: Names
+    gpu: Names
+    not_gpu: Names
     retries: int
     notice: float
     grace: float
@@ -328,6 +339,9 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
     name: str | None = None,
     together: str | None = None,
     min_strength: str | float | None = None,
+    model: Names = (),
+    gpu: Names = (),
+    not_gpu: Names = (),
     retries: int = 0,
     notice: float = 30.0,
     grace: float = 10.0,
@@ -359,6 +373,9 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
         priority=priority,
         together=together,
         min_strength=min_strength,
+        model=model,
+        gpu=gpu,
+        not_gpu=not_gpu,
     )
     job = Job(
         number=0,
@@ -410,6 +427,9 @@ def read_request(  # noqa: PLR0913 - one for each setting
     priority: str = Priority.NORMAL,
     together: str | None = None,
     min_strength: str | float | None = None,
+    model: Names = (),
+    gpu: Names = (),
+    not_gpu: Names = (),
 ) -> Request:
     """The request that these settings mean, written as options of `aliquot run` are."""
     if not str(gpus).isdecimal():
@@ -422,7 +442,13 @@ def read_request(  # noqa: PLR0913 - one for each setting
         priority=read_word(Priority, priority),
         together=together,
         min_strength=0.0 if min_strength is None else parse_strength(str(min_strength)),
+        which=GpuSelection(_names(model), _names(gpu), _names(not_gpu)),
     )
+
+
+def _names(given: Names) -> tuple[str, ...]:
+    """One name, or several: models, or GPUs by index or UUID."""
+    return (str(given),) if isinstance(given, (str, int)) else tuple(map(str, given))
 
 
 def read_word(kind: type[_Word], text: str) -> _Word:

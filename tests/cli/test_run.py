@@ -244,6 +244,28 @@ def test_a_gpu_weaker_than_asked_is_refused(cli: Cli) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
+def test_only_the_gpus_that_are_named_are_used(cli: Cli) -> None:
+    def chosen(*options: str) -> list[int]:
+        preview = (*options, "--dry-run", "--json")
+        answer = cli("run", *FOUR, "--memory", "8GiB", *preview, "--", "true")
+        assert answer.returncode == 0, answer.stderr
+        return [one["index"] for one in json.loads(answer.stdout)["slices"]]
+
+    assert chosen("--gpu", "2") == [2]
+    assert chosen("--gpus", "2", "--gpu", "3", "--gpu", "1", "--model", "h100") == [1, 3]
+    assert chosen("--not-gpu", "0", "--not-gpu", "1") == [2]
+    answer = cli("run", *FOUR, "--gpu", "9", "--", "true")
+    assert (answer.returncode, "--gpu 9 names no GPU of this machine" in answer.stderr) == (1, True)
+    answer = cli("run", *FOUR, "--model", "A100", "--", "true")
+    assert answer.returncode == 1
+    assert "no GPU is allowed by --model A100" in answer.stderr
+    answer = cli("explain", *FOUR, "--not-gpu", "1", "--model", "H100")
+    assert answer.returncode == 0
+    assert "--not-gpu excludes it" in answer.stdout
+    answer = cli("run", *FOUR, "--memory", "8GiB", "--gpu", "3", "--name", "here", "--", "true")
+    assert "of simulated GPU 3 (H100" in answer.stderr
+
+
 def test_no_capacity_names_the_grants(cli: Cli, tenants: Tenants) -> None:
     tenants.start(*ONE, "--memory", "75GiB", "--name", "large").hear("stays")
     answer = cli("run", *ONE, "--memory", "8GiB", "--", "true")

@@ -6,9 +6,13 @@ import subprocess
 import sys
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from aliquot.model import Amount, Link, Request
+from aliquot.model.selection import GpuSelection
 from aliquot.placement.choose.machine import GpuCapacity, choose_gpus
-from support import GIB, make_gpu
+from support import GIB, make_gpu, uuid_of
 
 
 def gpu(
@@ -57,6 +61,66 @@ def test_no_gpu_weaker_than_asked_is_chosen() -> None:
         assert chosen(least, weak, strong, unknown) == [1]
         assert chosen(least, weak, unknown) is None
     assert chosen(replace(part(), min_strength=26.1), weak) == [0]
+
+
+def of_model(one: GpuCapacity, name: str) -> GpuCapacity:
+    return replace(one, gpu=replace(one.gpu, name=name))
+
+
+def test_only_gpus_that_the_request_may_use_are_chosen() -> None:
+    gpus = [gpu(0), gpu(1), of_model(gpu(2), "Tesla T4")]
+
+    def selected(**which: tuple[str, ...]) -> list[int] | None:
+        return chosen(replace(part(), which=GpuSelection(**which)), *gpus)
+
+    assert selected(models=("t4",)) == [2]
+    assert selected(models=("A100", "H100")) == [0]
+    assert selected(named=("1",)) == [1]
+    assert selected(named=(uuid_of(2), uuid_of(1))) == [1]
+    assert selected(excluded=("0", uuid_of(1))) == [2]
+    assert selected(named=("0",), excluded=("GPU-",)) is None
+    assert selected(models=("T4",), named=("0", "1")) is None
+
+
+@given(
+    named=st.sets(st.integers(0, 4)),
+    excluded=st.sets(st.integers(0, 4)),
+    models=st.sets(st.sampled_from(["T4", "H100", "A100"])),
+    held=st.lists(st.integers(0, 2), min_size=4, max_size=4),
+    count=st.integers(1, 3),
+    whole=st.booleans(),
+)
+def test_no_placement_uses_a_gpu_that_was_excluded_or_not_named(
+    *,
+    named: set[int],
+    excluded: set[int],
+    models: set[str],
+    held: list[int],
+    count: int,
+    whole: bool,
+) -> None:
+    names = ("Tesla T4", "NVIDIA H100 80GB HBM3", "Tesla T4", "NVIDIA H100 80GB HBM3")
+    gpus = [
+        of_model(gpu(index, left=80 - 20 * holders, holders=holders), name)
+        for index, (holders, name) in enumerate(zip(held, names, strict=True))
+    ]
+    which = GpuSelection(
+        tuple(models),
+        tuple(uuid_of(one) if one % 2 else str(one) for one in named),
+        tuple(map(str, excluded)),
+    )
+    asked = Request(gpus=count) if whole else part(gpus=count)
+    may = {
+        index
+        for index, name in enumerate(names)
+        if index not in excluded
+        and (not named or index in named)
+        and (not models or any(model in name for model in models))
+        and not (whole and held[index])
+    }
+    found = chosen(replace(asked, which=which), *gpus)
+    assert (found is not None) == (len(may) >= count)
+    assert found is None or set(found) <= may
 
 
 def test_free_compute_counts_too() -> None:

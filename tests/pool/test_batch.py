@@ -180,7 +180,8 @@ class TestLists:
             terminal.close()
 
     def test_describe_shows_where_a_job_runs_and_its_command_as_typed(self, pool: PoolUp) -> None:
-        pool.submit("--name", "runs", "--time", "2h", "--min-strength", "10", "--", *FOREVER)
+        wanted = ("--min-strength", "10", "--model", "h100", "--not-gpu", "0")
+        pool.submit("--name", "runs", "--time", "2h", *wanted, "--", *FOREVER)
         pool.wait_for("runs", "Running")
         shown = dict(
             line.split(":", 1)
@@ -188,12 +189,16 @@ class TestLists:
             if ":" in line and not line.startswith(" ")
         )
         assert shown["Command"].strip() == "sh -c 'echo runs; while :; do sleep 1; done'"
-        assert shown["Each worker"].strip() == "1 GPU of strength 10 or more, whole"
+        excluded = pool.job("runs")["request"]["which"]["excluded"]
+        assert len(excluded[0]) == 40  # the UUID: indexes may change with a reboot
+        assert shown["Each worker"].strip() == (
+            f"1 GPU of strength 10 or more, whole; --model h100 --not-gpu {excluded[0]}"
+        )
         assert shown["Folder"].strip() == str(Path.cwd())
         assert Path(shown["Log"].strip()).read_text() == "runs\n"
         assert shown["Time limit"].strip().startswith("2 h, ")
         gpu, pids = shown["Worker 0"].strip().split("; ")
-        assert gpu in {f"GPU {index}" for index in range(4)}
+        assert gpu in {f"GPU {index}" for index in range(1, 4)}
         pid = int(pids.split()[1])
         assert b"sh\0-c" in Path(f"/proc/{pid}/cmdline").read_bytes()
         assert "Ended" not in shown

@@ -12,6 +12,7 @@ from aliquot.model import Request
 from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Job
 from aliquot.model.owner import Owner
+from aliquot.model.selection import GpuSelection
 from aliquot.pool.encoding import Submission, decode_submission, encode_submission
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def test_jobs_that_earlier_versions_stored_are_read() -> None:
     earlier["request"] = {**stored["request"], "compute_percent": 0}
     assert decode_submission(earlier, one.owner) == one
     assert "min_strength" not in stored["request"]  # earlier versions refuse what they do not know
+    assert "which" not in stored["request"]
     assert decode_submission({**stored, "urgency": 9}, one.owner) == replace(
         one, job=replace(job, urgency=9)
     )
@@ -90,5 +92,22 @@ def test_a_job_keeps_its_minimum_strength() -> None:
     invalid = encode_submission(one)
     for value in (-1.0, float("nan"), 1e9, "26"):
         invalid["request"]["min_strength"] = value
+        with pytest.raises(InvalidValueError):
+            decode_submission(invalid, one.owner)
+
+
+def test_a_job_keeps_the_gpus_that_it_may_use() -> None:
+    which = GpuSelection(("H100",), ("GPU-1", "0"), ("GPU-2",))
+    one = Submission(
+        Owner(1000, 1000, "alice"),
+        Job(3, "train", ("true",), Request(which=which)),
+        "/bin/true",
+        "/",
+    )
+    assert decode_submission(json.loads(json.dumps(encode_submission(one))), one.owner) == one
+    values: tuple[Any, ...] = ({"models": "H"}, {"named": [7]}, {"named": [""]}, {"later": []}, [1])
+    for value in values:
+        invalid = encode_submission(one)
+        invalid["request"]["which"] = value
         with pytest.raises(InvalidValueError):
             decode_submission(invalid, one.owner)

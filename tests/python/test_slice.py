@@ -53,6 +53,21 @@ while {NAMES} != []:  # until the arbiter has noticed that the last process ende
     assert (done.stdout, done.stderr) == ("a GPU of 8 GiB\n", "")
 
 
+def test_a_slice_is_on_the_gpus_that_it_names(python: Python) -> None:
+    done = python("""
+import aliquot
+with aliquot.slice(memory="8GiB", gpu=1, export=False) as one:
+    assert one.gpus[0].index == 1, one
+    with aliquot.slice(memory="8GiB", not_gpu=[1], model="h100", export=False) as two:
+        assert two.gpus[0].index == 0, two
+    try:
+        aliquot.slice(memory="8GiB", gpu=[0, 7]).__enter__()
+    except aliquot.AliquotError as error:
+        print(error.message)
+""")
+    assert "--gpu 7 names no GPU of this machine, which has 0, 1" in done.stdout, done
+
+
 def test_spawned_processes_of_multiprocessing_are_in_it(python: Python, tmp_path: Path) -> None:
     (tmp_path / "sees.py").write_text("def sees(_):\n    import train\n")
     done = python("""

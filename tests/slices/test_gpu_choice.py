@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model import Amount, Grant, GrantState, Priority, Request, Slice
-from aliquot.model.errors import NoCapacityError
+from aliquot.model.errors import InvalidValueError, NoCapacityError, NoGpuError
+from aliquot.model.selection import GpuSelection
 from aliquot.slices.gpu_choice import find_gpus, free_bytes, free_percent, judge_gpus
+from aliquot.slices.named_gpus import with_named_gpus
 from support import GIB, MIB, make_grant, make_shared, uuid_of
 
 if TYPE_CHECKING:
@@ -119,6 +121,48 @@ def test_a_minimum_strength_that_no_gpu_has_is_refused_with_the_strongest() -> N
         for one in judge_gpus(replace(ask(), min_strength=100.0), [weaker, weak], ())
     }
     assert lacks[0] == "it is too weak: strength 26.1"
+
+
+def test_a_gpu_that_the_request_may_not_use_is_refused_with_the_reason() -> None:
+    gpus = [make_shared(0), make_shared(1), make_shared(2, granted=79 * GIB)]
+    which = GpuSelection(named=("0", "2"), excluded=("0",))
+    asked = replace(ask(), which=which)
+    with pytest.raises(NoCapacityError) as caught:
+        find_gpus(replace(asked, gpus=2), gpus, ())
+    assert caught.value.message == (
+        "2 GPUs requested, 1 is allowed by --gpu 0 --gpu 2 --not-gpu 0:\n"
+        f"  GPU 0 (H100 80GB HBM3, {uuid_of(0)}): --not-gpu excludes it\n"
+        f"  GPU 1 (H100 80GB HBM3, {uuid_of(1)}): --gpu names others"
+    )
+    with pytest.raises(NoCapacityError) as caught:
+        find_gpus(asked, gpus, ())
+    assert "no GPU has 8 GiB free" in caught.value.message
+    assert "GPU 1: --gpu names others" in caught.value.message
+    assert "GPU 2: 1 GiB free" in caught.value.message
+    with pytest.raises(NoCapacityError, match="no GPU is allowed by --model A100") as caught:
+        find_gpus(replace(ask(), which=GpuSelection(models=("A100",))), gpus, ())
+    assert "GPU 0 (H100 80GB HBM3, " in caught.value.message
+    assert "it is not of the model A100" in caught.value.message
+    assert "--model" in str(caught.value.hint)
+    why = {one.shared.gpu.index: one.why for one in judge_gpus(asked, gpus, ())}
+    assert (why[0], why[1]) == ("--not-gpu excludes it", "--gpu names others")
+
+
+def test_a_name_that_means_no_gpu_or_several_is_refused() -> None:
+    gpus = [one.gpu for one in (make_shared(0), make_shared(1))]
+
+    def found(**which: tuple[str, ...]) -> GpuSelection:
+        return with_named_gpus(replace(ask(), which=GpuSelection(**which)), gpus).which
+
+    assert found(named=("1",), excluded=(uuid_of(0),)).named == (uuid_of(1),)
+    with pytest.raises(NoGpuError, match="--gpu 7 names no GPU of this machine, which has 0, 1"):
+        found(named=("7",))
+    with pytest.raises(NoGpuError, match="--not-gpu GPU-1 names no GPU"):
+        found(excluded=("GPU-1",))
+    with pytest.raises(NoGpuError, match=r"--gpu GPU-0 is not one GPU: it means GPU 0 .*and GPU 1"):
+        found(named=("GPU-0",))
+    with pytest.raises(InvalidValueError, match="--not-gpu '' names nothing"):
+        found(excluded=("",))
 
 
 def test_more_gpus_than_exist_are_refused() -> None:

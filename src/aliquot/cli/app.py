@@ -28,7 +28,18 @@ from aliquot.cli import scheduler as scheduler_command
 from aliquot.cli.completion import Shell  # noqa: TC001 - typer reads it
 from aliquot.cli.help_text import block, examples
 from aliquot.cli.optional_wait import FOREVER, OptionalWait
-from aliquot.cli.options import Format, Json, MinStrength, NoTrunc, Simulate, read_min_strength
+from aliquot.cli.options import (
+    Format,
+    Json,
+    MinStrength,
+    Model,
+    NotGpu,
+    NoTrunc,
+    OnlyGpu,
+    Simulate,
+    read_min_strength,
+    read_selection,
+)
 from aliquot.cli.simulate_app import explain, simulate_app
 from aliquot.cli.start import start_command
 from aliquot.cli.usage import usage_text
@@ -192,6 +203,7 @@ def gpus(
         "aliquot run --memory 8GiB --priority latency --compute 40 -- python serve.py",
         "aliquot run --memory 40GiB --priority background -- python train.py",
         "aliquot run --memory 20GiB --together job7 -- python rank.py",
+        "aliquot run --memory 20GiB --model H100 --not-gpu 3 -- python train.py",
         "aliquot run --memory 20GiB --dry-run -- python train.py",
         "aliquot run --memory 20GiB --wait=10m -- python train.py",
         "aliquot run --simulate h100:1 --memory 8G -- ./program",
@@ -227,6 +239,9 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
             "percent), or equal: an equal part of what the others leave.",
         ),
     ] = EQUAL,
+    model: Model = None,
+    gpu: OnlyGpu = None,
+    not_gpu: NotGpu = None,
     min_strength: MinStrength = None,
     policy: Annotated[
         Policy,
@@ -310,6 +325,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         priority=priority,
         together=together,
         min_strength=read_min_strength(min_strength),
+        which=read_selection(model, gpu, not_gpu),
     )
     if dry_run:
         preview_run(

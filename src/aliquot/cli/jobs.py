@@ -507,11 +507,12 @@ def _each(request: dict[str, Any]) -> str:
     gpus = f"{request['gpus']} GPU{'s' if request['gpus'] > 1 else ''}"
     if least := request.get("min_strength"):
         gpus += f" of strength {format_strength(least)} or more"
-    amount = decode_request(request).amount
-    if amount is None:
-        return f"{gpus}, whole"
+    asked = decode_request(request)
+    which = f"; {asked.which.options()}" if asked.which else ""
+    if asked.amount is None:
+        return f"{gpus}, whole{which}"
     share = f"{request['compute_percent']}% of its time" if request["compute_percent"] else "equal"
-    return f"{gpus}, {amount} of each, compute {share}"
+    return f"{gpus}, {asked.amount} of each, compute {share}{which}"
 
 
 def _why(job: dict[str, Any]) -> str:

@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from aliquot.cli.options import Format, MinStrength, NoTrunc, read_min_strength
+from aliquot.cli.options import (
+    Format,
+    MinStrength,
+    Model,
+    NotGpu,
+    NoTrunc,
+    OnlyGpu,
+    read_min_strength,
+    read_selection,
+)
 from aliquot.model.grant import Policy, Priority
 from aliquot.model.units import EQUAL
 
@@ -114,6 +123,9 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     compute: Annotated[
         str, typer.Option(metavar="PERCENT", help="Share of compute time, as in aliquot run.")
     ] = EQUAL,
+    model: Model = None,
+    gpu: OnlyGpu = None,
+    not_gpu: NotGpu = None,
     min_strength: MinStrength = None,
     policy: Annotated[Policy, typer.Option(help="As in aliquot run.")] = Policy.ELASTIC,
     priority: Annotated[
@@ -212,6 +224,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
         priority=priority,
         together=together,
         min_strength=read_min_strength(min_strength),
+        which=read_selection(model, gpu, not_gpu),
     )
     job = Job(
         number=0,

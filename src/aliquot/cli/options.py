@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from aliquot.model.selection import GpuSelection
 from aliquot.model.strength import UNKNOWN, parse_strength
 
 Simulate = Annotated[
@@ -38,6 +39,39 @@ MinStrength = Annotated[
         help="Use no GPU weaker than this: an A100 has 100, a T4 26.1; `aliquot gpus` shows it.",
     ),
 ]
+Model = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        show_default=False,
+        help="Use only GPUs whose model has this in its name: H100, RTX 4090. Give it several "
+        "times for several models.",
+    ),
+]
+OnlyGpu = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GPU",
+        show_default=False,
+        help="Use only this GPU: its index as in `aliquot gpus`, its UUID, or the beginning of its "
+        "UUID. Give it several times for several GPUs to choose from.",
+    ),
+]
+NotGpu = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GPU",
+        show_default=False,
+        help="Do not use this GPU, named as in --gpu. Give it several times for several GPUs.",
+    ),
+]
+
+
+def read_selection(
+    model: list[str] | None, gpu: list[str] | None, not_gpu: list[str] | None
+) -> GpuSelection:
+    """What --model, --gpu and --not-gpu say."""
+    return GpuSelection(tuple(model or ()), tuple(gpu or ()), tuple(not_gpu or ()))
 
 
 def read_min_strength(text: str | None) -> float:

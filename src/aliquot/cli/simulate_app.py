@@ -5,14 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aliquot.cli.help_text import examples
-from aliquot.cli.options import MinStrength, Simulate, read_min_strength
+from aliquot.cli.options import (
+    MinStrength,
+    NotGpu,
+    OnlyGpu,
+    Simulate,
+    read_min_strength,
+    read_selection,
+)
 from aliquot.model import parse_amount
 from aliquot.model.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from aliquot.model.selection import GpuSelection
 
 Nodes = Annotated[
     Path | None, typer.Option(metavar="NODES.csv", help="The nodes: openb's list, or our format.")
@@ -341,7 +351,17 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     cpu: Annotated[
         float, typer.Option(min=0, max=1_000_000, callback=_finite, help="CPUs of the node.")
     ] = 0,
-    model: Annotated[str, typer.Option(help="GPU models with | between them.")] = "",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Use only GPUs of this model: with --nodes by its name there, else as in aliquot "
+            "run. Give it several times for several models, or write | between them.",
+        ),
+    ] = None,
+    gpu: OnlyGpu = None,
+    not_gpu: NotGpu = None,
     min_strength: MinStrength = None,
     by: StrategyName = "fragmentation",
     arrive: Annotated[
@@ -372,15 +392,21 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     from aliquot.placement.core.demand import Demand, Kind  # noqa: PLC0415
 
     least = read_min_strength(min_strength)
+    models = [name for names in model or () for name in names.split("|") if name]
     if nodes is None:
-        given = _given(context, ("pods", "cpu", "model", "by", "arrive", "seed"))
+        given = _given(context, ("pods", "cpu", "by", "arrive", "seed"))
         if given:
             raise InvalidValueError(
                 f"{' and '.join(given)} needs --nodes",
                 "Give --nodes NODES.csv, or leave it out to ask about this machine.",
             )
-        raise typer.Exit(
-            0 if _explain_here(gpus, compute, memory, least, simulate, json=json) else 1
+        which = read_selection(models, gpu, not_gpu)
+        fits = _explain_here(gpus, compute, memory, least, which, simulate, json=json)
+        raise typer.Exit(0 if fits else 1)
+    if named := _given(context, ("gpu", "not_gpu")):
+        raise InvalidValueError(
+            f"{' and '.join(named)} and --nodes cannot be combined",
+            "Simulated nodes have GPUs without names: leave one of them out.",
         )
     if simulate is not None and _is_written(context, "simulate"):
         raise InvalidValueError(
@@ -394,7 +420,7 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
         milli=round(percent * 10),
         gpu_bytes=0 if memory is None else _bytes(memory),
         cpu_milli=round(cpu * 1000),
-        models=frozenset(filter(None, model.split("|"))),
+        models=frozenset(models),
         min_strength=least,
     )
     source = TraceSource(nodes, pods, arrive=arrive)
@@ -402,11 +428,12 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     raise typer.Exit(0 if fits else 1)
 
 
-def _explain_here(  # noqa: PLR0913 - one for each option
+def _explain_here(  # noqa: PLR0913, PLR0917 - one for each option
     gpus: int,
     compute: str | None,
     memory: str | None,
     min_strength: float,
+    which: GpuSelection,
     simulate: str | None,
     *,
     json: bool,
@@ -419,6 +446,7 @@ def _explain_here(  # noqa: PLR0913 - one for each option
         memory=None if memory is None else parse_amount(memory),
         compute_percent=0 if compute is None else parse_share(compute),
         min_strength=min_strength,
+        which=which,
     )
     return explain_machine(request, simulate, json=json)
 

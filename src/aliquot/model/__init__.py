@@ -13,6 +13,7 @@ All of them are immutable. Nothing here does input or output or imports another 
 - `lifecycle`: which workers of a job start and stop, and when, if it grows, shrinks or fails.
 - `owner`: the user that a job belongs to.
 - `request`: what one worker asks for: GPUs, memory, compute, priority.
+- `selection`: which GPUs a request may use: by model, by name, and not those.
 - `strength`: how strong a GPU is, by its model or by what it reports.
 - `units`: amounts of memory, durations and shares of compute time, as people write them.
 """

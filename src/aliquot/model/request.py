@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from aliquot.model.errors import InvalidValueError
 from aliquot.model.grant import MAX_SLICES, Policy, Priority, Slice, check_together
+from aliquot.model.selection import GpuSelection
 from aliquot.model.strength import check_strength
 from aliquot.model.units import Amount
 
@@ -24,7 +25,8 @@ class Request:
 
     A GPU weaker than `min_strength` (see `model.strength`) does not fit.
 
-    `among` are the UUIDs of the GPUs to choose from; None means all of them.
+    `which` says which GPUs may be used. `among` are the UUIDs of the GPUs to choose from, which the
+    pool decides; None means all of them.
 
     Grants of one user with the same `together` hold their GPUs together: their kernels may wait for
     each other.
@@ -38,6 +40,7 @@ class Request:
     together: str | None = None
     among: tuple[str, ...] | None = None
     min_strength: float = 0.0
+    which: GpuSelection = field(default_factory=GpuSelection)
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus <= MAX_SLICES:

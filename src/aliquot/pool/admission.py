@@ -25,6 +25,7 @@ from aliquot.pool.schedule import AdmittedGrant, run_name
 from aliquot.pool.store import RunGrant
 from aliquot.slices import control
 from aliquot.slices.grant_creation import grant_names, name_in_use
+from aliquot.slices.named_gpus import with_named_gpus
 from aliquot.slices.visible_devices import visible_gpus
 
 if TYPE_CHECKING:
@@ -148,10 +149,11 @@ def _as_refusal(error: Exception) -> AliquotError:
 
 
 def _restricted(run: RunRequest, status: Status) -> RunRequest:
-    """The run with the GPUs that it may have; NoCapacityError if it could never start."""
+    """The run with the GPUs that it may have; AliquotError if it could never start."""
     among = None
     if run.visible is not None:
         among = tuple(one.gpu.uuid for one in visible_gpus(status.gpus, run.visible))
-    run = replace(run, request=replace(run.request, among=among))
+    request = with_named_gpus(run.request, [one.gpu for one in status.gpus])
+    run = replace(run, request=replace(request, among=among))
     MachinePlan.of_empty(status).put(run.request, 1)
     return run

@@ -137,6 +137,7 @@ class PoolController:
         job = replace(job, after=self._new_jobs.numbered(caller, job.after))
         self._new_jobs.check_queue(caller, job.queue)
         self._new_jobs.check_stops_in_time(submission)
+        job = self._new_jobs.with_named_gpus(job)
         self._new_jobs.check_fits_empty_machine(job)
         with self._submitting:  # two at once would get one name, or pass a limit together
             made = self._new_jobs.made(replace(submission, job=job), indices, at_once)

@@ -23,6 +23,7 @@ from aliquot.model.job import (
     check_indices,
 )
 from aliquot.model.job_state import JobState, Stage, Stopping, read_slots
+from aliquot.model.selection import GpuSelection
 
 if TYPE_CHECKING:
     from aliquot.model.job import Indices
@@ -36,10 +37,16 @@ RESTART_POOL = (
 _LARGEST = 1 << 53  # JSON's numbers are exact below it
 _LONGEST_TEXT = (1 << 17) - 1  # of an argument or variable, on Linux
 _PERCENT = re.compile(r"[0-9]{1,9}(/[0-9]{1,9})?", re.ASCII)
-_NAMES = {"Request": Request, "Amount": Amount, "Priority": Priority}  # in annotations
+# In annotations.
+_NAMES = {
+    "Request": Request,
+    "Amount": Amount,
+    "GpuSelection": GpuSelection,
+    "Priority": Priority,
+}
 
 
-def _names(kind: type[Job | JobChange | Request]) -> frozenset[str]:
+def _names(kind: type[Job | JobChange | Request | GpuSelection]) -> frozenset[str]:
     return frozenset(one.name for one in fields_of(kind))
 
 
@@ -190,6 +197,8 @@ def encode_request(request: Request) -> dict[str, Any]:
     }
     if not request.min_strength:  # a pool of an earlier version refuses a field that it lacks
         del fields["min_strength"]
+    if not request.which:
+        del fields["which"]
     return fields
 
 
@@ -205,10 +214,22 @@ def decode_request(fields: dict[str, Any]) -> Request:
             "policy": Policy(fields["policy"]),
             "priority": Priority(fields["priority"]),
             "among": None,  # the pool decides that
+            "which": _decode_selection(fields.get("which", {})),
         }
     )
     _check_type("request", request, Request)
     return request
+
+
+def _decode_selection(fields: dict[str, Any]) -> GpuSelection:
+    _check_known("selection of GPUs", fields, _names(GpuSelection))
+    return GpuSelection(**{name: _decode_words(words) for name, words in fields.items()})
+
+
+def _decode_words(words: Any) -> tuple[str, ...]:
+    if not isinstance(words, list | tuple):
+        raise TypeError(f"{words!r} is no list")
+    return tuple(words)
 
 
 def encode_state(state: JobState) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from aliquot.pool.capacity import MachinePlan
 from aliquot.pool.encoding import encode_submission
 from aliquot.pool.peers import group_names
 from aliquot.pool.policy import DEFAULT_JOBS
+from aliquot.slices.named_gpus import with_named_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,6 +108,13 @@ class NewJobs:
                 f"--notice {job.notice_seconds:g} s is too long: in this pool it is at most a day",
                 f"Give at most --notice {MOST_NOTICE_SECONDS:g}.",
             )
+
+    def with_named_gpus(self, job: Job) -> Job:
+        """The job with the UUIDs of the GPUs that it names: indexes may change with a reboot."""
+        if not job.request.which:
+            return job
+        gpus = [one.gpu for one in self.workers.arbiter_status().gpus]
+        return replace(job, request=with_named_gpus(job.request, gpus))
 
     def check_fits_empty_machine(self, job: Job) -> None:
         """Raise NoCapacityError if its smallest size does not fit the empty machine."""

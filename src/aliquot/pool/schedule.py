@@ -403,15 +403,22 @@ def _feasibility(
             held=tuple(grants[name] for name in _grants(stored, status)),
             size=stored.state.size if _has_its_gpus(stored, status) else None,
             pinned=bool(parked[scheduled_name(stored)]),
+            choosy=_is_choosy(stored.job.request),
         )
         for stored in jobs
     }
     requests = {scheduled_name(stored): stored.job.request for stored in jobs}
     for run in runs:
         name = run_name(run)
-        workers[name] = JobWorkers(name=name, member=(_demand(run.request, status),))
+        member, choosy = (_demand(run.request, status),), _is_choosy(run.request)
+        workers[name] = JobWorkers(name=name, member=member, choosy=choosy)
         requests[name], parked[name] = run.request, ()
     return Feasibility(MachineCapacity(MachinePlan.of(status), requests, parked), workers)
+
+
+def _is_choosy(request: Request) -> bool:
+    """Whether it may use some GPUs only."""
+    return bool(request.which) or request.among is not None
 
 
 def _has_its_gpus(stored: StoredJob, status: Status) -> bool:

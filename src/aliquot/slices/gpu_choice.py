@@ -85,10 +85,17 @@ def find_gpus(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Gran
 
 def _able(request: Request, gpus: Sequence[SharedGpu]) -> list[SharedGpu]:
     """The GPUs that fit the request if nobody uses them; NoCapacityError if they are too few."""
-    strong = [one for one in gpus if is_strong_enough(request, one.gpu)]
+    selected = [one for one in gpus if request.which.allows(one.gpu)]
+    if len(selected) < request.gpus:
+        raise NoCapacityError(
+            _too_few_selected(request, gpus, len(selected)),
+            "Name other GPUs with --gpu, --not-gpu or --model, or request fewer with --gpus. To see"
+            " them: aliquot gpus",
+        )
+    strong = [one for one in selected if is_strong_enough(request, one.gpu)]
     if len(strong) < request.gpus:
         raise NoCapacityError(
-            _too_weak(request, gpus, len(strong)),
+            _too_weak(request, selected, len(strong)),
             "Request less with --min-strength. To see the strengths: aliquot gpus",
         )
     large = [one for one in strong if _is_large(request, one)]
@@ -169,6 +176,8 @@ def _lack(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> str | No
 
 def _lasting_lack(request: Request, one: SharedGpu) -> str | None:
     """What a GPU lacks even if nobody uses it."""
+    if not_selected := request.which.why_not(one.gpu):
+        return not_selected
     if not is_strong_enough(request, one.gpu):
         return f"it is too weak: {_strength(one.gpu)}"
     if not _is_large(request, one):
@@ -218,6 +227,16 @@ def _slices_on(one: SharedGpu, grants: Sequence[Grant]) -> int:
     return sum(len(grant.slices_on(one.gpu.uuid)) for grant in grants)
 
 
+def _too_few_selected(request: Request, gpus: Sequence[SharedGpu], enough: int) -> str:
+    wanted = f"{_count(request.gpus)} requested, {enough} is" if enough else "no GPU is"
+    lines = (
+        f"  {one.gpu} ({one.gpu.model}, {one.gpu.uuid}): {why}"
+        for one in gpus
+        if (why := request.which.why_not(one.gpu)) is not None
+    )
+    return "\n".join([f"{wanted} allowed by {request.which.options()}:", *lines])
+
+
 def _too_weak(request: Request, gpus: Sequence[SharedGpu], enough: int) -> str:
     asked = format_strength(request.min_strength)
     having = "no GPU has" if enough == 0 else f"{_count(request.gpus)} requested, {enough} has"
@@ -261,8 +280,15 @@ def _no_capacity(
             f"no GPU has {parts}" if request.gpus == 1 else _short(request, enough, f"with {parts}")
         )
     with_compute = bool(request.compute_percent)
-    lines = (f"  {describe_free(one, grants, with_compute=with_compute)}" for one in gpus)
+    lines = (f"  {_unfit(request, one, grants, with_compute=with_compute)}" for one in gpus)
     return "\n".join([f"{wanted}:", *lines])
+
+
+def _unfit(request: Request, one: SharedGpu, grants: Sequence[Grant], *, with_compute: bool) -> str:
+    """Why a GPU is not among those with enough free capacity."""
+    if not_selected := request.which.why_not(one.gpu):
+        return f"{one.gpu}: {not_selected}"
+    return describe_free(one, grants, with_compute=with_compute)
 
 
 def _request_less(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant]) -> str:

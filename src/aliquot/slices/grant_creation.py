@@ -13,6 +13,7 @@ from aliquot.model import check_name
 from aliquot.model.errors import AliquotError, NameInUseError, NoCapacityError
 from aliquot.slices import arbiter_process, control, state_directory, user_limits
 from aliquot.slices.gpu_choice import find_gpus, judge_gpus
+from aliquot.slices.named_gpus import with_named_gpus
 from aliquot.slices.tenant import refuse_nested
 from aliquot.slices.visible_devices import VISIBLE, visible_gpus
 
@@ -108,6 +109,7 @@ def preview_grant(
         grants: tuple[Grant, ...] = ()
     else:
         gpus, grants = status.gpus, status.grants
+    request = with_named_gpus(request, [one.gpu for one in gpus])
     named = os.environ.get(VISIBLE)
     visible = visible_gpus(gpus, named)
     verdicts = tuple(judge_gpus(request, visible, grants))
@@ -149,6 +151,7 @@ def _choose(
     grants: Sequence[Grant],
     named: str | None,
 ) -> list[Gpu]:
+    request = with_named_gpus(request, [one.gpu for one in gpus])
     try:
         return find_gpus(request, visible_gpus(gpus, named), grants)
     except NoCapacityError as error:

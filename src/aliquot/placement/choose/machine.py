@@ -58,8 +58,8 @@ def preference(request: Request, one: GpuCapacity) -> tuple[float, ...]:
 
 
 def fits(request: Request, one: GpuCapacity) -> bool:
-    """Whether a GPU is strong enough and has enough memory and compute time free."""
-    if not is_strong_enough(request, one.gpu):
+    """Whether a GPU may be used, is strong enough and has enough memory and compute time free."""
+    if not (request.which.allows(one.gpu) and is_strong_enough(request, one.gpu)):
         return False
     if request.slice_of(one.gpu).reserved_percent > one.percent_free:
         return False

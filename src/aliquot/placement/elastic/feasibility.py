@@ -44,7 +44,8 @@ class JobWorkers(Generic[Worker]):
 
     `held` is what its workers have, by rank. `size` is the number of workers in place, None while
     the job is on its way to another size. `live`: it resizes while it runs. `pinned`: it can only
-    go where it was, so it is placed before the others.
+    go where it was, so it is placed before the others. `choosy`: where its workers can be depends
+    on more than their demands, so others with the same demands may not take their places.
     """
 
     name: str
@@ -53,6 +54,7 @@ class JobWorkers(Generic[Worker]):
     size: int | None = None
     live: bool = False
     pinned: bool = False
+    choosy: bool = False
 
     def keeps(self, size: int) -> int:
         """How many workers stay where they are when the job is resized."""
@@ -145,7 +147,7 @@ class Feasibility(Generic[Worker]):
         """The answer by counting workers of each kind; None if counting cannot tell."""
         workers: Counter[str] = Counter()
         for job, size in resized:
-            alike = self._first_alike(job)
+            alike = None if job.choosy else self._first_alike(job)
             if alike is None:
                 return None
             workers[alike] += size - len(job.held)
