@@ -228,6 +228,34 @@ static const char *parse_switch(struct text text, bool *out)
 	return *out ? NULL : "kept and gradual must be 1 or left out";
 }
 
+/* Parses NAME,NAME,... of different names. */
+static const char *parse_apart(struct text text, struct neighbours *out)
+{
+	bool more = true;
+	if (*out->apart[0])
+		return "a setting is given twice";
+	for (unsigned count = 0; more; count++) {
+		struct text name = cut(&text, ',', &more);
+		if (count == NEIGHBOURS_MOST)
+			return "a grant is apart from at most 8 labels";
+		const char *wrong = parse_name(name, out->apart[count]);
+		if (wrong)
+			return wrong;
+		for (unsigned i = 0; i < count; i++)
+			if (!strcmp(out->apart[i], out->apart[count]))
+				return "a grant is apart from a label twice";
+	}
+	return NULL;
+}
+
+static const char *parse_alone(struct text text, struct neighbours *out)
+{
+	if (out->alone)
+		return "a setting is given twice";
+	out->alone = equals(text, "1");
+	return out->alone ? NULL : "alone must be 1 or left out";
+}
+
 static const char *parse_state(struct text text, struct control_request *out)
 {
 	uint32_t value = 0;
@@ -255,8 +283,8 @@ static bool takes_slices(const struct control_request *request)
 
 /* The settings of each request about a grant, for error messages. */
 static const char *const settings_of[] = {
-	[CONTROL_MAKE] = "make takes name=NAME, kept=1, together=NAME, owner=UID, pid=PID, "
-					 "started=TICKS and slice=...",
+	[CONTROL_MAKE] = "make takes name=NAME, kept=1, together=NAME, label=NAME, apart=NAME,..., "
+					 "alone=1, owner=UID, pid=PID, started=TICKS and slice=...",
 	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1 and slice=...",
 	[CONTROL_SET_STATE] = "set-state takes name=NAME and to=active, switching or parked",
 	[CONTROL_SET_CGROUP] = "set-cgroup takes name=NAME and path=PATH",
@@ -271,6 +299,12 @@ static const char *parse_grant_setting(struct text value, struct control_request
 		return parse_grant_name(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "together"))
 		return parse_name(value, out->together);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "label"))
+		return parse_name(value, out->neighbours.label);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "apart"))
+		return parse_apart(value, &out->neighbours);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "alone"))
+		return parse_alone(value, &out->neighbours);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "owner"))
 		return parse_owner(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "pid"))

@@ -4,7 +4,8 @@
  *   stop
  *   limits
  *   read-users
- *   make name=NAME [kept=1] [together=NAME] [owner=UID [pid=PID started=TICKS]]
+ *   make name=NAME [kept=1] [together=NAME] [label=NAME] [apart=NAME,...] [alone=1]
+ *        [owner=UID [pid=PID started=TICKS]]
  *        slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
  *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
  *   set-state name=NAME to=active|switching|parked
@@ -26,6 +27,7 @@
 
 #include "aliquot/layout.h"
 #include "cgroup.h"
+#include "neighbours.h"
 
 #include <stdbool.h>
 
@@ -70,6 +72,7 @@ struct control_request {
 	bool has_started;                 /* exactly with owner_pid */
 	uint64_t owner_started;           /* 0 without has_started */
 	char together[ALIQUOT_NAME_SIZE]; /* make: see struct grant_record; may be empty */
+	struct neighbours neighbours;     /* make */
 	bool kept;                        /* make: the grant stays until `end` */
 	bool gradual;                     /* resize: lower memory only as far as its use allows */
 	bool has_state;

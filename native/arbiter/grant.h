@@ -33,6 +33,7 @@
 #include "arbiter.h"
 #include "cgroup.h"
 #include "mapping.h"
+#include "neighbours.h"
 
 struct process;
 
@@ -48,6 +49,7 @@ struct grant_record {
 	struct aliquot_limits limits;
 	char together[ALIQUOT_NAME_SIZE]; /* grants of one owner with the same name hold GPUs together;
 	                                     empty: this grant holds its GPUs by itself */
+	struct neighbours neighbours;
 };
 
 /* "UID:NAME" */

@@ -30,6 +30,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 	limits->size = sizeof(*limits);
 	memcpy(limits->name, request->name, sizeof(limits->name));
 	memcpy(grant->record->together, request->together, sizeof(grant->record->together));
+	grant->record->neighbours = request->neighbours;
 	limits->slice_count = grant->slice_count;
 	limits->owner_uid = owner->uid;
 	limits->owner_pid = owner->pid;
@@ -188,7 +189,7 @@ static const char *check_record(const struct grant *grant, const struct grant_re
 		why = "it belongs to a grant of another name";
 	if (!why && !memchr(record->together, 0, sizeof(record->together)))
 		why = "the name for running together has no terminating zero";
-	return why;
+	return why ? why : neighbours_invalid(&record->neighbours);
 }
 
 /* Makes a record of the page `limits` that an arbiter of version 1 left. Complete, or absent. */

@@ -28,17 +28,23 @@ static struct control_slice request_for(const struct aliquot_slice_limits *slice
 
 static bool fits_again(const struct grant *grant, struct failure *failure)
 {
+	struct newcomer newcomer = {.name = grant_plain_name(grant),
+	                            .owner_uid = grant->owner_uid,
+	                            .neighbours = &grant->record->neighbours,
+	                            .grant = grant};
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		struct control_slice asked = request_for(&grant->limits->slices[i]);
 		const struct gpu *gpu = grant->gpus[i];
 		if (!capacity_check_memory(grant->arbiter, gpu, asked.memory_bytes, grant, failure) ||
-		    !capacity_check_compute(grant->arbiter, gpu, &asked, grant->owner_uid, grant, failure))
+		    !capacity_check_compute(grant->arbiter, gpu, &asked, grant->owner_uid, grant,
+		                            failure) ||
+		    !neighbours_check(grant->arbiter, gpu, &newcomer, failure))
 			return false;
 	}
 	struct user_use none = {.grants = 1}, use = none;
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		struct control_slice asked = request_for(&grant->limits->slices[i]);
-		users_add(&use, &asked);
+		users_add(&use, &asked, users_alone_bytes(grant, i));
 	}
 	return users_check(grant->arbiter, grant->owner_uid, &none, &use, failure);
 }

@@ -133,6 +133,9 @@ static bool may_make(struct arbiter *arbiter, const struct control_request *requ
 		return failure_set(failure, "cannot-make", "there are already %u grants",
 		                   arbiter->grant_count);
 	struct user_use use = {.grants = 1};
+	struct newcomer newcomer = {.name = request->name,
+	                            .owner_uid = uid,
+	                            .neighbours = &request->neighbours};
 	for (uint32_t i = 0; i < request->slice_count; i++) {
 		const struct control_slice *asked = &request->slices[i];
 		struct gpu *gpu = nvml_find(&arbiter->nvml, asked->uuid);
@@ -141,9 +144,10 @@ static bool may_make(struct arbiter *arbiter, const struct control_request *requ
 		if (!gpu)
 			return failure_set(failure, "no-such-gpu", "this machine has no GPU %s", uuid);
 		if (!capacity_check_memory(arbiter, gpu, asked->memory_bytes, NULL, failure) ||
-		    !capacity_check_compute(arbiter, gpu, asked, uid, NULL, failure))
+		    !capacity_check_compute(arbiter, gpu, asked, uid, NULL, failure) ||
+		    !neighbours_check(arbiter, gpu, &newcomer, failure))
 			return false;
-		users_add(&use, asked);
+		users_add(&use, asked, request->neighbours.alone ? gpu->memory_bytes : 0);
 	}
 	return users_check(arbiter, uid, &(struct user_use){0}, &use, failure);
 }

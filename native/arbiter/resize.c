@@ -171,8 +171,8 @@ static bool only_shrinks(const struct change *changes, uint32_t count)
 	for (uint32_t i = 0; i < count; i++) {
 		struct control_slice now = settings_now(changes[i].limits);
 		struct user_use before = {0}, after = {0};
-		users_add(&before, &now);
-		users_add(&after, &changes[i].wanted);
+		users_add(&before, &now, 0);
+		users_add(&after, &changes[i].wanted, 0);
 		if (users_grows(&before, &after) || now.priority != changes[i].wanted.priority)
 			return false;
 	}
@@ -191,7 +191,7 @@ static bool is_within_user_limits(const struct grant *grant, const struct change
 		for (uint32_t change = 0; change < count; change++)
 			if (changes[change].index == i)
 				slice = changes[change].wanted;
-		users_add(&after, &slice);
+		users_add(&after, &slice, users_alone_bytes(grant, i));
 	}
 	return users_check(grant->arbiter, grant->owner_uid, &before, &after, failure);
 }

@@ -202,6 +202,19 @@ static void write_processes(struct grant *grant, struct json *out)
 	}
 }
 
+/* That it is alone is for all to see: nobody else gets a slice of its GPUs. */
+static void write_neighbours(const struct grant *grant, bool visible, struct json *out)
+{
+	static const struct neighbours none;
+	const struct neighbours *asked = grant->record ? &grant->record->neighbours : &none;
+	json_string(out, "label", visible && *asked->label ? asked->label : NULL);
+	json_open(out, "apart", '[');
+	for (unsigned i = 0; visible && i < NEIGHBOURS_MOST && *asked->apart[i]; i++)
+		json_string(out, NULL, asked->apart[i]);
+	json_close(out, ']');
+	json_bool(out, "alone", asked->alone);
+}
+
 /* `visible`: the caller may see more than whose it is and what it has and uses. */
 static void write_grant(struct grant *grant, bool visible, struct json *out)
 {
@@ -223,6 +236,7 @@ static void write_grant(struct grant *grant, bool visible, struct json *out)
 	json_number(out, "created", limits ? limits->created_ns / SECOND_NS : 0);
 	const char *together = visible && grant->record ? grant->record->together : "";
 	json_string(out, "together", *together ? together : NULL);
+	write_neighbours(grant, visible, out);
 	json_string(out, "broken", *grant->broken ? grant->broken : NULL);
 	if (visible)
 		unjoined_write(grant, out);
@@ -256,6 +270,7 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_number(out, "now_ns", loop_now());
 	json_number(out, "credit_cpu_ns", credit_cpu_ns(&arbiter->credit));
 	json_string(out, "unjoined", arbiter->ends_unjoined ? "end" : "report");
+	json_bool(out, "knows_neighbours", true);
 	json_string(out, "admission", arbiter->pool_admits ? "pool" : "users");
 	json_number(out, "nvml_silent_ns", observer_silent_ns(&arbiter->observer));
 	json_string(out, "driver_version", arbiter->nvml.driver_version);

@@ -154,8 +154,18 @@ void users_free(struct users *users)
 	users->count = 0;
 }
 
-void users_add(struct user_use *use, const struct control_slice *slice)
+uint64_t users_alone_bytes(const struct grant *grant, uint32_t slice)
 {
+	return grant->record->neighbours.alone ? grant->limits->slices[slice].gpu_bytes : 0;
+}
+
+void users_add(struct user_use *use, const struct control_slice *slice, uint64_t alone_bytes)
+{
+	if (alone_bytes) {
+		use->memory_bytes += alone_bytes;
+		use->compute_percent += 100;
+		return;
+	}
 	use->memory_bytes += slice->memory_bytes;
 	if (slice->priority == ALIQUOT_BACKGROUND)
 		return;
@@ -170,11 +180,12 @@ struct user_use users_of_grant(const struct grant *grant)
 		return use;
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		const struct aliquot_slice_limits *slice = &grant->limits->slices[i];
-		users_add(&use, &(struct control_slice){
-							.memory_bytes = atomic_load(&slice->limit_bytes),
-							.compute_percent = atomic_load(&slice->compute_percent),
-							.priority = (enum aliquot_priority)atomic_load(&slice->priority),
-						});
+		struct control_slice has = {
+			.memory_bytes = atomic_load(&slice->limit_bytes),
+			.compute_percent = atomic_load(&slice->compute_percent),
+			.priority = (enum aliquot_priority)atomic_load(&slice->priority),
+		};
+		users_add(&use, &has, users_alone_bytes(grant, i));
 	}
 	return use;
 }

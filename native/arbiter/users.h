@@ -46,8 +46,11 @@ bool users_read(struct users *users, struct failure *failure);
 bool users_read_first(struct users *users, const char *path, struct failure *failure);
 void users_free(struct users *users);
 
-/* Adds what a slice with these settings needs. */
-void users_add(struct user_use *use, const struct control_slice *slice);
+/* The memory of a slice's GPU if its grant, whose record can be read, is alone on it; else 0. */
+uint64_t users_alone_bytes(const struct grant *grant, uint32_t slice);
+/* Adds what a slice with these settings needs. With `alone_bytes` it keeps everybody else away from a
+ * GPU with so much memory, and counts as all of it. */
+void users_add(struct user_use *use, const struct control_slice *slice, uint64_t alone_bytes);
 /* What a grant needs; nothing while it is parked, except in `grants`. */
 struct user_use users_of_grant(const struct grant *grant);
 

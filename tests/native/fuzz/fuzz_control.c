@@ -39,6 +39,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	MUST(!error);
 	MUST(!request.gradual || request.kind == CONTROL_RESIZE);
+	const struct neighbours *neighbours = &request.neighbours;
+	MUST(memchr(neighbours->label, 0, sizeof(neighbours->label)) && neighbours->alone <= 1);
+	MUST(request.kind == CONTROL_MAKE ||
+	     (!*neighbours->label && !*neighbours->apart[0] && !neighbours->alone));
+	for (unsigned i = 0; i < NEIGHBOURS_MOST; i++) {
+		MUST(memchr(neighbours->apart[i], 0, sizeof(neighbours->apart[i])));
+		size_t length = strlen(neighbours->apart[i]);
+		MUST(!length || control_is_name(neighbours->apart[i], length));
+		MUST(!length || !i || *neighbours->apart[i - 1]);
+	}
 	size_t together = strnlen(request.together, sizeof(request.together));
 	MUST(!together ||
 	     (request.kind == CONTROL_MAKE && control_is_name(request.together, together)));
