@@ -32,6 +32,7 @@ from aliquot.model.job import (
     parse_indices,
     parse_sizes,
 )
+from aliquot.model.neighbours import Neighbours
 from aliquot.model.selection import GpuSelection
 from aliquot.model.strength import parse_strength
 from aliquot.model.units import EQUAL
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from aliquot.model.job import Indices
 
     After: TypeAlias = "PoolJob | str | int"
-    Names = str | int | Iterable[str | int]  # of models, or of GPUs by index or UUID
+    Names = str | int | Iterable[str | int]  # of models, GPUs or labels
     PolicyName = Policy | Literal["elastic", "hard"]
     PriorityName = Priority | Literal["latency", "normal", "background"]
 
@@ -138,6 +139,10 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
     model: Names = (),
     gpu: Names = (),
     not_gpu: Names = (),
+    label: str | None = None,
+    with_: str | None = None,
+    apart_from: Names = (),
+    alone: bool = False,
     wait: bool | str | float = False,
     queue: str | None = None,
     simulate: str | None = None,
@@ -167,6 +172,10 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
         model=model,
         gpu=gpu,
         not_gpu=not_gpu,
+        label=label,
+        with_=with_,
+        apart_from=apart_from,
+        alone=alone,
     )
     opened = open_grant(
         read_shape(simulate),
@@ -302,6 +311,10 @@ class JobSettings(TypedDict, total=False):
     model: Names
     gpu: Names
     not_gpu: Names
+    label: str | None
+    with_: str | None
+    apart_from: Names
+    alone: bool
     retries: int
     notice: float
     grace: float
@@ -342,6 +355,10 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
     model: Names = (),
     gpu: Names = (),
     not_gpu: Names = (),
+    label: str | None = None,
+    with_: str | None = None,
+    apart_from: Names = (),
+    alone: bool = False,
     retries: int = 0,
     notice: float = 30.0,
     grace: float = 10.0,
@@ -376,6 +393,10 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
         model=model,
         gpu=gpu,
         not_gpu=not_gpu,
+        label=label,
+        with_=with_,
+        apart_from=apart_from,
+        alone=alone,
     )
     job = Job(
         number=0,
@@ -430,6 +451,10 @@ def read_request(  # noqa: PLR0913 - one for each setting
     model: Names = (),
     gpu: Names = (),
     not_gpu: Names = (),
+    label: str | None = None,
+    with_: str | None = None,
+    apart_from: Names = (),
+    alone: bool = False,
 ) -> Request:
     """The request that these settings mean, written as options of `aliquot run` are."""
     if not str(gpus).isdecimal():
@@ -443,11 +468,12 @@ def read_request(  # noqa: PLR0913 - one for each setting
         together=together,
         min_strength=0.0 if min_strength is None else parse_strength(str(min_strength)),
         which=GpuSelection(_names(model), _names(gpu), _names(not_gpu)),
+        neighbours=Neighbours(label, with_, _names(apart_from), alone),
     )
 
 
 def _names(given: Names) -> tuple[str, ...]:
-    """One name, or several: models, or GPUs by index or UUID."""
+    """One name, or several: models, labels, or GPUs by index or UUID."""
     return (str(given),) if isinstance(given, (str, int)) else tuple(map(str, given))
 
 

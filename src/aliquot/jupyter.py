@@ -136,7 +136,7 @@ def _settings(words: list[str]) -> dict[str, str]:
 
 def _enter(shell: Any, settings: Mapping[str, str]) -> NoReturn:
     _check_kernel(shell)
-    size = {key: settings[key] for key in _SIZE if key in settings}
+    size: dict[str, Any] = {key: settings[key] for key in _SIZE if key in settings}
     shape, request = read_shape(settings.get("simulate")), read_request(**size)
     wait = read_wait(settings[_WAIT] or True) if _WAIT in settings else None
     opened = open_grant(

@@ -266,6 +266,31 @@ def test_only_the_gpus_that_are_named_are_used(cli: Cli) -> None:
     assert "of simulated GPU 3 (H100" in answer.stderr
 
 
+def test_slices_are_with_apart_from_and_alone(cli: Cli, tenants: Tenants) -> None:
+    part = ("--simulate", "h100:2", "--memory", "8GiB")
+    tenants.start(*part, "--name", "train").hear("stays")
+    tenants.start(*part, "--name", "eval", "--apart-from", "train").hear("stays")
+    found = grants_of(cli)
+    first, second = (found[name]["slices"][0]["index"] for name in ("train", "eval"))
+    assert (first, second) == (0, 1)
+    assert found["eval"]["apart"] == ["train"]
+    answer = cli("run", *part, "--name", "train2", "--label", "train", "--dry-run", "--", "true")
+    assert "of simulated GPU 0 (H100" in answer.stdout
+    answer = cli("run", *part, "--name", "serve", "--with", "eval", "--dry-run", "--", "true")
+    assert "of simulated GPU 1 (H100" in answer.stdout
+    both = ("--apart-from", "train", "--apart-from", "eval")
+    answer = cli("run", *part, "--name", "third", *both, "--", "true")
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("aliquot: no GPU takes it beside the slices there:\n  GPU 0 has")
+    assert "GPU 0 has the slice train, which third asks to be apart from" in answer.stderr
+    assert "GPU 1 has the slice eval, which third asks to be apart from" in answer.stderr
+    answer = cli("explain", *part, "--alone")
+    assert answer.returncode == 1
+    assert "it has the slice train, and this request asks to be alone" in answer.stdout
+    answer = cli("run", *part, "--alone", "--with", "eval", "--", "true")
+    assert (answer.returncode, "exclude each other" in answer.stderr) == (2, True)
+
+
 def test_no_capacity_names_the_grants(cli: Cli, tenants: Tenants) -> None:
     tenants.start(*ONE, "--memory", "75GiB", "--name", "large").hear("stays")
     answer = cli("run", *ONE, "--memory", "8GiB", "--", "true")

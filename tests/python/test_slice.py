@@ -68,6 +68,23 @@ with aliquot.slice(memory="8GiB", gpu=1, export=False) as one:
     assert "--gpu 7 names no GPU of this machine, which has 0, 1" in done.stdout, done
 
 
+def test_slices_are_apart_from_each_other(python: Python) -> None:
+    done = python("""
+import aliquot
+with aliquot.slice(memory="8GiB", name="one", export=False) as one:
+    with aliquot.slice(memory="8GiB", apart_from="one", export=False) as two:
+        assert two.gpus[0].index != one.gpus[0].index
+        with aliquot.slice(memory="8GiB", with_="one", label="x", export=False) as three:
+            assert three.gpus[0].index == one.gpus[0].index
+        try:
+            here = one.gpus[0].index
+            aliquot.slice(memory="8GiB", name="three", alone=True, gpu=here).__enter__()
+        except aliquot.AliquotError as error:
+            print(error.message)
+""")
+    assert "has the slice one, and three asks to be alone" in done.stdout, done
+
+
 def test_spawned_processes_of_multiprocessing_are_in_it(python: Python, tmp_path: Path) -> None:
     (tmp_path / "sees.py").write_text("def sees(_):\n    import train\n")
     done = python("""

@@ -29,15 +29,20 @@ from aliquot.cli.completion import Shell  # noqa: TC001 - typer reads it
 from aliquot.cli.help_text import block, examples
 from aliquot.cli.optional_wait import FOREVER, OptionalWait
 from aliquot.cli.options import (
+    Alone,
+    ApartFrom,
     Format,
     Json,
+    Label,
     MinStrength,
     Model,
     NotGpu,
     NoTrunc,
     OnlyGpu,
     Simulate,
+    With,
     read_min_strength,
+    read_neighbours,
     read_selection,
 )
 from aliquot.cli.simulate_app import explain, simulate_app
@@ -204,6 +209,7 @@ def gpus(
         "aliquot run --memory 40GiB --priority background -- python train.py",
         "aliquot run --memory 20GiB --together job7 -- python rank.py",
         "aliquot run --memory 20GiB --model H100 --not-gpu 3 -- python train.py",
+        "aliquot run --memory 20GiB --apart-from train -- python serve.py",
         "aliquot run --memory 20GiB --dry-run -- python train.py",
         "aliquot run --memory 20GiB --wait=10m -- python train.py",
         "aliquot run --simulate h100:1 --memory 8G -- ./program",
@@ -243,6 +249,9 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     gpu: OnlyGpu = None,
     not_gpu: NotGpu = None,
     min_strength: MinStrength = None,
+    label: Label = None,
+    beside: With = None,
+    apart_from: ApartFrom = None,
     policy: Annotated[
         Policy,
         typer.Option(
@@ -271,6 +280,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     ] = None,
     simulate: Simulate = None,
     *,
+    alone: Alone = False,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -326,6 +336,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         together=together,
         min_strength=read_min_strength(min_strength),
         which=read_selection(model, gpu, not_gpu),
+        neighbours=read_neighbours(label, beside, apart_from, alone=alone),
     )
     if dry_run:
         preview_run(

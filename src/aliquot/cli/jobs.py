@@ -508,7 +508,8 @@ def _each(request: dict[str, Any]) -> str:
     if least := request.get("min_strength"):
         gpus += f" of strength {format_strength(least)} or more"
     asked = decode_request(request)
-    which = f"; {asked.which.options()}" if asked.which else ""
+    asks = " ".join(filter(None, (asked.which.options(), asked.neighbours.options())))
+    which = f"; {asks}" if asks else ""
     if asked.amount is None:
         return f"{gpus}, whole{which}"
     share = f"{request['compute_percent']}% of its time" if request["compute_percent"] else "equal"

@@ -10,13 +10,18 @@ from typing import Annotated
 import typer
 
 from aliquot.cli.options import (
+    Alone,
+    ApartFrom,
     Format,
+    Label,
     MinStrength,
     Model,
     NotGpu,
     NoTrunc,
     OnlyGpu,
+    With,
     read_min_strength,
+    read_neighbours,
     read_selection,
 )
 from aliquot.model.grant import Policy, Priority
@@ -127,6 +132,9 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     gpu: OnlyGpu = None,
     not_gpu: NotGpu = None,
     min_strength: MinStrength = None,
+    label: Label = None,
+    beside: With = None,
+    apart_from: ApartFrom = None,
     policy: Annotated[Policy, typer.Option(help="As in aliquot run.")] = Policy.ELASTIC,
     priority: Annotated[
         Priority, typer.Option(help="Priority of its slices, as in aliquot run.")
@@ -189,6 +197,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     ] = None,
     simulate: Simulate = None,
     *,
+    alone: Alone = False,
     follow: Annotated[
         bool,
         typer.Option(
@@ -225,6 +234,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
         together=together,
         min_strength=read_min_strength(min_strength),
         which=read_selection(model, gpu, not_gpu),
+        neighbours=read_neighbours(label, beside, apart_from, alone=alone),
     )
     job = Job(
         number=0,

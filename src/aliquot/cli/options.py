@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from aliquot.model.neighbours import Neighbours
 from aliquot.model.selection import GpuSelection
 from aliquot.model.strength import UNKNOWN, parse_strength
 
@@ -65,6 +66,48 @@ NotGpu = Annotated[
         help="Do not use this GPU, named as in --gpu. Give it several times for several GPUs.",
     ),
 ]
+Label = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        show_default="its name",
+        help="The label by which --with and --apart-from of your other commands and jobs mean its "
+        "slices; several may have the same.",
+    ),
+]
+With = Annotated[
+    str | None,
+    typer.Option(
+        "--with",
+        metavar="LABEL",
+        show_default=False,
+        help="Use only GPUs that have a slice of yours with this label. While there is none, any.",
+    ),
+]
+ApartFrom = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="LABEL",
+        show_default=False,
+        help="Use no GPU that has a slice of yours with this label, and let none come later. Give "
+        "it several times for several labels.",
+    ),
+]
+Alone = Annotated[
+    bool,
+    typer.Option(
+        "--alone",
+        help="Use only GPUs without other slices, and let nobody else get one there. It counts as "
+        "whole GPUs in limits and quotas.",
+    ),
+]
+
+
+def read_neighbours(
+    label: str | None, beside: str | None, apart_from: list[str] | None, *, alone: bool
+) -> Neighbours:
+    """What --label, --with, --apart-from and --alone say."""
+    return Neighbours(label, beside, tuple(apart_from or ()), alone)
 
 
 def read_selection(

@@ -5,24 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from aliquot.cli.help_text import examples
 from aliquot.cli.options import (
+    Alone,
+    ApartFrom,
+    Label,
     MinStrength,
     NotGpu,
     OnlyGpu,
     Simulate,
+    With,
     read_min_strength,
+    read_neighbours,
     read_selection,
 )
 from aliquot.model import parse_amount
 from aliquot.model.errors import InvalidValueError
-
-if TYPE_CHECKING:
-    from aliquot.model.selection import GpuSelection
 
 Nodes = Annotated[
     Path | None, typer.Option(metavar="NODES.csv", help="The nodes: openb's list, or our format.")
@@ -363,6 +365,9 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     gpu: OnlyGpu = None,
     not_gpu: NotGpu = None,
     min_strength: MinStrength = None,
+    label: Label = None,
+    beside: With = None,
+    apart_from: ApartFrom = None,
     by: StrategyName = "fragmentation",
     arrive: Annotated[
         float | None,
@@ -377,6 +382,7 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     seed: Seed = 42,
     simulate: Simulate = None,
     *,
+    alone: Alone = False,
     json: Json = False,
 ) -> None:
     """Say where a request would go, and why not elsewhere.
@@ -388,7 +394,9 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     Ends with exit code 1 if the request fits nowhere.
     """
     from aliquot.cli.explain import explain_request  # noqa: PLC0415 - when needed
+    from aliquot.cli.explain_machine import explain_machine  # noqa: PLC0415
     from aliquot.cli.simulate_source import TraceSource  # noqa: PLC0415
+    from aliquot.model import Request, parse_share  # noqa: PLC0415
     from aliquot.placement.core.demand import Demand, Kind  # noqa: PLC0415
 
     least = read_min_strength(min_strength)
@@ -400,13 +408,20 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
                 f"{' and '.join(given)} needs --nodes",
                 "Give --nodes NODES.csv, or leave it out to ask about this machine.",
             )
-        which = read_selection(models, gpu, not_gpu)
-        fits = _explain_here(gpus, compute, memory, least, which, simulate, json=json)
-        raise typer.Exit(0 if fits else 1)
-    if named := _given(context, ("gpu", "not_gpu")):
+        request = Request(
+            gpus=gpus,
+            memory=None if memory is None else parse_amount(memory),
+            compute_percent=0 if compute is None else parse_share(compute),
+            min_strength=least,
+            which=read_selection(models, gpu, not_gpu),
+            neighbours=read_neighbours(label, beside, apart_from, alone=alone),
+        )
+        raise typer.Exit(0 if explain_machine(request, simulate, json=json) else 1)
+    only_here = ("gpu", "not_gpu", "label", "beside", "apart_from", "alone")
+    if named := _given(context, only_here):
         raise InvalidValueError(
             f"{' and '.join(named)} and --nodes cannot be combined",
-            "Simulated nodes have GPUs without names: leave one of them out.",
+            "Simulated nodes have GPUs and slices without names: leave one of them out.",
         )
     if simulate is not None and _is_written(context, "simulate"):
         raise InvalidValueError(
@@ -426,29 +441,6 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     source = TraceSource(nodes, pods, arrive=arrive)
     fits = explain_request(source, demand, by=by, seed=seed, json=json)
     raise typer.Exit(0 if fits else 1)
-
-
-def _explain_here(  # noqa: PLR0913, PLR0917 - one for each option
-    gpus: int,
-    compute: str | None,
-    memory: str | None,
-    min_strength: float,
-    which: GpuSelection,
-    simulate: str | None,
-    *,
-    json: bool,
-) -> bool:
-    from aliquot.cli.explain_machine import explain_machine  # noqa: PLC0415 - when needed
-    from aliquot.model import Request, parse_share  # noqa: PLC0415
-
-    request = Request(
-        gpus=gpus,
-        memory=None if memory is None else parse_amount(memory),
-        compute_percent=0 if compute is None else parse_share(compute),
-        min_strength=min_strength,
-        which=which,
-    )
-    return explain_machine(request, simulate, json=json)
 
 
 def _percent(text: str) -> float:

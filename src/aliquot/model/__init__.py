@@ -11,6 +11,8 @@ All of them are immutable. Nothing here does input or output or imports another 
 - `job`: what a user submits, and the phases of a job.
 - `job_state`: the state of a job as it is stored, and what is observed of its workers.
 - `lifecycle`: which workers of a job start and stop, and when, if it grows, shrinks or fails.
+- `names`: the names of grants and labels.
+- `neighbours`: which slices may be on one GPU: with a label, apart from labels, or alone.
 - `owner`: the user that a job belongs to.
 - `request`: what one worker asks for: GPUs, memory, compute, priority.
 - `selection`: which GPUs a request may use: by model, by name, and not those.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from aliquot.model.errors import InvalidValueError
+from aliquot.model.names import checked_name
+from aliquot.model.neighbours import Neighbours, Occupant
 
 if TYPE_CHECKING:
     from aliquot.model.compute import ComputeUse
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 MAX_SLICES = 16  # of one grant: ALIQUOT_MAX_GPUS in layout.h
 
 _HIDDEN = "-"  # no grant can have this name
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 
 class Policy(StrEnum):
@@ -158,6 +157,7 @@ class Grant:
     life: Life = Life.OWNED
     state: GrantState = GrantState.ACTIVE
     together: str | None = None  # grants of one owner with the same word hold GPUs together
+    neighbours: Neighbours = field(default_factory=Neighbours)
     cgroup: str | None = None  # of its container, if the arbiter knows it
     cgroup_is_told: bool = False  # not only learned from its processes
     unjoined: tuple[GpuProcess, ...] = ()  # what uses its GPUs in its cgroup and has not joined
@@ -176,6 +176,13 @@ class Grant:
     def label(self) -> str:
         """The name for a sentence."""
         return "another user's" if self.is_hidden else self.name
+
+    @property
+    def occupant(self) -> Occupant:
+        """Its slices as their neighbours see them."""
+        asked = self.neighbours
+        label = asked.label or self.plain_name
+        return Occupant(self.owner_uid, label, asked.apart_from, asked.alone)
 
     def slices_on(self, gpu_uuid: str) -> tuple[Slice, ...]:
         """Its slices of a GPU; none while it is parked."""
@@ -199,18 +206,9 @@ def name_for(uid: int, owner_uid: int, name: str | None) -> str:
 
 def check_name(name: str) -> str:
     """The name, unchanged; InvalidValueError if it is not valid for a grant."""
-    return _checked(name, f"{name!r} is not a valid name for a grant")
+    return checked_name(name, f"{name!r} is not a valid name for a grant")
 
 
 def check_together(name: str) -> str:
     """The name, unchanged; InvalidValueError if it is not valid for grants that run together."""
-    return _checked(name, f"--together {name!r} is not a valid name")
-
-
-def _checked(name: str, wrong: str) -> str:
-    if _NAME.fullmatch(name) is None:
-        raise InvalidValueError(
-            wrong,
-            "A name has 1 to 63 characters of A-Z a-z 0-9 . _ - and begins with a letter or digit.",
-        )
-    return name
+    return checked_name(name, f"--together {name!r} is not a valid name")

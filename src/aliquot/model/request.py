@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from aliquot.model.errors import InvalidValueError
 from aliquot.model.grant import MAX_SLICES, Policy, Priority, Slice, check_together
+from aliquot.model.neighbours import Neighbours, Occupant
 from aliquot.model.selection import GpuSelection
 from aliquot.model.strength import check_strength
 from aliquot.model.units import Amount
@@ -28,6 +29,9 @@ class Request:
     `which` says which GPUs may be used. `among` are the UUIDs of the GPUs to choose from, which the
     pool decides; None means all of them.
 
+    `neighbours` says which slices may be beside it. `owner` is the user whose labels count, which
+    is not the request's to say; None: nobody's.
+
     Grants of one user with the same `together` hold their GPUs together: their kernels may wait for
     each other.
     """
@@ -41,6 +45,8 @@ class Request:
     among: tuple[str, ...] | None = None
     min_strength: float = 0.0
     which: GpuSelection = field(default_factory=GpuSelection)
+    neighbours: Neighbours = field(default_factory=Neighbours)
+    owner: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus <= MAX_SLICES:
@@ -70,6 +76,17 @@ class Request:
     def is_whole(self) -> bool:
         """Whether it asks for whole GPUs."""
         return self.amount is None
+
+    @property
+    def occupant(self) -> Occupant:
+        """Its slices as their neighbours would see them."""
+        asked = self.neighbours
+        return Occupant(self.owner, asked.label or "", asked.apart_from, asked.alone)
+
+    def of_owner(self, uid: int, name: str | None) -> Request:
+        """The same as that user asks for it; without a label, `name` is its label."""
+        label = self.neighbours.label or name
+        return replace(self, owner=uid, neighbours=replace(self.neighbours, label=label))
 
     def bytes_on(self, gpu: Gpu) -> int:
         """The bytes that it asks for on that GPU."""

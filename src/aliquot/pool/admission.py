@@ -137,6 +137,7 @@ class RunAdmission:
                     name,
                     slices,
                     together=run.request.together,
+                    neighbours=run.request.neighbours,
                     owner=run.owner.uid,
                     pid=run.pid,
                     started=run.started,
@@ -154,6 +155,7 @@ def _restricted(run: RunRequest, status: Status) -> RunRequest:
     if run.visible is not None:
         among = tuple(one.gpu.uuid for one in visible_gpus(status.gpus, run.visible))
     request = with_named_gpus(run.request, [one.gpu for one in status.gpus])
-    run = replace(run, request=replace(request, among=among))
+    request = replace(request, among=among).of_owner(run.owner.uid, run.name)
+    run = replace(run, request=request)
     MachinePlan.of_empty(status).put(run.request, 1)
     return run

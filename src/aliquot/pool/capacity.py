@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.model import ComputeUse, Grant, GrantState, SliceUse
 from aliquot.model.errors import NoCapacityError
+from aliquot.model.neighbours import why_not_beside
 from aliquot.slices.gpu_choice import WAIT, describe_free, find_gpus, fits
 from aliquot.slices.grant_creation import without_grants
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from aliquot.placement.core.demand import Demand
     from aliquot.placement.elastic.feasibility import JobWorkers
     from aliquot.slices.control import SharedGpu, Status
+
+_NOBODY = -1
 
 
 @dataclass
@@ -67,7 +70,7 @@ class MachinePlan:
         for _ in range(count):
             gpus = find_gpus(request, plan.gpus, plan.grants)
             slices = [request.slice_of(gpu) for gpu in gpus]
-            plan = plan._with(_planned(slices))
+            plan = plan._with(_planned(slices, request))
             placed.append(slices)
         return plan, placed
 
@@ -76,7 +79,7 @@ class MachinePlan:
         plan = self
         for grant in parked:
             plan._check_is_free(grant)
-            plan = plan._with(_planned(grant.slices))
+            plan = plan._with(_planned(grant.slices, grant))
         return plan
 
     def take_back(self, grant: Grant) -> MachinePlan:
@@ -92,6 +95,10 @@ class MachinePlan:
             if not fits(part, one, self.grants):
                 left = describe_free(one, self.grants, with_compute=True)
                 raise NoCapacityError(f"what {grant.name} had is not free: {left}", WAIT)
+            there = (other for other in self.grants if other.slices_on(part.gpu_uuid))
+            why = why_not_beside(grant.occupant, (one.occupant for one in there))
+            if why is not None:
+                raise NoCapacityError(f"{grant.name} cannot return to {one.gpu}: {why}", WAIT)
 
     def put_with_parked(self, request: Request, count: int) -> list[list[Slice]]:
         """Slices for `count` more workers, if possible such that parked grants can still return.
@@ -127,6 +134,8 @@ def held_gpus(grant: Grant, gpus: Iterable[SharedGpu]) -> float:
     """How many GPUs a grant counts as: of each the part of memory or compute that is more."""
     if grant.state is GrantState.PARKED:
         return 0.0
+    if grant.neighbours.alone:
+        return float(len(grant.slices))
     sizes = {one.gpu.uuid: one.gpu.memory_bytes for one in gpus}
     parts = (
         max(one.memory_bytes / max(1, sizes.get(one.gpu_uuid, 0)), one.compute_percent / 100)
@@ -201,16 +210,20 @@ def place(
     return plan.put_back(parked) if parked and size else plan.put(request, size)[0]
 
 
-def _planned(slices: Iterable[Slice]) -> Grant:
+def _planned(slices: Iterable[Slice], asked: Request | Grant) -> Grant:
+    """A grant that does not exist, as its neighbours would see it."""
+    seen = asked.occupant
+    slices = tuple(slices)
     return Grant(
         name="",
         directory="",
         owner_pid=None,
         owner_alive=False,
-        owner_uid=0,
+        owner_uid=_NOBODY if seen.owner is None else seen.owner,
+        neighbours=replace(asked.neighbours, label=seen.label or None),
         created=0.0,
         broken=None,
-        slices=tuple(slices),
+        slices=slices,
         use=tuple(SliceUse(part.gpu_uuid, 0, 0) for part in slices),
         compute=tuple(ComputeUse() for _ in slices),
         processes=(),

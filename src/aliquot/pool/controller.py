@@ -138,7 +138,7 @@ class PoolController:
         self._new_jobs.check_queue(caller, job.queue)
         self._new_jobs.check_stops_in_time(submission)
         job = self._new_jobs.with_named_gpus(job)
-        self._new_jobs.check_fits_empty_machine(job)
+        self._new_jobs.check_fits_empty_machine(job, submission.owner)
         with self._submitting:  # two at once would get one name, or pass a limit together
             made = self._new_jobs.made(replace(submission, job=job), indices, at_once)
             added = self.store.add_all(made, JobState(since=now))
@@ -181,7 +181,7 @@ class PoolController:
                     "Give more with --time, or end it with: aliquot cancel",
                 )
             self._new_jobs.check_queue(caller, after.queue)
-            self._new_jobs.check_fits_empty_machine(after)
+            self._new_jobs.check_fits_empty_machine(after, stored.owner)
             if after == job:
                 return stored
             saved = self.store.update(stored, after, f"changed by {caller.owner.name}")

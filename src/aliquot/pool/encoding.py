@@ -23,6 +23,7 @@ from aliquot.model.job import (
     check_indices,
 )
 from aliquot.model.job_state import JobState, Stage, Stopping, read_slots
+from aliquot.model.neighbours import Neighbours
 from aliquot.model.selection import GpuSelection
 
 if TYPE_CHECKING:
@@ -42,11 +43,12 @@ _NAMES = {
     "Request": Request,
     "Amount": Amount,
     "GpuSelection": GpuSelection,
+    "Neighbours": Neighbours,
     "Priority": Priority,
 }
 
 
-def _names(kind: type[Job | JobChange | Request | GpuSelection]) -> frozenset[str]:
+def _names(kind: type[Job | JobChange | Request | GpuSelection | Neighbours]) -> frozenset[str]:
     return frozenset(one.name for one in fields_of(kind))
 
 
@@ -199,6 +201,9 @@ def encode_request(request: Request) -> dict[str, Any]:
         del fields["min_strength"]
     if not request.which:
         del fields["which"]
+    if not request.neighbours:
+        del fields["neighbours"]
+    del fields["owner"]  # the pool knows it from the socket of the request
     return fields
 
 
@@ -215,6 +220,8 @@ def decode_request(fields: dict[str, Any]) -> Request:
             "priority": Priority(fields["priority"]),
             "among": None,  # the pool decides that
             "which": _decode_selection(fields.get("which", {})),
+            "neighbours": _decode_neighbours(fields.get("neighbours", {})),
+            "owner": None,
         }
     )
     _check_type("request", request, Request)
@@ -224,6 +231,12 @@ def decode_request(fields: dict[str, Any]) -> Request:
 def _decode_selection(fields: dict[str, Any]) -> GpuSelection:
     _check_known("selection of GPUs", fields, _names(GpuSelection))
     return GpuSelection(**{name: _decode_words(words) for name, words in fields.items()})
+
+
+def _decode_neighbours(fields: dict[str, Any]) -> Neighbours:
+    _check_known("request's neighbours", fields, _names(Neighbours))
+    apart = _decode_words(fields.get("apart_from", []))
+    return Neighbours(**{**fields, "apart_from": apart})
 
 
 def _decode_words(words: Any) -> tuple[str, ...]:

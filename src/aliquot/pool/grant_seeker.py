@@ -179,7 +179,8 @@ class GrantSeeker:
     def _explained(self, error: NoCapacityError) -> NoCapacityError:
         status = control.status(self.state.directory)
         gpus = visible_gpus(status.gpus, os.environ.get(VISIBLE))
-        return explained(error, self.request, gpus, self.state, status, self.queue)
+        request = self.request.of_owner(os.geteuid(), self.name)
+        return explained(error, request, gpus, self.state, status, self.queue)
 
     def _check_can_ever_fit(self) -> None:
         """Raise NoCapacityError if the request does not even fit the empty machine."""

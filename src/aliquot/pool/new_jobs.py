@@ -25,6 +25,7 @@ from aliquot.pool.capacity import MachinePlan
 from aliquot.pool.encoding import encode_submission
 from aliquot.pool.peers import group_names
 from aliquot.pool.policy import DEFAULT_JOBS
+from aliquot.pool.workers import job_label
 from aliquot.slices.named_gpus import with_named_gpus
 
 if TYPE_CHECKING:
@@ -116,19 +117,20 @@ class NewJobs:
         gpus = [one.gpu for one in self.workers.arbiter_status().gpus]
         return replace(job, request=with_named_gpus(job.request, gpus))
 
-    def check_fits_empty_machine(self, job: Job) -> None:
+    def check_fits_empty_machine(self, job: Job, owner: Owner) -> None:
         """Raise NoCapacityError if its smallest size does not fit the empty machine."""
         status = self.workers.arbiter_status()
         plan = MachinePlan.of_empty(status)
+        if job.name:
+            check_job_name(job.name)
+        request = job.request.of_owner(owner.uid, job_label(job))
         try:
-            plan.put(job.request, job.sizes.least)
+            plan.put(request, job.sizes.least)
         except NoCapacityError as error:
             if job.sizes.least == 1:
                 raise
             most = next(
-                count
-                for count in reversed(range(job.sizes.least))
-                if plan.holds(job.request, count)
+                count for count in reversed(range(job.sizes.least)) if plan.holds(request, count)
             )
             raise NoCapacityError(
                 f"{job.sizes.least} workers of {_describe_request(job)} each do not fit this"

@@ -26,7 +26,14 @@ from aliquot.pool.capacity import MachineCapacity, MachinePlan, place
 from aliquot.pool.expected import WaitingTurn, expected_starts
 from aliquot.pool.progress import pause_after_resize
 from aliquot.pool.runs import RunMode, Waiting
-from aliquot.pool.workers import allocated_slots, grant_name, grant_prefix, parked_grants
+from aliquot.pool.workers import (
+    allocated_slots,
+    grant_name,
+    grant_prefix,
+    parked_grants,
+    requested_by,
+)
+from aliquot.slices.gpu_choice import neighbours_matter
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -282,7 +289,7 @@ class _Outlook:
         job, state = self.jobs[name].job, self.jobs[name].state
         limit = job.time_seconds
         left = None if limit is None else limit - state.used_seconds + _stop_seconds(job)
-        return WaitingTurn(name, job.request, job.sizes.least, left)
+        return WaitingTurn(name, requested_by(self.jobs[name]), job.sizes.least, left)
 
     def _ends(self) -> Iterator[tuple[float, Sequence[Grant]]]:
         """When jobs that have workers have ended at the latest, and what they have until then."""
@@ -380,6 +387,9 @@ def _elastic_grant(one: AdmittedGrant, status: Status) -> Elastic:
     ]
     largest = max(part.memory_bytes for part in one.grant.slices)
     milli = min(WHOLE_MILLI, max(parts))
+    if one.grant.neighbours.alone:
+        largest = max(sizes.get(part.gpu_uuid, 0) for part in one.grant.slices)
+        milli = WHOLE_MILLI
     return Elastic(
         name=f"grant {one.grant.name}",
         sizes=Sizes((1,)),
@@ -396,6 +406,8 @@ def _feasibility(
     parked: dict[str, Collection[Grant]] = {
         scheduled_name(one): parked_grants(one, status).values() for one in jobs
     }
+    asked = [*(stored.job.request for stored in jobs), *(run.request for run in runs)]
+    neighbours = any(neighbours_matter(one, status.grants) for one in asked)
     workers = {
         scheduled_name(stored): JobWorkers(
             name=scheduled_name(stored),
@@ -403,14 +415,14 @@ def _feasibility(
             held=tuple(grants[name] for name in _grants(stored, status)),
             size=stored.state.size if _has_its_gpus(stored, status) else None,
             pinned=bool(parked[scheduled_name(stored)]),
-            choosy=_is_choosy(stored.job.request),
+            choosy=neighbours or _is_choosy(stored.job.request),
         )
         for stored in jobs
     }
-    requests = {scheduled_name(stored): stored.job.request for stored in jobs}
+    requests = {scheduled_name(stored): requested_by(stored) for stored in jobs}
     for run in runs:
         name = run_name(run)
-        member, choosy = (_demand(run.request, status),), _is_choosy(run.request)
+        member, choosy = (_demand(run.request, status),), neighbours or _is_choosy(run.request)
         workers[name] = JobWorkers(name=name, member=member, choosy=choosy)
         requests[name], parked[name] = run.request, ()
     return Feasibility(MachineCapacity(MachinePlan.of(status), requests, parked), workers)
@@ -453,7 +465,7 @@ def _resized(plan: MachinePlan, stored: StoredJob, status: Status, size: int) ->
 
 
 def _placed(plan: MachinePlan, stored: StoredJob, status: Status, size: int) -> MachinePlan:
-    return place(plan, stored.job.request, size, parked_grants(stored, status).values())
+    return place(plan, requested_by(stored), size, parked_grants(stored, status).values())
 
 
 def _grants(stored: StoredJob, status: Status) -> list[str]:
@@ -461,8 +473,8 @@ def _grants(stored: StoredJob, status: Status) -> list[str]:
 
 
 def _demand(request: Request, status: Status) -> Demand:
-    """What one worker counts against its queue's quota."""
-    if request.is_whole:
+    """What one worker counts against its queue's quota: all of GPUs on which it is alone."""
+    if request.is_whole or request.neighbours.alone:
         return Demand(gpus=request.gpus, min_strength=request.min_strength)
     largest = max((one.gpu for one in status.gpus), key=lambda gpu: gpu.memory_bytes)
     size = request.bytes_on(largest)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from aliquot.devices import Driver
-    from aliquot.model import Grant
+    from aliquot.model import Grant, Request
     from aliquot.model.actions import Action
     from aliquot.model.job import Job
     from aliquot.model.job_state import ObservedWorker
@@ -148,7 +148,9 @@ class LocalWorkers:
             existing = {grant.name for grant in status.grants}
             mine = {grant_name(stored, slot) for slot in slots}
             plan = MachinePlan.of(status).without(mine)  # leftovers of an interrupted reservation
-            placed = plan.put_with_parked(job.request, len(slots))
+            asked = requested_by(stored)
+            placed = plan.put_with_parked(asked, len(slots))
+            knows = status.knows_neighbours or asked.neighbours.asks
             for slot, parts in zip(slots, placed, strict=True):
                 name, folder = grant_name(stored, slot), self._folder(job, slot)
                 folder.create(owner)
@@ -159,6 +161,7 @@ class LocalWorkers:
                     _plain_name(job, slot),
                     parts,
                     together=_group(job),
+                    neighbours=asked.neighbours if knows else None,
                     owner=owner.uid,
                 )
                 made.append(name)
@@ -342,6 +345,17 @@ def grant_name(stored: StoredJob, slot: Slot) -> str:
 def _plain_name(job: Job, slot: Slot) -> str:
     """How the user of the job names it."""
     return f"{job.name}.{job.number}.{slot}"
+
+
+def requested_by(stored: StoredJob) -> Request:
+    """What each worker of a job asks for. Its label is by default the name of the job or array."""
+    job = stored.job
+    return job.request.of_owner(stored.owner.uid, job_label(job))
+
+
+def job_label(job: Job) -> str | None:
+    """The label of a job's slices if it gives none."""
+    return (job.array.name if job.array is not None else job.name) or None
 
 
 def _group(job: Job) -> str:

@@ -51,6 +51,7 @@ from aliquot.model.errors import (
     UnsupportedError,
     UserLimitError,
 )
+from aliquot.model.neighbours import Neighbours
 from aliquot.model.strength import UNKNOWN, Throughput, strength_of
 from aliquot.slices import procfs, silence
 
@@ -142,6 +143,11 @@ class Status:
     driver_version: str = ""
 
     @property
+    def knows_neighbours(self) -> bool:
+        """Whether this arbiter keeps slices apart and alone; an older one refuses to."""
+        return bool(self.answer.get("knows_neighbours", False))
+
+    @property
     def admission(self) -> Admission:
         """Who may ask this arbiter for grants."""
         return Admission(self.answer.get("admission", Admission.USERS))  # an older one has none
@@ -210,6 +216,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     *,
     kept: bool = False,
     together: str | None = None,
+    neighbours: Neighbours | None = None,
     owner: int | None = None,
     pid: int | None = None,
     started: int | None = None,
@@ -218,7 +225,8 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
 
     The mark differs from that of a later grant of the same name. This process owns the grant. A
     `kept` grant has no owner and stays until `end`; only root and the arbiter's user may make one.
-    Grants of one user that are made with the same `together` hold their GPUs together.
+    Grants of one user that are made with the same `together` hold their GPUs together. The arbiter
+    keeps other grants away as `neighbours` says, but does not look for a GPU `beside` any.
 
     Root can make a grant of the user `owner`, within that user's limits, which only that user and
     root can join. It is kept; with `pid` it is owned by that process, as if that process had asked.
@@ -235,6 +243,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
         *([f"owner={owner}"] if owner is not None else []),
         *([f"pid={pid} started={started}"] if pid is not None else []),
         *([f"together={together}"] if together else []),
+        *(() if neighbours is None else _neighbour_arguments(name, neighbours)),
         *map(_argument, slices),
     ]
     answer = ask(directory, " ".join(arguments))
@@ -242,6 +251,15 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
         return str(answer["grant"])
     except KeyError as error:
         raise ArbiterError(f"the arbiter in {directory} made no grant: {answer}") from error
+
+
+def _neighbour_arguments(name: str, neighbours: Neighbours) -> Iterator[str]:
+    if neighbours.label not in {None, name}:
+        yield f"label={neighbours.label}"
+    if neighbours.apart_from:
+        yield f"apart={','.join(dict.fromkeys(neighbours.apart_from))}"
+    if neighbours.alone:
+        yield "alone=1"
 
 
 def end(directory: Path, name: str) -> bool:
@@ -453,6 +471,11 @@ def _grant(reply: dict[str, Any]) -> Grant:
         life=Life(reply["life"]),
         state=GrantState(reply.get("state", GrantState.ACTIVE)),  # an older arbiter has none
         together=reply.get("together"),
+        neighbours=Neighbours(
+            label=reply.get("label"),  # an older arbiter has none of these
+            apart_from=tuple(reply.get("apart", ())),
+            alone=reply.get("alone", False),
+        ),
         created=reply["created"],
         broken=reply["broken"],
         cgroup=reply.get("cgroup"),

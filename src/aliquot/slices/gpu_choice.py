@@ -12,14 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.model import format_bytes
+from aliquot.model import GrantState, format_bytes
 from aliquot.model.errors import NoCapacityError
 from aliquot.model.strength import UNKNOWN, format_strength
 from aliquot.placement.choose.machine import (
     GpuCapacity,
     choose_gpus,
     is_strong_enough,
+    label_to_join,
     preference,
+    why_unwelcome,
 )
 from aliquot.slices.contexts import context_bytes, describe_too_small
 
@@ -72,7 +74,13 @@ def find_gpus(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Gran
             "Request fewer with --gpus.",
         )
     usable = _able(request, gpus)
-    fitting = [one for one in usable if _request_fits(request, one, grants)]
+    roomy = [one for one in usable if _request_fits(request, one, grants)]
+    fitting = [one for one in roomy if _unwelcome(request, one, grants) is None]
+    if len(fitting) < request.gpus <= len(roomy):
+        raise NoCapacityError(
+            _bad_neighbours(request, usable, grants, len(fitting)),
+            f"Change --with, --apart-from or --alone, {WAIT}",
+        )
     if len(fitting) < request.gpus:
         raise NoCapacityError(
             _no_capacity(request, gpus, grants, len(fitting)),
@@ -118,6 +126,21 @@ def _capacity(one: SharedGpu, grants: Sequence[Grant]) -> GpuCapacity:
         holders=_slices_on(one, grants),
         strangers=bool(one.strangers),
     )
+
+
+def neighbours_matter(request: Request, grants: Sequence[Grant]) -> bool:
+    """Whether the request or a grant says which slices may be beside it."""
+    return request.neighbours.asks or any(grant.neighbours.asks for grant in grants)
+
+
+def _unwelcome(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> str | None:
+    """Why the request may not be beside the slices of a GPU, as a clause; None if it may."""
+    if not neighbours_matter(request, grants):
+        return None
+    present = (grant.occupant for grant in grants if grant.state is not GrantState.PARKED)
+    beside = label_to_join(request, present)
+    here = [grant.occupant for grant in grants if grant.slices_on(one.gpu.uuid)]
+    return why_unwelcome(request, here, beside)
 
 
 def free_bytes(one: SharedGpu) -> int:
@@ -171,7 +194,7 @@ def _lack(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> str | No
     if not _has_compute(request, one, grants):
         users = describe_users(one, grants, with_compute=True)
         return f"{free_percent(one, grants)}% of its compute time free{users}"
-    return None
+    return _unwelcome(request, one, grants)
 
 
 def _lasting_lack(request: Request, one: SharedGpu) -> str | None:
@@ -284,10 +307,26 @@ def _no_capacity(
     return "\n".join([f"{wanted}:", *lines])
 
 
+def _bad_neighbours(
+    request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant], enough: int
+) -> str:
+    several = f"{_count(request.gpus)} requested, {enough} takes"
+    wanted = "no GPU takes" if enough == 0 else several
+    with_compute = bool(request.compute_percent)
+    lines = [
+        f"  {_unfit(request, one, grants, with_compute=with_compute)}"
+        for one in gpus
+        if _lack(request, one, grants) is not None
+    ]
+    return "\n".join([f"{wanted} it beside the slices there:", *lines])
+
+
 def _unfit(request: Request, one: SharedGpu, grants: Sequence[Grant], *, with_compute: bool) -> str:
     """Why a GPU is not among those with enough free capacity."""
     if not_selected := request.which.why_not(one.gpu):
         return f"{one.gpu}: {not_selected}"
+    if _request_fits(request, one, grants) and (why := _unwelcome(request, one, grants)):
+        return f"{one.gpu} {why.removeprefix('it ')}"
     return describe_free(one, grants, with_compute=with_compute)
 
 

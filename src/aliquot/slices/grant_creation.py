@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aliquot.devices import check_version, read_inventory
-from aliquot.model import check_name
+from aliquot.model import Priority, check_name
 from aliquot.model.errors import AliquotError, NameInUseError, NoCapacityError
 from aliquot.slices import arbiter_process, control, state_directory, user_limits
 from aliquot.slices.gpu_choice import find_gpus, judge_gpus
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from aliquot.devices import Driver, Shape
-    from aliquot.model import Gpu, Grant, Request
+    from aliquot.model import Gpu, Grant, Request, Slice
     from aliquot.slices.gpu_choice import GpuVerdict
     from aliquot.slices.state_directory import StateDirectory
 
@@ -110,6 +110,7 @@ def preview_grant(
     else:
         gpus, grants = status.gpus, status.grants
     request = with_named_gpus(request, [one.gpu for one in gpus])
+    request = request.of_owner(os.geteuid(), name)
     named = os.environ.get(VISIBLE)
     visible = visible_gpus(gpus, named)
     verdicts = tuple(judge_gpus(request, visible, grants))
@@ -133,14 +134,25 @@ def _check_limits(state: StateDirectory, request: Request, gpus: Sequence[Gpu]) 
         report = user_limits.read_limits(state.directory)
     except control.NoArbiterError:
         return
-    user_limits.check(report, os.geteuid(), [request.slice_of(gpu) for gpu in gpus])
+    user_limits.check(report, os.geteuid(), [_charged(request, gpu) for gpu in gpus])
+
+
+def _charged(request: Request, gpu: Gpu) -> Slice:
+    """What counts against its user's limits: all of a GPU on which it is alone."""
+    part = request.slice_of(gpu)
+    if not request.neighbours.alone:
+        return part
+    normal = Priority.NORMAL
+    return replace(part, memory_bytes=gpu.memory_bytes, compute_percent=100, priority=normal)
 
 
 def _make(state: Path, request: Request, name: str) -> NewGrant:
     status = control.status(state)
-    gpus = _choose(request, status.gpus, status.grants, os.environ.get(VISIBLE))
+    asked = request.of_owner(os.geteuid(), name)
+    gpus = _choose(asked, status.gpus, status.grants, os.environ.get(VISIBLE))
     slices = [request.slice_of(gpu) for gpu in gpus]
-    marked = control.make(state, name, slices, together=request.together)
+    together, neighbours = request.together, request.neighbours
+    marked = control.make(state, name, slices, together=together, neighbours=neighbours)
     chosen = {gpu.uuid for gpu in gpus}
     return NewGrant(name, marked, tuple(one for one in status.gpus if one.gpu.uuid in chosen))
 

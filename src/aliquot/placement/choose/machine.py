@@ -5,8 +5,9 @@ that is already sliced, so whole GPUs stay whole for requests that need one; of 
 model, and of these to the one with the least free that still fits it. Whole GPUs are taken of the
 strongest model. A GPU in trouble comes last, sliced or not: one that a program outside
 Aliquot uses, that has less free than the allocations say, or that admits one process at a time. A
-whole GPU is one that nobody holds. Several GPUs are chosen for the best slowest link among those
-that are equally good.
+whole GPU is one that nobody holds. A request goes only beside slices that it accepts and that
+accept it (`model.neighbours`). Several GPUs are chosen for the best slowest link among those that
+are equally good.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aliquot.model.neighbours import why_not_beside
 from aliquot.placement.core.links import closest, rank
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from aliquot.model import Gpu, Request
+    from aliquot.model.neighbours import Occupant
     from aliquot.placement.core.links import Links
 
 
@@ -28,7 +31,8 @@ class GpuCapacity:
     """A GPU with what a new slice can have of it.
 
     `unused_bytes` is what the driver itself says nobody uses, `holders` how many slices it has,
-    `strangers` whether programs outside every grant use it.
+    `strangers` whether programs outside every grant use it. `occupants` are its slices, as their
+    neighbours see them.
     """
 
     gpu: Gpu
@@ -37,12 +41,18 @@ class GpuCapacity:
     unused_bytes: int
     holders: int
     strangers: bool = False
+    occupants: tuple[Occupant, ...] = ()
 
 
 def choose_gpus(request: Request, gpus: Sequence[GpuCapacity]) -> list[Gpu] | None:
     """The GPUs for a request, by index, as many as it asks for; None if too few fit."""
     gpus = sorted(gpus, key=lambda one: one.gpu.index)
-    fitting = {number: one for number, one in enumerate(gpus) if fits(request, one)}
+    beside = label_to_join(request, (one for gpu in gpus for one in gpu.occupants))
+    fitting = {
+        number: one
+        for number, one in enumerate(gpus)
+        if fits(request, one) and why_unwelcome(request, one.occupants, beside) is None
+    }
     if len(fitting) < request.gpus:
         return None
     order = {number: _packed(request, one) for number, one in fitting.items()}
@@ -66,6 +76,30 @@ def fits(request: Request, one: GpuCapacity) -> bool:
     if request.is_whole:
         return one.holders == 0
     return request.bytes_on(one.gpu) <= one.bytes_free
+
+
+def label_to_join(request: Request, occupants: Iterable[Occupant]) -> str | None:
+    """The label that the request must be with: the one it names, if a slice of its user has it."""
+    beside, me = request.neighbours.beside, request.occupant
+    if beside is None:
+        return None
+    there = any(one.label == beside and one.is_known_to(me) for one in occupants)
+    return beside if there else None
+
+
+def why_unwelcome(
+    request: Request, occupants: Sequence[Occupant], beside: str | None
+) -> str | None:
+    """Why the request may not be on a GPU with these slices, as a clause; None if it may.
+
+    `beside` is the label that it must be with, by `label_to_join` of all GPUs.
+    """
+    me = request.occupant
+    if (why := why_not_beside(me, occupants)) is not None:
+        return why
+    if beside is None or any(one.label == beside and one.is_known_to(me) for one in occupants):
+        return None
+    return f"it has no slice {beside}, which {me.label or 'this request'} asks to be with"
 
 
 def is_strong_enough(request: Request, gpu: Gpu) -> bool:

@@ -1,0 +1,172 @@
+"""Jobs and commands that are with, apart from, or alone: in plans, in the schedule and for real."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aliquot.model import Amount, GrantState, Request
+from aliquot.model.errors import InvalidValueError, NoCapacityError
+from aliquot.model.job import ArrayIndex, Job
+from aliquot.model.neighbours import Neighbours
+from aliquot.model.owner import Owner
+from aliquot.placement.queues.quota import Bound
+from aliquot.pool.capacity import MachinePlan, held_gpus
+from aliquot.pool.encoding import Submission, decode_submission, encode_submission
+from aliquot.pool.schedule import PoolScheduler, UserShares, run_name
+from aliquot.pool.workers import job_label
+from aliquot.slices.control import Status
+from pool.test_batch import FOREVER
+from pool.test_run_schedule import ALICE, BOB, NOW, run
+from support import GIB, make_grant, make_shared
+
+if TYPE_CHECKING:
+    from pool.conftest import PoolUp
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def asked(owner: int = 7, **says: object) -> Request:
+    neighbours = Neighbours(**says)  # type: ignore[arg-type]
+    return Request(memory=Amount(bytes=8 * GIB), neighbours=neighbours, owner=owner)
+
+
+def empty(gpus: int) -> MachinePlan:
+    return MachinePlan(tuple(make_shared(index) for index in range(gpus)), ())
+
+
+class TestPlans:
+    def test_workers_of_one_label_that_are_apart_have_different_gpus(self) -> None:
+        web = asked(label="web", apart_from=("web",))
+        _, placed = empty(3).put(web, 3)
+        assert len({part.gpu_uuid for parts in placed for part in parts}) == 3
+        with pytest.raises(NoCapacityError, match="GPU 0 has the slice web, which web asks to be"):
+            empty(3).put(web, 4)
+
+    def test_what_is_planned_counts_for_what_comes_later(self) -> None:
+        plan, _ = empty(2).put(asked(label="train"), 1)
+        plan, _ = plan.put(asked(label="eval", apart_from=("train",)), 1)
+        with pytest.raises(NoCapacityError) as caught:
+            plan.put(asked(label="bench", alone=True), 1)
+        assert caught.value.message == (
+            "no GPU takes it beside the slices there:\n"
+            "  GPU 0 has the slice train, and bench asks to be alone\n"
+            "  GPU 1 has the slice eval, and bench asks to be alone"
+        )
+        assert "--alone" in str(caught.value.hint)
+        plan, [[part]] = plan.put(asked(label="x", beside="eval"), 1)
+        assert part.gpu_uuid == make_shared(1).gpu.uuid
+        assert plan.holds(asked(owner=8, label="train", apart_from=("eval", "train")), 1)
+
+    def test_a_parked_grant_returns_only_beside_slices_that_it_accepts(self) -> None:
+        parked = replace(
+            make_grant("frozen", gpu0=8 * GIB),
+            owner_uid=7,
+            state=GrantState.PARKED,
+            neighbours=Neighbours(apart_from=("train",)),
+        )
+        plan = MachinePlan((make_shared(0),), (parked,))
+        assert len(plan.put_back([parked]).grants) == 2
+        plan, _ = plan.put(asked(label="train"), 1)
+        with pytest.raises(NoCapacityError, match="frozen cannot return to GPU 0: it has the"):
+            plan.put_back([parked])
+
+    def test_a_grant_that_is_alone_counts_as_its_whole_gpus(self) -> None:
+        grant = make_grant("a", gpu0=8 * GIB, gpu1=8 * GIB)
+        gpus = [make_shared(0), make_shared(1)]
+        assert held_gpus(grant, gpus) == pytest.approx(0.2)
+        assert held_gpus(replace(grant, neighbours=Neighbours(alone=True)), gpus) == 2
+
+
+def test_the_label_of_a_job_is_its_name_or_that_of_its_array() -> None:
+    job = Job(3, "train", ("true",), Request())
+    assert job_label(job) == "train"
+    assert job_label(replace(job, name="train-2", array=ArrayIndex("train", 2, None))) == "train"
+
+
+def test_a_job_keeps_what_it_says_about_its_neighbours() -> None:
+    says = Neighbours("web", "cache", ("train", "eval"))
+    job = Job(3, "a", ("true",), Request(neighbours=says))
+    one = Submission(Owner(1000, 1000, "alice"), job, "/bin/true", "/")
+    assert decode_submission(json.loads(json.dumps(encode_submission(one))), one.owner) == one
+    forged = encode_submission(one)
+    forged["request"]["owner"] = 0  # whose labels count is not for the request to say
+    assert decode_submission(forged, one.owner).job.request.owner is None
+    plain = replace(one, job=replace(job, request=Request()))
+    assert "neighbours" not in encode_submission(plain)["request"]
+    for value in ({"label": 7}, {"apart_from": "web"}, {"alone": 1}, {"later": 1}):
+        forged["request"]["neighbours"] = value
+        with pytest.raises(InvalidValueError):
+            decode_submission(forged, one.owner)
+
+
+def decided(shares: UserShares, gpus: int, *says: Neighbours) -> PoolScheduler:
+    """Which commands of Bob start on GPUs of which one has a slice of Alice that is alone."""
+    alone = replace(
+        make_grant("a", gpu0=8 * GIB), owner_uid=ALICE.uid, neighbours=Neighbours(alone=True)
+    )
+    others = (make_shared(index) for index in range(1, gpus))
+    status = Status(1, (make_shared(0, granted=8 * GIB), *others), (alone,), {})
+    part = Request(memory=Amount(bytes=8 * GIB))
+    runs = [
+        replace(run(n), request=replace(part, neighbours=one).of_owner(BOB.uid, f"b{n}"))
+        for n, one in enumerate(says)
+    ]
+    scheduler = PoolScheduler()
+    list(scheduler.changes([], status, NOW, shares, runs))
+    return scheduler
+
+
+def test_nobody_is_scheduled_beside_a_slice_that_is_alone() -> None:
+    found = decided(UserShares(), 2, Neighbours(), Neighbours(), Neighbours(alone=True))
+    gpus = {run_name(one): [part.gpu_uuid for part in parts] for one, parts in found.admitted}
+    assert gpus == {name: [make_shared(1).gpu.uuid] for name in ("run 0", "run 1")}
+    assert [run_name(one) for one, _ in found.refused] == ["run 2"]
+
+
+def test_a_command_that_is_alone_counts_as_whole_gpus_in_the_limit_of_its_user() -> None:
+    shares = UserShares(limits={"bob": Bound(milli=1000)})
+    found = decided(shares, 3, Neighbours(), Neighbours(alone=True))
+    assert [run_name(one) for one, _ in found.admitted] == ["run 0"]
+    ((_, why),) = found.refused
+    assert "bob" in why
+    found = decided(UserShares(), 3, Neighbours(), Neighbours(alone=True))
+    assert len(found.admitted) == 2
+
+
+class TestPool:
+    def test_jobs_are_apart_with_and_alone(self, pool: PoolUp) -> None:
+        def gpu_of(name: str) -> str:
+            pool.wait_for(name, "Running")
+            found = json.loads(pool.ask("ps", "--json").stdout)["grants"]
+            (grant,) = (one for one in found if one["name"].startswith(f"{name}."))
+            return str(grant["slices"][0]["gpu"])
+
+        part = ("--memory", "8GiB")
+        pool.submit("--name", "train", *part, "--", *FOREVER)
+        train = gpu_of("train")
+        pool.submit("--name", "eval", *part, "--apart-from", "train", "--", *FOREVER)
+        assert gpu_of("eval") != train
+        pool.submit("--name", "serve", *part, "--with", "eval", "--", *FOREVER)
+        assert gpu_of("serve") == gpu_of("eval")
+        pool.submit("--name", "bench", *part, "--alone", "--", *FOREVER)
+        bench = gpu_of("bench")
+        assert bench not in {train, gpu_of("eval")}
+        answer = pool.ask("explain", *part)
+        assert "it has the slice bench, which is alone on it" in answer.stdout
+        answer = pool.ask(
+            "run", *part, "--apart-from", "train", "--dry-run", "--json", "--", "true"
+        )
+        (chosen,) = json.loads(answer.stdout)["slices"]
+        assert chosen["gpu"] not in {train, bench}
+        shown = pool.ask("describe", "eval").stdout
+        assert "8 GiB of each, compute equal; --apart-from train" in shown
+
+    def test_workers_that_never_fit_are_refused(self, pool: PoolUp) -> None:
+        web = ("--memory", "8GiB", "--label", "web", "--apart-from", "web")
+        answer = pool.ask("submit", "--workers", "5", *web, "--", *FOREVER)
+        assert answer.returncode == 1
+        assert "do not fit this machine: at most 4 do" in answer.stderr
