@@ -281,7 +281,9 @@ def test_slices_are_with_apart_from_and_alone(cli: Cli, tenants: Tenants) -> Non
     both = ("--apart-from", "train", "--apart-from", "eval")
     answer = cli("run", *part, "--name", "third", *both, "--", "true")
     assert answer.returncode == 1
-    assert answer.stderr.startswith("aliquot: no GPU takes it beside the slices there:\n  GPU 0 has")
+    assert answer.stderr.startswith(
+        "aliquot: no GPU takes it beside the slices there:\n  GPU 0 has"
+    )
     assert "GPU 0 has the slice train, which third asks to be apart from" in answer.stderr
     assert "GPU 1 has the slice eval, which third asks to be apart from" in answer.stderr
     answer = cli("explain", *part, "--alone")

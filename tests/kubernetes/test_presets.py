@@ -97,6 +97,50 @@ def test_hami_all_of_a_gpu_is_a_whole_gpu() -> None:
 def test_hami_gpu_types_are_chosen_by_annotation() -> None:
     notes = {"nvidia.com/use-gputype": "A100,V100"}
     assert only(NVIDIA, manifest({"nvidia.com/gpu": 2}, notes=notes)).models == {"A100", "V100"}
+    notes = {"nvidia.com/nouse-gputype": "a100, V100"}
+    one = only(NVIDIA, manifest({"nvidia.com/gpu": 2}, notes=notes))
+    assert one.not_models == {"a100", "V100"}
+    assert [one.accepts(name) for name in ("NVIDIA A100-SXM4-80GB", "Tesla T4")] == [False, True]
+    assert str(one) == "whole: 2 GPUs and not V100 or a100"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "said"),
+    [
+        ("nvidia.com/use-gpuuuid", "GPU-123", "cannot be chosen by their UUIDs"),
+        ("nvidia.com/nouse-gpuuuid", "GPU-123", "Choose nodes with a nodeSelector, or models"),
+        ("hami.io/node-scheduler-policy", "spread", "how nodes and GPUs are filled"),
+        ("hami.io/gpu-scheduler-policy", "spread", "how nodes and GPUs are filled"),
+        ("nvidia.com/vgpu-mode", "mig", "Leave it out, or write hami-core"),
+        ("nvidia.com/vgpu-mode", "mps", "and not as MIG instances or by MPS"),
+    ],
+)
+def test_what_hami_does_and_aliquot_does_not_is_refused_by_name(
+    annotation: str, value: str, said: str
+) -> None:
+    pod = manifest({"nvidia.com/gpu": 1}, notes={annotation: value})
+    with pytest.raises(InvalidRequestError) as caught:
+        only(NVIDIA, pod)
+    assert caught.value.reason == "UnsupportedAnnotation"
+    assert f"the annotation {annotation} is {value!r}" in str(caught.value)
+    assert said in str(caught.value)
+    assert only(TUYA, pod).gpus == 1  # it means nothing to pods of others
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        ("nvidia.com/use-gpuuuid", ""),
+        ("hami.io/node-scheduler-policy", "binpack"),
+        ("hami.io/gpu-scheduler-policy", "topology-aware"),
+        ("nvidia.com/vgpu-mode", "hami-core"),
+    ],
+)
+def test_what_hami_asks_for_and_aliquot_does_anyway_is_accepted(
+    annotation: str, value: str
+) -> None:
+    pod = manifest({"nvidia.com/gpu": 1}, notes={annotation: value})
+    assert only(NVIDIA, pod).gpus == 1
 
 
 @pytest.mark.parametrize(

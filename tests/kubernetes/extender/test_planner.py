@@ -181,6 +181,38 @@ def test_no_gpu_weaker_than_the_annotation_says_is_chosen(asked: dict[str, Any])
     assert "The strongest of these GPUs has 100: lower aliquot.io/min-strength" in none.message
 
 
+@pytest.mark.parametrize("asked", [{"gpu": 1}, {"sgpu": 1}, {"memory": 4}])
+def test_no_gpu_of_a_model_that_is_excluded_is_chosen(asked: dict[str, Any]) -> None:
+    mixed = make_node("mixed", 2, model="A100")
+    weak = msgspec.structs.replace(mixed.status.gpus[0], model="Tesla T4")
+    status = msgspec.structs.replace(mixed.status, gpus=(weak, mixed.status.gpus[1]))
+    of = planner(
+        make_node("t4", model="Tesla T4"),
+        make_node("a100", model="A100"),
+        msgspec.structs.replace(mixed, status=status),
+        offer=3,
+    )
+
+    def chosen(**notes: str) -> set[str]:
+        named = {f"aliquot.io/{name.replace('_', '-')}": value for name, value in notes.items()}
+        names = ["t4", "a100", "mixed"]
+        return set(of.filter(make_pod(annotations=named, **asked), names).names)
+
+    assert chosen(not_models="t4") == {"a100"}
+    assert chosen(not_models="V100") == {"t4", "a100", "mixed"}
+    assert chosen(models="T4,A100", not_models="a100") == {"t4"}
+    assert chosen(not_models="T4,A100") == set()
+
+
+def test_an_annotation_of_hami_that_is_not_honoured_is_refused_by_name() -> None:
+    of = planner(make_node(), presets=(NVIDIA,))
+    asked: dict[str, Any] = {"nvidia.com/gpu": 1}
+    pod = make_pod(annotations={"nvidia.com/vgpu-mode": "mig"}, **asked)
+    refused = of.filter(pod, ["n1"])
+    assert (refused.names, refused.reason) == ((), "UnsupportedAnnotation")
+    assert "the annotation nvidia.com/vgpu-mode is 'mig'" in refused.message
+
+
 def test_a_node_with_another_strength_than_its_model_is_ranked_by_its_own() -> None:
     of = planner(make_node("n1", model="A100"), make_node("n2", model="A100", strength=50.0))
     assert filtered(of, make_pod(memory=4))[0] == "n2"

@@ -12,6 +12,7 @@ COMPUTE = f"{GROUP}/compute"
 MEMORY = f"{GROUP}/memory"
 GPUS = f"{GROUP}/gpus"
 MODELS = f"{GROUP}/models"
+NOT_MODELS = f"{GROUP}/not-models"
 MIN_STRENGTH = f"{GROUP}/min-strength"
 TOGETHER = f"{GROUP}/together"  # pods of one namespace with the same value hold GPUs together
 PLAN = f"{GROUP}/plan"

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from aliquot.kubernetes.api.names import GROUP, MEMORY_UNIT, MODELS
+from aliquot.kubernetes.api.names import GROUP, MEMORY_UNIT, MODELS, NOT_MODELS
 from aliquot.model.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -39,8 +39,25 @@ SLOTS = 10
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignAnnotation:
+    """An annotation of another project that pods may have, and which values it may have here.
+
+    Aliquot does what the `honoured` values ask for without being asked. A pod with another value is
+    refused: `why` says what Aliquot cannot do, and `hint` what to write instead.
+    """
+
+    name: str
+    honoured: tuple[str, ...]
+    why: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
 class Preset:
-    """The names of resources; an empty one does not exist. `models` is an annotation."""
+    """The names of resources; an empty one does not exist.
+
+    `models` and `not_models` are annotations, and `foreign` those with a fixed meaning.
+    """
 
     name: str
     whole: str = ""
@@ -52,6 +69,8 @@ class Preset:
     per_gpu: bool = False
     whole_by_core: bool = False
     models: str = MODELS
+    not_models: str = NOT_MODELS
+    foreign: tuple[ForeignAnnotation, ...] = ()
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -72,6 +91,27 @@ class Preset:
         )
         return {name: role for name, role in named if name}
 
+
+_BY_UUID = (
+    "GPUs of a cluster cannot be chosen by their UUIDs",
+    "Choose nodes with a nodeSelector, or models with nvidia.com/use-gputype.",
+)
+_FILLING = (
+    "a pod cannot choose how nodes and GPUs are filled: they are filled one after the other",
+    "Leave it out; topologySpreadConstraints and podAntiAffinity spread pods over nodes.",
+)
+_HAMI = (
+    ForeignAnnotation("nvidia.com/use-gpuuuid", (), *_BY_UUID),
+    ForeignAnnotation("nvidia.com/nouse-gpuuuid", (), *_BY_UUID),
+    ForeignAnnotation("hami.io/node-scheduler-policy", ("binpack",), *_FILLING),
+    ForeignAnnotation("hami.io/gpu-scheduler-policy", ("binpack", "topology-aware"), *_FILLING),
+    ForeignAnnotation(
+        "nvidia.com/vgpu-mode",
+        ("hami-core",),
+        "slices are made by software, and not as MIG instances or by MPS",
+        "Leave it out, or write hami-core.",
+    ),
+)
 
 ALIQUOT = Preset(
     name="aliquot",
@@ -102,6 +142,8 @@ NVIDIA = Preset(
     memory_unit=1 << 20,
     per_gpu=True,
     models="nvidia.com/use-gputype",
+    not_models="nvidia.com/nouse-gputype",
+    foreign=_HAMI,
 )
 ALIYUN = Preset(name="aliyun", memory="aliyun.com/gpu-mem", memory_unit=1 << 30)
 

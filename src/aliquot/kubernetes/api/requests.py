@@ -76,10 +76,10 @@ class ContainerRequest:
 
     A slice has `memory` bytes of each GPU, or `memory_percent` of its memory; for a whole or shared
     GPU the memory depends on the GPU and its node. `compute` is percent of each GPU; 0 is an equal
-    part of what the others leave. A GPU's model must contain one of the words `models`, and a GPU
-    weaker than `min_strength` does not fit. `units` is what the kubelet will ask the agent for:
-    resource and count. `init`: the container ends before the others start, and they get its device
-    ids again.
+    part of what the others leave. A GPU's model must contain one of the words `models` and none of
+    `not_models`, and a GPU weaker than `min_strength` does not fit. `units` are what the kubelet
+    asks the agent for: resource and count. `init`: the container ends before the others start, and
+    they get its device ids again.
     """
 
     container: str
@@ -89,11 +89,18 @@ class ContainerRequest:
     memory_percent: int = 0
     compute: int = 0
     models: frozenset[str] = frozenset()
+    not_models: frozenset[str] = frozenset()
     policy: Policy = Policy.ELASTIC
     priority: Priority = Priority.NORMAL
     units: tuple[tuple[str, int], ...] = ()
     init: bool = False
     min_strength: float = 0.0
+
+    def accepts(self, model: str) -> bool:
+        """Whether it may use GPUs of this model."""
+        name = model.casefold()
+        named = not self.models or any(word.casefold() in name for word in self.models)
+        return named and not any(word.casefold() in name for word in self.not_models)
 
     def memory_of(self, gpu_bytes: int, shares: int) -> int:
         """Bytes on a GPU of that size, on a node whose shared GPUs have so many shares."""
@@ -113,6 +120,7 @@ class ContainerRequest:
     def __str__(self) -> str:
         gpus = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
         on = f" of {' or '.join(sorted(self.models))}" if self.models else ""
+        on += f" and not {' or '.join(sorted(self.not_models))}" if self.not_models else ""
         if self.min_strength:
             on += f" with strength {format_strength(self.min_strength)} or more"
         if self.kind != "sliced":
@@ -223,6 +231,7 @@ def _request(
     preset = _preset_of(container, presets)
     if preset is None:
         return None
+    _check_foreign(pod, preset)
     asked = _Asked(pod, container.name, preset, _counts(container, preset))
     kind, gpus, memory, percent, compute = _sizes(asked)
     _check_count(asked, gpus)
@@ -237,7 +246,8 @@ def _request(
         memory=memory,
         memory_percent=percent,
         compute=100 if kind == "whole" else compute,
-        models=_models(pod, preset),
+        models=_models(pod, preset.models),
+        not_models=_models(pod, preset.not_models),
         policy=settings.policy,
         priority=settings.priority,
         units=asked.units(),
@@ -423,13 +433,25 @@ def _check_count(asked: _Asked, gpus: int) -> None:
         )
 
 
-def _models(pod: Pod, preset: Preset) -> frozenset[str]:
-    text = pod.metadata.annotations.get(preset.models, "")
+def _check_foreign(pod: Pod, preset: Preset) -> None:
+    """Refuse what an annotation of another project asks for, if Aliquot does not do it."""
+    for one in preset.foreign:
+        text = pod.metadata.annotations.get(one.name, "").strip()
+        if text and text not in one.honoured:
+            raise InvalidRequestError(
+                "UnsupportedAnnotation",
+                f"the annotation {one.name} is {text!r}: {one.why}",
+                one.hint,
+            )
+
+
+def _models(pod: Pod, annotation: str) -> frozenset[str]:
+    text = pod.metadata.annotations.get(annotation, "")
     words = frozenset(word.strip() for word in text.split(",") if word.strip())
     if text and not words:
         raise InvalidRequestError(
             "InvalidAnnotation",
-            f"the annotation {preset.models} is {text!r}, which names no model",
+            f"the annotation {annotation} is {text!r}, which names no model",
             "Write words of GPU models with commas between them, for example H100,A100.",
         )
     return words

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aliquot.kubernetes.cluster.cluster import Size
-from aliquot.kubernetes.cluster.hardware import KINDS, MIXED, milli_of
+from aliquot.kubernetes.cluster.hardware import CLASS, KINDS, MIXED, milli_of
 from aliquot.placement.core.demand import Demand
 from aliquot.placement.core.fit import lacks_of
 
@@ -38,7 +38,7 @@ def demand_of(
         kind=KINDS[request.kind],
         milli=milli_of(request.kind, request.reserved, shares),
         gpu_bytes=0 if whole else request.memory_of(gpu_bytes, shares),
-        models=_models(request.models, models),
+        models=_models(request, models),
         thrifty=request.kind != "whole",
         min_strength=request.min_strength,
     )
@@ -97,16 +97,13 @@ def _is_everywhere_the_same(request: ContainerRequest) -> bool:
     return request.kind == "whole" or (request.kind == "sliced" and not request.memory_percent)
 
 
-def _models(words: frozenset[str], models: Sequence[str]) -> frozenset[str]:
-    """The models with one of these words in their name; for a mixed node, in all of its models."""
-    if not words:
+def _models(request: ContainerRequest, models: Sequence[str]) -> frozenset[str]:
+    """The models that a request may use; on a mixed node it must accept all of its models."""
+    if not (request.models or request.not_models):
         return frozenset()
-    folded = [word.casefold() for word in words]
-    return (
-        frozenset(
-            model
-            for model in models
-            if all(any(word in one.casefold() for word in folded) for one in model.split(MIXED))
-        )
-        or NO_MODEL
+    allowed = (
+        model
+        for model in models
+        if all(request.accepts(one.partition(CLASS)[0]) for one in model.split(MIXED))
     )
+    return frozenset(allowed) or NO_MODEL

@@ -28,6 +28,7 @@ KINDS: dict[plan.Kind, Kind] = {
     "sliced": Kind.SLICED,
 }
 MIXED = " + "  # between the models of a node that has several
+CLASS = "\0"  # between the name of a model and the number of its nodes' class
 
 
 def spec_of(node: GpuNode) -> NodeHardware:

@@ -17,6 +17,7 @@ import numpy as np
 
 from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.cluster.demands import ANY_SIZE, NO_MODEL, demand_of
+from aliquot.kubernetes.cluster.hardware import CLASS
 from aliquot.kubernetes.cluster.parts import part_of
 from aliquot.placement.choose.strategies import strategy
 from aliquot.placement.core.demand import Placement
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from aliquot.placement.core.allocations import Allocations
     from aliquot.placement.core.demand import Demand
     from aliquot.placement.core.snapshot import Hardware
-
-CLASS = "\0"  # between the name of a model and the number of its nodes' class
 
 
 class ClusterSnapshot:

@@ -155,9 +155,9 @@ def _is_usable(
     request: ContainerRequest,
     gpu: HostGpu,
 ) -> bool:
-    model = gpus[gpu.uuid].model.lower() if gpu.uuid in gpus else ""
-    right = not request.models or any(word.lower() in model for word in request.models)
-    return gpu.healthy and right and allocations.fits_kind(grant, gpu.uuid)
+    model = gpus[gpu.uuid].model if gpu.uuid in gpus else ""
+    is_right = request.accepts(model)
+    return gpu.healthy and is_right and allocations.fits_kind(grant, gpu.uuid)
 
 
 def _candidate(
