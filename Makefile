@@ -137,9 +137,11 @@ proto: build ## regenerate the kubelet's messages from their .proto files
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src \
 		src/aliquot/kubernetes/kubelet/*.proto
 
-# Programs that keep simulated GPUs or a pool busy need the machine for themselves.
+# Programs that keep simulated GPUs or a pool busy need the machine for themselves, and so do limits in
+# seconds.
 test-shares: build ## compute shares, and answers under load: one test at a time
-	$(BIN)/pytest -q -n 0 -m shares tests/credit tests/demo tests/storm tests/outages tests/pool
+	$(BIN)/pytest -q -n 0 -m shares tests/arbiter tests/credit tests/demo tests/storm tests/outages \
+		tests/pool tests/standin
 
 # The race of tests/storm once more, shorter, with everything under a sanitizer.
 test-storm: build/native-address build/native-thread ## the long race, under each sanitizer

@@ -145,6 +145,7 @@ class TestTurns:
         assert second.tell("run", 0) == "runs"
         wait_until(arbiter.is_contended)
 
+    @pytest.mark.shares
     def test_a_killed_process_leaves_the_turns_at_once(
         self, arbiter: Arbiter, pair: tuple[Tenant, Tenant]
     ) -> None:

@@ -66,6 +66,7 @@ def check_turns(arbiter: Arbiter, pair: tuple[Tenant, Tenant]) -> None:
 
 
 class TestBackground:
+    @pytest.mark.shares
     @pytest.mark.parametrize(
         "dead",
         [
@@ -138,6 +139,7 @@ class TestBackground:
 
 
 class TestForeground:
+    @pytest.mark.shares
     def test_the_guard_opens_the_gates_and_leaves_the_restart_to_others(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:

@@ -72,6 +72,7 @@ def test_it_costs_the_arbiter_a_bounded_part_of_a_core(flooded: Arbiter) -> None
     assert used / passed < 0.35
 
 
+@pytest.mark.shares
 def test_another_grant_joins_rings_and_gets_credit_meanwhile(
     flooded: Arbiter, tenants: Tenants
 ) -> None:

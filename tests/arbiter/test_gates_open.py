@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from arbiter import wire
 from arbiter.rig import contend
 from support import on_this_machine, wait_until
@@ -25,6 +27,7 @@ SOON = 0.1
 
 
 class TestArbiterDeath:
+    @pytest.mark.shares
     def test_opens_all_gates_and_the_next_one_uses_the_same_pages(
         self, arbiter: Arbiter, tenants: Tenants
     ) -> None:
@@ -51,6 +54,7 @@ class TestArbiterDeath:
                 wait_until(lambda: arbiter.compute(name)["handovers"] > 2)  # noqa: B023
         assert "not gated" not in arbiter.log.read_text()
 
+    @pytest.mark.shares
     def test_opens_gates_within_100_ms_even_if_no_arbiter_can_start(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants
     ) -> None:
@@ -98,6 +102,7 @@ class TestArbiterDeath:
         wait_until(stopped_arbiter.answers)
         os.close(pipe)
 
+    @pytest.mark.shares
     def test_of_the_parent_opens_all_gates(self, arbiter: Arbiter, tenants: Tenants) -> None:
         pair = contend(arbiter, tenants)
         serving = os.pidfd_open(arbiter.serving_pid())

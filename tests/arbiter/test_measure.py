@@ -310,6 +310,7 @@ class TestHungNvml:
             assert measured.result() == "measured"
         assert hung.status()["gpus"][0]["context_bytes"] == 600 * MIB
 
+    @pytest.mark.shares
     def test_a_first_context_gets_an_estimate_in_time(
         self, hung: Arbiter, tenants: Tenants
     ) -> None:
@@ -334,6 +335,7 @@ class TestMeasureLoop:
         assert answers > 100
         assert machine.count_lists() - before < 1200
 
+    @pytest.mark.shares
     def test_does_not_delay_another_grant(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants
     ) -> None:

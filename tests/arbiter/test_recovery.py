@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 class TestRecovery:
+    @pytest.mark.shares
     def test_a_killed_arbiter_is_restarted(self, arbiter: Arbiter, tenants: Tenants) -> None:
         directory = arbiter.make()
         tenant = tenants(directory)

@@ -187,6 +187,7 @@ class TestStart:
 
 
 class TestSlowClients:
+    @pytest.mark.shares
     def test_a_silent_client_is_closed_and_blocks_nobody(self, arbiter: Arbiter) -> None:
         directory = arbiter.make()
         with ExitStack() as ends:
@@ -205,6 +206,7 @@ class TestSlowClients:
             took = time.monotonic() - begun
             assert 0.8 < took < on_this_machine(4)
 
+    @pytest.mark.shares
     def test_a_first_message_extends_the_timeout(self, arbiter: Arbiter) -> None:
         directory = arbiter.make()
         with wire.connected(directory, "socket", socket.SOCK_SEQPACKET) as tenant:
@@ -237,6 +239,7 @@ class TestSlowClients:
             for _ in range(count)
         ]
 
+    @pytest.mark.shares
     def test_a_tenant_at_its_limit_blocks_only_itself(self, arbiter: Arbiter) -> None:
         greedy, other = arbiter.make("greedy"), arbiter.make("other")
         descriptors = Path(f"/proc/{arbiter.serving_pid()}/fd")
@@ -256,6 +259,7 @@ class TestSlowClients:
                 connection.close()
             assert wire.exchange(greedy, wire.measure_message()).kind == wire.REFUSED
 
+    @pytest.mark.shares
     def test_tenants_never_block_the_control_socket(self, arbiter: Arbiter) -> None:
         grants = [arbiter.make(f"g{number}", MIB) for number in range(18)]
         with ExitStack() as ends:

@@ -250,6 +250,7 @@ class TestDeath:
         machine.drop_process(tenant.pid)
         wait_until(lambda: arbiter.grant("a") is None)
 
+    @pytest.mark.shares
     def test_memory_is_given_back_after_5_s_if_nvml_cannot_tell(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants
     ) -> None:

@@ -181,6 +181,7 @@ class TestEnd:
         stopped_arbiter.start("--unjoined", "end")
         return stopped_arbiter
 
+    @pytest.mark.shares
     def test_is_killed_within_a_second_or_so(
         self, arbiter: Arbiter, machine: Machine, cgroup: Cgroup, programs: Programs
     ) -> None:

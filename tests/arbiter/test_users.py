@@ -284,6 +284,7 @@ while True:
 
 
 class TestFloods:
+    @pytest.mark.shares
     def test_a_user_with_many_open_connections_blocks_no_other(
         self, shared: Arbiter, owners: Owners
     ) -> None:

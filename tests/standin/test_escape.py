@@ -58,6 +58,7 @@ def test_what_it_takes_is_missing_for_the_programs_of_its_grant(
     wait_until(lambda: honest("alloc", GIB)[0] == 0)
 
 
+@pytest.mark.shares
 def test_it_is_ended_and_no_honest_program_is(make_machine: MakeMachine, cgroup: Cgroup) -> None:
     machine = make_machine(options=("--unjoined", "end"))
     grant = grant_of(machine, cgroup)
