@@ -86,8 +86,12 @@ class Pool:
             lambda _: None,
         )
         self.runs: list[RunRequest] = []
-        desk = SimpleNamespace(requests=lambda: list(self.runs))
+        desk = SimpleNamespace(requests=lambda: list(self.runs), cancel=self._cancel)
         self.controller.runs = RunAdmission(cast("RunDesk", desk), folder, self.store)
+
+    def _cancel(self, run: RunRequest, by: str) -> bool:
+        self.runs.remove(run)
+        return bool(by)
 
     def ask(self, who: Caller, method: str, target: str, body: object = None) -> tuple[int, bytes]:
         content = b"" if body is None else json.dumps(body).encode()
@@ -198,6 +202,24 @@ class TestJobsOfOthers:
             found = pool.rows(caller(BOB, admin=admin), query, of="runs")
             assert [row["user"] for row in found] == users
 
+    def test_users_cancel_their_own_commands_and_admins_all(self, pool: Pool) -> None:
+        pool.runs = [run_of(ALICE, "x"), run_of(BOB, "x"), run_of(BOB, "y")]
+        for name in ("alice:nx", f"{ALICE.uid}:nx", "nz"):
+            found = pool.ask(caller(BOB), "GET", f"/v1/jobs/{name}/members?runs=1")
+            ended = pool.ask(caller(BOB), "POST", f"/v1/runs/{name}/cancel")
+            assert (found[0], ended[0]) == (HTTPStatus.NOT_FOUND, HTTPStatus.NOT_FOUND)
+        assert pool.ask(caller(BOB), "GET", "/v1/jobs/nx/members")[0] == HTTPStatus.NOT_FOUND
+        _, content = pool.ask(caller(BOB), "GET", "/v1/jobs/nx/members?runs=1")
+        assert [row["user"] for row in json.loads(content)["runs"]] == ["bob"]
+        status, content = pool.ask(caller(BOB), "POST", "/v1/runs/nx/cancel")
+        assert status == HTTPStatus.OK
+        assert [one.owner.name for one in pool.runs] == ["alice", "bob"]
+        admin = caller(ROOT, admin=True)
+        _, content = pool.ask(admin, "GET", "/v1/jobs/nx/members?runs=1")
+        assert json.loads(content)["hint"] == "Choose one of alice:nx."
+        assert pool.ask(admin, "POST", "/v1/runs/alice:nx/cancel")[0] == HTTPStatus.OK
+        assert [one.shown_name for one in pool.runs] == ["ny"]
+
     def test_finished_jobs_of_others_are_not_listed(self, pool: Pool) -> None:
         for owner in (ALICE, BOB):
             stored = pool.store.add(job_of(owner, "x"), JobState())
@@ -270,7 +292,8 @@ class TestJobsOfOthers:
                 for wanted in (str(number), name, f"{owner.name}:{name}", f"{owner.uid}:{name}"):
                     if owner is ALICE and name in wanted:
                         continue  # the answer may repeat what the caller asked for
-                    for verb in ("", "/log", "/log?tail=9", "/members", "/ranks", "/times"):
+                    asked = ("", "/log", "/log?tail=9", "/members", "/members?runs=1")
+                    for verb in (*asked, "/ranks", "/times"):
                         said += pool.ask(bob, "GET", f"/v1/jobs/{wanted}{verb}")[1]
                     for verb in api.REQUESTS:
                         said += pool.ask(bob, "POST", f"/v1/jobs/{wanted}/{verb}")[1]

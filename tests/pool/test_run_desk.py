@@ -163,6 +163,23 @@ def test_a_client_that_leaves_while_its_grant_is_made_gets_the_grant(asked: Aske
     assert [one["name"] for one in asked.answers()] == ["mine"]
 
 
+def test_a_client_whose_grant_is_being_made_is_not_cancelled(asked: Asked) -> None:
+    with asked.desk.hold(asked.run):
+        assert not asked.desk.cancel(asked.run, "alice")
+        asked.desk.grant(asked.run, "grants/1#2", "mine", [])
+    assert [one["name"] for one in asked.answers()] == ["mine"]
+
+
+def test_a_client_that_is_cancelled_is_told_by_whom_and_gets_nothing(asked: Asked) -> None:
+    assert asked.desk.cancel(asked.run, "alice")
+    assert not asked.desk.cancel(asked.run, "alice")
+    with asked.desk.hold(asked.run) as here:
+        assert not here
+    (answer,) = asked.answers()
+    assert answer["kind"] == "CancelledError"
+    assert "cancelled by alice" in str(answer["error"])
+
+
 def test_nothing_is_made_for_a_client_that_has_left(asked: Asked) -> None:
     asked.leave()
     with asked.desk.hold(asked.run) as here:

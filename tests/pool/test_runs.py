@@ -127,6 +127,31 @@ def test_the_list_of_jobs_has_the_commands_that_wait(pool: PoolUp, runs: Runs) -
     wait_until(lambda: not json.loads(pool.ask("jobs", "--json").stdout)["runs"])
 
 
+def test_a_command_that_waits_is_found_by_its_name_and_cancelled(pool: PoolUp, runs: Runs) -> None:
+    first = runs.fill("--gpus", "4", "--name", "first")
+    waits = runs.start("--gpus", "4", "--name", "mine", "--wait")
+    line_with(waits, "place 1 of 1")
+    unnamed = runs.start("--gpus", "4", "--wait", program=("/bin/true",))
+    line_with(unnamed, "place 2 of 2")
+    pool.submit("--gpus", "4", "--name", "mine", "--", "true")
+    columns = ("--format", "{kind} {name}")
+    assert pool.ask("jobs", "mine", *columns).stdout == "job mine\ncommand mine\n"
+    name = f"true-{unnamed.pid}"
+    assert pool.ask("jobs", name, *columns).stdout == f"command {name}\n"
+    assert {"mine", name} <= set(pool.ask("__names", "jobs").stdout.split())
+    refused = pool.ask("suspend", name)
+    assert (refused.returncode, f"aliquot cancel {name}" in refused.stderr) == (1, True)
+    assert pool.ask("cancel", name).stdout == f"{name}: cancelled\n"
+    assert unnamed.wait(60) == 143
+    assert unnamed.stderr is not None
+    assert "aliquot: cancelled by " in unnamed.stderr.read()
+    assert pool.ask("cancel", "mine").stdout == "mine (1): cancelling\nmine: cancelled\n"
+    assert waits.wait(60) == 143
+    assert first.poll() is None
+    again = pool.ask("cancel", name)
+    assert (again.returncode, "no such job" in again.stderr) == (1, True)
+
+
 def test_a_run_that_ends_leaves_the_queue_at_once(pool: PoolUp, runs: Runs) -> None:
     runs.fill("--gpus", "4")
     second = runs.start("--gpus", "4", "--wait")

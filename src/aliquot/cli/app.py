@@ -50,6 +50,7 @@ from aliquot.cli.start import start_command
 from aliquot.cli.usage import usage_text
 from aliquot.model.errors import (
     AliquotError,
+    CancelledError,
     CommandNotExecutableError,
     CommandNotFoundError,
     InvalidValueError,
@@ -65,6 +66,7 @@ EXIT_CODES: dict[type[AliquotError], int] = {
     CommandNotExecutableError: 126,
     CommandNotFoundError: 127,
     WaitTimeoutError: 75,
+    CancelledError: 143,  # as a job that was cancelled
 }
 
 

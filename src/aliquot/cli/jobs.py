@@ -112,10 +112,13 @@ class Selection:
         return "No such jobs. All jobs: aliquot jobs --all" if is_some else "No jobs."
 
     def listing(self, client: PoolClient) -> JobListing:
-        """These jobs, by number, and these commands. Names are those of jobs."""
+        """These jobs, by number, and these commands."""
         if self.names:
-            found = [job for name in self.names for job in client.members(name)]
-            listing = JobListing(list({job["number"]: job for job in found}.values()), [])
+            found = [client.all_named(name) for name in self.names]
+            listing = JobListing(
+                list({job["number"]: job for one in found for job in one.jobs}.values()),
+                list({run["pid"]: run for one in found for run in one.runs}.values()),
+            )
         elif self.with_finished:
             listing = client.listing(with_finished=True)
         else:
@@ -307,22 +310,33 @@ def _indented(value: str, width: int) -> str:
 
 
 def request(names: Sequence[str], verb: str, simulate: str | None, *, every: bool = False) -> None:
-    """Suspend, resume or cancel jobs. If one is refused, the others are still requested."""
+    """Suspend, resume or cancel jobs. If one is refused, the others are still requested.
+
+    Commands that wait can only be cancelled.
+    """
     if bool(names) == every:
         what = "--all and names cannot be combined" if every else f"no job to {verb} is named"
         raise InvalidValueError(what, f"Give names or --all. See: aliquot {verb} --help")
     client = client_of(simulate)
-    _each_job(_named(client, names, verb, every=every), lambda number: client.request(number, verb))
+
+    def ask(wanted: str | _Command) -> list[str]:
+        if isinstance(wanted, _Command):
+            return [f"{run['name']}: cancelled" for run in client.cancel_runs(str(wanted))]
+        job = client.request(wanted, verb)
+        return [f"{job['name']} ({job['number']}): {job['message']}"]
+
+    _ask_each(_named(client, names, verb, every=every), ask)
 
 
 def update(names: Sequence[str], change: JobChange, simulate: str | None) -> None:
     """Change jobs. If one is refused, the others are still changed."""
     client = client_of(simulate)
 
-    def change_one(number: str) -> dict[str, Any]:
-        return {**client.update(number, change), "message": "changed"}
+    def ask(wanted: str | _Command) -> list[str]:
+        job = client.update(str(wanted), change)
+        return [f"{job['name']} ({job['number']}): changed"]
 
-    _each_job(_named(client, names, "update", every=False), change_one)
+    _ask_each(_named(client, names, "update", every=False), ask)
 
 
 def prune(simulate: str | None, seconds: float) -> None:
@@ -331,10 +345,20 @@ def prune(simulate: str | None, seconds: float) -> None:
     print_text(f"Forgot {format_count(len(numbers), 'finished job')} and their output.\n")
 
 
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Commands that wait, by the name that the pool finds them by."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
 def _named(
     client: PoolClient, names: Sequence[str], verb: str, *, every: bool
-) -> Iterator[str | AliquotError]:
-    """The numbers of the jobs, or the error for a name of none."""
+) -> Iterator[str | _Command | AliquotError]:
+    """The numbers of the jobs, commands to cancel, or the error for a name of none."""
     if every:
         desired = {"suspend": Desired.RUN, "resume": Desired.SUSPEND}.get(verb)
         for job in client.jobs():  # --all is never about the jobs of others
@@ -343,22 +367,28 @@ def _named(
                 yield str(job["number"])
     for name in names:
         try:
-            yield from [str(job["number"]) for job in client.members(name)]
+            if verb == "cancel":
+                found = client.all_named(name)
+                yield from [str(job["number"]) for job in found.jobs]
+                yield from [_Command(name)] if found.runs else []
+            else:
+                yield from [str(job["number"]) for job in client.members(name)]
         except NoPoolError:
             raise
         except AliquotError as error:
             yield error
 
 
-def _each_job(numbers: Iterator[str | AliquotError], ask: Callable[[str], dict[str, Any]]) -> None:
-    """Ask for each job and print what that does; raise the last refusal when all were asked."""
+def _ask_each(
+    found: Iterator[str | _Command | AliquotError], ask: Callable[[str | _Command], list[str]]
+) -> None:
+    """Ask for each and print what that does; raise the last refusal when all were asked."""
     refused: AliquotError | None = None
-    for number in numbers:
+    for wanted in found:
         try:
-            if isinstance(number, AliquotError):
-                raise number
-            job = ask(number)
-            print_text(f"{job['name']} ({job['number']}): {job['message']}\n")
+            if isinstance(wanted, AliquotError):
+                raise wanted
+            print_text("".join(f"{line}\n" for line in ask(wanted)))
         except NoPoolError:
             raise
         except AliquotError as error:
@@ -407,7 +437,7 @@ def _run_row(run: dict[str, Any]) -> dict[str, str]:
     return {
         **dict.fromkeys((one.key for one in COLUMNS), NOTHING),
         "kind": "command",
-        "name": str(run["name"] or program.rpartition("/")[2]),
+        "name": str(run["name"] or NOTHING),
         "user": str(run["user"]),
         "phase": str(run["state"]["phase"]),
         "workers": "0 (1)",

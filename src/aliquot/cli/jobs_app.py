@@ -284,7 +284,8 @@ def jobs(  # noqa: PLR0913, PLR0917 - one for each option
         list[str] | None,
         typer.Argument(
             metavar="JOB...",
-            help="Only these jobs, finished or not: names, numbers, or names of arrays.",
+            help="Only these jobs, finished or not, and commands that wait: names, numbers, or "
+            "names of arrays.",
         ),
     ] = None,
     simulate: Simulate = None,
@@ -561,7 +562,8 @@ def cancel(names: Names = None, simulate: Simulate = None, *, every: All = False
     """Cancel jobs: their workers are stopped for good.
 
     `aliquot jobs` shows Cancelling until the workers have ended, then Cancelled. To cancel a
-    finished job changes nothing and is no error.
+    finished job changes nothing and is no error. A command of `aliquot run --wait` that waits under
+    this name ends with exit code 143; --all is only about jobs.
     """
     from aliquot.cli.jobs import request  # noqa: PLC0415 - imported when needed
 

@@ -45,10 +45,11 @@ def _jobs() -> Iterator[str]:
 
     for directory in with_socket():
         try:
-            jobs = PoolClient(directory, _SECONDS).jobs(with_finished=True)
+            listing = PoolClient(directory, _SECONDS).listing(with_finished=True)
         except NoPoolError:
             continue
-        for job in jobs:
+        yield from (str(run["name"]) for run in listing.runs)
+        for job in listing.jobs:
             yield str(job["name"])
             if job["array"]:
                 yield str(job["array"]["name"])

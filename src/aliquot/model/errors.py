@@ -43,6 +43,10 @@ class WaitTimeoutError(AliquotError):
     """The GPUs did not become free in the time that the user was ready to wait."""
 
 
+class CancelledError(AliquotError):
+    """Somebody cancelled a command while it waited for GPUs."""
+
+
 class UserLimitError(AliquotError):
     """The user would have more than root allows."""
 

@@ -9,7 +9,8 @@
                                         may not see (`access`) are null
     GET  /v1/jobs/JOB                   one job with its history, workers and logs: train, 12 or
                                         alice:train
-    GET  /v1/jobs/JOB/members           {"jobs"}: the job, or the jobs of the array JOB
+    GET  /v1/jobs/JOB/members           {"jobs"}: the job, or the jobs of the array JOB; with
+                                        ?runs=1 {"jobs", "runs"}: also the waiting commands JOB
     POST /v1/jobs/JOB/{suspend,resume,cancel}   returns the job, and what that does in "message"
     POST /v1/jobs/JOB/update            change it (`encoding.encode_change`)
     GET  /v1/jobs/JOB/log?rank=0&from=0 a worker's output from that byte on, or the last `tail`
@@ -18,6 +19,7 @@
                                         X-Aliquot-Phase is the job's phase
     GET  /v1/jobs/JOB/times?rank=0      when the bytes of that output were written (`logs`)
     GET  /v1/jobs/JOB/ranks             {"ranks"}: the ranks that have a log
+    POST /v1/runs/NAME/cancel           end the wait of commands; returns them: {"runs"}
     POST /v1/prune                      forget jobs that finished "seconds" ago: {"forgotten"}
 
 An error is {"error", "hint"}. The status is 400 for an invalid request, 403 for a caller that may
@@ -127,7 +129,7 @@ class _Request:
             case ["v1", "jobs"]:
                 return self._list(query)
             case ["v1", "jobs", name, "members"]:
-                return self._jobs(self.pool.members(self.caller, name))
+                return self._members(name, with_runs="runs" in query)
             case ["v1", "jobs", name]:
                 return _ok(self._details(self.pool.find(self.caller, name)))
             case ["v1", "jobs", name, "log"]:
@@ -150,6 +152,9 @@ class _Request:
             case ["v1", "jobs", name, request] if request in REQUESTS:
                 stored, message = self.pool.request(self.caller, name, REQUESTS[request])
                 return _ok({**self._job(stored), "message": message})
+            case ["v1", "runs", name, "cancel"]:
+                ended = self.pool.cancel_runs(self.caller, name)
+                return _ok({"runs": list(map(self._run, ended))})
             case ["v1", "prune"]:
                 return _ok({"forgotten": self.pool.prune(self.caller, _number(body, "seconds"))})
         return None
@@ -173,8 +178,17 @@ class _Request:
         runs = self.pool.waiting_runs(self.caller, own=own)
         return _ok({"jobs": list(map(self._job, jobs)), "runs": list(map(self._run, runs))})
 
-    def _jobs(self, jobs: list[StoredJob]) -> HttpAnswer:
-        return _ok({"jobs": [self._job(stored) for stored in jobs]})
+    def _members(self, name: str, *, with_runs: bool) -> HttpAnswer:
+        """All of that name; an earlier client does not expect commands without jobs."""
+        runs = self.pool.runs_named(self.caller, name) if with_runs else []
+        try:
+            jobs = self.pool.members(self.caller, name)
+        except NoSuchJobError:
+            if not runs:
+                raise
+            jobs = []
+        found: dict[str, Any] = {"jobs": list(map(self._job, jobs))}
+        return _ok({**found, "runs": list(map(self._run, runs))} if with_runs else found)
 
     def _run(self, run: RunRequest) -> dict[str, Any]:
         place = self.pool.place_of(run)
@@ -182,7 +196,7 @@ class _Request:
             "user": run.owner.name,
             "uid": run.owner.uid,
             "pid": run.pid,
-            "name": run.name,
+            "name": run.shown_name,
             "program": run.command,
             "queue": run.queue,
             "request": encode_request(run.request),

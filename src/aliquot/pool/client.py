@@ -118,6 +118,15 @@ class PoolClient:
         """The job of that name or number, or the jobs of that array."""
         return list(self._json("GET", f"/v1/jobs/{quote(name, safe='')}/members")["jobs"])
 
+    def all_named(self, name: str) -> JobListing:
+        """The job or the jobs of that array, and the waiting commands of that name."""
+        found = self._json("GET", f"/v1/jobs/{quote(name, safe='')}/members?runs=1")
+        return JobListing(found["jobs"], found.get("runs", []))  # an earlier pool finds only jobs
+
+    def cancel_runs(self, name: str) -> list[dict[str, Any]]:
+        """End the wait of the commands of that name; those that were ended."""
+        return list(self._json("POST", f"/v1/runs/{quote(name, safe='')}/cancel")["runs"])
+
     def request(self, name: str, verb: str) -> dict[str, Any]:
         """Suspend, resume or cancel a job; `message` says what that does."""
         return self._json("POST", f"/v1/jobs/{quote(name, safe='')}/{verb}")

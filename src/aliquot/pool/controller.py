@@ -218,6 +218,33 @@ class PoolController:
         found = [] if self.runs is None else self.runs.waiting()
         return [run for run in found if not own or caller.may_see(run.owner)]
 
+    def runs_named(self, caller: Caller, wanted: str) -> list[RunRequest]:
+        """The waiting commands of that name that the caller may see and cancel."""
+        key = parse_wanted(wanted)
+        if key.number is not None or not caller.may_name(key):
+            return []
+        users = {caller.owner.name} if key.user is None else {key.user}
+        return [
+            run
+            for run in self.waiting_runs(caller, own=True)
+            if run.shown_name == key.name and users & {run.owner.name, str(run.owner.uid)}
+        ]
+
+    def cancel_runs(self, caller: Caller, wanted: str) -> list[RunRequest]:
+        """End the wait of the commands of that name; those that were ended."""
+        found = self.runs_named(caller, wanted)
+        if self.runs is None or not found:
+            raise NoSuchJobError(
+                f"no such command: {wanted}", "List those that wait with: aliquot jobs"
+            )
+        ended = [run for run in found if self.runs.desk.cancel(run, caller.owner.name)]
+        if not ended:
+            raise RefusedRequestError(
+                f"command {wanted} does not wait any more: it starts now or has ended",
+                f"If it runs, end it with: aliquot kill {found[0].shown_name}",
+            )
+        return ended
+
     def members(self, caller: Caller, wanted: str) -> list[StoredJob]:
         """The job of that name or number, or the jobs of the array of that name."""
         try:
@@ -252,12 +279,20 @@ class PoolController:
                 f"job {key.number} belongs to {stored.owner}",
                 f"Only {stored.owner} and admins may see or change it.",
             )
+        if self.runs_named(caller, wanted):
+            raise NoSuchJobError(
+                f"{wanted} is no job, but a command of aliquot run that waits",
+                f"See it with: aliquot jobs {wanted}, or end it with: aliquot cancel {wanted}",
+            )
         raise NoSuchJobError(f"no such job: {wanted}", self._namesakes(caller, key.name))
 
     def _namesakes(self, caller: Caller, name: str) -> str:
         """What to do about a name that is no job of the caller's."""
-        if caller.admin and name and (users := self.store.users_with(name)):
-            return f"Choose one of {', '.join(f'{user}:{name}' for user in users)}."
+        if caller.admin and name:
+            runs = self.waiting_runs(caller)
+            commands = {run.owner.name for run in runs if run.shown_name == name}
+            if users := sorted({*self.store.users_with(name), *commands}):
+                return f"Choose one of {', '.join(f'{user}:{name}' for user in users)}."
         return "List all jobs with: aliquot jobs --all"
 
     def why_waiting(self, stored: StoredJob) -> str | None:

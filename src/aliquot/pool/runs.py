@@ -34,13 +34,14 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from aliquot.model import check_name
-from aliquot.model.errors import AliquotError, InvalidValueError
+from aliquot.model.errors import AliquotError, CancelledError, InvalidValueError
 from aliquot.model.job import DEFAULT_QUEUE
 from aliquot.pool.directory import bind_socket
 from aliquot.pool.encoding import decode_request
 from aliquot.pool.peers import peer_of
 from aliquot.pool.user_load import PAUSE_SECONDS, UserLoad
 from aliquot.slices import procfs
+from aliquot.slices.grant_creation import grant_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,6 +85,11 @@ class RunRequest:
     mode: RunMode
     submitted: float
     queue: str = DEFAULT_QUEUE
+
+    @property
+    def shown_name(self) -> str:
+        """How its user names it: as its grant will be named, unless that name is taken by then."""
+        return self.name if self.name is not None else next(grant_names(self.command, self.pid))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +199,21 @@ class RunDesk:
     def refuse(self, run: RunRequest, error: AliquotError) -> None:
         """Answer with a refusal."""
         self._finish(run, _refusal(error))
+
+    def cancel(self, run: RunRequest, by: str) -> bool:
+        """End the wait of a command; False if it has left, or its grant is being made."""
+        client = self._find(run)
+        if client is None:
+            return False
+        answer = _refusal(CancelledError(f"cancelled by {by} while it waited for GPUs"))
+        with self._lock:
+            if client.held or client not in self._clients:
+                return False
+            with suppress(OSError):
+                client.connection.send(_line(answer))
+            self._drop(client)
+        self._wake()
+        return True
 
     # --- the thread ---
 
@@ -324,7 +345,7 @@ class RunDesk:
             self._drop(client)
 
     def _send(self, client: _Client, answer: dict[str, Any]) -> None:
-        content = json.dumps(answer).encode() + b"\n"
+        content = _line(answer)
         try:
             sent = client.connection.send(content)
         except OSError:
@@ -381,6 +402,10 @@ def _mode(*, wait: bool, preview: bool) -> RunMode:
 def _encoded(place: Waiting) -> dict[str, Any]:
     fields = {"place": place.place, "of": place.of, "expected": place.expected}
     return {"waiting": place.why, **fields}
+
+
+def _line(answer: dict[str, Any]) -> bytes:
+    return json.dumps(answer).encode() + b"\n"
 
 
 def _refusal(error: AliquotError) -> dict[str, Any]:
