@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import socket
 import subprocess
 import sys
@@ -14,7 +16,8 @@ import pytest
 
 from aliquot.model import Request
 from aliquot.pool.encoding import encode_request
-from aliquot.pool.runs import RunDesk
+from aliquot.pool.run_client import RunConnection
+from aliquot.pool.runs import RunDesk, Waiting
 from support import wait_until
 
 if TYPE_CHECKING:
@@ -178,6 +181,27 @@ def test_a_client_that_is_cancelled_is_told_by_whom_and_gets_nothing(asked: Aske
     (answer,) = asked.answers()
     assert answer["kind"] == "CancelledError"
     assert "cancelled by alice" in str(answer["error"])
+
+
+def test_a_command_with_many_open_files_hears_from_the_pool(asked: Asked) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < 2048:
+        pytest.skip("this process may not open 2048 files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, before[1]))
+    opened: list[int] = []
+    try:
+        while not opened or opened[-1] < 1024:
+            opened.append(os.dup(0))
+        with asked.client.dup() as high:
+            assert high.fileno() >= 1024
+            connection = RunConnection(False, high, bytearray())  # noqa: FBT003 - no keyword
+            assert connection.news(0.0) is None
+            asked.desk.tell(asked.run, Waiting("it is full", 1, 1))
+            assert connection.news(1e11) == Waiting("it is full", 1, 1)
+    finally:
+        for one in opened:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_nothing_is_made_for_a_client_that_has_left(asked: Asked) -> None:

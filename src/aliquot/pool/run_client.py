@@ -6,7 +6,6 @@ import json
 import os
 import select
 import socket
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from aliquot.slices import StateDirectory
 
 _SECONDS = 10.0  # for the pool to accept
+_LONGEST_POLL_SECONDS = 86400.0  # poll(2) counts milliseconds with 31 bits
 
 
 class PoolGoneError(AliquotError):
@@ -87,10 +87,7 @@ class RunConnection:
         """What the pool says next; None if it says nothing within `seconds`. Raises its refusal."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while b"\n" not in self._content:
-            left = None
-            if deadline is not None:
-                left = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
-            if not select.select([self._socket], [], [], left)[0]:
+            if not self._is_readable(deadline):
                 return None
             with suppress(OSError):
                 if content := self._socket.recv(1 << 16):
@@ -100,6 +97,17 @@ class RunConnection:
         line, _, rest = bytes(self._content).partition(b"\n")
         self._content = bytearray(rest)
         return _decoded(json.loads(line))
+
+    def _is_readable(self, deadline: float | None) -> bool:
+        """Wait until there is something to read; False at the deadline."""
+        news = select.poll()  # select(2) refuses descriptors from 1024 on
+        news.register(self._socket, select.POLLIN)
+        while True:
+            left = _LONGEST_POLL_SECONDS if deadline is None else deadline - time.monotonic()
+            if news.poll(min(max(0.0, left), _LONGEST_POLL_SECONDS) * 1000):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
 
     def leave(self, seconds: float) -> Granted | None:
         """Give the place in the queue up; the grant, if the pool has made it already.
