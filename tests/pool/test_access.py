@@ -32,7 +32,7 @@ from aliquot.pool.encoding import (
     decode_submission,
     encode_submission,
 )
-from aliquot.pool.peers import Peer
+from aliquot.pool.peers import Peer, user_name
 from aliquot.pool.policy import PolicyFile
 from aliquot.pool.runs import RunMode, RunRequest
 from aliquot.pool.store import JobStore
@@ -113,6 +113,31 @@ class Pool:
 @pytest.fixture
 def pool(tmp_path: Path) -> Pool:
     return Pool(tmp_path)
+
+
+class TestNames:
+    def test_a_user_without_a_name_is_looked_up_once_a_minute(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A directory server may have to answer."""
+        names: dict[int, str] = {}
+        asked: list[int] = []
+
+        def getpwuid(uid: int) -> SimpleNamespace:
+            asked.append(uid)
+            return SimpleNamespace(pw_name=names[uid])
+
+        minute, uid = -10, 3_999_999_999
+        monkeypatch.setattr("aliquot.pool.peers.pwd.getpwuid", getpwuid)
+        monkeypatch.setattr("aliquot.pool.peers._minute", lambda: minute)
+        assert [user_name(uid) for _ in range(3)] == [str(uid)] * 3
+        assert asked == [uid]
+        names[uid], minute = "late", minute + 1
+        assert [user_name(uid) for _ in range(3)] == ["late"] * 3
+        names.clear()
+        minute += 1
+        assert user_name(uid) == "late", "also while the server is down"
+        assert asked == [uid, uid]
 
 
 class TestCallers:

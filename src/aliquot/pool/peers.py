@@ -79,7 +79,7 @@ def user_of(name: str) -> Owner | None:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user, or its number."""
+    """The name of a user, or its number; one without a name is looked up once a minute."""
     try:
         return _known_user_name(uid)
     except KeyError:
@@ -88,7 +88,16 @@ def user_name(uid: int) -> str:
 
 @lru_cache(maxsize=4096)  # of names only: who is unknown now may be known when a server answers
 def _known_user_name(uid: int) -> str:
-    return pwd.getpwuid(uid).pw_name
+    return _found(_find_user_name(uid, _minute()))
+
+
+@lru_cache(maxsize=4096)
+def _find_user_name(uid: int, minute: int) -> str | None:  # noqa: ARG001 - part of the key
+    """The name of a user, or None; a directory server may have to be asked."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return None
 
 
 def group_ids(*names: str) -> frozenset[int]:
@@ -107,7 +116,7 @@ def group_names(gids: Iterable[int]) -> frozenset[str]:
 
 def groups_of(owner: Owner) -> frozenset[str]:
     """The names and the numbers of a user's groups, as they were at most a minute ago."""
-    return _groups_of(owner, int(time.monotonic()) // 60)
+    return _groups_of(owner, _minute())
 
 
 @lru_cache(maxsize=1024)
@@ -127,7 +136,26 @@ def _group_name(gid: int) -> str:
 
 @lru_cache(maxsize=4096)
 def _known_group_name(gid: int) -> str:
-    return grp.getgrgid(gid).gr_name
+    return _found(_find_group_name(gid, _minute()))
+
+
+@lru_cache(maxsize=4096)
+def _find_group_name(gid: int, minute: int) -> str | None:  # noqa: ARG001 - part of the key
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return None
+
+
+def _found(name: str | None) -> str:
+    """A name; KeyError if there is none, which no cache keeps."""
+    if name is None:
+        raise KeyError
+    return name
+
+
+def _minute() -> int:
+    return int(time.monotonic()) // 60
 
 
 def _supplementary_groups(connection: socket.socket) -> tuple[int, ...]:
