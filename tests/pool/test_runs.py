@@ -196,6 +196,24 @@ def test_a_grant_is_ended_if_the_arbiter_does_not_say_what_it_has(
     wait_until(lambda: pool.grants() == [])
 
 
+@pytest.mark.parametrize("wait", [Wait(), None], ids=["by the pool", "by the arbiter"])
+def test_a_grant_is_ended_if_no_program_can_run_in_it(
+    pool: PoolUp, runs: Runs, monkeypatch: pytest.MonkeyPatch, wait: Wait | None
+) -> None:
+    made: list[str] = []
+
+    def fail(*_: object) -> None:
+        made.extend(pool.grants())
+        raise MemoryError
+
+    monkeypatch.setattr(os, "environ", runs.env)
+    monkeypatch.setattr("aliquot.slices.tenant_environment", fail)
+    with pytest.raises(MemoryError):
+        open_grant(parse_shape(SHAPE), WHOLE, "mine", "x", os.environ, wait)
+    assert made == ["mine"]
+    wait_until(lambda: pool.grants() == [])
+
+
 def test_a_time_to_wait_ends_with_its_own_exit_code(pool: PoolUp, runs: Runs) -> None:
     runs.fill("--gpus", "4")
     late = runs.start("--wait=0.2s")

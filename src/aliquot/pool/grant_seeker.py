@@ -65,9 +65,14 @@ def open_grant(  # noqa: PLR0913, PLR0917 - all of a run
     """
     state, driver = slices.check_machine(shape, name, environment)
     library = slices.prepare_library(driver)
-    made = GrantSeeker(state, driver, request, name, command, queue).get(wait, show)
-    inside = slices.tenant_environment(environment, library, driver, made.marked)
-    return slices.OpenGrant(state, made, inside)
+    seeker = GrantSeeker(state, driver, request, name, command, queue)
+    made = seeker.get(wait, show)
+    try:
+        inside = slices.tenant_environment(environment, library, driver, made.marked)
+        return slices.OpenGrant(state, made, inside)
+    except BaseException:  # this process may live on, as a notebook does
+        seeker.end(made.name)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +164,7 @@ class GrantSeeker:
             made = None if granted is None else self._described(granted)
         except BaseException:
             if unused := granted or connection.leave(_ANSWER_SECONDS):
-                self._end(unused)
+                self.end(unused.name)
             raise
         if made is None:
             raise self._timed_out()
@@ -170,11 +175,11 @@ class GrantSeeker:
         gpus = tuple(one for one in status.gpus if one.gpu.uuid in granted.gpus)
         return slices.NewGrant(granted.name, granted.marked, gpus)
 
-    def _end(self, granted: Granted) -> None:
+    def end(self, name: str) -> None:
         """End a grant that this process does not use; if that fails, it ends with the process."""
         with suppress(AliquotError):
             slices.revive(self.state)
-            control.end(self.state.directory, granted.name)
+            control.end(self.state.directory, name)
 
     def _explained(self, error: NoCapacityError) -> NoCapacityError:
         status = control.status(self.state.directory)
