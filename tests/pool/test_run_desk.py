@@ -194,7 +194,7 @@ def test_a_command_with_many_open_files_hears_from_the_pool(asked: Asked) -> Non
             opened.append(os.dup(0))
         with asked.client.dup() as high:
             assert high.fileno() >= 1024
-            connection = RunConnection(False, high, bytearray())  # noqa: FBT003 - no keyword
+            connection = RunConnection(shared=False, pool="it", _socket=high)
             assert connection.news(0.0) is None
             asked.desk.tell(asked.run, Waiting("it is full", 1, 1))
             assert connection.news(1e11) == Waiting("it is full", 1, 1)

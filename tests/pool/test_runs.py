@@ -378,6 +378,33 @@ def test_the_place_in_the_queue_is_one_line_of_a_terminal(
         terminal.close()
 
 
+@pytest.mark.parametrize(
+    ("command", "until"),
+    [
+        (("jobs", *HERE), r"; at most until \d\d:\d\d:\d\d"),
+        (("run", *HERE, "--wait=100s", "--", "true"), r"; at most until \d\d:\d\d:\d\d"),
+        (("run", *HERE, "--wait", "--", "true"), ""),
+    ],
+)
+def test_a_person_is_told_that_a_command_waits_for_a_silent_pool(
+    pool: PoolUp, runs: Runs, command: tuple[str, ...], until: str
+) -> None:
+    assert pool.process is not None
+    assert pool.ask("jobs").returncode == 0
+    pool.process.send_signal(signal.SIGSTOP)
+    terminal = Terminal([aliquot_command(), *command], runs.env, columns=200)
+    try:
+        terminal.wait_for(f"waiting for the pool of simulated {SHAPE}, which does not answer")
+        terminal.wait_for("\n")
+        assert re.search(rf"which does not answer{until}\n", terminal.shown), terminal.shown
+        pool.process.send_signal(signal.SIGCONT)
+        assert terminal.end() == 0, terminal.shown
+        assert terminal.shown.count("waiting for the pool") == 1
+    finally:
+        pool.process.send_signal(signal.SIGCONT)
+        terminal.close()
+
+
 def test_ctrl_c_on_a_terminal_leaves_the_queue(pool: PoolUp, runs: Runs) -> None:
     runs.fill("--gpus", "4")
     terminal = Terminal([aliquot_command(), "run", *HERE, "--wait", "--", "true"], runs.env)

@@ -125,13 +125,13 @@ def run_app() -> None:
         sys.exit(EXIT_CODES.get(type(error), 1))
 
 
-def _say_that_it_waits(directory: Path, seconds_left: float) -> None:
-    until = time.strftime("%T", time.localtime(time.time() + seconds_left))
+def _say_that_it_waits(service: str, seconds_left: float | None) -> None:
+    until = ""
+    if seconds_left is not None:
+        end = time.localtime(time.time() + seconds_left)
+        until = time.strftime("; at most until %T", end)
     with suppress(OSError):
-        sys.stderr.write(
-            f"aliquot: waiting for the arbiter in {directory}, which does not answer; at most"
-            f" until {until}\n"
-        )
+        sys.stderr.write(f"aliquot: waiting for {service}, which does not answer{until}\n")
         sys.stderr.flush()
 
 

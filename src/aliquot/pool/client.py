@@ -23,6 +23,7 @@ from aliquot.pool.directory import PoolDirectory, folder_of, with_socket
 from aliquot.pool.encoding import FROM_HEADER, PHASE_HEADER, encode_change, encode_submission
 from aliquot.pool.logs import LogTimes
 from aliquot.pool.peers import peer_of
+from aliquot.slices import silence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -195,17 +196,17 @@ class _Connection(http.client.HTTPConnection):
 
     def __init__(self, directory: PoolDirectory, timeout: float = _TIMEOUT) -> None:
         super().__init__("localhost", timeout=timeout)
-        self._path = directory.socket
+        self._directory, self._path = directory, directory.socket
 
     def connect(self) -> None:
         """Connect, and check whose pool it is."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         # connect() waits so long if many others connect; after settimeout() it would fail.
-        patience = struct.pack("ll", int(_TIMEOUT), 0)
+        patience = struct.pack("ll", max(1, int(self.timeout or 0)), 0)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         with folder_of(self._path) as folder:
             self.sock.connect(f"{folder}/{self._path.name}")
-        self.sock.settimeout(_TIMEOUT)
+        self.sock.settimeout(self.timeout)
         if (uid := peer_of(self.sock).owner.uid) not in {0, os.geteuid()}:
             raise PermissionError(f"it belongs to user {uid}")
 
@@ -213,6 +214,8 @@ class _Connection(http.client.HTTPConnection):
         """The answer to a request. A pool that is busy answers before it has read the request."""
         with suppress(BrokenPipeError):
             self.request(method, path, body)
+        left = silence.await_reply(self.sock, f"the pool of {self._directory}", self.timeout)
+        self.sock.settimeout(left)
         answer = self.getresponse()
         return answer, answer.read()
 

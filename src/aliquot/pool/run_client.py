@@ -8,7 +8,7 @@ import select
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aliquot.model import errors
@@ -17,6 +17,7 @@ from aliquot.pool.directory import directory_of, folder_of
 from aliquot.pool.encoding import encode_request
 from aliquot.pool.peers import peer_of
 from aliquot.pool.runs import Waiting
+from aliquot.slices import silence
 from aliquot.slices.visible_devices import VISIBLE
 
 if TYPE_CHECKING:
@@ -52,8 +53,10 @@ class RunConnection:
     """A connection to a pool. The place in the queue ends with it."""
 
     shared: bool
+    pool: str  # as messages name it
     _socket: socket.socket
-    _content: bytearray
+    _content: bytearray = field(default_factory=bytearray)
+    _answered: bool = False
 
     def ask(  # noqa: PLR0913 - one for each field
         self,
@@ -84,8 +87,14 @@ class RunConnection:
             raise PoolGoneError(f"the pool does not answer: {error}") from error
 
     def news(self, seconds: float | None) -> Waiting | Granted | WouldStart | None:
-        """What the pool says next; None if it says nothing within `seconds`. Raises its refusal."""
+        """What the pool says next; None if it says nothing within `seconds`. Raises its refusal.
+
+        It answers soon, and then only when something changes.
+        """
         deadline = None if seconds is None else time.monotonic() + seconds
+        if not self._answered:
+            silence.await_reply(self._socket, self.pool, seconds)
+            self._answered = True
         while b"\n" not in self._content:
             if not self._is_readable(deadline):
                 return None
@@ -132,7 +141,8 @@ class RunConnection:
 
 def open_runs(state: StateDirectory) -> RunConnection | None:
     """A connection to the pool of that machine, of root or of this user; None if none is up."""
-    path = directory_of(state).runs
+    directory = directory_of(state)
+    path = directory.runs
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     connection.settimeout(_SECONDS)
     try:
@@ -145,7 +155,7 @@ def open_runs(state: StateDirectory) -> RunConnection | None:
     if uid not in {0, os.geteuid()}:
         connection.close()
         return None
-    return RunConnection(uid == 0, connection, bytearray())
+    return RunConnection(uid == 0, f"the pool of {directory}", connection)
 
 
 def ask_preview(

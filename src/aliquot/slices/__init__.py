@@ -17,7 +17,7 @@
 - `prometheus`: an arbiter's status as Prometheus text.
 - `rates`: what happened between two statuses of an arbiter.
 - `share_problems`: slices whose compute share does not hold.
-- `silence`: telling a person that a command waits for an arbiter that does not answer.
+- `silence`: telling a person that a command waits for an arbiter or a pool that does not answer.
 - `stand_in_symbols`: making a stand-in export exactly the symbols of a driver.
 - `state_directory`: where the files of an arbiter are.
 - `tenant`: the environment of a program in a grant, and the exec into it.

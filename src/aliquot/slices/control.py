@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import time
 from contextlib import contextmanager, suppress
@@ -344,7 +343,8 @@ def _exchange(directory: Path, line: str, timeout: float) -> dict[str, Any]:
             with suppress(OSError):  # it may have refused and closed already: the reply says why
                 connection.sendall(line.encode("ascii") + b"\n")
                 connection.shutdown(socket.SHUT_WR)
-            _await_reply(connection, directory, timeout)
+            service = f"the arbiter in {directory}"
+            connection.settimeout(silence.await_reply(connection, service, timeout))
             answer = json.loads(_read_all(connection))
         except TimeoutError as error:
             raise _silent(directory, timeout) from error
@@ -355,18 +355,6 @@ def _exchange(directory: Path, line: str, timeout: float) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise ArbiterError(f"the arbiter in {directory} did not send a JSON object", ASK_DOCTOR)
     return answer
-
-
-def _await_reply(connection: socket.socket, directory: Path, timeout: float) -> None:
-    """Wait for the arbiter's reply; after two seconds show a notice, if a command set one."""
-    if not silence.notice.is_due(directory, timeout):
-        return
-    replies = select.poll()  # select.select() knows the first 1024 descriptors only
-    replies.register(connection, select.POLLIN)
-    if not replies.poll(silence.PATIENCE_SECONDS * 1000):
-        left = timeout - silence.PATIENCE_SECONDS
-        connection.settimeout(left)
-        silence.notice.tell(directory, left)
 
 
 @contextmanager
