@@ -39,15 +39,33 @@ static int connect_by_folder(int socket_fd, const char *directory)
 	return result;
 }
 
+static int64_t now_ms(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (int64_t)time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
+
+/* Calls on the socket wait until then, and no longer. False: the time is over, and errno is EAGAIN. */
+static bool wait_until(int fd, int64_t deadline_ms)
+{
+	int64_t left = deadline_ms - now_ms();
+	struct timeval patience = {.tv_sec = left / 1000, .tv_usec = left % 1000 * 1000};
+	errno = EAGAIN;
+	return left > 0 && setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)) == 0 &&
+	       setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)) == 0;
+}
+
 /* With a patience of 0 it waits for nothing, not even for the arbiter to accept the connection. */
 static int connect_to(const char *directory, int patience_ms)
 {
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | (patience_ms ? 0 : SOCK_NONBLOCK), 0);
 	if (fd < 0)
 		return -1;
-	struct timeval patience = {.tv_sec = patience_ms / 1000, .tv_usec = patience_ms % 1000 * 1000};
-	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+	if (patience_ms && !wait_until(fd, now_ms() + patience_ms)) {
+		close(fd);
+		return -1;
+	}
 	if (connect_by_folder(fd, directory) == 0)
 		return fd;
 	int why = errno;
@@ -56,9 +74,10 @@ static int connect_to(const char *directory, int patience_ms)
 	return -1;
 }
 
-/* Send one message and receive one; *count descriptors come with it, at most PAGES. */
-static bool exchange(int fd, struct aliquot_message out, struct aliquot_message *in, int fds[PAGES],
-                     int *count)
+/* Send one message and receive one; *count descriptors come with it, at most PAGES. A program's signals
+ * do not prolong the wait. */
+static bool exchange(int fd, int64_t deadline_ms, struct aliquot_message out,
+                     struct aliquot_message *in, int fds[PAGES], int *count)
 {
 	*count = 0;
 	if (send(fd, &out, sizeof(out), MSG_NOSIGNAL) != (ssize_t)sizeof(out))
@@ -76,7 +95,7 @@ static bool exchange(int fd, struct aliquot_message out, struct aliquot_message 
 	ssize_t size;
 	do
 		size = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
-	while (size < 0 && errno == EINTR);
+	while (size < 0 && errno == EINTR && wait_until(fd, deadline_ms));
 	struct cmsghdr *header = size >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
 	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
 		*count = (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
@@ -154,11 +173,13 @@ static bool ask_patiently(const char *directory, struct aliquot_message question
                           struct aliquot_message *answer, int fds[PAGES], int *count)
 {
 	struct timespec moment = {.tv_nsec = RETRY_MS * 1000 * 1000};
-	for (unsigned tries = 0; tries < RESTART_MS / RETRY_MS; tries++) {
-		int fd = connect_to(directory, ANSWER_MS);
-		if (fd < 0 && errno != ECONNREFUSED)
+	int64_t deadline = now_ms() + ANSWER_MS, left;
+	for (unsigned tries = 0; tries < RESTART_MS / RETRY_MS && (left = deadline - now_ms()) > 0;
+	     tries++) {
+		int fd = connect_to(directory, (int)left);
+		if (fd < 0 && errno != ECONNREFUSED && errno != EINTR)
 			return false;
-		bool answered = fd >= 0 && exchange(fd, question, answer, fds, count);
+		bool answered = fd >= 0 && exchange(fd, deadline, question, answer, fds, count);
 		int why = errno;
 		if (fd >= 0)
 			close(fd);
@@ -167,7 +188,7 @@ static bool ask_patiently(const char *directory, struct aliquot_message question
 		for (int i = 0; fd >= 0 && i < *count; i++)
 			close(fds[i]);
 		errno = why;
-		if (why != ECONNREFUSED && why != ECONNRESET && why != EPIPE)
+		if (why != ECONNREFUSED && why != ECONNRESET && why != EPIPE && why != EINTR)
 			return false;
 		nanosleep(&moment, NULL);
 	}
@@ -222,13 +243,14 @@ static bool measure(int patience_ms, uint64_t held_for_context)
 {
 	char directory[PATH_MAX];
 	uint64_t created;
+	int64_t deadline = now_ms() + patience_ms;
 	int fd = forward_grant(directory, &created) ? connect_to(directory, patience_ms) : -1;
 	if (fd < 0)
 		return false;
 	struct aliquot_message answer;
 	int fds[PAGES], count = 0;
-	bool answered = exchange(fd, aliquot_message_make(ALIQUOT_MEASURE, held_for_context), &answer,
-	                         fds, &count);
+	bool answered = exchange(fd, deadline, aliquot_message_make(ALIQUOT_MEASURE, held_for_context),
+	                         &answer, fds, &count);
 	for (int i = 0; i < count; i++)
 		close(fds[i]);
 	close(fd);

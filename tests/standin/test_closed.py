@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import struct
+import sys
 import time
 from pathlib import Path
 
@@ -73,6 +75,24 @@ def test_without_an_arbiter_there_is_no_gpu(machine: Machine, grant: Grant) -> N
     said = refused(machine, machine.tenant(grant))
     assert "no arbiter answers" in said
     assert "aliquot doctor" in said
+
+
+def test_signals_of_the_program_do_not_prolong_the_wait_for_a_silent_arbiter(
+    machine: Machine, tmp_path: Path
+) -> None:
+    code = """
+import ctypes, signal
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+print(ctypes.CDLL("libcuda.so.1").cuInit(0))
+"""
+    silent = Grant("silent", tmp_path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as arbiter:
+        arbiter.bind(str(tmp_path / "socket"))
+        arbiter.listen()
+        done = machine.run(silent, sys.executable, "-c", code)
+    assert done.stdout == f"{SYSTEM_NOT_READY}\n"
+    assert "no arbiter answers" in done.stderr
 
 
 def test_without_its_socket_there_is_no_gpu(machine: Machine, grant: Grant) -> None:
