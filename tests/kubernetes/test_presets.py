@@ -111,6 +111,7 @@ def test_hami_gpu_types_are_chosen_by_annotation() -> None:
         ("nvidia.com/nouse-gpuuuid", "GPU-123", "Choose nodes with a nodeSelector, or models"),
         ("hami.io/node-scheduler-policy", "spread", "how nodes and GPUs are filled"),
         ("hami.io/gpu-scheduler-policy", "spread", "how nodes and GPUs are filled"),
+        ("nvidia.com/numa-bind", "true", "NUMA nodes of GPUs are not known"),
         ("nvidia.com/vgpu-mode", "mig", "Leave it out, or write hami-core"),
         ("nvidia.com/vgpu-mode", "mps", "and not as MIG instances or by MPS"),
     ],
@@ -125,6 +126,8 @@ def test_what_hami_does_and_aliquot_does_not_is_refused_by_name(
     assert f"the annotation {annotation} is {value!r}" in str(caught.value)
     assert said in str(caught.value)
     assert only(TUYA, pod).gpus == 1  # it means nothing to pods of others
+    pod["spec"]["nodeName"] = "node-a"  # an earlier version admitted it there
+    assert only(NVIDIA, pod).gpus == 1
 
 
 @pytest.mark.parametrize(

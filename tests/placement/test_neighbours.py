@@ -182,3 +182,8 @@ def test_the_first_with_a_label_may_be_anywhere_and_the_others_join_it() -> None
 def test_what_contradicts_itself_is_refused(says: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
         Neighbours(**says)  # type: ignore[arg-type]
+
+
+def test_the_number_of_labels_is_limited_also_if_they_are_the_same() -> None:
+    with pytest.raises(InvalidValueError, match="names 9 labels, and may name 8"):
+        Neighbours(apart_from=("z",) * 9)

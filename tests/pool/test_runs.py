@@ -457,6 +457,12 @@ def test_an_invalid_request_is_refused_and_the_pool_goes_on(pool: PoolUp, runs: 
     assert pool.ask("run", "--", "true").returncode == 0
 
 
+def test_a_command_of_a_pool_is_not_named_like_the_number_of_a_job(pool: PoolUp) -> None:
+    refused = pool.ask("run", "--wait", "--memory", "1GiB", "--name", "1", "--", "true")
+    assert refused.returncode == 2
+    assert "--name 1 is a number, and in a pool numbers are those of jobs" in refused.stderr
+
+
 def test_wait_takes_no_argument_of_the_command(pool: PoolUp, runs: Runs) -> None:
     answer = pool.ask("run", "--wait", "echo", "--wait=5m", "--wait")
     assert answer.returncode == 0, answer.stderr

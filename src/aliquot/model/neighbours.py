@@ -34,15 +34,15 @@ class Neighbours:
     alone: bool = False
 
     def __post_init__(self) -> None:
+        if len(self.apart_from) > MAX_APART:  # first: each entry is looked at below
+            raise InvalidValueError(
+                f"--apart-from names {len(self.apart_from)} labels, and may name {MAX_APART}",
+                "Give several slices the same --label.",
+            )
         named = (("--label", self.label), ("--with", self.beside))
         options = [(option, name) for option, name in named if name is not None]
         for option, name in (*options, *(("--apart-from", one) for one in self.apart_from)):
             checked_name(name, f"{option} {name!r} is not a valid label")
-        if len(set(self.apart_from)) > MAX_APART:
-            raise InvalidValueError(
-                f"--apart-from names {len(set(self.apart_from))} labels, and may name {MAX_APART}",
-                "Give several slices the same --label.",
-            )
         if self.beside is not None and self.alone:
             raise InvalidValueError(
                 f"--alone and --with {self.beside} exclude each other", "Leave one of them out."

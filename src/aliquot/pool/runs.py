@@ -362,6 +362,16 @@ class RunDesk:
             client.connection.close()
 
 
+def _checked_name(name: str) -> str:
+    """The name, unchanged; InvalidValueError if it is not valid for a command that may wait."""
+    if name.isdecimal():
+        raise InvalidValueError(
+            f"--name {name} is a number, and in a pool numbers are those of jobs",
+            f"Use another name, for example run-{name}.",
+        )
+    return check_name(name)
+
+
 def decode_run(line: bytes, peer: Peer, number: int) -> RunRequest:
     """The request of a process; InvalidValueError if the line is invalid."""
     started = procfs.started_at(peer.pid) if peer.pid > 0 else None
@@ -377,7 +387,7 @@ def decode_run(line: bytes, peer: Peer, number: int) -> RunRequest:
             pid=peer.pid,
             started=started,
             request=decode_request(fields["request"]),
-            name=None if name is None else check_name(str(name)),
+            name=None if name is None else _checked_name(str(name)),
             command=_shown(str(fields["command"])),
             visible=None if visible is None else str(visible),
             mode=_mode(wait=bool(fields["wait"]), preview=bool(fields.get("preview"))),

@@ -106,6 +106,12 @@ _HAMI = (
     ForeignAnnotation("hami.io/node-scheduler-policy", ("binpack",), *_FILLING),
     ForeignAnnotation("hami.io/gpu-scheduler-policy", ("binpack", "topology-aware"), *_FILLING),
     ForeignAnnotation(
+        "nvidia.com/numa-bind",
+        ("false",),
+        "the NUMA nodes of GPUs are not known to the scheduler",
+        "Leave it out: several GPUs of a pod get the better links.",
+    ),
+    ForeignAnnotation(
         "nvidia.com/vgpu-mode",
         ("hami-core",),
         "slices are made by software, and not as MIG instances or by MPS",

@@ -434,8 +434,11 @@ def _check_count(asked: _Asked, gpus: int) -> None:
 
 
 def _check_foreign(pod: Pod, preset: Preset) -> None:
-    """Refuse what an annotation of another project asks for, if Aliquot does not do it."""
-    for one in preset.foreign:
+    """Refuse what an annotation of another project asks for, if Aliquot does not do it.
+
+    A pod that has a node keeps what an earlier version gave it.
+    """
+    for one in () if pod.spec.node_name else preset.foreign:
         text = pod.metadata.annotations.get(one.name, "").strip()
         if text and text not in one.honoured:
             raise InvalidRequestError(
