@@ -249,6 +249,49 @@ class TestLifecycle:
         assert {slot.generation for slot in state.slots} == {1}
 
 
+class TestEnds:
+    """A controller that was down learns late how workers ended, and says when that was."""
+
+    def test_a_job_ended_when_its_last_worker_did(self) -> None:
+        job = make_job()
+        state = running(job)
+        seen = observe(state, replace(DONE, ended_at=30.0), replace(DONE, ended_at=40.0))
+        state = advance(job, state, seen, 500.0)
+        assert (state.phase, state.since) == (JobPhase.RUNNING, 40.0)
+        state = advance(job, state, seen, 501.0)
+        assert (state.phase, state.since) == (JobPhase.SUCCEEDED, 40.0)
+        assert state.used_seconds == 40.0
+
+    def test_the_others_are_stopped_with_grace_after_a_failure_long_ago(self) -> None:
+        job = make_job(grace_seconds=5.0)
+        state = running(job)
+        failed = replace(FAILED, ended_at=30.0)
+        state = advance(job, state, observe(state, failed, ALIVE), 500.0)
+        assert state.stopping is not None
+        assert (state.since, state.stopping.until) == (30.0, 505.0)
+        ended = observe(state, failed, replace(FAILED, ended_at=502.0))
+        state = advance(job, state, ended, 503.0)
+        assert (state.phase, state.since, state.used_seconds) == (JobPhase.FAILED, 502.0, 502.0)
+
+    def test_the_time_without_a_controller_does_not_count_before_a_retry(self) -> None:
+        job = make_job(retries=1)
+        state = running(job, 1)
+        failed = observe(state, replace(FAILED, ended_at=30.0))
+        state = advance(job, advance(job, state, failed, 500.0), failed, 500.0)
+        assert (state.phase, state.used_seconds) == (JobPhase.PENDING, 30.0)
+        assert state.not_before == 500.0 + BACKOFF_SECONDS
+
+    @pytest.mark.parametrize(("said", "end"), [(None, 500.0), (0.5, 1.0), (900.0, 500.0)])
+    def test_an_end_is_neither_unknown_nor_before_the_start_nor_in_the_future(
+        self, said: float | None, end: float
+    ) -> None:
+        job = make_job()
+        state = running(job, 1)
+        seen = observe(state, replace(DONE, ended_at=said))
+        state = advance(job, advance(job, state, seen, 500.0), seen, 500.0)
+        assert (state.phase, state.since) == (JobPhase.SUCCEEDED, end)
+
+
 class TestTimeLimit:
     def test_at_its_limit_a_job_gets_a_notice_is_stopped_and_has_failed(self) -> None:
         job = make_job(time_seconds=100.0, notice_seconds=30.0)

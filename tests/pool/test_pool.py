@@ -432,6 +432,24 @@ def test_on_a_full_disk_submissions_are_refused_and_nothing_is_lost(
     (small_disk / "filler").unlink()
     pool.wait_for("runs", "Failed")
     assert pool.job("runs")["state"]["reason"] == "worker 0 ended with exit code 4"
+
+
+def test_a_job_that_ended_while_the_pool_was_down_has_its_true_end(
+    pool: PoolUp, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    script = f"until [ -e {go} ]; do sleep 0.05; done"
+    pool.submit("--name", "runs", "--", "sh", "-c", script)
+    pool.wait_for("runs", "Running")
+    pool.kill()
+    go.touch()
+    end = pool.directory / "jobs" / "1" / "1.0" / "end"
+    wait_until(end.exists, 60)
+    pool.up()
+    pool.wait_for("runs", "Succeeded")
+    assert pool.job("runs")["state"]["since"] == end.stat().st_mtime
+    times = [one["at"] for one in pool.job("runs")["events"]]
+    assert times == sorted(times)
     pool.submit("--name", "new", "--", "true")
     pool.wait_for("new", "Succeeded")
     pool.leaves_nothing()

@@ -45,6 +45,7 @@ class ObservedWorker:
     - `code`: how the worker ended: its exit code, a signal as a negative number, None if unknown.
     - `ready`: the worker reported that it has saved.
     - `unrunnable`: why its command cannot be run.
+    - `ended_at`: when it ended, if that is known. A controller that was down is told late.
     - `disrupted`: it was evicted, deleted, or went down with its machine.
     - `note`: more about how it ended.
     - `frozen`: its process is frozen, and its GPU memory is on the host, as last reported.
@@ -61,6 +62,7 @@ class ObservedWorker:
     frozen: bool = False
     confirmed: bool = False
     freeze_error: str | None = None
+    ended_at: float | None = None
 
     @property
     def closed(self) -> bool:

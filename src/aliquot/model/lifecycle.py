@@ -29,6 +29,8 @@ these rules:
 - *Time limits.* The time in which a job has workers that are not suspended counts. At its limit the
   workers get a notice and are stopped, and the job has failed. A run that was lost with its machine
   does not count.
+- *Ends.* A job ends when its last worker did, also if the controller was down then
+  (`ObservedWorker.ended_at`).
 
 It follows that no rank has two workers, that a job without running workers has no GPUs, and that
 workers are gone before their GPUs are given away. How a worker ends while it is stopped for a
@@ -52,7 +54,7 @@ from aliquot.model.job_state import (
 from aliquot.model.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from aliquot.model.job import Job
     from aliquot.model.job_state import JobState, ObservedJob, ObservedWorker
@@ -193,7 +195,7 @@ def _check_workers(job: Job, state: JobState, observed: ObservedJob, now: float)
     if (failed := _first_failed(ended)) is not None:
         return _fail(job, state, failed, ended[failed], now)
     if len(ended) == state.size:
-        return _succeed(job, state, now)
+        return _succeed(job, state, observed, now)
     if state.phase is JobPhase.RUNNING:
         return state
     return _await_start(job, state, observed, now)
@@ -221,7 +223,7 @@ def _fail(job: Job, state: JobState, rank: int, worker: ObservedWorker, now: flo
     """A worker failed: start all again, or fail the job."""
     if _is_thawing(state):
         return _restart_after_freeze(job, state, rank, _how_it_ended(worker), now)
-    what = f"worker {rank} {_how_it_ended(worker)}"
+    what, at = f"worker {rank} {_how_it_ended(worker)}", _end_of([worker], state, now)
     if worker.phase is WorkerPhase.VOID or worker.disrupted:  # not the job's fault
         lost = state if state.active_since is None else replace(state, active_since=now)
         return _stop(job, lost, state.phase, JobPhase.PENDING, now, what, stage=Stage.TERM)
@@ -229,17 +231,18 @@ def _fail(job: Job, state: JobState, rank: int, worker: ObservedWorker, now: flo
         used = f" ({state.retries} of {job.retries} retries used)" if job.retries else ""
         failed = replace(state, exit_code=_exit_code(worker))
         why = f"{what}{used}"
-        return _stop(job, failed, state.phase, JobPhase.FAILED, now, why, stage=Stage.TERM)
+        return _stop(job, failed, state.phase, JobPhase.FAILED, now, why, stage=Stage.TERM, at=at)
     number = state.retries + 1
     pause = min(BACKOFF_SECONDS * 2.0 ** min(state.retries, 16), LONGEST_BACKOFF_SECONDS)
     again = replace(state, retries=number, not_before=now + pause)
     why = f"{what}: retry {number} of {job.retries}"
-    return _stop(job, again, state.phase, JobPhase.PENDING, now, why, stage=Stage.TERM)
+    return _stop(job, again, state.phase, JobPhase.PENDING, now, why, stage=Stage.TERM, at=at)
 
 
-def _succeed(job: Job, state: JobState, now: float) -> JobState:
+def _succeed(job: Job, state: JobState, observed: ObservedJob, now: float) -> JobState:
     why = "its worker has finished" if state.size == 1 else "all workers have finished"
-    return _stop(job, state, state.phase, JobPhase.SUCCEEDED, now, why, stage=Stage.KILL)
+    at = _end_of(_ended(state, observed).values(), state, now)
+    return _stop(job, state, state.phase, JobPhase.SUCCEEDED, now, why, stage=Stage.KILL, at=at)
 
 
 def _abandon_start(job: Job, state: JobState, why: str, now: float) -> JobState:
@@ -271,7 +274,7 @@ def _keep_frozen(job: Job, state: JobState, observed: ObservedJob, now: float) -
     if (failed := _first_failed(ended)) is not None:
         return _restart_after_freeze(job, state, failed, _how_it_ended(ended[failed]), now)
     if len(ended) == state.size:
-        return _succeed(job, state, now)
+        return _succeed(job, state, observed, now)
     if state.phase.inactive:
         return _wait(job, state, now)
     return _continue_freezing(job, state, observed, now)
@@ -339,9 +342,11 @@ def _continue_stopping(
         return _time_out(job, state, now)
     if stopping.stage is Stage.NOTICE and _all_succeeded(state, observed):
         why = "all workers finished before they were stopped"
-        return _stop(job, state, state.phase, JobPhase.SUCCEEDED, now, why, stage=Stage.KILL)
+        at = _end_of(_ended(state, observed).values(), state, now)
+        return _stop(job, state, state.phase, JobPhase.SUCCEEDED, now, why, stage=Stage.KILL, at=at)
     if all(observed.gone(slot) for slot in stopped):
-        return _finish_stopping(state, stopping, now)
+        at = _end_of([observed.slots[slot] for slot in stopped], state, now)
+        return _finish_stopping(state, stopping, now, at)
     addressed = state.slots if stopping.stage is Stage.NOTICE else stopped
     if stopping.stage is Stage.NOTICE and all(
         slot not in observed.slots or observed.ready(slot) for slot in addressed
@@ -370,10 +375,11 @@ def _escalate(job: Job, state: JobState, stopping: Stopping, now: float) -> JobS
     return replace(state, stopping=replace(stopping, stage=stage, until=until))
 
 
-def _finish_stopping(state: JobState, stopping: Stopping, now: float) -> JobState:
+def _finish_stopping(state: JobState, stopping: Stopping, now: float, ended: float) -> JobState:
+    """The workers were gone at the time `ended`."""
     kept = replace(state, slots=state.slots[: stopping.keep], stopping=None, frozen=False)
     if stopping.then is not JobPhase.STARTING:
-        return _enter(kept, stopping.then, now, state.reason)
+        return _enter(kept, stopping.then, ended, state.reason)
     if stopping.size == stopping.keep:  # a live job runs on with the workers it keeps
         again = replace(kept, generation=state.generation + 1, resized_at=now)
         return _enter(again, JobPhase.RUNNING, now, f"running on with {_workers(stopping.size)}")
@@ -391,12 +397,14 @@ def _stop(  # noqa: PLR0913, PLR0917 - one for each part of the state
     stage: Stage = Stage.NOTICE,
     keep: int = 0,
     size: int = 0,
+    at: float | None = None,
 ) -> JobState:
+    """Begin to stop workers now; `at`: the job has been in that phase since then."""
     if state.stopping is not None:  # a later stage is never taken back
         stage = max(stage, state.stopping.stage)
     wait = {Stage.NOTICE: job.notice_seconds, Stage.TERM: job.grace_seconds, Stage.KILL: 0.0}
     stopping = Stopping(then, stage, now + wait[stage], keep, size)
-    return _enter(replace(state, stopping=stopping), phase, now, why)
+    return _enter(replace(state, stopping=stopping), phase, now if at is None else at, why)
 
 
 # --- helpers --------------------------------------------------------------------------------------
@@ -415,6 +423,14 @@ def _add_workers(state: JobState, phase: JobPhase, size: int, now: float, why: s
 
 def _ended(state: JobState, observed: ObservedJob) -> dict[int, ObservedWorker]:
     return {slot.rank: observed.slots[slot] for slot in state.slots if observed.closed(slot)}
+
+
+def _end_of(workers: Collection[ObservedWorker], state: JobState, now: float) -> float:
+    """When the last of these workers ended; now, unless all ends are known."""
+    ends = [worker.ended_at for worker in workers if worker.ended_at is not None]
+    if not ends or len(ends) < len(workers):
+        return now
+    return min(now, max(state.since, *ends))
 
 
 def _first_freeze_error(slots: list[Slot], observed: ObservedJob) -> tuple[int, str] | None:

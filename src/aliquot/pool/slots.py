@@ -4,7 +4,7 @@ jobs/NUMBER/G.R/                  generation G, rank R
 jobs/NUMBER/G.R/grant             the grant that the worker joins
 jobs/NUMBER/G.R/launch            what the supervisor runs
 jobs/NUMBER/G.R/owner             the supervisor's process, or void; written once, never changed
-jobs/NUMBER/G.R/end               how the worker ended
+jobs/NUMBER/G.R/end               how the worker ended; the file is as old as that is ago
 jobs/NUMBER/G.R/freeze-request    whether the worker should be frozen, and which generation asks
 jobs/NUMBER/G.R/freeze-result     whether it is frozen, or why that failed (`freezer`)
 jobs/NUMBER/G.R/cgroup            where the worker's cgroup is (`cgroup`), if it has one
@@ -130,7 +130,8 @@ class SlotFolder:
         )
 
     def _ended(self) -> ObservedWorker | None:
-        end = read_json(self.path / supervisor.END)
+        path = self.path / supervisor.END
+        end = read_json(path)
         if end is None:
             return None
         return ObservedWorker(
@@ -138,6 +139,7 @@ class SlotFolder:
             code=end.get("code"),
             unrunnable=end.get("unrunnable"),
             ready=read_ready(self.worker) is not None,
+            ended_at=path.stat().st_mtime,
         )
 
 
