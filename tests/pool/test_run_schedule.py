@@ -107,7 +107,25 @@ def test_a_run_does_not_overtake_a_job_that_has_waited_for_long() -> None:
         scheduler = decided([impatient], [run(waits=waits)], taken=3)
         assert scheduler.admitted == []
         said = scheduler.waiting if waits else {run_name(a): b for a, b in scheduler.refused}
-        assert said["run 1"] == "job 1 has waited longer, and is not overtaken"
+        assert said["run 1"] == "job 1 of alice has waited longer, and is not overtaken"
+
+
+def test_a_reason_names_what_its_user_sees_in_the_list_of_jobs() -> None:
+    long_ago = NOW - Rules().patience_seconds - 1
+
+    def why(first: StoredJob | RunRequest, waits: Owner) -> str:
+        jobs = [first] if isinstance(first, StoredJob) else []
+        runs = [first] if isinstance(first, RunRequest) else []
+        later = run(2, waits=True, owner=waits)
+        return decided(jobs, [*runs, later], taken=3).waiting["run 2"]
+
+    command = replace(run(1, gpus=4, waits=True, owner=ALICE), submitted=long_ago)
+    end = "has waited longer, and is not overtaken"
+    assert why(command, BOB) == f"a command of alice {end}"
+    assert why(command, ALICE) == f"command x-7 {end}"
+    assert why(replace(command, name="mine"), ALICE) == f"command mine {end}"
+    assert why(job(1, 4, long_ago), BOB) == f"job 1 of alice {end}"
+    assert why(job(1, 4, long_ago), ALICE) == f"job large (1) {end}"
 
 
 def test_runs_that_wait_have_places_in_the_order_they_came() -> None:
@@ -188,13 +206,13 @@ def test_reasons_name_the_limit_of_a_user_or_of_a_queue() -> None:
     runs += [run(3, waits=True, gpus=3, queue="small")]
     assert decided([], runs, 2, limited(2), charged=(ALICE, "small")).waiting == {
         "run 1": "queue small may have 2 GPUs; with this one it would be 3",
-        "run 2": "run 1 comes before it, and waits for the limit of queue small",
+        "run 2": "command x-7 comes before it, and waits for the limit of queue small",
         "run 3": "queue small may have 2 GPUs; this one asks for 3",
     }
     shares = UserShares(limits={"bob": Bound(milli=2000)})
     assert decided([], runs, 2, shares, charged=(BOB, "small")).waiting == {
         "run 1": "user bob may have 2 GPUs; with this one it would be 3",
-        "run 2": "run 1 comes before it, and waits for the limit of user bob",
+        "run 2": "command x-7 comes before it, and waits for the limit of user bob",
         "run 3": "user bob may have 2 GPUs; this one asks for 3",
     }
 
@@ -242,4 +260,4 @@ def test_a_preview_does_not_take_what_is_planned_for_a_job() -> None:
     impatient = job(1, 4, NOW - Rules().patience_seconds - 1)
     ((_, place),) = decided([impatient], [run(asks=True)], taken=3).previewed
     assert isinstance(place, Waiting)
-    assert place.why == "job 1 has waited longer, and is not overtaken"
+    assert place.why == "job 1 of alice has waited longer, and is not overtaken"

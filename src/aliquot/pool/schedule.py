@@ -7,6 +7,7 @@ possible.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from types import MappingProxyType
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 OCCUPIED = "other jobs are giving its GPUs back"
 WOULD_SHRINK = "jobs above their smallest size give GPUs up for a command that waits"
 
+_NAMED = re.compile(r"\b(?:job|run) \d+\b")  # `scheduled_name` and `run_name`
+
 
 @dataclass(frozen=True, slots=True)
 class AdmittedGrant:
@@ -98,8 +101,10 @@ class PoolScheduler:
         commands that run: they count for their queues and users, and nothing ends for others.
         """
         self.admitted, self.refused, self.previewed = [], [], []
-        requests = {run_name(run): run for run in runs}
-        by_name = {scheduled_name(stored): stored for stored in jobs}
+        names = _Names(
+            {scheduled_name(one): one for one in jobs}, {run_name(one): one for one in runs}
+        )
+        by_name, requests = names.jobs, names.runs
         free = [stored for stored in jobs if stored.job.number not in held]
         elastic = [one for stored in free if (one := _elastic(stored, status, now)) is not None]
         elastic += [_elastic_run(run, status) for run in runs if run.mode is RunMode.WAIT]
@@ -112,7 +117,7 @@ class PoolScheduler:
         decision = decide(elastic, check, queues, hardware, now, self.rules, self._could_grow)
         self._could_grow = decision.could
         self.waiting = {
-            **{name: _reason(decision, name, by_name, status, now) for name in decision.waits},
+            **{name: _reason(decision, name, names, status, now) for name in decision.waits},
             **{_name(number): why for number, why in held.items()},
         }
         plan, grown = _reserved(jobs, status), dict[str, int]()
@@ -138,7 +143,7 @@ class PoolScheduler:
             yield stored, lifecycle.start(stored.job, state, state.generation, size, now)
         first = [name for name in decision.starts if name in self.waiting]
         self.turns = [*first, *(name for name in decision.waits if name not in first)]
-        outlook = _Outlook(by_name, requests, plan, now)
+        outlook = _Outlook(names, plan, now)
         self.expected = outlook.starts(decision, first)
         starts = {name: size for name, size in decision.starts.items() if name not in self.waiting}
         sizes = grown | starts
@@ -147,7 +152,7 @@ class PoolScheduler:
             asked = _elastic_run(run, status)
             said = decide([*elastic, asked], check, queues, hardware, now, self.rules, {})
             if run.mode is RunMode.NOW:
-                plan = self._admit_now(run, said, plan)
+                plan = self._admit_now(run, said, plan, names)
                 if self.admitted and self.admitted[-1][0] is run:
                     elastic.append(replace(asked, size=1))
             else:
@@ -174,21 +179,25 @@ class PoolScheduler:
         if name not in said.starts:
             turns = [*first, *(one for one in said.waits if one not in first)]
             expected = outlook.starts(said, first).get(name)
-            return Waiting(said.waits[name], turns.index(name) + 1, len(turns), expected)
+            why = outlook.names.told(said.waits[name], run.owner)
+            return Waiting(why, turns.index(name) + 1, len(turns), expected)
         try:
             return plan.put(run.request, 1)[1][0]
         except NoCapacityError:
             expected = outlook.starts(said, [*first, name]).get(name)
             return Waiting(WOULD_SHRINK, len(first) + 1, len(self.turns) + 1, expected)
 
-    def _admit_now(self, run: RunRequest, said: SizeDecision, plan: MachinePlan) -> MachinePlan:
+    def _admit_now(
+        self, run: RunRequest, said: SizeDecision, plan: MachinePlan, names: _Names
+    ) -> MachinePlan:
         """The plan with a run that does not wait: nobody shrinks for it."""
         name = run_name(run)
         if name in said.starts:
             plan = self._admit(run, plan)
             if name not in self.waiting:
                 return plan
-        self.refused.append((run, self.waiting.pop(name, said.waits.get(name, OCCUPIED))))
+        why = self.waiting.pop(name, said.waits.get(name, OCCUPIED))
+        self.refused.append((run, names.told(why, run.owner)))
         return plan
 
     def _admit(self, run: RunRequest, plan: MachinePlan) -> MachinePlan:
@@ -203,7 +212,7 @@ class PoolScheduler:
 
 
 def run_name(run: RunRequest) -> str:
-    """The name of a run in decisions and their reasons."""
+    """The name of a run in decisions; people see another one (`_Names`)."""
     return f"run {run.number}"
 
 
@@ -224,7 +233,7 @@ class UserShares:
 
 
 def scheduled_name(stored: StoredJob) -> str:
-    """The name of a job in decisions and their reasons: names of jobs are per user, and private."""
+    """The name of a job in decisions: names of jobs are per user, and private."""
     return _name(stored.job.number)
 
 
@@ -232,15 +241,42 @@ def _name(number: int) -> str:
     return f"job {number}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The jobs and commands of a decision, by their names there."""
+
+    jobs: Mapping[str, StoredJob]
+    runs: Mapping[str, RunRequest]
+
+    def owner(self, name: str) -> Owner:
+        """Whose job or command it is."""
+        return self.runs[name].owner if name in self.runs else self.jobs[name].owner
+
+    def told(self, why: str, to: Owner) -> str:
+        """A reason that names jobs and commands as that user sees them in `aliquot jobs`."""
+        return _NAMED.sub(lambda match: self._shown(match[0], to), why)
+
+    def _shown(self, name: str, to: Owner) -> str:
+        if name in self.jobs:
+            stored = self.jobs[name]
+            own = stored.owner.uid == to.uid
+            return f"job {stored.job}" if own else f"{name} of {stored.owner}"
+        if name in self.runs:
+            run = self.runs[name]
+            own = run.owner.uid == to.uid
+            return f"command {run.shown_name}" if own else f"a command of {run.owner}"
+        return name
+
+
 def _reason(
     decision: SizeDecision,
     name: str,
-    jobs: Mapping[str, StoredJob],
+    names: _Names,
     status: Status,
     now: float,
 ) -> str:
     """Why a job waits: what has the GPUs, or when others may be resized for it."""
-    why = decision.waits[name]
+    why, jobs = names.told(decision.waits[name], names.owner(name)), names.jobs
     left = decision.until.get(name, 0.0) - now
     if left > 0:
         return f"{why}: in {format_duration(left)}"
@@ -266,10 +302,14 @@ def _users(jobs: Mapping[str, StoredJob], status: Status) -> str:
 class _Outlook:
     """When those that wait start at the latest; `plan` is the machine after what starts now."""
 
-    jobs: Mapping[str, StoredJob]
-    runs: Mapping[str, RunRequest]
+    names: _Names
     plan: MachinePlan
     now: float
+
+    @property
+    def jobs(self) -> Mapping[str, StoredJob]:
+        """The jobs, by their names in decisions."""
+        return self.names.jobs
 
     def starts(self, decision: SizeDecision, occupied: Sequence[str]) -> dict[str, float]:
         """The latest starts that are known; `occupied` wait for GPUs that jobs give back now."""
@@ -284,8 +324,8 @@ class _Outlook:
         return expected_starts(turns, self.plan, self._ends(), self.now)
 
     def _turn(self, name: str) -> WaitingTurn:
-        if name in self.runs:
-            return WaitingTurn(name, self.runs[name].request)
+        if name in self.names.runs:
+            return WaitingTurn(name, self.names.runs[name].request)
         job, state = self.jobs[name].job, self.jobs[name].state
         limit = job.time_seconds
         left = None if limit is None else limit - state.used_seconds + _stop_seconds(job)
