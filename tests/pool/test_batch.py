@@ -444,9 +444,33 @@ class TestResubmit:
         ], again.stderr
         pool.wait_for("5", "Succeeded")
         assert pool.log("5") == "index 3\n"
-        assert pool.job("5")["array"] == {"name": "sweep", "index": 3, "at_once": 2}
+        array = {"name": "sweep", "index": 3, "at_once": 2, "begun": None}
+        assert pool.job("5")["array"] == array
         refused = pool.ask("resubmit", "1", "2", "--name", "x")
         assert refused.returncode == 2
+
+    def test_a_finished_job_of_an_unfinished_array_takes_its_place_again(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        fixed = tmp_path / "fixed"
+        script = f"[ $ALIQUOT_ARRAY_INDEX = 1 ] || exec sleep 1000; [ -e {fixed} ]"
+        options = ("--memory", "1GiB", "--array", "1-2", "--grace", "1", "--notice", "0")
+        pool.submit("--name", "sweep", *options, "--", "sh", "-c", script)
+        pool.wait_for("sweep-1", "Failed")
+        pool.wait_for("sweep-2", "Running")
+        fixed.touch()
+        again = pool.ask("resubmit", "sweep-1")
+        assert again.stdout == "sweep-1 (1): submitted again as sweep-1 (3)\n", again.stderr
+        pool.wait_for("3", "Succeeded")
+        refused = pool.ask("resubmit", "sweep-2")
+        assert (refused.returncode, "it is Running" in refused.stderr) == (1, True)
+        taken = pool.ask("submit", "--name", "sweep", *options, "--", "true")
+        assert "an array named sweep exists" in taken.stderr
+        members = ("jobs", "sweep", "--format", "{number} {name}")
+        assert sorted(pool.ask(*members).stdout.splitlines()) == ["2 sweep-2", "3 sweep-1"]
+        pool.ask("cancel", "sweep")
+        pool.wait_for("2", "Cancelled")
+        assert sorted(pool.ask(*members).stdout.splitlines()) == ["2 sweep-2", "3 sweep-1"]
 
     def test_a_job_that_starts_after_another_is_submitted_with_it(self, pool: PoolUp) -> None:
         pool.submit("--name", "first", "--memory", "1GiB", "--", "false")

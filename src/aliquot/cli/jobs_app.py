@@ -272,7 +272,8 @@ def resubmit(
 
     Each has a new number, and the command, folder, sizes and options of the old one, with what
     `aliquot update` changed. Its environment is the current one: the pool keeps none of finished
-    jobs. A job that starts after another one of JOB... starts after the new one.
+    jobs. A job that starts after another one of JOB... starts after the new one. Jobs of an array
+    are an array again; if its other jobs are not finished, they take their places in it again.
     """
     from aliquot.cli.submit import resubmit as submit_again  # noqa: PLC0415 - imported when needed
 

@@ -155,11 +155,13 @@ class ArrayIndex:
     """The place of a job in an array: jobs that differ only in their index.
 
     The array `name` runs at most `at_once` of its jobs at the same time; None means no limit.
+    `begun` is when the array was submitted, if this job was added to it later.
     """
 
     name: str
     index: int
     at_once: int | None = None
+    begun: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,12 @@ class Job:
                 f"job {self.name} cannot have a time limit of {self.time_seconds:g} s",
                 "Give more than 0 and at most 10 years, or no --time for no limit.",
             )
+
+    @property
+    def array_begun(self) -> float:
+        """When its array was submitted: the name of an array may be used again later."""
+        begun = None if self.array is None else self.array.begun
+        return self.submitted if begun is None else begun
 
     def __str__(self) -> str:
         return f"{self.name} ({self.number})"

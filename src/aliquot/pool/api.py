@@ -1,7 +1,8 @@
 """The pool's HTTP API on a Unix socket, with JSON. The kernel says which user asks (`peers`).
 
     POST /v1/jobs                       submit a job (`encoding.encode_submission`); returns it.
-                                        With "indices" and "at_once" an array: {"jobs"}
+                                        With "indices" and "at_once" an array: {"jobs"}; with
+                                        "joins" they join an array of that name that is not finished
     GET  /v1/jobs                       the unfinished jobs; ?all=1 for finished ones too, which
                                         only their users and admins see, or ?recent=SECONDS for
                                         those that finished in that time. "runs" are the commands
@@ -161,11 +162,13 @@ class _Request:
 
     def _submit(self, body: dict[str, Any]) -> HttpAnswer:
         indices, at_once = body.pop("indices", None), body.pop("at_once", None)
+        joins = bool(body.pop("joins", False))
         submission = decode_submission(body, self.caller.owner)
         if indices is None:
             (added,) = self.pool.submit(self.caller, submission)
             return HttpAnswer.of(HTTPStatus.CREATED, self._job(added))
-        array = self.pool.submit(self.caller, submission, *decode_indices(indices, at_once))
+        found, most = decode_indices(indices, at_once)
+        array = self.pool.submit(self.caller, submission, found, most, joins=joins)
         return HttpAnswer.of(HTTPStatus.CREATED, {"jobs": [self._job(one) for one in array]})
 
     def _list(self, query: dict[str, str]) -> HttpAnswer:

@@ -92,10 +92,16 @@ class PoolClient:
         return self._json("POST", "/v1/jobs", encode_submission(submission))
 
     def submit_array(
-        self, submission: Submission, indices: Sequence[int], at_once: int | None
+        self,
+        submission: Submission,
+        indices: Sequence[int],
+        at_once: int | None,
+        *,
+        joins: bool = False,
     ) -> list[dict[str, Any]]:
-        """Submit the jobs of an array."""
+        """Submit the jobs of an array; `joins`: of that array again, if it is not finished."""
         body = {**encode_submission(submission), "indices": list(indices), "at_once": at_once}
+        body |= {"joins": True} if joins else {}  # which earlier pools do not know
         return list(self._json("POST", "/v1/jobs", body)["jobs"])
 
     def jobs(self, *, with_finished: bool = False) -> list[dict[str, Any]]:

@@ -130,8 +130,13 @@ class PoolController:
         submission: Submission,
         indices: Sequence[int] | None = None,
         at_once: int | None = None,
+        *,
+        joins: bool = False,
     ) -> list[StoredJob]:
-        """Add a job, or the jobs of an array with these indices; refuse what could never run."""
+        """Add a job, or the jobs of an array with these indices; refuse what could never run.
+
+        `joins`: an array of that name with unfinished jobs gets these in place of finished ones.
+        """
         now = time.time()
         job = replace(submission.job, submitted=now, array=None)
         job = replace(job, after=self._new_jobs.numbered(caller, job.after))
@@ -140,7 +145,7 @@ class PoolController:
         job = self._new_jobs.with_named_gpus(job)
         self._new_jobs.check_fits_empty_machine(job, submission.owner)
         with self._submitting:  # two at once would get one name, or pass a limit together
-            made = self._new_jobs.made(replace(submission, job=job), indices, at_once)
+            made = self._new_jobs.made(replace(submission, job=job), indices, at_once, joins=joins)
             added = self.store.add_all(made, JobState(since=now))
         self.wake()
         return added

@@ -275,7 +275,7 @@ def _decode_dependency(fields: dict[str, Any]) -> Dependency:
 def _decode_array(fields: dict[str, Any] | None) -> ArrayIndex | None:
     if fields is None:
         return None
-    return ArrayIndex(fields["name"], fields["index"], fields["at_once"])
+    return ArrayIndex(fields["name"], fields["index"], fields["at_once"], fields.get("begun"))
 
 
 def _encode_amount(amount: Amount) -> dict[str, Any]:

@@ -78,6 +78,5 @@ def _arrays(waiting: Sequence[StoredJob], jobs: Sequence[StoredJob]) -> dict[int
 
 
 def _array(stored: StoredJob) -> tuple[int, str, float]:
-    """An array: its name may be used again later."""
     assert stored.job.array is not None  # noqa: S101 - its callers have checked it
-    return stored.owner.uid, stored.job.array.name, stored.job.submitted
+    return stored.owner.uid, stored.job.array.name, stored.job.array_begun

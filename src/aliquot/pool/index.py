@@ -38,7 +38,10 @@ _LATEST = 1e11  # a time in the year 5138
 
 @dataclass(frozen=True, slots=True)
 class IndexedJob:
-    """A job: it has at most `workers` at once, and belongs to the array of that name."""
+    """A job: it has at most `workers` at once, and belongs to the array of that name.
+
+    `submitted` is when it was, or the array that it belongs to.
+    """
 
     number: int
     name: str
@@ -127,7 +130,7 @@ class JobIndex:
                 job.name,
                 job.sizes.most,
                 None if job.array is None else job.array.name,
-                job.submitted,
+                job.array_begun,
             )
             for job in (one.job for one in self._store.all(unfinished=True, of_user=uid)[-KEPT:])
         ]

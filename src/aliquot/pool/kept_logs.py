@@ -128,7 +128,8 @@ def _find(pool: PoolDirectory, key: WantedJob) -> KeptLogs | None:
         if not jobs:
             array = [one for one in indexed if one.array == key.name]
             newest = max((one.submitted for one in array), default=0.0)
-            jobs = [one for one in array if one.submitted == newest]
+            # Of two jobs of one index the second was submitted again.
+            jobs = list({one.name: one for one in array if one.submitted == newest}.values())
     return KeptLogs(pool, uid, tuple(jobs)) if jobs else None
 
 

@@ -60,13 +60,22 @@ class NewJobs:
     members_of: Callable[[Caller, str], list[StoredJob]]
 
     def made(
-        self, submission: Submission, indices: Sequence[int] | None, at_once: int | None
+        self,
+        submission: Submission,
+        indices: Sequence[int] | None,
+        at_once: int | None,
+        *,
+        joins: bool = False,
     ) -> list[Submission]:
-        """The jobs of a submission under names that are free, within the limits of their user."""
+        """The jobs of a submission under names that are free, within the limits of their user.
+
+        `joins`: an array of that name with unfinished jobs gets these in place of finished ones.
+        """
         uid, job = submission.owner.uid, submission.job
         job = replace(job, name=job.name or self._free_name(uid, job.command[0]))
-        made = [job] if indices is None else _members(job, indices, at_once)
-        for one in (job, *made):
+        begun = self._unfinished_array(uid, job.name) if joins and indices is not None else None
+        made = [job] if indices is None else _members(job, indices, at_once, begun)
+        for one in made if begun is not None else (job, *made):
             self._check_name_is_free(uid, check_job_name(one.name), arrays=one is job)
         submissions = [replace(submission, job=one) for one in made]
         self._check_not_too_many(submissions)
@@ -138,6 +147,12 @@ class NewJobs:
                 "Ask for fewer with --workers, or for less with --gpus and --memory.",
             ) from error
 
+    def _unfinished_array(self, uid: int, name: str) -> float | None:
+        """When the user's array of that name was submitted; None if it has no unfinished job."""
+        found = self.store.array(uid, name)
+        unfinished = any(not one.state.phase.final for one in found)
+        return found[0].job.array_begun if unfinished else None
+
     def _free_name(self, uid: int, command: str) -> str:
         """A name made of a command and the first free number."""
         base = re.sub(r"[^A-Za-z0-9_-]+", "-", command.rpartition("/")[2], flags=re.ASCII)
@@ -181,10 +196,12 @@ def _check_not_too_many_dependencies(jobs: int) -> None:
         )
 
 
-def _members(job: Job, indices: Sequence[int], at_once: int | None) -> list[Job]:
+def _members(
+    job: Job, indices: Sequence[int], at_once: int | None, begun: float | None
+) -> list[Job]:
     """The jobs of an array, NAME-INDEX each."""
     return [
-        replace(job, name=f"{job.name}-{index}", array=ArrayIndex(job.name, index, at_once))
+        replace(job, name=f"{job.name}-{index}", array=ArrayIndex(job.name, index, at_once, begun))
         for index in indices
     ]
 

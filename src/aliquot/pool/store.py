@@ -270,10 +270,14 @@ class JobStore:
         return [(number, owner, ended) for number, owner, ended in rows]
 
     def newest_finished(self, uid: int, most: int) -> list[tuple[int, str, int, str | None, float]]:
-        """A user's last finished jobs: number, name, most workers, array, when submitted."""
+        """A user's last finished jobs: number, name, most workers, array, and a time.
+
+        That is when the job was submitted, or its array.
+        """
         rows = self._ask(
             "SELECT number, name, json_extract(spec, '$.sizes[#-1]'),"
-            " NULLIF(array, ''), json_extract(spec, '$.submitted')"
+            " NULLIF(array, ''),"
+            " COALESCE(json_extract(spec, '$.array.begun'), json_extract(spec, '$.submitted'))"
             " FROM jobs WHERE number IN (SELECT number FROM jobs WHERE uid = ? AND final = 1"
             " ORDER BY number DESC LIMIT ?) ORDER BY number",
             *(uid, most),
@@ -354,7 +358,10 @@ class JobStore:
         return [str(user) for (user,) in rows]
 
     def array(self, uid: int, name: str) -> list[StoredJob]:
-        """The jobs of that user's newest array of this name; an unfinished one comes first."""
+        """The jobs of that user's newest array of this name; an unfinished one comes first.
+
+        Of jobs with the same index only the newest: the others were submitted again.
+        """
         return self._newest_array("uid = ?", name, uid)
 
     def array_of(self, user: str, name: str) -> list[StoredJob]:
@@ -366,8 +373,10 @@ class JobStore:
             return []
         found = self._read(f"WHERE {whose} AND array = ? ORDER BY number", *values, name)
         unfinished = [one for one in found if not one.state.phase.final]
-        newest = max((one.job.submitted for one in unfinished or found), default=0.0)
-        return [one for one in found if one.job.submitted == newest]
+        newest = max((one.job.array_begun for one in unfinished or found), default=0.0)
+        members = [one for one in found if one.job.array_begun == newest]
+        by_name = {one.job.name: one for one in members}
+        return list(by_name.values())
 
     def names_like(self, uid: int, base: str) -> set[str]:
         """The names of that user's jobs that begin with `base`, which has no special characters."""

@@ -48,8 +48,8 @@ def resubmit_jobs(
     still refuse one: the answers before that error are of jobs that it has.
 
     The pool keeps no environment of a finished job, so they get this one. `name`: another name for
-    the only one. Jobs of one array are an array again. A job that starts after another of these
-    jobs starts after the new one.
+    the only one. Jobs of one array are an array again, or join their array if it is not finished. A
+    job that starts after another of these jobs starts after the new one.
     """
     batches = _batches(client, names)
     if name is not None and sum(map(len, batches)) > 1:
@@ -70,9 +70,16 @@ def _batches(client: PoolClient, names: Sequence[str]) -> list[list[dict[str, An
     found = {row["number"]: row for name in names for row in client.members(name)}
     batches: dict[Any, list[dict[str, Any]]] = {}
     for number, row in sorted(found.items()):
-        key = (row["array"]["name"], row["submitted"]) if row["array"] else number
-        batches.setdefault(key, []).append(row)
+        batches.setdefault(_array_of(row) or number, []).append(row)
     return list(batches.values())
+
+
+def _array_of(row: dict[str, Any]) -> tuple[str, float] | None:
+    """The array that a job belongs to: its name may be used again later."""
+    if (array := row["array"]) is None:
+        return None
+    begun = array.get("begun")  # an earlier pool has none
+    return array["name"], row["submitted"] if begun is None else begun
 
 
 def _check_can_run_again(client: PoolClient, old: dict[str, Any], with_these: set[str]) -> None:
@@ -126,7 +133,17 @@ def _submit_again(
     )
     indices = (tuple(one["array"]["index"] for one in batch), array.at_once) if array else None
     program, directory = Path(first["program"]), Path(first["directory"])
-    return _submit(client, job, indices, program, directory, environment)
+    joins = array is not None and name is None and _is_unfinished(client, array.name)
+    return _submit(client, job, indices, program, directory, environment, joins=joins)
+
+
+def _is_unfinished(client: PoolClient, array: str) -> bool:
+    try:
+        return any(one["exit_code"] is None for one in client.members(array))
+    except NoPoolError:
+        raise
+    except AliquotError:  # the pool has forgotten it
+        return False
 
 
 def _found(client: PoolClient, number: str) -> dict[str, Any] | None:
@@ -146,10 +163,14 @@ def _submit(  # noqa: PLR0913, PLR0917 - all of a submission
     program: Path,
     directory: Path,
     environment: Mapping[str, str],
+    *,
+    joins: bool = False,
 ) -> list[dict[str, Any]]:
     slices.refuse_nested(os.environ)
     if job.name:
         check_job_name(job.name)
     kept = {key: value for key, value in environment.items() if key not in _OURS}
     submission = Submission(this_user(), job, str(program), str(directory), kept)
-    return client.submit_array(submission, *array) if array else [client.submit(submission)]
+    if array is None:
+        return [client.submit(submission)]
+    return client.submit_array(submission, *array, joins=joins)
