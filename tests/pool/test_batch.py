@@ -403,7 +403,9 @@ class TestResubmit:
         self, pool: PoolUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        told = ("sh", "-c", 'pwd; echo "$0"; exit 3', "two words")
+        # One of two workers fails: the first to fail ends the other before that has said anything.
+        fails = 'pwd; echo "$0"; [ "$RANK" != 0 ] || exit 3; exec sleep 600'
+        told = ("sh", "-c", fails, "two words")
         options = ("--workers", "1..2", "--memory", "10%", "--compute", "20", "--time", "1h")
         pool.submit("--name", "train", *options, "--retries", "0", "--urgency", "4", "--", *told)
         pool.wait_for("train", "Failed")
