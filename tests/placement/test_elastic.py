@@ -17,6 +17,7 @@ from aliquot.placement.core.demand import WHOLE_MILLI, whole
 from aliquot.placement.core.snapshot import NodeHardware, empty
 from aliquot.placement.elastic.job import Elastic
 from aliquot.placement.elastic.resize import Rules, SizeDecision, decide
+from aliquot.placement.elastic.sizes import TRIES
 from aliquot.placement.queues.quota import Bound, Queue
 
 if TYPE_CHECKING:
@@ -431,3 +432,59 @@ def resizes_in_ten_hours(seed: int) -> dict[str, int]:
 def test_two_elastic_jobs_and_a_stream_of_small_ones_come_to_few_resizes(seed: int) -> None:
     for name, count in resizes_in_ten_hours(seed).items():
         assert 0 < count / HOURS <= RESIZES_PER_JOB_HOUR, name
+
+
+@dataclass
+class Rooms:
+    """Several rooms with so many GPUs each: the `terms` of a job name the room that it must be in.
+
+    All jobs have the same demand.
+    """
+
+    counts: Mapping[str, int]
+    jobs: Mapping[str, Elastic]
+
+    def fits(self, sizes: Mapping[str, int]) -> bool:
+        taken = dict.fromkeys(self.counts, 0)
+        for name, size in sizes.items():
+            taken[str(self.jobs[name].terms)] += size
+        return all(taken[room] <= count for room, count in self.counts.items())
+
+
+def ask_rooms(counts: Mapping[str, int], *jobs: Elastic, rules: Rules = EAGER) -> SizeDecision:
+    hardware = empty([NodeHardware("here", gpus=sum(counts.values()))]).hardware
+    rooms = Rooms(counts, {one.name: one for one in jobs})
+    return decide(jobs, rooms, {}, hardware, NOW, rules, {})
+
+
+class TestOtherTerms:
+    """A refusal says nothing about jobs with the same demand that can be elsewhere."""
+
+    def test_a_waiting_job_starts_after_one_that_is_refused(self) -> None:
+        runs = job("runs", "1", size=1, terms="left")
+        first = job("first", "1", terms="left", submitted=NOW - 2)
+        second = job("second", "1", terms="right", submitted=NOW - 1)
+        decision = ask_rooms({"left": 1, "right": 1}, runs, first, second)
+        assert decision.starts == {"second": 1}
+        assert decision.waits == {"first": "it does not fit beside what runs"}
+
+    def test_a_job_grows_after_others_that_are_refused(self) -> None:
+        full = [job(f"z{at}", "1..2", size=1, terms="left") for at in range(TRIES + 1)]
+        free = job("a", "1..2", size=1, terms="right")
+        decision = ask_rooms({"left": len(full), "right": 2}, *full, free)
+        assert decision.resizes == {"a": (2, "GPUs are free")}
+
+    def test_a_job_gives_to_another_after_others_that_cannot_help(self) -> None:
+        useless = [
+            job(f"a{at}", "1..2", size=2, terms="left", speeds={1: 1.0, 2: 1.05})
+            for at in range(TRIES + 1)
+        ]
+        giver = job("giver", "1..2", size=2, terms="right", speeds={1: 1.0, 2: 1.1})
+        taker = job("taker", "1..2", size=1, terms="right", speeds={1: 1.0, 2: 2.0})
+        counts = {"left": 2 * len(useless), "right": 3}
+        rules = replace(EAGER, exchange_gain=0.0)
+        decision = ask_rooms(counts, *useless, giver, taker, rules=rules)
+        assert {name: size for name, (size, _) in decision.resizes.items()} == {
+            "giver": 1,
+            "taker": 2,
+        }

@@ -8,25 +8,30 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aliquot.model import Amount, GrantState, Request
+from aliquot.model import Amount, GrantState, Life, Request
 from aliquot.model.errors import InvalidValueError, NoCapacityError
-from aliquot.model.job import ArrayIndex, Job
+from aliquot.model.job import ArrayIndex, Job, Sizes
 from aliquot.model.neighbours import Neighbours
 from aliquot.model.owner import Owner
+from aliquot.model.selection import GpuSelection
+from aliquot.placement.elastic.sizes import TRIES
 from aliquot.placement.queues.quota import Bound
-from aliquot.pool.capacity import MachinePlan, held_gpus
+from aliquot.pool.capacity import MachinePlan, RequestKinds, held_gpus
 from aliquot.pool.encoding import Submission, decode_submission, encode_submission
 from aliquot.pool.schedule import PoolScheduler, UserShares, run_name
 from aliquot.pool.workers import job_label
 from aliquot.slices.control import Status
 from pool.test_batch import FOREVER
-from pool.test_run_schedule import ALICE, BOB, NOW, run
+from pool.test_run_schedule import ALICE, BOB, NOW, job, run
 from support import GIB, make_grant, make_shared
 
 if TYPE_CHECKING:
+    from aliquot.pool.store import StoredJob
     from pool.conftest import PoolUp
 
 pytestmark = pytest.mark.timeout(300)
+
+ONE = Sizes((1,))
 
 
 def asked(owner: int = 7, **says: object) -> Request:
@@ -135,6 +140,88 @@ def test_a_command_that_is_alone_counts_as_whole_gpus_in_the_limit_of_its_user()
     assert "bob" in why
     found = decided(UserShares(), 3, Neighbours(), Neighbours(alone=True))
     assert len(found.admitted) == 2
+
+
+PART = Request(memory=Amount(bytes=40 * GIB))
+ON_GPU_0 = GpuSelection(named=(make_shared(0).gpu.uuid,))
+
+
+def stored(
+    number: int, request: Request, owner: Owner = BOB, waited: float = 10.0, sizes: Sizes = ONE
+) -> StoredJob:
+    """A job that waits."""
+    made = job(number, 1, NOW - waited)
+    wanted = replace(made.job, name=f"j{number}", request=request, sizes=sizes)
+    return replace(made, submission=replace(made.submission, owner=owner, job=wanted))
+
+
+def first_gpu_is_full(gpus: int = 3) -> Status:
+    """A machine on which Bob's slice x has the first GPU."""
+    full = replace(make_grant("x", gpu0=80 * GIB), owner_uid=BOB.uid, life=Life.KEPT)
+    others = (make_shared(index) for index in range(1, gpus))
+    return Status(1, (make_shared(0, granted=80 * GIB), *others), (full,), {})
+
+
+def started(scheduler: PoolScheduler, jobs: list[StoredJob], status: Status) -> dict[int, int]:
+    """The numbers of the jobs that start, and their sizes."""
+    changes = scheduler.changes(jobs, status, NOW, UserShares())
+    return {one.job.number: state.target_size for one, state in changes}
+
+
+CHOOSY = {
+    "gpu": replace(PART, which=ON_GPU_0),
+    "with": replace(PART, neighbours=Neighbours(beside="x")),
+    "visible": replace(PART, among=(make_shared(0).gpu.uuid,)),
+    "alone": replace(PART, which=ON_GPU_0, neighbours=Neighbours(alone=True)),
+}
+
+
+class TestKinds:
+    @pytest.mark.parametrize("choosy", CHOOSY.values(), ids=CHOOSY)
+    @pytest.mark.parametrize("plain", [PART, Request()], ids=["part", "whole"])
+    def test_a_job_does_not_wait_for_gpus_that_only_an_earlier_one_asks_for(
+        self, choosy: Request, plain: Request
+    ) -> None:
+        jobs = [stored(1, choosy, waited=20.0), stored(2, plain)]
+        assert started(PoolScheduler(), jobs, first_gpu_is_full()) == {2: 1}
+
+    def test_a_job_does_not_keep_apart_because_an_earlier_one_does(self) -> None:
+        everywhere = replace(make_grant("a", gpu0=8 * GIB, gpu1=8 * GIB), owner_uid=BOB.uid)
+        gpus = tuple(make_shared(index, granted=8 * GIB) for index in range(2))
+        apart = replace(PART, neighbours=Neighbours(apart_from=("a",)))
+        jobs = [stored(1, apart, waited=20.0), stored(2, PART)]
+        assert started(PoolScheduler(), jobs, Status(1, gpus, (everywhere,), {})) == {2: 1}
+
+    def test_a_command_does_not_wait_for_gpus_that_only_an_earlier_one_asks_for(self) -> None:
+        runs = [
+            replace(run(n, waits=True), request=one.of_owner(BOB.uid, f"b{n}"))
+            for n, one in enumerate((CHOOSY["visible"], PART))
+        ]
+        scheduler = PoolScheduler()
+        list(scheduler.changes([], first_gpu_is_full(), NOW, UserShares(), runs))
+        assert [run_name(one) for one, _ in scheduler.admitted] == ["run 1"]
+
+    def test_a_job_grows_although_jobs_of_another_user_cannot(self) -> None:
+        small, most = Request(memory=Amount(bytes=8 * GIB)), Sizes((1, 2))
+        status = Status(1, tuple(make_shared(index) for index in range(4)), (), {})
+
+        def one_each(number: int) -> StoredJob:
+            says = Neighbours(f"w{number}", apart_from=(f"w{number}",))
+            return stored(number, replace(small, which=ON_GPU_0, neighbours=says), ALICE, 10, most)
+
+        stuck = [one_each(number) for number in range(1, TRIES + 1)]
+        fixed = [stored(20 + number, small) for number in range(6)]
+        jobs = [*stuck, *fixed, stored(9, small, sizes=most)]
+        assert started(PoolScheduler(), jobs, status)[9] == 2
+
+    def test_names_do_not_make_kinds_unless_a_slice_asks_about_them(self) -> None:
+        one, other = PART.of_owner(1, "one"), PART.of_owner(2, "other")
+        plain = RequestKinds.of([one, other], ())
+        assert plain.kind(one) == plain.kind(other)
+        apart = replace(PART, neighbours=Neighbours("x", apart_from=("one",))).of_owner(1, "x")
+        kinds = RequestKinds.of([one, other, apart], ())
+        assert len({kinds.kind(asking) for asking in (one, other, apart)}) == 3
+        assert kinds.kind(one) != kinds.kind(replace(one, owner=2)), "labels are per user"
 
 
 class TestPool:

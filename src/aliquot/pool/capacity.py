@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.model import ComputeUse, Grant, GrantState, SliceUse
 from aliquot.model.errors import NoCapacityError
-from aliquot.model.neighbours import why_not_beside
+from aliquot.model.neighbours import Neighbours, why_not_beside
 from aliquot.slices.gpu_choice import WAIT, describe_free, find_gpus, fits
 from aliquot.slices.grant_creation import without_grants
 
@@ -208,6 +208,32 @@ def place(
     NoCapacityError if they do not fit.
     """
     return plan.put_back(parked) if parked and size else plan.put(request, size)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKinds:
+    """Tells which requests can have the same GPUs. `named` are the labels that slices ask about."""
+
+    named: frozenset[str]
+
+    @classmethod
+    def of(cls, requests: Iterable[Request], grants: Iterable[Grant]) -> RequestKinds:
+        """The kinds of these requests beside these grants."""
+        asked = [*(one.neighbours for one in requests), *(one.neighbours for one in grants)]
+        apart = {label for one in asked for label in one.apart_from}
+        return cls(frozenset(apart | {one.beside for one in asked if one.beside is not None}))
+
+    def kind(self, request: Request) -> Request:
+        """The request without what does not decide where its slices can be.
+
+        That is most of all its label, which is the name of its job: it counts if a slice asks to be
+        with it or apart from it. Whose request it is counts with it, and with labels that it names.
+        """
+        asks = request.neighbours
+        label = asks.label if asks.label in self.named else None
+        owner = request.owner if label or asks.beside or asks.apart_from else None
+        seen = Neighbours(label, asks.beside, asks.apart_from, asks.alone)
+        return replace(request, together=None, neighbours=seen, owner=owner)
 
 
 def _planned(slices: Iterable[Slice], asked: Request | Grant) -> Grant:

@@ -23,7 +23,7 @@ from aliquot.placement.elastic.feasibility import Feasibility, JobWorkers
 from aliquot.placement.elastic.job import Elastic
 from aliquot.placement.elastic.resize import DOES_NOT_FIT, NOT_OVERTAKEN, Rules, decide
 from aliquot.placement.queues.users import user_queue, with_users
-from aliquot.pool.capacity import MachineCapacity, MachinePlan, place
+from aliquot.pool.capacity import MachineCapacity, MachinePlan, RequestKinds, place
 from aliquot.pool.expected import WaitingTurn, expected_starts
 from aliquot.pool.progress import pause_after_resize
 from aliquot.pool.runs import RunMode, Waiting
@@ -105,15 +105,23 @@ class PoolScheduler:
             {scheduled_name(one): one for one in jobs}, {run_name(one): one for one in runs}
         )
         by_name, requests = names.jobs, names.runs
-        free = [stored for stored in jobs if stored.job.number not in held]
-        elastic = [one for stored in free if (one := _elastic(stored, status, now)) is not None]
-        elastic += [_elastic_run(run, status) for run in runs if run.mode is RunMode.WAIT]
+        free = [
+            stored
+            for stored in jobs
+            if stored.job.number not in held and stored.state.is_schedulable(now)
+        ]
+        kinds = _kinds(jobs, status, runs)
+        elastic = [_elastic(stored, status, kinds) for stored in free]
+        elastic += [_elastic_run(run, status, kinds) for run in runs if run.mode is RunMode.WAIT]
         elastic += [_elastic_grant(one, status) for one in charged if _counts(one.grant)]
         check, hardware = _feasibility(jobs, status, runs), _hardware(status)
-        members = [(stored.job.queue, stored.owner.name) for stored in jobs]
-        members += [(run.queue, run.owner.name) for run in runs]
-        members += [(one.queue, one.owner.name) for one in charged]
-        queues = shares.queues_of(members)
+        queues = shares.queues_of(
+            [
+                *((stored.job.queue, stored.owner.name) for stored in jobs),
+                *((run.queue, run.owner.name) for run in runs),
+                *((one.queue, one.owner.name) for one in charged),
+            ]
+        )
         decision = decide(elastic, check, queues, hardware, now, self.rules, self._could_grow)
         self._could_grow = decision.could
         self.waiting = {
@@ -149,12 +157,12 @@ class PoolScheduler:
         sizes = grown | starts
         elastic = [replace(one, size=sizes.get(one.name, one.size)) for one in elastic]
         for run in (one for one in runs if one.mode is not RunMode.WAIT):
-            asked = _elastic_run(run, status)
-            said = decide([*elastic, asked], check, queues, hardware, now, self.rules, {})
+            new = _elastic_run(run, status, kinds)
+            said = decide([*elastic, new], check, queues, hardware, now, self.rules, {})
             if run.mode is RunMode.NOW:
                 plan = self._admit_now(run, said, plan, names)
                 if self.admitted and self.admitted[-1][0] is run:
-                    elastic.append(replace(asked, size=1))
+                    elastic.append(replace(new, size=1))
             else:
                 self.previewed.append((run, self._preview(run, said, plan, outlook, first)))
 
@@ -378,10 +386,13 @@ def _is_by_place(why: str) -> bool:
     return why == DOES_NOT_FIT or why.endswith(NOT_OVERTAKEN)
 
 
-def _elastic(stored: StoredJob, status: Status, now: float) -> Elastic | None:
+def _kinds(jobs: Sequence[StoredJob], status: Status, runs: Sequence[RunRequest]) -> RequestKinds:
+    asked = [*(requested_by(stored) for stored in jobs), *(run.request for run in runs)]
+    return RequestKinds.of(asked, status.grants)
+
+
+def _elastic(stored: StoredJob, status: Status, kinds: RequestKinds) -> Elastic:
     job, state = stored.job, stored.state
-    if not state.is_schedulable(now):
-        return None
     return Elastic(
         name=scheduled_name(stored),
         sizes=Sizes((state.size,))
@@ -397,16 +408,18 @@ def _elastic(stored: StoredJob, status: Status, now: float) -> Elastic | None:
         speeds=stored.speeds,
         rest_seconds=pause_after_resize(stored.progress),
         bound=state.frozen,
+        terms=kinds.kind(requested_by(stored)),
     )
 
 
-def _elastic_run(run: RunRequest, status: Status) -> Elastic:
+def _elastic_run(run: RunRequest, status: Status, kinds: RequestKinds) -> Elastic:
     return Elastic(
         name=run_name(run),
         sizes=Sizes((1,)),
         member=_demand(run.request, status),
         queue=user_queue(run.queue, run.owner.name),
         submitted=run.submitted,
+        terms=kinds.kind(run.request),
     )
 
 

@@ -7,7 +7,7 @@ least the bound of all remaining pairs. It starts with one entry for each taker,
 its best possible pair, and lists the pairs of a taker only when that entry is reached.
 
 A check that failed is not repeated for pairs of the same kind: a giver gives as many workers of the
-same demand, and a taker wants at least as many of the same. If GPUs are merely counted, one refusal
+same kind, and a taker wants at least as many of the same. If GPUs are merely counted, one refusal
 decides for the kind. Otherwise it matters which job has which GPUs, so up to `TRIES` pairs of each
 kind are checked, until there were `REFUSALS` in all.
 """
@@ -29,8 +29,7 @@ from aliquot.placement.elastic.sizes import TRIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from aliquot.placement.core.demand import Demand
-    from aliquot.placement.elastic.job import Elastic
+    from aliquot.placement.elastic.job import Elastic, WorkerKind
     from aliquot.placement.elastic.sizes import JobSizes, Scales
 
 NOTHING = 1e-9
@@ -39,7 +38,7 @@ REFUSALS = 200
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a giver gives: of which queue and demand (by number), how many workers and GPUs."""
+    """What a giver gives: of which queue and kind (by number), how many workers and GPUs."""
 
     queue: str
     member: int
@@ -73,8 +72,8 @@ class Exchange:
         self._scales, self._holds, self._jobs = scales, holds, jobs
         self._prospects = Prospects(scales, jobs)
         self._places = {job.name: place for place, job in enumerate(jobs)}
-        numbers: dict[Demand, int] = {}
-        self._members = [numbers.setdefault(job.member, len(numbers)) for job in jobs]
+        numbers: dict[WorkerKind, int] = {}
+        self._members = [numbers.setdefault(job.kind, len(numbers)) for job in jobs]
         self._refused: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
         self._refusals = 0
         self._alone: dict[int, float] = {}

@@ -17,8 +17,7 @@ from aliquot.placement.elastic.sizes import TRIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from aliquot.placement.core.demand import Demand
-    from aliquot.placement.elastic.job import Elastic
+    from aliquot.placement.elastic.job import Elastic, WorkerKind
     from aliquot.placement.elastic.sizes import JobSizes, Scales
 
 MOST_AT_ONCE = 256
@@ -34,7 +33,7 @@ class Grow:
     ) -> None:
         self._scales, self._holds, self._jobs = scales, holds, jobs
         self._closed: set[str] = set()
-        self._refused: Counter[tuple[Demand, int]] = Counter()
+        self._refused: Counter[tuple[WorkerKind, int]] = Counter()
 
     def most(self, standing: JobSizes) -> JobSizes:
         """The sizes when no job can grow any more."""
@@ -52,7 +51,7 @@ class Grow:
         """Its next step does not fit."""
         has = standing.sizes[job.name]
         self._closed.add(job.name)
-        self._refused[job.member, (job.sizes.above(has) or has) - has] += 1
+        self._refused[job.kind, (job.sizes.above(has) or has) - has] += 1
 
     def _steps(self, standing: JobSizes) -> Iterator[Step]:
         """Step after step as if all fitted; of equals the last name comes first."""
@@ -62,7 +61,7 @@ class Grow:
             loss, place, size = heapq.heappop(heap)
             job = self._jobs[-place]
             has = standing.sizes[job.name]
-            is_refused = self._refused[job.member, size - has] >= TRIES
+            is_refused = self._refused[job.kind, size - has] >= TRIES
             more = self._scales.milli_between(job, has, size)
             if loss >= 0 or is_refused or more > standing.free:
                 continue

@@ -13,11 +13,12 @@ from aliquot.model.job import MAX_WORKERS
 from aliquot.placement.core.demand import Demand, Gang
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Hashable, Mapping
 
     from aliquot.model.job import Sizes
 
 EFFICIENCY = 0.9
+WorkerKind = tuple[Demand, "Hashable"]
 SLOWEST, FASTEST = 1e-6, 1e12  # a reported speed, in any unit
 
 
@@ -27,7 +28,8 @@ class Elastic:
 
     `size` is the number that it has or is about to have, 0 while it waits. `settled`: no resize is
     under way. `speeds` are measured, by size, in any one unit. `bound`: the job can only return to
-    the GPUs it was suspended on, so nobody shrinks for it and it holds up nobody.
+    the GPUs it was suspended on, so nobody shrinks for it and it holds up nobody. `terms` is what
+    else decides where its workers can be, such as the GPUs and the neighbours that it names.
     """
 
     name: str
@@ -42,6 +44,12 @@ class Elastic:
     speeds: Mapping[int, float] = field(default_factory=dict)
     rest_seconds: float = 0.0
     bound: bool = False
+    terms: Hashable = None
+
+    @property
+    def kind(self) -> WorkerKind:
+        """All that decides where its workers can be: what holds for one job holds for its kind."""
+        return self.member, self.terms
 
     def gang(self, size: int) -> Gang:
         """The job with that many workers."""

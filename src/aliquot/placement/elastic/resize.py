@@ -54,9 +54,8 @@ from aliquot.placement.queues.quota import fair_share_order
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aliquot.placement.core.demand import Demand
     from aliquot.placement.core.snapshot import Hardware
-    from aliquot.placement.elastic.job import Elastic, Fits
+    from aliquot.placement.elastic.job import Elastic, Fits, WorkerKind
     from aliquot.placement.queues.quota import Queue
 
 DOES_NOT_FIT = "it does not fit beside what runs"
@@ -148,10 +147,11 @@ class _Decider:
         waiting = [job.gang(job.sizes.least) for job in self.jobs.values() if not job.size]
         order, refused = fair_share_order(waiting, self.queues, self.standing.used(), self.hardware)
         blocker: Elastic | None = None
-        reasons: dict[tuple[tuple[Demand, ...], str], str] = {}  # why not, until a job is admitted
-        until: dict[tuple[tuple[Demand, ...], str], float] = {}
+        reasons: dict[tuple[WorkerKind, int, str], str] = {}  # why not, until a job is admitted
+        until: dict[tuple[WorkerKind, int, str], float] = {}
         for gang in order:
-            job, asked = self.jobs[gang.name], (gang.members, gang.queue)
+            job = self.jobs[gang.name]
+            asked = job.kind, job.sizes.least, job.queue
             if blocker is not None:
                 self.waits[job.name] = f"{blocker.name} {NOT_OVERTAKEN}"
                 continue

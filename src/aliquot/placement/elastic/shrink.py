@@ -17,8 +17,7 @@ from aliquot.placement.elastic.sizes import TRIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from aliquot.placement.core.demand import Demand
-    from aliquot.placement.elastic.job import Elastic
+    from aliquot.placement.elastic.job import Elastic, WorkerKind
     from aliquot.placement.elastic.sizes import JobSizes
 
 SINGLE_STEPS = 8  # taken one by one, each after a check that it is not enough yet
@@ -102,9 +101,9 @@ class Shrink:
 
     def _enough(self, trial: JobSizes, steps: list[_Step]) -> tuple[JobSizes | None, bool]:
         """The step that is enough with the least loss; and whether any was checked."""
-        refused: Counter[tuple[Demand, int]] = Counter()
+        refused: Counter[tuple[WorkerKind, int]] = Counter()
         for step in sorted(steps, key=lambda one: one.loss):
-            kind = step.job.member, trial.sizes[step.job.name] - step.size
+            kind = step.job.kind, trial.sizes[step.job.name] - step.size
             if trial.free + step.given < 0 or refused[kind] >= TRIES:
                 continue
             smaller = trial.changed(step.job, step.size)
