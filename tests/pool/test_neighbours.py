@@ -14,6 +14,7 @@ from aliquot.model.job import ArrayIndex, Job, Sizes
 from aliquot.model.neighbours import Neighbours
 from aliquot.model.owner import Owner
 from aliquot.model.selection import GpuSelection
+from aliquot.placement.elastic.resize import Rules
 from aliquot.placement.elastic.sizes import TRIES
 from aliquot.placement.queues.quota import Bound
 from aliquot.pool.capacity import MachinePlan, RequestKinds, held_gpus
@@ -155,10 +156,10 @@ def stored(
     return replace(made, submission=replace(made.submission, owner=owner, job=wanted))
 
 
-def first_gpu_is_full(gpus: int = 3) -> Status:
-    """A machine on which Bob's slice x has the first GPU."""
-    full = replace(make_grant("x", gpu0=80 * GIB), owner_uid=BOB.uid, life=Life.KEPT)
-    others = (make_shared(index) for index in range(1, gpus))
+def first_gpu_is_full(owner: Owner = BOB) -> Status:
+    """A machine on which the slice x of this user has the first GPU."""
+    full = replace(make_grant("x", gpu0=80 * GIB), owner_uid=owner.uid, life=Life.KEPT)
+    others = (make_shared(1), make_shared(2))
     return Status(1, (make_shared(0, granted=80 * GIB), *others), (full,), {})
 
 
@@ -216,12 +217,56 @@ class TestKinds:
 
     def test_names_do_not_make_kinds_unless_a_slice_asks_about_them(self) -> None:
         one, other = PART.of_owner(1, "one"), PART.of_owner(2, "other")
-        plain = RequestKinds.of([one, other], ())
+        plain = RequestKinds.of([one, other], empty(1))
         assert plain.kind(one) == plain.kind(other)
         apart = replace(PART, neighbours=Neighbours("x", apart_from=("one",))).of_owner(1, "x")
-        kinds = RequestKinds.of([one, other, apart], ())
+        kinds = RequestKinds.of([one, other, apart], empty(1))
         assert len({kinds.kind(asking) for asking in (one, other, apart)}) == 3
         assert kinds.kind(one) != kinds.kind(replace(one, owner=2)), "labels are per user"
+
+
+GONE = replace(PART, which=GpuSelection(named=("GPU-0dead",)))
+WAITED_LONG = Rules().patience_seconds + 1
+
+
+class TestPatience:
+    @pytest.mark.parametrize("choosy", [*CHOOSY.values(), GONE], ids=[*CHOOSY, "gone"])
+    def test_a_job_that_other_gpus_do_not_help_does_not_hold_up_their_users(
+        self, choosy: Request
+    ) -> None:
+        scheduler = PoolScheduler()
+        jobs = [stored(1, choosy, ALICE, WAITED_LONG), stored(2, PART)]
+        assert started(scheduler, jobs, first_gpu_is_full(ALICE)) == {2: 1}
+        assert list(scheduler.waiting) == ["job 1"]
+
+    @pytest.mark.parametrize("choosy", CHOOSY.values(), ids=CHOOSY)
+    def test_it_holds_up_those_that_may_use_only_its_gpus(self, choosy: Request) -> None:
+        large = replace(choosy, memory=Amount(bytes=60 * GIB))
+        jobs = [stored(1, large, waited=WAITED_LONG), stored(2, replace(PART, which=ON_GPU_0))]
+        used = replace(make_grant("x", gpu0=30 * GIB), owner_uid=BOB.uid, life=Life.KEPT)
+        gpus = (make_shared(0, granted=30 * GIB), make_shared(1))
+        scheduler = PoolScheduler()
+        assert started(scheduler, jobs, Status(1, gpus, (used,), {})) == {}
+        assert scheduler.waiting["job 2"] == "job 1 has waited longer, and is not overtaken"
+
+    @pytest.mark.parametrize(
+        "request_",
+        [
+            Request(),
+            replace(PART, neighbours=Neighbours(alone=True)),
+            Request(which=GpuSelection(models=("H100",))),
+        ],
+        ids=["whole", "alone", "model"],
+    )
+    def test_a_job_that_may_use_every_gpu_is_not_overtaken(self, request_: Request) -> None:
+        gpus = tuple(make_shared(index, granted=8 * GIB) for index in range(2))
+        used = replace(make_grant("a", gpu0=8 * GIB, gpu1=8 * GIB), owner_uid=BOB.uid)
+        jobs = [stored(1, request_, ALICE, WAITED_LONG), stored(2, PART)]
+        assert started(PoolScheduler(), jobs, Status(1, gpus, (used,), {})) == {}
+
+    def test_a_job_that_needs_more_gpus_than_there_are_holds_up_nobody(self) -> None:
+        jobs = [stored(1, Request(gpus=4), ALICE, WAITED_LONG), stored(2, PART)]
+        assert started(PoolScheduler(), jobs, first_gpu_is_full()) == {2: 1}
 
 
 class TestPool:

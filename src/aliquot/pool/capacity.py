@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from aliquot.model import ComputeUse, Grant, GrantState, SliceUse
 from aliquot.model.errors import NoCapacityError
 from aliquot.model.neighbours import Neighbours, why_not_beside
-from aliquot.slices.gpu_choice import WAIT, describe_free, find_gpus, fits
+from aliquot.slices.gpu_choice import WAIT, describe_free, find_gpus, fits, usable_gpus
 from aliquot.slices.grant_creation import without_grants
 
 if TYPE_CHECKING:
@@ -210,18 +210,28 @@ def place(
     return plan.put_back(parked) if parked and size else plan.put(request, size)[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class RequestKinds:
     """Tells which requests can have the same GPUs. `named` are the labels that slices ask about."""
 
+    plan: MachinePlan
     named: frozenset[str]
+    _usable: dict[Request, frozenset[str] | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, requests: Iterable[Request], grants: Iterable[Grant]) -> RequestKinds:
-        """The kinds of these requests beside these grants."""
-        asked = [*(one.neighbours for one in requests), *(one.neighbours for one in grants)]
+    def of(cls, requests: Iterable[Request], plan: MachinePlan) -> RequestKinds:
+        """The kinds of these requests on this machine."""
+        asked = [*(one.neighbours for one in requests), *(one.neighbours for one in plan.grants)]
         apart = {label for one in asked for label in one.apart_from}
-        return cls(frozenset(apart | {one.beside for one in asked if one.beside is not None}))
+        beside = {one.beside for one in asked if one.beside is not None}
+        return cls(plan, frozenset(apart | beside))
+
+    def usable(self, request: Request) -> frozenset[str] | None:
+        """The GPUs that the request may use, by `usable_gpus`."""
+        kind = self.kind(request)
+        if kind not in self._usable:
+            self._usable[kind] = usable_gpus(request, self.plan.gpus, self.plan.grants)
+        return self._usable[kind]
 
     def kind(self, request: Request) -> Request:
         """The request without what does not decide where its slices can be.

@@ -388,11 +388,11 @@ def _is_by_place(why: str) -> bool:
 
 def _kinds(jobs: Sequence[StoredJob], status: Status, runs: Sequence[RunRequest]) -> RequestKinds:
     asked = [*(requested_by(stored) for stored in jobs), *(run.request for run in runs)]
-    return RequestKinds.of(asked, status.grants)
+    return RequestKinds.of(asked, MachinePlan.of(status))
 
 
 def _elastic(stored: StoredJob, status: Status, kinds: RequestKinds) -> Elastic:
-    job, state = stored.job, stored.state
+    job, state, request = stored.job, stored.state, requested_by(stored)
     return Elastic(
         name=scheduled_name(stored),
         sizes=Sizes((state.size,))
@@ -408,7 +408,8 @@ def _elastic(stored: StoredJob, status: Status, kinds: RequestKinds) -> Elastic:
         speeds=stored.speeds,
         rest_seconds=pause_after_resize(stored.progress),
         bound=state.frozen,
-        terms=kinds.kind(requested_by(stored)),
+        terms=kinds.kind(request),
+        gpus=kinds.usable(request),
     )
 
 
@@ -420,6 +421,7 @@ def _elastic_run(run: RunRequest, status: Status, kinds: RequestKinds) -> Elasti
         queue=user_queue(run.queue, run.owner.name),
         submitted=run.submitted,
         terms=kinds.kind(run.request),
+        gpus=kinds.usable(run.request),
     )
 
 

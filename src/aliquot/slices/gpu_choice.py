@@ -9,7 +9,7 @@ lower index first. A whole GPU is one of which no grant has a part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aliquot.model import GrantState, format_bytes
@@ -141,6 +141,28 @@ def _unwelcome(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> str
     beside = label_to_join(request, present)
     here = [grant.occupant for grant in grants if grant.slices_on(one.gpu.uuid)]
     return why_unwelcome(request, here, beside)
+
+
+def usable_gpus(
+    request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant]
+) -> frozenset[str] | None:
+    """The UUIDs of the GPUs that the request may use by its choice of GPUs and neighbours.
+
+    None if that is all of them; empty if they are too few for it. What is free does not count, and
+    a slice that is alone on its GPU is one that leaves nothing free.
+    """
+    sharing = replace(request, neighbours=replace(request.neighbours, alone=False))
+    others = [replace(one, neighbours=replace(one.neighbours, alone=False)) for one in grants]
+    found = frozenset(
+        one.gpu.uuid
+        for one in gpus
+        if (request.among is None or one.gpu.uuid in request.among)
+        and request.which.allows(one.gpu)
+        and _unwelcome(sharing, one, others) is None
+    )
+    if len(found) < request.gpus:
+        return frozenset()
+    return None if len(found) == len(gpus) else found
 
 
 def free_bytes(one: SharedGpu) -> int:

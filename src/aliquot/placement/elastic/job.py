@@ -29,7 +29,8 @@ class Elastic:
     `size` is the number that it has or is about to have, 0 while it waits. `settled`: no resize is
     under way. `speeds` are measured, by size, in any one unit. `bound`: the job can only return to
     the GPUs it was suspended on, so nobody shrinks for it and it holds up nobody. `terms` is what
-    else decides where its workers can be, such as the GPUs and the neighbours that it names.
+    else decides where its workers can be, such as the GPUs and the neighbours that it names. `gpus`
+    are those that it may use by these terms now, free or not; None: all.
     """
 
     name: str
@@ -45,11 +46,18 @@ class Elastic:
     rest_seconds: float = 0.0
     bound: bool = False
     terms: Hashable = None
+    gpus: frozenset[str] | None = None
 
     @property
     def kind(self) -> WorkerKind:
         """All that decides where its workers can be: what holds for one job holds for its kind."""
         return self.member, self.terms
+
+    def holds_up(self, other: Elastic) -> bool:
+        """Whether another job may use only GPUs that this one may use too."""
+        if self.gpus is None:
+            return True
+        return bool(self.gpus) and other.gpus is not None and other.gpus <= self.gpus
 
     def gang(self, size: int) -> Gang:
         """The job with that many workers."""

@@ -37,7 +37,7 @@ times an hour, and a waiting job waits at most that long for another to shrink. 
 the sum, so two jobs cannot take the same GPUs from each other again and again. A job that repeats
 work after each resize has `rest_seconds`: for that time after a resize it neither grows nor takes
 part in exchanges, but it still shrinks for waiting jobs. A job that has waited for longer than
-`patience_seconds` is not overtaken any more.
+`patience_seconds` is not overtaken any more by jobs that may use only GPUs that it may use too.
 """
 
 from __future__ import annotations
@@ -146,12 +146,13 @@ class _Decider:
     def _admit(self) -> None:
         waiting = [job.gang(job.sizes.least) for job in self.jobs.values() if not job.size]
         order, refused = fair_share_order(waiting, self.queues, self.standing.used(), self.hardware)
-        blocker: Elastic | None = None
+        blockers: dict[frozenset[str] | None, Elastic] = {}  # by the GPUs that they may use
         reasons: dict[tuple[WorkerKind, int, str], str] = {}  # why not, until a job is admitted
         until: dict[tuple[WorkerKind, int, str], float] = {}
         for gang in order:
             job = self.jobs[gang.name]
             asked = job.kind, job.sizes.least, job.queue
+            blocker = next((one for one in blockers.values() if one.holds_up(job)), None)
             if blocker is not None:
                 self.waits[job.name] = f"{blocker.name} {NOT_OVERTAKEN}"
                 continue
@@ -172,7 +173,7 @@ class _Decider:
             if asked in until:
                 self.until[job.name] = until[asked]
             if self.now - job.submitted >= self.rules.patience_seconds:
-                blocker = job
+                blockers.setdefault(job.gpus, job)
         self.waits.update(refused)
 
     def _with(self, job: Elastic) -> JobSizes | None:
