@@ -19,6 +19,7 @@ from aliquot.placement.elastic.sizes import TRIES
 from aliquot.placement.queues.quota import Bound
 from aliquot.pool.capacity import MachinePlan, RequestKinds, held_gpus
 from aliquot.pool.encoding import Submission, decode_submission, encode_submission
+from aliquot.pool.runs import Waiting
 from aliquot.pool.schedule import PoolScheduler, UserShares, run_name
 from aliquot.pool.workers import job_label
 from aliquot.slices.control import Status
@@ -267,6 +268,66 @@ class TestPatience:
     def test_a_job_that_needs_more_gpus_than_there_are_holds_up_nobody(self) -> None:
         jobs = [stored(1, Request(gpus=4), ALICE, WAITED_LONG), stored(2, PART)]
         assert started(PoolScheduler(), jobs, first_gpu_is_full()) == {2: 1}
+
+
+class TestReasons:
+    @pytest.mark.parametrize(
+        ("choosy", "why"),
+        [
+            (replace(PART, which=GpuSelection(named=("0",))), "by --gpu 0, none have 40 GiB free"),
+            (replace(CHOOSY["alone"], memory=None), "none are whole"),
+            (CHOOSY["visible"], "by CUDA_VISIBLE_DEVICES, none have 40 GiB free"),
+            (CHOOSY["with"], "GPU 1 has no slice x, which it asks to be with"),
+            (GONE, "no GPU is allowed by --gpu GPU-0dead"),
+        ],
+        ids=["gpu", "whole", "visible", "with", "gone"],
+    )
+    def test_a_job_says_that_its_choice_keeps_it_waiting(self, choosy: Request, why: str) -> None:
+        scheduler = PoolScheduler()
+        assert started(scheduler, [stored(1, choosy)], first_gpu_is_full()) == {}
+        assert scheduler.waiting["job 1"].endswith(why)
+        asks = replace(run(1, asks=True), request=choosy.of_owner(BOB.uid, "b"))
+        now = replace(run(2), request=asks.request)
+        list(scheduler.changes([], first_gpu_is_full(), NOW, UserShares(), [asks, now]))
+        ((_, place),) = scheduler.previewed
+        assert isinstance(place, Waiting)
+        assert place.why.endswith(why)
+        ((_, said),) = scheduler.refused
+        assert said == place.why
+
+    @pytest.mark.parametrize("owner", [ALICE, BOB])
+    def test_a_job_says_which_neighbour_keeps_it_waiting(self, owner: Owner) -> None:
+        train = replace(make_grant("train", gpu0=8 * GIB), owner_uid=owner.uid)
+        alone = replace(train, neighbours=Neighbours(alone=True))
+        gpus = (make_shared(0, granted=8 * GIB),)
+        apart = replace(PART, neighbours=Neighbours(apart_from=("train",)))
+        scheduler = PoolScheduler()
+        found = started(scheduler, [stored(1, apart)], Status(1, gpus, (train,), {}))
+        assert found == ({} if owner is BOB else {1: 1})
+        if owner is BOB:
+            told = "GPU 0 has the slice train, which it asks to be apart from"
+            assert scheduler.waiting == {"job 1": told}
+        started(scheduler, [stored(1, PART)], Status(1, gpus, (alone,), {}))
+        told = "the slice train" if owner is BOB else "another user's slice"
+        assert scheduler.waiting == {"job 1": f"GPU 0 has {told}, which is alone on it"}
+
+    def test_a_job_whose_choice_changes_nothing_says_what_has_the_gpus(self) -> None:
+        full = replace(make_grant("x", gpu0=80 * GIB, gpu1=80 * GIB), owner_uid=BOB.uid)
+        gpus = tuple(make_shared(index, granted=80 * GIB) for index in range(2))
+        scheduler = PoolScheduler()
+        started(scheduler, [stored(1, CHOOSY["gpu"])], Status(1, gpus, (full,), {}))
+        told = "it does not fit beside what runs: 1 grant of aliquot run"
+        assert scheduler.waiting == {"job 1": told}
+
+    def test_a_job_is_not_told_that_gpus_are_given_back_if_nobody_does(self) -> None:
+        used = replace(make_grant("x", gpu0=8 * GIB), owner_uid=BOB.uid)
+        status = Status(1, (make_shared(0, granted=8 * GIB), make_shared(1)), (used,), {})
+        pinned = Request(memory=Amount(bytes=60 * GIB), which=GpuSelection(named=("0",)))
+        scheduler = PoolScheduler()
+        jobs = [stored(1, PART, waited=20.0), stored(2, pinned)]
+        assert started(scheduler, jobs, status) == {1: 1}
+        told = "of the GPUs allowed by --gpu 0, none have 60 GiB free"
+        assert scheduler.waiting == {"job 2": told}
 
 
 class TestPool:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 from aliquot.model import ComputeUse, Grant, GrantState, SliceUse
 from aliquot.model.errors import NoCapacityError
 from aliquot.model.neighbours import Neighbours, why_not_beside
-from aliquot.slices.gpu_choice import WAIT, describe_free, find_gpus, fits, usable_gpus
+from aliquot.slices.gpu_choice import (
+    WAIT,
+    describe_free,
+    find_gpus,
+    fits,
+    usable_gpus,
+    why_choice_waits,
+)
 from aliquot.slices.grant_creation import without_grants
 
 if TYPE_CHECKING:
@@ -73,6 +80,16 @@ class MachinePlan:
             plan = plan._with(_planned(slices, request))
             placed.append(slices)
         return plan, placed
+
+    def why_choice_waits(self, request: Request, count: int) -> str | None:
+        """Why `count` more workers do not fit, if that is their choice of GPUs or neighbours."""
+        plan = self
+        for _ in range(count):
+            try:
+                plan = plan.put(request, 1)[0]
+            except NoCapacityError:
+                return why_choice_waits(request, plan.gpus, plan.grants)
+        return None
 
     def put_back(self, parked: Iterable[Grant]) -> MachinePlan:
         """The same with parked grants on the GPUs they had; NoCapacityError, with figures."""

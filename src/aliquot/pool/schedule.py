@@ -151,16 +151,16 @@ class PoolScheduler:
             yield stored, lifecycle.start(stored.job, state, state.generation, size, now)
         first = [name for name in decision.starts if name in self.waiting]
         self.turns = [*first, *(name for name in decision.waits if name not in first)]
-        outlook = _Outlook(names, plan, now)
+        outlook = _Outlook(names, plan, now, kinds)
+        self.waiting.update(outlook.reasons(decision, first))
         self.expected = outlook.starts(decision, first)
-        starts = {name: size for name, size in decision.starts.items() if name not in self.waiting}
-        sizes = grown | starts
+        sizes = grown | {one: size for one, size in decision.starts.items() if one not in first}
         elastic = [replace(one, size=sizes.get(one.name, one.size)) for one in elastic]
         for run in (one for one in runs if one.mode is not RunMode.WAIT):
             new = _elastic_run(run, status, kinds)
             said = decide([*elastic, new], check, queues, hardware, now, self.rules, {})
             if run.mode is RunMode.NOW:
-                plan = self._admit_now(run, said, plan, names)
+                plan = self._admit_now(run, said, replace(outlook, plan=plan))
                 if self.admitted and self.admitted[-1][0] is run:
                     elastic.append(replace(new, size=1))
             else:
@@ -187,7 +187,7 @@ class PoolScheduler:
         if name not in said.starts:
             turns = [*first, *(one for one in said.waits if one not in first)]
             expected = outlook.starts(said, first).get(name)
-            why = outlook.names.told(said.waits[name], run.owner)
+            why = outlook.names.told(outlook.reason(name, said.waits[name]), run.owner)
             return Waiting(why, turns.index(name) + 1, len(turns), expected)
         try:
             return plan.put(run.request, 1)[1][0]
@@ -195,18 +195,16 @@ class PoolScheduler:
             expected = outlook.starts(said, [*first, name]).get(name)
             return Waiting(WOULD_SHRINK, len(first) + 1, len(self.turns) + 1, expected)
 
-    def _admit_now(
-        self, run: RunRequest, said: SizeDecision, plan: MachinePlan, names: _Names
-    ) -> MachinePlan:
+    def _admit_now(self, run: RunRequest, said: SizeDecision, outlook: _Outlook) -> MachinePlan:
         """The plan with a run that does not wait: nobody shrinks for it."""
         name = run_name(run)
         if name in said.starts:
-            plan = self._admit(run, plan)
+            plan = self._admit(run, outlook.plan)
             if name not in self.waiting:
                 return plan
         why = self.waiting.pop(name, said.waits.get(name, OCCUPIED))
-        self.refused.append((run, names.told(why, run.owner)))
-        return plan
+        self.refused.append((run, outlook.names.told(outlook.reason(name, why), run.owner)))
+        return outlook.plan
 
     def _admit(self, run: RunRequest, plan: MachinePlan) -> MachinePlan:
         """The plan with a run, if it fits now; else it is among those that wait."""
@@ -308,11 +306,61 @@ def _users(jobs: Mapping[str, StoredJob], status: Status) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Outlook:
-    """When those that wait start at the latest; `plan` is the machine after what starts now."""
+    """Why others wait and when they start at the latest, after what starts now is in the `plan`."""
 
     names: _Names
     plan: MachinePlan
     now: float
+    kinds: RequestKinds
+    _choices: dict[tuple[Request, int | None, int], str | None] = field(
+        default_factory=dict, init=False
+    )
+
+    def reasons(self, decision: SizeDecision, occupied: Sequence[str]) -> dict[str, str]:
+        """Why they wait, where the decision does not say it; `occupied` fit, but not yet."""
+        found = {name: self._why_not_yet(name, decision) for name in occupied}
+        for name, why in decision.waits.items():
+            if (more := self.reason(name, why)) != why:
+                found[name] = more
+        return found
+
+    def reason(self, name: str, why: str) -> str:
+        """Why one waits: its choice of GPUs or neighbours if that is in the way, else `why`."""
+        if self._is_frozen(name) or not (_is_by_place(why) or why == OCCUPIED):
+            return why
+        turn = self._turn(name)
+        asked = self.kinds.kind(turn.request), turn.request.owner, turn.workers
+        if asked not in self._choices:
+            request = replace(asked[0], owner=asked[1])
+            self._choices[asked] = self.plan.why_choice_waits(request, turn.workers)
+        return self._choices[asked] or why
+
+    def _is_frozen(self, name: str) -> bool:
+        """Whether it returns to the GPUs that it had."""
+        return name in self.jobs and self.jobs[name].state.frozen
+
+    def _why_not_yet(self, name: str, decision: SizeDecision) -> str:
+        """Why one that would fit does not start: jobs give GPUs back, or others came first."""
+        if self._is_frozen(name):
+            return OCCUPIED
+        giving = tuple(
+            grant_prefix(stored)
+            for one, stored in self.jobs.items()
+            if self._gives_back(stored, decision.resizes.get(one))
+        )
+        given = [one.name for one in self.plan.grants if one.name.startswith(giving)]
+        if self.plan.without(given).holds(self._turn(name).request, decision.starts[name]):
+            return OCCUPIED
+        return self.reason(name, DOES_NOT_FIT)
+
+    def _gives_back(self, stored: StoredJob, resize: tuple[int, str] | None) -> bool:
+        """Whether a job stops, shrinks, or still has workers above its size."""
+        state = stored.state
+        if state.stopping is not None or (resize is not None and resize[0] < state.size):
+            return True
+        prefix = grant_prefix(stored)
+        has = sum(one.name.startswith(prefix) for one in self.plan.grants if one.slices)
+        return has > state.target_size
 
     @property
     def jobs(self) -> Mapping[str, StoredJob]:

@@ -165,6 +165,37 @@ def usable_gpus(
     return None if len(found) == len(gpus) else found
 
 
+def why_choice_waits(
+    request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant]
+) -> str | None:
+    """Why the request cannot have enough GPUs, if that is its choice of GPUs or neighbours.
+
+    None if it would find no GPUs without that choice either. Other users' slices are not named.
+    """
+    visible = [one for one in gpus if request.among is None or one.gpu.uuid in request.among]
+    selected = [one for one in visible if request.which.allows(one.gpu)]
+    options = [request.which.options()] if request.which else []
+    options += [] if request.among is None else ["CUDA_VISIBLE_DEVICES"]
+    if options and len(selected) < request.gpus:
+        return f"{_allowed(request, len(selected))} allowed by {' and '.join(options)}"
+    free = [
+        one
+        for one in gpus
+        if is_strong_enough(request, one.gpu)
+        and _is_large(request, one)
+        and _request_fits(request, one, grants)
+    ]
+    chosen = [one for one in free if one in selected]
+    if len(free) < request.gpus:
+        return None
+    if len(chosen) < request.gpus:
+        what = "are whole" if request.is_whole else f"have {_parts(request)}"
+        return f"of the GPUs allowed by {' and '.join(options)}, {len(chosen) or 'none'} {what}"
+    unwelcome = ((one, _unwelcome(request, one, grants)) for one in chosen)
+    found = (f"{one.gpu} {why.removeprefix('it ')}" for one, why in unwelcome if why)
+    return next((why.replace("this request", "it") for why in found), None)
+
+
 def free_bytes(one: SharedGpu) -> int:
     """The memory of a GPU that a new slice can have."""
     return max(0, one.gpu.memory_bytes - one.granted_bytes - unmanaged_bytes(one))
@@ -273,13 +304,17 @@ def _slices_on(one: SharedGpu, grants: Sequence[Grant]) -> int:
 
 
 def _too_few_selected(request: Request, gpus: Sequence[SharedGpu], enough: int) -> str:
-    wanted = f"{_count(request.gpus)} requested, {enough} is" if enough else "no GPU is"
     lines = (
         f"  {one.gpu} ({one.gpu.model}, {one.gpu.uuid}): {why}"
         for one in gpus
         if (why := request.which.why_not(one.gpu)) is not None
     )
+    wanted = _allowed(request, enough)
     return "\n".join([f"{wanted} allowed by {request.which.options()}:", *lines])
+
+
+def _allowed(request: Request, enough: int) -> str:
+    return f"{_count(request.gpus)} requested, {enough} is" if enough else "no GPU is"
 
 
 def _too_weak(request: Request, gpus: Sequence[SharedGpu], enough: int) -> str:
@@ -320,7 +355,7 @@ def _no_capacity(
     if request.is_whole:
         wanted = "no GPU is whole" if request.gpus == 1 else _short(request, enough, "whole")
     else:
-        parts = f"{_memory(request)}{_and_compute(request)} free"
+        parts = _parts(request)
         wanted = (
             f"no GPU has {parts}" if request.gpus == 1 else _short(request, enough, f"with {parts}")
         )
@@ -359,6 +394,10 @@ def _request_less(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[
     if not all(_has_compute(request, one, grants) for one in gpus):
         options.append("--compute (or leave it out for an equal part of what the others leave)")
     return f"Request less with {' or '.join(options)}, {WAIT}"
+
+
+def _parts(request: Request) -> str:
+    return f"{_memory(request)}{_and_compute(request)} free"
 
 
 def _memory(request: Request) -> str:
