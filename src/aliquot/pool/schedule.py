@@ -125,7 +125,7 @@ class PoolScheduler:
         decision = decide(elastic, check, queues, hardware, now, self.rules, self._could_grow)
         self._could_grow = decision.could
         self.waiting = {
-            **{name: _reason(decision, name, names, status, now) for name in decision.waits},
+            **_reasons(decision, names, status, now),
             **{_name(number): why for number, why in held.items()},
         }
         plan, grown = _reserved(jobs, status), dict[str, int]()
@@ -274,19 +274,16 @@ class _Names:
         return name
 
 
-def _reason(
-    decision: SizeDecision,
-    name: str,
-    names: _Names,
-    status: Status,
-    now: float,
-) -> str:
-    """Why a job waits: what has the GPUs, or when others may be resized for it."""
-    why, jobs = names.told(decision.waits[name], names.owner(name)), names.jobs
-    left = decision.until.get(name, 0.0) - now
-    if left > 0:
-        return f"{why}: in {format_duration(left)}"
-    return f"{why}: {users}" if why == DOES_NOT_FIT and (users := _users(jobs, status)) else why
+def _reasons(decision: SizeDecision, names: _Names, status: Status, now: float) -> dict[str, str]:
+    """Why jobs and commands wait: what has the GPUs, or when others may be resized for them."""
+    users = _users(names.jobs, status) if DOES_NOT_FIT in decision.waits.values() else ""
+    found = {}
+    for name, why in decision.waits.items():
+        left = decision.until.get(name, 0.0) - now
+        more = f"in {format_duration(left)}" if left > 0 else users * (why == DOES_NOT_FIT)
+        told = names.told(why, names.owner(name))
+        found[name] = f"{told}: {more}" if more else told
+    return found
 
 
 def _users(jobs: Mapping[str, StoredJob], status: Status) -> str:
