@@ -248,7 +248,7 @@ class TestPatience:
         gpus = (make_shared(0, granted=30 * GIB), make_shared(1))
         scheduler = PoolScheduler()
         assert started(scheduler, jobs, Status(1, gpus, (used,), {})) == {}
-        assert scheduler.waiting["job 2"] == "job 1 has waited longer, and is not overtaken"
+        assert scheduler.waiting["job 2"] == "job j1 (1) has waited longer, and is not overtaken"
 
     @pytest.mark.parametrize(
         "request_",
