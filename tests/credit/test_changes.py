@@ -14,7 +14,7 @@ def test_the_share_of_an_idle_grant_is_divided_in_proportion(gpu: LoadedGpu) -> 
     away, one, other = gpu.share("away", 50), gpu.share("one", 30), gpu.share("other", 20)
     gpu.shares(away, one, other, gpu_seconds=0.5)
     away.tell("pause")
-    shares = gpu.shares(one, other, gpu_seconds=1)
+    shares = gpu.shares(one, other, gpu_seconds=3)
     assert shares.arbiter == pytest.approx([60, 40], abs=1.5), shares
     away.go()
     shares = gpu.shares(away, one, other, gpu_seconds=1.5)
@@ -49,5 +49,5 @@ def test_an_idle_grant_that_wakes_up_gets_its_share(gpu: LoadedGpu) -> None:
     support.wait_until(lambda: gpu.compute(asleep)["state"] == "idle")
     support.wait_until(lambda: gpu.compute(busy)["state"] == "alone")
     asleep.go()
-    shares = gpu.shares(asleep, busy, gpu_seconds=1)
+    shares = gpu.shares(asleep, busy, gpu_seconds=3)
     assert shares.arbiter == pytest.approx([50, 50], abs=1.5), shares

@@ -72,7 +72,7 @@ def test_the_share_of_a_parked_grant_is_divided_until_it_is_active(gpu: LoadedGp
     set_state(gpu, away, GrantState.SWITCHING)
     away.tell("pause")  # as the driver stops it
     set_state(gpu, away, GrantState.PARKED)
-    shares = gpu.shares(one, other, gpu_seconds=1)
+    shares = gpu.shares(one, other, gpu_seconds=3)
     assert shares.arbiter == pytest.approx([60, 40], abs=1.5), shares
     set_state(gpu, away, GrantState.SWITCHING)
     away.go()
