@@ -153,9 +153,9 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
     The settings are those of `aliquot run`. If no GPU is free, `wait=True` waits in that `queue` of
     the pool; `wait="10m"` or seconds do so for that long, and then raise WaitTimeoutError.
 
-    This process itself is not in the slice, nor are
-    processes that it forks without exec. When the block ends, the grant accepts no more processes,
-    and ends with the last one that is in it. It also ends when this process does.
+    This process itself is not in the slice, nor are processes that it forks without exec. When the
+    block ends, the grant accepts no more processes, and ends with the last one that is in it. It
+    also ends when this process does.
 
     Inside the block `os.environ` leads to the slice. With `export=False` it does not, and processes
     need `env=part.environment`: for several slices at once, in threads or nested.

@@ -2,8 +2,8 @@
 
 A slice has a label: the one that was given, else the name of its grant or job. Labels are per user:
 a slice is with, and apart from, slices of its own user only. Being apart holds in both directions,
-also for slices that come later. A slice that is alone shares its GPU with no other slice, whoever
-has it.
+also for slices that come later. A slice that is alone shares its GPU with no other slice of any
+user.
 """
 
 from __future__ import annotations
