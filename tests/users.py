@@ -13,10 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 ALICE, BOB, CAROL = 4001, 4002, 4003
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
 
 _AS_ALIQUOT = "import site, sys; site.addsitedir({!r}); from aliquot.cli import main; main()"
 

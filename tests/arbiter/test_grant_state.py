@@ -13,6 +13,7 @@ import pytest
 from arbiter import wire
 from arbiter.rig import GPU, GPU_BYTES, OTHER_GPU, RESERVED_BYTES, check_whole
 from support import GIB, wait_until
+from users import needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     Tenants = Callable[[Path], Tenant]
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
 
 USABLE = GPU_BYTES - RESERVED_BYTES
 BOTH = f"slice={GPU},memory={40 * GIB},compute=60 slice={OTHER_GPU},memory={40 * GIB},compute=60"

@@ -14,6 +14,7 @@ from arbiter import wire
 from arbiter.rig import GPU, check_whole
 from cgroups import make_cgroup
 from support import GIB, wait_until
+from users import needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     Tenants = Callable[[Path], Tenant]
     Owners = Callable[[Path, str], Owner]
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
 
 REQUEST = f"make name=pod kept=1 slice={GPU},memory={8 * GIB},compute=30"
 MAKE_OWNED = f"make name=a slice={GPU},memory={GIB}"

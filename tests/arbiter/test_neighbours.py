@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from arbiter.rig import GPU, OTHER_GPU
 from arbiter.test_make import USABLE
 from arbiter.test_user_limits import limited, users
 from arbiter.test_users import ALICE, BOB, as_user, shared
 from support import GIB
+from users import needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     Owners = Callable[..., Owner]
 
 __all__ = ["limited", "shared", "users"]  # fixtures
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
 
 
 def make(name: str, *settings: str, gpu: str = GPU) -> str:
@@ -62,7 +59,7 @@ class TestApart:
         assert arbiter.status()["knows_neighbours"] is True
         assert "web" in refusal(arbiter.ask(make("c", "label=web")))
 
-    @AS_ROOT
+    @needs_root
     def test_labels_of_other_users_do_not_count(self, shared: Arbiter, owners: Owners) -> None:
         for uid, more in ((ALICE, ""), (BOB, " apart=train")):
             assert "grant" in owners(shared.state, make(f"train{more}"), uid).answer
@@ -92,7 +89,7 @@ class TestAlone:
         arbiter.ask("end name=b")
         assert "error" not in arbiter.ask("set-state name=a to=switching")
 
-    @AS_ROOT
+    @needs_root
     def test_it_holds_for_all_users_and_names_no_stranger(
         self, shared: Arbiter, owners: Owners
     ) -> None:
@@ -101,7 +98,7 @@ class TestAlone:
         assert "has the slice another user's, which is alone on it" in refusal(answer)
         assert [one["alone"] for one in as_user(shared, owners, BOB, "status")["grants"]] == [True]
 
-    @AS_ROOT
+    @needs_root
     def test_it_counts_as_whole_gpus_in_the_limits_of_a_user(
         self, limited: Arbiter, owners: Owners
     ) -> None:

@@ -24,6 +24,7 @@ from aliquot.slices.procfs import started_at
 from arbiter import wire
 from arbiter.rig import GPU, OTHER_GPU
 from support import GIB, MIB, wait_until
+from users import needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     Tenants = Callable[[Path], Tenant]
     Owners = Callable[..., Owner]
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
+pytestmark = needs_root
 
 ALICE, BOB = 4001, 4002
 ONE_GIB = [Slice(GPU, GIB)]

@@ -13,6 +13,7 @@ import pytest
 from arbiter.rig import GPU, OTHER_GPU
 from arbiter.test_users import ALICE, BOB, as_user
 from support import GIB, wait_until
+from users import needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     Owners = Callable[..., Owner]
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
+pytestmark = needs_root
 
 FILE = f"""\
 # who may have what

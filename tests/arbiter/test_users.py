@@ -16,6 +16,7 @@ import pytest
 from arbiter import wire
 from arbiter.rig import GPU, OTHER_GPU
 from support import GIB, MIB, on_this_machine, wait_until
+from users import needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     Tenants = Callable[[Path], Tenant]
     Owners = Callable[..., Owner]
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
+pytestmark = needs_root
 
 ALICE, BOB = 4001, 4002
 MAKE = f"make name=train slice={GPU},memory={GIB}"

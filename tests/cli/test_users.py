@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from arbiter.rig import Owner
 from cli.terminal import Terminal
 from conftest import aliquot_command
 from support import GIB, wait_until
+from users import needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Make = Callable[..., Owner]
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
+pytestmark = needs_root
 
 ALICE, BOB = 4001, 4002
 

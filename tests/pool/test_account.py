@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aliquot.pool.account import AccountError, become, look_up, session
+from users import needs_root
 
 if TYPE_CHECKING:
     from aliquot.pool.account import Account
 
 CAP_SYS_RESOURCE = 24
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
 
 
 @pytest.fixture

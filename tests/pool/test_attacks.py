@@ -16,7 +16,7 @@ import pytest
 from aliquot.pool.account import KEYCTL, join_new_keyring
 from pool.silent_mount import silent_mount
 from support import wait_until
-from users import ALICE, BOB, User
+from users import ALICE, BOB, User, needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Users = Callable[..., User]
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users"),
+    needs_root,
     pytest.mark.timeout(300),
 ]
 

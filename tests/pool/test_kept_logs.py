@@ -17,7 +17,7 @@ from aliquot.slices import StateDirectory, state_directory
 from conftest import aliquot_command
 from pool.conftest import SHAPE, PoolUp
 from support import wait_until
-from users import ALICE, BOB, User
+from users import ALICE, BOB, User, needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
 
 LINES = "for i in 1 2 3; do echo $RANK-$i; done"
 

@@ -24,7 +24,7 @@ from cli.terminal import Terminal
 from conftest import aliquot_command
 from pool.conftest import SHAPE, PoolUp, strict_arbiter
 from support import wait_until
-from users import ALICE, BOB, User, everyones_python
+from users import ALICE, BOB, User, everyones_python, needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -468,9 +468,6 @@ def test_wait_takes_no_argument_of_the_command(pool: PoolUp, runs: Runs) -> None
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout == "--wait=5m --wait\n"
     assert pool.ask("run", "--wait=soon", "--", "true").returncode == 2
-
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from aliquot.slices.user_limits import read_limits
 from conftest import aliquot_command
 from pool.conftest import SHAPE, PoolUp
 from support import wait_until
-from users import ALICE, BOB, CAROL, User
+from users import ALICE, BOB, CAROL, User, needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 ADMINS = 4999
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users"),
+    needs_root,
     pytest.mark.timeout(300),
 ]
 

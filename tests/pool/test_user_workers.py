@@ -19,7 +19,7 @@ from aliquot.pool.logs import read
 from aliquot.slices import control
 from pool.conftest import PoolUp
 from support import GIB, wait_until
-from users import ALICE, BOB, CAROL, User
+from users import ALICE, BOB, CAROL, User, needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Users = Callable[..., User]
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users"),
+    needs_root,
     pytest.mark.timeout(300),
 ]
 

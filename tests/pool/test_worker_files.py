@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aliquot.pool.worker_files import LARGEST_BYTES, WorkerReport, read_ready, read_report
+from users import needs_root
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +94,7 @@ class TestWhatIsNoFileOfTheWorker:
         os.truncate(tmp_path / "ready", 1 << 40)
         assert read_ready(tmp_path) is None
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
+    @needs_root
     def test_a_file_of_another_user(self, tmp_path: Path) -> None:
         self.good(tmp_path).rename(tmp_path / "ready")
         os.chown(tmp_path, 4001, 4001)

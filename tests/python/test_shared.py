@@ -14,7 +14,7 @@ from pool.conftest import SHAPE, PoolUp, strict_arbiter
 from python.conftest import TRAIN
 from python.notebook import Notebook
 from support import wait_until
-from users import ALICE, BOB, User, everyones_python
+from users import ALICE, BOB, User, everyones_python, needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ POLICY = "[queues.default]\n[queues.small]\nlimit = 1\n"
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 KERNEL = "from ipykernel import kernelapp; kernelapp.launch_new_instance()"
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
+pytestmark = needs_root
 
 
 @pytest.fixture
