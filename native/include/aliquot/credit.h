@@ -109,7 +109,16 @@ struct aliquot_work_slice {
 	_Atomic uint32_t gates;     /* enum aliquot_gates */
 	_Atomic uint32_t why;       /* the CUDA error code if they fail */
 	_Atomic uint32_t marks_end; /* marks from here on were never used */
-	uint32_t reserved[19];
+	/* Where the process's memory is (move.h); only in the first slice. A tenant can write anything here:
+	 * what is free on a GPU is decided by what NVML says. */
+	_Atomic uint32_t
+		residence; /* the newest aliquot_slice_limits.residence that it has dealt with */
+	_Atomic uint32_t
+		move_failed; /* enum aliquot_move_failure: why its memory did not leave; 0: it did */
+	uint32_t reserved_32;
+	_Atomic uint64_t away_bytes;  /* of its memory, on the host now */
+	_Atomic uint64_t fixed_bytes; /* of its charged memory, cannot leave */
+	uint32_t reserved[12];
 	struct aliquot_quantum quanta[ALIQUOT_QUANTA];
 	struct aliquot_mark marks[ALIQUOT_MARKS];
 };

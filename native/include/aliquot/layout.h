@@ -77,8 +77,16 @@ struct aliquot_slice_limits {
 	_Atomic uint32_t priority;        /* enum aliquot_priority */
 	_Atomic uint32_t
 		grant_state; /* enum aliquot_grant_state: read it with aliquot_limits_grant_state */
-	uint32_t reserved[6];
+	/* Only in the first slice: */
+	_Atomic uint32_t swap; /* 1: programs' memory can leave the GPU (move.h) */
+	_Atomic uint32_t
+		residence; /* where that memory shall be: ALIQUOT_ON_HOST, and above it a count of
+	                               the changes. Programs sleep on this word (futex). */
+	uint32_t reserved[4];
 };
+
+/* In aliquot_slice_limits.residence: the memory shall be on the host; without it, on the GPU. */
+#define ALIQUOT_ON_HOST 1u
 
 /* One process of the grant, as the kernel identifies it. */
 struct aliquot_process {

@@ -12,6 +12,9 @@
  * RING says that a process has work again while the arbiter was not looking (credit.h). There is no
  * answer.
  *
+ * MOVER asks for a connection to the process that copies memory between a GPU and the host (move.h), of a
+ * grant whose memory can leave the GPU. The answer is MOVER with that connection.
+ *
  * All messages have the same size and form. The arbiter answers anything else with REFUSED and closes
  * the connection.
  */
@@ -31,6 +34,7 @@ enum aliquot_kind {
 	ALIQUOT_MEASURED = 4, /* */
 	ALIQUOT_RING = 5,     /* */
 	ALIQUOT_REFUSED = 6,  /* value: enum aliquot_refusal; text: the reason, for a person */
+	ALIQUOT_MOVER = 7,    /* value: the slice; the answer carries one descriptor */
 };
 
 enum aliquot_refusal {
