@@ -7,6 +7,7 @@
 #include "identity.h"
 #include "log.h"
 #include "measure.h"
+#include "residence.h"
 #include "resize.h"
 #include "status.h"
 #include "unjoined.h"
@@ -176,6 +177,22 @@ static bool answer_set_state(struct connection *connection, const struct control
 	return true;
 }
 
+static bool answer_move(struct connection *connection, const struct control_request *request,
+                        struct failure *failure)
+{
+	if (!is_privileged(connection)) /* it must agree with the state */
+		return failure_set(failure, "not-allowed",
+		                   "only root and the arbiter's user may move the memory of a grant");
+	struct grant *grant = grant_to_change(connection, request, failure);
+	if (!grant || !residence_set(grant, request->on_host, failure))
+		return false;
+	json_open(&connection->reply, NULL, '{');
+	json_string(&connection->reply, "name", request->name);
+	residence_write(grant, &connection->reply);
+	json_close(&connection->reply, '}');
+	return true;
+}
+
 static bool answer_set_cgroup(struct connection *connection, const struct control_request *request,
                               struct failure *failure)
 {
@@ -284,6 +301,8 @@ static bool answer(struct connection *connection, size_t length, struct failure 
 		return answer_resize(connection, &request, failure);
 	case CONTROL_SET_STATE:
 		return answer_set_state(connection, &request, failure);
+	case CONTROL_MOVE:
+		return answer_move(connection, &request, failure);
 	case CONTROL_SET_CGROUP:
 		return answer_set_cgroup(connection, &request, failure);
 	case CONTROL_END:

@@ -225,7 +225,7 @@ static const char *parse_switch(struct text text, bool *out)
 	if (*out)
 		return "a setting is given twice";
 	*out = equals(text, "1");
-	return *out ? NULL : "kept and gradual must be 1 or left out";
+	return *out ? NULL : "kept, swap and gradual must be 1 or left out";
 }
 
 /* Parses NAME,NAME,... of different names. */
@@ -266,6 +266,16 @@ static const char *parse_state(struct text text, struct control_request *out)
 	return out->has_state ? NULL : "a grant is active, switching or parked";
 }
 
+static const char *parse_place(struct text text, struct control_request *out)
+{
+	uint32_t value = 0;
+	if (out->has_place)
+		return "a setting is given twice";
+	out->has_place = enum_parse(&enum_names_residence, text.at, text.length, &value);
+	out->on_host = value;
+	return out->has_place ? NULL : "memory moves to host or gpu";
+}
+
 static const char *parse_cgroup(struct text text, struct control_request *out)
 {
 	if (*out->cgroup)
@@ -284,9 +294,10 @@ static bool takes_slices(const struct control_request *request)
 /* The settings of each request about a grant, for error messages. */
 static const char *const settings_of[] = {
 	[CONTROL_MAKE] = "make takes name=NAME, kept=1, together=NAME, label=NAME, apart=NAME,..., "
-					 "alone=1, owner=UID, pid=PID, started=TICKS and slice=...",
+					 "alone=1, swap=1, owner=UID, pid=PID, started=TICKS and slice=...",
 	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1 and slice=...",
 	[CONTROL_SET_STATE] = "set-state takes name=NAME and to=active, switching or parked",
+	[CONTROL_MOVE] = "move takes name=NAME and to=host or gpu",
 	[CONTROL_SET_CGROUP] = "set-cgroup takes name=NAME and path=PATH",
 	[CONTROL_END] = "end takes name=NAME",
 };
@@ -315,10 +326,14 @@ static const char *parse_grant_setting(struct text value, struct control_request
 		return add_slice(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "kept"))
 		return parse_switch(value, &out->kept);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "swap"))
+		return parse_switch(value, &out->swap);
 	if (has_value && out->kind == CONTROL_RESIZE && equals(key, "gradual"))
 		return parse_switch(value, &out->gradual);
 	if (has_value && out->kind == CONTROL_SET_STATE && equals(key, "to"))
 		return parse_state(value, out);
+	if (has_value && out->kind == CONTROL_MOVE && equals(key, "to"))
+		return parse_place(value, out);
 	if (has_value && out->kind == CONTROL_SET_CGROUP && equals(key, "path"))
 		return parse_cgroup(value, out);
 	return settings_of[out->kind];
@@ -338,7 +353,10 @@ static const char *parse_grant(struct text rest, bool more, struct control_reque
 		return "make and resize need at least one slice=...";
 	if (!has_valid_owner(out))
 		return "make with owner=UID needs either kept=1, or pid=PID and started=TICKS";
+	if (out->swap && out->slice_count > 1)
+		return "a grant with swap=1 has one slice";
 	bool lacks = (out->kind == CONTROL_SET_STATE && !out->has_state) ||
+	             (out->kind == CONTROL_MOVE && !out->has_place) ||
 	             (out->kind == CONTROL_SET_CGROUP && !*out->cgroup);
 	return lacks ? settings_of[out->kind] : NULL;
 }
@@ -356,7 +374,7 @@ int control_parse(const char *line, size_t len, struct control_request *out, con
 	if (known && out->kind >= CONTROL_MAKE)
 		*error = parse_grant(rest, more, out);
 	else if (!known || more)
-		*error = "a request is status, stop, limits, read-users, or make, resize, set-state, "
+		*error = "a request is status, stop, limits, read-users, or make, resize, set-state, move, "
 				 "set-cgroup or end with name=NAME";
 	return *error ? -1 : 0;
 }

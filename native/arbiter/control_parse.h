@@ -5,10 +5,11 @@
  *   limits
  *   read-users
  *   make name=NAME [kept=1] [together=NAME] [label=NAME] [apart=NAME,...] [alone=1]
- *        [owner=UID [pid=PID started=TICKS]]
+ *        [swap=1] [owner=UID [pid=PID started=TICKS]]
  *        slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
  *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
  *   set-state name=NAME to=active|switching|parked
+ *   move name=NAME to=host|gpu
  *   set-cgroup name=NAME path=PATH
  *   end name=NAME
  *
@@ -17,6 +18,9 @@
  *
  * The owner of a new grant is the process that asks, or nobody with kept=1. With owner=UID it is a grant
  * of that user: kept, or owned by the process PID, which started at TICKS (/proc/PID/stat's field 22).
+ *
+ * With swap=1, for a grant with one slice, programs' memory can leave the GPU (residence.h). move says where
+ * it shall be and is answered at once; status says how far each process is.
  *
  * A resized slice names at least one setting; settings it does not name stay as they are. Exactly one
  * space separates two words, each key appears at most once, and numbers are decimal digits only. The
@@ -42,6 +46,7 @@ enum control_kind {
 	CONTROL_MAKE, /* from here on: about a grant */
 	CONTROL_RESIZE,
 	CONTROL_SET_STATE,
+	CONTROL_MOVE,
 	CONTROL_SET_CGROUP,
 	CONTROL_END,
 };
@@ -75,8 +80,11 @@ struct control_request {
 	struct neighbours neighbours;     /* make */
 	bool kept;                        /* make: the grant stays until `end` */
 	bool gradual;                     /* resize: lower memory only as far as its use allows */
+	bool swap;                        /* make: its memory can leave the GPU */
 	bool has_state;
 	enum aliquot_grant_state grant_state; /* set-state: the new state */
+	bool has_place;
+	bool on_host;                  /* move: where its memory shall be */
 	char cgroup[CGROUP_PATH_SIZE]; /* set-cgroup: as the arbiter reads it in /proc/PID/cgroup */
 	uint32_t slice_count;
 	struct control_slice slices[ALIQUOT_MAX_GPUS];

@@ -1,6 +1,7 @@
 #include "enum_names.h"
 
 #include "aliquot/credit.h"
+#include "aliquot/move.h"
 #include "control_parse.h"
 #include "turns.h"
 
@@ -21,6 +22,21 @@ static const char *const grant_states[] = {
 	[ALIQUOT_GRANT_ACTIVE] = "active",
 	[ALIQUOT_GRANT_SWITCHING] = "switching",
 	[ALIQUOT_GRANT_PARKED] = "parked",
+};
+static const char *const residences[] = {
+	[0] = "gpu",
+	[ALIQUOT_ON_HOST] = "host",
+};
+static const char *const move_failures[] = {
+	[0] = "none",
+	[ALIQUOT_MOVE_NO_MOVER] = "no-mover",
+	[ALIQUOT_MOVE_HOST_FULL] = "host-full",
+	[ALIQUOT_MOVE_GPU_FULL] = "gpu-full",
+	[ALIQUOT_MOVE_BUSY] = "busy",
+	[ALIQUOT_MOVE_DRIVER] = "driver",
+	[ALIQUOT_MOVE_UNKNOWN] = "no-copy",
+	[ALIQUOT_MOVE_MALFORMED] = "malformed",
+	[ALIQUOT_MOVE_UNSWAPPABLE] = "unswappable",
 };
 static const char *const lives[] = {
 	[ALIQUOT_OWNED] = "owned",
@@ -45,6 +61,7 @@ static const char *const requests[] = {
 	[CONTROL_MAKE] = "make",
 	[CONTROL_RESIZE] = "resize",
 	[CONTROL_SET_STATE] = "set-state",
+	[CONTROL_MOVE] = "move",
 	[CONTROL_SET_CGROUP] = "set-cgroup",
 	[CONTROL_END] = "end",
 };
@@ -52,6 +69,8 @@ static const char *const requests[] = {
 const struct enum_names enum_names_policy = NAMES(policies);
 const struct enum_names enum_names_priority = NAMES(priorities);
 const struct enum_names enum_names_grant_state = NAMES(grant_states);
+const struct enum_names enum_names_residence = NAMES(residences);
+const struct enum_names enum_names_move_failure = NAMES(move_failures);
 const struct enum_names enum_names_life = NAMES(lives);
 const struct enum_names enum_names_gates = NAMES(gates);
 const struct enum_names enum_names_turn = NAMES(turns);

@@ -15,13 +15,15 @@ struct enum_names {
 	size_t count;
 };
 
-extern const struct enum_names enum_names_policy;      /* enum aliquot_policy */
-extern const struct enum_names enum_names_priority;    /* enum aliquot_priority */
-extern const struct enum_names enum_names_grant_state; /* enum aliquot_grant_state */
-extern const struct enum_names enum_names_life;        /* enum aliquot_life */
-extern const struct enum_names enum_names_gates;       /* enum aliquot_gates */
-extern const struct enum_names enum_names_turn;        /* enum contender_state */
-extern const struct enum_names enum_names_request;     /* enum control_kind */
+extern const struct enum_names enum_names_policy;       /* enum aliquot_policy */
+extern const struct enum_names enum_names_priority;     /* enum aliquot_priority */
+extern const struct enum_names enum_names_grant_state;  /* enum aliquot_grant_state */
+extern const struct enum_names enum_names_residence;    /* ALIQUOT_ON_HOST, or 0: on the GPU */
+extern const struct enum_names enum_names_move_failure; /* enum aliquot_move_failure, or 0 */
+extern const struct enum_names enum_names_life;         /* enum aliquot_life */
+extern const struct enum_names enum_names_gates;        /* enum aliquot_gates */
+extern const struct enum_names enum_names_turn;         /* enum contender_state */
+extern const struct enum_names enum_names_request;      /* enum control_kind */
 
 /* The name of a value; "unknown" if the enum has no such value. */
 const char *enum_name(const struct enum_names *names, uint32_t value);

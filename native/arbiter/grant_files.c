@@ -51,6 +51,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 		atomic_store(&slice->policy, (uint32_t)asked->policy);
 		atomic_store(&slice->priority, (uint32_t)asked->priority);
 	}
+	atomic_store(&limits->slices[0].swap, request->swap);
 	limits->magic = ALIQUOT_LIMITS_MAGIC;
 }
 

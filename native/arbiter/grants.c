@@ -10,6 +10,7 @@
 #include "joining.h"
 #include "log.h"
 #include "processes.h"
+#include "residence.h"
 #include "unjoined.h"
 
 #include <errno.h>
@@ -352,6 +353,7 @@ static bool recover_grant(struct arbiter *arbiter, enum state_folder folder, con
 		error = credit_add_grant(grant);
 	if (!error && grant->limits)
 		error = joining_recover(grant);
+	residence_wake(grant);
 	if (error)
 		return failure_set(failure, "state", "grant %s cannot be recovered: %s", name,
 		                   strerror(-error));

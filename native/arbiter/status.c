@@ -6,6 +6,7 @@
 #include "grants.h"
 #include "page_file.h"
 #include "processes.h"
+#include "residence.h"
 #include "unjoined.h"
 
 #include <string.h>
@@ -173,6 +174,7 @@ static void write_process(struct process *process, struct json *out)
 	json_bool(out, "stopped", process->stopped);
 	json_string(out, "ungated", *process->ungated ? process->ungated : NULL);
 	write_ties(process, out);
+	residence_write_process(process, out);
 	json_open(out, "slices", '[');
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		uint64_t counted = 0;
@@ -237,6 +239,7 @@ static void write_grant(struct grant *grant, bool visible, struct json *out)
 	const char *together = visible && grant->record ? grant->record->together : "";
 	json_string(out, "together", *together ? together : NULL);
 	write_neighbours(grant, visible, out);
+	residence_write(grant, out);
 	json_string(out, "broken", *grant->broken ? grant->broken : NULL);
 	if (visible)
 		unjoined_write(grant, out);
@@ -271,6 +274,7 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_number(out, "credit_cpu_ns", credit_cpu_ns(&arbiter->credit));
 	json_string(out, "unjoined", arbiter->ends_unjoined ? "end" : "report");
 	json_bool(out, "knows_neighbours", true);
+	json_bool(out, "knows_swap", true);
 	json_string(out, "admission", arbiter->pool_admits ? "pool" : "users");
 	json_number(out, "nvml_silent_ns", observer_silent_ns(&arbiter->observer));
 	json_string(out, "driver_version", arbiter->nvml.driver_version);

@@ -1,4 +1,4 @@
-"""Random sequences of make, set-state, resize and end, against a small model of capacity."""
+"""Random sequences of make, set-state, move, resize and end, against a small model of capacity."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ class ModelGrant:
 
     parts: dict[str, Part]
     state: str = "active"
+    swap: bool = False
+    on_host: bool = False
+    moves: int = 0
 
 
 @dataclass
@@ -65,12 +68,14 @@ class Model:
         ]
         return [one.parts[gpu] for one in counted if gpu in one.parts]
 
-    def make(self, name: str, parts: dict[str, Part]) -> str:
+    def make(self, name: str, parts: dict[str, Part], *, swap: bool) -> str:
+        if swap and len(parts) > 1:
+            return "malformed"
         if name in self.grants:
             return "name-in-use"
         if not self.fits(parts):
             return "no-capacity"
-        self.grants[name] = ModelGrant(parts)
+        self.grants[name] = ModelGrant(parts, swap=swap)
         return "done"
 
     def set_state(self, name: str, how: str) -> str:
@@ -80,6 +85,17 @@ class Model:
         if grant.state == "parked" and how != "parked" and not self.fits(grant.parts, name):
             return "no-capacity"
         grant.state = how
+        return "done"
+
+    def move(self, name: str, place: str) -> str:
+        grant = self.grants.get(name)
+        if grant is None:
+            return "no-such-grant"
+        if not grant.swap:
+            return "not-swappable"
+        on_host = place == "host"
+        grant.moves += grant.on_host != on_host
+        grant.on_host = on_host
         return "done"
 
     def resize(self, name: str, part: Part) -> str:
@@ -121,7 +137,13 @@ PARTS = st.builds(
     st.sampled_from(PRIORITIES),
 )
 STEPS = st.one_of(
-    st.tuples(st.just("make"), NAMES, st.dictionaries(st.sampled_from(GPUS), PARTS, min_size=1)),
+    st.tuples(
+        st.just("make"),
+        NAMES,
+        st.dictionaries(st.sampled_from(GPUS), PARTS, min_size=1),
+        st.booleans(),
+    ),
+    st.tuples(st.just("move"), NAMES, st.sampled_from(["host", "gpu"])),
     st.tuples(st.just("set-state"), NAMES, st.sampled_from(["active", "switching", "parked"])),
     st.tuples(st.just("set-state"), NAMES, st.sampled_from(["active", "switching", "parked"])),
     st.tuples(st.just("resize"), NAMES, PARTS),
@@ -137,9 +159,12 @@ def run_step(arbiter: Arbiter, model: Model, step: tuple[Any, ...]) -> None:
             arbiter.kill()
             arbiter.start()
             return
-        case ("make", name, parts):
+        case ("make", name, parts, swap):
             asked = " ".join(words(gpu, part) for gpu, part in parts.items())
-            line, expected = f"make name={name} kept=1 {asked}", model.make(name, dict(parts))
+            line = f"make name={name} kept=1 {'swap=1 ' if swap else ''}{asked}"
+            expected = model.make(name, dict(parts), swap=swap)
+        case ("move", name, place):
+            line, expected = f"move name={name} to={place}", model.move(name, place)
         case ("set-state", name, how):
             line, expected = f"set-state name={name} to={how}", model.set_state(name, how)
         case ("resize", name, part):
@@ -162,6 +187,9 @@ def check(arbiter: Arbiter, model: Model) -> None:
                 for part in one["slices"]
             },
             one["state"],
+            one["swap"],
+            one["residence"] == "host",
+            one["moves"],
         )
         for one in status["grants"]
     }

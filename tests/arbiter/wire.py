@@ -29,8 +29,8 @@ MALFORMED, VERSION, OWNER, FULL, BROKEN, TWICE, ENDED, PARKED = 1, 2, 3, 4, 5, 6
 MAX_GPUS = 16
 MAX_PROCESSES = 1024
 LIMITS_HEADER = struct.Struct("<QII64sIIiIQQ")
-SLICE = struct.Struct("<16s32sQQQQQIII28x")
-GRANT_STATE_AT = 100  # in a slice
+SLICE = struct.Struct("<16s32sQQQQQIIIIII16x")
+GRANT_STATE_AT, RESIDENCE_AT = 100, 108  # in a slice
 PROCESS = struct.Struct("<IiiIQ16Q")
 LIMITS_SIZE = LIMITS_HEADER.size + MAX_GPUS * SLICE.size + MAX_PROCESSES * PROCESS.size
 ENTRY = struct.Struct("<QQQQ")
@@ -45,7 +45,18 @@ CREDIT_SLICE = struct.Struct("<QIIII40x")
 CREDIT_STRIDE = CREDIT_SLICE.size + 128 * 16
 CREDIT_SIZE = WORK_SIZE = 1 << 16
 WORK_HEADER = struct.Struct("<QII")
-WORK_FIELDS = {"opened": 16, "closed": 24, "launches": 32, "gates": 40, "why": 44, "marks_end": 48}
+WORK_FIELDS = {
+    "opened": ("@Q", 16),
+    "closed": ("@Q", 24),
+    "launches": ("@Q", 32),
+    "gates": ("@I", 40),
+    "why": ("@I", 44),
+    "marks_end": ("@I", 48),
+    "residence": ("@I", 52),
+    "move_failed": ("@I", 56),
+    "away_bytes": ("@Q", 64),
+    "fixed_bytes": ("@Q", 72),
+}
 WORK_QUANTA, QUANTA, WORK_MARKS = 128, 2048, 128 + 2048 * 8
 OPEN = 1 << 62
 ALONE, TURNS, YIELD = 0, 1, 2
@@ -70,6 +81,8 @@ class SliceLimits:
     headroom: int
     driver: int
     context: int
+    swap: int = 0
+    residence: int = 0
 
 
 @dataclass(frozen=True)
@@ -166,8 +179,8 @@ class Limits:
 
     def slice(self, index: int = 0) -> SliceLimits:
         at = LIMITS_HEADER.size + index * SLICE.size
-        _, _, _, limit, headroom, driver, context, *_ = SLICE.unpack_from(self._page, at)
-        return SliceLimits(limit, headroom, driver, context)
+        words = SLICE.unpack_from(self._page, at)
+        return SliceLimits(*words[3:7], *words[-2:])
 
     def process(self, slot: int) -> Slot:
         at = LIMITS_HEADER.size + MAX_GPUS * SLICE.size + slot * PROCESS.size
@@ -259,12 +272,10 @@ class Work:
         return WORK_HEADER.unpack_from(self._page, self._at)
 
     def get(self, field: str) -> int:
-        wide = WORK_FIELDS[field] < WORK_FIELDS["gates"]
-        return self._load("@Q" if wide else "@I", WORK_FIELDS[field])
+        return self._load(*WORK_FIELDS[field])
 
     def set(self, field: str, value: int) -> None:
-        wide = WORK_FIELDS[field] < WORK_FIELDS["gates"]
-        self._store("@Q" if wide else "@I", WORK_FIELDS[field], value)
+        self._store(*WORK_FIELDS[field], value)
 
     def done(self) -> int:
         return self._load("@Q", WORK_MARKS)

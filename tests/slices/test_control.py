@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 
-from aliquot.model import ComputeUse, Gates, GrantState, Life, Policy, Priority, Slice, Turn
+from aliquot.model import (
+    ComputeUse,
+    Gates,
+    GrantState,
+    Life,
+    Moved,
+    Policy,
+    Priority,
+    Residence,
+    Slice,
+    Turn,
+)
 from aliquot.model.errors import (
     ArbiterError,
     MemoryInUseError,
@@ -175,6 +186,47 @@ def test_set_state_without_capacity_is_refused(play: Play, short_tmp: Path) -> N
     play(refusal("no-capacity"))
     with pytest.raises(control.CapacityRefusedError):
         control.set_state(short_tmp, "a", GrantState.SWITCHING)
+
+
+@pytest.mark.parametrize("place", Residence)
+def test_move_is_sent_and_confirmed(play: Play, short_tmp: Path, place: Residence) -> None:
+    reply = {"name": "a", "swap": True, "residence": str(place), "moves": 1}
+    played = play(json.dumps(reply).encode() + b"\n")
+    control.move(short_tmp, "a", place)
+    assert played.questions == [f"move name=a to={place}"]
+    other = Residence.GPU if place is Residence.HOST else Residence.HOST
+    with pytest.raises(ArbiterError, match="did not move a"):
+        control.move(short_tmp, "a", other)
+
+
+def test_a_grant_that_is_not_swappable_is_not_moved(play: Play, short_tmp: Path) -> None:
+    play(refusal("not-swappable"))
+    with pytest.raises(UnsupportedError):
+        control.move(short_tmp, "a", Residence.HOST)
+
+
+def test_a_status_says_where_memory_is(play: Play, short_tmp: Path) -> None:
+    words = {**grant_words("a", slice_words(), pids=(41, 42)), "swap": True, "residence": "host"}
+    says = {"settled": True, "residence": "host", "fixed_bytes": 1, "move_failed": None}
+    words["processes"][0] |= {**says, "away_bytes": 7}
+    words["processes"][1] |= {**says, "settled": False, "away_bytes": 5, "move_failed": "busy"}
+    play(json.dumps({**status_words(words), "knows_swap": True}).encode() + b"\n")
+    status = control.status(short_tmp)
+    (grant,) = status.grants
+    assert status.knows_swap
+    assert (grant.is_swappable, grant.residence) == (True, Residence.HOST)
+    assert (grant.away_bytes, grant.fixed_bytes) == (12, 2)
+    assert [one.moved for one in grant.processes] == [
+        Moved(Residence.HOST, settled=True, away_bytes=7, fixed_bytes=1),
+        Moved(Residence.HOST, settled=False, away_bytes=5, fixed_bytes=1, failed="busy"),
+    ]
+
+
+def test_grants_of_an_older_arbiter_are_not_swappable(play: Play, short_tmp: Path) -> None:
+    play(json.dumps(status_words(grant_words("a", slice_words()))).encode() + b"\n")
+    status = control.status(short_tmp)
+    assert not status.knows_swap
+    assert (status.grants[0].is_swappable, status.grants[0].processes[0].moved) == (False, None)
 
 
 def test_a_status_has_states_and_ties(play: Play, short_tmp: Path) -> None:

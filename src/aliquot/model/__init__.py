@@ -36,9 +36,11 @@ if TYPE_CHECKING:
         Grant,
         GrantState,
         Life,
+        Moved,
         Policy,
         Priority,
         Process,
+        Residence,
         Slice,
         SliceUse,
         Unjoined,
@@ -72,10 +74,12 @@ __all__ = [
     "GrantState",
     "Life",
     "Link",
+    "Moved",
     "Policy",
     "Priority",
     "Process",
     "Request",
+    "Residence",
     "Slice",
     "SliceUse",
     "Turn",
@@ -96,8 +100,8 @@ __getattr__ = lazy.names_of(
     {
         "compute": "ComputeUse Gates Turn",
         "gpu": "Gpu GpuProcess Link",
-        "grant": "MAX_SLICES Admission Cdi Grant GrantState Life Policy Priority Process Slice "
-        "SliceUse Unjoined check_name name_for",
+        "grant": "MAX_SLICES Admission Cdi Grant GrantState Life Moved Policy Priority Process "
+        "Residence Slice SliceUse Unjoined check_name name_for",
         "grant_change": "GrantChange",
         "request": "Request",
         "units": "Amount format_bytes format_count format_duration format_share parse_amount "

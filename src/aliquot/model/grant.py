@@ -80,6 +80,30 @@ class GrantState(StrEnum):
     PARKED = "parked"
 
 
+class Residence(StrEnum):
+    """Where the memory of a swappable grant shall be."""
+
+    GPU = "gpu"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a process of a swappable grant says of its memory.
+
+    `settled`: it has dealt with the newest request to move; then its memory is there, or `failed`
+    is the reason why not, by name. `residence` is where the newest request that it has dealt with
+    wanted the memory. `away_bytes` of its memory are on the host, `fixed_bytes` cannot leave the
+    GPU.
+    """
+
+    residence: Residence
+    settled: bool
+    away_bytes: int = 0
+    fixed_bytes: int = 0
+    failed: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Slice:
     """A part of one GPU. `compute_percent` 0 means an equal part of what the others leave."""
@@ -122,7 +146,7 @@ class Process:
     memory or events shared between processes (`ipc`), or exported or imported memory (`shared`).
     `inside` is the number of its driver calls in progress; they block while it is frozen.
     `ungated` says why its compute share is not held although the gates work; None: it is.
-    `stopped`: by a signal, as Ctrl-Z sends it.
+    `stopped`: by a signal, as Ctrl-Z sends it. `moved` is None if its grant is not swappable.
     """
 
     pid: int
@@ -133,6 +157,7 @@ class Process:
     inside: int = 0
     ungated: str | None = None
     stopped: bool = False
+    moved: Moved | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +166,7 @@ class Grant:
 
     `name` is how this user names it in requests: the plain name of an own grant, `UID:NAME` of
     another user's. A grant that the arbiter shows only in part is `UID:-`, in directory "".
+    `residence` is where the memory of its programs shall be; None: it is not swappable.
     """
 
     name: str
@@ -160,12 +186,28 @@ class Grant:
     neighbours: Neighbours = field(default_factory=Neighbours)
     cgroup: str | None = None  # of its container, if the arbiter knows it
     cgroup_is_told: bool = False  # not only learned from its processes
+    residence: Residence | None = None
     unjoined: tuple[GpuProcess, ...] = ()  # what uses its GPUs in its cgroup and has not joined
 
     @property
     def plain_name(self) -> str:
         """The name that its owner gave it."""
         return self.name.rpartition(":")[2]
+
+    @property
+    def is_swappable(self) -> bool:
+        """Whether the memory of its programs can leave the GPU."""
+        return self.residence is not None
+
+    @property
+    def away_bytes(self) -> int:
+        """The memory of its programs that is on the host."""
+        return sum(one.moved.away_bytes for one in self.processes if one.moved)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """The memory of its programs that cannot leave the GPU."""
+        return sum(one.moved.fixed_bytes for one in self.processes if one.moved)
 
     @property
     def is_hidden(self) -> bool:

@@ -29,9 +29,11 @@ from aliquot.model import (
     Grant,
     GrantState,
     Life,
+    Moved,
     Policy,
     Priority,
     Process,
+    Residence,
     Slice,
     SliceUse,
     Turn,
@@ -89,6 +91,7 @@ _REFUSALS: dict[str, type[AliquotError]] = {
     "share-needed": UserLimitError,
     "pool-admits": PoolAdmitsError,
     "no-such-process": ProcessGoneError,
+    "not-swappable": UnsupportedError,
 }
 _HINTS = {
     "in-use": "Free memory in the program, or lower the limit step by step as it frees: add --wait",
@@ -145,6 +148,11 @@ class Status:
     def knows_neighbours(self) -> bool:
         """Whether this arbiter keeps slices apart and alone; an older one refuses to."""
         return bool(self.answer.get("knows_neighbours", False))
+
+    @property
+    def knows_swap(self) -> bool:
+        """Whether this arbiter makes swappable grants; an older one refuses to."""
+        return bool(self.answer.get("knows_swap", False))
 
     @property
     def admission(self) -> Admission:
@@ -216,6 +224,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     kept: bool = False,
     together: str | None = None,
     neighbours: Neighbours | None = None,
+    swap: bool = False,
     owner: int | None = None,
     pid: int | None = None,
     started: int | None = None,
@@ -225,7 +234,8 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     The mark differs from that of a later grant of the same name. This process owns the grant. A
     `kept` grant has no owner and stays until `end`; only root and the arbiter's user may make one.
     Grants of one user that are made with the same `together` hold their GPUs together. The arbiter
-    keeps other grants away as `neighbours` says, but does not look for a GPU `beside` any.
+    keeps other grants away as `neighbours` says, but does not look for a GPU `beside` any. With
+    `swap` the memory of its programs can leave the GPU (`move`); it has one slice then.
 
     Root can make a grant of the user `owner`, within that user's limits, which only that user and
     root can join. It is kept; with `pid` it is owned by that process, as if that process had asked.
@@ -243,6 +253,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
         *([f"pid={pid} started={started}"] if pid is not None else []),
         *([f"together={together}"] if together else []),
         *(() if neighbours is None else _neighbour_arguments(name, neighbours)),
+        *(["swap=1"] if swap else []),
         *map(_argument, slices),
     ]
     answer = ask(directory, " ".join(arguments))
@@ -304,6 +315,17 @@ def set_state(directory: Path, name: str, state: GrantState) -> None:
     answer = ask(directory, f"set-state name={name} to={state}")
     if answer.get("state") != str(state):
         raise ArbiterError(f"the arbiter in {directory} did not change {name}: {answer}")
+
+
+def move(directory: Path, name: str, place: Residence) -> None:
+    """Say where the memory of a swappable grant shall be; if it was said already, nothing changes.
+
+    It returns at once: `Process.moved` of each process says how far it is. Only root and the
+    arbiter's user may do this.
+    """
+    answer = ask(directory, f"move name={name} to={place}")
+    if answer.get("residence") != str(place):
+        raise ArbiterError(f"the arbiter in {directory} did not move {name}: {answer}")
 
 
 def set_cgroup(directory: Path, name: str, path: str) -> None:
@@ -466,6 +488,7 @@ def _grant(reply: dict[str, Any]) -> Grant:
         ),
         created=reply["created"],
         broken=reply["broken"],
+        residence=_residence(reply),
         cgroup=reply.get("cgroup"),
         cgroup_is_told=reply.get("cgroup_is_told", False),
         unjoined=_processes(reply.get("unjoined", [])),
@@ -491,9 +514,27 @@ def _grant(reply: dict[str, Any]) -> Grant:
                 inside=one.get("inside", 0),
                 ungated=one.get("ungated"),
                 stopped=one.get("stopped", False),
+                moved=_moved(one),
             )
             for one in reply["processes"]
         ),
+    )
+
+
+def _residence(reply: dict[str, Any]) -> Residence | None:
+    """Where its memory shall be; grants of an older arbiter are not swappable."""
+    return Residence(reply["residence"]) if reply.get("swap", False) else None
+
+
+def _moved(reply: dict[str, Any]) -> Moved | None:
+    if "settled" not in reply:
+        return None
+    return Moved(
+        residence=Residence(reply["residence"]),
+        settled=reply["settled"],
+        away_bytes=reply["away_bytes"],
+        fixed_bytes=reply["fixed_bytes"],
+        failed=reply["move_failed"],
     )
 
 

@@ -55,6 +55,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	MUST(!request.kept || request.kind == CONTROL_MAKE);
 	MUST(request.has_state == (request.kind == CONTROL_SET_STATE));
 	MUST(request.grant_state <= ALIQUOT_GRANT_PARKED);
+	MUST(request.has_place == (request.kind == CONTROL_MOVE));
+	MUST(request.has_place || !request.on_host);
+	MUST(!request.swap || (request.kind == CONTROL_MAKE && request.slice_count == 1));
 	if (request.kind < CONTROL_MAKE)
 		return 0;
 	bool has_pid = request.owner_pid != 0;
@@ -68,7 +71,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	MUST(request.kind == CONTROL_SET_CGROUP ? cgroup > 0 && cgroup < sizeof(request.cgroup)
 	                                        : cgroup == 0);
 	if (request.kind == CONTROL_END || request.kind == CONTROL_SET_STATE ||
-	    request.kind == CONTROL_SET_CGROUP) {
+	    request.kind == CONTROL_MOVE || request.kind == CONTROL_SET_CGROUP) {
 		MUST(!request.slice_count);
 		return 0;
 	}

@@ -1,0 +1,82 @@
+#include "residence.h"
+
+#include "aliquot/ledger.h"
+#include "enum_names.h"
+#include "log.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* The count of changes is above the bit. */
+#define ONE_CHANGE (2 * ALIQUOT_ON_HOST)
+
+static const char *place_of(uint32_t word)
+{
+	return enum_name(&enum_names_residence, word & ALIQUOT_ON_HOST);
+}
+
+static uint32_t wanted(const struct grant *grant)
+{
+	return grant->limits ? atomic_load(&grant->limits->slices[0].residence) : 0;
+}
+
+bool residence_is_swappable(const struct grant *grant)
+{
+	return grant->limits && atomic_load(&grant->limits->slices[0].swap);
+}
+
+void residence_wake(const struct grant *grant)
+{
+	if (grant->view && residence_is_swappable(grant))
+		syscall(SYS_futex, &grant->view->slices[0].residence, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+bool residence_set(struct grant *grant, bool on_host, struct failure *failure)
+{
+	uint32_t word = wanted(grant);
+	if (!residence_is_swappable(grant))
+		return failure_set(failure, "not-swappable",
+		                   "grant %s was not made with swap=1: its memory cannot leave the GPU",
+		                   grant_name_for(grant, failure->reader));
+	if (on_host == !!(word & ALIQUOT_ON_HOST))
+		return true;
+	word = (word & ~ALIQUOT_ON_HOST) + ONE_CHANGE + (on_host ? ALIQUOT_ON_HOST : 0);
+	atomic_store(&grant->limits->slices[0].residence, word);
+	grant_publish(grant, GRANT_NO_SLOT);
+	residence_wake(grant);
+	log_event("grant %s: its memory shall be on the %s", grant->name, place_of(word));
+	return true;
+}
+
+void residence_write(const struct grant *grant, struct json *out)
+{
+	bool swappable = residence_is_swappable(grant);
+	json_bool(out, "swap", swappable);
+	json_string(out, "residence", swappable ? place_of(wanted(grant)) : NULL);
+	json_number(out, "moves", wanted(grant) / ONE_CHANGE);
+}
+
+static uint64_t at_most(uint64_t value, uint64_t most)
+{
+	return value < most ? value : most;
+}
+
+void residence_write_process(const struct process *process, struct json *out)
+{
+	const struct grant *grant = process->grant;
+	const struct aliquot_work_slice *work = process->pages.work;
+	uint64_t charged = grant->usage ? ledger_held(&grant->usage->slices[0], process->slot) : 0;
+	if (!residence_is_swappable(grant))
+		return;
+	uint32_t word = work ? atomic_load(&work->residence) : 0;
+	uint32_t failed = work ? atomic_load(&work->move_failed) : 0;
+	uint64_t away = at_most(work ? atomic_load(&work->away_bytes) : 0, charged);
+	uint64_t fixed = at_most(work ? atomic_load(&work->fixed_bytes) : 0, charged - away);
+	json_bool(out, "settled", work && word == wanted(grant));
+	json_string(out, "residence", place_of(word));
+	json_number(out, "away_bytes", away);
+	json_number(out, "fixed_bytes", fixed);
+	json_string(out, "move_failed", failed ? enum_name(&enum_names_move_failure, failed) : NULL);
+}

@@ -1,0 +1,38 @@
+/* Where the memory of a swappable grant shall be, on its GPU or on the host, and where it is (aliquot/move.h).
+ *
+ * The record has the wanted place and a count of the changes, so both outlive the arbiter. Programs sleep on
+ * that word in `limits`, and write to their work pages what they have done about it.
+ *
+ * Guarantees: a change is in the record before a program sees it. Whatever a program writes to its page, it
+ * does not say more than the program has been charged.
+ */
+#ifndef ARBITER_RESIDENCE_H
+#define ARBITER_RESIDENCE_H
+
+#include "json.h"
+#include "processes.h"
+
+/* Whether programs' memory can leave the GPU. */
+bool residence_is_swappable(const struct grant *grant);
+
+/* Wants the memory on the host or on the GPU; does nothing if that is wanted already. False: the grant is
+ * not swappable. It answers before the memory has moved. */
+bool residence_set(struct grant *grant, bool on_host, struct failure *failure);
+
+/* Wakes programs that sleep on the word: an arbiter may have been killed after it wrote the record. */
+void residence_wake(const struct grant *grant);
+
+/* Writes `swap`, `residence` and `moves` of a grant, members of the object that is open. */
+void residence_write(const struct grant *grant, struct json *out);
+
+/* Writes what a process says of its memory; nothing if its grant is not swappable.
+ *
+ *   settled        it has dealt with the newest change: its memory is there, or `move_failed` says why not
+ *   residence      where the newest change that it has dealt with wanted the memory
+ *   away_bytes     of its memory, on the host
+ *   fixed_bytes    of its memory, cannot leave
+ *   move_failed    why its memory did not move, or null
+ */
+void residence_write_process(const struct process *process, struct json *out);
+
+#endif
