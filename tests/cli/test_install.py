@@ -151,6 +151,19 @@ def test_systemd_accepts_the_units(cli: Cli, installed: Path) -> None:
             assert words in text
 
 
+@pytest.mark.parametrize(("version", "expected"), [("252 (252.38)", False), ("254.1", True)])
+def test_the_pools_unit_names_a_cgroup_of_its_own_if_systemd_knows_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, version: str, expected: bool
+) -> None:
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f"#!/bin/sh\necho 'systemd {version}'\necho +PAM\n")
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    lines = unit_texts(InstallTarget())[UNITS[1]].splitlines()
+    assert "Delegate=yes" in lines
+    assert ("DelegateSubgroup=pool" in lines) is expected
+
+
 def test_uninstall_leaves_settings_and_says_so(cli: Cli, installed: Path) -> None:
     install(cli, installed)
     (installed / "etc/aliquot/users").write_text("# mine\n")

@@ -41,6 +41,7 @@ class PoolUp:
         self.directory = state / "pool" / "simulated" / "h100-4"
         self.output = state.parent / "up.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self.launcher: list[str] = []  # a command that becomes the command it is given
 
     def up(self, *options: str, dies_after: int | None = None) -> None:
         """Bring the pool up; `dies_after` kills it after so many lines of its own code."""
@@ -50,7 +51,10 @@ class PoolUp:
         rules = ("--simulate", SHAPE, "--resize-every", "0.5", "--settle", "0.5")
         with self.output.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, "up", *rules, *options], env=self._env, stdout=log, stderr=log
+                [*self.launcher, *command, "up", *rules, *options],
+                env=self._env,
+                stdout=log,
+                stderr=log,
             )
         if dies_after is None:
             wait_until(lambda: self._listens() or self.process.poll() is not None, 60)  # type: ignore[union-attr]

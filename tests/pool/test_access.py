@@ -74,7 +74,10 @@ class Pool:
     """A pool without workers. `runs` are the commands that ask for a grant."""
 
     def __init__(self, folder: Path) -> None:
-        workers = SimpleNamespace(arbiter_status=lambda: SimpleNamespace(gpus=(), grants=()))
+        workers = SimpleNamespace(
+            arbiter_status=lambda: SimpleNamespace(gpus=(), grants=()),
+            limit_processes=lambda _most: None,
+        )
         self.store = JobStore(folder / "pool.sqlite")
         directory = PoolDirectory(folder, StateDirectory(folder))
         self.controller = PoolController(

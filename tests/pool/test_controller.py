@@ -55,6 +55,9 @@ class Workers:
     def reap(self) -> None:
         """There are no processes."""
 
+    def limit_processes(self, _most: int | None) -> None:
+        """There are no processes."""
+
     def arbiter_status(self) -> Status:
         gpu = make_shared(granted=8 * GIB * len(self.grants))
         return cast("Status", SimpleNamespace(gpus=(gpu,), grants=self.grants))

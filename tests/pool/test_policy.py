@@ -41,6 +41,7 @@ def test_the_example_says_everything() -> None:
     assert policy.groups == {"students": students}
     assert policy.users == {"alice": UserQuota(gpus=8)}
     assert (policy.half_life_seconds, policy.admin_groups) == (86400.0, ("aliquot-admin",))
+    assert policy.worker_processes == 8192
 
 
 def test_an_empty_file_decides_nothing(file: Path) -> None:
@@ -54,6 +55,7 @@ def test_an_empty_file_decides_nothing(file: Path) -> None:
         ("[queues.a]\nweight = ]", "line 2"),
         ("[queues", "line 1"),
         ("queues = 1", "queues: is not a table"),
+        ("[workers]\nprocesses = 0", "workers.processes: 0 is less than 1"),
         ("[queues.a]\nwieght = 2", "queues.a.wieght: is unknown"),
         ("[queues.a]\nweight = 0", "queues.a.weight: must be more than 0"),
         ("[queues.a]\nquota = -1", "queues.a.quota: -1 is less than 0"),

@@ -27,6 +27,7 @@ import aliquot
 from aliquot.devices import native_dir
 from aliquot.model import format_count
 from aliquot.model.errors import InstallationError
+from aliquot.pool import pool_cgroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,6 +40,7 @@ PAM = Path("etc/pam.d/aliquot")
 SETTINGS = Path("etc/aliquot/pool.toml")
 
 _SYSTEMD = Path("/run/systemd/system")
+_SUBGROUP_SYSTEMD = 254  # the first version that knows DelegateSubgroup=
 _UNIT = """\
 [Unit]
 Description={description}
@@ -141,9 +143,26 @@ def unit_texts(target: InstallTarget) -> dict[str, str]:
             description="Aliquot's pool: the queue of jobs on this machine's GPUs",
             after=f"\nAfter={UNITS[0]}\nWants={UNITS[0]}",
             command=told[UNITS[1]],
-            more="# Each worker gets a cgroup below the pool's.\nDelegate=yes\n",
+            more=_delegation(),
         ),
     }
+
+
+def _delegation() -> str:
+    """What the unit of the pool says about cgroups. Without a subgroup the pool makes its own."""
+    lines = "# The pool and each worker get a cgroup below the service's.\nDelegate=yes\n"
+    known = _systemd_version() >= _SUBGROUP_SYSTEMD
+    return f"{lines}DelegateSubgroup={pool_cgroup.NAME}\n" if known else lines
+
+
+def _systemd_version() -> int:
+    """The version of this machine's systemd; 0 if it has none."""
+    systemctl = shutil.which("systemctl")
+    if systemctl is None:
+        return 0
+    told = subprocess.run([systemctl, "--version"], capture_output=True, text=True, check=False)
+    found = re.match(r"systemd (\d+)", told.stdout)
+    return int(found[1]) if found else 0
 
 
 def check_folders(path: Path, top: Path) -> None:

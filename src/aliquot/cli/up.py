@@ -17,6 +17,7 @@ from aliquot.devices import check_version, parse_shape
 from aliquot.model import format_count
 from aliquot.model.errors import AliquotError, NotOwnerError, StateError
 from aliquot.placement.elastic.resize import Rules
+from aliquot.pool import pool_cgroup
 from aliquot.pool.client import NoPoolError, PoolClient, SeveralPoolsError, connect
 from aliquot.pool.directory import directory_of, prepare
 from aliquot.pool.up import bring_up, check_may_bring_up
@@ -142,7 +143,7 @@ def down(simulate: str | None) -> None:
 
 
 def _stop(client: PoolClient, pid: int) -> None:
-    if unit := _unit(pid):
+    if unit := unit_of(pid):
         raise AliquotError(
             f"the pool of {client.directory} (pid {pid}) is run by systemd",
             f"Stop it with: sudo systemctl stop {unit}",
@@ -174,12 +175,12 @@ def _stop(client: PoolClient, pid: int) -> None:
         os.close(handle)
 
 
-def _unit(pid: int) -> str | None:
+def unit_of(pid: int) -> str | None:
     """The systemd service that a process is in; None: it is in none."""
     try:
         groups = Path(f"/proc/{pid}/cgroup").read_text("utf-8")
         own = Path("/proc/self/cgroup").read_text("utf-8")
     except OSError:
         return None
-    unit = groups.strip().rpartition("/")[2]
+    unit = groups.strip().removesuffix(f"/{pool_cgroup.NAME}").rpartition("/")[2]
     return unit if unit.endswith(".service") and groups != own else None

@@ -6,7 +6,7 @@
 - `api`: the HTTP API on a Unix socket.
 - `arbiter_limits`: limits of users, as the arbiter reads them.
 - `capacity`: which GPUs would be free after a change.
-- `cgroup`: a cgroup for one worker, which ends what the worker left behind.
+- `cgroup`: a cgroup for one worker: it limits its processes and ends what it left behind.
 - `client`: the API's client, for the commands.
 - `controller`: the loop that observes, steps and applies every job, and decides their sizes.
 - `details`: GPUs, processes and logs of a job's workers, for `aliquot describe`.
@@ -24,7 +24,8 @@
 - `new_jobs`: the jobs that a pool makes of a submission, and what it refuses.
 - `past_use`: what users have used of the GPUs.
 - `peers`: who is at the other end of a socket.
-- `policy`: what an admin decides: queues, limits of users, fair share.
+- `policy`: what an admin decides: queues, limits, fair share.
+- `pool_cgroup`: the pool's own cgroup, beside those of its workers, so that these have limits.
 - `preview`: what `aliquot run` would do now.
 - `processes`: processes by PID and start time.
 - `progress`: the speed that workers report, and how long a job rests after a resize.

@@ -1,6 +1,7 @@
 """A cgroup for one worker: whatever the worker starts, also a daemon, ends with it.
 
-It lies below the cgroup of this process, in the hierarchy of version 2. Where none can be made
+It lies beside the pool's own (`pool_cgroup`), in the hierarchy of version 2, and where that is
+possible it limits how many processes and threads the worker can have. Where none can be made
 (version 1 alone, a user without a delegated cgroup) a worker has none, and its supervisor ends
 what the worker left behind, as long as the supervisor itself lives.
 """
@@ -16,20 +17,60 @@ from contextlib import suppress
 from pathlib import Path
 
 END_SECONDS = 10.0
+PREFIX = "aliquot-"
+
+_LIMIT, _EVENTS = "pids.max", "pids.events"
 
 
-def create(folder: Path) -> Path | None:
-    """Create the cgroup of the worker in this slot's folder; None if that is not possible."""
-    above = _own()
-    if above is None:
-        return None
+def create(folder: Path, above: Path, processes: int | None) -> Path | None:
+    """Create the cgroup of the worker in this slot's folder; None if that is not possible.
+
+    `processes` is how many processes and threads it can have; None: as many as it likes.
+    """
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
-    path = above / f"aliquot-{digest}"
+    path = above / f"{PREFIX}{digest}"
     try:
         path.mkdir(exist_ok=True)
     except OSError:
         return None
+    if processes is not None:
+        limit(path, processes)
     return path
+
+
+def limit(path: Path, processes: int) -> None:
+    """Limit the processes and threads of a cgroup, if it has the controller for that.
+
+    Those that it has keep running, also if they are more.
+    """
+    with suppress(OSError):
+        (path / _LIMIT).write_text(str(processes), "ascii")
+
+
+def reached_limit(path: Path) -> str | None:
+    """That processes were refused because a cgroup has as many as it can have; None: none were."""
+    try:
+        refused = _refused((path / _EVENTS).read_text("ascii"))
+        most = (path / _LIMIT).read_text("ascii").strip()
+    except OSError:
+        return None
+    if not refused or not most.isdecimal():
+        return None
+    return f"it reached its limit of {most} processes and threads"
+
+
+def wait_for_refusal(path: Path) -> None:
+    """Wait until a process is refused, or the cgroup has no limit or has ended."""
+    with suppress(OSError), (path / _EVENTS).open("r", encoding="ascii") as events:
+        poll = select.poll()
+        poll.register(events, select.POLLPRI)
+        while not _refused(events.read()):
+            poll.poll()
+            events.seek(0)
+
+
+def _refused(events: str) -> bool:
+    return any(line.startswith("max ") and line != "max 0" for line in events.splitlines())
 
 
 def enter(path: Path) -> bool:
@@ -76,7 +117,7 @@ def _wait_for_change(path: Path) -> None:
         poll.poll(50)
 
 
-def _own() -> Path | None:
+def own() -> Path | None:
     """The folder of this process's cgroup of version 2."""
     try:
         lines = Path("/proc/self/cgroup").read_text("utf-8").splitlines()

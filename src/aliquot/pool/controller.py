@@ -448,6 +448,7 @@ class PoolController:
         policy = self.policies.policy
         self.access = Access(os.geteuid(), group_ids(*policy.admin_groups))
         self._publish_policy = self.directory.shared and self.policies.path is not None
+        self.workers.limit_processes(policy.worker_processes)
 
     def _follow_groups(self) -> None:
         """Tell the arbiter now and then who is in the groups; their server may answer slowly."""

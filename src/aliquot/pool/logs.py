@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from bisect import bisect_right
 from contextlib import suppress
@@ -75,9 +76,14 @@ class RankLog:
         self._begins = max(_older(path), default=0)
         self._times = open_log(times_path(path), uid)
         self._timed = (0, 0.0)
+        self._lock = threading.Lock()
 
     def write(self, content: bytes) -> None:
-        """Append; never fails."""
+        """Append; never fails. Threads write one after another."""
+        with self._lock:
+            self._write(content)
+
+    def _write(self, content: bytes) -> None:
         with suppress(OSError):
             self._add_time(time.time())
         if self._missing:

@@ -1,4 +1,4 @@
-"""What an admin decides about a pool, in one TOML file: queues, limits of users, fair share.
+"""What an admin decides about a pool, in one TOML file: queues, limits, fair share.
 
 `EXAMPLE` is such a file, with everything that it can say. The file is read again when it has
 changed. An invalid file changes nothing: the error names the line of a syntax error, and otherwise
@@ -75,6 +75,7 @@ class PoolPolicy:
     groups: Mapping[str, UserQuota] = field(default_factory=dict)
     half_life_seconds: float = HALF_LIFE_SECONDS
     admin_groups: tuple[str, ...] = (ADMIN_GROUP,)
+    worker_processes: int | None = None  # None: as `pool_cgroup` chooses
 
     def quota_of(self, name: str, uid: int, groups: frozenset[str]) -> UserQuota:
         """The limits of a user: its own, else those of its first group in the file, else all's.
@@ -212,8 +213,8 @@ class _Table:
             raise self.fail(name, f"{found} is less than {least:g}")
         return float(found)
 
-    def whole(self, name: str, most: int = 1 << 20) -> int | None:
-        found = self.number(name, 0, whole=True)
+    def whole(self, name: str, most: int = 1 << 20, least: int = 0) -> int | None:
+        found = self.number(name, least, whole=True)
         if found is not None and found > most:
             raise self.fail(name, f"{found:g} is more than {most}")
         return None if found is None else int(found)
@@ -270,8 +271,9 @@ def _policy(content: _Table) -> PoolPolicy:
             "half_life", HALF_LIFE_SECONDS
         ),
         admin_groups=(admins := content.table("admins")).texts("groups") or (ADMIN_GROUP,),
+        worker_processes=(workers := content.table("workers")).whole("processes", 1 << 22, least=1),
     )
-    for table in (limits, share, admins, content):
+    for table in (limits, share, admins, workers, content):
         table.end()
     return found
 

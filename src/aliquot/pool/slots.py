@@ -138,6 +138,7 @@ class SlotFolder:
             WorkerPhase.ENDED,
             code=end.get("code"),
             unrunnable=end.get("unrunnable"),
+            note=end.get("note", ""),
             ready=read_ready(self.worker) is not None,
             ended_at=path.stat().st_mtime,
         )

@@ -3,10 +3,11 @@
 The pool has threads and serves users. It forks no process that runs with a user's rights: it asks
 the spawner, over a pair of sockets. A request is one JSON object, {"module", "folder", "log",
 "uid"}: start that module for that slot, with its errors in that log of that user. The answer is
-{} with a pidfd of the process, or {"error"}.
+{} with a pidfd of the process, or {"error"}. An empty request ends the spawner.
 
-What the spawner has started outlives it and the pool. When the pool is gone, the spawner ends. If
-the spawner dies, the pool notices at its next request and starts another one.
+What the spawner has started outlives it and the pool. If the pool dies, the spawner lets the next
+one in (`pool_cgroup`) and ends. If the spawner dies, the pool notices at its next request and
+starts another one.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.model.errors import StateError
 from aliquot.pool.logs import open_log
+from aliquot.pool.pool_cgroup import release
 from aliquot.pool.processes import python_module
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
+
+    from aliquot.pool.pool_cgroup import WorkerCgroups
 
 _LARGEST = 1 << 16
 _ANSWER_SECONDS = 30.0
@@ -62,8 +66,8 @@ class Spawned:
 class Spawner:
     """The pool's side: starts the spawner, and another one if it has died."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = dict(environment)
+    def __init__(self, environment: Mapping[str, str], cgroups: WorkerCgroups) -> None:
+        self._environment, self._cgroups = dict(environment), cgroups
         self._files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the pool raises it
         self._process, self._socket = self._start()
 
@@ -87,6 +91,8 @@ class Spawner:
 
     def close(self) -> None:
         """End the spawner; what it started keeps running."""
+        with suppress(OSError):
+            self._socket.send(b"{}")
         self._socket.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_RETRY_SECONDS)
@@ -96,9 +102,10 @@ class Spawner:
     def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(_ANSWER_SECONDS)
+        blocked = str(self._cgroups.above) if self._cgroups.blocked else ""
         with theirs:
             process = subprocess.Popen(
-                python_module(__name__, str(theirs.fileno()), str(self._files)),
+                python_module(__name__, str(theirs.fileno()), str(self._files), blocked),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 cwd="/",
@@ -120,19 +127,31 @@ class Spawner:
         return Spawned(handles[0], time.monotonic())
 
 
-def main(connection: socket.socket) -> None:
-    """Start processes on request until the pool is gone."""
+def main(connection: socket.socket, blocked: str) -> None:
+    """Start processes on request until the pool is gone.
+
+    `blocked` is the cgroup that the next pool must be able to enter, if this one was killed.
+    """
     signal.signal(signal.SIGCHLD, lambda *_: _reap())
-    while content := connection.recv(_LARGEST):
-        try:
-            handle = _spawn(json.loads(content))
-        except OSError as error:
-            connection.send(json.dumps({"error": str(error)}).encode())
-            continue
-        try:
-            socket.send_fds(connection, [b"{}"], [handle])
-        finally:
-            os.close(handle)
+    with suppress(ConnectionError):  # the pool died as it was answered
+        while content := connection.recv(_LARGEST):
+            if not (request := json.loads(content)):
+                return
+            _answer(connection, request)
+    if blocked:
+        release(Path(blocked))
+
+
+def _answer(connection: socket.socket, request: dict[str, Any]) -> None:
+    try:
+        handle = _spawn(request)
+    except OSError as error:
+        connection.send(json.dumps({"error": str(error)}).encode())
+        return
+    try:
+        socket.send_fds(connection, [b"{}"], [handle])
+    finally:
+        os.close(handle)
 
 
 def _spawn(request: dict[str, Any]) -> int:
@@ -171,4 +190,4 @@ def _limit_files(soft: int) -> None:
 if __name__ == "__main__":
     _limit_files(int(sys.argv[2]))
     with suppress(KeyboardInterrupt), socket.socket(fileno=int(sys.argv[1])) as pair:
-        main(pair)
+        main(pair, sys.argv[3])

@@ -6,6 +6,7 @@ each worker is a supervisor, not the pool. A supervisor
 - takes its slot by creating the file `owner`, which only one process can; any other one exits;
 - runs the command of the file `launch` in a new session and, if that is possible, in a cgroup of
   its own, and copies its output into the log of its rank (`logs`), which keeps the end;
+- says there, and in `end`, if the command could start no more processes;
 - in root's pool stays root, and runs the command with the rights of the job's user (`account`);
 - passes SIGTERM on to the command's process group, and on SIGUSR1 kills all descendants;
 - when the command has ended, kills the processes it left behind (by their cgroup, and as their
@@ -63,7 +64,7 @@ def main(folder: Path) -> None:
         Path(end).unlink()
         return
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    group = _make_cgroup(folder)
+    group = _make_cgroup(folder, launch)
     try:
         with _rights(launch, umask) as rights:
             outcome = _run(folder, launch, rights, group)
@@ -91,7 +92,11 @@ def _run(
     os.close(output_end)
     copying = threading.Thread(target=_copy, args=(output, log), daemon=True)
     copying.start()
+    if group is not None:
+        threading.Thread(target=_tell_limit, args=(group, log), daemon=True).start()
     outcome = _wait_for_end(child, error_pipe, group)
+    if group is not None and (note := cgroup.reached_limit(group)):
+        outcome["note"] = note
     _kill_orphans(group)
     copying.join(_LAST_OUTPUT_SECONDS)
     return outcome
@@ -117,8 +122,12 @@ def _rights(launch: dict[str, Any], umask: int) -> Iterator[Rights]:
         yield Rights(account, inherited)
 
 
-def _make_cgroup(folder: Path) -> Path | None:
-    group = cgroup.create(folder)
+def _make_cgroup(folder: Path, launch: dict[str, Any]) -> Path | None:
+    own = cgroup.own()  # where the pool is, if it is of an earlier version and does not tell
+    told = launch.get("cgroup") or {"above": own and str(own), "processes": None}
+    if told["above"] is None:
+        return None
+    group = cgroup.create(folder, Path(told["above"]), told["processes"])
     if group is not None:
         write_json(folder / CGROUP, {"path": str(group)})
     return group
@@ -146,6 +155,13 @@ def _log(folder: Path, uid: int) -> RankLog:
 def _copy(output: int, log: RankLog) -> None:
     while content := os.read(output, _CHUNK):
         log.write(content)
+
+
+def _tell_limit(group: Path, log: RankLog) -> None:
+    """Say in the log why the command can start no more processes, when that happens."""
+    cgroup.wait_for_refusal(group)
+    if note := cgroup.reached_limit(group):
+        log.write(f"[aliquot: this worker cannot start more: {note}]\n".encode())
 
 
 def _start_command(

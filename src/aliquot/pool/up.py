@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.model import Admission, format_count
 from aliquot.model.errors import ArbiterError
-from aliquot.pool import api
+from aliquot.pool import api, pool_cgroup
 from aliquot.pool.admission import RunAdmission
 from aliquot.pool.arbiter_limits import write_limits
 from aliquot.pool.controller import PoolController
@@ -46,7 +46,9 @@ def bring_up(
     prepare(directory)
     lock = lock_directory(directory)
     runtime = prepare_runtime(directory)
-    spawner = Spawner({**os.environ, **runtime.driver.variables})  # before the first thread
+    cgroups = pool_cgroup.settle()
+    # Before the first thread.
+    spawner = Spawner({**os.environ, **runtime.driver.variables}, cgroups)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for connections of all users
     try:
@@ -56,7 +58,7 @@ def bring_up(
         pool = PoolController(
             directory,
             JobStore(directory.database),
-            LocalWorkers(directory, runtime, spawner),
+            LocalWorkers(directory, runtime, spawner, cgroups),
             rules,
             policies,
             say,
@@ -64,6 +66,7 @@ def bring_up(
         _serve(pool, say)
     finally:
         spawner.close()
+        cgroups.release()
         os.close(lock)
 
 
@@ -100,6 +103,8 @@ def _serve(pool: PoolController, say: Callable[[str], None]) -> None:
             "users can get GPUs past this pool: its arbiter runs with --admission users."
             " The services of aliquot install have one with --admission pool"
         )
+    if pool.directory.shared and (why := pool.workers.unlimited):
+        say(f"a worker can start as many processes as it likes: {why}")
     try:
         pool.run()
     finally:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from aliquot.model.job import Job
     from aliquot.model.job_state import ObservedWorker
     from aliquot.pool.directory import PoolDirectory
+    from aliquot.pool.pool_cgroup import WorkerCgroups
     from aliquot.pool.spawner import Spawned, Spawner
     from aliquot.pool.store import StoredJob
     from aliquot.slices.control import Status
@@ -57,8 +58,16 @@ class Runtime:
 class LocalWorkers:
     """All slots of all jobs on this machine."""
 
-    def __init__(self, directory: PoolDirectory, runtime: Runtime, spawner: Spawner) -> None:
+    def __init__(
+        self,
+        directory: PoolDirectory,
+        runtime: Runtime,
+        spawner: Spawner,
+        cgroups: WorkerCgroups,
+    ) -> None:
         self._directory, self._runtime, self._spawner = directory, runtime, spawner
+        self._cgroups = cgroups
+        self._processes: int | None = None
         self._refused: dict[int, tuple[int, str]] = {}
         self._done: set[tuple[int, Slot, object]] = set()
         self._supervisors: dict[tuple[int, Slot], Spawned] = {}
@@ -102,6 +111,15 @@ class LocalWorkers:
                 if not one.busy:
                     one.close()
                     del children[key]
+
+    @property
+    def unlimited(self) -> str | None:
+        """Why a worker can start as many processes as it likes; None: it has a limit."""
+        return self._cgroups.unlimited
+
+    def limit_processes(self, most: int | None) -> None:
+        """Limit the processes and threads of each worker, also of those that run."""
+        self._processes = self._cgroups.limit(most)
 
     def forget(self, number: int) -> None:
         """Forget a finished job."""
@@ -225,6 +243,10 @@ class LocalWorkers:
                 "name": stored.owner.name,
             },
             "driver": {"cuda": str(runtime.driver.cuda), "nvml": str(runtime.driver.nvml)},
+            "cgroup": {
+                "above": self._cgroups.above and str(self._cgroups.above),
+                "processes": self._processes,
+            },
         }
 
     def _variables(self, stored: StoredJob, slot: Slot) -> dict[str, str]:
