@@ -9,6 +9,7 @@
 #include "mapping.h"
 #include "measure.h"
 #include "options.h"
+#include "residence.h"
 #include "tenants.h"
 #include "unjoined.h"
 
@@ -86,6 +87,7 @@ static void on_snapshot(struct observer *observer, unsigned gpu)
 	struct arbiter *arbiter = CONTAINER(observer, struct arbiter, observer);
 	cleanup_on_snapshot(arbiter, gpu);
 	unjoined_on_snapshot(arbiter, gpu);
+	residence_on_snapshot(arbiter, gpu);
 }
 
 static bool start(struct arbiter *arbiter, const struct options *options, struct failure *failure)

@@ -1,5 +1,7 @@
 #include "capacity.h"
 
+#include "residence.h"
+
 #include <stdio.h>
 
 /* The grant's slice of that GPU, or NULL: it has none, or is parked. */
@@ -20,16 +22,23 @@ static uint32_t share_of(const struct aliquot_slice_limits *slice)
 	return atomic_load(&slice->compute_percent);
 }
 
+/* What the grant has of that GPU. */
+static uint64_t bytes_on(const struct grant *grant, const struct gpu *gpu)
+{
+	uint64_t sum = 0;
+	bool parked = grant_state(grant) == ALIQUOT_GRANT_PARKED;
+	for (uint32_t i = 0; grant->limits && i < grant->slice_count; i++)
+		if (grant->gpus[i] == gpu)
+			sum += parked ? residence_staying_bytes(grant)
+			              : atomic_load(&grant->limits->slices[i].limit_bytes);
+	return sum;
+}
+
 uint64_t capacity_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu)
 {
 	uint64_t sum = 0;
-	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next) {
-		if (grant_state(grant) == ALIQUOT_GRANT_PARKED)
-			continue;
-		for (uint32_t i = 0; grant->limits && i < grant->slice_count; i++)
-			if (grant->gpus[i] == gpu)
-				sum += atomic_load(&grant->limits->slices[i].limit_bytes);
-	}
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		sum += bytes_on(grant, gpu);
 	return sum;
 }
 
@@ -44,10 +53,9 @@ bool capacity_check_gpu(const struct gpu *gpu, uint64_t bytes, struct failure *f
 bool capacity_check_memory(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,
                            const struct grant *except, struct failure *failure)
 {
-	const struct aliquot_slice_limits *own = slice_on(except, gpu);
 	uint64_t granted = capacity_granted_bytes(arbiter, gpu);
-	if (own)
-		granted -= atomic_load(&own->limit_bytes);
+	if (except)
+		granted -= bytes_on(except, gpu);
 	uint64_t free = granted < gpu->memory_bytes ? gpu->memory_bytes - granted : 0;
 	if (bytes <= free)
 		return true;

@@ -1,7 +1,8 @@
 /* Whether a GPU has enough free capacity: the checks that `make`, `resize` and `set-state` share.
  *
  * `except` is a grant whose own slice does not count: it asks to grow, or to leave the parked state.
- * NULL: the grant does not exist yet. Slices of parked grants never count. Each check returns false
+ * NULL: the grant does not exist yet. Slices of parked grants never count, only what a swappable grant leaves
+ * on its GPU (residence.h). Each check returns false
  * and fills `failure` if the request does not fit.
  *
  * users.h has the limits of one user over all GPUs.
@@ -12,7 +13,7 @@
 #include "control_parse.h"
 #include "grant.h"
 
-/* Bytes of that GPU in the limits of all grants that are not parked. */
+/* Bytes of that GPU in the limits of all grants that are not parked, and what parked ones have left there. */
 uint64_t capacity_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu);
 
 /* Whether the slice fits the GPU if no other slice is on it. */

@@ -160,14 +160,24 @@ static bool answer_resize(struct connection *connection, const struct control_re
 	return true;
 }
 
-static bool answer_set_state(struct connection *connection, const struct control_request *request,
-                             struct failure *failure)
+static void on_staying(struct observer_wait *wait, bool answered);
+
+/* Whether the reply is sent when NVML has said what the grant leaves on its GPU. */
+static bool await_staying(struct connection *connection, const struct grant *grant,
+                          enum aliquot_grant_state state)
 {
-	if (!is_privileged(connection)) /* while gates are open no compute limit holds */
-		return failure_set(failure, "not-allowed",
-		                   "only root and the arbiter's user may change the state of a grant");
-	struct grant *grant = grant_to_change(connection, request, failure);
-	if (!grant || !grant_state_set(grant, request->grant_state, failure))
+	if (state != ALIQUOT_GRANT_PARKED || grant_state(grant) == state ||
+	    !residence_needs_snapshot(grant))
+		return false;
+	observer_wait(&connection->arbiter->observer, &connection->fresh,
+	              UINT64_C(1) << grant_gpu_number(grant, 0), 0, on_staying);
+	return true;
+}
+
+static bool set_state(struct connection *connection, struct grant *grant,
+                      const struct control_request *request, struct failure *failure)
+{
+	if (!grant_state_set(grant, request->grant_state, failure))
 		return false;
 	json_open(&connection->reply, NULL, '{');
 	json_string(&connection->reply, "name", request->name);
@@ -175,6 +185,19 @@ static bool answer_set_state(struct connection *connection, const struct control
 	            enum_name(&enum_names_grant_state, request->grant_state));
 	json_close(&connection->reply, '}');
 	return true;
+}
+
+static bool answer_set_state(struct connection *connection, const struct control_request *request,
+                             struct failure *failure)
+{
+	if (!is_privileged(connection)) /* while gates are open no compute limit holds */
+		return failure_set(failure, "not-allowed",
+		                   "only root and the arbiter's user may change the state of a grant");
+	struct grant *grant = grant_to_change(connection, request, failure);
+	if (!grant)
+		return false;
+	return await_staying(connection, grant, request->grant_state) ||
+	       set_state(connection, grant, request, failure);
 }
 
 static bool answer_move(struct connection *connection, const struct control_request *request,
@@ -272,6 +295,23 @@ static void on_fresh(struct observer_wait *wait, bool answered)
 	uint64_t begun = callers_time_ns();
 	status_write(connection->arbiter, connection->uid, &connection->reply);
 	callers_charge(connection->caller, callers_time_ns() - begun);
+	json_end(&connection->reply);
+	send_reply(connection);
+}
+
+/* Parks the grant; it may have ended or changed meanwhile. */
+static void on_staying(struct observer_wait *wait, bool answered)
+{
+	struct connection *connection = CONTAINER(wait, struct connection, fresh);
+	struct failure failure = {.reader = connection->uid};
+	struct control_request request;
+	const char *wrong;
+	control_parse(connection->request, connection->request_used - 1, &request, &wrong);
+	struct grant *grant = grant_to_change(connection, &request, &failure);
+	if (grant)
+		residence_take_staying(grant, answered);
+	if (!grant || !set_state(connection, grant, &request, &failure))
+		reply_failure(&connection->reply, &failure);
 	json_end(&connection->reply);
 	send_reply(connection);
 }

@@ -19,7 +19,8 @@
  * which names another user has.
  *
  * A grant is active, switching or parked (enum aliquot_grant_state). The record stores that state, so
- * it outlives the arbiter. The slices of a parked grant count for nothing, and no process can join.
+ * it outlives the arbiter. The slices of a parked grant count for nothing, and no process can join. What a
+ * swappable grant leaves on its GPU counts (residence.h).
  *
  * A grant whose files fail their check is broken. No process can join it, its own processes are left
  * alone, and its memory stays counted if the record can be read.
@@ -50,6 +51,7 @@ struct grant_record {
 	char together[ALIQUOT_NAME_SIZE]; /* grants of one owner with the same name hold GPUs together;
 	                                     empty: this grant holds its GPUs by itself */
 	struct neighbours neighbours;
+	uint64_t staying_bytes; /* on the GPU while the grant is parked: residence.h */
 };
 
 /* "UID:NAME" */

@@ -6,7 +6,7 @@
  * is allowed too.
  *
  * Guarantees. To leave the parked state all slices need free memory and compute, as the slices of a
- * new grant do; otherwise nothing changes. Every other step succeeds, also one to the present state.
+ * new grant do, beyond what a swappable grant has left on its GPU; otherwise nothing changes. Every other step succeeds, also one to the present state.
  * While a grant is not active its gates are open, and driver_bytes stay as they were last measured,
  * because NVML does not list a frozen process.
  */

@@ -3,6 +3,7 @@
 #include "aliquot/ledger.h"
 #include "context_sizes.h"
 #include "findings.h"
+#include "residence.h"
 #include "unjoined.h"
 
 #define PERIOD_NS (500 * MILLISECOND_NS)
@@ -85,10 +86,12 @@ static void record_driver_bytes(struct process *process, uint32_t slice, uint64_
 	grant_publish(process->grant, process->slot);
 }
 
-/* NVML does not list a frozen process; after the thaw it has what it had. */
+/* NVML does not list a frozen process, and reports less for one whose memory is away; afterwards it has what
+ * it had. */
 static bool can_be_measured(struct grant *grant)
 {
-	return grant_check(grant) && grant_state(grant) == ALIQUOT_GRANT_ACTIVE;
+	return grant_check(grant) && grant_state(grant) == ALIQUOT_GRANT_ACTIVE &&
+	       !residence_is_away(grant);
 }
 
 /* Takes the figure from the newest snapshot, which is newer than the request. */

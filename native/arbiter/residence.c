@@ -27,6 +27,55 @@ bool residence_is_swappable(const struct grant *grant)
 	return grant->limits && atomic_load(&grant->limits->slices[0].swap);
 }
 
+bool residence_is_away(const struct grant *grant)
+{
+	return residence_is_swappable(grant) && wanted(grant) & ALIQUOT_ON_HOST;
+}
+
+uint64_t residence_staying_bytes(const struct grant *grant)
+{
+	bool stays = residence_is_swappable(grant) && grant->process_count;
+	return stays ? grant->record->staying_bytes : 0;
+}
+
+bool residence_needs_snapshot(const struct grant *grant)
+{
+	return residence_is_swappable(grant) && grant->process_count && grant->gpus[0];
+}
+
+/* What its processes use of the GPU; UINT64_MAX: NVML does not know. */
+static uint64_t used_bytes(const struct grant *grant, const struct gpu_snapshot *snapshot)
+{
+	uint64_t sum = grant->unjoined_bytes[0];
+	for (uint32_t slot = 0; slot < grant->process_end; slot++) {
+		const struct process *process = grant->processes[slot];
+		const struct gpu_client *client = process ? gpu_client_find(snapshot, process->pid) : NULL;
+		if (client && client->bytes == NVML_UNKNOWN_BYTES)
+			return UINT64_MAX;
+		sum += client ? client->bytes : 0;
+	}
+	return sum;
+}
+
+void residence_take_staying(struct grant *grant, bool answered)
+{
+	const struct gpu_snapshot *snapshot = NULL;
+	if (answered && grant->gpus[0])
+		snapshot = observer_latest(&grant->arbiter->observer, grant_gpu_number(grant, 0));
+	uint64_t bytes = snapshot && snapshot->told ? used_bytes(grant, snapshot) : UINT64_MAX;
+	if (bytes == UINT64_MAX)
+		bytes = atomic_load(&grant->limits->slices[0].limit_bytes);
+	grant->record->staying_bytes = bytes;
+}
+
+void residence_on_snapshot(struct arbiter *arbiter, unsigned gpu)
+{
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		if (grant_state(grant) == ALIQUOT_GRANT_PARKED && residence_needs_snapshot(grant) &&
+		    grant_gpu_number(grant, 0) == gpu)
+			residence_take_staying(grant, true);
+}
+
 void residence_wake(const struct grant *grant)
 {
 	if (grant->view && residence_is_swappable(grant))
@@ -42,6 +91,10 @@ bool residence_set(struct grant *grant, bool on_host, struct failure *failure)
 		                   grant_name_for(grant, failure->reader));
 	if (on_host == !!(word & ALIQUOT_ON_HOST))
 		return true;
+	if (!on_host && grant_state(grant) == ALIQUOT_GRANT_PARKED)
+		return failure_set(failure, "parked",
+		                   "grant %s is parked: its memory can return when it is switching",
+		                   grant_name_for(grant, failure->reader));
 	word = (word & ~ALIQUOT_ON_HOST) + ONE_CHANGE + (on_host ? ALIQUOT_ON_HOST : 0);
 	atomic_store(&grant->limits->slices[0].residence, word);
 	grant_publish(grant, GRANT_NO_SLOT);

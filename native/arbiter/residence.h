@@ -3,6 +3,10 @@
  * The record has the wanted place and a count of the changes, so both outlive the arbiter. Programs sleep on
  * that word in `limits`, and write to their work pages what they have done about it.
  *
+ * A parked grant leaves contexts and fixed memory on its GPU. They count there (capacity.h) as NVML reports
+ * them, never by what a program says. The figure is taken before the grant is parked, and from every later
+ * snapshot. Where NVML does not report it, the whole slice counts.
+ *
  * Guarantees: a change is in the record before a program sees it. Whatever a program writes to its page, it
  * does not say more than the program has been charged.
  */
@@ -16,13 +20,31 @@
 bool residence_is_swappable(const struct grant *grant);
 
 /* Wants the memory on the host or on the GPU; does nothing if that is wanted already. False: the grant is
- * not swappable. It answers before the memory has moved. */
+ * not swappable, or it is parked and its memory shall come back: there may be no room. It answers before
+ * the memory has moved. */
 bool residence_set(struct grant *grant, bool on_host, struct failure *failure);
+
+/* Whether the memory shall be on the host: then NVML reports less than the ledger. */
+bool residence_is_away(const struct grant *grant);
+
+/* What the grant has of its GPU while it is parked. */
+uint64_t residence_staying_bytes(const struct grant *grant);
+/* Whether a new snapshot is needed before that grant can be parked: it is swappable and has processes. */
+bool residence_needs_snapshot(const struct grant *grant);
+/* Takes what its processes use from the newest snapshot; `answered`: it is new. */
+void residence_take_staying(struct grant *grant, bool answered);
+/* There is a new snapshot of that GPU. */
+void residence_on_snapshot(struct arbiter *arbiter, unsigned gpu);
 
 /* Wakes programs that sleep on the word: an arbiter may have been killed after it wrote the record. */
 void residence_wake(const struct grant *grant);
 
-/* Writes `swap`, `residence` and `moves` of a grant, members of the object that is open. */
+/* Writes members of the object that is open:
+ *
+ *   swap           whether its memory can leave the GPU
+ *   residence      host or gpu: where it shall be; null without swap
+ *   moves          how often that has changed
+ */
 void residence_write(const struct grant *grant, struct json *out);
 
 /* Writes what a process says of its memory; nothing if its grant is not swappable.

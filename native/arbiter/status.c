@@ -240,6 +240,8 @@ static void write_grant(struct grant *grant, bool visible, struct json *out)
 	json_string(out, "together", *together ? together : NULL);
 	write_neighbours(grant, visible, out);
 	residence_write(grant, out);
+	bool parked = grant_state(grant) == ALIQUOT_GRANT_PARKED;
+	json_number(out, "staying_bytes", parked ? residence_staying_bytes(grant) : 0);
 	json_string(out, "broken", *grant->broken ? grant->broken : NULL);
 	if (visible)
 		unjoined_write(grant, out);

@@ -94,6 +94,8 @@ class Model:
         if not grant.swap:
             return "not-swappable"
         on_host = place == "host"
+        if grant.state == "parked" and grant.on_host and not on_host:
+            return "parked"
         grant.moves += grant.on_host != on_host
         grant.on_host = on_host
         return "done"

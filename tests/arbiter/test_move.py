@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import platform
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from arbiter import wire
 from arbiter.rig import GPU, OTHER_GPU
+from arbiter.test_make import USABLE
 from arbiter.test_users import ALICE, as_user, shared
 from support import GIB, wait_until
 from users import needs_root
@@ -20,9 +22,10 @@ from users import needs_root
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from arbiter.rig import Arbiter, Owner
+    from arbiter.rig import Arbiter, Machine, Owner, Tenant
 
     Owners = Callable[..., Owner]
+    Tenants = Callable[[Path], Tenant]
 
 __all__ = ["shared"]  # a fixture
 
@@ -153,6 +156,127 @@ class TestStatus:
         holding.works[0].set("away_bytes", GIB)
         one = process(arbiter)
         assert (one["away_bytes"], one["fixed_bytes"]) == (GIB, GIB)
+
+
+class TestParked:
+    """What a parked grant leaves on its GPU counts there, as NVML reports it."""
+
+    def park(self, arbiter: Arbiter) -> None:
+        arbiter.set_state("switching")
+        arbiter.ask("move name=a to=host")
+        arbiter.set_state("parked")
+
+    def test_what_is_left_on_the_gpu_counts(self, arbiter: Arbiter, machine: Machine) -> None:
+        make(arbiter)
+        machine.list_process(os.getpid(), 3 * GIB)
+        self.park(arbiter)
+        assert arbiter.granted() == [3 * GIB, 0]
+        grant = arbiter.grant("a")
+        assert grant
+        assert grant["staying_bytes"] == 3 * GIB
+        rest = USABLE - 3 * GIB
+        answer = arbiter.ask(f"make name=b kept=1 slice={GPU},memory={rest + 1}")
+        assert answer["code"] == "no-capacity"
+        assert "grant" in arbiter.ask(f"make name=b kept=1 slice={GPU},memory={rest}")
+
+    def test_it_follows_every_measurement(self, arbiter: Arbiter, machine: Machine) -> None:
+        make(arbiter)
+        machine.list_process(os.getpid(), 3 * GIB)
+        self.park(arbiter)
+        for size in (5 * GIB, GIB):
+            machine.list_process(os.getpid(), size)
+            wait_until(lambda: arbiter.granted() == [size, 0])  # noqa: B023 - called here
+
+    def test_no_program_can_say_that_less_is_left(self, arbiter: Arbiter, machine: Machine) -> None:
+        holding = make(arbiter)
+        holding.hold(0, 7 * GIB)
+        machine.list_process(os.getpid(), 7 * GIB)
+        holding.works[0].set("away_bytes", 7 * GIB)
+        holding.works[0].set("residence", 3)
+        self.park(arbiter)
+        assert process(arbiter)["settled"]
+        assert arbiter.granted() == [7 * GIB, 0]
+
+    @pytest.mark.parametrize("why", ["unknown", "lists"])
+    def test_where_nvml_has_no_figure_the_whole_slice_counts(
+        self, arbiter: Arbiter, machine: Machine, why: str
+    ) -> None:
+        make(arbiter)
+        machine.list_process(os.getpid(), "unknown" if why == "unknown" else GIB)
+        machine.fail_lists(fail=why == "lists")
+        self.park(arbiter)
+        assert arbiter.granted() == [8 * GIB, 0]
+
+    def test_it_returns_where_the_rest_has_room(self, arbiter: Arbiter, machine: Machine) -> None:
+        make(arbiter)
+        machine.list_process(os.getpid(), 3 * GIB)
+        self.park(arbiter)
+        arbiter.ask(f"make name=b kept=1 slice={GPU},memory={USABLE - 8 * GIB + 1}")
+        answer = arbiter.ask("set-state name=a to=switching")
+        assert answer["code"] == "no-capacity"
+        assert f"has {8 * 1024 - 1} MiB free" in answer["error"]
+        arbiter.ask(f"resize name=b slice={GPU},memory={USABLE - 8 * GIB}")
+        arbiter.set_state("switching")
+        assert arbiter.granted() == [USABLE, 0]
+
+    def test_memory_does_not_return_before_there_is_room(self, arbiter: Arbiter) -> None:
+        holding = make(arbiter)
+        self.park(arbiter)
+        assert arbiter.ask("move name=a to=gpu")["code"] == "parked"
+        assert holding.limits.slice().residence == 3
+        arbiter.set_state("switching")
+        assert arbiter.ask("move name=a to=gpu")["residence"] == "gpu"
+
+    def test_it_is_in_the_record(self, arbiter: Arbiter, machine: Machine) -> None:
+        make(arbiter)
+        machine.list_process(os.getpid(), 3 * GIB)
+        self.park(arbiter)
+        arbiter.kill()
+        machine.fail_lists()
+        arbiter.start()
+        assert arbiter.granted()[0] == 3 * GIB
+
+    def test_nothing_is_left_of_a_program_that_has_ended(
+        self, arbiter: Arbiter, machine: Machine, tenants: Tenants
+    ) -> None:
+        tenant = tenants(Path(arbiter.ask(MAKE)["directory"]))
+        tenant.hello()
+        machine.list_process(tenant.pid, 3 * GIB)
+        self.park(arbiter)
+        assert arbiter.granted() == [3 * GIB, 0]
+        tenant.kill()
+        machine.drop_process(tenant.pid)
+        wait_until(lambda: arbiter.granted() == [0, 0])
+
+    def test_a_grant_without_swap_leaves_nothing(self, arbiter: Arbiter, machine: Machine) -> None:
+        make(arbiter, MAKE.replace(" swap=1", ""))
+        machine.list_process(os.getpid(), 3 * GIB)
+        arbiter.set_state("parked")
+        assert arbiter.granted() == [0, 0]
+
+    def test_driver_memory_is_not_measured_while_memory_is_away(
+        self, arbiter: Arbiter, machine: Machine
+    ) -> None:
+        holding = make(arbiter)
+        holding.hold(0, 4 * GIB)
+        machine.list_process(os.getpid(), 5 * GIB)
+        wait_until(lambda: holding.limits.slice().driver == GIB)
+        arbiter.ask("move name=a to=host")
+        machine.list_process(os.getpid(), GIB)
+        seen = machine.count_lists()
+        wait_until(lambda: machine.count_lists() > seen + 4)
+        assert holding.limits.slice().driver == GIB
+
+    def test_a_silent_nvml_does_not_keep_it_from_being_parked(
+        self, arbiter: Arbiter, machine: Machine
+    ) -> None:
+        make(arbiter)
+        machine.list_process(os.getpid(), GIB)
+        machine.hang()
+        self.park(arbiter)
+        assert arbiter.granted()[0] == 8 * GIB
+        machine.hang(hung=False)
+        wait_until(lambda: arbiter.granted()[0] == GIB)
 
 
 class TestRefused:

@@ -81,6 +81,21 @@ class TestPlans:
         with pytest.raises(NoCapacityError, match="frozen cannot return to GPU 0: it has the"):
             plan.put_back([parked])
 
+    def test_what_a_parked_grant_left_on_its_gpu_counts_once(self) -> None:
+        parked = replace(
+            make_grant("swapped", gpu0=70 * GIB), state=GrantState.PARKED, staying_bytes=10 * GIB
+        )
+        plan = MachinePlan((make_shared(0, granted=10 * GIB),), (parked,))
+        large = Request(memory=Amount(bytes=71 * GIB))
+        assert not plan.holds(large, 1)
+        assert plan.without(["swapped"]).holds(large, 1)
+        back = plan.put_back([parked])
+        assert (back.gpus[0].granted_bytes, len(back.grants)) == (70 * GIB, 2)
+        assert back.put_back([]).holds(Request(memory=Amount(bytes=10 * GIB)), 1)
+        plan, _ = plan.put(Request(memory=Amount(bytes=11 * GIB)), 1)
+        with pytest.raises(NoCapacityError, match="what swapped had is not free"):
+            plan.put_back([parked])
+
     def test_a_grant_that_is_alone_counts_as_its_whole_gpus(self) -> None:
         grant = make_grant("a", gpu0=8 * GIB, gpu1=8 * GIB)
         gpus = [make_shared(0), make_shared(1)]

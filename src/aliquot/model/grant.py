@@ -187,6 +187,7 @@ class Grant:
     cgroup: str | None = None  # of its container, if the arbiter knows it
     cgroup_is_told: bool = False  # not only learned from its processes
     residence: Residence | None = None
+    staying_bytes: int = 0  # while it is parked: what is left on its GPU
     unjoined: tuple[GpuProcess, ...] = ()  # what uses its GPUs in its cgroup and has not joined
 
     @property
@@ -233,7 +234,9 @@ class Grant:
         return tuple(part for part in self.slices if part.gpu_uuid == gpu_uuid)
 
     def bytes_on(self, gpu_uuid: str) -> int:
-        """The memory that it has of a GPU, used or not."""
+        """The memory that it has of a GPU, used or not; of a parked one, what it left there."""
+        if self.state is GrantState.PARKED:
+            return self.staying_bytes if gpu_uuid == self.slices[0].gpu_uuid else 0
         return sum(part.memory_bytes for part in self.slices_on(gpu_uuid))
 
     def reserved_percent_on(self, gpu_uuid: str) -> int:

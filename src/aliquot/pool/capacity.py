@@ -95,9 +95,23 @@ class MachinePlan:
         """The same with parked grants on the GPUs they had; NoCapacityError, with figures."""
         plan = self
         for grant in parked:
-            plan._check_is_free(grant)
-            plan = plan._with(_planned(grant.slices, grant))
+            plan = plan._without_left(grant)
+            plan._check_is_free(grant)  # noqa: SLF001 - of this class
+            plan = plan._with(_planned(grant.slices, grant))  # noqa: SLF001
         return plan
+
+    def _without_left(self, parked: Grant) -> MachinePlan:
+        """The same without what a parked grant has left on its GPU: it counts when it returns."""
+        if parked not in self.grants:
+            return self
+        gpus = (
+            replace(one, granted_bytes=one.granted_bytes - parked.bytes_on(one.gpu.uuid))
+            for one in self.gpus
+        )
+        nothing = replace(parked, staying_bytes=0)
+        return MachinePlan(
+            tuple(gpus), tuple(nothing if one == parked else one for one in self.grants)
+        )
 
     def take_back(self, grant: Grant) -> MachinePlan:
         """The same with a grant that was taken out of it; NoCapacityError, with figures."""

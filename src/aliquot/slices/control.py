@@ -489,6 +489,7 @@ def _grant(reply: dict[str, Any]) -> Grant:
         created=reply["created"],
         broken=reply["broken"],
         residence=_residence(reply),
+        staying_bytes=reply.get("staying_bytes", 0),
         cgroup=reply.get("cgroup"),
         cgroup_is_told=reply.get("cgroup_is_told", False),
         unjoined=_processes(reply.get("unjoined", [])),
